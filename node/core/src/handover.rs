@@ -1,0 +1,68 @@
+//! What the parts of the node hand to each other.
+//!
+//! Data flow one way: enrolment finds out who this node is, the control plane
+//! is built from that, the membership lives by both. Each hand-over is one
+//! small fact in one event value with one writer. The types stand here, below
+//! all of the parts, so that none of these has to know another.
+
+use std::sync::Arc;
+
+use hearth_api::identity::{
+    ClusterId, ClusterUnlockKey, FirstContactSecret, NodeCredentials, NodeId, NodeKey, PublicKey,
+};
+use hearth_api::v1::{
+    ClusterConfiguration, ClusterDirectory, Label, NodeRoles, StorageSecurity, TpmUsage,
+};
+
+/// A cluster that is to be founded: written by enrolment, read by the control
+/// plane. Held in an `Arc`, for it has secrets that should lie in one place.
+pub struct BootstrapData {
+    /// Random.
+    pub cluster_id: ClusterId,
+    /// Of the first node.
+    pub node_id: NodeId,
+    /// Of the first node.
+    pub node_key: NodeKey,
+    /// The cluster's half of the data partition's key.
+    pub cluster_unlock_key: ClusterUnlockKey,
+    /// Public half of the key that proves who reboots.
+    pub join_key: PublicKey,
+    /// How the data partition is protected.
+    pub storage_security: StorageSecurity,
+    /// How the TPM is used.
+    pub tpm_usage: TpmUsage,
+    /// Who may take ownership.
+    pub owner: PublicKey,
+    /// Proves the CA to the owner.
+    pub first_contact_secret: FirstContactSecret,
+    /// X25519, for cold-start policy OWNER.
+    pub recovery_recipient: Option<[u8; 32]>,
+    /// Of the cluster.
+    pub configuration: ClusterConfiguration,
+    /// Of the first node.
+    pub roles: NodeRoles,
+    /// Of the first node.
+    pub labels: Vec<Label>,
+}
+
+/// The founding is durable, in etcd and on the data partition: written by the
+/// control plane, read by enrolment.
+#[derive(Clone)]
+pub struct Founded {
+    /// As saved on the data partition.
+    pub credentials: Arc<NodeCredentials>,
+}
+
+/// This node is a member: written by enrolment when the sealed configuration
+/// says so, at the end of a bootstrap as at every later boot.
+#[derive(Clone)]
+pub struct MemberData {
+    /// Of the cluster.
+    pub cluster_id: ClusterId,
+    /// Of this node.
+    pub node_id: NodeId,
+    /// Of this node, as they lie on the data partition.
+    pub credentials: Arc<NodeCredentials>,
+    /// The curators that the ESP knew of.
+    pub directory: ClusterDirectory,
+}
