@@ -1,1 +1,2 @@
 //! (see docs/architecture.md)
+pub mod sys;

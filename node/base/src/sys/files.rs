@@ -1,0 +1,268 @@
+//! Durable files: written whole or not at all.
+//!
+//! A power cut at any moment leaves either the old content or the new one,
+//! and once [`write_atomic`] has returned, the new one for ever. That takes
+//! four steps in this order: a temporary file beside the target, fsync of the
+//! file, rename over the target, fsync of the directory. Leaving out the last
+//! is the classic mistake: the rename itself may then be lost.
+//!
+//! This holds for the file systems of the data partition and for tmpfs. On
+//! FAT a rename is not atomic; state on the ESP is kept by [`super::slots`].
+//!
+//! The temporary name is fixed (`.NAME.tmp`), so that a power cut leaves at
+//! most one stray file, which the next write replaces. It follows that a path
+//! has one writer at a time.
+
+use std::{
+    ffi::OsString,
+    fs::{self, File, OpenOptions},
+    io::{self, Read, Write},
+    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::OFlags;
+
+/// What went wrong with a file, at which step.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    /// The path has no file name or no directory.
+    #[error("{path}: not the path of a file")]
+    NotAFilePath {
+        /// The path given.
+        path: PathBuf,
+    },
+    /// The file is there, and larger than its reader allows.
+    #[error("{path}: larger than the {max} bytes allowed")]
+    TooLarge {
+        /// The file.
+        path: PathBuf,
+        /// The bound, in bytes.
+        max: u64,
+    },
+    /// A system call failed.
+    #[error("{path}: cannot {step}")]
+    Io {
+        /// The file or directory the step worked on.
+        path: PathBuf,
+        /// The step, as a verb: "open", "sync", …
+        step: &'static str,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+impl FileError {
+    fn io(path: &Path, step: &'static str) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::Io { path, step, source }
+    }
+}
+
+/// Replaces the file at `path` by `bytes` with the permission bits `mode`.
+///
+/// When this returns, the content is on the disk under its name. Its
+/// directory must exist.
+pub fn write_atomic(path: &Path, bytes: &[u8], mode: u32) -> Result<(), FileError> {
+    let temporary = temporary_name(path)?;
+    // The bits given to open() do not apply to a stray file of an earlier
+    // power cut, hence the explicit chmod below, before any content is there.
+    let mut file = OpenOptions::new()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(mode)
+        .custom_flags(OFlags::NOFOLLOW.bits() as i32)
+        .open(&temporary)
+        .map_err(FileError::io(&temporary, "open"))?;
+    file.set_permissions(fs::Permissions::from_mode(mode))
+        .map_err(FileError::io(&temporary, "set the permissions of"))?;
+    file.write_all(bytes)
+        .map_err(FileError::io(&temporary, "write"))?;
+    file.sync_all().map_err(FileError::io(&temporary, "sync"))?;
+    drop(file);
+    fs::rename(&temporary, path).map_err(FileError::io(path, "rename the new version to"))?;
+    sync_dir(directory_of(path)?)
+}
+
+/// Reads the whole file, `None` if there is none.
+///
+/// A file of more than `max` bytes is an error, found without reading it all.
+pub fn read_limited(path: &Path, max: u64) -> Result<Option<Vec<u8>>, FileError> {
+    let file = match File::open(path) {
+        Ok(file) => file,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(FileError::io(path, "open")(error)),
+    };
+    let mut bytes = Vec::new();
+    // Not by its length: files of procfs and sysfs do not tell theirs.
+    file.take(max.saturating_add(1))
+        .read_to_end(&mut bytes)
+        .map_err(FileError::io(path, "read"))?;
+    if bytes.len() as u64 > max {
+        return Err(FileError::TooLarge {
+            path: path.to_owned(),
+            max,
+        });
+    }
+    Ok(Some(bytes))
+}
+
+/// Removes the file so that no power cut brings it back. None there is fine.
+pub fn remove_durably(path: &Path) -> Result<(), FileError> {
+    let directory = directory_of(path)?;
+    match fs::remove_file(path) {
+        Ok(()) => {}
+        // Sync all the same: an earlier removal may not have got that far.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            if !directory.exists() {
+                return Ok(());
+            }
+        }
+        Err(error) => return Err(FileError::io(path, "remove")(error)),
+    }
+    sync_dir(directory)
+}
+
+/// Makes the names in a directory durable: creations, renames, removals.
+pub fn sync_dir(directory: &Path) -> Result<(), FileError> {
+    File::open(directory)
+        .map_err(FileError::io(directory, "open the directory"))?
+        .sync_all()
+        .map_err(FileError::io(directory, "sync the directory"))
+}
+
+/// Makes a directory and its missing parents with the permission bits `mode`,
+/// durably. An existing one keeps its content and gets the bits.
+pub fn create_dir_durably(directory: &Path, mode: u32) -> Result<(), FileError> {
+    if !directory.is_dir() {
+        if let Some(parent) = directory.parent().filter(|p| !p.as_os_str().is_empty()) {
+            if !parent.is_dir() {
+                create_dir_durably(parent, mode)?;
+            }
+            match fs::create_dir(directory) {
+                Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+                    return Err(FileError::io(directory, "make the directory")(error));
+                }
+                _ => sync_dir(parent)?,
+            }
+        } else {
+            return Err(FileError::NotAFilePath {
+                path: directory.to_owned(),
+            });
+        }
+    }
+    fs::set_permissions(directory, fs::Permissions::from_mode(mode))
+        .map_err(FileError::io(directory, "set the permissions of"))
+}
+
+fn temporary_name(path: &Path) -> Result<PathBuf, FileError> {
+    let name = path.file_name().ok_or_else(|| FileError::NotAFilePath {
+        path: path.to_owned(),
+    })?;
+    let mut temporary = OsString::from(".");
+    temporary.push(name);
+    temporary.push(".tmp");
+    Ok(path.with_file_name(temporary))
+}
+
+fn directory_of(path: &Path) -> Result<&Path, FileError> {
+    match path.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => Ok(Path::new(".")),
+        Some(parent) => Ok(parent),
+        None => Err(FileError::NotAFilePath {
+            path: path.to_owned(),
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn mode_of(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode() & 0o7777
+    }
+
+    #[test]
+    fn written_content_is_read_back_with_its_mode() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("key");
+        write_atomic(&path, b"first", 0o600).unwrap();
+        write_atomic(&path, b"2nd", 0o640).unwrap();
+        assert_eq!(read_limited(&path, 5).unwrap().unwrap(), b"2nd");
+        assert_eq!(mode_of(&path), 0o640);
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_stale_longer_temporary_file_leaves_no_trace() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("roles.pb");
+        let stale = dir.path().join(".roles.pb.tmp");
+        fs::write(&stale, [b'x'; 4096]).unwrap();
+        fs::set_permissions(&stale, fs::Permissions::from_mode(0o666)).unwrap();
+        write_atomic(&path, b"short", 0o600).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"short");
+        assert_eq!(mode_of(&path), 0o600);
+        assert!(!stale.exists());
+    }
+
+    #[test]
+    fn a_temporary_name_that_is_a_link_is_not_followed() {
+        let dir = tempfile::tempdir().unwrap();
+        let victim = dir.path().join("victim");
+        fs::write(&victim, b"precious").unwrap();
+        std::os::unix::fs::symlink(&victim, dir.path().join(".state.tmp")).unwrap();
+        let error = write_atomic(&dir.path().join("state"), b"x", 0o600).unwrap_err();
+        assert!(matches!(error, FileError::Io { step: "open", .. }));
+        assert_eq!(fs::read(&victim).unwrap(), b"precious");
+    }
+
+    #[test]
+    fn absent_is_none_and_too_large_is_an_error() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        assert!(read_limited(&path, 10).unwrap().is_none());
+        fs::write(&path, [0; 11]).unwrap();
+        assert!(matches!(
+            read_limited(&path, 10).unwrap_err(),
+            FileError::TooLarge { max: 10, .. }
+        ));
+        assert_eq!(read_limited(&path, 11).unwrap().unwrap().len(), 11);
+    }
+
+    #[test]
+    fn a_directory_in_the_place_of_the_file_is_an_error_not_absence() {
+        let dir = tempfile::tempdir().unwrap();
+        assert!(read_limited(dir.path(), 10).is_err());
+    }
+
+    #[test]
+    fn a_missing_directory_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = write_atomic(&dir.path().join("no/such"), b"", 0o600).unwrap_err();
+        assert!(error.to_string().contains("no/.such.tmp"), "{error}");
+    }
+
+    #[test]
+    fn removal_is_idempotent() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        fs::write(&path, b"x").unwrap();
+        remove_durably(&path).unwrap();
+        remove_durably(&path).unwrap();
+        remove_durably(&dir.path().join("no/such")).unwrap();
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn directories_are_made_with_their_parents() {
+        let dir = tempfile::tempdir().unwrap();
+        let deep = dir.path().join("a/b/c");
+        create_dir_durably(&deep, 0o700).unwrap();
+        create_dir_durably(&deep, 0o750).unwrap();
+        assert_eq!(mode_of(&deep), 0o750);
+        assert_eq!(mode_of(&dir.path().join("a")), 0o700);
+    }
+}

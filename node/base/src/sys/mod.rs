@@ -1,0 +1,11 @@
+//! What a node does with the machine below it: files, disks, network, clock.
+//!
+//! Nothing here knows of clusters, roles or parameters. Each module wraps one
+//! mechanism of the kernel, gives it typed errors that name the step that
+//! failed, and leaves the decision what to do about it to its caller.
+//!
+//! `unsafe` stands in the module `ioctl` and nowhere else.
+
+pub mod files;
+pub mod fw_cfg;
+pub mod slots;
