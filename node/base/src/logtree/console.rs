@@ -1,0 +1,164 @@
+//! Prints the log on a console, from a thread of its own.
+//!
+//! A serial line takes as long as it takes, and a terminal may be stopped; so
+//! whoever logs only puts the entry into a bounded queue, and this thread
+//! writes. It is a thread and not a runnable since the console must be there
+//! before the supervisor, and say why when the supervisor has failed.
+
+use std::io::Write;
+use std::pin::pin;
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+
+use super::stream::Queue;
+use super::{Backlog, Item, LogStream, LogTree, Query, Severity};
+
+/// A running console. Dropping it lets the thread write what it has and end.
+#[derive(Debug)]
+pub struct Console {
+    queue: Arc<Queue>,
+    progress: Arc<Progress>,
+    thread: Thread,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Debug, Default, Clone, Copy)]
+struct State {
+    /// Items written, or lost to the writer's errors.
+    written: u64,
+    closing: bool,
+}
+
+/// Starts to print everything from `severity` up, what is stored already
+/// first, in lines of at most `width` columns (0: no bound). Errors of the
+/// writer are ignored: there is nobody to tell.
+pub fn console<W: Write + Send + 'static>(
+    log_tree: &LogTree,
+    writer: W,
+    severity: Severity,
+    width: usize,
+) -> std::io::Result<Console> {
+    let reader = log_tree.read(Query {
+        min_severity: severity,
+        backlog: Backlog::All,
+        follow: true,
+        ..Query::subtree("")
+    });
+    let Some(stream) = reader.stream else {
+        unreachable!("the query follows");
+    };
+    let queue = stream.queue.clone();
+    let progress = Arc::new(Progress::default());
+    let backlog: Vec<Item> = reader.backlog.into_iter().map(Item::Entry).collect();
+    let printer = Printer {
+        writer,
+        width,
+        stream,
+        progress: progress.clone(),
+    };
+    let thread = thread::Builder::new()
+        .name("console".into())
+        .spawn(move || printer.run(backlog))?
+        .thread()
+        .clone();
+    Ok(Console {
+        queue,
+        progress,
+        thread,
+    })
+}
+
+impl Console {
+    /// Waits until everything logged before this call is written, at most for
+    /// so long; says whether it is.
+    pub fn flush(&self, bound: Duration) -> bool {
+        let wanted = self.queue.put();
+        let until = Instant::now() + bound;
+        let mut state = self.progress.lock();
+        while state.written < wanted {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.progress.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+}
+
+impl Drop for Console {
+    fn drop(&mut self) {
+        self.progress.lock().closing = true;
+        self.thread.unpark();
+    }
+}
+
+impl Progress {
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+struct Printer<W> {
+    writer: W,
+    width: usize,
+    stream: LogStream,
+    progress: Arc<Progress>,
+}
+
+impl<W: Write> Printer<W> {
+    fn run(mut self, backlog: Vec<Item>) {
+        for item in backlog {
+            self.print(&item);
+        }
+        while let Some(item) = self.next() {
+            self.print(&item);
+            self.progress.lock().written += 1;
+            self.progress.changed.notify_all();
+        }
+    }
+
+    /// Waits for an item; `None` when there will be none, or none is left and
+    /// the console is closing.
+    fn next(&mut self) -> Option<Item> {
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        let mut context = Context::from_waker(&waker);
+        loop {
+            let mut next = pin!(self.stream.next());
+            if let Poll::Ready(item) = next.as_mut().poll(&mut context) {
+                return item;
+            }
+            if self.progress.lock().closing {
+                return None;
+            }
+            thread::park();
+        }
+    }
+
+    fn print(&mut self, item: &Item) {
+        let mut text = match item {
+            Item::Entry(entry) => entry.concise(self.width),
+            Item::Missed(count) => format!("... {count} log entries not shown here"),
+        };
+        text.push('\n');
+        // One write for one entry: it is not torn apart by what others write.
+        let _ = self.writer.write_all(text.as_bytes());
+        let _ = self.writer.flush();
+    }
+}
+
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}

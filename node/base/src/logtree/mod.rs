@@ -1,0 +1,332 @@
+//! The log of a node: entries addressed by the dotted names of runnables.
+//!
+//! Everything in the node logs by `tracing`; [`LogTree::layer`] puts it here.
+//! The name comes from the event's own `dn` field, else from the nearest span
+//! that has one (the supervisor gives each runnable such a span), else it is
+//! the name for everything outside ([`Options::outside`]). Lines of child
+//! processes come by [`LogTree::append_raw`]. A reader asks for one name or
+//! the subtree below it.
+//!
+//! Invariants:
+//! - Memory is bounded whatever is logged: entries and bytes, for each name
+//!   and in all, each single message, and each reader's queue. The oldest
+//!   goes first; a chatty name cannot push out more than the common part.
+//! - Whoever logs never waits for a reader, nor for a console. A reader that
+//!   is too slow is told how many entries it missed, where it missed them.
+//! - Between backlog and stream of one reader nothing is lost or doubled.
+//! - An entry of several lines stays one entry.
+//! - Filters hold for the backlog and the stream alike.
+//!
+//! One journal with an index by name, and not one for each name: reading a
+//! subtree in the order of events is the usual question, and the bound in all
+//! must find the oldest entry of all.
+
+mod console;
+mod entry;
+mod journal;
+mod layer;
+mod stream;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+pub use console::{Console, console};
+pub use entry::{Entry, Severity};
+pub use layer::LogLayer;
+pub use stream::{Item, LogStream};
+
+use journal::Journal;
+use stream::Queue;
+
+/// Whether a dotted name is `ancestor` or below it. Everything is below the
+/// empty name.
+pub fn is_within(name: &str, ancestor: &str) -> bool {
+    match name.strip_prefix(ancestor) {
+        Some(rest) => rest.is_empty() || ancestor.is_empty() || rest.starts_with('.'),
+        None => false,
+    }
+}
+
+/// Tells the times of this moment: by the wall clock, and since the start of
+/// the machine.
+pub type Clock = Arc<dyn Fn() -> (SystemTime, Duration) + Send + Sync>;
+
+/// Bounds and manners of a log tree.
+#[derive(Clone)]
+pub struct Options {
+    /// What is less grave is not stored at all.
+    pub keep: Severity,
+    /// The name of what is logged outside any runnable.
+    pub outside: Arc<str>,
+    /// Entries in all.
+    pub max_entries: usize,
+    /// Bytes in all, each entry's overhead included.
+    pub max_bytes: usize,
+    /// Entries of one name.
+    pub max_entries_per_dn: usize,
+    /// Bytes of one name.
+    pub max_bytes_per_dn: usize,
+    /// Bytes of one message; a longer one is cut, and says so.
+    pub max_message: usize,
+    /// Entries that wait for one reader.
+    pub stream_entries: usize,
+    /// Bytes that wait for one reader.
+    pub stream_bytes: usize,
+    /// The clock.
+    pub clock: Clock,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            keep: Severity::Info,
+            outside: "init".into(),
+            max_entries: 32_768,
+            max_bytes: 8 << 20,
+            max_entries_per_dn: 4096,
+            max_bytes_per_dn: 1 << 20,
+            max_message: 16 << 10,
+            stream_entries: 1024,
+            stream_bytes: 1 << 20,
+            clock: Arc::new(system_clock),
+        }
+    }
+}
+
+impl fmt::Debug for Options {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Options")
+            .field("keep", &self.keep)
+            .field("outside", &self.outside)
+            .field("max_bytes", &self.max_bytes)
+            .finish_non_exhaustive()
+    }
+}
+
+fn system_clock() -> (SystemTime, Duration) {
+    let since_boot = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC);
+    // The call cannot fail for this clock; zero would show if it did.
+    let since_boot = since_boot.map(Duration::from).unwrap_or_default();
+    (SystemTime::now(), since_boot)
+}
+
+/// How much of what is stored a reader wants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Backlog {
+    /// Nothing.
+    None,
+    /// The newest entries, so many, of those that pass the filter.
+    Count(usize),
+    /// Everything there is.
+    All,
+}
+
+/// What a reader asks for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Query {
+    /// Dotted name.
+    pub dn: String,
+    /// Whether everything below the name is wanted, too. (All there is: the
+    /// subtree of the empty name.)
+    pub subtree: bool,
+    /// Nothing less grave than this.
+    pub min_severity: Severity,
+    /// How much of what is stored.
+    pub backlog: Backlog,
+    /// Whether what comes is wanted, too.
+    pub follow: bool,
+}
+
+impl Query {
+    /// All stored entries of one name.
+    pub fn exact(dn: impl Into<String>) -> Query {
+        Query {
+            dn: dn.into(),
+            subtree: false,
+            min_severity: Severity::Trace,
+            backlog: Backlog::All,
+            follow: false,
+        }
+    }
+
+    /// All stored entries of a name and of everything below it.
+    pub fn subtree(dn: impl Into<String>) -> Query {
+        Query {
+            subtree: true,
+            ..Query::exact(dn)
+        }
+    }
+}
+
+/// The part of a query that each entry is held against.
+#[derive(Debug, Clone)]
+struct Filter {
+    dn: String,
+    subtree: bool,
+    min_severity: Severity,
+}
+
+impl Filter {
+    fn matches(&self, entry: &Entry) -> bool {
+        let named = if self.subtree {
+            is_within(&entry.dn, &self.dn)
+        } else {
+            *entry.dn == *self.dn
+        };
+        named && entry.severity >= self.min_severity
+    }
+}
+
+/// The answer to a query.
+#[derive(Debug)]
+pub struct Reader {
+    /// What was stored, oldest first.
+    pub backlog: Vec<Entry>,
+    /// What comes after it, if asked for.
+    pub stream: Option<LogStream>,
+}
+
+/// The log. Cheap to clone; all clones are the same log.
+#[derive(Clone)]
+pub struct LogTree {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    journal: Mutex<Journal>,
+    options: Options,
+}
+
+impl LogTree {
+    /// An empty log.
+    pub fn new(options: Options) -> LogTree {
+        LogTree {
+            inner: Arc::new(Inner {
+                journal: Mutex::new(Journal::new(&options)),
+                options,
+            }),
+        }
+    }
+
+    /// The layer to put on a `tracing_subscriber::Registry`. A filter before
+    /// it must let the supervisor's spans pass (target `hearth_base`, level
+    /// error), or their names are lost.
+    pub fn layer(&self) -> LogLayer {
+        LogLayer {
+            log_tree: self.clone(),
+        }
+    }
+
+    /// Stores a line, or several in one entry, of a child process or another
+    /// source that does not log by `tracing`.
+    pub fn append_raw(&self, dn: &str, severity: Severity, line: &str) {
+        if severity >= self.inner.options.keep {
+            self.append(Some(dn.into()), severity, None, line);
+        }
+    }
+
+    /// Reads what is stored and, if asked for, what comes.
+    pub fn read(&self, query: Query) -> Reader {
+        let filter = Filter {
+            dn: query.dn,
+            subtree: query.subtree,
+            min_severity: query.min_severity,
+        };
+        let options = &self.inner.options;
+        // Under one lock, so that nothing falls between the two.
+        let mut journal = self.journal();
+        let backlog = journal.backlog(&filter, query.backlog);
+        let stream = query.follow.then(|| {
+            let queue = Queue::new(filter, options.stream_entries, options.stream_bytes);
+            journal.followers.push(queue.clone());
+            LogStream { queue }
+        });
+        Reader { backlog, stream }
+    }
+
+    fn keeps(&self) -> Severity {
+        self.inner.options.keep
+    }
+
+    fn append(
+        &self,
+        dn: Option<Arc<str>>,
+        severity: Severity,
+        place: Option<(&'static str, u32)>,
+        text: &str,
+    ) {
+        let options = &self.inner.options;
+        let (at, monotonic) = (options.clock)();
+        let entry = Entry {
+            dn: dn.unwrap_or_else(|| options.outside.clone()),
+            severity,
+            at,
+            monotonic,
+            place,
+            message: bounded(text.trim_end_matches(['\n', '\r']), options.max_message),
+            sequence: 0,
+        };
+        let mut wakers = Vec::new();
+        {
+            let mut journal = self.journal();
+            let entry = journal.append(entry);
+            journal.followers.retain(|queue| !queue.is_abandoned());
+            for queue in &journal.followers {
+                wakers.extend(queue.offer(&entry));
+            }
+        }
+        // Outside the lock: what a waker does is not known here.
+        wakers.into_iter().for_each(std::task::Waker::wake);
+    }
+
+    fn journal(&self) -> MutexGuard<'_, Journal> {
+        self.inner
+            .journal
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for LogTree {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LogTree").finish_non_exhaustive()
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let journal = self
+            .journal
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        for queue in &journal.followers {
+            if let Some(waker) = queue.end() {
+                waker.wake();
+            }
+        }
+    }
+}
+
+/// The text, cut at a character if it is too long, with how much is missing.
+fn bounded(text: &str, max: usize) -> Arc<str> {
+    if text.len() <= max {
+        return text.into();
+    }
+    let kept = &text[..text.floor_char_boundary(max)];
+    let cut = text.len() - kept.len();
+    format!("{kept}… ({cut} bytes more)").into()
+}
+
+/// Logs every panic of the process, under the name of the runnable it happened
+/// in. The hook that was there before runs afterwards: the default one prints
+/// on standard error, which still works when nothing else does.
+pub fn log_panics() {
+    let previous = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        tracing::error!("{info}");
+        previous(info);
+    }));
+}

@@ -1,0 +1,88 @@
+//! What a runnable holds of its supervisor.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+
+use tokio_util::sync::CancellationToken;
+
+use super::driver::Shared;
+use super::tree::Generation;
+use super::{Outcome, Runnable, SpawnError, runnable};
+
+/// One run of one runnable: its name, its signals, its cancellation, and the
+/// place where its children go. Belongs to that run alone: kept beyond it, its
+/// signals are ignored and children are refused.
+#[derive(Clone)]
+pub struct Context {
+    pub(super) shared: Arc<Shared>,
+    pub(super) name: Arc<str>,
+    pub(super) generation: Generation,
+    pub(super) token: CancellationToken,
+}
+
+impl Context {
+    /// The dotted name, `root.role.controlplane`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Adds a child and starts it. Only before [`Context::healthy`].
+    pub fn run<F, Fut>(&self, name: &str, run: F) -> Result<(), SpawnError>
+    where
+        F: Fn(Context) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Outcome> + Send + 'static,
+    {
+        self.run_group(vec![(name, runnable(run))])
+    }
+
+    /// Adds children that fail together: if one dies, all are stopped and then
+    /// started again. Only before [`Context::healthy`]. All are added or none.
+    pub fn run_group(&self, group: Vec<(&str, Runnable)>) -> Result<(), SpawnError> {
+        let now = self.shared.now();
+        let result = self
+            .shared
+            .tree()
+            .spawn(&self.name, self.generation, group, now);
+        self.shared.wake.notify_one();
+        result
+    }
+
+    /// Says that the runnable works. Once, before [`Context::done`]; a second
+    /// time is a failure of the runnable. Resets its backoff.
+    pub fn healthy(&self) {
+        let now = self.shared.now();
+        self.shared.tree().healthy(self.generation, now);
+        self.shared.wake.notify_one();
+    }
+
+    /// Says that the runnable may now return without being started again.
+    /// Once, after [`Context::healthy`]; otherwise a failure of the runnable.
+    pub fn done(&self) {
+        let now = self.shared.now();
+        self.shared.tree().done(self.generation, now);
+        self.shared.wake.notify_one();
+    }
+
+    /// Whether the runnable has been told to return.
+    pub fn is_cancelled(&self) -> bool {
+        self.token.is_cancelled()
+    }
+
+    /// Waits until the runnable is told to return.
+    pub async fn cancelled(&self) {
+        self.token.cancelled().await;
+    }
+
+    /// The cancellation itself, for parts that take a token. Cancelling it by
+    /// hand affects only those who look at it.
+    pub fn token(&self) -> CancellationToken {
+        self.token.child_token()
+    }
+}
+
+impl fmt::Debug for Context {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Context({} #{})", self.name, self.generation)
+    }
+}

@@ -1,0 +1,648 @@
+//! The tree of runnables as a plain data structure: no clock, no task, no lock.
+//!
+//! Everything that happens (a signal, an end, the passing of time) is a method
+//! call with the time of it; everything that must be done about it comes out
+//! of [`Tree::take_actions`]. So all rules of the supervisor stand here and can
+//! be tested with any order of events.
+//!
+//! Invariants:
+//! - Each start of a runnable has a generation, a number never used again.
+//!   What an ended or abandoned generation says is ignored.
+//! - A group starts (again) only when every member, and everything below the
+//!   members, has ended or was abandoned.
+//! - Whoever is `Stopped` has an ancestor or group member that failed and will
+//!   start it again or forget it, or the whole tree is closing.
+//! - The root never starts again: when it fails, the tree closes.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::backoff::Backoff;
+use super::{SpawnError, State};
+use crate::logtree::{Severity, is_within};
+
+/// One start of one runnable.
+pub(super) type Generation = u64;
+
+/// Longest name of a runnable among its siblings.
+const MAX_NAME: usize = 64;
+
+/// Abandoned generations that have ended since are remembered, this many.
+const MAX_ENDED_ABANDONED: usize = 32;
+
+/// The bounds for a runnable that was told to stop.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    /// After this it is named in the log.
+    pub(super) warning: Duration,
+    /// After this it is abandoned.
+    pub(super) bound: Duration,
+}
+
+/// What the driver has to do, in this order.
+#[derive(Debug)]
+pub(super) enum Action<R> {
+    /// Start a task for this runnable.
+    Start {
+        name: Arc<str>,
+        generation: Generation,
+        payload: R,
+    },
+    /// Ask this generation to stop.
+    Cancel { generation: Generation },
+    /// Take the task away, at its next await.
+    Abort { generation: Generation },
+    /// Write this into the log under the runnable's name.
+    Log {
+        name: Arc<str>,
+        severity: Severity,
+        text: String,
+    },
+}
+
+/// A runnable's phase. `State` is its public shadow.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Phase {
+    Starting,
+    Healthy,
+    Done,
+    Finished,
+    /// Told to stop, its task still runs. `fault`: it failed by itself (a
+    /// wrong signal), so it is the one to start again.
+    Stopping {
+        told: Duration,
+        warned: bool,
+        fault: bool,
+    },
+    /// Ended by its own failure; `restart_at` is set as soon as all around it
+    /// has ended.
+    Failed {
+        restart_at: Option<Duration>,
+    },
+    Stopped,
+}
+
+impl Phase {
+    fn has_ended(self) -> bool {
+        matches!(
+            self,
+            Phase::Finished | Phase::Failed { .. } | Phase::Stopped
+        )
+    }
+
+    fn state(self) -> State {
+        match self {
+            Phase::Starting => State::Starting,
+            Phase::Healthy => State::Healthy,
+            Phase::Done => State::Done,
+            Phase::Finished => State::Finished,
+            Phase::Stopping { .. } => State::Stopping,
+            Phase::Failed { .. } => State::Failed,
+            Phase::Stopped => State::Stopped,
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Node<R> {
+    payload: R,
+    /// All members of its group, itself included.
+    group: Arc<[Arc<str>]>,
+    generation: Generation,
+    phase: Phase,
+    /// When the phase was entered.
+    since: Duration,
+    restarts: u64,
+    /// Failures since it was healthy last.
+    failures: u32,
+    last_error: Option<String>,
+}
+
+/// A generation that did not stop when told, and was given up.
+#[derive(Debug, Clone)]
+pub(super) struct Abandonment {
+    pub(super) name: Arc<str>,
+    pub(super) generation: Generation,
+    pub(super) at: Duration,
+    pub(super) ended: bool,
+}
+
+/// What can be read of one runnable.
+#[derive(Debug, Clone)]
+pub(super) struct View {
+    pub(super) name: Arc<str>,
+    pub(super) state: State,
+    pub(super) restarts: u64,
+    pub(super) since: Duration,
+    pub(super) last_error: Option<String>,
+}
+
+/// The tree. `R` is what the driver needs to start a runnable.
+#[derive(Debug)]
+pub(super) struct Tree<R> {
+    nodes: BTreeMap<Arc<str>, Node<R>>,
+    /// The generations whose tasks run and were not abandoned.
+    running: BTreeMap<Generation, Arc<str>>,
+    abandoned: VecDeque<Abandonment>,
+    root: Arc<str>,
+    root_failure: Option<String>,
+    closing: bool,
+    last_generation: Generation,
+    revision: u64,
+    actions: Vec<Action<R>>,
+    backoff: Backoff,
+    patience: Patience,
+}
+
+impl<R: Clone> Tree<R> {
+    /// A tree whose root is about to start.
+    pub(super) fn new(root: &str, payload: R, backoff: Backoff, patience: Patience) -> Self {
+        let root: Arc<str> = root.into();
+        let mut tree = Tree {
+            nodes: BTreeMap::new(),
+            running: BTreeMap::new(),
+            abandoned: VecDeque::new(),
+            root: root.clone(),
+            root_failure: None,
+            closing: false,
+            last_generation: 0,
+            revision: 0,
+            actions: Vec::new(),
+            backoff,
+            patience,
+        };
+        let group: Arc<[Arc<str>]> = [root.clone()].into();
+        tree.add(root.clone(), payload, group);
+        tree.start(&root, Duration::ZERO);
+        tree
+    }
+
+    /// Adds a group of children below the runnable of `parent` and starts them.
+    /// All of them or, with an error, none.
+    pub(super) fn spawn(
+        &mut self,
+        parent_name: &str,
+        parent: Generation,
+        members: Vec<(&str, R)>,
+        now: Duration,
+    ) -> Result<(), SpawnError> {
+        let phase = self
+            .running
+            .get(&parent)
+            .and_then(|name| self.nodes.get(name))
+            .map(|node| node.phase);
+        match phase {
+            Some(Phase::Starting) => {}
+            Some(phase) => {
+                return Err(SpawnError::NotStarting {
+                    parent: parent_name.into(),
+                    state: phase.state(),
+                });
+            }
+            None => {
+                return Err(SpawnError::Ended {
+                    parent: parent_name.into(),
+                });
+            }
+        }
+        if members.is_empty() {
+            return Err(SpawnError::EmptyGroup {
+                parent: parent_name.into(),
+            });
+        }
+        let mut names: Vec<Arc<str>> = Vec::with_capacity(members.len());
+        for (name, _) in &members {
+            check_name(parent_name, name)?;
+            let full: Arc<str> = format!("{parent_name}.{name}").into();
+            if self.nodes.contains_key(&full) || names.contains(&full) {
+                return Err(SpawnError::NameTaken { name: full });
+            }
+            names.push(full);
+        }
+        let group: Arc<[Arc<str>]> = names.into();
+        for (name, (_, payload)) in group.iter().zip(members) {
+            self.add(name.clone(), payload, group.clone());
+        }
+        for name in group.iter() {
+            self.start(name, now);
+        }
+        Ok(())
+    }
+
+    /// The runnable says that it works.
+    pub(super) fn healthy(&mut self, generation: Generation, now: Duration) {
+        let Some((name, phase)) = self.of(generation) else {
+            return;
+        };
+        match phase {
+            Phase::Starting => {
+                self.enter(&name, Phase::Healthy, now);
+                if let Some(node) = self.nodes.get_mut(&name) {
+                    node.failures = 0;
+                }
+            }
+            Phase::Healthy => self.violated(&name, "signalled healthy twice", now),
+            Phase::Done => self.violated(&name, "signalled healthy after done", now),
+            _ => {}
+        }
+    }
+
+    /// The runnable says that it may return now.
+    pub(super) fn done(&mut self, generation: Generation, now: Duration) {
+        let Some((name, phase)) = self.of(generation) else {
+            return;
+        };
+        match phase {
+            Phase::Starting => self.violated(&name, "signalled done before healthy", now),
+            Phase::Healthy => self.enter(&name, Phase::Done, now),
+            Phase::Done => self.violated(&name, "signalled done twice", now),
+            _ => {}
+        }
+    }
+
+    /// The task of a generation has ended, with the reason if it failed.
+    pub(super) fn ended(
+        &mut self,
+        generation: Generation,
+        outcome: Result<(), String>,
+        now: Duration,
+    ) {
+        let Some(name) = self.running.remove(&generation) else {
+            self.abandoned_ended(generation);
+            return;
+        };
+        let Some(phase) = self.nodes.get(&name).map(|node| node.phase) else {
+            return;
+        };
+        match (phase, outcome) {
+            (Phase::Done, Ok(())) => self.enter(&name, Phase::Finished, now),
+            (Phase::Starting, Ok(())) => {
+                self.failed(&name, "returned before it was healthy".into(), now);
+            }
+            (Phase::Healthy, Ok(())) => {
+                self.failed(&name, "returned without being done".into(), now);
+            }
+            (Phase::Starting | Phase::Healthy | Phase::Done, Err(why)) => {
+                self.failed(&name, why, now);
+            }
+            (_, outcome) => {
+                if let Err(why) = outcome {
+                    self.log(&name, Severity::Debug, format!("stopped: {why}"));
+                }
+                self.stopped(&name, phase, now);
+            }
+        }
+        self.settle(now);
+    }
+
+    /// Time has passed: names stragglers, abandons them, restarts what is due.
+    pub(super) fn tick(&mut self, now: Duration) {
+        for (name, told, warned) in self.stopping() {
+            let waited = now.saturating_sub(told);
+            if waited >= self.patience.bound {
+                self.abandon(&name, now);
+            } else if waited >= self.patience.warning && !warned {
+                let text = format!("still runs {waited:.1?} after it was told to stop");
+                self.log(&name, Severity::Warning, text);
+                if let Some(Node {
+                    phase: Phase::Stopping { warned, .. },
+                    ..
+                }) = self.nodes.get_mut(&name)
+                {
+                    *warned = true;
+                }
+            }
+        }
+        self.settle(now);
+        for name in self.due(now) {
+            self.restart(&name, now);
+        }
+    }
+
+    /// When [`Tree::tick`] has to be called next, `None` if nothing waits.
+    pub(super) fn deadline(&self) -> Option<Duration> {
+        let next = |node: &Node<R>| match node.phase {
+            Phase::Stopping { told, warned, .. } if warned => Some(told + self.patience.bound),
+            Phase::Stopping { told, .. } => {
+                Some(told + self.patience.warning.min(self.patience.bound))
+            }
+            Phase::Failed { restart_at } => restart_at,
+            _ => None,
+        };
+        self.nodes.values().filter_map(next).min()
+    }
+
+    /// Tells everything to stop, for good.
+    pub(super) fn close(&mut self, now: Duration) {
+        self.closing = true;
+        let root = self.root.clone();
+        self.cancel(&root, now);
+    }
+
+    /// Whether the tree is closing, by [`Tree::close`] or as its root failed.
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing
+    }
+
+    /// Why the root failed, if it did.
+    pub(super) fn root_failure(&self) -> Option<&str> {
+        self.root_failure.as_deref()
+    }
+
+    /// Those that still run, abandoned ones included.
+    pub(super) fn still_running(&self) -> Vec<Arc<str>> {
+        let abandoned = self.abandoned.iter().filter(|a| !a.ended);
+        let abandoned = abandoned.map(|a| a.name.clone());
+        self.running.values().cloned().chain(abandoned).collect()
+    }
+
+    /// Whether there is nothing left to wait for.
+    pub(super) fn all_ended(&self) -> bool {
+        self.running.is_empty()
+    }
+
+    pub(super) fn take_actions(&mut self) -> Vec<Action<R>> {
+        std::mem::take(&mut self.actions)
+    }
+
+    /// Grows with every change that [`Tree::views`] or [`Tree::abandoned`] show.
+    pub(super) fn revision(&self) -> u64 {
+        self.revision
+    }
+
+    /// Every runnable, sorted by name.
+    pub(super) fn views(&self) -> Vec<View> {
+        let view = |(name, node): (&Arc<str>, &Node<R>)| View {
+            name: name.clone(),
+            state: node.phase.state(),
+            restarts: node.restarts,
+            since: node.since,
+            last_error: node.last_error.clone(),
+        };
+        self.nodes.iter().map(view).collect()
+    }
+
+    /// What was given up: all that still run, and the last ones that ended.
+    pub(super) fn abandoned(&self) -> impl Iterator<Item = &Abandonment> {
+        self.abandoned.iter()
+    }
+
+    fn add(&mut self, name: Arc<str>, payload: R, group: Arc<[Arc<str>]>) {
+        let node = Node {
+            payload,
+            group,
+            generation: 0,
+            phase: Phase::Stopped,
+            since: Duration::ZERO,
+            restarts: 0,
+            failures: 0,
+            last_error: None,
+        };
+        self.nodes.insert(name, node);
+    }
+
+    fn start(&mut self, name: &Arc<str>, now: Duration) {
+        self.last_generation += 1;
+        let generation = self.last_generation;
+        let Some(node) = self.nodes.get_mut(name) else {
+            return;
+        };
+        node.generation = generation;
+        self.actions.push(Action::Start {
+            name: name.clone(),
+            generation,
+            payload: node.payload.clone(),
+        });
+        self.running.insert(generation, name.clone());
+        self.enter(name, Phase::Starting, now);
+    }
+
+    fn enter(&mut self, name: &str, phase: Phase, now: Duration) {
+        if let Some(node) = self.nodes.get_mut(name) {
+            node.phase = phase;
+            node.since = now;
+            self.revision += 1;
+        }
+    }
+
+    fn of(&self, generation: Generation) -> Option<(Arc<str>, Phase)> {
+        let name = self.running.get(&generation)?;
+        Some((name.clone(), self.nodes.get(name)?.phase))
+    }
+
+    /// The task ended by itself although it should run.
+    fn failed(&mut self, name: &Arc<str>, why: String, now: Duration) {
+        self.enter(name, Phase::Failed { restart_at: None }, now);
+        self.blame(name, why, now);
+    }
+
+    /// The task broke the rules and still runs: it is told to stop, and counts
+    /// as failed when it has.
+    fn violated(&mut self, name: &Arc<str>, why: &str, now: Duration) {
+        self.stop(name, true, now);
+        self.blame(name, why.into(), now);
+    }
+
+    /// Records a failure and stops all that goes down with it.
+    fn blame(&mut self, name: &Arc<str>, why: String, now: Duration) {
+        self.log(name, Severity::Error, why.clone());
+        let Some(node) = self.nodes.get_mut(name) else {
+            return;
+        };
+        node.failures = node.failures.saturating_add(1);
+        node.last_error = Some(why.clone());
+        let group = node.group.clone();
+        if *name == self.root {
+            self.root_failure = Some(why);
+            self.closing = true;
+        }
+        for below in self.below(name) {
+            self.cancel_one(&below, now);
+        }
+        for member in group.iter().filter(|member| *member != name) {
+            self.cancel(member, now);
+        }
+        self.settle(now);
+    }
+
+    /// Cancels a runnable and everything below it, for a reason not its own.
+    fn cancel(&mut self, name: &Arc<str>, now: Duration) {
+        self.cancel_one(name, now);
+        for below in self.below(name) {
+            self.cancel_one(&below, now);
+        }
+    }
+
+    fn cancel_one(&mut self, name: &Arc<str>, now: Duration) {
+        let Some(node) = self.nodes.get_mut(name) else {
+            return;
+        };
+        match &mut node.phase {
+            Phase::Starting | Phase::Healthy | Phase::Done => self.stop(name, false, now),
+            // Whoever takes it down now also decides when it starts again.
+            Phase::Stopping { fault, .. } => *fault = false,
+            Phase::Failed { .. } => self.enter(name, Phase::Stopped, now),
+            Phase::Finished | Phase::Stopped => {}
+        }
+    }
+
+    fn stop(&mut self, name: &Arc<str>, fault: bool, now: Duration) {
+        let phase = Phase::Stopping {
+            told: now,
+            warned: false,
+            fault,
+        };
+        self.enter(name, phase, now);
+        if let Some(node) = self.nodes.get(name) {
+            let generation = node.generation;
+            self.actions.push(Action::Cancel { generation });
+        }
+    }
+
+    /// A task that was told to stop is gone, one way or the other.
+    fn stopped(&mut self, name: &Arc<str>, phase: Phase, now: Duration) {
+        let fault = matches!(phase, Phase::Stopping { fault: true, .. });
+        let phase = if fault {
+            Phase::Failed { restart_at: None }
+        } else {
+            Phase::Stopped
+        };
+        self.enter(name, phase, now);
+    }
+
+    fn abandon(&mut self, name: &Arc<str>, now: Duration) {
+        let Some(node) = self.nodes.get_mut(name) else {
+            return;
+        };
+        let (generation, phase) = (node.generation, node.phase);
+        let bound = self.patience.bound;
+        let why = format!("ignored for {bound:?} that it was told to stop; abandoned");
+        node.last_error = Some(why.clone());
+        self.running.remove(&generation);
+        self.abandoned.push_back(Abandonment {
+            name: name.clone(),
+            generation,
+            at: now,
+            ended: false,
+        });
+        self.actions.push(Action::Abort { generation });
+        self.log(name, Severity::Error, why);
+        self.stopped(name, phase, now);
+    }
+
+    fn abandoned_ended(&mut self, generation: Generation) {
+        let Some(entry) = self
+            .abandoned
+            .iter_mut()
+            .find(|a| a.generation == generation)
+        else {
+            return;
+        };
+        entry.ended = true;
+        let name = entry.name.clone();
+        self.revision += 1;
+        self.log(
+            &name,
+            Severity::Warning,
+            "what was abandoned has ended".into(),
+        );
+        let ended = self.abandoned.iter().filter(|a| a.ended).count();
+        if ended > MAX_ENDED_ABANDONED
+            && let Some(oldest) = self.abandoned.iter().position(|a| a.ended)
+        {
+            self.abandoned.remove(oldest);
+        }
+    }
+
+    /// Sets the time of the restart for each failed one around which all has
+    /// ended. Looks at the whole tree anew: no state to get out of step.
+    fn settle(&mut self, now: Duration) {
+        if self.closing {
+            return;
+        }
+        let waiting = |node: &Node<R>| node.phase == Phase::Failed { restart_at: None };
+        let failed: Vec<Arc<str>> = self
+            .nodes
+            .iter()
+            .filter(|(_, node)| waiting(node))
+            .map(|(name, _)| name.clone())
+            .collect();
+        for name in failed {
+            let Some(node) = self.nodes.get(&name) else {
+                continue;
+            };
+            if !node.group.iter().all(|member| self.subtree_ended(member)) {
+                continue;
+            }
+            let delay = self.backoff.delay(node.failures);
+            self.log(&name, Severity::Info, format!("restarts in {delay:.1?}"));
+            if let Some(node) = self.nodes.get_mut(&name) {
+                node.phase = Phase::Failed {
+                    restart_at: Some(now + delay),
+                };
+            }
+        }
+    }
+
+    fn due(&self, now: Duration) -> Vec<Arc<str>> {
+        let due = |node: &Node<R>| matches!(node.phase, Phase::Failed { restart_at: Some(at) } if at <= now);
+        let due = self.nodes.iter().filter(|(_, node)| due(node));
+        due.map(|(name, _)| name.clone()).collect()
+    }
+
+    fn restart(&mut self, name: &Arc<str>, now: Duration) {
+        let Some(group) = self.nodes.get(name).map(|node| node.group.clone()) else {
+            return;
+        };
+        for member in group.iter() {
+            for below in self.below(member) {
+                self.nodes.remove(&below);
+            }
+            if let Some(node) = self.nodes.get_mut(member) {
+                node.restarts += 1;
+            }
+            self.start(member, now);
+        }
+    }
+
+    fn stopping(&self) -> Vec<(Arc<str>, Duration, bool)> {
+        let stopping = |(name, node): (&Arc<str>, &Node<R>)| match node.phase {
+            Phase::Stopping { told, warned, .. } => Some((name.clone(), told, warned)),
+            _ => None,
+        };
+        self.nodes.iter().filter_map(stopping).collect()
+    }
+
+    fn below(&self, name: &str) -> Vec<Arc<str>> {
+        let below = |other: &&Arc<str>| is_within(other, name) && other.as_ref() != name;
+        self.nodes.keys().filter(below).cloned().collect()
+    }
+
+    fn subtree_ended(&self, name: &str) -> bool {
+        let mut inside = self
+            .nodes
+            .iter()
+            .filter(|(other, _)| is_within(other, name));
+        inside.all(|(_, node)| node.phase.has_ended())
+    }
+
+    fn log(&mut self, name: &Arc<str>, severity: Severity, text: String) {
+        self.actions.push(Action::Log {
+            name: name.clone(),
+            severity,
+            text,
+        });
+    }
+}
+
+fn check_name(parent: &str, name: &str) -> Result<(), SpawnError> {
+    let allowed = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '_' | '-');
+    if name.is_empty() || name.len() > MAX_NAME || !name.chars().all(allowed) {
+        return Err(SpawnError::NameInvalid {
+            parent: parent.into(),
+            name: name.chars().take(2 * MAX_NAME).collect(),
+        });
+    }
+    Ok(())
+}
