@@ -1,1 +1,155 @@
-fn main() {}
+//! Generates what `src/lib.rs` includes: messages, clients and servers, the
+//! descriptor set, and the table of who may call what.
+//!
+//! protox compiles the proto files in this process, so that a build needs no
+//! `protoc`. The method option `hearth.v1.authorization` is read through
+//! reflection, because prost's own descriptors drop extensions. A method
+//! without the option gets no row in the table, and so is refused; a test of
+//! the crate (`permissions.rs`) makes that an error before it ships.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::{env, fs, io};
+
+use prost_reflect::{DescriptorPool, DynamicMessage, ReflectMessage, Value};
+
+/// Messages with a secret in a field of their own. Their `Debug` is written
+/// by hand in `src/redacted.rs`.
+const SECRET_BEARING: &[&str] = &[
+    ".hearth.v1.ClusterBootstrap",
+    ".hearth.v1.ClusterRegister",
+    ".hearth.private.v1.SealedConfiguration",
+    ".hearth.private.v1.Founding",
+    ".hearth.private.v1.StoredNode",
+    ".hearth.private.v1.StoredCluster",
+    ".hearth.private.v1.StoredAuthority",
+];
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("cargo sets no OUT_DIR")?);
+    println!("cargo::rerun-if-changed=proto");
+
+    let mut compiler = protox::Compiler::new(["proto"])?;
+    compiler
+        .include_imports(true)
+        .include_source_info(true)
+        .open_files(proto_files(Path::new("proto"))?)?;
+
+    tonic_prost_build::configure()
+        .skip_debug(SECRET_BEARING)
+        .compile_fds(compiler.file_descriptor_set())?;
+
+    // Comments are of use to the generator only.
+    compiler.include_source_info(false);
+    fs::write(
+        out.join("descriptors.bin"),
+        compiler.encode_file_descriptor_set(),
+    )?;
+    fs::write(
+        out.join("permissions.rs"),
+        permission_table(&compiler.descriptor_pool())?,
+    )?;
+    Ok(())
+}
+
+/// All proto files below `root`, as paths relative to it, in a fixed order.
+fn proto_files(root: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut found = Vec::new();
+    let mut folders = vec![root.to_owned()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|e| e == "proto") {
+                let relative = path.strip_prefix(root).map_err(io::Error::other)?;
+                found.push(relative.to_owned());
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+/// A `match` over method paths, as the source of a function.
+fn permission_table(pool: &DescriptorPool) -> Result<String, Box<dyn Error>> {
+    let extension = pool
+        .get_extension_by_name("hearth.v1.authorization")
+        .ok_or("options.proto does not define hearth.v1.authorization")?;
+    let mut rows = BTreeMap::new();
+    for service in pool.services() {
+        for method in service.methods() {
+            let options = method.options();
+            if !options.has_extension(&extension) {
+                continue;
+            }
+            let path = format!("/{}/{}", service.full_name(), method.name());
+            let value = options.get_extension(&extension);
+            let message = value.as_message().ok_or("authorization is no message")?;
+            let row = row(message).map_err(|error| format!("{path}: {error}"))?;
+            rows.insert(path, row);
+        }
+    }
+    let mut source =
+        String::from("fn generated(path: &str) -> Option<Authorization> {\n    match path {\n");
+    for (path, row) in rows {
+        writeln!(source, "        {path:?} => Some({row}),")?;
+    }
+    source.push_str("        _ => None,\n    }\n}\n");
+    Ok(source)
+}
+
+/// One method's authorization as a Rust expression.
+fn row(option: &DynamicMessage) -> Result<String, String> {
+    let unauthenticated = option
+        .get_field_by_name("unauthenticated")
+        .and_then(|value| value.as_bool())
+        .ok_or("no field unauthenticated")?;
+    let need = option
+        .get_field_by_name("need")
+        .ok_or("no field need")?
+        .as_list()
+        .ok_or("field need is no list")?
+        .to_vec();
+    match (unauthenticated, need.is_empty()) {
+        (true, true) => Ok("Authorization::Unauthenticated".to_owned()),
+        (false, false) => {
+            let need: Vec<String> = need
+                .iter()
+                .map(|value| permission(option, value))
+                .collect::<Result<_, _>>()?;
+            Ok(format!("Authorization::Need(&[{}])", need.join(", ")))
+        }
+        (true, false) => Err("is both unauthenticated and in need of permissions".to_owned()),
+        (false, true) => Err("is neither unauthenticated nor in need of a permission".to_owned()),
+    }
+}
+
+/// A permission as the path of the generated enum's variant.
+fn permission(option: &DynamicMessage, value: &Value) -> Result<String, String> {
+    let number = value.as_enum_number().ok_or("a permission is no enum")?;
+    let permissions = option
+        .descriptor()
+        .parent_pool()
+        .get_enum_by_name("hearth.v1.Permission")
+        .ok_or("options.proto does not define hearth.v1.Permission")?;
+    let name = permissions
+        .get_value(number)
+        .ok_or_else(|| format!("permission {number} has no name"))?
+        .name()
+        .to_owned();
+    if number == 0 {
+        return Err(format!("needs {name}, which nobody can hold"));
+    }
+    let variant: String = name
+        .trim_start_matches("PERMISSION_")
+        .split('_')
+        .map(|word| {
+            let (first, rest) = word.split_at(1);
+            format!("{first}{}", rest.to_ascii_lowercase())
+        })
+        .collect();
+    Ok(format!("Permission::{variant}"))
+}

@@ -139,7 +139,13 @@ mod tests {
 
     #[test]
     fn other_lines_are_not_reports() {
-        for line in ["", "hearth", "hearth: ", "hearth: reached mars", "[ 1.0] I root: hello"] {
+        for line in [
+            "",
+            "hearth",
+            "hearth: ",
+            "hearth: reached mars",
+            "[ 1.0] I root: hello",
+        ] {
             assert_eq!(Report::parse(line), None, "{line:?}");
         }
     }

@@ -1,1 +1,38 @@
-//! (see docs/architecture.md)
+//! The wire between Hearth's nodes, and between them and their operators.
+//!
+//! Here stand the protobuf messages and services, the identities that callers
+//! have, the certificates and TLS settings that prove them, the table of who
+//! may call what, a server's accept loop and authorisation, and the client of
+//! the curators. Both ends of every connection use this one crate, so that
+//! what one side demands is what the other side brings.
+//!
+//! It knows nothing of how a node is built: no path, no etcd, no supervisor.
+
+pub mod console;
+pub mod identity;
+pub mod names;
+pub mod permissions;
+mod redacted;
+
+/// What the proto files become. The nesting follows the package names, by
+/// which the generated modules refer to each other.
+#[allow(missing_docs, clippy::all)] // Generated; the documentation is that of the proto files.
+mod generated {
+    pub mod hearth {
+        pub mod v1 {
+            tonic::include_proto!("hearth.v1");
+        }
+        pub mod private {
+            pub mod v1 {
+                tonic::include_proto!("hearth.private.v1");
+            }
+        }
+    }
+}
+
+pub use generated::hearth::private::v1 as private;
+pub use generated::hearth::v1;
+
+/// The compiled proto files (a `google.protobuf.FileDescriptorSet` with its
+/// imports and our method options), for reflection and for tests.
+pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

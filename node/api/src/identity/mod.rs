@@ -1,0 +1,53 @@
+//! Who is who, and the keys that prove it.
+//!
+//! Names ([`NodeId`], [`ClusterId`], [`Identity`]) and public keys can be
+//! printed, compared and stored. Secrets (private keys, unlock keys, tickets)
+//! are types of their own that have no printable form, are wiped when they
+//! are dropped, and give up their bytes only through `expose`, so that every
+//! place that does so can be found by that word. Whatever comes from outside
+//! is parsed into these types once, at the edge; no code inside handles bare
+//! bytes.
+
+mod ids;
+mod keys;
+mod secrets;
+
+pub use ids::{ClusterId, Identity, IdentityError, NodeId, Subject, UserName};
+pub use keys::{BadSignature, JoinKey, KeyError, NodeKey, OwnerKey, PublicKey, SigningKey};
+pub use secrets::{ClusterUnlockKey, FirstContactSecret, NodeUnlockKey, SecretLengthError, Ticket};
+
+use rustls_pki_types::CertificateDer;
+
+/// Everything a node needs to speak as itself: durable on its data partition.
+#[derive(Clone)]
+pub struct NodeCredentials {
+    /// The node's private key.
+    pub key: NodeKey,
+    /// Its certificate, issued by `ca`.
+    pub certificate: CertificateDer<'static>,
+    /// The cluster's CA certificate.
+    pub ca: CertificateDer<'static>,
+}
+
+/// Everything a user needs to speak as itself.
+#[derive(Clone)]
+pub struct UserCredentials {
+    /// The user's private key.
+    pub key: SigningKey,
+    /// Its certificate, issued by `ca`.
+    pub certificate: CertificateDer<'static>,
+    /// The cluster's CA certificate.
+    pub ca: CertificateDer<'static>,
+}
+
+/// Random bytes from the kernel's generator.
+///
+/// # Panics
+/// If the kernel has no randomness to give. It blocks until it has, so this
+/// means a kernel without `getrandom`, on which nothing here may go on.
+pub fn random_bytes<const N: usize>() -> [u8; N] {
+    let mut bytes = [0; N];
+    ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut bytes)
+        .expect("the kernel gives random bytes");
+    bytes
+}

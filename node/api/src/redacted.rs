@@ -1,0 +1,151 @@
+//! `Debug` for the messages that bear secrets.
+//!
+//! The generator leaves these out (see `build.rs`), because its own would
+//! print every field. Each is written by taking the message apart completely,
+//! so that a new field does not compile until someone has decided whether it
+//! may be printed. Messages that merely contain one of these are printed by
+//! the generated code, which ends up here.
+
+use std::fmt;
+
+use crate::private::{Founding, SealedConfiguration, StoredAuthority, StoredCluster, StoredNode};
+use crate::v1::{ClusterBootstrap, ClusterRegister};
+
+/// Stands for a secret: tells whether it is there, no more.
+struct Redacted<'a>(&'a [u8]);
+
+impl fmt::Debug for Redacted<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_empty() {
+            "absent"
+        } else {
+            "redacted"
+        })
+    }
+}
+
+macro_rules! redacted_debug {
+    ($message:ident { shown: $($shown:ident),*; secret: $($secret:ident),* }) => {
+        impl fmt::Debug for $message {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                let Self { $($shown,)* $($secret,)* } = self;
+                f.debug_struct(stringify!($message))
+                    $(.field(stringify!($shown), $shown))*
+                    $(.field(stringify!($secret), &Redacted($secret)))*
+                    .finish()
+            }
+        }
+    };
+}
+
+redacted_debug!(ClusterBootstrap {
+    shown: owner_public_key, recovery_recipient, initial_cluster_configuration, initial_roles, labels;
+    secret: first_contact_secret
+});
+
+redacted_debug!(ClusterRegister {
+    shown: cluster_directory, ca_certificate, labels;
+    secret: register_ticket
+});
+
+redacted_debug!(SealedConfiguration {
+    shown: version, phase, enrolment_id, storage_security, tpm_usage, cluster_id, node_id,
+        cluster_ca, owner_public_key, cold_start_policy, key_epoch, founding, network_config;
+    secret: node_unlock_key, join_key, node_key, cluster_unlock_key
+});
+
+redacted_debug!(Founding {
+    shown: recovery_recipient, configuration, roles, labels;
+    secret: first_contact_secret
+});
+
+redacted_debug!(StoredNode {
+    shown: version, id, public_key, join_key, state, roles, labels, tpm_usage, storage_security;
+    secret: cluster_unlock_key
+});
+
+redacted_debug!(StoredCluster {
+    shown: version, cluster_id, configuration, owner_public_key, recovery_recipient;
+    secret: first_contact_secret
+});
+
+redacted_debug!(StoredAuthority {
+    shown: version, certificate;
+    secret: private_key
+});
+
+#[cfg(test)]
+mod tests {
+    use crate::v1::{NodeParameters, node_parameters};
+
+    use super::*;
+
+    /// What no output may contain: the secret in any form that `Debug` has
+    /// for bytes.
+    fn assert_no_secret(printed: &str) {
+        for form in ["165, 165", "a5a5", "\\xa5"] {
+            assert!(!printed.contains(form), "{printed}");
+        }
+        assert!(printed.contains("redacted"), "{printed}");
+    }
+
+    #[test]
+    fn no_secret_prints() {
+        let secret = || vec![0xa5; 32];
+        let founding = Founding {
+            first_contact_secret: secret(),
+            ..Founding::default()
+        };
+        let sealed = SealedConfiguration {
+            node_unlock_key: secret(),
+            join_key: secret(),
+            node_key: secret(),
+            cluster_unlock_key: secret(),
+            founding: Some(founding.clone()),
+            ..SealedConfiguration::default()
+        };
+        let bootstrap = ClusterBootstrap {
+            first_contact_secret: secret(),
+            ..ClusterBootstrap::default()
+        };
+        let register = ClusterRegister {
+            register_ticket: secret(),
+            ..ClusterRegister::default()
+        };
+        let parameters = |cluster| NodeParameters {
+            cluster: Some(cluster),
+            ..NodeParameters::default()
+        };
+        let node = StoredNode {
+            cluster_unlock_key: secret(),
+            ..StoredNode::default()
+        };
+        let cluster = StoredCluster {
+            first_contact_secret: secret(),
+            ..StoredCluster::default()
+        };
+        let authority = StoredAuthority {
+            private_key: secret(),
+            ..StoredAuthority::default()
+        };
+        for printed in [
+            format!("{founding:?}"),
+            format!("{sealed:?}"),
+            format!("{sealed:#?}"),
+            format!(
+                "{:?}",
+                parameters(node_parameters::Cluster::ClusterBootstrap(bootstrap))
+            ),
+            format!(
+                "{:?}",
+                parameters(node_parameters::Cluster::ClusterRegister(register))
+            ),
+            format!("{node:?}"),
+            format!("{cluster:?}"),
+            format!("{authority:?}"),
+        ] {
+            assert_no_secret(&printed);
+        }
+        assert!(format!("{:?}", StoredNode::default()).contains("absent"));
+    }
+}
