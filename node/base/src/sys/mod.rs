@@ -8,4 +8,5 @@
 
 pub mod files;
 pub mod fw_cfg;
+pub mod gpt;
 pub mod slots;
