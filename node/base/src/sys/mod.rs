@@ -4,9 +4,13 @@
 //! mechanism of the kernel, gives it typed errors that name the step that
 //! failed, and leaves the decision what to do about it to its caller.
 //!
-//! `unsafe` stands in the module `ioctl` and nowhere else.
+//! `unsafe` stands in the private module `raw` and nowhere else.
 
+pub mod child;
 pub mod files;
 pub mod fw_cfg;
 pub mod gpt;
+pub mod mkfs;
+pub mod mounts;
+mod raw;
 pub mod slots;
