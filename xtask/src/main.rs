@@ -3,14 +3,25 @@
 //! This file only dispatches; each task is a file beside it. What does work
 //! of its own lives in the libraries `image` and `qemu`.
 
+mod cache;
+mod command;
+mod kernel;
+mod setup;
 mod tidy;
 mod ui;
+
+use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
 /// Builds, boots and proves Hearth.
 #[derive(Parser)]
-#[command(name = "cargo xtask", bin_name = "cargo xtask", version, max_term_width = 100)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    version,
+    max_term_width = 100
+)]
 struct Cli {
     /// Print every external command before it runs
     #[arg(short, long, global = true)]
@@ -21,14 +32,35 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Install the packages that are missing on this machine
+    Setup(setup::Args),
+    /// Build the kernel, or find it in the cache; prints where it is
+    Kernel(kernel::Args),
     /// Check the rules of the repository that a program can check
     Tidy(tidy::Args),
 }
 
-fn main() -> anyhow::Result<()> {
+fn main() -> ExitCode {
     let cli = Cli::parse();
     let ui = ui::Ui::new(cli.verbose);
-    match cli.task {
-        Task::Tidy(args) => tidy::run(&ui, args),
+    match command::handle_interrupts().and_then(|()| cli.task.run(&ui)) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is::<command::Interrupted>() => {
+            ExitCode::from(command::INTERRUPTED_EXIT_CODE)
+        }
+        Err(error) => {
+            eprintln!("Error: {error:?}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+impl Task {
+    fn run(self, ui: &ui::Ui) -> anyhow::Result<()> {
+        match self {
+            Task::Setup(args) => setup::run(ui, &args),
+            Task::Kernel(args) => kernel::run(ui, &args),
+            Task::Tidy(args) => tidy::run(ui, args),
+        }
     }
 }

@@ -1,0 +1,136 @@
+//! What the tasks tell their user: lines and progress, all of it on standard error, so that standard output stays free
+//! for results that another program reads.
+//!
+//! On a terminal a [`Task`] is a live line (indicatif) with a clock; elsewhere, in a log of a CI run say, it is one line
+//! when it begins and one when it ends, with what it took. A task that is dropped without [`Task::done`] leaves nothing
+//! behind: the error that is on its way up speaks for it.
+
+use std::fmt::Display;
+use std::io::IsTerminal;
+use std::time::{Duration, Instant};
+
+use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
+
+/// Handle on the user's terminal; cheap to clone.
+#[derive(Clone)]
+pub struct Ui {
+    verbose: bool,
+    live: bool,
+    bars: MultiProgress,
+}
+
+impl Ui {
+    /// `verbose`: external commands are printed before they run.
+    pub fn new(verbose: bool) -> Ui {
+        Ui {
+            verbose,
+            live: std::io::stderr().is_terminal(),
+            bars: MultiProgress::new(),
+        }
+    }
+
+    /// Whether external commands are printed.
+    pub fn verbose(&self) -> bool {
+        self.verbose
+    }
+
+    /// The bars of the running tasks, for those who draw lines of their own among them.
+    pub fn bars(&self) -> &MultiProgress {
+        &self.bars
+    }
+
+    /// One line, above whatever is in progress.
+    pub fn say(&self, line: impl Display) {
+        // Nothing sensible can be done when standard error is closed.
+        if self.live {
+            let _ = self.bars.println(line.to_string());
+        } else {
+            eprintln!("{line}");
+        }
+    }
+
+    /// One line that only `-v` shows.
+    pub fn detail(&self, line: impl Display) {
+        if self.verbose {
+            self.say(line);
+        }
+    }
+
+    /// Long work of unknown length.
+    pub fn task(&self, what: impl Into<String>) -> Task {
+        self.start(what.into(), None)
+    }
+
+    /// Long work of about `length` steps.
+    pub fn counted_task(&self, what: impl Into<String>, length: u64) -> Task {
+        self.start(what.into(), Some(length))
+    }
+
+    fn start(&self, what: String, length: Option<u64>) -> Task {
+        let bar = if self.live {
+            let bar = self.bars.add(match length {
+                Some(length) => ProgressBar::new(length),
+                None => ProgressBar::new_spinner(),
+            });
+            let template = match length {
+                Some(_) => "{spinner} {prefix} [{bar:30}] {percent:>3} % {elapsed} {wide_msg}",
+                None => "{spinner} {prefix} {elapsed} {wide_msg}",
+            };
+            if let Ok(style) = ProgressStyle::with_template(template) {
+                bar.set_style(style.progress_chars("=> "));
+            }
+            bar.set_prefix(what.clone());
+            bar.enable_steady_tick(Duration::from_millis(200));
+            bar
+        } else {
+            eprintln!("{what} …");
+            ProgressBar::hidden()
+        };
+        Task {
+            ui: self.clone(),
+            what,
+            bar,
+            started: Instant::now(),
+        }
+    }
+}
+
+/// A piece of work in progress.
+pub struct Task {
+    ui: Ui,
+    what: String,
+    bar: ProgressBar,
+    started: Instant,
+}
+
+impl Task {
+    /// What is being done right now; shown beside the bar.
+    pub fn now(&self, detail: impl Into<String>) {
+        self.bar.set_message(detail.into());
+    }
+
+    /// One step further. A bar whose estimate was too low waits at its end.
+    pub fn step(&self) {
+        if self
+            .bar
+            .length()
+            .is_none_or(|end| self.bar.position() + 1 < end)
+        {
+            self.bar.inc(1);
+        }
+    }
+
+    /// The work succeeded: leaves one line with what it took.
+    pub fn done(self) {
+        let took = self.started.elapsed().as_secs_f64();
+        self.bar.finish_and_clear();
+        self.ui.say(format_args!("{}: {took:.1} s", self.what));
+    }
+}
+
+impl Drop for Task {
+    fn drop(&mut self) {
+        self.bar.finish_and_clear();
+        self.ui.bars.remove(&self.bar);
+    }
+}
