@@ -1,1 +1,158 @@
-//! (see docs/architecture.md)
+//! Builds bootable disk images without privileges: programs and files to an initramfs ([`initramfs`]), that and a kernel
+//! to a unified kernel image ([`uki`]), that to a disk with an EFI system partition and a blank data partition
+//! ([`disk`], [`fat`]).
+//!
+//! This crate knows nothing of Hearth: names, types and sizes are the caller's, and any static or dynamic x86-64 program
+//! can be the init. Invariants: the same input gives the same bytes, on any machine, in any directory, whatever the
+//! environment says; nothing is mounted, no loop device and no other program is used; an output file is
+//! whole or absent ([`output`]). Other forms of an image than the raw one are for the caller to convert to.
+
+pub mod closure;
+pub mod content;
+pub mod disk;
+pub mod fat;
+pub mod initramfs;
+pub mod kernel;
+pub mod output;
+pub mod pe;
+pub mod uki;
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use content::Content;
+use disk::{Partition, PartitionContent};
+use initramfs::Tree;
+use uki::{CommandLine, Uki};
+use uuid::Uuid;
+
+/// Why an image could not be built: the step, with its cause.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // The messages say it.
+pub enum Error {
+    #[error("cannot read the {what} {}", path.display())]
+    Read {
+        what: &'static str,
+        path: PathBuf,
+        source: io::Error,
+    },
+    #[error("cannot make the initramfs")]
+    Initramfs(#[from] initramfs::InitramfsError),
+    #[error("cannot make the unified kernel image")]
+    Uki(#[from] uki::UkiError),
+    #[error("cannot make the disk image")]
+    Disk(#[from] disk::DiskError),
+}
+
+/// What boots: kernel and user space.
+#[derive(Debug, Clone)]
+pub struct System {
+    /// bzImage with an EFI stub.
+    pub kernel: PathBuf,
+    /// systemd's EFI stub (`linuxx64.efi.stub`).
+    pub stub: PathBuf,
+    /// The program that is PID 1; `/init` in the initramfs.
+    pub init: PathBuf,
+    /// More programs: path here, path in the initramfs. Libraries come along.
+    pub programs: Vec<(PathBuf, String)>,
+    /// More files by their path in the initramfs, mode 0644.
+    pub files: BTreeMap<String, Vec<u8>>,
+    /// The kernel's command line.
+    pub command_line: CommandLine,
+    /// os-release, for the UKI and, as `/etc/os-release`, for the initramfs.
+    pub os_release: String,
+}
+
+/// What a [`System`] is assembled to.
+#[derive(Debug, Clone)]
+pub struct Assembled {
+    /// The kernel as it was read.
+    pub kernel: Vec<u8>,
+    /// cpio under zstd.
+    pub initramfs: Vec<u8>,
+    /// The unified kernel image, for [`uki::BOOT_PATH`].
+    pub uki: Vec<u8>,
+    /// Path and size of every file in the initramfs.
+    pub contents: Vec<(String, u64)>,
+}
+
+impl System {
+    /// Reads all the parts and puts them together.
+    pub fn assemble(&self) -> Result<Assembled, Error> {
+        let read = |what, path: &Path| {
+            std::fs::read(path).map_err(|source| Error::Read {
+                what,
+                path: path.to_owned(),
+                source,
+            })
+        };
+        let kernel = read("kernel", &self.kernel)?;
+        let stub = read("EFI stub", &self.stub)?;
+        let tree = self.tree()?;
+        let initramfs = tree.to_zstd()?;
+        let uki = Uki {
+            stub: &stub,
+            os_release: &self.os_release,
+            command_line: &self.command_line,
+            initramfs: &initramfs,
+            kernel: &kernel,
+        }
+        .build()?;
+        let contents = tree
+            .files()
+            .map(|(path, size)| (path.to_owned(), size))
+            .collect();
+        Ok(Assembled {
+            kernel,
+            initramfs,
+            uki,
+            contents,
+        })
+    }
+
+    /// The initramfs' files.
+    pub fn tree(&self) -> Result<Tree, initramfs::InitramfsError> {
+        let mut tree = Tree::new();
+        tree.program(&self.init, "/init")?;
+        for (source, target) in &self.programs {
+            tree.program(source, target)?;
+        }
+        for (path, bytes) in &self.files {
+            tree.file(path, 0o644, bytes.clone())?;
+        }
+        tree.file(
+            "/etc/os-release",
+            0o644,
+            self.os_release.clone().into_bytes(),
+        )?;
+        Ok(tree)
+    }
+}
+
+/// An EFI system partition that starts `uki`, with `files` beside it by their paths, and room for a second UKI of the
+/// same size and some growth: an update writes the new one before the old one goes.
+pub fn esp_partition(
+    label: &str,
+    type_guid: Uuid,
+    size: u64,
+    uki: Content,
+    mut files: BTreeMap<String, Content>,
+) -> Result<Partition, disk::DiskError> {
+    let volume = fat::VolumeLabel::parse(label).map_err(|source| disk::DiskError::Fat {
+        label: label.to_owned(),
+        source,
+    })?;
+    let reserve = uki.length() + uki.length() / 4;
+    files.insert(uki::BOOT_PATH.to_owned(), uki);
+    Ok(Partition {
+        label: label.to_owned(),
+        type_guid,
+        size,
+        content: PartitionContent::Fat32 {
+            label: volume,
+            files,
+            reserve,
+        },
+    })
+}

@@ -1,0 +1,200 @@
+//! The shared libraries that a program needs, found as the program's loader will find them.
+//!
+//! There is no `ld.so.cache` in the image, so what matters is the loader's search without one: the object's run path,
+//! then the loader's built-in directories, those of Debian's. A library found here in a directory goes into the same
+//! directory of the image, so that what is found at build time is found at run time. Running `ldd` instead would execute
+//! the program, and would answer by the build host's cache.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::path::{Component, Path, PathBuf};
+
+use goblin::elf::Elf;
+use goblin::elf::header::{EM_X86_64, ET_DYN, ET_EXEC};
+
+/// Where Debian's loader for x86-64 looks of itself.
+const BUILT_IN: [&str; 4] = [
+    "/lib/x86_64-linux-gnu",
+    "/usr/lib/x86_64-linux-gnu",
+    "/lib",
+    "/usr/lib",
+];
+
+/// Why a program's libraries could not be collected.
+#[derive(Debug, thiserror::Error)]
+pub enum ClosureError {
+    /// A file could not be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// A file is not what it must be.
+    #[error("{} is no program or library for x86-64 Linux: {reason}", path.display())]
+    NotElf {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// A library is nowhere to be found.
+    #[error("{} needs {library}, which is in none of {}", needed_by.display(), searched.join(", "))]
+    NotFound {
+        /// Its name.
+        library: String,
+        /// Who asks for it.
+        needed_by: PathBuf,
+        /// The directories that were searched.
+        searched: Vec<String>,
+    },
+    /// Two different files would have the same path in the image.
+    #[error("{} and {} would both be {target} in the image", first.display(), second.display())]
+    Conflict {
+        /// The path in the image.
+        target: String,
+        /// One file.
+        first: PathBuf,
+        /// The other.
+        second: PathBuf,
+    },
+}
+
+/// A file read for the image.
+#[derive(Debug)]
+pub struct Object {
+    /// Where it was found.
+    pub source: PathBuf,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// The program at `source`, to be put at `target` (absolute) in the image, and all that its loader will look for:
+/// interpreter and libraries, by path in the image. A static program is a closure of one.
+pub fn closure(source: &Path, target: &str) -> Result<BTreeMap<String, Object>, ClosureError> {
+    let mut found: BTreeMap<String, Object> = BTreeMap::new();
+    let mut open = vec![(source.to_owned(), target.to_owned())];
+    while let Some((source, target)) = open.pop() {
+        if let Some(other) = found.get(&target) {
+            if other.source != source {
+                return Err(ClosureError::Conflict {
+                    target,
+                    first: other.source.clone(),
+                    second: source,
+                });
+            }
+            continue;
+        }
+        let bytes = std::fs::read(&source).map_err(|e| ClosureError::Read {
+            path: source.clone(),
+            source: e,
+        })?;
+        open.extend(needs(&source, &target, &bytes)?);
+        found.insert(target, Object { source, bytes });
+    }
+    Ok(found)
+}
+
+/// What one object asks for: pairs of path here and path in the image.
+fn needs(
+    source: &Path,
+    target: &str,
+    bytes: &[u8],
+) -> Result<Vec<(PathBuf, String)>, ClosureError> {
+    let elf = parse(source, bytes)?;
+    let mut paths = Vec::new();
+    if let Some(interpreter) = elf.interpreter {
+        paths.push((PathBuf::from(interpreter), normal(Path::new(interpreter))));
+    }
+    let here = directory(source);
+    let there = directory(Path::new(target));
+    let mut directories: Vec<(PathBuf, PathBuf)> = Vec::new();
+    // As the loader has it: the old DT_RPATH counts only where there is no DT_RUNPATH.
+    let run_paths = if elf.runpaths.is_empty() {
+        &elf.rpaths
+    } else {
+        &elf.runpaths
+    };
+    for path in run_paths
+        .iter()
+        .flat_map(|paths| paths.split(':'))
+        .filter(|p| !p.is_empty())
+    {
+        let expand = |origin: &Path| {
+            let origin = origin.to_string_lossy();
+            PathBuf::from(
+                path.replace("${ORIGIN}", &origin)
+                    .replace("$ORIGIN", &origin),
+            )
+        };
+        directories.push((expand(&here), expand(&there)));
+    }
+    directories.extend(BUILT_IN.map(|d| (d.into(), d.into())));
+
+    for library in &elf.libraries {
+        if library.contains('/') {
+            paths.push((PathBuf::from(library), normal(Path::new(library))));
+            continue;
+        }
+        let hit = directories
+            .iter()
+            .find(|(here, _)| usable(&here.join(library)));
+        let Some((here, there)) = hit else {
+            return Err(ClosureError::NotFound {
+                library: (*library).to_owned(),
+                needed_by: source.to_owned(),
+                searched: directories
+                    .iter()
+                    .map(|(d, _)| d.display().to_string())
+                    .collect(),
+            });
+        };
+        paths.push((here.join(library), normal(&there.join(library))));
+    }
+    Ok(paths)
+}
+
+fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<Elf<'a>, ClosureError> {
+    let wrong = |reason: String| ClosureError::NotElf {
+        path: path.to_owned(),
+        reason,
+    };
+    let elf = Elf::parse(bytes).map_err(|e| wrong(e.to_string()))?;
+    if !elf.is_64 || elf.header.e_machine != EM_X86_64 {
+        return Err(wrong(format!("it is for machine {}", elf.header.e_machine)));
+    }
+    if !matches!(elf.header.e_type, ET_EXEC | ET_DYN) {
+        return Err(wrong("it is neither linked nor a library".into()));
+    }
+    Ok(elf)
+}
+
+/// The loader passes over files of another architecture, and so does this.
+fn usable(path: &Path) -> bool {
+    use std::io::Read;
+    let mut header = [0; 20];
+    let read = std::fs::File::open(path).and_then(|mut file| file.read_exact(&mut header));
+    read.is_ok()
+        && header.starts_with(b"\x7fELF\x02\x01")
+        && u16::from_le_bytes([header[18], header[19]]) == EM_X86_64
+}
+
+fn directory(path: &Path) -> PathBuf {
+    path.parent().unwrap_or(Path::new("/")).to_owned()
+}
+
+/// Absolute, without `.` and `..`: what the image's paths look like.
+fn normal(path: &Path) -> String {
+    let mut parts: Vec<String> = Vec::new();
+    for component in path.components() {
+        match component {
+            Component::Normal(part) => parts.push(part.to_string_lossy().into_owned()),
+            Component::ParentDir => {
+                parts.pop();
+            }
+            Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+        }
+    }
+    format!("/{}", parts.join("/"))
+}

@@ -1,0 +1,238 @@
+//! Disk images: partitions in a GPT, sparse.
+//!
+//! Partitions lie one behind the other from 1 MiB on, in whole MiB, and 1 MiB is left behind the last one for the backup
+//! table. Only what is not zero is written, so an image takes as much of the host's disk as it has content. All GUIDs
+//! and volume ids come of a seed that the caller makes of the content: the same content gives the same image, and two
+//! different images in one machine can be told apart.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{self, Seek, Write};
+use std::path::Path;
+
+use gpt::mbr::ProtectiveMBR;
+use uuid::Uuid;
+
+use crate::content::Content;
+use crate::fat::{FatError, FatSpec, VolumeLabel};
+use crate::output::{Output, OutputError};
+
+/// Why an image could not be written. Sizes are bytes.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // The messages say it.
+pub enum DiskError {
+    #[error("partition {label}: its size is {size}, a multiple of 1 MiB is wanted")]
+    PartitionSize { label: String, size: u64 },
+    #[error("partition label {label:?} is not 1 to 36 UTF-16 units long")]
+    PartitionLabel { label: String },
+    #[error("{0} partitions are more than the 128 of a GPT")]
+    TooManyPartitions(usize),
+    #[error("partition {label}: its file system cannot be planned")]
+    Fat { label: String, source: FatError },
+    #[error("cannot write the {part}")]
+    Write { part: String, source: io::Error },
+    #[error("cannot write the partition table")]
+    Gpt(#[from] gpt::GptError),
+    #[error("cannot write the protective MBR")]
+    Mbr(#[from] gpt::mbr::MBRError),
+    #[error(transparent)]
+    Output(#[from] OutputError),
+}
+
+const MIB: u64 = 1 << 20;
+const SECTOR: u64 = 512;
+
+/// From which GUIDs and volume ids are derived; a hash of the content, say.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Seed(pub [u8; 32]);
+
+impl Seed {
+    /// A seed from the content's parts.
+    pub fn of(parts: &[&[u8]]) -> Seed {
+        let mut context = ring::digest::Context::new(&ring::digest::SHA256);
+        for part in parts {
+            context.update(&(part.len() as u64).to_le_bytes());
+            context.update(part);
+        }
+        Seed::from_digest(context.finish())
+    }
+
+    fn from_digest(digest: ring::digest::Digest) -> Seed {
+        let mut seed = [0; 32];
+        seed.copy_from_slice(digest.as_ref());
+        Seed(seed)
+    }
+
+    fn derive(&self, purpose: &str) -> [u8; 32] {
+        Seed::of(&[&self.0, purpose.as_bytes()]).0
+    }
+
+    fn guid(&self, purpose: &str) -> Uuid {
+        let mut bytes = [0; 16];
+        bytes.copy_from_slice(&self.derive(purpose)[..16]);
+        // Version 8, "made in a way of one's own".
+        uuid::Builder::from_custom_bytes(bytes).into_uuid()
+    }
+
+    fn volume_id(&self, purpose: &str) -> u32 {
+        let hash = self.derive(purpose);
+        u32::from_le_bytes([hash[0], hash[1], hash[2], hash[3]])
+    }
+}
+
+/// A disk to be written.
+#[derive(Debug, Clone)]
+pub struct Disk {
+    /// For GUIDs and volume ids.
+    pub seed: Seed,
+    /// In the order they lie on the disk.
+    pub partitions: Vec<Partition>,
+}
+
+/// One partition.
+#[derive(Debug, Clone)]
+pub struct Partition {
+    /// Its name in the table.
+    pub label: String,
+    /// What it is for.
+    pub type_guid: Uuid,
+    /// Bytes, a multiple of 1 MiB.
+    pub size: u64,
+    /// What it holds.
+    pub content: PartitionContent,
+}
+
+/// What a partition holds.
+#[derive(Debug, Clone)]
+pub enum PartitionContent {
+    /// Nothing: all zero.
+    Blank,
+    /// A FAT32 file system.
+    Fat32 {
+        /// Its volume label.
+        label: VolumeLabel,
+        /// Files by path.
+        files: BTreeMap<String, Content>,
+        /// Bytes to stay free.
+        reserve: u64,
+    },
+}
+
+impl Disk {
+    /// The image's size in bytes.
+    pub fn size(&self) -> u64 {
+        2 * MIB + self.partitions.iter().map(|p| p.size).sum::<u64>()
+    }
+
+    /// Writes the image to `destination`, which appears, or is replaced, when it is whole.
+    pub fn write(&self, destination: &Path) -> Result<(), DiskError> {
+        let mut output = Output::create(destination)?;
+        self.write_into(output.file())?;
+        output.publish()?;
+        Ok(())
+    }
+
+    /// Writes the image into an empty file.
+    pub fn write_into(&self, file: &mut File) -> Result<(), DiskError> {
+        self.check()?;
+        let failed = |part: &str| {
+            let part = part.to_owned();
+            move |source| DiskError::Write { part, source }
+        };
+        file.set_len(self.size()).map_err(failed("image's size"))?;
+        let mut start = MIB;
+        for (number, partition) in self.partitions.iter().enumerate() {
+            if let Some(spec) = partition.fat(self.seed, number, start) {
+                let label = &partition.label;
+                let plan = spec.plan().map_err(|source| DiskError::Fat {
+                    label: label.clone(),
+                    source,
+                })?;
+                plan.write_to(file, start)
+                    .map_err(failed(&format!("partition {label}")))?;
+            }
+            start += partition.size;
+        }
+        self.write_tables(file)?;
+        file.flush().map_err(failed("image"))
+    }
+
+    fn check(&self) -> Result<(), DiskError> {
+        if self.partitions.len() > 128 {
+            return Err(DiskError::TooManyPartitions(self.partitions.len()));
+        }
+        for partition in &self.partitions {
+            let Partition { label, size, .. } = partition;
+            if *size == 0 || !size.is_multiple_of(MIB) || *size > 1 << 50 {
+                return Err(DiskError::PartitionSize {
+                    label: label.clone(),
+                    size: *size,
+                });
+            }
+            if !(1..=36).contains(&label.encode_utf16().count()) || label.contains('\0') {
+                return Err(DiskError::PartitionLabel {
+                    label: label.clone(),
+                });
+            }
+        }
+        Ok(())
+    }
+
+    fn write_tables(&self, file: &mut File) -> Result<(), DiskError> {
+        // All sectors but the first; more than the field can say is said by its largest number.
+        let protected = u32::try_from(self.size() / SECTOR - 1).unwrap_or(u32::MAX);
+        ProtectiveMBR::with_lb_size(protected).overwrite_lba0(file)?;
+        file.rewind().map_err(|source| DiskError::Write {
+            part: "partition table".into(),
+            source,
+        })?;
+        let mut start = MIB;
+        let mut table = BTreeMap::new();
+        for (number, partition) in (1u32..).zip(&self.partitions) {
+            let end = start + partition.size;
+            table.insert(
+                number,
+                gpt::partition::Partition {
+                    part_type_guid: gpt::partition_types::Type {
+                        guid: partition.type_guid,
+                        os: gpt::partition_types::OperatingSystem::None,
+                    },
+                    part_guid: self.seed.guid(&format!("partition {number}")),
+                    first_lba: start / SECTOR,
+                    last_lba: end / SECTOR - 1,
+                    flags: 0,
+                    name: partition.label.clone(),
+                },
+            );
+            start = end;
+        }
+        let mut disk = gpt::GptConfig::new()
+            .writable(true)
+            .create_from_device(&mut *file, Some(self.seed.guid("disk")))?;
+        disk.update_partitions(table)?;
+        disk.write()?;
+        Ok(())
+    }
+}
+
+impl Partition {
+    fn fat(&self, seed: Seed, number: usize, start: u64) -> Option<FatSpec> {
+        let PartitionContent::Fat32 {
+            label,
+            files,
+            reserve,
+        } = &self.content
+        else {
+            return None;
+        };
+        Some(FatSpec {
+            size: self.size,
+            // Informative; systems that look at it are not those with an ESP beyond 2 TiB.
+            hidden_sectors: u32::try_from(start / SECTOR).unwrap_or(0),
+            label: label.clone(),
+            volume_id: seed.volume_id(&format!("volume {number}")),
+            reserve: *reserve,
+            files: files.clone(),
+        })
+    }
+}

@@ -1,0 +1,166 @@
+//! Where a FAT32 file system's parts lie: boot sectors, tables, clusters.
+
+use super::{FatError, FatSpec};
+
+/// Bytes in a sector.
+pub const SECTOR: u64 = 512;
+/// Copies of the allocation table.
+pub const FATS: u64 = 2;
+/// Sector of the backup boot sector; where every system looks for it.
+pub const BACKUP: u64 = 6;
+/// Sector of the free-space record, from either boot sector.
+pub const INFO: u64 = 1;
+/// Media type of a fixed disk.
+pub const MEDIA: u8 = 0xf8;
+
+/// Below it, systems take the file system for FAT16. The format says 65,525, and to keep 16 away from it.
+const FEWEST_CLUSTERS: u64 = 65_525 + 16;
+const RESERVED: u64 = 32;
+/// Clusters begin at a multiple of 4 KiB, the block size of the disks and file systems below.
+const ALIGNMENT: u64 = 8;
+
+/// Lengths in sectors, but for the number of clusters.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Geometry {
+    pub sectors: u32,
+    pub reserved: u16,
+    pub fat: u32,
+    pub per_cluster: u8,
+    pub clusters: u32,
+}
+
+impl Geometry {
+    /// The geometry with the largest clusters (up to 32 KiB) of which there are enough to make it FAT32.
+    pub fn of(size: u64) -> Result<Geometry, FatError> {
+        let refused = |reason| FatError::Size { size, reason };
+        if !size.is_multiple_of(SECTOR) {
+            return Err(refused("it must be a multiple of 512"));
+        }
+        let sectors = u32::try_from(size / SECTOR).map_err(|_| refused("2 TiB is the most"))?;
+        [64, 32, 16, 8, 4, 2, 1]
+            .into_iter()
+            .find_map(|per_cluster| Geometry::with_clusters(sectors, per_cluster))
+            .ok_or_else(|| refused("FAT32 needs about 33 MiB, or it is taken for FAT16"))
+    }
+
+    fn with_clusters(sectors: u32, per_cluster: u8) -> Option<Geometry> {
+        let (total, each) = (u64::from(sectors), u64::from(per_cluster));
+        // As if tables and reserved sectors were clusters too: a few entries more than are used.
+        let fat = ((total / each + 2) * 4).div_ceil(SECTOR);
+        let before = (RESERVED + FATS * fat).next_multiple_of(ALIGNMENT);
+        let clusters = total.checked_sub(before)? / each;
+        // The largest number that is no mark; also what 2 TiB in 32 KiB clusters stay far below.
+        if !(FEWEST_CLUSTERS..0x0fff_fff5).contains(&clusters) {
+            return None;
+        }
+        Some(Geometry {
+            sectors,
+            reserved: (before - FATS * fat) as u16,
+            fat: fat as u32,
+            per_cluster,
+            clusters: clusters as u32,
+        })
+    }
+
+    pub fn cluster_size(&self) -> u64 {
+        u64::from(self.per_cluster) * SECTOR
+    }
+
+    /// First sector of a copy of the table.
+    pub fn fat_start(&self, copy: u64) -> u64 {
+        u64::from(self.reserved) + copy * u64::from(self.fat)
+    }
+
+    /// First sector of a cluster; the first cluster is number 2.
+    pub fn cluster_start(&self, cluster: u32) -> u64 {
+        self.fat_start(FATS) + u64::from(cluster - 2) * u64::from(self.per_cluster)
+    }
+
+    pub fn boot_sector(&self, spec: &FatSpec) -> [u8; SECTOR as usize] {
+        let mut sector = [0; SECTOR as usize];
+        let mut put = |at: usize, bytes: &[u8]| sector[at..at + bytes.len()].copy_from_slice(bytes);
+        // A jump over the fields, to code that waits: nobody boots from here, yet the jump is how the format is known.
+        put(0, &[0xeb, 0x58, 0x90]);
+        put(0x5a, &[0xf4, 0xeb, 0xfd]);
+        // The name that the format's own document advises: there are systems that trust no other.
+        put(3, b"MSWIN4.1");
+        put(11, &(SECTOR as u16).to_le_bytes());
+        put(13, &[self.per_cluster]);
+        put(14, &self.reserved.to_le_bytes());
+        put(16, &[FATS as u8]);
+        put(21, &[MEDIA]);
+        // Sectors per track and heads; a geometry of the sort that every BIOS made up.
+        put(24, &63u16.to_le_bytes());
+        put(26, &255u16.to_le_bytes());
+        put(28, &spec.hidden_sectors.to_le_bytes());
+        put(32, &self.sectors.to_le_bytes());
+        put(36, &self.fat.to_le_bytes());
+        // The root directory's cluster.
+        put(44, &2u32.to_le_bytes());
+        put(48, &(INFO as u16).to_le_bytes());
+        put(50, &(BACKUP as u16).to_le_bytes());
+        // First hard disk; the three fields that follow are there.
+        put(64, &[0x80, 0, 0x29]);
+        put(67, &spec.volume_id.to_le_bytes());
+        put(71, &spec.label.padded());
+        put(82, b"FAT32   ");
+        put(510, &[0x55, 0xaa]);
+        sector
+    }
+
+    pub fn info_sector(&self, free: u32, next: u32) -> [u8; SECTOR as usize] {
+        let mut sector = [0; SECTOR as usize];
+        let mut put = |at: usize, number: u32| {
+            sector[at..at + 4].copy_from_slice(&number.to_le_bytes());
+        };
+        put(0, 0x4161_5252);
+        put(484, 0x6141_7272);
+        put(488, free);
+        put(492, next);
+        put(508, 0xaa55_0000);
+        sector
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    #[test]
+    fn clusters_are_as_large_as_their_number_allows() {
+        for (size, per_cluster) in [
+            (34 * MIB, 1),
+            (128 * MIB, 2),
+            (257 * MIB, 8),
+            (513 * MIB, 16),
+            (1 << 40, 64),
+        ] {
+            let geometry = Geometry::of(size).unwrap();
+            assert_eq!(geometry.per_cluster, per_cluster, "{size}: {geometry:?}");
+        }
+    }
+
+    #[test]
+    fn parts_fit_and_tables_suffice() {
+        for mib in (34..600).chain([5_000, 100_000, 1 << 20]) {
+            let geometry = Geometry::of(mib * MIB).unwrap();
+            let last =
+                geometry.cluster_start(geometry.clusters + 1) + u64::from(geometry.per_cluster);
+            assert!(last <= mib * 2048, "{geometry:?}");
+            assert!(u64::from(geometry.fat) * 128 >= u64::from(geometry.clusters) + 2);
+            assert_eq!(geometry.cluster_start(2) % ALIGNMENT, 0);
+        }
+    }
+
+    #[test]
+    fn impossible_sizes_are_refused() {
+        for size in [0, 511, 512, 32 * MIB, 2048 * 1024 * MIB] {
+            assert!(
+                matches!(Geometry::of(size), Err(FatError::Size { .. })),
+                "{size}"
+            );
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! Unified kernel images (UAPI group specification 5): one EFI program of stub, kernel, command line, os-release and
+//! initramfs, which the firmware starts as `EFI/BOOT/BOOTX64.EFI`.
+
+use crate::kernel::{self, KernelError};
+use crate::pe::{self, PeError, Section};
+
+/// Where UEFI firmware looks on a disk that it has no boot entry for.
+pub const BOOT_PATH: &str = "EFI/BOOT/BOOTX64.EFI";
+
+/// x86 kernels take 2047 characters and a NUL.
+const LONGEST_COMMAND_LINE: usize = 2047;
+
+/// Why a unified kernel image could not be made.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // The messages say it.
+pub enum UkiError {
+    #[error("the kernel command line has {character:?} at {position}: printable ASCII is wanted")]
+    CommandLineCharacter { character: char, position: usize },
+    #[error("the kernel command line is {0} characters long, {LONGEST_COMMAND_LINE} is the most")]
+    CommandLineLength(usize),
+    #[error("the kernel cannot be used")]
+    Kernel(#[from] KernelError),
+    #[error("the EFI stub cannot be used")]
+    Stub(#[from] PeError),
+}
+
+/// A kernel command line that means the same to stub, firmware and kernel: one line of printable ASCII.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommandLine(String);
+
+impl CommandLine {
+    /// Checks `text`; blanks around it are dropped.
+    pub fn parse(text: &str) -> Result<CommandLine, UkiError> {
+        let text = text.trim_matches(' ');
+        if let Some((position, character)) = text
+            .chars()
+            .enumerate()
+            .find(|(_, c)| !matches!(c, ' '..='~'))
+        {
+            return Err(UkiError::CommandLineCharacter {
+                character,
+                position,
+            });
+        }
+        if text.len() > LONGEST_COMMAND_LINE {
+            return Err(UkiError::CommandLineLength(text.len()));
+        }
+        Ok(CommandLine(text.to_owned()))
+    }
+
+    /// The text.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+/// What goes into a unified kernel image.
+#[derive(Debug, Clone, Copy)]
+pub struct Uki<'a> {
+    /// systemd's EFI stub, unsigned.
+    pub stub: &'a [u8],
+    /// os-release text.
+    pub os_release: &'a str,
+    /// The kernel's command line.
+    pub command_line: &'a CommandLine,
+    /// The initramfs, compressed as the kernel can read it.
+    pub initramfs: &'a [u8],
+    /// bzImage with an EFI stub.
+    pub kernel: &'a [u8],
+}
+
+impl Uki<'_> {
+    /// The program's bytes.
+    pub fn build(&self) -> Result<Vec<u8>, UkiError> {
+        kernel::check(self.kernel)?;
+        let all = [
+            (".osrel", self.os_release.as_bytes()),
+            (".cmdline", self.command_line.0.as_bytes()),
+            (".initrd", self.initramfs),
+            // Last: old stubs let the kernel unpack in place, over what comes behind it.
+            (".linux", self.kernel),
+        ];
+        let sections: Vec<Section<'_>> = all
+            .into_iter()
+            // No command line at all is no section at all.
+            .filter(|(name, data)| *name != ".cmdline" || !data.is_empty())
+            .map(|(name, data)| Section { name, data })
+            .collect();
+        Ok(pe::append_sections(self.stub, &sections)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn command_lines() {
+        assert_eq!(
+            CommandLine::parse(" console=ttyS0 quiet ")
+                .unwrap()
+                .as_str(),
+            "console=ttyS0 quiet"
+        );
+        assert!(matches!(
+            CommandLine::parse("a\nb"),
+            Err(UkiError::CommandLineCharacter {
+                character: '\n',
+                position: 1
+            })
+        ));
+        assert!(CommandLine::parse("é").is_err());
+        assert!(CommandLine::parse(&"x".repeat(2047)).is_ok());
+        assert!(matches!(
+            CommandLine::parse(&"x".repeat(2048)),
+            Err(UkiError::CommandLineLength(2048))
+        ));
+    }
+}
