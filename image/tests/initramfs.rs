@@ -42,7 +42,8 @@ fn read_back(mut archive: &[u8]) -> Vec<(String, Entry)> {
 }
 
 fn small_tree(reversed: bool) -> Tree {
-    let mut steps: Vec<Box<dyn Fn(&mut Tree) -> Result<(), InitramfsError>>> = vec![
+    type Step = Box<dyn Fn(&mut Tree) -> Result<(), InitramfsError>>;
+    let mut steps: Vec<Step> = vec![
         Box::new(|t| t.file("/etc/os-release", 0o644, b"ID=test\n".to_vec())),
         Box::new(|t| t.file("/init", 0o755, vec![1, 2, 3, 4, 5])),
         Box::new(|t| t.directory("/etc/empty/inner")),
