@@ -116,3 +116,165 @@ impl<T: Clone + Send + Sync + 'static> Watcher<T> {
         }
     }
 }
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+    use tokio::time::timeout;
+
+    use super::*;
+
+    const SOON: Duration = Duration::from_secs(10);
+
+    fn block_on<F: Future>(future: F) -> F::Output {
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_time()
+            .build();
+        let bounded = async { timeout(SOON, future).await.expect("it hangs") };
+        runtime.expect("a runtime").block_on(bounded)
+    }
+
+    /// Whether a future has nothing to give at this moment.
+    fn pends<F: Future>(future: F) -> bool {
+        let mut context = std::task::Context::from_waker(std::task::Waker::noop());
+        std::pin::pin!(future).poll(&mut context).is_pending()
+    }
+
+    #[test]
+    fn waits_until_set_and_then_only_for_news() {
+        let (writer, value) = value();
+        let mut watcher = value.watch();
+        assert_eq!(value.get(), None);
+        assert!(pends(watcher.next()));
+        writer.set(1);
+        assert_eq!(value.get(), Some(1));
+        assert_eq!(block_on(watcher.next()), Ok(1));
+        assert!(pends(watcher.next()));
+        writer.set(1);
+        assert_eq!(block_on(watcher.next()), Ok(1), "equal states notify, too");
+    }
+
+    #[test]
+    fn late_watchers_begin_with_the_present() {
+        let (writer, value) = value();
+        writer.set("old");
+        writer.set("new");
+        assert_eq!(block_on(value.watch().next()), Ok("new"));
+        assert_eq!(block_on(writer.value().watch().next()), Ok("new"));
+    }
+
+    #[test]
+    fn the_last_state_outlives_the_writer() {
+        let (writer, value) = value();
+        let mut early = value.watch();
+        writer.set(7);
+        drop(writer);
+        assert_eq!(block_on(early.next()), Ok(7));
+        assert_eq!(block_on(early.next()), Err(Closed));
+        assert_eq!(value.get(), Some(7));
+        let mut late = value.watch();
+        assert_eq!(block_on(late.next()), Ok(7));
+        assert_eq!(block_on(late.next()), Err(Closed));
+    }
+
+    #[test]
+    fn never_set_and_never_will_be() {
+        let (writer, value) = value::<u8>();
+        drop(writer);
+        assert_eq!(block_on(value.watch().next()), Err(Closed));
+    }
+
+    #[test]
+    fn waits_for_a_condition() {
+        let (writer, value) = value();
+        let mut watcher = value.watch();
+        writer.set(1);
+        assert!(pends(watcher.wait_for(|n| *n >= 3)));
+        writer.set(3);
+        assert_eq!(block_on(watcher.wait_for(|n| *n >= 3)), Ok(3));
+        drop(writer);
+        assert_eq!(block_on(watcher.wait_for(|n| *n >= 4)), Err(Closed));
+    }
+
+    /// A writer on one thread against watchers on others: what each sees
+    /// grows, and ends with the last state.
+    #[test]
+    fn watchers_on_other_threads_see_the_last_state() {
+        const LAST: u32 = 20_000;
+        let (writer, value) = value();
+        std::thread::scope(|scope| {
+            for _ in 0..3 {
+                let mut watcher = value.watch();
+                scope.spawn(move || {
+                    block_on(async {
+                        let mut before = None;
+                        while let Ok(state) = watcher.next().await {
+                            assert!(before < Some(state), "{before:?} then {state}");
+                            before = Some(state);
+                        }
+                        assert_eq!(before, Some(LAST));
+                    });
+                });
+            }
+            (0..=LAST).for_each(|state| writer.set(state));
+            drop(writer);
+        });
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Set,
+        Watch,
+        /// Which watcher looks (modulo their number).
+        Look(usize),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        prop_oneof![
+            3 => Just(Step::Set),
+            1 => Just(Step::Watch),
+            4 => any::<usize>().prop_map(Step::Look),
+        ]
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(128))]
+
+        /// Whatever the order: a look gives the newest state if it is unseen,
+        /// and waits if it is seen; at the end everybody has the last one.
+        #[test]
+        fn latest_wins_and_the_last_is_never_missed(steps in prop::collection::vec(step(), 0..40)) {
+            let (writer, value) = value();
+            let mut newest = None;
+            let mut watchers = vec![(value.watch(), None)];
+            for step in steps {
+                match step {
+                    Step::Set => {
+                        newest = Some(newest.map_or(0, |n| n + 1));
+                        writer.set(newest.expect("just set"));
+                    }
+                    Step::Watch => watchers.push((value.watch(), None)),
+                    Step::Look(which) => {
+                        let which = which % watchers.len();
+                        let (watcher, seen) = &mut watchers[which];
+                        if newest == *seen {
+                            prop_assert!(pends(watcher.next()));
+                        } else {
+                            *seen = Some(block_on(watcher.next()).expect("open"));
+                            prop_assert_eq!(*seen, newest);
+                        }
+                    }
+                }
+                prop_assert_eq!(value.get(), newest);
+            }
+            drop(writer);
+            for (mut watcher, seen) in watchers {
+                if newest != seen {
+                    prop_assert_eq!(block_on(watcher.next()).ok(), newest);
+                }
+                prop_assert_eq!(block_on(watcher.next()), Err(Closed));
+            }
+        }
+    }
+}

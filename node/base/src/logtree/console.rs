@@ -19,6 +19,8 @@ use super::{Backlog, Item, LogStream, LogTree, Query, Severity};
 #[derive(Debug)]
 pub struct Console {
     queue: Arc<Queue>,
+    /// Items that were there before the queue.
+    backlog: u64,
     progress: Arc<Progress>,
     thread: Thread,
 }
@@ -57,6 +59,7 @@ pub fn console<W: Write + Send + 'static>(
     let queue = stream.queue.clone();
     let progress = Arc::new(Progress::default());
     let backlog: Vec<Item> = reader.backlog.into_iter().map(Item::Entry).collect();
+    let backlog_items = backlog.len() as u64;
     let printer = Printer {
         writer,
         width,
@@ -70,6 +73,7 @@ pub fn console<W: Write + Send + 'static>(
         .clone();
     Ok(Console {
         queue,
+        backlog: backlog_items,
         progress,
         thread,
     })
@@ -79,7 +83,7 @@ impl Console {
     /// Waits until everything logged before this call is written, at most for
     /// so long; says whether it is.
     pub fn flush(&self, bound: Duration) -> bool {
-        let wanted = self.queue.put();
+        let wanted = self.backlog + self.queue.put();
         let until = Instant::now() + bound;
         let mut state = self.progress.lock();
         while state.written < wanted {
@@ -121,8 +125,6 @@ impl<W: Write> Printer<W> {
         }
         while let Some(item) = self.next() {
             self.print(&item);
-            self.progress.lock().written += 1;
-            self.progress.changed.notify_all();
         }
     }
 
@@ -152,6 +154,8 @@ impl<W: Write> Printer<W> {
         // One write for one entry: it is not torn apart by what others write.
         let _ = self.writer.write_all(text.as_bytes());
         let _ = self.writer.flush();
+        self.progress.lock().written += 1;
+        self.progress.changed.notify_all();
     }
 }
 

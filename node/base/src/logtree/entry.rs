@@ -115,14 +115,18 @@ impl fmt::Display for Entry {
     }
 }
 
-/// `…controlplane.launcher.etcd` for names that are too long for a console.
+/// `…launcher.consensus.etcd` for names that are too long for a console: the
+/// last parts that fit.
 fn shorten(name: &str) -> String {
     let length = name.chars().count();
     if length <= CONSOLE_NAME {
         return name.to_owned();
     }
-    let rest = name.chars().skip(length - CONSOLE_NAME + 1);
-    std::iter::once('…').chain(rest).collect()
+    let rest: String = name.chars().skip(length - CONSOLE_NAME + 1).collect();
+    match rest.split_once('.') {
+        Some((_, whole_parts)) => format!("…{whole_parts}"),
+        None => format!("…{rest}"),
+    }
 }
 
 fn push_cut(out: &mut String, text: &str, width: usize) {

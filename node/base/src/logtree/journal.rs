@@ -6,15 +6,16 @@ use std::sync::Arc;
 use super::stream::Queue;
 use super::{Backlog, Entry, Filter, Options};
 
-/// What one entry costs beside its text: the structure itself, its places in
-/// the two indices, and the heads of its shared strings.
-const ENTRY_OVERHEAD: usize = size_of::<Entry>() + 64;
+/// What one entry costs beside its texts: the structure itself, its places in
+/// the two indices, the heads of its shared strings, and its share of what each
+/// name costs.
+const ENTRY_OVERHEAD: usize = size_of::<Entry>() + 128;
 
 impl Entry {
-    /// What the entry counts against the bounds in bytes. The name is shared
-    /// by all entries of that name and not counted.
+    /// What the entry counts against the bounds in bytes. The name counts each
+    /// time although it is stored once: its first entry may be its only one.
     pub(super) fn weight(&self) -> usize {
-        ENTRY_OVERHEAD + self.message.len()
+        ENTRY_OVERHEAD + self.dn.len() + self.message.len()
     }
 }
 

@@ -41,6 +41,9 @@ pub use stream::{Item, LogStream};
 use journal::Journal;
 use stream::Queue;
 
+/// Longer names are cut, in bytes.
+const MAX_DN: usize = 512;
+
 /// Whether a dotted name is `ancestor` or below it. Everything is below the
 /// empty name.
 pub fn is_within(name: &str, ancestor: &str) -> bool {
@@ -261,7 +264,12 @@ impl LogTree {
         let options = &self.inner.options;
         let (at, monotonic) = (options.clock)();
         let entry = Entry {
-            dn: dn.unwrap_or_else(|| options.outside.clone()),
+            dn: match dn {
+                None => options.outside.clone(),
+                Some(dn) if dn.is_empty() => options.outside.clone(),
+                Some(dn) if dn.len() > MAX_DN => dn[..dn.floor_char_boundary(MAX_DN)].into(),
+                Some(dn) => dn,
+            },
             severity,
             at,
             monotonic,

@@ -1,16 +1,26 @@
 //! Does what the tree decides: owns the tasks, the tokens and the timer.
+//!
+//! The driver has a thread and a small runtime of its own and only the
+//! runnables' tasks are on the runtime of the others. A task in tokio that is
+//! woken by another may have to wait until that one yields (it is put into a
+//! place from which no other thread takes it), and a thread that blocks can
+//! hold up the timers of its whole runtime. On its own thread, the supervisor
+//! can still name a runnable that blocks, and start it again beside.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
-use tokio::sync::Notify;
+use tokio::runtime::{Builder, Handle};
+use tokio::sync::{Notify, oneshot};
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
-use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
+use tracing::dispatcher::{self, Dispatch};
+use tracing::instrument::WithSubscriber;
+use tracing::subscriber::NoSubscriber;
 
-use super::tree::{Action, Generation, Patience, Tree};
+use super::tree::{Action, End, Generation, Patience, Tree};
 use super::{Context, Options, ROOT, Runnable, panics};
 use crate::event;
 use crate::logtree::Severity;
@@ -57,77 +67,147 @@ impl Shared {
 }
 
 /// How it all ended.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub(super) struct Ending {
     /// The root's failure, `None` after a shutdown.
     pub(super) why: Option<String>,
     pub(super) stragglers: Vec<Arc<str>>,
 }
 
-/// Runs until the tree is closed and everything has ended or the bound is over.
-pub(super) async fn drive(
+impl Ending {
+    fn impossible(why: String) -> Ending {
+        Ending {
+            why: Some(why),
+            stragglers: Vec::new(),
+        }
+    }
+}
+
+/// Starts the driver's thread. The receiver gets the ending; dropping it ends
+/// the driver at once, and with it all tasks.
+pub(super) fn start(
     shared: Arc<Shared>,
     stop: CancellationToken,
     shutdown_bound: Duration,
-) -> Ending {
-    let mut tasks = Tasks::default();
+) -> oneshot::Receiver<Ending> {
+    let (sender, receiver) = oneshot::channel();
+    let tasks = Tasks::new(Handle::current());
+    let thread = std::thread::Builder::new().name("supervisor".into());
+    let run = move || {
+        let dispatch = tasks.dispatch.clone();
+        let run = || match Builder::new_current_thread().enable_time().build() {
+            Ok(runtime) => runtime.block_on(drive(shared, tasks, stop, shutdown_bound, sender)),
+            Err(error) => {
+                let why = format!("the supervisor has no runtime: {error}");
+                // Nobody listens any more: then nobody misses it.
+                let _ = sender.send(Ending::impossible(why));
+            }
+        };
+        match dispatch {
+            Some(dispatch) => dispatcher::with_default(&dispatch, run),
+            None => run(),
+        }
+    };
+    match thread.spawn(run) {
+        Ok(_) => receiver,
+        Err(error) => {
+            let (sender, receiver) = oneshot::channel();
+            let why = format!("the supervisor has no thread: {error}");
+            let _ = sender.send(Ending::impossible(why));
+            receiver
+        }
+    }
+}
+
+/// Runs until the tree is closed and everything has ended, or the bound for
+/// that is over, or nobody waits for the ending.
+async fn drive(
+    shared: Arc<Shared>,
+    mut tasks: Tasks,
+    stop: CancellationToken,
+    shutdown_bound: Duration,
+    mut sender: oneshot::Sender<Ending>,
+) {
     let mut closing_until = None;
+    let mut published = None;
     loop {
-        let (actions, deadline, closing, revision) = {
+        let now = shared.now();
+        let (actions, deadline, closing, all_ended, revision) = {
             let mut tree = shared.tree();
-            tree.tick(shared.now());
+            tree.tick(now);
             let actions = tree.take_actions();
-            (actions, tree.deadline(), tree.is_closing(), tree.revision())
+            let (closing, all_ended) = (tree.is_closing(), tree.all_ended());
+            (
+                actions,
+                tree.deadline(),
+                closing,
+                all_ended,
+                tree.revision(),
+            )
         };
         for action in actions {
             tasks.perform(action, &shared);
         }
-        if shared.revision.value().get() != Some(revision) {
+        if published != Some(revision) {
+            published = Some(revision);
             shared.revision.set(revision);
         }
         if closing {
-            let now = shared.now();
             let until = *closing_until.get_or_insert(now + shutdown_bound);
-            if now >= until || shared.tree().all_ended() {
+            if all_ended || now >= until {
                 break;
             }
         }
         let deadline = deadline.into_iter().chain(closing_until).min();
-        let sleep = tokio::time::sleep_until(match deadline {
-            Some(deadline) => shared.started + deadline,
-            // Nothing waits for time; the condition below keeps it from counting.
-            None => shared.started,
-        });
+        let sleep = tokio::time::sleep(deadline.unwrap_or_default().saturating_sub(now));
         tokio::select! {
             () = shared.wake.notified() => {}
-            Some((generation, outcome)) = tasks.next_end() => {
-                shared.tree().ended(generation, outcome, shared.now());
+            Some((generation, end)) = tasks.next_end() => {
+                shared.tree().ended(generation, end, shared.now());
             }
             () = sleep, if deadline.is_some() => {}
             () = stop.cancelled(), if !closing => shared.tree().close(shared.now()),
+            () = sender.closed() => return,
         }
     }
-    let tree = shared.tree();
-    let ending = Ending {
-        why: tree.root_failure().map(Into::into),
-        stragglers: tree.still_running(),
+    let ending = {
+        let tree = shared.tree();
+        Ending {
+            why: tree.root_failure().map(Into::into),
+            stragglers: tree.still_running(),
+        }
     };
-    drop(tree);
     for name in &ending.stragglers {
         tracing::error!(dn = %name, "did not stop within {shutdown_bound:?} of the shutdown");
     }
-    ending
+    drop(tasks);
+    let _ = sender.send(ending);
 }
 
 /// The tasks of all runnables. Dropping this aborts them.
-#[derive(Default)]
 struct Tasks {
-    set: JoinSet<Result<(), String>>,
+    /// Where they run.
+    runtime: Handle,
+    /// Where they log: to the subscriber of whoever started the supervisor. If
+    /// there was none, to the global one, which may still be to come.
+    dispatch: Option<Dispatch>,
+    set: JoinSet<End>,
     generations: HashMap<Id, Generation>,
     handles: HashMap<Generation, (CancellationToken, AbortHandle)>,
 }
 
 impl Tasks {
+    fn new(runtime: Handle) -> Tasks {
+        let dispatch = dispatcher::get_default(Dispatch::clone);
+        Tasks {
+            runtime,
+            dispatch: (!dispatch.is::<NoSubscriber>()).then_some(dispatch),
+            set: JoinSet::new(),
+            generations: HashMap::new(),
+            handles: HashMap::new(),
+        }
+    }
+
     fn perform(&mut self, action: Action<Runnable>, shared: &Arc<Shared>) {
         match action {
             Action::Start {
@@ -173,24 +253,32 @@ impl Tasks {
             // Calling the function may panic as well as awaiting it.
             let run = panics::caught(async move { (runnable.0)(context).await });
             match run.await {
-                Ok(outcome) => outcome.map_err(|failure| failure.to_string()),
-                Err(panic) => Err(panic),
+                Ok(Ok(())) => End::Returned,
+                Ok(Err(failure)) => End::Failed(failure.to_string()),
+                Err(panic) => End::Panicked(panic),
             }
         };
-        let handle = self.set.spawn(run.instrument(span));
+        let run = run.instrument(span);
+        let handle = match self.dispatch.clone() {
+            Some(dispatch) => {
+                let run = run.with_subscriber(dispatch);
+                self.set.spawn_on(run, &self.runtime)
+            }
+            None => self.set.spawn_on(run, &self.runtime),
+        };
         self.generations.insert(handle.id(), generation);
         self.handles.insert(generation, (token, handle));
     }
 
     /// The next task that ends; `None` at once if there is none. Safe to cancel.
-    async fn next_end(&mut self) -> Option<(Generation, Result<(), String>)> {
-        let (id, outcome) = match self.set.join_next_with_id().await? {
-            Ok((id, outcome)) => (id, outcome),
-            Err(error) => (error.id(), Err(describe(error))),
+    async fn next_end(&mut self) -> Option<(Generation, End)> {
+        let (id, end) = match self.set.join_next_with_id().await? {
+            Ok((id, end)) => (id, end),
+            Err(error) => (error.id(), End::Panicked(describe(error))),
         };
         let generation = self.generations.remove(&id)?;
         self.handles.remove(&generation);
-        Some((generation, outcome))
+        Some((generation, end))
     }
 }
 

@@ -21,17 +21,22 @@
 //! that were abandoned or have ended are ignored.
 //!
 //! What this cannot do: a task that never yields cannot be aborted, it keeps
-//! the thread of the runtime that it blocks. The others go on while the runtime
-//! has threads left (so it must be a multi-threaded one); blocking work belongs
-//! into `spawn_blocking`. A process whose supervisor itself hangs is for the
+//! the thread of the runtime that it blocks, can hold up the runtime's timers
+//! until another thread of it is woken, and such a runtime cannot be dropped
+//! but only left (`shutdown_background`). The supervisor itself is not held up,
+//! it names the runnable and starts it again as long as the runtime has threads
+//! left. So the runtime must be a multi-threaded one, and work that blocks
+//! belongs into `spawn_blocking`. A process that hangs altogether is for the
 //! watchdog.
 //!
 //! Design: the rules are a plain data structure without clock or tasks
 //! (`tree.rs`) behind a mutex. [`Context::run`] therefore can answer at once,
 //! from any thread, and needs no await; and every rule can be tested with
-//! generated histories. One driver task (`driver.rs`) owns the tasks of all
-//! runnables and does what the tree decides; it alone starts, cancels and
-//! aborts, and no lock is held while it does, nor while anything is logged.
+//! generated histories. One driver (`driver.rs`), on a thread of its own, owns the
+//! tasks of all runnables and does what the tree decides; it alone starts,
+//! cancels and aborts, and no lock is held while it does, nor while anything
+//! is logged. A task that owns the tree and is sent messages would have to be
+//! awaited for each answer, and would be one more thing to hang.
 
 mod backoff;
 mod context;
@@ -41,11 +46,16 @@ mod panics;
 #[cfg(test)]
 mod tests;
 mod tree;
+#[cfg(test)]
+mod tree_tests;
 
 use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
+
+use tokio::sync::oneshot;
+use tokio_util::sync::CancellationToken;
 
 pub use backoff::Backoff;
 pub use context::Context;
@@ -274,21 +284,26 @@ impl std::fmt::Debug for Tree {
 #[derive(Debug)]
 pub struct Supervisor {
     tree: Tree,
-    stop: tokio_util::sync::CancellationToken,
-    driver: tokio::task::JoinHandle<Ending>,
+    stop: CancellationToken,
+    ending: oneshot::Receiver<Ending>,
+    /// What `ending` gave; it gives it only once.
+    ended: Option<Ending>,
 }
 
 impl Supervisor {
-    /// Starts the root runnable. Must be called within a tokio runtime.
+    /// Starts the root runnable on the tokio runtime that this is called in
+    /// (and panics outside of one). It logs to the `tracing` subscriber of this
+    /// moment and this thread.
     pub fn start(root: Runnable, options: Options) -> Supervisor {
         panics::note_places();
         let shared = Arc::new(Shared::new(root, &options));
-        let stop = tokio_util::sync::CancellationToken::new();
-        let drive = driver::drive(shared.clone(), stop.clone(), options.shutdown_bound);
+        let stop = CancellationToken::new();
+        let ending = driver::start(shared.clone(), stop.clone(), options.shutdown_bound);
         Supervisor {
             tree: Tree { shared },
             stop,
-            driver: tokio::spawn(drive),
+            ending,
+            ended: None,
         }
     }
 
@@ -299,17 +314,12 @@ impl Supervisor {
 
     /// Waits, for ever if need be, until the root runnable has failed and
     /// everything has stopped (or the shutdown bound is over). Safe to cancel
-    /// and to call again: for a `select!` beside other reasons to end. After
-    /// it has returned, it must not be called again.
+    /// and to call again: for a `select!` beside other reasons to end.
     pub async fn failed(&mut self) -> RootFailure {
-        let ending = (&mut self.driver).await.unwrap_or_else(|error| Ending {
-            why: Some(format!("the supervisor itself failed: {error}")),
-            stragglers: Vec::new(),
-        });
+        let Ending { why, stragglers } = self.ended().await;
         RootFailure {
-            // Without a shutdown only the root's failure ends the driver.
-            why: ending.why.unwrap_or_default(),
-            stragglers: ending.stragglers,
+            why: why.unwrap_or_else(|| "it did not; all was shut down".into()),
+            stragglers,
         }
     }
 
@@ -323,16 +333,18 @@ impl Supervisor {
     /// stopped by themselves, which the log names, too.
     pub async fn shutdown(mut self) -> Vec<Arc<str>> {
         self.stop.cancel();
-        match (&mut self.driver).await {
-            Ok(ending) => ending.stragglers,
-            Err(_) => self.tree.shared.tree().still_running(),
-        }
+        self.ended().await.stragglers
     }
-}
 
-impl Drop for Supervisor {
-    fn drop(&mut self) {
-        // The driver owns the tasks of all runnables; they go with it.
-        self.driver.abort();
+    async fn ended(&mut self) -> Ending {
+        if let Some(ending) = &self.ended {
+            return ending.clone();
+        }
+        let ending = (&mut self.ending).await.unwrap_or_else(|_| Ending {
+            why: Some("the supervisor itself failed".into()),
+            stragglers: self.tree.shared.tree().still_running(),
+        });
+        self.ended = Some(ending.clone());
+        ending
     }
 }

@@ -31,6 +31,17 @@ const MAX_NAME: usize = 64;
 /// Abandoned generations that have ended since are remembered, this many.
 const MAX_ENDED_ABANDONED: usize = 32;
 
+/// How a task has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum End {
+    /// It returned `Ok`.
+    Returned,
+    /// It returned an error.
+    Failed(String),
+    /// It panicked, or could not even do that.
+    Panicked(String),
+}
+
 /// The bounds for a runnable that was told to stop.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Patience {
@@ -261,13 +272,8 @@ impl<R: Clone> Tree<R> {
         }
     }
 
-    /// The task of a generation has ended, with the reason if it failed.
-    pub(super) fn ended(
-        &mut self,
-        generation: Generation,
-        outcome: Result<(), String>,
-        now: Duration,
-    ) {
+    /// The task of a generation has ended.
+    pub(super) fn ended(&mut self, generation: Generation, end: End, now: Duration) {
         let Some(name) = self.running.remove(&generation) else {
             self.abandoned_ended(generation);
             return;
@@ -275,22 +281,15 @@ impl<R: Clone> Tree<R> {
         let Some(phase) = self.nodes.get(&name).map(|node| node.phase) else {
             return;
         };
-        match (phase, outcome) {
-            (Phase::Done, Ok(())) => self.enter(&name, Phase::Finished, now),
-            (Phase::Starting, Ok(())) => {
-                self.failed(&name, "returned before it was healthy".into(), now);
-            }
-            (Phase::Healthy, Ok(())) => {
+        match (phase, end) {
+            (Phase::Stopping { .. }, end) => self.stopped_by(&name, phase, end, now),
+            (_, End::Failed(why) | End::Panicked(why)) => self.failed(&name, why, now),
+            (Phase::Done, End::Returned) => self.enter(&name, Phase::Finished, now),
+            (Phase::Healthy, End::Returned) => {
                 self.failed(&name, "returned without being done".into(), now);
             }
-            (Phase::Starting | Phase::Healthy | Phase::Done, Err(why)) => {
-                self.failed(&name, why, now);
-            }
-            (_, outcome) => {
-                if let Err(why) = outcome {
-                    self.log(&name, Severity::Debug, format!("stopped: {why}"));
-                }
-                self.stopped(&name, phase, now);
+            (_, End::Returned) => {
+                self.failed(&name, "returned before it was healthy".into(), now);
             }
         }
         self.settle(now);
@@ -500,6 +499,22 @@ impl<R: Clone> Tree<R> {
         }
     }
 
+    /// A task that was told to stop has ended by itself. Errors are usual then
+    /// (what it worked with is torn down, too), panics are not.
+    fn stopped_by(&mut self, name: &Arc<str>, phase: Phase, end: End, now: Duration) {
+        match end {
+            End::Returned => {}
+            End::Failed(why) => self.log(name, Severity::Debug, format!("stopped: {why}")),
+            End::Panicked(why) => {
+                self.log(name, Severity::Error, format!("while stopping: {why}"));
+                if let Some(node) = self.nodes.get_mut(name) {
+                    node.last_error = Some(why);
+                }
+            }
+        }
+        self.stopped(name, phase, now);
+    }
+
     /// A task that was told to stop is gone, one way or the other.
     fn stopped(&mut self, name: &Arc<str>, phase: Phase, now: Duration) {
         let fault = matches!(phase, Phase::Stopping { fault: true, .. });
@@ -535,7 +550,7 @@ impl<R: Clone> Tree<R> {
         let Some(entry) = self
             .abandoned
             .iter_mut()
-            .find(|a| a.generation == generation)
+            .find(|a| a.generation == generation && !a.ended)
         else {
             return;
         };
