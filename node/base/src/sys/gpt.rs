@@ -566,4 +566,4 @@ fn uuid_at(bytes: &[u8], at: usize) -> Uuid {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -6,6 +6,7 @@
 //!
 //! `unsafe` stands in the private module `raw` and nowhere else.
 
+pub mod block;
 pub mod child;
 pub mod files;
 pub mod fw_cfg;

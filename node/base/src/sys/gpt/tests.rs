@@ -113,6 +113,17 @@ fn disk_with(sectors: u64, partitions: &[Partition]) -> Vec<u8> {
     bytes
 }
 
+/// A disk with two partitions of 2 MiB from the first MiB on, for others.
+pub(crate) fn two_partitions(sectors: u64, a: (Uuid, Uuid), b: (Uuid, Uuid)) -> Vec<u8> {
+    let mut parts = [
+        part(1, a.1, MIB, 3 * MIB - 1),
+        part(2, b.1, 3 * MIB, 5 * MIB - 1),
+    ];
+    parts[0].type_guid = a.0;
+    parts[1].type_guid = b.0;
+    disk_with(sectors, &parts)
+}
+
 fn usual() -> [Partition; 2] {
     [
         part(1, ESP, MIB, 2 * MIB - 1),

@@ -1,0 +1,492 @@
+//! Disks and partitions: found through sysfs, named by partition type GUID.
+//!
+//! The kernel's list says which disks and partition devices there are; what a
+//! partition is for is read from the table on the disk itself. Partitions are
+//! found by type GUID on the *boot disk*, never by device name, which changes
+//! with the order in which disks answer.
+//!
+//! A disk that cannot be read, or bears no table, does not hide the others:
+//! it is skipped, and the errors of this module tell what was found instead.
+
+use std::{
+    fmt,
+    fs::{self, File, OpenOptions},
+    io,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
+
+use rustix::fs::FallocateFlags;
+use uuid::{Uuid, uuid};
+
+use super::{
+    gpt::{self, GptError},
+    raw,
+};
+
+/// The partition type of an EFI system partition.
+pub const ESP: Uuid = uuid!("c12a7328-f81f-11d2-ba4b-00a0c93ec93b");
+
+/// The EFI variable in which the boot loader names the partition it came from.
+const LOADER_DEVICE: &str = "LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
+
+/// Where the kernel shows EFI variables.
+pub const EFIVARS: &str = "/sys/firmware/efi/efivars";
+
+/// The unit of sysfs, whatever the disk's sectors are.
+const SYSFS_SECTOR: u64 = 512;
+
+/// Why a disk or partition was not found or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum BlockError {
+    /// The kernel's list could not be read.
+    #[error("cannot read {path}")]
+    Sysfs {
+        /// The file or directory.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// An attribute of a device is not what it should be.
+    #[error("{path} holds {found:?}, not {wanted}")]
+    Attribute {
+        /// The file.
+        path: PathBuf,
+        /// Its content.
+        found: String,
+        /// What was wanted.
+        wanted: &'static str,
+    },
+    /// No EFI system partition.
+    #[error("no EFI system partition on any disk; found {found}")]
+    NoEsp {
+        /// The disks, and what was wrong with each.
+        found: Found,
+    },
+    /// The firmware booted from a partition that is not among them.
+    #[error("the firmware booted from partition {wanted}, which is not there; found {found}")]
+    BootPartitionMissing {
+        /// The partition named by the firmware.
+        wanted: Uuid,
+        /// The disks, and what was wrong with each.
+        found: Found,
+    },
+    /// Several, and nothing says which one.
+    #[error(
+        "several EFI system partitions and no word from the firmware which one is ours \
+         (attach one disk only, or boot through UEFI): {}",
+        display_all(candidates)
+    )]
+    AmbiguousEsp {
+        /// All of them.
+        candidates: Vec<PartitionDevice>,
+    },
+    /// The boot disk has no partition of this type, or several.
+    #[error("{disk}: {count} partitions of type {type_guid}, exactly one wanted")]
+    NotOnePartition {
+        /// The disk.
+        disk: PathBuf,
+        /// The type looked for.
+        type_guid: Uuid,
+        /// How many there are.
+        count: usize,
+    },
+    /// An EFI variable could not be understood.
+    #[error("EFI variable {path}: {problem}")]
+    EfiVariable {
+        /// The variable.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+    },
+    /// A partition table could not be read or changed.
+    #[error("partition table of {disk}")]
+    Table {
+        /// The disk.
+        disk: PathBuf,
+        /// The cause.
+        source: GptError,
+    },
+    /// A device could not be worked on.
+    #[error("{device}: cannot {step}")]
+    Io {
+        /// The device.
+        device: PathBuf,
+        /// The step, as a verb.
+        step: &'static str,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+impl BlockError {
+    fn io(device: &Path, step: &'static str) -> impl FnOnce(io::Error) -> Self {
+        let device = device.to_owned();
+        move |source| Self::Io {
+            device,
+            step,
+            source,
+        }
+    }
+}
+
+/// What was found on the way, for errors.
+#[derive(Debug, Default)]
+pub struct Found {
+    disks: Vec<(Disk, String)>,
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.disks.is_empty() {
+            return f.write_str("no disk at all");
+        }
+        for (i, (disk, what)) in self.disks.iter().enumerate() {
+            let comma = if i == 0 { "" } else { ", " };
+            write!(f, "{comma}{} ({what})", disk.path.display())?;
+        }
+        Ok(())
+    }
+}
+
+/// A whole disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// The kernel's name for it, such as `vda`.
+    pub name: String,
+    /// Its device node.
+    pub path: PathBuf,
+    /// Its size in bytes.
+    pub size: u64,
+    /// The size of its sectors in bytes.
+    pub sector_size: u32,
+    /// Whether the kernel refuses writes.
+    pub read_only: bool,
+}
+
+/// A partition with its place in the table and its device.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PartitionDevice {
+    /// The disk it is on.
+    pub disk: Disk,
+    /// Its device node.
+    pub path: PathBuf,
+    /// What the table says of it.
+    pub entry: gpt::Partition,
+}
+
+impl PartitionDevice {
+    /// Its size in bytes.
+    pub fn size(&self) -> u64 {
+        self.entry.sectors() * u64::from(self.disk.sector_size)
+    }
+}
+
+fn display_all(partitions: &[PartitionDevice]) -> String {
+    let show = |p: &PartitionDevice| format!("{} ({})", p.path.display(), p.entry.guid);
+    partitions.iter().map(show).collect::<Vec<_>>().join(", ")
+}
+
+/// The block devices of a machine.
+#[derive(Clone, Debug)]
+pub struct Blocks {
+    sys: PathBuf,
+    dev: PathBuf,
+}
+
+impl Default for Blocks {
+    fn default() -> Self {
+        Self::at("/sys", "/dev")
+    }
+}
+
+impl Blocks {
+    /// Those shown in these directories, which are `/sys` and `/dev` but in
+    /// tests.
+    pub fn at(sys: impl Into<PathBuf>, dev: impl Into<PathBuf>) -> Self {
+        Self {
+            sys: sys.into(),
+            dev: dev.into(),
+        }
+    }
+
+    /// All disks that could be booted from, by name. Virtual devices (loop,
+    /// RAM, device-mapper) and empty drives are not among them.
+    pub fn disks(&self) -> Result<Vec<Disk>, BlockError> {
+        let directory = self.sys.join("block");
+        let failed = |source| BlockError::Sysfs {
+            path: directory.clone(),
+            source,
+        };
+        let mut disks = Vec::new();
+        for entry in fs::read_dir(&directory).map_err(failed)? {
+            let name = entry.map_err(failed)?.file_name();
+            let Some(name) = name.to_str() else { continue };
+            let virtual_kinds = ["loop", "ram", "zram", "dm-", "md", "nbd", "sr", "fd"];
+            if virtual_kinds.iter().any(|kind| name.starts_with(kind)) {
+                continue;
+            }
+            let disk = self.disk(name)?;
+            if disk.size > 0 {
+                disks.push(disk);
+            }
+        }
+        disks.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(disks)
+    }
+
+    fn disk(&self, name: &str) -> Result<Disk, BlockError> {
+        let directory = self.sys.join("block").join(name);
+        let size = number(&directory.join("size"))?;
+        let sector_size = number(&directory.join("queue/logical_block_size"))?;
+        Ok(Disk {
+            name: name.to_owned(),
+            path: self.dev.join(name),
+            size: size.saturating_mul(SYSFS_SECTOR),
+            sector_size: sector_size.clamp(512, 65536) as u32,
+            read_only: number(&directory.join("ro"))? != 0,
+        })
+    }
+
+    /// The partitions of a disk that the kernel shows too.
+    pub fn partitions(&self, disk: &Disk) -> Result<Vec<PartitionDevice>, BlockError> {
+        let device = File::open(&disk.path).map_err(BlockError::io(&disk.path, "open"))?;
+        let table = gpt::read(&device, disk.sector_size).map_err(|source| BlockError::Table {
+            disk: disk.path.clone(),
+            source,
+        })?;
+        if table.from_backup {
+            tracing::warn!(disk = %disk.path.display(), "the primary partition table is damaged, read from the backup");
+        }
+        let directory = self.sys.join("block").join(&disk.name);
+        let mut partitions = Vec::new();
+        for entry in table.partitions {
+            let separator = match disk.name.ends_with(|c: char| c.is_ascii_digit()) {
+                true => "p",
+                false => "",
+            };
+            let name = format!("{}{separator}{}", disk.name, entry.number);
+            if directory.join(&name).join("partition").exists() {
+                partitions.push(PartitionDevice {
+                    disk: disk.clone(),
+                    path: self.dev.join(name),
+                    entry,
+                });
+            }
+        }
+        Ok(partitions)
+    }
+
+    /// The EFI system partition that this system was booted from.
+    ///
+    /// The one the firmware names; if it names none (direct boot), the only
+    /// one there is.
+    pub fn boot_partition(&self, named: Option<Uuid>) -> Result<PartitionDevice, BlockError> {
+        let mut found = Found::default();
+        let mut candidates = Vec::new();
+        for disk in self.disks()? {
+            match self.partitions(&disk) {
+                Ok(partitions) => {
+                    let what = format!("{} partitions", partitions.len());
+                    found.disks.push((disk, what));
+                    candidates.extend(partitions);
+                }
+                Err(BlockError::Table { source, .. }) => {
+                    found.disks.push((disk, source.to_string()));
+                }
+                Err(error) => {
+                    let cause = std::error::Error::source(&error).map(ToString::to_string);
+                    let what = format!("{error}: {}", cause.unwrap_or_default());
+                    found.disks.push((disk, what));
+                }
+            }
+        }
+        candidates.retain(|partition| partition.entry.type_guid == ESP);
+        choose(candidates, named, found)
+    }
+
+    /// The one partition of this type on a disk.
+    pub fn only_partition(
+        &self,
+        disk: &Disk,
+        type_guid: Uuid,
+    ) -> Result<PartitionDevice, BlockError> {
+        let mut partitions = self.partitions(disk)?;
+        partitions.retain(|partition| partition.entry.type_guid == type_guid);
+        match <[_; 1]>::try_from(partitions) {
+            Ok([one]) => Ok(one),
+            Err(others) => Err(BlockError::NotOnePartition {
+                disk: disk.path.clone(),
+                type_guid,
+                count: others.len(),
+            }),
+        }
+    }
+
+    /// Grows a disk's last partition to the disk's end, in the table and in
+    /// the kernel. Idempotent; the partition may be in use.
+    pub fn grow(&self, partition: &PartitionDevice) -> Result<PartitionDevice, BlockError> {
+        let disk = &partition.disk;
+        let device = OpenOptions::new().read(true).write(true).open(&disk.path);
+        let device = device.map_err(BlockError::io(&disk.path, "open for writing"))?;
+        let table_failed = |source| BlockError::Table {
+            disk: disk.path.clone(),
+            source,
+        };
+        let guid = partition.entry.guid;
+        gpt::grow_last(&device, disk.sector_size, guid).map_err(table_failed)?;
+        let table = gpt::read(&device, disk.sector_size).map_err(table_failed)?;
+        let entry = table.partitions.into_iter().find(|p| p.guid == guid);
+        let entry = entry.ok_or_else(|| table_failed(GptError::NoSuchPartition(guid)))?;
+        let grown = PartitionDevice {
+            disk: disk.clone(),
+            path: partition.path.clone(),
+            entry,
+        };
+        // Also when the table was right already: a power cut may have come
+        // between the table and the kernel, whose view is then the old one
+        // only until the next boot, but this one is about to use it.
+        if self.kernel_size(&grown)? != grown.size() {
+            let start = grown.entry.first * u64::from(disk.sector_size);
+            raw::resize_partition(&device, grown.entry.number, start, grown.size())
+                .map_err(BlockError::io(&grown.path, "tell the kernel the new size"))?;
+        }
+        Ok(grown)
+    }
+
+    fn kernel_size(&self, partition: &PartitionDevice) -> Result<u64, BlockError> {
+        let name = partition.path.file_name().unwrap_or_default();
+        let directory = self.sys.join("block").join(&partition.disk.name);
+        let sectors = number(&directory.join(name).join("size"))?;
+        Ok(sectors.saturating_mul(SYSFS_SECTOR))
+    }
+}
+
+fn choose(
+    candidates: Vec<PartitionDevice>,
+    named: Option<Uuid>,
+    found: Found,
+) -> Result<PartitionDevice, BlockError> {
+    if let Some(wanted) = named {
+        let ours = candidates.into_iter().find(|p| p.entry.guid == wanted);
+        return ours.ok_or(BlockError::BootPartitionMissing { wanted, found });
+    }
+    match <[_; 1]>::try_from(candidates) {
+        Ok([one]) => Ok(one),
+        Err(none) if none.is_empty() => Err(BlockError::NoEsp { found }),
+        Err(candidates) => Err(BlockError::AmbiguousEsp { candidates }),
+    }
+}
+
+/// The partition that the boot loader says it came from, if it says so.
+/// `efivars` is [`EFIVARS`] but in tests.
+pub fn loader_partition(efivars: &Path) -> Result<Option<Uuid>, BlockError> {
+    let path = efivars.join(LOADER_DEVICE);
+    let content =
+        super::files::read_limited(&path, 1024).map_err(|error| BlockError::EfiVariable {
+            path: path.clone(),
+            problem: error.to_string(),
+        })?;
+    let Some(content) = content else {
+        return Ok(None);
+    };
+    let text = loader_text(&content);
+    let guid = text.as_deref().and_then(|text| Uuid::try_parse(text).ok());
+    match guid {
+        Some(guid) => Ok(Some(guid)),
+        None => Err(BlockError::EfiVariable {
+            path,
+            problem: format!("not a GUID in UTF-16: {}", text.unwrap_or_default()),
+        }),
+    }
+}
+
+/// Four bytes of attributes, then UTF-16 with a zero at its end.
+fn loader_text(content: &[u8]) -> Option<String> {
+    let units: Vec<u16> = content
+        .get(4..)?
+        .chunks_exact(2)
+        .map(|unit| u16::from_le_bytes([unit[0], unit[1]]))
+        .take_while(|unit| *unit != 0)
+        .collect();
+    String::from_utf16(&units).ok()
+}
+
+/// The size of a block device or file, in bytes.
+pub fn size_of(device: &Path) -> Result<u64, BlockError> {
+    let file = File::open(device).map_err(BlockError::io(device, "open"))?;
+    gpt::Medium::size(&file).map_err(BlockError::io(device, "find the size of"))
+}
+
+/// Reads `length` bytes from a place.
+pub fn read_region(device: &Path, offset: u64, length: usize) -> Result<Vec<u8>, BlockError> {
+    let file = File::open(device).map_err(BlockError::io(device, "open"))?;
+    let mut bytes = vec![0; length];
+    file.read_exact_at(&mut bytes, offset)
+        .map_err(BlockError::io(device, "read"))?;
+    Ok(bytes)
+}
+
+/// Writes bytes to a place, durably.
+pub fn write_region(device: &Path, offset: u64, bytes: &[u8]) -> Result<(), BlockError> {
+    let file = OpenOptions::new().write(true).open(device);
+    let file = file.map_err(BlockError::io(device, "open for writing"))?;
+    file.write_all_at(bytes, offset)
+        .map_err(BlockError::io(device, "write"))?;
+    file.sync_all().map_err(BlockError::io(device, "sync"))
+}
+
+/// Whether a range holds nothing but zeros.
+pub fn is_blank(device: &Path, offset: u64, length: u64) -> Result<bool, BlockError> {
+    let file = File::open(device).map_err(BlockError::io(device, "open"))?;
+    let mut buffer = vec![0; CHUNK];
+    for (at, length) in chunks(offset, length) {
+        let chunk = &mut buffer[..length];
+        file.read_exact_at(chunk, at)
+            .map_err(BlockError::io(device, "read"))?;
+        if chunk.iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Fills a range with zeros, durably. Where the device can do that by itself
+/// nothing is transferred.
+pub fn zero_range(device: &Path, offset: u64, length: u64) -> Result<(), BlockError> {
+    let file = OpenOptions::new().write(true).open(device);
+    let file = file.map_err(BlockError::io(device, "open for writing"))?;
+    let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
+    if length > 0 && rustix::fs::fallocate(&file, flags, offset, length).is_err() {
+        // Not every device and file system can; writing always works.
+        let zeros = vec![0; CHUNK];
+        for (at, length) in chunks(offset, length) {
+            file.write_all_at(&zeros[..length], at)
+                .map_err(BlockError::io(device, "write zeros"))?;
+        }
+    }
+    file.sync_all().map_err(BlockError::io(device, "sync"))
+}
+
+const CHUNK: usize = 1024 * 1024;
+
+fn chunks(offset: u64, length: u64) -> impl Iterator<Item = (u64, usize)> {
+    (0..length)
+        .step_by(CHUNK)
+        .map(move |done| (offset + done, (length - done).min(CHUNK as u64) as usize))
+}
+
+fn number(path: &Path) -> Result<u64, BlockError> {
+    let text = fs::read_to_string(path).map_err(|source| BlockError::Sysfs {
+        path: path.to_owned(),
+        source,
+    })?;
+    text.trim().parse().map_err(|_| BlockError::Attribute {
+        path: path.to_owned(),
+        found: text.trim().to_owned(),
+        wanted: "a number",
+    })
+}
+
+#[cfg(test)]
+mod tests;

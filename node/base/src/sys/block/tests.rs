@@ -1,0 +1,181 @@
+//! Finding and growing partitions, on files laid out as sysfs and `/dev`.
+
+use super::*;
+
+const DATA: Uuid = Uuid::from_u128(0xda7a);
+
+struct Machine {
+    dir: tempfile::TempDir,
+    blocks: Blocks,
+}
+
+impl Machine {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir_all(dir.path().join("sys/block")).unwrap();
+        fs::create_dir_all(dir.path().join("dev")).unwrap();
+        let blocks = Blocks::at(dir.path().join("sys"), dir.path().join("dev"));
+        Self { dir, blocks }
+    }
+
+    /// Adds a disk of so many MiB; gives its device.
+    fn add_disk(&self, name: &str, mib: u64) -> PathBuf {
+        let directory = self.dir.path().join("sys/block").join(name);
+        fs::create_dir_all(directory.join("queue")).unwrap();
+        fs::write(directory.join("size"), format!("{}\n", mib * 2048)).unwrap();
+        fs::write(directory.join("ro"), "0\n").unwrap();
+        fs::write(directory.join("queue/logical_block_size"), "512\n").unwrap();
+        let device = self.dir.path().join("dev").join(name);
+        File::create(&device)
+            .unwrap()
+            .set_len(mib * CHUNK as u64)
+            .unwrap();
+        device
+    }
+
+    /// Adds a disk with an ESP (2 MiB) and a data partition (2 MiB).
+    fn add_boot_disk(&self, name: &str, esp: Uuid) {
+        let device = self.add_disk(name, 8);
+        let table = gpt::tests::two_partitions(8 * 2048, (ESP, esp), (DATA, Uuid::from_u128(99)));
+        fs::write(device, table).unwrap();
+        for number in 1..=2 {
+            let p = if name.ends_with(|c: char| c.is_ascii_digit()) {
+                "p"
+            } else {
+                ""
+            };
+            let directory = self.dir.path().join("sys/block").join(name);
+            let directory = directory.join(format!("{name}{p}{number}"));
+            fs::create_dir_all(&directory).unwrap();
+            fs::write(directory.join("partition"), format!("{number}\n")).unwrap();
+            fs::write(directory.join("size"), "4096\n").unwrap();
+        }
+    }
+}
+
+const A: Uuid = Uuid::from_u128(0xa);
+const B: Uuid = Uuid::from_u128(0xb);
+
+#[test]
+fn disks_are_listed_without_virtual_ones() {
+    let machine = Machine::new();
+    for name in ["vdb", "vda", "loop0", "ram0", "dm-0", "sr0"] {
+        machine.add_disk(name, 1);
+    }
+    machine.add_disk("empty", 0);
+    let disks = machine.blocks.disks().unwrap();
+    let names: Vec<_> = disks.iter().map(|disk| disk.name.as_str()).collect();
+    assert_eq!(names, ["vda", "vdb"]);
+    assert_eq!((disks[0].size, disks[0].sector_size), (1 << 20, 512));
+}
+
+#[test]
+fn the_only_esp_is_the_boot_partition() {
+    let machine = Machine::new();
+    machine.add_boot_disk("nvme0n1", A);
+    machine.add_disk("vda", 1);
+    let esp = machine.blocks.boot_partition(None).unwrap();
+    assert!(esp.path.ends_with("dev/nvme0n1p1"), "{:?}", esp.path);
+    assert_eq!(esp.size(), 2 << 20);
+    let data = machine.blocks.only_partition(&esp.disk, DATA).unwrap();
+    assert!(data.path.ends_with("dev/nvme0n1p2"));
+}
+
+#[test]
+fn several_are_decided_by_the_firmware_or_not_at_all() {
+    let machine = Machine::new();
+    machine.add_boot_disk("vda", A);
+    machine.add_boot_disk("vdb", B);
+    let esp = machine.blocks.boot_partition(Some(B)).unwrap();
+    assert_eq!(esp.disk.name, "vdb");
+    let error = machine.blocks.boot_partition(None).unwrap_err().to_string();
+    assert!(
+        error.contains("dev/vda1") && error.contains("dev/vdb1"),
+        "{error}"
+    );
+}
+
+#[test]
+fn a_missing_boot_partition_tells_what_was_found() {
+    let machine = Machine::new();
+    let error = machine.blocks.boot_partition(None).unwrap_err().to_string();
+    assert!(error.contains("no disk at all"), "{error}");
+    machine.add_disk("vda", 1);
+    let error = machine.blocks.boot_partition(None).unwrap_err().to_string();
+    assert!(
+        error.contains("dev/vda (no GUID partition table)"),
+        "{error}"
+    );
+    machine.add_boot_disk("vdb", A);
+    let error = machine
+        .blocks
+        .boot_partition(Some(B))
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains(&B.to_string()) && error.contains("vdb"),
+        "{error}"
+    );
+    let error = machine
+        .blocks
+        .only_partition(&machine.blocks.disks().unwrap()[1], B);
+    assert!(error.unwrap_err().to_string().contains("0 partitions"));
+}
+
+#[test]
+fn the_loaders_partition_is_read_from_its_variable() {
+    let dir = tempfile::tempdir().unwrap();
+    assert!(loader_partition(dir.path()).unwrap().is_none());
+    let guid = "C12A7328-F81F-11D2-BA4B-00A0C93EC93B";
+    let units = guid.encode_utf16().chain([0]).flat_map(u16::to_le_bytes);
+    let content: Vec<u8> = [6, 0, 0, 0].into_iter().chain(units).collect();
+    let path = dir.path().join(LOADER_DEVICE);
+    fs::write(&path, &content).unwrap();
+    assert_eq!(loader_partition(dir.path()).unwrap(), Some(ESP));
+    for bad in [
+        &content[..3],
+        &content[..20],
+        b"\x06\0\0\0\0\xd8\0\xd8",
+        b"",
+    ] {
+        fs::write(&path, bad).unwrap();
+        let error = loader_partition(dir.path()).unwrap_err();
+        assert!(error.to_string().contains("LoaderDevice"), "{error}");
+    }
+}
+
+#[test]
+fn a_partition_that_fills_its_disk_is_left_alone() {
+    let machine = Machine::new();
+    machine.add_boot_disk("vda", A);
+    let disk = &machine.blocks.disks().unwrap()[0];
+    let data = machine.blocks.only_partition(disk, DATA).unwrap();
+    // The kernel's answer cannot be had from a file, so let it agree already.
+    let kernel = machine.dir.path().join("sys/block/vda/vda2/size");
+    fs::write(&kernel, format!("{}\n", 4 * 2048)).unwrap();
+    let grown = machine.blocks.grow(&data).unwrap();
+    assert_eq!(grown.size(), 4 << 20);
+    let before = fs::read(&disk.path).unwrap();
+    assert_eq!(machine.blocks.grow(&grown).unwrap(), grown);
+    assert!(fs::read(&disk.path).unwrap() == before);
+    // Where it does not agree it is told, and a file refuses to be told.
+    fs::write(&kernel, "4096\n").unwrap();
+    let error = machine.blocks.grow(&grown).unwrap_err();
+    assert!(error.to_string().contains("tell the kernel"), "{error}");
+}
+
+#[test]
+fn ranges_are_zeroed_and_nothing_beside_them() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = dir.path().join("device");
+    fs::write(&device, vec![7; 3 * CHUNK]).unwrap();
+    let (offset, length) = (1000, CHUNK as u64 + 5000);
+    assert!(!is_blank(&device, offset, length).unwrap());
+    zero_range(&device, offset, length).unwrap();
+    assert!(is_blank(&device, offset, length).unwrap());
+    assert!(!is_blank(&device, offset - 1, length).unwrap());
+    assert!(!is_blank(&device, offset, length + 1).unwrap());
+    assert_eq!(size_of(&device).unwrap(), 3 * CHUNK as u64);
+    write_region(&device, offset + 7, b"abc").unwrap();
+    assert_eq!(read_region(&device, offset + 6, 5).unwrap(), b"\0abc\0");
+}

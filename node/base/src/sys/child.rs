@@ -1,0 +1,377 @@
+//! Child processes that cannot outlive the node's core.
+//!
+//! # Invariants
+//! - A child leads a session and process group of its own, so that a signal
+//!   to the core's group does not reach it and a kill reaches its children.
+//! - It gets SIGKILL when the core dies for whatever reason, and when its
+//!   [`Child`] is dropped.
+//! - What it prints goes line by line to a callback, with a bound on the
+//!   length of a line. A grandchild that holds the pipe open delays nobody.
+//!
+//! The kernel sends the parent-death signal when the *thread* that started
+//! the child ends, and threads of a thread pool do end. All children are
+//! therefore started by one thread that stays.
+
+use std::{
+    io,
+    process::{ExitStatus, Stdio},
+    sync::{Arc, Mutex, OnceLock, mpsc},
+    time::Duration,
+};
+
+use rustix::process::{Pid, Signal};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncRead, BufReader},
+    process::Command,
+    task::JoinSet,
+};
+
+use super::raw;
+
+/// A longer line reaches the callback in pieces of this many bytes.
+pub const MAX_LINE: usize = 8 * 1024;
+
+/// How long the pipes of an ended child are read on.
+const DRAIN: Duration = Duration::from_millis(500);
+
+/// Which of its streams a child wrote to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+/// Why a child could not be started or waited for.
+#[derive(Debug, thiserror::Error)]
+pub enum ChildError {
+    /// It did not start.
+    #[error("cannot start {program}")]
+    Start {
+        /// The program.
+        program: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// It could not be waited for.
+    #[error("cannot wait for {program}")]
+    Wait {
+        /// The program.
+        program: String,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+/// A running child. Dropping it kills it and its process group.
+#[derive(Debug)]
+pub struct Child {
+    program: String,
+    process: tokio::process::Child,
+    pid: Pid,
+    readers: JoinSet<()>,
+    ended: Option<ExitStatus>,
+}
+
+impl Child {
+    /// Starts a command with its input closed and its output going, line by
+    /// line and without line ends, to `on_line`.
+    ///
+    /// Must be called within a tokio runtime.
+    pub async fn spawn(
+        mut command: Command,
+        on_line: impl FnMut(Stream, &str) + Send + 'static,
+    ) -> Result<Self, ChildError> {
+        let program = command.as_std().get_program().display().to_string();
+        let failed = |source| ChildError::Start {
+            program: program.clone(),
+            source,
+        };
+        command
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .kill_on_drop(true);
+        raw::own_session_and_die_with_parent(&mut command);
+        let mut process = start_on_lasting_thread(command).await.map_err(failed)?;
+        let pid = process
+            .id()
+            .and_then(|id| Pid::from_raw(id as i32))
+            .ok_or_else(|| failed(io::ErrorKind::NotFound.into()))?;
+        let on_line = Arc::new(Mutex::new(on_line));
+        let mut readers = JoinSet::new();
+        if let Some(stdout) = process.stdout.take() {
+            readers.spawn(read_lines(stdout, Stream::Stdout, on_line.clone()));
+        }
+        if let Some(stderr) = process.stderr.take() {
+            readers.spawn(read_lines(stderr, Stream::Stderr, on_line));
+        }
+        Ok(Self {
+            program,
+            process,
+            pid,
+            readers,
+            ended: None,
+        })
+    }
+
+    /// The child's process id, which is also that of its group.
+    pub fn id(&self) -> u32 {
+        self.pid.as_raw_nonzero().get() as u32
+    }
+
+    /// Waits until the child has ended and its output has been read.
+    ///
+    /// May be cancelled and called again.
+    pub async fn wait(&mut self) -> Result<ExitStatus, ChildError> {
+        let status = match self.ended {
+            Some(status) => status,
+            None => {
+                let status = self.process.wait().await;
+                let status = status.map_err(|source| ChildError::Wait {
+                    program: self.program.clone(),
+                    source,
+                })?;
+                self.ended = Some(status);
+                status
+            }
+        };
+        let drained = async { while self.readers.join_next().await.is_some() {} };
+        if tokio::time::timeout(DRAIN, drained).await.is_err() {
+            // Somebody else holds the pipe.
+            self.readers.abort_all();
+        }
+        Ok(status)
+    }
+
+    /// Asks the child to end (SIGTERM), and kills its process group if it has
+    /// not ended after `bound`.
+    pub async fn terminate(&mut self, bound: Duration) -> Result<ExitStatus, ChildError> {
+        if self.ended.is_none() {
+            self.signal(Signal::TERM);
+            if let Ok(status) = tokio::time::timeout(bound, self.wait()).await {
+                return status;
+            }
+            tracing::warn!(program = %self.program, ?bound, "killed: it did not end when asked to");
+            self.kill_group();
+        }
+        self.wait().await
+    }
+
+    /// Sends the child itself a signal, if it still runs.
+    pub fn signal(&self, signal: Signal) {
+        // Until the process is waited for, its id cannot belong to another.
+        if self.ended.is_none() {
+            let _ = rustix::process::kill_process(self.pid, signal);
+        }
+    }
+
+    fn kill_group(&self) {
+        if self.ended.is_none() {
+            let _ = rustix::process::kill_process_group(self.pid, Signal::KILL);
+        }
+    }
+}
+
+impl Drop for Child {
+    fn drop(&mut self) {
+        self.kill_group();
+    }
+}
+
+async fn read_lines<F: FnMut(Stream, &str)>(
+    pipe: impl AsyncRead + Unpin,
+    stream: Stream,
+    on_line: Arc<Mutex<F>>,
+) {
+    let tell = |line: &[u8]| {
+        let line = line.strip_suffix(b"\r").unwrap_or(line);
+        let mut on_line = on_line.lock().unwrap_or_else(|broken| broken.into_inner());
+        on_line(stream, &String::from_utf8_lossy(line));
+    };
+    let mut pipe = BufReader::with_capacity(MAX_LINE, pipe);
+    let mut line = Vec::new();
+    // A read error means the same as the end: nothing more will come.
+    while let Ok(chunk) = pipe.fill_buf().await {
+        if chunk.is_empty() {
+            break;
+        }
+        let room = MAX_LINE - line.len();
+        let used = match chunk.iter().take(room).position(|byte| *byte == b'\n') {
+            Some(end) => {
+                line.extend_from_slice(&chunk[..end]);
+                tell(&line);
+                line.clear();
+                end + 1
+            }
+            None => {
+                let used = chunk.len().min(room);
+                line.extend_from_slice(&chunk[..used]);
+                if line.len() == MAX_LINE {
+                    tell(&line);
+                    line.clear();
+                }
+                used
+            }
+        };
+        pipe.consume(used);
+    }
+    if !line.is_empty() {
+        tell(&line);
+    }
+}
+
+type Job = Box<dyn FnOnce() + Send>;
+
+/// Starts the command on the thread that never ends.
+async fn start_on_lasting_thread(mut command: Command) -> io::Result<tokio::process::Child> {
+    static STARTER: OnceLock<Mutex<mpsc::Sender<Job>>> = OnceLock::new();
+    let runtime = tokio::runtime::Handle::current();
+    let (answer, answered) = tokio::sync::oneshot::channel();
+    let job: Job = Box::new(move || {
+        let _runtime = runtime.enter();
+        // Nobody waiting means that the child is dropped, and so killed.
+        let _ = answer.send(command.spawn());
+    });
+    let starter = STARTER.get_or_init(|| {
+        let (jobs, queue) = mpsc::channel::<Job>();
+        std::thread::spawn(move || queue.iter().for_each(|job| job()));
+        Mutex::new(jobs)
+    });
+    let gone = || io::Error::other("the thread that starts children is gone");
+    let sent = {
+        let jobs = starter.lock().unwrap_or_else(|broken| broken.into_inner());
+        jobs.send(job)
+    };
+    sent.map_err(|_| gone())?;
+    answered.await.map_err(|_| gone())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+    const BOUND: Duration = Duration::from_secs(20);
+
+    async fn shell(script: &str) -> (Child, UnboundedReceiver<(Stream, String)>) {
+        let (lines, seen) = unbounded_channel();
+        let mut command = Command::new("/bin/sh");
+        command.arg("-c").arg(script);
+        let child = Child::spawn(command, move |stream, line| {
+            let _ = lines.send((stream, line.to_owned()));
+        });
+        (child.await.unwrap(), seen)
+    }
+
+    async fn collect(mut seen: UnboundedReceiver<(Stream, String)>) -> Vec<(Stream, String)> {
+        let mut lines = Vec::new();
+        while let Some(line) = seen.recv().await {
+            lines.push(line);
+        }
+        lines
+    }
+
+    fn runs(pid: u32) -> bool {
+        // A zombie has ended, though nobody has waited for it yet.
+        std::fs::read_to_string(format!("/proc/{pid}/stat"))
+            .is_ok_and(|stat| !stat.contains(") Z "))
+    }
+
+    async fn ends(pid: u32) {
+        let ended = async {
+            while runs(pid) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(BOUND, ended).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn lines_and_status_are_told() {
+        let (mut child, seen) = shell("printf 'a\\nb\\r\\nlast'; echo e >&2; exit 3").await;
+        assert_eq!(child.wait().await.unwrap().code(), Some(3));
+        assert_eq!(child.wait().await.unwrap().code(), Some(3));
+        let (mut out, mut err) = (vec![], vec![]);
+        for (stream, line) in collect(seen).await {
+            match stream {
+                Stream::Stdout => out.push(line),
+                Stream::Stderr => err.push(line),
+            }
+        }
+        assert_eq!(out, ["a", "b", "last"]);
+        assert_eq!(err, ["e"]);
+    }
+
+    #[tokio::test]
+    async fn a_line_without_end_is_cut_and_bytes_are_made_text() {
+        let (mut child, seen) = shell("head -c 20000 /dev/zero | tr '\\0' x; printf '\\377'").await;
+        child.wait().await.unwrap();
+        let lines = collect(seen).await;
+        assert!(lines.iter().all(|(_, line)| line.len() <= MAX_LINE + 2));
+        let all: String = lines.into_iter().map(|(_, line)| line).collect();
+        assert_eq!(all, format!("{}\u{fffd}", "x".repeat(20000)));
+    }
+
+    #[tokio::test]
+    async fn a_missing_program_is_named() {
+        let error = Child::spawn(Command::new("/no/such/program"), |_, _| {}).await;
+        assert!(error.unwrap_err().to_string().contains("/no/such/program"));
+    }
+
+    #[tokio::test]
+    async fn one_that_ignores_the_request_is_killed() {
+        let (mut child, mut seen) =
+            shell("trap '' TERM; echo ready; while :; do sleep 1; done").await;
+        seen.recv().await.unwrap();
+        let status = child.terminate(Duration::from_millis(50)).await.unwrap();
+        use std::os::unix::process::ExitStatusExt;
+        assert_eq!(status.signal(), Some(9));
+    }
+
+    #[tokio::test]
+    async fn one_that_listens_ends_by_itself() {
+        let (mut child, mut seen) =
+            shell("trap 'exit 7' TERM; echo ready; while :; do sleep 0.01; done").await;
+        seen.recv().await.unwrap();
+        assert_eq!(child.terminate(BOUND).await.unwrap().code(), Some(7));
+    }
+
+    #[tokio::test]
+    async fn dropping_kills_the_whole_group() {
+        let (child, mut seen) = shell("sleep 1000 & echo $!; wait").await;
+        let grandchild: u32 = seen.recv().await.unwrap().1.parse().unwrap();
+        let pid = child.id();
+        assert!(runs(pid) && runs(grandchild));
+        drop(child);
+        ends(pid).await;
+        ends(grandchild).await;
+    }
+
+    #[tokio::test]
+    async fn a_grandchild_that_holds_the_pipe_does_not_delay_the_end() {
+        let (mut child, mut seen) = shell("setsid sleep 1000 & echo $!; exit 0").await;
+        let holder: i32 = seen.recv().await.unwrap().1.parse().unwrap();
+        let ended = tokio::time::timeout(BOUND, child.wait()).await;
+        rustix::process::kill_process(Pid::from_raw(holder).unwrap(), Signal::KILL).unwrap();
+        assert!(ended.unwrap().unwrap().success());
+    }
+
+    #[test]
+    fn a_child_survives_the_thread_that_asked_for_it() {
+        let runtime = tokio::runtime::Builder::new_multi_thread()
+            .enable_all()
+            .build()
+            .unwrap();
+        let handle = runtime.handle().clone();
+        let mut child = std::thread::spawn(move || handle.block_on(shell("sleep 1000")).0)
+            .join()
+            .unwrap();
+        // Had the signal followed that thread, the child would be gone.
+        let waited = runtime.block_on(async {
+            tokio::time::timeout(Duration::from_millis(200), child.wait()).await
+        });
+        assert!(waited.is_err(), "{waited:?}");
+    }
+}

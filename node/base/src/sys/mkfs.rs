@@ -1,0 +1,153 @@
+//! Making a file system, by the program that its developers maintain.
+//!
+//! `mkfs.xfs` rides along in the image. It is told to overwrite what is there
+//! (`-f`: the caller has decided that), not to discard first (`-K`: that can
+//! take minutes and gains nothing on a fresh partition), and to be quiet.
+
+use std::{
+    path::{Path, PathBuf},
+    process::ExitStatus,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
+
+use tokio::process::Command;
+
+use super::child::{Child, ChildError};
+
+/// Where the image keeps the program.
+pub const MKFS_XFS: &str = "/sbin/mkfs.xfs";
+
+/// How long it may take. Seconds are usual, even emulated; a disk that needs
+/// longer than this is not usable.
+const BOUND: Duration = Duration::from_secs(300);
+
+/// How many of its last lines an error quotes.
+const QUOTED: usize = 8;
+
+/// Why no file system was made.
+#[derive(Debug, thiserror::Error)]
+pub enum MkfsError {
+    /// The program did not run.
+    #[error("cannot make a file system on {device}")]
+    Run {
+        /// The device.
+        device: PathBuf,
+        /// The cause.
+        source: ChildError,
+    },
+    /// The program gave up.
+    #[error("no file system on {device}: mkfs ended with {status}: {message}")]
+    Failed {
+        /// The device.
+        device: PathBuf,
+        /// How it ended.
+        status: ExitStatus,
+        /// Its last words.
+        message: String,
+    },
+    /// The program did not end in time, and was killed.
+    #[error("no file system on {device} after {bound:?}: {message}")]
+    TooSlow {
+        /// The device.
+        device: PathBuf,
+        /// The time it had.
+        bound: Duration,
+        /// Its last words.
+        message: String,
+    },
+}
+
+/// Makes an XFS file system on a device, overwriting what is there.
+pub async fn xfs(device: &Path) -> Result<(), MkfsError> {
+    xfs_with(Path::new(MKFS_XFS), device, BOUND).await
+}
+
+/// The same, with the program and the bound given.
+pub async fn xfs_with(program: &Path, device: &Path, bound: Duration) -> Result<(), MkfsError> {
+    let run_failed = |source| MkfsError::Run {
+        device: device.to_owned(),
+        source,
+    };
+    let lines = Arc::new(Mutex::new(Vec::new()));
+    let mut command = Command::new(program);
+    command.args(["-f", "-K", "-q"]).arg(device);
+    let keep = lines.clone();
+    let child = Child::spawn(command, move |_, line| {
+        let mut lines = keep.lock().unwrap_or_else(|broken| broken.into_inner());
+        if lines.len() == QUOTED {
+            lines.remove(0);
+        }
+        lines.push(line.trim().to_owned());
+    });
+    let mut child = child.await.map_err(run_failed)?;
+    let ended = tokio::time::timeout(bound, child.wait()).await;
+    // On a time-out this kills it before anybody else touches the device.
+    let message = || {
+        let lines = lines.lock().unwrap_or_else(|broken| broken.into_inner());
+        lines.join("; ")
+    };
+    match ended {
+        Ok(Ok(status)) if status.success() => Ok(()),
+        Ok(Ok(status)) => Err(MkfsError::Failed {
+            device: device.to_owned(),
+            status,
+            message: message(),
+        }),
+        Ok(Err(source)) => Err(run_failed(source)),
+        Err(_) => {
+            child
+                .terminate(Duration::from_secs(5))
+                .await
+                .map_err(run_failed)?;
+            Err(MkfsError::TooSlow {
+                device: device.to_owned(),
+                bound,
+                message: message(),
+            })
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::PermissionsExt;
+
+    fn program(script: &str) -> (tempfile::TempDir, PathBuf) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("mkfs");
+        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o700)).unwrap();
+        (dir, path)
+    }
+
+    #[tokio::test]
+    async fn it_is_called_with_the_device_and_believed() {
+        let (dir, mkfs) = program("echo \"$*\" > \"$4\"");
+        let device = dir.path().join("device");
+        let bound = Duration::from_secs(20);
+        xfs_with(&mkfs, &device, bound).await.unwrap();
+        let arguments = std::fs::read_to_string(&device).unwrap();
+        assert_eq!(arguments.trim(), format!("-f -K -q {}", device.display()));
+    }
+
+    #[tokio::test]
+    async fn its_last_words_are_quoted() {
+        let (_dir, mkfs) = program("echo size of the data subvolume is too small >&2; exit 1");
+        let error = xfs_with(&mkfs, Path::new("/dev/x"), Duration::from_secs(20)).await;
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.contains("too small") && error.contains("/dev/x"),
+            "{error}"
+        );
+    }
+
+    #[tokio::test]
+    async fn one_that_hangs_is_ended() {
+        let (_dir, mkfs) = program("echo thinking; exec sleep 1000");
+        let error = xfs_with(&mkfs, Path::new("/dev/x"), Duration::from_millis(300)).await;
+        let error = error.unwrap_err();
+        assert!(matches!(error, MkfsError::TooSlow { .. }), "{error}");
+    }
+}

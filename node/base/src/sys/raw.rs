@@ -1,0 +1,185 @@
+//! The system calls that have no safe wrapper: the one place for `unsafe`.
+//!
+//! Each function takes and gives safe types and says why its block is sound.
+//! Nothing is decided here; numbers and layouts are the kernel's.
+#![allow(
+    unsafe_code,
+    reason = "ioctls, a packet socket and code between fork and exec have no safe wrapper"
+)]
+
+use std::{
+    io, mem,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+};
+
+/// Turns -1 into the error it stands for.
+fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(result)
+    }
+}
+
+/// Length of the kernel's `struct dm_ioctl`, with which each buffer begins.
+pub(super) const DM_HEADER: usize = 312;
+
+/// Sends a device-mapper command, numbered as in the kernel's `dm-ioctl.h`.
+/// The answer replaces the content of `buffer`.
+pub(super) fn device_mapper(
+    control: BorrowedFd<'_>,
+    command: u8,
+    buffer: &mut [u8],
+) -> io::Result<()> {
+    assert!(buffer.len() >= DM_HEADER, "no room for the header");
+    // The kernel reads and writes as many bytes as the buffer says of itself,
+    // so it must not be able to say more than it has.
+    let length = buffer.len() as u32;
+    buffer[12..16].copy_from_slice(&length.to_ne_bytes());
+    // _IOWR(0xfd, command, struct dm_ioctl)
+    let request = 3 << 30 | (DM_HEADER as libc::c_ulong) << 16 | 0xfd << 8 | u64::from(command);
+    // SAFETY: the buffer is valid for reads and writes of its length, which
+    // is the length its data_size field claims (set above), and the kernel
+    // touches no more than that.
+    checked(unsafe { libc::ioctl(control.as_raw_fd(), request, buffer.as_mut_ptr()) })?;
+    Ok(())
+}
+
+/// Tells the kernel the new place of a partition, in bytes; it may be in use.
+pub(super) fn resize_partition(
+    disk: impl AsFd,
+    number: u32,
+    start: u64,
+    length: u64,
+) -> io::Result<()> {
+    #[repr(C)]
+    struct BlkpgPartition {
+        start: i64,
+        length: i64,
+        number: libc::c_int,
+        names: [u8; 128],
+    }
+    #[repr(C)]
+    struct BlkpgArgument {
+        operation: libc::c_int,
+        flags: libc::c_int,
+        length: libc::c_int,
+        data: *mut BlkpgPartition,
+    }
+    const BLKPG: libc::c_ulong = 0x1269;
+    const RESIZE_PARTITION: libc::c_int = 3;
+    let out_of_range = |_| io::Error::from(io::ErrorKind::InvalidInput);
+    let mut partition = BlkpgPartition {
+        start: start.try_into().map_err(out_of_range)?,
+        length: length.try_into().map_err(out_of_range)?,
+        number: number.try_into().map_err(out_of_range)?,
+        names: [0; 128],
+    };
+    let mut argument = BlkpgArgument {
+        operation: RESIZE_PARTITION,
+        flags: 0,
+        length: mem::size_of::<BlkpgPartition>() as libc::c_int,
+        data: &mut partition,
+    };
+    // SAFETY: both structures have the layout of <linux/blkpg.h> and outlive
+    // the call, which only reads them.
+    checked(unsafe { libc::ioctl(disk.as_fd().as_raw_fd(), BLKPG, &mut argument) })?;
+    Ok(())
+}
+
+/// Sets a watchdog's time-out in seconds; gives what the device made of it.
+pub(super) fn watchdog_timeout(watchdog: impl AsFd, seconds: u32) -> io::Result<u32> {
+    // _IOWR('W', 6, int)
+    const WDIOC_SETTIMEOUT: libc::c_ulong = 3 << 30 | 4 << 16 | (b'W' as libc::c_ulong) << 8 | 6;
+    let mut value: libc::c_int = seconds
+        .try_into()
+        .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    // SAFETY: the call reads and writes the one int, which outlives it.
+    checked(unsafe { libc::ioctl(watchdog.as_fd().as_raw_fd(), WDIOC_SETTIMEOUT, &mut value) })?;
+    Ok(value.max(0) as u32)
+}
+
+/// One instruction of a classic packet filter: code, jumps, operand.
+pub(super) type FilterStep = (u16, u8, u8, u32);
+
+/// Opens a non-blocking socket that sends and receives whole Ethernet frames
+/// of one protocol on one interface, and only those the filter lets pass.
+pub(super) fn packet_socket(
+    interface: u32,
+    protocol: u16,
+    filter: &[FilterStep],
+) -> io::Result<OwnedFd> {
+    let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+    // Protocol 0: nothing is received before filter and interface are set.
+    // SAFETY: takes no pointers.
+    let fd = checked(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })?;
+    // SAFETY: the descriptor has just been opened and nobody else owns it.
+    let socket = unsafe { OwnedFd::from_raw_fd(fd) };
+    attach_filter(socket.as_fd(), filter)?;
+    // SAFETY: sockaddr_ll is plain integers, for which zeros are valid.
+    let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
+    address.sll_family = libc::AF_PACKET as u16;
+    address.sll_protocol = protocol.to_be();
+    address.sll_ifindex = interface
+        .try_into()
+        .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+    // SAFETY: the pointer is to a sockaddr_ll that outlives the call, and the
+    // length is its size.
+    checked(unsafe {
+        libc::bind(
+            socket.as_raw_fd(),
+            (&raw const address).cast(),
+            mem::size_of_val(&address) as libc::socklen_t,
+        )
+    })?;
+    Ok(socket)
+}
+
+fn attach_filter(socket: BorrowedFd<'_>, filter: &[FilterStep]) -> io::Result<()> {
+    let mut steps: Vec<libc::sock_filter> = filter
+        .iter()
+        .map(|&(code, jt, jf, k)| libc::sock_filter { code, jt, jf, k })
+        .collect();
+    let program = libc::sock_fprog {
+        len: steps
+            .len()
+            .try_into()
+            .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?,
+        filter: steps.as_mut_ptr(),
+    };
+    // SAFETY: the program points to as many instructions as it says; both
+    // outlive the call, which copies them.
+    checked(unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_ATTACH_FILTER,
+            (&raw const program).cast(),
+            mem::size_of_val(&program) as libc::socklen_t,
+        )
+    })?;
+    Ok(())
+}
+
+/// Makes the command's process lead a session of its own, and die when the
+/// thread that started it ends.
+pub(super) fn own_session_and_die_with_parent(command: &mut tokio::process::Command) {
+    let parent = rustix::process::getpid();
+    let prepare = move || {
+        // The flags are inherited over exec. Both calls are async-signal-safe
+        // and allocate nothing.
+        rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
+        // The parent may have died before the call above.
+        if rustix::process::getppid() != Some(parent) {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
+        rustix::process::setsid()?;
+        Ok(())
+    };
+    // SAFETY: between fork and exec the closure makes plain system calls
+    // only; it takes no locks, allocates nothing, and touches no memory but
+    // its own copy of the parent's id.
+    unsafe {
+        command.pre_exec(prepare);
+    }
+}
