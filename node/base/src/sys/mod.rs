@@ -8,6 +8,7 @@
 
 pub mod block;
 pub mod child;
+pub mod dm;
 pub mod files;
 pub mod fw_cfg;
 pub mod gpt;

@@ -1,0 +1,599 @@
+//! Device-mapper: encrypted and authenticated volumes.
+//!
+//! The kernel's interface is a dozen ioctls on one control device, each with
+//! a fixed header and, for tables, a list of targets. This module speaks it
+//! directly; the one unsafe call is in `raw`.
+//!
+//! # Invariants
+//! - Keys live in [`XtsKey`] and [`AeadKey`], which cannot be printed and are
+//!   wiped when dropped. The buffers in which they go to the kernel are wiped
+//!   too, and the kernel is told to wipe its own (`DM_SECURE_DATA_FLAG`).
+//! - A device whose table was not accepted is removed again: on an error
+//!   nothing of a volume is left behind.
+//! - [`open_integrity`] never formats; only [`format_integrity`] does.
+//!
+//! # Formats
+//! An encrypted volume is `aes-xts-plain64` in sectors of 4096 bytes over the
+//! whole device. An authenticated one is two layers: dm-integrity, which
+//! keeps 28 bytes beside every block (12 of IV, 16 of tag) and writes both
+//! through a journal, and `aes-gcm-random` on top of it. Blocks that were
+//! never written have no valid tag and cannot be read; a fresh volume is not
+//! wiped, since that takes minutes and a file system reads only what it wrote.
+
+use std::{
+    fmt,
+    fs::{self, File, OpenOptions},
+    io,
+    os::fd::AsFd,
+    path::{Path, PathBuf},
+};
+
+use zeroize::{Zeroize, Zeroizing};
+
+use super::{
+    block::{self, BlockError},
+    raw::{self, DM_HEADER},
+};
+
+/// A volume's sectors, in bytes.
+const SECTOR: u64 = 4096;
+/// The unit of device-mapper tables, in bytes.
+const UNIT: u64 = 512;
+/// Bytes of IV and tag beside each sector of an authenticated volume.
+const TAG: u32 = 28;
+/// The kernel's bound on names, with the zero at the end.
+const MAX_NAME: usize = 128;
+/// A table larger than this is a bug of ours.
+const MAX_TABLE: usize = 16 * 1024;
+
+mod command {
+    pub const VERSION: u8 = 0;
+    pub const DEV_CREATE: u8 = 3;
+    pub const DEV_REMOVE: u8 = 4;
+    pub const DEV_SUSPEND: u8 = 6;
+    pub const DEV_STATUS: u8 = 7;
+    pub const TABLE_LOAD: u8 = 9;
+    pub const TABLE_STATUS: u8 = 12;
+}
+
+mod flag {
+    pub const READ_ONLY: u32 = 1;
+    pub const BUFFER_FULL: u32 = 1 << 8;
+    pub const SECURE_DATA: u32 = 1 << 15;
+}
+
+/// Why a volume was not opened, formatted or closed.
+#[derive(Debug, thiserror::Error)]
+pub enum DmError {
+    /// The kernel has no device-mapper, or no node for it could be made.
+    #[error("device-mapper is not available: cannot {step} {path}")]
+    Control {
+        /// The step, as a verb.
+        step: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The name is empty, too long, or holds a slash or a control character.
+    #[error("{0:?} cannot be the name of a volume")]
+    BadName(String),
+    /// The kernel refused a step.
+    #[error("volume {name}: cannot {step}")]
+    Refused {
+        /// The volume.
+        name: String,
+        /// The step, as a verb.
+        step: &'static str,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The device is too small to hold anything.
+    #[error("volume {name}: {device} has only {size} bytes")]
+    TooSmall {
+        /// The volume.
+        name: String,
+        /// The device below it.
+        device: PathBuf,
+        /// Its size in bytes.
+        size: u64,
+    },
+    /// The device does not begin with an integrity superblock.
+    #[error("volume {name}: {device} bears no integrity superblock of ours ({problem})")]
+    NotIntegrity {
+        /// The volume.
+        name: String,
+        /// The device below it.
+        device: PathBuf,
+        /// What was found.
+        problem: String,
+    },
+    /// The device below could not be worked on.
+    #[error("volume {name}")]
+    Block {
+        /// The volume.
+        name: String,
+        /// The cause.
+        source: BlockError,
+    },
+    /// The kernel's answer made no sense.
+    #[error("volume {name}: the kernel's answer to {step:?} makes no sense")]
+    Answer {
+        /// The volume.
+        name: String,
+        /// The step, as a verb.
+        step: &'static str,
+    },
+}
+
+/// The key of an encrypted volume.
+pub struct XtsKey(Zeroizing<[u8; 64]>);
+
+/// The key of an authenticated volume.
+pub struct AeadKey(Zeroizing<[u8; 32]>);
+
+impl XtsKey {
+    /// Two AES-256 keys. The halves must differ; derived ones do.
+    pub fn new(bytes: Zeroizing<[u8; 64]>) -> Self {
+        Self(bytes)
+    }
+}
+
+impl AeadKey {
+    /// An AES-256 key.
+    pub fn new(bytes: Zeroizing<[u8; 32]>) -> Self {
+        Self(bytes)
+    }
+}
+
+impl fmt::Debug for XtsKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("XtsKey")
+    }
+}
+
+impl fmt::Debug for AeadKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AeadKey")
+    }
+}
+
+/// One target that covers a whole device. All of ours do.
+struct Target {
+    kind: &'static str,
+    sectors: u64,
+    parameters: Zeroizing<String>,
+}
+
+/// The kernel's device-mapper.
+#[derive(Debug)]
+pub struct DeviceMapper {
+    control: File,
+}
+
+impl DeviceMapper {
+    /// Opens the control device, making its node if `/dev` has none.
+    pub fn open() -> Result<Self, DmError> {
+        Self::open_in(Path::new("/sys"), Path::new("/dev"))
+    }
+
+    fn open_in(sys: &Path, dev: &Path) -> Result<Self, DmError> {
+        let path = dev.join("mapper/control");
+        let failed = |step: &'static str, path: &Path| {
+            let path = path.to_owned();
+            move |source| DmError::Control { step, path, source }
+        };
+        if !path.exists() {
+            let numbers = sys.join("class/misc/device-mapper/dev");
+            let text = fs::read_to_string(&numbers).map_err(failed("read", &numbers))?;
+            let device = device_number(&text)
+                .ok_or_else(|| failed("understand", &numbers)(io::ErrorKind::InvalidData.into()))?;
+            let directory = dev.join("mapper");
+            fs::create_dir_all(&directory).map_err(failed("make", &directory))?;
+            use rustix::fs::{CWD, FileType, Mode, mknodat};
+            mknodat(
+                CWD,
+                &path,
+                FileType::CharacterDevice,
+                Mode::RUSR | Mode::WUSR,
+                device,
+            )
+            .map_err(|errno| failed("make", &path)(errno.into()))?;
+        }
+        let control = OpenOptions::new().read(true).write(true).open(&path);
+        Ok(Self {
+            control: control.map_err(failed("open", &path))?,
+        })
+    }
+
+    /// The version of the kernel's interface.
+    pub fn version(&self) -> Result<(u32, u32, u32), DmError> {
+        let answer = self.send("-", command::VERSION, "ask for the version", 0, &[])?;
+        Ok((u32_at(&answer, 0), u32_at(&answer, 4), u32_at(&answer, 8)))
+    }
+
+    /// Opens an encrypted volume on a device; gives the volume's device node.
+    ///
+    /// A wrong key is not noticed here, but by what then reads the content.
+    pub fn open_encrypted(
+        &self,
+        name: &str,
+        device: &Path,
+        key: &XtsKey,
+    ) -> Result<PathBuf, DmError> {
+        let sectors = usable_sectors(name, device)?;
+        let parameters = with_key(
+            "capi:xts(aes)-plain64 ",
+            &key.0[..],
+            &format!(
+                " 0 {} 0 2 allow_discards sector_size:{SECTOR}",
+                device.display()
+            ),
+        );
+        self.open_volume(
+            name,
+            &Target {
+                kind: "crypt",
+                sectors,
+                parameters,
+            },
+        )
+    }
+
+    /// Opens the upper layer of an authenticated volume, on a device given by
+    /// [`DeviceMapper::open_integrity`].
+    ///
+    /// With a wrong key every read fails.
+    pub fn open_authenticated(
+        &self,
+        name: &str,
+        integrity: &Path,
+        key: &AeadKey,
+    ) -> Result<PathBuf, DmError> {
+        let sectors = usable_sectors(name, integrity)?;
+        let parameters = with_key(
+            "capi:gcm(aes)-random ",
+            &key.0[..],
+            &format!(
+                " 0 {} 0 2 integrity:{TAG}:aead sector_size:{SECTOR}",
+                integrity.display()
+            ),
+        );
+        self.open_volume(
+            name,
+            &Target {
+                kind: "crypt",
+                sectors,
+                parameters,
+            },
+        )
+    }
+
+    /// Makes a device the lower layer of an authenticated volume. What it
+    /// held is lost.
+    pub fn format_integrity(&self, name: &str, device: &Path) -> Result<(), DmError> {
+        block::zero_range(device, 0, SECTOR).map_err(block_failed(name))?;
+        // A superblock of zeros makes the kernel write a new one. Its length
+        // is not known before, so the first table is as short as can be.
+        let shortest = SECTOR / UNIT;
+        self.open_volume(name, &integrity_target(device, shortest))?;
+        self.remove(name)?;
+        superblock(name, device).map(drop)
+    }
+
+    /// Opens the lower layer of an authenticated volume.
+    pub fn open_integrity(&self, name: &str, device: &Path) -> Result<PathBuf, DmError> {
+        let sectors = superblock(name, device)?;
+        self.open_volume(name, &integrity_target(device, sectors))
+    }
+
+    /// Closes a volume. None of that name is fine; one in use is an error.
+    pub fn remove(&self, name: &str) -> Result<(), DmError> {
+        match self.send(name, command::DEV_REMOVE, "remove it", 0, &[]) {
+            Err(DmError::Refused { source, .. }) if source.raw_os_error() == Some(libc::ENXIO) => {
+                Ok(())
+            }
+            other => other.map(drop),
+        }
+    }
+
+    /// The device node of a volume, `None` if there is none of that name.
+    pub fn find(&self, name: &str) -> Result<Option<PathBuf>, DmError> {
+        match self.send(name, command::DEV_STATUS, "look it up", 0, &[]) {
+            Ok(answer) => Ok(Some(node(&answer))),
+            Err(DmError::Refused { source, .. }) if source.raw_os_error() == Some(libc::ENXIO) => {
+                Ok(None)
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// What a volume's target says of itself, such as the number of integrity
+    /// mismatches met so far.
+    pub fn status(&self, name: &str) -> Result<String, DmError> {
+        let step = "read its status";
+        let room = [0; 4096];
+        let answer = self.send(name, command::TABLE_STATUS, step, 0, &room)?;
+        let senseless = || DmError::Answer {
+            name: name.to_owned(),
+            step,
+        };
+        if u32_at(&answer, 28) & flag::BUFFER_FULL != 0 {
+            return Err(senseless());
+        }
+        let start = u32_at(&answer, 16) as usize + TARGET_HEADER;
+        let text = answer.get(start..).ok_or_else(senseless)?;
+        let end = text.iter().position(|byte| *byte == 0);
+        let text = &text[..end.ok_or_else(senseless)?];
+        Ok(String::from_utf8_lossy(text).into_owned())
+    }
+
+    fn open_volume(&self, name: &str, target: &Target) -> Result<PathBuf, DmError> {
+        self.send(name, command::DEV_CREATE, "create it", 0, &[])?;
+        let opened = self.activate(name, target);
+        if opened.is_err() {
+            // Only what was created above; the error told is the first one.
+            let _ = self.remove(name);
+        }
+        opened
+    }
+
+    fn activate(&self, name: &str, target: &Target) -> Result<PathBuf, DmError> {
+        let table = target.encode();
+        let flags = flag::SECURE_DATA;
+        self.send(name, command::TABLE_LOAD, "load its table", flags, &table)?;
+        // Without the suspend flag this command resumes.
+        let answer = self.send(name, command::DEV_SUSPEND, "activate it", 0, &[])?;
+        if u32_at(&answer, 28) & flag::READ_ONLY != 0 {
+            return Err(DmError::Refused {
+                name: name.to_owned(),
+                step: "open it for writing",
+                source: io::ErrorKind::ReadOnlyFilesystem.into(),
+            });
+        }
+        Ok(node(&answer))
+    }
+
+    /// Sends a command about a volume, with a payload after the header.
+    fn send(
+        &self,
+        name: &str,
+        command: u8,
+        step: &'static str,
+        flags: u32,
+        payload: &[u8],
+    ) -> Result<Zeroizing<Vec<u8>>, DmError> {
+        let mut buffer = request(name, flags, payload)?;
+        raw::device_mapper(self.control.as_fd(), command, &mut buffer).map_err(|source| {
+            DmError::Refused {
+                name: name.to_owned(),
+                step,
+                source,
+            }
+        })?;
+        Ok(buffer)
+    }
+}
+
+/// Length of the kernel's `struct dm_target_spec`.
+const TARGET_HEADER: usize = 40;
+
+impl Target {
+    /// The table with this one target.
+    fn encode(&self) -> Zeroizing<Vec<u8>> {
+        // The parameters end with a zero, and the whole in a multiple of 8.
+        let length = (TARGET_HEADER + self.parameters.len() + 1).next_multiple_of(8);
+        assert!(length <= MAX_TABLE, "parameters of {length} bytes");
+        let mut bytes = Zeroizing::new(vec![0; length]);
+        // sector_start: 0; status: 0
+        bytes[8..16].copy_from_slice(&self.sectors.to_ne_bytes());
+        bytes[20..24].copy_from_slice(&(length as u32).to_ne_bytes());
+        bytes[24..24 + self.kind.len()].copy_from_slice(self.kind.as_bytes());
+        let parameters = TARGET_HEADER..TARGET_HEADER + self.parameters.len();
+        bytes[parameters].copy_from_slice(self.parameters.as_bytes());
+        bytes
+    }
+}
+
+/// The header of `dm-ioctl.h`, then the payload.
+fn request(name: &str, flags: u32, payload: &[u8]) -> Result<Zeroizing<Vec<u8>>, DmError> {
+    let bad = name.is_empty()
+        || name.len() >= MAX_NAME
+        || name.contains(|c: char| c == '/' || c.is_control() || c.is_whitespace());
+    if bad {
+        return Err(DmError::BadName(name.to_owned()));
+    }
+    let mut buffer = Zeroizing::new(vec![0; DM_HEADER + payload.len()]);
+    // Version 4.0.0 is the oldest that has all of this; newer kernels answer.
+    buffer[0..4].copy_from_slice(&4_u32.to_ne_bytes());
+    // Bytes 12–15, the length, are filled in by the caller of the kernel.
+    buffer[16..20].copy_from_slice(&(DM_HEADER as u32).to_ne_bytes());
+    let targets = u32::from(!payload.is_empty());
+    buffer[20..24].copy_from_slice(&targets.to_ne_bytes());
+    buffer[28..32].copy_from_slice(&flags.to_ne_bytes());
+    buffer[48..48 + name.len()].copy_from_slice(name.as_bytes());
+    buffer[DM_HEADER..].copy_from_slice(payload);
+    Ok(buffer)
+}
+
+fn integrity_target(device: &Path, sectors: u64) -> Target {
+    let device = device.display();
+    Target {
+        kind: "integrity",
+        sectors,
+        parameters: Zeroizing::new(format!("{device} 0 {TAG} J 1 block_size:{SECTOR}")),
+    }
+}
+
+/// Checks the superblock that dm-integrity keeps at a device's beginning;
+/// gives the sectors (of 512 bytes) it provides.
+fn superblock(name: &str, device: &Path) -> Result<u64, DmError> {
+    let bytes = block::read_region(device, 0, 512).map_err(block_failed(name))?;
+    let not_ours = |problem: String| DmError::NotIntegrity {
+        name: name.to_owned(),
+        device: device.to_owned(),
+        problem,
+    };
+    if &bytes[..8] != b"integrt\0" {
+        return Err(not_ours("no magic".into()));
+    }
+    let tag = u32::from(u16::from_le_bytes([bytes[10], bytes[11]]));
+    if tag != TAG {
+        return Err(not_ours(format!("tags of {tag} bytes")));
+    }
+    let sectors = u64::from_le_bytes(std::array::from_fn(|i| bytes[16 + i]));
+    let size = block::size_of(device).map_err(block_failed(name))?;
+    if sectors == 0 || sectors > size / UNIT {
+        return Err(not_ours(format!("it claims {sectors} sectors")));
+    }
+    Ok(sectors / (SECTOR / UNIT) * (SECTOR / UNIT))
+}
+
+/// The whole sectors of a device, in table units.
+fn usable_sectors(name: &str, device: &Path) -> Result<u64, DmError> {
+    let size = block::size_of(device).map_err(block_failed(name))?;
+    let sectors = size / SECTOR * (SECTOR / UNIT);
+    if sectors == 0 {
+        return Err(DmError::TooSmall {
+            name: name.to_owned(),
+            device: device.to_owned(),
+            size,
+        });
+    }
+    Ok(sectors)
+}
+
+fn block_failed(name: &str) -> impl FnOnce(BlockError) -> DmError {
+    let name = name.to_owned();
+    move |source| DmError::Block { name, source }
+}
+
+/// Joins the parts around the key in hexadecimal, leaving no copy of it.
+fn with_key(before: &str, key: &[u8], after: &str) -> Zeroizing<String> {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let length = before.len() + 2 * key.len() + after.len();
+    // Reserved at once: growing would leave parts of the key behind.
+    let mut text = Zeroizing::new(String::with_capacity(length));
+    text.push_str(before);
+    for byte in key {
+        let mut digits = [
+            DIGITS[usize::from(byte >> 4)],
+            DIGITS[usize::from(byte & 15)],
+        ];
+        text.push(char::from(digits[0]));
+        text.push(char::from(digits[1]));
+        digits.zeroize();
+    }
+    text.push_str(after);
+    text
+}
+
+/// The node that devtmpfs makes for the device in an answer.
+fn node(answer: &[u8]) -> PathBuf {
+    // The kernel's long encoding of device numbers: 12 bits of major, and the
+    // minor's 20 bits on both sides of it.
+    let device = u64::from_ne_bytes(std::array::from_fn(|i| answer[40 + i]));
+    let minor = (device & 0xff) | ((device >> 12) & 0xf_ff00);
+    PathBuf::from(format!("/dev/dm-{minor}"))
+}
+
+fn device_number(text: &str) -> Option<rustix::fs::Dev> {
+    let (major, minor) = text.trim().split_once(':')?;
+    Some(rustix::fs::makedev(
+        major.parse().ok()?,
+        minor.parse().ok()?,
+    ))
+}
+
+fn u32_at(bytes: &[u8], at: usize) -> u32 {
+    u32::from_ne_bytes(std::array::from_fn(|i| bytes[at + i]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_is_laid_out_as_the_kernel_reads_it() {
+        let target = Target {
+            kind: "crypt",
+            sectors: 8,
+            parameters: Zeroizing::new("abc".into()),
+        };
+        let table = target.encode();
+        assert_eq!(table.len(), 48);
+        assert_eq!(table[..8], [0; 8]);
+        assert_eq!(table[8..16], 8_u64.to_ne_bytes());
+        assert_eq!(table[20..24], 48_u32.to_ne_bytes());
+        assert_eq!(&table[24..30], b"crypt\0");
+        assert_eq!(&table[40..], b"abc\0\0\0\0\0");
+    }
+
+    #[test]
+    fn a_request_bears_name_flags_and_payload() {
+        let request = request("data", flag::SECURE_DATA, b"payload!").unwrap();
+        assert_eq!(request.len(), DM_HEADER + 8);
+        assert_eq!(request[..4], 4_u32.to_ne_bytes());
+        assert_eq!(u32_at(&request, 16) as usize, DM_HEADER);
+        assert_eq!(u32_at(&request, 20), 1);
+        assert_eq!(u32_at(&request, 28), flag::SECURE_DATA);
+        assert_eq!(&request[48..53], b"data\0");
+        assert_eq!(&request[DM_HEADER..], b"payload!");
+    }
+
+    #[test]
+    fn names_that_could_not_be_nodes_are_refused() {
+        let long = "x".repeat(MAX_NAME);
+        for name in ["", "a/b", "a b", "a\n", long.as_str()] {
+            assert!(matches!(request(name, 0, &[]), Err(DmError::BadName(_))));
+        }
+    }
+
+    #[test]
+    fn keys_are_hexadecimal_and_cannot_be_printed() {
+        let line = with_key("<", &[0x00, 0x1f, 0xff], ">");
+        assert_eq!(line.as_str(), "<001fff>");
+        let key = XtsKey::new(Zeroizing::new([0xab; 64]));
+        assert_eq!(format!("{key:?}"), "XtsKey");
+        let key = AeadKey::new(Zeroizing::new([0xab; 32]));
+        assert_eq!(format!("{key:?}"), "AeadKey");
+    }
+
+    #[test]
+    fn the_node_follows_from_the_device_number() {
+        let mut answer = vec![0; DM_HEADER];
+        // 253:3, and a minor beyond 255.
+        answer[40..48].copy_from_slice(&0xfd03_u64.to_ne_bytes());
+        assert_eq!(node(&answer), Path::new("/dev/dm-3"));
+        answer[40..48].copy_from_slice(&0x10_fd02_u64.to_ne_bytes());
+        assert_eq!(node(&answer), Path::new("/dev/dm-258"));
+    }
+
+    #[test]
+    fn a_foreign_superblock_is_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let device = dir.path().join("device");
+        let mut bytes = vec![0; 1 << 20];
+        let check = |bytes: &[u8]| {
+            fs::write(&device, bytes).unwrap();
+            superblock("data", &device)
+        };
+        assert!(matches!(check(&bytes), Err(DmError::NotIntegrity { .. })));
+        bytes[..8].copy_from_slice(b"integrt\0");
+        bytes[10] = 4;
+        let error = check(&bytes).unwrap_err().to_string();
+        assert!(error.contains("tags of 4 bytes"), "{error}");
+        bytes[10] = 28;
+        bytes[16..24].copy_from_slice(&u64::MAX.to_le_bytes());
+        assert!(check(&bytes).is_err());
+        bytes[16..24].copy_from_slice(&1001_u64.to_le_bytes());
+        assert_eq!(check(&bytes).unwrap(), 1000);
+    }
+
+    #[test]
+    fn a_kernel_without_device_mapper_is_named() {
+        let dir = tempfile::tempdir().unwrap();
+        let error = DeviceMapper::open_in(dir.path(), dir.path()).unwrap_err();
+        assert!(error.to_string().contains("class/misc"), "{error}");
+    }
+}
