@@ -8,11 +8,35 @@
 
 pub mod block;
 pub mod child;
+pub mod cidr;
 pub mod dm;
 pub mod files;
 pub mod fw_cfg;
 pub mod gpt;
 pub mod mkfs;
 pub mod mounts;
+pub mod netlink;
 mod raw;
 pub mod slots;
+
+/// Runs a test in a network namespace of its own, so that it may change
+/// everything there. Without the right to make one the test is skipped, and
+/// says so.
+#[cfg(test)]
+fn in_own_network(test: impl Future<Output = ()> + Send) {
+    std::thread::scope(|scope| {
+        let run = || {
+            if nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).is_err() {
+                eprintln!("skipped: this needs the right to make network namespaces");
+                return;
+            }
+            // One thread: a namespace belongs to the thread that made it.
+            tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .expect("a runtime")
+                .block_on(test);
+        };
+        scope.spawn(run).join().expect("the test's thread");
+    });
+}
