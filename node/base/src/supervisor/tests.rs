@@ -94,7 +94,11 @@ type BoxedOutcome = Pin<Box<dyn Future<Output = Outcome> + Send>>;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn finished_stays_and_its_children_go_on() {
-    let (supervisor, log_tree) = start(options(), |context| async move {
+    let options = Options {
+        shutdown_bound: 10 * LONG,
+        ..options()
+    };
+    let (supervisor, log_tree) = start(options, |context| async move {
         context.run("child", works)?;
         context.healthy();
         context.done();
@@ -103,7 +107,12 @@ async fn finished_stays_and_its_children_go_on() {
     let tree = supervisor.tree();
     until(&tree, is("root", State::Finished)).await;
     until(&tree, is("root.child", State::Healthy)).await;
-    assert_eq!(supervisor.shutdown().await, Vec::<Arc<str>>::new());
+    let stragglers = timeout(LONG, supervisor.shutdown()).await;
+    assert_eq!(
+        stragglers,
+        Ok(vec![]),
+        "nobody waits for a bound without need"
+    );
     assert!(is("root.child", State::Stopped)(&tree));
     assert_eq!(logged(&log_tree, "root"), Vec::<String>::new());
 }

@@ -398,6 +398,27 @@ fn wrong_signals_fail_the_runnable_alone() {
 }
 
 #[test]
+fn whoever_falls_with_its_parent_does_not_start_by_itself() {
+    for told_first in [true, false] {
+        let mut world = small_world();
+        if told_first {
+            // Still on its way down for its own fault when its parent fails.
+            world.healthy("root.a.x");
+            world.fail("root.a");
+            world.end("root.a.x", End::Returned);
+        } else {
+            // Already waiting for its restart when its parent fails.
+            world.fail("root.a.x");
+            assert_eq!(world.state("root.a.x"), State::Failed);
+            world.fail("root.a");
+        }
+        assert_eq!(world.state("root.a.x"), State::Stopped);
+        world.come_to_rest();
+        assert!(world.runs("root.a") && !world.runs("root.a.x"));
+    }
+}
+
+#[test]
 fn who_ignores_the_cancellation_is_named_then_abandoned() {
     let mut world = small_world();
     world.fail("root.a");
