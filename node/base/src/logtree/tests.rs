@@ -263,6 +263,10 @@ fn a_readers_queue_is_bounded_in_bytes() {
     log_tree.append_raw("root", Severity::Info, "short");
     let items = drain(&mut stream);
     assert_eq!(items, [long.as_str(), "missed 1"], "one entry always fits");
+    for text in ["what is", "read makes", "room again"] {
+        log_tree.append_raw("root", Severity::Info, text);
+    }
+    assert_eq!(drain(&mut stream), ["what is", "read makes", "room again"]);
 }
 
 #[test]
