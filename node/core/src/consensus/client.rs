@@ -1,0 +1,471 @@
+//! The way to etcd: one connection over the unix socket, and the namespaced
+//! clients that are handed out on top of it.
+//!
+//! A user of the store gets a [`NamespacedClient`], which adds its prefix to
+//! every key that goes out and takes it from every key that comes back. A key
+//! is always a relative name, so there is no way up. The client reads,
+//! watches and holds leases; writing is in [`super::fenced`] alone.
+//!
+//! Every call has a bound. The connection is made when it is first used and
+//! again whenever it was lost, so a client outlives a restart of etcd.
+
+use std::{future::Future, io, path::PathBuf, sync::Arc, time::Duration};
+
+use hyper_util::rt::TokioIo;
+use tokio::{net::UnixStream, time};
+use tokio_stream::StreamExt as _;
+use tonic::{
+    Response, Status, Streaming,
+    transport::{Channel, Endpoint},
+};
+
+use super::wire::{
+    KeyValue, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest, RangeRequest,
+    WatchCreateRequest, WatchRequest, WatchResponse, event::EventType, kv_client::KvClient,
+    lease_client::LeaseClient, watch_client::WatchClient, watch_request::RequestUnion,
+};
+
+/// For calls whose caller names no other bound: long enough for an election.
+const CALL_BOUND: Duration = Duration::from_secs(10);
+/// How often a socket that nobody serves yet is tried again.
+const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
+/// How long one attempt to connect goes on: what waits longer gets an error.
+const CONNECT_BOUND: Duration = Duration::from_secs(10);
+/// Records per answer: far below the 4 MiB that one message may have.
+const PAGE: i64 = 256;
+/// A watch sends up to a thousand revisions at once.
+const WATCH_MESSAGE: usize = 64 << 20;
+
+/// Who has a part of the store of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ConsensusUser {
+    /// The control plane's records.
+    Curator,
+    /// The certificate authorities of Kubernetes.
+    KubernetesPki,
+}
+
+impl ConsensusUser {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::Curator, Self::KubernetesPki];
+
+    /// The name in its prefix.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Curator => "curator",
+            Self::KubernetesPki => "kubernetes-pki",
+        }
+    }
+}
+
+/// Why etcd did not do what it was asked. `what` is the step.
+#[derive(Debug, thiserror::Error)]
+pub enum ConsensusError {
+    /// Nothing came back. The step may have been done all the same.
+    #[error("{what}: etcd did not answer within {bound:?}")]
+    TimedOut {
+        /// The step.
+        what: &'static str,
+        /// How long it was waited for.
+        bound: Duration,
+    },
+    /// etcd, or the way to it, answered with an error.
+    #[error("{what}")]
+    Failed {
+        /// The step.
+        what: &'static str,
+        /// As etcd said it.
+        source: Status,
+    },
+    /// An answer that etcd never gives.
+    #[error("{what}: etcd's answer has no {missing}")]
+    Malformed {
+        /// The step.
+        what: &'static str,
+        /// What was looked for.
+        missing: &'static str,
+    },
+}
+
+impl ConsensusError {
+    /// Whether the lease that was named does not exist (any more).
+    pub fn lease_is_gone(&self) -> bool {
+        matches!(self, Self::Failed { source, .. } if source.code() == tonic::Code::NotFound)
+    }
+}
+
+/// One key and what it holds.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Record {
+    /// Relative to the client's prefix.
+    pub key: String,
+    /// May hold secrets, so a record is not printed.
+    pub value: Vec<u8>,
+    /// When the key came into being.
+    pub create_revision: i64,
+    /// When it was last written.
+    pub mod_revision: i64,
+    /// The lease on which it depends; 0 for none.
+    pub lease: i64,
+}
+
+/// What a range held at one revision.
+pub struct Listing {
+    /// By key.
+    pub records: Vec<Record>,
+    /// Of the whole store.
+    pub revision: i64,
+}
+
+/// One thing that happened to a key.
+pub enum Change {
+    /// It has this content now.
+    Put(Record),
+    /// It is gone.
+    Deleted {
+        /// Relative to the client's prefix.
+        key: String,
+        /// When it went.
+        revision: i64,
+    },
+}
+
+impl Change {
+    /// When it happened.
+    pub fn revision(&self) -> i64 {
+        match self {
+            Self::Put(record) => record.mod_revision,
+            Self::Deleted { revision, .. } => *revision,
+        }
+    }
+}
+
+/// Why a watch ended.
+#[derive(Debug, thiserror::Error)]
+pub enum WatchEnd {
+    /// What it would have to tell has been compacted away: read everything
+    /// again.
+    #[error("the history before revision {0} has been compacted")]
+    Compacted(i64),
+    /// The stream ended without a reason.
+    #[error("etcd closed the watch: {0}")]
+    Closed(String),
+    /// The stream broke.
+    #[error("watch")]
+    Broken(#[from] Status),
+}
+
+/// A lease of etcd: keys that depend on it go when it lapses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Lease(pub(super) i64);
+
+impl Lease {
+    /// As it stands in [`Record::lease`].
+    pub const fn id(self) -> i64 {
+        self.0
+    }
+
+    /// The lease of a record that names one.
+    pub const fn from_id(id: i64) -> Self {
+        Self(id)
+    }
+}
+
+/// The whole of etcd. Stays within the control plane.
+#[derive(Clone)]
+pub struct RootClient {
+    channel: Channel,
+}
+
+impl RootClient {
+    /// A client of the etcd that serves, or is going to serve, this socket.
+    /// Does not wait for it. Must be called within a tokio runtime.
+    pub fn new(socket: PathBuf) -> Self {
+        Self {
+            channel: channel(socket),
+        }
+    }
+
+    /// The part of one user.
+    pub fn namespaced(&self, user: ConsensusUser) -> NamespacedClient {
+        let root: Arc<str> = format!("namespaced:{}/", user.name()).into();
+        NamespacedClient {
+            channel: self.channel.clone(),
+            prefix: root.clone(),
+            root,
+            bound: CALL_BOUND,
+        }
+    }
+}
+
+/// The lazily made connection. It tries for a while, because etcd's socket
+/// appears some time after its process does, and the first caller should be
+/// served at that very moment and not after a pause.
+fn channel(socket: PathBuf) -> Channel {
+    let connector = tower::service_fn(move |_| {
+        let socket = socket.clone();
+        async move {
+            time::timeout(CONNECT_BOUND, async {
+                loop {
+                    match UnixStream::connect(&socket).await {
+                        Ok(stream) => return TokioIo::new(stream),
+                        Err(_) => time::sleep(CONNECT_INTERVAL).await,
+                    }
+                }
+            })
+            .await
+            .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))
+        }
+    });
+    // The authority is only a name in the requests: the socket decides.
+    Endpoint::from_static("http://etcd.invalid").connect_with_connector_lazy(connector)
+}
+
+/// One user's part of etcd, or a part of that.
+#[derive(Clone)]
+pub struct NamespacedClient {
+    channel: Channel,
+    /// The user's own prefix, where its epoch is.
+    pub(super) root: Arc<str>,
+    /// Before every key.
+    prefix: Arc<str>,
+    pub(super) bound: Duration,
+}
+
+impl NamespacedClient {
+    /// The part below `name/`.
+    pub fn sub(&self, name: &str) -> Self {
+        Self {
+            prefix: format!("{}{name}/", self.prefix).into(),
+            ..self.clone()
+        }
+    }
+
+    /// The same with another bound on every call.
+    pub fn bounded(&self, bound: Duration) -> Self {
+        Self {
+            bound,
+            ..self.clone()
+        }
+    }
+
+    pub(super) fn absolute(&self, key: &str) -> Vec<u8> {
+        [self.prefix.as_bytes(), key.as_bytes()].concat()
+    }
+
+    pub(super) fn kv(&self) -> KvClient<Channel> {
+        KvClient::new(self.channel.clone())
+    }
+
+    fn lease(&self) -> LeaseClient<Channel> {
+        LeaseClient::new(self.channel.clone())
+    }
+
+    /// Runs one step under the client's bound.
+    pub(super) async fn step<T>(
+        &self,
+        what: &'static str,
+        call: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, ConsensusError> {
+        match time::timeout(self.bound, call).await {
+            Ok(Ok(answer)) => Ok(answer.into_inner()),
+            Ok(Err(source)) => Err(ConsensusError::Failed { what, source }),
+            Err(_) => Err(ConsensusError::TimedOut {
+                what,
+                bound: self.bound,
+            }),
+        }
+    }
+
+    /// Reads one key, linearizable: what this returns was true at some moment
+    /// of the call.
+    pub async fn get(&self, key: &str) -> Result<Option<Record>, ConsensusError> {
+        let mut kv = self.kv();
+        let request = RangeRequest {
+            key: self.absolute(key),
+            ..Default::default()
+        };
+        let answer = self.step("read", kv.range(request)).await?;
+        Ok(answer.kvs.into_iter().next().map(|kv| self.record(kv)))
+    }
+
+    /// Reads every key that begins with `prefix`, all at one revision,
+    /// linearizable.
+    pub async fn list(&self, prefix: &str) -> Result<Listing, ConsensusError> {
+        const WHAT: &str = "list";
+        let mut kv = self.kv();
+        let mut key = self.absolute(prefix);
+        let range_end = successor(&key);
+        let mut listing = Listing {
+            records: Vec::new(),
+            revision: 0,
+        };
+        loop {
+            let request = RangeRequest {
+                key,
+                range_end: range_end.clone(),
+                limit: PAGE,
+                revision: listing.revision,
+            };
+            let page = self.step(WHAT, kv.range(request)).await?;
+            if listing.revision == 0 {
+                listing.revision = page
+                    .header
+                    .ok_or(ConsensusError::Malformed {
+                        what: WHAT,
+                        missing: "header",
+                    })?
+                    .revision;
+            }
+            let next = page.kvs.last().map(|last| [&last.key[..], &[0]].concat());
+            listing
+                .records
+                .extend(page.kvs.into_iter().map(|kv| self.record(kv)));
+            match next.filter(|_| page.more) {
+                Some(next) => key = next,
+                None => return Ok(listing),
+            }
+        }
+    }
+
+    /// Follows everything below the client's prefix, from the given revision
+    /// on.
+    pub async fn watch(&self, from_revision: i64) -> Result<Changes, ConsensusError> {
+        let key = self.absolute("");
+        let create = WatchRequest {
+            request_union: Some(RequestUnion::CreateRequest(WatchCreateRequest {
+                range_end: successor(&key),
+                key,
+                start_revision: from_revision,
+            })),
+        };
+        let mut client =
+            WatchClient::new(self.channel.clone()).max_decoding_message_size(WATCH_MESSAGE);
+        // A watch lasts as long as its requests' stream does.
+        let requests = tokio_stream::once(create).chain(tokio_stream::pending());
+        let answers = self.step("watch", client.watch(requests)).await?;
+        Ok(Changes {
+            answers,
+            client: self.clone(),
+        })
+    }
+
+    /// Makes a lease that lapses `ttl` (whole seconds) after its last renewal.
+    pub async fn grant(&self, ttl: Duration) -> Result<Lease, ConsensusError> {
+        let request = LeaseGrantRequest {
+            ttl: i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX),
+            id: 0,
+        };
+        let mut client = self.lease();
+        let answer = self
+            .step("grant a lease", client.lease_grant(request))
+            .await?;
+        Ok(Lease(answer.id))
+    }
+
+    /// Renews a lease and tells whether it still existed.
+    pub async fn renew(&self, lease: Lease) -> Result<bool, ConsensusError> {
+        let mut client = self.lease();
+        let request = tokio_stream::once(LeaseKeepAliveRequest { id: lease.0 });
+        let renewal = async {
+            let mut answers = client.lease_keep_alive(request).await?.into_inner();
+            Ok(Response::new(answers.message().await?))
+        };
+        let answer = self.step("renew the lease", renewal).await?;
+        Ok(answer.is_some_and(|answer| answer.ttl > 0))
+    }
+
+    /// Ends a lease, and with it every key that depends on it.
+    pub async fn revoke(&self, lease: Lease) -> Result<(), ConsensusError> {
+        let mut client = self.lease();
+        let request = LeaseRevokeRequest { id: lease.0 };
+        self.step("revoke a lease", client.lease_revoke(request))
+            .await
+            .map(drop)
+    }
+
+    fn record(&self, kv: KeyValue) -> Record {
+        Record {
+            key: self.relative(&kv.key),
+            value: kv.value,
+            create_revision: kv.create_revision,
+            mod_revision: kv.mod_revision,
+            lease: kv.lease,
+        }
+    }
+
+    /// etcd answers with the keys it was asked for, so the prefix is there; a
+    /// key that is no text is shown as far as it is.
+    fn relative(&self, key: &[u8]) -> String {
+        let bare = key.strip_prefix(self.prefix.as_bytes()).unwrap_or(key);
+        String::from_utf8_lossy(bare).into_owned()
+    }
+}
+
+/// What happens below a prefix, in the order of revisions.
+pub struct Changes {
+    answers: Streaming<WatchResponse>,
+    client: NamespacedClient,
+}
+
+impl Changes {
+    /// What happened next: all changes of one or more whole revisions.
+    /// Safe to cancel.
+    pub async fn next(&mut self) -> Result<Vec<Change>, WatchEnd> {
+        loop {
+            let Some(answer) = self.answers.message().await? else {
+                return Err(WatchEnd::Closed("without a reason".into()));
+            };
+            if answer.compact_revision != 0 {
+                return Err(WatchEnd::Compacted(answer.compact_revision));
+            }
+            if answer.canceled {
+                return Err(WatchEnd::Closed(answer.cancel_reason));
+            }
+            let changes: Vec<_> = answer
+                .events
+                .into_iter()
+                .filter_map(|event| {
+                    let deleted = event.r#type() == EventType::Delete;
+                    let record = self.client.record(event.kv?);
+                    Some(if deleted {
+                        Change::Deleted {
+                            key: record.key,
+                            revision: record.mod_revision,
+                        }
+                    } else {
+                        Change::Put(record)
+                    })
+                })
+                .collect();
+            if !changes.is_empty() {
+                return Ok(changes);
+            }
+        }
+    }
+}
+
+/// The first key after all that begin with `prefix`.
+fn successor(prefix: &[u8]) -> Vec<u8> {
+    let mut end = prefix.to_vec();
+    while let Some(last) = end.pop() {
+        if last < u8::MAX {
+            end.push(last + 1);
+            return end;
+        }
+    }
+    vec![0] // etcd's name for "to the end"
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_ends_behind_its_prefix() {
+        assert_eq!(successor(b"a/"), b"a0");
+        assert_eq!(successor(&[b'a', 0xff]), b"b");
+        assert_eq!(successor(&[0xff]), [0]);
+        assert_eq!(successor(b""), [0]);
+    }
+}
