@@ -15,7 +15,7 @@
 mod fragment;
 
 use std::fs::File;
-use std::io::{BufWriter, Write};
+use std::io::{LineWriter, Write};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -31,7 +31,7 @@ use crate::ui::{Task, Ui};
 const RECIPE: u32 = 1;
 
 /// About how many steps make announces for the whole build; only the bar depends on it.
-const EXPECTED_STEPS: u64 = 2100;
+const EXPECTED_STEPS: u64 = 2260;
 
 /// What the environment could smuggle into the build.
 const HIDDEN_ENVIRONMENT: [&str; 12] = [
@@ -188,14 +188,15 @@ fn build(ui: &Ui, inputs: &Inputs, builder: &Builder<'_>, key: &str) -> Result<P
         File::create(&log_path).with_context(|| format!("cannot create {}", log_path.display()))?;
     let source = scratch.path().join("source");
     std::fs::create_dir(&source).with_context(|| format!("cannot create {}", source.display()))?;
-    let task = ui.counted_task(
-        format!("building {} {}", inputs.package, inputs.source_version),
-        EXPECTED_STEPS,
-    );
+    ui.say(format_args!(
+        "{} {} with this configuration is not in the cache: building it, which takes minutes",
+        inputs.package, inputs.source_version
+    ));
+    let task = ui.counted_task("building the kernel", EXPECTED_STEPS);
     let mut make = Make {
         ui,
         source,
-        log: BufWriter::new(log),
+        log: LineWriter::new(log),
         task: &task,
     };
 
@@ -205,9 +206,12 @@ fn build(ui: &Ui, inputs: &Inputs, builder: &Builder<'_>, key: &str) -> Result<P
         .arg("--directory")
         .arg(&make.source)
         .run(ui)?;
-    let finished = make
-        .all(&inputs.fragment)
-        .with_context(|| format!("the whole log: {}", log_path.display()))?;
+    let finished = make.all(&inputs.fragment).with_context(|| {
+        format!(
+            "the kernel was not built; the whole log is {}",
+            log_path.display()
+        )
+    })?;
 
     let entry = scratch.path().join("entry");
     std::fs::create_dir(&entry).with_context(|| format!("cannot create {}", entry.display()))?;
@@ -236,7 +240,7 @@ struct Finished {
 struct Make<'a> {
     ui: &'a Ui,
     source: PathBuf,
-    log: BufWriter<File>,
+    log: LineWriter<File>,
     task: &'a Task,
 }
 

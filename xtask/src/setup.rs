@@ -183,7 +183,8 @@ fn install(ui: &Ui, missing: &[String]) -> Result<()> {
             command_for_the_user(missing)
         );
     };
-    let task = ui.task(format!("installing {}", missing.join(" ")));
+    ui.say(format_args!("missing here: {}", missing.join(" ")));
+    let task = ui.task("installing packages");
     // An interrupted dpkg leaves the machine's packages in pieces.
     shell.arg("-c").arg(script).shielded().stream(ui, |line| {
         task.now(line);

@@ -73,7 +73,7 @@ impl Ui {
                 None => ProgressBar::new_spinner(),
             });
             let template = match length {
-                Some(_) => "{spinner} {prefix} [{bar:30}] {percent:>3} % {elapsed} {wide_msg}",
+                Some(_) => "{spinner} {prefix} [{bar:20}] {percent:>3} % {elapsed} {wide_msg}",
                 None => "{spinner} {prefix} {elapsed} {wide_msg}",
             };
             if let Ok(style) = ProgressStyle::with_template(template) {
