@@ -25,7 +25,7 @@ use content::Content;
 use disk::{Partition, PartitionContent};
 use initramfs::Tree;
 use uki::{CommandLine, Uki};
-use uuid::Uuid;
+pub use uuid::Uuid;
 
 /// Why an image could not be built: the step, with its cause.
 #[derive(Debug, thiserror::Error)]

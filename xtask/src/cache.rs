@@ -30,6 +30,26 @@ pub fn dir() -> Result<PathBuf> {
         .context("no place for the cache: set HOME or XDG_CACHE_HOME to an absolute path")
 }
 
+/// Locks the file at `path`, made if it is not there, for as long as what is returned lives; waits for others.
+pub fn lock_file(ui: &Ui, path: &Path) -> Result<File> {
+    let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+    let mut waiting = None;
+    loop {
+        match file.try_lock() {
+            Ok(()) => return Ok(file),
+            Err(TryLockError::WouldBlock) => {
+                waiting.get_or_insert_with(|| ui.task(format!("waiting for {}", path.display())));
+                // A lock tells nobody that it is free, and a wait in flock() could not be interrupted.
+                check_interrupt()?;
+                std::thread::sleep(Duration::from_millis(200));
+            }
+            Err(TryLockError::Error(error)) => {
+                return Err(error).with_context(|| format!("cannot lock {}", path.display()));
+            }
+        }
+    }
+}
+
 /// The entries of one kind.
 pub struct Cache {
     dir: PathBuf,
@@ -61,25 +81,7 @@ impl Cache {
     pub fn lock(&self, ui: &Ui) -> Result<Builder<'_>> {
         std::fs::create_dir_all(&self.dir)
             .with_context(|| format!("cannot create the cache folder {}", self.dir.display()))?;
-        let path = self.dir.join("lock");
-        let file =
-            File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
-        let mut waiting = None;
-        loop {
-            match file.try_lock() {
-                Ok(()) => break,
-                Err(TryLockError::WouldBlock) => {
-                    waiting
-                        .get_or_insert_with(|| ui.task(format!("waiting for {}", path.display())));
-                    // A lock tells nobody that it is free, and a wait in flock() could not be interrupted.
-                    check_interrupt()?;
-                    std::thread::sleep(Duration::from_millis(200));
-                }
-                Err(TryLockError::Error(error)) => {
-                    return Err(error).with_context(|| format!("cannot lock {}", path.display()));
-                }
-            }
-        }
+        let file = lock_file(ui, &self.dir.join("lock"))?;
         let builder = Builder {
             cache: self,
             _lock: file,

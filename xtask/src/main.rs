@@ -3,10 +3,13 @@
 //! This file only dispatches; each task is a file beside it. What does work
 //! of its own lives in the libraries `image` and `qemu`.
 
+mod bench;
 mod cache;
 mod command;
+mod image;
 mod kernel;
 mod setup;
+mod sizes;
 mod tidy;
 mod ui;
 
@@ -36,6 +39,15 @@ enum Task {
     Setup(setup::Args),
     /// Build the kernel, or find it in the cache; prints where it is
     Kernel(kernel::Args),
+    /// Build the disk image; prints where it is
+    Image(image::Args),
+    /// Weigh the image's parts; fails where one is over its budget
+    Sizes(sizes::Args),
+    /// Measure, print a table, write JSON
+    Bench(bench::Args),
+    /// Write a disk image of a unified kernel image that is there
+    #[command(hide = true)]
+    Assemble(image::AssembleArgs),
     /// Check the rules of the repository that a program can check
     Tidy(tidy::Args),
 }
@@ -60,6 +72,10 @@ impl Task {
         match self {
             Task::Setup(args) => setup::run(ui, &args),
             Task::Kernel(args) => kernel::run(ui, &args),
+            Task::Image(args) => image::run(ui, &args),
+            Task::Sizes(args) => sizes::run(ui, &args),
+            Task::Bench(args) => bench::run(ui, &args),
+            Task::Assemble(args) => image::assemble(&args),
             Task::Tidy(args) => tidy::run(ui, args),
         }
     }

@@ -1,0 +1,282 @@
+//! Image assembly: ours beside genimage, sgdisk with mtools, and a bare copy of the same bytes.
+//!
+//! All get the same UKI and parameters and make a disk of the same layout, each in one process tree whose wall and CPU time
+//! are taken from outside; ours, too, is run as a program (`cargo xtask assemble`), so that starting up counts for all.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use anyhow::{Context, Result, ensure};
+use hearth_api::names;
+use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::time::TimeValLike;
+
+use super::{Records, ratio};
+use crate::command::Cmd;
+use crate::image::{self, Flavour};
+use crate::setup::{self, Needs};
+use crate::sizes;
+use crate::ui::Ui;
+
+/// As long as real ones, about.
+const PARAMETERS: [u8; 300] = [0x5a; 300];
+
+/// Wall and CPU seconds of each round of one way.
+#[derive(Default)]
+struct Samples {
+    wall: Vec<f64>,
+    cpu: Vec<f64>,
+}
+
+/// Measures `rounds` rounds.
+pub fn measure(ui: &Ui, rounds: u32, records: &mut Records) -> Result<()> {
+    setup::ensure(ui, Needs::BENCH)?;
+    let artifacts = image::ensure(ui, Flavour::Release)?;
+    let bench = Bench::new(ui, artifacts.uki.clone())?;
+    let task = ui.counted_task("measuring image assembly", u64::from(rounds) + 1);
+    let ways: [(&str, Way); 4] = [
+        ("ours", Bench::ours),
+        ("genimage", Bench::genimage),
+        ("mtools", Bench::mtools),
+        ("copy", Bench::copy),
+    ];
+    let mut samples: [Samples; 4] = Default::default();
+    // The first round warms the caches and is not counted.
+    for round in 0..=rounds {
+        for ((name, way), samples) in ways.iter().zip(&mut samples) {
+            task.now(*name);
+            bench.clear()?;
+            let (wall, cpu) = timed(|| way(&bench))?;
+            bench.verify(name)?;
+            if round > 0 {
+                samples.wall.push(wall);
+                samples.cpu.push(cpu);
+            }
+        }
+        task.step();
+    }
+    task.done();
+    let [ours, others @ ..] = &samples;
+    records.add("image.wall", "s", &ours.wall);
+    records.add("image.cpu", "s", &ours.cpu);
+    for ((name, _), theirs) in ways[1..].iter().zip(others) {
+        records.add(format!("image.wall_{name}"), "s", &theirs.wall);
+        records.add(format!("image.cpu_{name}"), "s", &theirs.cpu);
+        records.add(
+            format!("image.wall_ratio_{name}"),
+            "ratio",
+            &ratio(&ours.wall, &theirs.wall),
+        );
+        records.add(
+            format!("image.cpu_ratio_{name}"),
+            "ratio",
+            &ratio(&ours.cpu, &theirs.cpu),
+        );
+    }
+    sizes::record(&artifacts, records)
+}
+
+type Way = fn(&Bench) -> Result<()>;
+
+/// Wall and CPU seconds of what `work` runs. The CPU time is that of children that have ended, and nothing else runs.
+fn timed(work: impl FnOnce() -> Result<()>) -> Result<(f64, f64)> {
+    let cpu = || -> Result<f64> {
+        let usage =
+            getrusage(UsageWho::RUSAGE_CHILDREN).context("cannot read the children's CPU time")?;
+        let total = usage.user_time() + usage.system_time();
+        Ok(total.num_microseconds() as f64 / 1e6)
+    };
+    let (before, started) = (cpu()?, Instant::now());
+    work()?;
+    Ok((started.elapsed().as_secs_f64(), cpu()? - before))
+}
+
+struct Bench {
+    ui: Ui,
+    uki: PathBuf,
+    folder: tempfile::TempDir,
+}
+
+impl Bench {
+    fn new(ui: &Ui, uki: PathBuf) -> Result<Bench> {
+        let folder = tempfile::tempdir_in(image::root().join("target/hearth"))
+            .context("cannot make a folder to measure in")?;
+        let bench = Bench {
+            ui: ui.clone(),
+            uki,
+            folder,
+        };
+        // What genimage puts on the ESP is a folder.
+        for name in ["EFI/BOOT", "hearth"] {
+            let path = bench.path("root").join(name);
+            fs::create_dir_all(&path)
+                .with_context(|| format!("cannot create {}", path.display()))?;
+        }
+        fs::write(bench.path("parameters"), PARAMETERS)?;
+        fs::copy(&bench.uki, bench.path("uki"))?;
+        fs::write(bench.path("genimage.cfg"), genimage_config())?;
+        Ok(bench)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn clear(&self) -> Result<()> {
+        for name in ["disk.img", "esp.img"] {
+            match fs::remove_file(self.path(name)) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    return Err(error).context("cannot remove the last round's output");
+                }
+                _ => {}
+            }
+        }
+        let scratch = self.path("scratch");
+        if scratch.exists() {
+            fs::remove_dir_all(&scratch)
+                .context("cannot remove the last round's scratch folder")?;
+        }
+        Ok(())
+    }
+
+    /// A way that fails fast must not win: its output holds the UKI's bytes.
+    fn verify(&self, name: &str) -> Result<()> {
+        let disk = self.path("disk.img");
+        let metadata = fs::metadata(&disk).with_context(|| format!("{name} has made no disk"))?;
+        let uki = fs::metadata(&self.uki)?.len();
+        ensure!(
+            metadata.blocks() * 512 + 4096 >= uki,
+            "{name} has made a disk that is smaller than the UKI in it"
+        );
+        if name != "copy" {
+            let inside = self.path("inside");
+            Cmd::new("mcopy")
+                .args(["-n", "-o", "-i"])
+                .arg(format!("{}@@1M", disk.display()))
+                .args(["::EFI/BOOT/BOOTX64.EFI"])
+                .arg(&inside)
+                .run(&self.ui)?;
+            ensure!(
+                fs::read(&inside)? == fs::read(&self.uki)?,
+                "{name} has spoilt the UKI"
+            );
+        }
+        Ok(())
+    }
+
+    fn ours(&self) -> Result<()> {
+        let program = std::env::current_exe().context("cannot find this program")?;
+        Cmd::new(program)
+            .arg("assemble")
+            .args([
+                self.path("uki"),
+                self.path("parameters"),
+                self.path("disk.img"),
+            ])
+            .run(&self.ui)
+    }
+
+    fn genimage(&self) -> Result<()> {
+        let mut command = Cmd::new("genimage").env("PATH", path_with_sbin());
+        for (option, name) in [
+            ("--config", "genimage.cfg"),
+            ("--rootpath", "root"),
+            ("--tmppath", "scratch"),
+            ("--inputpath", ""),
+            ("--outputpath", ""),
+        ] {
+            command = command.arg(option).arg(self.path(name));
+        }
+        command.run(&self.ui)
+    }
+
+    /// As a script would: one program after the other.
+    fn mtools(&self) -> Result<()> {
+        let disk = self.path("disk.img");
+        let volume = format!("{}@@1M", disk.display());
+        let esp = image::ESP_SIZE / (1 << 20);
+        let data = image::DATA_SIZE / (1 << 20);
+        Cmd::new("truncate")
+            .args(["--size", &format!("{}M", esp + data + 2)])
+            .arg(&disk)
+            .run(&self.ui)?;
+        Cmd::new("/usr/sbin/sgdisk")
+            .args(["--new", &format!("1:2048:+{esp}M"), "--typecode"])
+            .args([&format!("1:{}", names::ESP_TYPE), "--change-name"])
+            .args([&format!("1:{}", names::ESP_LABEL), "--new"])
+            .args([&format!("2:0:+{data}M"), "--typecode"])
+            .args([&format!("2:{}", names::DATA_TYPE), "--change-name"])
+            .arg(format!("2:{}", names::DATA_LABEL))
+            .arg(&disk)
+            .run(&self.ui)?;
+        let sectors = (image::ESP_SIZE / 512).to_string();
+        let mtools = |program: &str, more: &[&Path]| {
+            Cmd::new(program)
+                .args(["-i", &volume])
+                .args(more)
+                .run(&self.ui)
+        };
+        Cmd::new("mformat")
+            .args(["-i", &volume, "-F", "-c", "2", "-T", &sectors, "::"])
+            .run(&self.ui)?;
+        mtools("mmd", &["::EFI", "::EFI/BOOT", "::hearth"].map(Path::new))?;
+        mtools(
+            "mcopy",
+            &[&self.path("uki"), Path::new("::EFI/BOOT/BOOTX64.EFI")],
+        )?;
+        mtools(
+            "mcopy",
+            &[
+                &self.path("parameters"),
+                Path::new("::hearth/parameters.pb"),
+            ],
+        )
+    }
+
+    fn copy(&self) -> Result<()> {
+        Cmd::new("cp")
+            .args([self.path("uki"), self.path("disk.img")])
+            .run(&self.ui)
+    }
+}
+
+/// genimage calls mkdosfs, which an ordinary user's PATH lacks.
+fn path_with_sbin() -> std::ffi::OsString {
+    let mut path = std::env::var_os("PATH").unwrap_or_default();
+    path.push(":/usr/sbin:/sbin");
+    path
+}
+
+fn genimage_config() -> String {
+    let (esp, data) = (image::ESP_SIZE, image::DATA_SIZE);
+    format!(
+        "image esp.img {{
+    vfat {{
+        label = \"{label}\"
+        extraargs = \"-F 32 -s 2\"
+        file EFI/BOOT/BOOTX64.EFI {{ image = \"uki\" }}
+        file hearth/parameters.pb {{ image = \"parameters\" }}
+    }}
+    size = {esp}
+}}
+image disk.img {{
+    hdimage {{ partition-table-type = \"gpt\" }}
+    partition {label} {{
+        image = \"esp.img\"
+        offset = 1M
+        partition-type-uuid = \"{esp_type}\"
+    }}
+    partition {data_label} {{
+        size = {data}
+        partition-type-uuid = \"{data_type}\"
+    }}
+}}
+",
+        label = names::ESP_LABEL,
+        esp_type = names::ESP_TYPE,
+        data_label = names::DATA_LABEL,
+        data_type = names::DATA_TYPE,
+    )
+}

@@ -1,0 +1,104 @@
+//! Compiles the node: one static binary, the same bytes from any checkout.
+//!
+//! The compiler puts paths of source files into a binary (messages of panics). Here they are cut to what they are called
+//! within the checkout and the registry, so that the binary says nothing of the machine that built it.
+
+use std::env;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::{Flavour, root, write_if_changed};
+use crate::cache;
+use crate::command::Cmd;
+use crate::ui::Ui;
+
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+/// Between flags in CARGO_ENCODED_RUSTFLAGS, which unlike RUSTFLAGS can hold paths with blanks.
+const SEPARATOR: &str = "\x1f";
+
+/// Compiles `init` and copies it to `destination`: cargo has one place for the builds of all flavours.
+pub fn build(ui: &Ui, flavour: Flavour, destination: &Path) -> Result<PathBuf> {
+    let root = root();
+    let target = root.join("target");
+    let _lock = cache::lock_file(ui, &target.join("hearth/node.lock"))?;
+    let task = ui.task(format!("compiling the node ({})", flavour.name()));
+    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let mut command = Cmd::new(cargo)
+        .dir(&root)
+        .args([
+            "build",
+            "--locked",
+            "--profile",
+            "node",
+            "--package",
+            "hearth-core",
+        ])
+        .args(["--bin", "init", "--target", TARGET, "--target-dir"])
+        .arg(&target)
+        // RUSTFLAGS would be ignored beside it, and what the user wants is in it already.
+        .env("CARGO_ENCODED_RUSTFLAGS", flags(ui, &root)?.join(SEPARATOR));
+    let features = match flavour {
+        Flavour::Release => "",
+        Flavour::Debug => "debug-service",
+        Flavour::Test => "debug-service,failpoints",
+    };
+    if !features.is_empty() {
+        command = command.args(["--features", features]);
+    }
+    command.stream(ui, |line| {
+        task.now(line.trim());
+        Ok(())
+    })?;
+    task.done();
+    let built = target.join(TARGET).join("node/init");
+    let bytes = fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
+    write_if_changed(destination, &bytes)?;
+    Ok(destination.to_owned())
+}
+
+/// The user's flags for the compiler, if any, then ours.
+fn flags(ui: &Ui, root: &Path) -> Result<Vec<String>> {
+    let users = match (env::var("CARGO_ENCODED_RUSTFLAGS"), env::var("RUSTFLAGS")) {
+        (Ok(flags), _) => flags.split(SEPARATOR).map(str::to_owned).collect(),
+        (_, Ok(flags)) => flags
+            .split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<_>>(),
+        _ => Vec::new(),
+    };
+    let mut flags: Vec<String> = users.into_iter().filter(|flag| !flag.is_empty()).collect();
+    if !flags.is_empty() {
+        ui.say(format_args!(
+            "the node is compiled with flags from the environment: {}",
+            flags.join(" ")
+        ));
+    }
+    flags.extend(["-C".to_owned(), "target-feature=+crt-static".to_owned()]);
+    for (path, name) in remapped(root)? {
+        flags.push(format!("--remap-path-prefix={}={name}", path.display()));
+    }
+    Ok(flags)
+}
+
+/// Folders of source, and what they are called in the binary.
+fn remapped(root: &Path) -> Result<Vec<(PathBuf, &'static str)>> {
+    let mut folders = vec![(root.to_owned(), "hearth")];
+    let home = env::var_os("CARGO_HOME")
+        .map(PathBuf::from)
+        .or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")))
+        .context("cannot find cargo's home: neither CARGO_HOME nor HOME is set")?;
+    // One folder per registry, its name made of the registry's host. Absent where all is vendored.
+    let registry = home.join("registry/src");
+    if registry.is_dir() {
+        let context = || format!("cannot read {}", registry.display());
+        let mut sources = Vec::new();
+        for entry in fs::read_dir(&registry).with_context(context)? {
+            sources.push(entry.with_context(context)?.path());
+        }
+        sources.sort();
+        folders.extend(sources.into_iter().map(|path| (path, "crates")));
+    }
+    Ok(folders)
+}

@@ -1,0 +1,118 @@
+//! `cargo xtask sizes`: what the image and its parts weigh, against what is allowed.
+
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+
+use crate::bench::Records;
+use crate::image::{self, Artifacts, Flavour};
+use crate::ui::Ui;
+
+/// `cargo xtask sizes`: weigh the image's parts; fails where one is over its budget.
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Print records as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Most bytes by record name: what the project promises, in millions of bytes.
+const BUDGETS: [(&str, u64); 3] = [
+    ("size.init_bytes", 9_000_000),
+    ("size.uki_bytes", 20_000_000),
+    ("size.image_allocated_bytes", 25_000_000),
+];
+
+/// Runs the task.
+pub fn run(ui: &Ui, args: &Args) -> Result<()> {
+    let artifacts = image::ensure(ui, Flavour::Release)?;
+    let mut records = Records::new(ui)?;
+    record(&artifacts, &mut records)?;
+    if args.json {
+        print!("{}", records.json()?);
+    } else {
+        print!("{}", table(&records));
+        println!("\nin the initramfs, uncompressed:");
+        let mut contents = artifacts.contents;
+        contents.sort_by_key(|(_, size)| std::cmp::Reverse(*size));
+        for (path, size) in contents {
+            println!("{size:>12}  {path}");
+        }
+    }
+    let over = over_budget(&records);
+    if !over.is_empty() {
+        bail!("over budget: {}", over.join(", "));
+    }
+    Ok(())
+}
+
+/// The sizes as records.
+pub fn record(artifacts: &Artifacts, records: &mut Records) -> Result<()> {
+    let file = |path: &Path| {
+        fs::metadata(path).with_context(|| format!("cannot look at {}", path.display()))
+    };
+    let mut add = |name: &str, bytes: u64| records.add(name, "bytes", &[bytes as f64]);
+    add("size.init_bytes", file(&artifacts.init)?.len());
+    for (path, bytes) in &artifacts.contents {
+        if path == "/usr/bin/etcd" {
+            add("size.etcd_bytes", *bytes);
+        }
+    }
+    add("size.kernel_bytes", file(&artifacts.kernel)?.len());
+    add("size.initramfs_bytes", file(&artifacts.initramfs)?.len());
+    add("size.uki_bytes", file(&artifacts.uki)?.len());
+    add(
+        "size.image_allocated_bytes",
+        file(&artifacts.image)?.blocks() * 512,
+    );
+    Ok(())
+}
+
+fn budget(name: &str) -> Option<u64> {
+    BUDGETS
+        .iter()
+        .find(|(budgeted, _)| *budgeted == name)
+        .map(|(_, most)| *most)
+}
+
+fn table(records: &Records) -> String {
+    let line = |record: &crate::bench::Record| {
+        let allowed = budget(&record.name)
+            .map(|most| format!("  of {most}"))
+            .unwrap_or_default();
+        format!("{:>12}  {}{allowed}\n", record.max, record.name)
+    };
+    records.all().iter().map(line).collect()
+}
+
+/// What is heavier than allowed, for a message.
+fn over_budget(records: &Records) -> Vec<String> {
+    let over = |record: &crate::bench::Record| {
+        let most = budget(&record.name).filter(|most| record.max > *most as f64)?;
+        Some(format!(
+            "{} is {}, {most} is the most",
+            record.name, record.max
+        ))
+    };
+    records.all().iter().filter_map(over).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_over_is_named() {
+        let mut records = Records::of_revision("r");
+        records.add("size.init_bytes", "bytes", &[9_000_000.0]);
+        records.add("size.uki_bytes", "bytes", &[20_000_001.0]);
+        records.add("size.other_bytes", "bytes", &[1e12]);
+        assert_eq!(
+            over_budget(&records),
+            ["size.uki_bytes is 20000001, 20000000 is the most"]
+        );
+        assert!(table(&records).contains("     9000000  size.init_bytes  of 9000000\n"));
+    }
+}
