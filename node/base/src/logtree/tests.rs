@@ -134,10 +134,19 @@ fn what_is_not_kept_is_not_stored() {
         keep: Severity::Warning,
         ..options()
     });
-    with_layer(&log_tree, || {
+    // Beside a layer that wants more, and so has it made.
+    let talkative = LogTree::new(Options {
+        keep: Severity::Trace,
+        ..options()
+    });
+    let subscriber = tracing_subscriber::registry()
+        .with(talkative.layer())
+        .with(log_tree.layer());
+    tracing::subscriber::with_default(subscriber, || {
         tracing::info!("chatter");
         tracing::warn!("kept");
     });
+    assert_eq!(talkative.read(Query::subtree("")).backlog.len(), 2);
     log_tree.append_raw("root", Severity::Info, "chatter");
     log_tree.append_raw("root", Severity::Error, "kept");
     assert_eq!(
