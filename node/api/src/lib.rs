@@ -8,11 +8,20 @@
 //!
 //! It knows nothing of how a node is built: no path, no etcd, no supervisor.
 
+pub mod certificates;
+pub mod client;
 pub mod console;
+pub mod first_contact;
 pub mod identity;
+mod lifetime;
 pub mod names;
+pub mod owner;
 pub mod permissions;
 mod redacted;
+pub mod server;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+pub mod tls;
 
 /// What the proto files become. The nesting follows the package names, by
 /// which the generated modules refer to each other.
@@ -36,3 +45,19 @@ pub use generated::hearth::v1;
 /// The compiled proto files (a `google.protobuf.FileDescriptorSet` with its
 /// imports and our method options), for reflection and for tests.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+/// An error with all its causes, in one line: for logs, and for people.
+pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let cause = error.to_string();
+        // Some libraries repeat their cause in their own message.
+        if !text.ends_with(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+        source = error.source();
+    }
+    text
+}

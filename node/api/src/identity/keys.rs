@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Deref;
 
 use ed25519_dalek::Signer as _;
+use ed25519_dalek::pkcs8::spki::der::pem::LineEnding;
 use ed25519_dalek::pkcs8::{DecodePrivateKey, EncodePrivateKey};
 use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use zeroize::Zeroizing;
@@ -105,6 +106,13 @@ impl SigningKey {
             .map_err(|_| KeyError::NotPkcs8)
     }
 
+    /// From PKCS #8, PEM.
+    pub fn from_pkcs8_pem(pem: &str) -> Result<Self, KeyError> {
+        ed25519_dalek::SigningKey::from_pkcs8_pem(pem)
+            .map(Self)
+            .map_err(|_| KeyError::NotPkcs8)
+    }
+
     /// Its public half.
     pub fn public(&self) -> PublicKey {
         PublicKey(self.0.verifying_key().to_bytes())
@@ -127,6 +135,13 @@ impl SigningKey {
             .to_pkcs8_der()
             .expect("a key in memory always has a PKCS #8 form");
         Zeroizing::new(document.as_bytes().to_vec())
+    }
+
+    /// PKCS #8, PEM: the form for files.
+    pub fn expose_pkcs8_pem(&self) -> Zeroizing<String> {
+        self.0
+            .to_pkcs8_pem(LineEnding::LF)
+            .expect("a key in memory always has a PKCS #8 form")
     }
 
     /// The form that rustls takes.
@@ -167,6 +182,11 @@ macro_rules! purpose {
             /// From PKCS #8, DER.
             pub fn from_pkcs8_der(der: &[u8]) -> Result<Self, KeyError> {
                 SigningKey::from_pkcs8_der(der).map(Self)
+            }
+
+            /// From PKCS #8, PEM.
+            pub fn from_pkcs8_pem(pem: &str) -> Result<Self, KeyError> {
+                SigningKey::from_pkcs8_pem(pem).map(Self)
             }
         }
 

@@ -19,7 +19,7 @@ pub use secrets::{ClusterUnlockKey, FirstContactSecret, NodeUnlockKey, SecretLen
 use rustls_pki_types::CertificateDer;
 
 /// Everything a node needs to speak as itself: durable on its data partition.
-#[derive(Clone)]
+#[derive(Clone, Debug)]
 pub struct NodeCredentials {
     /// The node's private key.
     pub key: NodeKey,

@@ -1,0 +1,369 @@
+//! What every gRPC server of a node has in common: TCP, TLS, limits, who may
+//! call what.
+//!
+//! [`Server::serve`] accepts connections and completes their handshakes in
+//! tasks of their own, so that a slow peer holds up nobody. Then each
+//! connection
+//!
+//! - counts against a limit, one for the cluster's own and another for
+//!   everyone else, so that strangers cannot take the places of members;
+//! - ends when the peer's certificate does, and for strangers after a while;
+//! - ends with the server: when `serve` returns, or is dropped, no task of it
+//!   goes on.
+//!
+//! Each call passes by [`authorize`] before it reaches a handler, and a
+//! handler that panics answers `Internal`. The services themselves know
+//! nothing of all this; they find out who calls by [`Caller::of`].
+
+mod authorize;
+mod connection;
+mod services;
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustls::ServerConfig;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Semaphore, mpsc};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tokio_rustls::TlsAcceptor;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tracing::{Instrument as _, debug, info, warn};
+
+pub use authorize::{Admission, Authorize, Caller};
+pub use connection::ConnectionInfo;
+pub use services::Services;
+
+use crate::certificates::CertificateError;
+use crate::identity::{NodeCredentials, NodeId};
+use crate::lifetime::End;
+use crate::tls::{self, Clock, OwnCertificate, PeerCertificate, TlsError, Trust};
+use connection::{Connection, Stream};
+
+/// How much a server lets its callers take.
+#[derive(Clone, Copy, Debug)]
+pub struct Limits {
+    /// Handshakes at a time. More wait in the kernel's backlog.
+    pub handshakes: usize,
+    /// A handshake that takes longer is given up.
+    pub handshake_timeout: Duration,
+    /// Connections of nodes and users of the cluster.
+    pub identified: usize,
+    /// Connections of everyone else.
+    pub anonymous: usize,
+    /// After this a connection of everyone else ends, so that idle ones do
+    /// not keep the places for ever.
+    pub anonymous_lifetime: Duration,
+    /// Calls at a time on one connection.
+    pub streams: u32,
+    /// How long calls that still run are waited for at the end.
+    pub shutdown_grace: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            handshakes: 64,
+            handshake_timeout: Duration::from_secs(10),
+            identified: 1024,
+            anonymous: 128,
+            anonymous_lifetime: Duration::from_secs(600),
+            streams: 128,
+            shutdown_grace: Duration::from_secs(2),
+        }
+    }
+}
+
+/// What lies between TCP and HTTP/2.
+pub enum Transport {
+    /// TLS: everything but the debug service.
+    Tls {
+        /// Made by [`tls::server_config`] with the same trust and clock.
+        config: Arc<ServerConfig>,
+        /// By what callers are judged.
+        trust: Trust,
+        /// When it is.
+        clock: Clock,
+    },
+    /// Nothing: all callers are [`PeerCertificate::None`].
+    Plain,
+}
+
+impl Transport {
+    /// TLS as a node with these credentials speaks it. By the second value
+    /// the certificate can be exchanged while the server runs.
+    pub fn of_node(
+        credentials: &NodeCredentials,
+        clock: Clock,
+    ) -> Result<(Self, Arc<OwnCertificate>, NodeId), TlsError> {
+        let (trust, node_id) = Trust::of_node(credentials, tls::now(&clock))?;
+        let own = OwnCertificate::new(credentials)?;
+        let config = tls::server_config(Arc::clone(&own), trust.clone(), Arc::clone(&clock))?;
+        let transport = Self::Tls {
+            config,
+            trust,
+            clock,
+        };
+        Ok((transport, own, node_id))
+    }
+}
+
+/// The server cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// By tonic.
+    #[error("gRPC server on {address}")]
+    Grpc {
+        /// Where it listens.
+        address: SocketAddr,
+        /// Why.
+        source: tonic::transport::Error,
+    },
+    /// The socket is of no use.
+    #[error("the listening socket")]
+    Listener(#[from] io::Error),
+}
+
+/// A server before it serves.
+pub struct Server {
+    transport: Transport,
+    limits: Limits,
+    admission: Option<Arc<dyn Admission>>,
+}
+
+impl Server {
+    /// With the default limits.
+    pub fn new(transport: Transport) -> Self {
+        Self {
+            transport,
+            limits: Limits::default(),
+            admission: None,
+        }
+    }
+
+    /// With other limits.
+    #[must_use]
+    pub fn limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    /// With a check of each call beside that of its permissions.
+    #[must_use]
+    pub fn admission(mut self, admission: Arc<dyn Admission>) -> Self {
+        self.admission = Some(admission);
+        self
+    }
+
+    /// Serves until `cancel`. Then new connections are refused at once, calls
+    /// that run have a short grace, and everything is over when this returns.
+    pub async fn serve(
+        self,
+        listener: TcpListener,
+        services: Services,
+        cancel: CancellationToken,
+    ) -> Result<(), ServeError> {
+        let address = listener.local_addr()?;
+        let limits = self.limits;
+        let authorize = Authorize::new(self.clock(), self.admission.clone());
+        // tonic runs each connection in a task of its own. Their sockets break
+        // when this guard goes, whichever way this function ends.
+        let connections = CancellationToken::new();
+        let _guard = connections.clone().drop_guard();
+        let (ready, incoming) = mpsc::channel(16);
+        let accept = self.accept(listener, connections.clone(), ready, cancel.clone());
+
+        let grpc = tonic::transport::Server::builder()
+            .http2_keepalive_interval(Some(Duration::from_secs(10)))
+            .http2_keepalive_timeout(Some(Duration::from_secs(5)))
+            .http2_max_header_list_size(16 << 10)
+            .max_concurrent_streams(limits.streams)
+            .layer(authorize)
+            .serve_with_incoming_shutdown(
+                services,
+                ReceiverStream::new(incoming),
+                cancel.clone().cancelled_owned(),
+            );
+        let end_of_grace = async {
+            cancel.cancelled().await;
+            tokio::time::sleep(limits.shutdown_grace).await;
+            connections.cancel();
+            std::future::pending::<Infallible>().await
+        };
+        let (served, ()) = tokio::select! {
+            both = async { tokio::join!(grpc, accept) } => both,
+            never = end_of_grace => match never {},
+        };
+        served.map_err(|source| ServeError::Grpc { address, source })
+    }
+
+    fn clock(&self) -> Clock {
+        match &self.transport {
+            Transport::Tls { clock, .. } => Arc::clone(clock),
+            Transport::Plain => tls::wall_clock(),
+        }
+    }
+
+    /// Accepts until `cancel`; connections whose handshake is complete go to
+    /// `ready`.
+    async fn accept(
+        self,
+        listener: TcpListener,
+        connections: CancellationToken,
+        ready: mpsc::Sender<io::Result<Connection>>,
+        cancel: CancellationToken,
+    ) {
+        let handshake = Arc::new(Handshake {
+            identified: Arc::new(Semaphore::new(self.limits.identified)),
+            anonymous: Arc::new(Semaphore::new(self.limits.anonymous)),
+            transport: self.transport,
+            limits: self.limits,
+            connections,
+            ready,
+        });
+        let mut running = JoinSet::new();
+        loop {
+            tokio::select! {
+                () = cancel.cancelled() => return,
+                Some(_) = running.join_next() => {}
+                accepted = listener.accept(), if running.len() < self.limits.handshakes => {
+                    match accepted {
+                        Ok((stream, remote)) => {
+                            let task = Arc::clone(&handshake).run(stream, remote);
+                            running.spawn(task.in_current_span());
+                        }
+                        Err(error) => {
+                            // Out of file descriptors, mostly. Going on at
+                            // once would only burn the processor.
+                            warn!(%error, "cannot accept connections; trying again");
+                            tokio::time::sleep(Duration::from_millis(100)).await;
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// Turns sockets into connections.
+struct Handshake {
+    transport: Transport,
+    limits: Limits,
+    identified: Arc<Semaphore>,
+    anonymous: Arc<Semaphore>,
+    connections: CancellationToken,
+    ready: mpsc::Sender<io::Result<Connection>>,
+}
+
+/// Why a socket does not become a connection.
+#[derive(Debug, thiserror::Error)]
+enum Refused {
+    #[error("socket")]
+    Socket(#[source] io::Error),
+    #[error("no complete handshake in {0:?}")]
+    Slow(Duration),
+    #[error("handshake")]
+    Handshake(#[source] io::Error),
+    #[error("certificate")]
+    Certificate(#[from] CertificateError),
+    #[error("all {0} places for connections of its kind are taken")]
+    Full(usize),
+}
+
+impl Handshake {
+    async fn run(self: Arc<Self>, stream: TcpStream, remote: SocketAddr) {
+        match self.connection(stream, remote).await {
+            Ok(connection) => {
+                // An error means that the server is gone; so is its interest.
+                let _ = self.ready.send(Ok(connection)).await;
+            }
+            Err(refused) => {
+                let why = crate::chain(&refused);
+                match refused {
+                    Refused::Certificate(_) | Refused::Full(_) => {
+                        info!(%remote, %why, "connection refused");
+                    }
+                    Refused::Handshake(ref error) if concerns_certificate(error) => {
+                        info!(%remote, %why, "connection refused");
+                    }
+                    _ => debug!(%remote, %why, "no connection"),
+                }
+            }
+        }
+    }
+
+    async fn connection(
+        &self,
+        stream: TcpStream,
+        remote: SocketAddr,
+    ) -> Result<Connection, Refused> {
+        stream.set_nodelay(true).map_err(Refused::Socket)?;
+        let local = stream.local_addr().map_err(Refused::Socket)?;
+        let (stream, peer, end) = match &self.transport {
+            Transport::Plain => {
+                let end = End::with(self.connections.clone(), "the server ends");
+                (Stream::Plain(stream), PeerCertificate::None, end)
+            }
+            Transport::Tls {
+                config,
+                trust,
+                clock,
+            } => {
+                let (stream, peer) = self.tls(stream, config, trust, clock).await?;
+                let end = End::with(self.connections.clone(), "the server ends");
+                let end = match &peer {
+                    PeerCertificate::Identified { not_after, .. } => {
+                        end.or_past(*not_after, Arc::clone(clock))
+                    }
+                    _ => end.or_after(self.limits.anonymous_lifetime),
+                };
+                (stream, peer, end)
+            }
+        };
+        let (places, limit) = match &peer {
+            PeerCertificate::Identified { .. } => (&self.identified, self.limits.identified),
+            _ => (&self.anonymous, self.limits.anonymous),
+        };
+        let place = Arc::clone(places)
+            .try_acquire_owned()
+            .map_err(|_| Refused::Full(limit))?;
+        let info = ConnectionInfo {
+            peer,
+            remote,
+            local,
+        };
+        Ok(Connection::new(stream, info, end, place))
+    }
+
+    async fn tls(
+        &self,
+        stream: TcpStream,
+        config: &Arc<ServerConfig>,
+        trust: &Trust,
+        clock: &Clock,
+    ) -> Result<(Stream, PeerCertificate), Refused> {
+        let bound = self.limits.handshake_timeout;
+        let stream = timeout(bound, TlsAcceptor::from(Arc::clone(config)).accept(stream))
+            .await
+            .map_err(|_| Refused::Slow(bound))?
+            .map_err(Refused::Handshake)?;
+        let certificates = stream.get_ref().1.peer_certificates().unwrap_or(&[]);
+        let peer = trust.judge(certificates, tls::now(clock))?;
+        Ok((Stream::Tls(Box::new(stream)), peer))
+    }
+}
+
+fn concerns_certificate(error: &io::Error) -> bool {
+    error
+        .get_ref()
+        .and_then(|inner| inner.downcast_ref::<rustls::Error>())
+        .is_some_and(|error| matches!(error, rustls::Error::InvalidCertificate(_)))
+}
+
+#[cfg(test)]
+mod tests;

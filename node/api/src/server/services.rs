@@ -1,0 +1,74 @@
+//! The services of one server, found by the first part of the path.
+
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use futures::future::BoxFuture;
+use http::{Request, Response};
+use tonic::Status;
+use tonic::body::Body;
+use tonic::server::NamedService;
+use tower::Service;
+use tower::util::{BoxCloneSyncService, ServiceExt as _};
+
+type Handler = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
+
+/// A set of gRPC services. tonic's own router would bring a whole web
+/// framework along, for what is a look into a map.
+#[derive(Clone, Default)]
+pub struct Services {
+    by_name: Arc<HashMap<&'static str, Handler>>,
+}
+
+impl Services {
+    /// None yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// One more, such as a generated `ManagementServer`. A later one of the
+    /// same name takes the place of the earlier.
+    #[must_use]
+    pub fn add<S>(mut self, service: S) -> Self
+    where
+        S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>
+            + NamedService
+            + Clone
+            + Send
+            + Sync
+            + 'static,
+        S::Future: Send + 'static,
+    {
+        Arc::make_mut(&mut self.by_name).insert(S::NAME, BoxCloneSyncService::new(service));
+        self
+    }
+
+    /// The service that a path such as `/hearth.v1.Management/GetNodes` is for.
+    fn find(&self, path: &str) -> Option<Handler> {
+        let (name, _method) = path.strip_prefix('/')?.split_once('/')?;
+        self.by_name.get(name).cloned()
+    }
+}
+
+impl Service<Request<Body>> for Services {
+    type Response = Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Response<Body>, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let path = request.uri().path();
+        match self.find(path) {
+            Some(handler) => Box::pin(handler.oneshot(request)),
+            None => {
+                let status = Status::unimplemented(format!("{path} is not served here"));
+                Box::pin(async move { Ok(status.into_http()) })
+            }
+        }
+    }
+}

@@ -1,0 +1,195 @@
+//! A cluster's CA in memory, for tests: it issues what a real one does, and
+//! whatever a real one never would.
+
+use std::time::Duration;
+
+use rcgen::{
+    BasicConstraints, CertificateParams, DistinguishedName, DnType, ExtendedKeyUsagePurpose, IsCa,
+    Issuer, KeyPair, KeyUsagePurpose, PKCS_ED25519, PublicKeyData, SanType, SignatureAlgorithm,
+};
+use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer, UnixTime};
+
+use crate::certificates::ClusterCa;
+use crate::identity::{
+    ClusterId, Identity, NodeCredentials, NodeId, NodeKey, PublicKey, SigningKey, UserCredentials,
+    UserName,
+};
+
+/// The first second in which certificates are valid: 1 January 2026.
+pub const NOT_BEFORE: u64 = 1_767_225_600;
+/// The last second: 1 January 2036.
+pub const NOT_AFTER: u64 = 2_082_758_400;
+
+/// A point in time.
+pub fn at(seconds: u64) -> UnixTime {
+    UnixTime::since_unix_epoch(Duration::from_secs(seconds))
+}
+
+/// A clock that stands where it is put, until it is put elsewhere.
+#[derive(Debug)]
+pub struct TestClock(std::sync::atomic::AtomicU64);
+
+impl TestClock {
+    /// Stands in the middle of the certificates' validity.
+    pub fn new() -> std::sync::Arc<Self> {
+        std::sync::Arc::new(Self((NOT_BEFORE + 1000).into()))
+    }
+
+    /// Puts it elsewhere (Unix seconds).
+    pub fn set(&self, seconds: u64) {
+        self.0.store(seconds, std::sync::atomic::Ordering::SeqCst);
+    }
+}
+
+impl rustls::time_provider::TimeProvider for TestClock {
+    fn current_time(&self) -> Option<UnixTime> {
+        Some(at(self.0.load(std::sync::atomic::Ordering::SeqCst)))
+    }
+}
+
+/// A cluster that consists of its CA.
+pub struct TestCluster {
+    /// Its ID.
+    pub id: ClusterId,
+    key: KeyPair,
+    certificate: CertificateDer<'static>,
+}
+
+impl TestCluster {
+    /// With a proper CA.
+    pub fn new() -> Self {
+        Self::with_ca(|_| {})
+    }
+
+    /// With a CA that differs from a proper one.
+    pub fn with_ca(change: impl FnOnce(&mut CertificateParams)) -> Self {
+        let key = pair(&SigningKey::generate());
+        let mut params = params("test cluster CA");
+        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+        params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+        change(&mut params);
+        let certificate = params.self_signed(&key).expect("a CA").der().clone();
+        Self {
+            id: ClusterId::generate(),
+            key,
+            certificate,
+        }
+    }
+
+    /// Its CA certificate, DER.
+    pub fn ca(&self) -> &CertificateDer<'static> {
+        &self.certificate
+    }
+
+    /// Its CA certificate, checked.
+    pub fn parsed_ca(&self) -> ClusterCa {
+        ClusterCa::parse(&self.certificate).expect("a proper CA")
+    }
+
+    /// A proper node.
+    pub fn node(&self) -> NodeCredentials {
+        let key = NodeKey::generate();
+        let identity = Identity::node(self.id, NodeId::from_public_key(&key.public()));
+        NodeCredentials {
+            certificate: self.leaf(&identity, key.public(), |_| {}),
+            ca: self.certificate.clone(),
+            key,
+        }
+    }
+
+    /// A proper user.
+    pub fn user(&self, name: &str) -> UserCredentials {
+        let key = SigningKey::generate();
+        UserCredentials {
+            certificate: self.user_certificate(name, key.public()),
+            ca: self.certificate.clone(),
+            key,
+        }
+    }
+
+    /// A proper user's certificate for a key that exists.
+    pub fn user_certificate(&self, name: &str, key: PublicKey) -> CertificateDer<'static> {
+        let name = UserName::new(name).expect("a name");
+        self.leaf(&Identity::user(self.id, name), key, |_| {})
+    }
+
+    /// A leaf that differs from a proper one.
+    pub fn leaf(
+        &self,
+        identity: &Identity,
+        key: PublicKey,
+        change: impl FnOnce(&mut CertificateParams),
+    ) -> CertificateDer<'static> {
+        self.issue(&BareKey(key), |params| {
+            params.subject_alt_names = vec![uri(&identity.to_string())];
+            params.extended_key_usages = match identity.node_id() {
+                Some(_) => vec![
+                    ExtendedKeyUsagePurpose::ServerAuth,
+                    ExtendedKeyUsagePurpose::ClientAuth,
+                ],
+                None => vec![ExtendedKeyUsagePurpose::ClientAuth],
+            };
+            change(params);
+        })
+    }
+
+    /// Anything, for any key.
+    pub fn issue(
+        &self,
+        key: &impl PublicKeyData,
+        change: impl FnOnce(&mut CertificateParams),
+    ) -> CertificateDer<'static> {
+        let mut params = params("test leaf");
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
+        params.use_authority_key_identifier_extension = true;
+        change(&mut params);
+        let issuer = Issuer::from_ca_cert_der(&self.certificate, &self.key).expect("an issuer");
+        params
+            .signed_by(key, &issuer)
+            .expect("a certificate")
+            .der()
+            .clone()
+    }
+}
+
+impl Default for TestCluster {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// A URI as alternative name.
+pub fn uri(text: &str) -> SanType {
+    SanType::URI(text.try_into().expect("ASCII"))
+}
+
+/// Our key in rcgen's form.
+pub fn pair(key: &SigningKey) -> KeyPair {
+    let der = PrivatePkcs8KeyDer::from(key.expose_pkcs8_der().to_vec());
+    KeyPair::from_pkcs8_der_and_sign_algo(&der, &PKCS_ED25519).expect("a key pair")
+}
+
+/// What all certificates here have in common.
+pub fn params(name: &str) -> CertificateParams {
+    let time = |seconds: u64| {
+        time::OffsetDateTime::from_unix_timestamp(seconds.cast_signed()).expect("a time")
+    };
+    let mut params = CertificateParams::default();
+    params.distinguished_name = DistinguishedName::new();
+    params.distinguished_name.push(DnType::CommonName, name);
+    params.not_before = time(NOT_BEFORE);
+    params.not_after = time(NOT_AFTER);
+    params
+}
+
+struct BareKey(PublicKey);
+
+impl PublicKeyData for BareKey {
+    fn der_bytes(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+
+    fn algorithm(&self) -> &'static SignatureAlgorithm {
+        &PKCS_ED25519
+    }
+}
