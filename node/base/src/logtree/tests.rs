@@ -467,7 +467,14 @@ fn a_stuck_console_holds_nobody_up() {
     drop(allow);
     assert!(console.flush(Duration::from_secs(20)));
     drop(console);
-    let lines: Vec<String> = printed.iter().collect();
+    let mut lines: Vec<String> = Vec::new();
+    loop {
+        match printed.recv_timeout(Duration::from_secs(20)) {
+            Ok(line) => lines.push(line),
+            Err(mpsc::RecvTimeoutError::Disconnected) => break,
+            Err(mpsc::RecvTimeoutError::Timeout) => panic!("the thread does not end"),
+        }
+    }
     let missed: u64 = lines
         .iter()
         .filter_map(|line| {
