@@ -212,6 +212,28 @@ impl DeviceMapper {
         Ok((u32_at(&answer, 0), u32_at(&answer, 4), u32_at(&answer, 8)))
     }
 
+    /// Opens the part of a device from a place on, given in bytes, as a volume
+    /// of its own: what lies before it is out of reach.
+    pub fn open_part(&self, name: &str, device: &Path, offset: u64) -> Result<PathBuf, DmError> {
+        let (total, skipped) = (usable_sectors(name, device)?, offset.div_ceil(UNIT));
+        let sectors = total.saturating_sub(skipped);
+        if sectors == 0 {
+            return Err(DmError::TooSmall {
+                name: name.to_owned(),
+                device: device.to_owned(),
+                size: total * UNIT,
+            });
+        }
+        self.open_volume(
+            name,
+            &Target {
+                kind: "linear",
+                sectors,
+                parameters: Zeroizing::new(format!("{} {skipped}", device.display())),
+            },
+        )
+    }
+
     /// Opens an encrypted volume on a device; gives the volume's device node.
     ///
     /// A wrong key is not noticed here, but by what then reads the content.

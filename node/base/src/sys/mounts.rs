@@ -15,8 +15,10 @@ use std::{
 use rustix::{
     fs::{AtFlags, CWD, StatxAttributes, StatxFlags},
     io::Errno,
-    mount::{MountFlags, UnmountFlags},
+    mount::UnmountFlags,
 };
+
+pub use rustix::mount::MountFlags;
 
 /// Why something was not mounted or unmounted.
 #[derive(Debug, thiserror::Error)]

@@ -1,0 +1,497 @@
+//! Carries out what the machine decides, on the real node.
+//!
+//! One runnable, one work at a time. What fails is shown, with its reason, and
+//! tried again with backoff for ever; what is refused is shown once, and then
+//! nothing is touched any more. Whoever starts this runnable anew starts the
+//! machine anew, which finds its place on the disk.
+//!
+//! *Will be read*: the parameters, the node's address, `Founded`.
+//! *Will be written*: `BootstrapData`, `MemberData`, [`Standing`], and the
+//! cluster state until it is handed over to the membership worker.
+
+use std::{
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use hearth_api::{
+    console::{Milestone, Report},
+    identity::{
+        ClusterId, ClusterUnlockKey, JoinKey, NodeCredentials, NodeId, NodeKey, NodeUnlockKey,
+    },
+    v1::{StorageSecurity, TpmUsage},
+};
+use hearth_base::{
+    event,
+    supervisor::{Backoff, Context, Failure as Chain, Outcome},
+};
+use tracing::Instrument;
+
+use super::{
+    EnrolmentId, directory,
+    machine::{
+        Action, Done, Event, Failure, Inspection, Machine, SealedFound, Standing, Told, Work,
+    },
+    sealed::{Founding, Identity, Member, Sealed, SealedStore},
+};
+use crate::{
+    cluster_state::{Desk, State},
+    credentials, failpoint,
+    handover::{BootstrapData, Founded, MemberData},
+    layout::Root,
+    parameters::{self, Cluster, Parameters},
+    pki::{self, PkiError},
+    storage::{DataPartition, Machinery, StorageError},
+};
+
+/// Puts a line on the console, however quiet the log is.
+pub type Reporter = Arc<dyn Fn(&Report) + Send + Sync>;
+
+/// What enrolment works with. `A` is whatever the network says of an address;
+/// only that there is one matters here.
+pub struct Parts<M, A> {
+    /// What the machine was told, read once at boot.
+    pub parameters: Arc<parameters::Loaded>,
+    /// Where everything is.
+    pub root: Root,
+    /// The data partition.
+    pub data: Arc<Mutex<DataPartition<M>>>,
+    /// Of the certificates that a founding makes.
+    pub lifetime: pki::Lifetime,
+    /// Whether there is a TPM; see [`tpm_is_present`].
+    pub tpm_is_present: bool,
+    /// The console.
+    pub report: Reporter,
+    /// Will be read.
+    pub address: event::Value<A>,
+    /// Will be read.
+    pub founded: event::Value<Founded>,
+    /// Will be written.
+    pub bootstrap: event::Writer<Arc<BootstrapData>>,
+    /// Will be written.
+    pub member: event::Writer<MemberData>,
+    /// Will be written.
+    pub standing: event::Writer<Standing>,
+    /// Where the cluster state's writer is taken from.
+    pub desk: Desk,
+    /// Where it is laid when the node is handed over.
+    pub membership_desk: Desk,
+}
+
+/// Whether the kernel has found a TPM.
+pub fn tpm_is_present() -> bool {
+    Path::new("/sys/class/tpm/tpm0").exists()
+}
+
+/// The runnable. Done when the node is handed over to the role server.
+pub async fn run<M, A>(ctx: Context, parts: Arc<Parts<M, A>>) -> Outcome
+where
+    M: Machinery,
+    A: Clone + Send + Sync + 'static,
+{
+    ctx.healthy();
+    let (mut machine, mut actions) = Machine::start(parts.told());
+    let mut retries = Retries::default();
+    loop {
+        let mut event = None;
+        for action in actions {
+            match action {
+                Action::Show(standing) => parts.show(standing),
+                Action::Work(turn, work) => {
+                    retries.working_on(&work);
+                    let result = tokio::select! {
+                        result = parts.perform(work) => result,
+                        () = ctx.cancelled() => return Ok(()),
+                    };
+                    event = Some(match result {
+                        Ok(done) => Event::Done(turn, done),
+                        Err(failure) => Event::Failed(turn, failure),
+                    });
+                }
+                Action::BackOff(turn) => {
+                    tokio::select! {
+                        () = tokio::time::sleep(retries.delay()) => {}
+                        () = ctx.cancelled() => return Ok(()),
+                    }
+                    event = Some(Event::RetryDue(turn));
+                }
+            }
+        }
+        let Some(event) = event else { break };
+        (machine, actions) = machine.step(event);
+    }
+    if parts.standing.value().get() == Some(Standing::Settled) {
+        ctx.done();
+    } else {
+        ctx.cancelled().await;
+    }
+    Ok(())
+}
+
+/// Longer each time in a row that the same work fails.
+#[derive(Default)]
+struct Retries {
+    backoff: Backoff,
+    work: String,
+    failures: u32,
+}
+
+impl Retries {
+    fn working_on(&mut self, work: &Work) {
+        let work = work.to_string();
+        if self.work != work {
+            self.work = work;
+            self.failures = 0;
+        }
+    }
+
+    fn delay(&mut self) -> Duration {
+        self.failures += 1;
+        self.backoff.delay(self.failures)
+    }
+}
+
+impl<M, A> Parts<M, A>
+where
+    M: Machinery,
+    A: Clone + Send + Sync + 'static,
+{
+    fn told(&self) -> Told {
+        match &*self.parameters {
+            Ok(Some(found)) => Told::Parameters(Arc::new(found.parameters.clone())),
+            Ok(None) => Told::Nothing,
+            Err(error) => {
+                // A node that has a sealed configuration goes on without.
+                tracing::warn!("{error}");
+                Told::Unusable(error.to_string())
+            }
+        }
+    }
+
+    fn show(&self, standing: Standing) {
+        match &standing {
+            Standing::Working(work) => tracing::info!("enrolment: {work}"),
+            Standing::Retrying { work, reason } => {
+                tracing::warn!("enrolment: cannot {work}: {reason}");
+                (self.report)(&Report::Waiting(format!("another try to {work}: {reason}")));
+            }
+            Standing::Waiting(reason) => {
+                tracing::warn!("enrolment waits for {reason}");
+                (self.report)(&Report::Waiting(reason.clone()));
+            }
+            Standing::Refused(reason) => {
+                tracing::error!("enrolment refused: {reason}");
+                (self.report)(&Report::Refused(reason.clone()));
+            }
+            Standing::Settled => tracing::info!("enrolment has handed over"),
+        }
+        self.standing.set(standing);
+    }
+
+    async fn perform(&self, work: Work) -> Result<Done, Failure> {
+        match work {
+            Work::Inspect => self.inspect().await,
+            Work::Wipe { sealed, data } => self.wipe(sealed, data).await,
+            Work::AwaitAddress => {
+                let waited = self.address.watch().next().await;
+                waited.map(|_| Done::Plain).map_err(again)
+            }
+            Work::MakeKeys(parameters) => self.make_keys(&parameters),
+            Work::SaveSealed(sealed) => self.save_sealed(sealed).await,
+            Work::Initialise(founding) => {
+                let volume = founding.volume();
+                self.on_data(move |data| data.initialise(&volume)).await
+            }
+            Work::MakeFileSystem(founding) => {
+                let volume = founding.volume();
+                self.on_data(move |data| data.make_file_system(&volume))
+                    .await
+            }
+            Work::MarkReady(founding) => {
+                let volume = founding.volume();
+                self.on_data(move |data| data.mark_ready(&volume)).await
+            }
+            Work::MountFounding(founding) => {
+                self.mount(founding.volume(), founding.identity.storage_security)
+                    .await
+            }
+            Work::MakeAuthorities(founding) => self.make_authorities(founding).await,
+            Work::AwaitFounded(founding) => self.await_founded(&founding).await,
+            Work::MountMember(member) => {
+                let security = member.identity.storage_security;
+                let Some(volume) = member.identity.volume(None) else {
+                    return Err(Failure::Refuse(
+                        "an encrypted data partition without the cluster's key: this is a bug"
+                            .into(),
+                    ));
+                };
+                self.mount(volume, security).await
+            }
+            Work::LoadCredentials(member) => self.load_credentials(member).await,
+            Work::HandOver {
+                member,
+                credentials,
+                home,
+            } => self.hand_over(&member, credentials, home).await,
+        }
+    }
+
+    async fn inspect(&self) -> Result<Done, Failure> {
+        let store = SealedStore::new(&self.root.esp);
+        let sealed = match blocking(move || store.load()).await? {
+            Ok(stored) => SealedFound::Stored(stored),
+            Err(error) if error.is_transient() => return Err(again(error)),
+            Err(error) => SealedFound::Corrupt(chain(error)),
+        };
+        let data = self.data.clone();
+        let front = blocking(move || locked(&data).inspect()).await?;
+        let front = front.map_err(storage_failure)?;
+        Ok(Done::Inspected(Box::new(Inspection { sealed, front })))
+    }
+
+    async fn wipe(&self, sealed: bool, data: bool) -> Result<Done, Failure> {
+        tracing::warn!(
+            sealed,
+            data,
+            "the parameters order this node's former life wiped"
+        );
+        if sealed {
+            let store = SealedStore::new(&self.root.esp);
+            blocking(move || store.erase()).await?.map_err(again)?;
+        }
+        if data {
+            self.on_data(|data| data.erase()).await?;
+        }
+        Ok(Done::Plain)
+    }
+
+    fn make_keys(&self, parameters: &Parameters) -> Result<Done, Failure> {
+        let Cluster::Bootstrap(bootstrap) = &parameters.cluster else {
+            return Err(Failure::Refuse(
+                "keys for a registration: this is a bug".into(),
+            ));
+        };
+        let node_key = NodeKey::generate();
+        let identity = Identity {
+            enrolment_id: EnrolmentId::generate(),
+            cluster_id: ClusterId::generate(),
+            node_id: NodeId::from_public_key(&node_key.public()),
+            node_unlock_key: NodeUnlockKey::generate(),
+            join_key: JoinKey::generate(),
+            storage_security: bootstrap.storage_security,
+            tpm_usage: if self.tpm_is_present {
+                TpmUsage::PresentButUnused
+            } else {
+                TpmUsage::NotPresent
+            },
+            cold_start_policy: bootstrap.cold_start_policy,
+            key_epoch: 0,
+            network: parameters.network.clone(),
+        };
+        tracing::info!(
+            node = %identity.node_id,
+            cluster = %identity.cluster_id,
+            enrolment = %identity.enrolment_id,
+            "a new cluster"
+        );
+        Ok(Done::Keys(Arc::new(Founding {
+            identity,
+            node_key,
+            cluster_unlock_key: ClusterUnlockKey::generate(),
+            owner: bootstrap.owner,
+            cluster_ca: None,
+            first_contact_secret: bootstrap.first_contact_secret.clone(),
+            recovery_recipient: bootstrap.recovery_recipient,
+            configuration: bootstrap.configuration.clone(),
+            roles: bootstrap.roles,
+            labels: bootstrap.labels.clone(),
+        })))
+    }
+
+    async fn save_sealed(&self, sealed: Sealed) -> Result<Done, Failure> {
+        let store = SealedStore::new(&self.root.esp);
+        let saved = blocking(move || match &sealed {
+            Sealed::Founding(founding) if founding.cluster_ca.is_none() => {
+                failpoint!("enrolment.sealed_founding.before");
+                store.save(&sealed)?;
+                failpoint!("enrolment.sealed_founding.after");
+                Ok(())
+            }
+            Sealed::Founding(_) => {
+                failpoint!("enrolment.sealed_authority.before");
+                store.save(&sealed)?;
+                failpoint!("enrolment.sealed_authority.after");
+                Ok(())
+            }
+            Sealed::Member(_) => {
+                failpoint!("enrolment.sealed_member.before");
+                store.save(&sealed)?;
+                failpoint!("enrolment.sealed_member.after");
+                Ok(())
+            }
+            Sealed::Registering(_) => store.save(&sealed),
+        });
+        saved.await?.map_err(again)?;
+        Ok(Done::Plain)
+    }
+
+    async fn mount(
+        &self,
+        volume: crate::storage::Volume,
+        security: StorageSecurity,
+    ) -> Result<Done, Failure> {
+        self.on_data(move |data| data.mount(&volume)).await?;
+        let detail = match security {
+            StorageSecurity::Encrypted => "encrypted",
+            StorageSecurity::AuthenticatedEncrypted => "encrypted and authenticated",
+            StorageSecurity::Insecure | StorageSecurity::Unspecified => "insecure",
+        };
+        (self.report)(&Report::Reached(Milestone::Storage, detail.into()));
+        Ok(Done::Plain)
+    }
+
+    async fn make_authorities(&self, founding: Arc<Founding>) -> Result<Done, Failure> {
+        let etcd = self.root.data.etcd();
+        let lifetime = self.lifetime;
+        let made = blocking(move || {
+            let founder = pki::Founder {
+                cluster_id: founding.identity.cluster_id,
+                node_id: founding.identity.node_id,
+                node_key: &founding.node_key,
+                lifetime,
+            };
+            pki::found(&etcd, &founder)
+        });
+        match made.await? {
+            Ok(ca) => Ok(Done::Authority(ca)),
+            Err(
+                error
+                @ (PkiError::Spoilt { .. } | PkiError::Lost { .. } | PkiError::Foreign { .. }),
+            ) => Err(Failure::Refuse(chain(error))),
+            Err(error) => Err(again(error)),
+        }
+    }
+
+    async fn await_founded(&self, founding: &Founding) -> Result<Done, Failure> {
+        self.bootstrap.set(Arc::new(bootstrap_data(founding)));
+        let founded = self.founded.watch().next().await.map_err(again)?;
+        Ok(Done::Credentials(founded.credentials))
+    }
+
+    async fn load_credentials(&self, member: Arc<Member>) -> Result<Done, Failure> {
+        let files = self.root.data.node().credentials();
+        let loaded = blocking(move || credentials::load(&files)).await?;
+        match loaded.map_err(again)? {
+            Some(credentials) if credentials.ca == member.cluster_ca => {
+                Ok(Done::Credentials(Arc::new(credentials)))
+            }
+            Some(_) => Err(Failure::Refuse(
+                "the credentials on the data partition are of another CA than the sealed \
+                 configuration names"
+                    .into(),
+            )),
+            None => Err(Failure::Refuse(
+                "this node is a member of its cluster, and its data partition holds no credentials"
+                    .into(),
+            )),
+        }
+    }
+
+    async fn hand_over(
+        &self,
+        member: &Member,
+        credentials: Arc<NodeCredentials>,
+        home: bool,
+    ) -> Result<Done, Failure> {
+        let esp = self.root.esp.clone();
+        let directory = blocking(move || directory::load(&esp)).await?;
+        let directory = directory.unwrap_or_else(|error| {
+            tracing::warn!("{}", chain(error));
+            None
+        });
+        // It lies elsewhere if this runnable has handed over in an earlier run.
+        let writer = self.desk.try_take();
+        if home && let Some(writer) = &writer {
+            writer.set(State::Home).map_err(refuse)?;
+        }
+        self.member.set(MemberData {
+            cluster_id: member.identity.cluster_id,
+            node_id: member.identity.node_id,
+            credentials,
+            directory: directory.unwrap_or_default(),
+        });
+        if let Some(writer) = writer {
+            writer.hand_over(&self.membership_desk);
+        }
+        Ok(Done::Plain)
+    }
+
+    /// A step on the data partition, on a thread that may block.
+    async fn on_data(
+        &self,
+        step: impl FnOnce(&mut DataPartition<M>) -> Result<(), StorageError> + Send + 'static,
+    ) -> Result<Done, Failure> {
+        let data = self.data.clone();
+        let result = blocking(move || step(&mut locked(&data))).await?;
+        result.map(|()| Done::Plain).map_err(storage_failure)
+    }
+}
+
+fn bootstrap_data(founding: &Founding) -> BootstrapData {
+    BootstrapData {
+        cluster_id: founding.identity.cluster_id,
+        node_id: founding.identity.node_id,
+        node_key: founding.node_key.clone(),
+        cluster_unlock_key: founding.cluster_unlock_key.clone(),
+        join_key: founding.identity.join_key.public(),
+        storage_security: founding.identity.storage_security,
+        tpm_usage: founding.identity.tpm_usage,
+        owner: founding.owner,
+        first_contact_secret: founding.first_contact_secret.clone(),
+        recovery_recipient: founding.recovery_recipient,
+        configuration: founding.configuration.clone(),
+        roles: founding.roles,
+        labels: founding.labels.clone(),
+    }
+}
+
+/// Runs what blocks, under the name of the calling runnable.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Failure> {
+    let span = tracing::Span::current();
+    tokio::task::spawn_blocking(move || span.in_scope(work))
+        .in_current_span()
+        .await
+        .map_err(again)
+}
+
+fn locked<M>(data: &Mutex<DataPartition<M>>) -> std::sync::MutexGuard<'_, DataPartition<M>> {
+    // It holds no state that a panic could leave half changed.
+    data.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn chain(error: impl std::error::Error + Send + Sync + 'static) -> String {
+    Chain::from(error).to_string()
+}
+
+fn again(error: impl std::error::Error + Send + Sync + 'static) -> Failure {
+    Failure::Again(chain(error))
+}
+
+fn refuse(error: impl std::error::Error + Send + Sync + 'static) -> Failure {
+    Failure::Refuse(chain(error))
+}
+
+fn storage_failure(error: StorageError) -> Failure {
+    if error.is_refusal() {
+        refuse(error)
+    } else {
+        again(error)
+    }
+}
+
+#[cfg(test)]
+#[path = "driver_tests.rs"]
+mod tests;

@@ -1,0 +1,370 @@
+//! The node's own file system as one typed tree.
+//!
+//! Every path that the node core writes or reads below `/esp`, `/data` and
+//! `/ephemeral` is spelled here and nowhere else, so that a directory can be
+//! moved, or placed in a temporary directory by a test, in one place, and so
+//! that a reader sees at a glance what a node keeps and where.
+//!
+//! | part | lives | content |
+//! |---|---|---|
+//! | [`Esp`] | on the EFI system partition, FAT | parameters, and the state needed before the data partition is open |
+//! | [`Data`] | on the data partition, XFS | what the node keeps as a member |
+//! | [`Ephemeral`] | in memory, for this boot | sockets, generated files |
+//!
+//! The tree names things; it makes no directory and opens no file, except for
+//! the `make_directories` of the parts, which make what is fixed.
+
+use std::path::{Path, PathBuf};
+
+use hearth_api::names;
+use hearth_base::sys::{
+    files::{self, FileError},
+    slots::{FileSlot, SlotFormat, SlotPair},
+};
+
+/// Where the core leaves for PID 1 how many seconds to wait before it reboots
+/// after the core's death. PID 1 has no tree, only this.
+pub const REBOOT_DELAY: &str = "/ephemeral/reboot-delay";
+
+/// The names in `/etc` that programs which ride along look at, and where their
+/// content lies.
+pub fn etc_links(ephemeral: &Ephemeral) -> [(&'static str, PathBuf); 3] {
+    [
+        ("/etc/hosts", ephemeral.hosts()),
+        ("/etc/machine-id", ephemeral.machine_id()),
+        ("/etc/resolv.conf", ephemeral.resolv_conf()),
+    ]
+}
+
+/// Only root of this machine.
+const PRIVATE: u32 = 0o700;
+/// The directory of the state files on the ESP.
+const STATE: &str = "hearth";
+
+/// All of it.
+#[derive(Clone, Debug)]
+pub struct Root {
+    /// The EFI system partition.
+    pub esp: Esp,
+    /// The data partition.
+    pub data: Data,
+    /// Gone with the next boot.
+    pub ephemeral: Ephemeral,
+}
+
+impl Root {
+    /// A running node's: `/esp`, `/data` and `/ephemeral`.
+    pub fn system() -> Self {
+        Self::under(Path::new("/"))
+    }
+
+    /// The same tree below another directory.
+    pub fn under(base: &Path) -> Self {
+        Self {
+            esp: Esp {
+                path: base.join("esp"),
+            },
+            data: Data {
+                path: base.join("data"),
+            },
+            ephemeral: Ephemeral {
+                path: base.join("ephemeral"),
+            },
+        }
+    }
+}
+
+/// The EFI system partition. Its state files are pairs of slots, because a
+/// FAT rename is not atomic.
+#[derive(Clone, Debug)]
+pub struct Esp {
+    path: PathBuf,
+}
+
+impl Esp {
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The node parameters, as written by the installer. Never written here.
+    pub fn parameters(&self) -> PathBuf {
+        self.path.join(names::ESP_PARAMETERS)
+    }
+
+    /// The sealed configuration. Secret.
+    pub fn sealed_configuration(&self) -> StateFile {
+        self.state("sealed_configuration")
+    }
+
+    /// The cluster directory: whom a rebooting node asks for its cluster.
+    pub fn cluster_directory(&self) -> StateFile {
+        self.state("cluster_directory")
+    }
+
+    /// What one boot tells the next.
+    pub fn boot_record(&self) -> StateFile {
+        self.state("boot_record")
+    }
+
+    /// Makes the directory of the state files.
+    pub fn make_directories(&self) -> Result<(), FileError> {
+        files::create_dir_durably(&self.path.join(STATE), PRIVATE)
+    }
+
+    fn state(&self, name: &'static str) -> StateFile {
+        StateFile {
+            directory: self.path.join(STATE),
+            name,
+        }
+    }
+}
+
+/// A state that is kept in two files of fixed names, `NAME.0` and `NAME.1`.
+#[derive(Clone, Debug)]
+pub struct StateFile {
+    /// Where both of them are.
+    pub directory: PathBuf,
+    /// What their names begin with.
+    pub name: &'static str,
+}
+
+impl StateFile {
+    /// The files themselves.
+    pub fn paths(&self) -> [PathBuf; 2] {
+        [0, 1].map(|slot| self.directory.join(format!("{}.{slot}", self.name)))
+    }
+
+    /// The state in them.
+    pub fn slots(&self, format: SlotFormat) -> SlotPair<FileSlot> {
+        let [a, b] = self.paths().map(FileSlot::new);
+        SlotPair::new(format, a, b)
+    }
+}
+
+/// The data partition.
+#[derive(Clone, Debug)]
+pub struct Data {
+    path: PathBuf,
+}
+
+impl Data {
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// etcd's part.
+    pub fn etcd(&self) -> Etcd {
+        Etcd {
+            path: self.path.join("etcd"),
+        }
+    }
+
+    /// The node's part.
+    pub fn node(&self) -> Node {
+        Node {
+            path: self.path.join("node"),
+        }
+    }
+
+    /// Makes the directories of a mounted data partition.
+    pub fn make_directories(&self) -> Result<(), FileError> {
+        for directory in [
+            self.etcd().path,
+            self.etcd().peer().path,
+            self.etcd().founding(),
+            self.node().path,
+            self.node().credentials().path,
+        ] {
+            files::create_dir_durably(&directory, PRIVATE)?;
+        }
+        Ok(())
+    }
+}
+
+/// `etcd/`
+#[derive(Clone, Debug)]
+pub struct Etcd {
+    path: PathBuf,
+}
+
+impl Etcd {
+    /// The directory itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// etcd's own directory, its `--data-dir`. Made by etcd.
+    pub fn data(&self) -> PathBuf {
+        self.path.join("data")
+    }
+
+    /// What this member shows its peers.
+    pub fn peer(&self) -> KeyFiles {
+        KeyFiles {
+            path: self.path.join("peer"),
+        }
+    }
+
+    /// The founding's own directory.
+    pub fn founding(&self) -> PathBuf {
+        self.path.join("founding")
+    }
+
+    /// The two certificate authorities that the founding made: a
+    /// `StoredAuthorities`. Secret until etcd holds the private keys; then
+    /// they are taken out, and the certificates stay.
+    pub fn authorities(&self) -> PathBuf {
+        self.founding().join("authorities")
+    }
+}
+
+/// `node/`
+#[derive(Clone, Debug)]
+pub struct Node {
+    path: PathBuf,
+}
+
+impl Node {
+    /// The directory itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The node's certificate and key, and the cluster's CA.
+    pub fn credentials(&self) -> KeyFiles {
+        KeyFiles {
+            path: self.path.join("credentials"),
+        }
+    }
+
+    /// The roles that the node last knew it had: a `StoredRoles`.
+    pub fn roles(&self) -> PathBuf {
+        self.path.join("roles.pb")
+    }
+}
+
+/// A directory with a certificate, its key, and the CA that judges others'.
+#[derive(Clone, Debug)]
+pub struct KeyFiles {
+    path: PathBuf,
+}
+
+impl KeyFiles {
+    /// The directory itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The CA's certificate.
+    pub fn ca(&self) -> PathBuf {
+        self.path.join("ca")
+    }
+
+    /// The certificate.
+    pub fn certificate(&self) -> PathBuf {
+        self.path.join("cert")
+    }
+
+    /// Its private key. Secret.
+    pub fn key(&self) -> PathBuf {
+        self.path.join("key")
+    }
+}
+
+/// What lives in memory.
+#[derive(Clone, Debug)]
+pub struct Ephemeral {
+    path: PathBuf,
+}
+
+impl Ephemeral {
+    /// Where it is mounted.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The directory of etcd's client socket. Root only: whoever can open the
+    /// socket can write the cluster's records.
+    pub fn consensus(&self) -> PathBuf {
+        self.path.join("consensus")
+    }
+
+    /// The bare part of the node ID, 32 hex digits; `/etc/machine-id` points
+    /// here.
+    pub fn machine_id(&self) -> PathBuf {
+        self.path.join("machine-id")
+    }
+
+    /// `/etc/hosts` points here.
+    pub fn hosts(&self) -> PathBuf {
+        self.path.join("hosts")
+    }
+
+    /// `/etc/resolv.conf` points here.
+    pub fn resolv_conf(&self) -> PathBuf {
+        self.path.join("resolv.conf")
+    }
+
+    /// See [`REBOOT_DELAY`].
+    pub fn reboot_delay(&self) -> PathBuf {
+        self.path.join("reboot-delay")
+    }
+
+    /// Makes the fixed directories.
+    pub fn make_directories(&self) -> Result<(), FileError> {
+        files::create_dir_durably(&self.path, 0o755)?;
+        files::create_dir_durably(&self.consensus(), PRIVATE)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_node_keeps_things_where_the_design_says() {
+        let root = Root::system();
+        let shown = |path: PathBuf| path.display().to_string();
+        assert_eq!(shown(root.esp.parameters()), "/esp/hearth/parameters.pb");
+        assert_eq!(
+            root.esp.sealed_configuration().paths().map(shown),
+            [
+                "/esp/hearth/sealed_configuration.0",
+                "/esp/hearth/sealed_configuration.1"
+            ]
+        );
+        let credentials = root.data.node().credentials();
+        assert_eq!(shown(credentials.ca()), "/data/node/credentials/ca");
+        assert_eq!(
+            shown(credentials.certificate()),
+            "/data/node/credentials/cert"
+        );
+        assert_eq!(shown(credentials.key()), "/data/node/credentials/key");
+        assert_eq!(shown(root.data.node().roles()), "/data/node/roles.pb");
+        assert_eq!(root.data.etcd().path(), Path::new("/data/etcd"));
+        assert_eq!(root.ephemeral.reboot_delay(), Path::new(REBOOT_DELAY));
+    }
+
+    #[test]
+    fn what_holds_secrets_is_made_for_root_alone() {
+        let base = tempfile::tempdir().unwrap();
+        let root = Root::under(base.path());
+        std::fs::create_dir_all(root.data.path()).unwrap();
+        std::fs::create_dir_all(root.esp.path()).unwrap();
+        root.esp.make_directories().unwrap();
+        root.data.make_directories().unwrap();
+        root.ephemeral.make_directories().unwrap();
+        for directory in [
+            root.data.node().credentials().path().to_owned(),
+            root.data.etcd().founding(),
+            root.ephemeral.consensus(),
+        ] {
+            let mode = std::fs::metadata(&directory).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o700, "{}", directory.display());
+        }
+    }
+}

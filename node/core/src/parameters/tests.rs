@@ -1,0 +1,683 @@
+use std::fs;
+
+use hearth_api::{
+    identity::SigningKey,
+    v1::{
+        ClusterBootstrap, ClusterConfiguration, ClusterDirectory, ClusterRegister, ColdStartPolicy,
+        Label, NetworkConfig, NodeRoles, StorageSecurity, StorageSecurityPolicy, TpmMode, Wipe,
+        cluster_directory, network_config, node_roles,
+    },
+};
+use proptest::prelude::*;
+use prost::bytes::BufMut;
+
+use super::*;
+use crate::layout::Root;
+
+/// The least that founds a cluster.
+fn bootstrap() -> ClusterBootstrap {
+    ClusterBootstrap {
+        owner_public_key: SigningKey::from_seed([1; 32]).public().as_bytes().to_vec(),
+        first_contact_secret: vec![2; 32],
+        ..ClusterBootstrap::default()
+    }
+}
+
+fn register() -> ClusterRegister {
+    let authority = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
+    let mut ca = rcgen::CertificateParams::default();
+    ca.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+    ClusterRegister {
+        cluster_directory: Some(ClusterDirectory {
+            nodes: vec![cluster_directory::Node {
+                id: format!("hearth-{}", "0".repeat(32)),
+                addresses: vec![cluster_directory::Address {
+                    host: "192.0.2.1".into(),
+                    port: 0,
+                }],
+                roles: None,
+            }],
+        }),
+        register_ticket: vec![3; 32],
+        ca_certificate: ca.self_signed(&authority).unwrap().der().to_vec(),
+        labels: Vec::new(),
+    }
+}
+
+fn founding(bootstrap: ClusterBootstrap) -> NodeParameters {
+    NodeParameters {
+        cluster: Some(node_parameters::Cluster::ClusterBootstrap(bootstrap)),
+        ..NodeParameters::default()
+    }
+}
+
+fn registering(register: ClusterRegister) -> NodeParameters {
+    NodeParameters {
+        cluster: Some(node_parameters::Cluster::ClusterRegister(register)),
+        ..NodeParameters::default()
+    }
+}
+
+fn parsed(message: &NodeParameters) -> Result<Parameters, String> {
+    parse(Source::FwCfg, &message.encode_to_vec()).map_err(|error| error.to_string())
+}
+
+fn refusal(message: &NodeParameters) -> String {
+    let refusal = parsed(message).expect_err("it should be refused");
+    let from = "parameters from fw_cfg opt/dev.hearth/parameters.pb: ";
+    refusal
+        .strip_prefix(from)
+        .expect("it names its source")
+        .to_owned()
+}
+
+fn refused_bootstrap(change: impl FnOnce(&mut ClusterBootstrap)) -> String {
+    let mut message = bootstrap();
+    change(&mut message);
+    refusal(&founding(message))
+}
+
+fn refused_network(change: impl FnOnce(&mut NetworkConfig)) -> String {
+    let mut network = NetworkConfig {
+        addresses: vec!["192.0.2.10/24".into()],
+        ..NetworkConfig::default()
+    };
+    change(&mut network);
+    refusal(&NodeParameters {
+        network_config: Some(network),
+        ..founding(bootstrap())
+    })
+}
+
+fn configured(change: impl FnOnce(&mut ClusterConfiguration)) -> ClusterBootstrap {
+    let mut configuration = ClusterConfiguration::default();
+    change(&mut configuration);
+    ClusterBootstrap {
+        initial_cluster_configuration: Some(configuration),
+        ..bootstrap()
+    }
+}
+
+fn label(key: &str, value: &str) -> Label {
+    Label {
+        key: key.into(),
+        value: value.into(),
+    }
+}
+
+#[test]
+fn what_is_unset_has_a_default() {
+    let parameters = parsed(&founding(bootstrap())).unwrap();
+    let Cluster::Bootstrap(bootstrap) = parameters.cluster else {
+        panic!("not a bootstrap");
+    };
+    assert_eq!(bootstrap.configuration.cluster_domain, "cluster.internal");
+    assert_eq!(bootstrap.configuration.tpm_mode(), TpmMode::BestEffort);
+    assert_eq!(
+        bootstrap.configuration.storage_security_policy(),
+        StorageSecurityPolicy::NeedsEncryption
+    );
+    assert_eq!(
+        bootstrap.configuration.cold_start_policy(),
+        ColdStartPolicy::None
+    );
+    assert_eq!(bootstrap.storage_security, StorageSecurity::Encrypted);
+    assert!(bootstrap.roles.consensus_member.is_some());
+    assert!(bootstrap.roles.kubernetes_worker.is_none());
+    assert_eq!(parameters.network, None);
+    assert_eq!(parameters.wipe, None);
+}
+
+#[test]
+fn the_policy_decides_how_the_first_node_stores() {
+    for (policy, wanted) in [
+        (
+            StorageSecurityPolicy::Permissive,
+            StorageSecurity::Encrypted,
+        ),
+        (
+            StorageSecurityPolicy::NeedsEncryption,
+            StorageSecurity::Encrypted,
+        ),
+        (
+            StorageSecurityPolicy::NeedsEncryptionAndAuthentication,
+            StorageSecurity::AuthenticatedEncrypted,
+        ),
+        (
+            StorageSecurityPolicy::NeedsInsecure,
+            StorageSecurity::Insecure,
+        ),
+    ] {
+        let message = configured(|c| c.storage_security_policy = policy.into());
+        let Cluster::Bootstrap(bootstrap) = parsed(&founding(message)).unwrap().cluster else {
+            panic!("not a bootstrap");
+        };
+        assert_eq!(bootstrap.storage_security, wanted, "{policy:?}");
+    }
+}
+
+#[test]
+fn each_field_that_will_not_do_is_named() {
+    let configuration = "cluster_bootstrap.initial_cluster_configuration";
+    for (found, wanted) in [
+        (
+            refused_bootstrap(|b| b.owner_public_key = vec![1; 31]),
+            "cluster_bootstrap.owner_public_key: wanted 32 bytes, found 31".to_owned(),
+        ),
+        (
+            refused_bootstrap(|b| b.owner_public_key = vec![0; 32]),
+            "cluster_bootstrap.owner_public_key: wanted an Ed25519 public key, found not a usable \
+             Ed25519 public key"
+                .into(),
+        ),
+        (
+            refused_bootstrap(|b| b.first_contact_secret.clear()),
+            "cluster_bootstrap.first_contact_secret: wanted 32 bytes, found 0".into(),
+        ),
+        (
+            refused_bootstrap(|b| b.recovery_recipient = vec![1; 32]),
+            "cluster_bootstrap.recovery_recipient: wanted nothing, as the cold-start policy is \
+             not OWNER, found 32 bytes"
+                .into(),
+        ),
+        (
+            refused_bootstrap(|b| *b = configured(|c| c.tpm_mode = TpmMode::Required.into())),
+            format!(
+                "{configuration}.tpm_mode: wanted BEST_EFFORT or DISABLED: this release cannot \
+                 seal by a TPM yet, found REQUIRED"
+            ),
+        ),
+        (
+            refused_bootstrap(|b| {
+                *b = configured(|c| c.cold_start_policy = ColdStartPolicy::Owner.into());
+            }),
+            format!(
+                "{configuration}.cold_start_policy: wanted NONE: this release cannot cold-start \
+                 an encrypted cluster yet, found OWNER"
+            ),
+        ),
+        (
+            refused_bootstrap(|b| *b = configured(|c| c.storage_security_policy = 77)),
+            format!(
+                "{configuration}.storage_security_policy: wanted a value that this release \
+                 knows, found 77"
+            ),
+        ),
+        (
+            refused_bootstrap(|b| *b = configured(|c| c.cluster_domain = "a..b".into())),
+            format!(
+                "{configuration}.cluster_domain: wanted a DNS name in lower case of at most 80 \
+                 characters, found \"a..b\""
+            ),
+        ),
+        (
+            refused_bootstrap(|b| b.initial_roles = Some(NodeRoles::default())),
+            "cluster_bootstrap.initial_roles.consensus_member: wanted this role, as the first \
+             node keeps the cluster's records, found nothing"
+                .into(),
+        ),
+        (
+            refused_bootstrap(|b| {
+                b.initial_roles = Some(NodeRoles {
+                    consensus_member: Some(node_roles::ConsensusMember {}),
+                    kubernetes_worker: Some(node_roles::KubernetesWorker {}),
+                    ..NodeRoles::default()
+                });
+            }),
+            "cluster_bootstrap.initial_roles.kubernetes_worker: wanted no Kubernetes role, as \
+             this image cannot run them, found one"
+                .into(),
+        ),
+        (
+            refused_network(|n| n.addresses.clear()),
+            "network_config.addresses: wanted at least one address with its prefix length, such \
+             as \"192.0.2.10/24\", found none"
+                .into(),
+        ),
+        (
+            refused_network(|n| n.vlan = 4095),
+            "network_config.vlan: wanted 0 for none, or 1 to 4094, found 4095".into(),
+        ),
+        (
+            refused_network(|n| n.mac = "52:54:00:12:34".into()),
+            "network_config.mac: wanted a MAC address such as \"52:54:00:12:34:56\", found \
+             \"52:54:00:12:34\""
+                .into(),
+        ),
+        (
+            refusal(&NodeParameters {
+                wipe: Some(Wipe {
+                    enrolment_id: vec![1; 15],
+                }),
+                ..founding(bootstrap())
+            }),
+            "wipe.enrolment_id: wanted 16 bytes, found 15".into(),
+        ),
+        (
+            refusal(&NodeParameters {
+                wipe: Some(Wipe {
+                    enrolment_id: vec![1; 16],
+                }),
+                ..NodeParameters::default()
+            }),
+            "cluster: wanted cluster_bootstrap or cluster_register, found neither".into(),
+        ),
+    ] {
+        assert_eq!(found, wanted);
+    }
+}
+
+#[test]
+fn domains_are_dns_names_of_80_characters() {
+    let accepted =
+        |domain: &str| parsed(&founding(configured(|c| c.cluster_domain = domain.into()))).is_ok();
+    let longest = format!("{}.{}", "a".repeat(63), "b".repeat(16));
+    assert_eq!(longest.len(), 80);
+    for domain in ["cluster.internal", "a", "x-1.example", &longest] {
+        assert!(accepted(domain), "{domain}");
+    }
+    for domain in [
+        "A.example",
+        "-a",
+        "a-",
+        ".",
+        "a.",
+        "ä.example",
+        "a_b",
+        &format!("{longest}c"),
+        &"a".repeat(64),
+    ] {
+        assert!(!accepted(domain), "{domain}");
+    }
+}
+
+#[test]
+fn labels_follow_their_rules() {
+    let accepted = |labels: Vec<Label>| {
+        parsed(&founding(ClusterBootstrap {
+            labels,
+            ..bootstrap()
+        }))
+        .is_ok()
+    };
+    let longest = "k".repeat(63);
+    for key in ["zone", "a.b_c-D9", "example.com/zone", longest.as_str()] {
+        assert!(accepted(vec![label(key, "")]), "{key}");
+    }
+    let prefix_only = format!("{}/k", "a".repeat(64));
+    let too_long = format!("{longest}k");
+    for key in [
+        "",
+        "-a",
+        "a-",
+        "a/b/c",
+        "/a",
+        "a/",
+        "Example.com/zone",
+        "a b",
+        "é",
+        &too_long,
+        &prefix_only,
+    ] {
+        assert!(!accepted(vec![label(key, "")]), "{key}");
+    }
+    for (value, right) in [("", true), ("x.y_z-1", true), ("-x", false), ("x y", false)] {
+        assert_eq!(accepted(vec![label("k", value)]), right, "{value}");
+    }
+    assert!(!accepted(vec![label("k", ""), label("k", "x")]), "twice");
+    let many = |count| (0..count).map(|i| label(&format!("k{i}"), "")).collect();
+    assert!(accepted(many(64)));
+    assert!(!accepted(many(65)));
+    // A message for a console, whatever the length of what was found.
+    let refused = refused_bootstrap(|b| b.labels = vec![label(&"x y".repeat(20_000), "")]);
+    assert!(refused.len() < 400, "{refused}");
+}
+
+#[test]
+fn a_static_network_is_understood_and_written_again() {
+    let message = NetworkConfig {
+        mac: "52:54:00:12:34:56".into(),
+        addresses: vec!["192.0.2.10/24".into(), "2001:db8::10/64".into()],
+        routes: vec![
+            network_config::Route {
+                destination: "0.0.0.0/0".into(),
+                gateway: "192.0.2.1".into(),
+            },
+            network_config::Route {
+                destination: "198.51.100.0/24".into(),
+                gateway: String::new(),
+            },
+        ],
+        nameservers: vec!["192.0.2.53".into()],
+        vlan: 7,
+    };
+    let network = parsed(&NodeParameters {
+        network_config: Some(message.clone()),
+        ..founding(bootstrap())
+    })
+    .unwrap()
+    .network
+    .unwrap();
+    assert_eq!(network.mac, Some(Mac([0x52, 0x54, 0, 0x12, 0x34, 0x56])));
+    assert_eq!(network.vlan, Some(7));
+    assert_eq!(network.routes[1].gateway, None);
+    assert_eq!(network.to_message(), message);
+}
+
+#[test]
+fn networks_that_cannot_be_are_refused() {
+    for address in [
+        "192.0.2.10",
+        "192.0.2.10/33",
+        "::/129",
+        "x/1",
+        "192.0.2.1/+8",
+    ] {
+        assert!(
+            refused_network(|n| n.addresses = vec![address.into()])
+                .starts_with("network_config.addresses[0]: wanted an address with its prefix"),
+        );
+    }
+    for address in ["0.0.0.0/8", "224.0.0.1/4", "127.0.0.1/8", "::1/128"] {
+        assert!(
+            refused_network(|n| n.addresses.push(address.into()))
+                .starts_with("network_config.addresses[1]: wanted an address that a host can"),
+        );
+    }
+    let route = |destination: &str, gateway: &str| network_config::Route {
+        destination: destination.into(),
+        gateway: gateway.into(),
+    };
+    assert!(
+        refused_network(|n| n.routes = vec![route("0.0.0.0/0", "2001:db8::1")])
+            .starts_with("network_config.routes[0].gateway: wanted an address of the dest"),
+    );
+    assert!(
+        refused_network(|n| n.routes = vec![route("", "192.0.2.1")])
+            .starts_with("network_config.routes[0].destination: "),
+    );
+    assert!(
+        refused_network(|n| n.nameservers = vec!["dns.example".into()])
+            .starts_with("network_config.nameservers[0]: wanted an IP address"),
+    );
+}
+
+#[test]
+fn a_registration_is_checked_before_it_is_tried() {
+    let refused = |change: fn(&mut ClusterRegister)| {
+        let mut message = register();
+        change(&mut message);
+        refusal(&registering(message))
+    };
+    let Cluster::Register(right) = parsed(&registering(register())).unwrap().cluster else {
+        panic!("not a registration");
+    };
+    assert_eq!(right.directory.nodes.len(), 1);
+    for (found, wanted) in [
+        (
+            refused(|r| r.register_ticket.truncate(31)),
+            "cluster_register.register_ticket: wanted 32 bytes, found 31",
+        ),
+        (
+            refused(|r| r.cluster_directory = None),
+            "cluster_register.cluster_directory.nodes: wanted at least one node, found none",
+        ),
+        (
+            refused(|r| {
+                r.cluster_directory.as_mut().unwrap().nodes[0]
+                    .addresses
+                    .clear()
+            }),
+            "cluster_register.cluster_directory.nodes[0].addresses: wanted at least one address, \
+             found none",
+        ),
+        (
+            refused(|r| {
+                r.cluster_directory.as_mut().unwrap().nodes[0].addresses[0].host = "a.b".into();
+            }),
+            "cluster_register.cluster_directory.nodes[0].addresses[0].host: wanted an IP address, \
+             found \"a.b\"",
+        ),
+        (
+            refused(|r| r.ca_certificate.push(0)),
+            "cluster_register.ca_certificate: wanted a certificate in DER, found ",
+        ),
+    ] {
+        assert!(found.starts_with(wanted), "{found}");
+    }
+}
+
+/// FAULTS 65: not our message, truncated, unknown fields, both variants.
+#[test]
+fn the_wire_is_read_strictly() {
+    let refused = |bytes: &[u8]| {
+        let text = parse(Source::Esp, bytes).unwrap_err().to_string();
+        let from = "parameters from ESP hearth/parameters.pb: ";
+        text.strip_prefix(from)
+            .expect("it names its source")
+            .to_owned()
+    };
+    let right = founding(bootstrap()).encode_to_vec();
+    assert!(parse(Source::Esp, &right).is_ok());
+
+    assert_eq!(
+        refused(b""),
+        "empty: wanted a hearth.v1.NodeParameters message, found no bytes"
+    );
+    for length in 1..right.len() {
+        refused(&right[..length]);
+    }
+    for other in [
+        b"#!/bin/sh\nexit 0\n".as_slice(),
+        b"{\"cluster_bootstrap\": {}}",
+        b"\x7fELF\x02\x01\x01",
+        &[0; 512],
+        &[0xff; 512],
+    ] {
+        refused(other);
+    }
+
+    let mut both = right.clone();
+    both.extend(registering(register()).encode_to_vec());
+    assert_eq!(
+        refused(&both),
+        "wanted one of cluster_bootstrap and cluster_register, found both"
+    );
+    let twice = [&right[..], &right[..]].concat();
+    assert_eq!(
+        refused(&twice),
+        "cluster_bootstrap: wanted once, found twice"
+    );
+
+    let mut unknown = right.clone();
+    unknown.extend([0x78, 1]); // field 15, a number
+    assert_eq!(
+        refused(&unknown),
+        "field 15: wanted only fields that this release knows, found this one"
+    );
+    let mut inner = bootstrap().encode_to_vec();
+    inner.extend([0x4a, 0]); // field 9, no bytes
+    let mut nested = vec![0x0a];
+    nested.put_u8(inner.len() as u8);
+    nested.extend(inner);
+    assert_eq!(
+        refused(&nested),
+        "cluster_bootstrap: field 9: wanted only fields that this release knows, found this one"
+    );
+    assert_eq!(
+        refused(&[0x08, 1]),
+        "cluster_bootstrap: not a hearth.v1.NodeParameters message: wire type 0 does not belong \
+         to this field"
+    );
+}
+
+struct Machine {
+    _dir: tempfile::TempDir,
+    fw_cfg: FwCfg,
+    root: Root,
+}
+
+/// A machine with these bytes in fw_cfg and on its ESP.
+fn machine(in_fw_cfg: Option<&[u8]>, on_esp: Option<&[u8]>) -> Machine {
+    let dir = tempfile::tempdir().unwrap();
+    let root = Root::under(&dir.path().join("root"));
+    if let Some(bytes) = in_fw_cfg {
+        let item = dir.path().join("by_name").join(names::FW_CFG_PARAMETERS);
+        fs::create_dir_all(&item).unwrap();
+        fs::write(item.join("raw"), bytes).unwrap();
+    }
+    if let Some(bytes) = on_esp {
+        let path = root.esp.parameters();
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, bytes).unwrap();
+    }
+    Machine {
+        fw_cfg: FwCfg::at(dir.path()),
+        root,
+        _dir: dir,
+    }
+}
+
+impl Machine {
+    fn load(&self) -> Loaded {
+        load(&self.fw_cfg, &self.root.esp)
+    }
+}
+
+#[test]
+fn nothing_anywhere_is_nothing() {
+    assert!(machine(None, None).load().unwrap().is_none());
+}
+
+#[test]
+fn either_source_serves_and_fw_cfg_comes_first() {
+    let right = founding(bootstrap()).encode_to_vec();
+    let found = machine(None, Some(&right)).load().unwrap().unwrap();
+    assert_eq!((found.source, found.ignored), (Source::Esp, None));
+    let found = machine(Some(&right), None).load().unwrap().unwrap();
+    assert_eq!((found.source, found.ignored), (Source::FwCfg, None));
+    // Whatever is on the ESP.
+    let found = machine(Some(&right), Some(b"?")).load().unwrap().unwrap();
+    assert_eq!(
+        (found.source, found.ignored),
+        (Source::FwCfg, Some(Source::Esp))
+    );
+}
+
+#[test]
+fn what_is_there_and_bad_never_falls_through() {
+    let right = founding(bootstrap()).encode_to_vec();
+    let large = vec![0; 1 << 20];
+    for bad in [b"".as_slice(), b"?", &large] {
+        let error = machine(Some(bad), Some(&right)).load().unwrap_err();
+        assert_eq!(error.from, Source::FwCfg);
+        let error = machine(None, Some(bad)).load().unwrap_err();
+        assert_eq!(error.from, Source::Esp);
+    }
+    // An item without content, as a kernel that cannot read it shows.
+    let broken = machine(Some(b""), Some(&right));
+    let item = broken
+        ._dir
+        .path()
+        .join("by_name")
+        .join(names::FW_CFG_PARAMETERS);
+    fs::remove_file(item.join("raw")).unwrap();
+    assert_eq!(broken.load().unwrap_err().from, Source::FwCfg);
+}
+
+#[test]
+fn no_secret_is_printed() {
+    let secret = || vec![0xa5; 32];
+    let mut message = bootstrap();
+    message.first_contact_secret = secret();
+    let printed = format!("{:?}", parsed(&founding(message)).unwrap());
+    let mut message = register();
+    message.register_ticket = secret();
+    let printed = printed + &format!("{:?}", parsed(&registering(message)).unwrap());
+    for form in ["165, 165", "a5a5"] {
+        assert!(!printed.contains(form), "{printed}");
+    }
+}
+
+fn labels() -> impl Strategy<Value = Vec<Label>> {
+    let one = ("[a-z]{1,8}", "[A-Z0-9]{0,8}");
+    prop::collection::btree_map(one.0, one.1, 0..4)
+        .prop_map(|map| map.into_iter().map(|(k, v)| label(&k, &v)).collect())
+}
+
+fn valid() -> impl Strategy<Value = NodeParameters> {
+    (
+        any::<[u8; 32]>(),
+        any::<[u8; 32]>(),
+        prop::option::of("[a-z]{1,10}\\.[a-z]{1,10}"),
+        0..5_i32,
+        labels(),
+        prop::option::of((any::<[u8; 4]>(), 0_u8..=32, 0_u32..4095)),
+        prop::option::of(any::<[u8; 16]>()),
+    )
+        .prop_map(
+            |(seed, secret, domain, policy, labels, network, wipe)| NodeParameters {
+                cluster: Some(node_parameters::Cluster::ClusterBootstrap(
+                    ClusterBootstrap {
+                        owner_public_key: SigningKey::from_seed(seed).public().as_bytes().to_vec(),
+                        first_contact_secret: secret.to_vec(),
+                        initial_cluster_configuration: domain.map(|cluster_domain| {
+                            ClusterConfiguration {
+                                cluster_domain,
+                                storage_security_policy: policy,
+                                ..ClusterConfiguration::default()
+                            }
+                        }),
+                        labels,
+                        ..ClusterBootstrap::default()
+                    },
+                )),
+                network_config: network.map(|([_, b, c, d], length, vlan)| NetworkConfig {
+                    addresses: vec![format!("10.{b}.{c}.{d}/{length}")],
+                    vlan,
+                    ..NetworkConfig::default()
+                }),
+                wipe: wipe.map(|id| Wipe {
+                    enrolment_id: id.to_vec(),
+                }),
+            },
+        )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn valid_parameters_keep_what_they_say(message in valid()) {
+        let parameters = parsed(&message).map_err(TestCaseError::fail)?;
+        let Cluster::Bootstrap(bootstrap) = &parameters.cluster else {
+            return Err(TestCaseError::fail("not a bootstrap"));
+        };
+        let Some(node_parameters::Cluster::ClusterBootstrap(asked)) = &message.cluster else {
+            unreachable!("as generated");
+        };
+        prop_assert_eq!(bootstrap.owner.as_bytes().as_slice(), &asked.owner_public_key);
+        prop_assert_eq!(bootstrap.first_contact_secret.expose().as_slice(), &asked.first_contact_secret);
+        prop_assert_eq!(&bootstrap.labels, &asked.labels);
+        prop_assert_eq!(parameters.network.map(|n| n.to_message()), message.network_config);
+        prop_assert_eq!(
+            parameters.wipe.map(|id| id.as_bytes().to_vec()),
+            message.wipe.map(|wipe| wipe.enrolment_id)
+        );
+    }
+
+    #[test]
+    fn arbitrary_bytes_never_panic(bytes: Vec<u8>) {
+        let _ = parse(Source::FwCfg, &bytes);
+    }
+
+    #[test]
+    fn damaged_parameters_never_panic(message in valid(), at: prop::sample::Index, byte: u8, cut: prop::sample::Index) {
+        let mut bytes = message.encode_to_vec();
+        let at = at.index(bytes.len());
+        bytes[at] = byte;
+        let _ = parse(Source::FwCfg, &bytes);
+        bytes.truncate(cut.index(bytes.len()));
+        let _ = parse(Source::FwCfg, &bytes);
+    }
+}

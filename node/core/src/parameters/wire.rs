@@ -1,0 +1,344 @@
+//! A strict reading of the wire format, before the lenient one of the decoder.
+//!
+//! A protobuf decoder skips fields that it does not know, lets the last of two
+//! win, and takes an arbitrary text for an almost empty message more often
+//! than one would think. For what a machine is told once in its life that is
+//! wrong: a parameter of a newer release that is silently dropped, or a
+//! bootstrap that hides behind a registration, is found out when the cluster
+//! has the wrong shape. So every byte must belong to a known field, of the
+//! right wire type, that stands at most once (unless it is repeated), and of a
+//! oneof at most one field may stand.
+//!
+//! The known fields are in the tables below; a test holds them against the
+//! compiled proto files. A reflection library would do the same with half a
+//! megabyte of code that the node needs for nothing else.
+
+use super::Problem;
+
+/// A message type.
+pub(super) struct Message {
+    fields: &'static [Field],
+}
+
+/// A field of a message.
+struct Field {
+    number: u32,
+    name: &'static str,
+    kind: Kind,
+    repeated: bool,
+    /// Name of the oneof it belongs to.
+    oneof: Option<&'static str>,
+}
+
+enum Kind {
+    /// Enums and unsigned integers.
+    Varint,
+    /// Bytes and strings; the decoder checks UTF-8.
+    Bytes,
+    Message(&'static Message),
+}
+
+const fn field(number: u32, name: &'static str, kind: Kind) -> Field {
+    Field {
+        number,
+        name,
+        kind,
+        repeated: false,
+        oneof: None,
+    }
+}
+
+impl Field {
+    const fn repeated(mut self) -> Self {
+        self.repeated = true;
+        self
+    }
+
+    const fn in_oneof(mut self, name: &'static str) -> Self {
+        self.oneof = Some(name);
+        self
+    }
+}
+
+/// `hearth.v1.NodeParameters`
+pub(super) static NODE_PARAMETERS: Message = Message {
+    fields: &[
+        field(1, "cluster_bootstrap", Kind::Message(&CLUSTER_BOOTSTRAP)).in_oneof("cluster"),
+        field(2, "cluster_register", Kind::Message(&CLUSTER_REGISTER)).in_oneof("cluster"),
+        field(3, "network_config", Kind::Message(&NETWORK_CONFIG)),
+        field(4, "wipe", Kind::Message(&WIPE)),
+    ],
+};
+
+static CLUSTER_BOOTSTRAP: Message = Message {
+    fields: &[
+        field(1, "owner_public_key", Kind::Bytes),
+        field(2, "first_contact_secret", Kind::Bytes),
+        field(3, "recovery_recipient", Kind::Bytes),
+        field(
+            4,
+            "initial_cluster_configuration",
+            Kind::Message(&CLUSTER_CONFIGURATION),
+        ),
+        field(5, "initial_roles", Kind::Message(&NODE_ROLES)),
+        field(6, "labels", Kind::Message(&LABEL)).repeated(),
+    ],
+};
+
+static CLUSTER_REGISTER: Message = Message {
+    fields: &[
+        field(1, "cluster_directory", Kind::Message(&CLUSTER_DIRECTORY)),
+        field(2, "register_ticket", Kind::Bytes),
+        field(3, "ca_certificate", Kind::Bytes),
+        field(4, "labels", Kind::Message(&LABEL)).repeated(),
+    ],
+};
+
+static CLUSTER_CONFIGURATION: Message = Message {
+    fields: &[
+        field(1, "cluster_domain", Kind::Bytes),
+        field(2, "tpm_mode", Kind::Varint),
+        field(3, "storage_security_policy", Kind::Varint),
+        field(4, "cold_start_policy", Kind::Varint),
+    ],
+};
+
+static NODE_ROLES: Message = Message {
+    fields: &[
+        field(1, "consensus_member", Kind::Message(&EMPTY)),
+        field(2, "kubernetes_controller", Kind::Message(&EMPTY)),
+        field(3, "kubernetes_worker", Kind::Message(&EMPTY)),
+    ],
+};
+
+static EMPTY: Message = Message { fields: &[] };
+
+static LABEL: Message = Message {
+    fields: &[field(1, "key", Kind::Bytes), field(2, "value", Kind::Bytes)],
+};
+
+static CLUSTER_DIRECTORY: Message = Message {
+    fields: &[field(1, "nodes", Kind::Message(&DIRECTORY_NODE)).repeated()],
+};
+
+static DIRECTORY_NODE: Message = Message {
+    fields: &[
+        field(1, "id", Kind::Bytes),
+        field(2, "addresses", Kind::Message(&DIRECTORY_ADDRESS)).repeated(),
+        field(3, "roles", Kind::Message(&NODE_ROLES)),
+    ],
+};
+
+static DIRECTORY_ADDRESS: Message = Message {
+    fields: &[
+        field(1, "host", Kind::Bytes),
+        field(2, "port", Kind::Varint),
+    ],
+};
+
+static NETWORK_CONFIG: Message = Message {
+    fields: &[
+        field(1, "mac", Kind::Bytes),
+        field(2, "addresses", Kind::Bytes).repeated(),
+        field(3, "routes", Kind::Message(&ROUTE)).repeated(),
+        field(4, "nameservers", Kind::Bytes).repeated(),
+        field(5, "vlan", Kind::Varint),
+    ],
+};
+
+static ROUTE: Message = Message {
+    fields: &[
+        field(1, "destination", Kind::Bytes),
+        field(2, "gateway", Kind::Bytes),
+    ],
+};
+
+static WIPE: Message = Message {
+    fields: &[field(1, "enrolment_id", Kind::Bytes)],
+};
+
+/// Walks over `bytes` as a message of the given type.
+pub(super) fn check(message: &Message, bytes: &[u8]) -> Result<(), Problem> {
+    walk(message, bytes, "")
+}
+
+fn walk(message: &Message, mut rest: &[u8], path: &str) -> Result<(), Problem> {
+    let mut seen: Vec<&Field> = Vec::new();
+    while !rest.is_empty() {
+        let (number, wire_type) = key(&mut rest, path)?;
+        let Some(field) = message.fields.iter().find(|f| f.number == number) else {
+            return Err(Problem::UnknownField {
+                path: path.to_owned(),
+                number,
+            });
+        };
+        let path = join(path, field.name);
+        match (&field.kind, wire_type) {
+            (Kind::Varint, 0) => {
+                varint(&mut rest, &path)?;
+            }
+            (Kind::Bytes, 2) => {
+                content(&mut rest, &path)?;
+            }
+            (Kind::Message(inner), 2) => walk(inner, content(&mut rest, &path)?, &path)?,
+            _ => {
+                return Err(Problem::malformed(
+                    &path,
+                    format!("wire type {wire_type} does not belong to this field"),
+                ));
+            }
+        }
+        only_one(field, &seen, &path)?;
+        seen.push(field);
+    }
+    Ok(())
+}
+
+fn only_one(field: &Field, seen: &[&Field], path: &str) -> Result<(), Problem> {
+    for other in seen {
+        if !field.repeated && other.number == field.number {
+            return Err(Problem::Twice {
+                field: path.to_owned(),
+            });
+        }
+        if field.oneof.is_some() && other.oneof == field.oneof && other.number != field.number {
+            return Err(Problem::Both {
+                first: other.name,
+                second: field.name,
+            });
+        }
+    }
+    Ok(())
+}
+
+fn key(rest: &mut &[u8], path: &str) -> Result<(u32, u8), Problem> {
+    let key = varint(rest, path)?;
+    match u32::try_from(key >> 3) {
+        // 29 bits, and zero is no field number.
+        Ok(number @ 1..=0x1fff_ffff) => Ok((number, (key & 7) as u8)),
+        _ => Err(Problem::malformed(path, "an impossible field number")),
+    }
+}
+
+fn content<'a>(rest: &mut &'a [u8], path: &str) -> Result<&'a [u8], Problem> {
+    let length = varint(rest, path)?;
+    let split = usize::try_from(length)
+        .ok()
+        .and_then(|length| rest.split_at_checked(length));
+    let Some((content, after)) = split else {
+        return Err(Problem::malformed(
+            path,
+            format!("{length} bytes announced, {} there", rest.len()),
+        ));
+    };
+    *rest = after;
+    Ok(content)
+}
+
+fn varint(rest: &mut &[u8], path: &str) -> Result<u64, Problem> {
+    let mut value = 0_u64;
+    for shift in (0..70).step_by(7) {
+        let Some((&byte, after)) = rest.split_first() else {
+            return Err(Problem::malformed(path, "cut off within a number"));
+        };
+        *rest = after;
+        if shift == 63 && byte > 1 {
+            break;
+        }
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte < 0x80 {
+            return Ok(value);
+        }
+    }
+    Err(Problem::malformed(path, "a number of more than 64 bits"))
+}
+
+fn join(path: &str, name: &str) -> String {
+    if path.is_empty() {
+        name.to_owned()
+    } else {
+        format!("{path}.{name}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use prost::Message as _;
+    use prost_types::{
+        DescriptorProto, FileDescriptorSet,
+        field_descriptor_proto::{Label, Type},
+    };
+
+    use super::*;
+
+    /// All message types by their full name, with a leading dot.
+    fn message_types() -> Vec<(String, DescriptorProto)> {
+        fn add(prefix: &str, message: &DescriptorProto, into: &mut Vec<(String, DescriptorProto)>) {
+            let name = format!("{prefix}.{}", message.name());
+            for nested in &message.nested_type {
+                add(&name, nested, into);
+            }
+            into.push((name, message.clone()));
+        }
+        let set = FileDescriptorSet::decode(hearth_api::FILE_DESCRIPTOR_SET).unwrap();
+        let mut all = Vec::new();
+        for file in &set.file {
+            for message in &file.message_type {
+                add(&format!(".{}", file.package()), message, &mut all);
+            }
+        }
+        all
+    }
+
+    fn compare(table: &Message, name: &str, types: &[(String, DescriptorProto)]) {
+        let (_, proto) = types.iter().find(|(n, _)| n == name).unwrap();
+        assert_eq!(table.fields.len(), proto.field.len(), "fields of {name}");
+        for (ours, theirs) in table.fields.iter().zip(&proto.field) {
+            let what = format!("{name}.{}", theirs.name());
+            assert_eq!(ours.name, theirs.name(), "{what}");
+            assert_eq!(ours.number as i32, theirs.number(), "{what}");
+            assert_eq!(ours.repeated, theirs.label() == Label::Repeated, "{what}");
+            let oneof = theirs
+                .oneof_index
+                .map(|index| proto.oneof_decl[index as usize].name());
+            assert_eq!(ours.oneof, oneof, "{what}");
+            match (&ours.kind, theirs.r#type()) {
+                (Kind::Varint, Type::Enum | Type::Uint32 | Type::Uint64)
+                | (Kind::Bytes, Type::Bytes | Type::String) => {}
+                (Kind::Message(inner), Type::Message) => {
+                    compare(inner, theirs.type_name(), types);
+                }
+                (_, other) => panic!("{what} is {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn the_tables_are_the_proto_files() {
+        compare(
+            &NODE_PARAMETERS,
+            ".hearth.v1.NodeParameters",
+            &message_types(),
+        );
+    }
+
+    #[test]
+    fn numbers_end_where_64_bits_end() {
+        let read = |bytes: &[u8]| {
+            let mut rest = bytes;
+            varint(&mut rest, "").ok().map(|value| (value, rest.len()))
+        };
+        assert_eq!(read(&[0x96, 0x01, 0xff]), Some((150, 1)));
+        assert_eq!(
+            read(&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x01]),
+            Some((u64::MAX, 0))
+        );
+        assert_eq!(
+            read(&[0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0x02]),
+            None
+        );
+        assert_eq!(read(&[0x80; 11]), None);
+        assert_eq!(read(&[0x80]), None);
+        assert_eq!(read(&[]), None);
+    }
+}

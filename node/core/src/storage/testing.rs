@@ -1,0 +1,158 @@
+//! A data partition in a plain file, for tests.
+//!
+//! What a kernel would do is reduced to what can be told apart afterwards: a
+//! file system is a few bytes in the payload that also say with which key it
+//! was made, and mounting it checks them. Header and logic are the real ones.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use ring::digest;
+
+use super::{
+    BoxError, Machinery, StorageError,
+    header::REGION,
+    keys::{Mode, VolumeKey},
+};
+
+/// A partition in a file of 4 MiB.
+#[derive(Clone, Debug)]
+pub struct Files {
+    device: PathBuf,
+    payload: PathBuf,
+    mounted: Option<PathBuf>,
+    grown: Arc<AtomicU32>,
+    /// Each step of the machinery takes one off; at zero they fail.
+    steps_left: Arc<AtomicU32>,
+}
+
+impl Files {
+    /// A blank one in this directory.
+    pub fn new(directory: &Path) -> Self {
+        let device = directory.join("data-partition");
+        File::create(&device)
+            .and_then(|file| file.set_len(4 * REGION))
+            .expect("a file of zeros");
+        Self {
+            device,
+            payload: directory.join("payload"),
+            mounted: None,
+            grown: Arc::default(),
+            steps_left: Arc::new(AtomicU32::new(u32::MAX)),
+        }
+    }
+
+    /// The same disk after a power cut: nothing is open or mounted.
+    pub fn rebooted(&self) -> Self {
+        Self {
+            mounted: None,
+            ..self.clone()
+        }
+    }
+
+    /// The file.
+    pub fn device_path(&self) -> &Path {
+        &self.device
+    }
+
+    /// How often it was grown.
+    pub fn grown(&self) -> u32 {
+        self.grown.load(Ordering::Relaxed)
+    }
+
+    /// After so many steps of the kernel's, all fail.
+    pub fn fail_after(&self, steps: u32) {
+        self.steps_left.store(steps, Ordering::Relaxed);
+    }
+
+    fn step(&self) -> Result<(), StorageError> {
+        let take = |left: u32| left.checked_sub(1);
+        let taken = self
+            .steps_left
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        match taken {
+            Ok(_) => Ok(()),
+            Err(_) => Err(StorageError::machinery("reach the disk")("injected".into())),
+        }
+    }
+
+    fn fingerprint(key: Option<VolumeKey>) -> Vec<u8> {
+        let key = match &key {
+            None => [].as_slice(),
+            Some(VolumeKey::Xts(key)) => &key[..],
+            Some(VolumeKey::Aead(key)) => &key[..],
+        };
+        digest::digest(&digest::SHA256, key).as_ref().to_vec()
+    }
+
+    fn device_file(&self) -> File {
+        OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open(&self.device)
+            .expect("the device")
+    }
+}
+
+const MAGIC: &[u8] = b"a file system";
+
+impl Machinery for Files {
+    fn device(&mut self) -> Result<PathBuf, StorageError> {
+        self.step()?;
+        Ok(self.device.clone())
+    }
+
+    fn grow(&mut self) -> Result<(), StorageError> {
+        self.step()?;
+        self.grown.fetch_add(1, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn prepare(&mut self, _: Mode, _: &Path) -> Result<(), StorageError> {
+        self.step()
+    }
+
+    /// The payload's file holds the fingerprint of the key it is opened with.
+    fn open(&mut self, key: Option<VolumeKey>, _: &Path) -> Result<PathBuf, StorageError> {
+        self.step()?;
+        fs::write(&self.payload, Self::fingerprint(key)).expect("the payload");
+        Ok(self.payload.clone())
+    }
+
+    fn make_file_system(&mut self, payload: &Path) -> Result<(), StorageError> {
+        self.step()?;
+        let key = fs::read(payload).expect("an open payload");
+        let content = [MAGIC, &key].concat();
+        let device = self.device_file();
+        device.write_all_at(&content, REGION).expect("the payload");
+        Ok(())
+    }
+
+    fn is_mounted(&mut self, at: &Path) -> Result<bool, StorageError> {
+        Ok(self.mounted.as_deref() == Some(at))
+    }
+
+    fn mount(&mut self, payload: &Path, at: &Path) -> Result<(), StorageError> {
+        self.step()?;
+        let wanted = [MAGIC, &fs::read(payload).expect("an open payload")].concat();
+        let mut found = vec![0; wanted.len()];
+        let device = self.device_file();
+        device
+            .read_exact_at(&mut found, REGION)
+            .expect("the payload");
+        if found != wanted {
+            let error: BoxError = "no file system under this key".into();
+            return Err(StorageError::machinery("mount the data partition")(error));
+        }
+        fs::create_dir_all(at).expect("the mount point");
+        self.mounted = Some(at.to_owned());
+        Ok(())
+    }
+}

@@ -1,0 +1,213 @@
+use std::{fs, os::unix::fs::FileExt};
+
+use hearth_api::identity::{ClusterId, ClusterUnlockKey, NodeId, NodeUnlockKey};
+
+use super::{testing::Files, *};
+use crate::{enrolment::EnrolmentId, layout::Root};
+
+fn volume(mode: Option<Mode>, enrolment: u8) -> Volume {
+    let owner = Owner {
+        enrolment_id: EnrolmentId::from_bytes([enrolment; 16]),
+        node_id: NodeId::from_bytes([2; 16]),
+        cluster_id: ClusterId::from_bytes([3; 16]),
+    };
+    Volume {
+        owner,
+        secrets: mode.map(|mode| Secrets {
+            mode,
+            node_unlock_key: NodeUnlockKey::from_bytes([4; 32]),
+            cluster_unlock_key: ClusterUnlockKey::from_bytes([5; 32]),
+            cluster_id: owner.cluster_id,
+            node_id: owner.node_id,
+            key_epoch: 0,
+        }),
+    }
+}
+
+fn modes() -> [Option<Mode>; 3] {
+    [
+        None,
+        Some(Mode::Encrypted),
+        Some(Mode::AuthenticatedEncrypted),
+    ]
+}
+
+struct Disk {
+    _dir: tempfile::TempDir,
+    files: Files,
+    data: layout::Data,
+}
+
+impl Disk {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::under(dir.path());
+        Self {
+            files: Files::new(dir.path()),
+            data: root.data,
+            _dir: dir,
+        }
+    }
+
+    /// As after a boot.
+    fn partition(&self) -> DataPartition<Files> {
+        DataPartition::new(self.files.rebooted(), self.data.clone())
+    }
+
+    fn ready(volume: &Volume) -> Self {
+        let disk = Self::new();
+        let mut partition = disk.partition();
+        partition.initialise(volume).unwrap();
+        partition.make_file_system(volume).unwrap();
+        partition.mark_ready(volume).unwrap();
+        disk
+    }
+
+    fn content(&self) -> Vec<u8> {
+        fs::read(self.files.device_path()).unwrap()
+    }
+}
+
+#[test]
+fn a_partition_is_made_once_and_mounted_ever_after() {
+    for mode in modes() {
+        let volume = volume(mode, 1);
+        let disk = Disk::ready(&volume);
+        let mut partition = disk.partition();
+        partition.mount(&volume).unwrap();
+        partition.mount(&volume).unwrap();
+        let roles = disk.data.node().roles();
+        fs::write(&roles, "kept").unwrap();
+        disk.partition().mount(&volume).unwrap();
+        assert_eq!(fs::read(&roles).unwrap(), b"kept");
+        assert_eq!(disk.files.grown(), 1);
+    }
+}
+
+#[test]
+fn a_ready_partition_is_never_made_again() {
+    for mode in modes() {
+        let volume = volume(mode, 1);
+        let disk = Disk::ready(&volume);
+        let before = disk.content();
+        for step in [
+            DataPartition::<Files>::initialise,
+            DataPartition::<Files>::make_file_system,
+        ] {
+            let error = step(&mut disk.partition(), &volume).unwrap_err();
+            assert!(matches!(error, StorageError::Phase { found: "READY", .. }));
+            assert!(error.is_refusal());
+        }
+        // This one may be repeated.
+        disk.partition().mark_ready(&volume).unwrap();
+        assert!(disk.content() == before, "untouched");
+    }
+}
+
+/// FAULTS 15, and a disk of an earlier life of the same node.
+#[test]
+fn another_owners_partition_is_not_touched() {
+    for (mine, theirs) in [(1, 9), (9, 1)] {
+        let disk = Disk::ready(&volume(None, theirs));
+        let before = disk.content();
+        let volume = volume(None, mine);
+        for step in [
+            DataPartition::<Files>::initialise,
+            DataPartition::<Files>::make_file_system,
+            DataPartition::<Files>::mark_ready,
+            DataPartition::<Files>::mount,
+        ] {
+            let error = step(&mut disk.partition(), &volume).unwrap_err();
+            assert!(matches!(error, StorageError::OtherOwner { .. }), "{error}");
+            assert!(error.is_refusal());
+        }
+        assert!(disk.content() == before, "untouched");
+    }
+}
+
+/// FAULTS 14: a wrong key is told before anything is opened with it.
+#[test]
+fn a_wrong_key_or_mode_opens_nothing() {
+    let right = volume(Some(Mode::Encrypted), 1);
+    let disk = Disk::ready(&right);
+    let mut wrong = vec![
+        volume(None, 1),
+        volume(Some(Mode::AuthenticatedEncrypted), 1),
+    ];
+    let mut other_key = right.clone();
+    other_key.secrets.as_mut().unwrap().cluster_unlock_key = ClusterUnlockKey::from_bytes([6; 32]);
+    wrong.push(other_key);
+    for volume in wrong {
+        let error = disk.partition().mount(&volume).unwrap_err();
+        assert!(matches!(error, StorageError::NotAuthentic), "{error}");
+        assert!(error.is_refusal());
+    }
+    // Nor does INSECURE open as anything else.
+    let disk = Disk::ready(&volume(None, 1));
+    let error = disk.partition().mount(&right).unwrap_err();
+    assert!(matches!(error, StorageError::NotAuthentic), "{error}");
+}
+
+#[test]
+fn foreign_content_is_not_touched_and_can_be_erased() {
+    let disk = Disk::new();
+    let device = fs::OpenOptions::new()
+        .write(true)
+        .open(disk.files.device_path())
+        .unwrap();
+    device.write_all_at(b"XFSB", 0).unwrap();
+    let before = disk.content();
+    let volume = volume(None, 1);
+    for step in [
+        DataPartition::<Files>::initialise,
+        DataPartition::<Files>::make_file_system,
+        DataPartition::<Files>::mark_ready,
+        DataPartition::<Files>::mount,
+    ] {
+        let error = step(&mut disk.partition(), &volume).unwrap_err();
+        assert!(matches!(error, StorageError::Foreign(_)), "{error}");
+    }
+    assert!(disk.content() == before, "untouched");
+    disk.partition().erase().unwrap();
+    assert_eq!(disk.partition().inspect().unwrap(), Front::Blank);
+    disk.partition().initialise(&volume).unwrap();
+}
+
+#[test]
+fn steps_out_of_order_are_refused() {
+    let volume = volume(Some(Mode::Encrypted), 1);
+    let disk = Disk::new();
+    let blank = |error: StorageError| {
+        assert!(
+            matches!(error, StorageError::Phase { found: "blank", .. }),
+            "{error}"
+        );
+    };
+    blank(disk.partition().make_file_system(&volume).unwrap_err());
+    blank(disk.partition().mark_ready(&volume).unwrap_err());
+    blank(disk.partition().mount(&volume).unwrap_err());
+    disk.partition().initialise(&volume).unwrap();
+    let error = disk.partition().mount(&volume).unwrap_err();
+    assert!(matches!(
+        error,
+        StorageError::Phase {
+            found: "INITIALISING",
+            ..
+        }
+    ));
+}
+
+#[test]
+fn each_format_has_a_salt_of_its_own() {
+    let volume = volume(Some(Mode::Encrypted), 1);
+    let disk = Disk::new();
+    let mut salts = Vec::new();
+    for _ in 0..2 {
+        disk.partition().initialise(&volume).unwrap();
+        match disk.partition().inspect().unwrap() {
+            Front::Header(header) => salts.push(header.salt),
+            front => panic!("{front:?}"),
+        }
+    }
+    assert_ne!(salts[0], salts[1]);
+}
