@@ -35,7 +35,7 @@ use tonic::Status;
 use tonic::transport::Channel;
 use tower::Service;
 
-use crate::certificates;
+use crate::certificates::{self, CertificateError};
 use crate::lifetime::End;
 use crate::names::PORT_CURATOR;
 use crate::tls::{self, Clock};
@@ -127,6 +127,9 @@ pub enum AttemptError {
     /// A connection, and no TLS on it.
     #[error("no TLS session")]
     Tls(#[source] io::Error),
+    /// A server that is not the one we want.
+    #[error("the server's certificate is refused")]
+    Certificate(#[source] CertificateError),
     /// TLS, and no HTTP/2 on it.
     #[error("no HTTP/2 session")]
     Http2(#[source] tonic::transport::Error),
@@ -317,7 +320,10 @@ async fn open(
         TlsConnector::from(tls)
             .connect(any_name(), stream)
             .await
-            .map_err(AttemptError::Tls)
+            .map_err(|error| match tls::refused_certificate(&error) {
+                Some(reason) => AttemptError::Certificate(reason),
+                None => AttemptError::Tls(error),
+            })
     };
     tokio::time::timeout(bound, attempt)
         .await

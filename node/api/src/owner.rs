@@ -183,7 +183,7 @@ mod tests {
         let path = folder.path().join("key");
         create_key(&path).expect("made");
         fs::set_permissions(&path, fs::Permissions::from_mode(0o640)).expect("chmod");
-        let error = read_key(&path).err().expect("refused");
+        let error = read_key(&path).expect_err("refused");
         assert!(error.to_string().contains("chmod 600"), "{error}");
     }
 
@@ -197,7 +197,7 @@ mod tests {
         ] {
             let path = folder.path().join(format!("{}", content.len()));
             write_new(&path, content.as_bytes()).expect("written");
-            let error = read_key(&path).err().expect("no key");
+            let error = read_key(&path).expect_err("no key");
             assert!(matches!(error, OwnerFileError::Content { .. }), "{error}");
             assert!(!error.to_string().contains("a5a5"), "{error}");
             let error = read_first_contact_secret(&path).expect_err("no secret");

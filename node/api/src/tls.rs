@@ -404,6 +404,15 @@ fn refusal(error: CertificateError) -> rustls::Error {
     )))
 }
 
+/// Our own reason, if it was we who refused the peer's certificate.
+pub(crate) fn refused_certificate(error: &std::io::Error) -> Option<CertificateError> {
+    let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
+    let rustls::Error::InvalidCertificate(rustls::CertificateError::Other(reason)) = error else {
+        return None;
+    };
+    reason.0.downcast_ref::<CertificateError>().cloned()
+}
+
 /// A handshake signature by the key in `certificate`, Ed25519 and nothing else.
 fn handshake_signature(
     message: &[u8],
@@ -545,3 +554,6 @@ impl ServerCertVerifier for RecordingVerifier {
 
     handshake_signatures!();
 }
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -288,9 +288,6 @@ impl Handshake {
                     Refused::Certificate(_) | Refused::Full(_) => {
                         info!(%remote, %why, "connection refused");
                     }
-                    Refused::Handshake(ref error) if concerns_certificate(error) => {
-                        info!(%remote, %why, "connection refused");
-                    }
                     _ => debug!(%remote, %why, "no connection"),
                 }
             }
@@ -351,18 +348,14 @@ impl Handshake {
         let stream = timeout(bound, TlsAcceptor::from(Arc::clone(config)).accept(stream))
             .await
             .map_err(|_| Refused::Slow(bound))?
-            .map_err(Refused::Handshake)?;
+            .map_err(|error| match tls::refused_certificate(&error) {
+                Some(reason) => Refused::Certificate(reason),
+                None => Refused::Handshake(error),
+            })?;
         let certificates = stream.get_ref().1.peer_certificates().unwrap_or(&[]);
         let peer = trust.judge(certificates, tls::now(clock))?;
         Ok((Stream::Tls(Box::new(stream)), peer))
     }
-}
-
-fn concerns_certificate(error: &io::Error) -> bool {
-    error
-        .get_ref()
-        .and_then(|inner| inner.downcast_ref::<rustls::Error>())
-        .is_some_and(|error| matches!(error, rustls::Error::InvalidCertificate(_)))
 }
 
 #[cfg(test)]

@@ -31,7 +31,7 @@ impl Services {
     /// One more, such as a generated `ManagementServer`. A later one of the
     /// same name takes the place of the earlier.
     #[must_use]
-    pub fn add<S>(mut self, service: S) -> Self
+    pub fn with<S>(mut self, service: S) -> Self
     where
         S: Service<Request<Body>, Response = Response<Body>, Error = Infallible>
             + NamedService

@@ -1,1 +1,526 @@
+use std::sync::Arc;
+use std::time::Duration;
 
+use futures::StreamExt as _;
+use rustls::ClientConfig;
+use rustls_pki_types::CertificateDer;
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+use tonic::Code;
+use tonic::transport::Channel;
+
+use super::*;
+use crate::client::{self, Curators, Options};
+use crate::identity::{Identity, SigningKey, UserCredentials, UserName};
+use crate::testing::{NOT_AFTER, NOT_BEFORE, Script, TestClock, TestCluster, TestCurator};
+use crate::tls::ExpectedServer;
+use crate::v1::curator_client::CuratorClient;
+use crate::v1::curator_local_client::CuratorLocalClient;
+use crate::v1::management_client::ManagementClient;
+use crate::v1::{
+    GetClusterInfoRequest, GetCurrentLeaderRequest, GetNodesRequest, UpdateNodeStatusRequest,
+};
+
+/// Longer than anything here takes, even on a machine that is busy.
+const LONG: Duration = Duration::from_secs(30);
+
+struct Fixture {
+    cluster: Arc<TestCluster>,
+    clock: Arc<TestClock>,
+    curator: TestCurator,
+}
+
+impl Fixture {
+    async fn new() -> Self {
+        Self::with_limits(Limits::default()).await
+    }
+
+    async fn with_limits(limits: Limits) -> Self {
+        let cluster = Arc::new(TestCluster::new());
+        let clock = TestClock::new();
+        let node = cluster.node();
+        let curator =
+            TestCurator::start_as(&cluster, &node, Script::default(), clock.clone(), limits).await;
+        Self {
+            cluster,
+            clock,
+            curator,
+        }
+    }
+
+    fn channel(&self, config: Arc<ClientConfig>) -> Channel {
+        let options = Options {
+            clock: self.clock.clone(),
+            call_timeout: LONG,
+            connect_timeout: LONG,
+        };
+        Curators::new(vec![self.curator.endpoint()], config, options).channel()
+    }
+
+    fn as_user(&self, user: &UserCredentials) -> Channel {
+        let config = tls::user_client_config(user, ExpectedServer::AnyNode, self.clock.clone());
+        self.channel(config.expect("proper credentials"))
+    }
+
+    fn as_owner(&self) -> Channel {
+        self.as_user(&self.cluster.user("owner"))
+    }
+
+    fn as_stranger(&self) -> Channel {
+        let config = tls::possession_client_config(
+            &SigningKey::generate(),
+            self.cluster.parsed_ca(),
+            ExpectedServer::AnyNode,
+            self.clock.clone(),
+        );
+        self.channel(config.expect("proper"))
+    }
+
+    /// Presents whatever it is given.
+    fn presenting(&self, certificates: Vec<CertificateDer<'static>>, key: &SigningKey) -> Channel {
+        self.channel(tls::tests::presenting(certificates, key))
+    }
+
+    fn anonymous(&self) -> Channel {
+        let (config, _) = tls::first_contact_client_config(self.clock.clone()).expect("proper");
+        self.channel(config)
+    }
+}
+
+async fn info(channel: Channel) -> Result<(), tonic::Status> {
+    ManagementClient::new(channel)
+        .get_cluster_info(GetClusterInfoRequest {})
+        .await
+        .map(drop)
+}
+
+async fn leader(channel: Channel) -> Result<(), tonic::Status> {
+    CuratorLocalClient::new(channel)
+        .get_current_leader(GetCurrentLeaderRequest {})
+        .await
+        .map(drop)
+}
+
+fn nodes(trouble: &str) -> GetNodesRequest {
+    GetNodesRequest {
+        node_ids: vec![trouble.to_owned()],
+        ..GetNodesRequest::default()
+    }
+}
+
+#[tokio::test]
+async fn each_may_call_what_it_may() {
+    let f = Fixture::new().await;
+    let code = |result: Result<(), tonic::Status>| result.err().map(|status| status.code());
+
+    assert_eq!(code(info(f.as_owner()).await), None);
+    assert_eq!(code(leader(f.as_owner()).await), None);
+    // Without a certificate, and with one that names nobody.
+    for stranger in [f.anonymous(), f.as_stranger()] {
+        assert_eq!(
+            code(info(stranger.clone()).await),
+            Some(Code::Unauthenticated)
+        );
+        assert_eq!(code(leader(stranger).await), None);
+    }
+    // A user on a node's call, a node on its own.
+    let update = |channel| async move {
+        CuratorClient::new(channel)
+            .update_node_status(UpdateNodeStatusRequest::default())
+            .await
+            .map(drop)
+    };
+    assert_eq!(
+        code(update(f.as_owner()).await),
+        Some(Code::PermissionDenied)
+    );
+    let node = tls::node_client_config(&f.cluster.node(), ExpectedServer::AnyNode, f.clock.clone());
+    let node = f.channel(node.expect("proper"));
+    assert_eq!(code(update(node).await), None);
+    assert_eq!(
+        f.curator.calls(),
+        [
+            "GetClusterInfo",
+            "GetCurrentLeader",
+            "GetCurrentLeader",
+            "GetCurrentLeader",
+            "UpdateNodeStatus"
+        ],
+        "nothing refused reaches a handler"
+    );
+}
+
+#[tokio::test]
+async fn unknown_methods_are_refused_and_absent_services_say_so() {
+    let f = Fixture::new().await;
+    let call = |path: &'static str| {
+        let mut grpc = tonic::client::Grpc::new(f.as_owner());
+        async move {
+            grpc.ready().await.expect("connected");
+            let codec =
+                tonic_prost::ProstCodec::<GetClusterInfoRequest, GetClusterInfoRequest>::default();
+            grpc.unary(
+                tonic::Request::new(GetClusterInfoRequest {}),
+                path.parse().expect("a path"),
+                codec,
+            )
+            .await
+            .expect_err("refused")
+            .code()
+        }
+    };
+    assert_eq!(
+        call("/hearth.v1.Management/DropEverything").await,
+        Code::PermissionDenied
+    );
+    assert_eq!(
+        call("/grpc.reflection.v1.ServerReflection/X").await,
+        Code::PermissionDenied
+    );
+    assert_eq!(
+        call("/grpc.health.v1.Health/Check").await,
+        Code::Unimplemented
+    );
+}
+
+#[tokio::test]
+async fn certificates_that_are_not_ours_end_the_handshake() {
+    let f = Fixture::new().await;
+    let key = SigningKey::generate();
+    let owner = Identity::user(f.cluster.id, UserName::owner());
+    let own =
+        |change: fn(&mut rcgen::CertificateParams)| f.cluster.leaf(&owner, key.public(), change);
+    let proper = own(|_| {});
+    let other_cluster = TestCluster::new();
+    let cases = [
+        ("a chain", vec![proper.clone(), f.cluster.ca().clone()]),
+        (
+            "another CA's",
+            vec![other_cluster.leaf(&owner, key.public(), |_| {})],
+        ),
+        (
+            "expired",
+            vec![own(|params| params.not_after = params.not_before)],
+        ),
+        (
+            "not yet valid",
+            vec![own(|params| params.not_before = params.not_after)],
+        ),
+        (
+            "for servers too",
+            vec![own(|params| {
+                params
+                    .extended_key_usages
+                    .push(rcgen::ExtendedKeyUsagePurpose::ServerAuth);
+            })],
+        ),
+        (
+            "without a name",
+            vec![own(|params| params.subject_alt_names = vec![])],
+        ),
+        (
+            "of another cluster, by this CA",
+            vec![f.cluster.leaf(
+                &Identity::user(other_cluster.id, UserName::owner()),
+                key.public(),
+                |_| {},
+            )],
+        ),
+    ];
+    for (what, certificates) in cases {
+        let channel = f.presenting(certificates, &key);
+        // Not even what anyone may call.
+        let status = leader(channel).await.expect_err(what);
+        let why = crate::chain(&status);
+        assert!(why.contains("alert"), "{what}: {why}");
+    }
+    assert_eq!(f.curator.calls(), [""; 0]);
+    // The fixture itself is not what was refused.
+    leader(f.presenting(vec![proper], &key))
+        .await
+        .expect("let in");
+}
+
+#[tokio::test]
+async fn tls_1_2_is_refused() {
+    let f = Fixture::new().await;
+    // A client hello of TLS 1.2, without the extension that would offer more:
+    // version, random, no session, one suite (ECDHE-ECDSA-AES128-GCM-SHA256),
+    // no compression, and the extensions for X25519 and Ed25519.
+    let mut body = vec![3, 3];
+    body.extend([7; 32]);
+    body.extend([0, 0, 2, 0xc0, 0x2b, 1, 0]);
+    let extensions = [[0, 10, 0, 4, 0, 2, 0, 29], [0, 13, 0, 4, 0, 2, 8, 7]].concat();
+    body.extend([0, 16]);
+    body.extend(extensions);
+    let length = |n: usize| u8::try_from(n).expect("short");
+    let mut record = vec![
+        22,
+        3,
+        1,
+        0,
+        length(body.len() + 4),
+        1,
+        0,
+        0,
+        length(body.len()),
+    ];
+    record.extend(body);
+
+    let mut stream = TcpStream::connect(f.curator.address).await.expect("TCP");
+    stream.write_all(&record).await.expect("sent");
+    let mut answer = Vec::new();
+    tokio::time::timeout(LONG, stream.read_to_end(&mut answer))
+        .await
+        .expect("it hangs up")
+        .expect("in order");
+    // A fatal alert: protocol version.
+    assert_eq!(answer, [21, 3, 3, 0, 2, 2, 70]);
+}
+
+#[tokio::test]
+async fn plain_text_is_no_connection() {
+    let f = Fixture::new().await;
+    let mut stream = TcpStream::connect(f.curator.address).await.expect("TCP");
+    stream
+        .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+        .await
+        .expect("sent");
+    let mut answer = Vec::new();
+    let _ = tokio::time::timeout(LONG, stream.read_to_end(&mut answer))
+        .await
+        .expect("it hangs up");
+    assert_eq!(f.curator.calls(), [""; 0]);
+    info(f.as_owner()).await.expect("others are served");
+}
+
+#[tokio::test]
+async fn a_connection_ends_with_its_certificate() {
+    let f = Fixture::new().await;
+    let now = NOT_BEFORE + 1000;
+    let key = SigningKey::generate();
+    let owner = Identity::user(f.cluster.id, UserName::owner());
+    let certificate = f.cluster.leaf(&owner, key.public(), |params| {
+        params.not_after -= Duration::from_secs(NOT_AFTER - now);
+    });
+    let user = UserCredentials {
+        key,
+        certificate,
+        ca: f.cluster.ca().clone(),
+    };
+    let channel = f.as_user(&user);
+    let mut stream = ManagementClient::new(channel)
+        .get_nodes(nodes("wait"))
+        .await
+        .expect("valid in its last second")
+        .into_inner();
+    assert!(stream.next().await.expect("an answer").is_ok());
+    f.clock.set(now + 1);
+    let end = tokio::time::timeout(LONG, stream.next()).await;
+    assert!(end.expect("it ends").is_some_and(|end| end.is_err()));
+    // The client does not even start with it.
+    let config = tls::user_client_config(&user, ExpectedServer::AnyNode, f.clock.clone());
+    assert!(matches!(
+        config,
+        Err(TlsError::Own(CertificateError::Expired { .. }))
+    ));
+}
+
+#[tokio::test]
+async fn strangers_do_not_take_the_places_of_members() {
+    let f = Fixture::with_limits(Limits {
+        anonymous: 2,
+        ..Limits::default()
+    })
+    .await;
+    let first = f.anonymous();
+    let second = f.as_stranger();
+    leader(first.clone()).await.expect("the first place");
+    leader(second.clone()).await.expect("the second place");
+    leader(f.as_stranger()).await.expect_err("no third place");
+    info(f.as_owner())
+        .await
+        .expect("members have their own places");
+    for inside in [first, second] {
+        leader(inside).await.expect("who is in stays in");
+    }
+}
+
+#[tokio::test]
+async fn strangers_leave_after_a_while() {
+    let f = Fixture::with_limits(Limits {
+        anonymous: 1,
+        anonymous_lifetime: Duration::from_millis(200),
+        ..Limits::default()
+    })
+    .await;
+    // Silent from the handshake on: no request, no HTTP/2.
+    let (config, _) = tls::first_contact_client_config(f.clock.clone()).expect("proper");
+    let tcp = TcpStream::connect(f.curator.address).await.expect("TCP");
+    let name = rustls_pki_types::ServerName::try_from("x").expect("a name");
+    let mut silent = tokio_rustls::TlsConnector::from(config)
+        .connect(name, tcp)
+        .await
+        .expect("TLS");
+    let mut rest = Vec::new();
+    let _ = tokio::time::timeout(LONG, silent.read_to_end(&mut rest))
+        .await
+        .expect("it is hung up on");
+    leader(f.as_stranger()).await.expect("its place is free");
+}
+
+#[tokio::test]
+async fn silent_handshakes_are_given_up() {
+    let f = Fixture::with_limits(Limits {
+        handshakes: 2,
+        handshake_timeout: Duration::from_millis(300),
+        ..Limits::default()
+    })
+    .await;
+    let mut silent = Vec::new();
+    for _ in 0..5 {
+        silent.push(TcpStream::connect(f.curator.address).await.expect("TCP"));
+    }
+    info(f.as_owner()).await.expect("the others' turn comes");
+}
+
+#[tokio::test]
+async fn a_panic_in_a_handler_is_an_answer() {
+    let f = Fixture::new().await;
+    let mut client = ManagementClient::new(f.as_owner());
+    let status = client.get_nodes(nodes("panic")).await.expect_err("panics");
+    assert_eq!(status.code(), Code::Internal);
+    assert!(!status.message().contains("asked for"), "{status}");
+
+    let mut stream = client
+        .get_nodes(nodes("panic-late"))
+        .await
+        .expect("begins well")
+        .into_inner();
+    assert!(stream.next().await.expect("an answer").is_ok());
+    let status = stream.next().await.expect("an end").expect_err("panics");
+    assert_eq!(status.code(), Code::Internal);
+    assert!(stream.next().await.is_none());
+
+    // The same connection serves on.
+    client.get_nodes(nodes("")).await.expect("served");
+}
+
+#[tokio::test]
+async fn oversized_messages_are_refused() {
+    let f = Fixture::new().await;
+    let mut client = ManagementClient::new(f.as_owner());
+    let huge = "x".repeat(10 << 20);
+    let status = client.get_nodes(nodes(&huge)).await.expect_err("too large");
+    assert_eq!(status.code(), Code::OutOfRange, "{status}");
+    client.get_nodes(nodes("")).await.expect("served");
+}
+
+#[tokio::test]
+async fn it_ends_with_calls_that_do_not() {
+    let f = Fixture::with_limits(Limits {
+        shutdown_grace: Duration::from_millis(200),
+        ..Limits::default()
+    })
+    .await;
+    let address = f.curator.address;
+    let mut client = ManagementClient::new(f.as_owner());
+    let mut stream = client
+        .get_nodes(nodes("wait"))
+        .await
+        .expect("served")
+        .into_inner();
+    assert!(stream.next().await.expect("an answer").is_ok());
+    tokio::time::timeout(LONG, f.curator.stop())
+        .await
+        .expect("it ends")
+        .expect("in order");
+    assert!(stream.next().await.is_some_and(|end| end.is_err()));
+    assert!(
+        TcpStream::connect(address).await.is_err(),
+        "the port is shut"
+    );
+}
+
+#[tokio::test]
+async fn nothing_goes_on_when_it_is_dropped() {
+    let f = Fixture::new().await;
+    let channel = f.as_owner();
+    let mut stream = ManagementClient::new(channel)
+        .get_nodes(nodes("wait"))
+        .await
+        .expect("served")
+        .into_inner();
+    assert!(stream.next().await.expect("an answer").is_ok());
+    drop(f.curator);
+    let end = tokio::time::timeout(LONG, stream.next()).await;
+    assert!(end.expect("it ends").is_some_and(|end| end.is_err()));
+}
+
+#[tokio::test]
+async fn its_certificate_can_be_renewed() {
+    let cluster = Arc::new(TestCluster::new());
+    let clock = TestClock::new();
+    let (old, new) = (cluster.node(), cluster.node());
+    let curator = TestCurator::start_as(
+        &cluster,
+        &old,
+        Script::default(),
+        clock.clone(),
+        Limits::default(),
+    )
+    .await;
+    let id = |node: &NodeCredentials| NodeId::from_public_key(&node.key.public());
+    let call = |expected: NodeId| {
+        let owner = cluster.user("owner");
+        let config = tls::user_client_config(&owner, ExpectedServer::Node(expected), clock.clone());
+        let options = Options {
+            clock: clock.clone(),
+            ..Options::default()
+        };
+        let curators = Curators::new(vec![curator.endpoint()], config.expect("proper"), options);
+        info(curators.channel())
+    };
+    call(id(&old)).await.expect("the old one");
+    let status = call(id(&new)).await.expect_err("not the new one yet");
+    let why = crate::chain(&status);
+    assert!(why.contains(&format!("wanted node {}", id(&new))), "{why}");
+    curator.own.replace(&new).expect("proper");
+    call(id(&new)).await.expect("the new one");
+    call(id(&old)).await.expect_err("no longer the old one");
+}
+
+struct Closed;
+
+impl Admission for Closed {
+    fn admit(&self, caller: &Caller, path: &str) -> Result<(), tonic::Status> {
+        assert!(caller.remote().ip().is_loopback());
+        Err(tonic::Status::unavailable(format!("{path} is closed")))
+    }
+}
+
+#[tokio::test]
+async fn a_server_has_its_own_say_and_may_be_plain() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let cancel = CancellationToken::new();
+    let server = Server::new(Transport::Plain).admission(Arc::new(Closed));
+    let serving = tokio::spawn(server.serve(listener, Services::new(), cancel.clone()));
+    let channel = tonic::transport::Endpoint::from_shared(format!("http://{address}"))
+        .expect("a URI")
+        .connect()
+        .await
+        .expect("connected");
+    let status = leader(channel.clone()).await.expect_err("closed");
+    assert_eq!(status.code(), Code::Unavailable);
+    assert!(status.message().contains("is closed"), "{status}");
+    // Permissions come first, and plain text proves nothing.
+    let status = info(channel).await.expect_err("refused");
+    assert_eq!(status.code(), Code::Unauthenticated);
+    cancel.cancel();
+    let ended = client::within(LONG, async { Ok(serving.await) }).await;
+    ended
+        .expect("in time")
+        .expect("no panic")
+        .expect("in order");
+}

@@ -1,5 +1,8 @@
 //! A cluster's CA in memory, for tests: it issues what a real one does, and
-//! whatever a real one never would.
+//! whatever a real one never would. And a curator without a cluster behind it,
+//! on real sockets and real TLS.
+
+mod curator;
 
 use std::time::Duration;
 
@@ -15,10 +18,12 @@ use crate::identity::{
     UserName,
 };
 
-/// The first second in which certificates are valid: 1 January 2026.
-pub const NOT_BEFORE: u64 = 1_767_225_600;
-/// The last second: 1 January 2036.
-pub const NOT_AFTER: u64 = 2_082_758_400;
+pub use curator::{Script, TestCurator};
+
+/// The first second in which certificates are valid: 1 January 2020.
+pub const NOT_BEFORE: u64 = 1_577_836_800;
+/// The last second: the end of 2049.
+pub const NOT_AFTER: u64 = 2_524_607_999;
 
 /// A point in time.
 pub fn at(seconds: u64) -> UnixTime {

@@ -1,0 +1,292 @@
+//! A curator with nothing behind it.
+
+use std::net::SocketAddr;
+use std::pin::Pin;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use futures::{Stream, StreamExt as _, stream};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+use tokio_util::sync::CancellationToken;
+use tonic::{Request, Response, Status};
+
+use super::TestCluster;
+use crate::client::Endpoint;
+use crate::first_contact;
+use crate::identity::{FirstContactSecret, NodeCredentials, PublicKey};
+use crate::server::{Caller, Limits, ServeError, Server, Services, Transport};
+use crate::tls::{Clock, OwnCertificate};
+use crate::v1::aaa_server::{Aaa, AaaServer};
+use crate::v1::curator_local_server::{CuratorLocal, CuratorLocalServer};
+use crate::v1::curator_server::{Curator, CuratorServer};
+use crate::v1::management_server::{Management, ManagementServer};
+use crate::v1::{
+    ClusterConfiguration, ClusterDirectory, EscrowRequest, EscrowResponse, GetCaCertificateRequest,
+    GetCaCertificateResponse, GetClusterInfoRequest, GetClusterInfoResponse,
+    GetCurrentLeaderRequest, GetCurrentLeaderResponse, GetNodesRequest, GetNodesResponse,
+    HeartbeatRequest, HeartbeatResponse, Node, UpdateNodeStatusRequest, UpdateNodeStatusResponse,
+    WatchEvent, WatchRequest,
+};
+
+type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+/// What a [`TestCurator`] answers.
+#[derive(Default)]
+pub struct Script {
+    /// For `GetNodes` and `Watch`.
+    pub nodes: Vec<Node>,
+    /// For `GetClusterInfo`.
+    pub configuration: ClusterConfiguration,
+    /// For `GetClusterInfo`.
+    pub directory: ClusterDirectory,
+    /// For `GetCACertificate`, the proof. None: it refuses.
+    pub first_contact_secret: Option<FirstContactSecret>,
+    /// For `GetCACertificate`, instead of the true answer: someone in between.
+    pub relayed_ca: Option<(Vec<u8>, FirstContactSecret)>,
+    /// For `Escrow`. None: it refuses.
+    pub owner: Option<PublicKey>,
+}
+
+/// It runs until it is dropped.
+pub struct TestCurator {
+    /// Where it listens.
+    pub address: SocketAddr,
+    /// By which its certificate can be exchanged.
+    pub own: Arc<OwnCertificate>,
+    cancel: CancellationToken,
+    task: JoinHandle<Result<(), ServeError>>,
+    answers: Arc<Answering>,
+}
+
+impl TestCurator {
+    /// Starts it on a free port of this machine, as a new node of the cluster.
+    pub async fn start(cluster: &Arc<TestCluster>, script: Script, clock: Clock) -> Self {
+        let node = cluster.node();
+        Self::start_as(cluster, &node, script, clock, Limits::default()).await
+    }
+
+    /// Starts it as this node, within these limits.
+    pub async fn start_as(
+        cluster: &Arc<TestCluster>,
+        node: &NodeCredentials,
+        script: Script,
+        clock: Clock,
+        limits: Limits,
+    ) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let (transport, own, _) = Transport::of_node(node, clock).expect("proper credentials");
+        let answers = Arc::new(Answering {
+            cluster: Arc::clone(cluster),
+            script: Mutex::new(script),
+            calls: Mutex::default(),
+        });
+        let services = Services::new()
+            .with(ManagementServer::from_arc(Arc::clone(&answers)))
+            .with(CuratorServer::from_arc(Arc::clone(&answers)))
+            .with(CuratorLocalServer::from_arc(Arc::clone(&answers)))
+            .with(AaaServer::from_arc(Arc::clone(&answers)));
+        let cancel = CancellationToken::new();
+        let server = Server::new(transport).limits(limits);
+        let task = tokio::spawn(server.serve(listener, services, cancel.clone()));
+        Self {
+            address,
+            own,
+            cancel,
+            task,
+            answers,
+        }
+    }
+
+    /// Where it listens.
+    pub fn endpoint(&self) -> Endpoint {
+        self.address.into()
+    }
+
+    /// From now on it answers this.
+    pub fn set_nodes(&self, nodes: Vec<Node>) {
+        self.answers.script().nodes = nodes;
+    }
+
+    /// The methods that reached a handler, in order.
+    pub fn calls(&self) -> Vec<&'static str> {
+        self.answers
+            .calls
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+    }
+
+    /// Ends it in order.
+    pub async fn stop(mut self) -> Result<(), ServeError> {
+        self.cancel.cancel();
+        (&mut self.task).await.expect("the server does not panic")
+    }
+}
+
+impl Drop for TestCurator {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+struct Answering {
+    cluster: Arc<TestCluster>,
+    script: Mutex<Script>,
+    calls: Mutex<Vec<&'static str>>,
+}
+
+impl Answering {
+    fn script(&self) -> std::sync::MutexGuard<'_, Script> {
+        self.script.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn called(&self, method: &'static str) {
+        self.calls
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .push(method);
+    }
+}
+
+#[tonic::async_trait]
+impl Management for Answering {
+    async fn get_cluster_info(
+        &self,
+        _: Request<GetClusterInfoRequest>,
+    ) -> Result<Response<GetClusterInfoResponse>, Status> {
+        self.called("GetClusterInfo");
+        let script = self.script();
+        Ok(Response::new(GetClusterInfoResponse {
+            cluster_id: self.cluster.id.as_bytes().to_vec(),
+            ca_certificate: self.cluster.ca().to_vec(),
+            configuration: Some(script.configuration.clone()),
+            directory: Some(script.directory.clone()),
+            version: "1.2.3-test".to_owned(),
+        }))
+    }
+
+    type GetNodesStream = Answers<GetNodesResponse>;
+
+    /// The "node ID" may ask for trouble: `panic`, `panic-late` (after one
+    /// answer), `wait` (for ever after one answer), `silent` (for ever).
+    async fn get_nodes(
+        &self,
+        request: Request<GetNodesRequest>,
+    ) -> Result<Response<Self::GetNodesStream>, Status> {
+        self.called("GetNodes");
+        let nodes = self.script().nodes.clone();
+        let answer = stream::iter([Ok(GetNodesResponse { nodes })]);
+        let trouble = request.into_inner().node_ids.into_iter().next();
+        Ok(Response::new(match trouble.as_deref() {
+            Some("panic") => panic!("as was asked for"),
+            Some("panic-late") => {
+                let late = stream::once(async {
+                    // So that what was answered before gets on its way.
+                    tokio::task::yield_now().await;
+                    panic!("late, as was asked for")
+                });
+                Box::pin(answer.chain(late))
+            }
+            Some("wait") => Box::pin(answer.chain(stream::pending())),
+            Some("silent") => std::future::pending().await,
+            _ => Box::pin(answer),
+        }))
+    }
+}
+
+#[tonic::async_trait]
+impl Curator for Answering {
+    type WatchStream = Answers<WatchEvent>;
+
+    async fn watch(&self, _: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        self.called("Watch");
+        let backlog = WatchEvent {
+            nodes: self.script().nodes.clone(),
+            backlog_complete: true,
+            ..WatchEvent::default()
+        };
+        let events = stream::iter([Ok(backlog)]).chain(stream::pending());
+        Ok(Response::new(Box::pin(events)))
+    }
+
+    async fn update_node_status(
+        &self,
+        request: Request<UpdateNodeStatusRequest>,
+    ) -> Result<Response<UpdateNodeStatusResponse>, Status> {
+        self.called("UpdateNodeStatus");
+        Caller::of(&request)?.node()?;
+        Ok(Response::new(UpdateNodeStatusResponse {}))
+    }
+
+    type HeartbeatStream = Answers<HeartbeatResponse>;
+
+    async fn heartbeat(
+        &self,
+        request: Request<tonic::Streaming<HeartbeatRequest>>,
+    ) -> Result<Response<Self::HeartbeatStream>, Status> {
+        self.called("Heartbeat");
+        let answers = request.into_inner().map(|heartbeat| {
+            heartbeat.map(|_| HeartbeatResponse {
+                interval_ms: 1000,
+                bound_ms: 5000,
+            })
+        });
+        Ok(Response::new(Box::pin(answers)))
+    }
+}
+
+#[tonic::async_trait]
+impl CuratorLocal for Answering {
+    type GetCurrentLeaderStream = Answers<GetCurrentLeaderResponse>;
+
+    async fn get_current_leader(
+        &self,
+        _: Request<GetCurrentLeaderRequest>,
+    ) -> Result<Response<Self::GetCurrentLeaderStream>, Status> {
+        self.called("GetCurrentLeader");
+        let answer = stream::iter([Ok(GetCurrentLeaderResponse::default())]);
+        Ok(Response::new(Box::pin(answer)))
+    }
+
+    async fn get_ca_certificate(
+        &self,
+        request: Request<GetCaCertificateRequest>,
+    ) -> Result<Response<GetCaCertificateResponse>, Status> {
+        self.called("GetCACertificate");
+        let script = self.script();
+        let (ca, secret) = match (&script.relayed_ca, &script.first_contact_secret) {
+            (Some((ca, secret)), _) => (ca.clone(), secret),
+            (None, Some(secret)) => (self.cluster.ca().to_vec(), secret),
+            (None, None) => return Err(Status::unavailable("no CA here")),
+        };
+        let nonce = request.into_inner().nonce;
+        let proof = first_contact::prove(secret, &nonce, &ca)
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        Ok(Response::new(GetCaCertificateResponse {
+            ca_certificate: ca,
+            first_contact_mac: proof.to_vec(),
+        }))
+    }
+}
+
+#[tonic::async_trait]
+impl Aaa for Answering {
+    async fn escrow(
+        &self,
+        request: Request<EscrowRequest>,
+    ) -> Result<Response<EscrowResponse>, Status> {
+        self.called("Escrow");
+        let key = Caller::of(&request)?.public_key()?;
+        if self.script().owner != Some(key) {
+            return Err(Status::permission_denied(format!(
+                "the key {key} is not the owner's"
+            )));
+        }
+        let name = request.into_inner().identity;
+        Ok(Response::new(EscrowResponse {
+            certificate: self.cluster.user_certificate(&name, key).to_vec(),
+            ca_certificate: self.cluster.ca().to_vec(),
+        }))
+    }
+}
