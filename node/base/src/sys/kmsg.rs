@@ -1,80 +1,119 @@
-//! The kernel's log, brought into ours.
+//! The kernel's log, line by line.
 //!
-//! `/dev/kmsg` gives one record for each read: `PRIORITY,SEQUENCE,MICROSECONDS,…;TEXT`,
-//! then lines of properties that begin with a space. A reader that was too
-//! slow gets `EPIPE` once and goes on with the oldest record that is left.
+//! `/dev/kmsg` gives one record for each read. Records that were overwritten
+//! before they were read are counted and told, never passed over in silence.
 
-use std::fs::{File, OpenOptions};
-use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
+use std::{fs::OpenOptions, io, os::unix::fs::OpenOptionsExt, path::Path, time::Duration};
 
-use tokio::io::unix::AsyncFd;
+use rustix::fs::OFlags;
 
-use crate::logtree::{LogTree, Severity};
-use crate::supervisor::{Context, Outcome};
+use super::raw::Watched;
 
-const PATH: &str = "/dev/kmsg";
-/// The kernel's own bound is 1 KiB of text and as much of properties.
-const RECORD: usize = 8192;
+/// The kernel's log device.
+pub const DEVICE: &str = "/dev/kmsg";
 
-/// Copies the kernel's records into the log tree, under this runnable's name.
-pub async fn run(ctx: Context, log_tree: LogTree) -> Outcome {
-    let file = OpenOptions::new()
-        .read(true)
-        .custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed())
-        .open(PATH)?;
-    let file = AsyncFd::register(file)?;
-    ctx.healthy();
-    loop {
-        tokio::select! {
-            record = next(&file) => match record? {
-                Some(record) => {
-                    if let Some((severity, text)) = parse(&record) {
-                        log_tree.append_raw(ctx.name(), severity, &text);
+/// Longer records do not exist: the kernel cuts them at 8 KiB.
+const MAX_RECORD: usize = 8 * 1024;
+
+/// Why the kernel's log cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("kernel log {device}: cannot {step}")]
+pub struct KmsgError {
+    device: String,
+    step: &'static str,
+    source: io::Error,
+}
+
+/// One record of the kernel's log.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// From 0 (the system is unusable) to 7 (debugging), as in syslog(3).
+    pub level: u8,
+    /// Since the machine started.
+    pub at: Duration,
+    /// The text, without control characters.
+    pub text: String,
+}
+
+/// What reading gives.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Item {
+    /// A record.
+    Record(Record),
+    /// Some records were overwritten before they were read.
+    Missed,
+}
+
+/// A reader of the kernel's log.
+#[derive(Debug)]
+pub struct Kmsg {
+    device: String,
+    file: Watched,
+}
+
+impl Kmsg {
+    /// Opens the log, which is then read from its beginning.
+    ///
+    /// Must be called within a tokio runtime.
+    pub fn open(device: &Path) -> Result<Self, KmsgError> {
+        let name = device.display().to_string();
+        let failed = |step| {
+            let device = name.clone();
+            move |source| KmsgError {
+                device,
+                step,
+                source,
+            }
+        };
+        let file = OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlags::NONBLOCK.bits() as i32)
+            .open(device)
+            .map_err(failed("open it"))?;
+        let file = Watched::new(file).map_err(failed("watch it"))?;
+        Ok(Self { device: name, file })
+    }
+
+    /// Waits for the next item. May be cancelled and called again.
+    pub async fn next(&mut self) -> Result<Item, KmsgError> {
+        let failed = |source| KmsgError {
+            device: self.device.clone(),
+            step: "read it",
+            source,
+        };
+        let mut buffer = [0; MAX_RECORD];
+        loop {
+            match self.file.read(&mut buffer).await {
+                Ok(0) => return Err(failed(io::ErrorKind::UnexpectedEof.into())),
+                Ok(length) => {
+                    if let Some(record) = parse(&buffer[..length]) {
+                        return Ok(Item::Record(record));
                     }
                 }
-                None => tracing::warn!("the kernel said more than could be read in time"),
-            },
-            () = ctx.cancelled() => return Ok(()),
-        }
-    }
-}
-
-/// The next record; `None` if some were overwritten.
-async fn next(file: &AsyncFd<File>) -> io::Result<Option<Vec<u8>>> {
-    let mut record = vec![0; RECORD];
-    loop {
-        let mut ready = file.readable().await?;
-        let read = ready.try_io(|file| file.get_ref().read(&mut record));
-        match read {
-            Ok(Ok(length)) => {
-                record.truncate(length);
-                return Ok(Some(record));
+                // The next read goes on with the oldest one still there.
+                Err(error) if error.raw_os_error() == Some(libc::EPIPE) => {
+                    return Ok(Item::Missed);
+                }
+                Err(error) => return Err(failed(error)),
             }
-            Ok(Err(error)) if error.raw_os_error() == Some(libc::EPIPE) => return Ok(None),
-            Ok(Err(error)) => return Err(error),
-            Err(_would_block) => {}
         }
     }
 }
 
-/// Severity and text of a record; `None` for what user space wrote there.
-fn parse(record: &[u8]) -> Option<(Severity, String)> {
+/// `level and facility,number,microseconds,flags[,…];text`, then lines of
+/// further fields that begin with a space.
+fn parse(record: &[u8]) -> Option<Record> {
     let record = String::from_utf8_lossy(record);
-    let (head, rest) = record.split_once(';')?;
-    let priority: u32 = head.split(',').next()?.parse().ok()?;
-    const FACILITY_KERNEL: u32 = 0;
-    if priority >> 3 != FACILITY_KERNEL {
-        return None;
-    }
-    let severity = match priority & 7 {
-        0..=3 => Severity::Error,
-        4 => Severity::Warning,
-        5 | 6 => Severity::Info,
-        _ => return None,
-    };
-    let text = rest.lines().take_while(|line| !line.starts_with(' '));
-    Some((severity, text.collect::<Vec<_>>().join("\n")))
+    let (header, text) = record.split_once(';')?;
+    let mut fields = header.split(',');
+    let priority: u32 = fields.next()?.parse().ok()?;
+    let at: u64 = fields.nth(1)?.parse().ok()?;
+    let text = text.lines().next().unwrap_or_default();
+    Some(Record {
+        level: (priority & 7) as u8,
+        at: Duration::from_micros(at),
+        text: text.replace(char::is_control, " "),
+    })
 }
 
 #[cfg(test)]
@@ -82,24 +121,37 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_is_severity_and_text() {
-        let record = b"4,1234,5678,-;clocksource: unstable\n SUBSYSTEM=x\n DEVICE=y\n";
-        let (severity, text) = parse(record).unwrap();
-        assert_eq!(severity, Severity::Warning);
-        assert_eq!(text, "clocksource: unstable");
+    fn records_are_read() {
+        let record = parse(b"6,339,5140900,-;NET: Registered \x1b[1m family\n SUBSYSTEM=x\n");
+        let record = record.unwrap();
+        assert_eq!(record.level, 6);
+        assert_eq!(record.at, Duration::from_micros(5_140_900));
+        assert_eq!(record.text, "NET: Registered  [1m family");
+        // A user's line: facility 1.
+        assert_eq!(parse(b"12,5,7,-,caller=T1;hello\n").unwrap().level, 4);
+        for bad in [
+            &b""[..],
+            b"6,1;x",
+            b"x,1,2,-;text",
+            b"6,1,2,-",
+            b"6,1,x,-;t",
+            b"\xff;",
+        ] {
+            assert_eq!(parse(bad), None);
+        }
     }
 
-    #[test]
-    fn what_is_not_the_kernels_is_left_out() {
-        for record in [
-            "12,1,2,-;from user space",
-            "7,1,2,-;debug",
-            "x,1;y",
-            "",
-            ";",
-            "6",
-        ] {
-            assert_eq!(parse(record.as_bytes()), None, "{record:?}");
+    #[tokio::test]
+    async fn this_machines_log_is_read_if_it_may_be() {
+        match Kmsg::open(Path::new(DEVICE)) {
+            Ok(mut kmsg) => {
+                let item = tokio::time::timeout(Duration::from_secs(5), kmsg.next()).await;
+                // An empty log is no failure, an unreadable one is.
+                if let Ok(item) = item {
+                    item.unwrap();
+                }
+            }
+            Err(error) => eprintln!("skipped: {error}: {}", error.source),
         }
     }
 }

@@ -9,15 +9,23 @@
 pub mod block;
 pub mod child;
 pub mod cidr;
+pub mod clock;
+pub mod console;
+pub mod dhcp;
 pub mod dm;
 pub mod files;
 pub mod fw_cfg;
 pub mod gpt;
+pub mod hostname;
+pub mod kmsg;
 pub mod mkfs;
 pub mod mounts;
 pub mod netlink;
+pub mod power_button;
 mod raw;
 pub mod slots;
+pub mod static_network;
+pub mod watchdog;
 
 /// Runs a test in a network namespace of its own, so that it may change
 /// everything there. Without the right to make one the test is skipped, and
@@ -39,4 +47,19 @@ fn in_own_network(test: impl Future<Output = ()> + Send) {
         };
         scope.spawn(run).join().expect("the test's thread");
     });
+}
+
+/// Makes a pair of connected Ethernet devices for a test; false, and says so,
+/// where the kernel has none.
+#[cfg(test)]
+async fn add_veth(one: &str, other: &str) -> bool {
+    let (connection, handle, _) = rtnetlink::new_connection().expect("netlink");
+    let connection = tokio::spawn(connection);
+    let veth = rtnetlink::LinkVeth::new(one, other).build();
+    let made = handle.link().add(veth).execute().await;
+    connection.abort();
+    if let Err(error) = &made {
+        eprintln!("skipped: no virtual Ethernet devices here ({error})");
+    }
+    made.is_ok()
 }

@@ -212,6 +212,26 @@ impl Netlink {
         result.map_err(refused(format!("add {cidr} to interface {index}")))
     }
 
+    /// Makes an interface hold exactly these IPv4 addresses.
+    ///
+    /// The others go first: an address in the network of another one depends
+    /// on it, and would go with it.
+    pub async fn set_ipv4_addresses(
+        &self,
+        index: u32,
+        wanted: &[Cidr],
+    ) -> Result<(), NetlinkError> {
+        for old in self.addresses(index).await? {
+            if old.address().is_ipv4() && !wanted.contains(&old) {
+                self.remove_address(index, old).await?;
+            }
+        }
+        for cidr in wanted.iter().filter(|cidr| cidr.address().is_ipv4()) {
+            self.add_address(index, *cidr).await?;
+        }
+        Ok(())
+    }
+
     /// Takes an address from an interface.
     pub async fn remove_address(&self, index: u32, cidr: Cidr) -> Result<(), NetlinkError> {
         let message = match cidr.address() {

@@ -1,139 +1,200 @@
-//! The power button: an input device of the kernel that sends `KEY_POWER`.
+//! The power button, as the kernel's input devices tell it.
+//!
+//! ACPI machines, emulated ones included, show the button as an input device
+//! with the key "power", and so do some keyboards. Which devices have that key
+//! is read from sysfs; others are not opened.
 
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read};
-use std::os::unix::fs::OpenOptionsExt;
-use std::path::{Path, PathBuf};
+use std::{
+    fs::{self, OpenOptions},
+    io,
+    os::unix::fs::OpenOptionsExt,
+    path::{Path, PathBuf},
+};
 
-use tokio::io::unix::AsyncFd;
+use futures::{StreamExt, stream::FuturesUnordered};
+use rustix::fs::OFlags;
 
-const CLASS: &str = "/sys/class/input";
-const DEVICES: &str = "/dev/input";
-/// `struct input_event` of a 64-bit kernel: two words of time, type, code, value.
-const EVENT: usize = 24;
+use super::raw::Watched;
+
+/// Type and code of the event, as in the kernel's `input-event-codes.h`.
 const EV_KEY: u16 = 1;
 const KEY_POWER: u16 = 116;
-const PRESSED: i32 = 1;
 
-/// Why the button cannot be listened to.
+/// Length of the kernel's `struct input_event` on 64-bit machines: two words
+/// of time, type, code, value.
+const EVENT: usize = 24;
+
+/// Why the button cannot be watched.
 #[derive(Debug, thiserror::Error)]
-pub enum PowerButtonError {
-    /// The machine has none, or the kernel does not know it.
-    #[error("no input device with a power key in {CLASS}")]
-    None,
-    /// The device cannot be read.
-    #[error("{path}: {source}")]
-    Io {
-        /// The device.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
+#[error("power button: cannot {step} {path}")]
+pub struct PowerButtonError {
+    step: &'static str,
+    path: PathBuf,
+    source: io::Error,
 }
 
-/// The machine's power button.
+/// All power buttons of the machine.
 #[derive(Debug)]
 pub struct PowerButton {
-    path: PathBuf,
-    device: AsyncFd<File>,
+    devices: Vec<(PathBuf, Watched)>,
 }
 
 impl PowerButton {
-    /// Finds and opens the device. Needs a tokio runtime.
-    pub fn open() -> Result<Self, PowerButtonError> {
-        let name = find(Path::new(CLASS)).ok_or(PowerButtonError::None)?;
-        let path = Path::new(DEVICES).join(name);
-        let opened = OpenOptions::new()
-            .read(true)
-            .custom_flags(rustix::fs::OFlags::NONBLOCK.bits().cast_signed())
-            .open(&path)
-            .and_then(AsyncFd::register);
-        match opened {
-            Ok(device) => Ok(Self { path, device }),
-            Err(source) => Err(PowerButtonError::Io { path, source }),
+    /// Opens the machine's buttons, `None` if it has none.
+    ///
+    /// Must be called within a tokio runtime.
+    pub fn open() -> Result<Option<Self>, PowerButtonError> {
+        let mut devices = Vec::new();
+        for name in names(Path::new("/sys"))? {
+            let path = Path::new("/dev/input").join(name);
+            let failed = |step| {
+                let path = path.clone();
+                move |source| PowerButtonError { step, path, source }
+            };
+            let device = OpenOptions::new()
+                .read(true)
+                .custom_flags(OFlags::NONBLOCK.bits() as i32)
+                .open(&path)
+                .map_err(failed("open"))?;
+            let device = Watched::new(device).map_err(failed("watch"))?;
+            devices.push((path, device));
         }
+        Ok((!devices.is_empty()).then_some(Self { devices }))
     }
 
-    /// Waits until it is pressed.
-    pub async fn pressed(&mut self) -> Result<(), PowerButtonError> {
-        let wrap = |source| PowerButtonError::Io {
-            path: self.path.clone(),
-            source,
-        };
-        let mut events = [0; EVENT * 16];
-        loop {
-            let mut ready = self.device.readable().await.map_err(wrap)?;
-            match ready.try_io(|device| device.get_ref().read(&mut events)) {
-                Ok(read) => {
-                    let read = read.map_err(wrap)?;
-                    if events[..read].chunks_exact(EVENT).any(is_press) {
-                        return Ok(());
-                    }
-                }
-                Err(_would_block) => {}
-            }
-        }
+    /// Waits until a button is pressed.
+    ///
+    /// May be cancelled and called again.
+    pub async fn pressed(&self) -> Result<(), PowerButtonError> {
+        let mut waiting: FuturesUnordered<_> = self
+            .devices
+            .iter()
+            .map(|(path, device)| pressed_on(path, device))
+            .collect();
+        // There is one at least, and none of them ends without an answer.
+        waiting.next().await.unwrap_or(Ok(()))
     }
 }
 
-/// The first event device whose keys include the power key. The kernel shows
-/// the keys as words of a bit field in hexadecimal, the highest first.
-fn find(class: &Path) -> Option<String> {
-    let mut devices: Vec<String> = fs::read_dir(class)
-        .ok()?
-        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
-        .filter(|name| name.starts_with("event"))
-        .collect();
-    devices.sort();
-    devices.into_iter().find(|name| {
-        let keys = fs::read_to_string(class.join(name).join("device/capabilities/key"));
-        keys.is_ok_and(|keys| has_key(&keys, KEY_POWER))
-    })
-}
-
-fn has_key(keys: &str, key: u16) -> bool {
-    let word = keys.split_whitespace().rev().nth(usize::from(key / 64));
-    let word = word.and_then(|word| u64::from_str_radix(word, 16).ok());
-    word.is_some_and(|word| word >> (key % 64) & 1 == 1)
+async fn pressed_on(path: &Path, device: &Watched) -> Result<(), PowerButtonError> {
+    let failed = |source| PowerButtonError {
+        step: "read",
+        path: path.to_owned(),
+        source,
+    };
+    // The kernel gives whole events only.
+    let mut buffer = [0; EVENT * 16];
+    loop {
+        let length = device.read(&mut buffer).await.map_err(failed)?;
+        if length == 0 {
+            return Err(failed(io::ErrorKind::UnexpectedEof.into()));
+        }
+        if buffer[..length].chunks_exact(EVENT).any(is_press) {
+            return Ok(());
+        }
+    }
 }
 
 fn is_press(event: &[u8]) -> bool {
-    let number = |at: usize| u16::from_ne_bytes([event[at], event[at + 1]]);
-    let value = i32::from_ne_bytes([event[20], event[21], event[22], event[23]]);
-    number(16) == EV_KEY && number(18) == KEY_POWER && value == PRESSED
+    let u16_at = |at| u16::from_ne_bytes([event[at], event[at + 1]]);
+    let value: [u8; 4] = std::array::from_fn(|i| event[20 + i]);
+    // Not its release, nor that it is held.
+    u16_at(16) == EV_KEY && u16_at(18) == KEY_POWER && i32::from_ne_bytes(value) == 1
+}
+
+/// The input devices that have the key, such as `event0`.
+fn names(sys: &Path) -> Result<Vec<String>, PowerButtonError> {
+    let directory = sys.join("class/input");
+    let failed = |path: &Path| {
+        let path = path.to_owned();
+        move |source| PowerButtonError {
+            step: "read",
+            path,
+            source,
+        }
+    };
+    let entries = match fs::read_dir(&directory) {
+        Ok(entries) => entries,
+        // A kernel without input devices.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        Err(error) => return Err(failed(&directory)(error)),
+    };
+    let mut names = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(failed(&directory))?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !name.starts_with("event") {
+            continue;
+        }
+        let keys = entry.path().join("device/capabilities/key");
+        let keys = fs::read_to_string(&keys).map_err(failed(&keys))?;
+        if has_key(&keys, KEY_POWER) {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+/// The kernel's bitmap: words of 64 bits in hexadecimal, the highest first.
+fn has_key(bitmap: &str, key: u16) -> bool {
+    let word = bitmap.split_whitespace().rev().nth(usize::from(key / 64));
+    word.and_then(|word| u64::from_str_radix(word, 16).ok())
+        .is_some_and(|word| word & (1 << (key % 64)) != 0)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    #[test]
-    fn the_button_is_found_among_other_devices() {
-        let class = tempfile::tempdir().unwrap();
-        for (name, keys) in [
-            ("event0", "fffe"),
-            ("event1", "10000000000000 0"),
-            ("mouse0", "0"),
-        ] {
-            let directory = class.path().join(name).join("device/capabilities");
-            fs::create_dir_all(&directory).unwrap();
-            fs::write(directory.join("key"), format!("{keys}\n")).unwrap();
-        }
-        assert_eq!(find(class.path()), Some("event1".to_owned()));
+    fn event(kind: u16, code: u16, value: i32) -> Vec<u8> {
+        let mut event = vec![0; 16];
+        event.extend(kind.to_ne_bytes());
+        event.extend(code.to_ne_bytes());
+        event.extend(value.to_ne_bytes());
+        event
     }
 
     #[test]
-    fn only_a_press_of_the_power_key_counts() {
-        let event = |kind: u16, code: u16, value: i32| {
-            let mut event = [0; EVENT];
-            event[16..18].copy_from_slice(&kind.to_ne_bytes());
-            event[18..20].copy_from_slice(&code.to_ne_bytes());
-            event[20..].copy_from_slice(&value.to_ne_bytes());
-            event
+    fn only_devices_with_the_key_are_taken() {
+        // An ACPI power button, and a keyboard without one.
+        assert!(has_key("10000000000000 0\n", KEY_POWER));
+        assert!(!has_key("0 0 fffffffffffffffe", KEY_POWER));
+        for bitmap in ["", "0", "zz 0", "70000 0 0 0 0"] {
+            assert!(!has_key(bitmap, KEY_POWER), "{bitmap:?}");
+        }
+        let dir = tempfile::tempdir().unwrap();
+        assert!(names(dir.path()).unwrap().is_empty());
+        for (name, keys) in [
+            ("event0", "10000000000000 0"),
+            ("event1", "0"),
+            ("mice", ""),
+        ] {
+            let device = dir.path().join("class/input").join(name);
+            fs::create_dir_all(device.join("device/capabilities")).unwrap();
+            fs::write(device.join("device/capabilities/key"), keys).unwrap();
+        }
+        assert_eq!(names(dir.path()).unwrap(), ["event0"]);
+    }
+
+    #[tokio::test]
+    async fn a_press_is_told_and_nothing_else() {
+        use std::{fs::File, io::Write};
+        let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
+        let mut write = File::from(write);
+        let device = Watched::new(read).unwrap();
+        let button = PowerButton {
+            devices: vec![("pipe".into(), device)],
         };
-        assert!(is_press(&event(EV_KEY, KEY_POWER, 1)));
-        assert!(!is_press(&event(EV_KEY, KEY_POWER, 0)));
-        assert!(!is_press(&event(EV_KEY, 30, 1)));
-        assert!(!is_press(&event(0, 0, 0)));
+        write.write_all(&event(EV_KEY, KEY_POWER, 0)).unwrap();
+        write.write_all(&event(EV_KEY, KEY_POWER, 2)).unwrap();
+        write.write_all(&event(EV_KEY, 30, 1)).unwrap();
+        write.write_all(&event(0, KEY_POWER, 1)).unwrap();
+        let mut pressed = std::pin::pin!(button.pressed());
+        assert!(futures::poll!(&mut pressed).is_pending());
+        write.write_all(&event(EV_KEY, KEY_POWER, 1)).unwrap();
+        pressed.await.unwrap();
+        drop(write);
+        assert!(button.pressed().await.is_err());
     }
 }

@@ -4,13 +4,48 @@
 //! Nothing is decided here; numbers and layouts are the kernel's.
 #![allow(
     unsafe_code,
-    reason = "ioctls, a packet socket and code between fork and exec have no safe wrapper"
+    reason = "ioctls, a packet socket, watched descriptors and code between fork and exec have no safe wrapper"
 )]
 
 use std::{
     io, mem,
     os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
 };
+
+use tokio::io::{Interest, unix::AsyncFd};
+
+/// A descriptor that never blocks and that the runtime watches.
+#[derive(Debug)]
+pub(super) struct Watched(AsyncFd<OwnedFd>);
+
+impl Watched {
+    /// Watches a descriptor, which must be set not to block. Must be called
+    /// within a tokio runtime.
+    pub(super) fn new(descriptor: impl Into<OwnedFd>) -> io::Result<Self> {
+        let descriptor = descriptor.into();
+        // SAFETY: the descriptor is owned, and so is open; this type gives
+        // nobody the means to close or to replace it while it is registered.
+        let watched = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
+        Ok(Self(watched.map_err(io::Error::from)?))
+    }
+
+    /// Reads what is there, and waits if there is nothing. Of a socket it
+    /// reads one datagram. May be cancelled without losing any.
+    pub(super) async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            let mut ready = self.0.readable().await?;
+            let read = ready.try_io(|descriptor| Ok(rustix::io::read(descriptor, &mut *buffer)?));
+            if let Ok(result) = read {
+                return result;
+            }
+        }
+    }
+
+    /// Writes at once or not at all.
+    pub(super) fn write(&self, bytes: &[u8]) -> io::Result<usize> {
+        Ok(rustix::io::write(self.0.get_ref(), bytes)?)
+    }
+}
 
 /// Turns -1 into the error it stands for.
 fn checked(result: libc::c_int) -> io::Result<libc::c_int> {

@@ -1,0 +1,109 @@
+//! Lines on the machine's console, for the people (and tests) who look at it.
+//!
+//! A console must never hold the node up: a serial line that nobody drains is
+//! written without blocking, and what does not fit is dropped. A line is
+//! written in one piece, with everything but plain text taken out of it, since
+//! parts of it may come from elsewhere.
+
+use std::{
+    fs::{File, OpenOptions},
+    io::{self, Write},
+    os::unix::fs::OpenOptionsExt,
+    path::Path,
+    sync::Mutex,
+};
+
+use rustix::fs::OFlags;
+
+/// The kernel's consoles, all of them.
+pub const DEVICE: &str = "/dev/console";
+
+/// A longer line is cut, in characters.
+const MAX_LINE: usize = 1000;
+
+/// A console.
+#[derive(Debug)]
+pub struct Console {
+    file: Mutex<File>,
+}
+
+impl Console {
+    /// Opens a console. It does not become the controlling terminal.
+    pub fn open(device: &Path) -> io::Result<Self> {
+        let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
+        let file = OpenOptions::new()
+            .write(true)
+            .custom_flags(flags.bits() as i32)
+            .open(device)?;
+        Ok(Self {
+            file: Mutex::new(file),
+        })
+    }
+
+    /// Writes a line, or as much of it as the console takes at once.
+    pub fn line(&self, text: &str) {
+        let line = plain(text) + "\r\n";
+        let mut file = self
+            .file
+            .lock()
+            .unwrap_or_else(|broken| broken.into_inner());
+        let mut rest = line.as_bytes();
+        while !rest.is_empty() {
+            match file.write(rest) {
+                Ok(0) => return,
+                Ok(written) => rest = &rest[written..],
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                // Full, or gone. There is nobody to tell.
+                Err(_) => return,
+            }
+        }
+    }
+}
+
+fn plain(text: &str) -> String {
+    let character = |c: char| if c.is_control() { ' ' } else { c };
+    text.chars().take(MAX_LINE).map(character).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_one_line_of_plain_text() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("console");
+        std::fs::write(&path, b"").unwrap();
+        let console = Console::open(&path).unwrap();
+        console.line("state \u{1b}[2J\nhearth: reached HOME");
+        console.line(&"x".repeat(5000));
+        let text = std::fs::read_to_string(&path).unwrap();
+        let lines: Vec<_> = text.split("\r\n").collect();
+        assert_eq!(lines[0], "state  [2J hearth: reached HOME");
+        assert_eq!(lines[1].len(), MAX_LINE);
+        assert_eq!(lines.len(), 3);
+    }
+
+    #[test]
+    fn a_console_that_nobody_reads_does_not_block() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("pipe");
+        rustix::fs::mknodat(
+            rustix::fs::CWD,
+            &path,
+            rustix::fs::FileType::Fifo,
+            rustix::fs::Mode::RWXU,
+            0,
+        )
+        .unwrap();
+        let _reader = OpenOptions::new()
+            .read(true)
+            .custom_flags(OFlags::NONBLOCK.bits() as i32)
+            .open(&path)
+            .unwrap();
+        let console = Console::open(&path).unwrap();
+        for _ in 0..200 {
+            console.line(&"x".repeat(1000));
+        }
+    }
+}

@@ -1,0 +1,421 @@
+//! The protocol, without socket and clock.
+//!
+//! Inputs are the carrier, messages and the passing of a deadline, each with
+//! the time at which it happens; outputs are actions for the driver. Whoever
+//! holds the machine calls [`Machine::timeout`] when [`Machine::deadline`] has
+//! come; calling it earlier does nothing.
+//!
+//! The lease that is *held* is apart from the phase: it lives through a lost
+//! carrier and through the search for a new one, until it expires or is
+//! refused.
+//!
+//! | phase | leaves by |
+//! |---|---|
+//! | Down | carrier → Checking if a lease is held, else Selecting |
+//! | Selecting | offer → Requesting |
+//! | Requesting | ACK → Bound; NAK → Resting; no answer → Selecting |
+//! | Checking | ACK → Bound; NAK → Resting; no answer → Selecting |
+//! | Bound | T1 → Renewing |
+//! | Renewing | ACK → Bound; NAK → Resting; T2 → Rebinding |
+//! | Rebinding | ACK → Bound; NAK → Resting; expiry → Selecting |
+//! | Resting | a pause that grows with every NAK → Selecting |
+
+use std::{net::Ipv4Addr, time::Duration};
+
+use tokio::time::Instant;
+
+use super::{
+    Lease,
+    message::{Kind, Message, code},
+    wire::{Reply, ReplyKind},
+};
+
+/// The pause before a message is sent for the second time. It doubles from
+/// there, and is spread by an eighth both ways.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// It grows no longer than this, so that a server that comes late is found.
+const LONGEST_PAUSE: Duration = Duration::from_secs(16);
+/// An offer, or a held lease, is asked for so many times.
+const REQUESTS: u32 = 4;
+/// Renewing is not asked for more often than this.
+const RENEWAL_PAUSE: Duration = Duration::from_secs(60);
+
+/// What the driver is to do.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Action {
+    /// Send a message to all servers.
+    Broadcast(Vec<u8>),
+    /// Send a message to one server, from the address in use.
+    Renew {
+        from: Ipv4Addr,
+        server: Ipv4Addr,
+        message: Vec<u8>,
+    },
+    /// The lease is held from now on, in the place of the one before it.
+    Configure(Lease),
+    /// No lease is held any more.
+    Unconfigure,
+}
+
+/// A source of unpredictable numbers.
+pub type Random = Box<dyn FnMut() -> u64 + Send + Sync>;
+
+pub struct Machine {
+    mac: [u8; 6],
+    host_name: Option<String>,
+    random: Random,
+    phase: Phase,
+    held: Option<Held>,
+    /// Refusals since the last lease.
+    refusals: u32,
+    /// A server whose offer was not honoured: others are preferred.
+    shunned: Option<Ipv4Addr>,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Down,
+    Selecting(Exchange),
+    Requesting(Exchange, Lease),
+    Checking(Exchange),
+    Bound,
+    Renewing(Exchange),
+    Rebinding(Exchange),
+    Resting { until: Instant },
+}
+
+/// A question that is asked until it is answered.
+#[derive(Clone, Copy, Debug)]
+struct Exchange {
+    xid: u32,
+    began: Instant,
+    /// How often it has been asked.
+    asked: u32,
+    /// When to ask again, or to give up.
+    next: Instant,
+}
+
+#[derive(Debug)]
+struct Held {
+    lease: Lease,
+    since: Instant,
+}
+
+impl Held {
+    /// `None` where the time does not come.
+    fn after(&self, duration: Duration) -> Option<Instant> {
+        self.since.checked_add(duration)
+    }
+    fn renew(&self) -> Option<Instant> {
+        self.lease.duration?;
+        self.after(self.lease.renew_after)
+    }
+    fn rebind(&self) -> Option<Instant> {
+        self.lease.duration?;
+        self.after(self.lease.rebind_after)
+    }
+    fn expiry(&self) -> Option<Instant> {
+        self.after(self.lease.duration?)
+    }
+}
+
+impl Machine {
+    pub fn new(mac: [u8; 6], host_name: Option<String>, random: Random) -> Self {
+        Self {
+            mac,
+            host_name,
+            random,
+            phase: Phase::Down,
+            held: None,
+            refusals: 0,
+            shunned: None,
+        }
+    }
+
+    pub fn mac(&self) -> [u8; 6] {
+        self.mac
+    }
+
+    /// When [`Machine::timeout`] has something to do.
+    pub fn deadline(&self) -> Option<Instant> {
+        let next = match &self.phase {
+            Phase::Down => None,
+            Phase::Resting { until } => Some(*until),
+            Phase::Bound => self.held.as_ref().and_then(Held::renew),
+            Phase::Selecting(exchange)
+            | Phase::Requesting(exchange, _)
+            | Phase::Checking(exchange)
+            | Phase::Renewing(exchange)
+            | Phase::Rebinding(exchange) => Some(exchange.next),
+        };
+        let expiry = self.held.as_ref().and_then(Held::expiry);
+        [next, expiry].into_iter().flatten().min()
+    }
+
+    /// The interface has a carrier, or has none; telling it again is fine.
+    pub fn carrier(&mut self, present: bool, now: Instant) -> Vec<Action> {
+        match (present, &self.phase) {
+            (true, Phase::Down) => {
+                let exchange = self.exchange(now);
+                if self.held.is_some() {
+                    self.phase = Phase::Checking(exchange);
+                } else {
+                    self.phase = Phase::Selecting(exchange);
+                }
+                self.timeout(now)
+            }
+            (false, _) => {
+                self.phase = Phase::Down;
+                Vec::new()
+            }
+            (true, _) => Vec::new(),
+        }
+    }
+
+    /// The time has come that [`Machine::deadline`] told.
+    pub fn timeout(&mut self, now: Instant) -> Vec<Action> {
+        let mut actions = Vec::new();
+        let expiry = self.held.as_ref().and_then(Held::expiry);
+        if expiry.is_some_and(|expiry| expiry <= now) {
+            self.held = None;
+            actions.push(Action::Unconfigure);
+            match self.phase {
+                // Only these are about the lease that is gone.
+                Phase::Checking(_) | Phase::Bound | Phase::Renewing(_) | Phase::Rebinding(_) => {
+                    self.phase = Phase::Selecting(self.exchange(now));
+                }
+                _ => {}
+            }
+        }
+        // Each turn either asks, or goes to a phase that then has its turn.
+        while self.deadline().is_some_and(|deadline| deadline <= now) {
+            actions.extend(self.turn(now));
+        }
+        actions
+    }
+
+    fn turn(&mut self, now: Instant) -> Option<Action> {
+        match &self.phase {
+            Phase::Down => None,
+            Phase::Resting { .. } => {
+                self.phase = Phase::Selecting(self.exchange(now));
+                None
+            }
+            Phase::Bound => {
+                self.phase = Phase::Renewing(self.exchange(now));
+                None
+            }
+            Phase::Selecting(exchange) => {
+                let exchange = self.asking(*exchange, now);
+                self.phase = Phase::Selecting(exchange);
+                Some(self.broadcast(Kind::Discover, exchange, None, now))
+            }
+            Phase::Requesting(exchange, offer) => {
+                let (exchange, offer) = (*exchange, offer.clone());
+                if exchange.asked >= REQUESTS {
+                    self.shunned = Some(offer.server);
+                    self.phase = Phase::Selecting(self.exchange(now));
+                    return None;
+                }
+                let exchange = self.asking(exchange, now);
+                let action = self.broadcast(Kind::Request, exchange, Some(&offer), now);
+                self.phase = Phase::Requesting(exchange, offer);
+                Some(action)
+            }
+            Phase::Checking(exchange) => {
+                let exchange = *exchange;
+                if exchange.asked >= REQUESTS {
+                    // The lease stays in use until it expires; meanwhile any
+                    // server may grant another.
+                    self.phase = Phase::Selecting(self.exchange(now));
+                    return None;
+                }
+                let exchange = self.asking(exchange, now);
+                self.phase = Phase::Checking(exchange);
+                let mut query = self.query(Kind::Request, exchange, now);
+                if let Some(held) = &self.held {
+                    query.set(code::WANTED_ADDRESS, &ipv4(&held.lease).octets());
+                }
+                Some(Action::Broadcast(query.encode()))
+            }
+            Phase::Renewing(exchange) => self.renew(*exchange, now),
+            Phase::Rebinding(exchange) => {
+                let until = self.held.as_ref().and_then(Held::expiry);
+                let exchange = prolonging(*exchange, now, until);
+                self.phase = Phase::Rebinding(exchange);
+                let message = self.prolong(exchange, now);
+                Some(Action::Broadcast(message))
+            }
+        }
+    }
+
+    fn renew(&mut self, exchange: Exchange, now: Instant) -> Option<Action> {
+        let held = self.held.as_ref()?;
+        let (from, server, rebind) = (ipv4(&held.lease), held.lease.server, held.rebind());
+        if rebind.is_none_or(|rebind| rebind <= now) {
+            self.phase = Phase::Rebinding(self.exchange(now));
+            return None;
+        }
+        let exchange = prolonging(exchange, now, rebind);
+        self.phase = Phase::Renewing(exchange);
+        Some(Action::Renew {
+            from,
+            server,
+            message: self.prolong(exchange, now),
+        })
+    }
+
+    /// A message came in.
+    pub fn received(&mut self, reply: &Reply, now: Instant) -> Vec<Action> {
+        let exchange = match &self.phase {
+            Phase::Down | Phase::Bound | Phase::Resting { .. } => return Vec::new(),
+            Phase::Selecting(exchange)
+            | Phase::Requesting(exchange, _)
+            | Phase::Checking(exchange)
+            | Phase::Renewing(exchange)
+            | Phase::Rebinding(exchange) => *exchange,
+        };
+        if reply.xid != exchange.xid || reply.mac != self.mac {
+            return Vec::new();
+        }
+        match (&self.phase, &reply.kind) {
+            (Phase::Selecting(_), ReplyKind::Offer(offer)) => {
+                if self.shunned == Some(offer.server) && exchange.asked <= 1 {
+                    return Vec::new();
+                }
+                let asked_now = Exchange {
+                    asked: 0,
+                    next: now,
+                    ..exchange
+                };
+                self.phase = Phase::Requesting(asked_now, offer.clone());
+                self.timeout(now)
+            }
+            (Phase::Requesting(_, offer), ReplyKind::Ack(lease))
+                if lease.server == offer.server =>
+            {
+                self.bind(lease, now)
+            }
+            (Phase::Requesting(_, offer), ReplyKind::Nak) if reply.server == Some(offer.server) => {
+                self.refused(now)
+            }
+            (
+                Phase::Checking(_) | Phase::Renewing(_) | Phase::Rebinding(_),
+                ReplyKind::Ack(lease),
+            ) => self.bind(lease, now),
+            (Phase::Checking(_) | Phase::Renewing(_) | Phase::Rebinding(_), ReplyKind::Nak) => {
+                self.held = None;
+                let mut actions = vec![Action::Unconfigure];
+                actions.extend(self.refused(now));
+                actions
+            }
+            _ => Vec::new(),
+        }
+    }
+
+    fn bind(&mut self, lease: &Lease, now: Instant) -> Vec<Action> {
+        self.refusals = 0;
+        self.shunned = None;
+        self.held = Some(Held {
+            lease: lease.clone(),
+            since: now,
+        });
+        self.phase = Phase::Bound;
+        vec![Action::Configure(lease.clone())]
+    }
+
+    /// The first refusal is followed by a new search at once; a server that
+    /// goes on refusing is asked more and more rarely.
+    fn refused(&mut self, now: Instant) -> Vec<Action> {
+        let pause = match self.refusals {
+            0 => Duration::ZERO,
+            n => self.pause(n),
+        };
+        self.refusals = self.refusals.saturating_add(1);
+        self.phase = Phase::Resting { until: now + pause };
+        self.timeout(now)
+    }
+
+    fn exchange(&mut self, now: Instant) -> Exchange {
+        Exchange {
+            xid: (self.random)() as u32,
+            began: now,
+            asked: 0,
+            next: now,
+        }
+    }
+
+    fn asking(&mut self, exchange: Exchange, now: Instant) -> Exchange {
+        let asked = exchange.asked.saturating_add(1);
+        Exchange {
+            asked,
+            next: now + self.pause(asked),
+            ..exchange
+        }
+    }
+
+    /// The pause after a question has been asked so many times.
+    fn pause(&mut self, asked: u32) -> Duration {
+        let doubled = FIRST_PAUSE * 2_u32.pow(asked.saturating_sub(1).min(10));
+        let pause = doubled.min(LONGEST_PAUSE);
+        let spread = (pause / 4).as_millis().max(1) as u64;
+        pause - pause / 8 + Duration::from_millis((self.random)() % spread)
+    }
+
+    fn query(&self, kind: Kind, exchange: Exchange, now: Instant) -> Message {
+        let elapsed = now.duration_since(exchange.began).as_secs();
+        let mut query = Message::query(kind, exchange.xid, self.mac);
+        query.seconds = elapsed.min(u64::from(u16::MAX)) as u16;
+        if let Some(name) = &self.host_name {
+            query.set(code::HOST_NAME, name.as_bytes());
+        }
+        query
+    }
+
+    fn broadcast(
+        &self,
+        kind: Kind,
+        exchange: Exchange,
+        offer: Option<&Lease>,
+        now: Instant,
+    ) -> Action {
+        let mut query = self.query(kind, exchange, now);
+        if let Some(offer) = offer {
+            query.set(code::WANTED_ADDRESS, &ipv4(offer).octets());
+            query.set(code::SERVER, &offer.server.octets());
+        }
+        Action::Broadcast(query.encode())
+    }
+
+    fn prolong(&self, exchange: Exchange, now: Instant) -> Vec<u8> {
+        let mut query = self.query(Kind::Request, exchange, now);
+        if let Some(held) = &self.held {
+            query.in_use = ipv4(&held.lease);
+        }
+        query.encode()
+    }
+}
+
+/// Half of the time that is left, a minute at least, and not beyond the end.
+fn prolonging(exchange: Exchange, now: Instant, until: Option<Instant>) -> Exchange {
+    let next = match until {
+        Some(until) => {
+            let left = until.saturating_duration_since(now);
+            now + left.min((left / 2).max(RENEWAL_PAUSE))
+        }
+        None => now + RENEWAL_PAUSE,
+    };
+    Exchange {
+        asked: exchange.asked.saturating_add(1),
+        next,
+        ..exchange
+    }
+}
+
+fn ipv4(lease: &Lease) -> Ipv4Addr {
+    match lease.address.address() {
+        std::net::IpAddr::V4(address) => address,
+        // The wire module makes leases of IPv4 addresses only.
+        std::net::IpAddr::V6(_) => Ipv4Addr::UNSPECIFIED,
+    }
+}
