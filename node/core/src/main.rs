@@ -1,2 +1,14 @@
-//! The node binary.
-fn main() {}
+//! `/init`: PID 1, and the node core that PID 1 starts from the same file.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    if std::process::id() == 1 {
+        hearth_core::pid1::run()
+    }
+    #[cfg(feature = "debug-service")]
+    if let Some(code) = hearth_core::debug::act_as_provoked() {
+        return code;
+    }
+    hearth_core::boot::run()
+}

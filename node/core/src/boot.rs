@@ -1,0 +1,417 @@
+//! The node core from its first instruction to its last: bring-up, the root
+//! runnable, and the orderly way down.
+//!
+//! What happens before the supervisor runs is only what the supervisor itself
+//! needs: mounts, the clock's floor, the log. Everything else is a runnable,
+//! so that it has a name, a log and a second chance. The root runnable starts
+//! them in the order in which they need each other and then only waits; if it
+//! errs, the node cannot be what it is meant to be (no ESP, for one), and the
+//! machine reboots with the reason on its console.
+//!
+//! The exit code tells PID 1 what to do: see [`Ending`].
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::ExitCode;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hearth_api::chain;
+use hearth_api::console::{Milestone, Report};
+use hearth_base::event;
+use hearth_base::logtree::{self, LogTree, Severity};
+use hearth_base::supervisor::{Context, Options, Outcome, Supervisor, runnable};
+use hearth_base::sys::kmsg::{self, Kmsg};
+use hearth_base::sys::{files, fw_cfg::FwCfg, mounts, watchdog};
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::boot_record::{self, Keeper};
+use crate::cluster_state::{self, ClusterState, Desk, State};
+use crate::enrolment::driver;
+use crate::image::Image;
+use crate::layout::{self, Root};
+use crate::network::{self, Network};
+use crate::pid1::Ending;
+use crate::power::{self, Power};
+use crate::storage::{DataPartition, System};
+use crate::{esp, parameters, pki, roles};
+
+/// How long the console may take to print what led to the end.
+const FLUSH_BOUND: Duration = Duration::from_secs(5);
+/// A core that has hung for so long is not coming back.
+const WATCHDOG_BOUND: Duration = Duration::from_secs(30);
+/// A node that has been home for so long is well.
+const WELL_AFTER: Duration = Duration::from_secs(600);
+
+/// What everything below the root runnable shares.
+struct Node {
+    image: Image,
+    root: Root,
+    log_tree: LogTree,
+    power: Power,
+    cluster_state: ClusterState,
+    enrolment_desk: Desk,
+    membership_desk: Desk,
+    record: Mutex<Option<Keeper>>,
+    #[cfg(feature = "debug-service")]
+    tree: event::Value<hearth_base::supervisor::Tree>,
+    #[cfg(feature = "debug-service")]
+    provocations: Arc<crate::debug::Provocations>,
+}
+
+/// Runs the core; called by PID 1 in a process of its own.
+pub fn run() -> ExitCode {
+    // A session of its own: what the console's terminal does to the
+    // foreground group is none of our business. It fails only for a process
+    // that leads a session already.
+    if let Err(errno) = nix::unistd::setsid() {
+        eprintln!("core: setsid: {errno}");
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(
+            std::thread::available_parallelism()
+                .map_or(2, usize::from)
+                .clamp(2, 8),
+        )
+        .enable_all()
+        .build();
+    let ended = match runtime {
+        Ok(runtime) => runtime.block_on(core()),
+        Err(error) => Err(error.into()),
+    };
+    match ended {
+        Ok(ending) => ExitCode::from(ending.exit_code()),
+        Err(error) => {
+            eprintln!("core: {}", chain(&*error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+type Error = Box<dyn std::error::Error + Send + Sync>;
+
+/// Runs until the machine is to go down; an error is what PID 1 reboots for.
+async fn core() -> Result<Ending, Error> {
+    mounts::bring_up()?;
+    let root = Root::system();
+    root.ephemeral.make_directories()?;
+    link_etc(&root)?;
+    let image = Image::of_system()?;
+    let log_tree = start_log();
+    let console = logtree::console(&log_tree, std::io::stdout(), Severity::Info, 0)?;
+    boot_record::raise_clock(image.build_time);
+    raise_file_limit();
+    tracing::info!(version = image.version, variant = image.variant, "Hearth");
+
+    let (writer, cluster_state) = cluster_state::new();
+    #[cfg(feature = "debug-service")]
+    let (tree_writer, tree) = event::value();
+    let node = Arc::new(Node {
+        image,
+        root,
+        log_tree,
+        power: Power::default(),
+        cluster_state,
+        enrolment_desk: Desk::with(writer),
+        membership_desk: Desk::empty(),
+        record: Mutex::new(None),
+        #[cfg(feature = "debug-service")]
+        tree,
+        #[cfg(feature = "debug-service")]
+        provocations: Arc::default(),
+    });
+    let root = node.clone();
+    let root = runnable(move |ctx| root_runnable(ctx, root.clone()));
+    let mut supervisor = Supervisor::start(root, Options::default());
+    #[cfg(feature = "debug-service")]
+    tree_writer.set(supervisor.tree());
+
+    tokio::select! {
+        failure = supervisor.failed() => {
+            tracing::error!("{failure}");
+            console.flush(FLUSH_BOUND);
+            Err(failure.into())
+        }
+        ending = node.power.asked() => {
+            supervisor.shutdown().await;
+            if let Err(error) = node.clone().rest().await {
+                tracing::warn!("the boot record: {error}");
+            }
+            go_down(&node.root);
+            console.flush(FLUSH_BOUND);
+            report(&Report::Down(match ending {
+                Ending::PowerOff => "power off".to_owned(),
+                Ending::Reboot => "reboot".to_owned(),
+            }));
+            Ok(ending)
+        }
+    }
+}
+
+/// The files of `/etc` that this boot writes lie in `/ephemeral`.
+fn link_etc(root: &Root) -> std::io::Result<()> {
+    for (link, target) in layout::etc_links(&root.ephemeral) {
+        match std::os::unix::fs::symlink(&target, link) {
+            Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+            linked => linked?,
+        }
+    }
+    Ok(())
+}
+
+/// Prints a line for programs on the console.
+pub fn report(report: &Report) {
+    println!("{report}");
+}
+
+/// Says that a milestone is reached, at the first time in this boot only: a
+/// service that restarts reaches it again.
+pub fn report_once(milestone: Milestone) {
+    static REACHED: Mutex<Vec<Milestone>> = Mutex::new(Vec::new());
+    let mut reached = REACHED.lock().unwrap_or_else(PoisonError::into_inner);
+    if !reached.contains(&milestone) {
+        reached.push(milestone);
+        report(&Report::Reached(milestone, String::new()));
+    }
+}
+
+fn start_log() -> LogTree {
+    let log_tree = LogTree::new(logtree::Options::default());
+    // The libraries' own events are of use to their developers.
+    let ours = Targets::new()
+        .with_default(LevelFilter::WARN)
+        .with_targets(["hearth_core", "hearth_base", "hearth_api"].map(|t| (t, LevelFilter::INFO)));
+    tracing_subscriber::registry()
+        .with(ours)
+        .with(log_tree.layer())
+        .init();
+    logtree::log_panics();
+    log_tree
+}
+
+/// etcd and the curator hold a connection for each node and watcher.
+fn raise_file_limit() {
+    use nix::sys::resource::{Resource, setrlimit};
+    const FILES: u64 = 1 << 20;
+    if let Err(errno) = setrlimit(Resource::RLIMIT_NOFILE, FILES, FILES) {
+        tracing::warn!(%errno, "the limit of open files stays as it is");
+    }
+}
+
+/// Everything that writes has stopped: lets go of the disk.
+fn go_down(root: &Root) {
+    for path in [root.data.path(), root.esp.path()] {
+        if let Err(error) = mounts::unmount(path) {
+            tracing::warn!(path = %path.display(), %error, "cannot unmount");
+        }
+    }
+}
+
+/// Starts everything and waits.
+async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
+    let log_tree = node.log_tree.clone();
+    ctx.run("kernel", move |ctx| log_kernel(ctx, log_tree.clone()))?;
+    let power = node.power.clone();
+    ctx.run("power", move |ctx| power::run(ctx, power.clone()))?;
+    ctx.run("watchdog", |ctx| {
+        watchdog::run(ctx, Path::new(watchdog::DEVICE), WATCHDOG_BOUND)
+    })?;
+    let state = node.cluster_state.clone();
+    ctx.run("announce", move |ctx| announce(ctx, state.clone()))?;
+
+    esp::mount(&node.root.esp).await?;
+    let fw_cfg = FwCfg::default();
+    #[cfg(feature = "failpoints")]
+    if let Some(name) = crate::failpoint::arm_from_fw_cfg(&fw_cfg, report)? {
+        tracing::warn!(name, "test image: a failpoint is armed");
+    }
+    keep_record(&ctx, &node)?;
+
+    let parameters = Arc::new(parameters::load(&fw_cfg, &node.root.esp));
+    let (address_writer, address) = event::value();
+    let network = Arc::new(Network {
+        configuration: network::configuration(&parameters, &node.root),
+        root: node.root.clone(),
+        address: Arc::new(address_writer),
+    });
+    ctx.run("network", move |ctx| network::run(ctx, network.clone()))?;
+    start_cluster_parts(&ctx, &node, parameters, address)?;
+    ctx.healthy();
+    stay(&ctx, &node).await
+}
+
+/// Brings the kernel's log into ours, under the name of this runnable.
+async fn log_kernel(ctx: Context, log_tree: LogTree) -> Outcome {
+    let mut kernel = Kmsg::open(Path::new(kmsg::DEVICE))?;
+    ctx.healthy();
+    loop {
+        let item = tokio::select! {
+            item = kernel.next() => item?,
+            () = ctx.cancelled() => return Ok(()),
+        };
+        match item {
+            kmsg::Item::Record(record) => {
+                let severity = match record.level {
+                    0..=3 => Severity::Error,
+                    4 => Severity::Warning,
+                    5 | 6 => Severity::Info,
+                    _ => continue,
+                };
+                log_tree.append_raw(ctx.name(), severity, &record.text);
+            }
+            kmsg::Item::Missed => tracing::warn!("the kernel said more than could be read in time"),
+        }
+    }
+}
+
+/// Enrolment, the role server, and the values between them.
+fn start_cluster_parts(
+    ctx: &Context,
+    node: &Arc<Node>,
+    parameters: Arc<parameters::Loaded>,
+    address: event::Value<IpAddr>,
+) -> Outcome {
+    let (bootstrap_writer, bootstrap) = event::value();
+    let (member_writer, member) = event::value();
+    let (founded_writer, founded) = event::value();
+    let (standing_writer, _) = event::value();
+    let inputs = Arc::new(roles::Inputs {
+        root: node.root.clone(),
+        image: node.image.clone(),
+        log_tree: node.log_tree.clone(),
+        address: address.clone(),
+        bootstrap,
+        member: member.clone(),
+        founded: Arc::new(founded_writer),
+        desk: node.membership_desk.clone(),
+        cluster_state: node.cluster_state.clone(),
+    });
+    ctx.run("role", move |ctx| roles::run(ctx, inputs.clone()))?;
+    let parts = Arc::new(driver::Parts {
+        parameters,
+        root: node.root.clone(),
+        data: Arc::new(Mutex::new(DataPartition::new(
+            System::new(esp::find),
+            node.root.data.clone(),
+        ))),
+        lifetime: pki::Lifetime::since_build(node.image.build_time),
+        tpm_is_present: driver::tpm_is_present(),
+        report: Arc::new(report),
+        address,
+        founded,
+        bootstrap: bootstrap_writer,
+        member: member_writer,
+        standing: standing_writer,
+        desk: node.enrolment_desk.clone(),
+        membership_desk: node.membership_desk.clone(),
+    });
+    ctx.run("enrolment", move |ctx| driver::run(ctx, parts.clone()))?;
+    #[cfg(feature = "debug-service")]
+    start_debug_service(ctx, node, member)?;
+    #[cfg(not(feature = "debug-service"))]
+    drop(member);
+    Ok(())
+}
+
+#[cfg(feature = "debug-service")]
+fn start_debug_service(
+    ctx: &Context,
+    node: &Arc<Node>,
+    member: event::Value<crate::handover::MemberData>,
+) -> Outcome {
+    let debug = Arc::new(crate::debug::Debug {
+        tree: node.tree.clone(),
+        log_tree: node.log_tree.clone(),
+        cluster_state: node.cluster_state.clone(),
+        member,
+        root: node.root.clone(),
+        provocations: node.provocations.clone(),
+    });
+    ctx.run("debug", move |ctx| crate::debug::run(ctx, debug.clone()))?;
+    Ok(())
+}
+
+/// What the root runnable does once all others are there.
+async fn stay(ctx: &Context, node: &Node) -> Outcome {
+    #[cfg(feature = "debug-service")]
+    tokio::select! {
+        () = node.provocations.root_error.notified() => {
+            Err(hearth_base::supervisor::Failure::msg("a provoked error"))
+        }
+        () = ctx.cancelled() => Ok(()),
+    }
+    #[cfg(not(feature = "debug-service"))]
+    {
+        let _ = node;
+        ctx.cancelled().await;
+        Ok(())
+    }
+}
+
+/// Puts every change of the cluster state on the console.
+async fn announce(ctx: Context, cluster_state: ClusterState) -> Outcome {
+    ctx.healthy();
+    let mut states = cluster_state.watch();
+    loop {
+        let state = tokio::select! {
+            state = states.next() => state?,
+            () = ctx.cancelled() => return Ok(()),
+        };
+        report(&Report::State(state.to_string()));
+        if state == State::Home {
+            report_once(Milestone::Home);
+        }
+    }
+}
+
+/// Counts this boot, tells PID 1 how long to wait should the core die, and
+/// lets the record rest once the node is well.
+fn keep_record(ctx: &Context, node: &Arc<Node>) -> Outcome {
+    let keeper = match Keeper::begin(&node.root.esp.boot_record()) {
+        Ok(keeper) => keeper,
+        Err(error) => {
+            tracing::warn!("the boot record cannot be kept: {}", chain(&error));
+            return Ok(());
+        }
+    };
+    let delay = keeper.reboot_delay().as_secs().to_string();
+    files::write_atomic(Path::new(layout::REBOOT_DELAY), delay.as_bytes(), 0o644)?;
+    *node.record.lock().unwrap_or_else(PoisonError::into_inner) = Some(keeper);
+    let node = node.clone();
+    ctx.run("record", move |ctx| rest_when_well(ctx, node.clone()))?;
+    Ok(())
+}
+
+async fn rest_when_well(ctx: Context, node: Arc<Node>) -> Outcome {
+    ctx.healthy();
+    tokio::select! {
+        home = node.cluster_state.get_home() => home?,
+        () = ctx.cancelled() => return Ok(()),
+    }
+    let mut due = tokio::time::interval(WELL_AFTER);
+    due.tick().await;
+    loop {
+        tokio::select! {
+            _ = due.tick() => node.clone().rest().await?,
+            () = ctx.cancelled() => return Ok(()),
+        }
+    }
+}
+
+impl Node {
+    /// The boot record rests: this boot does not count as restless, and the
+    /// time is saved.
+    async fn rest(self: Arc<Self>) -> Outcome {
+        tokio::task::spawn_blocking(move || {
+            let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);
+            match record.as_mut() {
+                Some(keeper) => keeper.rest(),
+                None => Ok(()),
+            }
+        })
+        .await??;
+        Ok(())
+    }
+}

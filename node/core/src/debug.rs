@@ -1,0 +1,246 @@
+//! An unauthenticated look inside the node, and a way to hurt it.
+//!
+//! Built into debug images only. Tests see here what an operator of a release
+//! image is not meant to see, and provoke the failures that the node promises
+//! to survive.
+
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::pin::Pin;
+use std::process::{Command, ExitCode};
+use std::sync::Arc;
+
+use futures::Stream;
+use hearth_api::names;
+use hearth_api::server::{Server, Services, Transport};
+use hearth_api::v1::node_debug_server::{NodeDebug, NodeDebugServer};
+use hearth_api::v1::provoke_request::Kind;
+use hearth_api::v1::{
+    ClusterState, GetStateRequest, GetStateResponse, LogsRequest, LogsResponse, ProvokeRequest,
+    ProvokeResponse, RunnableState,
+};
+use hearth_base::event::Value;
+use hearth_base::logtree::{Backlog, Entry, Item, LogTree, Query};
+use hearth_base::supervisor::{Context, Failure, Outcome, Tree};
+use tokio::net::TcpListener;
+use tokio::sync::Notify;
+use tonic::{Request, Response, Status};
+
+use crate::cluster_state;
+use crate::handover::MemberData;
+use crate::layout::Root;
+
+/// What this service asks others to suffer.
+#[derive(Default)]
+pub struct Provocations {
+    /// A runnable below the service's panics.
+    panic: Notify,
+    /// The root runnable errs.
+    pub root_error: Notify,
+}
+
+/// What the service shows.
+pub struct Debug {
+    /// Of the supervisor.
+    pub tree: Value<Tree>,
+    /// All of it.
+    pub log_tree: LogTree,
+    /// As the node sees it.
+    pub cluster_state: cluster_state::ClusterState,
+    /// Who the node is.
+    pub member: Value<MemberData>,
+    /// Where things lie.
+    pub root: Root,
+    /// What this service cannot do itself.
+    pub provocations: Arc<Provocations>,
+}
+
+/// Serves on the debug port.
+pub async fn run(ctx: Context, debug: Arc<Debug>) -> Outcome {
+    let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, names::PORT_DEBUG));
+    let listener = TcpListener::bind(address).await?;
+    tracing::warn!(%address, "debug image: anyone may look inside this node");
+    let provocations = debug.provocations.clone();
+    ctx.run("victim", move |ctx| victim(ctx, provocations.clone()))?;
+    ctx.healthy();
+    let services = Services::new().with(NodeDebugServer::from_arc(debug));
+    Server::new(Transport::Plain)
+        .serve(listener, services, ctx.token())
+        .await?;
+    match ctx.is_cancelled() {
+        true => Ok(()),
+        false => Err(Failure::msg("the debug service ended")),
+    }
+}
+
+#[tonic::async_trait]
+impl NodeDebug for Debug {
+    async fn get_state(
+        &self,
+        _: Request<GetStateRequest>,
+    ) -> Result<Response<GetStateResponse>, Status> {
+        let runnables = self
+            .tree
+            .get()
+            .map(|tree| tree.snapshot())
+            .unwrap_or_default();
+        let runnables = runnables.into_iter().map(|runnable| RunnableState {
+            name: runnable.name.to_string(),
+            state: runnable.state.to_string(),
+            restarts: runnable.restarts,
+            last_error: runnable.last_error.unwrap_or_default(),
+        });
+        let (processes, zombies) = processes();
+        let read = |path| fs::read_to_string(path).unwrap_or_default();
+        Ok(Response::new(GetStateResponse {
+            runnables: runnables.collect(),
+            cluster_state: ClusterState::from(self.cluster_state.get()).into(),
+            node_id: self
+                .member
+                .get()
+                .map(|member| member.node_id.to_string())
+                .unwrap_or_default(),
+            zombies,
+            processes,
+            hosts: read(self.root.ephemeral.hosts()),
+            machine_id: read(self.root.ephemeral.machine_id()).trim().to_owned(),
+            host_name: read("/proc/sys/kernel/hostname".into()).trim().to_owned(),
+        }))
+    }
+
+    type LogsStream = Pin<Box<dyn Stream<Item = Result<LogsResponse, Status>> + Send>>;
+
+    async fn logs(
+        &self,
+        request: Request<LogsRequest>,
+    ) -> Result<Response<Self::LogsStream>, Status> {
+        let request = request.into_inner();
+        let query = match request.subtree || request.dn.is_empty() {
+            true => Query::subtree(request.dn),
+            false => Query::exact(request.dn),
+        };
+        let reader = self.log_tree.read(Query {
+            backlog: match request.backlog {
+                0 => Backlog::All,
+                count => Backlog::Count(count as usize),
+            },
+            follow: request.follow,
+            ..query
+        });
+        let backlog = LogsResponse {
+            lines: reader.backlog.iter().map(line).collect(),
+            missed: 0,
+        };
+        let first = futures::stream::once(async { Ok(backlog) });
+        let rest = futures::stream::unfold(reader.stream, |stream| async {
+            let mut stream = stream?;
+            let response = match stream.next().await? {
+                Item::Entry(entry) => LogsResponse {
+                    lines: vec![line(&entry)],
+                    missed: 0,
+                },
+                Item::Missed(missed) => LogsResponse {
+                    lines: vec![],
+                    missed,
+                },
+            };
+            Some((Ok(response), Some(stream)))
+        });
+        Ok(Response::new(Box::pin(futures::StreamExt::chain(
+            first, rest,
+        ))))
+    }
+
+    async fn provoke(
+        &self,
+        request: Request<ProvokeRequest>,
+    ) -> Result<Response<ProvokeResponse>, Status> {
+        let kind = request.into_inner().kind();
+        tracing::warn!(?kind, "provoked");
+        match kind {
+            Kind::Unspecified => return Err(Status::invalid_argument("kind: wanted one of them")),
+            Kind::ServicePanic => self.provocations.panic.notify_one(),
+            Kind::Orphan => leave_orphans().map_err(|error| Status::internal(error.to_string()))?,
+            Kind::CoreAbort => std::process::abort(),
+            Kind::CoreHang => hang(),
+            Kind::RootError => self.provocations.root_error.notify_one(),
+        }
+        Ok(Response::new(ProvokeResponse {}))
+    }
+}
+
+fn line(entry: &Entry) -> String {
+    entry.concise(0)
+}
+
+/// How many processes there are, and how many of them nobody has reaped.
+fn processes() -> (u32, u32) {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
+    let stats = entries.filter_map(|entry| {
+        let name = entry.file_name();
+        name.to_str()?.parse::<u32>().ok()?;
+        fs::read_to_string(entry.path().join("stat")).ok()
+    });
+    // The state follows the name, which may hold anything but ends with the
+    // last parenthesis.
+    let states = stats.filter_map(|stat| stat.rsplit(") ").next()?.chars().next());
+    states.fold((0, 0), |(all, zombies), state| {
+        (all + 1, zombies + u32::from(state == 'Z'))
+    })
+}
+
+/// A service that panics when it is told to.
+async fn victim(ctx: Context, provocations: Arc<Provocations>) -> Outcome {
+    ctx.healthy();
+    tokio::select! {
+        () = provocations.panic.notified() => panic!("a provoked panic"),
+        () = ctx.cancelled() => Ok(()),
+    }
+}
+
+/// Takes every thread of the runtime for ever, so that nothing of the core
+/// goes on, the feeding of the watchdog included.
+fn hang() {
+    const MORE_THAN_THERE_ARE: usize = 64;
+    for _ in 0..MORE_THAN_THERE_ARE {
+        tokio::spawn(async {
+            loop {
+                std::thread::park();
+            }
+        });
+    }
+}
+
+const ORPHANS: usize = 20;
+/// The program's first argument in a process that is to leave an orphan, and
+/// in the orphan.
+const PARENT: &str = "debug-parent";
+const ORPHAN: &str = "debug-orphan";
+
+/// Starts processes whose children outlive them.
+fn leave_orphans() -> std::io::Result<()> {
+    for _ in 0..ORPHANS {
+        Command::new(PROGRAM).arg(PARENT).spawn()?.wait()?;
+    }
+    Ok(())
+}
+
+const PROGRAM: &str = "/init";
+
+/// What the binary does when it is started as one of those; `None` if it is
+/// not.
+pub fn act_as_provoked() -> Option<ExitCode> {
+    match std::env::args().nth(1)?.as_str() {
+        PARENT => {
+            let orphan = Command::new(PROGRAM).arg(ORPHAN).spawn();
+            Some(orphan.map_or(ExitCode::FAILURE, |_| ExitCode::SUCCESS))
+        }
+        ORPHAN => {
+            while nix::unistd::getppid().as_raw() != 1 {
+                std::thread::yield_now();
+            }
+            Some(ExitCode::SUCCESS)
+        }
+        _ => None,
+    }
+}

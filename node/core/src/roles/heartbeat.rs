@@ -1,0 +1,117 @@
+//! Tells the curators that this node lives.
+//!
+//! A stream is opened to a curator; it says how often it wants to hear from
+//! us and how long it will wait. Each answer means that the cluster holds this
+//! node as alive, and is passed on as a moment in time. A stream that is not
+//! answered within the curator's own bound is given up: the next one may reach
+//! another curator.
+
+use std::time::Duration;
+
+use hearth_api::v1::{HeartbeatRequest, HeartbeatResponse};
+use hearth_base::event::{Value, Writer};
+use hearth_base::supervisor::{Context, Failure, Outcome};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_stream::wrappers::ReceiverStream;
+
+use super::membership::CuratorConnection;
+use super::statuspush::boot_id;
+
+/// What this node speaks.
+const PROTOCOL_VERSION: u32 = 1;
+/// Until the curator has told its own.
+const FIRST_BOUND: Duration = Duration::from_secs(10);
+
+pub(super) struct Worker {
+    /// Will be read.
+    pub connection: Value<CuratorConnection>,
+    /// Will be written.
+    pub acknowledged: Writer<Instant>,
+}
+
+pub(super) async fn run(ctx: Context, worker: std::sync::Arc<Worker>) -> Outcome {
+    let boot_id = boot_id()?;
+    let mut connections = worker.connection.watch();
+    let mut connection = connections.next().await?;
+    loop {
+        tokio::select! {
+            // Ends only by an error, and so by a restart with backoff.
+            outcome = beat(&ctx, &worker, &connection, &boot_id) => return outcome,
+            next = connections.next() => connection = next?,
+            () = ctx.cancelled() => return Ok(()),
+        }
+    }
+}
+
+async fn beat(
+    ctx: &Context,
+    worker: &Worker,
+    connection: &CuratorConnection,
+    boot_id: &str,
+) -> Outcome {
+    let request = || HeartbeatRequest {
+        boot_id: boot_id.to_owned(),
+        protocol_version: PROTOCOL_VERSION,
+    };
+    let (beats, stream) = mpsc::channel(1);
+    beats.send(request()).await?;
+    let mut curator = connection.curator();
+    let answers = curator.heartbeat(ReceiverStream::new(stream));
+    let mut answers = timeout(FIRST_BOUND, answers).await??.into_inner();
+    let mut bound = FIRST_BOUND;
+    let mut healthy = false;
+    loop {
+        let sent = Instant::now();
+        let answer = timeout(bound, answers.message()).await;
+        let answer =
+            answer.map_err(|_| Failure::msg("the curator does not answer heartbeats"))??;
+        let answer = answer.ok_or_else(|| Failure::msg("the curator ended the heartbeats"))?;
+        worker.acknowledged.set(sent);
+        if !std::mem::replace(&mut healthy, true) {
+            ctx.healthy();
+        }
+        let interval = pace(&answer, &mut bound);
+        sleep(interval).await;
+        beats.send(request()).await?;
+    }
+}
+
+/// How long to wait until the next beat; a curator that asks for nonsense is
+/// not followed into a busy loop or into silence.
+fn pace(answer: &HeartbeatResponse, bound: &mut Duration) -> Duration {
+    const SHORTEST: Duration = Duration::from_millis(100);
+    const LONGEST: Duration = Duration::from_secs(60);
+    let clamp = |ms: u32| Duration::from_millis(ms.into()).clamp(SHORTEST, LONGEST);
+    *bound = clamp(answer.bound_ms);
+    clamp(answer.interval_ms).min(*bound / 2)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pace_is_the_curators_within_reason() {
+        let mut bound = Duration::ZERO;
+        let mut pace = |interval_ms, bound_ms| {
+            let answer = HeartbeatResponse {
+                interval_ms,
+                bound_ms,
+            };
+            (pace(&answer, &mut bound), bound)
+        };
+        assert_eq!(
+            pace(2000, 10_000),
+            (Duration::from_secs(2), Duration::from_secs(10))
+        );
+        assert_eq!(
+            pace(0, 0),
+            (Duration::from_millis(50), Duration::from_millis(100))
+        );
+        assert_eq!(
+            pace(u32::MAX, 4000),
+            (Duration::from_secs(2), Duration::from_secs(4))
+        );
+    }
+}

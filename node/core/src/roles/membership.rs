@@ -1,0 +1,203 @@
+//! This node's tie to its cluster: the connection to the curators, and the
+//! cluster state from HOME on.
+//!
+//! The connection goes to all known curators, the one on this machine first:
+//! a node that runs one needs no network to reach the control plane.
+//!
+//! The state follows from one thing, when the curators last acknowledged a
+//! heartbeat. Within [`SPLIT_AFTER`] it is HOME, later it is SPLIT. The time is
+//! the monotonic one, so that a clock that is set splits nobody.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hearth_api::client::{Curators, Endpoint, Options};
+use hearth_api::identity::NodeId;
+use hearth_api::tls::{self, ExpectedServer};
+use hearth_api::v1::curator_client::CuratorClient;
+use hearth_api::v1::management_client::ManagementClient;
+use hearth_api::v1::{ClusterDirectory, GetClusterInfoRequest};
+use hearth_base::event::{Value, Writer};
+use hearth_base::supervisor::{Context, Outcome};
+use tokio::time::{Instant, sleep_until};
+use tonic::Status;
+use tonic::transport::Channel;
+
+use super::controlplane::ControlPlane;
+use crate::cluster_state::{Desk, Held, State};
+use crate::handover::MemberData;
+
+/// Without an acknowledged heartbeat for so long, a member is SPLIT.
+pub const SPLIT_AFTER: Duration = Duration::from_secs(10);
+
+pub(super) struct Worker {
+    /// Will be read.
+    pub member: Value<MemberData>,
+    /// Will be read.
+    pub control_plane: Value<ControlPlane>,
+    /// Will be read: when the last heartbeat that was answered was sent.
+    pub acknowledged: Value<Instant>,
+    /// The cluster state's writer is laid here by enrolment.
+    pub desk: Desk,
+    /// Will be written.
+    pub connection: Writer<CuratorConnection>,
+}
+
+/// The way to the curators, as this node.
+#[derive(Clone)]
+pub struct CuratorConnection {
+    /// Who we are to them.
+    pub node_id: NodeId,
+    curators: Curators,
+}
+
+impl CuratorConnection {
+    /// A client of the nodes' service.
+    pub fn curator(&self) -> CuratorClient<Channel> {
+        CuratorClient::new(self.curators.channel())
+    }
+
+    /// The DNS name under which the cluster's nodes have names.
+    pub async fn cluster_domain(&self) -> Result<String, Status> {
+        let mut management = ManagementClient::new(self.curators.channel());
+        let info = management
+            .get_cluster_info(GetClusterInfoRequest {})
+            .await?;
+        let configuration = info.into_inner().configuration;
+        Ok(configuration.unwrap_or_default().cluster_domain)
+    }
+}
+
+pub(super) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
+    let member = tokio::select! {
+        member = async { worker.member.watch().next().await } => member?,
+        () = ctx.cancelled() => return Ok(()),
+    };
+    let trust = tls::node_client_config(
+        &member.credentials,
+        ExpectedServer::AnyNode,
+        tls::wall_clock(),
+    )?;
+    let curators = Curators::new(Vec::new(), trust, Options::default());
+    let state = worker.desk.take().await;
+    ctx.healthy();
+    let mut control_planes = worker.control_plane.watch();
+    tokio::select! {
+        outcome = follow_state(&worker, &state) => outcome,
+        outcome = async {
+            loop {
+                let control_plane = control_planes.next().await?;
+                curators.set_endpoints(endpoints(&control_plane, &member.directory));
+                worker.connection.set(CuratorConnection {
+                    node_id: member.node_id,
+                    curators: curators.clone(),
+                });
+            }
+        } => outcome,
+        () = ctx.cancelled() => Ok(()),
+    }
+}
+
+/// Where the curators are: this machine's own, if it runs one, then those of
+/// the directory.
+fn endpoints(control_plane: &ControlPlane, directory: &ClusterDirectory) -> Vec<Endpoint> {
+    let own = control_plane.curator_port;
+    let own = own.map(|port| Endpoint::new(Ipv4Addr::LOCALHOST.into(), port));
+    let addresses = directory.nodes.iter().flat_map(|node| &node.addresses);
+    let others = addresses.filter_map(|address| {
+        let host: IpAddr = address.host.parse().ok()?;
+        Some(Endpoint::new(host, u16::try_from(address.port).ok()?))
+    });
+    own.into_iter().chain(others).collect()
+}
+
+/// Keeps the cluster state true.
+async fn follow_state(worker: &Worker, state: &Held) -> Outcome {
+    let mut acknowledgements = worker.acknowledged.watch();
+    // Whatever came before this worker held the state counts as an
+    // acknowledgement: enrolment has just announced HOME, or the boot is young.
+    let mut last = Instant::now();
+    loop {
+        tokio::select! {
+            // Of both, the acknowledgement: the deadline may have passed while
+            // nobody looked.
+            biased;
+            acknowledged = acknowledgements.next() => {
+                last = last.max(acknowledged?);
+                state.set(State::Home)?;
+            }
+            () = sleep_until(last + SPLIT_AFTER), if state.get() != State::Split => {
+                tracing::warn!("no curator has acknowledged a heartbeat for {SPLIT_AFTER:?}");
+                state.set(State::Split)?;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_api::v1::cluster_directory::{Address, Node};
+    use hearth_base::event;
+
+    use super::*;
+    use crate::cluster_state;
+
+    #[test]
+    fn this_machines_curator_comes_first() {
+        let address = |host: &str, port| Address {
+            host: host.into(),
+            port,
+        };
+        let directory = ClusterDirectory {
+            nodes: vec![Node {
+                addresses: vec![
+                    address("192.0.2.1", 0),
+                    address("2001:db8::1", 99),
+                    address("x", 0),
+                ],
+                ..Node::default()
+            }],
+        };
+        let control_plane = ControlPlane {
+            curator_port: Some(7),
+            ..ControlPlane::default()
+        };
+        let found: Vec<String> = endpoints(&control_plane, &directory)
+            .iter()
+            .map(ToString::to_string)
+            .collect();
+        assert_eq!(found, ["127.0.0.1:7", "192.0.2.1:7835", "[2001:db8::1]:99"]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn silence_splits_and_an_acknowledgement_mends() {
+        let (writer, state) = cluster_state::new();
+        writer.set(State::Home).unwrap();
+        let (acknowledged_writer, acknowledged) = event::value();
+        let worker = Worker {
+            member: event::value().1,
+            control_plane: event::value().1,
+            acknowledged,
+            desk: Desk::with(writer),
+            connection: event::value().0,
+        };
+        let held = worker.desk.take().await;
+        let mut seen = state.watch();
+        let scenario = async {
+            assert_eq!(seen.next().await.unwrap(), State::Home);
+            let begin = Instant::now();
+            // Nine seconds of silence are nothing.
+            tokio::time::sleep(SPLIT_AFTER - Duration::from_secs(1)).await;
+            acknowledged_writer.set(Instant::now());
+            assert_eq!(seen.next().await.unwrap(), State::Split);
+            assert_eq!(begin.elapsed(), 2 * SPLIT_AFTER - Duration::from_secs(1));
+            acknowledged_writer.set(Instant::now());
+            assert_eq!(seen.next().await.unwrap(), State::Home);
+        };
+        tokio::select! {
+            () = scenario => {}
+            outcome = follow_state(&worker, &held) => panic!("{outcome:?}"),
+        }
+    }
+}

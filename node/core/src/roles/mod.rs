@@ -1,0 +1,127 @@
+//! The role server: the workers that live by what this node is.
+//!
+//! | worker | reads | writes |
+//! |---|---|---|
+//! | [`controlplane`] | bootstrap data, member data, local roles | control plane, founded |
+//! | [`rolefetch`] | member data, curator connection | local roles |
+//! | [`membership`] | member data, control plane, acknowledgements | curator connection, cluster state |
+//! | [`heartbeat`] | curator connection | acknowledgements |
+//! | [`statuspush`] | curator connection, address, control plane, cluster state, directory saved | – |
+//! | [`hosts`] | member data, curator connection, address | directory saved |
+//!
+//! Each value is one fact with one writer, and a worker knows no other worker:
+//! they are joined here and nowhere else. A worker that fails restarts alone;
+//! the values keep what it wrote, so the others do not notice.
+//!
+//! The first node and all later ones go the same way: a founding differs only
+//! in where the control plane takes its data from.
+
+mod controlplane;
+mod heartbeat;
+mod hosts;
+mod membership;
+mod names;
+mod rolefetch;
+mod statuspush;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use hearth_api::v1::NodeRoles;
+use hearth_base::event::{self, Value, Writer};
+use hearth_base::logtree::LogTree;
+use hearth_base::supervisor::{Context, Outcome};
+use tokio::time::Instant;
+
+use crate::cluster_state::{ClusterState, Desk};
+use crate::handover::{BootstrapData, Founded, MemberData};
+use crate::image::Image;
+use crate::layout::Root;
+
+pub use controlplane::ControlPlane;
+pub use membership::CuratorConnection;
+
+/// What the role server is given.
+pub struct Inputs {
+    /// Where things lie.
+    pub root: Root,
+    /// What runs.
+    pub image: Image,
+    /// Takes etcd's log lines.
+    pub log_tree: LogTree,
+    /// Under which others reach this node.
+    pub address: Value<IpAddr>,
+    /// From enrolment.
+    pub bootstrap: Value<Arc<BootstrapData>>,
+    /// From enrolment.
+    pub member: Value<MemberData>,
+    /// To enrolment.
+    pub founded: Arc<Writer<Founded>>,
+    /// Where the membership worker finds the cluster state's writer, once
+    /// enrolment has laid it there.
+    pub desk: Desk,
+    /// The same state, to read.
+    pub cluster_state: ClusterState,
+}
+
+/// Starts the workers.
+pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
+    let (roles_writer, local_roles) = event::value::<NodeRoles>();
+    let (control_plane_writer, control_plane) = event::value::<ControlPlane>();
+    let (connection_writer, connection) = event::value::<CuratorConnection>();
+    let (acknowledged_writer, acknowledged) = event::value::<Instant>();
+    let (saved_writer, directory_saved) = event::value::<()>();
+
+    let worker = Arc::new(controlplane::Worker {
+        inputs: inputs.clone(),
+        local_roles,
+        control_plane: control_plane_writer,
+    });
+    ctx.run("controlplane", move |ctx| {
+        controlplane::run(ctx, worker.clone())
+    })?;
+    let worker = Arc::new(rolefetch::Worker {
+        roles_file: inputs.root.data.node().roles(),
+        member: inputs.member.clone(),
+        connection: connection.clone(),
+        local_roles: roles_writer,
+    });
+    ctx.run("rolefetch", move |ctx| rolefetch::run(ctx, worker.clone()))?;
+    let worker = Arc::new(membership::Worker {
+        member: inputs.member.clone(),
+        control_plane: control_plane.clone(),
+        acknowledged,
+        desk: inputs.desk.clone(),
+        connection: connection_writer,
+    });
+    ctx.run("membership", move |ctx| {
+        membership::run(ctx, worker.clone())
+    })?;
+    let worker = Arc::new(heartbeat::Worker {
+        connection: connection.clone(),
+        acknowledged: acknowledged_writer,
+    });
+    ctx.run("heartbeat", move |ctx| heartbeat::run(ctx, worker.clone()))?;
+    let worker = Arc::new(hosts::Worker {
+        root: inputs.root.clone(),
+        member: inputs.member.clone(),
+        connection: connection.clone(),
+        address: inputs.address.clone(),
+        directory_saved: saved_writer,
+    });
+    ctx.run("hosts", move |ctx| hosts::run(ctx, worker.clone()))?;
+    let worker = Arc::new(statuspush::Worker {
+        version: inputs.image.version.clone(),
+        connection,
+        address: inputs.address.clone(),
+        control_plane,
+        cluster_state: inputs.cluster_state.clone(),
+        directory_saved,
+    });
+    ctx.run("statuspush", move |ctx| {
+        statuspush::run(ctx, worker.clone())
+    })?;
+    ctx.healthy();
+    ctx.cancelled().await;
+    Ok(())
+}

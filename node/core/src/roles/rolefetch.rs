@@ -1,0 +1,175 @@
+//! Which roles this node holds: those on disk at once, those of the curators
+//! as soon as they can be asked.
+//!
+//! The persisted roles come first, because a consensus member must start
+//! before there is any curator to ask. What the curators say is saved before
+//! it is published, so that a power cut cannot leave a node with roles that it
+//! does not know of.
+//!
+//! A file that is there and cannot be understood stops this worker, visibly,
+//! and publishes nothing: empty roles would stop the control plane.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use hearth_api::private::StoredRoles;
+use hearth_api::v1::{NodeRoles, WatchRequest};
+use hearth_base::event::{Value, Writer};
+use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_base::sys::files::{self, FileError};
+use prost::Message;
+
+use super::membership::CuratorConnection;
+use crate::handover::MemberData;
+
+const VERSION: u32 = 1;
+const MAX_SIZE: u64 = 64 << 10;
+const PRIVATE: u32 = 0o600;
+
+pub(super) struct Worker {
+    pub roles_file: PathBuf,
+    /// Will be read.
+    pub member: Value<MemberData>,
+    /// Will be read.
+    pub connection: Value<CuratorConnection>,
+    /// Will be written.
+    pub local_roles: Writer<NodeRoles>,
+}
+
+/// The roles on disk are of no use.
+#[derive(Debug, thiserror::Error)]
+pub enum RolesError {
+    /// The file cannot be read or written.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// It is no record of roles.
+    #[error("{path}: not a record of roles")]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// The cause.
+        source: prost::DecodeError,
+    },
+    /// It was written by another version.
+    #[error("{path}: version {found}, this software knows version {VERSION}")]
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// What it bears.
+        found: u32,
+    },
+}
+
+pub(super) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
+    let member = tokio::select! {
+        member = async { worker.member.watch().next().await } => member?,
+        () = ctx.cancelled() => return Ok(()),
+    };
+    if let Some(roles) = load(&worker.roles_file)? {
+        publish(&worker.local_roles, roles);
+    }
+    let mut connections = worker.connection.watch();
+    let mut connection = connections.next().await?;
+    loop {
+        tokio::select! {
+            outcome = follow(&ctx, &worker, &connection, &member) => return outcome,
+            next = connections.next() => connection = next?,
+            () = ctx.cancelled() => return Ok(()),
+        }
+    }
+}
+
+/// Follows the curators' record of this node; ends by an error only.
+async fn follow(
+    ctx: &Context,
+    worker: &Worker,
+    connection: &CuratorConnection,
+    member: &MemberData,
+) -> Outcome {
+    let own = member.node_id.to_string();
+    let request = WatchRequest {
+        node_id: own.clone(),
+    };
+    let mut events = connection.curator().watch(request).await?.into_inner();
+    let mut healthy = false;
+    while let Some(event) = events.message().await? {
+        if !std::mem::replace(&mut healthy, true) {
+            ctx.healthy();
+        }
+        for node in event.nodes.into_iter().filter(|node| node.id == own) {
+            let roles = node.roles.unwrap_or_default();
+            if worker.local_roles.value().get().as_ref() != Some(&roles) {
+                save(&worker.roles_file, &roles)?;
+                publish(&worker.local_roles, roles);
+            }
+        }
+    }
+    Err(Failure::msg("the curator ended the watch"))
+}
+
+fn publish(local_roles: &Writer<NodeRoles>, roles: NodeRoles) {
+    if local_roles.value().get().as_ref() != Some(&roles) {
+        tracing::info!(
+            consensus_member = roles.consensus_member.is_some(),
+            kubernetes_controller = roles.kubernetes_controller.is_some(),
+            kubernetes_worker = roles.kubernetes_worker.is_some(),
+            "roles"
+        );
+        local_roles.set(roles);
+    }
+}
+
+/// The roles on disk; `None` if none were ever saved.
+pub(super) fn load(path: &Path) -> Result<Option<NodeRoles>, RolesError> {
+    let Some(bytes) = files::read_limited(path, MAX_SIZE)? else {
+        return Ok(None);
+    };
+    let stored = StoredRoles::decode(&bytes[..]).map_err(|source| RolesError::Content {
+        path: path.to_owned(),
+        source,
+    })?;
+    if stored.version != VERSION {
+        return Err(RolesError::Version {
+            path: path.to_owned(),
+            found: stored.version,
+        });
+    }
+    Ok(Some(stored.roles.unwrap_or_default()))
+}
+
+/// Saves them, durably.
+pub(super) fn save(path: &Path, roles: &NodeRoles) -> Result<(), RolesError> {
+    let stored = StoredRoles {
+        version: VERSION,
+        roles: Some(*roles),
+    };
+    Ok(files::write_atomic(path, &stored.encode_to_vec(), PRIVATE)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_api::v1::node_roles::ConsensusMember;
+
+    use super::*;
+
+    #[test]
+    fn roles_survive_and_nonsense_is_not_empty() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("roles.pb");
+        assert_eq!(load(&path).unwrap(), None);
+        let roles = NodeRoles {
+            consensus_member: Some(ConsensusMember {}),
+            ..NodeRoles::default()
+        };
+        save(&path, &roles).unwrap();
+        assert_eq!(load(&path).unwrap(), Some(roles));
+
+        std::fs::write(&path, b"\xff\xff").unwrap();
+        assert!(matches!(load(&path), Err(RolesError::Content { .. })));
+        std::fs::write(&path, b"").unwrap();
+        assert!(matches!(
+            load(&path),
+            Err(RolesError::Version { found: 0, .. })
+        ));
+    }
+}
