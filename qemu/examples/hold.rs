@@ -1,0 +1,64 @@
+//! Launches a machine from a raw disk image, says where it is, and stays with
+//! it, or leaves it running:
+//!
+//! ```text
+//! hold STATE IMAGE [detach]
+//! ```
+//!
+//! The smallest user of the library. The tests kill it to see what becomes of
+//! its machine.
+
+use std::{env, path::PathBuf, time::Duration};
+
+use anyhow::Context;
+use hearth_qemu::{
+    accel::Accel,
+    cluster::{Cluster, ClusterSpec, Member},
+    command::Machine,
+    disk::Cache,
+    network::{Forward, Link, Mac, Nic, UserNetwork},
+    vm::Lifetime,
+};
+
+#[tokio::main]
+async fn main() -> anyhow::Result<()> {
+    let mut args = env::args_os().skip(1);
+    let mut path = |what| args.next().map(PathBuf::from).context(what);
+    let state = path("wanted: STATE")?;
+    let image = path("wanted: IMAGE")?;
+    let detach = args.next().is_some_and(|word| word == "detach");
+
+    let mut machine = Machine::new("held", Accel::Tcg);
+    machine.memory_mib = 64;
+    machine.nics = vec![Nic {
+        mac: Mac::of_machine(0),
+        link: Link::User(UserNetwork {
+            restricted: true,
+            forwards: vec![Forward::any(7835)],
+        }),
+    }];
+    let spec = ClusterSpec {
+        state,
+        members: vec![Member {
+            machine,
+            image,
+            disk_bytes: None,
+            cache: Cache::Writeback,
+        }],
+        lifetime: if detach {
+            Lifetime::Detachable
+        } else {
+            Lifetime::Tied
+        },
+    };
+    let cluster = Cluster::launch(&spec).await?;
+    let vm = &cluster.machines()[0];
+    println!("{} {:?}", vm.pid(), vm.forwarded(7835));
+    if detach {
+        cluster.detach()?;
+        return Ok(());
+    }
+    let exit = vm.exited(Duration::from_secs(600)).await?;
+    println!("{exit}");
+    Ok(())
+}

@@ -1,0 +1,467 @@
+//! Machines that are kept: started, left, found again, started again.
+//!
+//! A cluster is a folder, and in it one folder for each machine
+//! ([`crate::run_dir`]) with, besides the logs:
+//!
+//! | file | what |
+//! |---|---|
+//! | `machine.json` | what the machine was last started as: process, ports |
+//! | `base.img` | the image that it was made from |
+//! | `disk.qcow2` | all that it has written since |
+//!
+//! [`Cluster::launch`] makes what is missing and keeps what is there, so the
+//! next launch boots the same machines again, on the same ports. The image is
+//! kept by a hard link (or a copy): an image that is built anew under the same
+//! name does not pull the ground from under the disks that stand on the old
+//! one. That a disk does not stand on the image that was given is told
+//! ([`Image::Older`]), never mended silently: starting over is the user's
+//! decision ([`Cluster::remove`]).
+//!
+//! Invariants: one launcher at a time (a lock in the folder), a machine that
+//! runs is never started a second time, and a process is only ever taken for
+//! a machine of ours by its whole [`Identity`](crate::process::Identity),
+//! never by its number.
+
+mod attached;
+mod image;
+mod record;
+
+use std::{
+    collections::BTreeSet,
+    fs::{self, File, TryLockError},
+    io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use tokio::task::JoinSet;
+
+pub use attached::{AttachError, Attached, attach};
+pub use image::Image;
+use record::Record;
+
+use crate::{
+    command::Machine,
+    disk::{Cache, Disk, DiskError, Format, make_overlay},
+    network::{self, Forwarded, Link},
+    process::Process,
+    run_dir::{RunDir, RunDirError},
+    vm::{Exit, Lifetime, Shutdown, StartError, Tied, Vm},
+};
+
+/// A machine of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Member {
+    /// What it is made of. Its first disk is added by the launch; a forward
+    /// to host port 0 gets the port that it had last time, if that is free.
+    pub machine: Machine,
+    /// The raw image that its disk is made from, the first time.
+    pub image: PathBuf,
+    /// How large the disk is made, in bytes; as large as the image, if none.
+    pub disk_bytes: Option<u64>,
+    /// What becomes of its writes and flushes.
+    pub cache: Cache,
+}
+
+/// What to launch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClusterSpec {
+    /// The cluster's folder.
+    pub state: PathBuf,
+    /// Its machines.
+    pub members: Vec<Member>,
+    /// Whether the machines can be left running.
+    pub lifetime: Lifetime,
+}
+
+/// A running cluster. Dropping it kills its machines.
+#[derive(Debug)]
+pub struct Cluster {
+    // Before the lock: nobody else may come in while machines still run.
+    machines: Vec<Vm>,
+    images: Vec<Image>,
+    _lock: File,
+}
+
+/// A cluster was not launched.
+#[derive(Debug, thiserror::Error)]
+pub enum ClusterError {
+    /// Two machines of one name would share a folder.
+    #[error("two machines are named {0:?}; names must differ")]
+    TwoOfOneName(String),
+    /// Another launcher is at work, or has machines running in its
+    /// foreground.
+    #[error("cluster {0}: another process is using it; stop that first")]
+    InUse(PathBuf),
+    /// A machine was left running.
+    #[error("machine {machine:?} is running already, as process {pid}; stop it first")]
+    Running {
+        /// The machine.
+        machine: String,
+        /// Its process.
+        pid: i32,
+    },
+    /// A file of the cluster's cannot be used.
+    #[error("cannot {step} {path}: {source}")]
+    File {
+        /// What failed.
+        step: &'static str,
+        /// With which file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A machine's record is not of this form.
+    #[error("{path} is not understood ({source}); remove the cluster to start over")]
+    Record {
+        /// The record.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+    /// A machine's folder cannot be used.
+    #[error(transparent)]
+    RunDir(#[from] RunDirError),
+    /// A machine's disk was not made.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// A machine did not start.
+    #[error(transparent)]
+    Start(#[from] StartError),
+    /// A machine cannot be left running.
+    #[error(transparent)]
+    Tied(#[from] Tied),
+}
+
+impl ClusterError {
+    fn file(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
+        let path = path.to_owned();
+        move |source| Self::File { step, path, source }
+    }
+}
+
+impl Cluster {
+    /// Launches the machines, one after the other.
+    ///
+    /// # Errors
+    /// Whatever keeps one of them from starting; then none is left running.
+    pub async fn launch(spec: &ClusterSpec) -> Result<Self, ClusterError> {
+        let mut names = BTreeSet::new();
+        for member in &spec.members {
+            if !names.insert(&member.machine.name) {
+                return Err(ClusterError::TwoOfOneName(member.machine.name.clone()));
+            }
+        }
+        fs::create_dir_all(&spec.state).map_err(ClusterError::file("make", &spec.state))?;
+        let lock = lock(&spec.state)?;
+        // Before any is started: with one of them in the way, none is.
+        for (name, record) in records(&spec.state)? {
+            refuse_running(&name, &record)?;
+        }
+        let mut cluster = Self {
+            machines: Vec::new(),
+            images: Vec::new(),
+            _lock: lock,
+        };
+        for member in &spec.members {
+            let (vm, image) = launch_member(&spec.state, member, spec.lifetime).await?;
+            cluster.machines.push(vm);
+            cluster.images.push(image);
+        }
+        Ok(cluster)
+    }
+
+    /// The machines, in the order of the specification.
+    pub fn machines(&self) -> &[Vm] {
+        &self.machines
+    }
+
+    /// What each machine's disk stands on, in the same order.
+    pub fn images(&self) -> &[Image] {
+        &self.images
+    }
+
+    /// Presses the power buttons of all machines at once and waits until they
+    /// are down, for at most `bound`; then ends the others less gently.
+    ///
+    /// # Errors
+    /// If a process cannot be waited for or killed.
+    pub async fn shutdown(&self, bound: Duration) -> io::Result<Vec<(Shutdown, Exit)>> {
+        let mut tasks = JoinSet::new();
+        for (index, machine) in self.machines.iter().enumerate() {
+            let shutdown = machine.shutdown(bound);
+            tasks.spawn(async move { (index, shutdown.await) });
+        }
+        let mut ends = Vec::new();
+        while let Some(end) = tasks.join_next().await {
+            let (index, end) = end.map_err(io::Error::other)?;
+            ends.push((index, end?));
+        }
+        ends.sort_unstable_by_key(|(index, _)| *index);
+        Ok(ends.into_iter().map(|(_, end)| end).collect())
+    }
+
+    /// Lets the machines go on without this process; [`attach`] finds them
+    /// again.
+    ///
+    /// # Errors
+    /// If they were not launched for that. They are then killed.
+    pub fn detach(self) -> Result<(), ClusterError> {
+        for machine in self.machines {
+            machine.detach()?;
+        }
+        Ok(())
+    }
+
+    /// Removes a cluster: its machines' folders with all that is in them. A
+    /// folder that is not there, or holds no machines, is left as it is.
+    ///
+    /// # Errors
+    /// If machines are running, or files cannot be removed.
+    pub fn remove(state: &Path) -> Result<(), ClusterError> {
+        if !state.exists() {
+            return Ok(());
+        }
+        let _lock = lock(state)?;
+        let records = records(state)?;
+        for (name, record) in &records {
+            refuse_running(name, record)?;
+        }
+        // Only folders that bear a record: whatever else the user keeps there
+        // is not ours.
+        for (name, _) in records {
+            let path = state.join(name);
+            fs::remove_dir_all(&path).map_err(ClusterError::file("remove", &path))?;
+        }
+        Ok(())
+    }
+}
+
+/// Keeps other launchers away for as long as the file is open.
+fn lock(state: &Path) -> Result<File, ClusterError> {
+    let path = state.join("lock");
+    let file = File::options()
+        .create(true)
+        .write(true)
+        .truncate(false)
+        .open(&path)
+        .map_err(ClusterError::file("open", &path))?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::WouldBlock) => Err(ClusterError::InUse(state.to_owned())),
+        Err(TryLockError::Error(source)) => Err(ClusterError::file("lock", &path)(source)),
+    }
+}
+
+/// The machines that have a record, sorted by name.
+fn records(state: &Path) -> Result<Vec<(String, Record)>, ClusterError> {
+    let mut records = Vec::new();
+    let entries = match fs::read_dir(state) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(records),
+        entries => entries.map_err(ClusterError::file("read", state))?,
+    };
+    for entry in entries {
+        let entry = entry.map_err(ClusterError::file("read", state))?;
+        let Ok(name) = entry.file_name().into_string() else {
+            continue;
+        };
+        if let Some(record) = Record::load(&entry.path())? {
+            records.push((name, record));
+        }
+    }
+    records.sort_unstable_by(|(a, _), (b, _)| a.cmp(b));
+    Ok(records)
+}
+
+fn refuse_running(name: &str, record: &Record) -> Result<(), ClusterError> {
+    match find(record)? {
+        Some(process) => Err(ClusterError::Running {
+            machine: name.to_owned(),
+            pid: process.pid(),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// The process of a record, if it runs.
+fn find(record: &Record) -> Result<Option<Process>, ClusterError> {
+    match &record.process {
+        Some(identity) => {
+            Process::find(identity).map_err(ClusterError::file("look into", Path::new("/proc")))
+        }
+        None => Ok(None),
+    }
+}
+
+async fn launch_member(
+    state: &Path,
+    member: &Member,
+    lifetime: Lifetime,
+) -> Result<(Vm, Image), ClusterError> {
+    let name = &member.machine.name;
+    // Before a folder is made of it.
+    member.machine.check().map_err(StartError::from)?;
+    let run_dir = RunDir::create(state.join(name))?;
+    let mut record = Record::load(run_dir.path())?.unwrap_or_default();
+    record.process = None;
+    // First of all: by its record the folder is known to be ours.
+    record.save(run_dir.path())?;
+
+    let (disk, image) = prepare_disk(&run_dir, member).await?;
+    let mut machine = member.machine.clone();
+    machine.disks.insert(0, disk);
+    keep_ports(&mut machine, &record.forwards);
+    let vm = Vm::start(&machine, &run_dir, lifetime).await?;
+    let identity = vm
+        .identity()
+        .map_err(ClusterError::file("look into", Path::new("/proc")))?;
+    record.process = Some(identity);
+    record.forwards = vm.forwards().to_vec();
+    record.save(run_dir.path())?;
+    Ok((vm, image))
+}
+
+/// Makes the machine's disk, unless it is there.
+async fn prepare_disk(run_dir: &RunDir, member: &Member) -> Result<(Disk, Image), ClusterError> {
+    let (base, path) = (run_dir.file("base.img"), run_dir.file("disk.qcow2"));
+    let image = if path.exists() {
+        image::compare(&base, &member.image)
+            .map_err(ClusterError::file("compare", &member.image))?
+    } else {
+        image::keep(&member.image, &base).map_err(ClusterError::file("keep", &member.image))?;
+        // By its bare name, so that the cluster's folder can be moved.
+        make_overlay(Path::new("base.img"), &path, member.disk_bytes).await?;
+        Image::New
+    };
+    let disk = Disk {
+        path,
+        format: Format::Qcow2,
+        cache: member.cache,
+    };
+    Ok((disk, image))
+}
+
+/// Ports that may be any become those of last time, where they are free.
+fn keep_ports(machine: &mut Machine, last: &[Forwarded]) {
+    let links = machine.nics.iter_mut().map(|nic| &mut nic.link);
+    for link in links {
+        let Link::User(user) = link else { continue };
+        for forward in user.forwards.iter_mut().filter(|forward| forward.host == 0) {
+            let port = last
+                .iter()
+                .find(|last| last.guest == forward.guest)
+                .map(|last| last.host.port());
+            if let Some(port) = port.filter(|port| network::is_free(*port)) {
+                forward.host = port;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        accel::Accel,
+        network::{Forward, Mac, Nic, UserNetwork},
+    };
+
+    fn member(name: &str) -> Member {
+        Member {
+            machine: Machine::new(name, Accel::Tcg),
+            image: PathBuf::from("/nonexistent/image"),
+            disk_bytes: None,
+            cache: Cache::default(),
+        }
+    }
+
+    #[test]
+    fn ports_of_last_time_are_kept_where_they_are_free() {
+        let holder = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+        let taken = holder.local_addr().expect("its address");
+        let free = {
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+            listener.local_addr().expect("its address")
+        };
+        let mut machine = Machine::new("a", Accel::Tcg);
+        machine.nics.push(Nic {
+            mac: Mac::of_machine(0),
+            link: Link::User(UserNetwork {
+                restricted: false,
+                forwards: vec![
+                    Forward::any(1),
+                    Forward::any(2),
+                    Forward { guest: 3, host: 9 },
+                    Forward::any(4),
+                ],
+            }),
+        });
+        let last =
+            [(1, free), (2, taken), (3, free)].map(|(guest, host)| Forwarded { guest, host });
+        keep_ports(&mut machine, &last);
+        let Link::User(user) = &machine.nics[0].link else {
+            panic!("it was a user network");
+        };
+        let hosts: Vec<u16> = user.forwards.iter().map(|forward| forward.host).collect();
+        assert_eq!(hosts, [free.port(), 0, 9, 0]);
+    }
+
+    #[tokio::test]
+    async fn one_launcher_at_a_time_and_names_differ() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let spec = ClusterSpec {
+            state: folder.path().join("cluster"),
+            members: vec![member("a"), member("a")],
+            lifetime: Lifetime::Tied,
+        };
+        let error = Cluster::launch(&spec).await.expect_err("two of one name");
+        assert!(matches!(error, ClusterError::TwoOfOneName(name) if name == "a"));
+
+        fs::create_dir(&spec.state).expect("a folder");
+        let held = lock(&spec.state).expect("locked");
+        let spec = ClusterSpec {
+            members: vec![member("a")],
+            ..spec
+        };
+        assert!(matches!(
+            Cluster::launch(&spec).await,
+            Err(ClusterError::InUse(_))
+        ));
+        assert!(matches!(
+            Cluster::remove(&spec.state),
+            Err(ClusterError::InUse(_))
+        ));
+        drop(held);
+        let error = Cluster::launch(&spec).await.expect_err("there is no image");
+        assert!(error.to_string().contains("/nonexistent/image"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn only_our_own_folders_are_removed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let state = folder.path().join("cluster");
+        Cluster::remove(&state).expect("nothing to remove");
+        let ours = RunDir::create(state.join("a")).expect("a folder");
+        Record::default().save(ours.path()).expect("a record");
+        fs::write(ours.serial_log(), "log").expect("a log");
+        fs::create_dir(state.join("other")).expect("a folder");
+        fs::write(state.join("other/file"), "precious").expect("a file");
+        Cluster::remove(&state).expect("removed");
+        assert!(!ours.path().exists());
+        assert!(state.join("other/file").exists());
+    }
+
+    #[tokio::test]
+    async fn a_record_that_is_not_understood_is_not_overwritten() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let run_dir = RunDir::create(folder.path().join("a")).expect("a folder");
+        fs::write(run_dir.file("machine.json"), "{").expect("a broken record");
+        let spec = ClusterSpec {
+            state: folder.path().to_owned(),
+            members: vec![member("a")],
+            lifetime: Lifetime::Tied,
+        };
+        let error = Cluster::launch(&spec).await.expect_err("a broken record");
+        assert!(matches!(error, ClusterError::Record { .. }), "{error}");
+    }
+}

@@ -1,0 +1,190 @@
+//! A machine that another process has started.
+
+use std::{io, net::SocketAddr, path::Path, time::Duration};
+
+use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+
+use super::{ClusterError, Record, find, records};
+use crate::{
+    console::{self, Console},
+    control::{self, Shutdown},
+    network::Forwarded,
+    process::{Process, Usage},
+    qmp::{Qmp, QmpError},
+    run_dir::RunDir,
+};
+
+/// A machine that runs, whoever started it. Dropping the handle does nothing
+/// to the machine.
+#[derive(Debug)]
+pub struct Attached {
+    name: String,
+    run_dir: RunDir,
+    process: std::sync::Arc<Process>,
+    qmp: Qmp,
+    console: Console,
+    forwards: Vec<Forwarded>,
+    _tasks: [AbortOnDropHandle<()>; 2],
+}
+
+/// A machine was found and cannot be attached to.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    /// The cluster cannot be read.
+    #[error(transparent)]
+    Cluster(#[from] ClusterError),
+    /// QEMU does not speak.
+    #[error("machine {machine:?} runs as process {pid}, and does not answer: {source}")]
+    Qmp {
+        /// The machine.
+        machine: String,
+        /// Its process.
+        pid: i32,
+        /// What is wrong.
+        source: QmpError,
+    },
+    /// Its process or console cannot be watched.
+    #[error("machine {machine:?}: cannot {step}: {source}")]
+    Watch {
+        /// The machine.
+        machine: String,
+        /// What failed.
+        step: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// The machines of the cluster in this folder that run, sorted by name. None
+/// run where there is no such folder.
+///
+/// # Errors
+/// If the cluster cannot be read, or one of its machines does not answer.
+pub async fn attach(state: &Path) -> Result<Vec<Attached>, AttachError> {
+    let mut machines = Vec::new();
+    for (name, record) in records(state)? {
+        if let Some(process) = find(&record)? {
+            machines.push(Attached::new(state, name, record, process).await?);
+        }
+    }
+    Ok(machines)
+}
+
+impl Attached {
+    async fn new(
+        state: &Path,
+        name: String,
+        record: Record,
+        process: Process,
+    ) -> Result<Self, AttachError> {
+        let watch_error = |step| {
+            let machine = name.clone();
+            move |source| AttachError::Watch {
+                machine,
+                step,
+                source,
+            }
+        };
+        let run_dir = RunDir::open(state.join(&name)).map_err(ClusterError::from)?;
+        let started = process.started().map_err(watch_error("learn its age"))?;
+        // Not the launcher's socket, which serves one client at a time, and
+        // not the launcher's log.
+        let connected = async {
+            let stream = run_dir.connect(&run_dir.control_socket()).await?;
+            Qmp::handshake(stream, &run_dir.file("control.log"), started).await
+        };
+        let qmp = connected.await.map_err(|source| AttachError::Qmp {
+            machine: name.clone(),
+            pid: process.pid(),
+            source,
+        })?;
+        let ended = CancellationToken::new();
+        let (console, follower) = console::follow(&run_dir.serial_log(), started, ended.clone())
+            .map_err(watch_error("follow the console"))?;
+        let process = std::sync::Arc::new(process);
+        let watched = process.clone();
+        let watcher = async move {
+            if let Err(error) = watched.ended().await {
+                tracing::error!(%error, "cannot wait for QEMU");
+            }
+            ended.cancel();
+        };
+        Ok(Self {
+            run_dir,
+            process,
+            qmp,
+            console,
+            forwards: record.forwards,
+            _tasks: [
+                AbortOnDropHandle::new(tokio::spawn(follower)),
+                AbortOnDropHandle::new(tokio::spawn(watcher)),
+            ],
+            name,
+        })
+    }
+
+    /// The machine's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its folder.
+    pub fn run_dir(&self) -> &RunDir {
+        &self.run_dir
+    }
+
+    /// QEMU's process number.
+    pub fn pid(&self) -> i32 {
+        self.process.pid()
+    }
+
+    /// Its QMP connection.
+    pub fn qmp(&self) -> &Qmp {
+        &self.qmp
+    }
+
+    /// Its console, from the machine's start; what was said before this
+    /// handle was made is dated with its making.
+    pub fn console(&self) -> &Console {
+        &self.console
+    }
+
+    /// Its ports as they are found on the host.
+    pub fn forwards(&self) -> &[Forwarded] {
+        &self.forwards
+    }
+
+    /// Where this port of the guest is found on the host.
+    pub fn forwarded(&self, guest: u16) -> Option<SocketAddr> {
+        self.forwards
+            .iter()
+            .find(|forwarded| forwarded.guest == guest)
+            .map(|forwarded| forwarded.host)
+    }
+
+    /// What QEMU has used so far.
+    ///
+    /// # Errors
+    /// If it has ended.
+    pub fn usage(&self) -> io::Result<Usage> {
+        self.process.usage()
+    }
+
+    /// Presses its power button and waits until it is down, for at most
+    /// `bound`; then ends it less gently.
+    ///
+    /// # Errors
+    /// If the process cannot be waited for or killed.
+    pub async fn shutdown(&self, bound: Duration) -> io::Result<Shutdown> {
+        control::shut_down(&self.qmp, &self.process, bound).await
+    }
+
+    /// Pulls its plug. When this returns, QEMU is gone.
+    ///
+    /// # Errors
+    /// If the process cannot be killed.
+    pub async fn power_cut(&self) -> io::Result<()> {
+        self.process.kill()?;
+        self.process.ended().await
+    }
+}

@@ -1,0 +1,516 @@
+//! From what a machine is made of to QEMU's command line.
+//!
+//! [`Machine`] is plain data; [`Machine::command`] checks it and writes the
+//! arguments, one helper for each concern, with a reason beside each flag that
+//! does not explain itself. Nothing here touches the disk or starts anything.
+
+mod line;
+
+use std::{
+    fmt,
+    os::fd::RawFd,
+    path::{Path, PathBuf},
+};
+
+pub use line::CommandLine;
+use line::Options;
+
+use crate::{
+    accel::Accel,
+    disk::Disk,
+    firmware::Firmware,
+    fw_cfg::{Content, Item, Name},
+    network::{Link, Nic},
+    run_dir::RunDir,
+};
+
+/// The QEMU that is run.
+pub const QEMU: &str = "qemu-system-x86_64";
+
+/// Linux takes this much of a command line on x86, the final NUL included.
+const COMMAND_LINE_SIZE: usize = 2048;
+
+/// TCG keeps its translations in a buffer that may grow to 1 GiB by default,
+/// which adds up when several machines run for long. Firmware and kernel make
+/// 43 MiB of them, the rest is for the node. A buffer that is full is emptied
+/// and filled again.
+const TCG_BUFFER_MIB: u32 = 256;
+
+/// What a machine is made of.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Machine {
+    /// 1 to 32 of a–z, 0–9 and '-'; names the window, the process, the folder.
+    pub name: String,
+    /// What it runs on.
+    pub accel: Accel,
+    /// Virtual CPUs, 1 to 64.
+    pub cpus: u32,
+    /// Memory in MiB, at least 64.
+    pub memory_mib: u32,
+    /// How it starts.
+    pub boot: Boot,
+    /// virtio disks. UEFI boots from the first.
+    pub disks: Vec<Disk>,
+    /// virtio network cards.
+    pub nics: Vec<Nic>,
+    /// What the guest finds in fw_cfg.
+    pub fw_cfg: Vec<Item>,
+    /// Whether it has a virtio random number generator.
+    pub rng: bool,
+    /// A TPM 2.0, emulated by somebody else.
+    pub tpm: Option<Tpm>,
+    /// Its watchdog's action; the device is always there.
+    pub watchdog: WatchdogAction,
+    /// Its clock.
+    pub rtc: Rtc,
+    /// What a guest's reset does.
+    pub on_reset: OnReset,
+}
+
+/// How a machine starts.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Boot {
+    /// PC firmware (SeaBIOS) and what it finds.
+    Bios,
+    /// UEFI: what a real machine does, and five seconds slower under TCG.
+    Uefi(Firmware),
+    /// QEMU loads the kernel itself.
+    Direct {
+        /// A bzImage.
+        kernel: PathBuf,
+        /// An initramfs.
+        initrd: Option<PathBuf>,
+        /// The kernel's command line.
+        append: String,
+    },
+}
+
+/// The action of the watchdog (an Intel 6300ESB) when the guest stops feeding
+/// it. It does nothing until the guest opens it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum WatchdogAction {
+    /// As on a real machine.
+    #[default]
+    Reset,
+    /// QEMU ends.
+    Poweroff,
+    /// The machine stands still, so that it can be looked at.
+    Pause,
+    /// Only an event on QMP.
+    None,
+}
+
+/// What becomes of QEMU when the guest resets the machine.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OnReset {
+    /// It boots again.
+    #[default]
+    Reboot,
+    /// QEMU ends, and says so ([`crate::vm::Cause::GuestReset`]).
+    Exit,
+}
+
+/// The machine's clock.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Rtc {
+    /// The host's time.
+    #[default]
+    Host,
+    /// Starts at this date in UTC, `2038-01-19T03:14:00`, and goes on from
+    /// there.
+    From(String),
+}
+
+/// A TPM that swtpm (or a program like it) serves.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tpm {
+    /// Its control socket.
+    pub socket: PathBuf,
+    /// How the guest talks to it.
+    pub interface: TpmInterface,
+}
+
+/// The TPM's interface to the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TpmInterface {
+    /// FIFO; works with every firmware.
+    Tis,
+    /// Command response buffer.
+    Crb,
+}
+
+/// Where QEMU gets its QMP sockets from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sockets {
+    /// Listening sockets that it inherits: the launcher's and everyone
+    /// else's.
+    Inherited {
+        /// Descriptor of the launcher's.
+        qmp: RawFd,
+        /// Descriptor of everyone else's.
+        control: RawFd,
+    },
+    /// It makes them itself, under the names of the machine's folder: for a
+    /// command that is run by hand.
+    Made,
+}
+
+/// What is wrong with a machine.
+#[derive(Debug, thiserror::Error, PartialEq, Eq)]
+#[error("machine {machine:?}: {field}: found {found}, wanted {wanted}")]
+pub struct MachineError {
+    machine: String,
+    field: &'static str,
+    found: String,
+    wanted: &'static str,
+}
+
+impl Machine {
+    /// A machine with one CPU, 512 MiB, a random number generator and nothing
+    /// else.
+    pub fn new(name: impl Into<String>, accel: Accel) -> Self {
+        Self {
+            name: name.into(),
+            accel,
+            cpus: 1,
+            memory_mib: 512,
+            boot: Boot::Bios,
+            disks: Vec::new(),
+            nics: Vec::new(),
+            fw_cfg: Vec::new(),
+            rng: true,
+            tpm: None,
+            watchdog: WatchdogAction::default(),
+            rtc: Rtc::default(),
+            on_reset: OnReset::default(),
+        }
+    }
+
+    /// The command that starts it, with its files in `run_dir`.
+    ///
+    /// # Errors
+    /// Names the first field that QEMU or a guest would not take.
+    pub fn command(&self, run_dir: &RunDir, sockets: Sockets) -> Result<CommandLine, MachineError> {
+        self.check()?;
+        let mut line = CommandLine::new(QEMU);
+        self.machine(&mut line);
+        self.cpu(&mut line);
+        self.memory(&mut line);
+        self.boot(&mut line, run_dir);
+        self.disks(&mut line);
+        self.network(&mut line);
+        self.fw_cfg(&mut line, run_dir);
+        self.console(&mut line, run_dir);
+        monitor(&mut line, run_dir, sockets);
+        self.rng(&mut line);
+        self.tpm(&mut line);
+        self.watchdog(&mut line);
+        self.clock(&mut line);
+        Ok(line)
+    }
+
+    pub(crate) fn check(&self) -> Result<(), MachineError> {
+        let refuse = |field, found: &dyn fmt::Debug, wanted| {
+            Err(MachineError {
+                machine: self.name.clone(),
+                field,
+                found: format!("{found:?}"),
+                wanted,
+            })
+        };
+        let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        if !(1..=32).contains(&self.name.len()) || !self.name.bytes().all(plain) {
+            return refuse("name", &self.name, "1 to 32 of a-z, 0-9 and '-'");
+        }
+        if !(1..=64).contains(&self.cpus) {
+            return refuse("cpus", &self.cpus, "1 to 64");
+        }
+        if self.memory_mib < 64 {
+            return refuse("memory_mib", &self.memory_mib, "at least 64");
+        }
+        if let Boot::Direct { append, .. } = &self.boot
+            && (append.len() >= COMMAND_LINE_SIZE || append.contains('\0'))
+        {
+            return refuse("boot.append", append, "at most 2047 bytes without NUL");
+        }
+        if let Rtc::From(date) = &self.rtc
+            && !is_date(date)
+        {
+            return refuse("rtc", date, "a date as 2038-01-19T03:14:00");
+        }
+        let mut names: Vec<&Name> = self.fw_cfg.iter().map(|item| &item.name).collect();
+        names.sort_unstable_by_key(|name| name.as_str());
+        if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
+            return refuse("fw_cfg", &twice[0].as_str(), "each name once");
+        }
+        for item in &self.fw_cfg {
+            // QEMU takes an empty string for a forgotten one; bytes may well
+            // be empty.
+            if let Content::Text(text) = &item.content
+                && (text.is_empty() || text.contains('\0'))
+            {
+                return refuse(
+                    "fw_cfg",
+                    &item.name.as_str(),
+                    "text that is not empty, without NUL",
+                );
+            }
+        }
+        for nic in &self.nics {
+            if let Link::User(user) = &nic.link
+                && user.forwards.iter().any(|forward| forward.guest == 0)
+            {
+                return refuse("nics", &"forward of guest port 0", "a port of the guest");
+            }
+        }
+        Ok(())
+    }
+
+    fn machine(&self, line: &mut CommandLine) {
+        // Names the threads as well, so that the CPU time of the virtual CPUs
+        // can be told from the rest.
+        line.option(
+            "-name",
+            Options::with("guest", &self.name).on("debug-threads", true),
+        );
+        // Neither the host's QEMU configuration nor devices that QEMU adds of
+        // itself (VGA, floppy, CD-ROM, a network card): they cost the firmware
+        // time and make machines differ between hosts.
+        line.arg("-no-user-config").arg("-nodefaults");
+        line.option("-display", "none");
+        // Plain: leaving out the chipset's SMM, SATA, USB and sleep states was
+        // measured, and saves the firmware no time.
+        let mut machine = Options::of("q35");
+        if let Boot::Uefi(_) = self.boot {
+            machine = machine.set("pflash0", "code").set("pflash1", "vars");
+        }
+        line.option("-machine", machine);
+        if self.on_reset == OnReset::Exit {
+            line.arg("-no-reboot");
+        }
+    }
+
+    fn cpu(&self, line: &mut CommandLine) {
+        match self.accel {
+            Accel::Kvm => {
+                line.option("-accel", "kvm").option("-cpu", "host");
+            }
+            Accel::Tcg => {
+                let accel = Options::of("tcg")
+                    .set("thread", "multi")
+                    .set("tb-size", TCG_BUFFER_MIB.to_string());
+                // All that TCG can do: without AES instructions a boot with an
+                // encrypted disk takes a second longer.
+                line.option("-accel", accel).option("-cpu", "max");
+            }
+        }
+        line.option("-smp", self.cpus.to_string());
+    }
+
+    fn memory(&self, line: &mut CommandLine) {
+        line.option("-m", format!("{}M", self.memory_mib));
+    }
+
+    fn boot(&self, line: &mut CommandLine, run_dir: &RunDir) {
+        match &self.boot {
+            Boot::Bios => {}
+            Boot::Uefi(firmware) => {
+                // As block devices of the machine, not by `-drive if=pflash`:
+                // there a colon in a path is taken for a protocol.
+                line.option(
+                    "-blockdev",
+                    file("code", &firmware.code).on("read-only", true),
+                );
+                line.option("-blockdev", file("vars", &run_dir.vars()));
+            }
+            Boot::Direct {
+                kernel,
+                initrd,
+                append,
+            } => {
+                line.option("-kernel", absolute(kernel));
+                if let Some(initrd) = initrd {
+                    line.option("-initrd", absolute(initrd));
+                }
+                line.option("-append", append);
+            }
+        }
+        // No menu and no waiting for a key. Only devices with a boot index: a
+        // disk that does not boot is an error at once, and not an attempt at
+        // every other device.
+        line.option("-boot", Options::with("menu", "off").on("strict", true));
+    }
+
+    fn disks(&self, line: &mut CommandLine) {
+        for (index, disk) in self.disks.iter().enumerate() {
+            let node = format!("disk{index}");
+            let file = Options::with("driver", disk.format.driver())
+                .set("node-name", &node)
+                .set("file.driver", "file")
+                .path("file.filename", &absolute(&disk.path))
+                .on("cache.direct", disk.cache.direct())
+                .on("cache.no-flush", disk.cache.no_flush())
+                .on("file.cache.direct", disk.cache.direct())
+                .on("file.cache.no-flush", disk.cache.no_flush())
+                // What the guest discards is a hole again, so that a disk
+                // stays as small as what is on it.
+                .set("discard", "unmap")
+                .set("file.discard", "unmap");
+            line.option("-blockdev", file);
+            let device = Options::of("virtio-blk-pci")
+                .set("drive", &node)
+                .on("write-cache", disk.cache.write_cache())
+                // Told to the firmware, which then starts the drivers of this
+                // device alone instead of all that it has.
+                .set("bootindex", index.to_string());
+            line.option("-device", device);
+        }
+    }
+
+    fn network(&self, line: &mut CommandLine) {
+        for (index, nic) in self.nics.iter().enumerate() {
+            let mut device = Options::of("virtio-net-pci")
+                .set("mac", nic.mac.to_string())
+                // No option ROM: the firmware would try to boot from the net.
+                .set("romfile", "");
+            if let Link::User(user) = &nic.link {
+                let id = format!("net{index}");
+                let mut network = Options::of("user")
+                    .set("id", &id)
+                    .on("restrict", user.restricted);
+                for forward in &user.forwards {
+                    let rule = format!("tcp:127.0.0.1:{}-:{}", forward.host, forward.guest);
+                    network = network.set("hostfwd", rule);
+                }
+                line.option("-netdev", network);
+                device = device.set("netdev", id);
+            }
+            line.option("-device", device);
+        }
+    }
+
+    fn fw_cfg(&self, line: &mut CommandLine, run_dir: &RunDir) {
+        for (number, item) in self.fw_cfg.iter().enumerate() {
+            let options = Options::with("name", item.name.as_str());
+            let options = match &item.content {
+                Content::Bytes(_) => options.path("file", &run_dir.fw_cfg(number)),
+                Content::File(path) => options.path("file", &absolute(path)),
+                Content::Text(text) => options.set("string", text),
+            };
+            line.option("-fw_cfg", options);
+        }
+    }
+
+    fn console(&self, line: &mut CommandLine, run_dir: &RunDir) {
+        // To a file, not to a socket or a pipe: QEMU never waits for a reader,
+        // nothing is lost while there is none, and whoever comes later finds
+        // the beginning as well.
+        let file = Options::of("file")
+            .set("id", "serial")
+            .path("path", &run_dir.serial_log())
+            .on("append", true);
+        line.option("-chardev", file)
+            .option("-serial", "chardev:serial");
+    }
+
+    fn rng(&self, line: &mut CommandLine) {
+        if self.rng {
+            // Without it (and without a CPU that is trusted) a guest's
+            // getrandom() waits for ever.
+            line.option("-device", "virtio-rng-pci");
+        }
+    }
+
+    fn tpm(&self, line: &mut CommandLine) {
+        let Some(tpm) = &self.tpm else { return };
+        let socket = Options::of("socket")
+            .set("id", "tpm")
+            .path("path", &absolute(&tpm.socket));
+        line.option("-chardev", socket);
+        line.option("-tpmdev", "emulator,id=tpm0,chardev=tpm");
+        line.option(
+            "-device",
+            match tpm.interface {
+                TpmInterface::Tis => "tpm-tis,tpmdev=tpm0",
+                TpmInterface::Crb => "tpm-crb,tpmdev=tpm0",
+            },
+        );
+    }
+
+    fn watchdog(&self, line: &mut CommandLine) {
+        line.option("-device", "i6300esb");
+        let action = match self.watchdog {
+            WatchdogAction::Reset => "reset",
+            WatchdogAction::Poweroff => "poweroff",
+            WatchdogAction::Pause => "pause",
+            WatchdogAction::None => "none",
+        };
+        line.option("-action", Options::with("watchdog", action));
+    }
+
+    fn clock(&self, line: &mut CommandLine) {
+        let base = match &self.rtc {
+            Rtc::Host => "utc",
+            Rtc::From(date) => date,
+        };
+        line.option("-rtc", Options::with("base", base));
+    }
+}
+
+/// The two QMP sockets.
+fn monitor(line: &mut CommandLine, run_dir: &RunDir, sockets: Sockets) {
+    let ends = match sockets {
+        Sockets::Inherited { qmp, control } => [
+            ("qmp", Options::of("socket").set("fd", qmp.to_string())),
+            (
+                "control",
+                Options::of("socket").set("fd", control.to_string()),
+            ),
+        ],
+        Sockets::Made => [
+            ("qmp", made(&run_dir.qmp_socket())),
+            ("control", made(&run_dir.control_socket())),
+        ],
+    };
+    for (id, end) in ends {
+        // The machine starts whether or not somebody is connected.
+        line.option(
+            "-chardev",
+            end.set("id", id).on("server", true).on("wait", false),
+        );
+        line.option("-mon", Options::with("chardev", id).set("mode", "control"));
+    }
+}
+
+/// A socket that QEMU makes itself: relative to the folder it runs in, for
+/// addresses of sockets are short.
+fn made(path: &Path) -> Options {
+    Options::of("socket").path("path", Path::new(path.file_name().unwrap_or_default()))
+}
+
+/// A raw file as a block device.
+fn file(node: &str, path: &Path) -> Options {
+    Options::with("driver", "file")
+        .set("node-name", node)
+        .path("filename", &absolute(path))
+}
+
+/// QEMU runs in the machine's folder, so relative paths must be resolved
+/// before. Fails only for the empty path or without a current folder; QEMU
+/// then names the file that it does not find.
+fn absolute(path: &Path) -> PathBuf {
+    std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
+}
+
+/// `2038-01-19T03:14:00`, by form; QEMU checks the rest.
+fn is_date(text: &str) -> bool {
+    let form = b"dddd-dd-ddTdd:dd:dd";
+    text.len() == form.len()
+        && text.bytes().zip(form).all(|(byte, form)| match form {
+            b'd' => byte.is_ascii_digit(),
+            separator => byte == *separator,
+        })
+}
+
+#[cfg(test)]
+mod tests;

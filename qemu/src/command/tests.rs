@@ -1,0 +1,312 @@
+//! The command line of machines of all kinds. That QEMU takes them is tested
+//! with a real one (`tests/machine.rs`).
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::{
+    disk::{Cache, Format},
+    network::{Forward, Mac, UserNetwork},
+};
+
+fn run_dir() -> (tempfile::TempDir, RunDir) {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run_dir = RunDir::create(folder.path().join("a,b")).expect("a run dir");
+    (folder, run_dir)
+}
+
+fn command(machine: &Machine) -> CommandLine {
+    let (_folder, run_dir) = run_dir();
+    machine.command(&run_dir, Sockets::Made).expect("a machine")
+}
+
+fn refused(machine: &Machine) -> String {
+    let (_folder, run_dir) = run_dir();
+    let error = machine.command(&run_dir, Sockets::Made);
+    error.expect_err("no machine").to_string()
+}
+
+fn machine() -> Machine {
+    Machine::new("node-0", Accel::Tcg)
+}
+
+/// The first value of an option, as text.
+fn value(line: &CommandLine, option: &str) -> String {
+    line.values_of(option)[0].to_string_lossy().into_owned()
+}
+
+#[test]
+fn each_accelerator_has_its_cpu() {
+    let tcg = command(&machine());
+    assert_eq!(value(&tcg, "-accel"), "tcg,thread=multi,tb-size=256");
+    assert_eq!(value(&tcg, "-cpu"), "max");
+    let kvm = command(&Machine::new("a", Accel::Kvm));
+    assert_eq!(value(&kvm, "-accel"), "kvm");
+    assert_eq!(value(&kvm, "-cpu"), "host");
+}
+
+#[test]
+fn a_direct_boot_has_a_kernel_and_no_flash() {
+    let line = command(&Machine {
+        boot: Boot::Direct {
+            kernel: "/k,1".into(),
+            initrd: Some("i".into()),
+            append: "console=ttyS0,115200 quiet".into(),
+        },
+        ..machine()
+    });
+    // Arguments of their own: nothing is escaped in them.
+    assert_eq!(value(&line, "-kernel"), "/k,1");
+    assert_eq!(value(&line, "-append"), "console=ttyS0,115200 quiet");
+    // QEMU runs in another folder.
+    assert!(Path::new(line.values_of("-initrd")[0]).is_absolute());
+    assert_eq!(value(&line, "-machine"), "q35");
+}
+
+#[test]
+fn uefi_has_read_only_code_and_variables_of_its_own() {
+    let (_folder, run_dir) = run_dir();
+    let firmware = Firmware {
+        code: "/fw/CODE.fd".into(),
+        vars: "/fw/VARS.fd".into(),
+    };
+    let machine = Machine {
+        boot: Boot::Uefi(firmware),
+        ..machine()
+    };
+    let line = machine.command(&run_dir, Sockets::Made).expect("a machine");
+    assert_eq!(value(&line, "-machine"), "q35,pflash0=code,pflash1=vars");
+    let flash = line.values_of("-blockdev");
+    assert_eq!(
+        flash[0],
+        "driver=file,node-name=code,filename=/fw/CODE.fd,read-only=on"
+    );
+    let vars = run_dir.vars().display().to_string().replace(',', ",,");
+    assert_eq!(
+        flash[1],
+        format!("driver=file,node-name=vars,filename={vars}").as_str()
+    );
+}
+
+#[test]
+fn cache_modes_are_what_they_say() {
+    for (cache, direct, no_flush, write_cache) in [
+        (Cache::Writeback, "off", "off", "on"),
+        (Cache::Unsafe, "off", "on", "on"),
+        (Cache::Directsync, "on", "off", "off"),
+    ] {
+        let mut machine = machine();
+        machine.disks.push(Disk {
+            path: "/d,x.qcow2".into(),
+            format: Format::Qcow2,
+            cache,
+        });
+        let line = command(&machine);
+        let file = value(&line, "-blockdev");
+        assert!(file.contains("driver=qcow2"), "{file}");
+        assert!(file.contains("file.filename=/d,,x.qcow2"), "{file}");
+        assert!(
+            file.contains(&format!(",cache.direct={direct},cache.no-flush={no_flush}")),
+            "{file}"
+        );
+        let device = value(&line, "-device");
+        assert!(
+            device.contains(&format!("drive=disk0,write-cache={write_cache}")),
+            "{device}"
+        );
+        assert!(device.contains("bootindex=0"), "{device}");
+    }
+}
+
+#[test]
+fn ports_are_forwarded_from_this_host_only() {
+    let user = UserNetwork {
+        restricted: true,
+        forwards: vec![
+            Forward::any(7835),
+            Forward {
+                guest: 7836,
+                host: 17836,
+            },
+        ],
+    };
+    let mut machine = machine();
+    machine.nics = vec![
+        Nic {
+            mac: Mac::of_machine(1),
+            link: Link::User(user),
+        },
+        Nic {
+            mac: Mac::of_machine(2),
+            link: Link::Unplugged,
+        },
+    ];
+    let line = command(&machine);
+    assert_eq!(
+        line.values_of("-netdev"),
+        [
+            "user,id=net0,restrict=on,hostfwd=tcp:127.0.0.1:0-:7835,hostfwd=tcp:127.0.0.1:17836-:7836"
+        ]
+    );
+    let cards = line.values_of("-device");
+    assert_eq!(
+        cards[0],
+        "virtio-net-pci,mac=52:54:00:48:00:01,romfile=,netdev=net0"
+    );
+    assert_eq!(cards[1], "virtio-net-pci,mac=52:54:00:48:00:02,romfile=");
+}
+
+#[test]
+fn bytes_go_through_a_file_and_never_the_command_line() {
+    let mut machine = machine();
+    machine.fw_cfg = vec![
+        Item::text("opt/a", "x,y").expect("a name"),
+        Item::bytes("opt/b", *b"secret").expect("a name"),
+        Item::file("opt/c", "/some/file").expect("a name"),
+    ];
+    let line = command(&machine);
+    let items = line.values_of("-fw_cfg");
+    assert_eq!(items[0], "name=opt/a,string=x,,y");
+    assert!(
+        items[1].to_string_lossy().ends_with("/a,,b/fw_cfg-1.bin"),
+        "{items:?}"
+    );
+    assert_eq!(items[2], "name=opt/c,file=/some/file");
+    assert!(!line.to_string().contains("secret"));
+}
+
+#[test]
+fn sockets_are_inherited_or_made() {
+    let (_folder, run_dir) = run_dir();
+    let inherited = Sockets::Inherited {
+        qmp: 11,
+        control: 12,
+    };
+    let line = machine().command(&run_dir, inherited).expect("a machine");
+    let ends = line.values_of("-chardev");
+    assert!(
+        ends.contains(&"socket,fd=11,id=qmp,server=on,wait=off".as_ref()),
+        "{ends:?}"
+    );
+    assert!(
+        ends.contains(&"socket,fd=12,id=control,server=on,wait=off".as_ref()),
+        "{ends:?}"
+    );
+    let line = command(&machine());
+    let ends = line.values_of("-chardev");
+    assert!(
+        ends.contains(&"socket,path=qmp.sock,id=qmp,server=on,wait=off".as_ref()),
+        "{ends:?}"
+    );
+}
+
+#[test]
+fn the_rest_is_where_it_was_asked_for() {
+    let line = command(&Machine {
+        watchdog: WatchdogAction::Pause,
+        rtc: Rtc::From("2038-01-19T03:14:00".into()),
+        on_reset: OnReset::Exit,
+        rng: false,
+        tpm: Some(Tpm {
+            socket: "/t/swtpm.sock".into(),
+            interface: TpmInterface::Crb,
+        }),
+        ..machine()
+    });
+    assert_eq!(value(&line, "-action"), "watchdog=pause");
+    assert_eq!(value(&line, "-rtc"), "base=2038-01-19T03:14:00");
+    assert!(line.args().iter().any(|arg| arg == "-no-reboot"));
+    let devices = line.values_of("-device");
+    assert!(
+        devices.contains(&"tpm-crb,tpmdev=tpm0".as_ref()),
+        "{devices:?}"
+    );
+    assert!(!devices.contains(&"virtio-rng-pci".as_ref()), "{devices:?}");
+    let line = command(&machine());
+    assert!(!line.args().iter().any(|arg| arg == "-no-reboot"));
+    assert!(
+        line.values_of("-device")
+            .contains(&"virtio-rng-pci".as_ref())
+    );
+}
+
+#[test]
+fn what_qemu_would_not_take_is_refused_by_field() {
+    for (machine, words) in [
+        (Machine::new("", Accel::Tcg), "name: found \"\""),
+        (Machine::new("a/b", Accel::Tcg), "wanted 1 to 32 of a-z"),
+        (
+            Machine {
+                cpus: 0,
+                ..machine()
+            },
+            "cpus: found 0, wanted 1 to 64",
+        ),
+        (
+            Machine {
+                memory_mib: 63,
+                ..machine()
+            },
+            "memory_mib: found 63, wanted at least 64",
+        ),
+        (
+            Machine {
+                rtc: Rtc::From("now".into()),
+                ..machine()
+            },
+            "rtc: found \"now\"",
+        ),
+    ] {
+        let error = refused(&machine);
+        assert!(error.contains(words), "{error}");
+    }
+    let append = "x".repeat(2048);
+    let boot = Boot::Direct {
+        kernel: "/k".into(),
+        initrd: None,
+        append,
+    };
+    assert!(refused(&Machine { boot, ..machine() }).contains("at most 2047 bytes"));
+
+    let item = |text: &str| Item::text("opt/a", text).expect("a name");
+    let twice = Machine {
+        fw_cfg: vec![item("x"), item("y")],
+        ..machine()
+    };
+    assert!(refused(&twice).contains("found \"opt/a\", wanted each name once"));
+    let empty = Machine {
+        fw_cfg: vec![item("")],
+        ..machine()
+    };
+    assert!(refused(&empty).contains("text that is not empty"));
+
+    let link = Link::User(UserNetwork {
+        restricted: false,
+        forwards: vec![Forward::any(0)],
+    });
+    let nics = vec![Nic {
+        mac: Mac::of_machine(0),
+        link,
+    }];
+    assert!(refused(&Machine { nics, ..machine() }).contains("forward of guest port 0"));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// Whatever a path holds, it stays one value of one option: QEMU's way
+    /// of reading (an undoubled comma ends a value) gives it back.
+    #[test]
+    fn paths_of_any_kind_stay_whole(name in "[ -~]{1,20}") {
+        let path = Path::new("/x").join(name.replace('/', "_"));
+        let mut machine = machine();
+        machine.disks.push(Disk::new(&path, Format::Raw));
+        let line = command(&machine);
+        let text = value(&line, "-blockdev").replace(",,", "\0");
+        let read = text
+            .split(',')
+            .find_map(|option| option.strip_prefix("file.filename="))
+            .map(|value| value.replace('\0', ","));
+        prop_assert_eq!(read.as_deref(), path.to_str());
+    }
+}

@@ -1,0 +1,238 @@
+//! A machine's disks.
+//!
+//! A machine never writes to a built image: it gets a qcow2 overlay, which
+//! takes 40 ms and no space, can be larger than the image, and is all that
+//! has to be deleted to start over.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{Output, Stdio},
+};
+
+use crate::command::CommandLine;
+
+/// How the bytes lie in the file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Format {
+    /// As on a disk.
+    Raw,
+    /// QEMU's own, which can stand on a base image.
+    Qcow2,
+}
+
+impl Format {
+    pub(crate) fn driver(self) -> &'static str {
+        match self {
+            Self::Raw => "raw",
+            Self::Qcow2 => "qcow2",
+        }
+    }
+}
+
+/// What becomes of the guest's writes and flushes on the host.
+///
+/// Killing QEMU is a power cut for the guest, never for the host: what the
+/// guest has flushed is in the file or in the host's page cache, and is there
+/// again in all three modes. What it has written and not flushed may be lost,
+/// as on real hardware: qcow2 keeps its tables in QEMU's memory until a flush.
+/// The modes differ in what a crash of the host would leave, and in speed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Cache {
+    /// Writes go to the host's page cache, a guest's flush is a flush of the
+    /// file. What a disk with a write cache does, and so the default.
+    #[default]
+    Writeback,
+    /// Guest flushes are ignored. For speed, where nobody cares what a crash
+    /// of the host leaves; says nothing about whether the guest flushes.
+    Unsafe,
+    /// Past the host's page cache, and each write is on the disk before the
+    /// guest hears of it: a disk without a write cache. Slow; wants a file
+    /// system with O_DIRECT (tmpfs has none).
+    Directsync,
+}
+
+impl Cache {
+    /// Whether writes go past the host's page cache.
+    pub(crate) fn direct(self) -> bool {
+        self == Self::Directsync
+    }
+
+    /// Whether guest flushes are ignored.
+    pub(crate) fn no_flush(self) -> bool {
+        self == Self::Unsafe
+    }
+
+    /// Whether the guest is told that there is a write cache to flush.
+    pub(crate) fn write_cache(self) -> bool {
+        self != Self::Directsync
+    }
+}
+
+/// One virtio disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Disk {
+    /// The file.
+    pub path: PathBuf,
+    /// How it is laid out.
+    pub format: Format,
+    /// What becomes of writes and flushes.
+    pub cache: Cache,
+}
+
+impl Disk {
+    /// A disk with the default cache mode.
+    pub fn new(path: impl Into<PathBuf>, format: Format) -> Self {
+        Self {
+            path: path.into(),
+            format,
+            cache: Cache::default(),
+        }
+    }
+}
+
+/// A disk could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum DiskError {
+    /// The base image is not there.
+    #[error("base image {path}: {source}")]
+    Base {
+        /// The image.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Smaller than what it stands on: the guest would see a cut-off image.
+    #[error("overlay on {base}: {wanted} bytes were asked for, and the image has {has}")]
+    TooSmall {
+        /// The image.
+        base: PathBuf,
+        /// Bytes asked for.
+        wanted: u64,
+        /// Bytes of the image.
+        has: u64,
+    },
+    /// The program did not start.
+    #[error("qemu-img does not start (package qemu-utils): {0}")]
+    Start(#[source] std::io::Error),
+    /// The program failed.
+    #[error("{command}: {message}")]
+    Failed {
+        /// The command.
+        command: Box<CommandLine>,
+        /// Its last words.
+        message: String,
+    },
+    /// The finished file did not get its name.
+    #[error("cannot put {path} in its place: {source}")]
+    Place {
+        /// The name.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+}
+
+/// Makes `overlay`, a qcow2 file on the raw image `base`, `size` bytes large
+/// (as large as the image, if none). The base's path is written into the
+/// overlay as it is given; a relative one is relative to the overlay.
+///
+/// The file appears under its name only when it is whole.
+///
+/// # Errors
+/// If the base is absent or larger than `size`, or qemu-img fails.
+pub async fn make_overlay(base: &Path, overlay: &Path, size: Option<u64>) -> Result<(), DiskError> {
+    let folder = overlay.parent().unwrap_or(Path::new("."));
+    let at = folder.join(base);
+    let has = fs::metadata(&at)
+        .map_err(|source| DiskError::Base {
+            path: at.clone(),
+            source,
+        })?
+        .len();
+    let wanted = size.unwrap_or(has);
+    if wanted < has {
+        return Err(DiskError::TooSmall {
+            base: at,
+            wanted,
+            has,
+        });
+    }
+    let partial = overlay.with_extension("partial");
+    let mut command = CommandLine::new("qemu-img");
+    command
+        .arg("create")
+        .arg("-q")
+        .option("-f", "qcow2")
+        // The format of the base is told, not guessed: a guest that writes a
+        // qcow2 header to a raw disk must not turn into a file reader.
+        .option("-F", "raw")
+        .option("-b", base)
+        .arg(&partial)
+        .arg(wanted.to_string());
+    run(&command).await?;
+    fs::rename(&partial, overlay).map_err(|source| DiskError::Place {
+        path: overlay.to_owned(),
+        source,
+    })
+}
+
+async fn run(command: &CommandLine) -> Result<(), DiskError> {
+    tracing::debug!(target: "hearth_qemu::command", "{command}");
+    let Output { status, stderr, .. } = tokio::process::Command::from(command.to_std())
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .output()
+        .await
+        .map_err(DiskError::Start)?;
+    if status.success() {
+        return Ok(());
+    }
+    let stderr = String::from_utf8_lossy(&stderr);
+    Err(DiskError::Failed {
+        command: Box::new(command.clone()),
+        message: match stderr.trim() {
+            "" => status.to_string(),
+            words => words.to_owned(),
+        },
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_overlay_is_made_on_its_base() {
+        let folder = tempfile::tempdir().expect("a folder");
+        fs::write(folder.path().join("base.img"), vec![7; 65536]).expect("a base");
+        let overlay = folder.path().join("disk.qcow2");
+        make_overlay(Path::new("base.img"), &overlay, Some(1 << 20))
+            .await
+            .expect("an overlay");
+        let header = fs::read(&overlay).expect("the overlay");
+        assert_eq!(header[..4], *b"QFI\xfb");
+        assert_eq!(header[24..32], (1u64 << 20).to_be_bytes());
+        assert!(!folder.path().join("disk.partial").exists());
+
+        let error = make_overlay(Path::new("base.img"), &overlay, Some(512)).await;
+        assert!(
+            matches!(error, Err(DiskError::TooSmall { has: 65536, .. })),
+            "{error:?}"
+        );
+        let error = make_overlay(Path::new("none.img"), &overlay, None).await;
+        assert!(matches!(error, Err(DiskError::Base { .. })), "{error:?}");
+    }
+
+    #[tokio::test]
+    async fn the_last_words_of_qemu_img_are_told() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let base = folder.path().join("base.img");
+        fs::write(&base, vec![0; 512]).expect("a base");
+        let overlay = folder.path().join("absent/disk.qcow2");
+        let error = make_overlay(&base, &overlay, None)
+            .await
+            .expect_err("no such folder");
+        assert!(error.to_string().contains("No such file"), "{error}");
+    }
+}

@@ -1,0 +1,19 @@
+//! Waiting for a descriptor to be readable.
+
+// tokio leaves it to the caller that a descriptor stays the same while it is
+// registered.
+#![allow(unsafe_code)]
+
+use std::{io, os::fd::OwnedFd};
+
+use tokio::io::{Interest, unix::AsyncFd};
+
+/// Registers `fd` with the runtime. A descriptor can be registered only once
+/// at a time.
+pub(crate) fn readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+    // SAFETY: an owned descriptor is open, its number never changes, and
+    // nobody but the `AsyncFd`, which owns it from now on, can close it or
+    // put another in its place.
+    let registered = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
+    registered.map_err(|error| error.into_parts().1)
+}

@@ -1,0 +1,250 @@
+//! Machines that are kept: launched again, left running, found, and never
+//! left behind by accident.
+
+mod guest;
+
+use std::{
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+};
+
+use guest::{BOUND, Then, gone, line, runs};
+use hearth_qemu::{
+    accel::Accel,
+    cluster::{Cluster, ClusterError, ClusterSpec, Image, Member, attach},
+    command::Machine,
+    disk::Cache,
+    network::{Forward, Link, Mac, Nic, UserNetwork},
+    vm::{Cause, Lifetime, Shutdown},
+};
+
+fn member(name: &str, number: u16, image: &Path) -> Member {
+    let user = UserNetwork {
+        restricted: true,
+        forwards: vec![Forward::any(7835)],
+    };
+    let machine = Machine {
+        memory_mib: 64,
+        nics: vec![Nic {
+            mac: Mac::of_machine(number),
+            link: Link::User(user),
+        }],
+        ..Machine::new(name, Accel::Tcg)
+    };
+    Member {
+        machine,
+        image: image.to_owned(),
+        disk_bytes: Some(8 << 20),
+        cache: Cache::Writeback,
+    }
+}
+
+/// A folder with an image in it, and a cluster of one or more machines.
+fn spec(folder: &Path, machines: u16) -> ClusterSpec {
+    let image = folder.join("guest.img");
+    std::fs::write(&image, guest::image(Then::PowerButton)).expect("an image");
+    ClusterSpec {
+        state: folder.join("state"),
+        members: (0..machines)
+            .map(|number| member(&format!("node-{number}"), number, &image))
+            .collect(),
+        lifetime: Lifetime::Tied,
+    }
+}
+
+#[tokio::test]
+async fn the_next_launch_boots_the_same_machines() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let spec = spec(folder.path(), 2);
+    let cluster = Cluster::launch(&spec).await.expect("launched");
+    assert_eq!(cluster.images(), [Image::New, Image::New]);
+    let ports = |cluster: &Cluster| -> Vec<_> {
+        let machines = cluster.machines().iter();
+        machines
+            .map(|vm| vm.forwarded(7835).expect("a port"))
+            .collect()
+    };
+    let first_ports = ports(&cluster);
+    for vm in cluster.machines() {
+        vm.wait_for("the first start", BOUND, |text| text == line(1))
+            .await
+            .expect("it speaks");
+    }
+    let error = Cluster::launch(&spec).await.expect_err("it runs already");
+    assert!(matches!(error, ClusterError::InUse(_)), "{error}");
+    for (shutdown, exit) in cluster.shutdown(BOUND).await.expect("shut down") {
+        assert_eq!(
+            (shutdown, exit.cause),
+            (Shutdown::Clean, Cause::GuestShutdown)
+        );
+    }
+    drop(cluster);
+
+    // The image is built anew; the machines go on with what they have.
+    let next = folder.path().join("next.img");
+    std::fs::write(&next, guest::image(Then::Halt)).expect("an image");
+    std::fs::rename(next, folder.path().join("guest.img")).expect("replaced");
+    let cluster = Cluster::launch(&spec).await.expect("launched");
+    assert_eq!(cluster.images(), [Image::Older, Image::Older]);
+    assert_eq!(ports(&cluster), first_ports);
+    for vm in cluster.machines() {
+        vm.wait_for("the second start", BOUND, |text| text == line(2))
+            .await
+            .expect("its disk is kept");
+    }
+    let pids: Vec<i32> = cluster.machines().iter().map(|vm| vm.pid()).collect();
+    drop(cluster);
+    assert!(pids.into_iter().all(|pid| !runs(pid)));
+
+    Cluster::remove(&spec.state).expect("removed");
+    assert!(!spec.state.join("node-0").exists());
+    assert!(attach(&spec.state).await.expect("looked for").is_empty());
+}
+
+#[tokio::test]
+async fn a_machine_that_fails_takes_the_others_with_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut spec = spec(folder.path(), 2);
+    spec.members[1].image = folder.path().join("absent.img");
+    Cluster::launch(&spec)
+        .await
+        .expect_err("the second has no image");
+    let record = std::fs::read_to_string(spec.state.join("node-0/machine.json")).expect("a record");
+    let record: serde_json::Value = serde_json::from_str(&record).expect("JSON");
+    let pid = record["process"]["pid"]
+        .as_i64()
+        .expect("the first was started");
+    assert!(!runs(i32::try_from(pid).expect("a pid")));
+}
+
+/// The example program, which launches a machine in `folder`.
+fn hold(folder: &Path, words: &[&str]) -> (Child, i32) {
+    let image = folder.join("guest.img");
+    std::fs::write(&image, guest::image(Then::PowerButton)).expect("an image");
+    let mut child = Command::new(example())
+        .arg(folder.join("state"))
+        .arg(image)
+        .args(words)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the example starts");
+    let mut said = String::new();
+    BufReader::new(child.stdout.take().expect("piped"))
+        .read_line(&mut said)
+        .expect("it says where its machine is");
+    let pid = said
+        .split(' ')
+        .next()
+        .expect("a word")
+        .parse()
+        .expect("a process number");
+    (child, pid)
+}
+
+/// Cargo builds the examples with the tests, beside the folder of the tests.
+fn example() -> PathBuf {
+    let test = std::env::current_exe().expect("this test");
+    let target = test
+        .parent()
+        .and_then(Path::parent)
+        .expect("the target folder");
+    let example = target.join("examples/hold");
+    assert!(
+        example.exists(),
+        "not built: cargo build -p hearth-qemu --example hold"
+    );
+    example
+}
+
+#[tokio::test]
+async fn a_launcher_that_is_killed_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mut launcher, pid) = hold(folder.path(), &[]);
+    assert!(runs(pid));
+    // Nothing of the launcher's own runs after this.
+    launcher.kill().expect("killed");
+    launcher.wait().expect("waited for");
+    gone(pid).await;
+    // And its folder is free.
+    Cluster::remove(&folder.path().join("state")).expect("removed");
+}
+
+#[tokio::test]
+async fn a_machine_left_running_is_found_and_shut_down() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let state = folder.path().join("state");
+    let (mut launcher, pid) = hold(folder.path(), &["detach"]);
+    assert!(launcher.wait().expect("waited for").success());
+    assert!(runs(pid), "it outlives its launcher");
+
+    let found = attach(&state).await.expect("attached");
+    assert_eq!(found.len(), 1);
+    let machine = &found[0];
+    assert_eq!((machine.name(), machine.pid()), ("held", pid));
+    assert_eq!(machine.qmp().status().await.expect("a status"), "running");
+    assert!(machine.usage().expect("its usage").peak_rss > 0);
+    let port = machine.forwarded(7835).expect("a port");
+    tokio::net::TcpStream::connect(port)
+        .await
+        .expect("QEMU listens");
+    let mut lines = machine.console().lines();
+    let heard = tokio::time::timeout(BOUND, async {
+        while let Some(said) = lines.next().await {
+            if *said.text == *line(1) {
+                return;
+            }
+        }
+        panic!("the console ended");
+    });
+    heard.await.expect("it speaks");
+
+    let image = folder.path().join("guest.img");
+    let spec = ClusterSpec {
+        state: state.clone(),
+        members: vec![member("held", 0, &image)],
+        lifetime: Lifetime::Tied,
+    };
+    let error = Cluster::launch(&spec).await.expect_err("it runs already");
+    assert!(
+        matches!(&error, ClusterError::Running { pid: found, .. } if *found == pid),
+        "{error}"
+    );
+    let error = Cluster::remove(&state).expect_err("it runs");
+    assert!(matches!(error, ClusterError::Running { .. }), "{error}");
+
+    assert_eq!(
+        machine.shutdown(BOUND).await.expect("shut down"),
+        Shutdown::Clean
+    );
+    gone(pid).await;
+    assert!(attach(&state).await.expect("looked for").is_empty());
+    // The next launch goes on with its disk.
+    let cluster = Cluster::launch(&spec).await.expect("launched");
+    let vm = &cluster.machines()[0];
+    vm.wait_for("the second start", BOUND, |text| text == line(2))
+        .await
+        .expect("its disk is kept");
+}
+
+#[tokio::test]
+async fn a_machine_in_the_foreground_can_be_asked_from_elsewhere() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let spec = spec(folder.path(), 1);
+    let cluster = Cluster::launch(&spec).await.expect("launched");
+    let vm = &cluster.machines()[0];
+    vm.wait_for("the first start", BOUND, |text| text == line(1))
+        .await
+        .expect("it speaks");
+    let found = attach(&spec.state).await.expect("attached");
+    assert_eq!(found[0].pid(), vm.pid());
+    assert_eq!(
+        found[0].shutdown(BOUND).await.expect("shut down"),
+        Shutdown::Clean
+    );
+    assert_eq!(
+        vm.exited(BOUND).await.expect("it ends").cause,
+        Cause::GuestShutdown
+    );
+}

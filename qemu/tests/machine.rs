@@ -1,0 +1,384 @@
+//! Single machines under a real QEMU.
+
+mod guest;
+
+use std::{
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use guest::{BOUND, Then, gone, line, machine, runs};
+use hearth_api::console::{Milestone, Report};
+use hearth_qemu::{
+    accel::{Accel, Choice, choose},
+    command::{Boot, Machine, OnReset, Rtc, WatchdogAction},
+    disk::{Cache, Disk, Format},
+    firmware::Firmware,
+    fw_cfg::Item,
+    network::{Forward, Link, Mac, Nic, UserNetwork},
+    run_dir::RunDir,
+    vm::{Cause, Lifetime, Shutdown, StartError, Vm, Why},
+};
+use tokio::net::TcpStream;
+
+async fn start(machine: &Machine, run_dir: &RunDir) -> Vm {
+    Vm::start(machine, run_dir, Lifetime::Tied)
+        .await
+        .expect("a machine")
+}
+
+#[tokio::test]
+async fn a_guest_is_heard_counts_its_power_cuts_and_shuts_down() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mut machine, run_dir) = machine(folder.path(), Then::PowerButton);
+    machine.disks[0].cache = Cache::Writeback;
+    let vm = start(&machine, &run_dir).await;
+    let reached = vm
+        .reached(Milestone::Kernel, BOUND)
+        .await
+        .expect("it speaks");
+    assert!(reached.at > Duration::ZERO);
+    let said = vm
+        .wait_for("its line", BOUND, |text| text == line(1))
+        .await
+        .expect("it speaks");
+    assert!(said.at >= reached.at);
+    let usage = vm.usage().expect("its usage");
+    assert!(usage.peak_rss > 16 << 20, "{usage:?}");
+    assert!(usage.cpu >= usage.guest_cpu, "{usage:?}");
+    let exit = vm.power_cut().await.expect("cut");
+    assert_eq!(exit.cause, Cause::PowerCut);
+    assert_eq!(vm.exit(), Some(exit));
+
+    // Whoever comes when all is over still finds it.
+    let mut reports = vm.console().reports();
+    let first = reports.next().await.expect("a report");
+    assert_eq!(
+        first.report,
+        Report::Reached(Milestone::Kernel, String::new())
+    );
+
+    let vm = start(&machine, &run_dir).await;
+    vm.wait_for_report("the second start", BOUND, |report| {
+        report.to_string() == line(2)
+    })
+    .await
+    .expect("its disk is as it was");
+    let (shutdown, exit) = vm.shutdown(BOUND).await.expect("shut down");
+    assert_eq!(
+        (shutdown, exit.cause),
+        (Shutdown::Clean, Cause::GuestShutdown)
+    );
+    assert!(
+        run_dir.file("serial.1.log").exists(),
+        "the log of the first start is kept"
+    );
+    let log = std::fs::read_to_string(run_dir.qmp_log()).expect("the log of QMP");
+    assert!(
+        log.contains("system_powerdown") && log.contains("guest-shutdown"),
+        "{log}"
+    );
+}
+
+#[tokio::test]
+async fn the_ways_to_end_are_told_apart() {
+    let folder = tempfile::tempdir().expect("a folder");
+    for (then, cause) in [
+        (Then::Shutdown, Cause::GuestShutdown),
+        (Then::Reset, Cause::GuestReset),
+    ] {
+        let (machine, run_dir) = machine(folder.path(), then);
+        let vm = start(&machine, &run_dir).await;
+        assert_eq!(vm.exited(BOUND).await.expect("it ends").cause, cause);
+    }
+
+    let (machine, run_dir) = machine(folder.path(), Then::Halt);
+    let vm = start(&machine, &run_dir).await;
+    vm.qmp()
+        .execute("quit", serde_json::Value::Null)
+        .await
+        .expect("told");
+    assert_eq!(vm.exited(BOUND).await.expect("it ends").cause, Cause::Quit);
+
+    let vm = start(&machine, &run_dir).await;
+    vm.reset().await.expect("reset");
+    let exit = vm.exited(BOUND).await.expect("it ends");
+    assert_eq!(exit.cause, Cause::Other("host-qmp-system-reset".to_owned()));
+}
+
+#[tokio::test]
+async fn a_guest_that_resets_boots_again() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mut machine, run_dir) = machine(folder.path(), Then::Reset);
+    machine.on_reset = OnReset::Reboot;
+    let vm = start(&machine, &run_dir).await;
+    vm.wait_for("its second start", BOUND, |text| text == line(2))
+        .await
+        .expect("it boots again");
+    assert_eq!(vm.exit(), None);
+    let mut events = vm.qmp().events();
+    let reset = tokio::time::timeout(BOUND, async {
+        loop {
+            let event = events.next().await.expect("an event");
+            if event.name == "RESET" {
+                return event;
+            }
+        }
+    });
+    assert_eq!(reset.await.expect("an event").data["reason"], "guest-reset");
+}
+
+#[tokio::test]
+async fn a_wait_ends_with_what_the_machine_said() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (silent, silent_dir) = machine(folder.path(), Then::Halt);
+    let vm = start(&silent, &silent_dir).await;
+    vm.wait_for("its line", BOUND, |text| text == line(1))
+        .await
+        .expect("it speaks");
+    let asked = Instant::now();
+    let error = vm
+        .reached(Milestone::Home, Duration::from_millis(50))
+        .await
+        .expect_err("it never comes home");
+    assert!(asked.elapsed() < BOUND);
+    assert!(matches!(error.why, Why::Timeout(_)), "{error}");
+    let text = error.to_string();
+    assert!(
+        text.starts_with("machine \"guest\": home did not come: waited for 0.1 s"),
+        "{text}"
+    );
+    assert!(text.ends_with(&line(1)), "{text}");
+    // A guest that does not know a power button is ended all the same.
+    let (shutdown, exit) = vm
+        .shutdown(Duration::from_millis(50))
+        .await
+        .expect("shut down");
+    assert_eq!((shutdown, exit.cause), (Shutdown::Quit, Cause::Quit));
+
+    let (gone, gone_dir) = machine(folder.path(), Then::Shutdown);
+    let vm = start(&gone, &gone_dir).await;
+    let error = vm
+        .reached(Milestone::Home, BOUND)
+        .await
+        .expect_err("it switches itself off");
+    assert!(
+        matches!(&error.why, Why::Exited(exit) if exit.cause == Cause::GuestShutdown),
+        "{error}"
+    );
+    let never = vm
+        .while_running("an answer", BOUND, std::future::pending::<()>())
+        .await;
+    assert!(matches!(never.expect_err("it is gone").why, Why::Exited(_)));
+}
+
+#[tokio::test]
+async fn a_machine_stands_still_and_goes_on() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (machine, run_dir) = machine(folder.path(), Then::PowerButton);
+    let vm = start(&machine, &run_dir).await;
+    vm.pause().await.expect("paused");
+    assert_eq!(vm.qmp().status().await.expect("a status"), "paused");
+    vm.resume().await.expect("resumed");
+    assert_eq!(vm.qmp().status().await.expect("a status"), "running");
+    vm.wait_for("its line", BOUND, |text| text == line(1))
+        .await
+        .expect("it speaks");
+    // A shutdown lets a machine that stands still go on: it has to hear.
+    vm.pause().await.expect("paused");
+    let (shutdown, _) = vm.shutdown(BOUND).await.expect("shut down");
+    assert_eq!(shutdown, Shutdown::Clean);
+}
+
+/// Every device at once, and ports that QEMU chose.
+#[tokio::test]
+async fn qemu_takes_all_that_the_builder_writes() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mut machine, _) = machine(&folder.path().join("a,b=c"), Then::Halt);
+    let run_dir = RunDir::create(folder.path().join("a,b=c/guest")).expect("a run dir");
+    let user = UserNetwork {
+        restricted: true,
+        forwards: vec![Forward::any(7835), Forward::any(7836)],
+    };
+    machine.cpus = 2;
+    machine.nics = vec![
+        Nic {
+            mac: Mac::of_machine(0),
+            link: Link::User(user),
+        },
+        Nic {
+            mac: Mac::of_machine(1),
+            link: Link::Unplugged,
+        },
+    ];
+    machine.fw_cfg = vec![
+        Item::bytes("opt/test/bytes", *b"").expect("a name"),
+        Item::bytes("opt/test/more", vec![0; 1 << 20]).expect("a name"),
+        Item::text("opt/test/text", "x,y=z").expect("a name"),
+        Item::file("opt/test/file", run_dir.file("disk.img")).expect("a name"),
+    ];
+    for (index, cache) in [Cache::Unsafe, Cache::Writeback].into_iter().enumerate() {
+        let path = run_dir.file(&format!("more,{index}"));
+        std::fs::write(&path, vec![0; 1 << 20]).expect("a disk");
+        machine.disks.push(Disk {
+            path,
+            format: Format::Raw,
+            cache,
+        });
+    }
+    machine.watchdog = WatchdogAction::Pause;
+    machine.rtc = Rtc::From("2038-01-19T03:14:00".to_owned());
+    let vm = start(&machine, &run_dir).await;
+    vm.wait_for("its line", BOUND, |text| text == line(1))
+        .await
+        .expect("it speaks");
+
+    let ports = [7835, 7836].map(|guest| vm.forwarded(guest).expect("a port"));
+    assert_ne!(ports[0], ports[1]);
+    assert_eq!(vm.forwarded(1), None);
+    for port in ports {
+        assert!(port.ip().is_loopback());
+        TcpStream::connect(port).await.expect("QEMU listens");
+    }
+    let cpus = vm
+        .qmp()
+        .execute("query-cpus-fast", serde_json::Value::Null)
+        .await
+        .expect("CPUs");
+    assert_eq!(cpus.as_array().map(Vec::len), Some(2));
+
+    // The same port for another machine is refused before it starts.
+    let mut other = machine.clone();
+    let Link::User(user) = &mut other.nics[0].link else {
+        panic!("it was a user network");
+    };
+    user.forwards[0].host = ports[0].port();
+    let other_dir = RunDir::create(folder.path().join("other")).expect("a run dir");
+    let error = Vm::start(&other, &other_dir, Lifetime::Tied)
+        .await
+        .expect_err("taken");
+    assert!(
+        matches!(error, StartError::PortTaken { port, .. } if port == ports[0].port()),
+        "{error}"
+    );
+}
+
+#[tokio::test]
+async fn what_qemu_does_not_like_is_told_in_its_words() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mut machine, run_dir) = machine(folder.path(), Then::Halt);
+    machine.disks[0].path = "/nonexistent/disk".into();
+    let error = Vm::start(&machine, &run_dir, Lifetime::Tied)
+        .await
+        .expect_err("no disk");
+    assert!(matches!(error, StartError::Ended { .. }), "{error:?}");
+    let error = error.to_string();
+    assert!(error.contains("/nonexistent/disk"), "{error}");
+    assert!(error.contains("qemu.log"), "{error}");
+}
+
+#[tokio::test]
+async fn a_disk_is_not_given_to_two_machines() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (machine, run_dir) = machine(folder.path(), Then::Halt);
+    let vm = start(&machine, &run_dir).await;
+    let other = RunDir::create(folder.path().join("other")).expect("a run dir");
+    let error = Vm::start(&machine, &other, Lifetime::Tied)
+        .await
+        .expect_err("the disk is taken");
+    assert!(error.to_string().contains("lock"), "{error}");
+    // When the drop returns, it is free.
+    let pid = vm.pid();
+    drop(vm);
+    assert!(!runs(pid));
+    start(&machine, &other).await;
+}
+
+/// The parent-death signal is bound to the thread that made the child. The
+/// machine must outlive the threads that had it started.
+#[test]
+fn a_machine_outlives_the_thread_that_asked_for_it() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (machine, run_dir) = machine(folder.path(), Then::PowerButton);
+    let runtime = tokio::runtime::Runtime::new().expect("a runtime");
+    let handle = runtime.handle().clone();
+    let vm = std::thread::spawn(move || handle.block_on(start(&machine, &run_dir)))
+        .join()
+        .expect("no panic");
+    runtime.block_on(async {
+        vm.wait_for("its line", BOUND, |text| text == line(1))
+            .await
+            .expect("it still runs");
+        let (shutdown, _) = vm.shutdown(BOUND).await.expect("shut down");
+        assert_eq!(shutdown, Shutdown::Clean);
+    });
+}
+
+#[tokio::test]
+async fn the_script_starts_the_machine_by_hand() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (machine, run_dir) = machine(folder.path(), Then::Shutdown);
+    let vm = start(&machine, &run_dir).await;
+    vm.exited(BOUND).await.expect("it ends");
+    let script = tokio::process::Command::new(run_dir.script())
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .status();
+    let status = tokio::time::timeout(BOUND, script)
+        .await
+        .expect("it ends")
+        .expect("it starts");
+    assert!(status.success(), "{status}");
+    let log = std::fs::read_to_string(run_dir.serial_log()).expect("the log");
+    assert!(log.contains("state 1") && log.contains("state 2"), "{log}");
+}
+
+/// Real firmware paints its console; and a machine without a disk says so.
+#[tokio::test]
+async fn firmware_is_read_as_plain_lines() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let run_dir = RunDir::create(folder.path()).expect("a run dir");
+    let machine = Machine {
+        memory_mib: 128,
+        boot: Boot::Uefi(Firmware::locate().expect("the package ovmf")),
+        ..Machine::new("uefi", Accel::Tcg)
+    };
+    let vm = start(&machine, &run_dir).await;
+    let found = vm
+        .wait_for("the firmware", 2 * BOUND, |text| {
+            text.starts_with("BdsDxe: ")
+        })
+        .await
+        .expect("the firmware speaks");
+    assert!(!found.text.contains('\x1b'), "{found:?}");
+    vm.power_cut().await.expect("cut");
+    let raw = std::fs::read(run_dir.serial_log()).expect("the log");
+    assert!(raw.contains(&0x1b), "it painted, or this shows nothing");
+    assert!(run_dir.vars().exists());
+}
+
+/// What the probe chooses must start: that is what it is for.
+#[tokio::test]
+async fn the_chosen_accelerator_works() {
+    let chosen = choose(Choice::Auto).expect("auto always chooses");
+    let folder = tempfile::tempdir().expect("a folder");
+    let (mut machine, run_dir) = machine(folder.path(), Then::Shutdown);
+    machine.accel = chosen.accel;
+    let vm = start(&machine, &run_dir).await;
+    let exit = vm.exited(BOUND).await.expect("it ends");
+    assert_eq!(exit.cause, Cause::GuestShutdown, "{chosen}");
+}
+
+#[tokio::test]
+async fn a_tied_machine_cannot_be_left_running() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let (machine, run_dir) = machine(folder.path(), Then::Halt);
+    let vm = start(&machine, &run_dir).await;
+    let pid = vm.pid();
+    let error = vm.detach().expect_err("it is tied");
+    assert!(
+        error.to_string().contains("tied to this process"),
+        "{error}"
+    );
+    gone(pid).await;
+}
