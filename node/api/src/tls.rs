@@ -24,7 +24,8 @@ use rustls::{
     ClientConfig, DigitallySignedStruct, DistinguishedName, PeerIncompatible, ServerConfig,
     SignatureScheme,
 };
-use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
+pub use rustls_pki_types::CertificateDer;
+use rustls_pki_types::{ServerName, UnixTime};
 
 use crate::certificates::{self, CertificateError, ClusterCa, Leaf};
 use crate::identity::{

@@ -1,0 +1,156 @@
+//! `hearthctl cluster`: the cluster as a whole.
+
+use std::path::Path;
+
+use hearth_api::certificates::{CertificateError, ClusterCa, Leaf};
+use hearth_api::client::{Curators, Endpoint, within};
+use hearth_api::first_contact::{self, FirstContactError};
+use hearth_api::identity::{
+    FirstContactSecret, OwnerKey, SigningKey, Subject, UserCredentials, UserName,
+};
+use hearth_api::owner;
+use hearth_api::tls::{self, CertificateDer, ExpectedServer};
+use hearth_api::v1::aaa_client::AaaClient;
+use hearth_api::v1::management_client::ManagementClient;
+use hearth_api::v1::{EscrowRequest, EscrowResponse, GetClusterInfoRequest};
+
+use super::{print, print_json};
+use crate::args::{Cluster, Form, Global};
+use crate::connection;
+use crate::context::Contexts;
+use crate::failure::{Failure, Kind};
+use crate::output;
+
+pub async fn run(global: &Global, command: Cluster) -> Result<(), Failure> {
+    match command {
+        Cluster::TakeOwnership {
+            owner_key,
+            first_contact_secret,
+            name,
+        } => take_ownership(global, &owner_key, &first_contact_secret, name).await,
+        Cluster::Info { output } => info(global, output.form).await,
+    }
+}
+
+async fn info(global: &Global, form: Form) -> Result<(), Failure> {
+    let mut management = ManagementClient::new(connection::open(global)?);
+    let info = within(
+        global.timeout,
+        management.get_cluster_info(GetClusterInfoRequest {}),
+    )
+    .await
+    .map_err(|status| Failure::call("get the cluster's information", status))?;
+    let cluster = output::Cluster::from(info.get_ref());
+    match form {
+        Form::Table => print(&cluster.text()),
+        Form::Json => print_json(&cluster),
+    }
+}
+
+/// First contact, then the exchange of the owner key for a certificate, then
+/// the context. Each step is repeatable, and the context is written last.
+async fn take_ownership(
+    global: &Global,
+    key_file: &Path,
+    secret_file: &Path,
+    name: Option<String>,
+) -> Result<(), Failure> {
+    // Whatever is wrong on this machine shows before anyone is asked.
+    let endpoints = connection::given_endpoints(global)?;
+    let key = owner::read_key(key_file)
+        .map_err(|error| Failure::new(Kind::Local, "read the owner key").because(error))?;
+    let secret = owner::read_first_contact_secret(secret_file).map_err(|error| {
+        Failure::new(Kind::Local, "read the first-contact secret").because(error)
+    })?;
+    let mut contexts = Contexts::load(global.config.clone())?;
+
+    let ca = meet(global, endpoints, &secret).await?;
+    let (credentials, leaf) = escrow(global, endpoints, &key, &ca).await?;
+    let cluster = leaf.identity.cluster;
+    let name = name.unwrap_or_else(|| cluster.to_string()[..8].to_owned());
+    contexts.add(&name, cluster, endpoints, &credentials, key_file)?;
+    contexts.save()?;
+    print(&format!(
+        "you are {} of cluster {cluster}; context {name} is now the current one\n",
+        leaf.identity.subject
+    ))
+}
+
+/// The proven CA of whichever endpoint answers first in their order.
+async fn meet(
+    global: &Global,
+    endpoints: &[Endpoint],
+    secret: &FirstContactSecret,
+) -> Result<ClusterCa, Failure> {
+    let mut last = Failure::new(Kind::Local, "find the cluster").because("no endpoint is given");
+    for endpoint in endpoints {
+        match first_contact::fetch_ca(endpoint, secret, global.timeout, tls::wall_clock()).await {
+            Ok(ca) => return Ok(ca),
+            Err(error) => last = not_met(error),
+        }
+    }
+    Err(last)
+}
+
+fn not_met(error: FirstContactError) -> Failure {
+    let what = "make first contact with the cluster";
+    match error {
+        FirstContactError::Ask { endpoint, source } => {
+            Failure::call(format!("{what} at {endpoint}"), *source)
+        }
+        error @ FirstContactError::Connect { .. } => Failure::new(Kind::Unreachable, what)
+            .because(error)
+            .advise("check that the cluster runs and that the address is right"),
+        error => Failure::new(Kind::Refused, what).because(error),
+    }
+}
+
+/// A certificate for the owner key, checked as strictly as any peer would.
+async fn escrow(
+    global: &Global,
+    endpoints: &[Endpoint],
+    key: &OwnerKey,
+    ca: &ClusterCa,
+) -> Result<(UserCredentials, Leaf), Failure> {
+    let clock = tls::wall_clock();
+    let config =
+        tls::possession_client_config(key, ca.clone(), ExpectedServer::AnyNode, clock.clone())
+            .map_err(|error| Failure::new(Kind::Local, "set up TLS").because(error))?;
+    let curators = Curators::new(endpoints.to_vec(), config, connection::options(global));
+    let request = EscrowRequest {
+        identity: UserName::OWNER.to_owned(),
+    };
+    let mut aaa = AaaClient::new(curators.channel());
+    let EscrowResponse {
+        certificate,
+        ca_certificate,
+    } = within(global.timeout, aaa.escrow(request))
+        .await
+        .map_err(|status| Failure::call("exchange the owner key for a certificate", status))?
+        .into_inner();
+
+    let wrong = |error: CertificateError| {
+        Failure::new(
+            Kind::Refused,
+            "use the certificate that the cluster has issued",
+        )
+        .because(error)
+    };
+    if ca_certificate != ca.certificate().as_ref() {
+        return Err(wrong(CertificateError::OtherIssuer));
+    }
+    let leaf = ca.verify(&certificate, tls::now(&clock)).map_err(wrong)?;
+    if leaf.identity.subject != Subject::User(UserName::owner()) || leaf.public_key != key.public()
+    {
+        return Err(wrong(CertificateError::OtherPeer {
+            wanted: "the owner, with the owner key".to_owned(),
+            found: leaf.identity,
+        }));
+    }
+    let credentials = UserCredentials {
+        key: SigningKey::clone(key),
+        certificate: CertificateDer::from(certificate),
+        ca: ca.certificate().clone(),
+    };
+    Ok((credentials, leaf))
+}

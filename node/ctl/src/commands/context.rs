@@ -1,0 +1,38 @@
+//! `hearthctl context`: the clusters that this tool knows.
+
+use super::{print, print_json};
+use crate::args::{Context, Global};
+use crate::context::Contexts;
+use crate::failure::Failure;
+use crate::table::Table;
+
+pub fn run(global: &Global, command: Context) -> Result<(), Failure> {
+    let mut contexts = Contexts::load(global.config.clone())?;
+    match command {
+        Context::List => {
+            let mut table = Table::new(&["CURRENT", "NAME", "CLUSTER", "ENDPOINTS"]);
+            for (name, context) in contexts.all() {
+                let mark = if contexts.current() == Some(name) {
+                    "*"
+                } else {
+                    ""
+                };
+                table.row([
+                    mark.to_owned(),
+                    name.clone(),
+                    context.cluster_id.clone(),
+                    context.endpoints.join(","),
+                ]);
+            }
+            print(&table.to_string())
+        }
+        Context::Use { name } => {
+            contexts.select(&name)?;
+            contexts.save()
+        }
+        Context::Show { name } => {
+            let name = name.as_deref().or(global.context.as_deref());
+            print_json(contexts.get(name)?.1)
+        }
+    }
+}

@@ -1,0 +1,58 @@
+//! What each command does.
+
+mod cluster;
+mod context;
+mod node;
+mod owner;
+
+use std::io::{self, Write as _};
+
+use clap::CommandFactory as _;
+use serde::Serialize;
+
+use crate::args::{Args, Command};
+use crate::failure::{Failure, Kind};
+
+/// Runs one command.
+pub async fn run(args: Args) -> Result<(), Failure> {
+    let Args { global, command } = args;
+    match command {
+        Command::Cluster(command) => cluster::run(&global, command).await,
+        Command::Node(command) => node::run(&global, command).await,
+        Command::Owner(command) => owner::run(command),
+        Command::Context(command) => context::run(&global, command),
+        Command::Version => print(&format!("hearthctl {}\n", env!("CARGO_PKG_VERSION"))),
+        Command::Completion { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Args::command(), "hearthctl", &mut script);
+            write(&script)
+        }
+    }
+}
+
+fn print(text: &str) -> Result<(), Failure> {
+    write(text.as_bytes())
+}
+
+/// A value as JSON, over several lines.
+fn print_json(value: &impl Serialize) -> Result<(), Failure> {
+    json(serde_json::to_string_pretty(value))
+}
+
+/// A value as JSON, on one line.
+fn print_json_line(value: &impl Serialize) -> Result<(), Failure> {
+    json(serde_json::to_string(value))
+}
+
+fn json(text: serde_json::Result<String>) -> Result<(), Failure> {
+    let text = text.map_err(|error| Failure::new(Kind::Local, "form JSON").because(error))?;
+    print(&format!("{text}\n"))
+}
+
+/// All at once, so that nobody reads half of it.
+fn write(bytes: &[u8]) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    out.write_all(bytes)
+        .and_then(|()| out.flush())
+        .map_err(Failure::output)
+}

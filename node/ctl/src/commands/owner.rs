@@ -1,0 +1,27 @@
+//! `hearthctl owner`: the files with which a cluster is founded and owned.
+
+use hearth_api::owner::{self, OwnerFileError};
+
+use super::print;
+use crate::args::Owner;
+use crate::failure::{Failure, Kind};
+
+pub fn run(command: Owner) -> Result<(), Failure> {
+    let failed = |what: &str| {
+        let failure = Failure::new(Kind::Local, what);
+        move |error: OwnerFileError| failure.because(error)
+    };
+    match command {
+        Owner::Init { folder } => {
+            let key = owner::create_key(&folder.join("owner-key.pem"))
+                .map_err(failed("make an owner key"))?;
+            owner::create_first_contact_secret(&folder.join("first-contact-secret"))
+                .map_err(failed("make a first-contact secret"))?;
+            print(&format!("{}\n", key.public()))
+        }
+        Owner::PublicKey { file } => {
+            let key = owner::read_key(&file).map_err(failed("read the owner key"))?;
+            print(&format!("{}\n", key.public()))
+        }
+    }
+}

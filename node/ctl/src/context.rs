@@ -1,0 +1,327 @@
+//! The contexts: which clusters this tool knows, and as whom it speaks to each.
+//!
+//! One JSON file names them. It holds no secrets: a private key stays in the
+//! file that its owner keeps it in, and the certificate lies beside this file.
+
+use std::collections::BTreeMap;
+use std::env;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use hearth_api::client::Endpoint;
+use hearth_api::identity::{ClusterId, SigningKey, UserCredentials};
+use hearth_api::owner;
+use hearth_api::tls::CertificateDer;
+use serde::{Deserialize, Serialize};
+
+use crate::failure::{Failure, Kind};
+use crate::files;
+
+/// Of the file's form.
+const VERSION: u32 = 1;
+
+/// A cluster, and who we are to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Context {
+    /// 32 hexadecimal digits.
+    pub cluster_id: String,
+    /// The cluster's CA certificate, PEM.
+    pub ca: String,
+    /// Where its curators listen, in the order in which they are tried.
+    pub endpoints: Vec<String>,
+    /// File with our certificate, PEM. Relative to the contexts file.
+    pub certificate: PathBuf,
+    /// File with our private key, PKCS #8 in PEM. Relative to the contexts
+    /// file.
+    pub key: PathBuf,
+}
+
+/// As it is stored.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Stored {
+    version: u32,
+    current: Option<String>,
+    contexts: BTreeMap<String, Context>,
+}
+
+/// The contexts file.
+#[derive(Debug)]
+pub struct Contexts {
+    path: PathBuf,
+    stored: Stored,
+}
+
+impl Contexts {
+    /// Reads the file. None at all is an empty one; one that makes no sense is
+    /// an error.
+    pub fn load(path: Option<PathBuf>) -> Result<Self, Failure> {
+        let path = path.map_or_else(default_path, Ok)?;
+        let failed = || Failure::new(Kind::Local, format!("read {}", path.display()));
+        let stored = match fs::read(&path) {
+            Ok(bytes) => {
+                let stored: Stored =
+                    serde_json::from_slice(&bytes).map_err(|error| failed().because(error))?;
+                if stored.version > VERSION {
+                    return Err(failed().because(format!(
+                        "it is of version {}, this hearthctl knows up to {VERSION}",
+                        stored.version
+                    )));
+                }
+                stored
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Stored {
+                version: VERSION,
+                current: None,
+                contexts: BTreeMap::new(),
+            },
+            Err(error) => return Err(failed().because(error)),
+        };
+        Ok(Self { path, stored })
+    }
+
+    /// Writes the file.
+    pub fn save(&self) -> Result<(), Failure> {
+        let failed = || Failure::new(Kind::Local, format!("write {}", self.path.display()));
+        let mut json =
+            serde_json::to_vec_pretty(&self.stored).map_err(|error| failed().because(error))?;
+        json.push(b'\n');
+        files::write_private(&self.path, &json).map_err(|error| failed().because(error))
+    }
+
+    /// All, by name.
+    pub fn all(&self) -> &BTreeMap<String, Context> {
+        &self.stored.contexts
+    }
+
+    /// The name of the current one.
+    pub fn current(&self) -> Option<&str> {
+        self.stored.current.as_deref()
+    }
+
+    /// The one of this name, or the current one.
+    pub fn get<'a>(&'a self, name: Option<&'a str>) -> Result<(&'a str, &'a Context), Failure> {
+        let Some(name) = name.or(self.current()) else {
+            return Err(Failure::new(Kind::Local, "tell which cluster is meant")
+                .because(format!("{} has no current context", self.path.display()))
+                .advise(
+                    "`hearthctl cluster take-ownership` makes one; \
+                     --context and `hearthctl context use` choose one",
+                ));
+        };
+        match self.stored.contexts.get(name) {
+            Some(context) => Ok((name, context)),
+            None => {
+                let known: Vec<_> = self.stored.contexts.keys().map(String::as_str).collect();
+                Err(Failure::new(Kind::Local, format!("use context {name:?}"))
+                    .because(format!("{} has none of this name", self.path.display()))
+                    .advise(format!("there are: {}", known.join(", "))))
+            }
+        }
+    }
+
+    /// Makes an existing one the current one.
+    pub fn select(&mut self, name: &str) -> Result<(), Failure> {
+        self.get(Some(name))?;
+        self.stored.current = Some(name.to_owned());
+        Ok(())
+    }
+
+    /// Adds one, or replaces the one of this name, and makes it the current
+    /// one. Its certificate goes into a file of its own.
+    pub fn add(
+        &mut self,
+        name: &str,
+        cluster: ClusterId,
+        endpoints: &[Endpoint],
+        credentials: &UserCredentials,
+        key: &Path,
+    ) -> Result<(), Failure> {
+        let name = valid_name(name)?;
+        let failed = |what: &str, path: &Path| {
+            Failure::new(Kind::Local, format!("{what} {}", path.display()))
+        };
+        let certificate = PathBuf::from(format!("{name}.certificate.pem"));
+        let path = self.beside(&certificate);
+        files::write_private(&path, to_pem(&credentials.certificate).as_bytes())
+            .map_err(|error| failed("write", &path).because(error))?;
+        let context = Context {
+            cluster_id: cluster.to_string(),
+            ca: to_pem(&credentials.ca),
+            endpoints: endpoints.iter().map(Endpoint::to_string).collect(),
+            certificate,
+            key: fs::canonicalize(key).map_err(|error| failed("find", key).because(error))?,
+        };
+        self.stored.contexts.insert(name.to_owned(), context);
+        self.stored.current = Some(name.to_owned());
+        Ok(())
+    }
+
+    /// Everything that is needed to speak as the user of a context.
+    pub fn credentials(&self, name: &str, context: &Context) -> Result<UserCredentials, Failure> {
+        let wrong = |what: &str| Failure::new(Kind::Local, format!("{what} of context {name:?}"));
+        let again = "`hearthctl cluster take-ownership` makes it anew";
+        let key = owner::read_key(&self.beside(&context.key))
+            .map_err(|error| wrong("read the private key").because(error))?;
+        let path = self.beside(&context.certificate);
+        let certificate = fs::read(&path).map_err(|error| {
+            wrong("read the certificate")
+                .because(format!("{}: {error}", path.display()))
+                .advise(again)
+        })?;
+        Ok(UserCredentials {
+            key: SigningKey::clone(&key),
+            certificate: from_pem(&certificate).ok_or_else(|| {
+                wrong("read the certificate")
+                    .because(format!("{}: wanted one certificate in PEM", path.display()))
+                    .advise(again)
+            })?,
+            ca: from_pem(context.ca.as_bytes()).ok_or_else(|| {
+                wrong("read the CA certificate")
+                    .because(format!(
+                        "{}: wanted one certificate in PEM",
+                        self.path.display()
+                    ))
+                    .advise(again)
+            })?,
+        })
+    }
+
+    fn beside(&self, path: &Path) -> PathBuf {
+        self.path.parent().unwrap_or(Path::new("")).join(path)
+    }
+}
+
+impl Context {
+    /// Where its curators listen.
+    pub fn endpoints(&self) -> Result<Vec<Endpoint>, Failure> {
+        let parse = |text: &String| {
+            text.parse()
+                .map_err(|error| Failure::new(Kind::Local, "read the contexts").because(error))
+        };
+        self.endpoints.iter().map(parse).collect()
+    }
+}
+
+/// Names become file names.
+fn valid_name(name: &str) -> Result<&str, Failure> {
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if (1..=63).contains(&name.len()) && name.bytes().all(good) && !name.starts_with('.') {
+        Ok(name)
+    } else {
+        Err(
+            Failure::new(Kind::Local, format!("name a context {name:?}")).because(
+                "wanted 1 to 63 letters, digits, \"-\", \"_\" or \".\", not \".\" at first",
+            ),
+        )
+    }
+}
+
+fn default_path() -> Result<PathBuf, Failure> {
+    let absolute = |name: &str| {
+        env::var_os(name)
+            .map(PathBuf::from)
+            .filter(|path| path.is_absolute())
+    };
+    absolute("XDG_CONFIG_HOME")
+        .or_else(|| absolute("HOME").map(|home| home.join(".config")))
+        .map(|folder| folder.join("hearth").join("config.json"))
+        .ok_or_else(|| {
+            Failure::new(Kind::Local, "find the contexts file")
+                .because("neither XDG_CONFIG_HOME nor HOME is an absolute path")
+                .advise("name the file with --config or HEARTH_CONFIG")
+        })
+}
+
+/// A certificate in the form that other tools read.
+pub fn to_pem(certificate: &[u8]) -> String {
+    let pem = pem::Pem::new("CERTIFICATE", certificate);
+    let lines = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
+    pem::encode_config(&pem, lines)
+}
+
+fn from_pem(text: &[u8]) -> Option<CertificateDer<'static>> {
+    match &pem::parse_many(text).ok()?[..] {
+        [one] if one.tag() == "CERTIFICATE" => Some(CertificateDer::from(one.contents().to_vec())),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_api::testing::TestCluster;
+
+    use super::*;
+
+    #[test]
+    fn contexts_read_back() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("hearth/config.json");
+        let key_path = folder.path().join("key.pem");
+        let key = owner::create_key(&key_path).expect("made");
+        let cluster = TestCluster::new();
+        let credentials = UserCredentials {
+            certificate: cluster.user_certificate("owner", key.public()),
+            ca: cluster.ca().clone(),
+            key: SigningKey::clone(&key),
+        };
+        let endpoint: Endpoint = "192.0.2.1".parse().expect("an endpoint");
+
+        let mut contexts = Contexts::load(Some(path.clone())).expect("empty");
+        assert!(contexts.get(None).is_err());
+        contexts
+            .add(
+                "one",
+                cluster.id,
+                std::slice::from_ref(&endpoint),
+                &credentials,
+                &key_path,
+            )
+            .expect("added");
+        contexts
+            .add("two", cluster.id, &[], &credentials, &key_path)
+            .expect("added");
+        contexts.select("one").expect("there");
+        assert!(contexts.select("three").is_err());
+        contexts.save().expect("saved");
+
+        let again = Contexts::load(Some(path)).expect("read");
+        let (name, context) = again.get(None).expect("the current one");
+        assert_eq!(name, "one");
+        assert_eq!(context.endpoints().expect("good"), [endpoint]);
+        assert_eq!(context.cluster_id, cluster.id.to_string());
+        let read = again.credentials(name, context).expect("good");
+        assert_eq!(read.certificate, credentials.certificate);
+        assert_eq!(read.ca, credentials.ca);
+        assert_eq!(read.key.public(), key.public());
+        assert_eq!(again.all().len(), 2);
+    }
+
+    #[test]
+    fn bad_files_are_errors_not_empty() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("config.json");
+        for (content, wanted) in [
+            ("", "EOF"),
+            ("{}", "version"),
+            (r#"{"version":2,"contexts":{}}"#, "knows up to 1"),
+            (r#"{"version":1,"contexts":{},"more":1}"#, "more"),
+        ] {
+            fs::write(&path, content).expect("written");
+            let error = Contexts::load(Some(path.clone())).expect_err("bad");
+            assert!(error.to_string().contains(wanted), "{content:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn names_are_file_names() {
+        for good in ["a", "a.b-c_D9"] {
+            assert!(valid_name(good).is_ok());
+        }
+        for wrong in ["", ".", "..", "a/b", "a b", "\u{e9}", &"a".repeat(64)] {
+            assert!(valid_name(wrong).is_err(), "{wrong:?}");
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! What is printed about clusters and nodes, in both forms.
+//!
+//! The JSON is an interface: fields are added, never renamed or removed. It
+//! is described in `docs/hearthctl.md`.
+
+use std::collections::BTreeMap;
+
+use hearth_api::client::Endpoint;
+use hearth_api::identity::ClusterId;
+use hearth_api::v1::{self, ClusterState, NodeHealth, NodeState};
+use serde::Serialize;
+
+use crate::context::to_pem;
+use crate::table::{Table, printable};
+
+/// A node.
+#[derive(Clone, Debug, Serialize)]
+pub struct Node {
+    id: String,
+    public_key: String,
+    state: String,
+    health: String,
+    health_reason: String,
+    /// The cluster as the node itself last saw it.
+    cluster_state: Option<String>,
+    roles: Vec<&'static str>,
+    external_address: Option<String>,
+    curator_port: Option<u32>,
+    version: Option<String>,
+    boot_id: Option<String>,
+    labels: BTreeMap<String, String>,
+    storage_security: String,
+    tpm_usage: String,
+    heartbeat_age_ms: Option<u64>,
+}
+
+/// A value of an enumeration as its bare word (`UP` for `NODE_STATE_UP`); a
+/// number that this version has no word for stays one.
+fn word<E>(number: i32, name: fn(&E) -> &'static str, prefix: &str) -> String
+where
+    E: TryFrom<i32>,
+{
+    match E::try_from(number) {
+        Ok(value) => {
+            let name = name(&value);
+            name.strip_prefix(prefix).unwrap_or(name).to_owned()
+        }
+        Err(_) => number.to_string(),
+    }
+}
+
+fn present(text: &str) -> Option<String> {
+    (!text.is_empty()).then(|| text.to_owned())
+}
+
+fn roles(roles: Option<&v1::NodeRoles>) -> Vec<&'static str> {
+    let Some(roles) = roles else {
+        return Vec::new();
+    };
+    [
+        ("consensus-member", roles.consensus_member.is_some()),
+        (
+            "kubernetes-controller",
+            roles.kubernetes_controller.is_some(),
+        ),
+        ("kubernetes-worker", roles.kubernetes_worker.is_some()),
+    ]
+    .into_iter()
+    .filter_map(|(name, held)| held.then_some(name))
+    .collect()
+}
+
+impl From<&v1::Node> for Node {
+    fn from(node: &v1::Node) -> Self {
+        let status = node.status.as_ref();
+        Self {
+            id: node.id.clone(),
+            public_key: hex::encode(&node.public_key),
+            state: word(node.state, NodeState::as_str_name, "NODE_STATE_"),
+            health: word(node.health, NodeHealth::as_str_name, "NODE_HEALTH_"),
+            health_reason: node.health_reason.clone(),
+            cluster_state: status
+                .map(|s| word(s.cluster_state, ClusterState::as_str_name, "CLUSTER_STATE_")),
+            roles: roles(node.roles.as_ref()),
+            external_address: status.and_then(|s| present(&s.external_address)),
+            curator_port: status.map(|s| s.curator_port).filter(|port| *port != 0),
+            version: status.and_then(|s| present(&s.version)),
+            boot_id: status.and_then(|s| present(&s.boot_id)),
+            labels: node
+                .labels
+                .iter()
+                .map(|label| (label.key.clone(), label.value.clone()))
+                .collect(),
+            storage_security: word(
+                node.storage_security,
+                v1::StorageSecurity::as_str_name,
+                "STORAGE_SECURITY_",
+            ),
+            tpm_usage: word(node.tpm_usage, v1::TpmUsage::as_str_name, "TPM_USAGE_"),
+            heartbeat_age_ms: node.heartbeat_age_ms,
+        }
+    }
+}
+
+impl Node {
+    fn cells(&self) -> [String; 7] {
+        let text = |text: &Option<String>| printable(text.as_deref().unwrap_or(""));
+        let health = match &self.health_reason[..] {
+            "" => self.health.clone(),
+            reason => format!("{} ({})", self.health, printable(reason)),
+        };
+        [
+            printable(&self.id),
+            self.state.clone(),
+            health,
+            text(&self.cluster_state),
+            self.roles.join(","),
+            text(&self.external_address),
+            text(&self.version),
+        ]
+    }
+}
+
+/// Nodes as a table.
+pub fn node_table<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Table {
+    let mut table = Table::new(&[
+        "NODE", "STATE", "HEALTH", "CLUSTER", "ROLES", "ADDRESS", "VERSION",
+    ]);
+    for node in nodes {
+        table.row(node.cells());
+    }
+    table
+}
+
+/// One line of `node list --watch -o json`.
+#[derive(Debug, Serialize)]
+#[serde(tag = "type", rename_all = "lowercase")]
+pub enum Change<'a> {
+    /// A node that was there, has come, or has changed.
+    Node {
+        /// As it is now.
+        node: &'a Node,
+    },
+    /// A node that is gone.
+    Removed {
+        /// Its ID.
+        id: &'a str,
+    },
+    /// Everything that was there at the start has been told.
+    Synced,
+}
+
+/// A cluster.
+#[derive(Debug, Serialize)]
+pub struct Cluster {
+    cluster_id: String,
+    version: String,
+    ca_certificate: String,
+    configuration: Configuration,
+    directory: Vec<Member>,
+}
+
+#[derive(Debug, Serialize)]
+struct Configuration {
+    cluster_domain: String,
+    tpm_mode: String,
+    storage_security_policy: String,
+    cold_start_policy: String,
+}
+
+#[derive(Debug, Serialize)]
+struct Member {
+    id: String,
+    addresses: Vec<String>,
+    roles: Vec<&'static str>,
+}
+
+impl From<&v1::GetClusterInfoResponse> for Cluster {
+    fn from(info: &v1::GetClusterInfoResponse) -> Self {
+        let configuration = info.configuration.clone().unwrap_or_default();
+        let members = info
+            .directory
+            .as_ref()
+            .map(|directory| &directory.nodes[..]);
+        Self {
+            // What the cluster sends is shown even if it is no ID.
+            cluster_id: ClusterId::try_from(&info.cluster_id[..])
+                .map_or_else(|_| hex::encode(&info.cluster_id), |id| id.to_string()),
+            version: info.version.clone(),
+            ca_certificate: to_pem(&info.ca_certificate),
+            configuration: Configuration {
+                cluster_domain: configuration.cluster_domain,
+                tpm_mode: word(
+                    configuration.tpm_mode,
+                    v1::TpmMode::as_str_name,
+                    "TPM_MODE_",
+                ),
+                storage_security_policy: word(
+                    configuration.storage_security_policy,
+                    v1::StorageSecurityPolicy::as_str_name,
+                    "STORAGE_SECURITY_POLICY_",
+                ),
+                cold_start_policy: word(
+                    configuration.cold_start_policy,
+                    v1::ColdStartPolicy::as_str_name,
+                    "COLD_START_POLICY_",
+                ),
+            },
+            directory: members.unwrap_or_default().iter().map(member).collect(),
+        }
+    }
+}
+
+fn member(node: &v1::cluster_directory::Node) -> Member {
+    let address = |address: &v1::cluster_directory::Address| {
+        let port = u16::try_from(address.port).ok()?;
+        Some(Endpoint::new(address.host.parse().ok()?, port).to_string())
+    };
+    Member {
+        id: node.id.clone(),
+        addresses: node.addresses.iter().filter_map(address).collect(),
+        roles: roles(node.roles.as_ref()),
+    }
+}
+
+impl Cluster {
+    /// As text for people.
+    pub fn text(&self) -> String {
+        let Configuration {
+            cluster_domain,
+            tpm_mode,
+            storage_security_policy,
+            cold_start_policy,
+        } = &self.configuration;
+        let mut text = format!(
+            "cluster           {}\n\
+             domain            {}\n\
+             version           {}\n\
+             TPM mode          {tpm_mode}\n\
+             storage security  {storage_security_policy}\n\
+             cold start        {cold_start_policy}\n\n",
+            self.cluster_id,
+            printable(cluster_domain),
+            printable(&self.version),
+        );
+        let mut table = Table::new(&["CONTROL PLANE", "ADDRESSES"]);
+        for member in &self.directory {
+            table.row([
+                printable(&member.id),
+                printable(&member.addresses.join(",")),
+            ]);
+        }
+        text.push_str(&table.to_string());
+        text
+    }
+}

@@ -1,0 +1,432 @@
+//! The tool itself, as a process, against a curator on real sockets.
+
+use std::path::{Path, PathBuf};
+use std::process::{Output, Stdio};
+use std::sync::Arc;
+
+use hearth_api::identity::{FirstContactSecret, OwnerKey};
+use hearth_api::owner;
+use hearth_api::testing::{Script, TestCluster, TestCurator};
+use hearth_api::tls::wall_clock;
+use hearth_api::v1::{
+    self, ClusterConfiguration, ClusterState, NodeHealth, NodeRoles, NodeState, NodeStatus,
+    StorageSecurity, StorageSecurityPolicy, TpmMode, TpmUsage, node_roles,
+};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, BufReader};
+use tokio::process::Command;
+
+/// An operator's home, and the cluster it is about.
+struct Fixture {
+    home: tempfile::TempDir,
+    key: OwnerKey,
+    secret: FirstContactSecret,
+    cluster: Arc<TestCluster>,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let home = tempfile::tempdir().expect("a folder");
+        let key = owner::create_key(&home.path().join("owner-key.pem")).expect("a key");
+        let secret = owner::create_first_contact_secret(&home.path().join("first-contact-secret"))
+            .expect("a secret");
+        Self {
+            home,
+            key,
+            secret,
+            cluster: Arc::new(TestCluster::new()),
+        }
+    }
+
+    fn script(&self) -> Script {
+        Script {
+            nodes: vec![node("hearth-a1", NodeHealth::Healthy)],
+            configuration: ClusterConfiguration {
+                cluster_domain: "cluster.internal".into(),
+                tpm_mode: TpmMode::Disabled.into(),
+                storage_security_policy: StorageSecurityPolicy::NeedsInsecure.into(),
+                ..ClusterConfiguration::default()
+            },
+            first_contact_secret: Some(self.secret.clone()),
+            owner: Some(self.key.public()),
+            ..Script::default()
+        }
+    }
+
+    async fn curator(&self) -> TestCurator {
+        TestCurator::start(&self.cluster, self.script(), wall_clock()).await
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.home.path().join(name)
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_hearthctl"));
+        command
+            .args(args)
+            .env_clear()
+            .env("HOME", self.home.path())
+            .stdin(Stdio::null())
+            .kill_on_drop(true);
+        command
+    }
+
+    async fn run(&self, args: &[&str]) -> Output {
+        self.command(args).output().await.expect("it runs")
+    }
+
+    /// What it prints when it succeeds.
+    async fn ok(&self, args: &[&str]) -> String {
+        let output = self.run(args).await;
+        assert!(
+            output.status.success(),
+            "{args:?}: {}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        String::from_utf8(output.stdout).expect("text")
+    }
+
+    async fn json(&self, args: &[&str]) -> Value {
+        serde_json::from_str(&self.ok(args).await).expect("JSON")
+    }
+
+    /// What it complains about, and with which exit code.
+    async fn fails(&self, args: &[&str]) -> (i32, String) {
+        let output = self.run(args).await;
+        assert!(output.stdout.is_empty(), "{args:?} prints a result");
+        let text = String::from_utf8(output.stderr).expect("text");
+        (output.status.code().expect("an exit code"), text)
+    }
+
+    fn ownership<'a>(&self, endpoint: &'a str, key: &'a str, secret: &'a str) -> Vec<&'a str> {
+        vec![
+            "cluster",
+            "take-ownership",
+            "--endpoint",
+            endpoint,
+            "--owner-key",
+            key,
+            "--first-contact-secret",
+            secret,
+            "--name",
+            "test",
+        ]
+    }
+
+    async fn take_ownership(&self, curator: &TestCurator) {
+        let endpoint = curator.endpoint().to_string();
+        let (key, secret) = (
+            self.path("owner-key.pem"),
+            self.path("first-contact-secret"),
+        );
+        let printed = self
+            .ok(&self.ownership(&endpoint, text(&key), text(&secret)))
+            .await;
+        assert!(printed.contains(&self.cluster.id.to_string()), "{printed}");
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().expect("text")
+}
+
+fn node(id: &str, health: NodeHealth) -> v1::Node {
+    v1::Node {
+        id: id.into(),
+        public_key: vec![1; 32],
+        state: NodeState::Up.into(),
+        roles: Some(NodeRoles {
+            consensus_member: Some(node_roles::ConsensusMember {}),
+            ..NodeRoles::default()
+        }),
+        status: Some(NodeStatus {
+            external_address: "192.0.2.1".into(),
+            curator_port: 7835,
+            version: "1.2.3".into(),
+            boot_id: "boot".into(),
+            cluster_state: ClusterState::Home.into(),
+            ..NodeStatus::default()
+        }),
+        health: health.into(),
+        labels: vec![v1::Label {
+            key: "zone".into(),
+            value: "a".into(),
+        }],
+        tpm_usage: TpmUsage::NotPresent.into(),
+        storage_security: StorageSecurity::Insecure.into(),
+        heartbeat_age_ms: Some(40),
+        ..v1::Node::default()
+    }
+}
+
+#[tokio::test]
+async fn an_owner_takes_a_cluster_and_looks_at_it() {
+    let f = Fixture::new();
+    let curator = f.curator().await;
+    f.take_ownership(&curator).await;
+    assert_eq!(
+        curator.calls(),
+        ["GetCACertificate", "Escrow"],
+        "nothing else is needed"
+    );
+
+    assert_eq!(
+        f.json(&["node", "list", "-o", "json"]).await,
+        json!([{
+            "id": "hearth-a1",
+            "public_key": "01".repeat(32),
+            "state": "UP",
+            "health": "HEALTHY",
+            "health_reason": "",
+            "cluster_state": "HOME",
+            "roles": ["consensus-member"],
+            "external_address": "192.0.2.1",
+            "curator_port": 7835,
+            "version": "1.2.3",
+            "boot_id": "boot",
+            "labels": {"zone": "a"},
+            "storage_security": "INSECURE",
+            "tpm_usage": "NOT_PRESENT",
+            "heartbeat_age_ms": 40,
+        }])
+    );
+    assert_eq!(
+        f.ok(&["node", "list"]).await,
+        "NODE       STATE  HEALTH   CLUSTER  ROLES             ADDRESS    VERSION\n\
+         hearth-a1  UP     HEALTHY  HOME     consensus-member  192.0.2.1  1.2.3\n"
+    );
+    let info = f.json(&["cluster", "info", "-o", "json"]).await;
+    assert_eq!(info["cluster_id"], f.cluster.id.to_string());
+    assert_eq!(
+        info["configuration"],
+        json!({
+            "cluster_domain": "cluster.internal",
+            "tpm_mode": "DISABLED",
+            "storage_security_policy": "NEEDS_INSECURE",
+            "cold_start_policy": "UNSPECIFIED",
+        })
+    );
+    let shown = f.ok(&["cluster", "info"]).await;
+    assert!(shown.contains("cluster.internal"), "{shown}");
+
+    // Again, and nothing is lost.
+    f.take_ownership(&curator).await;
+    f.ok(&["node", "list"]).await;
+}
+
+#[tokio::test]
+async fn contexts_are_listed_chosen_and_shown() {
+    let f = Fixture::new();
+    let curator = f.curator().await;
+    f.take_ownership(&curator).await;
+    let list = f.ok(&["context", "list"]).await;
+    assert!(list.contains("*        test"), "{list}");
+    let shown = f.json(&["context", "show"]).await;
+    assert_eq!(shown["cluster_id"], f.cluster.id.to_string());
+    assert_eq!(shown["endpoints"], json!([curator.endpoint().to_string()]));
+    assert!(!shown.to_string().contains("PRIVATE"), "{shown}");
+    f.ok(&["context", "use", "test"]).await;
+    let (code, why) = f.fails(&["context", "use", "other"]).await;
+    assert_eq!(code, 5);
+    assert!(why.contains("there are: test"), "{why}");
+    let (code, why) = f.fails(&["--context", "other", "node", "list"]).await;
+    assert_eq!(code, 5, "{why}");
+
+    // In a place of its own choice.
+    let elsewhere = f.path("elsewhere.json");
+    let (code, why) = f
+        .fails(&["--config", text(&elsewhere), "node", "list"])
+        .await;
+    assert_eq!(code, 5);
+    assert!(why.contains("take-ownership"), "{why}");
+}
+
+#[tokio::test]
+async fn secrets_stay_where_they_are() {
+    use std::os::unix::fs::MetadataExt as _;
+
+    let f = Fixture::new();
+    let curator = f.curator().await;
+    f.take_ownership(&curator).await;
+    let folder = f.path(".config/hearth");
+    let mut files = 0;
+    for entry in std::fs::read_dir(&folder).expect("a folder") {
+        let path = entry.expect("an entry").path();
+        files += 1;
+        let mode = std::fs::metadata(&path).expect("there").mode() & 0o777;
+        assert_eq!(mode, 0o600, "{}", path.display());
+        let content = std::fs::read_to_string(&path).expect("text");
+        assert!(!content.contains("PRIVATE KEY"), "{}", path.display());
+        assert!(
+            !content.contains(&hex::encode(f.secret.expose())),
+            "{}",
+            path.display()
+        );
+    }
+    assert_eq!(files, 2, "the contexts and one certificate");
+}
+
+#[tokio::test]
+async fn a_wrong_secret_or_key_is_refused() {
+    let f = Fixture::new();
+    let curator = f.curator().await;
+    let endpoint = curator.endpoint().to_string();
+    let other = f.path("other");
+    std::fs::create_dir(&other).expect("a folder");
+    let public = f.ok(&["owner", "init", text(&other)]).await;
+    let (key, secret) = (
+        other.join("owner-key.pem"),
+        other.join("first-contact-secret"),
+    );
+    assert_eq!(f.ok(&["owner", "public-key", text(&key)]).await, public);
+
+    let own_key = f.path("owner-key.pem");
+    let own_secret = f.path("first-contact-secret");
+    let (code, why) = f
+        .fails(&f.ownership(&endpoint, text(&own_key), text(&secret)))
+        .await;
+    assert_eq!(code, 4);
+    assert!(why.contains(&endpoint) && why.contains("prove"), "{why}");
+    assert_eq!(curator.calls(), ["GetCACertificate"], "no key was offered");
+    let (code, why) = f
+        .fails(&f.ownership(&endpoint, text(&key), text(&own_secret)))
+        .await;
+    assert_eq!(code, 4);
+    assert!(why.contains("not the owner's"), "{why}");
+    assert!(!f.path(".config").exists(), "nothing was remembered");
+
+    // Files that are none.
+    let (code, why) = f
+        .fails(&f.ownership(&endpoint, text(&own_secret), text(&own_secret)))
+        .await;
+    assert_eq!(code, 5);
+    assert!(why.contains("PKCS #8"), "{why}");
+    let (code, why) = f.fails(&["owner", "init", text(&other)]).await;
+    assert_eq!(code, 5);
+    assert!(why.contains("not overwritten"), "{why}");
+}
+
+#[tokio::test]
+async fn failures_tell_whom_what_and_what_to_do() {
+    let f = Fixture::new();
+    let curator = f.curator().await;
+    let endpoint = curator.endpoint().to_string();
+    f.take_ownership(&curator).await;
+
+    // Another cluster's server, at an address that is tried instead.
+    let other = Arc::new(TestCluster::new());
+    let stranger = TestCurator::start(&other, Script::default(), wall_clock()).await;
+    let elsewhere = stranger.endpoint().to_string();
+    let (code, why) = f.fails(&["--endpoint", &elsewhere, "node", "list"]).await;
+    assert_eq!(code, 4, "{why}");
+    assert!(
+        why.contains(&elsewhere) && why.contains("not issued by this cluster's CA"),
+        "{why}"
+    );
+
+    // Nobody there.
+    curator.stop().await.expect("in order");
+    for args in [&["node", "list"][..], &["cluster", "info"]] {
+        let (code, why) = f.fails(args).await;
+        assert_eq!(code, 3, "{why}");
+        assert!(
+            why.contains(&endpoint) && why.contains("--endpoint"),
+            "{why}"
+        );
+    }
+
+    // Someone who does not answer.
+    let mute = std::net::TcpListener::bind("127.0.0.1:0").expect("a port");
+    let mute = mute.local_addr().expect("an address").to_string();
+    let (code, why) = f
+        .fails(&["--timeout", "200ms", "--endpoint", &mute, "node", "list"])
+        .await;
+    assert_eq!(code, 3, "{why}");
+
+    // What nobody asked for.
+    let (code, _) = f.fails(&["node", "list", "-o", "xml"]).await;
+    assert_eq!(code, 2);
+}
+
+#[tokio::test]
+async fn an_expired_certificate_is_called_that() {
+    let f = Fixture::new();
+    let curator = f.curator().await;
+    f.take_ownership(&curator).await;
+    let name = hearth_api::identity::UserName::owner();
+    let identity = hearth_api::identity::Identity::user(f.cluster.id, name);
+    let expired = f.cluster.leaf(&identity, f.key.public(), |params| {
+        params.not_after = params.not_before;
+    });
+    let pem = pem::encode(&pem::Pem::new("CERTIFICATE", expired.to_vec()));
+    let path = f.path(".config/hearth/test.certificate.pem");
+    std::fs::write(path, pem).expect("written");
+    let (code, why) = f.fails(&["node", "list"]).await;
+    assert_eq!(code, 4);
+    assert!(
+        why.contains("expired") && why.contains("take-ownership"),
+        "{why}"
+    );
+}
+
+#[tokio::test]
+async fn watching_tells_each_change_and_survives_a_curator() {
+    let f = Fixture::new();
+    let first = f.curator().await;
+    let second = f.curator().await;
+    f.take_ownership(&first).await;
+    let (one, two) = (first.endpoint().to_string(), second.endpoint().to_string());
+    second.set_nodes(vec![node("hearth-b2", NodeHealth::Unknown)]);
+
+    let args = [
+        "--endpoint",
+        &one,
+        "--endpoint",
+        &two,
+        "node",
+        "list",
+        "--watch",
+        "-o",
+        "json",
+    ];
+    let mut child = f
+        .command(&args)
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
+    let mut next = async || -> Value {
+        let line = lines.next_line().await.expect("readable").expect("a line");
+        serde_json::from_str(&line).expect("JSON")
+    };
+    let line = next().await;
+    assert_eq!(line["type"], "node");
+    assert_eq!(line["node"]["id"], "hearth-a1");
+    assert_eq!(next().await, json!({"type": "synced"}));
+
+    // The other curator knows another node, and not the first.
+    first.stop().await.expect("in order");
+    let line = next().await;
+    assert_eq!(line["node"]["id"], "hearth-b2");
+    assert_eq!(line["node"]["health"], "UNKNOWN");
+    assert_eq!(next().await, json!({"type": "removed", "id": "hearth-a1"}));
+    assert_eq!(next().await, json!({"type": "synced"}));
+    child.kill().await.expect("it goes on until it is ended");
+}
+
+#[tokio::test]
+async fn a_reader_may_go_away() {
+    let f = Fixture::new();
+    let mut child = f
+        .command(&["completion", "bash"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    drop(child.stdout.take());
+    let output = child.wait_with_output().await.expect("it ends");
+    assert!(output.stderr.is_empty());
+    assert!(output.status.success());
+    assert!(f.ok(&["version"]).await.starts_with("hearthctl "));
+}
