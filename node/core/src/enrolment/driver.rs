@@ -341,7 +341,11 @@ where
         volume: crate::storage::Volume,
         security: StorageSecurity,
     ) -> Result<Done, Failure> {
-        self.on_data(move |data| data.mount(&volume)).await?;
+        let data = self.data.clone();
+        let mounted = blocking(move || locked(&data).mount(&volume)).await?;
+        if !mounted.map_err(storage_failure)? {
+            return Ok(Done::Plain);
+        }
         let detail = match security {
             StorageSecurity::Encrypted => "encrypted",
             StorageSecurity::AuthenticatedEncrypted => "encrypted and authenticated",

@@ -222,16 +222,18 @@ impl<M: Machinery> DataPartition<M> {
         Ok(())
     }
 
-    /// Opens and mounts it, behind a header in phase READY.
-    pub fn mount(&mut self, volume: &Volume) -> Result<(), StorageError> {
+    /// Opens and mounts it, behind a header in phase READY. False if it was
+    /// mounted before, by an enrolment that has been started again since.
+    pub fn mount(&mut self, volume: &Volume) -> Result<bool, StorageError> {
         let (device, header) = self.header(volume, Phase::Ready)?;
         let at = self.data.path();
-        // By an enrolment that has been started again since.
-        if !self.machinery.is_mounted(at)? {
+        let mounted = self.machinery.is_mounted(at)?;
+        if !mounted {
             let payload = self.machinery.open(volume.key(&header.salt), &device)?;
             self.machinery.mount(&payload, at)?;
         }
-        Ok(self.data.make_directories()?)
+        self.data.make_directories()?;
+        Ok(!mounted)
     }
 
     fn header(&mut self, volume: &Volume, phase: Phase) -> Result<(PathBuf, Header), StorageError> {

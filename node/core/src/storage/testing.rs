@@ -102,6 +102,8 @@ impl Files {
 }
 
 const MAGIC: &[u8] = b"a file system";
+/// One while nothing has been mounted since the file system was made.
+const EMPTY_AT: u64 = 2 * REGION;
 
 impl Machinery for Files {
     fn device(&mut self) -> Result<PathBuf, StorageError> {
@@ -132,6 +134,7 @@ impl Machinery for Files {
         let content = [MAGIC, &key].concat();
         let device = self.device_file();
         device.write_all_at(&content, REGION).expect("the payload");
+        device.write_all_at(&[1], EMPTY_AT).expect("the payload");
         Ok(())
     }
 
@@ -151,6 +154,14 @@ impl Machinery for Files {
             let error: BoxError = "no file system under this key".into();
             return Err(StorageError::machinery("mount the data partition")(error));
         }
+        let mut empty = [0];
+        device
+            .read_exact_at(&mut empty, EMPTY_AT)
+            .expect("the payload");
+        if empty == [1] && at.exists() {
+            fs::remove_dir_all(at).expect("the mount point");
+        }
+        device.write_all_at(&[0], EMPTY_AT).expect("the payload");
         fs::create_dir_all(at).expect("the mount point");
         self.mounted = Some(at.to_owned());
         Ok(())

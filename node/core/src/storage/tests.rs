@@ -68,14 +68,18 @@ impl Disk {
     }
 }
 
+fn only_mount(partition: &mut DataPartition<Files>, volume: &Volume) -> Result<(), StorageError> {
+    partition.mount(volume).map(drop)
+}
+
 #[test]
 fn a_partition_is_made_once_and_mounted_ever_after() {
     for mode in modes() {
         let volume = volume(mode, 1);
         let disk = Disk::ready(&volume);
         let mut partition = disk.partition();
-        partition.mount(&volume).unwrap();
-        partition.mount(&volume).unwrap();
+        assert!(partition.mount(&volume).unwrap());
+        assert!(!partition.mount(&volume).unwrap(), "mounted once");
         let roles = disk.data.node().roles();
         fs::write(&roles, "kept").unwrap();
         disk.partition().mount(&volume).unwrap();
@@ -115,7 +119,7 @@ fn another_owners_partition_is_not_touched() {
             DataPartition::<Files>::initialise,
             DataPartition::<Files>::make_file_system,
             DataPartition::<Files>::mark_ready,
-            DataPartition::<Files>::mount,
+            only_mount,
         ] {
             let error = step(&mut disk.partition(), &volume).unwrap_err();
             assert!(matches!(error, StorageError::OtherOwner { .. }), "{error}");
@@ -162,7 +166,7 @@ fn foreign_content_is_not_touched_and_can_be_erased() {
         DataPartition::<Files>::initialise,
         DataPartition::<Files>::make_file_system,
         DataPartition::<Files>::mark_ready,
-        DataPartition::<Files>::mount,
+        only_mount,
     ] {
         let error = step(&mut disk.partition(), &volume).unwrap_err();
         assert!(matches!(error, StorageError::Foreign(_)), "{error}");
