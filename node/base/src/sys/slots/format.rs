@@ -63,6 +63,14 @@ impl Slot {
         }
     }
 
+    pub(super) fn suspect() -> Self {
+        Self::Damaged {
+            damage: Damage::Suspect,
+            // It was this very software that wrote there.
+            torn_write: true,
+        }
+    }
+
     pub(super) fn damage(self) -> Damage {
         match self {
             Self::Damaged { damage, .. } => damage,

@@ -184,6 +184,9 @@ pub enum Damage {
     /// Its content does not match its checksum.
     #[error("checksum mismatch")]
     Checksum,
+    /// The last attempt to write it failed, so it may hold anything.
+    #[error("its last write failed")]
+    Suspect,
     /// Reading it failed.
     #[error("cannot be read: {0}")]
     Unreadable(String),
@@ -195,6 +198,10 @@ pub struct SlotPair<S> {
     format: SlotFormat,
     a: S,
     b: S,
+    /// Slots whose last write failed. After a failed sync the kernel's cache
+    /// may show bytes that never reached the disk, so what such a slot says
+    /// is not believed until it has been written again.
+    suspect: [bool; 2],
 }
 
 impl SlotPair<FileSlot> {
@@ -208,12 +215,17 @@ impl SlotPair<FileSlot> {
 impl<S: SlotStore> SlotPair<S> {
     /// A pair of these stores, in which A is the one a first save begins with.
     pub fn new(format: SlotFormat, a: S, b: S) -> Self {
-        Self { format, a, b }
+        Self {
+            format,
+            a,
+            b,
+            suspect: [false; 2],
+        }
     }
 
     /// Reads the newest value, and mends the other slot if it needs it.
     pub fn load(&mut self) -> Result<Loaded, SlotError> {
-        let (a, b) = (self.examine(&self.a), self.examine(&self.b));
+        let (a, b) = (self.examine(Which::A), self.examine(Which::B));
         let (value, mend) = match self.judge(a, b)? {
             Judgement::Absent => return Ok(Loaded::Absent),
             Judgement::NeverCompleted => return Ok(Loaded::NeverCompleted),
@@ -223,11 +235,11 @@ impl<S: SlotStore> SlotPair<S> {
             None => false,
             Some(which) => {
                 let record = encode(&self.format, value.generation, &value.payload);
-                let store = self.store_mut(which);
-                match store.write_sync(&record) {
+                match self.write(which, &record) {
                     Ok(()) => true,
                     Err(error) => {
-                        tracing::warn!(slot = %store.place(), %error, "cannot mend the slot");
+                        let slot = self.store(which).place();
+                        tracing::warn!(%slot, %error, "cannot mend the slot");
                         false
                     }
                 }
@@ -257,7 +269,7 @@ impl<S: SlotStore> SlotPair<S> {
                 });
             }
         }
-        let (a, b) = (self.examine(&self.a), self.examine(&self.b));
+        let (a, b) = (self.examine(Which::A), self.examine(Which::B));
         let (generation, order) = match self.judge(a, b)? {
             Judgement::Absent | Judgement::NeverCompleted => (1, [Which::A, Which::B]),
             // The slot to mend goes first: the other one is all there is.
@@ -266,9 +278,8 @@ impl<S: SlotStore> SlotPair<S> {
         };
         let record = encode(&self.format, generation, payload);
         for which in order {
-            let store = self.store_mut(which);
-            store.write_sync(&record).map_err(|source| SlotError::Io {
-                place: store.place(),
+            self.write(which, &record).map_err(|source| SlotError::Io {
+                place: self.store(which).place(),
                 step: "write and sync the slot",
                 source,
             })?;
@@ -288,18 +299,32 @@ impl<S: SlotStore> SlotPair<S> {
                 source,
             })?;
         }
+        self.suspect = [false; 2];
         Ok(())
     }
 
-    fn store_mut(&mut self, which: Which) -> &mut S {
+    fn store(&self, which: Which) -> &S {
         match which {
-            Which::A => &mut self.a,
-            Which::B => &mut self.b,
+            Which::A => &self.a,
+            Which::B => &self.b,
         }
     }
 
-    fn examine(&self, store: &S) -> Slot {
-        match store.read() {
+    fn write(&mut self, which: Which, record: &[u8]) -> io::Result<()> {
+        let store = match which {
+            Which::A => &mut self.a,
+            Which::B => &mut self.b,
+        };
+        let written = store.write_sync(record);
+        self.suspect[which as usize] = written.is_err();
+        written
+    }
+
+    fn examine(&self, which: Which) -> Slot {
+        if self.suspect[which as usize] {
+            return Slot::suspect();
+        }
+        match self.store(which).read() {
             Ok(None) => Slot::Absent,
             Ok(Some(bytes)) => self.format.decode(&Zeroizing::new(bytes)),
             Err(error) => Slot::unreadable(&error),

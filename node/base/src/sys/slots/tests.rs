@@ -8,6 +8,9 @@
 //!   bytes over the old ones, cut short, a mixture of old and new sectors,
 //!   zeros of the right length (metadata made it, data did not), stale
 //!   clusters of some other file, or whole (only the answer was lost).
+//! - A write may fail without a power cut: its slot is then in such a state on
+//!   the disk, while reads give the new bytes from a cache that is lost with
+//!   the power. Some later write of the same slot may succeed.
 //! - The other slot is never harmed by it. Rot, on the other hand (bit flips,
 //!   truncation, loss), can strike either slot at rest.
 
@@ -83,6 +86,10 @@ struct Disk {
     cut: Option<(usize, Tear)>,
     off: bool,
     read_only: bool,
+    /// The write after so many more fails, and the cache shows it done.
+    fails: Option<(usize, Tear)>,
+    /// What reads give, where it is not what the disk holds.
+    cache: [Option<Vec<u8>>; 2],
 }
 
 #[derive(Clone)]
@@ -108,6 +115,18 @@ impl FakeSlot {
             Some((n, tear)) => disk.cut = Some((n - 1, tear)),
             None => {}
         }
+        match disk.fails {
+            Some((0, tear)) => {
+                disk.fails = None;
+                let old = disk.slots[self.index].take();
+                disk.slots[self.index] = tear.apply(old.as_deref(), new.unwrap_or(&[0; 100]));
+                disk.cache[self.index] = new.map(<[u8]>::to_vec);
+                return Err(io::Error::other("the disk did not take it"));
+            }
+            Some((n, tear)) => disk.fails = Some((n - 1, tear)),
+            None => {}
+        }
+        disk.cache[self.index] = None;
         disk.slots[self.index] = new.map(<[u8]>::to_vec);
         Ok(())
     }
@@ -115,7 +134,9 @@ impl FakeSlot {
 
 impl SlotStore for FakeSlot {
     fn read(&self) -> io::Result<Option<Vec<u8>>> {
-        Ok(self.disk.borrow().slots[self.index].clone())
+        let disk = self.disk.borrow();
+        let cached = disk.cache[self.index].as_ref();
+        Ok(cached.or(disk.slots[self.index].as_ref()).cloned())
     }
     fn write_sync(&mut self, bytes: &[u8]) -> io::Result<()> {
         self.change(Some(bytes))
@@ -181,6 +202,7 @@ fn save_from(disk: &Rc<RefCell<Disk>>, first: usize, last: usize) -> (usize, usi
 /// and what was attempted. Returns what may now be relied on.
 fn boot(disk: &Rc<RefCell<Disk>>, promised: usize, attempted: usize, what: &str) -> usize {
     disk.borrow_mut().off = false;
+    disk.borrow_mut().cache = [None, None];
     match pair(disk).load() {
         Ok(Loaded::Value { payload, whole, .. }) => {
             let found = (promised..=attempted).find(|n| value(*n) == *payload);
@@ -221,6 +243,51 @@ fn a_power_cut_in_any_write_leaves_the_old_value_or_the_new() {
             }
         }
     }
+}
+
+#[test]
+fn a_failed_write_is_not_built_upon() {
+    // Values 1 and 2 are saved; the save of 3 fails in either write; the node
+    // loads (or not) and saves 4, in which the power goes, anywhere.
+    for fails in [0, 1] {
+        for tear in [Tear::Untouched, Tear::Short(30), Tear::Stale, Tear::Whole] {
+            for loads in [false, true] {
+                for cut in 0..3 {
+                    let what = format!("{tear:?} in {fails}, load {loads}, cut at {cut}");
+                    let disk = with_slots(None, None);
+                    save_from(&disk, 1, 2);
+                    let mut slots = pair(&disk);
+                    disk.borrow_mut().fails = Some((fails, tear));
+                    slots.save(&value(3)).unwrap_err();
+                    disk.borrow_mut().cut = Some((cut, Tear::Short(30)));
+                    let mut seen = 2;
+                    if loads
+                        && let Ok(Loaded::Value {
+                            payload,
+                            whole: true,
+                            ..
+                        }) = slots.load()
+                    {
+                        seen = if *payload == value(3) { 3 } else { 2 };
+                    }
+                    let saved = slots.save(&value(4)).is_ok();
+                    let promised = if saved { 4 } else { seen };
+                    boot(&disk, promised, 4, &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn a_first_save_that_failed_can_be_tried_again() {
+    let disk = with_slots(None, None);
+    let mut slots = pair(&disk);
+    disk.borrow_mut().fails = Some((0, Tear::Stale));
+    slots.save(&value(1)).unwrap_err();
+    assert!(matches!(slots.load().unwrap(), Loaded::NeverCompleted));
+    slots.save(&value(1)).unwrap();
+    assert_eq!(loaded_value(&mut slots), value(1));
 }
 
 #[test]
