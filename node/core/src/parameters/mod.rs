@@ -23,6 +23,10 @@
 //! | roles of the first node | consensus member |
 //! | network | DHCP |
 //!
+//! This release seals nothing by a TPM and cold-starts no encrypted cluster: TPM
+//! mode REQUIRED and the cold-start policies TPM and OWNER are refused, and
+//! BEST_EFFORT comes to a TPM that is present but unused.
+//!
 //! A machine that has a sealed configuration needs no parameters.
 
 mod bootstrap;
