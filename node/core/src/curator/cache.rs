@@ -1,0 +1,708 @@
+//! The cluster's records in memory: one watch feeds them, everybody reads them.
+//!
+//! A curator asks etcd for the whole of its records once, then follows every
+//! change by a single watch, however many subscribers it has. What is here is
+//! always some true state of the store, at [`Cache::revision`]; how recent it
+//! has to be is the business of [`super::reads`].
+//!
+//! Each visible change gives the node concerned a new *version*, a number that
+//! only grows. A subscriber remembers the last version it has seen and asks
+//! for what is newer ([`Cache::changes_since`]): it gets every node that has
+//! changed, once, as it is now. So a slow subscriber costs nothing but its own
+//! delay: there is no queue that could grow.
+//!
+//! Records that are newer than this image end the curator, because it could
+//! only guess what they mean. A record that is spoilt is reported and taken
+//! for absent, so that it harms no node but its own.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashSet},
+    convert::Infallible,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use hearth_api::{
+    identity::{Identity, NodeId, PublicKey, Subject, UserName},
+    v1::{ClusterDirectory, Node, NodeState, NodeStatus, cluster_directory},
+};
+use prost::Message as _;
+use tokio::{
+    sync::{Notify, watch},
+    time::{Instant, sleep, sleep_until},
+};
+
+use super::{
+    health::{self, Liveness},
+    state::{self, ClusterRecord, Key, LivenessRecord, NodeRecord, RecordError},
+};
+use crate::consensus::{Change, Lease, Listing, NamespacedClient, Record};
+
+/// Before etcd is asked again after it did not answer.
+const RETRY: Duration = Duration::from_millis(100);
+
+/// Why a caller with a good certificate is refused all the same.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NotMember {
+    /// It has been deleted, or never was.
+    #[error("{0} is not a member of this cluster (any more)")]
+    Unknown(Subject),
+    /// Its certificate is for a key that it no longer has.
+    #[error("{0} has another key now: this certificate is no longer good")]
+    OtherKey(Subject),
+    /// It is not, or no longer, part of the cluster.
+    #[error("{0} is {1}: only nodes that are UP may call this")]
+    NotUp(Subject, &'static str),
+}
+
+/// What the cluster knows of one node.
+#[derive(Default)]
+struct Entry {
+    record: Option<Stored<NodeRecord>>,
+    status: Option<Stored<NodeStatus>>,
+    liveness: Liveness,
+    /// When this curator heard it last.
+    heartbeat: Option<Instant>,
+    /// Of its last visible change.
+    version: u64,
+}
+
+struct Stored<T> {
+    content: T,
+    revision: i64,
+}
+
+struct Candidate {
+    curator: NodeId,
+    lease: i64,
+    /// The oldest candidate leads.
+    since: i64,
+}
+
+/// The curator that does the background work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leader {
+    /// Which node.
+    pub node: NodeId,
+    /// Where it is, as far as it has said so.
+    pub host: String,
+    /// The curator's port there; 0 while not known.
+    pub port: u32,
+}
+
+#[derive(Default)]
+struct Inner {
+    cluster: Option<ClusterRecord>,
+    nodes: BTreeMap<NodeId, Entry>,
+    candidates: BTreeMap<String, Candidate>,
+    /// Deleted nodes by the version of their deletion. As many as are deleted
+    /// while this curator runs.
+    gone: BTreeMap<NodeId, u64>,
+    /// All versions that still stand, and whose they are.
+    versions: BTreeMap<u64, NodeId>,
+    /// The newest version.
+    version: u64,
+    /// This curator's lease.
+    session: Option<Lease>,
+    /// Leases that earlier lives of this curator have left.
+    former: BTreeSet<i64>,
+}
+
+impl Inner {
+    fn entry(&mut self, id: NodeId) -> &mut Entry {
+        self.nodes.entry(id).or_default()
+    }
+
+    /// The node has visibly changed, if it is, or was, visible.
+    fn touch(&mut self, id: NodeId) {
+        let Some(entry) = self.nodes.get_mut(&id) else {
+            return;
+        };
+        let was_visible = entry.version != 0;
+        let is_visible = entry.record.is_some();
+        if !was_visible && !is_visible {
+            return;
+        }
+        self.version += 1;
+        self.versions.remove(&entry.version);
+        if is_visible {
+            entry.version = self.version;
+            if let Some(old) = self.gone.remove(&id) {
+                self.versions.remove(&old);
+            }
+        } else {
+            entry.version = 0;
+            self.gone.insert(id, self.version);
+        }
+        self.versions.insert(self.version, id);
+    }
+
+    /// Something has changed that is about no node in particular.
+    fn touch_all(&mut self) {
+        self.version += 1;
+    }
+
+    fn set_liveness(&mut self, id: NodeId, new: Liveness) {
+        let entry = self.entry(id);
+        let differs = entry.liveness.differs(&new);
+        // The grace runs from when the node was lost first.
+        let still_lost = matches!(
+            (&entry.liveness, &new),
+            (Liveness::Lost { .. }, Liveness::Lost { overdue: false, .. })
+        );
+        if !still_lost {
+            entry.liveness = new;
+            if differs {
+                self.touch(id);
+            }
+        }
+    }
+}
+
+/// See the module.
+pub struct Cache {
+    own: NodeId,
+    bound: Duration,
+    grace: Duration,
+    inner: Mutex<Inner>,
+    version: watch::Sender<u64>,
+    revision: watch::Sender<i64>,
+    resync: Notify,
+}
+
+/// What has changed for a subscriber.
+pub struct Changes {
+    /// As they are now.
+    pub nodes: Vec<Node>,
+    /// Those that are gone.
+    pub tombstones: Vec<String>,
+    /// To be given next time.
+    pub version: u64,
+}
+
+impl Cache {
+    /// An empty one of the curator on node `own`. `bound` is how long a node
+    /// may be silent, `grace` how long it may take to find another curator.
+    pub fn new(own: NodeId, bound: Duration, grace: Duration) -> Self {
+        Self {
+            own,
+            bound,
+            grace,
+            inner: Mutex::default(),
+            version: watch::Sender::new(0),
+            revision: watch::Sender::new(0),
+            resync: Notify::new(),
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Inner> {
+        // Nothing below panics halfway through a change.
+        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Feeds the cache for ever. Ends only for a record that this image does
+    /// not understand.
+    pub async fn follow(&self, client: &NamespacedClient) -> Result<Infallible, RecordError> {
+        loop {
+            match client.list("").await {
+                Ok(listing) => self.replace(listing)?,
+                Err(error) => {
+                    tracing::warn!("cannot read the cluster's records: {error}");
+                    sleep(RETRY).await;
+                    continue;
+                }
+            }
+            let from = *self.revision.borrow() + 1;
+            let mut changes = match client.watch(from).await {
+                Ok(changes) => changes,
+                Err(error) => {
+                    tracing::warn!("cannot watch the cluster's records: {error}");
+                    sleep(RETRY).await;
+                    continue;
+                }
+            };
+            let end = loop {
+                tokio::select! {
+                    batch = changes.next() => match batch {
+                        Ok(batch) => self.apply(batch)?,
+                        Err(end) => break end.to_string(),
+                    },
+                    () = self.next_overdue() => self.mark_overdue(),
+                    () = self.resync.notified() => break "it lagged behind".to_owned(),
+                }
+            };
+            tracing::warn!("the watch has ended ({end}); reading everything again");
+        }
+    }
+
+    /// Has everything read again: the watch is behind what it should have told.
+    pub fn resync(&self) {
+        self.resync.notify_one();
+    }
+
+    /// Waits until everything up to this revision is here.
+    pub async fn reached(&self, revision: i64) {
+        let mut reached = self.revision.subscribe();
+        // The sender lives as long as `self`.
+        let _ = reached.wait_for(|at| *at >= revision).await;
+    }
+
+    /// Waits until there is anything at all.
+    pub async fn loaded(&self) {
+        self.reached(1).await;
+    }
+
+    /// Follows the newest version.
+    pub fn watch(&self) -> watch::Receiver<u64> {
+        self.version.subscribe()
+    }
+
+    /// Takes a whole listing for what there is.
+    fn replace(&self, listing: Listing) -> Result<(), RecordError> {
+        let present: HashSet<String> = listing.records.iter().map(|r| r.key.clone()).collect();
+        self.change(listing.revision, |inner| {
+            for key in inner.keys() {
+                if !present.contains(&key) {
+                    self.delete(inner, &key);
+                }
+            }
+            listing
+                .records
+                .into_iter()
+                .try_for_each(|record| self.put(inner, record))
+        })
+    }
+
+    fn apply(&self, batch: Vec<Change>) -> Result<(), RecordError> {
+        let revision = batch.iter().map(Change::revision).max().unwrap_or(0);
+        self.change(revision, |inner| {
+            batch.into_iter().try_for_each(|change| match change {
+                Change::Put(record) => self.put(inner, record),
+                Change::Deleted { key, .. } => {
+                    self.delete(inner, &key);
+                    Ok(())
+                }
+            })
+        })
+    }
+
+    /// Changes the content and tells everyone, about the revision last.
+    fn change<T>(&self, revision: i64, change: impl FnOnce(&mut Inner) -> T) -> T {
+        let (result, version) = {
+            let mut inner = self.lock();
+            (change(&mut inner), inner.version)
+        };
+        self.version.send_if_modified(|old| {
+            let modified = *old != version;
+            *old = version;
+            modified
+        });
+        self.revision.send_if_modified(|old| {
+            let modified = *old < revision;
+            *old = revision.max(*old);
+            modified
+        });
+        result
+    }
+
+    fn put(&self, inner: &mut Inner, record: Record) -> Result<(), RecordError> {
+        let Record {
+            key,
+            value,
+            create_revision,
+            mod_revision: revision,
+            lease,
+        } = record;
+        match Key::parse(&key) {
+            Key::Cluster => {
+                inner.cluster = usable(ClusterRecord::decode(&key, &value))?;
+                inner.touch_all();
+            }
+            Key::Node(id) => {
+                let known = inner.nodes.get(&id).and_then(|e| e.record.as_ref());
+                if known.is_none_or(|known| known.revision != revision) {
+                    let content = usable(NodeRecord::decode(&key, &value))?;
+                    inner.entry(id).record = content.map(|content| Stored { content, revision });
+                    inner.touch(id);
+                }
+            }
+            Key::Status(id) => {
+                let known = inner.nodes.get(&id).and_then(|e| e.status.as_ref());
+                if known.is_none_or(|known| known.revision != revision) {
+                    let content = usable(state::decode_status(&key, &value))?;
+                    inner.entry(id).status = content.map(|content| Stored { content, revision });
+                    inner.touch(id);
+                }
+            }
+            Key::Liveness(id) => {
+                let record = usable(LivenessRecord::decode(&key, &value))?;
+                let liveness = match record {
+                    Some(LivenessRecord::HeardBy(curator))
+                        if !self.is_former(inner, curator, lease) =>
+                    {
+                        Liveness::Heard {
+                            curator,
+                            lease,
+                            revision,
+                        }
+                    }
+                    Some(LivenessRecord::GivenUp) => Liveness::GivenUp,
+                    _ => Liveness::default(),
+                };
+                inner.set_liveness(id, liveness);
+            }
+            Key::Candidate => {
+                if let Some(curator) = usable(state::decode_candidate(&key, &value))?
+                    && !self.is_former(inner, curator, lease)
+                {
+                    let candidate = Candidate {
+                        curator,
+                        lease,
+                        since: create_revision,
+                    };
+                    inner.candidates.insert(key, candidate);
+                    inner.touch_all();
+                }
+            }
+            Key::Other => {}
+        }
+        Ok(())
+    }
+
+    fn delete(&self, inner: &mut Inner, key: &str) {
+        match Key::parse(key) {
+            Key::Cluster => inner.cluster = None,
+            Key::Node(id) => {
+                inner.entry(id).record = None;
+                inner.touch(id);
+            }
+            Key::Status(id) => {
+                inner.entry(id).status = None;
+                inner.touch(id);
+            }
+            Key::Liveness(id) => inner.set_liveness(id, Liveness::default()),
+            Key::Candidate => {
+                inner.candidates.remove(key);
+                inner.touch_all();
+            }
+            Key::Other => {}
+        }
+    }
+
+    /// Whether an earlier life of this curator has written this. It means
+    /// nothing any more, and its lease is noted, to be revoked.
+    fn is_former(&self, inner: &mut Inner, curator: NodeId, lease: i64) -> bool {
+        let former = curator == self.own && inner.session.is_none_or(|s| s.id() != lease);
+        if former {
+            inner.former.insert(lease);
+        }
+        former
+    }
+
+    /// Begins a new life of this curator under this lease. Returns the leases
+    /// that earlier lives have left.
+    pub fn begin_session(&self, lease: Lease) -> BTreeSet<i64> {
+        self.change(0, |inner| {
+            inner.session = Some(lease);
+            let former: Vec<_> = inner
+                .nodes
+                .iter()
+                .filter_map(|(id, entry)| match entry.liveness {
+                    Liveness::Heard {
+                        curator, lease: l, ..
+                    } if curator == self.own => Some((*id, l)),
+                    _ => None,
+                })
+                .filter(|(_, l)| *l != lease.id())
+                .collect();
+            for (id, lease) in former {
+                inner.former.insert(lease);
+                inner.set_liveness(id, Liveness::default());
+            }
+            let former = &mut inner.former;
+            inner.candidates.retain(|_, candidate| {
+                let stays = candidate.curator != self.own || candidate.lease == lease.id();
+                if !stays {
+                    former.insert(candidate.lease);
+                }
+                stays
+            });
+            inner.touch_all();
+            std::mem::take(&mut inner.former)
+        })
+    }
+
+    /// Waits until some node's grace is over.
+    async fn next_overdue(&self) {
+        let mut changed = self.version.subscribe();
+        loop {
+            changed.mark_unchanged();
+            let deadline = self.deadlines(&self.lock()).min();
+            let waited = async {
+                match deadline {
+                    Some(deadline) => sleep_until(deadline).await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = waited => return,
+                // The sender lives as long as `self`.
+                _ = changed.changed() => {}
+            }
+        }
+    }
+
+    fn deadlines<'a>(&self, inner: &'a Inner) -> impl Iterator<Item = Instant> + use<'a> {
+        let grace = self.grace;
+        inner.nodes.values().filter_map(move |entry| match entry {
+            Entry {
+                record: Some(_),
+                liveness:
+                    Liveness::Lost {
+                        since,
+                        overdue: false,
+                    },
+                ..
+            } => Some(*since + grace),
+            _ => None,
+        })
+    }
+
+    fn mark_overdue(&self) {
+        let now = Instant::now();
+        self.change(0, |inner| {
+            let overdue: Vec<_> = inner
+                .nodes
+                .iter_mut()
+                .filter_map(|(id, entry)| match &mut entry.liveness {
+                    Liveness::Lost { since, overdue }
+                        if !*overdue && *since + self.grace <= now =>
+                    {
+                        *overdue = true;
+                        Some(*id)
+                    }
+                    _ => None,
+                })
+                .collect();
+            for id in overdue {
+                inner.touch(id);
+            }
+        });
+    }
+
+    /// Notes that this curator has heard the node just now.
+    pub fn heard(&self, id: NodeId) {
+        if let Some(entry) = self.lock().nodes.get_mut(&id) {
+            entry.heartbeat = Some(Instant::now());
+        }
+    }
+
+    /// The curator that hears the node, and since which revision.
+    pub fn heard_by(&self, id: NodeId) -> Option<(NodeId, i64)> {
+        match self.lock().nodes.get(&id)?.liveness {
+            Liveness::Heard {
+                curator, revision, ..
+            } => Some((curator, revision)),
+            _ => None,
+        }
+    }
+
+    /// The node's record and its revision.
+    pub fn node(&self, id: NodeId) -> Option<(NodeRecord, i64)> {
+        let inner = self.lock();
+        let stored = inner.nodes.get(&id)?.record.as_ref()?;
+        Some((stored.content.clone(), stored.revision))
+    }
+
+    /// What the node has said last of itself, if the node exists.
+    pub fn status(&self, id: NodeId) -> Option<NodeStatus> {
+        let inner = self.lock();
+        let entry = inner.nodes.get(&id)?;
+        entry.record.as_ref()?;
+        Some(entry.status.as_ref()?.content.clone())
+    }
+
+    /// What is true of the whole cluster.
+    pub fn cluster(&self) -> Option<ClusterRecord> {
+        self.lock().cluster.clone()
+    }
+
+    /// Whether a caller with this identity and key belongs to the cluster now.
+    pub fn admits(&self, identity: &Identity, key: &PublicKey) -> Result<(), NotMember> {
+        let inner = self.lock();
+        let subject = || identity.subject.clone();
+        let unknown = || NotMember::Unknown(subject());
+        let cluster = inner.cluster.as_ref().ok_or_else(unknown)?;
+        if cluster.id != identity.cluster {
+            return Err(unknown());
+        }
+        let (known, state) = match &identity.subject {
+            Subject::User(name) if *name == UserName::owner() => (cluster.owner, NodeState::Up),
+            Subject::User(_) => return Err(unknown()),
+            Subject::Node(id) => {
+                let record = inner.nodes.get(id).and_then(|e| e.record.as_ref());
+                let record = &record.ok_or_else(unknown)?.content;
+                (record.public_key, record.state)
+            }
+        };
+        if known != *key {
+            return Err(NotMember::OtherKey(subject()));
+        }
+        if state != NodeState::Up {
+            return Err(NotMember::NotUp(subject(), health::name(state)));
+        }
+        Ok(())
+    }
+
+    /// The nodes that `wanted` picks, all at one moment.
+    pub fn nodes(&self, wanted: impl Fn(&Node) -> bool) -> Vec<Node> {
+        let inner = self.lock();
+        let now = Instant::now();
+        let visible = inner.nodes.values().filter_map(|e| self.wire(e, now));
+        visible.filter(wanted).collect()
+    }
+
+    /// Up to `most` nodes with IDs after this one, and the version at which
+    /// they were taken.
+    pub fn nodes_after(&self, after: Option<NodeId>, most: usize) -> (Vec<Node>, u64) {
+        use std::ops::Bound::{Excluded, Unbounded};
+        let inner = self.lock();
+        let now = Instant::now();
+        let from = after.map_or(Unbounded, Excluded);
+        let nodes = inner.nodes.range((from, Unbounded));
+        let nodes = nodes.filter_map(|(_, e)| self.wire(e, now)).take(most);
+        (nodes.collect(), inner.version)
+    }
+
+    /// What has changed since a version, of `only` one node if it is given: at
+    /// most so many nodes, and no more once they have so many bytes.
+    pub fn changes_since(
+        &self,
+        version: u64,
+        only: Option<NodeId>,
+        most: usize,
+        bytes: usize,
+    ) -> Changes {
+        let inner = self.lock();
+        let now = Instant::now();
+        let mut changes = Changes {
+            nodes: Vec::new(),
+            tombstones: Vec::new(),
+            version: inner.version,
+        };
+        let mut size = 0;
+        for (at, id) in inner.versions.range(version + 1..) {
+            if only.is_some_and(|only| only != *id) {
+                continue;
+            }
+            match inner.nodes.get(id).and_then(|e| self.wire(e, now)) {
+                Some(node) => {
+                    size += node.encoded_len();
+                    changes.nodes.push(node);
+                }
+                None => changes.tombstones.push(id.to_string()),
+            }
+            if changes.nodes.len() + changes.tombstones.len() == most || size >= bytes {
+                changes.version = *at;
+                break;
+            }
+        }
+        changes
+    }
+
+    /// The oldest candidate.
+    pub fn leader(&self) -> Option<Leader> {
+        let inner = self.lock();
+        let oldest = inner.candidates.values().min_by_key(|c| c.since)?;
+        let status = inner.nodes.get(&oldest.curator);
+        let status = status.and_then(|e| Some(&e.status.as_ref()?.content));
+        let (host, port) = status.map_or((String::new(), 0), |status| {
+            (status.external_address.clone(), status.curator_port)
+        });
+        Some(Leader {
+            node: oldest.curator,
+            host,
+            port,
+        })
+    }
+
+    /// Where curators can be found: consensus members that are UP and have
+    /// said where they are.
+    pub fn directory(&self) -> ClusterDirectory {
+        let inner = self.lock();
+        let nodes = inner.nodes.values().filter_map(|entry| {
+            let record = &entry.record.as_ref()?.content;
+            let status = &entry.status.as_ref()?.content;
+            let serves = record.state == NodeState::Up
+                && record.roles.consensus_member.is_some()
+                && !status.external_address.is_empty();
+            serves.then(|| cluster_directory::Node {
+                id: record.id.to_string(),
+                addresses: vec![cluster_directory::Address {
+                    host: status.external_address.clone(),
+                    port: status.curator_port,
+                }],
+                roles: Some(record.roles),
+            })
+        });
+        ClusterDirectory {
+            nodes: nodes.collect(),
+        }
+    }
+
+    fn wire(&self, entry: &Entry, now: Instant) -> Option<Node> {
+        let record = &entry.record.as_ref()?.content;
+        let (health, health_reason) =
+            health::judge(record.state, &entry.liveness, self.bound, self.grace);
+        Some(Node {
+            id: record.id.to_string(),
+            public_key: record.public_key.as_bytes().to_vec(),
+            state: record.state.into(),
+            roles: Some(record.roles),
+            status: entry.status.as_ref().map(|status| status.content.clone()),
+            health: health.into(),
+            health_reason,
+            labels: record.labels.clone(),
+            tpm_usage: record.tpm_usage.into(),
+            storage_security: record.storage_security.into(),
+            heartbeat_age_ms: entry.heartbeat.map(|heard| {
+                u64::try_from(now.duration_since(heard).as_millis()).unwrap_or(u64::MAX)
+            }),
+        })
+    }
+}
+
+impl Inner {
+    /// The keys of everything that is held, but candidates of former lives.
+    fn keys(&self) -> Vec<String> {
+        let nodes = self.nodes.iter().flat_map(|(id, entry)| {
+            [
+                entry.record.is_some().then(|| state::node_key(*id)),
+                entry.status.is_some().then(|| state::status_key(*id)),
+                (!matches!(entry.liveness, Liveness::Lost { .. }))
+                    .then(|| state::liveness_key(*id)),
+            ]
+        });
+        let cluster = self.cluster.as_ref().map(|_| state::CLUSTER.to_owned());
+        nodes
+            .flatten()
+            .chain(self.candidates.keys().cloned())
+            .chain(cluster)
+            .collect()
+    }
+}
+
+/// A spoilt record is reported and counts as absent; a newer one is an error.
+fn usable<T>(decoded: Result<T, RecordError>) -> Result<Option<T>, RecordError> {
+    match decoded {
+        Ok(content) => Ok(Some(content)),
+        Err(error @ RecordError::Malformed { .. }) => {
+            tracing::error!("{error}; it counts as absent");
+            Ok(None)
+        }
+        Err(error @ RecordError::TooNew { .. }) => Err(error),
+    }
+}
+
+#[cfg(test)]
+mod tests;

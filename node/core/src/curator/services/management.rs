@@ -1,0 +1,241 @@
+//! `Management`: the control plane, for operators.
+
+use std::{collections::HashSet, sync::Arc};
+
+use futures::{
+    StreamExt as _,
+    stream::{self, BoxStream},
+};
+use hearth_api::{
+    identity::NodeId,
+    v1::{
+        GetClusterInfoRequest, GetClusterInfoResponse, GetNodesRequest, GetNodesResponse, Node,
+        NodeHealth, NodeState, management_server::Management,
+    },
+};
+use tonic::{Request, Response, Status};
+
+use crate::curator::{core::Core, streams};
+
+/// Terms in one part of a filter.
+const MOST_TERMS: usize = 1024;
+
+/// See the module.
+pub struct Service {
+    core: Arc<Core>,
+}
+
+impl Service {
+    pub fn new(core: Arc<Core>) -> Self {
+        Self { core }
+    }
+}
+
+#[tonic::async_trait]
+impl Management for Service {
+    type GetNodesStream = BoxStream<'static, Result<GetNodesResponse, Status>>;
+
+    async fn get_cluster_info(
+        &self,
+        _request: Request<GetClusterInfoRequest>,
+    ) -> Result<Response<GetClusterInfoResponse>, Status> {
+        self.core.reads.linearizable().await?;
+        let cluster = self.core.cluster()?;
+        Ok(Response::new(GetClusterInfoResponse {
+            cluster_id: cluster.id.as_bytes().to_vec(),
+            ca_certificate: self.core.ca.to_vec(),
+            configuration: Some(cluster.configuration),
+            directory: Some(self.core.cache.directory()),
+            version: self.core.version.clone(),
+        }))
+    }
+
+    async fn get_nodes(
+        &self,
+        request: Request<GetNodesRequest>,
+    ) -> Result<Response<Self::GetNodesStream>, Status> {
+        let filter = Filter::new(request.into_inner())?;
+        self.core.reads.linearizable().await?;
+        // Taken at one moment; the sending may take as long as the caller does.
+        let nodes = self.core.cache.nodes(|node| filter.takes(node));
+        let answers = streams::pieces(nodes)
+            .into_iter()
+            .map(|nodes| Ok(GetNodesResponse { nodes }));
+        Ok(Response::new(stream::iter(answers).boxed()))
+    }
+}
+
+/// Which nodes are wanted: those that pass every part that is not empty.
+struct Filter {
+    ids: HashSet<String>,
+    states: HashSet<i32>,
+    health: HashSet<i32>,
+    labels: Vec<(String, String)>,
+}
+
+impl Filter {
+    fn new(request: GetNodesRequest) -> Result<Self, Status> {
+        let GetNodesRequest {
+            node_ids,
+            states,
+            health,
+            labels,
+        } = request;
+        let counts = [
+            ("node_ids", node_ids.len()),
+            ("states", states.len()),
+            ("health", health.len()),
+            ("labels", labels.len()),
+        ];
+        for (field, count) in counts {
+            if count > MOST_TERMS {
+                return Err(Status::invalid_argument(format!(
+                    "{field}: {count} terms, wanted at most {MOST_TERMS}"
+                )));
+            }
+        }
+        for id in &node_ids {
+            id.parse::<NodeId>()
+                .map_err(|error| Status::invalid_argument(format!("node_ids: {error}")))?;
+        }
+        let unknown = |field: &str, number: i32| {
+            Status::invalid_argument(format!("{field}: {number} is not known to this curator"))
+        };
+        for state in &states {
+            NodeState::try_from(*state).map_err(|_| unknown("states", *state))?;
+        }
+        for number in &health {
+            NodeHealth::try_from(*number).map_err(|_| unknown("health", *number))?;
+        }
+        Ok(Self {
+            ids: node_ids.into_iter().collect(),
+            states: states.into_iter().collect(),
+            health: health.into_iter().collect(),
+            labels: labels
+                .into_iter()
+                .map(|label| (label.key, label.value))
+                .collect(),
+        })
+    }
+
+    fn takes(&self, node: &Node) -> bool {
+        let has = |(key, value): &(String, String)| {
+            node.labels
+                .iter()
+                .any(|label| label.key == *key && label.value == *value)
+        };
+        (self.ids.is_empty() || self.ids.contains(&node.id))
+            && (self.states.is_empty() || self.states.contains(&node.state))
+            && (self.health.is_empty() || self.health.contains(&node.health))
+            && self.labels.iter().all(has)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_api::v1::Label;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn label(key: &str, value: &str) -> Label {
+        Label {
+            key: key.into(),
+            value: value.into(),
+        }
+    }
+
+    fn takes(request: GetNodesRequest) -> bool {
+        let node = Node {
+            id: NodeId::from_bytes([1; 16]).to_string(),
+            state: NodeState::Up.into(),
+            health: NodeHealth::Healthy.into(),
+            labels: vec![label("a", "1"), label("b", "")],
+            ..Default::default()
+        };
+        Filter::new(request).unwrap().takes(&node)
+    }
+
+    #[test]
+    fn parts_are_joined_by_and_their_terms_by_or() {
+        let all = GetNodesRequest::default;
+        let id = |byte| NodeId::from_bytes([byte; 16]).to_string();
+        assert!(takes(all()));
+        assert!(takes(GetNodesRequest {
+            node_ids: vec![id(2), id(1)],
+            ..all()
+        }));
+        assert!(!takes(GetNodesRequest {
+            node_ids: vec![id(2)],
+            ..all()
+        }));
+        let up = vec![NodeState::New.into(), NodeState::Up.into()];
+        assert!(takes(GetNodesRequest {
+            states: up.clone(),
+            ..all()
+        }));
+        let timeout = vec![NodeHealth::Timeout.into()];
+        assert!(!takes(GetNodesRequest {
+            states: up,
+            health: timeout,
+            ..all()
+        }));
+    }
+
+    #[test]
+    fn all_labels_are_wanted_with_their_values() {
+        let with = |labels| {
+            takes(GetNodesRequest {
+                labels,
+                ..Default::default()
+            })
+        };
+        assert!(with(vec![label("a", "1"), label("b", "")]));
+        assert!(!with(vec![label("a", "1"), label("b", "2")]));
+        assert!(!with(vec![label("c", "")]));
+    }
+
+    #[test]
+    fn a_filter_has_bounds_and_known_terms() {
+        let refused = |request| Filter::new(request).err().unwrap().message().to_owned();
+        let node_ids = vec!["x".to_owned()];
+        assert!(
+            refused(GetNodesRequest {
+                node_ids,
+                ..Default::default()
+            })
+            .contains("node_ids")
+        );
+        let states = vec![77];
+        assert!(
+            refused(GetNodesRequest {
+                states,
+                ..Default::default()
+            })
+            .contains("77")
+        );
+        let labels = vec![label("", ""); MOST_TERMS + 1];
+        assert!(
+            refused(GetNodesRequest {
+                labels,
+                ..Default::default()
+            })
+            .contains("labels")
+        );
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn arbitrary_filters_are_judged_without_harm(
+            node_ids: Vec<String>, states: Vec<i32>, health: Vec<i32>,
+            labels: Vec<(String, String)>,
+        ) {
+            let labels = labels.into_iter().map(|(key, value)| Label { key, value }).collect();
+            if let Ok(filter) = Filter::new(GetNodesRequest { node_ids, states, health, labels }) {
+                filter.takes(&Node::default());
+            }
+        }
+    }
+}

@@ -1,0 +1,393 @@
+//! The cluster's records in etcd: their keys, and their way into types.
+//!
+//! | key | record | written |
+//! |---|---|---|
+//! | `cluster` | [`ClusterRecord`] | at founding |
+//! | `pki/cluster`, `pki/etcd` | an authority with its key | at founding |
+//! | `nodes/ID` | [`NodeRecord`] | when a node's standing changes |
+//! | `join_keys/HEX` | the ID of the node with this join key | with the node |
+//! | `status/ID` | `NodeStatus` | when it changes |
+//! | `liveness/ID` | [`LivenessRecord`] | when a node comes or goes |
+//! | `election/LEASE` | the ID of a curator that is ready to lead | at its start |
+//!
+//! Every record bears a version. One that is newer than this image is an
+//! error of its own ([`RecordError::TooNew`]): whoever meets it must not act
+//! on a half of what it says. What is decoded here has been checked, so that
+//! no code behind this module meets a node without a key.
+
+use hearth_api::{
+    identity::{ClusterId, FirstContactSecret, NodeId, PublicKey},
+    private::{StoredCandidate, StoredCluster, StoredLiveness, StoredNode, StoredStatus},
+    v1::{
+        ClusterConfiguration, Label, NodeRoles, NodeState, NodeStatus, StorageSecurity, TpmUsage,
+    },
+};
+use prost::Message;
+use zeroize::Zeroize as _;
+
+/// Of every record that this image writes, and the newest that it reads.
+pub const VERSION: u32 = 1;
+
+/// The cluster itself.
+pub const CLUSTER: &str = "cluster";
+/// The authority that vouches for nodes and users.
+pub const CLUSTER_AUTHORITY: &str = "pki/cluster";
+/// The authority that vouches for etcd's members.
+pub const ETCD_AUTHORITY: &str = "pki/etcd";
+
+const NODES: &str = "nodes/";
+const STATUS: &str = "status/";
+const LIVENESS: &str = "liveness/";
+const ELECTION: &str = "election/";
+const JOIN_KEYS: &str = "join_keys/";
+
+/// Where a node's record is.
+pub fn node_key(id: NodeId) -> String {
+    format!("{NODES}{id}")
+}
+
+/// Where a node's status is.
+pub fn status_key(id: NodeId) -> String {
+    format!("{STATUS}{id}")
+}
+
+/// Where it is told who hears a node.
+pub fn liveness_key(id: NodeId) -> String {
+    format!("{LIVENESS}{id}")
+}
+
+/// Where the node with this join key is named.
+pub fn join_key_key(key: &PublicKey) -> String {
+    format!("{JOIN_KEYS}{key}")
+}
+
+/// Where a curator with this lease stands for election.
+pub fn candidate_key(lease: i64) -> String {
+    format!("{ELECTION}{lease:016x}")
+}
+
+/// What a key is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Key {
+    /// See [`CLUSTER`].
+    Cluster,
+    /// See [`node_key`].
+    Node(NodeId),
+    /// See [`status_key`].
+    Status(NodeId),
+    /// See [`liveness_key`].
+    Liveness(NodeId),
+    /// See [`candidate_key`].
+    Candidate,
+    /// Nothing that is followed.
+    Other,
+}
+
+impl Key {
+    /// Of a key relative to the curator's part of the store.
+    pub fn parse(key: &str) -> Self {
+        let of_node = |prefix, kind: fn(NodeId) -> Self| {
+            let id = key.strip_prefix(prefix)?.parse().ok()?;
+            Some(kind(id))
+        };
+        if key == CLUSTER {
+            return Self::Cluster;
+        }
+        if key.starts_with(ELECTION) {
+            return Self::Candidate;
+        }
+        of_node(NODES, Self::Node)
+            .or_else(|| of_node(STATUS, Self::Status))
+            .or_else(|| of_node(LIVENESS, Self::Liveness))
+            .unwrap_or(Self::Other)
+    }
+}
+
+/// Why a record cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// Another image has written it.
+    #[error(
+        "record {key} is of version {found}, this image knows up to {VERSION}: \
+         update this node's image"
+    )]
+    TooNew {
+        /// Where it is.
+        key: String,
+        /// Its version.
+        found: u32,
+    },
+    /// It is none.
+    #[error("record {key}: {why}")]
+    Malformed {
+        /// Where it is.
+        key: String,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// Takes a record's bytes apart and judges its version.
+fn decode<M: Message + Default>(
+    key: &str,
+    bytes: &[u8],
+    version: fn(&M) -> u32,
+) -> Result<M, RecordError> {
+    let message = M::decode(bytes).map_err(|error| malformed(key)(error.to_string()))?;
+    match version(&message) {
+        0 => Err(malformed(key)("it has no version".into())),
+        1..=VERSION => Ok(message),
+        found => Err(RecordError::TooNew {
+            key: key.to_owned(),
+            found,
+        }),
+    }
+}
+
+fn malformed(key: &str) -> impl Fn(String) -> RecordError {
+    let key = key.to_owned();
+    move |why| RecordError::Malformed {
+        key: key.clone(),
+        why,
+    }
+}
+
+/// A node's standing, without its secrets.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeRecord {
+    /// Its name.
+    pub id: NodeId,
+    /// Its identity key.
+    pub public_key: PublicKey,
+    /// How far it has come.
+    pub state: NodeState,
+    /// What it has to run.
+    pub roles: NodeRoles,
+    /// What operators call it.
+    pub labels: Vec<Label>,
+    /// How it uses its TPM.
+    pub tpm_usage: TpmUsage,
+    /// How it protects its data.
+    pub storage_security: StorageSecurity,
+}
+
+impl NodeRecord {
+    /// Checks a stored one. Its secrets are wiped.
+    pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
+        let mut stored: StoredNode = decode(key, bytes, |m: &StoredNode| m.version)?;
+        stored.cluster_unlock_key.zeroize();
+        let wrong = malformed(key);
+        let id: NodeId = stored.id.parse().map_err(|e| wrong(format!("{e}")))?;
+        if node_key(id) != key {
+            return Err(wrong(format!("it is about {id}")));
+        }
+        Ok(Self {
+            id,
+            public_key: PublicKey::try_from(&stored.public_key[..])
+                .map_err(|e| wrong(format!("public key: {e}")))?,
+            state: stored.state(),
+            tpm_usage: stored.tpm_usage(),
+            storage_security: stored.storage_security(),
+            roles: stored.roles.unwrap_or_default(),
+            labels: stored.labels,
+        })
+    }
+}
+
+/// What is true of the whole cluster.
+#[derive(Clone)]
+pub struct ClusterRecord {
+    /// Its name.
+    pub id: ClusterId,
+    /// How it is set up.
+    pub configuration: ClusterConfiguration,
+    /// Whose key is exchanged for the owner's certificate.
+    pub owner: PublicKey,
+    /// Proves the CA to the owner.
+    pub first_contact_secret: FirstContactSecret,
+}
+
+impl ClusterRecord {
+    /// Checks a stored one.
+    pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
+        let mut stored: StoredCluster = decode(key, bytes, |m: &StoredCluster| m.version)?;
+        let wrong = malformed(key);
+        let secret = FirstContactSecret::try_from(&stored.first_contact_secret[..]);
+        stored.first_contact_secret.zeroize();
+        Ok(Self {
+            id: ClusterId::try_from(&stored.cluster_id[..]).map_err(|e| wrong(e.to_string()))?,
+            configuration: stored.configuration.unwrap_or_default(),
+            owner: PublicKey::try_from(&stored.owner_public_key[..])
+                .map_err(|e| wrong(format!("owner: {e}")))?,
+            first_contact_secret: secret.map_err(|e| wrong(e.to_string()))?,
+        })
+    }
+}
+
+/// Takes a node's status apart.
+pub fn decode_status(key: &str, bytes: &[u8]) -> Result<NodeStatus, RecordError> {
+    let stored: StoredStatus = decode(key, bytes, |m: &StoredStatus| m.version)?;
+    Ok(stored.status.unwrap_or_default())
+}
+
+/// A node's status as it is stored.
+pub fn encode_status(status: NodeStatus) -> Vec<u8> {
+    StoredStatus {
+        version: VERSION,
+        status: Some(status),
+    }
+    .encode_to_vec()
+}
+
+/// Who hears a node's heartbeats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LivenessRecord {
+    /// This curator, as long as its lease lasts.
+    HeardBy(NodeId),
+    /// Nobody: the one that heard it last has given it up.
+    GivenUp,
+}
+
+impl LivenessRecord {
+    /// Checks a stored one.
+    pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
+        let stored: StoredLiveness = decode(key, bytes, |m: &StoredLiveness| m.version)?;
+        if stored.curator_id.is_empty() {
+            return Ok(Self::GivenUp);
+        }
+        let curator = stored.curator_id.parse();
+        Ok(Self::HeardBy(
+            curator.map_err(|e| malformed(key)(format!("{e}")))?,
+        ))
+    }
+
+    /// As it is stored; `boot_id` is that of the node.
+    pub fn encode(self, boot_id: &str) -> Vec<u8> {
+        StoredLiveness {
+            version: VERSION,
+            curator_id: match self {
+                Self::HeardBy(curator) => curator.to_string(),
+                Self::GivenUp => String::new(),
+            },
+            boot_id: boot_id.to_owned(),
+        }
+        .encode_to_vec()
+    }
+}
+
+/// Checks a stored candidate.
+pub fn decode_candidate(key: &str, bytes: &[u8]) -> Result<NodeId, RecordError> {
+    let stored: StoredCandidate = decode(key, bytes, |m: &StoredCandidate| m.version)?;
+    let id = stored.curator_id.parse();
+    id.map_err(|e| malformed(key)(format!("{e}")))
+}
+
+/// A curator that is ready to lead, as it is stored.
+pub fn encode_candidate(curator: NodeId) -> Vec<u8> {
+    StoredCandidate {
+        version: VERSION,
+        curator_id: curator.to_string(),
+    }
+    .encode_to_vec()
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_api::identity::SigningKey;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn id() -> NodeId {
+        NodeId::from_bytes([5; 16])
+    }
+
+    fn stored_node() -> StoredNode {
+        StoredNode {
+            version: VERSION,
+            id: id().to_string(),
+            public_key: SigningKey::from_seed([1; 32]).public().as_bytes().to_vec(),
+            cluster_unlock_key: vec![7; 32],
+            state: NodeState::Up.into(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn keys_read_back() {
+        assert_eq!(Key::parse(CLUSTER), Key::Cluster);
+        assert_eq!(Key::parse(&node_key(id())), Key::Node(id()));
+        assert_eq!(Key::parse(&status_key(id())), Key::Status(id()));
+        assert_eq!(Key::parse(&liveness_key(id())), Key::Liveness(id()));
+        assert_eq!(Key::parse(&candidate_key(-1)), Key::Candidate);
+        assert_eq!(Key::parse("epoch"), Key::Other);
+        assert_eq!(Key::parse("nodes/x"), Key::Other);
+    }
+
+    #[test]
+    fn a_newer_record_is_told_apart_from_a_broken_one() {
+        let key = node_key(id());
+        let mut stored = stored_node();
+        assert!(NodeRecord::decode(&key, &stored.encode_to_vec()).is_ok());
+        stored.version = VERSION + 1;
+        assert!(matches!(
+            NodeRecord::decode(&key, &stored.encode_to_vec()),
+            Err(RecordError::TooNew { found, .. }) if found == VERSION + 1
+        ));
+        stored.version = 0;
+        assert!(matches!(
+            NodeRecord::decode(&key, &stored.encode_to_vec()),
+            Err(RecordError::Malformed { .. })
+        ));
+    }
+
+    #[test]
+    fn a_record_is_about_its_key() {
+        let other = node_key(NodeId::from_bytes([6; 16]));
+        let error = NodeRecord::decode(&other, &stored_node().encode_to_vec()).unwrap_err();
+        assert!(error.to_string().contains(&id().to_string()), "{error}");
+    }
+
+    #[test]
+    fn a_node_without_a_usable_key_is_none() {
+        let mut stored = stored_node();
+        stored.public_key = vec![0; 32];
+        assert!(NodeRecord::decode(&node_key(id()), &stored.encode_to_vec()).is_err());
+    }
+
+    #[test]
+    fn liveness_and_candidates_read_back() {
+        for record in [LivenessRecord::HeardBy(id()), LivenessRecord::GivenUp] {
+            assert_eq!(
+                LivenessRecord::decode("liveness/x", &record.encode("boot")),
+                Ok(record)
+            );
+        }
+        assert_eq!(decode_candidate("x", &encode_candidate(id())), Ok(id()));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(256))]
+
+        #[test]
+        fn arbitrary_bytes_are_a_record_or_an_error(key: String, bytes: Vec<u8>) {
+            let _ = Key::parse(&key);
+            let _ = NodeRecord::decode(&key, &bytes);
+            let _ = ClusterRecord::decode(&key, &bytes);
+            let _ = LivenessRecord::decode(&key, &bytes);
+            let _ = decode_status(&key, &bytes);
+            let _ = decode_candidate(&key, &bytes);
+        }
+
+        #[test]
+        fn a_damaged_record_is_a_record_or_an_error(at: prop::sample::Index, value: u8, cut: prop::sample::Index) {
+            let mut bytes = stored_node().encode_to_vec();
+            let index = at.index(bytes.len());
+            bytes[index] = value;
+            bytes.truncate(cut.index(bytes.len() + 1));
+            if let Ok(record) = NodeRecord::decode(&node_key(id()), &bytes) {
+                prop_assert_eq!(record.id, id());
+            }
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! Nodes: what is said of them, and who hears them.
+
+use std::collections::BTreeMap;
+
+use hearth_api::{
+    identity::NodeCredentials,
+    v1::{
+        ClusterState, GetClusterInfoRequest, GetCurrentLeaderRequest, GetNodesRequest, NodeHealth,
+        NodeState, NodeStatus, UpdateNodeStatusRequest, WatchEvent, WatchRequest,
+        curator_local_client::CuratorLocalClient,
+    },
+};
+use tonic::{Code, Status, Streaming};
+
+use super::super::testing::{BOOT_ID, Pulse, Who, World, id_of, quick};
+use crate::consensus::{fenced::EPOCH, testing::soon};
+
+fn status(address: &str) -> NodeStatus {
+    NodeStatus {
+        external_address: address.into(),
+        curator_port: 7835,
+        version: "0.1.0".into(),
+        boot_id: BOOT_ID.into(),
+        sent_at: 1,
+        cluster_state: ClusterState::Home.into(),
+    }
+}
+
+async fn report(
+    world: &World,
+    node: &NodeCredentials,
+    node_id: &str,
+    status: Option<NodeStatus>,
+) -> Result<(), Status> {
+    let node_id = node_id.to_owned();
+    let request = UpdateNodeStatusRequest { node_id, status };
+    let mut curator = world.curator(node);
+    soon("a report", curator.update_node_status(request))
+        .await
+        .map(drop)
+}
+
+/// What a watcher knows: each node's state and health.
+#[derive(Default)]
+struct Picture {
+    nodes: BTreeMap<String, (NodeState, NodeHealth)>,
+    complete: usize,
+}
+
+impl Picture {
+    fn take_in(&mut self, event: WatchEvent) {
+        for node in event.nodes {
+            let seen = (node.state(), node.health());
+            self.nodes.insert(node.id, seen);
+        }
+        for id in event.tombstones {
+            self.nodes.remove(&id);
+        }
+        self.complete += usize::from(event.backlog_complete);
+    }
+
+    async fn until(&mut self, events: &mut Streaming<WatchEvent>, wanted: impl Fn(&Self) -> bool) {
+        soon("what is watched for", async {
+            while !wanted(self) {
+                self.take_in(events.message().await.unwrap().unwrap());
+            }
+        })
+        .await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watcher_sees_what_there_is_and_what_becomes_of_it() {
+    let world = World::new(quick()).await;
+    let first = world.site.node_id.to_string();
+    let other = world.add_node(NodeState::Up).await;
+    let id = id_of(&other).to_string();
+    let mut curator = world.curator(&world.node);
+    let watch = |node_id: String| WatchRequest { node_id };
+
+    let mut all = curator
+        .watch(watch(String::new()))
+        .await
+        .unwrap()
+        .into_inner();
+    let mut picture = Picture::default();
+    picture.until(&mut all, |p| p.complete == 1).await;
+    assert_eq!(picture.nodes.keys().collect::<Vec<_>>().len(), 2);
+
+    let third = world.add_node(NodeState::New).await;
+    let third_id = id_of(&third).to_string();
+    picture
+        .until(&mut all, |p| p.nodes.contains_key(&third_id))
+        .await;
+    assert_eq!(
+        picture.nodes[&third_id],
+        (NodeState::New, NodeHealth::Unknown)
+    );
+
+    // One node alone, with its end.
+    let mut only = curator.watch(watch(id.clone())).await.unwrap().into_inner();
+    let mut of_one = Picture::default();
+    of_one.until(&mut only, |p| p.complete == 1).await;
+    assert_eq!(of_one.nodes.keys().collect::<Vec<_>>(), [&id]);
+    world.delete_node(id_of(&third)).await;
+    world.delete_node(id_of(&other)).await;
+    of_one.until(&mut only, |p| p.nodes.is_empty()).await;
+    picture
+        .until(&mut all, |p| p.nodes.keys().eq([&first]))
+        .await;
+    assert_eq!((picture.complete, of_one.complete), (1, 1));
+
+    // One that is not there.
+    let mut gone = curator.watch(watch(id.clone())).await.unwrap().into_inner();
+    let event = soon("an event", gone.message()).await.unwrap().unwrap();
+    assert!(event.backlog_complete && event.tombstones == [id]);
+    let refused = curator.watch(watch("x".into())).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn slow_watchers_hold_up_nobody_and_miss_no_end() {
+    let world = World::new(quick()).await;
+    let mut curator = world.curator(&world.node);
+    let mut watchers = Vec::new();
+    for _ in 0..100 {
+        let call = curator.watch(WatchRequest::default());
+        watchers.push(soon("a watch", call).await.unwrap().into_inner());
+    }
+    let id = world.site.node_id;
+    for number in 0..50_u32 {
+        let address = format!("192.0.2.{number}");
+        report(&world, &world.node, &id.to_string(), Some(status(&address)))
+            .await
+            .unwrap();
+    }
+    // None of them has read anything yet; each comes to the last state.
+    for events in &mut watchers {
+        soon("the last state", async {
+            loop {
+                let event = events.message().await.unwrap().unwrap();
+                let at_last = |s: &NodeStatus| s.external_address == "192.0.2.49";
+                if event
+                    .nodes
+                    .iter()
+                    .any(|n| n.status.as_ref().is_some_and(at_last))
+                {
+                    return;
+                }
+            }
+        })
+        .await;
+    }
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_reports_about_itself_and_only_news_is_written() {
+    let world = World::new(quick()).await;
+    let own = world.site.node_id.to_string();
+    let other = world.add_node(NodeState::Up).await;
+    let client = world.client();
+    let epoch = || async { client.get(EPOCH).await.unwrap().unwrap().mod_revision };
+
+    let refused = report(&world, &other, &own, Some(status("192.0.2.1"))).await;
+    assert_eq!(refused.unwrap_err().code(), Code::PermissionDenied);
+    let refused = report(&world, &world.node, "", Some(status("192.0.2.1"))).await;
+    assert_eq!(refused.unwrap_err().code(), Code::InvalidArgument);
+    let refused = report(&world, &world.node, &own, None).await;
+    assert_eq!(refused.unwrap_err().code(), Code::InvalidArgument);
+
+    report(&world, &world.node, &own, Some(status("192.0.2.1")))
+        .await
+        .unwrap();
+    let nodes = world.nodes().await;
+    let node = nodes.iter().find(|node| node.id == own).unwrap();
+    assert_eq!(node.status, Some(status("192.0.2.1")));
+    assert_eq!(node.labels, world.data.labels);
+    let before = epoch().await;
+    let later = NodeStatus {
+        sent_at: 99,
+        ..status("192.0.2.1")
+    };
+    report(&world, &world.node, &own, Some(later))
+        .await
+        .unwrap();
+    assert_eq!(epoch().await, before, "nothing was written");
+
+    // It can be found now: in the directory, and as the leader.
+    let mut management = world.management().await;
+    let info = management
+        .get_cluster_info(GetClusterInfoRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    let [listed] = &info.directory.unwrap().nodes[..] else {
+        panic!("consensus members only");
+    };
+    assert_eq!(
+        (&listed.id, &listed.addresses[0].host[..]),
+        (&own, "192.0.2.1")
+    );
+    let mut local = CuratorLocalClient::new(world.channel(&Who::Nobody));
+    let call = local.get_current_leader(GetCurrentLeaderRequest {});
+    let mut leaders = soon("leaders", call).await.unwrap().into_inner();
+    soon("the leader", async {
+        loop {
+            let leader = leaders.message().await.unwrap().unwrap();
+            if leader.leader_node_id == own && leader.leader_host == "192.0.2.1" {
+                assert_eq!(
+                    (leader.leader_port, leader.this_node_id == own),
+                    (7835, true)
+                );
+                return;
+            }
+        }
+    })
+    .await;
+    // Its address changes, and so does what is said of the leader.
+    report(&world, &world.node, &own, Some(status("192.0.2.2")))
+        .await
+        .unwrap();
+    let moved = soon("the move", leaders.message()).await.unwrap().unwrap();
+    assert_eq!(moved.leader_host, "192.0.2.2");
+
+    let filter = GetNodesRequest {
+        states: vec![NodeState::Decommissioned.into()],
+        ..Default::default()
+    };
+    let mut none = management.get_nodes(filter).await.unwrap().into_inner();
+    let answer = soon("an answer", none.message()).await.unwrap().unwrap();
+    assert!(answer.nodes.is_empty());
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_is_healthy_while_it_is_heard_and_not_long_after() {
+    let timing = quick();
+    let world = World::new(timing).await;
+    let id = world.site.node_id;
+    assert_eq!(world.health(id).await, NodeHealth::Unknown);
+
+    let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
+    let answer = pulse.beat().await.unwrap();
+    assert_eq!((answer.interval_ms, answer.bound_ms), (100, 2000));
+    assert_eq!(world.health(id).await, NodeHealth::Healthy);
+    let node = world.nodes().await.remove(0);
+    assert!(node.health_reason.is_empty() && node.heartbeat_age_ms.is_some());
+
+    // The beats themselves cost etcd nothing.
+    let client = world.client();
+    let before = client.get(EPOCH).await.unwrap().unwrap().mod_revision;
+    for _ in 0..20 {
+        pulse.beat().await.unwrap();
+    }
+    let after = client.get(EPOCH).await.unwrap().unwrap().mod_revision;
+    assert_eq!(before, after);
+
+    // A stream that ends and comes back does not flap.
+    drop(pulse);
+    let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
+    pulse.beat().await.unwrap();
+    assert_eq!(world.health(id).await, NodeHealth::Healthy);
+    // Of two streams the newer one counts.
+    let mut newer = Pulse::open(&world, &world.node).await.unwrap();
+    newer.beat().await.unwrap();
+    assert_eq!(pulse.beat().await.unwrap_err().code(), Code::Aborted);
+    newer.beat().await.unwrap();
+
+    drop(newer);
+    let took = world.becomes(id, NodeHealth::Timeout).await;
+    assert!(took >= timing.heartbeat_bound / 2, "{took:?}");
+    assert!(took < timing.heartbeat_bound * 2, "{took:?}");
+    let reason = world.nodes().await.remove(0).health_reason;
+    assert!(reason.contains("no heartbeat for 2 s"), "{reason}");
+
+    // And it comes back.
+    let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
+    pulse.beat().await.unwrap();
+    assert_eq!(world.health(id).await, NodeHealth::Healthy);
+    // One that stays silent loses its stream, too.
+    let begin = std::time::Instant::now();
+    assert_eq!(pulse.end().await.code(), Code::DeadlineExceeded);
+    assert!(begin.elapsed() < timing.heartbeat_bound * 2);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_heartbeat_says_what_it_has_to() {
+    let world = World::new(quick()).await;
+    for wrong in ["", "a b", &"x".repeat(65)] {
+        let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
+        let refused = pulse.beat_as(wrong).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{wrong:?}");
+    }
+    let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
+    pulse.beat_as("one-boot").await.unwrap();
+    let refused = pulse.beat_as("another-boot").await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    // A new boot opens a new stream.
+    let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
+    pulse.beat_as("another-boot").await.unwrap();
+
+    let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
+    pulse.beats.send(Default::default()).await.unwrap();
+    assert_eq!(pulse.end().await.code(), Code::FailedPrecondition);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_lost_its_curator_has_a_grace() {
+    let mut world = World::new(quick()).await;
+    let id = world.site.node_id;
+    let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
+    pulse.beat().await.unwrap();
+    world.stop_curator().await;
+    assert!(pulse.beat().await.is_err());
+
+    // The next life of the curator does not believe what the last has left.
+    world.start_curator().await;
+    assert_eq!(world.health(id).await, NodeHealth::Unknown);
+    let node = world.nodes().await.remove(0);
+    assert!(
+        node.health_reason.contains("no curator hears it"),
+        "{node:?}"
+    );
+    let took = world.becomes(id, NodeHealth::Timeout).await;
+    assert!(took < quick().grace * 3, "{took:?}");
+    let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
+    pulse.beat().await.unwrap();
+    assert_eq!(world.health(id).await, NodeHealth::Healthy);
+    world.stop().await;
+}
