@@ -145,7 +145,9 @@ enum Start {
 /// were cut off cannot be trusted to start again. The authorities' keys must
 /// still be there as well; they are taken away after the credentials were
 /// saved, so that two independent facts have to speak for discarding anything.
-fn decide(config: &Config) -> Result<Start, ConsensusFailure> {
+/// And nothing is discarded once this etcd has `served`: somebody may be about
+/// to save the credentials of what was founded in it.
+fn decide(config: &Config, served: bool) -> Result<Start, ConsensusFailure> {
     let peer = config.etcd.peer();
     for path in [peer.ca(), peer.certificate(), peer.key()] {
         if !path.exists() {
@@ -153,7 +155,8 @@ fn decide(config: &Config) -> Result<Start, ConsensusFailure> {
         }
     }
     let data = config.etcd.data();
-    let acknowledged = !config.founding
+    let acknowledged = served
+        || !config.founding
         || config.credentials.certificate().exists()
         || !pki::has_authority_keys(&config.etcd)?;
     if acknowledged {
@@ -235,7 +238,7 @@ pub fn client(
 /// soon as etcd serves.
 pub async fn run(ctx: Context, config: Arc<Config>, out: Arc<event::Writer<Handle>>) -> Outcome {
     let begin = Instant::now();
-    let start = decide(&config)?;
+    let start = decide(&config, out.value().get().is_some())?;
     let root = RootClient::new(process::socket(&config.socket_dir));
     let dn = format!("{}.etcd", ctx.name());
     let mut etcd = process::Etcd::start(&config, start == Start::New, dn).await?;

@@ -105,8 +105,8 @@ async fn a_dead_etcd_is_started_again_and_its_clients_go_on() {
     let site = Site::new();
     let running = site.start(true).await;
     let client = running.client();
+    // The founding is not acknowledged yet, but somebody is at it.
     client.write(put_new("a", "1")).await.unwrap();
-    acknowledge(&site);
     site.state.0.set(State::Home).unwrap();
     let handle = running.handle();
     assert!(handle.client(ConsensusUser::Curator).is_ok());

@@ -47,18 +47,16 @@ async fn call(channel: &Channel, path: &str, message: &[u8]) -> (Code, String) {
         if let Some(status) = tonic::Status::from_header_map(&parts.headers) {
             return (status.code(), status.message().to_owned());
         }
-        loop {
-            match body.frame().await {
-                Some(Ok(frame)) => match frame.into_trailers() {
-                    Ok(trailers) => {
-                        let status = tonic::Status::from_header_map(&trailers).unwrap();
-                        return (status.code(), status.message().to_owned());
-                    }
-                    Err(_) => return (Code::Ok, String::new()),
-                },
-                Some(Err(status)) => return (status.code(), status.message().to_owned()),
-                None => return (Code::Unknown, "no status".into()),
-            }
+        match body.frame().await {
+            Some(Ok(frame)) => match frame.into_trailers() {
+                Ok(trailers) => {
+                    let status = tonic::Status::from_header_map(&trailers).unwrap();
+                    (status.code(), status.message().to_owned())
+                }
+                Err(_) => (Code::Ok, String::new()),
+            },
+            Some(Err(status)) => (status.code(), status.message().to_owned()),
+            None => (Code::Unknown, "no status".into()),
         }
     });
     answer
