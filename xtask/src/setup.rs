@@ -40,6 +40,8 @@ impl Needs {
     pub const TEST: Needs = Needs(1 << 4);
     /// Run the benchmarks, beside what they build and boot.
     pub const BENCH: Needs = Needs(1 << 5);
+    /// All but the benchmarks'.
+    pub const ALL_BUT_BENCH: Needs = Needs(u8::MAX ^ Needs::BENCH.0);
     /// Everything.
     pub const ALL: Needs = Needs(u8::MAX);
 
@@ -106,7 +108,6 @@ fn packages(series: &str) -> Vec<Package> {
             "/usr/include/stdio.h",
             Needs::NODE | Needs::KERNEL,
         ),
-        program("protobuf-compiler", "protoc", Needs::NODE),
         file(&source, &format!("/usr/src/{source}.tar.xz"), Needs::KERNEL),
         program("make", "make", Needs::KERNEL),
         program("flex", "flex", Needs::KERNEL),

@@ -224,7 +224,7 @@ fn channel(socket: PathBuf) -> Channel {
 /// One user's part of etcd, or a part of that.
 #[derive(Clone)]
 pub struct NamespacedClient {
-    channel: Channel,
+    pub(super) channel: Channel,
     /// The user's own prefix, where its epoch is.
     pub(super) root: Arc<str>,
     /// Before every key.

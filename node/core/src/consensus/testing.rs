@@ -208,3 +208,22 @@ impl Running {
         .await
     }
 }
+
+/// Makes etcd forget the history before a revision, which the node leaves to
+/// etcd itself.
+pub async fn compact(client: &NamespacedClient, revision: i64) {
+    #[derive(Clone, PartialEq, prost::Message)]
+    struct CompactionRequest {
+        #[prost(int64, tag = "1")]
+        revision: i64,
+    }
+
+    let mut grpc = tonic::client::Grpc::new(client.channel.clone());
+    grpc.ready().await.unwrap();
+    let codec = tonic_prost::ProstCodec::<CompactionRequest, ()>::default();
+    let path = http::uri::PathAndQuery::from_static("/etcdserverpb.KV/Compact");
+    let request = tonic::Request::new(CompactionRequest { revision });
+    soon("compaction", grpc.unary(request, path, codec))
+        .await
+        .unwrap();
+}

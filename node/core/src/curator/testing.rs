@@ -131,9 +131,16 @@ impl World {
     }
 
     pub async fn start_curator(&mut self) {
+        let (curator, ready) = self.curator_of(&self.node).await;
+        self.curator = Some(curator);
+        self.ready = ready;
+    }
+
+    /// A curator on this node, on the one etcd that there is.
+    pub async fn curator_of(&self, node: &Arc<NodeCredentials>) -> (Supervisor, event::Value<u16>) {
         let config = Arc::new(Config {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-            credentials: self.node.clone(),
+            credentials: node.clone(),
             client: self.client(),
             version: "0.1.0-test".into(),
             clock: wall_clock(),
@@ -141,8 +148,7 @@ impl World {
         });
         let (writer, ready) = event::value();
         let writer = Arc::new(writer);
-        self.ready = ready;
-        self.curator = Some(Supervisor::start(
+        let curator = Supervisor::start(
             runnable(move |ctx| {
                 let (config, writer) = (config.clone(), writer.clone());
                 async move {
@@ -161,10 +167,11 @@ impl World {
                 },
                 ..Default::default()
             },
-        ));
-        soon("the curator serves", self.ready.watch().next())
+        );
+        soon("the curator serves", ready.watch().next())
             .await
             .unwrap();
+        (curator, ready)
     }
 
     pub async fn stop_curator(&mut self) {
@@ -190,6 +197,10 @@ impl World {
     }
 
     pub fn channel(&self, who: &Who<'_>) -> Channel {
+        self.channel_to(self.endpoint(), who)
+    }
+
+    pub fn channel_to(&self, endpoint: Endpoint, who: &Who<'_>) -> Channel {
         let any = ExpectedServer::AnyNode;
         let config = match who {
             Who::Nobody => super::tests::anonymous(),
@@ -204,7 +215,7 @@ impl World {
             }
         };
         let options = ClientOptions::default();
-        Curators::new(vec![self.endpoint()], config, options).channel()
+        Curators::new(vec![endpoint], config, options).channel()
     }
 
     async fn authority(&self) -> Authority {
@@ -308,8 +319,16 @@ pub struct Pulse {
 
 impl Pulse {
     pub async fn open(world: &World, node: &NodeCredentials) -> Result<Self, Status> {
+        Self::open_at(world.endpoint(), world, node).await
+    }
+
+    pub async fn open_at(
+        endpoint: Endpoint,
+        world: &World,
+        node: &NodeCredentials,
+    ) -> Result<Self, Status> {
         let (beats, requests) = mpsc::channel(4);
-        let mut client = world.curator(node);
+        let mut client = CuratorClient::new(world.channel_to(endpoint, &Who::Node(node)));
         let call = client.heartbeat(ReceiverStream::new(requests));
         let answers = soon("a heartbeat stream", call).await?.into_inner();
         Ok(Self { beats, answers })

@@ -1,9 +1,6 @@
 //! etcd stands still, dies, forgets.
 
-use std::{
-    process::Command,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use hearth_api::v1::{GetClusterInfoRequest, NodeHealth, NodeState, WatchRequest};
 use nix::sys::signal::Signal;
@@ -16,7 +13,7 @@ use super::super::{
     Timing,
     testing::{Pulse, Who, World, id_of, quick},
 };
-use crate::consensus::testing::soon;
+use crate::consensus::testing::{compact, soon};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_consensus_a_curator_says_so_and_afterwards_goes_on() {
@@ -164,14 +161,7 @@ async fn a_compacted_history_is_read_anew() {
     let mut old = client.watch(1).await.unwrap();
     soon("the first changes", old.next()).await.unwrap();
     let revision = client.list("").await.unwrap().revision;
-    let socket = world.site.root.ephemeral.consensus().join("client:0");
-    let compacted = Command::new("/usr/bin/etcdctl")
-        .env("ETCDCTL_API", "3")
-        .arg(format!("--endpoints=unix://{}", socket.display()))
-        .args(["compact", &revision.to_string()])
-        .output()
-        .unwrap();
-    assert!(compacted.status.success(), "{compacted:?}");
+    compact(&client, revision).await;
     let mut late = client.watch(1).await.unwrap();
     let end = soon("the end", async {
         loop {

@@ -1,13 +1,14 @@
 //! Nodes: what is said of them, and who hears them.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc};
 
 use hearth_api::{
+    client::Endpoint,
     identity::NodeCredentials,
     v1::{
         ClusterState, GetClusterInfoRequest, GetCurrentLeaderRequest, GetNodesRequest, NodeHealth,
         NodeState, NodeStatus, UpdateNodeStatusRequest, WatchEvent, WatchRequest,
-        curator_local_client::CuratorLocalClient,
+        curator_client::CuratorClient, curator_local_client::CuratorLocalClient,
     },
 };
 use tonic::{Code, Status, Streaming};
@@ -330,5 +331,64 @@ async fn a_node_that_lost_its_curator_has_a_grace() {
     let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
     pulse.beat().await.unwrap();
     assert_eq!(world.health(id).await, NodeHealth::Healthy);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_curators_serve_the_same_cluster() {
+    let mut world = World::new(quick()).await;
+    let other = Arc::new(world.add_node(NodeState::Up).await);
+    let (second, ready) = world.curator_of(&other).await;
+    let port = ready.get().unwrap();
+    let there = || Endpoint::new(Ipv4Addr::LOCALHOST.into(), port);
+    let id = world.site.node_id;
+
+    // Heard here, healthy there; and what moves over there is let go here.
+    let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
+    pulse.beat().await.unwrap();
+    let channel = world.channel_to(there(), &Who::Node(&other));
+    let mut events = CuratorClient::new(channel)
+        .watch(WatchRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
+    let mut picture = Picture::default();
+    let healthy = |p: &Picture| {
+        let node = p.nodes.get(&id.to_string());
+        node.is_some_and(|(_, health)| *health == NodeHealth::Healthy)
+    };
+    picture.until(&mut events, healthy).await;
+    let mut moved = Pulse::open_at(there(), &world, &world.node).await.unwrap();
+    moved.beat().await.unwrap();
+    let let_go = soon("the first curator lets go", async {
+        loop {
+            if let Err(status) = pulse.beat().await {
+                return status;
+            }
+        }
+    });
+    assert_eq!(let_go.await.code(), Code::Aborted);
+    moved.beat().await.unwrap();
+
+    // The first one leads; when it ends, the second does, and the node that
+    // the second hears is as healthy as before.
+    let channel = world.channel_to(there(), &Who::Nobody);
+    let mut leaders = CuratorLocalClient::new(channel)
+        .get_current_leader(GetCurrentLeaderRequest {})
+        .await
+        .unwrap()
+        .into_inner();
+    let mut leads = async |node: String| {
+        soon("a leader", async {
+            while leaders.message().await.unwrap().unwrap().leader_node_id != node {}
+        })
+        .await;
+    };
+    leads(id.to_string()).await;
+    world.stop_curator().await;
+    leads(id_of(&other).to_string()).await;
+    moved.beat().await.unwrap();
+    soon("the second curator stops", second.shutdown()).await;
+    world.start_curator().await;
     world.stop().await;
 }
