@@ -19,7 +19,7 @@ use std::time::Duration;
 use hearth_api::chain;
 use hearth_api::console::{Milestone, Report};
 use hearth_base::event;
-use hearth_base::logtree::{self, LogTree, Severity};
+use hearth_base::logtree::{self, Entry, LogTree, Severity};
 use hearth_base::supervisor::{Context, Options, Outcome, Supervisor, runnable};
 use hearth_base::sys::kmsg::{self, Kmsg};
 use hearth_base::sys::{files, fw_cfg::FwCfg, mounts, watchdog};
@@ -100,7 +100,7 @@ async fn core() -> Result<Ending, Error> {
     link_etc(&root)?;
     let image = Image::of_system()?;
     let log_tree = start_log();
-    let console = logtree::console(&log_tree, std::io::stdout(), Severity::Info, 0)?;
+    let console = logtree::console(&log_tree, std::io::stdout(), is_for_console, 0)?;
     boot_record::raise_clock(image.build_time);
     raise_file_limit();
     tracing::info!(version = image.version, variant = image.variant, "Hearth");
@@ -189,6 +189,13 @@ fn start_log() -> LogTree {
         .init();
     logtree::log_panics();
     log_tree
+}
+
+/// What the console shows. A serial line is slow, and what the kernel and etcd
+/// say when all is well is for the log.
+fn is_for_console(entry: &Entry) -> bool {
+    let talkative = entry.dn.ends_with(".kernel") || entry.dn.ends_with(".etcd");
+    !talkative || entry.severity > Severity::Info
 }
 
 /// etcd and the curator hold a connection for each node and watcher.

@@ -29,7 +29,7 @@ fn mount_blocking(esp: &Esp) -> Result<(), Failure> {
     let flags =
         MountFlags::NOEXEC | MountFlags::NODEV | MountFlags::NOSUID | MountFlags::SYNCHRONOUS;
     let path = esp.path();
-    if mounts::is_mount_point(path)? {
+    if path.exists() && mounts::is_mount_point(path)? {
         return Ok(());
     }
     let options = "umask=077,errors=remount-ro";

@@ -45,8 +45,8 @@ pub struct BootstrapData {
     pub labels: Vec<Label>,
 }
 
-/// The founding is durable, in etcd and on the data partition: written by the
-/// control plane, read by enrolment.
+/// The founding is durable, in etcd and on the data partition, and a curator
+/// serves it: written by the control plane, read by enrolment.
 #[derive(Clone)]
 pub struct Founded {
     /// As saved on the data partition.

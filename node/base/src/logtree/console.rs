@@ -13,7 +13,7 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 
 use super::stream::Queue;
-use super::{Backlog, Item, LogStream, LogTree, Query, Severity};
+use super::{Backlog, Entry, Item, LogStream, LogTree, Query};
 
 /// A running console. Dropping it lets the thread write what it has and end.
 #[derive(Debug)]
@@ -38,17 +38,19 @@ struct State {
     closing: bool,
 }
 
-/// Starts to print everything from `severity` up, what is stored already
-/// first, in lines of at most `width` columns (0: no bound). Errors of the
-/// writer are ignored: there is nobody to tell.
+/// What a console shows of the entries.
+pub type Wanted = fn(&Entry) -> bool;
+
+/// Starts to print every entry that is wanted, what is stored already first,
+/// in lines of at most `width` columns (0: no bound). Errors of the writer are
+/// ignored: there is nobody to tell.
 pub fn console<W: Write + Send + 'static>(
     log_tree: &LogTree,
     writer: W,
-    severity: Severity,
+    wanted: Wanted,
     width: usize,
 ) -> std::io::Result<Console> {
     let reader = log_tree.read(Query {
-        min_severity: severity,
         backlog: Backlog::All,
         follow: true,
         ..Query::subtree("")
@@ -62,6 +64,7 @@ pub fn console<W: Write + Send + 'static>(
     let backlog_items = backlog.len() as u64;
     let printer = Printer {
         writer,
+        wanted,
         width,
         stream,
         progress: progress.clone(),
@@ -113,6 +116,7 @@ impl Progress {
 
 struct Printer<W> {
     writer: W,
+    wanted: Wanted,
     width: usize,
     stream: LogStream,
     progress: Arc<Progress>,
@@ -146,14 +150,16 @@ impl<W: Write> Printer<W> {
     }
 
     fn print(&mut self, item: &Item) {
-        let mut text = match item {
-            Item::Entry(entry) => entry.concise(self.width),
-            Item::Missed(count) => format!("... {count} log entries not shown here"),
+        let text = match item {
+            Item::Entry(entry) => (self.wanted)(entry).then(|| entry.concise(self.width)),
+            Item::Missed(count) => Some(format!("... {count} log entries not shown here")),
         };
-        text.push('\n');
-        // One write for one entry: it is not torn apart by what others write.
-        let _ = self.writer.write_all(text.as_bytes());
-        let _ = self.writer.flush();
+        if let Some(mut text) = text {
+            text.push('\n');
+            // One write for one entry: it is not torn apart by what others write.
+            let _ = self.writer.write_all(text.as_bytes());
+            let _ = self.writer.flush();
+        }
         self.progress.lock().written += 1;
         self.progress.changed.notify_all();
     }

@@ -448,7 +448,7 @@ fn a_stuck_console_holds_nobody_up() {
     };
     log_tree.append_raw("init", Severity::Info, "before");
     log_tree.append_raw("init", Severity::Debug, "not kept");
-    let console = console(&log_tree, gate, Severity::Info, 80).expect("a thread");
+    let console = console(&log_tree, gate, |_| true, 80).expect("a thread");
     assert!(
         !console.flush(Duration::from_millis(1)),
         "the backlog waits"
@@ -501,7 +501,7 @@ fn the_console_survives_a_broken_line() {
         }
     }
     let log_tree = log_tree();
-    let console = console(&log_tree, Broken, Severity::Info, 0).expect("a thread");
+    let console = console(&log_tree, Broken, |_| true, 0).expect("a thread");
     for _ in 0..10 {
         log_tree.append_raw("root", Severity::Info, "line");
     }

@@ -82,11 +82,16 @@ async fn work(ctx: &Context, worker: &Arc<Worker>) -> Outcome {
         return Err(Failure::msg("this node is to become a consensus member"));
     }
     let handle = start_consensus(ctx, worker, &start).await?;
+    let founding = matches!(start, Start::Found(_));
     let member = match start {
         Start::Found(data) => found(&worker.inputs, &handle, &data).await?,
         Start::Member(member) => member,
     };
+    let credentials = member.credentials.clone();
     start_curator(ctx, worker, &handle, member).await?;
+    if founding {
+        worker.inputs.founded.set(Founded { credentials });
+    }
     ctx.healthy();
     roles
         .wait_for(|roles| roles.consensus_member.is_none())
@@ -154,8 +159,8 @@ async fn start_consensus(
     Ok(handle)
 }
 
-/// Makes the founding durable in etcd, then on the data partition, then tells
-/// enrolment. Each step finds what an earlier run has done.
+/// Makes the founding durable in etcd, then on the data partition. Each step
+/// finds what an earlier run has done.
 async fn found(
     inputs: &Inputs,
     handle: &consensus::Handle,
@@ -178,9 +183,6 @@ async fn found(
         }
     };
     pki::remove_authority_keys(&etcd)?;
-    inputs.founded.set(Founded {
-        credentials: credentials.clone(),
-    });
     Ok(Member {
         cluster_id: data.cluster_id,
         node_id: data.node_id,

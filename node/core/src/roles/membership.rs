@@ -88,7 +88,11 @@ pub(super) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
         outcome = async {
             loop {
                 let control_plane = control_planes.next().await?;
-                curators.set_endpoints(endpoints(&control_plane, &member.directory));
+                let endpoints = endpoints(&control_plane, &member.directory);
+                if endpoints.is_empty() {
+                    continue;
+                }
+                curators.set_endpoints(endpoints);
                 worker.connection.set(CuratorConnection {
                     node_id: member.node_id,
                     curators: curators.clone(),
