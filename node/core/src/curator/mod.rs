@@ -164,6 +164,7 @@ pub async fn run(ctx: Context, config: Arc<Config>, ready: Arc<event::Writer<u16
         ending: ending.clone(),
     });
     let (health, services) = services::all(&core);
+    health.not_serving().await;
     let server = Server::new(transport).admission(core.clone());
 
     let announce = async {
@@ -192,7 +193,7 @@ pub async fn run(ctx: Context, config: Arc<Config>, ready: Arc<event::Writer<u16
             () = ctx.cancelled() => {}
         }
         // Those who balance by health look elsewhere, the others are told.
-        health.end().await;
+        health.not_serving().await;
         ending.cancel();
         server.await
     };

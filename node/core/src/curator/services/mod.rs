@@ -65,15 +65,15 @@ impl HealthSwitch {
     /// Follows the curator, for ever.
     pub async fn follow(&self, reads: &Reads) -> std::convert::Infallible {
         loop {
-            self.set(ServingStatus::NotServing).await;
+            self.not_serving().await;
             reads.fresh().await;
             self.set(ServingStatus::Serving).await;
             reads.stale().await;
         }
     }
 
-    /// The curator is about to end.
-    pub async fn end(&self) {
+    /// The curator does not serve yet, or is about to end.
+    pub async fn not_serving(&self) {
         self.set(ServingStatus::NotServing).await;
     }
 
