@@ -15,7 +15,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::membership::CuratorConnection;
+use super::membership::{CuratorConnection, refused};
 use super::statuspush::boot_id;
 
 /// What this node speaks.
@@ -58,7 +58,8 @@ async fn beat(
     beats.send(request()).await?;
     let mut curator = connection.curator();
     let answers = curator.heartbeat(ReceiverStream::new(stream));
-    let mut answers = timeout(FIRST_BOUND, answers).await??.into_inner();
+    let answers = timeout(FIRST_BOUND, answers).await?;
+    let mut answers = answers.map_err(refused)?.into_inner();
     let mut bound = FIRST_BOUND;
     let mut healthy = false;
     loop {

@@ -20,7 +20,7 @@ use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_base::sys::files;
 
-use super::membership::CuratorConnection;
+use super::membership::{CuratorConnection, refused};
 use super::names::{self, Addresses};
 use crate::enrolment::directory;
 use crate::handover::MemberData;
@@ -135,15 +135,16 @@ async fn follow(
     let domain = connection.cluster_domain().await?;
     let mut addresses = worker.address.watch();
     let mut own = (member.node_id, addresses.next().await?);
-    let events = connection.curator().watch(WatchRequest::default()).await?;
-    let mut events = events.into_inner();
+    let mut curator = connection.curator();
+    let events = curator.watch(WatchRequest::default()).await;
+    let mut events = events.map_err(refused)?.into_inner();
     let mut known = Known::default();
     let mut complete = false;
     let mut saved = None;
     loop {
         tokio::select! {
             event = events.message() => {
-                let event = event?.ok_or_else(|| Failure::msg("the curator ended the watch"))?;
+                let event = event.map_err(refused)?.ok_or_else(|| Failure::msg("the curator ended the watch"))?;
                 known.apply(event.nodes, &event.tombstones);
                 if event.backlog_complete {
                     complete = true;

@@ -15,11 +15,11 @@ use std::time::Duration;
 use hearth_api::client::{Curators, Endpoint, Options};
 use hearth_api::identity::NodeId;
 use hearth_api::tls::{self, ExpectedServer};
+use hearth_api::v1::GetClusterInfoRequest;
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::management_client::ManagementClient;
-use hearth_api::v1::{ClusterDirectory, GetClusterInfoRequest};
 use hearth_base::event::{Value, Writer};
-use hearth_base::supervisor::{Context, Outcome};
+use hearth_base::supervisor::{Context, Failure, Outcome};
 use tokio::time::{Instant, sleep_until};
 use tonic::Status;
 use tonic::transport::Channel;
@@ -42,6 +42,11 @@ pub(super) struct Worker {
     pub desk: Desk,
     /// Will be written.
     pub connection: Writer<CuratorConnection>,
+}
+
+/// What a curator answered, in one line; tonic's own text repeats itself.
+pub(super) fn refused(status: Status) -> Failure {
+    Failure::msg(format!("{:?}: {}", status.code(), status.message()))
 }
 
 /// The way to the curators, as this node.
@@ -88,7 +93,7 @@ pub(super) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
         outcome = async {
             loop {
                 let control_plane = control_planes.next().await?;
-                let endpoints = endpoints(&control_plane, &member.directory);
+                let endpoints = endpoints(&control_plane, &member);
                 if endpoints.is_empty() {
                     continue;
                 }
@@ -104,15 +109,22 @@ pub(super) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
 }
 
 /// Where the curators are: this machine's own, if it runs one, then those of
-/// the directory.
-fn endpoints(control_plane: &ControlPlane, directory: &ClusterDirectory) -> Vec<Endpoint> {
+/// the others in the directory.
+fn endpoints(control_plane: &ControlPlane, member: &MemberData) -> Vec<Endpoint> {
     let own = control_plane.curator_port;
     let own = own.map(|port| Endpoint::new(Ipv4Addr::LOCALHOST.into(), port));
-    let addresses = directory.nodes.iter().flat_map(|node| &node.addresses);
-    let others = addresses.filter_map(|address| {
-        let host: IpAddr = address.host.parse().ok()?;
-        Some(Endpoint::new(host, u16::try_from(address.port).ok()?))
-    });
+    let own_id = member.node_id.to_string();
+    let others = member
+        .directory
+        .nodes
+        .iter()
+        .filter(|node| node.id != own_id);
+    let others = others
+        .flat_map(|node| &node.addresses)
+        .filter_map(|address| {
+            let host: IpAddr = address.host.parse().ok()?;
+            Some(Endpoint::new(host, u16::try_from(address.port).ok()?))
+        });
     own.into_iter().chain(others).collect()
 }
 
@@ -141,36 +153,56 @@ async fn follow_state(worker: &Worker, state: &Held) -> Outcome {
 
 #[cfg(test)]
 mod tests {
+    use hearth_api::certificates;
+    use hearth_api::identity::{ClusterId, NodeCredentials, NodeKey};
+    use hearth_api::v1::ClusterDirectory;
     use hearth_api::v1::cluster_directory::{Address, Node};
     use hearth_base::event;
 
     use super::*;
     use crate::cluster_state;
 
+    fn member(nodes: Vec<Node>) -> MemberData {
+        let key = NodeKey::generate();
+        let certificate = certificates::self_signed(&key);
+        MemberData {
+            cluster_id: ClusterId::generate(),
+            node_id: NodeId::from_public_key(&key.public()),
+            credentials: Arc::new(NodeCredentials {
+                ca: certificate.clone(),
+                certificate,
+                key,
+            }),
+            directory: ClusterDirectory { nodes },
+        }
+    }
+
+    fn node(id: &str, addresses: &[(&str, u32)]) -> Node {
+        let address = |(host, port): &(&str, u32)| Address {
+            host: (*host).into(),
+            port: *port,
+        };
+        Node {
+            id: id.into(),
+            addresses: addresses.iter().map(address).collect(),
+            roles: None,
+        }
+    }
+
     #[test]
-    fn this_machines_curator_comes_first() {
-        let address = |host: &str, port| Address {
-            host: host.into(),
-            port,
-        };
-        let directory = ClusterDirectory {
-            nodes: vec![Node {
-                addresses: vec![
-                    address("192.0.2.1", 0),
-                    address("2001:db8::1", 99),
-                    address("x", 0),
-                ],
-                ..Node::default()
-            }],
-        };
+    fn this_machines_curator_comes_first_and_once() {
+        let mut member = member(Vec::new());
+        let own = member.node_id.to_string();
+        member.directory.nodes = vec![
+            node(&own, &[("192.0.2.9", 0)]),
+            node("other", &[("192.0.2.1", 0), ("2001:db8::1", 99), ("x", 0)]),
+        ];
         let control_plane = ControlPlane {
             curator_port: Some(7),
             ..ControlPlane::default()
         };
-        let found: Vec<String> = endpoints(&control_plane, &directory)
-            .iter()
-            .map(ToString::to_string)
-            .collect();
+        let found = endpoints(&control_plane, &member);
+        let found: Vec<String> = found.iter().map(ToString::to_string).collect();
         assert_eq!(found, ["127.0.0.1:7", "192.0.2.1:7835", "[2001:db8::1]:99"]);
     }
 

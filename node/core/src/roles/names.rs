@@ -48,10 +48,7 @@ mod tests {
     fn every_node_resolves_by_both_names() {
         let node: NodeId = format!("hearth-{}", "0a".repeat(16)).parse().unwrap();
         let address: IpAddr = "192.0.2.7".parse().unwrap();
-        let text = hosts(
-            &Addresses::from([(node.clone(), address)]),
-            "cluster.internal",
-        );
+        let text = hosts(&Addresses::from([(node, address)]), "cluster.internal");
         assert_eq!(resolve(&text, &node.to_string()), [address]);
         assert_eq!(
             resolve(&text, &format!("{node}.cluster.internal")),

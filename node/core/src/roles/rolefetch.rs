@@ -19,7 +19,7 @@ use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_base::sys::files::{self, FileError};
 use prost::Message;
 
-use super::membership::CuratorConnection;
+use super::membership::{CuratorConnection, refused};
 use crate::handover::MemberData;
 
 const VERSION: u32 = 1;
@@ -90,9 +90,10 @@ async fn follow(
     let request = WatchRequest {
         node_id: own.clone(),
     };
-    let mut events = connection.curator().watch(request).await?.into_inner();
+    let events = connection.curator().watch(request).await;
+    let mut events = events.map_err(refused)?.into_inner();
     let mut healthy = false;
-    while let Some(event) = events.message().await? {
+    while let Some(event) = events.message().await.map_err(refused)? {
         if !std::mem::replace(&mut healthy, true) {
             ctx.healthy();
         }

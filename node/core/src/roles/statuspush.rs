@@ -14,7 +14,7 @@ use hearth_base::event::Value;
 use hearth_base::supervisor::{Context, Failure, Outcome};
 
 use super::controlplane::ControlPlane;
-use super::membership::CuratorConnection;
+use super::membership::{CuratorConnection, refused};
 use crate::cluster_state::{ClusterState, State};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -93,8 +93,8 @@ async fn push(connection: &CuratorConnection, status: NodeStatus) -> Outcome {
         status: Some(status),
     };
     let mut curator = connection.curator();
-    tokio::time::timeout(BOUND, curator.update_node_status(request)).await??;
-    Ok(())
+    let updated = tokio::time::timeout(BOUND, curator.update_node_status(request)).await?;
+    updated.map(|_| ()).map_err(refused)
 }
 
 fn now() -> i64 {
