@@ -74,6 +74,8 @@ pub struct Object {
 /// interpreter and libraries, by path in the image. A static program is a closure of one.
 pub fn closure(source: &Path, target: &str) -> Result<BTreeMap<String, Object>, ClosureError> {
     let mut found: BTreeMap<String, Object> = BTreeMap::new();
+    // The loader is loaded before it looks for anything, so a library that asks for it by name has it already.
+    let mut loader = String::new();
     let mut open = vec![(source.to_owned(), target.to_owned())];
     while let Some((source, target)) = open.pop() {
         if let Some(other) = found.get(&target) {
@@ -90,7 +92,11 @@ pub fn closure(source: &Path, target: &str) -> Result<BTreeMap<String, Object>, 
             path: source.clone(),
             source: e,
         })?;
-        open.extend(needs(&source, &target, &bytes)?);
+        let object = parse(&source, &bytes)?;
+        if let Some(interpreter) = object.interpreter {
+            loader = file_name(interpreter);
+        }
+        open.extend(needs(&source, &target, &object, &loader)?);
         found.insert(target, Object { source, bytes });
     }
     Ok(found)
@@ -100,9 +106,9 @@ pub fn closure(source: &Path, target: &str) -> Result<BTreeMap<String, Object>, 
 fn needs(
     source: &Path,
     target: &str,
-    bytes: &[u8],
+    elf: &Elf<'_>,
+    loader: &str,
 ) -> Result<Vec<(PathBuf, String)>, ClosureError> {
-    let elf = parse(source, bytes)?;
     let mut paths = Vec::new();
     if let Some(interpreter) = elf.interpreter {
         paths.push((PathBuf::from(interpreter), normal(Path::new(interpreter))));
@@ -132,7 +138,7 @@ fn needs(
     }
     directories.extend(BUILT_IN.map(|d| (d.into(), d.into())));
 
-    for library in &elf.libraries {
+    for library in elf.libraries.iter().filter(|name| **name != loader) {
         if library.contains('/') {
             paths.push((PathBuf::from(library), normal(Path::new(library))));
             continue;
@@ -178,6 +184,10 @@ fn usable(path: &Path) -> bool {
     read.is_ok()
         && header.starts_with(b"\x7fELF\x02\x01")
         && u16::from_le_bytes([header[18], header[19]]) == EM_X86_64
+}
+
+fn file_name(path: &str) -> String {
+    path.rsplit('/').next().unwrap_or_default().to_owned()
 }
 
 fn directory(path: &Path) -> PathBuf {

@@ -31,6 +31,7 @@ use crate::cache;
 use crate::command::{Cmd, check_interrupt, find_program};
 use crate::kernel::{self, Kernel};
 use crate::setup::{self, Needs};
+use crate::target::folder;
 use crate::ui::Ui;
 
 const MIB: u64 = 1 << 20;
@@ -158,7 +159,7 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
         Flavour::Release
     };
     let mut recipe = match &args.init {
-        Some(program) => Recipe::around(ui, program)?,
+        Some(program) => Recipe::around(ui, program, &[])?,
         None => Recipe::of_node(ui, flavour)?,
     };
     if let Some(path) = &args.parameters {
@@ -202,6 +203,36 @@ pub fn ensure(ui: &Ui, flavour: Flavour) -> Result<Artifacts> {
     recipe.write(ui, &folder(flavour.name())?)
 }
 
+/// The image around hearth-base's machine check.
+pub fn ensure_machine_check(ui: &Ui) -> Result<Artifacts> {
+    setup::ensure(ui, Needs::NODE)?;
+    let name = "machine-check";
+    let program = node::build_machine_check(ui, &folder(name)?.join("init"))?;
+    ensure_around(ui, name, &program, &[MKFS])
+}
+
+/// The image, and its parts, around a program of one's own: `name` is its folder's, `with` what rides along.
+pub fn ensure_around(ui: &Ui, name: &str, program: &Path, with: &[Rider]) -> Result<Artifacts> {
+    Recipe::around(ui, program, with)?.write(ui, &folder(name)?)
+}
+
+/// A program of Debian's that rides along: its name, and its path in the image.
+pub type Rider = (&'static str, &'static str);
+
+/// The store of the consensus.
+pub const ETCD: Rider = ("etcd", "/usr/bin/etcd");
+/// Formats the data partition.
+pub const MKFS: Rider = ("mkfs.xfs", "/sbin/mkfs.xfs");
+
+fn find_riders(riders: &[Rider]) -> Result<Vec<(PathBuf, String)>> {
+    let find = |(name, target): &Rider| {
+        let source = find_program(name)
+            .with_context(|| format!("{name} is neither in PATH nor in /usr/sbin"))?;
+        Ok((source, (*target).to_owned()))
+    };
+    riders.iter().map(find).collect()
+}
+
 /// What goes into an image.
 struct Recipe {
     system: System,
@@ -214,22 +245,17 @@ impl Recipe {
         setup::ensure(ui, Needs::NODE | Needs::KERNEL | Needs::IMAGE)?;
         let kernel = kernel::ensure(ui)?;
         let init = node::build(ui, flavour, &folder(flavour.name())?.join("init"))?;
-        let mut programs = Vec::new();
-        for (name, target) in [("etcd", "/usr/bin/etcd"), ("mkfs.xfs", "/sbin/mkfs.xfs")] {
-            let source = find_program(name)
-                .with_context(|| format!("{name} is neither in PATH nor in /usr/sbin"))?;
-            programs.push((source, target.to_owned()));
-        }
+        let programs = find_riders(&[ETCD, MKFS])?;
         let os_release = os_release::of_node(ui, flavour, &kernel, &programs)?;
         Recipe::new(kernel, init, programs, os_release)
     }
 
     /// Any program as init.
-    fn around(ui: &Ui, program: &Path) -> Result<Recipe> {
+    fn around(ui: &Ui, program: &Path, with: &[Rider]) -> Result<Recipe> {
         setup::ensure(ui, Needs::KERNEL | Needs::IMAGE)?;
         let kernel = kernel::ensure(ui)?;
         let os_release = os_release::around(program, &kernel);
-        Recipe::new(kernel, program.to_owned(), Vec::new(), os_release)
+        Recipe::new(kernel, program.to_owned(), find_riders(with)?, os_release)
     }
 
     fn new(
@@ -344,13 +370,6 @@ fn stamp_of(disk: &Disk, image: &Path) -> Option<String> {
         "content {}\nimage {image}\nbuilder {builder}\n",
         hex::encode(disk.seed.0)
     ))
-}
-
-/// `target/hearth/NAME`, made.
-fn folder(name: &str) -> Result<PathBuf> {
-    let folder = root().join("target/hearth").join(name);
-    fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    Ok(folder)
 }
 
 /// The checkout's.

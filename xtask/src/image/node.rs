@@ -5,6 +5,7 @@
 
 use std::env;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -12,50 +13,73 @@ use anyhow::{Context, Result};
 use super::{Flavour, root, write_if_changed};
 use crate::cache;
 use crate::command::Cmd;
+use crate::target;
 use crate::ui::Ui;
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Between flags in CARGO_ENCODED_RUSTFLAGS, which unlike RUSTFLAGS can hold paths with blanks.
 const SEPARATOR: &str = "\x1f";
 
-/// Compiles `init` and copies it to `destination`: cargo has one place for the builds of all flavours.
+/// Compiles the node and copies it to `destination`: cargo has one place for the builds of all flavours.
 pub fn build(ui: &Ui, flavour: Flavour, destination: &Path) -> Result<PathBuf> {
-    let root = root();
-    let target = root.join("target");
-    let _lock = cache::lock_file(ui, &target.join("hearth/node.lock"))?;
-    let task = ui.task(format!("compiling the node ({})", flavour.name()));
-    let cargo = env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let mut command = Cmd::new(cargo)
-        .dir(&root)
-        .args([
-            "build",
-            "--locked",
-            "--profile",
-            "node",
-            "--package",
-            "hearth-core",
-        ])
-        .args(["--bin", "init", "--target", TARGET, "--target-dir"])
-        .arg(&target)
-        // RUSTFLAGS would be ignored beside it, and what the user wants is in it already.
-        .env("CARGO_ENCODED_RUSTFLAGS", flags(ui, &root)?.join(SEPARATOR));
-    let features = match flavour {
-        Flavour::Release => "",
-        Flavour::Debug => "debug-service",
-        Flavour::Test => "debug-service,failpoints",
-    };
-    if !features.is_empty() {
-        command = command.args(["--features", features]);
+    let what = format!("the node ({})", flavour.name());
+    let mut product = vec!["--package", "hearth-core", "--bin", "init"];
+    match flavour {
+        Flavour::Release => {}
+        Flavour::Debug => product.extend(["--features", "debug-service"]),
+        Flavour::Test => product.extend(["--features", "debug-service,failpoints"]),
     }
-    command.stream(ui, |line| {
-        task.now(line.trim());
-        Ok(())
-    })?;
+    compile(ui, &what, &product, "init", destination)
+}
+
+/// Compiles the program that tries, as init, what cannot be tried on a host, and copies it to `destination`.
+pub fn build_machine_check(ui: &Ui, destination: &Path) -> Result<PathBuf> {
+    let product = ["--package", "hearth-base", "--example", "machine_check"];
+    compile(
+        ui,
+        "the machine check",
+        &product,
+        "examples/machine_check",
+        destination,
+    )
+}
+
+/// Compiles the static binary that cargo's arguments `product` name, which comes out as `built`.
+fn compile(
+    ui: &Ui,
+    what: &str,
+    product: &[&str],
+    built: &str,
+    destination: &Path,
+) -> Result<PathBuf> {
+    let root = root();
+    let target = target::dir()?;
+    let _lock = cache::lock_file(ui, &target::folder("")?.join("node.lock"))?;
+    let task = ui.task(format!("compiling {what}"));
+    Cmd::new(target::cargo())
+        .dir(&root)
+        .args(["build", "--locked", "--profile", "node"])
+        .args(product)
+        .args(["--target", TARGET, "--target-dir"])
+        .arg(target)
+        // RUSTFLAGS would be ignored beside it, and what the user wants is in it already.
+        .env("CARGO_ENCODED_RUSTFLAGS", flags(ui, &root)?.join(SEPARATOR))
+        .stream(ui, |line| {
+            task.now(line.trim());
+            Ok(())
+        })?;
     task.done();
-    let built = target.join(TARGET).join("node/init");
+    let built = target.join(TARGET).join("node").join(built);
     let bytes = fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
     write_if_changed(destination, &bytes)?;
+    make_executable(destination)?;
     Ok(destination.to_owned())
+}
+
+/// In the image every program is one; here it is for those who try the binary on the host.
+fn make_executable(path: &Path) -> Result<()> {
+    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+        .with_context(|| format!("cannot make {} executable", path.display()))
 }
 
 /// The user's flags for the compiler, if any, then ours.
@@ -84,7 +108,11 @@ fn flags(ui: &Ui, root: &Path) -> Result<Vec<String>> {
 
 /// Folders of source, and what they are called in the binary.
 fn remapped(root: &Path) -> Result<Vec<(PathBuf, &'static str)>> {
-    let mut folders = vec![(root.to_owned(), "hearth")];
+    // Generated source lies in the target folder, which need not be in the checkout.
+    let mut folders = vec![
+        (root.to_owned(), "hearth"),
+        (target::dir()?.to_owned(), "hearth/target"),
+    ];
     let home = env::var_os("CARGO_HOME")
         .map(PathBuf::from)
         .or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")))
