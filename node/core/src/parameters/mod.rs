@@ -50,7 +50,7 @@ use hearth_base::sys::{
 };
 use prost::Message;
 
-use crate::{enrolment::EnrolmentId, layout::Esp};
+use crate::{layout::Esp, storage::EnrolmentId};
 
 pub use bootstrap::{Bootstrap, DEFAULT_CLUSTER_DOMAIN};
 pub use network::{Mac, Route, StaticNetwork};

@@ -26,8 +26,8 @@ use hearth_base::sys::slots::{Loaded, RegionSlot, SlotError, SlotFormat, SlotPai
 use prost::Message;
 use ring::hmac;
 
+use super::EnrolmentId;
 use super::keys::{SALT_LEN, Secrets};
-use crate::enrolment::EnrolmentId;
 
 /// Bytes in front of the payload.
 pub const REGION: u64 = 1 << 20;

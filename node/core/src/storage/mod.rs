@@ -19,6 +19,7 @@
 //! What needs a kernel (device mapper, mkfs, mount) stands behind [`Machinery`],
 //! so that all that decides about a disk runs against plain files in tests.
 
+mod enrolment_id;
 pub mod header;
 pub mod keys;
 mod system;
@@ -40,6 +41,7 @@ use crate::{failpoint, layout};
 use header::{Front, Header, HeaderError, Owner, Phase};
 use keys::{SALT_LEN, Secrets, VolumeKey};
 
+pub use enrolment_id::{EnrolmentId, EnrolmentIdLength};
 pub use keys::Mode;
 pub use system::System;
 

@@ -2,8 +2,9 @@ use std::{fs, os::unix::fs::FileExt};
 
 use hearth_api::identity::{ClusterId, ClusterUnlockKey, NodeId, NodeUnlockKey};
 
+use super::EnrolmentId;
 use super::{testing::Files, *};
-use crate::{enrolment::EnrolmentId, layout::Root};
+use crate::layout::Root;
 
 fn volume(mode: Option<Mode>, enrolment: u8) -> Volume {
     let owner = Owner {
