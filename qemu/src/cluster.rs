@@ -25,6 +25,7 @@
 mod attached;
 mod image;
 mod record;
+mod running;
 
 use std::{
     collections::BTreeSet,
@@ -39,6 +40,7 @@ use tokio::task::JoinSet;
 pub use attached::{AttachError, Attached, attach};
 pub use image::Image;
 use record::Record;
+pub use running::{Running, cut, running};
 
 use crate::{
     command::Machine,

@@ -357,12 +357,15 @@ impl Machine {
                 .set("discard", "unmap")
                 .set("file.discard", "unmap");
             line.option("-blockdev", file);
-            let device = Options::of("virtio-blk-pci")
+            let mut device = Options::of("virtio-blk-pci")
                 .set("drive", &node)
-                .on("write-cache", disk.cache.write_cache())
-                // Told to the firmware, which then starts the drivers of this
-                // device alone instead of all that it has.
-                .set("bootindex", index.to_string());
+                .on("write-cache", disk.cache.write_cache());
+            // Told to the firmware, which then starts the drivers of this
+            // device alone instead of all that it has. By direct boot, QEMU
+            // takes the first place for the kernel.
+            if !matches!(self.boot, Boot::Direct { .. }) {
+                device = device.set("bootindex", index.to_string());
+            }
             line.option("-device", device);
         }
     }

@@ -35,6 +35,7 @@
 //! | [`phases`] | the timeline of a boot |
 //! | [`cluster`] | machines that are kept: launched again, left running, found |
 //! | [`process`] | QEMU processes, told apart for ever |
+//! | [`artifacts`] | what the end-to-end tests boot |
 //!
 //! # Invariants
 //! - No QEMU outlives its handle, nor the process that made it, however that
@@ -47,6 +48,7 @@
 //! - What is built is never written to: machines write to overlays.
 
 pub mod accel;
+pub mod artifacts;
 pub mod cluster;
 pub mod command;
 pub mod console;

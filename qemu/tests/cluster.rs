@@ -12,7 +12,7 @@ use std::{
 use guest::{BOUND, Then, gone, line, runs};
 use hearth_qemu::{
     accel::Accel,
-    cluster::{Cluster, ClusterError, ClusterSpec, Image, Member, attach},
+    cluster::{Cluster, ClusterError, ClusterSpec, Image, Member, attach, cut, running},
     command::Machine,
     disk::Cache,
     network::{Forward, Link, Mac, Nic, UserNetwork},
@@ -179,12 +179,16 @@ async fn a_machine_left_running_is_found_and_shut_down() {
     assert!(launcher.wait().expect("waited for").success());
     assert!(runs(pid), "it outlives its launcher");
 
+    let seen = running(&state).expect("looked for");
+    assert_eq!((seen.len(), seen[0].pid), (1, pid));
+
     let found = attach(&state).await.expect("attached");
     assert_eq!(found.len(), 1);
     let machine = &found[0];
     assert_eq!((machine.name(), machine.pid()), ("held", pid));
     assert_eq!(machine.qmp().status().await.expect("a status"), "running");
     assert!(machine.usage().expect("its usage").peak_rss > 0);
+    assert_eq!(machine.forwards(), seen[0].forwards);
     let port = machine.forwarded(7835).expect("a port");
     tokio::net::TcpStream::connect(port)
         .await
@@ -247,4 +251,19 @@ async fn a_machine_in_the_foreground_can_be_asked_from_elsewhere() {
         vm.exited(BOUND).await.expect("it ends").cause,
         Cause::GuestShutdown
     );
+}
+
+#[tokio::test]
+async fn plugs_are_pulled_whether_or_not_qemu_answers() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let state = folder.path().join("state");
+    assert!(cut(&state).await.expect("nothing there").is_empty());
+    let (mut launcher, pid) = hold(folder.path(), &["detach"]);
+    assert!(launcher.wait().expect("waited for").success());
+    // Its only place for others is taken.
+    let _held = attach(&state).await.expect("attached");
+    let ended = cut(&state).await.expect("cut");
+    assert_eq!((ended.len(), ended[0].pid), (1, pid));
+    assert!(!runs(pid));
+    assert!(running(&state).expect("looked for").is_empty());
 }

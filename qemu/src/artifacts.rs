@@ -1,0 +1,165 @@
+//! What the end-to-end tests boot, and where it is.
+//!
+//! `cargo xtask test` builds it and writes a manifest; the tests read it. Both
+//! sides share these types, and nothing else goes from one to the other but
+//! the manifest's path in the environment.
+
+use std::{
+    env, fs, io,
+    path::{Path, PathBuf},
+};
+
+use serde::{Deserialize, Serialize};
+
+use crate::command::Boot;
+
+/// Names the manifest's file to the tests.
+pub const ENVIRONMENT: &str = "HEARTH_TEST_ARTIFACTS";
+
+/// Everything that the end-to-end tests need; all paths are absolute.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Artifacts {
+    /// The image for users.
+    pub release: Image,
+    /// The image with the debug service and failpoints.
+    pub test: Image,
+    /// An image whose init is the example `machine_check` of `hearth-base`,
+    /// which tries on a machine what cannot be tried on a host.
+    pub machine_check: Image,
+    /// The operator's tool.
+    pub hearthctl: PathBuf,
+    /// Where a test leaves its logs, in `SUITE/TEST/`.
+    pub logs: PathBuf,
+}
+
+/// An image and its parts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Image {
+    /// The raw disk, which must not be written to: machines get overlays.
+    pub disk: PathBuf,
+    /// The unified kernel image.
+    pub uki: PathBuf,
+    /// The bare kernel.
+    pub kernel: PathBuf,
+    /// The initramfs.
+    pub initramfs: PathBuf,
+    /// The kernel's command line.
+    pub cmdline: String,
+}
+
+/// The manifest cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum ArtifactsError {
+    /// The environment does not name it.
+    #[error(
+        "{ENVIRONMENT} is not set: end-to-end tests are run by `cargo xtask test e2e`, which builds what they boot"
+    )]
+    Unnamed,
+    /// Its file cannot be read.
+    #[error("read the manifest {path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// It is of another form.
+    #[error("the manifest {path} is not understood: {source}")]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: serde_json::Error,
+    },
+}
+
+impl Artifacts {
+    /// What `cargo xtask test` has built.
+    ///
+    /// # Errors
+    /// If nobody says where it is, or it cannot be read.
+    pub fn from_environment() -> Result<Self, ArtifactsError> {
+        match env::var_os(ENVIRONMENT) {
+            Some(path) => Self::read(Path::new(&path)),
+            None => Err(ArtifactsError::Unnamed),
+        }
+    }
+
+    /// Reads a manifest.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn read(path: &Path) -> Result<Self, ArtifactsError> {
+        let path = path.to_owned();
+        match fs::read(&path) {
+            Ok(bytes) => serde_json::from_slice(&bytes)
+                .map_err(|source| ArtifactsError::Content { path, source }),
+            Err(source) => Err(ArtifactsError::Read { path, source }),
+        }
+    }
+}
+
+impl Image {
+    /// The direct boot of this image; a test may want more words on the
+    /// kernel's command line.
+    pub fn direct(&self) -> Boot {
+        Boot::Direct {
+            kernel: self.kernel.clone(),
+            initrd: Some(self.initramfs.clone()),
+            append: self.cmdline.clone(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn image(name: &str) -> Image {
+        Image {
+            disk: format!("/{name}/hearth.img").into(),
+            uki: format!("/{name}/hearth.efi").into(),
+            kernel: "/bzImage".into(),
+            initramfs: format!("/{name}/initramfs.zst").into(),
+            cmdline: "console=ttyS0".to_owned(),
+        }
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let path = folder.path().join("artifacts.json");
+        let artifacts = Artifacts {
+            release: image("release"),
+            test: image("test"),
+            machine_check: image("machine-check"),
+            hearthctl: "/hearthctl".into(),
+            logs: "/logs".into(),
+        };
+        let text = serde_json::to_vec(&artifacts).expect("JSON");
+        fs::write(&path, text).expect("written");
+        assert_eq!(Artifacts::read(&path).expect("read"), artifacts);
+        fs::write(&path, "{}").expect("written");
+        let error = Artifacts::read(&path).expect_err("nothing in it");
+        assert!(error.to_string().contains("missing field"), "{error}");
+        let error = Artifacts::read(&path.join("absent")).expect_err("no such file");
+        assert!(matches!(error, ArtifactsError::Read { .. }));
+    }
+
+    #[test]
+    fn a_direct_boot_takes_all_three_parts() {
+        let Boot::Direct {
+            kernel,
+            initrd,
+            append,
+        } = image("test").direct()
+        else {
+            panic!("not a direct boot");
+        };
+        assert_eq!(kernel, Path::new("/bzImage"));
+        assert_eq!(initrd.as_deref(), Some(Path::new("/test/initramfs.zst")));
+        assert_eq!(append, "console=ttyS0");
+    }
+}

@@ -1,0 +1,72 @@
+//! Machines that run, without a word to them.
+//!
+//! [`attach`](super::attach) talks to QEMU, which serves one client at a time
+//! and may not answer any more. For knowing what runs, and for ending what
+//! does not listen, the records and the kernel are enough.
+
+use std::path::Path;
+
+use super::{ClusterError, find, records};
+use crate::{network::Forwarded, process::Process};
+
+/// A machine that runs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Running {
+    /// Its name.
+    pub name: String,
+    /// QEMU's process number.
+    pub pid: i32,
+    /// Its ports as they are found on the host.
+    pub forwards: Vec<Forwarded>,
+}
+
+/// The machines of the cluster in this folder that run, sorted by name. None
+/// run where there is no such folder.
+///
+/// # Errors
+/// If the cluster cannot be read.
+pub fn running(state: &Path) -> Result<Vec<Running>, ClusterError> {
+    Ok(processes(state)?
+        .into_iter()
+        .map(|(running, _)| running)
+        .collect())
+}
+
+/// Pulls the plugs of all machines that run. When this returns, they are
+/// gone.
+///
+/// # Errors
+/// If the cluster cannot be read, or a process cannot be killed.
+pub async fn cut(state: &Path) -> Result<Vec<Running>, ClusterError> {
+    let failed = |source| ClusterError::File {
+        step: "kill a machine of",
+        path: state.to_owned(),
+        source,
+    };
+    let processes = processes(state)?;
+    // All at once: a power cut.
+    for (_, process) in &processes {
+        process.kill().map_err(failed)?;
+    }
+    let mut cut = Vec::new();
+    for (running, process) in processes {
+        process.ended().await.map_err(failed)?;
+        cut.push(running);
+    }
+    Ok(cut)
+}
+
+fn processes(state: &Path) -> Result<Vec<(Running, Process)>, ClusterError> {
+    let mut found = Vec::new();
+    for (name, record) in records(state)? {
+        if let Some(process) = find(&record)? {
+            let running = Running {
+                name,
+                pid: process.pid(),
+                forwards: record.forwards,
+            };
+            found.push((running, process));
+        }
+    }
+    Ok(found)
+}
