@@ -7,7 +7,8 @@
 //! leaders SIGTERM (parent-death signal), on which make takes its own children along.
 //!
 //! After an interrupt the task that waited gets [`Interrupted`], and returns through its callers, so that their temporary
-//! files go the normal way. The second interrupt kills everything at once. The obvious other way, leaving ^C to the
+//! files go the normal way. The second interrupt kills everything at once, and this process with it, unless a task has
+//! machines to look after and therefore takes interrupts itself ([`Interrupts`]). The obvious other way, leaving ^C to the
 //! terminal, fails for every signal that does not come from a terminal, and gives make's children the time to write
 //! half a file.
 #![allow(unsafe_code)] // one pre_exec hook, see `parent_death_signal`
@@ -26,6 +27,7 @@ use nix::sys::signal::{Signal, killpg};
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
 use nix::unistd::{Pid, getpid, getppid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use tokio::sync::watch;
 
 use crate::ui::Ui;
 
@@ -37,11 +39,24 @@ const SHOWN_LINES: usize = 25;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 static GROUPS: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
+static TAKER: Mutex<Option<watch::Sender<u32>>> = Mutex::new(None);
 
 /// The task was interrupted; everything it started has ended.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted")]
 pub struct Interrupted;
+
+/// A command ran and failed.
+#[derive(Debug, thiserror::Error)]
+#[error("`{line}` failed: {status}\n{output}")]
+pub struct Failed {
+    /// The command.
+    pub line: String,
+    /// How it ended.
+    pub status: ExitStatus,
+    /// The last it had to say.
+    pub output: String,
+}
 
 /// Installs the handler. To be called once, before the first command. It lives beside other handlers (tokio's).
 pub fn handle_interrupts() -> Result<()> {
@@ -51,11 +66,17 @@ pub fn handle_interrupts() -> Result<()> {
         .name("interrupts".into())
         .spawn(move || {
             for _ in signals.forever() {
-                if INTERRUPTED.swap(true, Ordering::SeqCst) {
-                    signal_groups(Signal::SIGKILL);
-                    std::process::exit(INTERRUPTED_EXIT_CODE.into());
+                let again = INTERRUPTED.swap(true, Ordering::SeqCst);
+                signal_groups(if again {
+                    Signal::SIGKILL
+                } else {
+                    Signal::SIGTERM
+                });
+                match &*taker() {
+                    Some(count) => count.send_modify(|count| *count += 1),
+                    None if again => std::process::exit(INTERRUPTED_EXIT_CODE.into()),
+                    None => {}
                 }
-                signal_groups(Signal::SIGTERM);
             }
         })
         .context("cannot start the thread for interrupts")?;
@@ -68,6 +89,42 @@ pub fn check_interrupt() -> Result<(), Interrupted> {
         return Err(Interrupted);
     }
     Ok(())
+}
+
+/// Interrupts as they come, for a task that takes them itself. While this lives no interrupt ends the process; commands
+/// that run still get theirs.
+pub struct Interrupts(watch::Receiver<u32>);
+
+impl Interrupts {
+    /// Takes them from now on. One that came before counts as the first.
+    pub fn take() -> Interrupts {
+        let before = u32::from(INTERRUPTED.load(Ordering::SeqCst));
+        let (count, interrupts) = watch::channel(before);
+        *taker() = Some(count);
+        Interrupts(interrupts)
+    }
+
+    /// Waits until there were this many.
+    pub async fn come(&self, wanted: u32) {
+        let mut count = self.0.clone();
+        if count.wait_for(|count| *count >= wanted).await.is_err() {
+            // Only another taker ends the channel; the interrupts are its own.
+            std::future::pending::<()>().await;
+        }
+    }
+}
+
+impl Drop for Interrupts {
+    fn drop(&mut self) {
+        *taker() = None;
+    }
+}
+
+fn taker() -> std::sync::MutexGuard<'static, Option<watch::Sender<u32>>> {
+    // The value is whole after any panic: it is only replaced.
+    TAKER
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 fn groups() -> std::sync::MutexGuard<'static, BTreeSet<i32>> {
@@ -179,10 +236,12 @@ impl Cmd {
         let status = running.wait()?;
         if !status.success() {
             let errors = errors.join().ok().and_then(Result::ok).unwrap_or_default();
-            bail!(
-                "`{line}` failed: {status}\n{}",
-                String::from_utf8_lossy(&errors).trim_end()
-            );
+            let output = String::from_utf8_lossy(&errors).trim_end().to_owned();
+            bail!(Failed {
+                line,
+                status,
+                output
+            });
         }
         Ok(text)
     }
@@ -215,7 +274,12 @@ impl Cmd {
         }
         let status = running.wait()?;
         if !status.success() {
-            bail!("`{line}` failed: {status}\n{}", Vec::from(last).join("\n"));
+            let output = Vec::from(last).join("\n");
+            bail!(Failed {
+                line,
+                status,
+                output
+            });
         }
         Ok(())
     }

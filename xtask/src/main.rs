@@ -6,16 +6,24 @@
 mod bench;
 mod cache;
 mod command;
+mod completion;
+mod ctl;
+mod events;
+mod hearthctl;
 mod image;
 mod kernel;
+mod run;
 mod setup;
 mod sizes;
+mod stop;
+mod target;
+mod test;
 mod tidy;
 mod ui;
 
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Builds, boots and proves Hearth.
 #[derive(Parser)]
@@ -41,6 +49,10 @@ enum Task {
     Kernel(kernel::Args),
     /// Build the disk image; prints where it is
     Image(image::Args),
+    Run(run::Args),
+    Test(test::Args),
+    Ctl(ctl::Args),
+    Stop(stop::Args),
     /// Weigh the image's parts; fails where one is over its budget
     Sizes(sizes::Args),
     /// Measure, print a table, write JSON
@@ -50,20 +62,34 @@ enum Task {
     Assemble(image::AssembleArgs),
     /// Check the rules of the repository that a program can check
     Tidy(tidy::Args),
+    Completion(completion::Args),
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let ui = ui::Ui::new(cli.verbose);
+    events::show(&ui);
     match command::handle_interrupts().and_then(|()| cli.task.run(&ui)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is::<command::Interrupted>() => {
             ExitCode::from(command::INTERRUPTED_EXIT_CODE)
         }
         Err(error) => {
-            eprintln!("Error: {error:?}");
+            tell(&ui, &error);
             ExitCode::FAILURE
         }
+    }
+}
+
+/// The error and its causes; where it came from is of use to whoever works on xtask itself.
+fn tell(ui: &ui::Ui, error: &anyhow::Error) {
+    if ui.verbose() {
+        eprintln!("error: {error:?}");
+        return;
+    }
+    eprintln!("error: {error}");
+    for cause in error.chain().skip(1) {
+        eprintln!("  because: {cause}");
     }
 }
 
@@ -73,10 +99,15 @@ impl Task {
             Task::Setup(args) => setup::run(ui, &args),
             Task::Kernel(args) => kernel::run(ui, &args),
             Task::Image(args) => image::run(ui, &args),
+            Task::Run(args) => run::run(ui, &args),
+            Task::Test(args) => test::run(ui, &args),
+            Task::Ctl(args) => ctl::run(ui, &args),
+            Task::Stop(args) => stop::run(ui, &args),
             Task::Sizes(args) => sizes::run(ui, &args),
             Task::Bench(args) => bench::run(ui, &args),
             Task::Assemble(args) => image::assemble(&args),
             Task::Tidy(args) => tidy::run(ui, args),
+            Task::Completion(args) => completion::run(&args, Cli::command()),
         }
     }
 }

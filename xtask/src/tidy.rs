@@ -48,10 +48,22 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
 
 /// Inside the node, too, knowledge runs one way: (folder, what it must not name).
 const MUST_NOT_NAME: &[(&str, &[&str])] = &[
-    ("node/core/src/curator", &["crate::roles", "crate::enrolment"]),
-    ("node/core/src/consensus", &["crate::roles", "crate::enrolment", "crate::curator"]),
-    ("node/core/src/enrolment", &["crate::roles", "crate::curator", "crate::consensus"]),
-    ("node/core/src/storage", &["crate::roles", "crate::curator", "crate::enrolment"]),
+    (
+        "node/core/src/curator",
+        &["crate::roles", "crate::enrolment"],
+    ),
+    (
+        "node/core/src/consensus",
+        &["crate::roles", "crate::enrolment", "crate::curator"],
+    ),
+    (
+        "node/core/src/enrolment",
+        &["crate::roles", "crate::curator", "crate::consensus"],
+    ),
+    (
+        "node/core/src/storage",
+        &["crate::roles", "crate::curator", "crate::enrolment"],
+    ),
 ];
 
 /// A longer file is two files.
@@ -59,6 +71,11 @@ const MAX_LINES: usize = 800;
 const MAX_ARCHITECTURE_LINES: usize = 300;
 const MAX_BYTES: u64 = 1 << 20;
 const VAGUE_NAMES: &[&str] = &["util", "utils", "common", "helpers", "misc", "manager"];
+
+/// Our crates.
+pub fn crates() -> impl Iterator<Item = &'static str> {
+    MAY_DEPEND_ON.iter().map(|(name, _)| *name)
+}
 
 /// Checks every rule and reports all that is wrong, not the first thing only.
 pub fn run(ui: &Ui, _args: Args) -> Result<()> {
@@ -77,7 +94,10 @@ pub fn run(ui: &Ui, _args: Args) -> Result<()> {
     }
     match wrong.len() {
         0 => {
-            ui.say(format_args!("tidy: {} files, nothing to complain of", files.len()));
+            ui.say(format_args!(
+                "tidy: {} files, nothing to complain of",
+                files.len()
+            ));
             Ok(())
         }
         n => bail!("{n} rules are broken"),
@@ -92,15 +112,28 @@ fn root() -> PathBuf {
 /// Files that git tracks, or would if they were added.
 fn tracked(root: &Path) -> Result<Vec<PathBuf>> {
     let output = Command::new("git")
-        .args(["ls-files", "--cached", "--others", "--exclude-standard", "-z"])
+        .args([
+            "ls-files",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+            "-z",
+        ])
         .current_dir(root)
         .output()
         .context("git ls-files")?;
     if !output.status.success() {
-        bail!("git ls-files: {}", String::from_utf8_lossy(&output.stderr).trim());
+        bail!(
+            "git ls-files: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
     }
-    let listing = String::from_utf8(output.stdout).context("git ls-files: names that are not UTF-8")?;
-    let present = listing.split('\0').filter(|name| !name.is_empty()).map(PathBuf::from);
+    let listing =
+        String::from_utf8(output.stdout).context("git ls-files: names that are not UTF-8")?;
+    let present = listing
+        .split('\0')
+        .filter(|name| !name.is_empty())
+        .map(PathBuf::from);
     Ok(present.filter(|path| root.join(path).is_file()).collect())
 }
 
@@ -111,7 +144,10 @@ fn top_level(files: &[PathBuf], wrong: &mut Vec<String>) {
         .map(|part| part.as_os_str().to_string_lossy().into_owned())
         .filter(|name| !name.starts_with('.'))
         .collect();
-    for name in found.iter().filter(|name| !TOP_LEVEL.contains(&name.as_str())) {
+    for name in found
+        .iter()
+        .filter(|name| !TOP_LEVEL.contains(&name.as_str()))
+    {
         wrong.push(format!("{name}: not one of the house's rooms"));
     }
     for name in TOP_LEVEL.iter().filter(|name| !found.contains(**name)) {
@@ -122,9 +158,14 @@ fn top_level(files: &[PathBuf], wrong: &mut Vec<String>) {
 fn sizes(root: &Path, files: &[PathBuf], wrong: &mut Vec<String>) -> Result<()> {
     for path in files {
         let full = root.join(path);
-        let bytes = fs::metadata(&full).with_context(|| full.display().to_string())?.len();
+        let bytes = fs::metadata(&full)
+            .with_context(|| full.display().to_string())?
+            .len();
         if bytes > MAX_BYTES {
-            wrong.push(format!("{}: {bytes} bytes; binaries are never committed", path.display()));
+            wrong.push(format!(
+                "{}: {bytes} bytes; binaries are never committed",
+                path.display()
+            ));
             continue;
         }
         let limit = match path.to_str() {
@@ -135,7 +176,10 @@ fn sizes(root: &Path, files: &[PathBuf], wrong: &mut Vec<String>) -> Result<()> 
         let text = fs::read_to_string(&full).with_context(|| full.display().to_string())?;
         let lines = text.lines().count();
         if lines > limit {
-            wrong.push(format!("{}: {lines} lines, at most {limit}", path.display()));
+            wrong.push(format!(
+                "{}: {lines} lines, at most {limit}",
+                path.display()
+            ));
         }
     }
     Ok(())
@@ -147,7 +191,10 @@ fn names(files: &[PathBuf], wrong: &mut Vec<String>) {
             let part = part.as_os_str().to_string_lossy();
             let stem = part.split('.').next().unwrap_or(&part);
             if VAGUE_NAMES.contains(&stem) {
-                wrong.push(format!("{}: \"{stem}\" says nothing of what it is for", path.display()));
+                wrong.push(format!(
+                    "{}: \"{stem}\" says nothing of what it is for",
+                    path.display()
+                ));
             }
         }
     }
@@ -161,7 +208,10 @@ fn one_way_inside_core(root: &Path, files: &[PathBuf], wrong: &mut Vec<String>) 
             for (number, line) in text.lines().enumerate() {
                 for name in forbidden.iter().filter(|name| line.contains(**name)) {
                     let place = path.display();
-                    wrong.push(format!("{place}:{}: {folder} must not know {name}", number + 1));
+                    wrong.push(format!(
+                        "{place}:{}: {folder} must not know {name}",
+                        number + 1
+                    ));
                 }
             }
         }
@@ -219,7 +269,10 @@ fn metadata(root: &Path) -> Result<Metadata> {
         .output()
         .context("cargo metadata")?;
     if !output.status.success() {
-        bail!("cargo metadata: {}", String::from_utf8_lossy(&output.stderr).trim());
+        bail!(
+            "cargo metadata: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
     }
     serde_json::from_slice(&output.stdout).context("cargo metadata: its answer")
 }
@@ -227,7 +280,9 @@ fn metadata(root: &Path) -> Result<Metadata> {
 fn one_way_between_crates(metadata: &Metadata, wrong: &mut Vec<String>) {
     let rules: BTreeMap<&str, &[&str]> = MAY_DEPEND_ON.iter().copied().collect();
     for package in &metadata.packages {
-        let Some(allowed) = rules.get(package.name.as_str()) else { continue };
+        let Some(allowed) = rules.get(package.name.as_str()) else {
+            continue;
+        };
         for dependency in &package.dependencies {
             let name = dependency.name.as_str();
             if rules.contains_key(name) && !allowed.contains(&name) {
@@ -239,10 +294,20 @@ fn one_way_between_crates(metadata: &Metadata, wrong: &mut Vec<String>) {
 
 /// No copyleft in what runs on the node: walks what the binary links.
 fn licences(metadata: &Metadata, wrong: &mut Vec<String>) {
-    let nodes: BTreeMap<&str, &ResolvedNode> =
-        metadata.resolve.nodes.iter().map(|node| (node.id.as_str(), node)).collect();
-    let core = metadata.packages.iter().find(|package| package.name == "hearth-core");
-    let mut pending: Vec<&str> = core.map(|package| package.id.as_str()).into_iter().collect();
+    let nodes: BTreeMap<&str, &ResolvedNode> = metadata
+        .resolve
+        .nodes
+        .iter()
+        .map(|node| (node.id.as_str(), node))
+        .collect();
+    let core = metadata
+        .packages
+        .iter()
+        .find(|package| package.name == "hearth-core");
+    let mut pending: Vec<&str> = core
+        .map(|package| package.id.as_str())
+        .into_iter()
+        .collect();
     let mut linked = BTreeSet::new();
     while let Some(id) = pending.pop() {
         if !linked.insert(id) {
@@ -254,10 +319,17 @@ fn licences(metadata: &Metadata, wrong: &mut Vec<String>) {
             }
         }
     }
-    for package in metadata.packages.iter().filter(|package| linked.contains(package.id.as_str())) {
+    for package in metadata
+        .packages
+        .iter()
+        .filter(|package| linked.contains(package.id.as_str()))
+    {
         match package.license.as_deref() {
             Some(licence) if permissive(licence) => {}
-            Some(licence) => wrong.push(format!("{}: {licence} may not go into the node", package.name)),
+            Some(licence) => wrong.push(format!(
+                "{}: {licence} may not go into the node",
+                package.name
+            )),
             None => wrong.push(format!("{}: no licence is declared", package.name)),
         }
     }
@@ -265,8 +337,12 @@ fn licences(metadata: &Metadata, wrong: &mut Vec<String>) {
 
 /// Whether an SPDX expression leaves us a choice without copyleft.
 fn permissive(expression: &str) -> bool {
-    let choices = expression.split(" OR ").flat_map(|choice| choice.split('/'));
-    choices.into_iter().any(|choice| !choice.contains("GPL") && !choice.contains("MPL"))
+    let choices = expression
+        .split(" OR ")
+        .flat_map(|choice| choice.split('/'));
+    choices
+        .into_iter()
+        .any(|choice| !choice.contains("GPL") && !choice.contains("MPL"))
 }
 
 #[cfg(test)]

@@ -34,6 +34,11 @@ impl Ui {
         self.verbose
     }
 
+    /// Whether there is somebody to see a line change.
+    pub fn live(&self) -> bool {
+        self.live
+    }
+
     /// The bars of the running tasks, for those who draw lines of their own among them.
     pub fn bars(&self) -> &MultiProgress {
         &self.bars
@@ -59,6 +64,19 @@ impl Ui {
     /// Long work of unknown length.
     pub fn task(&self, what: impl Into<String>) -> Task {
         self.start(what.into(), None)
+    }
+
+    /// Work that is done in a moment most of the time: shown only while it lasts, and on a terminal only.
+    pub fn quiet_task(&self, what: impl Into<String>) -> Task {
+        if self.live {
+            return self.start(what.into(), None);
+        }
+        Task {
+            ui: self.clone(),
+            what: what.into(),
+            bar: ProgressBar::hidden(),
+            started: Instant::now(),
+        }
     }
 
     /// Long work of about `length` steps.

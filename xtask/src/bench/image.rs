@@ -18,6 +18,7 @@ use crate::command::Cmd;
 use crate::image::{self, Flavour};
 use crate::setup::{self, Needs};
 use crate::sizes;
+use crate::target;
 use crate::ui::Ui;
 
 /// As long as real ones, about.
@@ -101,7 +102,7 @@ struct Bench {
 
 impl Bench {
     fn new(ui: &Ui, uki: PathBuf) -> Result<Bench> {
-        let folder = tempfile::tempdir_in(image::root().join("target/hearth"))
+        let folder = tempfile::tempdir_in(target::folder("")?)
             .context("cannot make a folder to measure in")?;
         let bench = Bench {
             ui: ui.clone(),

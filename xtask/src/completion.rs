@@ -1,0 +1,94 @@
+//! `cargo xtask completion`: completion for the user's shell.
+//!
+//! Cargo's own completion does not know the words of an alias, and there is no way to tell it. So the script brings a
+//! short command of its own, `xtask`, which is `cargo xtask`, and completes that.
+
+use std::io::Write;
+
+use anyhow::Result;
+use clap::Command;
+use clap_complete::{Shell, generate};
+
+/// Print a script that gives your shell a command `xtask`, with completion
+///
+/// For bash: eval "$(cargo xtask completion bash)"
+#[derive(clap::Args, Debug)]
+pub struct Args {
+    /// Which shell
+    #[arg(value_enum)]
+    shell: Known,
+}
+
+/// The shells that this is known to work in.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Known {
+    Bash,
+    Zsh,
+    Fish,
+}
+
+/// The short command.
+const NAME: &str = "xtask";
+
+/// Runs the task for this command line.
+pub fn run(args: &Args, command: Command) -> Result<()> {
+    let script = script(args.shell, command);
+    std::io::stdout().write_all(&script)?;
+    Ok(())
+}
+
+fn script(shell: Known, command: Command) -> Vec<u8> {
+    let (shell, function) = match shell {
+        // Functions, not aliases: zsh would complete what an alias stands for.
+        Known::Bash => (Shell::Bash, "xtask() { cargo xtask \"$@\"; }\n"),
+        Known::Zsh => (Shell::Zsh, "xtask() { cargo xtask \"$@\"; }\n"),
+        Known::Fish => (Shell::Fish, "function xtask; cargo xtask $argv; end\n"),
+    };
+    let mut completion = Vec::new();
+    let mut command = command.name(NAME).bin_name(NAME);
+    generate(shell, &mut command, NAME, &mut completion);
+    match shell {
+        // zsh reads the first line of a file in its fpath, so it stays the first.
+        Shell::Zsh => {
+            let end = completion.iter().position(|byte| *byte == b'\n');
+            let at = end.map_or(0, |end| end + 1);
+            completion.splice(at..at, function.bytes());
+            completion
+        }
+        _ => [function.as_bytes(), &completion].concat(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+    use crate::command::Cmd;
+    use crate::ui::Ui;
+
+    #[test]
+    fn bash_completes_tasks() {
+        let script = String::from_utf8(script(Known::Bash, crate::Cli::command())).unwrap();
+        let try_it = format!(
+            "{script}\nCOMP_WORDS=(xtask ru) COMP_CWORD=1; _xtask xtask ru xtask; echo \"${{COMPREPLY[@]}}\""
+        );
+        let completed = Cmd::new("bash")
+            .args(["--norc", "-c", &try_it])
+            .output(&Ui::new(false))
+            .unwrap();
+        assert_eq!(completed.trim(), "run");
+    }
+
+    #[test]
+    fn all_define_the_short_command() {
+        for (shell, first) in [
+            (Known::Bash, "xtask() {"),
+            (Known::Zsh, "#compdef xtask\nxtask() {"),
+            (Known::Fish, "function xtask;"),
+        ] {
+            let script = String::from_utf8(script(shell, crate::Cli::command())).unwrap();
+            assert!(script.starts_with(first), "{shell:?}: {}", &script[..80]);
+        }
+    }
+}
