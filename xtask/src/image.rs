@@ -203,12 +203,33 @@ pub fn ensure(ui: &Ui, flavour: Flavour) -> Result<Artifacts> {
     recipe.write(ui, &folder(flavour.name())?)
 }
 
-/// The image around hearth-base's machine check.
-pub fn ensure_machine_check(ui: &Ui) -> Result<Artifacts> {
+/// A program of hearth-base's that is an init of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Example {
+    name: &'static str,
+    what: &'static str,
+    riders: &'static [Rider],
+}
+
+/// Tries, as init, what cannot be tried on a host.
+pub const MACHINE_CHECK: Example = Example {
+    name: "machine_check",
+    what: "the machine check",
+    riders: &[MKFS],
+};
+/// Does no more than it must to have etcd serve, for the benchmark.
+pub const BARE_INIT: Example = Example {
+    name: "bare_init",
+    what: "the bare init",
+    riders: &[ETCD, MKFS],
+};
+
+/// The image around an example.
+pub fn ensure_example(ui: &Ui, example: Example) -> Result<Artifacts> {
     setup::ensure(ui, Needs::NODE)?;
-    let name = "machine-check";
-    let program = node::build_machine_check(ui, &folder(name)?.join("init"))?;
-    ensure_around(ui, name, &program, &[MKFS])
+    let name = example.name.replace('_', "-");
+    let program = node::build_example(ui, example, &folder(&name)?.join("init"))?;
+    ensure_around(ui, &name, &program, example.riders)
 }
 
 /// The image, and its parts, around a program of one's own: `name` is its folder's, `with` what rides along.
@@ -364,7 +385,8 @@ fn stamp_of(disk: &Disk, image: &Path) -> Option<String> {
             metadata.mtime_nsec()
         ))
     };
-    let builder = file(&std::env::current_exe().ok()?)?;
+    // Also when the file that this process was started from has been replaced since.
+    let builder = file(Path::new("/proc/self/exe"))?;
     let image = file(image)?;
     Some(format!(
         "content {}\nimage {image}\nbuilder {builder}\n",

@@ -78,7 +78,8 @@ pub struct Args {
     timeout: u64,
 }
 
-fn accelerators() -> impl TypedValueParser<Value = accel::Choice> {
+/// Parses `--accel`.
+pub fn accelerators() -> impl TypedValueParser<Value = accel::Choice> {
     PossibleValuesParser::new(["auto", "kvm", "tcg"]).try_map(|word| word.parse::<accel::Choice>())
 }
 

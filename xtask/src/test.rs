@@ -250,7 +250,7 @@ fn build(ui: &Ui) -> Result<std::path::PathBuf> {
     let manifest = artifacts::Artifacts {
         release: image(image::ensure(ui, Flavour::Release)?),
         test: image(image::ensure(ui, Flavour::Test)?),
-        machine_check: image(image::ensure_machine_check(ui)?),
+        machine_check: image(image::ensure_example(ui, image::MACHINE_CHECK)?),
         hearthctl: hearthctl::build(ui)?,
         logs: folder.clone(),
     };

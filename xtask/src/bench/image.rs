@@ -15,9 +15,8 @@ use nix::sys::time::TimeValLike;
 
 use super::{Records, ratio};
 use crate::command::Cmd;
-use crate::image::{self, Flavour};
+use crate::image::{self, Artifacts};
 use crate::setup::{self, Needs};
-use crate::sizes;
 use crate::target;
 use crate::ui::Ui;
 
@@ -31,11 +30,16 @@ struct Samples {
     cpu: Vec<f64>,
 }
 
-/// Measures `rounds` rounds.
-pub fn measure(ui: &Ui, rounds: u32, records: &mut Records) -> Result<()> {
+/// Measures `rounds` rounds, or as many as are worth their time.
+pub fn measure(
+    ui: &Ui,
+    node: &Artifacts,
+    rounds: Option<u32>,
+    records: &mut Records,
+) -> Result<()> {
     setup::ensure(ui, Needs::BENCH)?;
-    let artifacts = image::ensure(ui, Flavour::Release)?;
-    let bench = Bench::new(ui, artifacts.uki.clone())?;
+    let rounds = rounds.unwrap_or(7);
+    let bench = Bench::new(ui, node.uki.clone())?;
     let task = ui.counted_task("measuring image assembly", u64::from(rounds) + 1);
     let ways: [(&str, Way); 4] = [
         ("ours", Bench::ours),
@@ -76,7 +80,7 @@ pub fn measure(ui: &Ui, rounds: u32, records: &mut Records) -> Result<()> {
             &ratio(&ours.cpu, &theirs.cpu),
         );
     }
-    sizes::record(&artifacts, records)
+    Ok(())
 }
 
 type Way = fn(&Bench) -> Result<()>;

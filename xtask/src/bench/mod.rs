@@ -5,15 +5,22 @@
 //! between them and the ratio is taken within each round ([`ratio`]): what disturbs the machine disturbs both, and a
 //! ratio of two separately found medians would not cancel it.
 
-pub mod image;
+mod boot;
+mod image;
+mod promises;
+
+pub use promises::Bound;
 
 use std::path::PathBuf;
 
 use anyhow::Result;
 use hearth_image::output;
+use hearth_qemu::accel;
 use serde::Serialize;
 
-use crate::image::revision;
+use crate::image::{Flavour, ensure, revision};
+use crate::run;
+use crate::sizes;
 use crate::ui::Ui;
 
 /// `cargo xtask bench`: measure, print a table, write JSON.
@@ -25,9 +32,12 @@ pub struct Args {
     /// Write the records to this file, too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Rounds per comparison
-    #[arg(long, value_name = "N", default_value_t = 7, value_parser = clap::value_parser!(u32).range(1..))]
-    rounds: u32,
+    /// Rounds per comparison [default: 7 images, 5 direct boots, 3 boots through UEFI]
+    #[arg(long, visible_alias = "runs", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    rounds: Option<u32>,
+    /// What to boot on; the promises are made for tcg, which is the same everywhere
+    #[arg(long, default_value_t = accel::Choice::Tcg, value_parser = run::accelerators())]
+    accel: accel::Choice,
 }
 
 /// What can be measured.
@@ -35,6 +45,8 @@ pub struct Args {
 enum Part {
     /// Image assembly, beside other tools
     Image,
+    /// Power-on to HOME, beside a bare init
+    Boot,
 }
 
 /// One thing measured.
@@ -50,7 +62,7 @@ pub struct Record {
     pub median: f64,
     /// The greatest of them.
     pub max: f64,
-    /// `s`, `bytes`, `ratio` …
+    /// `s`, `bytes`, `ratio`, or `boolean` (1 is yes).
     pub unit: &'static str,
     /// Of the source that was measured.
     pub revision: String,
@@ -105,9 +117,9 @@ impl Records {
         Ok(serde_json::to_string_pretty(&self.records)? + "\n")
     }
 
-    /// As a table for people.
+    /// As a table for people, with what is promised and whether the median keeps it.
     pub fn table(&self) -> String {
-        let heading = ["", "n", "min", "median", "max", "unit"].map(str::to_owned);
+        let heading = ["", "n", "min", "median", "max", "unit", "promised"].map(str::to_owned);
         let rows = self.records.iter().map(|record| {
             let number = |value| number(value, record.unit);
             [
@@ -117,16 +129,17 @@ impl Records {
                 number(record.median),
                 number(record.max),
                 record.unit.to_owned(),
+                verdict(record),
             ]
         });
-        let rows: Vec<[String; 6]> = std::iter::once(heading).chain(rows).collect();
+        let rows: Vec<[String; 7]> = std::iter::once(heading).chain(rows).collect();
         let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
         let widths: Vec<usize> = (0..6).map(width).collect();
-        let line = |row: &[String; 6]| {
-            let [name, n, min, median, max, unit] = row;
+        let line = |row: &[String; 7]| {
+            let [name, n, min, median, max, unit, promised] = row;
             let line = format!(
-                "{name:<0$}  {n:>1$}  {min:>2$}  {median:>3$}  {max:>4$}  {unit}\n",
-                widths[0], widths[1], widths[2], widths[3], widths[4]
+                "{name:<0$}  {n:>1$}  {min:>2$}  {median:>3$}  {max:>4$}  {unit:<5$}  {promised}\n",
+                widths[0], widths[1], widths[2], widths[3], widths[4], widths[5]
             );
             line.trim_end().to_owned() + "\n"
         };
@@ -134,9 +147,21 @@ impl Records {
     }
 }
 
+/// What is promised of a record, and how it stands with that; empty if nothing is.
+fn verdict(record: &Record) -> String {
+    let Some(bound) = Bound::of(&record.name) else {
+        return String::new();
+    };
+    let word = match bound.is_met(record.median) {
+        true => "met",
+        false => "NOT met",
+    };
+    format!("{bound}  {word}")
+}
+
 /// Counts are whole; the rest has three digits behind the point.
 fn number(value: f64, unit: &str) -> String {
-    if unit == "bytes" {
+    if matches!(unit, "bytes" | "boolean") {
         format!("{value:.0}")
     } else {
         format!("{value:.3}")
@@ -160,13 +185,18 @@ pub fn ratio(ours: &[f64], theirs: &[f64]) -> Vec<f64> {
         .collect()
 }
 
-/// Runs the task.
+/// Runs the task. It fails where something cannot be measured, never by what the measurement says.
 pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     let mut records = Records::new(ui)?;
+    let node = ensure(ui, Flavour::Release)?;
     let wanted = |part| args.parts.is_empty() || args.parts.contains(&part);
     if wanted(Part::Image) {
-        image::measure(ui, args.rounds, &mut records)?;
+        image::measure(ui, &node, args.rounds, &mut records)?;
     }
+    if wanted(Part::Boot) {
+        boot::measure(ui, &node, args.rounds, args.accel, &mut records)?;
+    }
+    sizes::record(&node, &mut records)?;
     print!("{}", records.table());
     if let Some(path) = &args.json {
         output::write(path, records.json()?.as_bytes())?;
@@ -216,12 +246,14 @@ mod tests {
     fn the_table_is_aligned() {
         let mut records = Records::of_revision("abc");
         records.add("a", "bytes", &[1_000_000.0]);
-        records.add("long.name", "s", &[0.1234]);
+        records.add("size.uki_bytes", "bytes", &[1_000_000.0]);
+        records.add("boot.uefi.home_ratio_bare", "ratio", &[1.0, 1.4, 2.0]);
         assert_eq!(
             records.table(),
-            "           n      min   median      max  unit\n\
-             a          1  1000000  1000000  1000000  bytes\n\
-             long.name  1    0.123    0.123    0.123  s\n"
+            "                           n      min   median      max  unit   promised\n\
+             a                          1  1000000  1000000  1000000  bytes\n\
+             size.uki_bytes             1  1000000  1000000  1000000  bytes  ≤ 20000000  met\n\
+             boot.uefi.home_ratio_bare  3    1.000    1.400    2.000  ratio  ≤ 1.3  NOT met\n"
         );
     }
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::{Flavour, root, write_if_changed};
+use super::{Example, Flavour, root, write_if_changed};
 use crate::cache;
 use crate::command::Cmd;
 use crate::target;
@@ -32,16 +32,11 @@ pub fn build(ui: &Ui, flavour: Flavour, destination: &Path) -> Result<PathBuf> {
     compile(ui, &what, &product, "init", destination)
 }
 
-/// Compiles the program that tries, as init, what cannot be tried on a host, and copies it to `destination`.
-pub fn build_machine_check(ui: &Ui, destination: &Path) -> Result<PathBuf> {
-    let product = ["--package", "hearth-base", "--example", "machine_check"];
-    compile(
-        ui,
-        "the machine check",
-        &product,
-        "examples/machine_check",
-        destination,
-    )
+/// Compiles an example of hearth-base, as static as the node, and copies it to `destination`.
+pub fn build_example(ui: &Ui, example: Example, destination: &Path) -> Result<PathBuf> {
+    let product = ["--package", "hearth-base", "--example", example.name];
+    let built = format!("examples/{}", example.name);
+    compile(ui, example.what, &product, &built, destination)
 }
 
 /// Compiles the static binary that cargo's arguments `product` name, which comes out as `built`.

@@ -1,0 +1,213 @@
+//! Boot: the node from power-on to HOME, beside a bare init and beside a machine that only powers off.
+//!
+//! A node is HOME here when its owner, on the host, has been told its nodes: GetNodes, answered over mutual TLS with the
+//! owner's certificate. First contact and the exchange of the owner key for that certificate come before it and count as
+//! well. The bare init ([`image::BARE_INIT`]) stands for the least that a machine must do to have etcd on a disk serve on
+//! the same kernel. All three run on machines of the same make, one at a time and in alternation, and every other round
+//! in the opposite order, so that neither a slow moment of the host nor what the one before has left in its caches falls
+//! on one of them alone.
+
+mod machines;
+mod owner;
+
+use std::time::Duration;
+
+use anyhow::{Result, anyhow};
+use hearth_qemu::accel;
+use hearth_qemu::phases::Phase;
+use hearth_qemu::vm::WaitError;
+
+use super::{Records, ratio};
+use crate::command::{Interrupted, Interrupts};
+use crate::image::{self, Artifacts};
+use crate::setup::{self, Needs};
+use crate::target;
+use crate::ui::{Task, Ui};
+use machines::{CPUS, MEMORY, Machines, Measured, Way};
+
+/// The least memory in which a node must come home.
+const LEAST_MEMORY: u32 = 256;
+
+/// Measures; `rounds` of each way to start, or as many as are worth their time.
+pub fn measure(
+    ui: &Ui,
+    node: &Artifacts,
+    rounds: Option<u32>,
+    accel: accel::Choice,
+    records: &mut Records,
+) -> Result<()> {
+    setup::ensure(ui, Needs::RUN)?;
+    let accel = accel::choose(accel)?;
+    let machines = Machines {
+        node: node.clone(),
+        bare: image::ensure_example(ui, image::BARE_INIT)?,
+        accel: accel.accel,
+        folder: target::folder("bench")?,
+    };
+    ui.say(format_args!(
+        "machines: {CPUS} CPUs, {MEMORY} MiB, {accel}; logs in {}",
+        target::shown(&machines.folder)
+    ));
+    let interrupts = Interrupts::take();
+    tokio::runtime::Runtime::new()?.block_on(async {
+        tokio::select! {
+            biased;
+            () = interrupts.come(1) => Err(anyhow!(Interrupted)),
+            done = all(ui, &machines, rounds, records) => done,
+        }
+    })
+}
+
+async fn all(
+    ui: &Ui,
+    machines: &Machines,
+    rounds: Option<u32>,
+    records: &mut Records,
+) -> Result<()> {
+    for (way, usual) in [(Way::Direct, 5), (Way::Uefi, 3)] {
+        let rounds = rounds.unwrap_or(usual);
+        let length = u64::from(rounds + 1) * 3;
+        let task = ui.counted_task(format!("measuring boots ({})", way.word()), length);
+        let mut samples = Samples::default();
+        // The first round warms the host's caches and is not counted.
+        samples.round(machines, way, false, &task).await?;
+        let mut samples = Samples::default();
+        for round in 0..rounds {
+            let swapped = round % 2 == 1;
+            samples.round(machines, way, swapped, &task).await?;
+        }
+        task.done();
+        samples.record(way, records);
+    }
+    let task = ui.task(format!("booting a node in {LEAST_MEMORY} MiB"));
+    let small = comes_home(ui, machines).await?;
+    task.done();
+    let reached = f64::from(u8::from(small.is_some()));
+    let name = format!("boot.direct.home_{LEAST_MEMORY}mib");
+    records.add(name, "boolean", &[reached]);
+    if let Some(small) = small {
+        let name = format!("memory.qemu_peak_bytes_direct_{LEAST_MEMORY}mib");
+        records.add(name, "bytes", &[small.peak as f64]);
+    }
+    Ok(())
+}
+
+/// The boot in the least memory. That the machine does not get there is a result, too; that it cannot be tried is an error.
+async fn comes_home(ui: &Ui, machines: &Machines) -> Result<Option<Measured>> {
+    match machines.node(Way::Direct, LEAST_MEMORY).await {
+        Ok(boot) => Ok(Some(boot)),
+        Err(error) if error.is::<WaitError>() => {
+            ui.say(format_args!("in {LEAST_MEMORY} MiB: {error}"));
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
+}
+
+/// What was measured of one way to start, round by round.
+#[derive(Default)]
+struct Samples {
+    node: Vec<Measured>,
+    bare: Vec<Measured>,
+    floor: Vec<f64>,
+}
+
+impl Samples {
+    /// One of each.
+    async fn round(
+        &mut self,
+        machines: &Machines,
+        way: Way,
+        swapped: bool,
+        task: &Task,
+    ) -> Result<()> {
+        let order = match swapped {
+            false => [Kind::Node, Kind::Bare, Kind::Floor],
+            true => [Kind::Floor, Kind::Bare, Kind::Node],
+        };
+        for kind in order {
+            match kind {
+                Kind::Node => {
+                    task.now("node");
+                    self.node.push(machines.node(way, MEMORY).await?);
+                }
+                Kind::Bare => {
+                    task.now("bare init");
+                    self.bare.push(machines.bare(way).await?);
+                }
+                Kind::Floor => {
+                    task.now("floor");
+                    self.floor.push(machines.floor(way).await?);
+                }
+            }
+            task.step();
+        }
+        Ok(())
+    }
+
+    fn record(&self, way: Way, records: &mut Records) {
+        let way = way.word();
+        let name = |what: &str| format!("boot.{way}.{what}");
+        let home = wholes(&self.node);
+        let bare = wholes(&self.bare);
+        records.add(name("home_seconds"), "s", &home);
+        for (phase, seconds) in phases(&self.node) {
+            records.add(name(&format!("phase.{phase}_seconds")), "s", &seconds);
+        }
+        records.add(name("bare_first_put_seconds"), "s", &bare);
+        for (phase, seconds) in phases(&self.bare) {
+            records.add(name(&format!("bare_phase.{phase}_seconds")), "s", &seconds);
+        }
+        records.add(name("floor_seconds"), "s", &self.floor);
+        let mut against = |what, theirs: &[f64]| {
+            let name = name(&format!("home_ratio_{what}"));
+            records.add(name, "ratio", &ratio(&home, theirs));
+        };
+        against("bare", &bare);
+        against("floor", &self.floor);
+        let peaks = |boots: &[Measured]| boots.iter().map(|b| b.peak as f64).collect::<Vec<_>>();
+        for (name, boots) in [
+            (format!("memory.qemu_peak_bytes_{way}"), &self.node),
+            (format!("memory.qemu_peak_bytes_{way}_bare"), &self.bare),
+        ] {
+            records.add(name, "bytes", &peaks(boots));
+        }
+    }
+}
+
+#[derive(Clone, Copy)]
+enum Kind {
+    Node,
+    Bare,
+    Floor,
+}
+
+fn wholes(boots: &[Measured]) -> Vec<f64> {
+    boots.iter().map(|boot| boot.whole.as_secs_f64()).collect()
+}
+
+/// Seconds by phase, of those phases that every boot told of. What came after the last one, from the node's word that it
+/// is home to the owner's answer, is `answer`.
+fn phases(boots: &[Measured]) -> Vec<(&'static str, Vec<f64>)> {
+    let took = |phase: Phase| {
+        let took = |boot: &Measured| Some(boot.timeline.get(phase)?.took.as_secs_f64());
+        let seconds = boots.iter().map(took).collect::<Option<Vec<_>>>()?;
+        Some((phase.word(), seconds))
+    };
+    let rest = |boot: &Measured| {
+        let last = boot.timeline.passed().last();
+        let told = last.map_or(Duration::ZERO, |passed| passed.at);
+        boot.whole.saturating_sub(told).as_secs_f64()
+    };
+    let answers: Vec<f64> = boots.iter().map(rest).collect();
+    // A boot that was for its last phase has none.
+    let answer = answers
+        .iter()
+        .any(|rest| *rest > 0.0)
+        .then_some(("answer", answers));
+    Phase::ALL
+        .into_iter()
+        .filter_map(took)
+        .chain(answer)
+        .collect()
+}

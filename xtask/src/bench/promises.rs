@@ -1,0 +1,70 @@
+//! What Hearth promises in numbers, by the record that shows it. Here and nowhere else; `docs/bench.md` explains them.
+
+/// How far a measured number may go.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Bound {
+    /// Not above this.
+    AtMost(f64),
+    /// Not below this.
+    AtLeast(f64),
+}
+
+/// On a quiet machine with two cores, under TCG; sizes in millions of bytes.
+const PROMISES: [(&str, Bound); 8] = [
+    ("image.cpu_ratio_genimage", Bound::AtMost(1.0)),
+    ("image.wall_ratio_genimage", Bound::AtMost(1.0)),
+    ("boot.direct.home_ratio_bare", Bound::AtMost(1.5)),
+    ("boot.uefi.home_ratio_bare", Bound::AtMost(1.3)),
+    ("boot.direct.home_256mib", Bound::AtLeast(1.0)),
+    ("size.init_bytes", Bound::AtMost(9e6)),
+    ("size.uki_bytes", Bound::AtMost(20e6)),
+    ("size.image_allocated_bytes", Bound::AtMost(25e6)),
+];
+
+impl Bound {
+    /// What is promised of this record, if anything is.
+    pub fn of(record: &str) -> Option<Bound> {
+        let promise = PROMISES.iter().find(|(name, _)| *name == record);
+        promise.map(|(_, bound)| *bound)
+    }
+
+    /// Whether a number keeps the promise.
+    pub fn is_met(self, value: f64) -> bool {
+        match self {
+            Bound::AtMost(most) => value <= most,
+            Bound::AtLeast(least) => value >= least,
+        }
+    }
+}
+
+impl std::fmt::Display for Bound {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Bound::AtMost(most) => write!(f, "≤ {most}"),
+            Bound::AtLeast(least) => write!(f, "≥ {least}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_bound_is_still_within() {
+        assert!(Bound::AtMost(1.5).is_met(1.5) && !Bound::AtMost(1.5).is_met(1.501));
+        assert!(Bound::AtLeast(1.0).is_met(1.0) && !Bound::AtLeast(1.0).is_met(0.0));
+        assert_eq!(Bound::of("size.init_bytes"), Some(Bound::AtMost(9e6)));
+        assert_eq!(Bound::of("size.kernel_bytes"), None);
+        assert_eq!(Bound::AtMost(9e6).to_string(), "≤ 9000000");
+    }
+
+    #[test]
+    fn every_promise_is_explained() {
+        let path = crate::image::root().join("docs/bench.md");
+        let text = std::fs::read_to_string(path).unwrap();
+        for (name, _) in PROMISES {
+            assert!(text.contains(&format!("`{name}`")), "{name}");
+        }
+    }
+}
