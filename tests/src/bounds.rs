@@ -1,0 +1,21 @@
+//! How long what may take.
+//!
+//! On a quiet host with two cores and no KVM a direct boot is home in seven
+//! seconds. These are bounds for a host that is busy with other things, so
+//! that only what is stuck runs into them.
+
+use std::time::Duration;
+
+/// From the start of QEMU to HOME.
+pub const HOME: Duration = Duration::from_secs(300);
+/// From the start of QEMU until enrolment has looked at the disk.
+pub const DECISION: Duration = Duration::from_secs(120);
+/// From the power button to the end.
+pub const POWER_OFF: Duration = Duration::from_secs(90);
+/// For the answer to one call.
+pub const CALL: Duration = Duration::from_secs(30);
+/// For what follows by itself within seconds.
+pub const SOON: Duration = Duration::from_secs(60);
+/// From the moment the core hangs until the watchdog bites: its own time-out
+/// is 30 seconds.
+pub const WATCHDOG: Duration = Duration::from_secs(240);

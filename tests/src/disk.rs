@@ -1,0 +1,205 @@
+//! A raw disk while its machine is switched off.
+//!
+//! Looked at and changed by sgdisk and mtools: programs that are not ours, so
+//! that what they accept is not only what we believe.
+
+use std::{
+    fs::File,
+    io::{self, Read, Seek, SeekFrom, Write},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, ensure};
+use hearth_api::names;
+use hearth_qemu::command::CommandLine;
+use ring::digest;
+
+use crate::{Outcome, tools};
+
+const SECTOR: u64 = 512;
+
+/// A partition: where it is, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Partition {
+    /// Its first byte.
+    pub start: u64,
+    /// How many bytes it has.
+    pub length: u64,
+}
+
+/// A disk with an ESP and a data partition.
+#[derive(Clone, Debug)]
+pub struct RawDisk {
+    path: PathBuf,
+    /// The EFI system partition.
+    pub esp: Partition,
+    /// The data partition.
+    pub data: Partition,
+}
+
+impl RawDisk {
+    /// Reads the partition table.
+    ///
+    /// # Errors
+    /// If one of the two partitions is not where it belongs.
+    pub async fn open(path: &Path) -> anyhow::Result<Self> {
+        Ok(Self {
+            path: path.to_owned(),
+            esp: partition(path, 1, names::ESP_TYPE).await?,
+            data: partition(path, 2, names::DATA_TYPE).await?,
+        })
+    }
+
+    /// Whether sgdisk finds nothing to say about the table.
+    ///
+    /// # Errors
+    /// With what it says.
+    pub async fn check_table(&self) -> Outcome {
+        let mut command = CommandLine::new("sgdisk");
+        command.arg("-v").arg(&self.path);
+        let said = tools::run(&command).await?;
+        ensure!(said.contains("No problems found"), "{command}:\n{said}");
+        Ok(())
+    }
+
+    /// A file of the ESP.
+    ///
+    /// # Errors
+    /// If it is not there.
+    pub async fn read_esp(&self, path: &str) -> anyhow::Result<Vec<u8>> {
+        let scratch = self.scratch();
+        let mut command = self.mtool("mcopy");
+        command.arg("-n").arg(format!("::{path}")).arg(&scratch);
+        tools::run(&command).await?;
+        let content = std::fs::read(&scratch).with_context(|| format!("read {path}"))?;
+        std::fs::remove_file(&scratch)?;
+        Ok(content)
+    }
+
+    /// Writes a file to the ESP, over one of this name or as a new one.
+    ///
+    /// # Errors
+    /// If the directory is not there, or the ESP is full.
+    pub async fn write_esp(&self, path: &str, content: &[u8]) -> Outcome {
+        let scratch = self.scratch();
+        std::fs::write(&scratch, content)?;
+        let mut command = self.mtool("mcopy");
+        command.arg("-o").arg(&scratch).arg(format!("::{path}"));
+        tools::run(&command).await?;
+        std::fs::remove_file(&scratch)?;
+        Ok(())
+    }
+
+    /// Makes a directory on the ESP.
+    ///
+    /// # Errors
+    /// If it is there.
+    pub async fn make_esp_directory(&self, path: &str) -> Outcome {
+        let mut command = self.mtool("mmd");
+        command.arg(format!("::{path}"));
+        tools::run(&command).await.map(drop)
+    }
+
+    /// SHA-256 of all bytes of the data partition.
+    ///
+    /// # Errors
+    /// If the disk cannot be read.
+    pub fn data_digest(&self) -> anyhow::Result<String> {
+        let mut hash = digest::Context::new(&digest::SHA256);
+        self.each_block(|_, block| hash.update(block))?;
+        Ok(hex::encode(hash.finish()))
+    }
+
+    /// Overwrites the data partition with that of another disk, which must be
+    /// as large.
+    ///
+    /// # Errors
+    /// If it is not, or a disk cannot be read or written.
+    pub fn take_data_of(&self, other: &RawDisk) -> Outcome {
+        ensure!(
+            self.data == other.data,
+            "the disks are laid out differently"
+        );
+        let mut file = File::options().write(true).open(&self.path)?;
+        let mut written: io::Result<()> = Ok(());
+        other.each_block(|at, block| {
+            if written.is_ok() {
+                written = file
+                    .seek(SeekFrom::Start(self.data.start + at))
+                    .and_then(|_| file.write_all(block));
+            }
+        })?;
+        written.context("write the data partition")
+    }
+
+    /// How large the XFS is that begins at this offset of the data partition,
+    /// in bytes.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn xfs_size(&self, offset: u64) -> anyhow::Result<u64> {
+        let mut superblock = [0; 16];
+        let mut file = File::open(&self.path)?;
+        file.seek(SeekFrom::Start(self.data.start + offset))?;
+        file.read_exact(&mut superblock)?;
+        ensure!(&superblock[..4] == b"XFSB", "no XFS at {offset}");
+        let number = |bytes: &[u8]| {
+            let fold = |value, byte: &u8| value << 8 | u64::from(*byte);
+            bytes.iter().fold(0, fold)
+        };
+        Ok(number(&superblock[4..8]) * number(&superblock[8..16]))
+    }
+
+    fn each_block(&self, mut take: impl FnMut(u64, &[u8])) -> Outcome {
+        let context = || format!("read {}", self.path.display());
+        let mut file = File::open(&self.path).with_context(context)?;
+        file.seek(SeekFrom::Start(self.data.start))?;
+        let mut data = file.take(self.data.length);
+        let (mut at, mut block) = (0, vec![0; 1 << 20]);
+        loop {
+            let count = data.read(&mut block).with_context(context)?;
+            if count == 0 {
+                ensure!(at == self.data.length, "the disk ends within a partition");
+                return Ok(());
+            }
+            take(at, &block[..count]);
+            at += count as u64;
+        }
+    }
+
+    fn mtool(&self, program: &str) -> CommandLine {
+        let mut image = self.path.clone().into_os_string();
+        image.push(format!("@@{}", self.esp.start));
+        let mut command = CommandLine::new(program);
+        command.option("-i", image);
+        command
+    }
+
+    fn scratch(&self) -> PathBuf {
+        self.path.with_extension("scratch")
+    }
+}
+
+async fn partition(disk: &Path, number: u32, type_guid: &str) -> anyhow::Result<Partition> {
+    let mut command = CommandLine::new("sgdisk");
+    command.arg("-i").arg(number.to_string()).arg(disk);
+    let said = tools::run(&command).await?;
+    // "First sector: 2048 (at 1024.0 KiB)"
+    let field = |name: &str| {
+        let line = said.lines().find_map(|line| line.strip_prefix(name));
+        line.and_then(|rest| rest.split_whitespace().next())
+            .with_context(|| format!("{command}: no {name:?} in\n{said}"))
+    };
+    let found = field("Partition GUID code: ")?;
+    ensure!(
+        found.eq_ignore_ascii_case(type_guid),
+        "{}: partition {number} is of type {found}, wanted {type_guid}",
+        disk.display()
+    );
+    let first: u64 = field("First sector: ")?.parse()?;
+    let last: u64 = field("Last sector: ")?.parse()?;
+    Ok(Partition {
+        start: first * SECTOR,
+        length: (last + 1 - first) * SECTOR,
+    })
+}

@@ -1,0 +1,469 @@
+//! A machine and its disk.
+//!
+//! [`Plan`] says how it differs from the usual one, [`Node`] is installed and
+//! switched off, [`Running`] is switched on. Several boots of one [`Node`] are
+//! boots of the same disk.
+
+use std::{
+    ops::Deref,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context, bail, ensure};
+use hearth_api::{
+    client::Endpoint,
+    console::{Milestone, Report},
+    names,
+    v1::{NodeParameters, StorageSecurityPolicy},
+};
+use hearth_qemu::{
+    artifacts::Image,
+    command::{Boot, CommandLine, Machine},
+    disk::{Disk, Format, make_overlay},
+    firmware::Firmware,
+    fw_cfg::Item,
+    network::{Forward, Link, Mac, Nic, UserNetwork},
+    run_dir::RunDir,
+    vm::{Cause, Exit, Lifetime, Shutdown, Vm, WaitError},
+};
+use prost::Message;
+
+use crate::{
+    Outcome, TestCtx, bounds,
+    debug::Debug,
+    disk::RawDisk,
+    owner::{Operator, Owner},
+    tools,
+};
+
+/// A machine to be. The usual one: the test image, booted directly, 512 MiB,
+/// two CPUs, an overlay as its disk, and parameters that found a cluster with
+/// insecure storage.
+#[derive(Debug)]
+pub struct Plan<'a> {
+    test: &'a TestCtx,
+    name: String,
+    image: Image,
+    uefi: bool,
+    machine: Machine,
+    disk: Kind,
+    storage: StorageSecurityPolicy,
+}
+
+/// What a node's disk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    /// An overlay on the image.
+    Overlay,
+    /// A copy of the image, which the test may look into and change.
+    Raw,
+}
+
+impl<'a> Plan<'a> {
+    pub(crate) fn new(test: &'a TestCtx, name: &str) -> Self {
+        let forwards = [names::PORT_CURATOR, names::PORT_DEBUG].map(Forward::any);
+        let machine = Machine {
+            cpus: 2,
+            nics: vec![Nic {
+                mac: Mac::of_machine(1),
+                link: Link::User(UserNetwork {
+                    restricted: false,
+                    forwards: forwards.into(),
+                }),
+            }],
+            ..Machine::new(name, test.accel())
+        };
+        Self {
+            test,
+            name: name.to_owned(),
+            image: test.artifacts().test.clone(),
+            uefi: false,
+            machine,
+            disk: Kind::Overlay,
+            storage: StorageSecurityPolicy::NeedsInsecure,
+        }
+    }
+
+    /// The image for users.
+    pub fn release(self) -> Self {
+        let image = self.test.artifacts().release.clone();
+        self.image(image)
+    }
+
+    /// Any image.
+    pub fn image(mut self, image: Image) -> Self {
+        self.image = image;
+        self
+    }
+
+    /// From its disk, by firmware.
+    pub fn uefi(mut self) -> Self {
+        self.uefi = true;
+        self
+    }
+
+    /// With so much memory.
+    pub fn memory_mib(mut self, memory_mib: u32) -> Self {
+        self.machine.memory_mib = memory_mib;
+        self
+    }
+
+    /// With so many CPUs.
+    pub fn cpus(mut self, cpus: u32) -> Self {
+        self.machine.cpus = cpus;
+        self
+    }
+
+    /// With a disk that the test may look into while the machine is off.
+    pub fn raw_disk(mut self) -> Self {
+        self.disk = Kind::Raw;
+        self
+    }
+
+    /// With another storage security policy.
+    pub fn storage(mut self, policy: StorageSecurityPolicy) -> Self {
+        self.storage = policy;
+        self
+    }
+
+    /// Makes its folder and its disk.
+    ///
+    /// # Errors
+    /// If one of them cannot be made.
+    pub async fn install(mut self) -> anyhow::Result<Node> {
+        let run_dir = RunDir::create(self.test.folder().join(&self.name))?;
+        let base = &self.image.disk;
+        let disk = match self.disk {
+            Kind::Overlay => {
+                let path = run_dir.file("disk.qcow2");
+                make_overlay(base, &path, None).await?;
+                Disk::new(path, Format::Qcow2)
+            }
+            Kind::Raw => {
+                let path = run_dir.file("disk.img");
+                copy(base, &path).await?;
+                Disk::new(path, Format::Raw)
+            }
+        };
+        self.machine.boot = match self.uefi {
+            true => Boot::Uefi(Firmware::locate()?),
+            false => self.image.direct(),
+        };
+        self.machine.disks = vec![disk];
+        let owner = Owner::create(run_dir.path())?;
+        Ok(Node {
+            parameters: Some(owner.parameters(self.storage).encode_to_vec()),
+            failpoint: None,
+            more_fw_cfg: Vec::new(),
+            machine: self.machine,
+            run_dir,
+            owner,
+        })
+    }
+}
+
+/// Copies a sparse file and leaves it sparse.
+async fn copy(from: &Path, to: &Path) -> Outcome {
+    let mut command = CommandLine::new("cp");
+    command
+        .arg("--sparse=always")
+        .arg("--reflink=auto")
+        .arg("--no-preserve=all")
+        .arg(from)
+        .arg(to);
+    tools::run(&command).await.map(drop)
+}
+
+/// A machine that is installed and switched off.
+#[derive(Debug)]
+pub struct Node {
+    /// What it is told over fw_cfg at the next boot, serialised; `None` is no
+    /// such item.
+    pub parameters: Option<Vec<u8>>,
+    /// The failpoint that is armed at the next boot.
+    pub failpoint: Option<&'static str>,
+    /// What else it finds in fw_cfg.
+    pub more_fw_cfg: Vec<Item>,
+    /// Whoever founds the cluster with the parameters it was installed with.
+    pub owner: Owner,
+    machine: Machine,
+    run_dir: RunDir,
+}
+
+impl Node {
+    /// Changes what it is told at the next boot.
+    pub fn tell(&mut self, parameters: &NodeParameters) {
+        self.parameters = Some(parameters.encode_to_vec());
+    }
+
+    /// Switches it on.
+    ///
+    /// # Errors
+    /// If QEMU does not start.
+    pub async fn power_on(&self) -> anyhow::Result<Running> {
+        let mut machine = self.machine.clone();
+        machine.fw_cfg.clone_from(&self.more_fw_cfg);
+        if let Some(bytes) = &self.parameters {
+            let item = Item::bytes(names::FW_CFG_PARAMETERS, bytes.clone())?;
+            machine.fw_cfg.push(item);
+        }
+        if let Some(name) = self.failpoint {
+            let item = Item::text(names::FW_CFG_FAILPOINT, name)?;
+            machine.fw_cfg.push(item);
+        }
+        Ok(Running {
+            vm: Vm::start(&machine, &self.run_dir, Lifetime::Tied).await?,
+            owner: self.owner.clone(),
+            serial_log: self.run_dir.serial_log(),
+        })
+    }
+
+    /// Its disk, which must be a raw one; only while it is switched off.
+    ///
+    /// # Errors
+    /// If it is not raw, or has no partition table.
+    pub async fn disk(&self) -> anyhow::Result<RawDisk> {
+        match &self.machine.disks[..] {
+            [disk] if disk.format == Format::Raw => RawDisk::open(&disk.path).await,
+            _ => bail!("this node's disk is not raw"),
+        }
+    }
+
+    /// The path of its raw disk, whatever is on it.
+    pub fn disk_path(&self) -> &Path {
+        &self.machine.disks[0].path
+    }
+
+    /// All serial logs that it has left, the newest first.
+    ///
+    /// # Errors
+    /// If one cannot be read.
+    pub fn serial_logs(&self) -> anyhow::Result<Vec<(PathBuf, Vec<u8>)>> {
+        let older = (1..).map(|number| self.run_dir.file(&format!("serial.{number}.log")));
+        let paths = std::iter::once(self.run_dir.serial_log()).chain(older);
+        paths
+            .take_while(|path| path.exists())
+            .map(|path| {
+                let text =
+                    std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+                Ok((path, text))
+            })
+            .collect()
+    }
+}
+
+/// A machine that is switched on. Killed when this is dropped.
+#[derive(Debug)]
+pub struct Running {
+    vm: Vm,
+    owner: Owner,
+    serial_log: PathBuf,
+}
+
+impl Deref for Running {
+    type Target = Vm;
+
+    fn deref(&self) -> &Vm {
+        &self.vm
+    }
+}
+
+impl Running {
+    /// Waits until it says that it is home.
+    ///
+    /// # Errors
+    /// If it does not come home.
+    pub async fn home(&self) -> Outcome {
+        self.reached(Milestone::Home, bounds::HOME).await?;
+        Ok(())
+    }
+
+    /// Waits until it says so in the boot of this number, the first of this
+    /// start being 1: a machine that resets itself boots again in the same
+    /// QEMU.
+    ///
+    /// # Errors
+    /// If it does not come home, or refuses.
+    pub async fn home_in_boot(&self, number: u32) -> Outcome {
+        let (mut boot, mut refused) = (0, None);
+        let wanted = format!("home in boot {number}");
+        self.wait_for_report(&wanted, bounds::HOME, |report| {
+            match report {
+                Report::Reached(Milestone::Kernel, _) => boot += 1,
+                Report::Refused(why) => refused = Some(why.clone()),
+                Report::Reached(Milestone::Home, _) => return boot == number,
+                _ => {}
+            }
+            refused.is_some()
+        })
+        .await?;
+        match refused {
+            None => Ok(()),
+            Some(why) => bail!("the node refused: {why}\n{}", self.tail()),
+        }
+    }
+
+    /// Waits until enrolment refuses; its reason.
+    ///
+    /// # Errors
+    /// If it goes on instead.
+    pub async fn refusal(&self) -> anyhow::Result<String> {
+        let mut refusal = None;
+        self.decision("a refusal", |report| {
+            if let Report::Refused(why) = report {
+                refusal = Some(why.clone());
+            }
+            refusal.is_some()
+        })
+        .await?;
+        refusal.context("no reason")
+    }
+
+    /// Waits until enrolment waits; for what.
+    ///
+    /// # Errors
+    /// If it goes on, or refuses.
+    pub async fn waiting(&self) -> anyhow::Result<String> {
+        let mut waiting = None;
+        self.decision("a wait", |report| {
+            if let Report::Waiting(what) = report {
+                waiting = Some(what.clone());
+            }
+            waiting.is_some()
+        })
+        .await?;
+        waiting.context("no reason")
+    }
+
+    /// Waits for what enrolment decides. What would mean that it decided
+    /// otherwise is an error at once.
+    async fn decision(&self, wanted: &str, mut predicate: impl FnMut(&Report) -> bool) -> Outcome {
+        let mut other = None;
+        self.wait_for_report(wanted, bounds::DECISION, |report| {
+            if predicate(report) {
+                return true;
+            }
+            other = match report {
+                Report::Reached(Milestone::Storage | Milestone::Home, _)
+                | Report::Refused(_)
+                | Report::Waiting(_)
+                | Report::CoreEnded(_) => Some(report.to_string()),
+                _ => None,
+            };
+            other.is_some()
+        })
+        .await?;
+        match other {
+            None => Ok(()),
+            Some(other) => bail!("wanted {wanted}, came {other:?}\n{}", self.tail()),
+        }
+    }
+
+    /// Waits until it stands still at the failpoint.
+    ///
+    /// # Errors
+    /// If it does not come there.
+    pub async fn failpoint(&self, name: &str) -> Outcome {
+        let wanted = format!("failpoint {name}");
+        let report = Report::Failpoint(name.to_owned());
+        self.wait_for_report(&wanted, bounds::HOME, |found| *found == report)
+            .await?;
+        Ok(())
+    }
+
+    /// The node that is to be, by the line that says so before anything of it
+    /// is durable.
+    ///
+    /// # Errors
+    /// If there is no such line.
+    pub async fn founding_node(&self) -> anyhow::Result<String> {
+        let line = self.says(&["a new cluster", "node="]).await?;
+        let id = line.split_once("node=").map(|(_, rest)| rest);
+        let id = id.and_then(|rest| rest.split_whitespace().next());
+        id.map(str::to_owned).context(line)
+    }
+
+    /// Waits for a line with all of these parts in it, in any order.
+    ///
+    /// # Errors
+    /// If it does not come.
+    pub async fn says(&self, parts: &[&str]) -> Result<String, WaitError> {
+        let wanted = format!("a line with {parts:?}");
+        let line = self
+            .wait_for(&wanted, bounds::SOON, |text| {
+                parts.iter().all(|part| text.contains(part))
+            })
+            .await?;
+        Ok(line.text.to_string())
+    }
+
+    /// Where its curator is found.
+    ///
+    /// # Errors
+    /// If the port is not forwarded.
+    pub fn curator(&self) -> anyhow::Result<Endpoint> {
+        let address = self.forwarded(names::PORT_CURATOR);
+        Ok(address
+            .context("the curator's port is not forwarded")?
+            .into())
+    }
+
+    /// Its owner takes ownership.
+    ///
+    /// # Errors
+    /// If the cluster does not let it.
+    pub async fn owned(&self) -> anyhow::Result<Operator> {
+        let take = self.owner.take_ownership(self.curator()?);
+        self.while_running("ownership", bounds::SOON, take).await?
+    }
+
+    /// A look inside; of test images only.
+    ///
+    /// # Errors
+    /// If the debug service does not answer.
+    pub async fn debug(&self) -> anyhow::Result<Debug> {
+        let address = self.forwarded(names::PORT_DEBUG);
+        let address = address.context("the debug port is not forwarded")?;
+        Debug::connect(address).await
+    }
+
+    /// Pulls its plug.
+    ///
+    /// # Errors
+    /// If QEMU cannot be killed, or had ended before.
+    pub async fn cut(self) -> anyhow::Result<Exit> {
+        let exit = self.vm.power_cut().await?;
+        ensure!(
+            exit.cause == Cause::PowerCut,
+            "it ended before its plug was pulled: {exit}\n{}",
+            self.tail()
+        );
+        Ok(exit)
+    }
+
+    /// Presses its power button and waits until it has gone down in order.
+    ///
+    /// # Errors
+    /// If it goes down in another way.
+    pub async fn power_off(self) -> Outcome {
+        let (shutdown, exit) = self.vm.shutdown(bounds::POWER_OFF).await?;
+        ensure!(
+            shutdown == Shutdown::Clean && exit.cause == Cause::GuestShutdown,
+            "the power button led to {shutdown:?}: {exit}\n{}",
+            self.tail()
+        );
+        let down = Report::Down("power off".to_owned());
+        self.wait_for_report("an orderly end", bounds::SOON, |report| *report == down)
+            .await?;
+        Ok(())
+    }
+
+    /// All that is on its serial log so far.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn serial(&self) -> anyhow::Result<Vec<u8>> {
+        std::fs::read(&self.serial_log)
+            .with_context(|| format!("read {}", self.serial_log.display()))
+    }
+}

@@ -1,0 +1,241 @@
+//! Whoever founds a cluster, and what that person does with it.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, ensure};
+use futures::StreamExt;
+use hearth_api::{
+    certificates::ClusterCa,
+    client::{Curators, Endpoint, Options, within},
+    first_contact::{self, FirstContactError},
+    identity::{FirstContactSecret, OwnerKey, SigningKey, UserCredentials, UserName},
+    owner::{self, OwnerFileError},
+    tls::{self, CertificateDer, ExpectedServer},
+    v1::{
+        self, ClusterBootstrap, ClusterConfiguration, ClusterState, EscrowRequest,
+        GetClusterInfoRequest, GetClusterInfoResponse, GetNodesRequest, NodeHealth, NodeParameters,
+        StorageSecurityPolicy, WatchRequest, aaa_client::AaaClient, curator_client::CuratorClient,
+        management_client::ManagementClient, node_parameters,
+    },
+};
+use tonic::transport::Channel;
+
+use crate::bounds;
+
+const KEY: &str = "owner-key.pem";
+const SECRET: &str = "first-contact-secret";
+
+/// An owner of a cluster to be: its key and the first-contact secret, with
+/// the files that hold them.
+#[derive(Clone, Debug)]
+pub struct Owner {
+    key: OwnerKey,
+    secret: FirstContactSecret,
+    folder: PathBuf,
+}
+
+impl Owner {
+    /// A new one, whose files are in this folder.
+    ///
+    /// # Errors
+    /// If they cannot be made, or are there.
+    pub fn create(folder: &Path) -> Result<Self, OwnerFileError> {
+        Ok(Self {
+            key: owner::create_key(&folder.join(KEY))?,
+            secret: owner::create_first_contact_secret(&folder.join(SECRET))?,
+            folder: folder.to_owned(),
+        })
+    }
+
+    /// Where the owner key is.
+    pub fn key_file(&self) -> PathBuf {
+        self.folder.join(KEY)
+    }
+
+    /// Where the first-contact secret is.
+    pub fn secret_file(&self) -> PathBuf {
+        self.folder.join(SECRET)
+    }
+
+    /// The owner key.
+    pub fn key(&self) -> &OwnerKey {
+        &self.key
+    }
+
+    /// The first-contact secret.
+    pub fn secret(&self) -> &FirstContactSecret {
+        &self.secret
+    }
+
+    /// Parameters for the first node of this owner's cluster.
+    pub fn parameters(&self, policy: StorageSecurityPolicy) -> NodeParameters {
+        let bootstrap = ClusterBootstrap {
+            owner_public_key: self.key.public().as_bytes().to_vec(),
+            first_contact_secret: self.secret.expose().to_vec(),
+            initial_cluster_configuration: Some(ClusterConfiguration {
+                storage_security_policy: policy.into(),
+                ..ClusterConfiguration::default()
+            }),
+            ..ClusterBootstrap::default()
+        };
+        NodeParameters {
+            cluster: Some(node_parameters::Cluster::ClusterBootstrap(bootstrap)),
+            ..NodeParameters::default()
+        }
+    }
+
+    /// The same with another cluster domain, by which two of them can be told
+    /// apart later.
+    pub fn parameters_for_domain(&self, domain: &str) -> NodeParameters {
+        let mut parameters = self.parameters(StorageSecurityPolicy::NeedsInsecure);
+        if let Some(node_parameters::Cluster::ClusterBootstrap(bootstrap)) = &mut parameters.cluster
+            && let Some(configuration) = &mut bootstrap.initial_cluster_configuration
+        {
+            configuration.cluster_domain = domain.to_owned();
+        }
+        parameters
+    }
+
+    /// First contact: the CA of whoever answers there, proven.
+    ///
+    /// # Errors
+    /// If nothing is proven.
+    pub async fn meet(&self, curator: &Endpoint) -> Result<ClusterCa, FirstContactError> {
+        first_contact::fetch_ca(curator, &self.secret, bounds::CALL, tls::wall_clock()).await
+    }
+
+    /// First contact, then a certificate for the owner key.
+    ///
+    /// # Errors
+    /// If either is refused.
+    pub async fn take_ownership(&self, curator: Endpoint) -> anyhow::Result<Operator> {
+        let ca = self.meet(&curator).await.context("first contact")?;
+        let server = ExpectedServer::AnyNode;
+        let tls = tls::possession_client_config(&self.key, ca.clone(), server, tls::wall_clock())?;
+        let curators = Curators::new(vec![curator.clone()], tls, options());
+        let request = EscrowRequest {
+            identity: UserName::OWNER.to_owned(),
+        };
+        let mut aaa = AaaClient::new(curators.channel());
+        let response = within(bounds::CALL, aaa.escrow(request))
+            .await?
+            .into_inner();
+        ensure!(
+            response.ca_certificate == ca.certificate().as_ref(),
+            "the certificate comes with another CA than was proven"
+        );
+        let credentials = UserCredentials {
+            key: SigningKey::clone(&self.key),
+            certificate: CertificateDer::from(response.certificate),
+            ca: ca.certificate().clone(),
+        };
+        Operator::connect(credentials, curator)
+    }
+}
+
+/// An owner with a certificate.
+#[derive(Clone)]
+pub struct Operator {
+    /// What it proves itself with.
+    pub credentials: UserCredentials,
+    channel: Channel,
+}
+
+impl Operator {
+    /// Takes this curator; connects with the first call.
+    ///
+    /// # Errors
+    /// If the credentials do not belong together.
+    pub fn connect(credentials: UserCredentials, curator: Endpoint) -> anyhow::Result<Self> {
+        let server = ExpectedServer::AnyNode;
+        let tls = tls::user_client_config(&credentials, server, tls::wall_clock())?;
+        let channel = Curators::new(vec![curator], tls, options()).channel();
+        Ok(Self {
+            credentials,
+            channel,
+        })
+    }
+
+    /// The same one, at another curator.
+    ///
+    /// # Errors
+    /// If the credentials do not belong together.
+    pub fn at(&self, curator: Endpoint) -> anyhow::Result<Self> {
+        Self::connect(self.credentials.clone(), curator)
+    }
+
+    /// The nodes of the cluster.
+    ///
+    /// # Errors
+    /// If the call fails.
+    pub async fn nodes(&self) -> anyhow::Result<Vec<v1::Node>> {
+        let mut management = ManagementClient::new(self.channel.clone());
+        let call = async {
+            let mut stream = management
+                .get_nodes(GetNodesRequest::default())
+                .await?
+                .into_inner();
+            let mut nodes = Vec::new();
+            while let Some(response) = stream.message().await? {
+                nodes.extend(response.nodes);
+            }
+            Ok(nodes)
+        };
+        within(bounds::CALL, call).await.context("GetNodes")
+    }
+
+    /// The cluster.
+    ///
+    /// # Errors
+    /// If the call fails.
+    pub async fn info(&self) -> anyhow::Result<GetClusterInfoResponse> {
+        let mut management = ManagementClient::new(self.channel.clone());
+        let call = management.get_cluster_info(GetClusterInfoRequest {});
+        let info = within(bounds::CALL, call).await.context("GetClusterInfo")?;
+        Ok(info.into_inner())
+    }
+
+    /// Watches until the cluster holds a node for healthy and HOME in this
+    /// boot, and then lists it: the only one there is.
+    ///
+    /// # Errors
+    /// If it does not come to that, or there are others.
+    pub async fn one_healthy_node(&self) -> anyhow::Result<v1::Node> {
+        let well = |node: &v1::Node| {
+            node.health() == NodeHealth::Healthy
+                && node
+                    .status
+                    .as_ref()
+                    .is_some_and(|status| status.cluster_state() == ClusterState::Home)
+        };
+        let mut seen = Vec::new();
+        let watch = async {
+            let mut curator = CuratorClient::new(self.channel.clone());
+            let request = WatchRequest::default();
+            let mut events = curator.watch(request).await?.into_inner();
+            while let Some(event) = events.next().await {
+                seen = event?.nodes;
+                if seen.iter().any(well) {
+                    return Ok(true);
+                }
+            }
+            Ok(false)
+        };
+        let ended = within(bounds::SOON, watch).await;
+        let nodes = self.nodes().await?;
+        ensure!(
+            nodes.len() == 1 && well(&nodes[0]),
+            "wanted one healthy node that is HOME; the watch ended with {ended:?} on {seen:?}, \
+             and listed are {nodes:?}"
+        );
+        Ok(nodes[0].clone())
+    }
+}
+
+fn options() -> Options {
+    Options {
+        connect_timeout: bounds::CALL,
+        call_timeout: bounds::CALL,
+        ..Options::default()
+    }
+}

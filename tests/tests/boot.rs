@@ -1,0 +1,165 @@
+//! From power-on to a cluster that its owner uses and nobody else.
+
+mod stranger;
+
+use std::time::Duration;
+
+use anyhow::{Context, bail, ensure};
+use hearth_api::{
+    certificates,
+    first_contact::{self, FirstContactError},
+    identity::{FirstContactSecret, SigningKey},
+    names,
+    testing::TestCluster,
+    tls,
+    v1::NodeState,
+};
+use hearth_qemu::command::CommandLine;
+use hearth_tests::{
+    Outcome, TestCtx, bounds, here,
+    node::{Node, Running},
+    secrets, tools,
+};
+use stranger::{Answer, Stranger};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+};
+
+/// The release image through UEFI; its owner, with our library and with the
+/// tool; a wrong secret; the power button; and the same node again.
+#[tokio::test]
+async fn an_owner_takes_the_cluster_that_came_up_through_uefi() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let node = test.node("node").release().uefi().install().await?;
+    let vm = node.power_on().await?;
+    vm.home().await?;
+
+    a_wrong_secret_proves_nothing(&vm).await?;
+    let operator = vm.owned().await?;
+    let listed = operator.one_healthy_node().await?;
+    ensure!(listed.state() == NodeState::Up, "{listed:?}");
+    let roles = listed.roles.unwrap_or_default();
+    ensure!(roles.consensus_member.is_some(), "{listed:?}");
+    let info = operator.info().await?;
+    ensure!(
+        info.ca_certificate == operator.credentials.ca.as_ref(),
+        "another CA than at first contact"
+    );
+    hearthctl_lists(&test, &node, &vm, &listed.id).await?;
+    vm.power_off().await?;
+
+    let vm = node.power_on().await?;
+    vm.home().await?;
+    let again = vm.owned().await?.one_healthy_node().await?;
+    ensure!(again.id == listed.id, "{again:?} was {listed:?}");
+    vm.power_off().await?;
+
+    for (path, text) in node.serial_logs()? {
+        let texts = [(&*path.to_string_lossy(), &text[..])];
+        secrets::in_none(
+            "the first-contact secret",
+            node.owner.secret().expose(),
+            texts,
+        )?;
+    }
+    test.passed()
+}
+
+async fn a_wrong_secret_proves_nothing(vm: &Running) -> Outcome {
+    let secret = FirstContactSecret::generate();
+    let (curator, clock) = (vm.curator()?, tls::wall_clock());
+    match first_contact::fetch_ca(&curator, &secret, bounds::CALL, clock).await {
+        Err(FirstContactError::Unproven { .. }) => Ok(()),
+        Err(error) => Err(error).context("with a wrong secret"),
+        Ok(_) => bail!("a wrong first-contact secret was believed"),
+    }
+}
+
+/// The operator's tool, as a person would use it.
+async fn hearthctl_lists(test: &TestCtx, node: &Node, vm: &Running, id: &str) -> Outcome {
+    let hearthctl = || {
+        let mut command = CommandLine::new(&test.artifacts().hearthctl);
+        command.option("--config", test.folder().join("hearthctl.json"));
+        command
+    };
+    let mut take = hearthctl();
+    take.arg("cluster")
+        .arg("take-ownership")
+        .option("--endpoint", vm.curator()?.to_string())
+        .option("--owner-key", node.owner.key_file())
+        .option("--first-contact-secret", node.owner.secret_file());
+    let said = tools::run(&take).await?;
+    ensure!(said.starts_with("you are "), "{take}:\n{said}");
+    let mut list = hearthctl();
+    list.arg("node").arg("list").option("-o", "json");
+    let nodes: serde_json::Value = serde_json::from_str(&tools::run(&list).await?)?;
+    ensure!(
+        nodes.as_array().is_some_and(|nodes| nodes.len() == 1)
+            && nodes[0]["id"] == id
+            && nodes[0]["health"] == "HEALTHY"
+            && nodes[0]["cluster_state"] == "HOME",
+        "{list}:\n{nodes}"
+    );
+    Ok(())
+}
+
+/// Who has no certificate of the cluster lists nothing, and the release image
+/// has no other doors.
+#[tokio::test]
+async fn strangers_are_refused() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let node = test.node("node").release().install().await?;
+    let vm = node.power_on().await?;
+    vm.home().await?;
+    let address = vm.forwarded(names::PORT_CURATOR).context("no curator")?;
+
+    let owner = vm.owned().await?.credentials;
+    let known = Stranger::with(&owner.certificate, &owner.key);
+    match known.lists_nodes(address).await? {
+        Answer::Nodes(1) => {}
+        other => bail!("the owner, by the same means: {other:?}"),
+    }
+
+    match Stranger::without_certificate().lists_nodes(address).await? {
+        Answer::Unauthenticated => {}
+        other => bail!("without a certificate: {other:?}"),
+    }
+    let key = SigningKey::generate();
+    let self_signed = Stranger::with(&certificates::self_signed(&key), &key);
+    match self_signed.lists_nodes(address).await? {
+        Answer::Unauthenticated => {}
+        other => bail!("with a self-signed certificate: {other:?}"),
+    }
+    let foreign = TestCluster::new();
+    for credentials in [foreign.user("owner"), foreign.user("admin")] {
+        let foreign = Stranger::with(&credentials.certificate, &credentials.key);
+        match foreign.lists_nodes(address).await? {
+            Answer::Alert(alert) if alert == "CertificateUnknown" => {}
+            other => bail!("with another cluster's certificate: {other:?}"),
+        }
+    }
+    let old = Stranger::with(&owner.certificate, &owner.key).over_tls_1_2();
+    match old.lists_nodes(address).await? {
+        Answer::Alert(alert) if alert == "ProtocolVersion" => {}
+        other => bail!("the owner over TLS 1.2: {other:?}"),
+    }
+    the_debug_port_is_closed(&vm).await?;
+    vm.power_off().await?;
+    test.passed()
+}
+
+/// QEMU takes every connection to a forwarded port, and drops it when the
+/// guest does not.
+async fn the_debug_port_is_closed(vm: &Running) -> Outcome {
+    let address = vm.forwarded(names::PORT_DEBUG).context("no debug port")?;
+    let mut stream = TcpStream::connect(address).await?;
+    let _ = stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n").await;
+    let mut byte = [0];
+    let read = tokio::time::timeout(Duration::from_secs(30), stream.read(&mut byte)).await;
+    match read {
+        Ok(Ok(0) | Err(_)) => Ok(()),
+        Ok(Ok(_)) => bail!("something answers on the debug port of a release image"),
+        Err(_) => bail!("the debug port of a release image is open"),
+    }
+}

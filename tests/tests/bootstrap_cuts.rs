@@ -1,0 +1,107 @@
+//! The plug is pulled at a durable step of a bootstrap: before it or after it.
+//! The next boot has to go on from there, to one healthy node that is HOME:
+//! the same node, if its keys were durable already.
+//!
+//! A representative set is run by default: the first and the last, and those
+//! on whose two sides different parts of the node are at work. The others are
+//! run with them by `cargo xtask test e2e --long`.
+
+use anyhow::ensure;
+use hearth_tests::{Outcome, TestCtx, here};
+
+/// Before this one nothing of the cluster to be is durable.
+const FIRST: &str = "enrolment.sealed_founding.before";
+
+/// The story of every test here.
+async fn cut(place: &str, failpoint: &'static str) -> Outcome {
+    let test = TestCtx::begin(place)?;
+    let mut node = test.node("node").install().await?;
+    node.failpoint = Some(failpoint);
+    let vm = node.power_on().await?;
+    vm.failpoint(failpoint).await?;
+    let begun = vm.founding_node().await?;
+    vm.cut().await?;
+
+    node.failpoint = None;
+    if failpoint != FIRST {
+        // All that was asked for is in the sealed configuration.
+        node.parameters = None;
+    }
+    let vm = node.power_on().await?;
+    vm.home().await?;
+    let listed = vm.owned().await?.one_healthy_node().await?;
+    ensure!(
+        (listed.id == begun) == (failpoint != FIRST),
+        "{begun} was to be, and {} is",
+        listed.id
+    );
+    // And it is a member like any other.
+    vm.cut().await?;
+    let vm = node.power_on().await?;
+    vm.home().await?;
+    vm.cut().await?;
+    test.passed()
+}
+
+macro_rules! cuts {
+    ($($(#[$attribute:meta])* $test:ident at $failpoint:literal;)*) => {
+        $(
+            #[tokio::test]
+            $(#[$attribute])*
+            async fn $test() -> Outcome {
+                cut(here!(), $failpoint).await
+            }
+        )*
+
+        /// All of them, in this file's order.
+        const CUTS: &[&str] = &[$($failpoint),*];
+    };
+}
+
+cuts! {
+    before_the_founding_configuration at "enrolment.sealed_founding.before";
+    after_the_founding_configuration at "enrolment.sealed_founding.after";
+    #[ignore = "one of the long ones"]
+    before_the_first_header at "storage.header_initialising.before";
+    #[ignore = "one of the long ones"]
+    after_the_first_header at "storage.header_initialising.after";
+    #[ignore = "one of the long ones"]
+    before_the_file_system at "storage.file_system.before";
+    after_the_file_system at "storage.file_system.after";
+    #[ignore = "one of the long ones"]
+    before_the_second_header at "storage.header_ready.before";
+    #[ignore = "one of the long ones"]
+    after_the_second_header at "storage.header_ready.after";
+    #[ignore = "one of the long ones"]
+    before_the_authorities at "founding.authorities.before";
+    after_the_authorities at "founding.authorities.after";
+    #[ignore = "one of the long ones"]
+    before_the_sealed_authority at "enrolment.sealed_authority.before";
+    #[ignore = "one of the long ones"]
+    after_the_sealed_authority at "enrolment.sealed_authority.after";
+    #[ignore = "one of the long ones"]
+    before_the_founding_transaction at "founding.transaction.before";
+    after_the_founding_transaction at "founding.transaction.after";
+    #[ignore = "one of the long ones"]
+    before_the_credentials at "founding.credentials.before";
+    #[ignore = "one of the long ones"]
+    after_the_credentials at "founding.credentials.after";
+    #[ignore = "one of the long ones"]
+    before_the_authorities_keys_are_removed at "founding.authority_keys_removed.before";
+    after_the_authorities_keys_are_removed at "founding.authority_keys_removed.after";
+    #[ignore = "one of the long ones"]
+    before_the_member_configuration at "enrolment.sealed_member.before";
+    after_the_member_configuration at "enrolment.sealed_member.after";
+}
+
+/// A failpoint that is added to the node is cut at, too.
+#[test]
+fn no_failpoint_is_left_out() {
+    let source = include_str!("../../node/core/src/failpoint.rs");
+    let (_, rest) = source
+        .split_once("pub const ALL: &[&str] = &[")
+        .expect("ALL");
+    let (list, _) = rest.split_once("];").expect("its end");
+    let all: Vec<&str> = list.split('"').skip(1).step_by(2).collect();
+    assert_eq!(CUTS, all);
+}

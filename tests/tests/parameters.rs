@@ -1,0 +1,190 @@
+//! What a machine is told, and told wrongly (FAULTS 65). Each message here is
+//! what stands on the console: it names the source, the field, what was wanted
+//! and what was found, and nothing is done.
+
+use anyhow::{Context, ensure};
+use hearth_api::v1::{
+    ClusterRegister, NodeParameters, StorageSecurityPolicy, node_parameters::Cluster,
+};
+use hearth_tests::{Outcome, TestCtx, here, node::Node};
+use prost::Message;
+
+const FROM_FW_CFG: &str = "parameters from fw_cfg opt/dev.hearth/parameters.pb: ";
+const FROM_ESP: &str = "parameters from ESP hearth/parameters.pb: ";
+const ESP_FILE: &str = "hearth/parameters.pb";
+
+/// The same machine, told something else at each boot: a refusal leaves no
+/// trace that would change the next.
+async fn refuses(node: &mut Node, told: Option<Vec<u8>>, message: &str) -> Outcome {
+    node.parameters = told;
+    let vm = node.power_on().await?;
+    let refusal = vm.refusal().await?;
+    ensure!(refusal == message, "wanted {message:?}, found {refusal:?}");
+    vm.cut().await?;
+    Ok(())
+}
+
+fn good(node: &Node) -> Vec<u8> {
+    let parameters = node.owner.parameters(StorageSecurityPolicy::NeedsInsecure);
+    parameters.encode_to_vec()
+}
+
+#[tokio::test]
+async fn what_is_no_message_is_refused() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut node = test.node("node").install().await?;
+    refuses(
+        &mut node,
+        None,
+        "no parameters, from fw_cfg or on the ESP: this machine was never told which cluster to \
+         found or to ask",
+    )
+    .await?;
+    refuses(
+        &mut node,
+        Some(Vec::new()),
+        &format!("{FROM_FW_CFG}empty: wanted a hearth.v1.NodeParameters message, found no bytes"),
+    )
+    .await?;
+    let mut truncated = good(&node);
+    let announced = truncated.len() - 2;
+    truncated.truncate(20);
+    refuses(
+        &mut node,
+        Some(truncated),
+        &format!(
+            "{FROM_FW_CFG}cluster_bootstrap: not a hearth.v1.NodeParameters message: \
+             {announced} bytes announced, 18 there"
+        ),
+    )
+    .await?;
+    refuses(
+        &mut node,
+        Some(b"a configuration of something else\n".to_vec()),
+        &format!(
+            "{FROM_FW_CFG}field 12: wanted only fields that this release knows, found this one"
+        ),
+    )
+    .await?;
+    refuses(
+        &mut node,
+        Some(vec![b'x'; 1 << 20]),
+        &format!(
+            "{FROM_FW_CFG}fw_cfg item opt/dev.hearth/parameters.pb: cannot read it: \
+             /sys/firmware/qemu_fw_cfg/by_name/opt/dev.hearth/parameters.pb/raw: larger than the \
+             262144 bytes allowed"
+        ),
+    )
+    .await?;
+    test.passed()
+}
+
+#[tokio::test]
+async fn a_message_that_will_not_do_is_refused() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut node = test.node("node").install().await?;
+    let both = [
+        good(&node),
+        NodeParameters {
+            cluster: Some(Cluster::ClusterRegister(ClusterRegister::default())),
+            ..NodeParameters::default()
+        }
+        .encode_to_vec(),
+    ];
+    refuses(
+        &mut node,
+        Some(both.concat()),
+        &format!("{FROM_FW_CFG}wanted one of cluster_bootstrap and cluster_register, found both"),
+    )
+    .await?;
+    // Field 9, a number: one of a later release, perhaps.
+    let unknown = [good(&node), vec![9 << 3, 1]].concat();
+    refuses(
+        &mut node,
+        Some(unknown),
+        &format!(
+            "{FROM_FW_CFG}field 9: wanted only fields that this release knows, found this one"
+        ),
+    )
+    .await?;
+    let mut parameters = node.owner.parameters(StorageSecurityPolicy::NeedsInsecure);
+    if let Some(Cluster::ClusterBootstrap(bootstrap)) = &mut parameters.cluster {
+        bootstrap.owner_public_key.pop();
+    }
+    refuses(
+        &mut node,
+        Some(parameters.encode_to_vec()),
+        &format!("{FROM_FW_CFG}cluster_bootstrap.owner_public_key: wanted 32 bytes, found 31"),
+    )
+    .await?;
+    // After all that: the right ones, and the node comes home.
+    node.parameters = Some(good(&node));
+    let vm = node.power_on().await?;
+    vm.home().await?;
+    vm.cut().await?;
+    test.passed()
+}
+
+#[tokio::test]
+async fn fw_cfg_goes_before_the_esp() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut node = test.node("node").raw_disk().install().await?;
+    let on_esp = node.owner.parameters_for_domain("esp.example");
+    let disk = node.disk().await?;
+    disk.make_esp_directory("hearth").await?;
+    disk.write_esp(ESP_FILE, b"not a message").await?;
+    refuses(
+        &mut node,
+        None,
+        &format!("{FROM_ESP}field 13: wanted only fields that this release knows, found this one"),
+    )
+    .await?;
+    // What is wrong in fw_cfg never falls through to the other source.
+    disk.write_esp(ESP_FILE, &on_esp.encode_to_vec()).await?;
+    refuses(
+        &mut node,
+        Some(Vec::new()),
+        &format!("{FROM_FW_CFG}empty: wanted a hearth.v1.NodeParameters message, found no bytes"),
+    )
+    .await?;
+    let in_fw_cfg = node.owner.parameters_for_domain("fw-cfg.example");
+    node.tell(&in_fw_cfg);
+    let vm = node.power_on().await?;
+    vm.home().await?;
+    vm.says(&[
+        " W ",
+        "parameters from fw_cfg opt/dev.hearth/parameters.pb are used",
+        "those from ESP hearth/parameters.pb are not",
+    ])
+    .await?;
+    let info = vm.owned().await?.info().await?;
+    let domain = info
+        .configuration
+        .context("no configuration")?
+        .cluster_domain;
+    ensure!(domain == "fw-cfg.example", "{domain}");
+    vm.power_off().await?;
+    test.passed()
+}
+
+#[tokio::test]
+async fn the_esp_alone_is_enough() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut node = test.node("node").raw_disk().install().await?;
+    let parameters = node.owner.parameters_for_domain("esp.example");
+    let disk = node.disk().await?;
+    disk.make_esp_directory("hearth").await?;
+    disk.write_esp(ESP_FILE, &parameters.encode_to_vec())
+        .await?;
+    node.parameters = None;
+    let vm = node.power_on().await?;
+    vm.home().await?;
+    let info = vm.owned().await?.info().await?;
+    let domain = info
+        .configuration
+        .context("no configuration")?
+        .cluster_domain;
+    ensure!(domain == "esp.example", "{domain}");
+    vm.cut().await?;
+    test.passed()
+}

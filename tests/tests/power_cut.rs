@@ -1,0 +1,53 @@
+//! The plug is pulled out of a member of a cluster.
+
+use anyhow::{Context, ensure};
+use hearth_api::v1;
+use hearth_tests::{Outcome, TestCtx, here};
+
+/// An insecure node comes back to the same cluster by itself, without the
+/// parameters that it was founded with.
+#[tokio::test]
+async fn a_member_comes_back_home() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut node = test.node("node").install().await?;
+    let vm = node.power_on().await?;
+    vm.home().await?;
+    let operator = vm.owned().await?;
+    let before = operator.one_healthy_node().await?;
+    let cluster = operator.info().await?;
+    vm.cut().await?;
+
+    // By the credentials of before: nothing has to be taken anew.
+    node.parameters = None;
+    for _ in 0..2 {
+        let vm = node.power_on().await?;
+        vm.home().await?;
+        let operator = operator.at(vm.curator()?)?;
+        let after = operator.one_healthy_node().await?;
+        ensure!(
+            without_status(&after) == without_status(&before),
+            "{after:?} was {before:?}"
+        );
+        ensure!(boot_id(&after)? != boot_id(&before)?, "the same boot");
+        ensure!(
+            operator.info().await? == cluster,
+            "the cluster is another one"
+        );
+        vm.cut().await?;
+    }
+    test.passed()
+}
+
+fn boot_id(node: &v1::Node) -> anyhow::Result<&str> {
+    let status = node.status.as_ref().context("no status")?;
+    Ok(&status.boot_id)
+}
+
+/// What does not change from one boot to the next.
+fn without_status(node: &v1::Node) -> v1::Node {
+    v1::Node {
+        status: None,
+        heartbeat_age_ms: None,
+        ..node.clone()
+    }
+}
