@@ -20,9 +20,10 @@ use hearth_api::chain;
 use hearth_api::console::{Milestone, Report};
 use hearth_base::event;
 use hearth_base::logtree::{self, Entry, LogTree, Severity};
-use hearth_base::supervisor::{Context, Options, Outcome, Supervisor, runnable};
+use hearth_base::supervisor::{Context, Failure, Options, Outcome, Supervisor, runnable};
 use hearth_base::sys::kmsg::{self, Kmsg};
 use hearth_base::sys::{files, fw_cfg::FwCfg, mounts, watchdog};
+use nix::sys::signal::SigSet;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
@@ -40,6 +41,9 @@ use crate::{esp, parameters, pki, roles};
 
 /// How long the console may take to print what led to the end.
 const FLUSH_BOUND: Duration = Duration::from_secs(5);
+/// How long the last write to the ESP may take, and threads that still block
+/// on a disk, before the machine goes down without them.
+const REST_BOUND: Duration = Duration::from_secs(5);
 /// A core that has hung for so long is not coming back.
 const WATCHDOG_BOUND: Duration = Duration::from_secs(30);
 /// A node that has been home for so long is well.
@@ -69,6 +73,11 @@ pub fn run() -> ExitCode {
     if let Err(errno) = nix::unistd::setsid() {
         eprintln!("core: setsid: {errno}");
     }
+    // PID 1 waits for its signals blocked, and a mask is inherited: by us, and
+    // by every child of ours, which then could not be asked to end.
+    if let Err(errno) = SigSet::empty().thread_set_mask() {
+        eprintln!("core: unblock signals: {errno}");
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(
             std::thread::available_parallelism()
@@ -78,7 +87,12 @@ pub fn run() -> ExitCode {
         .enable_all()
         .build();
     let ended = match runtime {
-        Ok(runtime) => runtime.block_on(core()),
+        Ok(runtime) => {
+            let ended = runtime.block_on(core());
+            // Dropped, it would wait for whatever blocks, without a bound.
+            runtime.shutdown_timeout(REST_BOUND);
+            ended
+        }
         Err(error) => Err(error.into()),
     };
     match ended {
@@ -136,8 +150,10 @@ async fn core() -> Result<Ending, Error> {
         }
         ending = node.power.asked() => {
             supervisor.shutdown().await;
-            if let Err(error) = node.clone().rest().await {
-                tracing::warn!("the boot record: {error}");
+            match tokio::time::timeout(REST_BOUND, node.clone().rest()).await {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => tracing::warn!("the boot record: {error}"),
+                Err(_) => tracing::warn!("the boot record: the ESP does not answer"),
             }
             go_down(&node.root);
             console.flush(FLUSH_BOUND);
@@ -234,12 +250,16 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     if let Some(name) = crate::failpoint::arm_from_fw_cfg(&fw_cfg, report)? {
         tracing::warn!(name, "test image: a failpoint is armed");
     }
-    keep_record(&ctx, &node)?;
-
-    let parameters = Arc::new(parameters::load(&fw_cfg, &node.root.esp));
+    // The ESP is slow, and may not answer at all.
+    let (parameters, configuration) = tokio::task::block_in_place(|| {
+        keep_record(&ctx, &node)?;
+        let parameters = Arc::new(parameters::load(&fw_cfg, &node.root.esp));
+        let configuration = network::configuration(&parameters, &node.root);
+        Ok::<_, Failure>((parameters, configuration))
+    })?;
     let (address_writer, address) = event::value();
     let network = Arc::new(Network {
-        configuration: network::configuration(&parameters, &node.root),
+        configuration,
         root: node.root.clone(),
         address: Arc::new(address_writer),
     });
@@ -345,7 +365,7 @@ async fn stay(ctx: &Context, node: &Node) -> Outcome {
     #[cfg(feature = "debug-service")]
     tokio::select! {
         () = node.provocations.root_error.notified() => {
-            Err(hearth_base::supervisor::Failure::msg("a provoked error"))
+            Err(Failure::msg("a provoked error"))
         }
         () = ctx.cancelled() => Ok(()),
     }

@@ -7,6 +7,7 @@
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use hearth_api::chain;
 use hearth_base::supervisor::Failure;
 use hearth_base::sys::block::{self, BlockError, Blocks, PartitionDevice};
 use hearth_base::sys::mounts::{self, MountFlags};
@@ -44,7 +45,11 @@ fn mount_blocking(esp: &Esp) -> Result<(), Failure> {
         )?;
         return Ok(());
     }
-    esp.make_directories()?;
+    // It is there already but on the first boot; whoever saves something makes
+    // it again, and says what is wrong where that matters.
+    if let Err(error) = esp.make_directories() {
+        tracing::warn!("{}", chain(&error));
+    }
     tracing::info!(partition = %partition.path.display(), "ESP mounted");
     Ok(())
 }

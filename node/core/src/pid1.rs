@@ -14,10 +14,10 @@
 //! panic. What goes wrong here is printed and leads on to the reboot.
 
 use std::fs;
-use std::io::Write;
+use std::io::{self, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, ExitStatus};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hearth_api::console::{Milestone, Report};
 use nix::errno::Errno;
@@ -28,6 +28,10 @@ use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, chdir, chroot, sync};
 
 use crate::layout;
+
+/// How long what was killed may take to end. A process that waits for a dead
+/// disk does not end at all.
+const KILLED_BOUND: Duration = Duration::from_secs(10);
 
 /// What the core's exit code asks of PID 1. Any other is a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +62,7 @@ pub fn run() -> ! {
     say(&Report::Reached(Milestone::Kernel, kernel_release()));
     if let Err(errno) = make_root_mount() {
         // Containers will fail to start; the node itself does not need it.
-        eprintln!("pid1: the root stays the kernel's own: {errno}");
+        complain(format_args!("the root stays the kernel's own: {errno}"));
     }
     let ending = match supervise() {
         Ok(status) => Ending::of(status).ok_or_else(|| describe(status)),
@@ -68,14 +72,24 @@ pub fn run() -> ! {
         Ok(ending) => finish(ending),
         Err(why) => {
             report_death(&why);
+            // Before the wait: a watchdog that nobody feeds any more may cut
+            // it short.
+            settle();
             std::thread::sleep(reboot_delay());
             finish(Ending::Reboot)
         }
     }
 }
 
+// The standard macros panic when the console cannot be written to, and a panic
+// here is the kernel's.
+
 fn say(report: &Report) {
-    println!("{report}");
+    let _ = writeln!(io::stdout(), "{report}");
+}
+
+fn complain(what: std::fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr(), "pid1: {what}");
 }
 
 fn kernel_release() -> String {
@@ -106,14 +120,16 @@ fn make_root_mount() -> Result<(), Errno> {
 }
 
 /// Starts the core and does PID 1's duties until it ends.
-fn supervise() -> std::io::Result<ExitStatus> {
-    // All of them are waited for below, so none is lost between two waits.
-    let signals = SigSet::all();
+fn supervise() -> io::Result<ExitStatus> {
+    // They are waited for below, so none is lost between two waits. Signals
+    // without a name are not among them; the kernel keeps those from PID 1.
+    let signals: SigSet = Signal::iterator().collect();
     signals.thread_block()?;
     // Ctrl-Alt-Del becomes a SIGINT to us instead of a reset.
     if let Err(errno) = set_cad_enabled(false) {
-        eprintln!("pid1: Ctrl-Alt-Del stays a reset: {errno}");
+        complain(format_args!("Ctrl-Alt-Del stays a reset: {errno}"));
     }
+    // It inherits the blocked signals, and begins by unblocking them.
     let core = Command::new("/init").arg0("hearth-core").spawn()?;
     let core = Pid::from_raw(core.id().cast_signed());
     loop {
@@ -143,7 +159,7 @@ fn reap(core: Pid) -> Option<ExitStatus> {
             Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => return ended,
             Err(Errno::EINTR) | Ok(_) => {}
             Err(errno) => {
-                eprintln!("pid1: waiting for children: {errno}");
+                complain(format_args!("waiting for children: {errno}"));
                 return ended;
             }
         }
@@ -152,7 +168,7 @@ fn reap(core: Pid) -> Option<ExitStatus> {
 
 fn forward(core: Pid, signal: Signal) {
     if let Err(errno) = kill(core, signal) {
-        eprintln!("pid1: {signal} could not be forwarded: {errno}");
+        complain(format_args!("{signal} could not be forwarded: {errno}"));
     }
 }
 
@@ -184,20 +200,42 @@ fn reboot_delay() -> Duration {
     text.trim().parse().map_or(UNKNOWN, Duration::from_secs)
 }
 
-/// Ends whatever still runs, writes back what is dirty, and lets go.
-fn finish(ending: Ending) -> ! {
+/// Ends whatever still runs and writes back what is dirty.
+fn settle() {
     // To all processes but PID 1; ESRCH means there are none.
     let _ = kill(Pid::from_raw(-1), Signal::SIGKILL);
-    while waitpid(None, None).is_ok() {}
+    reap_the_killed(KILLED_BOUND);
     sync();
+}
+
+/// Lets go of the machine.
+fn finish(ending: Ending) -> ! {
+    settle();
     let mode = match ending {
         Ending::PowerOff => RebootMode::RB_POWER_OFF,
         Ending::Reboot => RebootMode::RB_AUTOBOOT,
     };
     let Err(errno) = reboot(mode);
-    eprintln!("pid1: {mode:?}: {errno}");
+    complain(format_args!("{mode:?}: {errno}"));
     loop {
         std::thread::sleep(Duration::from_secs(3600));
+    }
+}
+
+/// Waits until no child is left, but for no longer than this.
+fn reap_the_killed(bound: Duration) {
+    const LOOK_AGAIN: Duration = Duration::from_millis(10);
+    let begin = Instant::now();
+    loop {
+        match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
+            Ok(WaitStatus::StillAlive) if begin.elapsed() >= bound => {
+                complain(format_args!("some processes do not end; going on"));
+                return;
+            }
+            Ok(WaitStatus::StillAlive) => std::thread::sleep(LOOK_AGAIN),
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(_) => return,
+        }
     }
 }
 

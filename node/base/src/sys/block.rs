@@ -71,10 +71,11 @@ pub enum BlockError {
         /// The disks, and what was wrong with each.
         found: Found,
     },
-    /// Several, and nothing says which one.
+    /// Several, and nothing says which one: the firmware is silent, or copies
+    /// of one image bear the same GUID.
     #[error(
-        "several EFI system partitions and no word from the firmware which one is ours \
-         (attach one disk only, or boot through UEFI): {}",
+        "several EFI system partitions, and nothing tells which one this machine was booted \
+         from (attach one disk only; disks that bear copies of one image cannot be told apart): {}",
         display_all(candidates)
     )]
     AmbiguousEsp {
@@ -363,13 +364,15 @@ impl Blocks {
 }
 
 fn choose(
-    candidates: Vec<PartitionDevice>,
+    mut candidates: Vec<PartitionDevice>,
     named: Option<Uuid>,
     found: Found,
 ) -> Result<PartitionDevice, BlockError> {
     if let Some(wanted) = named {
-        let ours = candidates.into_iter().find(|p| p.entry.guid == wanted);
-        return ours.ok_or(BlockError::BootPartitionMissing { wanted, found });
+        candidates.retain(|p| p.entry.guid == wanted);
+        if candidates.is_empty() {
+            return Err(BlockError::BootPartitionMissing { wanted, found });
+        }
     }
     match <[_; 1]>::try_from(candidates) {
         Ok([one]) => Ok(one),

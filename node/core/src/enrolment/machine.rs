@@ -527,8 +527,14 @@ fn wipe(told: &Told, inspection: &Inspection) -> Option<State> {
         return None;
     };
     let token = parameters.wipe?;
-    let data = match &inspection.front {
-        Front::Header(header) => header.owner.enrolment_id == token,
+    let data = match (&inspection.front, &inspection.sealed) {
+        (Front::Header(header), _) => header.owner.enrolment_id == token,
+        // The beginning of a header bears no ID, and nothing stands behind it.
+        // It goes with its sealed configuration, also if that went before.
+        (Front::Unfinished, SealedFound::Stored(Stored::Sealed(sealed))) => {
+            sealed.enrolment_id() == token
+        }
+        (Front::Unfinished, SealedFound::Stored(Stored::Absent | Stored::NeverCompleted)) => true,
         _ => false,
     };
     let sealed = match &inspection.sealed {

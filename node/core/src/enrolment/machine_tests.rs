@@ -611,7 +611,15 @@ fn a_wipe_token_destroys_what_it_names_and_nothing_else() {
     assert_eq!(wiped(1, corrupt(), Front::Blank), (false, false));
     let absent = SealedFound::Stored(Stored::Absent);
     assert_eq!(wiped(1, absent.clone(), ready(1)), (false, true));
-    assert_eq!(wiped(1, absent, Front::Blank), (false, false));
+    assert_eq!(wiped(1, absent.clone(), Front::Blank), (false, false));
+    // A life that ended within the first write of its header.
+    let founding = stored(sealed_founding(1, None));
+    let never = SealedFound::Stored(Stored::NeverCompleted);
+    assert_eq!(wiped(1, founding.clone(), Front::Unfinished), (true, true));
+    assert_eq!(wiped(2, founding, Front::Unfinished), (false, false));
+    assert_eq!(wiped(1, absent, Front::Unfinished), (false, true));
+    assert_eq!(wiped(1, never, Front::Unfinished), (true, true));
+    assert_eq!(wiped(1, corrupt(), Front::Unfinished), (false, false));
 }
 
 /// A token in parameters that stay there works once: the next life has another
@@ -774,12 +782,12 @@ proptest! {
                 );
             }
             State::AwaitingAddress(_) => prop_assert_eq!(front, Front::Blank),
-            State::Wiping { data: true, .. } => {
-                let Front::Header(header) = front else {
-                    return Err(TestCaseError::fail("wiped what bears no name"));
-                };
-                prop_assert_eq!(header.owner.enrolment_id, EnrolmentId::from_bytes([token; 16]));
-            }
+            State::Wiping { data: true, .. } => match front {
+                Front::Header(header) => {
+                    prop_assert_eq!(header.owner.enrolment_id, EnrolmentId::from_bytes([token; 16]));
+                }
+                front => prop_assert_eq!(front, Front::Unfinished, "wiped what bears no name"),
+            },
             State::Founding(_, step) => prop_assert_eq!(step, FoundingStep::Mount),
             State::Wiping { .. } | State::Mounting(_) | State::Refused(_) => {}
             other => return Err(TestCaseError::fail(format!("{other:?}"))),

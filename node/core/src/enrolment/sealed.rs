@@ -568,7 +568,10 @@ impl SealedStore {
     /// Reads it, and mends a slot that lags behind.
     pub fn load(&self) -> Result<Stored, SealedError> {
         for path in self.file.paths() {
-            let slot = files::read_limited(&path, (HEADER_LEN + MAX_PAYLOAD) as u64)?;
+            // One that cannot be read is for the slots to judge: the other
+            // one may be enough.
+            let slot = files::read_limited(&path, (HEADER_LEN + MAX_PAYLOAD) as u64);
+            let slot = slot.ok().flatten();
             if slot.is_some_and(|bytes| Zeroizing::new(bytes).starts_with(TPM_MAGIC)) {
                 return Err(SealedError::SealedByTpm {
                     place: path.display().to_string(),

@@ -168,6 +168,19 @@ fn a_file_that_cannot_be_read_is_worth_another_try() {
 }
 
 #[test]
+fn a_slot_that_cannot_be_read_is_made_good_by_the_other_one() {
+    let place = place();
+    place.store.save(&all_phases()[0]).unwrap();
+    for path in place.root.esp.sealed_configuration().paths() {
+        fs::remove_file(&path).unwrap();
+        fs::create_dir(&path).unwrap();
+        assert_eq!(loaded(&place).phase(), "MEMBER");
+        fs::remove_dir(&path).unwrap();
+        assert_eq!(loaded(&place).phase(), "MEMBER");
+    }
+}
+
+#[test]
 fn a_phase_has_its_own_fields_and_no_others() {
     let refused = |message: &SealedConfiguration| match Sealed::decode(&message.encode_to_vec()) {
         Err(SealedError::Content { field, .. }) => field,

@@ -189,7 +189,11 @@ fn walk(message: &Message, mut rest: &[u8], path: &str) -> Result<(), Problem> {
             }
         }
         only_one(field, &seen, &path)?;
-        seen.push(field);
+        // Of those that repeat there may be a hundred thousand, and none of
+        // them excludes another.
+        if !field.repeated {
+            seen.push(field);
+        }
     }
     Ok(())
 }

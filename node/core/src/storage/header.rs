@@ -226,20 +226,50 @@ pub enum HeaderError {
 
 /// Looks at the front of a device.
 pub fn read(device: &Path) -> Result<Front, HeaderError> {
-    let region = read_region(device).map_err(io_error(device, "read"))?;
+    let region = match read_region(device) {
+        Ok(region) => region,
+        // A bad sector, perhaps. One good slot is enough; without one nothing
+        // can be said, least of all that the front is blank.
+        Err(error) => {
+            return match slots(device).peek() {
+                Ok(Loaded::Value { payload, .. }) => Ok(header_of(&payload)),
+                _ => Err(io_error(device, "read")(error)),
+            };
+        }
+    };
     let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
     if is_zero(&region) {
         return Ok(Front::Blank);
     }
-    Ok(match slots(device).load() {
-        Ok(Loaded::Value { payload, .. }) => match Header::decode(&payload) {
-            Ok(header) => Front::Header(header),
-            Err(why) => Front::Foreign(why),
-        },
+    let mut slots = slots(device);
+    if let Ok(Loaded::Value { whole: false, .. }) = slots.peek()
+        && !between_slots(&region).into_iter().all(is_zero)
+    {
+        // Somebody else has begun to use the partition, and what looks like a
+        // damaged slot is theirs: it is not to be mended.
+        return Ok(Front::Foreign(
+            "one slot of a header, and content where a header leaves zeros".to_owned(),
+        ));
+    }
+    Ok(match slots.load() {
+        Ok(Loaded::Value { payload, .. }) => header_of(&payload),
         Ok(Loaded::NeverCompleted) if is_zero(&region[LONGEST_RECORD..]) => Front::Unfinished,
         Ok(_) => Front::Foreign("content where a header leaves zeros".to_owned()),
         Err(error) => Front::Foreign(error.to_string()),
     })
+}
+
+fn header_of(payload: &[u8]) -> Front {
+    match Header::decode(payload) {
+        Ok(header) => Front::Header(header),
+        Err(why) => Front::Foreign(why),
+    }
+}
+
+/// What of the region belongs to no slot.
+fn between_slots(region: &[u8]) -> [&[u8]; 2] {
+    let [a, b] = SLOTS_AT.map(|at| at as usize);
+    [&region[a + SLOT_LEN..b], &region[b + SLOT_LEN..]]
 }
 
 /// Writes both slots. The caller has looked at the front, and found a header
@@ -389,6 +419,35 @@ mod tests {
                 "{bytes:?} at {at}"
             );
         }
+    }
+
+    /// Some of them leave the place of the second slot alone for long.
+    #[test]
+    fn a_file_system_over_a_former_header_is_foreign_and_stays_whole() {
+        let device = device();
+        write(device.path(), &header(Phase::Ready)).unwrap();
+        put(&device, 0, &[0xee; 2 * SLOT_LEN]);
+        let before = std::fs::read(device.path()).unwrap();
+        assert!(matches!(read(device.path()).unwrap(), Front::Foreign(_)));
+        assert!(std::fs::read(device.path()).unwrap() == before);
+    }
+
+    /// A file that ends within the second slot's half stands for a disk with
+    /// a bad sector there. FAULTS 14.
+    #[test]
+    fn a_front_that_cannot_be_read_whole_needs_one_good_slot() {
+        let device = device();
+        write(device.path(), &header(Phase::Ready)).unwrap();
+        device.as_file().set_len(REGION / 2).unwrap();
+        assert_eq!(
+            read(device.path()).unwrap(),
+            Front::Header(header(Phase::Ready))
+        );
+        put(&device, 0, &[0; SLOT_LEN]);
+        assert!(matches!(
+            read(device.path()).unwrap_err(),
+            HeaderError::Io { step: "read", .. }
+        ));
     }
 
     #[test]

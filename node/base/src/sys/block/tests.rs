@@ -96,6 +96,20 @@ fn several_are_decided_by_the_firmware_or_not_at_all() {
 }
 
 #[test]
+fn copies_of_one_image_are_not_told_apart_by_the_order_of_disks() {
+    let machine = Machine::new();
+    machine.add_boot_disk("vda", A);
+    machine.add_boot_disk("vdb", A);
+    for named in [None, Some(A)] {
+        let error = machine.blocks.boot_partition(named).unwrap_err();
+        assert!(
+            matches!(&error, BlockError::AmbiguousEsp { candidates } if candidates.len() == 2),
+            "{error}"
+        );
+    }
+}
+
+#[test]
 fn a_missing_boot_partition_tells_what_was_found() {
     let machine = Machine::new();
     let error = machine.blocks.boot_partition(None).unwrap_err().to_string();

@@ -26,6 +26,7 @@
 //! |---|---|---|
 //! | absent | absent | [`Loaded::Absent`]: nothing was ever saved |
 //! | damaged or empty | absent | [`Loaded::NeverCompleted`]: a first save was cut off in A. Whatever was acknowledged would be in B too |
+//! | unreadable | absent | [`SlotError::Corrupt`]: it may be whole |
 //! | damaged | damaged | [`SlotError::Corrupt`], even if both are empty |
 //! | absent | damaged | [`SlotError::Corrupt`]: no first save leaves this |
 //!
@@ -223,6 +224,22 @@ impl<S: SlotStore> SlotPair<S> {
         }
     }
 
+    /// Reads the newest value and writes nothing. For places that may turn out
+    /// to be somebody else's; what is built on the value needs [`Self::load`].
+    pub fn peek(&self) -> Result<Loaded, SlotError> {
+        let (a, b) = (self.examine(Which::A), self.examine(Which::B));
+        Ok(match self.judge(a, b)? {
+            Judgement::Absent => Loaded::Absent,
+            Judgement::NeverCompleted => Loaded::NeverCompleted,
+            Judgement::Value(value, mend) => Loaded::Value {
+                generation: value.generation,
+                payload: value.payload,
+                repaired: false,
+                whole: mend.is_none(),
+            },
+        })
+    }
+
     /// Reads the newest value, and mends the other slot if it needs it.
     pub fn load(&mut self) -> Result<Loaded, SlotError> {
         let (a, b) = (self.examine(Which::A), self.examine(Which::B));
@@ -346,8 +363,10 @@ impl<S: SlotStore> SlotPair<S> {
             (Slot::Valid(a), _) => Ok(Judgement::Value(a, Some(Which::B))),
             (_, Slot::Valid(b)) => Ok(Judgement::Value(b, Some(Which::A))),
             (Slot::Absent, Slot::Absent) => Ok(Judgement::Absent),
-            (Slot::Damaged { torn_write, .. }, Slot::Absent)
-                if torn_write || self.a.is_ours_alone() =>
+            // One that cannot be read may well be whole.
+            (Slot::Damaged { damage, torn_write }, Slot::Absent)
+                if !matches!(damage, Damage::Unreadable(_))
+                    && (torn_write || self.a.is_ours_alone()) =>
             {
                 Ok(Judgement::NeverCompleted)
             }

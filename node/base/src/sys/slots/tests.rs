@@ -369,6 +369,43 @@ fn the_newest_of_two_valid_generations_wins() {
 }
 
 #[test]
+fn a_slot_that_cannot_be_read_is_not_one_that_was_never_completed() {
+    let directory = tempfile::tempdir().unwrap();
+    fs::create_dir(directory.path().join("state.0")).unwrap();
+    let mut pair = SlotPair::in_directory(FORMAT, directory.path(), "state");
+    for error in [pair.load().unwrap_err(), pair.save(b"new").unwrap_err()] {
+        let unreadable = matches!(
+            &error,
+            SlotError::Corrupt {
+                a: Damage::Unreadable(_),
+                b: Damage::Absent,
+                ..
+            }
+        );
+        assert!(unreadable, "{error}");
+    }
+}
+
+#[test]
+fn a_peek_gives_the_value_and_mends_nothing() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut pair = SlotPair::in_directory(FORMAT, directory.path(), "state");
+    pair.save(b"kept").unwrap();
+    let second = directory.path().join("state.1");
+    fs::write(&second, b"damaged").unwrap();
+    for _ in 0..2 {
+        let Loaded::Value { payload, whole, .. } = pair.peek().unwrap() else {
+            panic!("no value");
+        };
+        assert_eq!((payload.as_slice(), whole), (b"kept".as_slice(), false));
+        assert_eq!(fs::read(&second).unwrap(), b"damaged");
+    }
+    pair.load().unwrap();
+    let whole = pair.peek().unwrap();
+    assert!(matches!(whole, Loaded::Value { whole: true, .. }));
+}
+
+#[test]
 fn the_pairs_without_a_value() {
     let damaged: Option<&[u8]> = Some(b"HRTHTEST and no more");
     let empty: Option<&[u8]> = Some(b"");
