@@ -48,7 +48,7 @@ const STUB: &str = "/usr/lib/systemd/boot/efi/linuxx64.efi.stub";
 /// - `random.trust_cpu=on`: without it a machine that has no virtio-rng waits for entropy for ever.
 /// - `panic=-1`: a panic reboots at once.
 /// - `quiet`: the serial line is slow, and boot waits for it.
-const COMMAND_LINE: &str = "console=ttyS0 clocksource=hpet random.trust_cpu=on panic=-1 quiet";
+const COMMAND_LINE: &str = "console=ttyS0 clocksource=hpet random.trust_cpu=on panic=-1 gpt quiet";
 
 /// `cargo xtask image`: build the disk image.
 #[derive(clap::Args, Debug)]

@@ -226,8 +226,13 @@ fn raise_file_limit() {
 /// Everything that writes has stopped: lets go of the disk.
 fn go_down(root: &Root) {
     for path in [root.data.path(), root.esp.path()] {
-        if let Err(error) = mounts::unmount(path) {
-            tracing::warn!(path = %path.display(), %error, "cannot unmount");
+        let Err(error) = mounts::unmount(path) else {
+            continue;
+        };
+        // Somebody still uses it: what has been written is written back.
+        tracing::warn!(path = %path.display(), %error, "cannot unmount; making it read-only");
+        if let Err(error) = mounts::remount_read_only(path) {
+            tracing::warn!(path = %path.display(), %error, "cannot make it read-only");
         }
     }
 }

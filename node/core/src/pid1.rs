@@ -166,7 +166,13 @@ fn reap(core: Pid) -> Option<ExitStatus> {
     }
 }
 
+/// What the core listens to. Any other would end it by its default action,
+/// which nobody can have wanted of the machine.
 fn forward(core: Pid, signal: Signal) {
+    if !matches!(signal, Signal::SIGTERM | Signal::SIGINT) {
+        complain(format_args!("{signal} means nothing here"));
+        return;
+    }
     if let Err(errno) = kill(core, signal) {
         complain(format_args!("{signal} could not be forwarded: {errno}"));
     }

@@ -227,9 +227,11 @@ impl Blocks {
             if virtual_kinds.iter().any(|kind| name.starts_with(kind)) {
                 continue;
             }
-            let disk = self.disk(name)?;
-            if disk.size > 0 {
-                disks.push(disk);
+            match self.disk(name) {
+                Ok(disk) if disk.size > 0 => disks.push(disk),
+                Ok(_empty_drive) => {}
+                // Pulled out between two looks, or broken: not the others' fault.
+                Err(error) => tracing::warn!(disk = name, %error, "a disk is passed over"),
             }
         }
         disks.sort_by(|a, b| a.name.cmp(&b.name));
