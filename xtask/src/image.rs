@@ -47,6 +47,7 @@ const STUB: &str = "/usr/lib/systemd/boot/efi/linuxx64.efi.stub";
 /// - `clocksource=hpet`: on an emulated or loaded host the TSC is miscalibrated, and clocks run at a wrong speed.
 /// - `random.trust_cpu=on`: without it a machine that has no virtio-rng waits for entropy for ever.
 /// - `panic=-1`: a panic reboots at once.
+/// - `gpt`: a damaged primary partition table is no reason not to read the backup.
 /// - `quiet`: the serial line is slow, and boot waits for it.
 const COMMAND_LINE: &str = "console=ttyS0 clocksource=hpet random.trust_cpu=on panic=-1 gpt quiet";
 
