@@ -301,7 +301,14 @@ impl Shared {
     fn adopt(&self, endpoint: Endpoint, stream: TlsStream<TcpStream>) -> Connection {
         let token = CancellationToken::new();
         let connection = Connection::new(stream, token.clone(), &self.options.clock);
-        self.list().current = Some((endpoint, token));
+        let mut list = self.list();
+        if list.endpoints.contains(&endpoint) {
+            list.current = Some((endpoint, token));
+        } else {
+            // Taken off the list while it was connected to. The next call
+            // connects to another.
+            token.cancel();
+        }
         connection
     }
 }

@@ -103,6 +103,33 @@ async fn when_one_dies_the_next_serves() {
 }
 
 #[tokio::test]
+async fn an_endpoint_that_is_unlisted_while_it_is_connected_to_is_not_used() {
+    let f = Fixture::new();
+    let (first, second) = (f.curator().await, f.curator().await);
+    // A way to the first one that opens only when it is told to.
+    let (slow, listener) = mute().await;
+    let curators = f.curators(vec![slow]);
+    let call = tokio::spawn({
+        let curators = curators.clone();
+        async move { info(&curators).await }
+    });
+    let (mut near, _) = listener.accept().await.expect("it connects");
+    curators.set_endpoints(vec![second.endpoint()]);
+    let mut far = TcpStream::connect(first.address).await.expect("TCP");
+    let relay =
+        tokio::spawn(async move { tokio::io::copy_bidirectional(&mut near, &mut far).await });
+    tokio::time::timeout(LONG, call)
+        .await
+        .expect("it ends")
+        .expect("no panic")
+        .expect_err("not by the first");
+    info(&curators).await.expect("by the second");
+    assert_eq!(curators.current(), Some(second.endpoint()));
+    assert!(first.calls().is_empty());
+    relay.abort();
+}
+
+#[tokio::test]
 async fn the_list_can_change_at_any_time() {
     let f = Fixture::new();
     let (first, second) = (f.curator().await, f.curator().await);

@@ -7,10 +7,10 @@ use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
-use tokio::sync::OwnedSemaphorePermit;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
+use super::Place;
 use crate::lifetime::End;
 use crate::tls::PeerCertificate;
 
@@ -37,16 +37,11 @@ pub(super) struct Connection {
     info: ConnectionInfo,
     end: End,
     /// Its place among those that there may be.
-    _place: OwnedSemaphorePermit,
+    _place: Place,
 }
 
 impl Connection {
-    pub(super) fn new(
-        stream: Stream,
-        info: ConnectionInfo,
-        end: End,
-        place: OwnedSemaphorePermit,
-    ) -> Self {
+    pub(super) fn new(stream: Stream, info: ConnectionInfo, end: End, place: Place) -> Self {
         Self {
             stream,
             info,

@@ -6,7 +6,8 @@
 //! connection
 //!
 //! - counts against a limit, one for the cluster's own and another for
-//!   everyone else, so that strangers cannot take the places of members;
+//!   everyone else, so that strangers cannot take the places of members, nor
+//!   one node (which may have been deleted since) those of all others;
 //! - ends when the peer's certificate does, and for strangers after a while;
 //! - ends with the server: when `serve` returns, or is dropped, no task of it
 //!   goes on.
@@ -19,16 +20,17 @@ mod authorize;
 mod connection;
 mod services;
 
+use std::collections::{HashMap, VecDeque};
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{Semaphore, mpsc};
-use tokio::task::JoinSet;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::ReceiverStream;
@@ -40,7 +42,7 @@ pub use connection::ConnectionInfo;
 pub use services::Services;
 
 use crate::certificates::CertificateError;
-use crate::identity::{NodeCredentials, NodeId};
+use crate::identity::{Identity, NodeCredentials, NodeId};
 use crate::lifetime::End;
 use crate::tls::{self, Clock, OwnCertificate, PeerCertificate, TlsError, Trust};
 use connection::{Connection, Stream};
@@ -48,12 +50,15 @@ use connection::{Connection, Stream};
 /// How much a server lets its callers take.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Handshakes at a time. More wait in the kernel's backlog.
+    /// Handshakes at a time. One more takes the place of the oldest: it is
+    /// the silent that are old, and they must not keep the others out.
     pub handshakes: usize,
     /// A handshake that takes longer is given up.
     pub handshake_timeout: Duration,
     /// Connections of nodes and users of the cluster.
     pub identified: usize,
+    /// Connections of one node, of these.
+    pub per_node: usize,
     /// Connections of everyone else.
     pub anonymous: usize,
     /// After this a connection of everyone else ends, so that idle ones do
@@ -71,6 +76,7 @@ impl Default for Limits {
             handshakes: 64,
             handshake_timeout: Duration::from_secs(10),
             identified: 1024,
+            per_node: 64,
             anonymous: 128,
             anonymous_lifetime: Duration::from_secs(600),
             streams: 128,
@@ -221,21 +227,31 @@ impl Server {
         let handshake = Arc::new(Handshake {
             identified: Arc::new(Semaphore::new(self.limits.identified)),
             anonymous: Arc::new(Semaphore::new(self.limits.anonymous)),
+            nodes: Arc::default(),
             transport: self.transport,
             limits: self.limits,
             connections,
             ready,
         });
         let mut running = JoinSet::new();
+        // Those that run, the oldest first.
+        let mut ages: VecDeque<AbortHandle> = VecDeque::new();
         loop {
             tokio::select! {
                 () = cancel.cancelled() => return,
                 Some(_) = running.join_next() => {}
-                accepted = listener.accept(), if running.len() < self.limits.handshakes => {
+                accepted = listener.accept() => {
                     match accepted {
                         Ok((stream, remote)) => {
+                            ages.retain(|handshake| !handshake.is_finished());
+                            if ages.len() >= self.limits.handshakes
+                                && let Some(oldest) = ages.pop_front()
+                            {
+                                debug!("too many handshakes at a time: the oldest is given up");
+                                oldest.abort();
+                            }
                             let task = Arc::clone(&handshake).run(stream, remote);
-                            running.spawn(task.in_current_span());
+                            ages.push_back(running.spawn(task.in_current_span()));
                         }
                         Err(error) => {
                             // Out of file descriptors, mostly. Going on at
@@ -256,6 +272,7 @@ struct Handshake {
     limits: Limits,
     identified: Arc<Semaphore>,
     anonymous: Arc<Semaphore>,
+    nodes: Arc<Nodes>,
     connections: CancellationToken,
     ready: mpsc::Sender<io::Result<Connection>>,
 }
@@ -273,6 +290,54 @@ enum Refused {
     Certificate(#[from] CertificateError),
     #[error("all {0} places for connections of its kind are taken")]
     Full(usize),
+    #[error("{0} has {1} connections already")]
+    Greedy(NodeId, usize),
+}
+
+/// How many connections each node has.
+#[derive(Default)]
+struct Nodes(Mutex<HashMap<NodeId, usize>>);
+
+impl Nodes {
+    fn lock(&self) -> MutexGuard<'_, HashMap<NodeId, usize>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// One more of this node, if it has less than `most`.
+    fn place(self: &Arc<Self>, node: NodeId, most: usize) -> Result<NodePlace, Refused> {
+        let mut all = self.lock();
+        let count = all.entry(node).or_default();
+        if *count >= most {
+            return Err(Refused::Greedy(node, most));
+        }
+        *count += 1;
+        let nodes = Arc::clone(self);
+        Ok(NodePlace { nodes, node })
+    }
+}
+
+/// One of a node's connections, until it is dropped.
+struct NodePlace {
+    nodes: Arc<Nodes>,
+    node: NodeId,
+}
+
+impl Drop for NodePlace {
+    fn drop(&mut self) {
+        let mut all = self.nodes.lock();
+        if let Some(count) = all.get_mut(&self.node) {
+            *count -= 1;
+            if *count == 0 {
+                all.remove(&self.node);
+            }
+        }
+    }
+}
+
+/// Where a connection counts.
+struct Place {
+    _of_kind: OwnedSemaphorePermit,
+    _of_node: Option<NodePlace>,
 }
 
 impl Handshake {
@@ -285,7 +350,7 @@ impl Handshake {
             Err(refused) => {
                 let why = crate::chain(&refused);
                 match refused {
-                    Refused::Certificate(_) | Refused::Full(_) => {
+                    Refused::Certificate(_) | Refused::Full(_) | Refused::Greedy(..) => {
                         info!(%remote, %why, "connection refused");
                     }
                     _ => debug!(%remote, %why, "no connection"),
@@ -322,19 +387,29 @@ impl Handshake {
                 (stream, peer, end)
             }
         };
-        let (places, limit) = match &peer {
-            PeerCertificate::Identified { .. } => (&self.identified, self.limits.identified),
-            _ => (&self.anonymous, self.limits.anonymous),
-        };
-        let place = Arc::clone(places)
-            .try_acquire_owned()
-            .map_err(|_| Refused::Full(limit))?;
+        let place = self.place(&peer)?;
         let info = ConnectionInfo {
             peer,
             remote,
             local,
         };
         Ok(Connection::new(stream, info, end, place))
+    }
+
+    fn place(&self, peer: &PeerCertificate) -> Result<Place, Refused> {
+        let (places, limit) = match peer {
+            PeerCertificate::Identified { .. } => (&self.identified, self.limits.identified),
+            _ => (&self.anonymous, self.limits.anonymous),
+        };
+        let node = peer.identity().and_then(Identity::node_id);
+        Ok(Place {
+            _of_node: node
+                .map(|node| self.nodes.place(node, self.limits.per_node))
+                .transpose()?,
+            _of_kind: Arc::clone(places)
+                .try_acquire_owned()
+                .map_err(|_| Refused::Full(limit))?,
+        })
     }
 
     async fn tls(

@@ -124,17 +124,25 @@ async fn each_may_call_what_it_may() {
         assert_eq!(code(leader(stranger).await), None);
     }
     // A user on a node's call, a node on its own.
-    let update = |channel| async move {
-        CuratorClient::new(channel)
-            .update_node_status(UpdateNodeStatusRequest::default())
-            .await
-            .map(drop)
+    let credentials = f.cluster.node();
+    let node_id = NodeId::from_public_key(&credentials.key.public()).to_string();
+    let update = |channel| {
+        let request = UpdateNodeStatusRequest {
+            node_id: node_id.clone(),
+            ..UpdateNodeStatusRequest::default()
+        };
+        async move {
+            CuratorClient::new(channel)
+                .update_node_status(request)
+                .await
+                .map(drop)
+        }
     };
     assert_eq!(
         code(update(f.as_owner()).await),
         Some(Code::PermissionDenied)
     );
-    let node = tls::node_client_config(&f.cluster.node(), ExpectedServer::AnyNode, f.clock.clone());
+    let node = tls::node_client_config(&credentials, ExpectedServer::AnyNode, f.clock.clone());
     let node = f.channel(node.expect("proper"));
     assert_eq!(code(update(node).await), None);
     assert_eq!(
@@ -370,6 +378,62 @@ async fn strangers_leave_after_a_while() {
 }
 
 #[tokio::test]
+async fn one_node_does_not_take_the_places_of_all() {
+    let f = Fixture::with_limits(Limits {
+        identified: 4,
+        per_node: 2,
+        ..Limits::default()
+    })
+    .await;
+    let greedy = f.cluster.node();
+    let as_node = |node: &NodeCredentials| {
+        let config = tls::node_client_config(node, ExpectedServer::AnyNode, f.clock.clone());
+        f.channel(config.expect("proper credentials"))
+    };
+    let first = as_node(&greedy);
+    let second = as_node(&greedy);
+    info(first.clone()).await.expect("the first place");
+    info(second.clone()).await.expect("the second place");
+    info(as_node(&greedy)).await.expect_err("no third place");
+    info(as_node(&f.cluster.node()))
+        .await
+        .expect("another node");
+    // A place that is left is free.
+    drop(first);
+    tokio::time::timeout(LONG, async {
+        while info(as_node(&greedy)).await.is_err() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await
+    .expect("its turn comes");
+    info(second).await.expect("who is in stays in");
+}
+
+#[tokio::test]
+async fn the_silent_keep_nobody_out() {
+    let f = Fixture::with_limits(Limits {
+        handshakes: 2,
+        handshake_timeout: 10 * LONG,
+        ..Limits::default()
+    })
+    .await;
+    let mut silent = Vec::new();
+    for _ in 0..5 {
+        silent.push(TcpStream::connect(f.curator.address).await.expect("TCP"));
+    }
+    tokio::time::timeout(LONG, info(f.as_owner()))
+        .await
+        .expect("at once")
+        .expect("served");
+    // It is the oldest who had to go.
+    let mut rest = Vec::new();
+    let _ = tokio::time::timeout(LONG, silent[0].read_to_end(&mut rest))
+        .await
+        .expect("it is hung up on");
+}
+
+#[tokio::test]
 async fn silent_handshakes_are_given_up() {
     let f = Fixture::with_limits(Limits {
         handshakes: 2,
@@ -378,10 +442,15 @@ async fn silent_handshakes_are_given_up() {
     })
     .await;
     let mut silent = Vec::new();
-    for _ in 0..5 {
+    for _ in 0..2 {
         silent.push(TcpStream::connect(f.curator.address).await.expect("TCP"));
     }
-    info(f.as_owner()).await.expect("the others' turn comes");
+    for mut silent in silent {
+        let mut rest = Vec::new();
+        let _ = tokio::time::timeout(LONG, silent.read_to_end(&mut rest))
+            .await
+            .expect("it is hung up on");
+    }
 }
 
 #[tokio::test]
