@@ -31,8 +31,9 @@ const CALL_BOUND: Duration = Duration::from_secs(10);
 const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
 /// How long one attempt to connect goes on: what waits longer gets an error.
 const CONNECT_BOUND: Duration = Duration::from_secs(10);
-/// Records per answer: far below the 4 MiB that one message may have.
-const PAGE: i64 = 256;
+/// Records per answer. The largest, a node with all the labels it may have, is
+/// 25 KiB; one message may have 4 MiB.
+const PAGE: i64 = 64;
 /// A watch sends up to a thousand revisions at once.
 const WATCH_MESSAGE: usize = 64 << 20;
 

@@ -212,7 +212,7 @@ impl Cache {
                     continue;
                 }
             }
-            let from = *self.revision.borrow() + 1;
+            let from = self.revision() + 1;
             let mut changes = match client.watch(from).await {
                 Ok(changes) => changes,
                 Err(error) => {
@@ -238,6 +238,11 @@ impl Cache {
     /// Has everything read again: the watch is behind what it should have told.
     pub fn resync(&self) {
         self.resync.notify_one();
+    }
+
+    /// Everything up to this revision is here.
+    pub fn revision(&self) -> i64 {
+        *self.revision.borrow()
     }
 
     /// Waits until everything up to this revision is here.
@@ -505,6 +510,18 @@ impl Cache {
             } => Some((curator, revision)),
             _ => None,
         }
+    }
+
+    /// The nodes that are heard under this lease, and since which revision.
+    pub fn heard_under(&self, session: Lease) -> Vec<(NodeId, i64)> {
+        let inner = self.lock();
+        let nodes = inner.nodes.iter().filter_map(|(id, e)| match e.liveness {
+            Liveness::Heard {
+                lease, revision, ..
+            } if lease == session.id() => Some((*id, revision)),
+            _ => None,
+        });
+        nodes.collect()
     }
 
     /// The node's record and its revision.

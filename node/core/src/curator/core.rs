@@ -71,6 +71,12 @@ impl Core {
             .map_err(|refused| Status::permission_denied(refused.to_string()))
     }
 
+    /// Whether a stream of this caller, which has something to send, may.
+    pub fn may_go_on(&self, peer: &PeerCertificate) -> Result<(), Status> {
+        self.reads.check()?;
+        self.check_member(peer)
+    }
+
     /// Waits until a stream of this caller has to end, and says why.
     pub async fn end_of_stream(&self, peer: &PeerCertificate) -> Status {
         tokio::select! {

@@ -162,6 +162,8 @@ impl Hearing {
         boot_id: &str,
         session: Lease,
     ) -> Result<bool, Status> {
+        // The revision first: what is in the cache is then at least as new.
+        let reached = self.cache.revision();
         let heard_by = self.cache.heard_by(node);
         let mut all = self.held();
         let Some(held) = all.get_mut(&node) else {
@@ -186,7 +188,10 @@ impl Hearing {
                 Ok(false)
             };
         }
-        if held.lease != session || held.boot_id != boot_id {
+        // The key was there and is gone: the lease has lapsed and nobody has
+        // noticed yet, or the node has just been given up.
+        let gone = heard_by.is_none() && reached >= held.revision;
+        if gone || held.lease != session || held.boot_id != boot_id {
             return Ok(false);
         }
         held.stream = stream;
@@ -237,23 +242,58 @@ impl Hearing {
             let Some(since) = self.reads.fresh_since() else {
                 continue;
             };
-            let now = Instant::now();
+            self.adopt();
             let silent: Vec<_> = self
                 .held()
                 .iter()
-                .filter(|(_, held)| held.last.max(since) + self.bound < now)
-                .map(|(node, held)| (*node, held.revision, held.boot_id.clone()))
+                .filter(|(_, held)| self.is_silent(held, since))
+                .map(|(node, _)| *node)
                 .collect();
-            for (node, revision, boot_id) in silent {
-                self.give_up(node, revision, &boot_id).await;
+            for node in silent {
+                self.give_up(node, since).await;
             }
         }
     }
 
-    async fn give_up(&self, node: NodeId, revision: i64, boot_id: &str) {
+    fn is_silent(&self, held: &Held, since: Instant) -> bool {
+        held.last.max(since) + self.bound < Instant::now()
+    }
+
+    /// Takes charge of this session's keys as they stand. The write of a key
+    /// may come to pass after the heartbeat that asked for it was given up, or
+    /// after the one of a later stream; without this nobody would notice that
+    /// such a node has gone silent.
+    fn adopt(&self) {
+        let Some(lease) = *self.session.borrow() else {
+            return;
+        };
+        let standing = self.cache.heard_under(lease);
+        let mut all = self.held();
+        for (node, revision) in standing {
+            let held = all.entry(node).or_insert_with(|| Held {
+                boot_id: String::new(),
+                last: Instant::now(),
+                stream: 0,
+                lease,
+                revision,
+            });
+            held.revision = held.revision.max(revision);
+        }
+    }
+
+    async fn give_up(&self, node: NodeId, since: Instant) {
+        // It may have been heard again while others were given up.
+        let silent = self
+            .held()
+            .get(&node)
+            .filter(|held| self.is_silent(held, since))
+            .map(|held| (held.revision, held.boot_id.clone()));
+        let Some((revision, boot_id)) = silent else {
+            return;
+        };
         let key = state::liveness_key(node);
         let write = Write::when(Condition::Unchanged(key.clone(), revision))
-            .put(key, LivenessRecord::GivenUp.encode(boot_id));
+            .put(key, LivenessRecord::GivenUp.encode(&boot_id));
         match self.client.write(write).await {
             Ok(_) => tracing::warn!(%node, "no heartbeat for {:?}", self.bound),
             // It is heard elsewhere, or its key went with the session.

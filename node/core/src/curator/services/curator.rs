@@ -165,6 +165,9 @@ impl Service {
     /// Writes the status, unless it says what is known already.
     async fn store_status(&self, node: NodeId, status: NodeStatus) -> Result<(), Status> {
         for _ in 0..ATTEMPTS {
+            // What is compared with must be what is stored: a status that came
+            // between, here or at another curator, would stay otherwise.
+            self.core.reads.linearizable().await?;
             let known = self.core.cache.status(node);
             if known.is_some_and(|known| same(&known, &status)) {
                 return Ok(());
@@ -181,7 +184,7 @@ impl Service {
             match self.core.client.write(write).await {
                 Ok(_) => return Ok(()),
                 // Look at the node again as it is now.
-                Err(WriteError::Conflict) => self.core.reads.linearizable().await?,
+                Err(WriteError::Conflict) => {}
                 Err(WriteError::Consensus(error)) => return Err(unavailable(&error)),
             }
         }

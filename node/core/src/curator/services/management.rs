@@ -8,6 +8,7 @@ use futures::{
 };
 use hearth_api::{
     identity::NodeId,
+    server::Caller,
     v1::{
         GetClusterInfoRequest, GetClusterInfoResponse, GetNodesRequest, GetNodesResponse, Node,
         NodeHealth, NodeState, management_server::Management,
@@ -54,13 +55,17 @@ impl Management for Service {
         &self,
         request: Request<GetNodesRequest>,
     ) -> Result<Response<Self::GetNodesStream>, Status> {
+        let peer = Caller::of(&request)?.peer().clone();
         let filter = Filter::new(request.into_inner())?;
         self.core.reads.linearizable().await?;
-        // Taken at one moment; the sending may take as long as the caller does.
+        // Taken at one moment; the sending may take as long as the caller does,
+        // or until it does not belong to the cluster any more.
         let nodes = self.core.cache.nodes(|node| filter.takes(node));
-        let answers = streams::pieces(nodes)
-            .into_iter()
-            .map(|nodes| Ok(GetNodesResponse { nodes }));
+        let core = self.core.clone();
+        let answers = streams::pieces(nodes).into_iter().map(move |nodes| {
+            core.may_go_on(&peer)?;
+            Ok(GetNodesResponse { nodes })
+        });
         Ok(Response::new(stream::iter(answers).boxed()))
     }
 }

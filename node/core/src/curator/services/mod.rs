@@ -22,6 +22,9 @@ use super::{core::Core, reads::Reads};
 
 /// Bytes of one request. The largest there is, a filter, has far less.
 const LARGEST_REQUEST: usize = 256 << 10;
+/// Bytes of one request of what strangers may call: a nonce, or a name. They
+/// may leave many of them half sent.
+const LARGEST_OF_STRANGERS: usize = 1 << 10;
 
 /// The names by which health is asked for; the empty one is the whole server.
 const NAMES: [&str; 5] = [
@@ -42,17 +45,17 @@ pub fn all(core: &Arc<Core>) -> (HealthSwitch, Services) {
         )
         .with(
             CuratorLocalServer::new(local::Service::new(core.clone()))
-                .max_decoding_message_size(LARGEST_REQUEST),
+                .max_decoding_message_size(LARGEST_OF_STRANGERS),
         )
         .with(
             AaaServer::new(aaa::Service::new(core.clone()))
-                .max_decoding_message_size(LARGEST_REQUEST),
+                .max_decoding_message_size(LARGEST_OF_STRANGERS),
         )
         .with(
             ManagementServer::new(management::Service::new(core.clone()))
                 .max_decoding_message_size(LARGEST_REQUEST),
         )
-        .with(health.max_decoding_message_size(LARGEST_REQUEST));
+        .with(health.max_decoding_message_size(LARGEST_OF_STRANGERS));
     (HealthSwitch { reporter }, services)
 }
 

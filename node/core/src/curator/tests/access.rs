@@ -201,6 +201,11 @@ async fn the_owner_takes_ownership_again_and_again_and_nobody_else_does() {
     let short = GetCaCertificateRequest { nonce: vec![1; 15] };
     let refused = local.get_ca_certificate(short).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
+    // Strangers have no use for much room.
+    let nonce = vec![1; 2 << 10];
+    let long = GetCaCertificateRequest { nonce };
+    let refused = local.get_ca_certificate(long).await.unwrap_err();
+    assert_eq!(refused.code(), Code::OutOfRange, "{refused}");
 
     let owner = || EscrowRequest {
         identity: "owner".into(),

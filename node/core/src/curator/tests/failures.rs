@@ -139,6 +139,10 @@ async fn a_session_that_lapsed_is_begun_again() {
     let lease = world.client().get(&key).await.unwrap().unwrap().lease;
     let lease = crate::consensus::Lease::from_id(lease);
     world.client().revoke(lease).await.unwrap();
+    world.becomes(id, NodeHealth::Unknown).await;
+    // What is acknowledged now is not what was true before.
+    pulse.beat().await.unwrap();
+    assert_eq!(world.health(id).await, NodeHealth::Healthy);
     soon("the node is heard under a new session", async {
         loop {
             pulse.beat().await.unwrap();

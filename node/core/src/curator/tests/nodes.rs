@@ -13,8 +13,15 @@ use hearth_api::{
 };
 use tonic::{Code, Status, Streaming};
 
-use super::super::testing::{BOOT_ID, Pulse, Who, World, id_of, quick};
-use crate::consensus::{fenced::EPOCH, testing::soon};
+use super::super::{
+    state::{self, LivenessRecord},
+    testing::{BOOT_ID, Pulse, Who, World, id_of, quick},
+};
+use crate::consensus::{
+    Lease,
+    fenced::{Condition, EPOCH, Write},
+    testing::soon,
+};
 
 fn status(address: &str) -> NodeStatus {
     NodeStatus {
@@ -284,6 +291,36 @@ async fn a_node_is_healthy_while_it_is_heard_and_not_long_after() {
     let begin = std::time::Instant::now();
     assert_eq!(pulse.end().await.code(), Code::DeadlineExceeded);
     assert!(begin.elapsed() < timing.heartbeat_bound * 2);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_key_that_was_written_late_does_not_keep_a_node_alive() {
+    let world = World::new(quick()).await;
+    let (client, own) = (world.client(), world.site.node_id);
+    let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
+    pulse.beat().await.unwrap();
+    // The write of an earlier stream, which comes to pass after all.
+    let key = state::liveness_key(own);
+    let record = client.get(&key).await.unwrap().unwrap();
+    let lease = Lease::from_id(record.lease);
+    let again = Write::when(Condition::Unchanged(key.clone(), record.mod_revision));
+    let again = again.put_leased(key, record.value, lease);
+    client.write(again).await.unwrap();
+    // And that of a stream that was gone before it was answered.
+    let other = id_of(&world.add_node(NodeState::Up).await);
+    let key = state::liveness_key(other);
+    let value = LivenessRecord::HeardBy(own).encode(BOOT_ID);
+    let orphan = Write::when(Condition::Absent(key.clone())).put_leased(key, value, lease);
+    client.write(orphan).await.unwrap();
+    for id in [own, other] {
+        assert_eq!(world.health(id).await, NodeHealth::Healthy);
+    }
+    pulse.beat().await.unwrap();
+    drop(pulse);
+    for id in [own, other] {
+        world.becomes(id, NodeHealth::Timeout).await;
+    }
     world.stop().await;
 }
 
