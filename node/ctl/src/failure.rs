@@ -8,6 +8,8 @@ use std::process::ExitCode;
 use hearth_api::client::{AttemptError, ConnectError};
 use tonic::{Code, Status};
 
+use crate::table::printable;
+
 /// What kind of failure it is: the exit code, for scripts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -145,11 +147,29 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "cannot {}", self.what)?;
         if let Some(why) = &self.why {
-            write!(f, ": {}", reason(&**why))?;
+            // Part of it may come from whoever has answered.
+            write!(f, ": {}", printable(&reason(&**why)))?;
         }
         if let Some(advice) = &self.advice {
             write!(f, "\n  {advice}")?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn terminals_are_not_driven_by_what_servers_say() {
+        let status = Status::internal("a\x1b[2Jb\nhearthctl: all is well");
+        let text = Failure::call("ask", status).to_string();
+        assert_eq!(
+            text,
+            "cannot ask: a\u{fffd}[2Jb\u{fffd}hearthctl: all is well"
+        );
+        let refused = Failure::call("ask", Status::permission_denied("no")).to_string();
+        assert_eq!(refused.lines().count(), 2, "{refused}");
     }
 }
