@@ -211,7 +211,9 @@ impl Handle {
         if !matches!(state, State::Home | State::Split) {
             return Err(ConsensusUnavailable::RefusedState(state));
         }
-        if !*self.serving.borrow() {
+        // The runnable that would say so may have been given up.
+        let gone = self.serving.has_changed().is_err();
+        if gone || !*self.serving.borrow() {
             return Err(ConsensusUnavailable::NotConnected);
         }
         Ok(self.root.namespaced(user))
