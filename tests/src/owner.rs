@@ -7,15 +7,16 @@ use futures::StreamExt;
 use hearth_api::{
     certificates::ClusterCa,
     client::{Curators, Endpoint, Options, within},
+    escrow,
     first_contact::{self, FirstContactError},
-    identity::{FirstContactSecret, OwnerKey, SigningKey, UserCredentials, UserName},
+    identity::{FirstContactSecret, OwnerKey, UserCredentials},
     owner::{self, OwnerFileError},
-    tls::{self, CertificateDer, ExpectedServer},
+    tls::{self, ExpectedServer},
     v1::{
-        self, ClusterBootstrap, ClusterConfiguration, ClusterState, EscrowRequest,
-        GetClusterInfoRequest, GetClusterInfoResponse, GetNodesRequest, NodeHealth, NodeParameters,
-        StorageSecurityPolicy, WatchRequest, aaa_client::AaaClient, curator_client::CuratorClient,
-        management_client::ManagementClient, node_parameters,
+        self, ClusterBootstrap, ClusterConfiguration, ClusterState, GetClusterInfoRequest,
+        GetClusterInfoResponse, GetNodesRequest, NodeHealth, NodeParameters, StorageSecurityPolicy,
+        WatchRequest, curator_client::CuratorClient, management_client::ManagementClient,
+        node_parameters,
     },
 };
 use tonic::transport::Channel;
@@ -110,25 +111,8 @@ impl Owner {
     /// If either is refused.
     pub async fn take_ownership(&self, curator: Endpoint) -> anyhow::Result<Operator> {
         let ca = self.meet(&curator).await.context("first contact")?;
-        let server = ExpectedServer::AnyNode;
-        let tls = tls::possession_client_config(&self.key, ca.clone(), server, tls::wall_clock())?;
-        let curators = Curators::new(vec![curator.clone()], tls, options());
-        let request = EscrowRequest {
-            identity: UserName::OWNER.to_owned(),
-        };
-        let mut aaa = AaaClient::new(curators.channel());
-        let response = within(bounds::CALL, aaa.escrow(request))
-            .await?
-            .into_inner();
-        ensure!(
-            response.ca_certificate == ca.certificate().as_ref(),
-            "the certificate comes with another CA than was proven"
-        );
-        let credentials = UserCredentials {
-            key: SigningKey::clone(&self.key),
-            certificate: CertificateDer::from(response.certificate),
-            ca: ca.certificate().clone(),
-        };
+        let curators = vec![curator.clone()];
+        let (credentials, _) = escrow::exchange(curators, &self.key, &ca, options()).await?;
         Operator::connect(credentials, curator)
     }
 }

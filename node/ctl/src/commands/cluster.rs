@@ -2,17 +2,14 @@
 
 use std::path::Path;
 
-use hearth_api::certificates::{CertificateError, ClusterCa, Leaf};
-use hearth_api::client::{Curators, Endpoint, within};
+use hearth_api::certificates::ClusterCa;
+use hearth_api::client::{Endpoint, within};
+use hearth_api::escrow::{self, EscrowError};
 use hearth_api::first_contact::{self, FirstContactError};
-use hearth_api::identity::{
-    FirstContactSecret, OwnerKey, SigningKey, Subject, UserCredentials, UserName,
-};
-use hearth_api::owner;
-use hearth_api::tls::{self, CertificateDer, ExpectedServer};
-use hearth_api::v1::aaa_client::AaaClient;
+use hearth_api::identity::FirstContactSecret;
+use hearth_api::v1::GetClusterInfoRequest;
 use hearth_api::v1::management_client::ManagementClient;
-use hearth_api::v1::{EscrowRequest, EscrowResponse, GetClusterInfoRequest};
+use hearth_api::{owner, tls};
 
 use super::{print, print_json};
 use crate::args::{Cluster, Form, Global};
@@ -65,7 +62,9 @@ async fn take_ownership(
     let mut contexts = Contexts::load(global.config.clone())?;
 
     let ca = meet(global, endpoints, &secret).await?;
-    let (credentials, leaf) = escrow(global, endpoints, &key, &ca).await?;
+    let options = connection::options(global);
+    let exchanged = escrow::exchange(endpoints.to_vec(), &key, &ca, options).await;
+    let (credentials, leaf) = exchanged.map_err(not_issued)?;
     let cluster = leaf.identity.cluster;
     let name = name.unwrap_or_else(|| cluster.to_string()[..8].to_owned());
     contexts.add(&name, cluster, endpoints, &credentials, key_file)?;
@@ -105,52 +104,11 @@ fn not_met(error: FirstContactError) -> Failure {
     }
 }
 
-/// A certificate for the owner key, checked as strictly as any peer would.
-async fn escrow(
-    global: &Global,
-    endpoints: &[Endpoint],
-    key: &OwnerKey,
-    ca: &ClusterCa,
-) -> Result<(UserCredentials, Leaf), Failure> {
-    let clock = tls::wall_clock();
-    let config =
-        tls::possession_client_config(key, ca.clone(), ExpectedServer::AnyNode, clock.clone())
-            .map_err(|error| Failure::new(Kind::Local, "set up TLS").because(error))?;
-    let curators = Curators::new(endpoints.to_vec(), config, connection::options(global));
-    let request = EscrowRequest {
-        identity: UserName::OWNER.to_owned(),
-    };
-    let mut aaa = AaaClient::new(curators.channel());
-    let EscrowResponse {
-        certificate,
-        ca_certificate,
-    } = within(global.timeout, aaa.escrow(request))
-        .await
-        .map_err(|status| Failure::call("exchange the owner key for a certificate", status))?
-        .into_inner();
-
-    let wrong = |error: CertificateError| {
-        Failure::new(
-            Kind::Refused,
-            "use the certificate that the cluster has issued",
-        )
-        .because(error)
-    };
-    if ca_certificate != ca.certificate().as_ref() {
-        return Err(wrong(CertificateError::OtherIssuer));
+fn not_issued(error: EscrowError) -> Failure {
+    let step = error.to_string();
+    match error {
+        EscrowError::Tls(error) => Failure::new(Kind::Local, step).because(error),
+        EscrowError::Call(status) => Failure::call(step, *status),
+        EscrowError::Certificate(error) => Failure::new(Kind::Refused, step).because(error),
     }
-    let leaf = ca.verify(&certificate, tls::now(&clock)).map_err(wrong)?;
-    if leaf.identity.subject != Subject::User(UserName::owner()) || leaf.public_key != key.public()
-    {
-        return Err(wrong(CertificateError::OtherPeer {
-            wanted: "the owner, with the owner key".to_owned(),
-            found: leaf.identity,
-        }));
-    }
-    let credentials = UserCredentials {
-        key: SigningKey::clone(key),
-        certificate: CertificateDer::from(certificate),
-        ca: ca.certificate().clone(),
-    };
-    Ok((credentials, leaf))
 }

@@ -6,14 +6,13 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use hearth_api::client::{Curators, Endpoint, Options, within};
-use hearth_api::first_contact;
-use hearth_api::identity::{FirstContactSecret, OwnerKey, SigningKey, UserCredentials, UserName};
-use hearth_api::tls::{self, CertificateDer, ExpectedServer};
-use hearth_api::v1::aaa_client::AaaClient;
+use hearth_api::identity::{FirstContactSecret, OwnerKey, UserCredentials};
+use hearth_api::tls::{self, ExpectedServer};
 use hearth_api::v1::management_client::ManagementClient;
-use hearth_api::v1::{self, EscrowRequest, GetNodesRequest};
+use hearth_api::v1::{self, GetNodesRequest};
+use hearth_api::{escrow, first_contact};
 use prost::Message;
 
 /// For each call. A loaded host is slow, and none of them waits for anything.
@@ -76,24 +75,9 @@ impl Owner {
         let ca = first_contact::fetch_ca(curator, &self.secret, CALL, tls::wall_clock())
             .await
             .context("first contact")?;
-        let server = ExpectedServer::AnyNode;
-        let tls = tls::possession_client_config(&self.key, ca.clone(), server, tls::wall_clock())?;
-        let curators = Curators::new(vec![curator.clone()], tls, options());
-        let request = EscrowRequest {
-            identity: UserName::OWNER.to_owned(),
-        };
-        let mut aaa = AaaClient::new(curators.channel());
-        let response = within(CALL, aaa.escrow(request)).await.context("Escrow")?;
-        let response = response.into_inner();
-        ensure!(
-            response.ca_certificate == ca.certificate().as_ref(),
-            "the certificate comes with another CA than was proven"
-        );
-        Ok(UserCredentials {
-            key: SigningKey::clone(&self.key),
-            certificate: CertificateDer::from(response.certificate),
-            ca: ca.certificate().clone(),
-        })
+        let curators = vec![curator.clone()];
+        let (credentials, _) = escrow::exchange(curators, &self.key, &ca, options()).await?;
+        Ok(credentials)
     }
 }
 

@@ -1,0 +1,69 @@
+//! The exchange of the owner key for an owner's certificate.
+//!
+//! The call itself is [`Aaa.Escrow`](crate::v1::aaa_client); this is the owner's
+//! side of it, and as strict as any peer would be: what comes back has to be a
+//! certificate of the CA that first contact has proven, for the owner, with the
+//! owner key. It can be repeated.
+
+use crate::certificates::{CertificateError, ClusterCa, Leaf};
+use crate::client::{Curators, Endpoint, Options, within};
+use crate::identity::{OwnerKey, SigningKey, Subject, UserCredentials, UserName};
+use crate::tls::{self, CertificateDer, ExpectedServer, TlsError};
+use crate::v1::aaa_client::AaaClient;
+use crate::v1::{EscrowRequest, EscrowResponse};
+
+/// Why there is no certificate, by the step that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum EscrowError {
+    /// Key and CA cannot be used for a connection.
+    #[error("set up TLS")]
+    Tls(#[from] TlsError),
+    /// The call failed or was refused.
+    #[error("exchange the owner key for a certificate")]
+    Call(#[source] Box<tonic::Status>),
+    /// What the cluster has issued is not what was asked for.
+    #[error("use the certificate that the cluster has issued")]
+    Certificate(#[from] CertificateError),
+}
+
+/// Asks the curators, each of whom must be of the cluster with this CA, for a
+/// certificate. `options.call_timeout` bounds the whole call.
+pub async fn exchange(
+    curators: Vec<Endpoint>,
+    key: &OwnerKey,
+    ca: &ClusterCa,
+    options: Options,
+) -> Result<(UserCredentials, Leaf), EscrowError> {
+    let (clock, bound) = (options.clock.clone(), options.call_timeout);
+    let server = ExpectedServer::AnyNode;
+    let config = tls::possession_client_config(key, ca.clone(), server, clock.clone())?;
+    let mut aaa = AaaClient::new(Curators::new(curators, config, options).channel());
+    let request = EscrowRequest {
+        identity: UserName::OWNER.to_owned(),
+    };
+    let response = within(bound, aaa.escrow(request)).await;
+    let EscrowResponse {
+        certificate,
+        ca_certificate,
+    } = response
+        .map_err(|status| EscrowError::Call(Box::new(status)))?
+        .into_inner();
+    if ca_certificate != ca.certificate().as_ref() {
+        return Err(CertificateError::OtherIssuer.into());
+    }
+    let leaf = ca.verify(&certificate, tls::now(&clock))?;
+    if leaf.identity.subject != Subject::User(UserName::owner()) || leaf.public_key != key.public()
+    {
+        let other = CertificateError::OtherPeer {
+            wanted: "the owner, with the owner key".to_owned(),
+            found: leaf.identity,
+        };
+        return Err(other.into());
+    }
+    let credentials = UserCredentials {
+        key: SigningKey::clone(key),
+        certificate: CertificateDer::from(certificate),
+        ca: ca.certificate().clone(),
+    };
+    Ok((credentials, leaf))
+}
