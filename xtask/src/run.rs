@@ -145,18 +145,16 @@ impl Args {
 fn explain(ui: &Ui, new: bool, founding: &Founding) {
     let what = match new {
         true => "a new cluster",
-        false => "the cluster of the last run",
+        false => "the last run's cluster",
     };
     let storage = match founding.storage {
-        Some(Storage::Insecure) => {
-            "insecure storage, because an encrypted cluster cannot cold-start yet"
-        }
+        Some(Storage::Insecure) => "storage insecure (encrypted ones cannot cold-start yet)",
         Some(Storage::Encrypted) => {
-            "encrypted storage: it cannot cold-start yet, so once it is down it is lost"
+            "storage encrypted (it cannot cold-start yet: lost once it is down)"
         }
         None => "parameters of your own",
     };
-    ui.say(format_args!("{what}, with {storage}"));
+    ui.say(format_args!("{what}; {storage}"));
 }
 
 fn member(
@@ -223,9 +221,8 @@ impl Run<'_> {
         ));
         let cluster = Cluster::launch(spec).await?;
         if cluster.images() == [Image::Older] && !self.args.direct {
-            self.ui.say(
-                "  its disk was made of an older image, which it boots; --fresh takes the new one, --direct boots the new node on this disk",
-            );
+            self.ui
+                .say("  its disk holds an older image, and boots that; --fresh takes the new one");
         }
         let vm = &cluster.machines()[0];
         let mut lines = vm.console().lines();

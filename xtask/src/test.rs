@@ -40,6 +40,9 @@ pub struct Args {
     /// Run everything, whatever fails
     #[arg(long)]
     keep_going: bool,
+    /// With the long end-to-end tests, too: cuts at every step of a bootstrap
+    #[arg(long)]
+    long: bool,
     /// How many machines run at once [default: one for each CPU, at most 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     jobs: Option<u32>,
@@ -144,6 +147,8 @@ fn e2e(
     }
     if let Some(path) = manifest {
         cmd = cmd.env(artifacts::ENVIRONMENT, path);
+        // A failure ends with what the machine said last; not with our stack.
+        cmd = cmd.env("RUST_LIB_BACKTRACE", "0");
     }
     let default = || available_parallelism().map_or(1, usize::from).min(4);
     let jobs = args.jobs.map_or_else(default, |jobs| jobs as usize);
@@ -151,6 +156,9 @@ fn e2e(
         .arg("--")
         .args(selection.names)
         .arg(format!("--test-threads={jobs}"));
+    if args.long {
+        cmd = cmd.arg("--include-ignored");
+    }
     if args.list {
         cmd = cmd.arg("--list");
     }

@@ -6,7 +6,7 @@
 //! behind: the error that is on its way up speaks for it.
 
 use std::fmt::Display;
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
@@ -46,12 +46,11 @@ impl Ui {
 
     /// One line, above whatever is in progress.
     pub fn say(&self, line: impl Display) {
-        // Nothing sensible can be done when standard error is closed.
-        if self.live {
-            let _ = self.bars.println(line.to_string());
-        } else {
-            eprintln!("{line}");
-        }
+        // Not by indicatif's println, which fills the line up and is thrown off by an echoed ^C.
+        self.bars.suspend(|| {
+            // Nothing sensible can be done when standard error is closed.
+            let _ = writeln!(std::io::stderr(), "{line}");
+        });
     }
 
     /// One line that only `-v` shows.
