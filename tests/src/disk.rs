@@ -90,6 +90,16 @@ impl RawDisk {
         Ok(())
     }
 
+    /// Removes a file of the ESP.
+    ///
+    /// # Errors
+    /// If it is not there.
+    pub async fn remove_esp(&self, path: &str) -> Outcome {
+        let mut command = self.mtool("mdel");
+        command.arg(format!("::{path}"));
+        tools::run(&command).await.map(drop)
+    }
+
     /// Makes a directory on the ESP.
     ///
     /// # Errors

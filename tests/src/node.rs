@@ -5,6 +5,7 @@
 //! boots of the same disk.
 
 use std::{
+    fs,
     ops::Deref,
     path::{Path, PathBuf},
 };
@@ -47,6 +48,7 @@ pub struct Plan<'a> {
     uefi: bool,
     machine: Machine,
     disk: Kind,
+    larger_by: u64,
     storage: StorageSecurityPolicy,
 }
 
@@ -80,6 +82,7 @@ impl<'a> Plan<'a> {
             uefi: false,
             machine,
             disk: Kind::Overlay,
+            larger_by: 0,
             storage: StorageSecurityPolicy::NeedsInsecure,
         }
     }
@@ -114,9 +117,21 @@ impl<'a> Plan<'a> {
         self
     }
 
+    /// Without a random number generator but the CPU's.
+    pub fn without_rng(mut self) -> Self {
+        self.machine.rng = false;
+        self
+    }
+
     /// With a disk that the test may look into while the machine is off.
     pub fn raw_disk(mut self) -> Self {
         self.disk = Kind::Raw;
+        self
+    }
+
+    /// With a disk that has so many bytes more than the image.
+    pub fn larger_by(mut self, bytes: u64) -> Self {
+        self.larger_by = bytes;
         self
     }
 
@@ -133,15 +148,23 @@ impl<'a> Plan<'a> {
     pub async fn install(mut self) -> anyhow::Result<Node> {
         let run_dir = RunDir::create(self.test.folder().join(&self.name))?;
         let base = &self.image.disk;
+        let image_bytes = fs::metadata(base)
+            .with_context(|| format!("look at {}", base.display()))?
+            .len();
+        let bytes = image_bytes + self.larger_by;
         let disk = match self.disk {
             Kind::Overlay => {
                 let path = run_dir.file("disk.qcow2");
-                make_overlay(base, &path, None).await?;
+                make_overlay(base, &path, Some(bytes)).await?;
                 Disk::new(path, Format::Qcow2)
             }
             Kind::Raw => {
                 let path = run_dir.file("disk.img");
                 copy(base, &path).await?;
+                fs::File::options()
+                    .write(true)
+                    .open(&path)?
+                    .set_len(bytes)?;
                 Disk::new(path, Format::Raw)
             }
         };
@@ -214,7 +237,6 @@ impl Node {
         Ok(Running {
             vm: Vm::start(&machine, &self.run_dir, Lifetime::Tied).await?,
             owner: self.owner.clone(),
-            serial_log: self.run_dir.serial_log(),
         })
     }
 
@@ -244,8 +266,7 @@ impl Node {
         paths
             .take_while(|path| path.exists())
             .map(|path| {
-                let text =
-                    std::fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+                let text = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
                 Ok((path, text))
             })
             .collect()
@@ -257,7 +278,6 @@ impl Node {
 pub struct Running {
     vm: Vm,
     owner: Owner,
-    serial_log: PathBuf,
 }
 
 impl Deref for Running {
@@ -333,6 +353,22 @@ impl Running {
         })
         .await?;
         waiting.context("no reason")
+    }
+
+    /// Waits for the core's end; why.
+    ///
+    /// # Errors
+    /// If it does not end.
+    pub async fn core_ended(&self) -> anyhow::Result<String> {
+        let mut why = None;
+        self.wait_for_report("the core's end", bounds::DECISION, |report| {
+            if let Report::CoreEnded(reason) = report {
+                why = Some(reason.clone());
+            }
+            why.is_some()
+        })
+        .await?;
+        why.context("no reason")
     }
 
     /// Waits for what enrolment decides. What would mean that it decided
@@ -455,15 +491,10 @@ impl Running {
         let down = Report::Down("power off".to_owned());
         self.wait_for_report("an orderly end", bounds::SOON, |report| *report == down)
             .await?;
+        // The supervisor names those who did not listen.
+        let lines = self.console().last(usize::MAX);
+        let straggler = lines.iter().find(|line| line.text.contains("told to stop"));
+        ensure!(straggler.is_none(), "a straggler: {straggler:?}");
         Ok(())
-    }
-
-    /// All that is on its serial log so far.
-    ///
-    /// # Errors
-    /// If it cannot be read.
-    pub fn serial(&self) -> anyhow::Result<Vec<u8>> {
-        std::fs::read(&self.serial_log)
-            .with_context(|| format!("read {}", self.serial_log.display()))
     }
 }

@@ -4,7 +4,7 @@
 //!
 //! A representative set is run by default: the first and the last, and those
 //! on whose two sides different parts of the node are at work. The others are
-//! run with them by `cargo xtask test e2e --long`.
+//! run with them by `cargo xtask test e2e bootstrap_cuts --long`.
 
 use anyhow::ensure;
 use hearth_tests::{Outcome, TestCtx, here};
@@ -61,35 +61,35 @@ macro_rules! cuts {
 cuts! {
     before_the_founding_configuration at "enrolment.sealed_founding.before";
     after_the_founding_configuration at "enrolment.sealed_founding.after";
-    #[ignore = "one of the long ones"]
+    #[ignore = "long: --long runs it"]
     before_the_first_header at "storage.header_initialising.before";
-    #[ignore = "one of the long ones"]
+    #[ignore = "long: --long runs it"]
     after_the_first_header at "storage.header_initialising.after";
-    #[ignore = "one of the long ones"]
+    #[ignore = "long: --long runs it"]
     before_the_file_system at "storage.file_system.before";
     after_the_file_system at "storage.file_system.after";
-    #[ignore = "one of the long ones"]
+    #[ignore = "long: --long runs it"]
     before_the_second_header at "storage.header_ready.before";
-    #[ignore = "one of the long ones"]
+    #[ignore = "long: --long runs it"]
     after_the_second_header at "storage.header_ready.after";
-    #[ignore = "one of the long ones"]
+    #[ignore = "long: --long runs it"]
     before_the_authorities at "founding.authorities.before";
     after_the_authorities at "founding.authorities.after";
-    #[ignore = "one of the long ones"]
+    #[ignore = "long: --long runs it"]
     before_the_sealed_authority at "enrolment.sealed_authority.before";
-    #[ignore = "one of the long ones"]
+    #[ignore = "long: --long runs it"]
     after_the_sealed_authority at "enrolment.sealed_authority.after";
-    #[ignore = "one of the long ones"]
+    #[ignore = "long: --long runs it"]
     before_the_founding_transaction at "founding.transaction.before";
     after_the_founding_transaction at "founding.transaction.after";
-    #[ignore = "one of the long ones"]
+    #[ignore = "long: --long runs it"]
     before_the_credentials at "founding.credentials.before";
-    #[ignore = "one of the long ones"]
+    #[ignore = "long: --long runs it"]
     after_the_credentials at "founding.credentials.after";
-    #[ignore = "one of the long ones"]
+    #[ignore = "long: --long runs it"]
     before_the_authorities_keys_are_removed at "founding.authority_keys_removed.before";
     after_the_authorities_keys_are_removed at "founding.authority_keys_removed.after";
-    #[ignore = "one of the long ones"]
+    #[ignore = "long: --long runs it"]
     before_the_member_configuration at "enrolment.sealed_member.before";
     after_the_member_configuration at "enrolment.sealed_member.after";
 }

@@ -9,6 +9,7 @@ use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::Pin;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::Stream;
 use hearth_api::names;
@@ -189,11 +190,22 @@ fn processes() -> (u32, u32) {
     })
 }
 
-/// A service that panics when it is told to.
+/// Until the victim counts as healthy.
+const PROVEN_AFTER: Duration = Duration::from_secs(30);
+
+/// A service that panics when it is told to. Like one that has to prove itself
+/// it is healthy only after a while, so that panics in quick succession are a
+/// crash loop.
 async fn victim(ctx: Context, provocations: Arc<Provocations>) -> Outcome {
-    ctx.healthy();
+    let told = provocations.panic.notified();
+    tokio::pin!(told);
     tokio::select! {
-        () = provocations.panic.notified() => panic!("a provoked panic"),
+        () = &mut told => panic!("a provoked panic"),
+        () = tokio::time::sleep(PROVEN_AFTER) => ctx.healthy(),
+        () = ctx.cancelled() => return Ok(()),
+    }
+    tokio::select! {
+        () = told => panic!("a provoked panic"),
         () = ctx.cancelled() => Ok(()),
     }
 }

@@ -1,0 +1,229 @@
+//! The data partition: made, grown, encrypted, and left alone whenever what is
+//! on the disk cannot be explained.
+
+use anyhow::ensure;
+use hearth_api::v1::{StorageSecurity, StorageSecurityPolicy};
+use hearth_tests::{
+    Outcome, TestCtx, here,
+    node::{Node, Running},
+};
+
+/// The slots of the sealed configuration on the ESP.
+const SEALED: [&str; 2] = [
+    "hearth/sealed_configuration.0",
+    "hearth/sealed_configuration.1",
+];
+
+/// Where the file system begins, in the data partition.
+const PAYLOAD: u64 = 1 << 20;
+
+/// Boots it to HOME and powers it off; its ID.
+async fn found(node: &Node) -> anyhow::Result<String> {
+    let vm = node.power_on().await?;
+    vm.home().await?;
+    let listed = vm.owned().await?.one_healthy_node().await?;
+    vm.power_off().await?;
+    Ok(listed.id)
+}
+
+async fn security(vm: &Running) -> anyhow::Result<StorageSecurity> {
+    Ok(vm
+        .owned()
+        .await?
+        .one_healthy_node()
+        .await?
+        .storage_security())
+}
+
+/// An encrypted node founds its cluster. After a power cut nobody can unlock
+/// it in this release: it waits, says for what, and changes nothing.
+#[tokio::test]
+async fn an_encrypted_node_founds_and_waits_after_a_power_cut() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let plan = test.node("node").raw_disk();
+    let node = plan
+        .storage(StorageSecurityPolicy::NeedsEncryption)
+        .install()
+        .await?;
+    let vm = node.power_on().await?;
+    vm.home().await?;
+    ensure!(security(&vm).await? == StorageSecurity::Encrypted);
+    vm.cut().await?;
+    waits_for_its_cluster(&node).await?;
+    test.passed()
+}
+
+/// The same with every sector authenticated.
+#[tokio::test]
+async fn an_authenticated_node_founds_and_waits_after_a_power_cut() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let plan = test.node("node").raw_disk();
+    let node = plan
+        .storage(StorageSecurityPolicy::NeedsEncryptionAndAuthentication)
+        .install()
+        .await?;
+    let vm = node.power_on().await?;
+    vm.home().await?;
+    ensure!(security(&vm).await? == StorageSecurity::AuthenticatedEncrypted);
+    vm.cut().await?;
+    waits_for_its_cluster(&node).await?;
+    test.passed()
+}
+
+async fn waits_for_its_cluster(node: &Node) -> Outcome {
+    let disk = node.disk().await?;
+    let before = disk.data_digest()?;
+    ensure!(
+        disk.xfs_size(PAYLOAD).is_err(),
+        "the file system stands there in the clear"
+    );
+    let vm = node.power_on().await?;
+    let what = vm.waiting().await?;
+    ensure!(
+        what.starts_with("cluster ") && what.contains(" to unlock the data partition"),
+        "{what}"
+    );
+    vm.power_off().await?;
+    ensure!(
+        disk.data_digest()? == before,
+        "the data partition has changed"
+    );
+    Ok(())
+}
+
+/// FAULTS 11: with bootstrap parameters at hand, which say to found a cluster,
+/// a node whose sealed configuration is lost leaves its data partition alone.
+/// One slot is enough to go on.
+#[tokio::test]
+async fn a_corrupt_sealed_configuration_never_leads_to_a_formatted_disk() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let node = test.node("node").raw_disk().install().await?;
+    let id = found(&node).await?;
+    let disk = node.disk().await?;
+
+    let good = disk.read_esp(SEALED[0]).await?;
+    disk.write_esp(SEALED[0], &flipped(&good)).await?;
+    ensure!(found(&node).await? == id, "another node");
+    ensure!(
+        disk.read_esp(SEALED[0]).await? == disk.read_esp(SEALED[1]).await?,
+        "the bad slot was not mended"
+    );
+
+    let before = disk.data_digest()?;
+    for slot in SEALED {
+        disk.write_esp(slot, &flipped(&good)).await?;
+    }
+    let vm = node.power_on().await?;
+    let refusal = vm.refusal().await?;
+    ensure!(
+        refusal.starts_with("the sealed configuration on the ESP is damaged: ")
+            && refusal.contains("wipe.enrolment_id = "),
+        "{refusal}"
+    );
+    vm.power_off().await?;
+    ensure!(
+        disk.data_digest()? == before,
+        "the data partition has changed"
+    );
+
+    // Nor does one that is gone altogether.
+    for slot in SEALED {
+        disk.remove_esp(slot).await?;
+    }
+    let vm = node.power_on().await?;
+    let refusal = vm.refusal().await?;
+    ensure!(
+        refusal.starts_with(
+            "the ESP holds no sealed configuration, and the data partition is that of "
+        ) && refusal.contains(&id),
+        "{refusal}"
+    );
+    vm.power_off().await?;
+    ensure!(
+        disk.data_digest()? == before,
+        "the data partition has changed"
+    );
+
+    // It is all there still.
+    for slot in SEALED {
+        disk.write_esp(slot, &good).await?;
+    }
+    ensure!(found(&node).await? == id, "another node");
+    test.passed()
+}
+
+/// A bit in the middle is another.
+fn flipped(bytes: &[u8]) -> Vec<u8> {
+    let mut bytes = bytes.to_vec();
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    bytes
+}
+
+/// FAULTS 15: a data partition of another node of another cluster.
+#[tokio::test]
+async fn the_data_partition_of_another_node_is_refused() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let node = test.node("node").raw_disk().install().await?;
+    let other = test.node("other").raw_disk().install().await?;
+    let (id, other_id) = (found(&node).await?, found(&other).await?);
+    let (disk, other_disk) = (node.disk().await?, other.disk().await?);
+    disk.take_data_of(&other_disk)?;
+    let before = disk.data_digest()?;
+    ensure!(before == other_disk.data_digest()?, "not copied");
+    let vm = node.power_on().await?;
+    let refusal = vm.refusal().await?;
+    ensure!(
+        refusal.contains(&id) && refusal.contains(&other_id),
+        "it does not name both: {refusal}"
+    );
+    vm.power_off().await?;
+    ensure!(
+        disk.data_digest()? == before,
+        "the data partition has changed"
+    );
+    test.passed()
+}
+
+/// FAULTS 16: a disk that is larger than the image was.
+#[tokio::test]
+async fn the_data_partition_grows_to_the_end_of_the_disk() -> Outcome {
+    const MORE: u64 = 1 << 30;
+    let test = TestCtx::begin(here!())?;
+    let node = test.node("node").raw_disk().larger_by(MORE);
+    let node = node.install().await?;
+    let before = node.disk().await?;
+    found(&node).await?;
+    let after = node.disk().await?;
+    after.check_table().await?;
+    ensure!(after.esp == before.esp, "the ESP has moved");
+    ensure!(
+        after.data.start == before.data.start && after.data.length >= before.data.length + MORE,
+        "{:?} was {:?}",
+        after.data,
+        before.data
+    );
+    let (xfs, room) = (after.xfs_size(PAYLOAD)?, after.data.length - PAYLOAD);
+    ensure!(xfs <= room && room - xfs < 1 << 20, "{xfs} of {room} bytes");
+    test.passed()
+}
+
+/// FAULTS 16: a disk that is smaller than the image.
+#[tokio::test]
+async fn a_disk_that_is_too_small_is_told() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let node = test.node("node").raw_disk().install().await?;
+    let disk = node.disk().await?;
+    let file = std::fs::File::options()
+        .write(true)
+        .open(node.disk_path())?;
+    file.set_len(disk.data.start + disk.data.length / 2)?;
+    drop(file);
+    let vm = node.power_on().await?;
+    ensure!(vm.core_ended().await? == "exit code 1");
+    let (has, needs) = ("the disk has ", "sectors, its partition table needs ");
+    vm.says(&["no EFI system partition on any disk", has, needs])
+        .await?;
+    vm.cut().await?;
+    test.passed()
+}
