@@ -100,6 +100,28 @@ impl RawDisk {
         tools::run(&command).await.map(drop)
     }
 
+    /// Takes all room that is left on the ESP with one file.
+    ///
+    /// # Errors
+    /// If there is no room, or it cannot be told how much.
+    pub async fn fill_esp(&self, path: &str) -> Outcome {
+        // The last line: "  93 847 552 bytes free".
+        let said = tools::run(self.mtool("mdir").arg("::/")).await?;
+        let free = said
+            .lines()
+            .rev()
+            .find_map(|line| line.strip_suffix("bytes free"));
+        let free = free.with_context(|| format!("no free bytes in\n{said}"))?;
+        let free: u64 = free.split_whitespace().collect::<String>().parse()?;
+        let scratch = self.scratch();
+        File::create(&scratch)?.set_len(free)?;
+        let mut command = self.mtool("mcopy");
+        command.arg(&scratch).arg(format!("::{path}"));
+        tools::run(&command).await?;
+        std::fs::remove_file(&scratch)?;
+        Ok(())
+    }
+
     /// Makes a directory on the ESP.
     ///
     /// # Errors

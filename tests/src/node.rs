@@ -19,7 +19,7 @@ use hearth_api::{
 };
 use hearth_qemu::{
     artifacts::Image,
-    command::{Boot, CommandLine, Machine},
+    command::{Boot, CommandLine, Machine, Rtc},
     disk::{Disk, Format, make_overlay},
     firmware::Firmware,
     fw_cfg::Item,
@@ -69,7 +69,8 @@ impl<'a> Plan<'a> {
             nics: vec![Nic {
                 mac: Mac::of_machine(1),
                 link: Link::User(UserNetwork {
-                    restricted: false,
+                    // Neither the world nor its name and time servers.
+                    restricted: true,
                     forwards: forwards.into(),
                 }),
             }],
@@ -120,6 +121,12 @@ impl<'a> Plan<'a> {
     /// Without a random number generator but the CPU's.
     pub fn without_rng(mut self) -> Self {
         self.machine.rng = false;
+        self
+    }
+
+    /// With another clock.
+    pub fn clock(mut self, clock: Rtc) -> Self {
+        self.machine.rtc = clock;
         self
     }
 

@@ -227,3 +227,29 @@ async fn a_disk_that_is_too_small_is_told() -> Outcome {
     vm.cut().await?;
     test.passed()
 }
+
+/// FAULTS 12: no room for the sealed configuration. Nothing is founded that
+/// could not be found again, and the reason is there to be seen.
+#[tokio::test]
+async fn a_full_esp_is_told_and_nothing_is_made() -> Outcome {
+    const FILLER: &str = "filler";
+    let test = TestCtx::begin(here!())?;
+    let node = test.node("node").raw_disk().install().await?;
+    let disk = node.disk().await?;
+    disk.fill_esp(FILLER).await?;
+    let before = disk.data_digest()?;
+    let vm = node.power_on().await?;
+    let what = vm.waiting().await?;
+    ensure!(
+        what.contains("save the sealed configuration") && what.contains("No space left on device"),
+        "{what}"
+    );
+    vm.power_off().await?;
+    ensure!(
+        disk.data_digest()? == before,
+        "the data partition has changed"
+    );
+    disk.remove_esp(FILLER).await?;
+    found(&node).await?;
+    test.passed()
+}
