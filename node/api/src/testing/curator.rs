@@ -2,15 +2,17 @@
 
 use std::net::SocketAddr;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::{Stream, StreamExt as _, stream};
 use tokio::net::TcpListener;
+use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
 
 use super::TestCluster;
+use super::nodes::Heartbeats;
 use crate::client::Endpoint;
 use crate::first_contact;
 use crate::identity::{FirstContactSecret, NodeCredentials, PublicKey};
@@ -18,17 +20,16 @@ use crate::server::{Caller, Limits, ServeError, Server, Services, Transport};
 use crate::tls::{Clock, OwnCertificate};
 use crate::v1::aaa_server::{Aaa, AaaServer};
 use crate::v1::curator_local_server::{CuratorLocal, CuratorLocalServer};
-use crate::v1::curator_server::{Curator, CuratorServer};
+use crate::v1::curator_server::CuratorServer;
 use crate::v1::management_server::{Management, ManagementServer};
 use crate::v1::{
     ClusterConfiguration, ClusterDirectory, EscrowRequest, EscrowResponse, GetCaCertificateRequest,
     GetCaCertificateResponse, GetClusterInfoRequest, GetClusterInfoResponse,
     GetCurrentLeaderRequest, GetCurrentLeaderResponse, GetNodesRequest, GetNodesResponse,
-    HeartbeatRequest, HeartbeatResponse, Node, UpdateNodeStatusRequest, UpdateNodeStatusResponse,
-    WatchEvent, WatchRequest,
+    HeartbeatRequest, Node, NodeStatus, WatchEvent,
 };
 
-type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// What a [`TestCurator`] answers.
 #[derive(Default)]
@@ -45,6 +46,21 @@ pub struct Script {
     pub relayed_ca: Option<(Vec<u8>, FirstContactSecret)>,
     /// For `Escrow`. None: it refuses.
     pub owner: Option<PublicKey>,
+    /// For `Heartbeat`.
+    pub heartbeats: Heartbeats,
+    /// For `Watch`: what it sends at first is not all of it.
+    pub more_to_come: bool,
+}
+
+/// What reached a [`TestCurator`].
+#[derive(Clone, Debug, Default)]
+pub struct Seen {
+    /// The methods, in order.
+    pub calls: Vec<&'static str>,
+    /// What nodes said of themselves, in order.
+    pub statuses: Vec<NodeStatus>,
+    /// Heartbeats and when they came, in order.
+    pub heartbeats: Vec<(tokio::time::Instant, HeartbeatRequest)>,
 }
 
 /// It runs until it is dropped.
@@ -78,8 +94,9 @@ impl TestCurator {
         let (transport, own, _) = Transport::of_node(node, clock).expect("proper credentials");
         let answers = Arc::new(Answering {
             cluster: Arc::clone(cluster),
-            script: Mutex::new(script),
-            calls: Mutex::default(),
+            script: Arc::new(Mutex::new(script)),
+            seen: Arc::new(watch::Sender::default()),
+            watches: Mutex::default(),
         });
         let services = Services::new()
             .with(ManagementServer::from_arc(Arc::clone(&answers)))
@@ -108,13 +125,38 @@ impl TestCurator {
         self.answers.script().nodes = nodes;
     }
 
+    /// From now on it treats heartbeats so, those of open streams, too.
+    pub fn set_heartbeats(&self, heartbeats: Heartbeats) {
+        self.answers.script().heartbeats = heartbeats;
+    }
+
+    /// Sends this to everyone who watches.
+    pub fn send(&self, event: &WatchEvent) {
+        self.answers
+            .watches()
+            .retain(|watch| watch.send(Ok(event.clone())).is_ok());
+    }
+
+    /// Ends all watches.
+    pub fn end_watches(&self) {
+        self.answers.watches().clear();
+    }
+
+    /// What reached a handler so far.
+    pub fn seen(&self) -> Seen {
+        self.answers.seen.borrow().clone()
+    }
+
+    /// Waits until this can be said of what reached a handler.
+    pub async fn until(&self, wanted: impl FnMut(&Seen) -> bool) -> Seen {
+        let mut seen = self.answers.seen.subscribe();
+        let found = seen.wait_for(wanted).await.map(|seen| seen.clone());
+        found.expect("the sender is in `answers`")
+    }
+
     /// The methods that reached a handler, in order.
     pub fn calls(&self) -> Vec<&'static str> {
-        self.answers
-            .calls
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.seen().calls
     }
 
     /// Ends it in order.
@@ -130,22 +172,26 @@ impl Drop for TestCurator {
     }
 }
 
-struct Answering {
+type Watch = mpsc::UnboundedSender<Result<WatchEvent, Status>>;
+
+pub(super) struct Answering {
     cluster: Arc<TestCluster>,
-    script: Mutex<Script>,
-    calls: Mutex<Vec<&'static str>>,
+    pub(super) script: Arc<Mutex<Script>>,
+    pub(super) seen: Arc<watch::Sender<Seen>>,
+    watches: Mutex<Vec<Watch>>,
 }
 
 impl Answering {
-    fn script(&self) -> std::sync::MutexGuard<'_, Script> {
+    pub(super) fn script(&self) -> MutexGuard<'_, Script> {
         self.script.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn called(&self, method: &'static str) {
-        self.calls
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .push(method);
+    pub(super) fn watches(&self) -> MutexGuard<'_, Vec<Watch>> {
+        self.watches.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn called(&self, method: &'static str) {
+        self.seen.send_modify(|seen| seen.calls.push(method));
     }
 }
 
@@ -192,47 +238,6 @@ impl Management for Answering {
             Some("silent") => std::future::pending().await,
             _ => Box::pin(answer),
         }))
-    }
-}
-
-#[tonic::async_trait]
-impl Curator for Answering {
-    type WatchStream = Answers<WatchEvent>;
-
-    async fn watch(&self, _: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        self.called("Watch");
-        let backlog = WatchEvent {
-            nodes: self.script().nodes.clone(),
-            backlog_complete: true,
-            ..WatchEvent::default()
-        };
-        let events = stream::iter([Ok(backlog)]).chain(stream::pending());
-        Ok(Response::new(Box::pin(events)))
-    }
-
-    async fn update_node_status(
-        &self,
-        request: Request<UpdateNodeStatusRequest>,
-    ) -> Result<Response<UpdateNodeStatusResponse>, Status> {
-        self.called("UpdateNodeStatus");
-        Caller::of(&request)?.node()?;
-        Ok(Response::new(UpdateNodeStatusResponse {}))
-    }
-
-    type HeartbeatStream = Answers<HeartbeatResponse>;
-
-    async fn heartbeat(
-        &self,
-        request: Request<tonic::Streaming<HeartbeatRequest>>,
-    ) -> Result<Response<Self::HeartbeatStream>, Status> {
-        self.called("Heartbeat");
-        let answers = request.into_inner().map(|heartbeat| {
-            heartbeat.map(|_| HeartbeatResponse {
-                interval_ms: 1000,
-                bound_ms: 5000,
-            })
-        });
-        Ok(Response::new(Box::pin(answers)))
     }
 }
 

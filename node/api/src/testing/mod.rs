@@ -3,6 +3,7 @@
 //! on real sockets and real TLS.
 
 mod curator;
+mod nodes;
 
 use std::time::Duration;
 
@@ -18,7 +19,8 @@ use crate::identity::{
     UserName,
 };
 
-pub use curator::{Script, TestCurator};
+pub use curator::{Script, Seen, TestCurator};
+pub use nodes::Heartbeats;
 
 /// The first second in which certificates are valid: 1 January 2020.
 pub const NOT_BEFORE: u64 = 1_577_836_800;

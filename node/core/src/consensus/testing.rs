@@ -152,17 +152,22 @@ impl Site {
 
     /// The process ID of the etcd that runs on this site.
     pub fn etcd_pid(&self) -> i32 {
+        *self.etcd_pids().first().expect("etcd runs")
+    }
+
+    /// All etcds that run on this site: one, or none.
+    pub fn etcd_pids(&self) -> Vec<i32> {
         let data_dir = self.root.data.etcd().data().display().to_string();
         std::fs::read_dir("/proc")
             .unwrap()
             .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
-            .find(|pid: &i32| {
+            .filter(|pid: &i32| {
                 std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| {
                     line.split(|byte| *byte == 0)
                         .any(|word| word == data_dir.as_bytes())
                 })
             })
-            .expect("etcd runs")
+            .collect()
     }
 
     pub fn signal_etcd(&self, signal: nix::sys::signal::Signal) {

@@ -212,6 +212,6 @@ async fn bind(address: SocketAddr) -> Result<TcpListener, CuratorError> {
 }
 
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;

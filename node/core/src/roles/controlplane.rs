@@ -7,17 +7,17 @@
 //! before the bootstrap data, which stay what they were.
 //!
 //! The children of a runnable are fixed once it is healthy, so a change of
-//! roles that starts or stops consensus is a restart of this worker.
+//! roles that starts or stops consensus is a restart of this worker, at any
+//! time, while it still starts them, too: etcd may wait for a quorum for ever.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 use hearth_api::console::Milestone;
 use hearth_api::identity::{ClusterId, NodeCredentials, NodeId};
-use hearth_api::names;
 use hearth_api::tls;
 use hearth_api::v1::NodeRoles;
-use hearth_base::event::{self, Value, Writer};
+use hearth_base::event::{self, Value, Watcher, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 
 use super::{Inputs, rolefetch};
@@ -31,7 +31,7 @@ const ETCD: &str = "/usr/bin/etcd";
 /// What of the control plane runs on this node.
 #[derive(Clone, Default)]
 pub struct ControlPlane {
-    /// etcd, while it serves here.
+    /// etcd, while it runs here.
     pub consensus: Option<consensus::Handle>,
     /// Where the curator listens on this machine, while it does.
     pub curator_port: Option<u16>,
@@ -40,6 +40,10 @@ pub struct ControlPlane {
 pub(super) struct Worker {
     /// Will be read: bootstrap and member data. Will be written: founded.
     pub inputs: Arc<Inputs>,
+    /// Where etcd serves its peers.
+    pub etcd_peers: SocketAddr,
+    /// Where the curator serves.
+    pub curator: SocketAddr,
     /// Will be read.
     pub local_roles: Value<NodeRoles>,
     /// Will be written.
@@ -60,43 +64,70 @@ struct Member {
 }
 
 pub(super) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
-    tokio::select! {
+    worker.control_plane.set(ControlPlane::default());
+    let outcome = tokio::select! {
         outcome = work(&ctx, &worker) => outcome,
         () = ctx.cancelled() => Ok(()),
-    }
+    };
+    // What runs below ends now, and before this runs again.
+    worker.control_plane.set(ControlPlane::default());
+    outcome
 }
 
 async fn work(ctx: &Context, worker: &Arc<Worker>) -> Outcome {
-    worker.control_plane.set(ControlPlane::default());
     let start = start(&worker.inputs).await?;
     let mut roles = worker.local_roles.watch();
-    let runs_consensus = match &start {
-        Start::Found(_) => true,
-        Start::Member(_) => roles.next().await?.consensus_member.is_some(),
-    };
-    if !runs_consensus {
+    if let Start::Member(_) = start
+        && roles.next().await?.consensus_member.is_none()
+    {
         ctx.healthy();
         roles
             .wait_for(|roles| roles.consensus_member.is_some())
             .await?;
         return Err(Failure::msg("this node is to become a consensus member"));
     }
-    let handle = start_consensus(ctx, worker, &start).await?;
+    // A founding begins before any roles are known.
+    tokio::select! {
+        outcome = serve(ctx, worker, start) => outcome,
+        removed = roles.wait_for(|roles| roles.consensus_member.is_none()) => {
+            removed?;
+            Err(Failure::msg("this node is no consensus member any more"))
+        }
+    }
+}
+
+/// Starts etcd and the curator and says what of them is there; ends by an
+/// error only.
+async fn serve(ctx: &Context, worker: &Arc<Worker>, start: Start) -> Outcome {
+    let mut handles = start_consensus(ctx, worker, &start)?;
+    let handle = handles.next().await?;
+    let mut control_plane = ControlPlane {
+        consensus: Some(handle.clone()),
+        curator_port: None,
+    };
+    worker.control_plane.set(control_plane.clone());
+    boot::report_once(Milestone::Consensus);
+
     let founding = matches!(start, Start::Found(_));
     let member = match start {
         Start::Found(data) => found(&worker.inputs, &handle, &data).await?,
         Start::Member(member) => member,
     };
     let credentials = member.credentials.clone();
-    start_curator(ctx, worker, &handle, member).await?;
+    let port = start_curator(ctx, worker, &handle, member).await?;
+    control_plane.curator_port = Some(port);
+    worker.control_plane.set(control_plane.clone());
+    boot::report_once(Milestone::Curator);
     if founding {
         worker.inputs.founded.set(Founded { credentials });
     }
     ctx.healthy();
-    roles
-        .wait_for(|roles| roles.consensus_member.is_none())
-        .await?;
-    Err(Failure::msg("this node is no consensus member any more"))
+    loop {
+        // An etcd that has ended is started again below us; who holds its old
+        // handle is only told that it does not serve.
+        control_plane.consensus = Some(handles.next().await?);
+        worker.control_plane.set(control_plane.clone());
+    }
 }
 
 /// Waits until there is something to start from.
@@ -120,12 +151,12 @@ async fn start(inputs: &Inputs) -> Result<Start, event::Closed> {
     }
 }
 
-/// Starts etcd below this runnable and waits until it serves.
-async fn start_consensus(
+/// Starts etcd below this runnable. There is a handle each time that it serves.
+fn start_consensus(
     ctx: &Context,
-    worker: &Arc<Worker>,
+    worker: &Worker,
     start: &Start,
-) -> Result<consensus::Handle, Failure> {
+) -> Result<Watcher<consensus::Handle>, Failure> {
     let inputs = &worker.inputs;
     let (node_id, cluster_id) = match start {
         Start::Found(data) => (data.node_id, data.cluster_id),
@@ -137,7 +168,7 @@ async fn start_consensus(
         etcd: inputs.root.data.etcd(),
         credentials: inputs.root.data.node().credentials(),
         socket_dir: inputs.root.ephemeral.consensus(),
-        peer_listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, names::PORT_ETCD_PEER)),
+        peer_listen: worker.etcd_peers,
         founding: matches!(start, Start::Found(_)),
         timing: Timing::Alone,
         quota_bytes: consensus::DEFAULT_QUOTA,
@@ -145,18 +176,12 @@ async fn start_consensus(
         state: inputs.cluster_state.clone(),
         log: inputs.log_tree.clone(),
     });
-    let (writer, handle) = event::value();
+    let (writer, handles) = event::value();
     let writer = Arc::new(writer);
     ctx.run("consensus", move |ctx| {
         consensus::run(ctx, config.clone(), writer.clone())
     })?;
-    let handle = handle.watch().next().await?;
-    worker.control_plane.set(ControlPlane {
-        consensus: Some(handle.clone()),
-        curator_port: None,
-    });
-    boot::report_once(Milestone::Consensus);
-    Ok(handle)
+    Ok(handles.watch())
 }
 
 /// Makes the founding durable in etcd, then on the data partition. Each step
@@ -190,16 +215,17 @@ async fn found(
     })
 }
 
-/// Starts the curator below this runnable and waits until its port is open.
+/// Starts the curator below this runnable, waits until it serves, and tells at
+/// which port.
 async fn start_curator(
     ctx: &Context,
-    worker: &Arc<Worker>,
+    worker: &Worker,
     handle: &consensus::Handle,
     member: Member,
-) -> Outcome {
+) -> Result<u16, Failure> {
     let inputs = &worker.inputs;
     let config = Arc::new(curator::Config {
-        listen: SocketAddr::from((Ipv4Addr::UNSPECIFIED, names::PORT_CURATOR)),
+        listen: worker.curator,
         credentials: member.credentials,
         client: handle.root().namespaced(ConsensusUser::Curator),
         version: inputs.image.version.clone(),
@@ -211,11 +237,5 @@ async fn start_curator(
     ctx.run("curator", move |ctx| {
         curator::run(ctx, config.clone(), writer.clone())
     })?;
-    let port = port.watch().next().await?;
-    worker.control_plane.set(ControlPlane {
-        consensus: Some(handle.clone()),
-        curator_port: Some(port),
-    });
-    boot::report_once(Milestone::Curator);
-    Ok(())
+    Ok(port.watch().next().await?)
 }

@@ -15,6 +15,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 
+use super::health::Health;
 use super::membership::{CuratorConnection, refused};
 use super::statuspush::boot_id;
 
@@ -26,18 +27,22 @@ const FIRST_BOUND: Duration = Duration::from_secs(10);
 pub(super) struct Worker {
     /// Will be read.
     pub connection: Value<CuratorConnection>,
-    /// Will be written.
+    /// Will be written: when a heartbeat was sent that has been answered.
     pub acknowledged: Writer<Instant>,
 }
 
 pub(super) async fn run(ctx: Context, worker: std::sync::Arc<Worker>) -> Outcome {
     let boot_id = boot_id()?;
+    let health = Health::of(&ctx);
     let mut connections = worker.connection.watch();
-    let mut connection = connections.next().await?;
+    let mut connection = tokio::select! {
+        first = connections.next() => first?,
+        () = ctx.cancelled() => return Ok(()),
+    };
     loop {
         tokio::select! {
             // Ends only by an error, and so by a restart with backoff.
-            outcome = beat(&ctx, &worker, &connection, &boot_id) => return outcome,
+            outcome = beat(&health, &worker, &connection, &boot_id) => return outcome,
             next = connections.next() => connection = next?,
             () = ctx.cancelled() => return Ok(()),
         }
@@ -45,7 +50,7 @@ pub(super) async fn run(ctx: Context, worker: std::sync::Arc<Worker>) -> Outcome
 }
 
 async fn beat(
-    ctx: &Context,
+    health: &Health<'_>,
     worker: &Worker,
     connection: &CuratorConnection,
     boot_id: &str,
@@ -55,25 +60,25 @@ async fn beat(
         protocol_version: PROTOCOL_VERSION,
     };
     let (beats, stream) = mpsc::channel(1);
+    // Before the sending, however long that takes: what is acknowledged is not
+    // that we lived any later.
+    let mut sent = Instant::now();
     beats.send(request()).await?;
     let mut curator = connection.curator();
     let answers = curator.heartbeat(ReceiverStream::new(stream));
     let answers = timeout(FIRST_BOUND, answers).await?;
     let mut answers = answers.map_err(refused)?.into_inner();
     let mut bound = FIRST_BOUND;
-    let mut healthy = false;
     loop {
-        let sent = Instant::now();
         let answer = timeout(bound, answers.message()).await;
-        let answer =
-            answer.map_err(|_| Failure::msg("the curator does not answer heartbeats"))??;
+        let answer = answer.map_err(|_| Failure::msg("the curator does not answer heartbeats"))?;
+        let answer = answer.map_err(refused)?;
         let answer = answer.ok_or_else(|| Failure::msg("the curator ended the heartbeats"))?;
         worker.acknowledged.set(sent);
-        if !std::mem::replace(&mut healthy, true) {
-            ctx.healthy();
-        }
+        health.good();
         let interval = pace(&answer, &mut bound);
         sleep(interval).await;
+        sent = Instant::now();
         beats.send(request()).await?;
     }
 }

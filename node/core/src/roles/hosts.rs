@@ -5,33 +5,42 @@
 //! From the curators' nodes it keeps the hosts file, and on the ESP the
 //! cluster directory: the consensus members and their addresses, by which a
 //! rebooting node finds its cluster. The ESP is slow and wears, so it is
-//! written only when the directory differs, and not more often than
-//! [`REST`] allows.
+//! written only when what is on it differs, and not more often than [`REST`]
+//! allows; what comes meanwhile waits, and only the newest of it is written.
 
 use std::fs;
 use std::net::IpAddr;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hearth_api::identity::NodeId;
 use hearth_api::v1::cluster_directory::{self, Address};
 use hearth_api::v1::{ClusterDirectory, Node, WatchRequest};
-use hearth_base::event::{Value, Writer};
+use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_base::sys::files;
+use hearth_base::sys::hostname::HostnameError;
 
+use super::health::Health;
 use super::membership::{CuratorConnection, refused};
 use super::names::{self, Addresses};
 use crate::enrolment::directory;
 use crate::handover::MemberData;
 use crate::layout::Root;
 
-/// At least so long between two writes to the ESP.
-const REST: Duration = Duration::from_secs(5);
+/// See [`Worker::rest`].
+pub(super) const REST: Duration = Duration::from_secs(5);
 const PUBLIC: u32 = 0o644;
 
 pub(super) struct Worker {
     pub root: Root,
+    /// Gives the machine its name.
+    pub set_hostname: fn(&str) -> Result<(), HostnameError>,
+    /// At least so long between two writes to the ESP.
+    pub rest: Duration,
+    /// Held while the ESP is written: by a thread, which ends later than a
+    /// worker that is cancelled.
+    pub writing: Arc<Mutex<()>>,
     /// Will be read.
     pub member: Value<MemberData>,
     /// Will be read.
@@ -51,22 +60,32 @@ pub(super) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
 
 async fn work(ctx: &Context, worker: &Worker) -> Outcome {
     let member = worker.member.watch().next().await?;
-    name_machine(&worker.root, &member.node_id)?;
-    let mut connections = worker.connection.watch();
-    let mut connection = connections.next().await?;
-    loop {
-        tokio::select! {
-            outcome = follow(ctx, worker, &member, &connection) => return outcome,
-            next = connections.next() => connection = next?,
+    name_machine(worker, &member.node_id)?;
+    let (found, wanted) = event::value();
+    let health = Health::of(ctx);
+    let keep = keep_directory(worker, wanted);
+    let follow = async {
+        let mut connections = worker.connection.watch();
+        let mut connection = connections.next().await?;
+        loop {
+            tokio::select! {
+                outcome = follow(&health, worker, &member, &connection, &found) => return outcome,
+                next = connections.next() => connection = next?,
+            }
         }
+    };
+    tokio::select! {
+        outcome = keep => outcome,
+        outcome = follow => outcome,
     }
 }
 
 /// Host name and machine-id.
-fn name_machine(root: &Root, node_id: &NodeId) -> Outcome {
-    nix::unistd::sethostname(node_id.to_string())?;
+fn name_machine(worker: &Worker, node_id: &NodeId) -> Outcome {
+    (worker.set_hostname)(&node_id.to_string())?;
     let machine_id = format!("{}\n", node_id.bare());
-    files::write_atomic(&root.ephemeral.machine_id(), machine_id.as_bytes(), PUBLIC)?;
+    let path = worker.root.ephemeral.machine_id();
+    files::write_atomic(&path, machine_id.as_bytes(), PUBLIC)?;
     Ok(())
 }
 
@@ -125,12 +144,14 @@ impl Known {
     }
 }
 
-/// Follows the nodes; ends by an error only.
+/// Follows the nodes: writes the hosts file and says what the directory is now.
+/// Ends by an error only.
 async fn follow(
-    ctx: &Context,
+    health: &Health<'_>,
     worker: &Worker,
     member: &MemberData,
     connection: &CuratorConnection,
+    found: &Writer<ClusterDirectory>,
 ) -> Outcome {
     let domain = connection.cluster_domain().await?;
     let mut addresses = worker.address.watch();
@@ -140,7 +161,6 @@ async fn follow(
     let mut events = events.map_err(refused)?.into_inner();
     let mut known = Known::default();
     let mut complete = false;
-    let mut saved = None;
     loop {
         tokio::select! {
             event = events.message() => {
@@ -148,7 +168,7 @@ async fn follow(
                 known.apply(event.nodes, &event.tombstones);
                 if event.backlog_complete {
                     complete = true;
-                    ctx.healthy();
+                    health.good();
                 }
             }
             address = addresses.next() => own.1 = address?,
@@ -159,12 +179,8 @@ async fn follow(
         let addresses = known.addresses(own);
         write_hosts(&worker.root, &addresses, &domain, own)?;
         let directory = known.directory(&addresses);
-        if saved.as_ref() != Some(&directory) && !directory.nodes.is_empty() {
-            if saved.is_some() {
-                tokio::time::sleep(REST).await;
-            }
-            save_directory(worker, &directory).await?;
-            saved = Some(directory);
+        if found.value().get().as_ref() != Some(&directory) {
+            found.set(directory);
         }
     }
 }
@@ -192,14 +208,40 @@ fn write_hosts(
     Ok(())
 }
 
-async fn save_directory(worker: &Worker, directory: &ClusterDirectory) -> Outcome {
-    let (esp, directory) = (worker.root.esp.clone(), directory.clone());
-    // The ESP is mounted synchronously; the write takes as long as the disk.
-    tokio::task::spawn_blocking(move || directory::save(&esp, &directory)).await??;
-    if worker.directory_saved.value().get().is_none() {
-        worker.directory_saved.set(());
+/// Keeps the newest directory on the ESP; ends by an error only.
+async fn keep_directory(worker: &Worker, wanted: Value<ClusterDirectory>) -> Outcome {
+    let mut wanted = wanted.watch();
+    loop {
+        // Of an empty one nobody could ask for the cluster.
+        let directory = wanted.wait_for(|wanted| !wanted.nodes.is_empty()).await?;
+        let wrote = save_directory(worker, directory).await?;
+        if worker.directory_saved.value().get().is_none() {
+            worker.directory_saved.set(());
+        }
+        if wrote {
+            tokio::time::sleep(worker.rest).await;
+        }
     }
-    Ok(())
+}
+
+/// Makes this the directory on the ESP, durably; tells whether another one, or
+/// none, was there.
+async fn save_directory(worker: &Worker, directory: ClusterDirectory) -> Result<bool, Failure> {
+    let (esp, writing) = (worker.root.esp.clone(), worker.writing.clone());
+    // The ESP is mounted synchronously; the write takes as long as the disk.
+    let save = move || {
+        let _writing = writing.lock().unwrap_or_else(PoisonError::into_inner);
+        match directory::load(&esp) {
+            Ok(Some(saved)) if saved == directory => return Ok(false),
+            Ok(_) => {}
+            Err(error) => {
+                let error = hearth_api::chain(&error);
+                tracing::warn!("replaced, for it cannot be read: {error}");
+            }
+        }
+        directory::save(&esp, &directory).map(|()| true)
+    };
+    Ok(tokio::task::spawn_blocking(save).await??)
 }
 
 #[cfg(test)]

@@ -58,17 +58,22 @@ pub struct CuratorConnection {
 }
 
 impl CuratorConnection {
+    pub(super) fn new(node_id: NodeId, curators: Curators) -> Self {
+        Self { node_id, curators }
+    }
+
     /// A client of the nodes' service.
     pub fn curator(&self) -> CuratorClient<Channel> {
         CuratorClient::new(self.curators.channel())
     }
 
     /// The DNS name under which the cluster's nodes have names.
-    pub async fn cluster_domain(&self) -> Result<String, Status> {
+    pub async fn cluster_domain(&self) -> Result<String, Failure> {
         let mut management = ManagementClient::new(self.curators.channel());
         let info = management
             .get_cluster_info(GetClusterInfoRequest {})
-            .await?;
+            .await
+            .map_err(refused)?;
         let configuration = info.into_inner().configuration;
         Ok(configuration.unwrap_or_default().cluster_domain)
     }
@@ -94,14 +99,13 @@ pub(super) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
             loop {
                 let control_plane = control_planes.next().await?;
                 let endpoints = endpoints(&control_plane, &member);
-                if endpoints.is_empty() {
+                // The same ones again would only make everyone call anew.
+                if endpoints.is_empty() || endpoints == curators.endpoints() {
                     continue;
                 }
                 curators.set_endpoints(endpoints);
-                worker.connection.set(CuratorConnection {
-                    node_id: member.node_id,
-                    curators: curators.clone(),
-                });
+                let connection = CuratorConnection::new(member.node_id, curators.clone());
+                worker.connection.set(connection);
             }
         } => outcome,
         () = ctx.cancelled() => Ok(()),
@@ -130,6 +134,11 @@ fn endpoints(control_plane: &ControlPlane, member: &MemberData) -> Vec<Endpoint>
 
 /// Keeps the cluster state true.
 async fn follow_state(worker: &Worker, state: &Held) -> Outcome {
+    // Who is disowned stays so, whatever curators still acknowledge. Nobody
+    // else can bring that about while this worker holds the writer.
+    if state.get() == State::Disowning {
+        return std::future::pending().await;
+    }
     let mut acknowledgements = worker.acknowledged.watch();
     // Whatever came before this worker held the state counts as an
     // acknowledgement: enrolment has just announced HOME, or the boot is young.
@@ -140,8 +149,13 @@ async fn follow_state(worker: &Worker, state: &Held) -> Outcome {
             // nobody looked.
             biased;
             acknowledged = acknowledgements.next() => {
-                last = last.max(acknowledged?);
-                state.set(State::Home)?;
+                let acknowledged = acknowledged?;
+                last = last.max(acknowledged);
+                // It may be old news: from before this worker started again,
+                // or the answer took too long.
+                if acknowledged.elapsed() < SPLIT_AFTER {
+                    state.set(State::Home)?;
+                }
             }
             () = sleep_until(last + SPLIT_AFTER), if state.get() != State::Split => {
                 tracing::warn!("no curator has acknowledged a heartbeat for {SPLIT_AFTER:?}");

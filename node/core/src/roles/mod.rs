@@ -17,20 +17,27 @@
 //! in where the control plane takes its data from.
 
 mod controlplane;
+mod health;
 mod heartbeat;
 mod hosts;
 mod membership;
 mod names;
 mod rolefetch;
 mod statuspush;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
+use hearth_api::names::{PORT_CURATOR, PORT_ETCD_PEER};
 use hearth_api::v1::NodeRoles;
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::logtree::LogTree;
 use hearth_base::supervisor::{Context, Outcome};
+use hearth_base::sys::hostname;
 use tokio::time::Instant;
 
 use crate::cluster_state::{ClusterState, Desk};
@@ -72,8 +79,11 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
     let (acknowledged_writer, acknowledged) = event::value::<Instant>();
     let (saved_writer, directory_saved) = event::value::<()>();
 
+    let any = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
     let worker = Arc::new(controlplane::Worker {
         inputs: inputs.clone(),
+        etcd_peers: any(PORT_ETCD_PEER),
+        curator: any(PORT_CURATOR),
         local_roles,
         control_plane: control_plane_writer,
     });
@@ -104,6 +114,9 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
     ctx.run("heartbeat", move |ctx| heartbeat::run(ctx, worker.clone()))?;
     let worker = Arc::new(hosts::Worker {
         root: inputs.root.clone(),
+        set_hostname: hostname::set,
+        rest: hosts::REST,
+        writing: Arc::default(),
         member: inputs.member.clone(),
         connection: connection.clone(),
         address: inputs.address.clone(),

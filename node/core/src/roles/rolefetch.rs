@@ -6,6 +6,11 @@
 //! it is published, so that a power cut cannot leave a node with roles that it
 //! does not know of.
 //!
+//! That the curators know no such node changes nothing here: they may have been
+//! restored from a backup that is older than this node, and what a deleted node
+//! has to do it is told in an order of its own. So there is a warning, and the
+//! roles stay.
+//!
 //! A file that is there and cannot be understood stops this worker, visibly,
 //! and publishes nothing: empty roles would stop the control plane.
 
@@ -19,6 +24,7 @@ use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_base::sys::files::{self, FileError};
 use prost::Message;
 
+use super::health::Health;
 use super::membership::{CuratorConnection, refused};
 use crate::handover::MemberData;
 
@@ -68,11 +74,15 @@ pub(super) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     if let Some(roles) = load(&worker.roles_file)? {
         publish(&worker.local_roles, roles);
     }
+    let health = Health::of(&ctx);
     let mut connections = worker.connection.watch();
-    let mut connection = connections.next().await?;
+    let mut connection = tokio::select! {
+        first = connections.next() => first?,
+        () = ctx.cancelled() => return Ok(()),
+    };
     loop {
         tokio::select! {
-            outcome = follow(&ctx, &worker, &connection, &member) => return outcome,
+            outcome = follow(&health, &worker, &connection, &member) => return outcome,
             next = connections.next() => connection = next?,
             () = ctx.cancelled() => return Ok(()),
         }
@@ -81,7 +91,7 @@ pub(super) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
 
 /// Follows the curators' record of this node; ends by an error only.
 async fn follow(
-    ctx: &Context,
+    health: &Health<'_>,
     worker: &Worker,
     connection: &CuratorConnection,
     member: &MemberData,
@@ -92,10 +102,10 @@ async fn follow(
     };
     let events = connection.curator().watch(request).await;
     let mut events = events.map_err(refused)?.into_inner();
-    let mut healthy = false;
     while let Some(event) = events.message().await.map_err(refused)? {
-        if !std::mem::replace(&mut healthy, true) {
-            ctx.healthy();
+        health.good();
+        if event.tombstones.contains(&own) {
+            tracing::warn!("the curators know of no node {own}: it keeps its roles");
         }
         for node in event.nodes.into_iter().filter(|node| node.id == own) {
             let roles = node.roles.unwrap_or_default();

@@ -1,4 +1,5 @@
-//! Reports this node's status to the curators when it changes.
+//! Reports this node's status to the curators when it changes, and once over
+//! each new way to them.
 //!
 //! Its address is reported only after the cluster directory has been saved on
 //! the ESP: others may then rely on this node being found there after the next
@@ -14,6 +15,7 @@ use hearth_base::event::Value;
 use hearth_base::supervisor::{Context, Failure, Outcome};
 
 use super::controlplane::ControlPlane;
+use super::health::Health;
 use super::membership::{CuratorConnection, refused};
 use crate::cluster_state::{ClusterState, State};
 
@@ -61,36 +63,47 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
     let mut address = addresses.next().await?;
     let mut curator_port = control_planes.next().await?.curator_port;
     let mut state = states.next().await?;
-    let mut healthy = false;
+    let health = Health::of(ctx);
+    let mut reported = None;
     loop {
         let status = NodeStatus {
             external_address: address.to_string(),
             curator_port: curator_port.unwrap_or_default().into(),
             version: worker.version.clone(),
             boot_id: boot_id.clone(),
-            sent_at: now(),
+            sent_at: 0,
             cluster_state: v1::ClusterState::from(state).into(),
         };
-        // In SPLIT nobody hears us; the report is due when that has passed.
-        if state != State::Split {
-            push(&connection, status).await?;
-            if !std::mem::replace(&mut healthy, true) {
-                ctx.healthy();
-            }
+        // In SPLIT nobody hears us, the report is due when that has passed; in
+        // DISOWNING nobody wants to.
+        let heard = !matches!(state, State::Split | State::Disowning);
+        // Values are set to what they were, too.
+        if heard && reported.as_ref() != Some(&status) {
+            push(&connection, status.clone()).await?;
+            health.good();
+            reported = Some(status);
         }
         tokio::select! {
-            next = connections.next() => connection = next?,
+            // First whether anyone listens, then what there is to say.
+            biased;
+            next = states.next() => state = next?,
+            next = connections.next() => {
+                connection = next?;
+                reported = None;
+            }
             next = addresses.next() => address = next?,
             next = control_planes.next() => curator_port = next?.curator_port,
-            next = states.next() => state = next?,
         }
     }
 }
 
-async fn push(connection: &CuratorConnection, status: NodeStatus) -> Outcome {
+async fn push(connection: &CuratorConnection, undated: NodeStatus) -> Outcome {
     let request = UpdateNodeStatusRequest {
         node_id: connection.node_id.to_string(),
-        status: Some(status),
+        status: Some(NodeStatus {
+            sent_at: now(),
+            ..undated
+        }),
     };
     let mut curator = connection.curator();
     let updated = tokio::time::timeout(BOUND, curator.update_node_status(request)).await?;

@@ -1,0 +1,131 @@
+//! What the test curator answers to nodes.
+
+use std::time::Duration;
+
+use futures::{StreamExt as _, stream};
+use tokio::sync::mpsc;
+use tokio::time::{Instant, sleep};
+use tokio_stream::wrappers::UnboundedReceiverStream;
+use tonic::{Request, Response, Status};
+
+use super::curator::{Answering, Answers};
+use crate::server::Caller;
+use crate::v1::curator_server::Curator;
+use crate::v1::{
+    HeartbeatRequest, HeartbeatResponse, UpdateNodeStatusRequest, UpdateNodeStatusResponse,
+    WatchEvent, WatchRequest,
+};
+
+/// How a test curator treats heartbeats.
+#[derive(Clone, Copy, Debug)]
+pub enum Heartbeats {
+    /// It acknowledges them.
+    Answer {
+        /// How often it wants them, in milliseconds.
+        interval_ms: u32,
+        /// How long it waits for them, in milliseconds.
+        bound_ms: u32,
+        /// How long it takes to answer.
+        after: Duration,
+    },
+    /// It says nothing.
+    Ignore,
+    /// It ends the stream.
+    End,
+}
+
+impl Default for Heartbeats {
+    fn default() -> Self {
+        Self::Answer {
+            interval_ms: 1000,
+            bound_ms: 5000,
+            after: Duration::ZERO,
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Curator for Answering {
+    type WatchStream = Answers<WatchEvent>;
+
+    /// To whoever watches one node it sends all of them, too.
+    async fn watch(&self, _: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        let (events, stream) = mpsc::unbounded_channel();
+        let mut watches = self.watches();
+        let script = self.script();
+        let backlog = WatchEvent {
+            nodes: script.nodes.clone(),
+            backlog_complete: !script.more_to_come,
+            ..WatchEvent::default()
+        };
+        // The other end is still here.
+        let _ = events.send(Ok(backlog));
+        watches.push(events);
+        self.called("Watch");
+        Ok(Response::new(Box::pin(UnboundedReceiverStream::new(
+            stream,
+        ))))
+    }
+
+    async fn update_node_status(
+        &self,
+        request: Request<UpdateNodeStatusRequest>,
+    ) -> Result<Response<UpdateNodeStatusResponse>, Status> {
+        let caller = Caller::of(&request)?.node()?;
+        let request = request.into_inner();
+        if request.node_id != caller.to_string() {
+            return Err(Status::permission_denied("not about the caller"));
+        }
+        self.seen.send_modify(|seen| {
+            seen.calls.push("UpdateNodeStatus");
+            seen.statuses.extend(request.status);
+        });
+        Ok(Response::new(UpdateNodeStatusResponse {}))
+    }
+
+    type HeartbeatStream = Answers<HeartbeatResponse>;
+
+    /// The answer begins when the first heartbeat has come.
+    async fn heartbeat(
+        &self,
+        request: Request<tonic::Streaming<HeartbeatRequest>>,
+    ) -> Result<Response<Self::HeartbeatStream>, Status> {
+        self.called("Heartbeat");
+        let (seen, script) = (self.seen.clone(), self.script.clone());
+        let arrivals = request.into_inner().inspect(move |heartbeat| {
+            let arrived = Instant::now();
+            if let Ok(heartbeat) = heartbeat {
+                let beat = (arrived, heartbeat.clone());
+                seen.send_modify(|seen| seen.heartbeats.push(beat));
+            }
+        });
+        let mut arrivals = Box::pin(arrivals.peekable());
+        arrivals.as_mut().peek().await;
+        let answers = stream::unfold(arrivals, move |mut arrivals| {
+            let script = script.clone();
+            async move {
+                loop {
+                    let heartbeat = arrivals.next().await?;
+                    let treatment = script.lock().ok()?.heartbeats;
+                    match treatment {
+                        Heartbeats::Answer {
+                            interval_ms,
+                            bound_ms,
+                            after,
+                        } => {
+                            sleep(after).await;
+                            let answer = heartbeat.map(|_| HeartbeatResponse {
+                                interval_ms,
+                                bound_ms,
+                            });
+                            return Some((answer, arrivals));
+                        }
+                        Heartbeats::Ignore => {}
+                        Heartbeats::End => return None,
+                    }
+                }
+            }
+        });
+        Ok(Response::new(Box::pin(answers)))
+    }
+}

@@ -1,0 +1,280 @@
+//! With a real etcd and a real curator, on ports of their own.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use hearth_api::client::{Curators, Options};
+use hearth_api::identity::{NodeCredentials, OwnerKey};
+use hearth_api::tls::{self, ExpectedServer, wall_clock};
+use hearth_api::v1::{ClusterDirectory, NodeRoles};
+use hearth_base::event::{self, Value, Writer};
+
+use crate::cluster_state::{Desk, State};
+use crate::consensus::testing::Site;
+use crate::consensus::{self, ConsensusUser};
+use crate::curator::state;
+use crate::curator::testing::bootstrap_data;
+use crate::handover::{BootstrapData, Founded, MemberData};
+use crate::image::Image;
+use crate::roles::controlplane::{Worker, run};
+use crate::roles::testing::{Alone, consensus_member, next, soon, until, until_ok};
+use crate::roles::{ControlPlane, CuratorConnection, Inputs, rolefetch};
+use crate::{credentials, pki};
+
+/// One boot of the node.
+struct Boot {
+    worker: Alone,
+    bootstrap: Writer<Arc<BootstrapData>>,
+    member: Writer<MemberData>,
+    roles: Writer<NodeRoles>,
+    founded: Value<Founded>,
+    control_plane: Value<ControlPlane>,
+    /// Where the curator serves.
+    curator: SocketAddr,
+}
+
+/// A port that is free now, for a server that will take it at once.
+fn free_port() -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    listener.local_addr().unwrap()
+}
+
+fn boot(site: &Site) -> Boot {
+    boot_with(site, free_port())
+}
+
+fn boot_with(site: &Site, curator: SocketAddr) -> Boot {
+    let (bootstrap_writer, bootstrap) = event::value();
+    let (member_writer, member) = event::value();
+    let (founded_writer, founded) = event::value();
+    let (roles_writer, local_roles) = event::value();
+    let (control_plane_writer, control_plane) = event::value();
+    let inputs = Arc::new(Inputs {
+        root: site.root.clone(),
+        image: Image {
+            version: "1.2.3".into(),
+            variant: String::new(),
+            build_time: UNIX_EPOCH,
+        },
+        log_tree: site.log.clone(),
+        address: event::value().1,
+        bootstrap,
+        member,
+        founded: Arc::new(founded_writer),
+        desk: Desk::empty(),
+        cluster_state: site.state.1.clone(),
+    });
+    let worker = Arc::new(Worker {
+        inputs,
+        etcd_peers: site.config(false).peer_listen,
+        curator,
+        local_roles,
+        control_plane: control_plane_writer,
+    });
+    Boot {
+        worker: Alone::run(move |ctx| run(ctx, worker.clone())),
+        bootstrap: bootstrap_writer,
+        member: member_writer,
+        roles: roles_writer,
+        founded,
+        control_plane,
+        curator,
+    }
+}
+
+impl Boot {
+    async fn reaches(&self, what: &str, wanted: impl FnMut(&ControlPlane) -> bool) -> ControlPlane {
+        let mut control_plane = self.control_plane.watch();
+        soon(what, control_plane.wait_for(wanted)).await.unwrap()
+    }
+
+    async fn serves(&self) -> ControlPlane {
+        self.reaches("the control plane serves", |now| now.curator_port.is_some())
+            .await
+    }
+
+    /// Waits until nothing of the control plane is there any more.
+    async fn ends(&self, site: &Site) {
+        self.reaches("the control plane ends", |now| {
+            now.consensus.is_none() && now.curator_port.is_none()
+        })
+        .await;
+        until("etcd ends", || site.etcd_pids().is_empty()).await;
+    }
+}
+
+/// A cluster's name, as asked from the curator that serves there.
+async fn domain(site: &Site, node: &NodeCredentials, port: u16) -> String {
+    let trust = tls::node_client_config(node, ExpectedServer::AnyNode, wall_clock()).unwrap();
+    let curator = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let curators = Curators::new(vec![curator.into()], trust, Options::default());
+    let connection = CuratorConnection::new(site.node_id, curators);
+    soon("an answer", connection.cluster_domain())
+        .await
+        .unwrap()
+}
+
+/// When the cluster was founded, in the history of its etcd.
+async fn founding(control_plane: &ControlPlane) -> (i64, i64) {
+    let handle = control_plane.consensus.as_ref().expect("etcd serves");
+    let client = handle.root().namespaced(ConsensusUser::Curator);
+    let read = || client.get(state::CLUSTER);
+    let record = until_ok("a read", read).await.expect("a cluster");
+    (record.create_revision, record.mod_revision)
+}
+
+fn member(site: &Site, credentials: Arc<NodeCredentials>) -> MemberData {
+    MemberData {
+        cluster_id: site.cluster_id,
+        node_id: site.node_id,
+        credentials,
+        directory: ClusterDirectory::default(),
+    }
+}
+
+/// A site that was founded and rests, and when.
+async fn founded(site: &Site) -> (Arc<NodeCredentials>, (i64, i64)) {
+    let boot = boot(site);
+    let data = bootstrap_data(site, &OwnerKey::generate());
+    boot.bootstrap.set(Arc::new(data));
+    let founded = next("the founding", &mut boot.founded.watch()).await;
+    let when = founding(&boot.serves().await).await;
+    boot.worker.stop().await;
+    assert!(site.etcd_pids().is_empty());
+    (founded.credentials, when)
+}
+
+fn nothing() -> NodeRoles {
+    NodeRoles::default()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_is_founded_once() {
+    let site = Site::new();
+    let boot = boot(&site);
+    let data = bootstrap_data(&site, &OwnerKey::generate());
+    let (roles, wanted) = (data.roles, data.configuration.cluster_domain.clone());
+    boot.bootstrap.set(Arc::new(data));
+    let founded = next("the founding", &mut boot.founded.watch()).await;
+
+    // Whoever hears of it finds it on the disk, and served.
+    let node = site.root.data.node();
+    let saved = credentials::load(&node.credentials()).unwrap().unwrap();
+    assert_eq!(saved.certificate, founded.credentials.certificate);
+    assert_eq!(rolefetch::load(&node.roles()).unwrap(), Some(roles));
+    assert!(!pki::has_authority_keys(&site.root.data.etcd()).unwrap());
+    let control_plane = boot.control_plane.get().unwrap();
+    assert_eq!(control_plane.curator_port, Some(boot.curator.port()));
+    let found = domain(&site, &founded.credentials, boot.curator.port()).await;
+    assert_eq!(found, wanted);
+    let when = founding(&control_plane).await;
+
+    // The node becomes a member, and this worker starts again.
+    boot.member.set(member(&site, founded.credentials.clone()));
+    boot.roles.set(roles);
+    boot.worker.is_healthy().await;
+    boot.worker.is_fine();
+    boot.roles.set(nothing());
+    boot.worker
+        .fails("this node is no consensus member any more")
+        .await;
+    boot.ends(&site).await;
+    boot.worker.is_healthy().await;
+
+    boot.roles.set(roles);
+    boot.worker
+        .fails("this node is to become a consensus member")
+        .await;
+    let again = boot.serves().await;
+    assert_eq!(founding(&again).await, when);
+    let kept = credentials::load(&node.credentials()).unwrap().unwrap();
+    assert_eq!(kept.certificate, saved.certificate);
+    boot.worker.stop().await;
+    assert!(site.etcd_pids().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_founding_whose_end_was_not_heard_of_is_found_again() {
+    let site = Site::new();
+    let (credentials, when) = founded(&site).await;
+    // The power was cut before enrolment had noted that it is a member.
+    let boot = boot(&site);
+    let mut data = bootstrap_data(&site, &OwnerKey::generate());
+    data.owner = OwnerKey::generate().public();
+    boot.bootstrap.set(Arc::new(data));
+    let founded = next("the founding", &mut boot.founded.watch()).await;
+    assert_eq!(founded.credentials.certificate, credentials.certificate);
+    assert_eq!(founding(&boot.serves().await).await, when);
+    boot.worker.is_fine();
+    boot.worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_starts_what_its_roles_on_disk_say() {
+    let site = Site::new();
+    let (credentials, when) = founded(&site).await;
+    let boot = boot(&site);
+    boot.member.set(member(&site, credentials.clone()));
+    // Nothing is started before the roles are known.
+    assert!(site.etcd_pids().is_empty());
+    boot.roles.set(consensus_member());
+    let control_plane = boot.serves().await;
+    assert_eq!(founding(&control_plane).await, when);
+    domain(&site, &credentials, boot.curator.port()).await;
+    assert!(boot.founded.get().is_none());
+
+    // An etcd that dies is started again, and clients can be had again.
+    site.state.0.set(State::Home).unwrap();
+    let client = |now: &ControlPlane| {
+        consensus::client(now.consensus.as_ref(), ConsensusUser::Curator).is_ok()
+    };
+    boot.reaches("clients", client).await;
+    let old = control_plane.consensus.clone().unwrap();
+    site.signal_etcd(nix::sys::signal::Signal::SIGKILL);
+    until("etcd is missed", || {
+        old.client(ConsensusUser::Curator).is_err()
+    })
+    .await;
+    boot.reaches("clients of the new etcd", client).await;
+    boot.worker.is_fine();
+    boot.worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_that_comes_and_goes_ends_as_it_was_left() {
+    let site = Site::new();
+    let (credentials, when) = founded(&site).await;
+    // The curator cannot start: its port is taken.
+    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let boot = boot_with(&site, taken.local_addr().unwrap());
+    boot.member.set(member(&site, credentials));
+    boot.roles.set(consensus_member());
+    boot.reaches("etcd serves", |now| now.consensus.is_some())
+        .await;
+    // Removed while it starts.
+    boot.roles.set(nothing());
+    boot.ends(&site).await;
+    drop(taken);
+
+    // Added, removed, added within a second: not at once, but in the middle of
+    // whatever the last one has begun.
+    for roles in [consensus_member(), nothing(), consensus_member()] {
+        boot.roles.set(roles);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    let control_plane = boot.serves().await;
+    assert_eq!(founding(&control_plane).await, when);
+    assert_eq!(site.etcd_pids().len(), 1);
+
+    // Added and removed at once.
+    for _ in 0..10 {
+        boot.roles.set(nothing());
+        tokio::task::yield_now().await;
+        boot.roles.set(consensus_member());
+        tokio::task::yield_now().await;
+    }
+    boot.roles.set(nothing());
+    boot.ends(&site).await;
+    boot.worker.stop().await;
+}

@@ -1,0 +1,10 @@
+//! Each worker alone: the other workers are values that the test sets and
+//! reads, the cluster is a curator that follows a script, the disk a temporary
+//! directory. The control plane's worker has a real etcd and a real curator.
+
+mod controlplane;
+mod heartbeat;
+mod hosts;
+mod membership;
+mod rolefetch;
+mod statuspush;
