@@ -38,7 +38,7 @@ use crate::{
 };
 
 /// A machine to be. The usual one: the test image, booted directly, 512 MiB,
-/// two CPUs, an overlay as its disk, and parameters that found a cluster with
+/// two CPUs, an overlay as its disk, a network without a gateway, and parameters that found a cluster with
 /// insecure storage.
 #[derive(Debug)]
 pub struct Plan<'a> {
@@ -69,7 +69,6 @@ impl<'a> Plan<'a> {
             nics: vec![Nic {
                 mac: Mac::of_machine(1),
                 link: Link::User(UserNetwork {
-                    // Neither the world nor its name and time servers.
                     restricted: true,
                     forwards: forwards.into(),
                 }),
@@ -127,6 +126,17 @@ impl<'a> Plan<'a> {
     /// With another clock.
     pub fn clock(mut self, clock: Rtc) -> Self {
         self.machine.rtc = clock;
+        self
+    }
+
+    /// In a network with a gateway: without one there is no way to the world,
+    /// to name servers and time servers.
+    pub fn online(mut self) -> Self {
+        for nic in &mut self.machine.nics {
+            if let Link::User(network) = &mut nic.link {
+                network.restricted = false;
+            }
+        }
         self
     }
 

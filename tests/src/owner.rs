@@ -185,8 +185,20 @@ impl Operator {
     /// # Errors
     /// If it does not come to that, or there are others.
     pub async fn one_healthy_node(&self) -> anyhow::Result<v1::Node> {
+        self.one_healthy_node_that(|_| true).await
+    }
+
+    /// The same, and this is true of it.
+    ///
+    /// # Errors
+    /// If it does not come to that, or there are others.
+    pub async fn one_healthy_node_that(
+        &self,
+        wanted: impl Fn(&v1::Node) -> bool,
+    ) -> anyhow::Result<v1::Node> {
         let well = |node: &v1::Node| {
-            node.health() == NodeHealth::Healthy
+            wanted(node)
+                && node.health() == NodeHealth::Healthy
                 && node
                     .status
                     .as_ref()
