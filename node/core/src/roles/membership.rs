@@ -90,7 +90,10 @@ pub(super) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
         tls::wall_clock(),
     )?;
     let curators = Curators::new(Vec::new(), trust, Options::default());
-    let state = worker.desk.take().await;
+    let state = tokio::select! {
+        state = worker.desk.take() => state,
+        () = ctx.cancelled() => return Ok(()),
+    };
     ctx.healthy();
     let mut control_planes = worker.control_plane.watch();
     tokio::select! {
