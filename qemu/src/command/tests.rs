@@ -298,7 +298,8 @@ proptest! {
     /// of reading (an undoubled comma ends a value) gives it back.
     #[test]
     fn paths_of_any_kind_stay_whole(name in "[ -~]{1,20}") {
-        let path = Path::new("/x").join(name.replace('/', "_"));
+        // The letter keeps "." and ".." names: those are other paths.
+        let path = Path::new("/x").join(format!("n{}", name.replace('/', "_")));
         let mut machine = machine();
         machine.disks.push(Disk::new(&path, Format::Raw));
         let line = command(&machine);
