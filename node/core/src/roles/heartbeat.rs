@@ -16,7 +16,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::health::Health;
-use super::membership::{CuratorConnection, refused};
+use super::membership::{CuratorConnection, over_each, refused};
 use super::statuspush::boot_id;
 
 /// What this node speaks.
@@ -34,25 +34,17 @@ pub(super) struct Worker {
 pub(super) async fn run(ctx: Context, worker: std::sync::Arc<Worker>) -> Outcome {
     let boot_id = boot_id()?;
     let health = Health::of(&ctx);
-    let mut connections = worker.connection.watch();
-    let mut connection = tokio::select! {
-        first = connections.next() => first?,
-        () = ctx.cancelled() => return Ok(()),
-    };
-    loop {
-        tokio::select! {
-            // Ends only by an error, and so by a restart with backoff.
-            outcome = beat(&health, &worker, &connection, &boot_id) => return outcome,
-            next = connections.next() => connection = next?,
-            () = ctx.cancelled() => return Ok(()),
-        }
+    let beat = |connection| beat(&health, &worker, connection, &boot_id);
+    tokio::select! {
+        outcome = over_each(&worker.connection, beat) => outcome,
+        () = ctx.cancelled() => Ok(()),
     }
 }
 
 async fn beat(
     health: &Health<'_>,
     worker: &Worker,
-    connection: &CuratorConnection,
+    connection: CuratorConnection,
     boot_id: &str,
 ) -> Outcome {
     let request = || HeartbeatRequest {

@@ -22,7 +22,7 @@ use hearth_base::sys::files;
 use hearth_base::sys::hostname::HostnameError;
 
 use super::health::Health;
-use super::membership::{CuratorConnection, refused};
+use super::membership::{CuratorConnection, over_each, refused};
 use super::names::{self, Addresses};
 use crate::enrolment::directory;
 use crate::handover::MemberData;
@@ -64,19 +64,10 @@ async fn work(ctx: &Context, worker: &Worker) -> Outcome {
     let (found, wanted) = event::value();
     let health = Health::of(ctx);
     let keep = keep_directory(worker, wanted);
-    let follow = async {
-        let mut connections = worker.connection.watch();
-        let mut connection = connections.next().await?;
-        loop {
-            tokio::select! {
-                outcome = follow(&health, worker, &member, &connection, &found) => return outcome,
-                next = connections.next() => connection = next?,
-            }
-        }
-    };
+    let follow = |connection| follow(&health, worker, &member, connection, &found);
     tokio::select! {
         outcome = keep => outcome,
-        outcome = follow => outcome,
+        outcome = over_each(&worker.connection, follow) => outcome,
     }
 }
 
@@ -150,7 +141,7 @@ async fn follow(
     health: &Health<'_>,
     worker: &Worker,
     member: &MemberData,
-    connection: &CuratorConnection,
+    connection: CuratorConnection,
     found: &Writer<ClusterDirectory>,
 ) -> Outcome {
     let domain = connection.cluster_domain().await?;

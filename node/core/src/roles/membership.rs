@@ -49,6 +49,25 @@ pub(super) fn refused(status: Status) -> Failure {
     Failure::msg(format!("{:?}: {}", status.code(), status.message()))
 }
 
+/// Works over the connection there is, and begins anew over each next one. Ends
+/// when the work does, which is by an error, or when there will be none.
+pub(super) async fn over_each<F>(
+    connections: &Value<CuratorConnection>,
+    work: impl Fn(CuratorConnection) -> F,
+) -> Outcome
+where
+    F: Future<Output = Outcome>,
+{
+    let mut connections = connections.watch();
+    let mut connection = connections.next().await?;
+    loop {
+        tokio::select! {
+            outcome = work(connection.clone()) => return outcome,
+            next = connections.next() => connection = next?,
+        }
+    }
+}
+
 /// The way to the curators, as this node.
 #[derive(Clone)]
 pub struct CuratorConnection {

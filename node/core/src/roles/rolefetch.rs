@@ -25,7 +25,7 @@ use hearth_base::sys::files::{self, FileError};
 use prost::Message;
 
 use super::health::Health;
-use super::membership::{CuratorConnection, refused};
+use super::membership::{CuratorConnection, over_each, refused};
 use crate::handover::MemberData;
 
 const VERSION: u32 = 1;
@@ -75,17 +75,10 @@ pub(super) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
         publish(&worker.local_roles, roles);
     }
     let health = Health::of(&ctx);
-    let mut connections = worker.connection.watch();
-    let mut connection = tokio::select! {
-        first = connections.next() => first?,
-        () = ctx.cancelled() => return Ok(()),
-    };
-    loop {
-        tokio::select! {
-            outcome = follow(&health, &worker, &connection, &member) => return outcome,
-            next = connections.next() => connection = next?,
-            () = ctx.cancelled() => return Ok(()),
-        }
+    let follow = |connection| follow(&health, &worker, connection, &member);
+    tokio::select! {
+        outcome = over_each(&worker.connection, follow) => outcome,
+        () = ctx.cancelled() => Ok(()),
     }
 }
 
@@ -93,7 +86,7 @@ pub(super) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
 async fn follow(
     health: &Health<'_>,
     worker: &Worker,
-    connection: &CuratorConnection,
+    connection: CuratorConnection,
     member: &MemberData,
 ) -> Outcome {
     let own = member.node_id.to_string();
