@@ -20,7 +20,13 @@ use prost_reflect::{DescriptorPool, DynamicMessage, ReflectMessage, Value};
 const SECRET_BEARING: &[&str] = &[
     ".hearth.v1.ClusterBootstrap",
     ".hearth.v1.ClusterRegister",
+    ".hearth.v1.GetRegisterTicketResponse",
+    ".hearth.v1.RegisterNodeRequest",
+    ".hearth.v1.CommitNodeRequest",
+    ".hearth.v1.JoinNodeResponse.Admitted",
     ".hearth.private.v1.SealedConfiguration",
+    ".hearth.private.v1.Registering",
+    ".hearth.private.v1.StoredTicket",
     ".hearth.private.v1.Founding",
     ".hearth.private.v1.StoredNode",
     ".hearth.private.v1.StoredCluster",

@@ -18,6 +18,7 @@ mod lifetime;
 pub mod names;
 pub mod owner;
 pub mod permissions;
+pub mod proofs;
 mod redacted;
 pub mod server;
 #[cfg(any(test, feature = "testing"))]

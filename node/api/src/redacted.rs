@@ -8,8 +8,15 @@
 
 use std::fmt;
 
-use crate::private::{Founding, SealedConfiguration, StoredAuthority, StoredCluster, StoredNode};
-use crate::v1::{ClusterBootstrap, ClusterRegister};
+use crate::private::{
+    Founding, Registering, SealedConfiguration, StoredAuthority, StoredCluster, StoredNode,
+    StoredTicket,
+};
+use crate::v1::join_node_response::Admitted;
+use crate::v1::{
+    ClusterBootstrap, ClusterRegister, CommitNodeRequest, GetRegisterTicketResponse,
+    RegisterNodeRequest,
+};
 
 /// Stands for a secret: tells whether it is there, no more.
 struct Redacted<'a>(&'a [u8]);
@@ -50,7 +57,8 @@ redacted_debug!(ClusterRegister {
 
 redacted_debug!(SealedConfiguration {
     shown: version, phase, enrolment_id, storage_security, tpm_usage, cluster_id, node_id,
-        cluster_ca, owner_public_key, cold_start_policy, key_epoch, founding, network_config;
+        cluster_ca, owner_public_key, cold_start_policy, key_epoch, founding, network_config,
+        registering;
     secret: node_unlock_key, join_key, node_key, cluster_unlock_key
 });
 
@@ -60,7 +68,8 @@ redacted_debug!(Founding {
 });
 
 redacted_debug!(StoredNode {
-    shown: version, id, public_key, join_key, state, roles, labels, tpm_usage, storage_security;
+    shown: version, id, public_key, join_key, state, roles, labels, tpm_usage, storage_security,
+        decommissioning, certificate;
     secret: cluster_unlock_key
 });
 
@@ -72,6 +81,36 @@ redacted_debug!(StoredCluster {
 redacted_debug!(StoredAuthority {
     shown: version, certificate;
     secret: private_key
+});
+
+redacted_debug!(Registering {
+    shown: directory, labels;
+    secret: register_ticket
+});
+
+redacted_debug!(StoredTicket {
+    shown: version;
+    secret: ticket
+});
+
+redacted_debug!(GetRegisterTicketResponse {
+    shown: ;
+    secret: register_ticket
+});
+
+redacted_debug!(RegisterNodeRequest {
+    shown: join_key, join_key_proof, tpm_is_present, labels;
+    secret: register_ticket
+});
+
+redacted_debug!(CommitNodeRequest {
+    shown: storage_security;
+    secret: cluster_unlock_key
+});
+
+redacted_debug!(Admitted {
+    shown: directory;
+    secret: cluster_unlock_key
 });
 
 #[cfg(test)]

@@ -66,3 +66,13 @@ pub struct MemberData {
     /// The curators that the ESP knew of.
     pub directory: ClusterDirectory,
 }
+
+/// The cluster has removed this node, by an order that was checked, and its
+/// keys are wiped: written by enrolment, read by the membership worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Disowned;
+
+/// The curators refuse this node's certificate, as often as this number has
+/// grown: written by the heartbeat worker, read by enrolment, which asks them
+/// by the join key whether the node still belongs to them.
+pub type Refusals = u64;

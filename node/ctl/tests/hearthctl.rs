@@ -137,7 +137,7 @@ fn node(id: &str, health: NodeHealth) -> v1::Node {
         public_key: vec![1; 32],
         state: NodeState::Up.into(),
         roles: Some(NodeRoles {
-            consensus_member: Some(node_roles::ConsensusMember {}),
+            consensus_member: Some(node_roles::ConsensusMember::default()),
             ..NodeRoles::default()
         }),
         status: Some(NodeStatus {

@@ -23,10 +23,13 @@ use crate::v1::curator_local_server::{CuratorLocal, CuratorLocalServer};
 use crate::v1::curator_server::CuratorServer;
 use crate::v1::management_server::{Management, ManagementServer};
 use crate::v1::{
-    ClusterConfiguration, ClusterDirectory, EscrowRequest, EscrowResponse, GetCaCertificateRequest,
-    GetCaCertificateResponse, GetClusterInfoRequest, GetClusterInfoResponse,
-    GetCurrentLeaderRequest, GetCurrentLeaderResponse, GetNodesRequest, GetNodesResponse,
-    HeartbeatRequest, Node, NodeStatus, WatchEvent,
+    ApproveNodeRequest, ApproveNodeResponse, ClusterConfiguration, ClusterDirectory,
+    DecommissionNodeRequest, DecommissionNodeResponse, DeleteNodeRequest, DeleteNodeResponse,
+    EscrowRequest, EscrowResponse, GetCaCertificateRequest, GetCaCertificateResponse,
+    GetClusterInfoRequest, GetClusterInfoResponse, GetCurrentLeaderRequest,
+    GetCurrentLeaderResponse, GetNodesRequest, GetNodesResponse, GetRegisterTicketRequest,
+    GetRegisterTicketResponse, HeartbeatRequest, Node, NodeStatus, UpdateNodeLabelsRequest,
+    UpdateNodeLabelsResponse, UpdateNodeRolesRequest, UpdateNodeRolesResponse, WatchEvent,
 };
 
 pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -238,6 +241,48 @@ impl Management for Answering {
             Some("silent") => std::future::pending().await,
             _ => Box::pin(answer),
         }))
+    }
+
+    async fn get_register_ticket(
+        &self,
+        _: Request<GetRegisterTicketRequest>,
+    ) -> Result<Response<GetRegisterTicketResponse>, Status> {
+        Err(Status::unimplemented("GetRegisterTicket"))
+    }
+
+    async fn approve_node(
+        &self,
+        _: Request<ApproveNodeRequest>,
+    ) -> Result<Response<ApproveNodeResponse>, Status> {
+        Err(Status::unimplemented("ApproveNode"))
+    }
+
+    async fn update_node_roles(
+        &self,
+        _: Request<UpdateNodeRolesRequest>,
+    ) -> Result<Response<UpdateNodeRolesResponse>, Status> {
+        Err(Status::unimplemented("UpdateNodeRoles"))
+    }
+
+    async fn update_node_labels(
+        &self,
+        _: Request<UpdateNodeLabelsRequest>,
+    ) -> Result<Response<UpdateNodeLabelsResponse>, Status> {
+        Err(Status::unimplemented("UpdateNodeLabels"))
+    }
+
+    async fn decommission_node(
+        &self,
+        _: Request<DecommissionNodeRequest>,
+    ) -> Result<Response<DecommissionNodeResponse>, Status> {
+        Err(Status::unimplemented("DecommissionNode"))
+    }
+
+    async fn delete_node(
+        &self,
+        _: Request<DeleteNodeRequest>,
+    ) -> Result<Response<DeleteNodeResponse>, Status> {
+        Err(Status::unimplemented("DeleteNode"))
     }
 }
 

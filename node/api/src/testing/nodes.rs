@@ -12,8 +12,10 @@ use super::curator::{Answering, Answers};
 use crate::server::Caller;
 use crate::v1::curator_server::Curator;
 use crate::v1::{
-    HeartbeatRequest, HeartbeatResponse, UpdateNodeStatusRequest, UpdateNodeStatusResponse,
-    WatchEvent, WatchRequest,
+    CommitNodeRequest, CommitNodeResponse, GetConsensusStatusRequest, GetConsensusStatusResponse,
+    HeartbeatRequest, HeartbeatResponse, IssueCertificateRequest, IssueCertificateResponse,
+    JoinNodeRequest, JoinNodeResponse, RegisterNodeRequest, RegisterNodeResponse,
+    UpdateNodeStatusRequest, UpdateNodeStatusResponse, WatchEvent, WatchRequest,
 };
 
 /// How a test curator treats heartbeats.
@@ -127,5 +129,40 @@ impl Curator for Answering {
             }
         });
         Ok(Response::new(Box::pin(answers)))
+    }
+
+    async fn register_node(
+        &self,
+        _: Request<RegisterNodeRequest>,
+    ) -> Result<Response<RegisterNodeResponse>, Status> {
+        Err(Status::unimplemented("RegisterNode"))
+    }
+
+    async fn commit_node(
+        &self,
+        _: Request<CommitNodeRequest>,
+    ) -> Result<Response<CommitNodeResponse>, Status> {
+        Err(Status::unimplemented("CommitNode"))
+    }
+
+    async fn join_node(
+        &self,
+        _: Request<JoinNodeRequest>,
+    ) -> Result<Response<JoinNodeResponse>, Status> {
+        Err(Status::unimplemented("JoinNode"))
+    }
+
+    async fn issue_certificate(
+        &self,
+        _: Request<IssueCertificateRequest>,
+    ) -> Result<Response<IssueCertificateResponse>, Status> {
+        Err(Status::unimplemented("IssueCertificate"))
+    }
+
+    async fn get_consensus_status(
+        &self,
+        _: Request<GetConsensusStatusRequest>,
+    ) -> Result<Response<GetConsensusStatusResponse>, Status> {
+        Err(Status::unimplemented("GetConsensusStatus"))
     }
 }

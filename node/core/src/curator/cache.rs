@@ -369,7 +369,7 @@ impl Cache {
                     inner.touch_all();
                 }
             }
-            Key::Other => {}
+            Key::Tombstone(_) | Key::Intent(_) | Key::RegisterTicket | Key::Other => {}
         }
         Ok(())
     }
@@ -390,7 +390,7 @@ impl Cache {
                 inner.candidates.remove(key);
                 inner.touch_all();
             }
-            Key::Other => {}
+            Key::Tombstone(_) | Key::Intent(_) | Key::RegisterTicket | Key::Other => {}
         }
     }
 
@@ -685,6 +685,7 @@ impl Cache {
             heartbeat_age_ms: entry.heartbeat.map(|heard| {
                 u64::try_from(now.duration_since(heard).as_millis()).unwrap_or(u64::MAX)
             }),
+            decommissioning: record.decommissioning,
         })
     }
 }

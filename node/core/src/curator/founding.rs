@@ -100,6 +100,7 @@ fn transaction(data: &BootstrapData, authorities: &Authorities) -> Write {
         labels: data.labels.clone(),
         tpm_usage: data.tpm_usage.into(),
         storage_security: data.storage_security.into(),
+        ..StoredNode::default()
     };
     let write = Write::when(Condition::Absent(state::CLUSTER.into()))
         .put(state::CLUSTER, cluster.encode_to_vec())

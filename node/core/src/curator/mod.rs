@@ -14,6 +14,7 @@
 //! | [`cache`] | the records in memory |
 //! | [`reads`] | how recent they are |
 //! | [`liveness`] | which nodes this curator hears; its session |
+//! | [`membership`] | consensus follows what operators want |
 //! | [`health`] | what that says about a node |
 //! | [`core`] | who may still call; when a stream ends |
 //! | [`streams`] | backlog and changes, in bounded pieces |
@@ -33,6 +34,7 @@ pub mod core;
 pub mod founding;
 pub mod health;
 pub mod liveness;
+pub mod membership;
 pub mod reads;
 pub mod services;
 pub mod state;

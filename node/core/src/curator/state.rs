@@ -6,6 +6,9 @@
 //! | `pki/cluster`, `pki/etcd` | an authority with its key | at founding |
 //! | `nodes/ID` | [`NodeRecord`] | when a node's standing changes |
 //! | `join_keys/HEX` | the ID of the node with this join key | with the node |
+//! | `tombstones/ID` | [`Tombstone`] | when a node is deleted |
+//! | `register_ticket` | the ticket | when it is first asked for |
+//! | `membership/ID` | [`Intent`] | while a change of consensus is wanted |
 //! | `status/ID` | `NodeStatus` | when it changes |
 //! | `liveness/ID` | [`LivenessRecord`] | when a node comes or goes |
 //! | `election/LEASE` | the ID of a curator that is ready to lead | at its start |
@@ -17,9 +20,13 @@
 
 use hearth_api::{
     identity::{ClusterId, FirstContactSecret, NodeId, PublicKey},
-    private::{StoredCandidate, StoredCluster, StoredLiveness, StoredNode, StoredStatus},
+    private::{
+        StoredCandidate, StoredCluster, StoredIntent, StoredLiveness, StoredNode, StoredStatus,
+        StoredTombstone,
+    },
     v1::{
         ClusterConfiguration, Label, NodeRoles, NodeState, NodeStatus, StorageSecurity, TpmUsage,
+        membership_change::Kind,
     },
 };
 use prost::Message;
@@ -35,10 +42,17 @@ pub const CLUSTER_AUTHORITY: &str = "pki/cluster";
 /// The authority that vouches for etcd's members.
 pub const ETCD_AUTHORITY: &str = "pki/etcd";
 
+/// What lets a machine ask to be registered.
+pub const REGISTER_TICKET: &str = "register_ticket";
+/// Before the keys of [`intent_key`].
+pub const MEMBERSHIP: &str = "membership/";
+/// Before the keys of [`candidate_key`].
+pub const ELECTION: &str = "election/";
+
 const NODES: &str = "nodes/";
 const STATUS: &str = "status/";
 const LIVENESS: &str = "liveness/";
-const ELECTION: &str = "election/";
+const TOMBSTONES: &str = "tombstones/";
 const JOIN_KEYS: &str = "join_keys/";
 
 /// Where a node's record is.
@@ -61,6 +75,16 @@ pub fn join_key_key(key: &PublicKey) -> String {
     format!("{JOIN_KEYS}{key}")
 }
 
+/// Where a deleted node is remembered.
+pub fn tombstone_key(id: NodeId) -> String {
+    format!("{TOMBSTONES}{id}")
+}
+
+/// Where it stands that a node is to join consensus, or to leave it.
+pub fn intent_key(id: NodeId) -> String {
+    format!("{MEMBERSHIP}{id}")
+}
+
 /// Where a curator with this lease stands for election.
 pub fn candidate_key(lease: i64) -> String {
     format!("{ELECTION}{lease:016x}")
@@ -79,6 +103,12 @@ pub enum Key {
     Liveness(NodeId),
     /// See [`candidate_key`].
     Candidate,
+    /// See [`tombstone_key`].
+    Tombstone(NodeId),
+    /// See [`intent_key`].
+    Intent(NodeId),
+    /// See [`REGISTER_TICKET`].
+    RegisterTicket,
     /// Nothing that is followed.
     Other,
 }
@@ -96,7 +126,12 @@ impl Key {
         if key.starts_with(ELECTION) {
             return Self::Candidate;
         }
+        if key == REGISTER_TICKET {
+            return Self::RegisterTicket;
+        }
         of_node(NODES, Self::Node)
+            .or_else(|| of_node(TOMBSTONES, Self::Tombstone))
+            .or_else(|| of_node(MEMBERSHIP, Self::Intent))
             .or_else(|| of_node(STATUS, Self::Status))
             .or_else(|| of_node(LIVENESS, Self::Liveness))
             .unwrap_or(Self::Other)
@@ -169,6 +204,8 @@ pub struct NodeRecord {
     pub tpm_usage: TpmUsage,
     /// How it protects its data.
     pub storage_security: StorageSecurity,
+    /// An operator has taken it out of service.
+    pub decommissioning: bool,
 }
 
 impl NodeRecord {
@@ -190,7 +227,115 @@ impl NodeRecord {
             storage_security: stored.storage_security(),
             roles: stored.roles.unwrap_or_default(),
             labels: stored.labels,
+            decommissioning: stored.decommissioning,
         })
+    }
+}
+
+/// What stays of a deleted node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tombstone {
+    /// Its name.
+    pub id: NodeId,
+    /// Its identity key.
+    pub public_key: PublicKey,
+    /// By which it asks for its cluster.
+    pub join_key: PublicKey,
+}
+
+impl Tombstone {
+    /// Checks a stored one.
+    pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
+        let stored: StoredTombstone = decode(key, bytes, |m: &StoredTombstone| m.version)?;
+        let wrong = malformed(key);
+        let key = |name: &str, bytes: &[u8]| {
+            PublicKey::try_from(bytes).map_err(|e| wrong(format!("{name}: {e}")))
+        };
+        Ok(Self {
+            id: stored.id.parse().map_err(|e| wrong(format!("{e}")))?,
+            public_key: key("public key", &stored.public_key)?,
+            join_key: key("join key", &stored.join_key)?,
+        })
+    }
+
+    /// As it is stored.
+    pub fn encode(&self) -> Vec<u8> {
+        StoredTombstone {
+            version: VERSION,
+            id: self.id.to_string(),
+            public_key: self.public_key.as_bytes().to_vec(),
+            join_key: self.join_key.as_bytes().to_vec(),
+        }
+        .encode_to_vec()
+    }
+}
+
+/// A change of consensus that is wanted and not complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Intent {
+    /// Whose.
+    pub node: NodeId,
+    /// In or out.
+    pub wanted: Wanted,
+    /// Attempts to add it so far.
+    pub attempts: u32,
+}
+
+/// What a node shall become to consensus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// A voter.
+    Join {
+        /// The learner that was added for it.
+        member: Option<u64>,
+    },
+    /// No member.
+    Leave {
+        /// And then DECOMMISSIONED.
+        decommission: bool,
+    },
+}
+
+impl Intent {
+    /// Checks a stored one.
+    pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
+        let stored: StoredIntent = decode(key, bytes, |m: &StoredIntent| m.version)?;
+        let wrong = malformed(key);
+        let node: NodeId = stored.node_id.parse().map_err(|e| wrong(format!("{e}")))?;
+        if intent_key(node) != key {
+            return Err(wrong(format!("it is about {node}")));
+        }
+        let wanted = match stored.kind() {
+            Kind::Join => Wanted::Join {
+                member: Some(stored.member_id).filter(|id| *id != 0),
+            },
+            Kind::Leave => Wanted::Leave {
+                decommission: stored.decommission,
+            },
+            Kind::Unspecified => return Err(wrong("it wants nothing".into())),
+        };
+        Ok(Self {
+            node,
+            wanted,
+            attempts: stored.attempts,
+        })
+    }
+
+    /// As it is stored.
+    pub fn encode(&self) -> Vec<u8> {
+        let (kind, member_id, decommission) = match self.wanted {
+            Wanted::Join { member } => (Kind::Join, member.unwrap_or_default(), false),
+            Wanted::Leave { decommission } => (Kind::Leave, 0, decommission),
+        };
+        StoredIntent {
+            version: VERSION,
+            node_id: self.node.to_string(),
+            kind: kind.into(),
+            member_id,
+            decommission,
+            attempts: self.attempts,
+        }
+        .encode_to_vec()
     }
 }
 
@@ -356,6 +501,35 @@ mod tests {
     }
 
     #[test]
+    fn intents_and_tombstones_read_back() {
+        for wanted in [
+            Wanted::Join { member: None },
+            Wanted::Join { member: Some(7) },
+            Wanted::Leave { decommission: true },
+        ] {
+            let intent = Intent {
+                node: id(),
+                wanted,
+                attempts: 2,
+            };
+            assert_eq!(
+                Intent::decode(&intent_key(id()), &intent.encode()),
+                Ok(intent)
+            );
+        }
+        let tombstone = Tombstone {
+            id: id(),
+            public_key: SigningKey::from_seed([1; 32]).public(),
+            join_key: SigningKey::from_seed([2; 32]).public(),
+        };
+        let key = tombstone_key(id());
+        assert_eq!(Tombstone::decode(&key, &tombstone.encode()), Ok(tombstone));
+        assert_eq!(Key::parse(&key), Key::Tombstone(id()));
+        assert_eq!(Key::parse(&intent_key(id())), Key::Intent(id()));
+        assert_eq!(Key::parse(REGISTER_TICKET), Key::RegisterTicket);
+    }
+
+    #[test]
     fn liveness_and_candidates_read_back() {
         for record in [LivenessRecord::HeardBy(id()), LivenessRecord::GivenUp] {
             assert_eq!(
@@ -375,6 +549,8 @@ mod tests {
             let _ = NodeRecord::decode(&key, &bytes);
             let _ = ClusterRecord::decode(&key, &bytes);
             let _ = LivenessRecord::decode(&key, &bytes);
+            let _ = Tombstone::decode(&key, &bytes);
+            let _ = Intent::decode(&key, &bytes);
             let _ = decode_status(&key, &bytes);
             let _ = decode_candidate(&key, &bytes);
         }

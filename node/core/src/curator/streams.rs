@@ -98,6 +98,7 @@ fn backlog(core: &Core, after: Option<NodeId>, version: Option<u64>) -> (WatchEv
         nodes,
         tombstones: Vec::new(),
         backlog_complete: complete,
+        progress: 0,
     };
     (event, position)
 }
@@ -115,6 +116,7 @@ fn one(core: &Core, only: Option<NodeId>) -> (WatchEvent, Position) {
         },
         nodes,
         backlog_complete: true,
+        progress: 0,
     };
     (event, Position::Changes { version })
 }
@@ -131,6 +133,7 @@ async fn changes(core: &Core, mut version: u64, only: Option<NodeId>) -> (WatchE
                 nodes: changes.nodes,
                 tombstones: changes.tombstones,
                 backlog_complete: false,
+                progress: 0,
             };
             return (event, Position::Changes { version });
         }

@@ -73,7 +73,7 @@ pub fn bootstrap_data(site: &Site, owner: &OwnerKey) -> BootstrapData {
             ..Default::default()
         },
         roles: NodeRoles {
-            consensus_member: Some(node_roles::ConsensusMember {}),
+            consensus_member: Some(node_roles::ConsensusMember::default()),
             ..Default::default()
         },
         labels: vec![Label {

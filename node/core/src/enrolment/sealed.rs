@@ -347,7 +347,9 @@ fn parse(message: &SealedConfiguration) -> Result<Sealed, SealedError> {
         EnrolmentPhase::Founding => parse_founding(message),
         EnrolmentPhase::Registering => parse_registering(message),
         EnrolmentPhase::Member => parse_member(message),
-        EnrolmentPhase::Unspecified => Err(SealedError::content("phase", "one", message.phase)),
+        EnrolmentPhase::Disowned | EnrolmentPhase::Unspecified => {
+            Err(SealedError::content("phase", "one", message.phase))
+        }
     }
 }
 

@@ -240,7 +240,7 @@ fn what_a_founding_was_asked_for_is_kept() {
             cold_start_policy: ColdStartPolicy::None.into(),
         },
         roles: NodeRoles {
-            consensus_member: Some(node_roles::ConsensusMember {}),
+            consensus_member: Some(node_roles::ConsensusMember::default()),
             ..NodeRoles::default()
         },
         owner: SigningKey::from_seed([9; 32]).public(),

@@ -193,7 +193,7 @@ fn cluster_domain(name: String) -> Result<String, Problem> {
 fn roles(roles: Option<NodeRoles>) -> Result<NodeRoles, Problem> {
     let Some(roles) = roles else {
         return Ok(NodeRoles {
-            consensus_member: Some(node_roles::ConsensusMember {}),
+            consensus_member: Some(node_roles::ConsensusMember::default()),
             ..NodeRoles::default()
         });
     };

@@ -219,7 +219,7 @@ fn each_field_that_will_not_do_is_named() {
         (
             refused_bootstrap(|b| {
                 b.initial_roles = Some(NodeRoles {
-                    consensus_member: Some(node_roles::ConsensusMember {}),
+                    consensus_member: Some(node_roles::ConsensusMember::default()),
                     kubernetes_worker: Some(node_roles::KubernetesWorker {}),
                     ..NodeRoles::default()
                 });

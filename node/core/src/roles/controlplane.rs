@@ -16,7 +16,7 @@ use std::sync::Arc;
 use hearth_api::console::Milestone;
 use hearth_api::identity::{ClusterId, NodeCredentials, NodeId};
 use hearth_api::tls;
-use hearth_api::v1::NodeRoles;
+use hearth_api::v1::{ConsensusProgress, NodeRoles};
 use hearth_base::event::{self, Value, Watcher, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 
@@ -35,6 +35,8 @@ pub struct ControlPlane {
     pub consensus: Option<consensus::Handle>,
     /// Where the curator listens on this machine, while it does.
     pub curator_port: Option<u16>,
+    /// How far etcd is, while it runs here.
+    pub progress: Option<ConsensusProgress>,
 }
 
 pub(super) struct Worker {
@@ -104,6 +106,7 @@ async fn serve(ctx: &Context, worker: &Arc<Worker>, start: Start) -> Outcome {
     let mut control_plane = ControlPlane {
         consensus: Some(handle.clone()),
         curator_port: None,
+        progress: None,
     };
     worker.control_plane.set(control_plane.clone());
     boot::report_once(Milestone::Consensus);

@@ -250,7 +250,7 @@ mod tests {
                 ..NodeStatus::default()
             }),
             roles: Some(NodeRoles {
-                consensus_member: member.then_some(ConsensusMember {}),
+                consensus_member: member.then_some(ConsensusMember::default()),
                 ..NodeRoles::default()
             }),
             ..Node::default()

@@ -162,7 +162,7 @@ mod tests {
         let path = directory.path().join("roles.pb");
         assert_eq!(load(&path).unwrap(), None);
         let roles = NodeRoles {
-            consensus_member: Some(ConsensusMember {}),
+            consensus_member: Some(ConsensusMember::default()),
             ..NodeRoles::default()
         };
         save(&path, &roles).unwrap();

@@ -61,7 +61,11 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
 
     let mut connection = connections.next().await?;
     let mut address = addresses.next().await?;
-    let mut curator_port = control_planes.next().await?.curator_port;
+    let ControlPlane {
+        mut curator_port,
+        mut progress,
+        ..
+    } = control_planes.next().await?;
     let mut state = states.next().await?;
     let health = Health::of(ctx);
     let mut reported = None;
@@ -73,6 +77,7 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
             boot_id: boot_id.clone(),
             sent_at: 0,
             cluster_state: v1::ClusterState::from(state).into(),
+            consensus: progress,
         };
         // In SPLIT nobody hears us, the report is due when that has passed; in
         // DISOWNING nobody wants to.
@@ -92,7 +97,11 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
                 reported = None;
             }
             next = addresses.next() => address = next?,
-            next = control_planes.next() => curator_port = next?.curator_port,
+            next = control_planes.next() => {
+                let next = next?;
+                curator_port = next.curator_port;
+                progress = next.progress;
+            }
         }
     }
 }

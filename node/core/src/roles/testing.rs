@@ -233,7 +233,7 @@ pub fn record(id: &str, address: &str, roles: NodeRoles) -> Node {
 
 pub fn consensus_member() -> NodeRoles {
     NodeRoles {
-        consensus_member: Some(ConsensusMember {}),
+        consensus_member: Some(ConsensusMember::default()),
         ..NodeRoles::default()
     }
 }

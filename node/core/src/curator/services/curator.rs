@@ -11,7 +11,10 @@ use hearth_api::{
     server::Caller,
     tls::PeerCertificate,
     v1::{
-        ClusterState, HeartbeatRequest, HeartbeatResponse, NodeStatus, UpdateNodeStatusRequest,
+        ClusterState, CommitNodeRequest, CommitNodeResponse, GetConsensusStatusRequest,
+        GetConsensusStatusResponse, HeartbeatRequest, HeartbeatResponse, IssueCertificateRequest,
+        IssueCertificateResponse, JoinNodeRequest, JoinNodeResponse, NodeStatus,
+        RegisterNodeRequest, RegisterNodeResponse, UpdateNodeStatusRequest,
         UpdateNodeStatusResponse, WatchEvent, WatchRequest, curator_server::Curator,
     },
 };
@@ -107,6 +110,41 @@ impl Curator for Service {
             Some((answer, beats))
         });
         Ok(Response::new(stream.boxed()))
+    }
+
+    async fn register_node(
+        &self,
+        _request: Request<RegisterNodeRequest>,
+    ) -> Result<Response<RegisterNodeResponse>, Status> {
+        Err(Status::unimplemented("RegisterNode"))
+    }
+
+    async fn commit_node(
+        &self,
+        _request: Request<CommitNodeRequest>,
+    ) -> Result<Response<CommitNodeResponse>, Status> {
+        Err(Status::unimplemented("CommitNode"))
+    }
+
+    async fn join_node(
+        &self,
+        _request: Request<JoinNodeRequest>,
+    ) -> Result<Response<JoinNodeResponse>, Status> {
+        Err(Status::unimplemented("JoinNode"))
+    }
+
+    async fn issue_certificate(
+        &self,
+        _request: Request<IssueCertificateRequest>,
+    ) -> Result<Response<IssueCertificateResponse>, Status> {
+        Err(Status::unimplemented("IssueCertificate"))
+    }
+
+    async fn get_consensus_status(
+        &self,
+        _request: Request<GetConsensusStatusRequest>,
+    ) -> Result<Response<GetConsensusStatusResponse>, Status> {
+        Err(Status::unimplemented("GetConsensusStatus"))
     }
 }
 
@@ -276,6 +314,7 @@ mod tests {
             boot_id: "1b4e28ba-2fa1-11d2-883f-0016d3cca427".into(),
             sent_at: 1,
             cluster_state: ClusterState::Home.into(),
+            consensus: None,
         }
     }
 
@@ -384,6 +423,7 @@ mod tests {
         ) {
             let _ = check_status(NodeStatus {
                 external_address, curator_port, version, boot_id, sent_at: 0, cluster_state,
+                consensus: None,
             });
         }
     }

@@ -10,8 +10,11 @@ use hearth_api::{
     identity::NodeId,
     server::Caller,
     v1::{
-        GetClusterInfoRequest, GetClusterInfoResponse, GetNodesRequest, GetNodesResponse, Node,
-        NodeHealth, NodeState, management_server::Management,
+        ApproveNodeRequest, ApproveNodeResponse, DecommissionNodeRequest, DecommissionNodeResponse,
+        DeleteNodeRequest, DeleteNodeResponse, GetClusterInfoRequest, GetClusterInfoResponse,
+        GetNodesRequest, GetNodesResponse, GetRegisterTicketRequest, GetRegisterTicketResponse,
+        Node, NodeHealth, NodeState, UpdateNodeLabelsRequest, UpdateNodeLabelsResponse,
+        UpdateNodeRolesRequest, UpdateNodeRolesResponse, management_server::Management,
     },
 };
 use tonic::{Request, Response, Status};
@@ -67,6 +70,48 @@ impl Management for Service {
             Ok(GetNodesResponse { nodes })
         });
         Ok(Response::new(stream::iter(answers).boxed()))
+    }
+
+    async fn get_register_ticket(
+        &self,
+        _request: Request<GetRegisterTicketRequest>,
+    ) -> Result<Response<GetRegisterTicketResponse>, Status> {
+        Err(Status::unimplemented("GetRegisterTicket"))
+    }
+
+    async fn approve_node(
+        &self,
+        _request: Request<ApproveNodeRequest>,
+    ) -> Result<Response<ApproveNodeResponse>, Status> {
+        Err(Status::unimplemented("ApproveNode"))
+    }
+
+    async fn update_node_roles(
+        &self,
+        _request: Request<UpdateNodeRolesRequest>,
+    ) -> Result<Response<UpdateNodeRolesResponse>, Status> {
+        Err(Status::unimplemented("UpdateNodeRoles"))
+    }
+
+    async fn update_node_labels(
+        &self,
+        _request: Request<UpdateNodeLabelsRequest>,
+    ) -> Result<Response<UpdateNodeLabelsResponse>, Status> {
+        Err(Status::unimplemented("UpdateNodeLabels"))
+    }
+
+    async fn decommission_node(
+        &self,
+        _request: Request<DecommissionNodeRequest>,
+    ) -> Result<Response<DecommissionNodeResponse>, Status> {
+        Err(Status::unimplemented("DecommissionNode"))
+    }
+
+    async fn delete_node(
+        &self,
+        _request: Request<DeleteNodeRequest>,
+    ) -> Result<Response<DeleteNodeResponse>, Status> {
+        Err(Status::unimplemented("DeleteNode"))
     }
 }
 

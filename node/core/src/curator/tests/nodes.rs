@@ -31,6 +31,7 @@ fn status(address: &str) -> NodeStatus {
         boot_id: BOOT_ID.into(),
         sent_at: 1,
         cluster_state: ClusterState::Home.into(),
+        consensus: None,
     }
 }
 

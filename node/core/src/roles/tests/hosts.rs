@@ -108,6 +108,7 @@ impl Machine {
             nodes,
             tombstones,
             backlog_complete,
+            progress: 0,
         });
     }
 

@@ -82,6 +82,7 @@ async fn nothing_is_reported_before_the_directory_is_saved() {
         boot_id: boot_id().unwrap(),
         sent_at: status.sent_at,
         cluster_state: v1::ClusterState::Home.into(),
+        consensus: None,
     };
     assert_eq!(status, wanted);
     test.worker.is_healthy().await;

@@ -1,0 +1,258 @@
+//! What is signed outside of TLS, and how: one function of bytes for each
+//! statement, used by those who sign and those who check alike.
+//!
+//! Each statement begins with a name of its own and a zero byte, so that a
+//! signature of one can never be taken for another, and every part whose length
+//! varies is preceded by it. The layouts stand in the proto files, beside the
+//! fields that hold the signatures.
+//!
+//! Ed25519 needs no randomness here and has one signature per statement, so a
+//! statement that is made again is the same one.
+
+use rustls_pki_types::{CertificateDer, UnixTime};
+
+use crate::certificates::CertificateError;
+use crate::identity::{ClusterId, JoinKey, NodeCredentials, NodeId, PublicKey, SigningKey};
+use crate::tls::{PeerCertificate, Trust};
+use crate::v1::{DisownOrder, NodeAddress};
+
+const JOIN_KEY: &[u8] = b"hearth join key v1\0";
+const DISOWN: &[u8] = b"hearth disown v1\0";
+const NODE_ADDRESS: &[u8] = b"hearth node address v1\0";
+
+/// Why a statement is not believed.
+#[derive(Debug, thiserror::Error)]
+pub enum ProofError {
+    /// The signature is of something else, or of nobody.
+    #[error("{what}: the signature does not hold")]
+    Signature {
+        /// Which statement.
+        what: &'static str,
+    },
+    /// A part of it is not what it should be.
+    #[error("{what}.{field}: {why}")]
+    Field {
+        /// Which statement.
+        what: &'static str,
+        /// Which part.
+        field: &'static str,
+        /// What is wrong with it.
+        why: String,
+    },
+    /// The certificate that comes with it.
+    #[error("{what}: its certificate")]
+    Certificate {
+        /// Which statement.
+        what: &'static str,
+        /// What is wrong with it.
+        source: CertificateError,
+    },
+}
+
+/// That the machine with the node key holds the join key, too.
+pub fn prove_join_key(node: &PublicKey, key: &JoinKey) -> [u8; 64] {
+    key.sign(&join_key_statement(node, &key.public()))
+}
+
+/// Checks [`prove_join_key`].
+pub fn check_join_key(
+    node: &PublicKey,
+    join_key: &PublicKey,
+    proof: &[u8],
+) -> Result<(), ProofError> {
+    let statement = join_key_statement(node, join_key);
+    let verified = join_key.verify(&statement, proof);
+    verified.map_err(|_| ProofError::Signature {
+        what: "join_key_proof",
+    })
+}
+
+fn join_key_statement(node: &PublicKey, join_key: &PublicKey) -> Vec<u8> {
+    [JOIN_KEY, node.as_bytes(), join_key.as_bytes()].concat()
+}
+
+/// Orders a node to wipe its keys; `ca` is the cluster's.
+pub fn disown(ca: &SigningKey, cluster: ClusterId, node: NodeId) -> DisownOrder {
+    DisownOrder {
+        cluster_id: cluster.as_bytes().to_vec(),
+        node_id: node.to_string(),
+        signature: ca.sign(&disown_statement(cluster, node)).to_vec(),
+    }
+}
+
+/// Checks that the order is meant for this node of this cluster, and given by
+/// the cluster's CA.
+pub fn check_disown(
+    order: &DisownOrder,
+    ca: &PublicKey,
+    cluster: ClusterId,
+    node: NodeId,
+) -> Result<(), ProofError> {
+    const WHAT: &str = "disown order";
+    let other = |field, why: String| ProofError::Field {
+        what: WHAT,
+        field,
+        why,
+    };
+    if order.cluster_id != cluster.as_bytes() {
+        return Err(other("cluster_id", format!("not that of {cluster}")));
+    }
+    if order.node_id != node.to_string() {
+        return Err(other("node_id", format!("wanted {node}")));
+    }
+    ca.verify(&disown_statement(cluster, node), &order.signature)
+        .map_err(|_| ProofError::Signature { what: WHAT })
+}
+
+fn disown_statement(cluster: ClusterId, node: NodeId) -> Vec<u8> {
+    let node = node.to_string();
+    let mut statement = [DISOWN, cluster.as_bytes()].concat();
+    push(&mut statement, node.as_bytes());
+    statement
+}
+
+/// Says where this node is.
+pub fn sign_address(
+    credentials: &NodeCredentials,
+    node: NodeId,
+    host: std::net::IpAddr,
+    counter: u64,
+) -> NodeAddress {
+    let mut address = NodeAddress {
+        node_id: node.to_string(),
+        host: host.to_string(),
+        counter,
+        certificate: credentials.certificate.to_vec(),
+        signature: Vec::new(),
+    };
+    address.signature = credentials.key.sign(&address_statement(&address)).to_vec();
+    address
+}
+
+/// Checks that a node of the cluster has said this of itself. Returns which,
+/// and where it is.
+pub fn check_address(
+    address: &NodeAddress,
+    trust: &Trust,
+    now: UnixTime,
+) -> Result<(NodeId, std::net::IpAddr), ProofError> {
+    const WHAT: &str = "node address";
+    let wrong = |field, why: String| ProofError::Field {
+        what: WHAT,
+        field,
+        why,
+    };
+    let id: NodeId = address
+        .node_id
+        .parse()
+        .map_err(|error| wrong("node_id", format!("{error}")))?;
+    let host: std::net::IpAddr = address
+        .host
+        .parse()
+        .map_err(|error| wrong("host", format!("{error}")))?;
+    let certificate = CertificateDer::from(address.certificate.as_slice());
+    let peer = trust
+        .judge(&[certificate], now)
+        .map_err(|source| ProofError::Certificate { what: WHAT, source })?;
+    let PeerCertificate::Identified {
+        identity,
+        public_key,
+        ..
+    } = peer
+    else {
+        return Err(wrong("certificate", "not one of the cluster's".into()));
+    };
+    if identity.subject != crate::identity::Subject::Node(id) {
+        return Err(wrong("certificate", format!("wanted that of {id}")));
+    }
+    public_key
+        .verify(&address_statement(address), &address.signature)
+        .map_err(|_| ProofError::Signature { what: WHAT })?;
+    Ok((id, host))
+}
+
+fn address_statement(address: &NodeAddress) -> Vec<u8> {
+    let mut statement = NODE_ADDRESS.to_vec();
+    push(&mut statement, address.node_id.as_bytes());
+    push(&mut statement, address.host.as_bytes());
+    statement.extend(address.counter.to_le_bytes());
+    statement
+}
+
+/// A part whose length varies. What is signed was bounded by the largest
+/// message long before.
+fn push(statement: &mut Vec<u8>, part: &[u8]) {
+    let length = u32::try_from(part.len()).unwrap_or(u32::MAX);
+    statement.extend(length.to_le_bytes());
+    statement.extend(part);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::TestCluster;
+    use crate::tls;
+
+    #[test]
+    fn a_join_key_is_proven_for_its_node_only() {
+        let (node, other) = (SigningKey::generate().public(), SigningKey::generate());
+        let key = JoinKey::generate();
+        let proof = prove_join_key(&node, &key);
+        assert!(check_join_key(&node, &key.public(), &proof).is_ok());
+        assert!(check_join_key(&other.public(), &key.public(), &proof).is_err());
+        assert!(check_join_key(&node, &other.public(), &proof).is_err());
+        assert!(check_join_key(&node, &key.public(), &[]).is_err());
+    }
+
+    #[test]
+    fn a_disown_order_is_for_one_node_of_one_cluster() {
+        let ca = SigningKey::generate();
+        let (cluster, other) = (ClusterId::generate(), ClusterId::generate());
+        let (a, b) = (NodeId::from_bytes([1; 16]), NodeId::from_bytes([2; 16]));
+        let order = disown(&ca, cluster, a);
+        assert!(check_disown(&order, &ca.public(), cluster, a).is_ok());
+        assert!(check_disown(&order, &ca.public(), cluster, b).is_err());
+        assert!(check_disown(&order, &ca.public(), other, a).is_err());
+        let stranger = SigningKey::generate().public();
+        assert!(check_disown(&order, &stranger, cluster, a).is_err());
+        // Renamed, it is not what was signed.
+        let renamed = DisownOrder {
+            node_id: b.to_string(),
+            ..order
+        };
+        assert!(check_disown(&renamed, &ca.public(), cluster, b).is_err());
+    }
+
+    #[test]
+    fn an_address_is_its_nodes_own_word() {
+        let cluster = TestCluster::new();
+        let node = cluster.node();
+        let clock = tls::wall_clock();
+        let now = tls::now(&clock);
+        let (trust, id) = Trust::of_node(&node, now).expect("proper credentials");
+        let host = "192.0.2.7".parse().expect("an address");
+        let address = sign_address(&node, id, host, 3);
+        assert_eq!(check_address(&address, &trust, now).ok(), Some((id, host)));
+        let forged = [
+            NodeAddress {
+                host: "192.0.2.8".into(),
+                ..address.clone()
+            },
+            NodeAddress {
+                counter: 4,
+                ..address.clone()
+            },
+            NodeAddress {
+                certificate: cluster.node().certificate.to_vec(),
+                ..address.clone()
+            },
+            NodeAddress::default(),
+        ];
+        for forged in forged {
+            assert!(check_address(&forged, &trust, now).is_err(), "{forged:?}");
+        }
+        let stranger = TestCluster::new().node();
+        let (stranger, _) = Trust::of_node(&stranger, now).expect("proper credentials");
+        assert!(check_address(&address, &stranger, now).is_err());
+    }
+}
