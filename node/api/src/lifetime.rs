@@ -38,23 +38,40 @@ impl End {
         }
     }
 
-    /// Also after some time.
-    pub(crate) fn or_after(self, lifetime: Duration) -> Self {
+    /// Also when this is over, for the reason that it gives.
+    pub(crate) fn or_when(
+        self,
+        other: impl Future<Output = &'static str> + Send + 'static,
+    ) -> Self {
         Self::when(async move {
             tokio::select! {
                 reason = self.reasons => reason,
-                () = tokio::time::sleep(lifetime) => "its time is over",
+                reason = other => reason,
             }
+        })
+    }
+
+    /// Also with whoever holds this token, and for this reason.
+    pub(crate) fn or_with(self, owner: CancellationToken, reason: &'static str) -> Self {
+        self.or_when(async move {
+            owner.cancelled_owned().await;
+            reason
+        })
+    }
+
+    /// Also after some time.
+    pub(crate) fn or_after(self, lifetime: Duration) -> Self {
+        self.or_when(async move {
+            tokio::time::sleep(lifetime).await;
+            "its time is over"
         })
     }
 
     /// Also with the peer's certificate.
     pub(crate) fn or_past(self, not_after: UnixTime, clock: Clock) -> Self {
-        Self::when(async move {
-            tokio::select! {
-                reason = self.reasons => reason,
-                () = past(not_after, &clock) => "the peer's certificate has expired",
-            }
+        self.or_when(async move {
+            past(not_after, &clock).await;
+            "the peer's certificate has expired"
         })
     }
 

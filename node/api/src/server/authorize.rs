@@ -18,6 +18,7 @@ use tower::{Layer, Service};
 use tracing::{Instrument as _, Span, error};
 
 use super::ConnectionInfo;
+use super::places::RunningCall;
 use crate::identity::{Identity, NodeId, PublicKey, Subject, UserName};
 use crate::permissions::{self, Authorization};
 use crate::tls::{self, Clock, PeerCertificate};
@@ -106,6 +107,17 @@ fn unnamed() -> Status {
 pub trait Admission: Send + Sync + 'static {
     /// Lets the call through or refuses it. Must not block.
     fn admit(&self, caller: &Caller, path: &str) -> Result<(), Status>;
+
+    /// Ends when this peer is no longer welcome, at once if it is not now. A
+    /// moment later its connection is cut, whatever runs on it; until then
+    /// [`Self::admit`] tells it why. By default that never comes.
+    ///
+    /// Asked once for each connection; not being fresh enough to judge is no
+    /// reason to cut anyone.
+    fn revoked(self: Arc<Self>, peer: PeerCertificate) -> BoxFuture<'static, ()> {
+        drop(peer);
+        Box::pin(std::future::pending())
+    }
 }
 
 /// The layer. Refuses calls whose method does not say who may call it, and
@@ -219,6 +231,8 @@ where
             Ok(caller) => request.extensions_mut().insert(caller),
             Err(status) => return Box::pin(async move { Ok(status.into_http()) }),
         };
+        let connection = request.extensions().get::<ConnectionInfo>();
+        let running = connection.map(|connection| connection.activity.begin());
         let path = request.uri().path().to_owned();
         let span = self.authorize.span.clone();
         // The instance that was ready is the one to call.
@@ -236,6 +250,7 @@ where
                             body: Some(body),
                             path,
                             span,
+                            _running: running,
                         })
                     })),
                     Ok(Err(never)) => match never {},
@@ -264,6 +279,8 @@ struct GuardedBody {
     body: Option<Body>,
     path: String,
     span: Span,
+    /// A call runs as long as its answer.
+    _running: Option<RunningCall>,
 }
 
 impl http_body::Body for GuardedBody {

@@ -3,6 +3,7 @@
 use std::io;
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -10,7 +11,7 @@ use tokio::net::TcpStream;
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
-use super::Place;
+use super::places::{Activity, Place};
 use crate::lifetime::End;
 use crate::tls::PeerCertificate;
 
@@ -23,6 +24,8 @@ pub struct ConnectionInfo {
     pub remote: SocketAddr,
     /// This end.
     pub local: SocketAddr,
+    /// Who has nothing to do gives way first.
+    pub(super) activity: Arc<Activity>,
 }
 
 /// What carries the bytes.

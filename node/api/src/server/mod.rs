@@ -5,10 +5,11 @@
 //! tasks of their own, so that a slow peer holds up nobody. Then each
 //! connection
 //!
-//! - counts against a limit, one for the cluster's own and another for
-//!   everyone else, so that strangers cannot take the places of members, nor
-//!   one node (which may have been deleted since) those of all others;
-//! - ends when the peer's certificate does, and for strangers after a while;
+//! - has a place, of those for the cluster's own or of those for everyone
+//!   else ([`places`]), so that strangers cannot take the places of members, nor
+//!   one node those of all others, nor the first strangers those of the next;
+//! - ends when the peer's certificate does, for strangers after a while, and
+//!   soon after its [`Admission`] says that the peer is no longer welcome;
 //! - ends with the server: when `serve` returns, or is dropped, no task of it
 //!   goes on.
 //!
@@ -18,18 +19,20 @@
 
 mod authorize;
 mod connection;
+mod places;
 mod services;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use rustls::ServerConfig;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 use tokio_rustls::TlsAcceptor;
@@ -42,10 +45,11 @@ pub use connection::ConnectionInfo;
 pub use services::Services;
 
 use crate::certificates::CertificateError;
-use crate::identity::{Identity, NodeCredentials, NodeId};
+use crate::identity::{NodeCredentials, NodeId};
 use crate::lifetime::End;
 use crate::tls::{self, Clock, OwnCertificate, PeerCertificate, TlsError, Trust};
 use connection::{Connection, Stream};
+use places::Places;
 
 /// How much a server lets its callers take.
 #[derive(Clone, Copy, Debug)]
@@ -59,11 +63,17 @@ pub struct Limits {
     pub identified: usize,
     /// Connections of one node, of these.
     pub per_node: usize,
-    /// Connections of everyone else.
+    /// Connections of everyone else. One more takes the place of an idle one,
+    /// or of the oldest.
     pub anonymous: usize,
-    /// After this a connection of everyone else ends, so that idle ones do
-    /// not keep the places for ever.
+    /// Connections of everyone else from one address, of these. One more takes
+    /// the place of another from there. Many machines may share an address.
+    pub anonymous_per_address: usize,
+    /// After this a connection of everyone else ends.
     pub anonymous_lifetime: Duration,
+    /// How long a peer that is no longer admitted can still hear that from the
+    /// calls that it makes. Then its connection ends.
+    pub farewell: Duration,
     /// Calls at a time on one connection.
     pub streams: u32,
     /// How long calls that still run are waited for at the end.
@@ -78,7 +88,9 @@ impl Default for Limits {
             identified: 1024,
             per_node: 64,
             anonymous: 128,
+            anonymous_per_address: 64,
             anonymous_lifetime: Duration::from_secs(600),
+            farewell: Duration::from_secs(1),
             streams: 128,
             shutdown_grace: Duration::from_secs(2),
         }
@@ -225,10 +237,9 @@ impl Server {
         cancel: CancellationToken,
     ) {
         let handshake = Arc::new(Handshake {
-            identified: Arc::new(Semaphore::new(self.limits.identified)),
-            anonymous: Arc::new(Semaphore::new(self.limits.anonymous)),
-            nodes: Arc::default(),
+            places: Places::new(self.limits),
             transport: self.transport,
+            admission: self.admission,
             limits: self.limits,
             connections,
             ready,
@@ -270,9 +281,8 @@ impl Server {
 struct Handshake {
     transport: Transport,
     limits: Limits,
-    identified: Arc<Semaphore>,
-    anonymous: Arc<Semaphore>,
-    nodes: Arc<Nodes>,
+    admission: Option<Arc<dyn Admission>>,
+    places: Places,
     connections: CancellationToken,
     ready: mpsc::Sender<io::Result<Connection>>,
 }
@@ -292,52 +302,6 @@ enum Refused {
     Full(usize),
     #[error("{0} has {1} connections already")]
     Greedy(NodeId, usize),
-}
-
-/// How many connections each node has.
-#[derive(Default)]
-struct Nodes(Mutex<HashMap<NodeId, usize>>);
-
-impl Nodes {
-    fn lock(&self) -> MutexGuard<'_, HashMap<NodeId, usize>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// One more of this node, if it has less than `most`.
-    fn place(self: &Arc<Self>, node: NodeId, most: usize) -> Result<NodePlace, Refused> {
-        let mut all = self.lock();
-        let count = all.entry(node).or_default();
-        if *count >= most {
-            return Err(Refused::Greedy(node, most));
-        }
-        *count += 1;
-        let nodes = Arc::clone(self);
-        Ok(NodePlace { nodes, node })
-    }
-}
-
-/// One of a node's connections, until it is dropped.
-struct NodePlace {
-    nodes: Arc<Nodes>,
-    node: NodeId,
-}
-
-impl Drop for NodePlace {
-    fn drop(&mut self) {
-        let mut all = self.nodes.lock();
-        if let Some(count) = all.get_mut(&self.node) {
-            *count -= 1;
-            if *count == 0 {
-                all.remove(&self.node);
-            }
-        }
-    }
-}
-
-/// Where a connection counts.
-struct Place {
-    _of_kind: OwnedSemaphorePermit,
-    _of_node: Option<NodePlace>,
 }
 
 impl Handshake {
@@ -387,29 +351,22 @@ impl Handshake {
                 (stream, peer, end)
             }
         };
-        let place = self.place(&peer)?;
+        let place = self.places.take(&peer, remote.ip())?;
+        let end = end.or_with(place.given_up.clone(), "its place is needed for another");
+        let end = match &self.admission {
+            Some(admission) => {
+                let revoked = Arc::clone(admission).revoked(peer.clone());
+                end.or_when(farewell(revoked, self.limits.farewell))
+            }
+            None => end,
+        };
         let info = ConnectionInfo {
             peer,
             remote,
             local,
+            activity: Arc::clone(&place.activity),
         };
         Ok(Connection::new(stream, info, end, place))
-    }
-
-    fn place(&self, peer: &PeerCertificate) -> Result<Place, Refused> {
-        let (places, limit) = match peer {
-            PeerCertificate::Identified { .. } => (&self.identified, self.limits.identified),
-            _ => (&self.anonymous, self.limits.anonymous),
-        };
-        let node = peer.identity().and_then(Identity::node_id);
-        Ok(Place {
-            _of_node: node
-                .map(|node| self.nodes.place(node, self.limits.per_node))
-                .transpose()?,
-            _of_kind: Arc::clone(places)
-                .try_acquire_owned()
-                .map_err(|_| Refused::Full(limit))?,
-        })
     }
 
     async fn tls(
@@ -431,6 +388,15 @@ impl Handshake {
         let peer = trust.judge(certificates, tls::now(clock))?;
         Ok((Stream::Tls(Box::new(stream)), peer))
     }
+}
+
+/// The end of a connection whose peer is no longer admitted.
+async fn farewell(revoked: BoxFuture<'static, ()>, grace: Duration) -> &'static str {
+    revoked.await;
+    // At once would be too soon: a peer whose streams just break, again and
+    // again, would never hear why.
+    tokio::time::sleep(grace).await;
+    "its peer is no longer admitted"
 }
 
 #[cfg(test)]

@@ -81,6 +81,11 @@ impl Fixture {
         self.channel(tls::tests::presenting(certificates, key))
     }
 
+    async fn silent_stranger(&self) -> tokio_rustls::client::TlsStream<TcpStream> {
+        let (config, _) = tls::first_contact_client_config(self.clock.clone()).expect("proper");
+        silent(self.curator.address, config).await
+    }
+
     fn anonymous(&self) -> Channel {
         let (config, _) = tls::first_contact_client_config(self.clock.clone()).expect("proper");
         self.channel(config)
@@ -341,17 +346,146 @@ async fn strangers_do_not_take_the_places_of_members() {
         ..Limits::default()
     })
     .await;
-    let first = f.anonymous();
-    let second = f.as_stranger();
-    leader(first.clone()).await.expect("the first place");
-    leader(second.clone()).await.expect("the second place");
-    leader(f.as_stranger()).await.expect_err("no third place");
+    let mut held = Vec::new();
+    for _ in 0..5 {
+        let mut client = CuratorLocalClient::new(f.as_stranger());
+        client
+            .get_current_leader(GetCurrentLeaderRequest {})
+            .await
+            .expect("a place");
+        held.push(client);
+    }
     info(f.as_owner())
         .await
         .expect("members have their own places");
-    for inside in [first, second] {
-        leader(inside).await.expect("who is in stays in");
+    leader(f.anonymous())
+        .await
+        .expect("and strangers always find one");
+}
+
+/// On its connection nothing more happens until it ends.
+async fn hung_up(stream: &mut (impl tokio::io::AsyncRead + Unpin)) {
+    let mut rest = Vec::new();
+    let _ = tokio::time::timeout(LONG, stream.read_to_end(&mut rest))
+        .await
+        .expect("it is hung up on");
+}
+
+#[tokio::test]
+async fn a_stranger_who_comes_late_takes_the_place_of_the_oldest() {
+    let f = Fixture::with_limits(Limits {
+        anonymous: 2,
+        ..Limits::default()
+    })
+    .await;
+    let mut silent = f.silent_stranger().await;
+    let second = f.as_stranger();
+    leader(second.clone()).await.expect("the second place");
+    leader(f.as_stranger()).await.expect("the first place");
+    hung_up(&mut silent).await;
+    leader(second).await.expect("who was not the oldest stays");
+}
+
+#[tokio::test]
+async fn one_address_does_not_take_the_places_of_all() {
+    let f = Fixture::with_limits(Limits {
+        anonymous: 3,
+        anonymous_per_address: 2,
+        ..Limits::default()
+    })
+    .await;
+    let mut first = f.silent_stranger().await;
+    let second = f.silent_stranger().await;
+    let third = f.silent_stranger().await;
+    hung_up(&mut first).await;
+    drop((second, third));
+}
+
+/// Admits everyone until it is told otherwise.
+#[derive(Default)]
+struct Members {
+    deleted: CancellationToken,
+}
+
+impl Admission for Members {
+    fn admit(&self, _: &Caller, _: &str) -> Result<(), tonic::Status> {
+        match self.deleted.is_cancelled() {
+            true => Err(tonic::Status::permission_denied("deleted")),
+            false => Ok(()),
+        }
     }
+
+    fn revoked(self: Arc<Self>, peer: PeerCertificate) -> BoxFuture<'static, ()> {
+        Box::pin(async move {
+            match peer.identity().and_then(crate::identity::Identity::node_id) {
+                Some(_) => self.deleted.cancelled().await,
+                None => std::future::pending().await,
+            }
+        })
+    }
+}
+
+#[tokio::test]
+async fn the_connection_of_a_peer_that_is_no_longer_admitted_is_cut() {
+    let cluster = Arc::new(TestCluster::new());
+    let clock = TestClock::new();
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let (transport, ..) = Transport::of_node(&cluster.node(), clock.clone()).expect("proper");
+    let members = Arc::new(Members::default());
+    let cancel = CancellationToken::new();
+    let server = Server::new(transport)
+        .admission(members.clone())
+        .limits(Limits {
+            farewell: Duration::from_millis(500),
+            ..Limits::default()
+        });
+    let serving = tokio::spawn(server.serve(listener, Services::new(), cancel.clone()));
+    let deleted = cluster.node();
+    let node = tls::node_client_config(&deleted, ExpectedServer::AnyNode, clock.clone());
+    let user = tls::user_client_config(
+        &cluster.user("owner"),
+        ExpectedServer::AnyNode,
+        clock.clone(),
+    );
+    // By hand, for a channel would connect again.
+    let node = node.expect("proper");
+    let mut of_node = silent(address, node.clone()).await;
+    let mut of_user = silent(address, user.expect("proper")).await;
+    members.deleted.cancel();
+    hung_up(&mut of_node).await;
+    // Whoever comes again hears why, before that is cut, too.
+    let options = Options {
+        clock: clock.clone(),
+        ..Options::default()
+    };
+    let curators = Curators::new(vec![address.into()], node, options);
+    let status = info(curators.channel()).await.expect_err("deleted");
+    assert_eq!(status.code(), Code::PermissionDenied, "{status}");
+    // Others are not cut off: after the settings nothing comes, not even an end.
+    let mut rest = Vec::new();
+    let end = of_user.read_to_end(&mut rest);
+    let end = tokio::time::timeout(Duration::from_millis(200), end).await;
+    end.expect_err("it is open");
+    cancel.cancel();
+    let ended = serving.await.expect("no panic");
+    ended.expect("in order");
+}
+
+/// A connection on which not even HTTP/2 is spoken.
+async fn silent(
+    address: SocketAddr,
+    config: Arc<ClientConfig>,
+) -> tokio_rustls::client::TlsStream<TcpStream> {
+    let tcp = TcpStream::connect(address).await.expect("TCP");
+    let name = rustls_pki_types::ServerName::try_from("x").expect("a name");
+    let mut stream = tokio_rustls::TlsConnector::from(config)
+        .connect(name, tcp)
+        .await
+        .expect("TLS");
+    // The server speaks first once it has found a place for it.
+    stream.read_u8().await.expect("its settings");
+    stream
 }
 
 #[tokio::test]
@@ -363,17 +497,7 @@ async fn strangers_leave_after_a_while() {
     })
     .await;
     // Silent from the handshake on: no request, no HTTP/2.
-    let (config, _) = tls::first_contact_client_config(f.clock.clone()).expect("proper");
-    let tcp = TcpStream::connect(f.curator.address).await.expect("TCP");
-    let name = rustls_pki_types::ServerName::try_from("x").expect("a name");
-    let mut silent = tokio_rustls::TlsConnector::from(config)
-        .connect(name, tcp)
-        .await
-        .expect("TLS");
-    let mut rest = Vec::new();
-    let _ = tokio::time::timeout(LONG, silent.read_to_end(&mut rest))
-        .await
-        .expect("it is hung up on");
+    hung_up(&mut f.silent_stranger().await).await;
     leader(f.as_stranger()).await.expect("its place is free");
 }
 
