@@ -309,6 +309,8 @@ fn start_cluster_parts(
     let (member_writer, member) = event::value();
     let (founded_writer, founded) = event::value();
     let (standing_writer, _) = event::value();
+    let (_, disowned) = event::value();
+    let (refusals_writer, _) = event::value();
     let inputs = Arc::new(roles::Inputs {
         root: node.root.clone(),
         image: node.image.clone(),
@@ -317,6 +319,9 @@ fn start_cluster_parts(
         bootstrap,
         member: member.clone(),
         founded: Arc::new(founded_writer),
+        disowned,
+        refusals: Arc::new(refusals_writer),
+        power: node.power.clone(),
         desk: node.membership_desk.clone(),
         cluster_state: node.cluster_state.clone(),
     });

@@ -41,9 +41,10 @@ use hearth_base::sys::hostname;
 use tokio::time::Instant;
 
 use crate::cluster_state::{ClusterState, Desk};
-use crate::handover::{BootstrapData, Founded, MemberData};
+use crate::handover::{BootstrapData, Disowned, Founded, MemberData, Refusals};
 use crate::image::Image;
 use crate::layout::Root;
+use crate::power::Power;
 
 pub use controlplane::ControlPlane;
 pub use membership::CuratorConnection;
@@ -64,6 +65,12 @@ pub struct Inputs {
     pub member: Value<MemberData>,
     /// To enrolment.
     pub founded: Arc<Writer<Founded>>,
+    /// From enrolment.
+    pub disowned: Value<Disowned>,
+    /// To enrolment.
+    pub refusals: Arc<Writer<Refusals>>,
+    /// Goes down when an operator asks for it.
+    pub power: Power,
     /// Where the membership worker finds the cluster state's writer, once
     /// enrolment has laid it there.
     pub desk: Desk,

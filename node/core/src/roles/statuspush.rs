@@ -78,6 +78,7 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
             sent_at: 0,
             cluster_state: v1::ClusterState::from(state).into(),
             consensus: progress,
+            address_counter: 0,
         };
         // In SPLIT nobody hears us, the report is due when that has passed; in
         // DISOWNING nobody wants to.

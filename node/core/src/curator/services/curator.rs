@@ -315,6 +315,7 @@ mod tests {
             sent_at: 1,
             cluster_state: ClusterState::Home.into(),
             consensus: None,
+            address_counter: 1,
         }
     }
 
@@ -423,7 +424,7 @@ mod tests {
         ) {
             let _ = check_status(NodeStatus {
                 external_address, curator_port, version, boot_id, sent_at: 0, cluster_state,
-                consensus: None,
+                consensus: None, address_counter: 0,
             });
         }
     }

@@ -32,6 +32,7 @@ fn status(address: &str) -> NodeStatus {
         sent_at: 1,
         cluster_state: ClusterState::Home.into(),
         consensus: None,
+        address_counter: 1,
     }
 }
 

@@ -17,6 +17,7 @@ use crate::curator::state;
 use crate::curator::testing::bootstrap_data;
 use crate::handover::{BootstrapData, Founded, MemberData};
 use crate::image::Image;
+use crate::power::Power;
 use crate::roles::controlplane::{Worker, run};
 use crate::roles::testing::{Alone, consensus_member, next, soon, until, until_ok};
 use crate::roles::{ControlPlane, CuratorConnection, Inputs, rolefetch};
@@ -62,6 +63,9 @@ fn boot_with(site: &Site, curator: SocketAddr) -> Boot {
         bootstrap,
         member,
         founded: Arc::new(founded_writer),
+        disowned: event::value().1,
+        refusals: Arc::new(event::value().0),
+        power: Power::default(),
         desk: Desk::empty(),
         cluster_state: site.state.1.clone(),
     });

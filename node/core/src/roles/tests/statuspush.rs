@@ -83,6 +83,7 @@ async fn nothing_is_reported_before_the_directory_is_saved() {
         sent_at: status.sent_at,
         cluster_state: v1::ClusterState::Home.into(),
         consensus: None,
+        address_counter: 0,
     };
     assert_eq!(status, wanted);
     test.worker.is_healthy().await;
