@@ -20,7 +20,7 @@ use crate::{
     disk::Disk,
     firmware::Firmware,
     fw_cfg::{Content, Item, Name},
-    network::{Link, Nic},
+    network::{Link, Nic, UserNetwork},
     run_dir::RunDir,
 };
 
@@ -376,15 +376,21 @@ impl Machine {
                 .set("mac", nic.mac.to_string())
                 // No option ROM: the firmware would try to boot from the net.
                 .set("romfile", "");
-            if let Link::User(user) = &nic.link {
-                let id = format!("net{index}");
-                let mut network = Options::of("user")
-                    .set("id", &id)
-                    .on("restrict", user.restricted);
-                for forward in &user.forwards {
-                    let rule = format!("tcp:127.0.0.1:{}-:{}", forward.host, forward.guest);
-                    network = network.set("hostfwd", rule);
-                }
+            let id = format!("net{index}");
+            let network = match &nic.link {
+                Link::Unplugged => None,
+                Link::User(user) => Some(user_network(&id, user)),
+                // By the name that it has in the machine's folder, in which
+                // QEMU runs: addresses of sockets are short.
+                Link::Switch { .. } => Some(
+                    Options::of("stream")
+                        .set("id", &id)
+                        .on("server", false)
+                        .set("addr.type", "unix")
+                        .path("addr.path", Path::new(&RunDir::link_name(index))),
+                ),
+            };
+            if let Some(network) = network {
                 line.option("-netdev", network);
                 device = device.set("netdev", id);
             }
@@ -458,6 +464,18 @@ impl Machine {
         };
         line.option("-rtc", Options::with("base", base));
     }
+}
+
+/// QEMU's own network.
+fn user_network(id: &str, user: &UserNetwork) -> Options {
+    let mut network = Options::of("user")
+        .set("id", id)
+        .on("restrict", user.restricted);
+    for forward in &user.forwards {
+        let rule = format!("tcp:127.0.0.1:{}-:{}", forward.host, forward.guest);
+        network = network.set("hostfwd", rule);
+    }
+    network
 }
 
 /// The two QMP sockets.

@@ -29,6 +29,7 @@
 //! | [`command`] | what a machine is made of, and QEMU's command line for it |
 //! | [`accel`] | KVM where it truly works, else TCG |
 //! | [`firmware`], [`disk`], [`network`], [`fw_cfg`] | the parts of a machine |
+//! | [`switch`] | the network that joins machines: switch, DHCP, gateway, faults |
 //! | [`run_dir`] | a machine's folder: logs, sockets, variables |
 //! | [`vm`] | a running machine: waits, power, how it ended |
 //! | [`console`], [`qmp`] | what it says, what QEMU says |
@@ -65,4 +66,5 @@ pub mod qmp;
 mod readiness;
 pub mod run_dir;
 mod spawn;
+pub mod switch;
 pub mod vm;

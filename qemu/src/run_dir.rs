@@ -9,6 +9,7 @@
 //! | `vars.fd` | UEFI variables, kept over restarts |
 //! | `fw_cfg-N.bin` | parameters given as bytes, mode 0600 |
 //! | `qmp.sock`, `control.sock` | QMP for the launcher, and for everyone else |
+//! | `netN.sock` | a link to the switch's socket that card N is plugged into |
 //!
 //! The logs are those of the last start; earlier ones are `serial.1.log`,
 //! `serial.2.log` … up to [`KEPT`], each older than the one before.
@@ -19,7 +20,7 @@ use std::{
     os::{
         fd::AsRawFd,
         unix::{
-            fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
+            fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, symlink},
             net::UnixListener,
         },
     },
@@ -130,6 +131,21 @@ impl RunDir {
         self.file("control.sock")
     }
 
+    /// The name, in the folder, of the socket that the network card with this
+    /// number is plugged into.
+    pub(crate) fn link_name(card: usize) -> String {
+        format!("net{card}.sock")
+    }
+
+    /// Makes a switch's socket known under a short name in this folder.
+    pub(crate) fn make_link(&self, card: usize, socket: &Path) -> Result<(), RunDirError> {
+        let link = self.file(&Self::link_name(card));
+        remove(&link)?;
+        // QEMU runs in the folder, so what is relative must be resolved.
+        let socket = std::path::absolute(socket).map_err(RunDirError::at("find", socket))?;
+        symlink(socket, &link).map_err(RunDirError::at("make", &link))
+    }
+
     /// Puts the logs of the last start aside and starts empty ones.
     pub(crate) fn rotate_logs(&self) -> Result<(), RunDirError> {
         for log in LOGS {
@@ -188,12 +204,7 @@ impl RunDir {
     /// Binds a listening socket of this name. It listens before QEMU is even
     /// started, so a client can connect at once and simply waits.
     pub(crate) fn listen(&self, path: &Path) -> Result<UnixListener, RunDirError> {
-        match fs::remove_file(path) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                return Err(RunDirError::at("remove", path)(error));
-            }
-            _ => {}
-        }
+        remove(path)?;
         let (_folder, short) = self.short(path)?;
         UnixListener::bind(short).map_err(RunDirError::at("listen at", path))
     }
@@ -215,6 +226,16 @@ impl RunDir {
             .join(folder.as_raw_fd().to_string())
             .join(name);
         Ok((folder, short))
+    }
+}
+
+/// Removes a file, if it is there.
+fn remove(path: &Path) -> Result<(), RunDirError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            Err(RunDirError::at("remove", path)(error))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -406,7 +406,7 @@ fn check_ports(machine: &Machine) -> Result<(), StartError> {
         .iter()
         .filter_map(|nic| match &nic.link {
             Link::User(user) => Some(&user.forwards),
-            Link::Unplugged => None,
+            Link::Unplugged | Link::Switch { .. } => None,
         })
         .flatten()
         .find(|forward| !network::is_free(forward.host));
@@ -424,6 +424,11 @@ fn prepare(machine: &Machine, run_dir: &RunDir) -> Result<(), RunDirError> {
     run_dir.rotate_logs()?;
     if let Boot::Uefi(firmware) = &machine.boot {
         run_dir.make_vars(&firmware.vars)?;
+    }
+    for (card, nic) in machine.nics.iter().enumerate() {
+        if let Link::Switch { socket } = &nic.link {
+            run_dir.make_link(card, socket)?;
+        }
     }
     for (number, item) in machine.fw_cfg.iter().enumerate() {
         if let Content::Bytes(bytes) = &item.content {

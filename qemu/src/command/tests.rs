@@ -6,7 +6,7 @@ use proptest::prelude::*;
 use super::*;
 use crate::{
     disk::{Cache, Format},
-    network::{Forward, Mac, UserNetwork},
+    network::{Forward, Mac},
 };
 
 fn run_dir() -> (tempfile::TempDir, RunDir) {
@@ -154,6 +154,32 @@ fn ports_are_forwarded_from_this_host_only() {
         "virtio-net-pci,mac=52:54:00:48:00:01,romfile=,netdev=net0"
     );
     assert_eq!(cards[1], "virtio-net-pci,mac=52:54:00:48:00:02,romfile=");
+}
+
+#[test]
+fn a_switch_is_reached_by_a_name_in_the_machines_folder() {
+    let mut machine = machine();
+    machine.nics = vec![
+        Nic {
+            mac: Mac::of_machine(1),
+            link: Link::Unplugged,
+        },
+        Nic {
+            mac: Mac::of_machine(2),
+            link: Link::Switch {
+                socket: format!("/{}/port,a.sock", "x".repeat(200)).into(),
+            },
+        },
+    ];
+    let line = command(&machine);
+    assert_eq!(
+        line.values_of("-netdev"),
+        ["stream,id=net1,server=off,addr.type=unix,addr.path=net1.sock"]
+    );
+    assert_eq!(
+        line.values_of("-device")[1],
+        "virtio-net-pci,mac=52:54:00:48:00:02,romfile=,netdev=net1"
+    );
 }
 
 #[test]

@@ -1,0 +1,259 @@
+//! The process: one thread, and a task for each thing that is waited for.
+//!
+//! The tasks share the state without locks, since none of them holds it while
+//! it waits. All are in one set; the end of the process is the end of the set,
+//! and a task that panics ends the process, loudly, instead of leaving a
+//! network with a part missing.
+
+mod links;
+mod orders;
+
+use std::{
+    cell::RefCell,
+    ffi::OsString,
+    io,
+    os::{fd::AsFd, unix::net::UnixListener as StdUnixListener},
+    path::{Path, PathBuf},
+    pin::Pin,
+    rc::Rc,
+    time::Duration,
+};
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use tokio::{
+    net::UnixListener,
+    signal::unix::{SignalKind, signal},
+    sync::{Notify, mpsc},
+    task::{JoinError, JoinSet, LocalSet},
+    time::{sleep, sleep_until},
+};
+
+use super::{NetworkOptions, capture::Capture, fabric::Fabric};
+use crate::network::{Forwarded, Mac};
+
+const CAPTURE: &str = "capture.pcap";
+
+/// How long a frame may wait until it is in the capture's file.
+const FLUSH: Duration = Duration::from_millis(500);
+
+/// After the system had no room for another connection.
+const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
+
+/// The process did not do.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    /// It was not started as [`super::Network::start`] does it.
+    #[error("wanted: DIR OPTIONS, and a listening socket as standard input")]
+    Arguments,
+    /// Its options are not of this form.
+    #[error("options: {0}")]
+    Options(#[from] serde_json::Error),
+    /// Its options cannot be.
+    #[error("options: {field}: found {found}, wanted {wanted}")]
+    Option {
+        /// Which.
+        field: &'static str,
+        /// What it is.
+        found: String,
+        /// What it may be.
+        wanted: &'static str,
+    },
+    /// The system did not do it.
+    #[error("cannot {step}: {source}")]
+    System {
+        /// What failed.
+        step: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A task panicked.
+    #[error("a part of it failed: {0}")]
+    Task(#[from] JoinError),
+}
+
+impl ServeError {
+    fn system(step: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::System { step, source }
+    }
+}
+
+type Task = Pin<Box<dyn Future<Output = ()>>>;
+
+/// A port, as far as people go.
+struct Entry {
+    name: String,
+    mac: Mac,
+    address: std::net::Ipv4Addr,
+    socket: PathBuf,
+    forwards: Vec<Forwarded>,
+}
+
+/// All there is. Borrowed for a moment at a time, never over a wait.
+struct Shared {
+    dir: PathBuf,
+    options: NetworkOptions,
+    seed: u64,
+    fabric: RefCell<Fabric>,
+    entries: RefCell<Vec<Entry>>,
+    tasks: mpsc::UnboundedSender<Task>,
+    stop: Notify,
+}
+
+impl Shared {
+    /// Gives a task to the set.
+    fn spawn(&self, task: impl Future<Output = ()> + 'static) {
+        // Refused only when everything ends.
+        let _ = self.tasks.send(Box::pin(task));
+    }
+}
+
+/// Runs a network until it is told to stop. `args`: its folder, and its
+/// options as JSON; standard input is the listening socket for its control.
+///
+/// # Errors
+/// Whatever keeps it from running.
+pub fn run(args: impl IntoIterator<Item = OsString>) -> Result<(), ServeError> {
+    let mut args = args.into_iter();
+    let (Some(dir), Some(options), None) = (args.next(), args.next(), args.next()) else {
+        return Err(ServeError::Arguments);
+    };
+    let options: NetworkOptions = serde_json::from_slice(options.as_encoded_bytes())?;
+    check(&options)?;
+    raise_limit().map_err(ServeError::system("raise the limit of open files"))?;
+    let control = io::stdin()
+        .as_fd()
+        .try_clone_to_owned()
+        .map(StdUnixListener::from)
+        .map_err(ServeError::system("take the control socket"))?;
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .map_err(ServeError::system("start the runtime"))?;
+    LocalSet::new().block_on(&runtime, serve(Path::new(&dir), options, control))
+}
+
+fn check(options: &NetworkOptions) -> Result<(), ServeError> {
+    let refuse = |field, found: String, wanted| {
+        Err(ServeError::Option {
+            field,
+            found,
+            wanted,
+        })
+    };
+    if !(8..=30).contains(&options.prefix) {
+        return refuse("prefix", options.prefix.to_string(), "8 to 30");
+    }
+    let other = NetworkOptions {
+        gateway: std::net::Ipv4Addr::UNSPECIFIED,
+        ..options.clone()
+    };
+    let mask = options.mask();
+    let host = u32::from(options.gateway) & !mask;
+    if host == 0 || host == !mask || other.gateway == options.gateway {
+        return refuse(
+            "gateway",
+            options.gateway.to_string(),
+            "an address of a host in its subnet",
+        );
+    }
+    if options.lease.as_secs() < 2 || options.lease.as_secs() > u64::from(u32::MAX) {
+        return refuse("lease", format!("{:?}", options.lease), "at least 2 s");
+    }
+    Ok(())
+}
+
+/// Every forwarded connection is an open file, and the usual limit of a
+/// thousand is for programs that use select(2).
+fn raise_limit() -> io::Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit {
+        current: limit.maximum,
+        maximum: limit.maximum,
+    };
+    Ok(setrlimit(Resource::Nofile, raised)?)
+}
+
+async fn serve(
+    dir: &Path,
+    options: NetworkOptions,
+    control: StdUnixListener,
+) -> Result<(), ServeError> {
+    control
+        .set_nonblocking(true)
+        .map_err(ServeError::system("take the control socket"))?;
+    let control =
+        UnixListener::from_std(control).map_err(ServeError::system("take the control socket"))?;
+    let capture = match options.capture_limit {
+        0 => None,
+        limit => Some(
+            Capture::create(&dir.join(CAPTURE), limit)
+                .map_err(ServeError::system("make the capture"))?,
+        ),
+    };
+    let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
+    tracing::info!(gateway = %options.gateway, prefix = options.prefix, seed, "network");
+    let (tasks, mut new_tasks) = mpsc::unbounded_channel();
+    let shared = Rc::new(Shared {
+        dir: dir.to_owned(),
+        options,
+        seed,
+        fabric: RefCell::new(Fabric::new(seed, capture)),
+        entries: RefCell::default(),
+        tasks,
+        stop: Notify::new(),
+    });
+    shared.spawn(late_frames(shared.clone()));
+    shared.spawn(flush_capture(shared.clone()));
+    shared.spawn(orders::take_orders(shared.clone(), control));
+
+    let mut terminate =
+        signal(SignalKind::terminate()).map_err(ServeError::system("wait for signals"))?;
+    let mut running = JoinSet::new();
+    let end = loop {
+        tokio::select! {
+            Some(task) = new_tasks.recv() => {
+                running.spawn_local(task);
+            }
+            Some(Err(failed)) = running.join_next() => break Err(failed.into()),
+            () = shared.stop.notified() => break Ok(()),
+            _ = terminate.recv() => break Ok(()),
+        }
+    };
+    running.shutdown().await;
+    let mut fabric = shared.fabric.borrow_mut();
+    if let Some(capture) = fabric.capture() {
+        capture.flush();
+        let status = capture.status();
+        tracing::info!(frames = status.frames, dropped = status.dropped, "capture");
+    }
+    tracing::info!("stopped");
+    end
+}
+
+/// Lets frames on slow links go on when their time has come.
+async fn late_frames(shared: Rc<Shared>) {
+    let sooner = shared.fabric.borrow().sooner.clone();
+    loop {
+        let now = std::time::Instant::now();
+        let next = shared.fabric.borrow_mut().go_on(now);
+        match next {
+            None => sooner.notified().await,
+            Some(next) => tokio::select! {
+                () = sooner.notified() => {}
+                () = sleep_until(next.into()) => {}
+            },
+        }
+    }
+}
+
+/// So that who looks at the capture of a running network sees what was just
+/// now.
+async fn flush_capture(shared: Rc<Shared>) {
+    loop {
+        sleep(FLUSH).await;
+        match shared.fabric.borrow_mut().capture() {
+            Some(capture) => capture.flush(),
+            None => return,
+        }
+    }
+}

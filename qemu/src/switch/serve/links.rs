@@ -1,0 +1,98 @@
+//! The machines' connections: one task for each port.
+
+use std::{io, rc::Rc, time::Instant};
+
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{
+        UnixListener, UnixStream,
+        unix::{ReadHalf, WriteHalf},
+    },
+    time::sleep,
+};
+
+use super::{ACCEPT_AGAIN, Shared};
+use crate::switch::framing::Decoder;
+
+/// Read at once.
+const CHUNK: usize = 64 << 10;
+
+/// Serves the machines of a port, one at a time.
+pub(super) async fn serve_port(
+    shared: Rc<Shared>,
+    port: usize,
+    name: String,
+    listener: UnixListener,
+) {
+    let mut next = None;
+    loop {
+        let mut stream = match next.take() {
+            Some(stream) => stream,
+            None => accept(&listener, &name).await,
+        };
+        shared.fabric.borrow_mut().plug(port, true);
+        tracing::info!(port = name, "plugged in");
+        tokio::select! {
+            end = converse(&shared, port, &mut stream) => match end {
+                Ok(()) => tracing::info!(port = name, "unplugged"),
+                Err(error) => tracing::warn!(port = name, %error, "unplugged"),
+            },
+            // A machine that was killed and is back already. Its old
+            // connection may still be there.
+            newer = accept(&listener, &name) => {
+                tracing::info!(port = name, "another machine takes this one's place");
+                next = Some(newer);
+            }
+        }
+        shared.fabric.borrow_mut().plug(port, false);
+    }
+}
+
+async fn accept(listener: &UnixListener, name: &str) -> UnixStream {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => return stream,
+            Err(error) => {
+                // There is nothing that tells when there is room again.
+                tracing::warn!(port = name, %error, "cannot take a connection");
+                sleep(ACCEPT_AGAIN).await;
+            }
+        }
+    }
+}
+
+async fn converse(shared: &Shared, port: usize, stream: &mut UnixStream) -> io::Result<()> {
+    let (input, output) = stream.split();
+    tokio::select! {
+        end = listen(shared, port, input) => end,
+        end = speak(shared, port, output) => end,
+    }
+}
+
+async fn listen(shared: &Shared, port: usize, mut input: ReadHalf<'_>) -> io::Result<()> {
+    let mut decoder = Decoder::default();
+    loop {
+        let buffer = decoder.buffer();
+        buffer.reserve(CHUNK);
+        if input.read_buf(buffer).await? == 0 {
+            return Ok(());
+        }
+        let now = Instant::now();
+        let mut fabric = shared.fabric.borrow_mut();
+        while let Some(frame) = decoder.next().map_err(io::Error::other)? {
+            fabric.from_machine(port, frame, now);
+        }
+    }
+}
+
+async fn speak(shared: &Shared, port: usize, mut output: WriteHalf<'_>) -> io::Result<()> {
+    let waiting = shared.fabric.borrow().waiting(port);
+    loop {
+        let taken = shared.fabric.borrow_mut().take(port);
+        if taken.is_empty() {
+            waiting.notified().await;
+        } else {
+            output.write_all(&taken).await?;
+        }
+    }
+}

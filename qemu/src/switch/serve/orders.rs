@@ -1,0 +1,254 @@
+//! What others ask of the process.
+
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr},
+    os::unix::net::UnixListener as StdUnixListener,
+    path::Path,
+    rc::Rc,
+};
+
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
+    net::{UnixListener, UnixStream},
+    time::sleep,
+};
+
+use super::{ACCEPT_AGAIN, Entry, Shared, links};
+use crate::{
+    network::Mac,
+    switch::{
+        GATEWAY_MAC, NetworkStatus, Port, PortStatus, Refusal,
+        control::{Answer, MAX_REQUEST, Reply, Request},
+        faults::Faults,
+        learning::is_group,
+    },
+};
+
+/// Serves whoever connects.
+pub(super) async fn take_orders(shared: Rc<Shared>, listener: UnixListener) {
+    loop {
+        match listener.accept().await {
+            Ok((stream, _)) => shared.spawn(converse(shared.clone(), stream)),
+            Err(error) => {
+                tracing::warn!(%error, "cannot take a connection for control");
+                sleep(ACCEPT_AGAIN).await;
+            }
+        }
+    }
+}
+
+async fn converse(shared: Rc<Shared>, stream: UnixStream) {
+    if let Err(error) = answer_all(&shared, stream).await {
+        tracing::debug!(%error, "a conversation failed");
+    }
+}
+
+async fn answer_all(shared: &Rc<Shared>, mut stream: UnixStream) -> io::Result<()> {
+    let (input, mut output) = stream.split();
+    let mut input = BufReader::new(input);
+    loop {
+        let mut line = Vec::new();
+        let length = (&mut input)
+            .take(MAX_REQUEST as u64)
+            .read_until(b'\n', &mut line)
+            .await?;
+        if length == 0 {
+            return Ok(());
+        }
+        let request = serde_json::from_slice(&line);
+        let stop = matches!(request, Ok(Request::Stop));
+        let answer = match request {
+            Ok(request) => shared.obey(request),
+            Err(error) => Err(Refusal::Request(error.to_string())),
+        };
+        let mut answer = serde_json::to_vec(&answer)?;
+        answer.push(b'\n');
+        output.write_all(&answer).await?;
+        if stop {
+            // Not before it was answered.
+            shared.stop.notify_one();
+        }
+    }
+}
+
+impl Shared {
+    fn obey(self: &Rc<Self>, request: Request) -> Answer {
+        match request {
+            Request::AddPort { name, mac, address } => {
+                self.add_port(name, mac, address).map(Reply::Port)
+            }
+            Request::Forward { name, guest } => self.forward(&name, guest).map(Reply::Forwarded),
+            Request::SetFaults { name, faults } => self.set_faults(&name, faults),
+            Request::Block { a, b, on } => self.block(&a, &b, on),
+            Request::SetAddress { name, address } => self.set_address(&name, address),
+            Request::Status => Ok(Reply::Status(Box::new(self.status()))),
+            Request::Stop => Ok(Reply::Done),
+        }
+    }
+
+    /// The index of a port.
+    fn find(&self, name: &str) -> Result<usize, Refusal> {
+        let entries = self.entries.borrow();
+        let index = entries.iter().position(|entry| entry.name == name);
+        index.ok_or_else(|| Refusal::NoPort(name.to_owned()))
+    }
+
+    fn add_port(
+        self: &Rc<Self>,
+        name: String,
+        mac: Mac,
+        address: Ipv4Addr,
+    ) -> Result<Port, Refusal> {
+        let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+        if !(1..=32).contains(&name.len()) || !name.bytes().all(plain) {
+            return Err(Refusal::Name(name));
+        }
+        if let Ok(index) = self.find(&name) {
+            let entry = &self.entries.borrow()[index];
+            if entry.mac != mac {
+                return Err(Refusal::PortTaken {
+                    name,
+                    mac: entry.mac,
+                });
+            }
+            return Ok(Port {
+                socket: entry.socket.clone(),
+                address: entry.address,
+            });
+        }
+        if is_group(mac.0) || mac == GATEWAY_MAC || mac.0 == [0; 6] {
+            return Err(Refusal::BadMac(mac));
+        }
+        if let Some(owner) = self.entries.borrow().iter().find(|entry| entry.mac == mac) {
+            let owner = owner.name.clone();
+            return Err(Refusal::MacTaken { mac, owner });
+        }
+        self.check_address(address, None)?;
+
+        let file = format!("{name}.sock");
+        // By its bare name: the process runs in the folder, and addresses of
+        // sockets are short.
+        let listener = listen(Path::new(&file)).map_err(system("listen for the machine"))?;
+        let port = Port {
+            socket: self.dir.join(file),
+            address,
+        };
+        let index = self.fabric.borrow_mut().add_link();
+        self.entries.borrow_mut().push(Entry {
+            name: name.clone(),
+            mac,
+            address,
+            socket: port.socket.clone(),
+            forwards: Vec::new(),
+        });
+        tracing::info!(port = name, %mac, %address, "port");
+        self.spawn(links::serve_port(self.clone(), index, name, listener));
+        Ok(port)
+    }
+
+    fn check_address(&self, address: Ipv4Addr, of: Option<usize>) -> Result<(), Refusal> {
+        if !self.options.may_have(address) {
+            return Err(Refusal::BadAddress {
+                address,
+                gateway: self.options.gateway,
+                prefix: self.options.prefix,
+            });
+        }
+        let entries = self.entries.borrow();
+        let mut others = entries.iter().enumerate();
+        match others.find(|(index, entry)| entry.address == address && Some(*index) != of) {
+            Some((_, owner)) => Err(Refusal::AddressTaken {
+                address,
+                owner: owner.name.clone(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    fn forward(self: &Rc<Self>, name: &str, guest: u16) -> Result<SocketAddr, Refusal> {
+        let index = self.find(name)?;
+        let entries = self.entries.borrow();
+        let known = entries[index]
+            .forwards
+            .iter()
+            .find(|known| known.guest == guest);
+        if let Some(known) = known {
+            return Ok(known.host);
+        }
+        Err(Refusal::GuestPort(name.to_owned()))
+    }
+
+    fn set_faults(&self, name: &str, faults: Faults) -> Answer {
+        let index = self.find(name)?;
+        faults.check()?;
+        tracing::info!(port = name, ?faults, "link");
+        self.fabric.borrow_mut().set_faults(index, faults);
+        Ok(Reply::Done)
+    }
+
+    fn block(&self, a: &str, b: &str, on: bool) -> Answer {
+        let pair = (self.find(a)?, self.find(b)?);
+        if pair.0 == pair.1 {
+            return Err(Refusal::Itself(a.to_owned()));
+        }
+        tracing::info!(a, b, on, "block");
+        self.fabric.borrow_mut().block(pair.0, pair.1, on);
+        Ok(Reply::Done)
+    }
+
+    fn set_address(&self, name: &str, address: Ipv4Addr) -> Answer {
+        let index = self.find(name)?;
+        self.check_address(address, Some(index))?;
+        tracing::info!(port = name, %address, "address");
+        self.entries.borrow_mut()[index].address = address;
+        Ok(Reply::Done)
+    }
+
+    fn status(&self) -> NetworkStatus {
+        let mut fabric = self.fabric.borrow_mut();
+        let entries = self.entries.borrow();
+        let name = |index: usize| entries[index].name.clone();
+        NetworkStatus {
+            options: self.options.clone(),
+            seed: self.seed,
+            ports: (0..entries.len())
+                .map(|index| {
+                    let entry = &entries[index];
+                    PortStatus {
+                        name: entry.name.clone(),
+                        mac: entry.mac,
+                        address: entry.address,
+                        leased: None,
+                        connected: fabric.plugged(index),
+                        faults: fabric.faults(index),
+                        counters: fabric.counters(index),
+                        forwards: entry.forwards.clone(),
+                    }
+                })
+                .collect(),
+            blocks: fabric.blocks().map(|(a, b)| (name(a), name(b))).collect(),
+            connections: 0,
+            capture: fabric.capture().map(|capture| capture.status()),
+        }
+    }
+}
+
+fn system(step: &str) -> impl FnOnce(io::Error) -> Refusal {
+    move |source| Refusal::System {
+        step: step.to_owned(),
+        source_text: source.to_string(),
+    }
+}
+
+/// Listens at a socket of this name, which may be left from an earlier
+/// process.
+fn listen(path: &Path) -> io::Result<UnixListener> {
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    let listener = StdUnixListener::bind(path)?;
+    listener.set_nonblocking(true)?;
+    UnixListener::from_std(listener)
+}
