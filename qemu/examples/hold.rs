@@ -39,6 +39,7 @@ async fn main() -> anyhow::Result<()> {
     }];
     let spec = ClusterSpec {
         state,
+        network: None,
         members: vec![Member {
             machine,
             image,

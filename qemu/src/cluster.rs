@@ -9,6 +9,10 @@
 //! | `base.img` | the image that it was made from |
 //! | `disk.qcow2` | all that it has written since |
 //!
+//! and one for their network, `net`, where they have one ([`NetworkSpec`]): a
+//! process of its own that is started before the first machine, ends after the
+//! last, and is left running and found again with them.
+//!
 //! [`Cluster::launch`] makes what is missing and keeps what is there, so the
 //! next launch boots the same machines again, on the same ports. The image is
 //! kept by a hard link (or a copy): an image that is built anew under the same
@@ -17,6 +21,11 @@
 //! ([`Image::Older`]), never mended silently: starting over is the user's
 //! decision ([`Cluster::remove`]).
 //!
+//! Machines can be added one after the other ([`Cluster::open`],
+//! [`Cluster::add`]), because what a later one is told may be known only when
+//! an earlier one runs. One that has ended is started again in the same way,
+//! also in a cluster that was left running ([`Cluster::resume`]).
+//!
 //! Invariants: one launcher at a time (a lock in the folder), a machine that
 //! runs is never started a second time, and a process is only ever taken for
 //! a machine of ours by its whole [`Identity`](crate::process::Identity),
@@ -24,6 +33,7 @@
 
 mod attached;
 mod image;
+mod network;
 mod record;
 mod running;
 
@@ -31,6 +41,7 @@ use std::{
     collections::BTreeSet,
     fs::{self, File, TryLockError},
     io,
+    net::{Ipv4Addr, SocketAddr},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -39,23 +50,28 @@ use tokio::task::JoinSet;
 
 pub use attached::{AttachError, Attached, attach};
 pub use image::Image;
+use network::Wired;
+pub use network::{NetworkSpec, Place, end as end_network, network};
 use record::Record;
-pub use running::{Running, cut, running};
+pub use running::{Running, cut, cut_one, running};
 
 use crate::{
     command::Machine,
     disk::{Cache, Disk, DiskError, Format, make_overlay},
-    network::{self, Forwarded, Link},
+    network::{Forwarded, Link, is_free},
     process::Process,
     run_dir::{RunDir, RunDirError},
+    switch::{Network, NetworkError},
     vm::{Exit, Lifetime, Shutdown, StartError, Tied, Vm},
 };
 
 /// A machine of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// What it is made of. Its first disk is added by the launch; a forward
-    /// to host port 0 gets the port that it had last time, if that is free.
+    /// What it is made of. Its first disk is added by the launch, and its
+    /// first network card, if it has a place in the cluster's network; a
+    /// forward to host port 0 gets the port that it had last time, if that is
+    /// free.
     pub machine: Machine,
     /// The raw image that its disk is made from, the first time.
     pub image: PathBuf,
@@ -70,6 +86,8 @@ pub struct Member {
 pub struct ClusterSpec {
     /// The cluster's folder.
     pub state: PathBuf,
+    /// What joins them; each on its own, if none.
+    pub network: Option<NetworkSpec>,
     /// Its machines.
     pub members: Vec<Member>,
     /// Whether the machines can be left running.
@@ -82,6 +100,10 @@ pub struct Cluster {
     // Before the lock: nobody else may come in while machines still run.
     machines: Vec<Vm>,
     images: Vec<Image>,
+    // After the machines, for the same reason as on every other end.
+    wired: Option<Wired>,
+    state: PathBuf,
+    lifetime: Lifetime,
     _lock: File,
 }
 
@@ -133,6 +155,9 @@ pub enum ClusterError {
     /// A machine cannot be left running.
     #[error(transparent)]
     Tied(#[from] Tied),
+    /// The network did not do.
+    #[error(transparent)]
+    Network(#[from] NetworkError),
 }
 
 impl ClusterError {
@@ -154,28 +179,120 @@ impl Cluster {
                 return Err(ClusterError::TwoOfOneName(member.machine.name.clone()));
             }
         }
-        fs::create_dir_all(&spec.state).map_err(ClusterError::file("make", &spec.state))?;
-        let lock = lock(&spec.state)?;
-        // Before any is started: with one of them in the way, none is.
-        for (name, record) in records(&spec.state)? {
-            refuse_running(&name, &record)?;
-        }
-        let mut cluster = Self {
-            machines: Vec::new(),
-            images: Vec::new(),
-            _lock: lock,
-        };
+        let mut cluster = Self::open(&spec.state, spec.network.as_ref(), spec.lifetime).await?;
         for member in &spec.members {
-            let (vm, image) = launch_member(&spec.state, member, spec.lifetime).await?;
-            cluster.machines.push(vm);
-            cluster.images.push(image);
+            cluster.add(member).await?;
         }
         Ok(cluster)
     }
 
-    /// The machines, in the order of the specification.
+    /// A cluster of which no machine runs yet, with its network.
+    ///
+    /// # Errors
+    /// If one does, or another process is using it.
+    pub async fn open(
+        state: &Path,
+        network: Option<&NetworkSpec>,
+        lifetime: Lifetime,
+    ) -> Result<Self, ClusterError> {
+        let mut cluster = Self::locked(state, lifetime)?;
+        // Before any is started: with one of them in the way, none is.
+        for (name, record) in records(state)? {
+            refuse_running(&name, &record)?;
+        }
+        if let Some(spec) = network {
+            cluster.wired = Some(Wired::start(state, spec, lifetime).await?);
+        }
+        Ok(cluster)
+    }
+
+    /// A cluster that was left running, to start one of its machines again:
+    /// the others and the network go on as they are, and are none of this
+    /// handle's.
+    ///
+    /// # Errors
+    /// If another process is using it, or its network does not run.
+    pub async fn resume(
+        state: &Path,
+        network: Option<&NetworkSpec>,
+        lifetime: Lifetime,
+    ) -> Result<Self, ClusterError> {
+        let mut cluster = Self::locked(state, lifetime)?;
+        if let Some(spec) = network {
+            cluster.wired = Some(Wired::find(state, spec).await?);
+        }
+        Ok(cluster)
+    }
+
+    fn locked(state: &Path, lifetime: Lifetime) -> Result<Self, ClusterError> {
+        fs::create_dir_all(state).map_err(ClusterError::file("make", state))?;
+        Ok(Self {
+            machines: Vec::new(),
+            images: Vec::new(),
+            wired: None,
+            state: state.to_owned(),
+            lifetime,
+            _lock: lock(state)?,
+        })
+    }
+
+    /// Starts one more machine, or one again that has ended. Returns its place
+    /// among [`Self::machines`].
+    ///
+    /// # Errors
+    /// If it runs, or cannot be started. The others go on.
+    pub async fn add(&mut self, member: &Member) -> Result<usize, ClusterError> {
+        let name = &member.machine.name;
+        let place = self.machines.iter().position(|vm| vm.name() == name);
+        // Its last start may have been another process's.
+        if let Some(record) = Record::load(&self.state.join(name))? {
+            refuse_running(name, &record)?;
+        }
+        let plug = self.wired.as_ref().and_then(|wired| wired.plug(name));
+        let (vm, image) = launch_member(&self.state, member, plug, self.lifetime).await?;
+        Ok(match place {
+            Some(place) => {
+                self.machines[place] = vm;
+                self.images[place] = image;
+                place
+            }
+            None => {
+                self.machines.push(vm);
+                self.images.push(image);
+                self.machines.len() - 1
+            }
+        })
+    }
+
+    /// The machines, in the order in which they were added.
     pub fn machines(&self) -> &[Vm] {
         &self.machines
+    }
+
+    /// The machine of this name, running or ended.
+    pub fn machine(&self, name: &str) -> Option<&Vm> {
+        self.machines.iter().find(|vm| vm.name() == name)
+    }
+
+    /// What joins the machines.
+    pub fn network(&self) -> Option<&Network> {
+        self.wired.as_ref().map(|wired| &wired.network)
+    }
+
+    /// The address that a machine has in the network from its place in it,
+    /// whether it runs or not.
+    pub fn address(&self, machine: &str) -> Option<Ipv4Addr> {
+        let plug = self.wired.as_ref()?.plug(machine)?;
+        Some(plug.address)
+    }
+
+    /// Where this port of a machine with a place in the network is found on
+    /// the host, whether it runs or not.
+    pub fn forwarded(&self, machine: &str, guest: u16) -> Option<SocketAddr> {
+        let plug = self.wired.as_ref()?.plug(machine)?;
+        let forwards = &mut plug.forwards.iter();
+        let forwarded = forwards.find(|forwarded| forwarded.guest == guest)?;
+        Some(forwarded.host)
     }
 
     /// What each machine's disk stands on, in the same order.
@@ -203,8 +320,8 @@ impl Cluster {
         Ok(ends.into_iter().map(|(_, end)| end).collect())
     }
 
-    /// Lets the machines go on without this process; [`attach`] finds them
-    /// again.
+    /// Lets the machines and their network go on without this process;
+    /// [`attach`] and [`network()`] find them again.
     ///
     /// # Errors
     /// If they were not launched for that. They are then killed.
@@ -212,10 +329,13 @@ impl Cluster {
         for machine in self.machines {
             machine.detach()?;
         }
+        if let Some(wired) = self.wired {
+            wired.network.detach()?;
+        }
         Ok(())
     }
 
-    /// Removes a cluster: its machines' folders with all that is in them. A
+    /// Removes a cluster: its machines' and its network's folders with all that is in them. A
     /// folder that is not there, or holds no machines, is left as it is.
     ///
     /// # Errors
@@ -235,7 +355,7 @@ impl Cluster {
             let path = state.join(name);
             fs::remove_dir_all(&path).map_err(ClusterError::file("remove", &path))?;
         }
-        Ok(())
+        network::remove(state)
     }
 }
 
@@ -298,6 +418,7 @@ fn find(record: &Record) -> Result<Option<Process>, ClusterError> {
 async fn launch_member(
     state: &Path,
     member: &Member,
+    plug: Option<&network::Plug>,
     lifetime: Lifetime,
 ) -> Result<(Vm, Image), ClusterError> {
     let name = &member.machine.name;
@@ -313,7 +434,13 @@ async fn launch_member(
     let mut machine = member.machine.clone();
     machine.disks.insert(0, disk);
     keep_ports(&mut machine, &record.forwards);
-    let vm = Vm::start(&machine, &run_dir, lifetime).await?;
+    if let Some(plug) = plug {
+        machine.nics.insert(0, plug.nic());
+    }
+    let mut vm = Vm::start(&machine, &run_dir, lifetime).await?;
+    if let Some(plug) = plug {
+        vm.add_forwards(&plug.forwards);
+    }
     let identity = vm
         .identity()
         .map_err(ClusterError::file("look into", Path::new("/proc")))?;
@@ -353,7 +480,7 @@ fn keep_ports(machine: &mut Machine, last: &[Forwarded]) {
                 .iter()
                 .find(|last| last.guest == forward.guest)
                 .map(|last| last.host.port());
-            if let Some(port) = port.filter(|port| network::is_free(*port)) {
+            if let Some(port) = port.filter(|port| is_free(*port)) {
                 forward.host = port;
             }
         }
@@ -413,6 +540,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let spec = ClusterSpec {
             state: folder.path().join("cluster"),
+            network: None,
             members: vec![member("a"), member("a")],
             lifetime: Lifetime::Tied,
         };
@@ -460,6 +588,7 @@ mod tests {
         fs::write(run_dir.file("machine.json"), "{").expect("a broken record");
         let spec = ClusterSpec {
             state: folder.path().to_owned(),
+            network: None,
             members: vec![member("a")],
             lifetime: Lifetime::Tied,
         };

@@ -283,6 +283,11 @@ impl Vm {
         &self.forwards
     }
 
+    /// Ports that somebody else than QEMU brings to the host.
+    pub(crate) fn add_forwards(&mut self, forwards: &[Forwarded]) {
+        self.forwards.extend_from_slice(forwards);
+    }
+
     /// Where this port of the guest is found on the host.
     pub fn forwarded(&self, guest: u16) -> Option<std::net::SocketAddr> {
         self.forwards

@@ -12,10 +12,14 @@ use std::{
 use guest::{BOUND, Then, gone, line, runs};
 use hearth_qemu::{
     accel::Accel,
-    cluster::{Cluster, ClusterError, ClusterSpec, Image, Member, attach, cut, running},
+    cluster::{
+        Cluster, ClusterError, ClusterSpec, Image, Member, NetworkSpec, Place, attach, cut,
+        cut_one, end_network, network, running,
+    },
     command::Machine,
     disk::Cache,
     network::{Forward, Link, Mac, Nic, UserNetwork},
+    switch::NetworkOptions,
     vm::{Cause, Lifetime, Shutdown},
 };
 
@@ -46,6 +50,7 @@ fn spec(folder: &Path, machines: u16) -> ClusterSpec {
     std::fs::write(&image, guest::image(Then::PowerButton)).expect("an image");
     ClusterSpec {
         state: folder.join("state"),
+        network: None,
         members: (0..machines)
             .map(|number| member(&format!("node-{number}"), number, &image))
             .collect(),
@@ -207,6 +212,7 @@ async fn a_machine_left_running_is_found_and_shut_down() {
     let image = folder.path().join("guest.img");
     let spec = ClusterSpec {
         state: state.clone(),
+        network: None,
         members: vec![member("held", 0, &image)],
         lifetime: Lifetime::Tied,
     };
@@ -266,4 +272,92 @@ async fn plugs_are_pulled_whether_or_not_qemu_answers() {
     assert_eq!((ended.len(), ended[0].pid), (1, pid));
     assert!(!runs(pid));
     assert!(running(&state).expect("looked for").is_empty());
+}
+
+/// The same machines, joined by a switch.
+fn joined(folder: &Path, machines: u16, lifetime: Lifetime) -> ClusterSpec {
+    let mut spec = spec(folder, machines);
+    for member in &mut spec.members {
+        member.machine.nics.clear();
+    }
+    let place = |number| Place {
+        machine: format!("node-{number}"),
+        number,
+        forwards: Vec::new(),
+    };
+    spec.network = Some(NetworkSpec {
+        switch: env!("CARGO_BIN_EXE_hearth-switch").into(),
+        options: NetworkOptions::default(),
+        // One more than there are machines: it may come later.
+        places: (0..=machines).map(place).collect(),
+    });
+    spec.lifetime = lifetime;
+    spec
+}
+
+#[tokio::test]
+async fn a_network_comes_before_its_machines_and_goes_after_them() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let spec = joined(folder.path(), 1, Lifetime::Tied);
+    let network_spec = spec.network.as_ref();
+    let cluster = Cluster::open(&spec.state, network_spec, spec.lifetime);
+    let mut cluster = cluster.await.expect("opened");
+    let place = cluster.add(&spec.members[0]).await.expect("started");
+    let vm = &cluster.machines()[place];
+    vm.wait_for("its word", BOUND, |text| text == line(1))
+        .await
+        .expect("it speaks");
+    let error = cluster.add(&spec.members[0]).await.expect_err("it runs");
+    assert!(matches!(error, ClusterError::Running { .. }), "{error}");
+
+    let vm = cluster.machine("node-0").expect("started");
+    assert_eq!(vm.forwarded(7835), cluster.forwarded("node-0", 7835));
+    let status = cluster.network().expect("a network").status().await;
+    let status = status.expect("its status");
+    let port = status.port("node-0").expect("a port");
+    assert_eq!(Some(port.address), cluster.address("node-0"));
+    assert!(port.connected);
+
+    // Again, in the same place and on the same port.
+    vm.power_cut().await.expect("cut");
+    let again = cluster.add(&spec.members[0]).await.expect("started again");
+    assert_eq!(again, place);
+    let vm = &cluster.machines()[again];
+    assert_eq!(vm.forwarded(7835), cluster.forwarded("node-0", 7835));
+    vm.wait_for("its word", BOUND, |text| text == line(2))
+        .await
+        .expect("it speaks again");
+    let (machine, switch) = (vm.pid(), cluster.network().expect("a network").pid());
+    drop(cluster);
+    gone(machine).await;
+    gone(switch).await;
+    Cluster::remove(&spec.state).expect("removed");
+    assert!(!spec.state.join("net").exists());
+}
+
+#[tokio::test]
+async fn a_network_left_running_is_found_with_its_machines() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let spec = joined(folder.path(), 2, Lifetime::Detachable);
+    let state = &spec.state;
+    let cluster = Cluster::launch(&spec).await.expect("launched");
+    let switch = cluster.network().expect("a network").pid();
+    cluster.detach().expect("left running");
+    assert!(runs(switch));
+
+    // One of them is cut and started again by somebody else.
+    assert!(cut_one(state, "node-1").await.expect("cut"));
+    assert!(!cut_one(state, "node-1").await.expect("looked"));
+    let resumed = Cluster::resume(state, spec.network.as_ref(), Lifetime::Detachable);
+    let mut resumed = resumed.await.expect("found");
+    resumed.add(&spec.members[1]).await.expect("started again");
+    resumed.detach().expect("left running");
+    assert_eq!(running(state).expect("looked").len(), 2);
+    let found = network(state).await.expect("looked").expect("it runs");
+    assert_eq!(found.pid(), switch);
+
+    cut(state).await.expect("cut");
+    gone(switch).await;
+    assert!(network(state).await.expect("looked").is_none());
+    assert!(!end_network(state).await.expect("nothing to end"));
 }

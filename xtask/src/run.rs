@@ -103,6 +103,7 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
 
     let spec = ClusterSpec {
         state: state.path().to_owned(),
+        network: None,
         members: vec![member(args, &founding, &accel, &artifacts, parameters)?],
         lifetime: match args.detach {
             true => Lifetime::Detachable,

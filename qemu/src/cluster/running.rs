@@ -32,8 +32,8 @@ pub fn running(state: &Path) -> Result<Vec<Running>, ClusterError> {
         .collect())
 }
 
-/// Pulls the plugs of all machines that run. When this returns, they are
-/// gone.
+/// Pulls the plugs of all machines that run, and ends their network. When this
+/// returns, they are gone.
 ///
 /// # Errors
 /// If the cluster cannot be read, or a process cannot be killed.
@@ -53,7 +53,28 @@ pub async fn cut(state: &Path) -> Result<Vec<Running>, ClusterError> {
         process.ended().await.map_err(failed)?;
         cut.push(running);
     }
+    super::end_network(state).await?;
     Ok(cut)
+}
+
+/// Pulls the plug of the machine of this name. When this returns, it is gone.
+/// False: it does not run.
+///
+/// # Errors
+/// If the cluster cannot be read, or the process cannot be killed.
+pub async fn cut_one(state: &Path, name: &str) -> Result<bool, ClusterError> {
+    let failed = |source| ClusterError::File {
+        step: "kill a machine of",
+        path: state.to_owned(),
+        source,
+    };
+    let found = processes(state)?;
+    let Some((_, process)) = found.into_iter().find(|(running, _)| running.name == name) else {
+        return Ok(false);
+    };
+    process.kill().map_err(failed)?;
+    process.ended().await.map_err(failed)?;
+    Ok(true)
 }
 
 fn processes(state: &Path) -> Result<Vec<(Running, Process)>, ClusterError> {

@@ -1,0 +1,159 @@
+//! The network of a cluster: one switch, with a port for each machine.
+
+use std::{
+    collections::BTreeMap,
+    fs,
+    net::{Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+};
+
+use super::ClusterError;
+use crate::{
+    network::{Forwarded, Link, Mac, Nic},
+    spawn::Lifetime,
+    switch::{Network, NetworkError, NetworkOptions},
+};
+
+/// Its folder in the cluster's. No machine's: it bears no record of one.
+const FOLDER: &str = "net";
+/// In it from the first start on.
+const LOG: &str = "switch.log";
+
+/// A network to be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NetworkSpec {
+    /// The program `hearth-switch`.
+    pub switch: PathBuf,
+    /// What it is like.
+    pub options: NetworkOptions,
+    /// The machines that are, or may be, plugged in. All have their ports from
+    /// the start, so that what one is told can name the others.
+    pub places: Vec<Place>,
+}
+
+/// A machine's place in the network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The machine's name.
+    pub machine: String,
+    /// By which it has its Ethernet address and its address.
+    pub number: u16,
+    /// Its ports that the host reaches.
+    pub forwards: Vec<u16>,
+}
+
+/// A port of the switch, for one machine.
+#[derive(Clone, Debug)]
+pub(super) struct Plug {
+    mac: Mac,
+    socket: PathBuf,
+    pub(super) address: Ipv4Addr,
+    pub(super) forwards: Vec<Forwarded>,
+}
+
+impl Plug {
+    /// The machine's network card.
+    pub(super) fn nic(&self) -> Nic {
+        Nic {
+            mac: self.mac,
+            link: Link::Switch {
+                socket: self.socket.clone(),
+            },
+        }
+    }
+}
+
+/// A network with its ports.
+#[derive(Debug)]
+pub(super) struct Wired {
+    pub(super) network: Network,
+    plugs: BTreeMap<String, Plug>,
+}
+
+impl Wired {
+    /// Starts it. One that was left behind without machines goes.
+    pub(super) async fn start(
+        state: &Path,
+        spec: &NetworkSpec,
+        lifetime: Lifetime,
+    ) -> Result<Self, ClusterError> {
+        end(state).await?;
+        let options = spec.options.clone();
+        let network = Network::start(&spec.switch, &folder(state), options, lifetime).await?;
+        Self::with_ports(network, spec).await
+    }
+
+    /// Finds the one that was left running.
+    pub(super) async fn find(state: &Path, spec: &NetworkSpec) -> Result<Self, ClusterError> {
+        let network = Network::attach(&folder(state)).await?;
+        Self::with_ports(network, spec).await
+    }
+
+    async fn with_ports(network: Network, spec: &NetworkSpec) -> Result<Self, ClusterError> {
+        let mut plugs = BTreeMap::new();
+        for place in &spec.places {
+            let mac = Mac::of_machine(place.number);
+            let address = spec.options.machine_address(place.number);
+            let port = network.add_port(&place.machine, mac, address).await?;
+            let mut forwards = Vec::new();
+            for &guest in &place.forwards {
+                let host: SocketAddr = network.forward(&place.machine, guest).await?;
+                forwards.push(Forwarded { guest, host });
+            }
+            let plug = Plug {
+                mac,
+                socket: port.socket,
+                address: port.address,
+                forwards,
+            };
+            plugs.insert(place.machine.clone(), plug);
+        }
+        Ok(Self { network, plugs })
+    }
+
+    /// The port of this machine.
+    pub(super) fn plug(&self, machine: &str) -> Option<&Plug> {
+        self.plugs.get(machine)
+    }
+}
+
+/// The network of the cluster in this folder, if one runs.
+///
+/// # Errors
+/// If it runs and does not answer.
+pub async fn network(state: &Path) -> Result<Option<Network>, ClusterError> {
+    match Network::attach(&folder(state)).await {
+        Ok(network) => Ok(Some(network)),
+        Err(NetworkError::NotRunning(_)) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// Ends the network of the cluster in this folder, whoever started it. True:
+/// one ran. Machines that still do are cut off for good.
+///
+/// # Errors
+/// If it cannot be ended.
+pub async fn end(state: &Path) -> Result<bool, ClusterError> {
+    match network(state).await? {
+        Some(network) => {
+            network.stop().await?;
+            Ok(true)
+        }
+        None => Ok(false),
+    }
+}
+
+/// Removes what it has left; what bears no log of a switch is not ours.
+pub(super) fn remove(state: &Path) -> Result<(), ClusterError> {
+    let folder = folder(state);
+    if !folder.join(LOG).exists() {
+        return Ok(());
+    }
+    fs::remove_dir_all(&folder).map_err(ClusterError::file("remove", &folder))
+}
+
+/// Where it is.
+pub(super) fn folder(state: &Path) -> PathBuf {
+    state.join(FOLDER)
+}
