@@ -187,6 +187,12 @@ impl RootClient {
         }
     }
 
+    /// A client of an etcd that is reached some other way.
+    #[cfg(any(test, feature = "testing"))]
+    pub fn over(channel: Channel) -> Self {
+        Self { channel }
+    }
+
     /// The part of one user.
     pub fn namespaced(&self, user: ConsensusUser) -> NamespacedClient {
         let root: Arc<str> = format!("namespaced:{}/", user.name()).into();

@@ -286,7 +286,9 @@ async fn first_read(root: &RootClient) {
     }
 }
 
-#[cfg(test)]
-pub(crate) mod testing;
+#[cfg(any(test, feature = "testing"))]
+#[allow(missing_docs, clippy::unwrap_used, clippy::new_without_default)]
+// It is test code, and fails as tests do.
+pub mod testing;
 #[cfg(test)]
 mod tests;

@@ -213,7 +213,9 @@ async fn bind(address: SocketAddr) -> Result<TcpListener, CuratorError> {
         .map_err(|source| CuratorError::Listen { address, source })
 }
 
-#[cfg(test)]
-pub(crate) mod testing;
+#[cfg(any(test, feature = "testing"))]
+#[allow(missing_docs, clippy::unwrap_used, clippy::new_without_default)]
+// It is test code, and fails as tests do.
+pub mod testing;
 #[cfg(test)]
 mod tests;

@@ -1,5 +1,6 @@
-//! A founded cluster of one node for the tests of the curator: a real etcd, a
-//! real curator, and clients over mutual TLS.
+//! A founded cluster of one node, for the tests of the curator and for the
+//! program that measures it: a real etcd, a real curator, and clients over
+//! mutual TLS.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -27,6 +28,12 @@ use hearth_base::{
     supervisor::{Backoff, Options, Supervisor, runnable},
 };
 use prost::Message as _;
+use rustls::{
+    ClientConfig, DigitallySignedStruct, SignatureScheme,
+    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+    crypto::{CryptoProvider, ring},
+};
+use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming, transport::Channel};
@@ -81,6 +88,57 @@ pub fn bootstrap_data(site: &Site, owner: &OwnerKey) -> BootstrapData {
             value: "1".into(),
         }],
     }
+}
+
+/// A caller without a certificate, who believes anyone.
+pub fn anonymous() -> Arc<ClientConfig> {
+    #[derive(Debug)]
+    struct Anyone(Arc<CryptoProvider>);
+
+    impl ServerCertVerifier for Anyone {
+        fn verify_server_cert(
+            &self,
+            _: &CertificateDer<'_>,
+            _: &[CertificateDer<'_>],
+            _: &ServerName<'_>,
+            _: &[u8],
+            _: UnixTime,
+        ) -> Result<ServerCertVerified, rustls::Error> {
+            Ok(ServerCertVerified::assertion())
+        }
+
+        fn verify_tls12_signature(
+            &self,
+            _: &[u8],
+            _: &CertificateDer<'_>,
+            _: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, rustls::Error> {
+            Err(rustls::Error::General("TLS 1.3 is wanted".into()))
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            _: &[u8],
+            _: &CertificateDer<'_>,
+            _: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, rustls::Error> {
+            Ok(HandshakeSignatureValid::assertion())
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            self.0.signature_verification_algorithms.supported_schemes()
+        }
+    }
+
+    let provider = Arc::new(ring::default_provider());
+    let mut config = ClientConfig::builder_with_provider(provider.clone())
+        .with_protocol_versions(&[&rustls::version::TLS13])
+        .unwrap()
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Anyone(provider)))
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"h2".to_vec()];
+    Arc::new(config)
 }
 
 /// Who calls.
@@ -203,7 +261,7 @@ impl World {
     pub fn channel_to(&self, endpoint: Endpoint, who: &Who<'_>) -> Channel {
         let any = ExpectedServer::AnyNode;
         let config = match who {
-            Who::Nobody => super::tests::anonymous(),
+            Who::Nobody => anonymous(),
             Who::HolderOf(key) => {
                 tls::possession_client_config(key, self.ca(), any, wall_clock()).unwrap()
             }
@@ -248,14 +306,7 @@ impl World {
     pub async fn add_node(&self, node_state: NodeState) -> NodeCredentials {
         let key = NodeKey::generate();
         let id = NodeId::from_public_key(&key.public());
-        let stored = StoredNode {
-            version: state::VERSION,
-            id: id.to_string(),
-            public_key: key.public().as_bytes().to_vec(),
-            state: node_state.into(),
-            ..Default::default()
-        };
-        let record = state::node_key(id);
+        let (record, stored) = record_of(&key, node_state);
         let write = Write::when(Condition::Absent(record.clone()));
         let write = write.put(record, stored.encode_to_vec());
         self.client().write(write).await.unwrap();
@@ -267,6 +318,33 @@ impl World {
             key,
             ca: self.node.ca.clone(),
         }
+    }
+
+    /// Many of these, UP, in as few writes as etcd takes.
+    pub async fn add_nodes(&self, count: usize) -> Vec<NodeCredentials> {
+        let authority = self.authority().await;
+        let nodes: Vec<_> = (0..count)
+            .map(|_| {
+                let key = NodeKey::generate();
+                let id = NodeId::from_public_key(&key.public());
+                let certificate = authority.issue_node(self.site.cluster_id, id, key.public());
+                NodeCredentials {
+                    certificate: certificate.unwrap(),
+                    key,
+                    ca: self.node.ca.clone(),
+                }
+            })
+            .collect();
+        // etcd takes 128 operations in one transaction.
+        for some in nodes.chunks(100) {
+            let first = Write::when(Condition::Absent(state::node_key(id_of(&some[0]))));
+            let write = some.iter().fold(first, |write, node| {
+                let (record, stored) = record_of(&node.key, NodeState::Up);
+                write.put(record, stored.encode_to_vec())
+            });
+            self.client().write(write).await.unwrap();
+        }
+        nodes
     }
 
     /// Takes a node out of the records.
@@ -305,6 +383,18 @@ impl World {
         .await;
         begin.elapsed()
     }
+}
+
+fn record_of(key: &NodeKey, node_state: NodeState) -> (String, StoredNode) {
+    let id = NodeId::from_public_key(&key.public());
+    let stored = StoredNode {
+        version: state::VERSION,
+        id: id.to_string(),
+        public_key: key.public().as_bytes().to_vec(),
+        state: node_state.into(),
+        ..Default::default()
+    };
+    (state::node_key(id), stored)
 }
 
 pub fn id_of(node: &NodeCredentials) -> NodeId {

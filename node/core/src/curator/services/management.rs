@@ -59,8 +59,12 @@ impl Management for Service {
         request: Request<GetNodesRequest>,
     ) -> Result<Response<Self::GetNodesStream>, Status> {
         let peer = Caller::of(&request)?.peer().clone();
-        let filter = Filter::new(request.into_inner())?;
-        self.core.reads.linearizable().await?;
+        let request = request.into_inner();
+        let allow_stale = request.allow_stale;
+        let filter = Filter::new(request)?;
+        if !allow_stale {
+            self.core.reads.linearizable().await?;
+        }
         // Taken at one moment; the sending may take as long as the caller does,
         // or until it does not belong to the cluster any more.
         let nodes = self.core.cache.nodes(|node| filter.takes(node));
@@ -130,6 +134,7 @@ impl Filter {
             states,
             health,
             labels,
+            allow_stale: _,
         } = request;
         let counts = [
             ("node_ids", node_ids.len()),
@@ -283,7 +288,7 @@ mod tests {
             labels: Vec<(String, String)>,
         ) {
             let labels = labels.into_iter().map(|(key, value)| Label { key, value }).collect();
-            if let Ok(filter) = Filter::new(GetNodesRequest { node_ids, states, health, labels }) {
+            if let Ok(filter) = Filter::new(GetNodesRequest { node_ids, states, health, labels, ..Default::default() }) {
                 filter.takes(&Node::default());
             }
         }
