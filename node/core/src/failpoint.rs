@@ -13,7 +13,8 @@
 #[cfg(feature = "failpoints")]
 pub use armed::{ArmError, arm, arm_from_fw_cfg, reach};
 
-/// All failpoints there are, in the order in which a bootstrap meets them.
+/// All failpoints there are: in the order in which a bootstrap meets them, then
+/// those of the changes of consensus.
 pub const ALL: &[&str] = &[
     "enrolment.sealed_founding.before",
     "enrolment.sealed_founding.after",
@@ -35,6 +36,12 @@ pub const ALL: &[&str] = &[
     "founding.authority_keys_removed.after",
     "enrolment.sealed_member.before",
     "enrolment.sealed_member.after",
+    "membership.add.before",
+    "membership.add.after",
+    "membership.promote.before",
+    "membership.promote.after",
+    "membership.remove.before",
+    "membership.remove.after",
 ];
 
 /// Whether there is a failpoint of this name.

@@ -175,7 +175,7 @@ impl Lease {
 /// The whole of etcd. Stays within the control plane.
 #[derive(Clone)]
 pub struct RootClient {
-    channel: Channel,
+    pub(super) channel: Channel,
 }
 
 impl RootClient {

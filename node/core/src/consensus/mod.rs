@@ -19,6 +19,7 @@
 mod client;
 pub mod fenced;
 mod log;
+mod members;
 mod process;
 
 /// etcd's interface, as generated from `proto/etcd.proto`.
@@ -48,6 +49,7 @@ pub use client::{
     Change, Changes, ConsensusError, ConsensusUser, Lease, Listing, NamespacedClient, Record,
     RootClient, WatchEnd,
 };
+pub use members::{Member, MemberId, MemberStatus, Members, peer_url};
 pub use process::ProcessError;
 
 /// etcd's store may grow to this. Its default is twice that, which is more
@@ -179,6 +181,46 @@ fn decide(config: &Config, served: bool) -> Result<Start, ConsensusFailure> {
     // etcd insists on a directory that is not open to others.
     files::create_dir_durably(&data, 0o700)?;
     Ok(Start::New)
+}
+
+/// Between a curator and the etcd below it: whether there will be other
+/// members, and whether etcd is patient enough for them. A copy each for both.
+#[derive(Clone)]
+pub struct Company {
+    /// Set by the curator.
+    expected: Arc<event::Writer<()>>,
+    /// Set by who runs etcd.
+    ready: Arc<event::Writer<()>>,
+}
+
+impl Default for Company {
+    fn default() -> Self {
+        Self {
+            expected: Arc::new(event::value().0),
+            ready: Arc::new(event::value().0),
+        }
+    }
+}
+
+impl Company {
+    /// Of an etcd that is not alone, or does not mind.
+    pub fn is_here() -> Self {
+        let company = Self::default();
+        company.ready.set(());
+        company
+    }
+
+    /// There will be others.
+    pub fn expect(&self) {
+        if self.expected.value().get().is_none() {
+            self.expected.set(());
+        }
+    }
+
+    /// Whether others can be added.
+    pub fn is_ready(&self) -> bool {
+        self.ready.value().get().is_some()
+    }
 }
 
 /// Why no client can be had at the moment.

@@ -12,7 +12,7 @@ use std::{
 use hearth_base::sys::child::{Child, ChildError};
 use tokio::process::Command;
 
-use super::{Config, Timing, log};
+use super::{Config, Timing, log, peer_url};
 
 /// etcd wants every client URL to have a port, even of a unix socket. The
 /// whole "host" is the socket's file name, in the working directory.
@@ -119,7 +119,7 @@ impl Etcd {
 /// Everything that etcd is told. `new` founds a cluster of this one member.
 fn arguments(config: &Config, new: bool) -> Vec<String> {
     let name = config.node_id.to_string();
-    let url = format!("https://{name}:{}", config.peer_listen.port());
+    let url = peer_url(config.node_id);
     let client = format!("unix://{SOCKET}");
     let peer = config.etcd.peer();
     let path = |p: PathBuf| p.display().to_string();

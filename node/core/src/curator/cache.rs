@@ -90,6 +90,16 @@ pub struct Leader {
     pub port: u32,
 }
 
+/// That this curator leads, and what proves it: the condition
+/// [`Created`](crate::consensus::fenced::Condition::Created) of this key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Leadership {
+    /// Its candidacy.
+    pub key: String,
+    /// When that came into being.
+    pub since: i64,
+}
+
 #[derive(Default)]
 struct Inner {
     cluster: Option<ClusterRecord>,
@@ -641,6 +651,23 @@ impl Cache {
             host,
             port,
         })
+    }
+
+    /// Whether the oldest candidate is this curator, in its present life.
+    pub fn leadership(&self) -> Option<Leadership> {
+        let inner = self.lock();
+        let (key, oldest) = inner.candidates.iter().min_by_key(|(_, c)| c.since)?;
+        let session = inner.session?;
+        let leads = oldest.curator == self.own && oldest.lease == session.id();
+        leads.then(|| Leadership {
+            key: key.clone(),
+            since: oldest.since,
+        })
+    }
+
+    /// How many curators are ready to lead.
+    pub fn candidates(&self) -> usize {
+        self.lock().candidates.len()
     }
 
     /// Where curators can be found: consensus members that are UP and have

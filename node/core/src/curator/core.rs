@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::{Timing, cache::Cache, liveness::Hearing, reads::Reads};
-use crate::consensus::NamespacedClient;
+use crate::consensus::{Company, Members, NamespacedClient};
 
 /// One curator at work.
 pub struct Core {
@@ -25,6 +25,10 @@ pub struct Core {
     pub ca: CertificateDer<'static>,
     /// The curators' part of etcd.
     pub client: NamespacedClient,
+    /// The members of etcd.
+    pub members: Members,
+    /// Whether there are, or will be, other members.
+    pub company: Company,
     /// The records.
     pub cache: Arc<Cache>,
     /// How recent they are.

@@ -359,7 +359,8 @@ impl Hearing {
                 Ok(false) => return,
                 Err(error) => tracing::debug!("cannot renew the session: {error}"),
             }
-            if !stands {
+            // It may have handed the leadership over, to one that is gone.
+            if !stands || self.cache.leader().is_none() {
                 stands = self.stand(lease).await;
             }
         }

@@ -1,12 +1,227 @@
 //! The membership of consensus: what operators want, and what etcd has.
+//!
+//! Operators write intents; the elected leader works them off, one step after
+//! the other. [`plan`] finds each step from what is, and this module sees what
+//! is ([`view`]) and does the step. Membership is the truth: a node's role
+//! says that it is a member only once etcd does, and no longer than etcd does.
+//!
+//! Every write of records bears the leader's election key as a condition, so a
+//! leader that was replaced while it slept writes nothing. Changes of etcd's
+//! membership cannot bear one: see [`crate::consensus::Members`] for why they
+//! harm nothing when they come late.
+//!
+//! Nothing is decided by records that are not recent: each round begins with a
+//! linearizable read.
 
-use hearth_api::identity::NodeId;
+mod plan;
+mod steps;
+mod view;
+
+use std::{convert::Infallible, time::Duration};
+
+use hearth_api::{
+    identity::NodeId,
+    v1::{
+        ConsensusMemberStatus, GetConsensusStatusResponse, MembershipChange,
+        membership_change::Kind,
+    },
+};
+use tokio::time::{Instant, sleep, timeout};
 use tonic::Status;
 
-use super::core::Core;
+use self::{
+    plan::{Learner, Step, View},
+    steps::StepError,
+};
+use super::{
+    cache::Leadership,
+    core::Core,
+    liveness::unavailable,
+    state::{self, Wanted},
+};
+use crate::consensus::MemberId;
+
+/// Between two looks, when nothing is heard of meanwhile.
+const INTERVAL: Duration = Duration::from_secs(1);
+/// Between two looks at least, and after a step that failed.
+const REST: Duration = Duration::from_millis(200);
+/// A learner that has applied what was written so long ago is in sync. It
+/// reports once a second.
+const MARK_LASTS: Duration = Duration::from_secs(5);
 
 /// Whether the node may leave consensus: not if it is the last voter, nor if
 /// those that stay, as far as they are alive, would have no quorum.
-pub async fn may_leave(_core: &Core, _node: NodeId) -> Result<(), Status> {
-    Err(Status::unimplemented("leaving consensus"))
+pub async fn may_leave(core: &Core, node: NodeId) -> Result<(), Status> {
+    let view = look(core).await?;
+    if !view.votes(node) {
+        return Ok(());
+    }
+    view.may_leave_after_all(node)
+        .map_err(|stays| Status::failed_precondition(stays.to_string()))
+}
+
+/// The members, and what is about to change.
+pub async fn status(core: &Core) -> Result<GetConsensusStatusResponse, Status> {
+    let view = look(core).await?;
+    let own = core.members.status().await.map_err(|e| unavailable(&e))?;
+    let members = view.members.iter().map(|member| ConsensusMemberStatus {
+        member_id: member.id.0,
+        node_id: member
+            .node()
+            .map(|node| node.to_string())
+            .unwrap_or_default(),
+        peer_urls: member.peer_urls.clone(),
+        learner: member.learner,
+        started: member.started(),
+        leader: own.leader == Some(member.id),
+    });
+    let changes = view.intents.iter().map(|intent| {
+        let (kind, member) = match intent.wanted {
+            Wanted::Join { member } => (Kind::Join, member.unwrap_or_default()),
+            Wanted::Leave { .. } => (Kind::Leave, 0),
+        };
+        MembershipChange {
+            node_id: intent.node.to_string(),
+            kind: kind.into(),
+            member_id: member,
+            reason: plan::step_of(&view, intent).err().unwrap_or_default(),
+        }
+    });
+    Ok(GetConsensusStatusResponse {
+        changes: changes.collect(),
+        members: members.collect(),
+    })
+}
+
+async fn look(core: &Core) -> Result<View, Status> {
+    core.reads.linearizable().await?;
+    view::take(core, Learner::default())
+        .await
+        .map_err(|error| match error {
+            view::ViewError::Consensus(error) => unavailable(&error),
+            view::ViewError::Record(error) => Status::failed_precondition(error.to_string()),
+        })
+}
+
+/// What a leader remembers from one look to the next.
+struct Term {
+    leadership: Leadership,
+    /// Since when it has seen this learner.
+    learner: Option<(MemberId, Instant)>,
+    /// Where the log was when it looked last for this learner.
+    mark: Option<(MemberId, u64, Instant)>,
+    /// What was said last of why nothing happens.
+    said: Vec<String>,
+}
+
+/// Works off what is wanted while this curator leads, for ever.
+pub async fn run(core: &Core) -> Infallible {
+    let mut term: Option<Term> = None;
+    loop {
+        let mut changes = core.cache.watch();
+        changes.mark_unchanged();
+        core.reads.fresh().await;
+        await_company(core).await;
+        let again = match core.cache.leadership() {
+            None => {
+                term = None;
+                false
+            }
+            Some(leadership) => {
+                let term = match &mut term {
+                    Some(term) if term.leadership == leadership => term,
+                    other => other.insert(Term {
+                        leadership,
+                        learner: None,
+                        mark: None,
+                        said: Vec::new(),
+                    }),
+                };
+                match round(core, term).await {
+                    Ok(again) => again,
+                    Err(error) => {
+                        tracing::warn!("consensus membership: {error}");
+                        false
+                    }
+                }
+            }
+        };
+        sleep(REST).await;
+        if !again {
+            // Whatever has changed may be what was waited for.
+            let _ = timeout(INTERVAL, changes.changed()).await;
+        }
+    }
+}
+
+/// Tells etcd in time that it will have company: before anyone can become a
+/// member somebody must be able to register.
+async fn await_company(core: &Core) {
+    if core.company.is_ready() {
+        return;
+    }
+    let others = core.cache.nodes(|_| true).len() > 1;
+    let ticket = || core.client.get(state::REGISTER_TICKET);
+    if others || matches!(ticket().await, Ok(Some(_))) {
+        core.company.expect();
+    }
+}
+
+/// Looks, and takes one step. Tells whether there may be another at once.
+async fn round(core: &Core, term: &mut Term) -> Result<bool, StepError> {
+    core.reads.linearizable().await?;
+    let mut view = view::take(core, Learner::default()).await?;
+    view.learner = term.note(core, &view);
+    let step = plan::plan(&view);
+    term.say(&view);
+    let Some(step) = step else {
+        return Ok(false);
+    };
+    if let Step::Mark(member) = step {
+        let index = steps::mark(core, &term.leadership).await?;
+        term.mark = Some((member, index, Instant::now()));
+        return Ok(false);
+    }
+    steps::take(core, &term.leadership, &view, step).await?;
+    Ok(true)
+}
+
+impl Term {
+    fn note(&mut self, core: &Core, view: &View) -> Learner {
+        let now = Instant::now();
+        let learner = view.members.iter().find(|m| m.learner).map(|m| m.id);
+        self.learner = learner.map(|id| match self.learner {
+            Some((known, since)) if known == id => (id, since),
+            _ => (id, now),
+        });
+        self.mark = self
+            .mark
+            .filter(|(member, _, at)| learner == Some(*member) && *at + MARK_LASTS > now);
+        Learner {
+            mark: self.mark.map(|(member, index, _)| (member, index)),
+            overdue: self
+                .learner
+                .filter(|(_, since)| *since + core.timing.learner <= now)
+                .map(|(id, _)| id),
+        }
+    }
+
+    /// Says why what is wanted does not happen, once.
+    fn say(&mut self, view: &View) {
+        let waits = |intent| Some((intent, plan::step_of(view, intent).err()?));
+        let reasons: Vec<_> = view.intents.iter().filter_map(waits).collect();
+        let said: Vec<_> = reasons
+            .iter()
+            // How far a learner is changes all the time.
+            .map(|(intent, why)| {
+                format!("{}: {}", intent.node, why.split(':').next().unwrap_or(""))
+            })
+            .collect();
+        if said != self.said {
+            for (intent, why) in reasons {
+                tracing::info!(node = %intent.node, "a change of consensus waits: {why}");
+            }
+            self.said = said;
+        }
+    }
 }

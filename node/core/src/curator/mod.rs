@@ -55,7 +55,7 @@ use tokio::{net::TcpListener, time::timeout};
 use tokio_util::sync::CancellationToken;
 
 use self::{cache::Cache, core::Core, liveness::Hearing, reads::Reads};
-use crate::consensus::NamespacedClient;
+use crate::consensus::{Company, Members, NamespacedClient};
 
 /// At the end the session is given up within this, or it lapses by itself.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -76,6 +76,8 @@ pub struct Timing {
     pub read_interval: Duration,
     /// The age at which what is known is too old to act on.
     pub freshness: Duration,
+    /// How long a learner may take until it is in sync.
+    pub learner: Duration,
 }
 
 impl Default for Timing {
@@ -83,10 +85,11 @@ impl Default for Timing {
         Self {
             heartbeat_interval: Duration::from_secs(2),
             heartbeat_bound: Duration::from_secs(10),
-            session: Duration::from_secs(10),
+            session: Duration::from_secs(6),
             grace: Duration::from_secs(20),
             read_interval: Duration::from_secs(1),
             freshness: Duration::from_secs(3),
+            learner: Duration::from_secs(300),
         }
     }
 }
@@ -100,6 +103,10 @@ pub struct Config {
     pub credentials: Arc<NodeCredentials>,
     /// Of [`crate::consensus::ConsensusUser::Curator`].
     pub client: NamespacedClient,
+    /// Those of the etcd that `client` is of.
+    pub members: Members,
+    /// With the etcd that `client` is of.
+    pub company: Company,
     /// Of the node's image.
     pub version: String,
     /// Judges certificates.
@@ -152,6 +159,8 @@ pub async fn run(ctx: Context, config: Arc<Config>, ready: Arc<event::Writer<u16
         version: config.version.clone(),
         ca: config.credentials.ca.clone(),
         client: config.client.clone(),
+        members: config.members.clone(),
+        company: config.company.clone(),
         cache: cache.clone(),
         reads: reads.clone(),
         hearing: Hearing::new(
@@ -182,6 +191,7 @@ pub async fn run(ctx: Context, config: Arc<Config>, ready: Arc<event::Writer<u16
             never = reads.serve(&cache) => match never {},
             never = core.hearing.keep_session() => match never {},
             never = core.hearing.give_up_the_silent() => match never {},
+            never = membership::run(&core) => match never {},
             failed = cache.follow(&config.client) => match failed {
                 Err(error) => CuratorError::from(error),
                 Ok(never) => match never {},

@@ -41,7 +41,7 @@ use tonic::{Status, Streaming, transport::Channel};
 use super::{Config, Timing, founding, run, state};
 use crate::{
     consensus::{
-        NamespacedClient,
+        Company, NamespacedClient,
         fenced::{Condition, Write},
         testing::{BOUND, Running, Site, soon},
     },
@@ -200,6 +200,8 @@ impl World {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             credentials: node.clone(),
             client: self.client(),
+            members: self.etcd.handle().root().members(),
+            company: Company::default(),
             version: "0.1.0-test".into(),
             clock: wall_clock(),
             timing: self.timing,

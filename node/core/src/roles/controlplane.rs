@@ -21,7 +21,7 @@ use hearth_base::event::{self, Value, Watcher, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 
 use super::{Inputs, rolefetch};
-use crate::consensus::{self, ConsensusUser, Timing};
+use crate::consensus::{self, Company, ConsensusUser, Timing};
 use crate::curator::{self, founding};
 use crate::handover::{BootstrapData, Founded, MemberData};
 use crate::{boot, credentials, failpoint, pki};
@@ -231,6 +231,8 @@ async fn start_curator(
         listen: worker.curator,
         credentials: member.credentials,
         client: handle.root().namespaced(ConsensusUser::Curator),
+        members: handle.root().members(),
+        company: Company::default(),
         version: inputs.image.version.clone(),
         clock: tls::wall_clock(),
         timing: curator::Timing::default(),

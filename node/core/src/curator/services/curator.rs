@@ -22,7 +22,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use crate::{
     consensus::fenced::{Condition, Write, WriteError},
-    curator::{core::Core, liveness::unavailable, state, streams},
+    curator::{core::Core, liveness::unavailable, membership, state, streams},
 };
 
 /// The heartbeats that this curator understands.
@@ -144,7 +144,7 @@ impl Curator for Service {
         &self,
         _request: Request<GetConsensusStatusRequest>,
     ) -> Result<Response<GetConsensusStatusResponse>, Status> {
-        Err(Status::unimplemented("GetConsensusStatus"))
+        membership::status(&self.core).await.map(Response::new)
     }
 }
 
