@@ -239,6 +239,11 @@ impl Node {
         }
     }
 
+    /// Where the node last said that it was: a `StoredAddress`.
+    pub fn address(&self) -> PathBuf {
+        self.path.join("address.pb")
+    }
+
     /// The roles that the node last knew it had: a `StoredRoles`.
     pub fn roles(&self) -> PathBuf {
         self.path.join("roles.pb")

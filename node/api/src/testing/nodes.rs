@@ -34,6 +34,8 @@ pub enum Heartbeats {
     Ignore,
     /// It ends the stream.
     End,
+    /// It does not let the node in.
+    Refuse,
 }
 
 impl Default for Heartbeats {
@@ -124,6 +126,10 @@ impl Curator for Answering {
                         }
                         Heartbeats::Ignore => {}
                         Heartbeats::End => return None,
+                        Heartbeats::Refuse => {
+                            let refused = Status::permission_denied("not a node of this cluster");
+                            return Some((Err(refused), arrivals));
+                        }
                     }
                 }
             }

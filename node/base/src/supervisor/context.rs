@@ -3,6 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
@@ -54,6 +55,13 @@ impl Context {
         let now = self.shared.now();
         self.shared.tree().healthy(self.generation, now);
         self.shared.wake.notify_one();
+    }
+
+    /// Caps the backoff, should this run fail: for a runnable whose failures
+    /// are somebody else's absence, so that it does not sleep for long when
+    /// they are back. `None` takes it back. The next run begins without.
+    pub fn restart_within(&self, bound: Option<Duration>) {
+        self.shared.tree().restart_within(self.generation, bound);
     }
 
     /// Says that the runnable may now return without being started again.

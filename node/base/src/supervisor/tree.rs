@@ -127,6 +127,8 @@ struct Node<R> {
     restarts: u64,
     /// Failures since it was healthy last.
     failures: u32,
+    /// What this run wants its backoff capped to, if it fails.
+    restart_within: Option<Duration>,
     last_error: Option<String>,
 }
 
@@ -256,6 +258,16 @@ impl<R: Clone> Tree<R> {
             Phase::Healthy => self.violated(&name, "signalled healthy twice", now),
             Phase::Done => self.violated(&name, "signalled healthy after done", now),
             _ => {}
+        }
+    }
+
+    /// The runnable says how long it may be kept waiting after its failure.
+    pub(super) fn restart_within(&mut self, generation: Generation, bound: Option<Duration>) {
+        let Some((name, _)) = self.of(generation) else {
+            return;
+        };
+        if let Some(node) = self.nodes.get_mut(&name) {
+            node.restart_within = bound;
         }
     }
 
@@ -396,6 +408,7 @@ impl<R: Clone> Tree<R> {
             since: Duration::ZERO,
             restarts: 0,
             failures: 0,
+            restart_within: None,
             last_error: None,
         };
         self.nodes.insert(name, node);
@@ -408,6 +421,7 @@ impl<R: Clone> Tree<R> {
             return;
         };
         node.generation = generation;
+        node.restart_within = None;
         self.actions.push(Action::Start {
             name: name.clone(),
             generation,
@@ -591,6 +605,7 @@ impl<R: Clone> Tree<R> {
                 continue;
             }
             let delay = self.backoff.delay(node.failures);
+            let delay = node.restart_within.map_or(delay, |bound| delay.min(bound));
             self.log(&name, Severity::Info, format!("restarts in {delay:.1?}"));
             if let Some(node) = self.nodes.get_mut(&name) {
                 node.phase = Phase::Failed {

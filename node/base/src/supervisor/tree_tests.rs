@@ -291,6 +291,24 @@ fn the_backoff_grows_and_healthy_resets_it() {
 }
 
 #[test]
+fn a_run_can_cap_its_own_backoff() {
+    let mut world = World::new();
+    world.spawn("root", &["a"]).expect("a");
+    let mut wait_with = |bound| {
+        let generation = world.generation("root.a");
+        world.tree.restart_within(generation, bound);
+        world.fail("root.a");
+        let wait = world.tree.deadline().map(|at| at - world.now);
+        world.come_to_rest();
+        wait.expect("it restarts").as_millis()
+    };
+    let cap = Some(Duration::from_millis(600));
+    assert_eq!(wait_with(cap), 500);
+    assert_eq!(wait_with(cap), 600);
+    assert_eq!(wait_with(None), 1125, "said in each run anew");
+}
+
+#[test]
 fn the_backoff_is_capped_with_any_jitter() {
     for random in [0.0, 0.999_999] {
         let backoff = Backoff {

@@ -5,7 +5,13 @@
 //! node as alive, and is passed on as a moment in time. A stream that is not
 //! answered within the curator's own bound is given up: the next one may reach
 //! another curator.
+//!
+//! A curator that does not let this node in is not asked again in a hurry, as
+//! one that cannot be reached is, but ever more seldom; and it is counted, for
+//! the cluster may have removed this node. What that means the answer cannot
+//! say: it is for enrolment to ask, by the join key.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_api::v1::{HeartbeatRequest, HeartbeatResponse};
@@ -14,10 +20,12 @@ use hearth_base::supervisor::{Context, Failure, Outcome};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status};
 
 use super::health::Health;
-use super::membership::{CuratorConnection, over_each, refused};
+use super::membership::{self, CuratorConnection, over_each, refused};
 use super::statuspush::boot_id;
+use crate::handover::Refusals;
 
 /// What this node speaks.
 const PROTOCOL_VERSION: u32 = 1;
@@ -29,19 +37,42 @@ pub(super) struct Worker {
     pub connection: Value<CuratorConnection>,
     /// Will be written: when a heartbeat was sent that has been answered.
     pub acknowledged: Writer<Instant>,
+    /// Will be written: one more for each curator that does not let us in.
+    pub refusals: Arc<Writer<Refusals>>,
 }
 
-pub(super) async fn run(ctx: Context, worker: std::sync::Arc<Worker>) -> Outcome {
+pub(super) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let boot_id = boot_id()?;
+    ctx.restart_within(Some(membership::ASK_AGAIN_WITHIN));
     let health = Health::of(&ctx);
-    let beat = |connection| beat(&health, &worker, connection, &boot_id);
+    let beat = |connection| beat(&ctx, &health, &worker, connection, &boot_id);
     tokio::select! {
         outcome = over_each(&worker.connection, beat) => outcome,
         () = ctx.cancelled() => Ok(()),
     }
 }
 
+/// What a curator has answered that did not acknowledge.
+fn turned_away(ctx: &Context, worker: &Worker, status: Status) -> Failure {
+    if matches!(
+        status.code(),
+        Code::PermissionDenied | Code::Unauthenticated
+    ) {
+        ctx.restart_within(None);
+        count(&worker.refusals);
+    }
+    refused(status)
+}
+
+/// One more refusal. Two workers count, and one of two at the same moment may
+/// be lost: it is the growth that is looked at.
+pub(super) fn count(refusals: &Writer<Refusals>) {
+    let before = refusals.value().get().unwrap_or_default();
+    refusals.set(before.saturating_add(1));
+}
+
 async fn beat(
+    ctx: &Context,
     health: &Health<'_>,
     worker: &Worker,
     connection: CuratorConnection,
@@ -59,12 +90,13 @@ async fn beat(
     let mut curator = connection.curator();
     let answers = curator.heartbeat(ReceiverStream::new(stream));
     let answers = timeout(FIRST_BOUND, answers).await?;
-    let mut answers = answers.map_err(refused)?.into_inner();
+    let turned_away = |status| turned_away(ctx, worker, status);
+    let mut answers = answers.map_err(turned_away)?.into_inner();
     let mut bound = FIRST_BOUND;
     loop {
         let answer = timeout(bound, answers.message()).await;
         let answer = answer.map_err(|_| Failure::msg("the curator does not answer heartbeats"))?;
-        let answer = answer.map_err(refused)?;
+        let answer = answer.map_err(turned_away)?;
         let answer = answer.ok_or_else(|| Failure::msg("the curator ended the heartbeats"))?;
         worker.acknowledged.set(sent);
         health.good();

@@ -1,12 +1,23 @@
 //! Names: this node's own, those of all others, and the way back after a
 //! power cut.
 //!
-//! As soon as the node knows who it is, it has a host name and a machine-id.
-//! From the curators' nodes it keeps the hosts file, and on the ESP the
-//! cluster directory: the consensus members and their addresses, by which a
-//! rebooting node finds its cluster. The ESP is slow and wears, so it is
-//! written only when what is on it differs, and not more often than [`REST`]
-//! allows; what comes meanwhile waits, and only the newest of it is written.
+//! As soon as the node knows who it is, it has a host name and a machine-id,
+//! and a hosts file made of what the ESP remembers: etcd finds its peers by
+//! their node IDs, and they have to be found before there is any curator to
+//! ask. From then on whatever is better known replaces it (see [`known`]), and
+//! the directory of those who can be asked for the cluster follows it: live
+//! for this node's own client, and on the ESP for the next boot.
+//!
+//! The ESP is slow and wears, so it is written only when what is on it
+//! differs, and not more often than [`REST`] allows; what comes meanwhile
+//! waits, and only the newest of it is written. An empty directory, of which
+//! nobody could ask for the cluster, is never written.
+//!
+//! Three parts that fail apart: `nodes` follows the curators, `names` writes
+//! the hosts file, `directory` the ESP. None of them needs that the others
+//! work at this moment.
+//!
+//! [`known`]: super::known
 
 use std::fs;
 use std::net::IpAddr;
@@ -14,16 +25,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use hearth_api::identity::NodeId;
-use hearth_api::v1::cluster_directory::{self, Address};
-use hearth_api::v1::{ClusterDirectory, Node, WatchRequest};
+use hearth_api::v1::{ClusterDirectory, WatchRequest};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_base::sys::files;
 use hearth_base::sys::hostname::HostnameError;
 
+use super::addresses::Learned;
 use super::health::Health;
-use super::membership::{CuratorConnection, over_each, refused};
-use super::names::{self, Addresses};
+use super::known::{Known, View};
+use super::membership::{self, CuratorConnection, over_each, refused};
+use super::names;
 use crate::enrolment::directory;
 use crate::handover::MemberData;
 use crate::layout::Root;
@@ -47,28 +59,45 @@ pub(super) struct Worker {
     pub connection: Value<CuratorConnection>,
     /// Will be read.
     pub address: Value<IpAddr>,
-    /// Will be written, when the directory is on the ESP for the first time.
-    pub directory_saved: Writer<()>,
+    /// Will be read.
+    pub learned: Value<Learned>,
+    /// Will be written: the nodes, once curators have told all of them.
+    pub view: Writer<Arc<View>>,
+    /// Will be written: the consensus members, as far as known, never empty.
+    pub directory: Writer<ClusterDirectory>,
+    /// Will be written: this node's address of which the ESP knows, or would if
+    /// it were a consensus member's, beside all those of the members.
+    pub directory_saved: Writer<IpAddr>,
+}
+
+/// What the ESP is to hold.
+#[derive(Clone)]
+struct Wanted {
+    directory: ClusterDirectory,
+    /// What may be reported once it does.
+    reportable: Option<IpAddr>,
 }
 
 pub(super) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
-    tokio::select! {
-        outcome = work(&ctx, &worker) => outcome,
-        () = ctx.cancelled() => Ok(()),
-    }
-}
-
-async fn work(ctx: &Context, worker: &Worker) -> Outcome {
-    let member = worker.member.watch().next().await?;
-    name_machine(worker, &member.node_id)?;
-    let (found, wanted) = event::value();
-    let health = Health::of(ctx);
-    let keep = keep_directory(worker, wanted);
-    let follow = |connection| follow(&health, worker, &member, connection, &found);
-    tokio::select! {
-        outcome = keep => outcome,
-        outcome = over_each(&worker.connection, follow) => outcome,
-    }
+    let member = tokio::select! {
+        member = async { worker.member.watch().next().await } => member?,
+        () = ctx.cancelled() => return Ok(()),
+    };
+    name_machine(&worker, &member.node_id)?;
+    let (wanted_writer, wanted) = event::value();
+    let (wanted_writer, member) = (Arc::new(wanted_writer), Arc::new(member));
+    let all = worker.clone();
+    ctx.run("names", move |ctx| {
+        keep_names(ctx, all.clone(), member.clone(), wanted_writer.clone())
+    })?;
+    let all = worker.clone();
+    ctx.run("nodes", move |ctx| follow_nodes(ctx, all.clone()))?;
+    ctx.run("directory", move |ctx| {
+        keep_directory(ctx, worker.clone(), wanted.clone())
+    })?;
+    ctx.healthy();
+    ctx.cancelled().await;
+    Ok(())
 }
 
 /// Host name and machine-id.
@@ -80,134 +109,153 @@ fn name_machine(worker: &Worker, node_id: &NodeId) -> Outcome {
     Ok(())
 }
 
-/// What is known of the cluster's nodes. Those that are gone are forgotten.
-#[derive(Default)]
-struct Known {
-    nodes: std::collections::BTreeMap<NodeId, Node>,
-}
-
-impl Known {
-    fn apply(&mut self, nodes: Vec<Node>, tombstones: &[String]) {
-        for node in nodes {
-            match node.id.parse() {
-                Ok(id) => drop(self.nodes.insert(id, node)),
-                Err(error) => tracing::warn!(id = node.id, %error, "a node without a usable ID"),
-            }
-        }
-        for id in tombstones.iter().filter_map(|id| id.parse().ok()) {
-            self.nodes.remove(&id);
-        }
-    }
-
-    /// Where each node stands; what this node knows of itself goes before what
-    /// the cluster has heard of it.
-    fn addresses(&self, own: (NodeId, IpAddr)) -> Addresses {
-        let status = |node: &Node| node.status.as_ref()?.external_address.parse().ok();
-        let others = self
-            .nodes
-            .iter()
-            .filter_map(|(id, node)| Some((*id, status(node)?)));
-        let mut addresses: Addresses = others.collect();
-        addresses.insert(own.0, own.1);
-        addresses
-    }
-
-    /// Those that can be asked for the cluster.
-    fn directory(&self, addresses: &Addresses) -> ClusterDirectory {
-        let members = self.nodes.iter().filter(|(_, node)| {
-            node.roles
-                .as_ref()
-                .is_some_and(|roles| roles.consensus_member.is_some())
-        });
-        let entry = |(id, node): (&NodeId, &Node)| {
-            Some(cluster_directory::Node {
-                id: id.to_string(),
-                addresses: vec![Address {
-                    host: addresses.get(id)?.to_string(),
-                    port: 0,
-                }],
-                roles: node.roles,
-            })
-        };
-        ClusterDirectory {
-            nodes: members.filter_map(entry).collect(),
-        }
+async fn follow_nodes(ctx: Context, worker: Arc<Worker>) -> Outcome {
+    ctx.restart_within(Some(membership::ASK_AGAIN_WITHIN));
+    let health = Health::of(&ctx);
+    let follow = |connection| follow(&health, &worker, connection);
+    tokio::select! {
+        outcome = over_each(&worker.connection, follow) => outcome,
+        () = ctx.cancelled() => Ok(()),
     }
 }
 
-/// Follows the nodes: writes the hosts file and says what the directory is now.
-/// Ends by an error only.
-async fn follow(
-    health: &Health<'_>,
-    worker: &Worker,
-    member: &MemberData,
-    connection: CuratorConnection,
-    found: &Writer<ClusterDirectory>,
-) -> Outcome {
+/// Follows the curators' nodes. Nothing of a listing is told before it is
+/// complete: what was known before is better than half of it. Ends by an error
+/// only.
+async fn follow(health: &Health<'_>, worker: &Worker, connection: CuratorConnection) -> Outcome {
     let domain = connection.cluster_domain().await?;
-    let mut addresses = worker.address.watch();
-    let mut own = (member.node_id, addresses.next().await?);
     let mut curator = connection.curator();
     let events = curator.watch(WatchRequest::default()).await;
     let mut events = events.map_err(refused)?.into_inner();
-    let mut known = Known::default();
+    let mut view = View {
+        domain,
+        ..View::default()
+    };
     let mut complete = false;
     loop {
-        tokio::select! {
-            event = events.message() => {
-                let event = event.map_err(refused)?.ok_or_else(|| Failure::msg("the curator ended the watch"))?;
-                known.apply(event.nodes, &event.tombstones);
-                if event.backlog_complete {
-                    complete = true;
-                    health.good();
-                }
-            }
-            address = addresses.next() => own.1 = address?,
+        let event = events.message().await.map_err(refused)?;
+        let event = event.ok_or_else(|| Failure::msg("the curator ended the watch"))?;
+        let news = !(event.nodes.is_empty() && event.tombstones.is_empty());
+        view.apply(&event.nodes, &event.tombstones);
+        let completes = event.backlog_complete && !complete;
+        complete |= completes;
+        if complete {
+            health.good();
         }
-        if !complete {
-            continue;
-        }
-        let addresses = known.addresses(own);
-        write_hosts(&worker.root, &addresses, &domain, own)?;
-        let directory = known.directory(&addresses);
-        if found.value().get().as_ref() != Some(&directory) {
-            found.set(directory);
+        // Marks of progress come all the time.
+        if completes || complete && news {
+            worker.view.set(Arc::new(view.clone()));
         }
     }
 }
 
-fn write_hosts(
-    root: &Root,
-    addresses: &Addresses,
-    domain: &str,
-    (node_id, address): (NodeId, IpAddr),
+/// Writes the hosts file, and says what the directory is now.
+async fn keep_names(
+    ctx: Context,
+    worker: Arc<Worker>,
+    member: Arc<MemberData>,
+    wanted: Arc<Writer<Wanted>>,
 ) -> Outcome {
+    tokio::select! {
+        outcome = follow_names(&ctx, &worker, &member, &wanted) => outcome,
+        () = ctx.cancelled() => Ok(()),
+    }
+}
+
+async fn follow_names(
+    ctx: &Context,
+    worker: &Worker,
+    member: &MemberData,
+    wanted: &Writer<Wanted>,
+) -> Outcome {
+    let mut addresses = worker.address.watch();
+    let mut learned = worker.learned.watch();
+    let mut views = worker.view.value().watch();
+    let mut known = Known {
+        own: member.node_id,
+        own_address: worker.address.get(),
+        saved: member.directory.clone(),
+        learned: worker.learned.get().unwrap_or_default(),
+        view: worker.view.value().get(),
+    };
+    let health = Health::of(ctx);
+    let mut written = String::new();
+    loop {
+        write_hosts(&worker.root, &known, &mut written)?;
+        tell_directory(worker, &known, wanted);
+        health.good();
+        tokio::select! {
+            address = addresses.next() => known.own_address = Some(address?),
+            news = learned.next() => known.learned = news?,
+            view = views.next() => known.view = Some(view?),
+        }
+    }
+}
+
+fn write_hosts(root: &Root, known: &Known, written: &mut String) -> Outcome {
     let path = root.ephemeral.hosts();
-    let text = names::hosts(addresses, domain);
-    if fs::read_to_string(&path).is_ok_and(|old| old == text) {
+    let domain = known.view.as_ref().map(|view| view.domain.as_str());
+    let text = names::hosts(&known.addresses(), domain);
+    if *written == text {
         return Ok(());
     }
     files::write_atomic(&path, text.as_bytes(), PUBLIC)?;
     // What counts is what readers of the file will find.
-    let found = names::resolve(&fs::read_to_string(&path)?, &node_id.to_string());
-    if found != [address] {
-        let path = path.display();
-        return Err(Failure::msg(format!(
-            "{path}: {node_id} is {found:?}, wanted {address}"
-        )));
+    if let Some(address) = known.own_address {
+        let own = known.own.to_string();
+        let found = names::resolve(&fs::read_to_string(&path)?, &own);
+        if found != [address] {
+            let path = path.display();
+            return Err(Failure::msg(format!(
+                "{path}: {own} is {found:?}, wanted {address}"
+            )));
+        }
     }
+    *written = text;
     Ok(())
 }
 
-/// Keeps the newest directory on the ESP; ends by an error only.
-async fn keep_directory(worker: &Worker, wanted: Value<ClusterDirectory>) -> Outcome {
+/// Tells the directory to whoever asks curators, and to the ESP.
+fn tell_directory(worker: &Worker, known: &Known, wanted: &Writer<Wanted>) {
+    let directory = known.directory();
+    // A view without consensus members cannot be true: somebody showed it.
+    if directory.nodes.is_empty() {
+        return;
+    }
+    if worker.directory.value().get().as_ref() != Some(&directory) {
+        worker.directory.set(directory.clone());
+    }
+    wanted.set(Wanted {
+        directory,
+        // Until the curators have told who the members are now, the directory
+        // is not the one that the next boot will need.
+        reportable: known.own_address.filter(|_| known.view.is_some()),
+    });
+}
+
+/// Keeps the newest directory on the ESP.
+async fn keep_directory(ctx: Context, worker: Arc<Worker>, wanted: Value<Wanted>) -> Outcome {
+    tokio::select! {
+        outcome = save_changes(&ctx, &worker, wanted) => outcome,
+        () = ctx.cancelled() => Ok(()),
+    }
+}
+
+/// Ends by an error only.
+async fn save_changes(ctx: &Context, worker: &Worker, wanted: Value<Wanted>) -> Outcome {
     let mut wanted = wanted.watch();
+    let health = Health::of(ctx);
     loop {
-        // Of an empty one nobody could ask for the cluster.
-        let directory = wanted.wait_for(|wanted| !wanted.nodes.is_empty()).await?;
+        let Wanted {
+            directory,
+            reportable,
+        } = wanted.next().await?;
         let wrote = save_directory(worker, directory).await?;
-        if worker.directory_saved.value().get().is_none() {
-            worker.directory_saved.set(());
+        health.good();
+        if let Some(address) = reportable
+            && worker.directory_saved.value().get() != Some(address)
+        {
+            worker.directory_saved.set(address);
         }
         if wrote {
             tokio::time::sleep(worker.rest).await;
@@ -233,52 +281,4 @@ async fn save_directory(worker: &Worker, directory: ClusterDirectory) -> Result<
         directory::save(&esp, &directory).map(|()| true)
     };
     Ok(tokio::task::spawn_blocking(save).await??)
-}
-
-#[cfg(test)]
-mod tests {
-    use hearth_api::v1::node_roles::ConsensusMember;
-    use hearth_api::v1::{NodeRoles, NodeStatus};
-
-    use super::*;
-
-    fn node(digit: char, address: &str, member: bool) -> Node {
-        Node {
-            id: format!("hearth-{}", String::from(digit).repeat(32)),
-            status: Some(NodeStatus {
-                external_address: address.into(),
-                ..NodeStatus::default()
-            }),
-            roles: Some(NodeRoles {
-                consensus_member: member.then_some(ConsensusMember::default()),
-                ..NodeRoles::default()
-            }),
-            ..Node::default()
-        }
-    }
-
-    #[test]
-    fn the_directory_is_of_members_with_an_address() {
-        let mut known = Known::default();
-        let (a, b, c) = (
-            node('a', "", true),
-            node('b', "192.0.2.2", true),
-            node('c', "192.0.2.3", false),
-        );
-        let own = (a.id.parse().unwrap(), "192.0.2.1".parse().unwrap());
-        let gone = b.id.clone();
-        known.apply(vec![a, b, c], &[]);
-        let hosts = |known: &Known| -> Vec<String> {
-            let directory = known.directory(&known.addresses(own));
-            directory
-                .nodes
-                .iter()
-                .map(|node| node.addresses[0].host.clone())
-                .collect()
-        };
-        assert_eq!(hosts(&known), ["192.0.2.1", "192.0.2.2"]);
-        known.apply(vec![], &[gone]);
-        assert_eq!(hosts(&known), ["192.0.2.1"]);
-        assert_eq!(known.addresses(own).len(), 2);
-    }
 }

@@ -2,12 +2,17 @@
 //! cluster state from HOME on.
 //!
 //! The connection goes to all known curators, the one on this machine first:
-//! a node that runs one needs no network to reach the control plane.
+//! a node that runs one needs no network to reach the control plane. The others
+//! follow in an order that is each node's own, so that not all of them ask the
+//! same one. The list follows the live directory; a connection that stands to
+//! one that is still on it is not touched.
 //!
 //! The state follows from one thing, when the curators last acknowledged a
 //! heartbeat. Within [`SPLIT_AFTER`] it is HOME, later it is SPLIT. The time is
-//! the monotonic one, so that a clock that is set splits nobody.
+//! the monotonic one, so that a clock that is set splits nobody. A node that
+//! its cluster has removed is DISOWNING from then on and has no connection.
 
+use std::hash::{BuildHasher as _, RandomState};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,19 +20,23 @@ use std::time::Duration;
 use hearth_api::client::{Curators, Endpoint, Options};
 use hearth_api::identity::NodeId;
 use hearth_api::tls::{self, ExpectedServer};
-use hearth_api::v1::GetClusterInfoRequest;
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::management_client::ManagementClient;
-use hearth_base::event::{Value, Writer};
+use hearth_api::v1::{ClusterDirectory, GetClusterInfoRequest};
+use hearth_base::event::{Closed, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 use tonic::transport::Channel;
 
 use super::controlplane::ControlPlane;
 use crate::cluster_state::{Desk, Held, State};
-use crate::handover::MemberData;
+use crate::handover::{Disowned, MemberData};
 
+/// Curators that cannot be reached are asked again at least so often: when they
+/// are back, nobody should sleep.
+pub const ASK_AGAIN_WITHIN: Duration = Duration::from_secs(3);
 /// Without an acknowledged heartbeat for so long, a member is SPLIT.
 pub const SPLIT_AFTER: Duration = Duration::from_secs(10);
 
@@ -36,8 +45,12 @@ pub(super) struct Worker {
     pub member: Value<MemberData>,
     /// Will be read.
     pub control_plane: Value<ControlPlane>,
+    /// Will be read: where the curators are now.
+    pub directory: Value<ClusterDirectory>,
     /// Will be read: when the last heartbeat that was answered was sent.
     pub acknowledged: Value<Instant>,
+    /// Will be read.
+    pub disowned: Value<Disowned>,
     /// The cluster state's writer is laid here by enrolment.
     pub desk: Desk,
     /// Will be written.
@@ -62,6 +75,9 @@ where
     let mut connection = connections.next().await?;
     loop {
         tokio::select! {
+            biased;
+            // Then there is nobody to ask, and nothing wrong about that.
+            () = connection.ended.cancelled() => connection = connections.next().await?,
             outcome = work(connection.clone()) => return outcome,
             next = connections.next() => connection = next?,
         }
@@ -74,11 +90,17 @@ pub struct CuratorConnection {
     /// Who we are to them.
     pub node_id: NodeId,
     curators: Curators,
+    /// Cancelled when the node has no business with curators any more.
+    ended: CancellationToken,
 }
 
 impl CuratorConnection {
     pub(super) fn new(node_id: NodeId, curators: Curators) -> Self {
-        Self { node_id, curators }
+        Self {
+            node_id,
+            curators,
+            ended: CancellationToken::new(),
+        }
     }
 
     /// A client of the nodes' service.
@@ -109,43 +131,89 @@ pub(super) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
         tls::wall_clock(),
     )?;
     let curators = Curators::new(Vec::new(), trust, Options::default());
+    let connection = CuratorConnection::new(member.node_id, curators);
     let state = tokio::select! {
         state = worker.desk.take() => state,
         () = ctx.cancelled() => return Ok(()),
     };
     ctx.healthy();
-    let mut control_planes = worker.control_plane.watch();
     tokio::select! {
+        biased;
+        ended = end(&worker, &state, &connection) => {
+            ended?;
+            // It stays so, whatever curators still acknowledge.
+            ctx.cancelled().await;
+            Ok(())
+        }
         outcome = follow_state(&worker, &state) => outcome,
-        outcome = async {
-            loop {
-                let control_plane = control_planes.next().await?;
-                let endpoints = endpoints(&control_plane, &member);
-                // The same ones again would only make everyone call anew.
-                if endpoints.is_empty() || endpoints == curators.endpoints() {
-                    continue;
-                }
-                curators.set_endpoints(endpoints);
-                let connection = CuratorConnection::new(member.node_id, curators.clone());
-                worker.connection.set(connection);
-            }
-        } => outcome,
+        outcome = follow_curators(&worker, &member, &connection) => outcome,
         () = ctx.cancelled() => Ok(()),
     }
 }
 
+/// Waits until the cluster has removed this node, and ends what ties it to it.
+async fn end(worker: &Worker, state: &Held, connection: &CuratorConnection) -> Outcome {
+    if state.get() != State::Disowning {
+        match worker.disowned.watch().next().await {
+            Ok(Disowned) => state.set(State::Disowning)?,
+            // Nobody is left who could say so.
+            Err(Closed) => return std::future::pending().await,
+        };
+    }
+    connection.ended.cancel();
+    connection.curators.set_endpoints(Vec::new());
+    Ok(())
+}
+
+/// Keeps the connection going to where the curators are.
+async fn follow_curators(
+    worker: &Worker,
+    member: &MemberData,
+    connection: &CuratorConnection,
+) -> Outcome {
+    let mut control_planes = worker.control_plane.watch();
+    let mut directories = worker.directory.watch();
+    let mut control_plane = ControlPlane::default();
+    // Until the live one is there.
+    let mut directory = member.directory.clone();
+    let order = RandomState::new();
+    let mut told = false;
+    loop {
+        let endpoints = endpoints(&control_plane, member.node_id, &directory, &order);
+        // An empty list would only end what may still work.
+        if !endpoints.is_empty() && endpoints != connection.curators.endpoints() {
+            connection.curators.set_endpoints(endpoints);
+            // The same connection, so that nobody has to call anew.
+            if !std::mem::replace(&mut told, true) {
+                worker.connection.set(connection.clone());
+            }
+        }
+        tokio::select! {
+            next = control_planes.next() => control_plane = next?,
+            next = directories.next() => directory = next?,
+        }
+    }
+}
+
 /// Where the curators are: this machine's own, if it runs one, then those of
-/// the others in the directory.
-fn endpoints(control_plane: &ControlPlane, member: &MemberData) -> Vec<Endpoint> {
+/// the others in the directory, in an order that is this node's own.
+fn endpoints(
+    control_plane: &ControlPlane,
+    own: NodeId,
+    directory: &ClusterDirectory,
+    order: &RandomState,
+) -> Vec<Endpoint> {
+    let own_id = own.to_string();
     let own = control_plane.curator_port;
     let own = own.map(|port| Endpoint::new(Ipv4Addr::LOCALHOST.into(), port));
-    let own_id = member.node_id.to_string();
-    let others = member
-        .directory
+    let mut others: Vec<_> = directory
         .nodes
         .iter()
-        .filter(|node| node.id != own_id);
+        .filter(|node| node.id != own_id)
+        .collect();
+    others.sort_by_key(|node| order.hash_one(&node.id));
     let others = others
+        .into_iter()
         .flat_map(|node| &node.addresses)
         .filter_map(|address| {
             let host: IpAddr = address.host.parse().ok()?;
@@ -156,11 +224,6 @@ fn endpoints(control_plane: &ControlPlane, member: &MemberData) -> Vec<Endpoint>
 
 /// Keeps the cluster state true.
 async fn follow_state(worker: &Worker, state: &Held) -> Outcome {
-    // Who is disowned stays so, whatever curators still acknowledge. Nobody
-    // else can bring that about while this worker holds the writer.
-    if state.get() == State::Disowning {
-        return std::future::pending().await;
-    }
     let mut acknowledgements = worker.acknowledged.watch();
     // Whatever came before this worker held the state counts as an
     // acknowledgement: enrolment has just announced HOME, or the boot is young.
@@ -189,29 +252,11 @@ async fn follow_state(worker: &Worker, state: &Held) -> Outcome {
 
 #[cfg(test)]
 mod tests {
-    use hearth_api::certificates;
-    use hearth_api::identity::{ClusterId, NodeCredentials, NodeKey};
-    use hearth_api::v1::ClusterDirectory;
     use hearth_api::v1::cluster_directory::{Address, Node};
     use hearth_base::event;
 
     use super::*;
     use crate::cluster_state;
-
-    fn member(nodes: Vec<Node>) -> MemberData {
-        let key = NodeKey::generate();
-        let certificate = certificates::self_signed(&key);
-        MemberData {
-            cluster_id: ClusterId::generate(),
-            node_id: NodeId::from_public_key(&key.public()),
-            credentials: Arc::new(NodeCredentials {
-                ca: certificate.clone(),
-                certificate,
-                key,
-            }),
-            directory: ClusterDirectory { nodes },
-        }
-    }
 
     fn node(id: &str, addresses: &[(&str, u32)]) -> Node {
         let address = |(host, port): &(&str, u32)| Address {
@@ -227,17 +272,18 @@ mod tests {
 
     #[test]
     fn this_machines_curator_comes_first_and_once() {
-        let mut member = member(Vec::new());
-        let own = member.node_id.to_string();
-        member.directory.nodes = vec![
-            node(&own, &[("192.0.2.9", 0)]),
+        let own = NodeId::from_bytes([1; 16]);
+        let nodes = vec![
+            node(&own.to_string(), &[("192.0.2.9", 0)]),
             node("other", &[("192.0.2.1", 0), ("2001:db8::1", 99), ("x", 0)]),
         ];
+        let directory = ClusterDirectory { nodes };
         let control_plane = ControlPlane {
             curator_port: Some(7),
             ..ControlPlane::default()
         };
-        let found = endpoints(&control_plane, &member);
+        let order = RandomState::new();
+        let found = endpoints(&control_plane, own, &directory, &order);
         let found: Vec<String> = found.iter().map(ToString::to_string).collect();
         assert_eq!(found, ["127.0.0.1:7", "192.0.2.1:7835", "[2001:db8::1]:99"]);
     }
@@ -250,7 +296,9 @@ mod tests {
         let worker = Worker {
             member: event::value().1,
             control_plane: event::value().1,
+            directory: event::value().1,
             acknowledged,
+            disowned: event::value().1,
             desk: Desk::with(writer),
             connection: event::value().0,
         };

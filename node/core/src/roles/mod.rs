@@ -3,23 +3,27 @@
 //! | worker | reads | writes |
 //! |---|---|---|
 //! | [`controlplane`] | bootstrap data, member data, local roles | control plane, founded |
-//! | [`rolefetch`] | member data, curator connection | local roles |
-//! | [`membership`] | member data, control plane, acknowledgements | curator connection, cluster state |
-//! | [`heartbeat`] | curator connection | acknowledgements |
-//! | [`statuspush`] | curator connection, address, control plane, cluster state, directory saved | – |
-//! | [`hosts`] | member data, curator connection, address | directory saved |
+//! | [`rolefetch`] | member data, curator connection | local roles, refusals |
+//! | [`membership`] | member data, control plane, directory, acknowledgements, disowned | curator connection, cluster state |
+//! | [`heartbeat`] | curator connection | acknowledgements, refusals |
+//! | [`statuspush`] | curator connection, own address, control plane, cluster state, directory saved | – |
+//! | [`hosts`] | member data, curator connection, address, learned addresses | view, directory, directory saved |
+//! | [`addresses`] | member data, address | own address, learned addresses |
 //!
-//! Each value is one fact with one writer, and a worker knows no other worker:
+//! Each value is one fact with one writer (refusals alone, a count, has two
+//! that add to it), and a worker knows no other worker:
 //! they are joined here and nowhere else. A worker that fails restarts alone;
 //! the values keep what it wrote, so the others do not notice.
 //!
 //! The first node and all later ones go the same way: a founding differs only
 //! in where the control plane takes its data from.
 
+mod addresses;
 mod controlplane;
 mod health;
 mod heartbeat;
 mod hosts;
+mod known;
 mod membership;
 mod names;
 mod rolefetch;
@@ -33,7 +37,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use hearth_api::names::{PORT_CURATOR, PORT_ETCD_PEER};
-use hearth_api::v1::NodeRoles;
+use hearth_api::v1::{ClusterDirectory, NodeRoles};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::logtree::LogTree;
 use hearth_base::supervisor::{Context, Outcome};
@@ -45,6 +49,9 @@ use crate::handover::{BootstrapData, Disowned, Founded, MemberData, Refusals};
 use crate::image::Image;
 use crate::layout::Root;
 use crate::power::Power;
+
+use addresses::{Learned, Located};
+use known::View;
 
 pub use controlplane::ControlPlane;
 pub use membership::CuratorConnection;
@@ -84,7 +91,11 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
     let (control_plane_writer, control_plane) = event::value::<ControlPlane>();
     let (connection_writer, connection) = event::value::<CuratorConnection>();
     let (acknowledged_writer, acknowledged) = event::value::<Instant>();
-    let (saved_writer, directory_saved) = event::value::<()>();
+    let (saved_writer, directory_saved) = event::value::<IpAddr>();
+    let (directory_writer, directory) = event::value::<ClusterDirectory>();
+    let (view_writer, _) = event::value::<Arc<View>>();
+    let (own_writer, own_address) = event::value::<Located>();
+    let (learned_writer, learned) = event::value::<Learned>();
 
     let any = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
     let worker = Arc::new(controlplane::Worker {
@@ -102,12 +113,15 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
         member: inputs.member.clone(),
         connection: connection.clone(),
         local_roles: roles_writer,
+        refusals: inputs.refusals.clone(),
     });
     ctx.run("rolefetch", move |ctx| rolefetch::run(ctx, worker.clone()))?;
     let worker = Arc::new(membership::Worker {
         member: inputs.member.clone(),
         control_plane: control_plane.clone(),
+        directory,
         acknowledged,
+        disowned: inputs.disowned.clone(),
         desk: inputs.desk.clone(),
         connection: connection_writer,
     });
@@ -117,6 +131,7 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
     let worker = Arc::new(heartbeat::Worker {
         connection: connection.clone(),
         acknowledged: acknowledged_writer,
+        refusals: inputs.refusals.clone(),
     });
     ctx.run("heartbeat", move |ctx| heartbeat::run(ctx, worker.clone()))?;
     let worker = Arc::new(hosts::Worker {
@@ -127,13 +142,24 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
         member: inputs.member.clone(),
         connection: connection.clone(),
         address: inputs.address.clone(),
+        learned,
+        view: view_writer,
+        directory: directory_writer,
         directory_saved: saved_writer,
     });
     ctx.run("hosts", move |ctx| hosts::run(ctx, worker.clone()))?;
+    let worker = Arc::new(addresses::Worker {
+        file: inputs.root.data.node().address(),
+        member: inputs.member.clone(),
+        address: inputs.address.clone(),
+        own_address: own_writer,
+        learned: learned_writer,
+    });
+    ctx.run("addresses", move |ctx| addresses::run(ctx, worker.clone()))?;
     let worker = Arc::new(statuspush::Worker {
         version: inputs.image.version.clone(),
         connection,
-        address: inputs.address.clone(),
+        own_address,
         control_plane,
         cluster_state: inputs.cluster_state.clone(),
         directory_saved,

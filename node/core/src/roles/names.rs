@@ -14,12 +14,15 @@ use hearth_api::identity::NodeId;
 pub type Addresses = BTreeMap<NodeId, IpAddr>;
 
 /// The hosts file for these nodes. Deterministic, so that an unchanged file is
-/// not written again.
-pub fn hosts(addresses: &Addresses, domain: &str) -> String {
+/// not written again. Until the cluster's domain is known, the ID has to do.
+pub fn hosts(addresses: &Addresses, domain: Option<&str>) -> String {
     let mut text = String::from("127.0.0.1 localhost\n::1 localhost\n");
     for (node, address) in addresses {
         // Writing to a string cannot fail.
-        let _ = writeln!(text, "{address} {node}.{domain} {node}");
+        let _ = match domain {
+            Some(domain) => writeln!(text, "{address} {node}.{domain} {node}"),
+            None => writeln!(text, "{address} {node}"),
+        };
     }
     text
 }
@@ -48,7 +51,10 @@ mod tests {
     fn every_node_resolves_by_both_names() {
         let node: NodeId = format!("hearth-{}", "0a".repeat(16)).parse().unwrap();
         let address: IpAddr = "192.0.2.7".parse().unwrap();
-        let text = hosts(&Addresses::from([(node, address)]), "cluster.internal");
+        let addresses = Addresses::from([(node, address)]);
+        let alone = hosts(&addresses, None);
+        assert_eq!(resolve(&alone, &node.to_string()), [address]);
+        let text = hosts(&addresses, Some("cluster.internal"));
         assert_eq!(resolve(&text, &node.to_string()), [address]);
         assert_eq!(
             resolve(&text, &format!("{node}.cluster.internal")),

@@ -8,8 +8,9 @@
 //!
 //! That the curators know no such node changes nothing here: they may have been
 //! restored from a backup that is older than this node, and what a deleted node
-//! has to do it is told in an order of its own. So there is a warning, and the
-//! roles stay.
+//! has to do it is told in an order of its own. So there is a warning, the
+//! roles stay, and it counts as a refusal, upon which enrolment asks whether
+//! there is such an order.
 //!
 //! A file that is there and cannot be understood stops this worker, visibly,
 //! and publishes nothing: empty roles would stop the control plane.
@@ -25,8 +26,9 @@ use hearth_base::sys::files::{self, FileError};
 use prost::Message;
 
 use super::health::Health;
-use super::membership::{CuratorConnection, over_each, refused};
-use crate::handover::MemberData;
+use super::heartbeat;
+use super::membership::{self, CuratorConnection, over_each, refused};
+use crate::handover::{MemberData, Refusals};
 
 const VERSION: u32 = 1;
 const MAX_SIZE: u64 = 64 << 10;
@@ -40,6 +42,8 @@ pub(super) struct Worker {
     pub connection: Value<CuratorConnection>,
     /// Will be written.
     pub local_roles: Writer<NodeRoles>,
+    /// Will be written: one more when the curators know of no such node.
+    pub refusals: Arc<Writer<Refusals>>,
 }
 
 /// The roles on disk are of no use.
@@ -74,6 +78,7 @@ pub(super) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     if let Some(roles) = load(&worker.roles_file)? {
         publish(&worker.local_roles, roles);
     }
+    ctx.restart_within(Some(membership::ASK_AGAIN_WITHIN));
     let health = Health::of(&ctx);
     let follow = |connection| follow(&health, &worker, connection, &member);
     tokio::select! {
@@ -99,6 +104,7 @@ async fn follow(
         health.good();
         if event.tombstones.contains(&own) {
             tracing::warn!("the curators know of no node {own}: it keeps its roles");
+            heartbeat::count(&worker.refusals);
         }
         for node in event.nodes.into_iter().filter(|node| node.id == own) {
             let roles = node.roles.unwrap_or_default();

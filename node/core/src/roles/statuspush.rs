@@ -1,9 +1,12 @@
 //! Reports this node's status to the curators when it changes, and once over
 //! each new way to them.
 //!
-//! Its address is reported only after the cluster directory has been saved on
-//! the ESP: others may then rely on this node being found there after the next
-//! power cut.
+//! An address is reported only after the cluster directory has been saved on
+//! the ESP beside that very address: others may then rely on this node finding
+//! them, and being found, after the next power cut. This holds for every change
+//! of the address, and no later change of this code can lose it: the address
+//! comes here by no other way than from whoever has saved it. Until then the
+//! last one stays reported.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -11,12 +14,13 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hearth_api::v1;
 use hearth_api::v1::{NodeStatus, UpdateNodeStatusRequest};
-use hearth_base::event::Value;
+use hearth_base::event::{Closed, Value, Watcher};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 
+use super::addresses::Located;
 use super::controlplane::ControlPlane;
 use super::health::Health;
-use super::membership::{CuratorConnection, refused};
+use super::membership::{self, CuratorConnection, refused};
 use crate::cluster_state::{ClusterState, State};
 
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
@@ -27,14 +31,46 @@ pub(super) struct Worker {
     pub version: String,
     /// Will be read.
     pub connection: Value<CuratorConnection>,
-    /// Will be read.
-    pub address: Value<IpAddr>,
+    /// Will be read: how this node has signed its address.
+    pub own_address: Value<Located>,
     /// Will be read.
     pub control_plane: Value<ControlPlane>,
     /// Will be read.
     pub cluster_state: ClusterState,
-    /// Will be read: nothing is reported before it is set.
-    pub directory_saved: Value<()>,
+    /// Will be read: no other address is ever reported.
+    pub directory_saved: Value<IpAddr>,
+}
+
+/// The address that may be reported.
+struct Addresses {
+    saved: Watcher<IpAddr>,
+    signed: Watcher<Located>,
+    newest: (Option<IpAddr>, Option<Located>),
+}
+
+impl Addresses {
+    fn of(worker: &Worker) -> Self {
+        Self {
+            saved: worker.directory_saved.watch(),
+            signed: worker.own_address.watch(),
+            newest: (None, None),
+        }
+    }
+
+    /// The next one: saved and signed are both the same. Safe to cancel.
+    async fn next(&mut self) -> Result<Located, Closed> {
+        loop {
+            tokio::select! {
+                saved = self.saved.next() => self.newest.0 = Some(saved?),
+                signed = self.signed.next() => self.newest.1 = Some(signed?),
+            }
+            if let (Some(saved), Some(signed)) = self.newest
+                && saved == signed.host
+            {
+                return Ok(signed);
+            }
+        }
+    }
 }
 
 /// Random for each boot, from the kernel.
@@ -53,9 +89,9 @@ pub(super) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
 /// Ends by an error only; the restart then reports everything anew.
 async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
     let boot_id = boot_id()?;
-    worker.directory_saved.watch().next().await?;
+    ctx.restart_within(Some(membership::ASK_AGAIN_WITHIN));
+    let mut addresses = Addresses::of(worker);
     let mut connections = worker.connection.watch();
-    let mut addresses = worker.address.watch();
     let mut control_planes = worker.control_plane.watch();
     let mut states = worker.cluster_state.watch();
 
@@ -71,14 +107,14 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
     let mut reported = None;
     loop {
         let status = NodeStatus {
-            external_address: address.to_string(),
+            external_address: address.host.to_string(),
             curator_port: curator_port.unwrap_or_default().into(),
             version: worker.version.clone(),
             boot_id: boot_id.clone(),
             sent_at: 0,
             cluster_state: v1::ClusterState::from(state).into(),
             consensus: progress,
-            address_counter: 0,
+            address_counter: address.counter,
         };
         // In SPLIT nobody hears us, the report is due when that has passed; in
         // DISOWNING nobody wants to.

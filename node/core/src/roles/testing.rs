@@ -9,7 +9,7 @@ use hearth_api::identity::{NodeCredentials, NodeId};
 use hearth_api::testing::{Script, TestCluster, TestCurator};
 use hearth_api::tls::{self, ExpectedServer, wall_clock};
 use hearth_api::v1::node_roles::ConsensusMember;
-use hearth_api::v1::{ClusterDirectory, Node, NodeRoles, NodeStatus};
+use hearth_api::v1::{ClusterDirectory, Node, NodeRoles, NodeState as Life, NodeStatus};
 use hearth_base::event::Value;
 use hearth_base::logtree::{Backlog, Item, LogTree, Query, Severity};
 use hearth_base::supervisor::{
@@ -102,11 +102,7 @@ impl Alone {
         let tree = self.supervisor.tree();
         let mut changes = tree.watch();
         soon(what, async {
-            while !tree
-                .snapshot()
-                .iter()
-                .any(|node| node.name.ends_with(".worker") && wanted(node))
-            {
+            while !tree.snapshot().iter().any(&mut wanted) {
                 changes.next().await.unwrap();
             }
         })
@@ -114,11 +110,13 @@ impl Alone {
     }
 
     pub async fn is_healthy(&self) {
-        self.reaches("health", |node| node.state == State::Healthy)
-            .await;
+        let is_well =
+            |node: &NodeState| node.name.ends_with(".worker") && node.state == State::Healthy;
+        self.reaches("health", is_well).await;
     }
 
-    /// Waits until the worker has failed, with these words, which operators see.
+    /// Waits until the worker, or a part of it, has failed, with these words,
+    /// which operators see.
     pub async fn fails(&self, why: &str) {
         self.reaches(why, |node| {
             let error = node.last_error.as_deref();
@@ -127,7 +125,7 @@ impl Alone {
         .await;
     }
 
-    /// Waits until the worker has started so often again.
+    /// Waits until the worker, or a part of it, has started so often again.
     pub async fn restarted(&self, times: u64) {
         self.reaches("restarts", |node| node.restarts >= times)
             .await;
@@ -135,10 +133,20 @@ impl Alone {
 
     /// The worker has not failed until now.
     pub fn is_fine(&self) {
+        self.are_fine(|name| name.ends_with(".worker"));
+    }
+
+    /// Nor has any part of it.
+    pub fn all_is_fine(&self) {
+        self.are_fine(|_| true);
+    }
+
+    fn are_fine(&self, of_interest: impl Fn(&str) -> bool) {
         let nodes = self.supervisor.tree().snapshot();
-        let worker = nodes.iter().find(|node| node.name.ends_with(".worker"));
-        let worker = worker.expect("a worker");
-        assert_eq!((worker.restarts, &worker.last_error), (0, &None));
+        for node in nodes.iter().filter(|node| of_interest(&node.name)) {
+            let found = (node.restarts, &node.last_error);
+            assert_eq!(found, (0, &None), "{}", node.name);
+        }
     }
 
     /// Waits until the worker has warned with these words.
@@ -222,6 +230,7 @@ impl Fake {
 pub fn record(id: &str, address: &str, roles: NodeRoles) -> Node {
     Node {
         id: id.to_owned(),
+        state: Life::Up.into(),
         status: Some(NodeStatus {
             external_address: address.into(),
             ..NodeStatus::default()

@@ -5,6 +5,7 @@ use hearth_api::testing::{Heartbeats, Script};
 use hearth_base::event::{self, Value, Writer};
 use tokio::time::Instant;
 
+use crate::handover::Refusals;
 use crate::roles::CuratorConnection;
 use crate::roles::heartbeat::{Worker, run};
 use crate::roles::statuspush::boot_id;
@@ -25,6 +26,7 @@ struct Beating {
     worker: Alone,
     connection: Writer<CuratorConnection>,
     acknowledged: Value<Instant>,
+    refusals: Value<Refusals>,
 }
 
 /// The worker, and a curator that treats it so.
@@ -36,16 +38,19 @@ async fn beating(heartbeats: Heartbeats) -> Beating {
     .await;
     let (connection_writer, connection) = event::value();
     let (acknowledged_writer, acknowledged) = event::value();
+    let (refusals_writer, refusals) = event::value();
     connection_writer.set(fake.connection());
     let worker = Arc::new(Worker {
         connection,
         acknowledged: acknowledged_writer,
+        refusals: Arc::new(refusals_writer),
     });
     Beating {
         fake,
         worker: Alone::run(move |ctx| run(ctx, worker.clone())),
         connection: connection_writer,
         acknowledged,
+        refusals,
     }
 }
 
@@ -147,5 +152,28 @@ async fn a_new_connection_is_used_at_once() {
     // One may have been on its way.
     assert!(first.seen().heartbeats.len() <= before + 1);
     test.worker.is_fine();
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_that_is_not_let_in_is_counted_each_time() {
+    let test = beating(Heartbeats::Refuse).await;
+    let mut refusals = test.refusals.watch();
+    test.worker.fails("not a node of this cluster").await;
+    let grown = refusals.wait_for(|count| *count >= 3);
+    soon("refusals", grown).await.unwrap();
+    assert_eq!(test.acknowledged.get(), None);
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn who_cannot_be_reached_has_refused_nothing() {
+    let test = beating(Heartbeats::End).await;
+    test.worker.restarted(2).await;
+    let stranger = Fake::new(Script::default()).await;
+    test.connection
+        .set(test.fake.connection_to(&stranger.curator));
+    test.worker.fails("certificate").await;
+    assert_eq!(test.refusals.get(), None);
     test.worker.stop().await;
 }

@@ -4,14 +4,17 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use hearth_api::testing::Script;
-use hearth_api::v1::{ClusterConfiguration, Node, NodeRoles, WatchEvent};
+use hearth_api::v1::{ClusterConfiguration, ClusterDirectory, Node, NodeRoles, WatchEvent};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::sys::hostname::HostnameError;
 
 use crate::enrolment::directory;
+use crate::handover::MemberData;
 use crate::layout::Root;
 use crate::roles::CuratorConnection;
+use crate::roles::addresses::{Learned, Located};
 use crate::roles::hosts::{Worker, run};
+use crate::roles::known::View;
 use crate::roles::testing::{
     Alone, Fake, consensus_member, fixed, never, next, record, soon, until,
 };
@@ -42,7 +45,10 @@ struct Hosts {
     worker: Alone,
     address: Writer<IpAddr>,
     connection: Writer<CuratorConnection>,
-    directory_saved: Value<()>,
+    learned: Writer<Learned>,
+    view: Value<Arc<View>>,
+    directory: Value<ClusterDirectory>,
+    directory_saved: Value<IpAddr>,
 }
 
 impl Machine {
@@ -80,25 +86,51 @@ impl Machine {
         rest: Duration,
         set_hostname: fn(&str) -> Result<(), HostnameError>,
     ) -> Hosts {
+        self.start_worker(rest, set_hostname, true)
+    }
+
+    fn start_worker(
+        &self,
+        rest: Duration,
+        set_hostname: fn(&str) -> Result<(), HostnameError>,
+        in_touch: bool,
+    ) -> Hosts {
         let (address_writer, address) = event::value();
         let (saved_writer, directory_saved) = event::value();
         let (connection_writer, connection) = event::value();
+        let (learned_writer, learned) = event::value();
+        let (view_writer, view) = event::value();
+        let (directory_writer, live) = event::value();
+        let member = MemberData {
+            directory: directory::load(&self.root.esp)
+                .unwrap_or_default()
+                .unwrap_or_default(),
+            ..self.fake.member()
+        };
         address_writer.set("192.0.2.1".parse().unwrap());
-        connection_writer.set(self.fake.connection());
+        if in_touch {
+            connection_writer.set(self.fake.connection());
+        }
         let worker = Arc::new(Worker {
             root: self.root.clone(),
             set_hostname,
             rest,
             writing: Arc::default(),
-            member: fixed(self.fake.member()),
+            member: fixed(member),
             connection,
             address,
+            learned,
+            view: view_writer,
+            directory: directory_writer,
             directory_saved: saved_writer,
         });
         Hosts {
             worker: Alone::run(move |ctx| run(ctx, worker.clone())),
             address: address_writer,
             connection: connection_writer,
+            learned: learned_writer,
+            view,
+            directory: live,
             directory_saved,
         }
     }
@@ -145,6 +177,10 @@ impl Hosts {
     }
 }
 
+fn ip(last: u8) -> IpAddr {
+    IpAddr::from([192, 0, 2, last])
+}
+
 fn id(digit: char) -> String {
     format!("hearth-{}", String::from(digit).repeat(32))
 }
@@ -189,12 +225,12 @@ async fn the_node_and_all_others_have_names() {
     machine.hosts_name("192.0.2.2 ").await;
     assert!(!machine.hosts().unwrap().contains("192.0.2.1 "));
     test.worker.is_healthy().await;
-    test.worker.is_fine();
+    test.worker.all_is_fine();
     test.worker.stop().await;
 }
 
 #[tokio::test]
-async fn nothing_is_written_before_all_nodes_are_known() {
+async fn no_directory_is_saved_before_all_nodes_are_known() {
     let machine = Machine::new("cluster.internal", true).await;
     let test = machine.start(LONG);
     let watching = machine
@@ -203,11 +239,16 @@ async fn nothing_is_written_before_all_nodes_are_known() {
         .until(|seen| seen.calls.contains(&"Watch"));
     soon("the worker watches", watching).await;
     never("a directory", test.directory_saved.watch().next()).await;
-    assert_eq!(machine.hosts(), None);
+    assert_eq!(test.view.get(), None);
+    assert_eq!(machine.on_esp(), Vec::<String>::new());
+    let own = machine.fake.node_id;
+    let hosts = machine.hosts().unwrap();
+    assert!(hosts.contains(&format!("192.0.2.1 {own}\n")), "{hosts}");
     let other = record(&id('a'), "192.0.2.10", consensus_member());
     machine.says(vec![other], vec![], true);
     test.saves().await;
     assert_eq!(machine.on_esp().len(), 2);
+    assert_eq!(test.directory_saved.get(), Some(ip(1)));
     test.worker.stop().await;
 }
 
@@ -271,8 +312,11 @@ async fn the_esp_is_written_only_when_it_differs() {
 
     test.address.set("192.0.2.2".parse().unwrap());
     until("the new address", || machine.on_esp() == ["192.0.2.2"]).await;
+    let mut saved = test.directory_saved.watch();
+    let with_it = saved.wait_for(|address| *address == ip(2));
+    soon("it says so", with_it).await.unwrap();
     assert_ne!(machine.slots(), before);
-    test.worker.is_fine();
+    test.worker.all_is_fine();
     test.worker.stop().await;
 }
 
@@ -291,7 +335,7 @@ async fn another_curator_tells_everything_anew() {
     test.connection.set(machine.fake.connection_to(&second));
     machine.hosts_name("192.0.2.11").await;
     assert!(!machine.hosts().unwrap().contains(&a));
-    test.worker.is_fine();
+    test.worker.all_is_fine();
     test.worker.stop().await;
 }
 
@@ -305,6 +349,99 @@ async fn names_are_kept_while_the_esp_rests() {
         machine.hosts_name(&format!("{address} ")).await;
     }
     assert_eq!(machine.on_esp(), ["192.0.2.1"]);
+    assert_eq!(test.directory_saved.get(), Some(ip(1)), "of no other yet");
+    let live = test.directory.get().unwrap();
+    assert_eq!(live.nodes[0].addresses[0].host, "192.0.2.3");
+    test.worker.stop().await;
+}
+
+/// A member whose power was cut has to find its peers before anybody can tell
+/// it where they are.
+#[tokio::test]
+async fn what_was_saved_has_names_before_anyone_is_in_touch() {
+    let machine = Machine::new("cluster.internal", false).await;
+    let other = record(&id('a'), "192.0.2.10", consensus_member());
+    let test = machine.start(Duration::ZERO);
+    test.saves().await;
+    machine.says(vec![other], vec![], false);
+    until("both are saved", || machine.on_esp().len() == 2).await;
+    test.worker.stop().await;
+    fs::remove_file(machine.root.ephemeral.hosts()).unwrap();
+    let before = machine.slots();
+
+    let test = machine.start_worker(Duration::ZERO, note_hostname, false);
+    machine.hosts_name(&format!("192.0.2.10 {}", id('a'))).await;
+    machine.hosts_name("192.0.2.1 ").await;
+    let live = next("a directory", &mut test.directory.watch()).await;
+    assert_eq!(live.nodes.len(), 2);
+    never("a word of the ESP", test.directory_saved.watch().next()).await;
+    assert_eq!(machine.slots(), before);
+
+    // It has moved, and said so itself.
+    let host = ip(20);
+    let moved = (id('a').parse().unwrap(), Located { host, counter: 3 });
+    test.learned.set(Arc::new([moved].into_iter().collect()));
+    machine.hosts_name("192.0.2.20 ").await;
+    until("and it is saved", || {
+        machine.on_esp().contains(&host.to_string())
+    })
+    .await;
+    assert_eq!(test.directory_saved.get(), None);
+
+    // Then the curators are there, who have not heard of that yet.
+    let own = record(&machine.fake.node_id.to_string(), "", consensus_member());
+    let other = record(&id('a'), "192.0.2.10", consensus_member());
+    machine.fake.curator.set_nodes(vec![own, other]);
+    test.connection.set(machine.fake.connection());
+    test.saves().await;
+    let hosts = machine.hosts().unwrap();
+    assert!(hosts.contains("192.0.2.20 "), "{hosts}");
+    assert!(!hosts.contains("192.0.2.10 "), "{hosts}");
+    test.worker.all_is_fine();
+    test.worker.stop().await;
+}
+
+/// Whatever somebody shows for a moment: of an empty directory no node could
+/// come back.
+#[tokio::test]
+async fn the_saved_directory_never_becomes_empty() {
+    let machine = Machine::new("cluster.internal", false).await;
+    let test = machine.start(Duration::ZERO);
+    test.saves().await;
+    let own = record(&machine.fake.node_id.to_string(), "", NodeRoles::default());
+    machine.says(vec![own], vec![], false);
+    let mut views = test.view.watch();
+    let no_member = views.wait_for(|view| {
+        view.nodes
+            .values()
+            .all(|node| node.roles.consensus_member.is_none())
+    });
+    soon("the view", no_member).await.unwrap();
+    machine.says(vec![], vec![machine.fake.node_id.to_string()], false);
+    let empty = views.wait_for(|view| view.nodes.is_empty());
+    soon("the view", empty).await.unwrap();
+    test.address.set(ip(2));
+    machine.hosts_name("192.0.2.2 ").await;
+    assert_eq!(machine.on_esp(), ["192.0.2.1"]);
+    assert_eq!(test.directory_saved.get(), Some(ip(1)));
+    assert_eq!(test.directory.get().unwrap().nodes.len(), 1);
+    test.worker.all_is_fine();
+    test.worker.stop().await;
+}
+
+/// Curators that go away and come back take nothing with them.
+#[tokio::test]
+async fn a_watch_that_breaks_forgets_nothing() {
+    let machine = Machine::new("cluster.internal", false).await;
+    let test = machine.start(Duration::ZERO);
+    test.saves().await;
+    let other = record(&id('a'), "192.0.2.10", NodeRoles::default());
+    machine.says(vec![other], vec![], false);
+    machine.hosts_name("192.0.2.10 ").await;
+    machine.fake.curator.end_watches();
+    test.worker.fails("the curator ended the watch").await;
+    machine.hosts_name("192.0.2.10 ").await;
+    assert_eq!(test.view.get().unwrap().nodes.len(), 2);
     test.worker.stop().await;
 }
 
@@ -324,6 +461,6 @@ async fn after_the_rest_the_newest_directory_is_saved() {
         between == ["192.0.2.3"]
     })
     .await;
-    test.worker.is_fine();
+    test.worker.all_is_fine();
     test.worker.stop().await;
 }

@@ -1,15 +1,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_api::testing::Script;
-use hearth_api::v1::ClusterDirectory;
+use hearth_api::testing::{Script, TestCurator};
 use hearth_api::v1::cluster_directory::{Address, Node};
+use hearth_api::v1::{ClusterDirectory, WatchRequest};
 use hearth_base::event::{self, Value, Writer};
 use tokio::time::Instant;
 
 use crate::cluster_state::{self, ClusterState, Desk, State};
-use crate::handover::MemberData;
-use crate::roles::membership::{SPLIT_AFTER, Worker, run};
+use crate::handover::{Disowned, MemberData};
+use crate::roles::membership::{SPLIT_AFTER, Worker, over_each, run};
 use crate::roles::testing::{Alone, Fake, fixed, never, next, soon, until_ok};
 use crate::roles::{ControlPlane, CuratorConnection};
 
@@ -17,7 +17,9 @@ struct Member {
     fake: Fake,
     worker: Alone,
     control_plane: Writer<ControlPlane>,
+    directory: Writer<ClusterDirectory>,
     acknowledged: Writer<Instant>,
+    disowned: Writer<Disowned>,
     desk: Desk,
     state: ClusterState,
     connection: Value<CuratorConnection>,
@@ -44,7 +46,9 @@ fn member_of(
         state_writer.set(*step).unwrap();
     }
     let (control_plane_writer, control_plane) = event::value();
+    let (directory_writer, live_directory) = event::value();
     let (acknowledged_writer, acknowledged) = event::value();
+    let (disowned_writer, disowned) = event::value();
     let (connection_writer, connection) = event::value();
     control_plane_writer.set(ControlPlane::default());
     if let Some(last) = last {
@@ -54,7 +58,9 @@ fn member_of(
     let worker = Arc::new(Worker {
         member: fixed(member),
         control_plane,
+        directory: live_directory,
         acknowledged,
+        disowned,
         desk: desk.clone(),
         connection: connection_writer,
     });
@@ -62,7 +68,9 @@ fn member_of(
         fake,
         worker: Alone::run(move |ctx| run(ctx, worker.clone())),
         control_plane: control_plane_writer,
+        directory: directory_writer,
         acknowledged: acknowledged_writer,
+        disowned: disowned_writer,
         desk,
         state,
         connection,
@@ -110,28 +118,120 @@ async fn there_is_a_connection_once_there_is_a_curator() {
 async fn other_curators_do_while_there_is_none_on_this_machine() {
     let fake = Fake::new(Script::default()).await;
     let other = fake.another(Script::default()).await;
-    let directory = ClusterDirectory {
-        nodes: vec![Node {
-            id: format!("hearth-{}", "0".repeat(32)),
-            addresses: vec![Address {
-                host: "127.0.0.1".into(),
-                port: other.address.port().into(),
-            }],
-            roles: None,
-        }],
-    };
-    let test = member_of(fake, directory, &[], None);
-    let mut connection = test.connection.watch();
-    let to_other = next("a connection", &mut connection).await;
-    soon("an answer", to_other.cluster_domain()).await.unwrap();
+    let test = member_of(fake, directory(&[&other]), &[], None);
+    let mut connections = test.connection.watch();
+    let connection = next("a connection", &mut connections).await;
+    soon("an answer", connection.cluster_domain())
+        .await
+        .unwrap();
     assert_eq!(other.calls(), ["GetClusterInfo"]);
 
     test.serves_at(Some(test.fake.curator.address.port()));
-    let with_own = next("a connection", &mut connection).await;
+    test.worker.is_healthy().await;
     soon("the end", other.stop()).await.unwrap();
     // A call may still meet the connection that is ending.
-    until_ok("an answer of our own", || with_own.cluster_domain()).await;
+    until_ok("an answer of our own", || connection.cluster_domain()).await;
     assert!(test.fake.curator.calls().contains(&"GetClusterInfo"));
+    never("a connection for no reason", connections.next()).await;
+    test.worker.stop().await;
+}
+
+/// Curators that are nodes of their own.
+fn directory(curators: &[&TestCurator]) -> ClusterDirectory {
+    let node = |(n, curator): (usize, &&TestCurator)| Node {
+        id: format!("hearth-{n:032x}"),
+        addresses: vec![Address {
+            host: "127.0.0.1".into(),
+            port: curator.address.port().into(),
+        }],
+        roles: None,
+    };
+    let nodes = curators.iter().enumerate().map(node).collect();
+    ClusterDirectory { nodes }
+}
+
+#[tokio::test]
+async fn the_live_directory_replaces_the_saved_one() {
+    let fake = Fake::new(Script::default()).await;
+    let (old, new) = (
+        fake.another(Script::default()).await,
+        fake.another(Script::default()).await,
+    );
+    let test = member_of(fake, directory(&[&old]), &[], None);
+    let connection = next("a connection", &mut test.connection.watch()).await;
+    soon("an answer", connection.cluster_domain())
+        .await
+        .unwrap();
+
+    // It has moved: where it was nobody is asked any more.
+    test.directory.set(directory(&[&new]));
+    until_ok("an answer from there", || async {
+        connection.cluster_domain().await.map_err(drop)?;
+        (!new.calls().is_empty()).then_some(()).ok_or(())
+    })
+    .await;
+    // Nobody at all would be worse.
+    test.directory.set(ClusterDirectory::default());
+    test.worker.is_healthy().await;
+    soon("an answer", connection.cluster_domain())
+        .await
+        .unwrap();
+    test.worker.is_fine();
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_connection_that_works_is_not_disturbed() {
+    let fake = Fake::new(Script::default()).await;
+    let (kept, moved) = (
+        fake.another(Script::default()).await,
+        fake.another(Script::default()).await,
+    );
+    let test = member_of(fake, directory(&[&kept]), &[], None);
+    let connection = next("a connection", &mut test.connection.watch()).await;
+    let mut curator = connection.curator();
+    let watching = curator.watch(WatchRequest::default());
+    let mut events = soon("a watch", watching).await.unwrap().into_inner();
+    soon("the backlog", events.message()).await.unwrap();
+
+    test.directory.set(directory(&[&moved, &kept]));
+    test.directory.set(directory(&[&kept, &moved]));
+    test.serves_at(Some(test.fake.curator.address.port()));
+    never("the end of the watch", events.message()).await;
+    test.worker.is_fine();
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn who_is_disowned_has_no_connection() {
+    let test = member(&[State::Home], None).await;
+    test.serves_at(Some(test.fake.curator.address.port()));
+    let mut connections = test.connection.watch();
+    let connection = next("a connection", &mut connections).await;
+    soon("an answer", connection.cluster_domain())
+        .await
+        .unwrap();
+
+    test.disowned.set(Disowned);
+    test.becomes(State::Disowning).await;
+    let refused = || async {
+        let answer = connection.cluster_domain().await;
+        answer.err().ok_or(())
+    };
+    let refused = until_ok("no way any more", refused).await;
+    assert!(refused.to_string().contains("no curator is known"));
+    // Who lives by the connection ends in peace.
+    let over = over_each(&test.connection, |connection| async move {
+        connection.cluster_domain().await.map(drop)
+    });
+    never("a failure", over).await;
+    test.acknowledged.set(Instant::now());
+    never(
+        "a life after",
+        test.state.watch().wait_for(|s| *s == State::Home),
+    )
+    .await;
+    test.worker.is_fine();
     test.worker.stop().await;
 }
 

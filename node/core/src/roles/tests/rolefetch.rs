@@ -7,6 +7,7 @@ use hearth_api::v1::node_roles::KubernetesWorker;
 use hearth_api::v1::{NodeRoles, WatchEvent};
 use hearth_base::event::{self, Value, Writer};
 
+use crate::handover::Refusals;
 use crate::roles::CuratorConnection;
 use crate::roles::rolefetch::{Worker, load, run, save};
 use crate::roles::testing::{Alone, Fake, consensus_member, fixed, never, next, record};
@@ -15,6 +16,7 @@ struct Fetching {
     fake: Fake,
     worker: Alone,
     roles: Value<NodeRoles>,
+    refusals: Value<Refusals>,
     connection: Writer<CuratorConnection>,
     file: PathBuf,
     _directory: tempfile::TempDir,
@@ -29,16 +31,19 @@ async fn fetching(prepare: impl FnOnce(&PathBuf)) -> Fetching {
     let fake = Fake::new(Script::default()).await;
     let (connection_writer, connection) = event::value();
     let (roles_writer, roles) = event::value();
+    let (refusals_writer, refusals) = event::value();
     let worker = Arc::new(Worker {
         roles_file: file.clone(),
         member: fixed(fake.member()),
         connection,
         local_roles: roles_writer,
+        refusals: Arc::new(refusals_writer),
     });
     Fetching {
         fake,
         worker: Alone::run(move |ctx| run(ctx, worker.clone())),
         roles,
+        refusals,
         connection: connection_writer,
         file,
         _directory: directory,
@@ -129,6 +134,7 @@ async fn a_node_that_is_unknown_keeps_its_roles() {
         ..WatchEvent::default()
     });
     test.worker.warns("it keeps its roles").await;
+    next("a refusal", &mut test.refusals.watch()).await;
     assert_eq!(test.roles.get(), Some(consensus_member()));
     assert_eq!(load(&test.file).unwrap(), Some(consensus_member()));
     test.worker.is_fine();

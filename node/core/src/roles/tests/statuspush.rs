@@ -7,6 +7,7 @@ use hearth_api::v1::NodeStatus;
 use hearth_base::event::{self, Writer};
 
 use crate::cluster_state::{self, State};
+use crate::roles::addresses::Located;
 use crate::roles::statuspush::{Worker, boot_id, run};
 use crate::roles::testing::{Alone, Fake, never, soon};
 use crate::roles::{ControlPlane, CuratorConnection};
@@ -15,10 +16,30 @@ struct Pushing {
     fake: Fake,
     worker: Alone,
     connection: Writer<CuratorConnection>,
-    address: Writer<IpAddr>,
+    own_address: Writer<Located>,
     control_plane: Writer<ControlPlane>,
     state: cluster_state::Writer,
-    directory_saved: Writer<()>,
+    directory_saved: Writer<IpAddr>,
+}
+
+fn ip(last: u8) -> IpAddr {
+    IpAddr::from([192, 0, 2, last])
+}
+
+/// At its n-th address.
+fn located(last: u8) -> Located {
+    Located {
+        host: ip(last),
+        counter: last.into(),
+    }
+}
+
+impl Pushing {
+    /// It has signed another address, and saved the directory beside it.
+    fn moves(&self, last: u8) {
+        self.own_address.set(located(last));
+        self.directory_saved.set(ip(last));
+    }
 }
 
 /// The worker of a node that is HOME at 192.0.2.1, runs a curator, and has not
@@ -26,12 +47,12 @@ struct Pushing {
 async fn pushing() -> Pushing {
     let fake = Fake::new(Script::default()).await;
     let (connection_writer, connection) = event::value();
-    let (address_writer, address) = event::value();
+    let (own_writer, own_address) = event::value();
     let (control_plane_writer, control_plane) = event::value();
     let (directory_writer, directory_saved) = event::value();
     let (state_writer, cluster_state) = cluster_state::new();
     connection_writer.set(fake.connection());
-    address_writer.set("192.0.2.1".parse().unwrap());
+    own_writer.set(located(1));
     control_plane_writer.set(ControlPlane {
         curator_port: Some(7835),
         ..ControlPlane::default()
@@ -40,7 +61,7 @@ async fn pushing() -> Pushing {
     let worker = Arc::new(Worker {
         version: "1.2.3".into(),
         connection,
-        address,
+        own_address,
         control_plane,
         cluster_state,
         directory_saved,
@@ -49,7 +70,7 @@ async fn pushing() -> Pushing {
         fake,
         worker: Alone::run(move |ctx| run(ctx, worker.clone())),
         connection: connection_writer,
-        address: address_writer,
+        own_address: own_writer,
         control_plane: control_plane_writer,
         state: state_writer,
         directory_saved: directory_writer,
@@ -72,7 +93,7 @@ async fn no_more_than(curator: &TestCurator, number: usize) {
 async fn nothing_is_reported_before_the_directory_is_saved() {
     let test = pushing().await;
     no_more_than(&test.fake.curator, 0).await;
-    test.directory_saved.set(());
+    test.directory_saved.set(ip(1));
     let status = report(&test.fake.curator, 1).await;
     assert!(status.sent_at > 0);
     let wanted = NodeStatus {
@@ -83,7 +104,7 @@ async fn nothing_is_reported_before_the_directory_is_saved() {
         sent_at: status.sent_at,
         cluster_state: v1::ClusterState::Home.into(),
         consensus: None,
-        address_counter: 0,
+        address_counter: 1,
     };
     assert_eq!(status, wanted);
     test.worker.is_healthy().await;
@@ -91,21 +112,59 @@ async fn nothing_is_reported_before_the_directory_is_saved() {
     test.worker.stop().await;
 }
 
+/// For each change, and not for the first address only.
+#[tokio::test]
+async fn no_address_is_reported_before_the_directory_is_saved_with_it() {
+    let test = pushing().await;
+    let curator = &test.fake.curator;
+    test.directory_saved.set(ip(1));
+    assert_eq!(report(curator, 1).await.external_address, "192.0.2.1");
+    for last in [2, 3] {
+        let before = usize::from(last - 1);
+        test.own_address.set(located(last));
+        no_more_than(curator, 2 * before - 1).await;
+        // What else there is to say is said, with the address as it was.
+        test.control_plane.set(ControlPlane {
+            curator_port: Some(u16::from(last)),
+            ..ControlPlane::default()
+        });
+        let status = report(curator, 2 * before).await;
+        assert_eq!(status.external_address, ip(last - 1).to_string());
+        assert_eq!(status.curator_port, u32::from(last));
+        test.directory_saved.set(ip(last));
+        let status = report(curator, 2 * before + 1).await;
+        assert_eq!(status.external_address, ip(last).to_string());
+        assert_eq!(status.address_counter, u64::from(last));
+    }
+    test.worker.is_fine();
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_saved_is_not_reported_before_it_is_signed() {
+    let test = pushing().await;
+    test.directory_saved.set(ip(2));
+    no_more_than(&test.fake.curator, 0).await;
+    test.own_address.set(located(2));
+    report(&test.fake.curator, 1).await;
+    test.worker.stop().await;
+}
+
 #[tokio::test]
 async fn what_changes_is_reported_once() {
     let test = pushing().await;
     let curator = &test.fake.curator;
-    test.directory_saved.set(());
+    test.directory_saved.set(ip(1));
     report(curator, 1).await;
 
-    test.address.set("192.0.2.1".parse().unwrap());
+    test.moves(1);
     test.control_plane.set(ControlPlane {
         curator_port: Some(7835),
         ..ControlPlane::default()
     });
     no_more_than(curator, 1).await;
 
-    test.address.set("192.0.2.2".parse().unwrap());
+    test.moves(2);
     let status = report(curator, 2).await;
     assert_eq!(status.external_address, "192.0.2.2");
 
@@ -126,10 +185,10 @@ async fn what_changes_is_reported_once() {
 async fn in_split_nothing_is_reported() {
     let test = pushing().await;
     let curator = &test.fake.curator;
-    test.directory_saved.set(());
+    test.directory_saved.set(ip(1));
     report(curator, 1).await;
     test.state.set(State::Split).unwrap();
-    test.address.set("192.0.2.3".parse().unwrap());
+    test.moves(3);
     no_more_than(curator, 1).await;
     test.state.set(State::Home).unwrap();
     let status = report(curator, 2).await;
@@ -145,7 +204,7 @@ async fn a_report_that_failed_is_made_again() {
     let stranger = Fake::new(Script::default()).await;
     test.connection
         .set(test.fake.connection_to(&stranger.curator));
-    test.directory_saved.set(());
+    test.directory_saved.set(ip(1));
     test.worker.fails("certificate").await;
     test.connection.set(test.fake.connection());
     report(&test.fake.curator, 1).await;
