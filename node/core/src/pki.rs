@@ -30,6 +30,8 @@ use std::{
 use hearth_api::{
     identity::{ClusterId, Identity, KeyError, NodeId, NodeKey, PublicKey, SigningKey, UserName},
     private::{StoredAuthorities, StoredAuthority},
+    proofs,
+    v1::DisownOrder,
 };
 use hearth_base::sys::files::{self, FileError};
 use prost::Message as _;
@@ -290,6 +292,11 @@ impl Authority {
             ],
             key,
         )
+    }
+
+    /// Orders a node to wipe its keys. Only the cluster's authority can.
+    pub fn disown(&self, cluster: ClusterId, node: NodeId) -> DisownOrder {
+        proofs::disown(&self.key, cluster, node)
     }
 
     fn issue(

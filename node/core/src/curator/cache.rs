@@ -16,14 +16,14 @@
 //! for absent, so that it harms no node but its own.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     convert::Infallible,
     sync::{Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use hearth_api::{
-    identity::{Identity, NodeId, PublicKey, Subject, UserName},
+    identity::{Identity, NodeId, PublicKey, Subject, Ticket, UserName},
     v1::{ClusterDirectory, Node, NodeState, NodeStatus, cluster_directory},
 };
 use prost::Message as _;
@@ -31,10 +31,12 @@ use tokio::{
     sync::{Notify, watch},
     time::{Instant, sleep, sleep_until},
 };
+use zeroize::Zeroize as _;
 
 use super::{
+    decisions::At,
     health::{self, Liveness},
-    state::{self, ClusterRecord, Key, LivenessRecord, NodeRecord, RecordError},
+    state::{self, ClusterRecord, Intent, Key, LivenessRecord, NodeRecord, RecordError, Tombstone},
 };
 use crate::consensus::{Change, Lease, Listing, NamespacedClient, Record};
 
@@ -58,18 +60,13 @@ pub enum NotMember {
 /// What the cluster knows of one node.
 #[derive(Default)]
 struct Entry {
-    record: Option<Stored<NodeRecord>>,
-    status: Option<Stored<NodeStatus>>,
+    record: Option<At<NodeRecord>>,
+    status: Option<At<NodeStatus>>,
     liveness: Liveness,
     /// When this curator heard it last.
     heartbeat: Option<Instant>,
     /// Of its last visible change.
     version: u64,
-}
-
-struct Stored<T> {
-    content: T,
-    revision: i64,
 }
 
 struct Candidate {
@@ -102,9 +99,15 @@ pub struct Leadership {
 
 #[derive(Default)]
 struct Inner {
-    cluster: Option<ClusterRecord>,
+    cluster: Option<At<ClusterRecord>>,
+    ticket: Option<At<Ticket>>,
     nodes: BTreeMap<NodeId, Entry>,
     candidates: BTreeMap<String, Candidate>,
+    intents: BTreeMap<NodeId, At<Intent>>,
+    /// Of deleted nodes: as many as ever were, at some hundred bytes each.
+    tombstones: HashMap<NodeId, Tombstone>,
+    /// Of nodes and of deleted ones.
+    join_keys: HashMap<PublicKey, NodeId>,
     /// Deleted nodes by the version of their deletion. As many as are deleted
     /// while this curator runs.
     gone: BTreeMap<NodeId, u64>,
@@ -323,21 +326,22 @@ impl Cache {
     fn put(&self, inner: &mut Inner, record: Record) -> Result<(), RecordError> {
         let Record {
             key,
-            value,
+            mut value,
             create_revision,
             mod_revision: revision,
             lease,
         } = record;
         match Key::parse(&key) {
             Key::Cluster => {
-                inner.cluster = usable(ClusterRecord::decode(&key, &value))?;
+                let content = usable(ClusterRecord::decode(&key, &value))?;
+                inner.cluster = content.map(|content| At { content, revision });
                 inner.touch_all();
             }
             Key::Node(id) => {
                 let known = inner.nodes.get(&id).and_then(|e| e.record.as_ref());
                 if known.is_none_or(|known| known.revision != revision) {
                     let content = usable(NodeRecord::decode(&key, &value))?;
-                    inner.entry(id).record = content.map(|content| Stored { content, revision });
+                    inner.entry(id).record = content.map(|content| At { content, revision });
                     inner.touch(id);
                 }
             }
@@ -345,7 +349,7 @@ impl Cache {
                 let known = inner.nodes.get(&id).and_then(|e| e.status.as_ref());
                 if known.is_none_or(|known| known.revision != revision) {
                     let content = usable(state::decode_status(&key, &value))?;
-                    inner.entry(id).status = content.map(|content| Stored { content, revision });
+                    inner.entry(id).status = content.map(|content| At { content, revision });
                     inner.touch(id);
                 }
             }
@@ -379,8 +383,30 @@ impl Cache {
                     inner.touch_all();
                 }
             }
-            Key::Tombstone(_) | Key::Intent(_) | Key::RegisterTicket | Key::Other => {}
+            Key::Tombstone(id) => {
+                if let Some(tombstone) = usable(Tombstone::decode(&key, &value))? {
+                    inner.tombstones.insert(id, tombstone);
+                }
+            }
+            Key::JoinKey(join_key) => {
+                if let Some(id) = usable(state::decode_join_key(&key, &value))? {
+                    inner.join_keys.insert(join_key, id);
+                }
+            }
+            Key::Intent(id) => match usable(Intent::decode(&key, &value))? {
+                Some(content) => {
+                    inner.intents.insert(id, At { content, revision });
+                }
+                None => drop(inner.intents.remove(&id)),
+            },
+            Key::RegisterTicket => {
+                let content = usable(state::decode_ticket(&key, &value))?;
+                inner.ticket = content.map(|content| At { content, revision });
+            }
+            Key::Other => {}
         }
+        // Some of them have secrets in them.
+        value.zeroize();
         Ok(())
     }
 
@@ -400,7 +426,11 @@ impl Cache {
                 inner.candidates.remove(key);
                 inner.touch_all();
             }
-            Key::Tombstone(_) | Key::Intent(_) | Key::RegisterTicket | Key::Other => {}
+            Key::Tombstone(id) => drop(inner.tombstones.remove(&id)),
+            Key::JoinKey(key) => drop(inner.join_keys.remove(&key)),
+            Key::Intent(id) => drop(inner.intents.remove(&id)),
+            Key::RegisterTicket => inner.ticket = None,
+            Key::Other => {}
         }
     }
 
@@ -550,8 +580,53 @@ impl Cache {
     }
 
     /// What is true of the whole cluster.
-    pub fn cluster(&self) -> Option<ClusterRecord> {
+    pub fn cluster(&self) -> Option<At<ClusterRecord>> {
         self.lock().cluster.clone()
+    }
+
+    /// What lets a machine ask to be registered, once somebody wanted to know.
+    pub fn ticket(&self) -> Option<At<Ticket>> {
+        self.lock().ticket.clone()
+    }
+
+    /// What stays of a deleted node.
+    pub fn tombstone(&self, id: NodeId) -> Option<Tombstone> {
+        self.lock().tombstones.get(&id).cloned()
+    }
+
+    /// The node that has this join key, or had it when it was deleted.
+    pub fn join_key_of(&self, key: &PublicKey) -> Option<NodeId> {
+        self.lock().join_keys.get(key).copied()
+    }
+
+    /// The node that has this identity key.
+    pub fn node_with_key(&self, key: &PublicKey) -> Option<NodeId> {
+        let inner = self.lock();
+        let has_key = |entry: &&Entry| {
+            let record = entry.record.as_ref();
+            record.is_some_and(|record| record.content.public_key == *key)
+        };
+        let entry = inner.nodes.values().find(has_key)?;
+        Some(entry.record.as_ref()?.content.id)
+    }
+
+    /// What is wanted of the node's membership in consensus.
+    pub fn intent(&self, id: NodeId) -> Option<At<Intent>> {
+        self.lock().intents.get(&id).cloned()
+    }
+
+    /// All of these.
+    pub fn intents(&self) -> Vec<At<Intent>> {
+        self.lock().intents.values().cloned().collect()
+    }
+
+    /// How many nodes are in this state.
+    pub fn count(&self, state: NodeState) -> usize {
+        let inner = self.lock();
+        let records = inner.nodes.values().filter_map(|e| e.record.as_ref());
+        records
+            .filter(|record| record.content.state == state)
+            .count()
     }
 
     /// Whether a caller with this identity and key belongs to the cluster now.
@@ -559,7 +634,7 @@ impl Cache {
         let inner = self.lock();
         let subject = || identity.subject.clone();
         let unknown = || NotMember::Unknown(subject());
-        let cluster = inner.cluster.as_ref().ok_or_else(unknown)?;
+        let cluster = &inner.cluster.as_ref().ok_or_else(unknown)?.content;
         if cluster.id != identity.cluster {
             return Err(unknown());
         }
@@ -579,6 +654,12 @@ impl Cache {
             return Err(NotMember::NotUp(subject(), health::name(state)));
         }
         Ok(())
+    }
+
+    /// One node, as it is shown.
+    pub fn shown(&self, id: NodeId) -> Option<Node> {
+        let inner = self.lock();
+        self.wire(inner.nodes.get(&id)?, Instant::now())
     }
 
     /// The nodes that `wanted` picks, all at one moment.
@@ -729,10 +810,15 @@ impl Inner {
             ]
         });
         let cluster = self.cluster.as_ref().map(|_| state::CLUSTER.to_owned());
+        let ticket = self.ticket.as_ref().map(|_| state::REGISTER_TICKET.into());
         nodes
             .flatten()
             .chain(self.candidates.keys().cloned())
+            .chain(self.intents.keys().map(|id| state::intent_key(*id)))
+            .chain(self.tombstones.keys().map(|id| state::tombstone_key(*id)))
+            .chain(self.join_keys.keys().map(state::join_key_key))
             .chain(cluster)
+            .chain(ticket)
             .collect()
     }
 }

@@ -3,17 +3,35 @@
 
 use std::{sync::Arc, time::Duration};
 
+use futures::future::BoxFuture;
 use hearth_api::{
     identity::{NodeId, PublicKey},
     server::{Admission, Caller},
     tls::PeerCertificate,
+    v1::Node,
 };
 use rustls_pki_types::CertificateDer;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
+use zeroize::Zeroizing;
 
-use super::{Timing, cache::Cache, liveness::Hearing, reads::Reads};
-use crate::consensus::{Company, Members, NamespacedClient};
+use super::{
+    Timing,
+    cache::Cache,
+    decisions::{At, FoundNode},
+    liveness::{Hearing, unavailable},
+    reads::Reads,
+    state::{self, ClusterRecord, FullRecord, Intent, RecordError},
+};
+use crate::consensus::{
+    Company, Members, NamespacedClient,
+    fenced::{Write, WriteError},
+};
+
+/// How often a decision is made again because the records have changed
+/// meanwhile. Somebody else got on with something each time.
+const ATTEMPTS: usize = 16;
 
 /// One curator at work.
 pub struct Core {
@@ -55,6 +73,10 @@ impl Admission for Core {
         }
         self.reads.check()?;
         self.check_member(caller.peer())
+    }
+
+    fn revoked(self: Arc<Self>, peer: PeerCertificate) -> BoxFuture<'static, ()> {
+        Box::pin(async move { drop(self.no_longer_member(&peer).await) })
     }
 }
 
@@ -108,18 +130,90 @@ impl Core {
     /// The owner's key, as recent as can be.
     pub async fn owner(&self) -> Result<PublicKey, Status> {
         self.reads.linearizable().await?;
-        Ok(self.cluster()?.owner)
+        Ok(self.cluster()?.content.owner)
     }
 
     /// The cluster's record.
-    pub fn cluster(&self) -> Result<super::state::ClusterRecord, Status> {
+    pub fn cluster(&self) -> Result<At<ClusterRecord>, Status> {
         self.cache.cluster().ok_or_else(|| {
             Status::unavailable("this curator has no record of its cluster yet: try again")
         })
+    }
+
+    /// The node with all there is about it, straight from etcd.
+    pub async fn find(&self, id: NodeId) -> Result<Option<FoundNode>, Status> {
+        let (node, intent) = (state::node_key(id), state::intent_key(id));
+        let both = tokio::try_join!(self.client.get(&node), self.client.get(&intent));
+        let (record, wanted) = both.map_err(|error| unavailable(&error))?;
+        let Some(record) = record else {
+            return Ok(None);
+        };
+        let value = Zeroizing::new(record.value);
+        let full = At {
+            content: FullRecord::decode(&node, &value).map_err(|error| spoilt(&error))?,
+            revision: record.mod_revision,
+        };
+        let intent = wanted.map(|record| {
+            let content = Intent::decode(&intent, &record.value).map_err(|e| spoilt(&e))?;
+            Ok::<_, Status>(At {
+                content,
+                revision: record.mod_revision,
+            })
+        });
+        Ok(Some(FoundNode {
+            full,
+            intent: intent.transpose()?,
+        }))
+    }
+
+    /// Writes what was decided; `None` if the records it rests on have changed
+    /// meanwhile.
+    pub async fn write(&self, write: Write) -> Result<Option<i64>, Status> {
+        match self.client.write(write).await {
+            Ok(revision) => Ok(Some(revision)),
+            Err(WriteError::Conflict) => Ok(None),
+            Err(WriteError::Consensus(error)) => Err(unavailable(&error)),
+        }
+    }
+
+    /// Decides, and writes what was decided, until the records stay as they
+    /// were meanwhile. Returns the answer, and the revision of the write if
+    /// there was one.
+    pub async fn settle<T, D>(&self, decide: impl Fn() -> D) -> Result<(T, Option<i64>), Status>
+    where
+        D: Future<Output = Result<(T, Option<Write>), Status>>,
+    {
+        for _ in 0..ATTEMPTS {
+            let (answer, write) = decide().await?;
+            let Some(write) = write else {
+                return Ok((answer, None));
+            };
+            if let Some(revision) = self.write(write).await? {
+                return Ok((answer, Some(revision)));
+            }
+        }
+        Err(Status::unavailable("the records keep changing: try again"))
+    }
+
+    /// A node as it is shown, with everything up to this revision.
+    pub async fn shown(&self, id: NodeId, revision: Option<i64>) -> Result<Node, Status> {
+        let reached = self.cache.reached(revision.unwrap_or(0));
+        timeout(self.timing.freshness, reached).await.map_err(|_| {
+            Status::unavailable("it is done, but this curator lags behind: ask another one")
+        })?;
+        self.cache
+            .shown(id)
+            .ok_or_else(|| Status::aborted(format!("{id} has been deleted meanwhile")))
     }
 
     /// A duration in milliseconds, as the wire has it.
     pub fn millis(duration: Duration) -> u32 {
         u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
     }
+}
+
+/// A record in etcd that this curator cannot use.
+fn spoilt(error: &RecordError) -> Status {
+    tracing::error!("{error}");
+    Status::internal(error.to_string())
 }

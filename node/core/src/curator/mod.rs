@@ -11,6 +11,8 @@
 //! |---|---|
 //! | [`founding`] | makes the records of a new cluster |
 //! | [`state`] | the records and their keys |
+//! | [`decisions`] | what becomes of a request about a node |
+//! | [`authorities`] | who signs |
 //! | [`cache`] | the records in memory |
 //! | [`reads`] | how recent they are |
 //! | [`liveness`] | which nodes this curator hears; its session |
@@ -29,8 +31,10 @@
 //! - It knows nothing of how the node is run: it is given a client, its
 //!   credentials and an address, and works the same on a developer's machine.
 
+pub mod authorities;
 pub mod cache;
 pub mod core;
+pub mod decisions;
 pub mod founding;
 pub mod health;
 pub mod liveness;

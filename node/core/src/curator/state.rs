@@ -7,7 +7,7 @@
 //! | `nodes/ID` | [`NodeRecord`] | when a node's standing changes |
 //! | `join_keys/HEX` | the ID of the node with this join key | with the node |
 //! | `tombstones/ID` | [`Tombstone`] | when a node is deleted |
-//! | `register_ticket` | the ticket | when it is first asked for |
+//! | `register_ticket` | a `Ticket` | when it is first asked for, or rotated |
 //! | `membership/ID` | [`Intent`] | while a change of consensus is wanted |
 //! | `status/ID` | `NodeStatus` | when it changes |
 //! | `liveness/ID` | [`LivenessRecord`] | when a node comes or goes |
@@ -18,11 +18,13 @@
 //! on a half of what it says. What is decoded here has been checked, so that
 //! no code behind this module meets a node without a key.
 
+mod full;
+
 use hearth_api::{
-    identity::{ClusterId, FirstContactSecret, NodeId, PublicKey},
+    identity::{ClusterId, FirstContactSecret, NodeId, PublicKey, Ticket},
     private::{
         StoredCandidate, StoredCluster, StoredIntent, StoredLiveness, StoredNode, StoredStatus,
-        StoredTombstone,
+        StoredTicket, StoredTombstone,
     },
     v1::{
         ClusterConfiguration, Label, NodeRoles, NodeState, NodeStatus, StorageSecurity, TpmUsage,
@@ -30,7 +32,9 @@ use hearth_api::{
     },
 };
 use prost::Message;
-use zeroize::Zeroize as _;
+use zeroize::{Zeroize as _, Zeroizing};
+
+pub use full::FullRecord;
 
 /// Of every record that this image writes, and the newest that it reads.
 pub const VERSION: u32 = 1;
@@ -107,6 +111,8 @@ pub enum Key {
     Tombstone(NodeId),
     /// See [`intent_key`].
     Intent(NodeId),
+    /// See [`join_key_key`].
+    JoinKey(PublicKey),
     /// See [`REGISTER_TICKET`].
     RegisterTicket,
     /// Nothing that is followed.
@@ -129,7 +135,12 @@ impl Key {
         if key == REGISTER_TICKET {
             return Self::RegisterTicket;
         }
+        let join_key = || {
+            let bytes = hex::decode(key.strip_prefix(JOIN_KEYS)?).ok()?;
+            Some(Self::JoinKey(PublicKey::try_from(&bytes[..]).ok()?))
+        };
         of_node(NODES, Self::Node)
+            .or_else(join_key)
             .or_else(|| of_node(TOMBSTONES, Self::Tombstone))
             .or_else(|| of_node(MEMBERSHIP, Self::Intent))
             .or_else(|| of_node(STATUS, Self::Status))
@@ -194,6 +205,8 @@ pub struct NodeRecord {
     pub id: NodeId,
     /// Its identity key.
     pub public_key: PublicKey,
+    /// By which it asks for its cluster when it comes back.
+    pub join_key: PublicKey,
     /// How far it has come.
     pub state: NodeState,
     /// What it has to run.
@@ -213,15 +226,23 @@ impl NodeRecord {
     pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
         let mut stored: StoredNode = decode(key, bytes, |m: &StoredNode| m.version)?;
         stored.cluster_unlock_key.zeroize();
+        Self::from_stored(key, stored)
+    }
+
+    /// What is not secret in it.
+    fn from_stored(key: &str, stored: StoredNode) -> Result<Self, RecordError> {
         let wrong = malformed(key);
         let id: NodeId = stored.id.parse().map_err(|e| wrong(format!("{e}")))?;
         if node_key(id) != key {
             return Err(wrong(format!("it is about {id}")));
         }
+        let key = |name: &str, bytes: &[u8]| {
+            PublicKey::try_from(bytes).map_err(|e| wrong(format!("{name}: {e}")))
+        };
         Ok(Self {
             id,
-            public_key: PublicKey::try_from(&stored.public_key[..])
-                .map_err(|e| wrong(format!("public key: {e}")))?,
+            public_key: key("public key", &stored.public_key)?,
+            join_key: key("join key", &stored.join_key)?,
             state: stored.state(),
             tpm_usage: stored.tpm_usage(),
             storage_security: stored.storage_security(),
@@ -369,6 +390,32 @@ impl ClusterRecord {
     }
 }
 
+/// Checks a stored register ticket. What was stored is wiped.
+pub fn decode_ticket(key: &str, bytes: &[u8]) -> Result<Ticket, RecordError> {
+    let mut stored: StoredTicket = decode(key, bytes, |m: &StoredTicket| m.version)?;
+    let ticket = Ticket::try_from(&stored.ticket[..]);
+    stored.ticket.zeroize();
+    ticket.map_err(|e| malformed(key)(e.to_string()))
+}
+
+/// A register ticket as it is stored.
+pub fn encode_ticket(ticket: &Ticket) -> Zeroizing<Vec<u8>> {
+    let mut stored = StoredTicket {
+        version: VERSION,
+        ticket: ticket.expose().to_vec(),
+    };
+    let bytes = Zeroizing::new(stored.encode_to_vec());
+    stored.ticket.zeroize();
+    bytes
+}
+
+/// The node that is named at [`join_key_key`].
+pub fn decode_join_key(key: &str, bytes: &[u8]) -> Result<NodeId, RecordError> {
+    let wrong = malformed(key);
+    let id = std::str::from_utf8(bytes).map_err(|e| wrong(e.to_string()))?;
+    id.parse().map_err(|e| wrong(format!("{e}")))
+}
+
 /// Takes a node's status apart.
 pub fn decode_status(key: &str, bytes: &[u8]) -> Result<NodeStatus, RecordError> {
     let stored: StoredStatus = decode(key, bytes, |m: &StoredStatus| m.version)?;
@@ -452,6 +499,7 @@ mod tests {
             version: VERSION,
             id: id().to_string(),
             public_key: SigningKey::from_seed([1; 32]).public().as_bytes().to_vec(),
+            join_key: SigningKey::from_seed([2; 32]).public().as_bytes().to_vec(),
             cluster_unlock_key: vec![7; 32],
             state: NodeState::Up.into(),
             ..Default::default()
@@ -465,6 +513,11 @@ mod tests {
         assert_eq!(Key::parse(&status_key(id())), Key::Status(id()));
         assert_eq!(Key::parse(&liveness_key(id())), Key::Liveness(id()));
         assert_eq!(Key::parse(&candidate_key(-1)), Key::Candidate);
+        let join_key = SigningKey::from_seed([2; 32]).public();
+        let key = join_key_key(&join_key);
+        assert_eq!(Key::parse(&key), Key::JoinKey(join_key));
+        assert_eq!(decode_join_key(&key, id().to_string().as_bytes()), Ok(id()));
+        assert_eq!(Key::parse("join_keys/xyz"), Key::Other);
         assert_eq!(Key::parse("epoch"), Key::Other);
         assert_eq!(Key::parse("nodes/x"), Key::Other);
     }
@@ -498,6 +551,9 @@ mod tests {
         let mut stored = stored_node();
         stored.public_key = vec![0; 32];
         assert!(NodeRecord::decode(&node_key(id()), &stored.encode_to_vec()).is_err());
+        let mut stored = stored_node();
+        stored.join_key.clear();
+        assert!(NodeRecord::decode(&node_key(id()), &stored.encode_to_vec()).is_err());
     }
 
     #[test]
@@ -530,6 +586,23 @@ mod tests {
     }
 
     #[test]
+    fn a_ticket_reads_back() {
+        let ticket = Ticket::from_bytes([3; 32]);
+        let stored = encode_ticket(&ticket);
+        assert_eq!(decode_ticket(REGISTER_TICKET, &stored), Ok(ticket));
+    }
+
+    #[test]
+    fn a_full_record_reads_back() {
+        let key = node_key(id());
+        let bytes = stored_node().encode_to_vec();
+        let full = FullRecord::decode(&key, &bytes).unwrap();
+        assert_eq!(full.encode()[..], bytes[..]);
+        assert!(full.unlock_key.is_some() && full.certificate.is_none());
+        assert_eq!(NodeRecord::decode(&key, &bytes), Ok(full.node));
+    }
+
+    #[test]
     fn liveness_and_candidates_read_back() {
         for record in [LivenessRecord::HeardBy(id()), LivenessRecord::GivenUp] {
             assert_eq!(
@@ -551,6 +624,9 @@ mod tests {
             let _ = LivenessRecord::decode(&key, &bytes);
             let _ = Tombstone::decode(&key, &bytes);
             let _ = Intent::decode(&key, &bytes);
+            let _ = FullRecord::decode(&key, &bytes);
+            let _ = decode_ticket(&key, &bytes);
+            let _ = decode_join_key(&key, &bytes);
             let _ = decode_status(&key, &bytes);
             let _ = decode_candidate(&key, &bytes);
         }

@@ -393,6 +393,7 @@ fn record_of(key: &NodeKey, node_state: NodeState) -> (String, StoredNode) {
         version: state::VERSION,
         id: id.to_string(),
         public_key: key.public().as_bytes().to_vec(),
+        join_key: JoinKey::generate().public().as_bytes().to_vec(),
         state: node_state.into(),
         ..Default::default()
     };

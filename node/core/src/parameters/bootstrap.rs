@@ -121,7 +121,7 @@ fn storage_security_policy(value: i32) -> Result<StorageSecurityPolicy, Problem>
 }
 
 /// What a node is told where the policy leaves a choice: to encrypt.
-fn storage_security(policy: StorageSecurityPolicy) -> StorageSecurity {
+pub(crate) fn storage_security(policy: StorageSecurityPolicy) -> StorageSecurity {
     match policy {
         StorageSecurityPolicy::NeedsInsecure => StorageSecurity::Insecure,
         StorageSecurityPolicy::NeedsEncryptionAndAuthentication => {

@@ -1,4 +1,5 @@
-//! Labels and the names they are made of.
+//! Labels and the names they are made of: the one set of rules, for parameters
+//! and for the curator.
 
 use std::collections::BTreeSet;
 
@@ -7,11 +8,12 @@ use hearth_api::v1::Label;
 use super::Problem;
 
 /// More than anyone needs, few enough to send around with every node.
-const MOST: usize = 64;
+pub(crate) const MOST: usize = 64;
 const LONGEST: usize = 63;
 const LONGEST_PREFIX: usize = 253;
 
-pub(super) fn parse(field: &str, labels: Vec<Label>) -> Result<Vec<Label>, Problem> {
+/// Checks them; `field` is what they are called in a message.
+pub(crate) fn parse(field: &str, labels: Vec<Label>) -> Result<Vec<Label>, Problem> {
     if labels.len() > MOST {
         return Err(Problem::unwanted(
             field,
@@ -49,7 +51,7 @@ pub(super) fn parse(field: &str, labels: Vec<Label>) -> Result<Vec<Label>, Probl
 }
 
 /// What was found instead, short enough for a console.
-pub(super) fn quoted(text: &str) -> String {
+pub(crate) fn quoted(text: &str) -> String {
     let start: String = text.chars().take(LONGEST).collect();
     if start.len() < text.len() {
         format!("{start:?}… ({} bytes)", text.len())
@@ -70,7 +72,8 @@ pub(super) fn is_dns_name(name: &str) -> bool {
     })
 }
 
-fn is_key(key: &str) -> bool {
+/// Whether a label may have this key.
+pub(crate) fn is_key(key: &str) -> bool {
     match key.split_once('/') {
         Some((prefix, name)) => {
             prefix.len() <= LONGEST_PREFIX && is_dns_name(prefix) && is_word(name)

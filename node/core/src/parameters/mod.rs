@@ -30,7 +30,7 @@
 //! A machine that has a sealed configuration needs no parameters.
 
 mod bootstrap;
-mod labels;
+pub(crate) mod labels;
 mod network;
 mod register;
 mod wire;
@@ -52,6 +52,7 @@ use prost::Message;
 
 use crate::{layout::Esp, storage::EnrolmentId};
 
+pub(crate) use bootstrap::storage_security;
 pub use bootstrap::{Bootstrap, DEFAULT_CLUSTER_DOMAIN};
 pub use network::{Mac, Route, StaticNetwork};
 pub use register::Register;

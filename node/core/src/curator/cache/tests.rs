@@ -37,6 +37,7 @@ fn node(number: u8, state: NodeState, revision: i64) -> Record {
         version: state::VERSION,
         id: id(number).to_string(),
         public_key: key_of(number).as_bytes().to_vec(),
+        join_key: key_of(number + 100).as_bytes().to_vec(),
         state: state.into(),
         ..Default::default()
     };

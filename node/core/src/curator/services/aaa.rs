@@ -4,21 +4,15 @@ use std::sync::Arc;
 
 use hearth_api::{
     identity::UserName,
-    private::StoredAuthority,
     server::Caller,
     v1::{EscrowRequest, EscrowResponse, aaa_server::Aaa},
 };
-use prost::Message as _;
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
-use zeroize::{Zeroize as _, Zeroizing};
 
-use crate::{
-    curator::{core::Core, liveness::unavailable, state},
-    pki::Authority,
-};
+use crate::curator::{authorities, core::Core};
 
-/// Strangers may call this, so few are served at a time; each takes a moment.
+/// Each takes a moment.
 const AT_A_TIME: usize = 4;
 
 /// See the module.
@@ -33,23 +27,6 @@ impl Service {
             core,
             places: Semaphore::new(AT_A_TIME),
         }
-    }
-
-    /// The authority with its key, for as long as one certificate takes.
-    async fn authority(&self) -> Result<Authority, Status> {
-        let record = self.core.client.get(state::CLUSTER_AUTHORITY).await;
-        let record = record
-            .map_err(|error| unavailable(&error))?
-            .ok_or_else(|| Status::internal("this cluster has no certificate authority"))?;
-        let bytes = Zeroizing::new(record.value);
-        let mut stored = StoredAuthority::decode(bytes.as_slice())
-            .map_err(|_| Status::internal("the cluster's certificate authority is spoilt"))?;
-        let authority = Authority::from_stored(&stored);
-        stored.private_key.zeroize();
-        authority.map_err(|error| {
-            tracing::error!("cannot issue certificates: {error}");
-            Status::internal(error.to_string())
-        })
     }
 }
 
@@ -69,25 +46,22 @@ impl Aaa for Service {
                 UserName::OWNER
             )));
         }
-        let _place = self
-            .places
-            .try_acquire()
-            .map_err(|_| Status::resource_exhausted("too many calls at a time: try again"))?;
+        // Strangers do not get as far as the places.
         if self.core.owner().await? != key {
             return Err(Status::permission_denied(
                 "this is not the owner's key: connect with the key whose public half was in the \
                  bootstrap parameters",
             ));
         }
-        let cluster = self.core.cluster()?.id;
-        let certificate = self
-            .authority()
+        let _place = self
+            .places
+            .try_acquire()
+            .map_err(|_| Status::resource_exhausted("too many calls at a time: try again"))?;
+        let cluster = self.core.cluster()?.content.id;
+        let certificate = authorities::cluster(&self.core)
             .await?
             .issue_user(cluster, &UserName::owner(), key)
-            .map_err(|error| {
-                tracing::error!("cannot issue the owner's certificate: {error}");
-                Status::internal(error.to_string())
-            })?;
+            .map_err(|error| authorities::cannot(&error))?;
         tracing::info!(%remote, "issued a certificate to the owner");
         Ok(Response::new(EscrowResponse {
             certificate: certificate.to_vec(),

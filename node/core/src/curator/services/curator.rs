@@ -20,6 +20,7 @@ use hearth_api::{
 };
 use tonic::{Request, Response, Status, Streaming};
 
+use super::enrolment::Enrolment;
 use crate::{
     consensus::fenced::{Condition, Write, WriteError},
     curator::{core::Core, liveness::unavailable, membership, state, streams},
@@ -36,12 +37,16 @@ const ATTEMPTS: usize = 4;
 
 /// See the module.
 pub struct Service {
+    enrolment: Enrolment,
     core: Arc<Core>,
 }
 
 impl Service {
     pub fn new(core: Arc<Core>) -> Self {
-        Self { core }
+        Self {
+            enrolment: Enrolment::new(core.clone()),
+            core,
+        }
     }
 }
 
@@ -114,30 +119,33 @@ impl Curator for Service {
 
     async fn register_node(
         &self,
-        _request: Request<RegisterNodeRequest>,
+        request: Request<RegisterNodeRequest>,
     ) -> Result<Response<RegisterNodeResponse>, Status> {
-        Err(Status::unimplemented("RegisterNode"))
+        self.enrolment.register(request).await.map(Response::new)
     }
 
     async fn commit_node(
         &self,
-        _request: Request<CommitNodeRequest>,
+        request: Request<CommitNodeRequest>,
     ) -> Result<Response<CommitNodeResponse>, Status> {
-        Err(Status::unimplemented("CommitNode"))
+        self.enrolment.commit(request).await.map(Response::new)
     }
 
     async fn join_node(
         &self,
-        _request: Request<JoinNodeRequest>,
+        request: Request<JoinNodeRequest>,
     ) -> Result<Response<JoinNodeResponse>, Status> {
-        Err(Status::unimplemented("JoinNode"))
+        self.enrolment.join(request).await.map(Response::new)
     }
 
     async fn issue_certificate(
         &self,
-        _request: Request<IssueCertificateRequest>,
+        request: Request<IssueCertificateRequest>,
     ) -> Result<Response<IssueCertificateResponse>, Status> {
-        Err(Status::unimplemented("IssueCertificate"))
+        self.enrolment
+            .issue_certificate(request)
+            .await
+            .map(Response::new)
     }
 
     async fn get_consensus_status(
@@ -241,7 +249,7 @@ fn same(known: &NodeStatus, new: &NodeStatus) -> bool {
     undated(known) == undated(new)
 }
 
-fn parse_node_id(id: &str) -> Result<NodeId, Status> {
+pub(super) fn parse_node_id(id: &str) -> Result<NodeId, Status> {
     id.parse()
         .map_err(|error| Status::invalid_argument(format!("node_id: {error}")))
 }
@@ -289,7 +297,7 @@ fn check_status(status: NodeStatus) -> Result<NodeStatus, Status> {
     })
 }
 
-fn check_boot_id(boot_id: &str) -> Result<(), Status> {
+pub(super) fn check_boot_id(boot_id: &str) -> Result<(), Status> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     if boot_id.is_empty() || boot_id.len() > LONGEST_BOOT_ID || !boot_id.bytes().all(good) {
         return Err(Status::invalid_argument(

@@ -19,6 +19,7 @@ use hearth_api::{
 };
 use tonic::{Request, Response, Status};
 
+use super::administration::Administration;
 use crate::curator::{core::Core, streams};
 
 /// Terms in one part of a filter.
@@ -26,12 +27,16 @@ const MOST_TERMS: usize = 1024;
 
 /// See the module.
 pub struct Service {
+    administration: Administration,
     core: Arc<Core>,
 }
 
 impl Service {
     pub fn new(core: Arc<Core>) -> Self {
-        Self { core }
+        Self {
+            administration: Administration::new(core.clone()),
+            core,
+        }
     }
 }
 
@@ -44,7 +49,7 @@ impl Management for Service {
         _request: Request<GetClusterInfoRequest>,
     ) -> Result<Response<GetClusterInfoResponse>, Status> {
         self.core.reads.linearizable().await?;
-        let cluster = self.core.cluster()?;
+        let cluster = self.core.cluster()?.content;
         Ok(Response::new(GetClusterInfoResponse {
             cluster_id: cluster.id.as_bytes().to_vec(),
             ca_certificate: self.core.ca.to_vec(),
@@ -78,44 +83,65 @@ impl Management for Service {
 
     async fn get_register_ticket(
         &self,
-        _request: Request<GetRegisterTicketRequest>,
+        request: Request<GetRegisterTicketRequest>,
     ) -> Result<Response<GetRegisterTicketResponse>, Status> {
-        Err(Status::unimplemented("GetRegisterTicket"))
+        let request = request.into_inner();
+        self.administration
+            .register_ticket(request)
+            .await
+            .map(Response::new)
     }
 
     async fn approve_node(
         &self,
-        _request: Request<ApproveNodeRequest>,
+        request: Request<ApproveNodeRequest>,
     ) -> Result<Response<ApproveNodeResponse>, Status> {
-        Err(Status::unimplemented("ApproveNode"))
+        let request = request.into_inner();
+        self.administration
+            .approve(request)
+            .await
+            .map(Response::new)
     }
 
     async fn update_node_roles(
         &self,
-        _request: Request<UpdateNodeRolesRequest>,
+        request: Request<UpdateNodeRolesRequest>,
     ) -> Result<Response<UpdateNodeRolesResponse>, Status> {
-        Err(Status::unimplemented("UpdateNodeRoles"))
+        let request = request.into_inner();
+        self.administration
+            .update_roles(request)
+            .await
+            .map(Response::new)
     }
 
     async fn update_node_labels(
         &self,
-        _request: Request<UpdateNodeLabelsRequest>,
+        request: Request<UpdateNodeLabelsRequest>,
     ) -> Result<Response<UpdateNodeLabelsResponse>, Status> {
-        Err(Status::unimplemented("UpdateNodeLabels"))
+        let request = request.into_inner();
+        self.administration
+            .update_labels(request)
+            .await
+            .map(Response::new)
     }
 
     async fn decommission_node(
         &self,
-        _request: Request<DecommissionNodeRequest>,
+        request: Request<DecommissionNodeRequest>,
     ) -> Result<Response<DecommissionNodeResponse>, Status> {
-        Err(Status::unimplemented("DecommissionNode"))
+        let request = request.into_inner();
+        self.administration
+            .decommission(request)
+            .await
+            .map(Response::new)
     }
 
     async fn delete_node(
         &self,
-        _request: Request<DeleteNodeRequest>,
+        request: Request<DeleteNodeRequest>,
     ) -> Result<Response<DeleteNodeResponse>, Status> {
-        Err(Status::unimplemented("DeleteNode"))
+        let request = request.into_inner();
+        self.administration.delete(request).await.map(Response::new)
     }
 }
 

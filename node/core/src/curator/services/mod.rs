@@ -2,7 +2,10 @@
 //! changes the records, and answers; who may call it was decided before.
 
 mod aaa;
+mod administration;
+mod bucket;
 mod curator;
+mod enrolment;
 mod local;
 mod management;
 
@@ -25,6 +28,9 @@ const LARGEST_REQUEST: usize = 256 << 10;
 /// Bytes of one request of what strangers may call: a nonce, or a name. They
 /// may leave many of them half sent.
 const LARGEST_OF_STRANGERS: usize = 1 << 10;
+/// Bytes of one request of nodes, and of machines that want to become one: a
+/// registration with all the labels it may have has 26 KiB.
+const LARGEST_OF_NODES: usize = 32 << 10;
 
 /// The names by which health is asked for; the empty one is the whole server.
 const NAMES: [&str; 5] = [
@@ -41,7 +47,7 @@ pub fn all(core: &Arc<Core>) -> (HealthSwitch, Services) {
     let services = Services::new()
         .with(
             CuratorServer::new(curator::Service::new(core.clone()))
-                .max_decoding_message_size(LARGEST_REQUEST),
+                .max_decoding_message_size(LARGEST_OF_NODES),
         )
         .with(
             CuratorLocalServer::new(local::Service::new(core.clone()))

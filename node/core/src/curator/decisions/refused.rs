@@ -1,0 +1,204 @@
+//! Why a request about a node is refused, and what its caller can do.
+
+use hearth_api::{
+    identity::{NodeId, PublicKey},
+    v1::{NodeState, StorageSecurity},
+};
+use tonic::{Code, Status};
+
+use crate::curator::health::name;
+
+/// See the module.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// A field is not what it should be.
+    #[error("{field}: wanted {wanted}, found {found}")]
+    Field {
+        /// Which.
+        field: &'static str,
+        /// What it should hold.
+        wanted: &'static str,
+        /// What it holds. Never a secret.
+        found: String,
+    },
+    /// Labels that break the rules, as the rules say it.
+    #[error("{0}")]
+    Labels(String),
+    /// The ticket is another one.
+    #[error(
+        "register_ticket: it is not, or no longer, that of this cluster: ask its operator for \
+         the present one"
+    )]
+    WrongTicket,
+    /// Too many wrong tickets lately.
+    #[error("too many wrong register tickets lately: try again later")]
+    TooManyWrongTickets,
+    /// Too many wait already.
+    #[error(
+        "{0} machines wait for approval already: an operator has to approve or delete some of \
+         them first"
+    )]
+    TooManyWaiting(usize),
+    /// Another key has this ID.
+    #[error(
+        "{0} is registered with another key: this machine needs a new key, so wipe it and \
+         register again"
+    )]
+    OtherNodeKey(NodeId),
+    /// The node has shown another join key before.
+    #[error(
+        "join_key: {0} has registered with another one: wipe the machine, so that it gets new \
+         keys, and register again"
+    )]
+    OtherJoinKey(NodeId),
+    /// Another node has it.
+    #[error("join_key: it is that of {0}: each machine needs a join key of its own")]
+    JoinKeyTaken(NodeId),
+    /// The cluster demands one.
+    #[error(
+        "tpm_is_present: the cluster's TPM mode is REQUIRED, so a TPM 2.0 is wanted; found none"
+    )]
+    NoTpm,
+    /// It was a node once.
+    #[error(
+        "{0} has been deleted from this cluster: wipe the machine, so that it gets new keys, and \
+         register again"
+    )]
+    Deleted(NodeId),
+    /// It was taken out of service.
+    #[error(
+        "{0} has been decommissioned: it cannot come back; wipe the machine and register again"
+    )]
+    Decommissioned(NodeId),
+    /// Nobody has registered with this key.
+    #[error("no machine has registered with the key {0}: register it first")]
+    NotRegistered(PublicKey),
+    /// An operator has not approved it.
+    #[error("{0} has not been approved yet: an operator has to (`hearthctl node approve {0}`)")]
+    NotApproved(NodeId),
+    /// It has committed with something else before.
+    #[error(
+        "cluster_unlock_key: {0} has committed with another one before: wipe the machine and \
+         register again"
+    )]
+    OtherUnlockKey(NodeId),
+    /// It has committed with something else before.
+    #[error("storage_security: {node} has committed with {committed} before, found {found}")]
+    OtherStorage {
+        /// The node.
+        node: NodeId,
+        /// Before.
+        committed: &'static str,
+        /// Now.
+        found: &'static str,
+    },
+    /// The cluster does not admit it.
+    #[error("storage_security: the cluster's policy is {policy}, found {found}")]
+    Storage {
+        /// The policy.
+        policy: &'static str,
+        /// What the node has.
+        found: &'static str,
+    },
+    /// It says nothing about any node.
+    #[error("no node of this cluster has the join key {0}")]
+    UnknownJoinKey(PublicKey),
+    /// It is sealed in another way than the cluster knows.
+    #[error(
+        "tpm_usage: {node} has registered with {registered}, found {found}: wipe the machine and \
+         register again"
+    )]
+    TpmChanged {
+        /// The node.
+        node: NodeId,
+        /// Then.
+        registered: &'static str,
+        /// Now.
+        found: &'static str,
+    },
+    /// The node is in a state in which this is not done.
+    #[error("{node} is {}: wanted {wanted}", name(*.state))]
+    State {
+        /// The node.
+        node: NodeId,
+        /// In which it is.
+        state: NodeState,
+        /// In which it should be, and what to do.
+        wanted: &'static str,
+    },
+    /// It is on its way out of service.
+    #[error("{0} is being decommissioned")]
+    Decommissioning(NodeId),
+    /// It leaves consensus at the moment.
+    #[error("{0} is leaving consensus: wait until it has left")]
+    Leaving(NodeId),
+    /// A role that this image cannot run.
+    #[error("{0}: this release cannot run Kubernetes")]
+    NoKubernetes(&'static str),
+    /// It has roles.
+    #[error(
+        "{0} has, or is about to get, roles: take them away or decommission it first, or delete \
+         it all the same with bypass_has_roles"
+    )]
+    HasRoles(NodeId),
+    /// It is in service.
+    #[error(
+        "{0} is UP: decommission it first, or delete it all the same with \
+         bypass_not_decommissioned; it keeps its keys then until it asks for the cluster again"
+    )]
+    NotDecommissioned(NodeId),
+    /// No such node.
+    #[error("{field}: no node of this cluster is {wanted}: GetNodes shows those that are")]
+    NoSuchNode {
+        /// By which it was selected.
+        field: &'static str,
+        /// As it was selected.
+        wanted: String,
+    },
+    /// Not a member, and not about to become one.
+    #[error("{0} is no consensus member: it is given the role first")]
+    NoMember(NodeId),
+}
+
+impl Refused {
+    /// The gRPC status code that goes with it.
+    pub fn code(&self) -> Code {
+        match self {
+            Self::Field { .. } | Self::Labels(_) => Code::InvalidArgument,
+            Self::WrongTicket | Self::Deleted(_) | Self::Decommissioned(_) => {
+                Code::PermissionDenied
+            }
+            Self::TooManyWrongTickets | Self::TooManyWaiting(_) => Code::ResourceExhausted,
+            Self::OtherNodeKey(_) | Self::JoinKeyTaken(_) => Code::AlreadyExists,
+            Self::NotRegistered(_) | Self::UnknownJoinKey(_) | Self::NoSuchNode { .. } => {
+                Code::NotFound
+            }
+            Self::OtherJoinKey(_)
+            | Self::NoTpm
+            | Self::NotApproved(_)
+            | Self::OtherUnlockKey(_)
+            | Self::OtherStorage { .. }
+            | Self::Storage { .. }
+            | Self::TpmChanged { .. }
+            | Self::State { .. }
+            | Self::Decommissioning(_)
+            | Self::Leaving(_)
+            | Self::NoKubernetes(_)
+            | Self::HasRoles(_)
+            | Self::NotDecommissioned(_)
+            | Self::NoMember(_) => Code::FailedPrecondition,
+        }
+    }
+}
+
+impl From<Refused> for Status {
+    fn from(refused: Refused) -> Self {
+        Self::new(refused.code(), refused.to_string())
+    }
+}
+
+/// A storage security's word without the enum's name.
+pub(super) fn storage_name(storage: StorageSecurity) -> &'static str {
+    let name = storage.as_str_name();
+    name.strip_prefix("STORAGE_SECURITY_").unwrap_or(name)
+}

@@ -1,0 +1,86 @@
+//! A node's record with its secrets: for those who write it, and for the few
+//! answers that have a secret in them. Read for one call, never kept.
+
+use hearth_api::{
+    identity::ClusterUnlockKey,
+    private::StoredNode,
+    v1::{NodeRoles, NodeState},
+};
+use prost::Message as _;
+use rustls_pki_types::CertificateDer;
+use zeroize::{Zeroize as _, Zeroizing};
+
+use super::{NodeRecord, RecordError, VERSION, decode, malformed};
+
+/// See the module.
+#[derive(Clone)]
+pub struct FullRecord {
+    /// Everything else.
+    pub node: NodeRecord,
+    /// The cluster's half of its data partition's key: from its commit until
+    /// it is DECOMMISSIONED.
+    pub unlock_key: Option<ClusterUnlockKey>,
+    /// As it was issued with the commit. The node that founded the cluster has
+    /// none here.
+    pub certificate: Option<CertificateDer<'static>>,
+}
+
+impl FullRecord {
+    /// Checks a stored one.
+    pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
+        let mut stored: StoredNode = decode(key, bytes, |m: &StoredNode| m.version)?;
+        let secret = Zeroizing::new(std::mem::take(&mut stored.cluster_unlock_key));
+        let certificate = std::mem::take(&mut stored.certificate);
+        let unlock_key = match secret.as_slice() {
+            [] => None,
+            bytes => {
+                Some(ClusterUnlockKey::try_from(bytes).map_err(|e| malformed(key)(e.to_string()))?)
+            }
+        };
+        Ok(Self {
+            node: NodeRecord::from_stored(key, stored)?,
+            unlock_key,
+            certificate: (!certificate.is_empty()).then(|| certificate.into()),
+        })
+    }
+
+    /// As it is stored.
+    pub fn encode(&self) -> Zeroizing<Vec<u8>> {
+        let node = &self.node;
+        let mut stored = StoredNode {
+            version: VERSION,
+            id: node.id.to_string(),
+            public_key: node.public_key.as_bytes().to_vec(),
+            join_key: node.join_key.as_bytes().to_vec(),
+            cluster_unlock_key: self
+                .unlock_key
+                .as_ref()
+                .map(|key| key.expose().to_vec())
+                .unwrap_or_default(),
+            state: node.state.into(),
+            roles: (node.roles != NodeRoles::default()).then_some(node.roles),
+            labels: node.labels.clone(),
+            tpm_usage: node.tpm_usage.into(),
+            storage_security: node.storage_security.into(),
+            decommissioning: node.decommissioning,
+            certificate: self
+                .certificate
+                .as_ref()
+                .map(|certificate| certificate.to_vec())
+                .unwrap_or_default(),
+        };
+        let bytes = Zeroizing::new(stored.encode_to_vec());
+        stored.cluster_unlock_key.zeroize();
+        bytes
+    }
+
+    /// It is out of service for good: nothing that it could be unlocked by
+    /// stays.
+    pub fn decommission(&mut self) {
+        self.node.state = NodeState::Decommissioned;
+        self.node.roles = NodeRoles::default();
+        self.node.decommissioning = true;
+        self.unlock_key = None;
+        self.certificate = None;
+    }
+}
