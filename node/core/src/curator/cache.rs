@@ -115,6 +115,8 @@ struct Inner {
     versions: BTreeMap<u64, NodeId>,
     /// The newest version.
     version: u64,
+    /// Of the cluster and the nodes' records: of who is a member.
+    members: u64,
     /// This curator's lease.
     session: Option<Lease>,
     /// Leases that earlier lives of this curator have left.
@@ -179,6 +181,7 @@ pub struct Cache {
     grace: Duration,
     inner: Mutex<Inner>,
     version: watch::Sender<u64>,
+    members: watch::Sender<u64>,
     revision: watch::Sender<i64>,
     resync: Notify,
 }
@@ -203,6 +206,7 @@ impl Cache {
             grace,
             inner: Mutex::default(),
             version: watch::Sender::new(0),
+            members: watch::Sender::new(0),
             revision: watch::Sender::new(0),
             resync: Notify::new(),
         }
@@ -275,6 +279,12 @@ impl Cache {
         self.version.subscribe()
     }
 
+    /// Follows who is a member. What nodes say of themselves, and who hears
+    /// them, changes far more often, and each connection asks.
+    pub fn watch_members(&self) -> watch::Receiver<u64> {
+        self.members.subscribe()
+    }
+
     /// Takes a whole listing for what there is.
     fn replace(&self, listing: Listing) -> Result<(), RecordError> {
         let present: HashSet<String> = listing.records.iter().map(|r| r.key.clone()).collect();
@@ -306,15 +316,17 @@ impl Cache {
 
     /// Changes the content and tells everyone, about the revision last.
     fn change<T>(&self, revision: i64, change: impl FnOnce(&mut Inner) -> T) -> T {
-        let (result, version) = {
+        let (result, version, members) = {
             let mut inner = self.lock();
-            (change(&mut inner), inner.version)
+            (change(&mut inner), inner.version, inner.members)
         };
-        self.version.send_if_modified(|old| {
-            let modified = *old != version;
-            *old = version;
-            modified
-        });
+        for (sender, new) in [(&self.members, members), (&self.version, version)] {
+            sender.send_if_modified(|old| {
+                let modified = *old != new;
+                *old = new;
+                modified
+            });
+        }
         self.revision.send_if_modified(|old| {
             let modified = *old < revision;
             *old = revision.max(*old);
@@ -335,6 +347,7 @@ impl Cache {
             Key::Cluster => {
                 let content = usable(ClusterRecord::decode(&key, &value))?;
                 inner.cluster = content.map(|content| At { content, revision });
+                inner.members += 1;
                 inner.touch_all();
             }
             Key::Node(id) => {
@@ -342,6 +355,7 @@ impl Cache {
                 if known.is_none_or(|known| known.revision != revision) {
                     let content = usable(NodeRecord::decode(&key, &value))?;
                     inner.entry(id).record = content.map(|content| At { content, revision });
+                    inner.members += 1;
                     inner.touch(id);
                 }
             }
@@ -412,9 +426,13 @@ impl Cache {
 
     fn delete(&self, inner: &mut Inner, key: &str) {
         match Key::parse(key) {
-            Key::Cluster => inner.cluster = None,
+            Key::Cluster => {
+                inner.cluster = None;
+                inner.members += 1;
+            }
             Key::Node(id) => {
                 inner.entry(id).record = None;
+                inner.members += 1;
                 inner.touch(id);
             }
             Key::Status(id) => {

@@ -76,7 +76,18 @@ impl Admission for Core {
     }
 
     fn revoked(self: Arc<Self>, peer: PeerCertificate) -> BoxFuture<'static, ()> {
-        Box::pin(async move { drop(self.no_longer_member(&peer).await) })
+        Box::pin(async move {
+            loop {
+                // A certificate may be newer than what is known here.
+                self.cache.loaded().await;
+                drop(self.no_longer_member(&peer).await);
+                match self.reads.linearizable().await {
+                    Ok(()) if self.check_member(&peer).is_err() => return,
+                    Ok(()) => {}
+                    Err(_) => self.reads.fresh().await,
+                }
+            }
+        })
     }
 }
 
@@ -115,7 +126,7 @@ impl Core {
     }
 
     async fn no_longer_member(&self, peer: &PeerCertificate) -> Status {
-        let mut changes = self.cache.watch();
+        let mut changes = self.cache.watch_members();
         loop {
             changes.mark_unchanged();
             if let Err(refused) = self.check_member(peer) {
