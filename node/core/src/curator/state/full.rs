@@ -79,7 +79,7 @@ impl FullRecord {
     pub fn decommission(&mut self) {
         self.node.state = NodeState::Decommissioned;
         self.node.roles = NodeRoles::default();
-        self.node.decommissioning = true;
+        self.node.decommissioning = false;
         self.unlock_key = None;
         self.certificate = None;
     }
