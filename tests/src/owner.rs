@@ -6,7 +6,7 @@ use anyhow::{Context, ensure};
 use futures::StreamExt;
 use hearth_api::{
     certificates::ClusterCa,
-    client::{Curators, Endpoint, Options, within},
+    client::{Channel, Curators, Endpoint, Options, within},
     escrow,
     first_contact::{self, FirstContactError},
     identity::{FirstContactSecret, OwnerKey, UserCredentials},
@@ -19,7 +19,6 @@ use hearth_api::{
         node_parameters,
     },
 };
-use tonic::transport::Channel;
 
 use crate::bounds;
 

@@ -1,122 +1,58 @@
-//! The client of the curators: one channel over all that are known.
+//! The authenticated client of the curators: one channel over all of them.
 //!
 //! Every curator serves every call, so a client needs one connection that
-//! works, and another one soon when it does not. Endpoints are tried in the
-//! given order, a little apart, without waiting for the ones before: the first
-//! whose handshake completes is used, and dead addresses cost a moment, not a
-//! time-out. Whoever wants to spread load shuffles the list; whoever has a
-//! curator on its own node puts that first.
+//! works, and another one soon when it does not. Endpoints are tried one after
+//! the other, a little apart, without waiting for the ones before: the first
+//! that is connected and says that it serves is used, and dead addresses cost a
+//! moment, not a time-out. In which order, [`Endpoints`] says: as given, or
+//! this machine's own first and the others shuffled, so that the load spreads.
 //!
-//! Keep-alive runs all the time, so that a peer that vanished without a word
-//! is noticed within fifteen seconds, and the next call takes another one.
-//! Calls are not repeated here: only the caller knows which may be.
+//! An endpoint that does not work stands back behind the others for a while.
+//! What does not work is a connection that fails, and also a curator that
+//! answers `Unavailable`, though its connection is fine: it has lost touch with
+//! the others, as one does that is cut off with a minority of them. From then on
+//! new calls go elsewhere if they can. The same happens after some time without
+//! any failure, so that curators that come (back) get their share, and a node
+//! returns to its own. What runs on a connection that new calls no longer take
+//! goes on there, and the connection ends with the last of it.
+//!
+//! Keep-alive runs on every connection all the time, so that a peer that
+//! vanished without a word is noticed within fifteen seconds. Calls are not
+//! repeated here: only the caller knows which may be.
+
+mod channel;
+mod endpoint;
+mod line;
+mod list;
 
 use std::fmt;
 use std::future::Future;
+use std::hash::{BuildHasher as _, RandomState};
 use std::io;
-use std::pin::Pin;
-use std::str::FromStr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-use futures::future::BoxFuture;
-use http::Uri;
-use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
-use rustls_pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::task::JoinSet;
-use tokio_rustls::TlsConnector;
-use tokio_rustls::client::TlsStream;
-use tokio_util::sync::CancellationToken;
+use tokio::time::Instant;
 use tonic::Status;
-use tonic::transport::Channel;
-use tower::Service;
 
-use crate::certificates::{self, CertificateError};
-use crate::lifetime::End;
-use crate::names::PORT_CURATOR;
+pub use channel::Channel;
+pub use endpoint::{Endpoint, EndpointError};
+pub use list::Endpoints;
+
+use crate::certificates::CertificateError;
 use crate::tls::{self, Clock};
+use line::Line;
+pub(crate) use line::connect_one;
+use list::List;
 
 /// The next endpoint is tried after this, if the ones before have not
 /// answered.
 const STAGGER: Duration = Duration::from_millis(250);
-
-/// Where a curator listens: an IP address or a host name, and a port.
-///
-/// Nodes use addresses only, for their binary cannot resolve names.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Endpoint {
-    host: String,
-    port: u16,
-}
-
-/// Not an endpoint.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("endpoint {found:?}: wanted HOST or HOST:PORT, IPv6 addresses in [brackets]")]
-pub struct EndpointError {
-    found: String,
-}
-
-impl Endpoint {
-    /// From an address, as directories have it; port 0 is the default port.
-    pub fn new(host: std::net::IpAddr, port: u16) -> Self {
-        Self {
-            host: host.to_string(),
-            port: if port == 0 { PORT_CURATOR } else { port },
-        }
-    }
-}
-
-impl fmt::Display for Endpoint {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.host.contains(':') {
-            write!(f, "[{}]:{}", self.host, self.port)
-        } else {
-            write!(f, "{}:{}", self.host, self.port)
-        }
-    }
-}
-
-impl From<std::net::SocketAddr> for Endpoint {
-    fn from(address: std::net::SocketAddr) -> Self {
-        Self::new(address.ip(), address.port())
-    }
-}
-
-impl FromStr for Endpoint {
-    type Err = EndpointError;
-
-    fn from_str(text: &str) -> Result<Self, EndpointError> {
-        let wrong = || EndpointError {
-            found: text.to_owned(),
-        };
-        if let Ok(address) = text.parse::<std::net::SocketAddr>() {
-            return Ok(address.into());
-        }
-        let literal = text
-            .strip_prefix('[')
-            .and_then(|rest| rest.strip_suffix(']'))
-            .unwrap_or(text);
-        if let Ok(address) = literal.parse::<std::net::IpAddr>() {
-            return Ok(Self::new(address, 0));
-        }
-        let (host, port) = match text.rsplit_once(':') {
-            Some((host, port)) => (host, port.parse().map_err(|_| wrong())?),
-            None => (text, PORT_CURATOR),
-        };
-        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-        if host.is_empty() || host.len() > 253 || port == 0 || !host.bytes().all(is_name) {
-            return Err(wrong());
-        }
-        Ok(Self {
-            host: host.to_owned(),
-            port,
-        })
-    }
-}
+/// A call that has a connection waits at most so long for a better one.
+const REPLACE_WITHIN: Duration = Duration::from_secs(1);
+const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 /// One endpoint does not work.
 #[derive(Debug, thiserror::Error)]
@@ -133,6 +69,15 @@ pub enum AttemptError {
     /// TLS, and no HTTP/2 on it.
     #[error("no HTTP/2 session")]
     Http2(#[source] tonic::transport::Error),
+    /// A server that hangs up before it has said how it is.
+    #[error("the connection was ended")]
+    Ended(#[source] Box<Status>),
+    /// A curator that has lost touch with the others, or is about to end.
+    #[error("it does not serve at the moment")]
+    NotServing,
+    /// While it was connected to, it was taken off the list.
+    #[error("no longer wanted")]
+    Unlisted,
     /// Nothing in time.
     #[error("no answer within {0:?}")]
     Slow(Duration),
@@ -161,14 +106,27 @@ impl fmt::Display for ConnectError {
 
 impl std::error::Error for ConnectError {}
 
+impl From<ConnectError> for Status {
+    fn from(error: ConnectError) -> Self {
+        let mut status = Self::unavailable(error.to_string());
+        status.set_source(Arc::new(error));
+        status
+    }
+}
+
 /// How a client behaves.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// For one endpoint: TCP and TLS together.
+    /// For one endpoint: TCP, TLS, HTTP/2 and the question how it is.
     pub connect_timeout: Duration,
     /// Until the answer to a call begins, connecting included. For a unary
     /// call that is the whole answer; streams go on as long as they like.
     pub call_timeout: Duration,
+    /// How often a silent peer is asked whether it is still there. It has half
+    /// of that to answer.
+    pub keep_alive: Duration,
+    /// New calls look for a better connection once theirs is about that old.
+    pub rebalance: Duration,
     /// By which the server's certificate expires.
     pub clock: Clock,
 }
@@ -178,107 +136,194 @@ impl Default for Options {
         Self {
             connect_timeout: Duration::from_secs(5),
             call_timeout: Duration::from_secs(10),
+            keep_alive: KEEP_ALIVE,
+            rebalance: Duration::from_secs(300),
             clock: tls::wall_clock(),
         }
     }
 }
 
-/// One channel over all known curators. Cheap to clone; the clones share the
-/// connection and the list.
+/// All known curators. Cheap to clone; the clones share the connections and
+/// the list.
 #[derive(Clone)]
 pub struct Curators {
-    channel: Channel,
     shared: Arc<Shared>,
 }
 
 impl Curators {
     /// Connects when it is first used. Whom it trusts and who it is follows
     /// from the TLS configuration.
-    ///
-    /// Must be called within a Tokio runtime.
-    pub fn new(endpoints: Vec<Endpoint>, tls: Arc<ClientConfig>, options: Options) -> Self {
-        let call_timeout = options.call_timeout;
+    pub fn new(endpoints: impl Into<Endpoints>, tls: Arc<ClientConfig>, options: Options) -> Self {
+        let mut list = List::default();
+        list.set(endpoints.into());
         let shared = Arc::new(Shared {
             tls,
             options,
-            list: Mutex::new(List {
-                endpoints,
+            state: Mutex::new(State {
+                list,
                 current: None,
+                look_again: Instant::now(),
+                lines: Vec::new(),
             }),
+            connecting: tokio::sync::Mutex::new(()),
         });
-        let channel = transport()
-            .timeout(call_timeout)
-            .connect_with_connector_lazy(Connector(Arc::clone(&shared)));
-        Self { channel, shared }
+        Self { shared }
     }
 
     /// For the generated clients.
     pub fn channel(&self) -> Channel {
-        self.channel.clone()
+        Channel(Arc::clone(&self.shared))
     }
 
-    /// From now on these, in this order. A connection to one that is no longer
-    /// among them ends; the next call connects to another.
-    pub fn set_endpoints(&self, endpoints: Vec<Endpoint>) {
-        let mut list = self.shared.list();
-        if let Some((current, connection)) = &list.current
-            && !endpoints.contains(current)
-        {
-            connection.cancel();
-            list.current = None;
+    /// From now on these. Connections to one that is no longer among them end,
+    /// with what runs on them; calls connect to another. If others are
+    /// preferred now, new calls go there.
+    pub fn set_endpoints(&self, endpoints: impl Into<Endpoints>) {
+        let endpoints = endpoints.into();
+        let mut state = self.shared.state();
+        if *state.list.endpoints() == endpoints {
+            return;
         }
-        list.endpoints = endpoints;
+        state.list.set(endpoints);
+        state.look_again = Instant::now();
+        let State { list, lines, .. } = &mut *state;
+        for line in lines.iter().filter_map(Weak::upgrade) {
+            if !list.contains(&line.endpoint) {
+                line.cut();
+            }
+        }
+        let current = state.current.take();
+        state.current = current.filter(|line| state.list.contains(&line.endpoint));
     }
 
-    /// Those that are tried now.
-    pub fn endpoints(&self) -> Vec<Endpoint> {
-        self.shared.list().endpoints.clone()
+    /// Those that there are now.
+    pub fn endpoints(&self) -> Endpoints {
+        self.shared.state().list.endpoints().clone()
     }
 
-    /// The one that was connected last, if it is still wanted.
+    /// Where new calls go, as far as known.
     pub fn current(&self) -> Option<Endpoint> {
-        self.shared
-            .list()
-            .current
-            .as_ref()
-            .map(|(endpoint, _)| endpoint.clone())
+        let state = self.shared.state();
+        let current = state.current.as_ref();
+        current.map(|line| line.endpoint.clone())
     }
 }
 
 struct Shared {
     tls: Arc<ClientConfig>,
     options: Options,
-    list: Mutex<List>,
+    state: Mutex<State>,
+    /// Held by the call that connects; it does so for all.
+    connecting: tokio::sync::Mutex<()>,
 }
 
-struct List {
-    endpoints: Vec<Endpoint>,
-    /// The connection that stands, as far as known.
-    current: Option<(Endpoint, CancellationToken)>,
+struct State {
+    list: List,
+    /// For new calls.
+    current: Option<Arc<Line>>,
+    /// When new calls look for something better.
+    look_again: Instant,
+    /// All that still stand.
+    lines: Vec<Weak<Line>>,
+}
+
+impl State {
+    fn current(&mut self) -> Option<Arc<Line>> {
+        self.current.take_if(|line| line.is_closed());
+        self.current.clone()
+    }
 }
 
 impl Shared {
-    fn list(&self) -> MutexGuard<'_, List> {
-        self.list.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The first endpoint that answers.
-    async fn connect(&self) -> Result<Connection, ConnectError> {
-        let endpoints = self.list().endpoints.clone();
-        let bound = self.options.connect_timeout;
+    /// A connection for a call.
+    async fn line(&self) -> Result<Arc<Line>, ConnectError> {
+        let current = self.state().current();
+        if let Some(line) = current {
+            return Ok(self.better(&line).await.unwrap_or(line));
+        }
+        let _one = self.connecting.lock().await;
+        let (current, order) = {
+            let mut state = self.state();
+            (state.current(), state.list.order(Instant::now()))
+        };
+        match current {
+            // Somebody has connected while this waited.
+            Some(line) => Ok(line),
+            None => self.connect(order, true).await,
+        }
+    }
+
+    /// A connection that is better than this one, if it is time for one. It is
+    /// one call that looks for it; the others meanwhile go by what there is.
+    async fn better(&self, line: &Line) -> Option<Arc<Line>> {
+        let now = Instant::now();
+        let (stands_back, better) = {
+            let state = self.state();
+            let stands_back = state.list.stands_back(&line.endpoint, now);
+            if !stands_back && now < state.look_again {
+                return None;
+            }
+            (stands_back, state.list.better_than(&line.endpoint, now))
+        };
+        let _one = self.connecting.try_lock().ok()?;
+        // Whatever comes of it, or does not because the call is given up.
+        self.state().look_again = now + self.until_next_look();
+        if better.is_empty() {
+            return None;
+        }
+        // There is little to lose if what there is does not work.
+        let bound = match stands_back {
+            true => self.options.connect_timeout,
+            false => REPLACE_WITHIN,
+        };
+        let connect = self.connect(better.clone(), false);
+        match tokio::time::timeout(bound, connect).await {
+            Ok(connected) => connected.ok(),
+            Err(_) => {
+                // Not every call is to wait for them.
+                let mut state = self.state();
+                for endpoint in better {
+                    state.list.failed(&endpoint, Instant::now());
+                }
+                None
+            }
+        }
+    }
+
+    /// Half of the time to one and a half, so that clients that began together
+    /// do not go on together.
+    fn until_next_look(&self) -> Duration {
+        let random = RandomState::new().hash_one(0_u8) % 1000;
+        let factor = 500 + u32::try_from(random).unwrap_or_default();
+        self.options.rebalance * factor / 1000
+    }
+
+    /// The first of these that serves; or, if any will do, one that is at least
+    /// there to say why it does not.
+    async fn connect(
+        &self,
+        endpoints: Vec<Endpoint>,
+        any: bool,
+    ) -> Result<Arc<Line>, ConnectError> {
         let mut waiting = endpoints.into_iter();
         let mut running = JoinSet::new();
         let mut attempts = Vec::new();
+        let mut poor = None;
         loop {
             match waiting.next() {
                 Some(endpoint) => {
                     let tls = Arc::clone(&self.tls);
+                    let options = self.options.clone();
                     running.spawn(async move {
-                        let result = open(&endpoint, tls, bound).await;
-                        (endpoint, result)
+                        let line = Line::open(endpoint.clone(), tls, &options).await;
+                        (endpoint, line)
                     });
                 }
-                None if running.is_empty() => return Err(ConnectError { attempts }),
+                None if running.is_empty() => break,
                 None => {}
             }
             // One that fails makes way for the next at once.
@@ -287,88 +332,63 @@ impl Shared {
                 finished = running.join_next() => finished,
                 () = tokio::time::sleep(STAGGER), if more => None,
             };
-            match finished {
-                Some(Ok((endpoint, Ok(stream)))) => return Ok(self.adopt(endpoint, stream)),
-                Some(Ok((endpoint, Err(error)))) => attempts.push((endpoint, error)),
+            let (endpoint, error) = match finished {
+                Some(Ok((_, Ok(line)))) if line.serves => match self.adopt(line) {
+                    Ok(line) => return Ok(line),
+                    Err(endpoint) => (endpoint, AttemptError::Unlisted),
+                },
+                Some(Ok((endpoint, Ok(line)))) => {
+                    poor.get_or_insert(line);
+                    (endpoint, AttemptError::NotServing)
+                }
+                Some(Ok((endpoint, Err(error)))) => (endpoint, error),
                 // Only a panic ends an attempt without a result, and rustls
                 // would have to have one. The others may still succeed.
-                Some(Err(error)) => tracing::error!(%error, "a connection attempt broke down"),
-                None => {}
-            }
+                Some(Err(error)) => {
+                    tracing::error!(%error, "a connection attempt broke down");
+                    continue;
+                }
+                None => continue,
+            };
+            self.state().list.failed(&endpoint, Instant::now());
+            attempts.push((endpoint, error));
+        }
+        match poor.filter(|_| any).map(|line| self.adopt(line)) {
+            Some(Ok(line)) => Ok(line),
+            _ => Err(ConnectError { attempts }),
         }
     }
 
-    fn adopt(&self, endpoint: Endpoint, stream: TlsStream<TcpStream>) -> Connection {
-        let token = CancellationToken::new();
-        let connection = Connection::new(stream, token.clone(), &self.options.clock);
-        let mut list = self.list();
-        if list.endpoints.contains(&endpoint) {
-            list.current = Some((endpoint, token));
-        } else {
-            // Taken off the list while it was connected to. The next call
-            // connects to another.
-            token.cancel();
+    /// From now on calls go by this one, if its endpoint is still wanted.
+    fn adopt(&self, line: Line) -> Result<Arc<Line>, Endpoint> {
+        let mut state = self.state();
+        if !state.list.contains(&line.endpoint) {
+            return Err(line.endpoint);
         }
-        connection
+        let line = Arc::new(line);
+        state.lines.retain(|line| line.strong_count() > 0);
+        state.lines.push(Arc::downgrade(&line));
+        state.current = Some(Arc::clone(&line));
+        state.look_again = Instant::now() + self.until_next_look();
+        Ok(line)
     }
-}
 
-/// TCP and TLS to one endpoint.
-async fn open(
-    endpoint: &Endpoint,
-    tls: Arc<ClientConfig>,
-    bound: Duration,
-) -> Result<TlsStream<TcpStream>, AttemptError> {
-    let attempt = async {
-        let stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port))
-            .await
-            .and_then(|stream| stream.set_nodelay(true).map(|()| stream))
-            .map_err(AttemptError::Tcp)?;
-        TlsConnector::from(tls)
-            .connect(any_name(), stream)
-            .await
-            .map_err(|error| match tls::refused_certificate(&error) {
-                Some(reason) => AttemptError::Certificate(reason),
-                None => AttemptError::Tls(error),
-            })
-    };
-    tokio::time::timeout(bound, attempt)
-        .await
-        .unwrap_or(Err(AttemptError::Slow(bound)))
-}
+    /// A call by this connection was answered.
+    fn works(&self, line: &Line) {
+        self.state().list.works(&line.endpoint);
+    }
 
-/// rustls wants a name; it is neither sent nor looked at.
-fn any_name() -> ServerName<'static> {
-    ServerName::IpAddress(std::net::IpAddr::from([127, 0, 0, 1]).into())
-}
+    /// The server of this connection does not serve.
+    fn failed(&self, line: &Line) {
+        self.state().list.failed(&line.endpoint, Instant::now());
+    }
 
-fn transport() -> tonic::transport::Endpoint {
-    // The name goes into the requests' authority and nowhere else.
-    tonic::transport::Endpoint::from_static("http://curator.hearth")
-        .http2_keep_alive_interval(Duration::from_secs(10))
-        .keep_alive_timeout(Duration::from_secs(5))
-        .keep_alive_while_idle(true)
-}
-
-/// A channel over one connection to one endpoint, made now. It does not
-/// reconnect: for first contact, where the certificate of this very
-/// connection matters.
-pub(crate) async fn connect_one(
-    endpoint: &Endpoint,
-    tls: Arc<ClientConfig>,
-    timeout: Duration,
-) -> Result<Channel, AttemptError> {
-    let stream = open(endpoint, tls, timeout).await?;
-    let mut stream = Some(TokioIo::new(stream));
-    let once = tower::service_fn(move |_: Uri| {
-        let stream = stream.take();
-        async move { stream.ok_or_else(|| io::Error::other("the one connection has ended")) }
-    });
-    transport()
-        .timeout(timeout)
-        .connect_with_connector(once)
-        .await
-        .map_err(AttemptError::Http2)
+    /// This connection is of no use, whatever its socket is.
+    fn broken(&self, line: &Arc<Line>) {
+        let mut state = self.state();
+        state.list.failed(&line.endpoint, Instant::now());
+        state.current.take_if(|current| Arc::ptr_eq(current, line));
+    }
 }
 
 /// Bounds a whole call: `DeadlineExceeded` when it takes longer.
@@ -381,81 +401,6 @@ pub async fn within<T>(
             "no answer within {bound:?}"
         )))
     })
-}
-
-/// What tonic calls when it needs a connection.
-#[derive(Clone)]
-struct Connector(Arc<Shared>);
-
-impl Service<Uri> for Connector {
-    type Response = TokioIo<Connection>;
-    type Error = ConnectError;
-    type Future = BoxFuture<'static, Result<TokioIo<Connection>, ConnectError>>;
-
-    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), ConnectError>> {
-        Poll::Ready(Ok(()))
-    }
-
-    fn call(&mut self, _: Uri) -> Self::Future {
-        let shared = Arc::clone(&self.0);
-        Box::pin(async move { shared.connect().await.map(TokioIo::new) })
-    }
-}
-
-/// A connection that ends with the server's certificate, or when it is no
-/// longer wanted.
-struct Connection {
-    stream: TlsStream<TcpStream>,
-    end: End,
-}
-
-impl Connection {
-    fn new(stream: TlsStream<TcpStream>, wanted: CancellationToken, clock: &Clock) -> Self {
-        let not_after = stream
-            .get_ref()
-            .1
-            .peer_certificates()
-            .and_then(|certificates| certificates.first())
-            .and_then(|leaf| certificates::not_after(leaf).ok());
-        let end = End::with(wanted, "the endpoint is no longer wanted");
-        let end = match not_after {
-            Some(not_after) => end.or_past(not_after, Arc::clone(clock)),
-            None => end,
-        };
-        Self { stream, end }
-    }
-}
-
-impl AsyncRead for Connection {
-    fn poll_read(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        buffer: &mut ReadBuf<'_>,
-    ) -> Poll<io::Result<()>> {
-        self.end.poll(cx)?;
-        Pin::new(&mut self.stream).poll_read(cx, buffer)
-    }
-}
-
-impl AsyncWrite for Connection {
-    fn poll_write(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        bytes: &[u8],
-    ) -> Poll<io::Result<usize>> {
-        self.end.poll(cx)?;
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.end.poll(cx)?;
-        Pin::new(&mut self.stream).poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        self.end.poll(cx)?;
-        Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
 }
 
 #[cfg(test)]

@@ -1,8 +1,7 @@
 //! From the arguments to a channel.
 
-use hearth_api::client::{Curators, Endpoint, Options};
+use hearth_api::client::{Channel, Curators, Endpoint, Options};
 use hearth_api::tls::{self, ExpectedServer, TlsError};
-use tonic::transport::Channel;
 
 use crate::args::Global;
 use crate::context::Contexts;
@@ -37,6 +36,7 @@ pub fn options(global: &Global) -> Options {
         connect_timeout: global.timeout,
         call_timeout: global.timeout,
         clock: tls::wall_clock(),
+        ..Options::default()
     }
 }
 

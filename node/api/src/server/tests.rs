@@ -7,10 +7,9 @@ use rustls_pki_types::CertificateDer;
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 use tonic::Code;
-use tonic::transport::Channel;
 
 use super::*;
-use crate::client::{self, Curators, Options};
+use crate::client::{self, Channel, Curators, Options};
 use crate::identity::{Identity, SigningKey, UserCredentials, UserName};
 use crate::testing::{NOT_AFTER, NOT_BEFORE, Script, TestClock, TestCluster, TestCurator};
 use crate::tls::ExpectedServer;
@@ -53,6 +52,7 @@ impl Fixture {
             clock: self.clock.clone(),
             call_timeout: LONG,
             connect_timeout: LONG,
+            ..Options::default()
         };
         Curators::new(vec![self.curator.endpoint()], config, options).channel()
     }
@@ -191,7 +191,7 @@ async fn unknown_methods_are_refused_and_absent_services_say_so() {
         Code::PermissionDenied
     );
     assert_eq!(
-        call("/grpc.health.v1.Health/Check").await,
+        call("/hearth.v1.NodeDebug/GetState").await,
         Code::Unimplemented
     );
 }
@@ -704,11 +704,17 @@ async fn a_server_has_its_own_say_and_may_be_plain() {
         .connect()
         .await
         .expect("connected");
-    let status = leader(channel.clone()).await.expect_err("closed");
+    let status = CuratorLocalClient::new(channel.clone())
+        .get_current_leader(GetCurrentLeaderRequest {})
+        .await
+        .expect_err("closed");
     assert_eq!(status.code(), Code::Unavailable);
     assert!(status.message().contains("is closed"), "{status}");
     // Permissions come first, and plain text proves nothing.
-    let status = info(channel).await.expect_err("refused");
+    let status = ManagementClient::new(channel)
+        .get_cluster_info(GetClusterInfoRequest {})
+        .await
+        .expect_err("refused");
     assert_eq!(status.code(), Code::Unauthenticated);
     cancel.cancel();
     let ended = client::within(LONG, async { Ok(serving.await) }).await;

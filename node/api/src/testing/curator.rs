@@ -2,6 +2,7 @@
 
 use std::net::SocketAddr;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use futures::{Stream, StreamExt as _, stream};
@@ -10,13 +11,15 @@ use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use tonic::{Request, Response, Status};
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
 
 use super::TestCluster;
 use super::nodes::Heartbeats;
 use crate::client::Endpoint;
 use crate::first_contact;
 use crate::identity::{FirstContactSecret, NodeCredentials, PublicKey};
-use crate::server::{Caller, Limits, ServeError, Server, Services, Transport};
+use crate::server::{Admission, Caller, Limits, ServeError, Server, Services, Transport};
 use crate::tls::{Clock, OwnCertificate};
 use crate::v1::aaa_server::{Aaa, AaaServer};
 use crate::v1::curator_local_server::{CuratorLocal, CuratorLocalServer};
@@ -75,6 +78,22 @@ pub struct TestCurator {
     cancel: CancellationToken,
     task: JoinHandle<Result<(), ServeError>>,
     answers: Arc<Answering>,
+    health: HealthReporter,
+    stale: Arc<Stale>,
+}
+
+/// Answers `Unavailable` to everything but what is asked of its health, as a
+/// curator does that has lost touch with the others.
+#[derive(Default)]
+struct Stale(AtomicBool);
+
+impl Admission for Stale {
+    fn admit(&self, _: &Caller, path: &str) -> Result<(), Status> {
+        if self.0.load(Ordering::SeqCst) && !path.starts_with("/grpc.health.v1.Health/") {
+            return Err(Status::unavailable("a stale curator: ask another one"));
+        }
+        Ok(())
+    }
 }
 
 impl TestCurator {
@@ -101,13 +120,18 @@ impl TestCurator {
             seen: Arc::new(watch::Sender::default()),
             watches: Mutex::default(),
         });
+        let (health, health_service) = tonic_health::server::health_reporter();
         let services = Services::new()
+            .with(health_service)
             .with(ManagementServer::from_arc(Arc::clone(&answers)))
             .with(CuratorServer::from_arc(Arc::clone(&answers)))
             .with(CuratorLocalServer::from_arc(Arc::clone(&answers)))
             .with(AaaServer::from_arc(Arc::clone(&answers)));
         let cancel = CancellationToken::new();
-        let server = Server::new(transport).limits(limits);
+        let stale = Arc::new(Stale::default());
+        let server = Server::new(transport)
+            .limits(limits)
+            .admission(Arc::clone(&stale) as Arc<dyn Admission>);
         let task = tokio::spawn(server.serve(listener, services, cancel.clone()));
         Self {
             address,
@@ -115,6 +139,25 @@ impl TestCurator {
             cancel,
             task,
             answers,
+            health,
+            stale,
+        }
+    }
+
+    /// From now on it answers as one that has lost touch with the others, or
+    /// not any more. It says so of its health only if it is asked to.
+    pub async fn set_stale(&self, stale: bool, says_so: bool) {
+        let status = match stale && says_so {
+            true => ServingStatus::NotServing,
+            false => ServingStatus::Serving,
+        };
+        self.health.set_service_status("", status).await;
+        self.stale.0.store(stale, Ordering::SeqCst);
+        if stale {
+            for watch in self.answers.watches().drain(..) {
+                // Whoever does not watch any more does not mind.
+                let _ = watch.send(Err(Status::unavailable("a stale curator")));
+            }
         }
     }
 

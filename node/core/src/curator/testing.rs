@@ -10,7 +10,7 @@ use std::{
 
 use hearth_api::{
     certificates::ClusterCa,
-    client::{Curators, Endpoint, Options as ClientOptions},
+    client::{Channel, Curators, Endpoint, Options as ClientOptions},
     identity::{
         ClusterUnlockKey, FirstContactSecret, JoinKey, NodeCredentials, NodeId, NodeKey, OwnerKey,
         SigningKey, UserCredentials, UserName,
@@ -36,7 +36,7 @@ use rustls::{
 use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Status, Streaming, transport::Channel};
+use tonic::{Status, Streaming};
 
 use super::{Config, Timing, founding, run, state};
 use crate::{

@@ -3,21 +3,20 @@
 //!
 //! The connection goes to all known curators, the one on this machine first:
 //! a node that runs one needs no network to reach the control plane. The others
-//! follow in an order that is each node's own, so that not all of them ask the
-//! same one. The list follows the live directory; a connection that stands to
-//! one that is still on it is not touched.
+//! follow in an order of the moment, so that not all nodes ask the same one. The
+//! list follows the live directory; what runs over a connection to one that is
+//! still on it is not touched.
 //!
 //! The state follows from one thing, when the curators last acknowledged a
 //! heartbeat. Within [`SPLIT_AFTER`] it is HOME, later it is SPLIT. The time is
 //! the monotonic one, so that a clock that is set splits nobody. A node that
 //! its cluster has removed is DISOWNING from then on and has no connection.
 
-use std::hash::{BuildHasher as _, RandomState};
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_api::client::{Curators, Endpoint, Options};
+use hearth_api::client::{Channel, Curators, Endpoint, Endpoints, Options};
 use hearth_api::identity::NodeId;
 use hearth_api::tls::{self, ExpectedServer};
 use hearth_api::v1::curator_client::CuratorClient;
@@ -28,7 +27,6 @@ use hearth_base::supervisor::{Context, Failure, Outcome};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
-use tonic::transport::Channel;
 
 use super::controlplane::ControlPlane;
 use crate::cluster_state::{Desk, Held, State};
@@ -161,7 +159,7 @@ async fn end(worker: &Worker, state: &Held, connection: &CuratorConnection) -> O
         };
     }
     connection.ended.cancel();
-    connection.curators.set_endpoints(Vec::new());
+    connection.curators.set_endpoints(Endpoints::default());
     Ok(())
 }
 
@@ -176,10 +174,9 @@ async fn follow_curators(
     let mut control_plane = ControlPlane::default();
     // Until the live one is there.
     let mut directory = member.directory.clone();
-    let order = RandomState::new();
     let mut told = false;
     loop {
-        let endpoints = endpoints(&control_plane, member.node_id, &directory, &order);
+        let endpoints = endpoints(&control_plane, member.node_id, &directory);
         // An empty list would only end what may still work.
         if !endpoints.is_empty() && endpoints != connection.curators.endpoints() {
             connection.curators.set_endpoints(endpoints);
@@ -195,31 +192,20 @@ async fn follow_curators(
     }
 }
 
-/// Where the curators are: this machine's own, if it runs one, then those of
-/// the others in the directory, in an order that is this node's own.
-fn endpoints(
-    control_plane: &ControlPlane,
-    own: NodeId,
-    directory: &ClusterDirectory,
-    order: &RandomState,
-) -> Vec<Endpoint> {
+/// Where the curators are: this machine's own, if it runs one, before those of
+/// the others in the directory.
+fn endpoints(control_plane: &ControlPlane, own: NodeId, directory: &ClusterDirectory) -> Endpoints {
     let own_id = own.to_string();
     let own = control_plane.curator_port;
     let own = own.map(|port| Endpoint::new(Ipv4Addr::LOCALHOST.into(), port));
-    let mut others: Vec<_> = directory
-        .nodes
-        .iter()
-        .filter(|node| node.id != own_id)
-        .collect();
-    others.sort_by_key(|node| order.hash_one(&node.id));
+    let others = directory.nodes.iter().filter(|node| node.id != own_id);
     let others = others
-        .into_iter()
         .flat_map(|node| &node.addresses)
         .filter_map(|address| {
             let host: IpAddr = address.host.parse().ok()?;
             Some(Endpoint::new(host, u16::try_from(address.port).ok()?))
         });
-    own.into_iter().chain(others).collect()
+    Endpoints::balanced(own, others.collect())
 }
 
 /// Keeps the cluster state true.
@@ -282,8 +268,7 @@ mod tests {
             curator_port: Some(7),
             ..ControlPlane::default()
         };
-        let order = RandomState::new();
-        let found = endpoints(&control_plane, own, &directory, &order);
+        let found = endpoints(&control_plane, own, &directory);
         let found: Vec<String> = found.iter().map(ToString::to_string).collect();
         assert_eq!(found, ["127.0.0.1:7", "192.0.2.1:7835", "[2001:db8::1]:99"]);
     }

@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::io::{self, IsTerminal as _};
 use std::time::Duration;
 
-use hearth_api::client::within;
+use hearth_api::client::{Channel, within};
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::{GetNodesRequest, WatchEvent, WatchRequest};
-use tonic::transport::Channel;
 use tonic::{Code, Status, Streaming};
 
 use super::{print, print_json, print_json_line};

@@ -3,6 +3,7 @@
 use bytes::Bytes;
 use futures::FutureExt as _;
 use hearth_api::{
+    client::Channel,
     first_contact,
     identity::{ClusterId, FirstContactSecret, NodeKey, SigningKey, UserCredentials},
     permissions::{Authorization, Permission, authorization, missing},
@@ -15,7 +16,7 @@ use hearth_api::{
 };
 use http_body_util::{BodyExt as _, Full};
 use prost::Message as _;
-use tonic::{Code, transport::Channel};
+use tonic::Code;
 use tower::{Service as _, ServiceExt as _};
 
 use super::super::{

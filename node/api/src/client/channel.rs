@@ -1,0 +1,134 @@
+//! What the generated clients call: it takes a connection for each call, and
+//! learns from the answer whether that was a good one.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http::{HeaderMap, Request, Response};
+use http_body::{Frame, SizeHint};
+use tokio::time::{Instant, timeout_at};
+use tonic::body::Body;
+use tonic::{Code, Status};
+use tower::{Service, ServiceExt as _};
+
+use super::{Line, Shared};
+
+/// For the generated clients: each call goes to a curator that is good now.
+/// Cheap to clone.
+#[derive(Clone)]
+pub struct Channel(pub(super) Arc<Shared>);
+
+impl Service<Request<Body>> for Channel {
+    type Response = Response<Body>;
+    type Error = Status;
+    type Future = BoxFuture<'static, Result<Response<Body>, Status>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let shared = Arc::clone(&self.0);
+        Box::pin(call(shared, request))
+    }
+}
+
+async fn call(shared: Arc<Shared>, request: Request<Body>) -> Result<Response<Body>, Status> {
+    let bound = shared.options.call_timeout;
+    let deadline = Instant::now() + bound;
+    let late = |_| Status::deadline_exceeded(format!("no answer within {bound:?}"));
+    let line = timeout_at(deadline, shared.line()).await.map_err(late)??;
+    let mut judge = Judge {
+        shared,
+        line,
+        judged: false,
+    };
+    let mut channel = judge.line.channel.clone();
+    let answer = async { channel.ready().await?.call(request).await };
+    let response = match timeout_at(deadline, answer).await {
+        Ok(Ok(response)) => response,
+        Ok(Err(error)) => {
+            judge.shared.broken(&judge.line);
+            return Err(Status::from_error(Box::new(error)));
+        }
+        Err(elapsed) => {
+            judge.failed();
+            return Err(late(elapsed));
+        }
+    };
+    judge.look_at(response.headers());
+    // It holds the connection: calls that run go on, though new ones may take
+    // another.
+    Ok(response.map(|body| Body::new(Judged { body, judge })))
+}
+
+/// Watches one call for what it says of its server.
+struct Judge {
+    shared: Arc<Shared>,
+    line: Arc<Line>,
+    judged: bool,
+}
+
+impl Judge {
+    /// The server cannot serve, or is not there.
+    fn failed(&mut self) {
+        self.judged = true;
+        self.shared.failed(&self.line);
+    }
+
+    fn works(&mut self) {
+        if !self.judged {
+            self.judged = true;
+            self.shared.works(&self.line);
+        }
+    }
+
+    /// Where the status of a call stands, if it is there.
+    fn look_at(&mut self, headers: &HeaderMap) {
+        let status = headers.get("grpc-status").map(|code| code.as_bytes());
+        match status.map(Code::from_bytes) {
+            Some(Code::Unavailable) => self.failed(),
+            Some(_) => self.works(),
+            None => {}
+        }
+    }
+}
+
+/// The body of an answer.
+struct Judged {
+    body: Body,
+    judge: Judge,
+}
+
+impl http_body::Body for Judged {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = &mut *self;
+        let polled = Pin::new(&mut this.body).poll_frame(cx);
+        match &polled {
+            Poll::Ready(Some(Ok(frame))) => match frame.trailers_ref() {
+                Some(trailers) => this.judge.look_at(trailers),
+                None => this.judge.works(),
+            },
+            Poll::Ready(Some(Err(_))) => this.judge.failed(),
+            Poll::Ready(None) | Poll::Pending => {}
+        }
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}

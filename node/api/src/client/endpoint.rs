@@ -1,0 +1,80 @@
+//! Where a server listens, as people and directories write it.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::names::PORT_CURATOR;
+
+/// Where a curator listens: an IP address or a host name, and a port.
+///
+/// Nodes use addresses only, for their binary cannot resolve names.
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Endpoint {
+    pub(super) host: String,
+    pub(super) port: u16,
+}
+
+/// Not an endpoint.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("endpoint {found:?}: wanted HOST or HOST:PORT, IPv6 addresses in [brackets]")]
+pub struct EndpointError {
+    found: String,
+}
+
+impl Endpoint {
+    /// From an address, as directories have it; port 0 is the default port.
+    pub fn new(host: std::net::IpAddr, port: u16) -> Self {
+        Self {
+            host: host.to_string(),
+            port: if port == 0 { PORT_CURATOR } else { port },
+        }
+    }
+}
+
+impl fmt::Display for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+impl From<std::net::SocketAddr> for Endpoint {
+    fn from(address: std::net::SocketAddr) -> Self {
+        Self::new(address.ip(), address.port())
+    }
+}
+
+impl FromStr for Endpoint {
+    type Err = EndpointError;
+
+    fn from_str(text: &str) -> Result<Self, EndpointError> {
+        let wrong = || EndpointError {
+            found: text.to_owned(),
+        };
+        if let Ok(address) = text.parse::<std::net::SocketAddr>() {
+            return Ok(address.into());
+        }
+        let literal = text
+            .strip_prefix('[')
+            .and_then(|rest| rest.strip_suffix(']'))
+            .unwrap_or(text);
+        if let Ok(address) = literal.parse::<std::net::IpAddr>() {
+            return Ok(Self::new(address, 0));
+        }
+        let (host, port) = match text.rsplit_once(':') {
+            Some((host, port)) => (host, port.parse().map_err(|_| wrong())?),
+            None => (text, PORT_CURATOR),
+        };
+        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        if host.is_empty() || host.len() > 253 || port == 0 || !host.bytes().all(is_name) {
+            return Err(wrong());
+        }
+        Ok(Self {
+            host: host.to_owned(),
+            port,
+        })
+    }
+}
