@@ -68,11 +68,14 @@
 mod capture;
 mod client;
 mod control;
+mod dhcp;
 mod fabric;
 mod faults;
 mod framing;
+mod gateway;
 mod learning;
 mod serve;
+mod tunnel;
 
 use std::{net::Ipv4Addr, path::PathBuf, time::Duration};
 

@@ -176,7 +176,6 @@ impl Fabric {
         taken
     }
 
-    #[expect(dead_code, reason = "the gateway comes next")]
     /// The next frame for the gateway.
     pub(super) fn take_for_gateway(&mut self) -> Option<Vec<u8>> {
         let frame = self.gateway.pop_front()?;
@@ -185,7 +184,7 @@ impl Fabric {
     }
 
     /// The machine at this port has sent a frame.
-    pub(super) fn from_machine(&mut self, port: usize, frame: &[u8], now: Instant) {
+    pub(super) fn take_from_machine(&mut self, port: usize, frame: &[u8], now: Instant) {
         let counters = &mut self.links[port].counters;
         if frame.len() < HEADER {
             counters.dropped_malformed += 1;
@@ -198,9 +197,8 @@ impl Fabric {
         }
     }
 
-    #[expect(dead_code, reason = "the gateway comes next")]
     /// The gateway has sent a frame.
-    pub(super) fn from_gateway(&mut self, frame: &[u8], now: Instant) {
+    pub(super) fn take_from_gateway(&mut self, frame: &[u8], now: Instant) {
         self.switch(End::Gateway, frame, now);
     }
 

@@ -5,6 +5,7 @@
 //! and a task that panics ends the process, loudly, instead of leaving a
 //! network with a part missing.
 
+mod forwards;
 mod links;
 mod orders;
 
@@ -16,19 +17,25 @@ use std::{
     path::{Path, PathBuf},
     pin::Pin,
     rc::Rc,
-    time::Duration,
+    sync::Arc,
+    time::{Duration, Instant},
 };
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::{
     net::UnixListener,
     signal::unix::{SignalKind, signal},
-    sync::{Notify, mpsc},
+    sync::{Notify, Semaphore, mpsc},
     task::{JoinError, JoinSet, LocalSet},
     time::{sleep, sleep_until},
 };
 
-use super::{NetworkOptions, capture::Capture, fabric::Fabric};
+use super::{
+    NetworkOptions,
+    capture::Capture,
+    fabric::Fabric,
+    gateway::{Clock, Gateway},
+};
 use crate::network::{Forwarded, Mac};
 
 const CAPTURE: &str = "capture.pcap";
@@ -93,7 +100,11 @@ struct Shared {
     dir: PathBuf,
     options: NetworkOptions,
     seed: u64,
+    clock: Clock,
     fabric: RefCell<Fabric>,
+    gateway: RefCell<Gateway>,
+    /// Places for forwarded connections.
+    places: Arc<Semaphore>,
     entries: RefCell<Vec<Entry>>,
     tasks: mpsc::UnboundedSender<Task>,
     stop: Notify,
@@ -143,13 +154,9 @@ fn check(options: &NetworkOptions) -> Result<(), ServeError> {
     if !(8..=30).contains(&options.prefix) {
         return refuse("prefix", options.prefix.to_string(), "8 to 30");
     }
-    let other = NetworkOptions {
-        gateway: std::net::Ipv4Addr::UNSPECIFIED,
-        ..options.clone()
-    };
     let mask = options.mask();
     let host = u32::from(options.gateway) & !mask;
-    if host == 0 || host == !mask || other.gateway == options.gateway {
+    if host == 0 || host == !mask {
         return refuse(
             "gateway",
             options.gateway.to_string(),
@@ -193,8 +200,12 @@ async fn serve(
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
     tracing::info!(gateway = %options.gateway, prefix = options.prefix, seed, "network");
     let (tasks, mut new_tasks) = mpsc::unbounded_channel();
+    let clock = Clock::start();
     let shared = Rc::new(Shared {
         dir: dir.to_owned(),
+        clock,
+        gateway: RefCell::new(Gateway::new(&options, clock)),
+        places: Arc::new(Semaphore::new(forwards::MOST)),
         options,
         seed,
         fabric: RefCell::new(Fabric::new(seed, capture)),
@@ -204,6 +215,7 @@ async fn serve(
     });
     shared.spawn(late_frames(shared.clone()));
     shared.spawn(flush_capture(shared.clone()));
+    shared.spawn(serve_gateway(shared.clone()));
     shared.spawn(orders::take_orders(shared.clone(), control));
 
     let mut terminate =
@@ -234,7 +246,7 @@ async fn serve(
 async fn late_frames(shared: Rc<Shared>) {
     let sooner = shared.fabric.borrow().sooner.clone();
     loop {
-        let now = std::time::Instant::now();
+        let now = Instant::now();
         let next = shared.fabric.borrow_mut().go_on(now);
         match next {
             None => sooner.notified().await,
@@ -242,6 +254,25 @@ async fn late_frames(shared: Rc<Shared>) {
                 () = sooner.notified() => {}
                 () = sleep_until(next.into()) => {}
             },
+        }
+    }
+}
+
+/// Gives the gateway its frames.
+async fn serve_gateway(shared: Rc<Shared>) {
+    let waiting = shared.fabric.borrow().for_gateway.clone();
+    let mut replies = Vec::new();
+    loop {
+        let frame = shared.fabric.borrow_mut().take_for_gateway();
+        let Some(frame) = frame else {
+            waiting.notified().await;
+            continue;
+        };
+        let now = Instant::now();
+        shared.gateway.borrow_mut().take(frame, now, &mut replies);
+        let mut fabric = shared.fabric.borrow_mut();
+        for reply in replies.drain(..) {
+            fabric.take_from_gateway(&reply, now);
         }
     }
 }

@@ -80,7 +80,7 @@ async fn listen(shared: &Shared, port: usize, mut input: ReadHalf<'_>) -> io::Re
         let now = Instant::now();
         let mut fabric = shared.fabric.borrow_mut();
         while let Some(frame) = decoder.next().map_err(io::Error::other)? {
-            fabric.from_machine(port, frame, now);
+            fabric.take_from_machine(port, frame, now);
         }
     }
 }

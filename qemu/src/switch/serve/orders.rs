@@ -6,6 +6,7 @@ use std::{
     os::unix::net::UnixListener as StdUnixListener,
     path::Path,
     rc::Rc,
+    time::Instant,
 };
 
 use tokio::{
@@ -14,9 +15,9 @@ use tokio::{
     time::sleep,
 };
 
-use super::{ACCEPT_AGAIN, Entry, Shared, links};
+use super::{ACCEPT_AGAIN, Entry, Shared, forwards, links};
 use crate::{
-    network::Mac,
+    network::{Forwarded, Mac},
     switch::{
         GATEWAY_MAC, NetworkStatus, Port, PortStatus, Refusal,
         control::{Answer, MAX_REQUEST, Reply, Request},
@@ -135,6 +136,7 @@ impl Shared {
             address,
         };
         let index = self.fabric.borrow_mut().add_link();
+        self.gateway.borrow_mut().dhcp.assign(mac.0, address);
         self.entries.borrow_mut().push(Entry {
             name: name.clone(),
             mac,
@@ -176,7 +178,17 @@ impl Shared {
         if let Some(known) = known {
             return Ok(known.host);
         }
-        Err(Refusal::GuestPort(name.to_owned()))
+        drop(entries);
+        if guest == 0 {
+            return Err(Refusal::GuestPort(name.to_owned()));
+        }
+        let (listener, host) = forwards::listen().map_err(system("listen for the host"))?;
+        tracing::info!(port = name, guest, %host, "forward");
+        let mut entries = self.entries.borrow_mut();
+        entries[index].forwards.push(Forwarded { guest, host });
+        let mac = entries[index].mac;
+        self.spawn(forwards::serve_forward(self.clone(), mac, guest, listener));
+        Ok(host)
     }
 
     fn set_faults(&self, name: &str, faults: Faults) -> Answer {
@@ -201,13 +213,17 @@ impl Shared {
         let index = self.find(name)?;
         self.check_address(address, Some(index))?;
         tracing::info!(port = name, %address, "address");
-        self.entries.borrow_mut()[index].address = address;
+        let entry = &mut self.entries.borrow_mut()[index];
+        entry.address = address;
+        self.gateway.borrow_mut().dhcp.assign(entry.mac.0, address);
         Ok(Reply::Done)
     }
 
     fn status(&self) -> NetworkStatus {
         let mut fabric = self.fabric.borrow_mut();
+        let gateway = self.gateway.borrow();
         let entries = self.entries.borrow();
+        let now = Instant::now();
         let name = |index: usize| entries[index].name.clone();
         NetworkStatus {
             options: self.options.clone(),
@@ -219,7 +235,7 @@ impl Shared {
                         name: entry.name.clone(),
                         mac: entry.mac,
                         address: entry.address,
-                        leased: None,
+                        leased: gateway.dhcp.leased(entry.mac.0, now),
                         connected: fabric.plugged(index),
                         faults: fabric.faults(index),
                         counters: fabric.counters(index),
@@ -228,7 +244,7 @@ impl Shared {
                 })
                 .collect(),
             blocks: fabric.blocks().map(|(a, b)| (name(a), name(b))).collect(),
-            connections: 0,
+            connections: forwards::MOST - self.places.available_permits(),
             capture: fabric.capture().map(|capture| capture.status()),
         }
     }

@@ -1,0 +1,238 @@
+//! Who has which address: a DHCP server (RFC 2131) with one fixed address for
+//! each machine.
+//!
+//! Short leases, so that machines renew often; an address that is changed
+//! shows at the next renewal, which is refused, so that the machine asks
+//! anew. Machines that are not known are not answered. Relays are not served:
+//! there are none on this network.
+//!
+//! A pure state machine: messages in, messages out, the clock is given. The
+//! format of messages is smoltcp's.
+
+use std::{
+    collections::HashMap,
+    net::Ipv4Addr,
+    time::{Duration, Instant},
+};
+
+use smoltcp::wire::{DhcpMessageType, DhcpOption, DhcpPacket, DhcpRepr, EthernetAddress};
+
+use super::learning::Address;
+
+const RENEWAL_TIME: u8 = 58;
+const REBINDING_TIME: u8 = 59;
+
+/// Some clients and relays drop shorter messages.
+const SHORTEST: usize = 300;
+
+/// The server.
+#[derive(Debug)]
+pub(super) struct Server {
+    address: Ipv4Addr,
+    mask: Ipv4Addr,
+    lease: Duration,
+    clients: HashMap<Address, Client>,
+}
+
+#[derive(Debug)]
+struct Client {
+    address: Ipv4Addr,
+    lease: Option<Lease>,
+    /// The client found somebody else at its address; it is not offered again
+    /// before then.
+    withheld: Option<Instant>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Lease {
+    address: Ipv4Addr,
+    until: Instant,
+}
+
+/// A message to a client.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Reply {
+    /// Where to; to all, if nowhere else.
+    pub to: Option<(Address, Ipv4Addr)>,
+    pub message: Vec<u8>,
+}
+
+/// What kinds of answers there are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Offer,
+    Ack,
+    /// To somebody who has an address by other means.
+    Inform,
+    Nak,
+}
+
+impl Server {
+    pub(super) fn new(address: Ipv4Addr, mask: Ipv4Addr, lease: Duration) -> Self {
+        Self {
+            address,
+            mask,
+            lease,
+            clients: HashMap::new(),
+        }
+    }
+
+    /// The address that this client gets from now on.
+    pub(super) fn assign(&mut self, mac: Address, address: Ipv4Addr) {
+        let client = self.clients.entry(mac).or_insert(Client {
+            address,
+            lease: None,
+            withheld: None,
+        });
+        client.address = address;
+        client.withheld = None;
+    }
+
+    /// The address that a client was given last, for as long as that holds.
+    pub(super) fn leased(&self, mac: Address, now: Instant) -> Option<Ipv4Addr> {
+        let lease = self.clients.get(&mac)?.lease?;
+        (now < lease.until).then_some(lease.address)
+    }
+
+    /// The address at which a client is found: the one it was given, or the
+    /// one it should have.
+    pub(super) fn found_at(&self, mac: Address, now: Instant) -> Option<Ipv4Addr> {
+        let assigned = self.clients.get(&mac)?.address;
+        Some(self.leased(mac, now).unwrap_or(assigned))
+    }
+
+    /// Takes a message from a client. Whatever is no message of a known
+    /// client is not answered.
+    pub(super) fn take(&mut self, bytes: &[u8], now: Instant) -> Option<Reply> {
+        let packet = DhcpPacket::new_checked(bytes).ok()?;
+        let query = DhcpRepr::parse(&packet).ok()?;
+        if !query.relay_agent_ip.is_unspecified() {
+            return None;
+        }
+        let mac = query.client_hardware_address.0;
+        let kind = self.decide(mac, &query, now)?;
+        let shown = EthernetAddress(mac);
+        match kind {
+            Kind::Nak => tracing::info!(mac = %shown, "DHCP: refused"),
+            _ => tracing::debug!(mac = %shown, ?kind, "DHCP"),
+        }
+        self.reply(kind, mac, &query)
+    }
+
+    fn decide(&mut self, mac: Address, query: &DhcpRepr<'_>, now: Instant) -> Option<Kind> {
+        let us = self.address;
+        let client = self.clients.get_mut(&mac)?;
+        let ours = query.server_identifier.is_none_or(|server| server == us);
+        match query.message_type {
+            DhcpMessageType::Discover => match client.withheld {
+                Some(until) if now < until => None,
+                _ => Some(Kind::Offer),
+            },
+            // Meant for another server; it may take that one's offer.
+            DhcpMessageType::Request if !ours => None,
+            DhcpMessageType::Request => {
+                // Selecting and rebooting clients name what they want, those
+                // that renew and rebind have it.
+                let wanted = match query.requested_ip {
+                    Some(wanted) => wanted,
+                    None => query.client_ip,
+                };
+                if wanted != client.address {
+                    // Which it lets go of when it hears that.
+                    client.lease = None;
+                    return Some(Kind::Nak);
+                }
+                client.lease = Some(Lease {
+                    address: wanted,
+                    until: now + self.lease,
+                });
+                Some(Kind::Ack)
+            }
+            DhcpMessageType::Decline if ours => {
+                let mac = EthernetAddress(mac);
+                tracing::warn!(%mac, address = %client.address, "DHCP: the machine says that somebody else has its address");
+                client.lease = None;
+                client.withheld = Some(now + self.lease);
+                None
+            }
+            DhcpMessageType::Release if ours => {
+                client.lease = None;
+                None
+            }
+            DhcpMessageType::Inform => Some(Kind::Inform),
+            _ => None,
+        }
+    }
+
+    fn reply(&self, kind: Kind, mac: Address, query: &DhcpRepr<'_>) -> Option<Reply> {
+        let address = self.clients.get(&mac)?.address;
+        let seconds = u32::try_from(self.lease.as_secs()).unwrap_or(u32::MAX);
+        let renew = (seconds / 2).to_be_bytes();
+        let rebind = (u64::from(seconds) * 7 / 8) as u32;
+        let rebind = rebind.to_be_bytes();
+        let times = [
+            DhcpOption {
+                kind: RENEWAL_TIME,
+                data: &renew,
+            },
+            DhcpOption {
+                kind: REBINDING_TIME,
+                data: &rebind,
+            },
+        ];
+        let leases = matches!(kind, Kind::Offer | Kind::Ack);
+        let tells = kind != Kind::Nak;
+        let message = DhcpRepr {
+            message_type: match kind {
+                Kind::Offer => DhcpMessageType::Offer,
+                Kind::Ack | Kind::Inform => DhcpMessageType::Ack,
+                Kind::Nak => DhcpMessageType::Nak,
+            },
+            transaction_id: query.transaction_id,
+            secs: 0,
+            client_hardware_address: EthernetAddress(mac),
+            client_ip: match kind {
+                Kind::Ack | Kind::Inform => query.client_ip,
+                _ => Ipv4Addr::UNSPECIFIED,
+            },
+            your_ip: if leases {
+                address
+            } else {
+                Ipv4Addr::UNSPECIFIED
+            },
+            server_ip: Ipv4Addr::UNSPECIFIED,
+            router: tells.then_some(self.address),
+            subnet_mask: tells.then_some(self.mask),
+            relay_agent_ip: Ipv4Addr::UNSPECIFIED,
+            broadcast: query.broadcast,
+            requested_ip: None,
+            client_identifier: None,
+            server_identifier: Some(self.address),
+            parameter_request_list: None,
+            dns_servers: None,
+            max_size: None,
+            lease_duration: leases.then_some(seconds),
+            renew_duration: None,
+            rebind_duration: None,
+            additional_options: if leases { &times } else { &[] },
+        };
+        let mut bytes = vec![0; message.buffer_len().max(SHORTEST)];
+        // The buffer is as large as it said.
+        message
+            .emit(&mut DhcpPacket::new_unchecked(&mut bytes))
+            .ok()?;
+        // Who has an address hears it there; who has none yet hears what is
+        // sent to its card, unless it said otherwise. A refusal is for all,
+        // since the client's address may be anybody's.
+        let to = match kind {
+            Kind::Nak => None,
+            _ if !query.client_ip.is_unspecified() => Some((mac, query.client_ip)),
+            _ if query.broadcast => None,
+            _ => Some((mac, address)),
+        };
+        Some(Reply { to, message: bytes })
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,240 @@
+//! The gateway by the frames that it takes and sends.
+
+use proptest::{collection::vec, prelude::*};
+use smoltcp::wire::{Icmpv4Message, Icmpv4Packet, Icmpv4Repr, TcpControl, TcpRepr, TcpSeqNumber};
+
+use super::*;
+
+const GUEST_MAC: Address = [0x52, 0x54, 0, 0x48, 0, 1];
+const GUEST: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 10);
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 98, 0, 1);
+
+fn gateway() -> Gateway {
+    let mut gateway = Gateway::new(&NetworkOptions::default(), Clock::start());
+    gateway.dhcp.assign(GUEST_MAC, GUEST);
+    gateway
+}
+
+fn replies(gateway: &mut Gateway, frame: Vec<u8>) -> Vec<Vec<u8>> {
+    let mut replies = Vec::new();
+    gateway.take(frame, Instant::now(), &mut replies);
+    replies
+}
+
+/// A frame from the guest.
+fn frame(kind: EthernetProtocol, payload: &[u8]) -> Vec<u8> {
+    let mut bytes = framed(GATEWAY_MAC.0, kind, payload.len());
+    bytes[6..12].copy_from_slice(&GUEST_MAC);
+    bytes[HEADER..].copy_from_slice(payload);
+    bytes
+}
+
+fn ip(to: Ipv4Addr, next_header: IpProtocol, payload: &[u8]) -> Vec<u8> {
+    let repr = Ipv4Repr {
+        src_addr: GUEST,
+        dst_addr: to,
+        next_header,
+        payload_len: payload.len(),
+        hop_limit: 64,
+    };
+    let mut bytes = vec![0; repr.buffer_len() + payload.len()];
+    let mut packet = Ipv4Packet::new_unchecked(&mut bytes);
+    repr.emit(&mut packet, &phy::ChecksumCapabilities::default());
+    packet.payload_mut().copy_from_slice(payload);
+    frame(EthernetProtocol::Ipv4, &bytes)
+}
+
+fn syn(to: Ipv4Addr, port: u16) -> Vec<u8> {
+    let repr = TcpRepr {
+        src_port: 4000,
+        dst_port: port,
+        control: TcpControl::Syn,
+        seq_number: TcpSeqNumber(7),
+        ack_number: None,
+        window_len: 1000,
+        window_scale: None,
+        max_seg_size: None,
+        sack_permitted: false,
+        sack_ranges: [None; 3],
+        timestamp: None,
+        payload: &[],
+    };
+    let mut bytes = vec![0; repr.buffer_len()];
+    repr.emit(
+        &mut TcpPacket::new_unchecked(&mut bytes),
+        &GUEST.into(),
+        &to.into(),
+        &phy::ChecksumCapabilities::default(),
+    );
+    ip(to, IpProtocol::Tcp, &bytes)
+}
+
+#[test]
+fn who_asks_for_the_gateway_is_told() {
+    let ask = |address: Ipv4Addr| {
+        let repr = ArpRepr::EthernetIpv4 {
+            operation: ArpOperation::Request,
+            source_hardware_addr: EthernetAddress(GUEST_MAC),
+            source_protocol_addr: GUEST,
+            target_hardware_addr: EthernetAddress([0; 6]),
+            target_protocol_addr: address,
+        };
+        let mut bytes = vec![0; repr.buffer_len()];
+        repr.emit(&mut ArpPacket::new_unchecked(&mut bytes));
+        let mut frame = frame(EthernetProtocol::Arp, &bytes);
+        frame[..6].copy_from_slice(&[0xff; 6]);
+        frame
+    };
+    let replies = super::tests::replies(&mut gateway(), ask(GATEWAY));
+    assert_eq!(replies.len(), 1);
+    let ethernet = EthernetFrame::new_checked(&replies[0]).expect("a frame");
+    assert_eq!(ethernet.dst_addr().0, GUEST_MAC);
+    let arp = ArpPacket::new_checked(ethernet.payload()).expect("ARP");
+    let ArpRepr::EthernetIpv4 {
+        operation,
+        source_hardware_addr,
+        source_protocol_addr,
+        ..
+    } = ArpRepr::parse(&arp).expect("ARP")
+    else {
+        panic!("of another kind");
+    };
+    assert_eq!(operation, ArpOperation::Reply);
+    assert_eq!(
+        (source_hardware_addr.0, source_protocol_addr),
+        (GATEWAY_MAC.0, GATEWAY)
+    );
+    // Others answer for themselves.
+    assert!(super::tests::replies(&mut gateway(), ask(GUEST)).is_empty());
+    assert!(super::tests::replies(&mut gateway(), ask(Ipv4Addr::new(10, 98, 0, 11))).is_empty());
+}
+
+#[test]
+fn pings_are_answered_whoever_sends_them() {
+    let ping = |to: Ipv4Addr| {
+        let repr = Icmpv4Repr::EchoRequest {
+            ident: 3,
+            seq_no: 4,
+            data: b"hello",
+        };
+        let mut bytes = vec![0; repr.buffer_len()];
+        repr.emit(
+            &mut Icmpv4Packet::new_unchecked(&mut bytes),
+            &phy::ChecksumCapabilities::default(),
+        );
+        ip(to, IpProtocol::Icmp, &bytes)
+    };
+    let mut gateway = gateway();
+    for sender in [GUEST_MAC, [2, 0, 0, 0, 0, 9]] {
+        let mut frame = ping(GATEWAY);
+        frame[6..12].copy_from_slice(&sender);
+        let replies = replies(&mut gateway, frame);
+        assert_eq!(replies.len(), 1);
+        let ethernet = EthernetFrame::new_checked(&replies[0]).expect("a frame");
+        assert_eq!(ethernet.dst_addr().0, sender);
+        let packet = Ipv4Packet::new_checked(ethernet.payload()).expect("IP");
+        assert_eq!((packet.src_addr(), packet.dst_addr()), (GATEWAY, GUEST));
+        let icmp = Icmpv4Packet::new_checked(packet.payload()).expect("ICMP");
+        assert_eq!(icmp.msg_type(), Icmpv4Message::EchoReply);
+        assert_eq!(icmp.data(), b"hello");
+    }
+    // Nothing goes out into the world.
+    assert!(replies(&mut gateway, ping(Ipv4Addr::new(1, 1, 1, 1))).is_empty());
+}
+
+#[test]
+fn segments_go_to_their_connection_and_strays_are_reset() {
+    let mut gateway = gateway();
+    let (port, inbox) = gateway.open().expect("a port");
+    assert!(replies(&mut gateway, syn(GATEWAY, port)).is_empty());
+    let mut wire = Wire::new(GUEST_MAC);
+    inbox.take(&mut wire);
+    assert_eq!(wire.received.len(), 1);
+    // To the right port at another address.
+    replies(&mut gateway, syn(Ipv4Addr::new(10, 98, 0, 12), port));
+    inbox.take(&mut wire);
+    assert_eq!(wire.received.len(), 1);
+
+    gateway.close(port);
+    let stray = replies(&mut gateway, syn(GATEWAY, port));
+    assert_eq!(stray.len(), 1);
+    let packet = Ipv4Packet::new_checked(&stray[0][HEADER..]).expect("IP");
+    assert!(TcpPacket::new_checked(packet.payload()).expect("TCP").rst());
+}
+
+#[test]
+fn a_connection_is_not_given_more_than_it_may_hold() {
+    let mut gateway = gateway();
+    let (port, inbox) = gateway.open().expect("a port");
+    let segment = syn(GATEWAY, port);
+    for _ in 0..2 * INBOX / segment.len() {
+        replies(&mut gateway, segment.clone());
+    }
+    let mut wire = Wire::new(GUEST_MAC);
+    inbox.take(&mut wire);
+    assert_eq!(wire.received.len(), INBOX / segment.len());
+    replies(&mut gateway, segment);
+    inbox.take(&mut wire);
+    assert_eq!(wire.received.len(), INBOX / syn(GATEWAY, port).len() + 1);
+}
+
+#[test]
+fn ports_differ_until_there_are_no_more() {
+    let mut gateway = gateway();
+    let opened: Vec<u16> = std::iter::from_fn(|| gateway.open().map(|(port, _)| port)).collect();
+    assert_eq!(opened.len(), usize::from(u16::MAX - FIRST_PORT) + 1);
+    gateway.close(40_000);
+    assert_eq!(gateway.open().map(|(port, _)| port), Some(40_000));
+}
+
+fn udp(payload: &[u8]) -> Vec<u8> {
+    let repr = UdpRepr {
+        src_port: DHCP_CLIENT_PORT,
+        dst_port: DHCP_SERVER_PORT,
+    };
+    let mut bytes = vec![0; repr.header_len() + payload.len()];
+    repr.emit(
+        &mut UdpPacket::new_unchecked(&mut bytes),
+        &GUEST.into(),
+        &Ipv4Addr::BROADCAST.into(),
+        payload.len(),
+        |buffer| buffer.copy_from_slice(payload),
+        &phy::ChecksumCapabilities::default(),
+    );
+    ip(Ipv4Addr::BROADCAST, IpProtocol::Udp, &bytes)
+}
+
+proptest! {
+    #[test]
+    fn any_frames_are_taken(bytes in vec(any::<u8>(), 0..100), kind in 0..4) {
+        let mut gateway = gateway();
+        let frame = match kind {
+            0 => bytes,
+            1 => frame(EthernetProtocol::Arp, &bytes),
+            2 => frame(EthernetProtocol::Ipv4, &bytes),
+            _ => udp(&bytes),
+        };
+        replies(&mut gateway, frame);
+    }
+
+    /// Nearly packets, of all protocols.
+    #[test]
+    fn any_packets_are_taken(
+        payload in vec(any::<u8>(), 0..100),
+        protocol: u8,
+        to_us: bool,
+        flips in vec((any::<prop::sample::Index>(), any::<u8>()), 0..3),
+    ) {
+        let mut gateway = gateway();
+        gateway.open().expect("a port");
+        let to = if to_us { GATEWAY } else { Ipv4Addr::BROADCAST };
+        for protocol in [IpProtocol::from(protocol), IpProtocol::Icmp, IpProtocol::Tcp, IpProtocol::Udp] {
+            let mut frame = ip(to, protocol, &payload);
+            for (at, flip) in &flips {
+                let at = at.index(frame.len());
+                frame[at] ^= flip;
+            }
+            replies(&mut gateway, frame);
+        }
+    }
+}

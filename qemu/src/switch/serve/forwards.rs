@@ -1,0 +1,86 @@
+//! The host's way to a machine's TCP ports.
+
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener as StdTcpListener},
+    rc::Rc,
+    time::Instant,
+};
+
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::OwnedSemaphorePermit,
+    time::sleep,
+};
+
+use super::{ACCEPT_AGAIN, Shared};
+use crate::{
+    network::Mac,
+    switch::tunnel::{self, Ends},
+};
+
+/// Forwarded connections at once. More wait for others to end.
+pub(super) const MOST: usize = 1024;
+
+/// Listens at any free port of the host.
+pub(super) fn listen() -> io::Result<(TcpListener, SocketAddr)> {
+    let listener = StdTcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    listener.set_nonblocking(true)?;
+    let address = listener.local_addr()?;
+    Ok((TcpListener::from_std(listener)?, address))
+}
+
+/// Carries every connection that is made to a machine's port.
+pub(super) async fn serve_forward(shared: Rc<Shared>, mac: Mac, guest: u16, listener: TcpListener) {
+    loop {
+        let host = match listener.accept().await {
+            Ok((host, _)) => host,
+            Err(error) => {
+                // There is nothing that tells when there is room again.
+                tracing::warn!(%mac, guest, %error, "cannot take a connection of the host");
+                sleep(ACCEPT_AGAIN).await;
+                continue;
+            }
+        };
+        // The semaphore is never closed.
+        let Ok(place) = shared.places.clone().acquire_owned().await else {
+            return;
+        };
+        shared.spawn(carry(shared.clone(), mac, guest, host, place));
+    }
+}
+
+async fn carry(
+    shared: Rc<Shared>,
+    mac: Mac,
+    guest: u16,
+    host: TcpStream,
+    _place: OwnedSemaphorePermit,
+) {
+    if let Err(error) = host.set_nodelay(true) {
+        tracing::debug!(%error, "a connection of the host may be slow");
+    }
+    let opened = {
+        let mut gateway = shared.gateway.borrow_mut();
+        let address = gateway.dhcp.found_at(mac.0, Instant::now());
+        address.and_then(|address| Some((address, gateway.open()?)))
+    };
+    let Some((address, (port, inbox))) = opened else {
+        // There are more ports than places, and every port's machine has an
+        // address.
+        tracing::error!(%mac, "no port for a connection");
+        return;
+    };
+    let ends = Ends {
+        from: SocketAddrV4::new(shared.options.gateway, port),
+        to: SocketAddrV4::new(address, guest),
+        mac: mac.0,
+    };
+    let send = |frame: &[u8]| {
+        let now = Instant::now();
+        shared.fabric.borrow_mut().take_from_gateway(frame, now);
+    };
+    let end = tunnel::carry(host, ends, shared.clock, &inbox, send).await;
+    shared.gateway.borrow_mut().close(port);
+    tracing::debug!(from = %ends.from, to = %ends.to, ?end, "connection");
+}

@@ -1,0 +1,284 @@
+//! One TCP connection of the host into the network.
+//!
+//! The host's client is connected to us; we connect, from the gateway, to the
+//! machine, and carry bytes both ways. What happens to one end happens to the
+//! other: an end of data is passed on by itself (half close), a reset is a
+//! reset, and who does not read makes the other wait. Both buffers are fixed,
+//! so a connection costs at most their size and its inbox's.
+
+use std::{
+    io::{self, ErrorKind},
+    net::SocketAddrV4,
+    time::{Duration, Instant},
+};
+
+use smoltcp::{
+    iface::{Interface, SocketHandle, SocketSet},
+    socket::tcp::{self, State},
+    wire::IpEndpoint,
+};
+use tokio::{
+    io::{AsyncWriteExt, Interest},
+    net::TcpStream,
+    time::{Sleep, sleep},
+};
+
+use super::{
+    gateway::{Clock, Inbox, Wire},
+    learning::Address,
+};
+
+/// Of each direction, in bytes.
+const BUFFER: usize = 128 << 10;
+
+/// How long a machine may be silent before it has accepted: as long as other
+/// systems try.
+const CONNECT: Duration = Duration::from_secs(130);
+
+/// How long it may take none of what was sent. Machines are cut off and come
+/// back; what waits for them goes on then.
+const SILENT: Duration = Duration::from_secs(15 * 60);
+
+/// The same, once the host's side has said all: mostly because it has gone.
+const SILENT_AT_END: Duration = Duration::from_secs(120);
+
+/// An idle connection is probed this often, so that one whose machine is gone
+/// ends some time.
+const PROBE: Duration = Duration::from_secs(30);
+
+/// Who the ends are in the network.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Ends {
+    /// The gateway's.
+    pub(super) from: SocketAddrV4,
+    /// The machine's.
+    pub(super) to: SocketAddrV4,
+    /// Its Ethernet address.
+    pub(super) mac: Address,
+}
+
+/// How it ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum End {
+    /// Both sides had said all.
+    Finished,
+    /// The machine refused it, reset it, or was silent for too long.
+    ByMachine,
+    /// The host's side is gone.
+    ByHost,
+}
+
+struct Tunnel {
+    clock: Clock,
+    stack: Interface,
+    sockets: SocketSet<'static>,
+    handle: SocketHandle,
+    wire: Wire,
+    /// The machine has accepted it.
+    connected: bool,
+    /// The host has said all.
+    host_ended: bool,
+    /// The machine has said all.
+    machine_ended: bool,
+    /// And the host knows.
+    told: bool,
+}
+
+/// Carries one connection until it is over. `send` takes frames to the
+/// machine.
+pub(super) async fn carry(
+    mut host: TcpStream,
+    ends: Ends,
+    clock: Clock,
+    inbox: &Inbox,
+    mut send: impl FnMut(&[u8]),
+) -> End {
+    let mut tunnel = match Tunnel::open(ends, clock) {
+        Ok(tunnel) => tunnel,
+        Err(error) => {
+            tracing::error!(%error, to = %ends.to, "a connection cannot be made");
+            reset(&host);
+            return End::ByMachine;
+        }
+    };
+    loop {
+        inbox.take(&mut tunnel.wire);
+        let alive = tunnel.step(&mut host).await;
+        for frame in tunnel.wire.sent.drain(..) {
+            send(&frame);
+        }
+        match alive {
+            Ok(None) => {}
+            Ok(Some(End::ByMachine)) => {
+                reset(&host);
+                return End::ByMachine;
+            }
+            Ok(Some(end)) => return end,
+            Err(error) => {
+                tracing::debug!(%error, to = %ends.to, "the host's side of a connection");
+                tunnel.socket().abort();
+                tunnel.poll();
+                tunnel.wire.sent.drain(..).for_each(|frame| send(&frame));
+                return End::ByHost;
+            }
+        }
+        tunnel.wait(&host, inbox).await;
+    }
+}
+
+/// Lets the host's client see a reset instead of an end.
+fn reset(host: &TcpStream) {
+    if let Err(error) = host.set_zero_linger() {
+        tracing::debug!(%error, "a connection of the host ends instead of being reset");
+    }
+}
+
+impl Tunnel {
+    fn open(ends: Ends, clock: Clock) -> Result<Self, tcp::ConnectError> {
+        let mut wire = Wire::new(ends.mac);
+        let now = clock.at(Instant::now());
+        // There is nobody else on this wire.
+        let mut stack = wire.stack(*ends.from.ip(), 0, now);
+        let buffer = || tcp::SocketBuffer::new(vec![0; BUFFER]);
+        let mut socket = tcp::Socket::new(buffer(), buffer());
+        // Whoever writes in small pieces has a reason.
+        socket.set_nagle_enabled(false);
+        socket.set_keep_alive(Some(PROBE.into()));
+        socket.set_timeout(Some(CONNECT.into()));
+        let endpoint =
+            |address: SocketAddrV4| IpEndpoint::new((*address.ip()).into(), address.port());
+        socket.connect(stack.context(), endpoint(ends.to), endpoint(ends.from))?;
+        let mut sockets = SocketSet::new(Vec::with_capacity(1));
+        let handle = sockets.add(socket);
+        Ok(Self {
+            clock,
+            stack,
+            sockets,
+            handle,
+            wire,
+            connected: false,
+            host_ended: false,
+            machine_ended: false,
+            told: false,
+        })
+    }
+
+    fn socket(&mut self) -> &mut tcp::Socket<'static> {
+        self.sockets.get_mut(self.handle)
+    }
+
+    fn poll(&mut self) {
+        let now = self.clock.at(Instant::now());
+        self.stack.poll(now, &mut self.wire, &mut self.sockets);
+    }
+
+    /// Does all that can be done now; how the connection ended, if it has.
+    async fn step(&mut self, host: &mut TcpStream) -> io::Result<Option<End>> {
+        // A socket that is done is left alone: with time it would let go of
+        // what the host has not taken yet.
+        if !self.is_done() {
+            self.poll();
+        }
+        self.note_state();
+        self.give_host(host)?;
+        if self.machine_ended && !self.told && !self.socket().can_recv() {
+            self.told = true;
+            // TCP's is done at once.
+            host.shutdown().await?;
+        }
+        self.take_from_host(host)?;
+        if !self.is_done() {
+            self.poll();
+        }
+        if !self.is_done() {
+            return Ok(None);
+        }
+        match (self.host_ended && self.machine_ended, self.told) {
+            (true, true) => Ok(Some(End::Finished)),
+            (true, false) => Ok(None),
+            (false, _) => Ok(Some(End::ByMachine)),
+        }
+    }
+
+    fn is_done(&mut self) -> bool {
+        matches!(self.socket().state(), State::Closed | State::TimeWait)
+    }
+
+    fn note_state(&mut self) {
+        match self.socket().state() {
+            State::Established if !self.connected => {
+                self.connected = true;
+                self.socket().set_timeout(Some(SILENT.into()));
+            }
+            State::CloseWait | State::LastAck | State::Closing | State::TimeWait => {
+                self.machine_ended = true;
+            }
+            _ => {}
+        }
+    }
+
+    fn give_host(&mut self, host: &TcpStream) -> io::Result<()> {
+        while self.socket().can_recv() {
+            let written = self.socket().recv(|bytes| match host.try_write(bytes) {
+                Ok(written) => (written, Ok(())),
+                Err(error) => (0, Err(error)),
+            });
+            match written {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) if error.kind() == ErrorKind::WouldBlock => break,
+                Ok(Err(error)) => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(())
+    }
+
+    fn take_from_host(&mut self, host: &TcpStream) -> io::Result<()> {
+        while !self.host_ended && self.socket().can_send() {
+            let read = self.socket().send(|room| match host.try_read(room) {
+                Ok(read) => (read, Ok(read)),
+                Err(error) => (0, Err(error)),
+            });
+            match read {
+                Ok(Ok(0)) => {
+                    self.host_ended = true;
+                    self.socket().set_timeout(Some(SILENT_AT_END.into()));
+                    self.socket().close();
+                }
+                Ok(Ok(_)) => {}
+                Ok(Err(error)) if error.kind() == ErrorKind::WouldBlock => break,
+                Ok(Err(error)) => return Err(error),
+                Err(_) => break,
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until there is something to do.
+    async fn wait(&mut self, host: &TcpStream, inbox: &Inbox) {
+        let done = self.is_done();
+        let now = self.clock.at(Instant::now());
+        let due = match done {
+            true => None,
+            false => self.stack.poll_delay(now, &self.sockets),
+        };
+        let reads = !self.host_ended && self.socket().can_send();
+        let writes = self.socket().can_recv();
+        let interest = match (reads, writes) {
+            (true, true) => Some(Interest::READABLE | Interest::WRITABLE),
+            (true, false) => Some(Interest::READABLE),
+            (false, true) => Some(Interest::WRITABLE),
+            (false, false) => None,
+        };
+        tokio::select! {
+            () = inbox.arrived.notified() => {}
+            // An error shows at the next attempt to read or write.
+            _ = host.ready(interest.unwrap_or(Interest::READABLE)), if interest.is_some() => {}
+            () = after(due), if due.is_some() => {}
+        }
+    }
+}
+
+fn after(due: Option<smoltcp::time::Duration>) -> Sleep {
+    sleep(due.map_or(Duration::ZERO, Duration::from))
+}
