@@ -680,6 +680,17 @@ impl Cache {
         self.wire(inner.nodes.get(&id)?, Instant::now())
     }
 
+    /// Those of these nodes that `wanted` picks, all at one moment.
+    pub fn nodes_among(&self, ids: &HashSet<NodeId>, wanted: impl Fn(&Node) -> bool) -> Vec<Node> {
+        let inner = self.lock();
+        let now = Instant::now();
+        let named = ids.iter().filter_map(|id| inner.nodes.get(id));
+        let mut nodes: Vec<_> = named.filter_map(|e| self.wire(e, now)).collect();
+        nodes.retain(wanted);
+        nodes.sort_by(|a, b| a.id.cmp(&b.id));
+        nodes
+    }
+
     /// The nodes that `wanted` picks, all at one moment.
     pub fn nodes(&self, wanted: impl Fn(&Node) -> bool) -> Vec<Node> {
         let inner = self.lock();

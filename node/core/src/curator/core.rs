@@ -21,6 +21,7 @@ use super::{
     cache::Cache,
     decisions::{At, FoundNode},
     liveness::{Hearing, unavailable},
+    pace::Pace,
     reads::Reads,
     state::{self, ClusterRecord, FullRecord, Intent, RecordError},
 };
@@ -51,6 +52,8 @@ pub struct Core {
     pub cache: Arc<Cache>,
     /// How recent they are.
     pub reads: Arc<Reads>,
+    /// When subscribers are told.
+    pub pace: Pace,
     /// Who is alive.
     pub hearing: Hearing,
     /// Bounds.

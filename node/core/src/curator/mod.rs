@@ -19,6 +19,7 @@
 //! | [`membership`] | consensus follows what operators want |
 //! | [`health`] | what that says about a node |
 //! | [`core`] | who may still call; when a stream ends |
+//! | [`pace`] | when subscribers are told |
 //! | [`streams`] | backlog and changes, in bounded pieces |
 //! | [`services`] | the gRPC methods |
 //!
@@ -39,6 +40,7 @@ pub mod founding;
 pub mod health;
 pub mod liveness;
 pub mod membership;
+pub mod pace;
 pub mod reads;
 pub mod services;
 pub mod state;
@@ -48,7 +50,7 @@ use std::{io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use hearth_api::{
     identity::NodeCredentials,
-    server::{ServeError, Server, Transport},
+    server::{Limits, ServeError, Server, Transport},
     tls::{Clock, TlsError},
 };
 use hearth_base::{
@@ -58,8 +60,13 @@ use hearth_base::{
 use tokio::{net::TcpListener, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-use self::{cache::Cache, core::Core, liveness::Hearing, reads::Reads};
+use self::{cache::Cache, core::Core, liveness::Hearing, pace::Pace, reads::Reads};
 use crate::consensus::{Company, Members, NamespacedClient};
+
+/// Connections of nodes and operators. One costs some 60 KB, most of it the
+/// buffers of TLS and HTTP/2, and only the cluster's own can have one, so this
+/// is what a curator of so many nodes needs anyhow.
+const CONNECTIONS: usize = 8192;
 
 /// At the end the session is given up within this, or it lapses by itself.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -167,6 +174,7 @@ pub async fn run(ctx: Context, config: Arc<Config>, ready: Arc<event::Writer<u16
         company: config.company.clone(),
         cache: cache.clone(),
         reads: reads.clone(),
+        pace: Pace::default(),
         hearing: Hearing::new(
             node_id,
             config.client.clone(),
@@ -180,7 +188,13 @@ pub async fn run(ctx: Context, config: Arc<Config>, ready: Arc<event::Writer<u16
     });
     let (health, services) = services::all(&core);
     health.not_serving().await;
-    let server = Server::new(transport).admission(core.clone());
+    let limits = Limits {
+        identified: CONNECTIONS,
+        ..Limits::default()
+    };
+    let server = Server::new(transport)
+        .limits(limits)
+        .admission(core.clone());
 
     let announce = async {
         reads.fresh().await;
@@ -193,6 +207,7 @@ pub async fn run(ctx: Context, config: Arc<Config>, ready: Arc<event::Writer<u16
         tokio::select! {
             never = announce => match never {},
             never = reads.serve(&cache) => match never {},
+            never = core.pace.announce(&cache) => match never {},
             never = core.hearing.keep_session() => match never {},
             never = core.hearing.give_up_the_silent() => match never {},
             never = membership::run(&core) => match never {},

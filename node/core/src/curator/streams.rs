@@ -21,8 +21,9 @@ use tonic::Status;
 use super::core::Core;
 
 /// Bytes of nodes in one message. Receivers take 4 MiB and were promised less
-/// than 2; one node has far less than the difference.
-const PIECE: usize = 1 << 20;
+/// than 2; one node has far less than the difference. But each stream keeps a
+/// buffer as large as its largest message was, as long as it lasts.
+const PIECE: usize = 32 << 10;
 /// Nodes that are looked at for one piece.
 const MOST: usize = 1024;
 
@@ -121,11 +122,12 @@ fn one(core: &Core, only: Option<NodeId>) -> (WatchEvent, Position) {
     (event, Position::Changes { version })
 }
 
-/// Waits until there are some.
+/// Waits until there are some, and until it is time to tell.
 async fn changes(core: &Core, mut version: u64, only: Option<NodeId>) -> (WatchEvent, Position) {
-    let mut newest = core.cache.watch();
+    let mut news = core.pace.subscribe();
     loop {
-        newest.mark_unchanged();
+        // The sender lives in `core`.
+        let _ = news.wait_for(|newest| *newest > version).await;
         let changes = core.cache.changes_since(version, only, MOST, PIECE);
         version = changes.version;
         if !changes.nodes.is_empty() || !changes.tombstones.is_empty() {
@@ -137,8 +139,6 @@ async fn changes(core: &Core, mut version: u64, only: Option<NodeId>) -> (WatchE
             };
             return (event, Position::Changes { version });
         }
-        // The sender lives in the cache, which `core` holds.
-        let _ = newest.changed().await;
     }
 }
 

@@ -209,28 +209,42 @@ impl Beats {
 
 impl Service {
     /// Writes the status, unless it says what is known already.
+    ///
+    /// What the write rests on is compared by etcd, so what is in the cache
+    /// will do. But where nothing is written, or the node is not there, the
+    /// answer is what was read, and that has to be what is stored: a status
+    /// that came between, here or at another curator, would stay otherwise.
     async fn store_status(&self, node: NodeId, status: NodeStatus) -> Result<(), Status> {
+        let mut read = false;
         for _ in 0..ATTEMPTS {
-            // What is compared with must be what is stored: a status that came
-            // between, here or at another curator, would stay otherwise.
-            self.core.reads.linearizable().await?;
             let known = self.core.cache.status(node);
-            if known.is_some_and(|known| same(&known, &status)) {
-                return Ok(());
-            }
-            let Some((_, revision)) = self.core.cache.node(node) else {
-                return Err(Status::permission_denied(format!(
-                    "{node} is no longer a member of this cluster"
-                )));
+            let same = known.is_some_and(|known| same(&known, &status));
+            let write = match self.core.cache.node(node) {
+                Some((_, revision)) if !same => {
+                    Write::when(Condition::Unchanged(state::node_key(node), revision)).put(
+                        state::status_key(node),
+                        state::encode_status(status.clone()),
+                    )
+                }
+                _ if !read => {
+                    self.core.reads.linearizable().await?;
+                    read = true;
+                    continue;
+                }
+                Some(_) => return Ok(()),
+                None => {
+                    return Err(Status::permission_denied(format!(
+                        "{node} is no longer a member of this cluster"
+                    )));
+                }
             };
-            let write = Write::when(Condition::Unchanged(state::node_key(node), revision)).put(
-                state::status_key(node),
-                state::encode_status(status.clone()),
-            );
             match self.core.client.write(write).await {
                 Ok(_) => return Ok(()),
                 // Look at the node again as it is now.
-                Err(WriteError::Conflict) => {}
+                Err(WriteError::Conflict) => {
+                    self.core.reads.linearizable().await?;
+                    read = true;
+                }
                 Err(WriteError::Consensus(error)) => return Err(unavailable(&error)),
             }
         }

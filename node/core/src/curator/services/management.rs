@@ -72,7 +72,11 @@ impl Management for Service {
         }
         // Taken at one moment; the sending may take as long as the caller does,
         // or until it does not belong to the cluster any more.
-        let nodes = self.core.cache.nodes(|node| filter.takes(node));
+        let cache = &self.core.cache;
+        let nodes = match filter.ids.is_empty() {
+            true => cache.nodes(|node| filter.takes(node)),
+            false => cache.nodes_among(&filter.ids, |node| filter.takes(node)),
+        };
         let core = self.core.clone();
         let answers = streams::pieces(nodes).into_iter().map(move |nodes| {
             core.may_go_on(&peer)?;
@@ -147,7 +151,8 @@ impl Management for Service {
 
 /// Which nodes are wanted: those that pass every part that is not empty.
 struct Filter {
-    ids: HashSet<String>,
+    /// Nodes are looked up by these.
+    ids: HashSet<NodeId>,
     states: HashSet<i32>,
     health: HashSet<i32>,
     labels: Vec<(String, String)>,
@@ -175,10 +180,11 @@ impl Filter {
                 )));
             }
         }
-        for id in &node_ids {
+        let ids = node_ids.iter().map(|id| {
             id.parse::<NodeId>()
-                .map_err(|error| Status::invalid_argument(format!("node_ids: {error}")))?;
-        }
+                .map_err(|error| Status::invalid_argument(format!("node_ids: {error}")))
+        });
+        let ids = ids.collect::<Result<_, _>>()?;
         let unknown = |field: &str, number: i32| {
             Status::invalid_argument(format!("{field}: {number} is not known to this curator"))
         };
@@ -189,7 +195,7 @@ impl Filter {
             NodeHealth::try_from(*number).map_err(|_| unknown("health", *number))?;
         }
         Ok(Self {
-            ids: node_ids.into_iter().collect(),
+            ids,
             states: states.into_iter().collect(),
             health: health.into_iter().collect(),
             labels: labels
@@ -205,7 +211,8 @@ impl Filter {
                 .iter()
                 .any(|label| label.key == *key && label.value == *value)
         };
-        (self.ids.is_empty() || self.ids.contains(&node.id))
+        let named = |id: &str| id.parse().is_ok_and(|id| self.ids.contains(&id));
+        (self.ids.is_empty() || named(&node.id))
             && (self.states.is_empty() || self.states.contains(&node.state))
             && (self.health.is_empty() || self.health.contains(&node.health))
             && self.labels.iter().all(has)
