@@ -26,6 +26,11 @@ pub fn report(name: &str, unit: &str, samples: &[f64]) {
 
 fn main() -> Result<()> {
     raise_file_limit()?;
+    // Standard output is for records.
+    tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_max_level(tracing::Level::WARN)
+        .init();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let number = |word: &str| word.parse().with_context(|| format!("{word}: no number"));
