@@ -200,6 +200,27 @@ impl Etcd {
         self.path.join("data")
     }
 
+    /// etcd's log, in its own directory: without it there is no member.
+    pub fn log(&self) -> PathBuf {
+        self.data().join("member").join("wal")
+    }
+
+    /// As which member the node joins, or has joined: a `StoredMember`. A
+    /// founder has none.
+    pub fn member(&self) -> PathBuf {
+        self.path.join("member")
+    }
+
+    /// Empty; there once the member of [`Self::member`] has taken part.
+    pub fn joined(&self) -> PathBuf {
+        self.path.join("joined")
+    }
+
+    /// Empty; there once other members are to be expected.
+    pub fn company(&self) -> PathBuf {
+        self.path.join("company")
+    }
+
     /// What this member shows its peers.
     pub fn peer(&self) -> KeyFiles {
         KeyFiles {

@@ -510,6 +510,29 @@ fn check_cluster(stored: &StoredAuthorities, wanted: ClusterId) -> Result<(), Pk
     }
 }
 
+/// What a certificate, or key, is in a file.
+fn as_pem(tag: &str, der: &[u8]) -> Zeroizing<Vec<u8>> {
+    Zeroizing::new(pem::encode(&pem::Pem::new(tag, der)).into_bytes())
+}
+
+/// Writes what a member of etcd shows its peers, each file durably. Blocks on
+/// the disk.
+pub fn save_peer(
+    peer: &layout::KeyFiles,
+    key: &NodeKey,
+    certificate: &[u8],
+    ca: &[u8],
+) -> Result<(), PkiError> {
+    for (path, bytes) in [
+        (peer.ca(), as_pem("CERTIFICATE", ca)),
+        (peer.certificate(), as_pem("CERTIFICATE", certificate)),
+        (peer.key(), as_pem("PRIVATE KEY", &key.expose_pkcs8_der())),
+    ] {
+        files::write_atomic(&path, &bytes, PRIVATE)?;
+    }
+    Ok(())
+}
+
 /// Writes authorities and peer files at the same time, so that they share the
 /// disk's flushes: a founding waits for this. The order does not matter. The
 /// peer files are made again from the authorities as long as these have keys.
@@ -527,17 +550,15 @@ fn write_all(
         .etcd
         .issue_peer(founder.node_id, founder.node_key.public())?;
     let peer = etcd.peer();
-    let encode =
-        |tag: &str, der: &[u8]| Zeroizing::new(pem::encode(&pem::Pem::new(tag, der)).into_bytes());
     let key = founder.node_key.expose_pkcs8_der();
     let content = [
         (etcd.authorities(), Zeroizing::new(stored.encode_to_vec())),
         (
             peer.ca(),
-            encode("CERTIFICATE", &authorities.etcd.certificate),
+            as_pem("CERTIFICATE", &authorities.etcd.certificate),
         ),
-        (peer.certificate(), encode("CERTIFICATE", &peer_certificate)),
-        (peer.key(), encode("PRIVATE KEY", &key)),
+        (peer.certificate(), as_pem("CERTIFICATE", &peer_certificate)),
+        (peer.key(), as_pem("PRIVATE KEY", &key)),
     ];
     thread::scope(|scope| {
         let writers: Vec<_> = content

@@ -21,6 +21,7 @@ pub mod fenced;
 mod log;
 mod members;
 mod process;
+pub mod standing;
 
 /// etcd's interface, as generated from `proto/etcd.proto`.
 #[allow(missing_docs, clippy::all, rust_2018_idioms)]
@@ -28,13 +29,16 @@ mod wire {
     tonic::include_proto!("etcdserverpb");
 }
 
-use std::{io, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use hearth_api::identity::{ClusterId, NodeId};
+use hearth_api::{
+    identity::{ClusterId, NodeId},
+    v1::ConsensusProgress,
+};
 use hearth_base::{
     event,
     logtree::LogTree,
-    supervisor::{Context, Outcome},
+    supervisor::{Context, Failure, Outcome},
     sys::files::{self, FileError},
 };
 use tokio::{sync::watch, time::Instant};
@@ -51,10 +55,14 @@ pub use client::{
 };
 pub use members::{Member, MemberId, MemberStatus, Members, peer_url};
 pub use process::ProcessError;
+pub use standing::{Joining, StandingError};
 
 /// etcd's store may grow to this. Its default is twice that, which is more
 /// than small disks have.
 pub const DEFAULT_QUOTA: u64 = 1 << 30;
+
+/// How often a learner says how far it is.
+const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// How patient the members of etcd are with each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -63,7 +71,7 @@ pub enum Timing {
     /// for which a boot waits, so it happens at once (heartbeat 20 ms,
     /// election 100 ms).
     Alone,
-    /// Machines that may be slow for a while (heartbeat 500 ms, election 5 s).
+    /// Machines that may be slow for a while (heartbeat 200 ms, election 2 s).
     /// All members must have the same, so a node that was alone restarts its
     /// etcd with this before it adds the first other member.
     Cluster,
@@ -86,12 +94,16 @@ pub struct Config {
     pub peer_listen: SocketAddr,
     /// Whether this node is founding its cluster (its phase is FOUNDING).
     pub founding: bool,
-    /// See there.
-    pub timing: Timing,
+    /// With the curator above this etcd.
+    pub company: Company,
     /// Bytes; etcd refuses writes beyond it.
     pub quota_bytes: u64,
     /// The program.
     pub binary: PathBuf,
+    /// An HTTP proxy by which etcd calls its peers. Of no use on a node, where
+    /// names lead to peers; a test puts several members on one machine, and a
+    /// network of its own making between them.
+    pub peer_proxy: Option<SocketAddr>,
     /// The node's view of the cluster; decides whether clients are handed out.
     pub state: ClusterState,
     /// Takes etcd's log lines.
@@ -113,26 +125,23 @@ pub enum ConsensusFailure {
     /// The disk.
     #[error("prepare etcd's directory")]
     File(#[from] FileError),
-    /// The disk.
-    #[error("remove the data of a founding that was interrupted: {path}")]
-    Discard {
-        /// The directory.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
+    /// What the disk says of the member.
+    #[error("what this node is to consensus")]
+    Standing(#[from] StandingError),
     /// The process.
     #[error(transparent)]
     Process(#[from] ProcessError),
 }
 
 /// How etcd is started.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Start {
     /// As the first member of a new cluster, with an empty directory.
     New,
     /// As the member that its data say it is.
     Existing,
+    /// As a learner that others have added, with an empty directory.
+    Join(Joining),
 }
 
 /// Decides from what is durable.
@@ -140,6 +149,7 @@ enum Start {
 /// | | data | no data |
 /// |---|---|---|
 /// | founding not acknowledged | discard them, new | new |
+/// | to join, and has not yet | existing | join |
 /// | otherwise | existing | refuse |
 ///
 /// A founding is acknowledged once the node's credentials are durable: before
@@ -149,6 +159,10 @@ enum Start {
 /// saved, so that two independent facts have to speak for discarding anything.
 /// And nothing is discarded once this etcd has `served`: somebody may be about
 /// to save the credentials of what was founded in it.
+///
+/// Who has joined and has no log is refused: as the same member with an empty
+/// log it would break what it has promised. The others remove it, and it joins
+/// as a new one.
 fn decide(config: &Config, served: bool) -> Result<Start, ConsensusFailure> {
     let peer = config.etcd.peer();
     for path in [peer.ca(), peer.certificate(), peer.key()] {
@@ -156,31 +170,39 @@ fn decide(config: &Config, served: bool) -> Result<Start, ConsensusFailure> {
             return Err(ConsensusFailure::Missing { path });
         }
     }
-    let data = config.etcd.data();
+    let joining = standing::load(&config.etcd)?;
     let acknowledged = served
         || !config.founding
+        || joining.is_some()
         || config.credentials.certificate().exists()
         || !pki::has_authority_keys(&config.etcd)?;
-    if acknowledged {
-        // etcd makes the directory first and the log in it later, whole.
-        let log = data.join("member").join("wal");
-        return if log.exists() {
-            Ok(Start::Existing)
-        } else {
-            Err(ConsensusFailure::Missing { path: log })
-        };
+    if acknowledged && standing::has_log(&config.etcd) {
+        return Ok(Start::Existing);
     }
-    match std::fs::remove_dir_all(&data) {
-        Ok(()) => {
-            tracing::info!("discarded what an interrupted founding left in etcd");
-            files::sync_dir(config.etcd.path())?;
+    let start = match joining {
+        Some(joining) if !standing::has_joined(&config.etcd) => Start::Join(joining),
+        _ if acknowledged => {
+            let path = config.etcd.log();
+            return Err(ConsensusFailure::Missing { path });
         }
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-        Err(source) => return Err(ConsensusFailure::Discard { path: data, source }),
+        _ => Start::New,
+    };
+    if config.etcd.data().exists() {
+        standing::discard_data(&config.etcd)?;
+        tracing::info!("discarded what an interrupted start left in etcd");
     }
     // etcd insists on a directory that is not open to others.
-    files::create_dir_durably(&data, 0o700)?;
-    Ok(Start::New)
+    files::create_dir_durably(&config.etcd.data(), 0o700)?;
+    Ok(start)
+}
+
+/// Who has no company finds its first leader, which is itself, at once.
+fn timing(config: &Config) -> Result<Timing, StandingError> {
+    Ok(if standing::expects_company(&config.etcd)? {
+        Timing::Cluster
+    } else {
+        Timing::Alone
+    })
 }
 
 /// Between a curator and the etcd below it: whether there will be other
@@ -278,37 +300,83 @@ pub fn client(
         .client(user)
 }
 
+/// What etcd says of itself as it runs.
+pub struct Outlets {
+    /// Each time that it serves.
+    pub handle: event::Writer<Handle>,
+    /// While it catches up, each second; and once it votes.
+    pub progress: event::Writer<ConsensusProgress>,
+}
+
+/// How one life of etcd ended.
+enum End {
+    /// It was told to.
+    Told,
+    /// It is to go on, more patient.
+    Restart,
+}
+
 /// Runs etcd until it is told to stop, or etcd ends. Publishes a handle as
 /// soon as etcd serves.
-pub async fn run(ctx: Context, config: Arc<Config>, out: Arc<event::Writer<Handle>>) -> Outcome {
-    let begin = Instant::now();
-    let start = decide(&config, out.value().get().is_some())?;
-    let root = RootClient::new(process::socket(&config.socket_dir));
-    let dn = format!("{}.etcd", ctx.name());
-    let mut etcd = process::Etcd::start(&config, start == Start::New, dn).await?;
-    tracing::info!(pid = etcd.id(), ?start, "etcd is started");
-
-    let (serving, serves) = watch::channel(false);
-    tokio::select! {
-        () = first_read(&root) => {}
-        ended = etcd.ended() => return Err(ended.into()),
-        () = ctx.cancelled() => {
-            etcd.stop().await?;
-            return Ok(());
+///
+/// When the curator above expects company, etcd is started once more; the
+/// curator and its callers wait for that moment.
+pub async fn run(ctx: Context, config: Arc<Config>, out: Arc<Outlets>) -> Outcome {
+    let mut healthy = false;
+    let mut good = || {
+        if !std::mem::replace(&mut healthy, true) {
+            ctx.healthy();
+        }
+    };
+    loop {
+        match live(&ctx, &config, &out, &mut good).await? {
+            End::Told => return Ok(()),
+            End::Restart => tracing::info!("etcd is started again, ready for other members"),
         }
     }
-    serving.send_replace(true);
-    out.set(Handle {
-        root,
-        serving: serves,
-        state: config.state.clone(),
-    });
-    tracing::info!(after = ?begin.elapsed(), "etcd serves");
-    ctx.healthy();
+}
 
+async fn live(
+    ctx: &Context,
+    config: &Config,
+    out: &Outlets,
+    good: &mut impl FnMut(),
+) -> Result<End, Failure> {
+    let begin = Instant::now();
+    let start = decide(config, out.handle.value().get().is_some())?;
+    let timing = timing(config).map_err(ConsensusFailure::from)?;
+    let root = RootClient::new(process::socket(&config.socket_dir));
+    let dn = format!("{}.etcd", ctx.name());
+    let mut etcd = process::Etcd::start(config, &start, timing, dn).await?;
+    tracing::info!(pid = etcd.id(), ?start, ?timing, "etcd is started");
+
+    let (serving, serves) = watch::channel(false);
+    let work = async {
+        catch_up(config, &root, out, good).await?;
+        serving.send_replace(true);
+        out.handle.set(Handle {
+            root: root.clone(),
+            serving: serves,
+            state: config.state.clone(),
+        });
+        tracing::info!(after = ?begin.elapsed(), "etcd serves");
+        good();
+        if timing == Timing::Cluster {
+            config.company.ready.set(());
+        }
+        report_voter(&root, out).await;
+        let mut expected = config.company.expected.value().watch();
+        expected.next().await?;
+        if timing == Timing::Cluster {
+            return std::future::pending().await;
+        }
+        standing::note_company(&config.etcd)?;
+        Ok(End::Restart)
+    };
     let outcome = tokio::select! {
         ended = etcd.ended() => Err(ended.into()),
-        () = ctx.cancelled() => Ok(()),
+        () = ctx.cancelled() => Ok(End::Told),
+        outcome = work => outcome,
     };
     serving.send_replace(false);
     if outcome.is_ok() {
@@ -318,13 +386,64 @@ pub async fn run(ctx: Context, config: Arc<Config>, out: Arc<event::Writer<Handl
 }
 
 /// Waits until a linearizable read is answered, for ever: without a quorum
-/// there is nothing else to do, and the caller watches the process.
-async fn first_read(root: &RootClient) {
+/// there is nothing else to do, and the caller watches the process. A learner
+/// answers none; it tells how far it is.
+async fn catch_up(
+    config: &Config,
+    root: &RootClient,
+    out: &Outlets,
+    good: &mut impl FnMut(),
+) -> Result<(), Failure> {
     const ATTEMPT: Duration = Duration::from_secs(10);
+    const PAUSE: Duration = Duration::from_millis(20);
     let client = root.namespaced(ConsensusUser::Curator).bounded(ATTEMPT);
+    let members = root.members().bounded(ATTEMPT);
+    let mut said = false;
     while let Err(error) = client.get(fenced::EPOCH).await {
-        tracing::info!("etcd does not serve yet: {error}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        match members.status().await {
+            Ok(status) if status.learner && status.leader.is_some() => {
+                if !standing::has_joined(&config.etcd) {
+                    standing::note_joined(&config.etcd)?;
+                }
+                if !std::mem::replace(&mut said, true) {
+                    tracing::info!(member = %status.id, "etcd catches up with the others");
+                }
+                out.progress.set(ConsensusProgress {
+                    member_id: status.id.0,
+                    learner: true,
+                    applied_index: status.applied,
+                });
+                good();
+                tokio::time::sleep(REPORT_INTERVAL).await;
+            }
+            _ => {
+                tracing::info!("etcd does not serve yet: {error}");
+                tokio::time::sleep(PAUSE).await;
+            }
+        }
+    }
+    // It may have been promoted by the word of an earlier life.
+    if standing::load(&config.etcd)?.is_some() && !standing::has_joined(&config.etcd) {
+        standing::note_joined(&config.etcd)?;
+    }
+    Ok(())
+}
+
+/// Says which member it is, now that it votes. Tries until etcd tells.
+async fn report_voter(root: &RootClient, out: &Outlets) {
+    let members = root.members();
+    loop {
+        match members.status().await {
+            Ok(status) => {
+                return out.progress.set(ConsensusProgress {
+                    member_id: status.id.0,
+                    learner: false,
+                    applied_index: 0,
+                });
+            }
+            Err(error) => tracing::info!("etcd does not say which member it is: {error}"),
+        }
+        tokio::time::sleep(REPORT_INTERVAL).await;
     }
 }
 

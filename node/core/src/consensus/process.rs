@@ -12,13 +12,17 @@ use std::{
 use hearth_base::sys::child::{Child, ChildError};
 use tokio::process::Command;
 
-use super::{Config, Timing, log, peer_url};
+use super::{Config, Start, Timing, log, peer_url};
 
 /// etcd wants every client URL to have a port, even of a unix socket. The
 /// whole "host" is the socket's file name, in the working directory.
 const SOCKET: &str = "client:0";
 /// How long etcd may take to end in order before it is killed.
 const STOP_BOUND: Duration = Duration::from_secs(5);
+/// What etcd says, among other things, when the others have removed it. It
+/// ends then, each time that it is started.
+const REMOVED: &str = "has been permanently removed from the cluster";
+
 /// The socket on which etcd serves its clients.
 pub fn socket(directory: &Path) -> PathBuf {
     directory.join(SOCKET)
@@ -61,7 +65,12 @@ pub struct Etcd {
 
 impl Etcd {
     /// Starts it. Its log lines go into the log tree under `dn`.
-    pub async fn start(config: &Config, new: bool, dn: String) -> Result<Self, ProcessError> {
+    pub(super) async fn start(
+        config: &Config,
+        start: &Start,
+        timing: Timing,
+        dn: String,
+    ) -> Result<Self, ProcessError> {
         // An etcd that was killed leaves its socket, on which the next one
         // would stumble.
         let socket = socket(&config.socket_dir);
@@ -73,15 +82,18 @@ impl Etcd {
         }
         let mut command = Command::new(&config.binary);
         command
-            .args(arguments(config, new))
+            .args(arguments(config, start, timing))
             .env_clear()
             .current_dir(&config.socket_dir);
+        if let Some(proxy) = config.peer_proxy {
+            command.env("HTTPS_PROXY", format!("http://{proxy}"));
+        }
         let last_words = Arc::new(Mutex::new(None));
         let (tree, words) = (config.log.clone(), last_words.clone());
         let child = Child::spawn(command, move |_, line| {
             let parsed = log::parse(line);
             tree.append_raw(&dn, parsed.severity, &parsed.message);
-            if parsed.fatal {
+            if parsed.fatal || parsed.message.contains(REMOVED) {
                 *words.lock().unwrap_or_else(PoisonError::into_inner) = Some(parsed.message);
             }
         })
@@ -116,18 +128,24 @@ impl Etcd {
     }
 }
 
-/// Everything that etcd is told. `new` founds a cluster of this one member.
-fn arguments(config: &Config, new: bool) -> Vec<String> {
+/// Everything that etcd is told.
+fn arguments(config: &Config, start: &Start, timing: Timing) -> Vec<String> {
     let name = config.node_id.to_string();
     let url = peer_url(config.node_id);
     let client = format!("unix://{SOCKET}");
     let peer = config.etcd.peer();
     let path = |p: PathBuf| p.display().to_string();
-    let (heartbeat, election) = match config.timing {
+    let (heartbeat, election) = match timing {
         Timing::Alone => (20, 100),
-        Timing::Cluster => (500, 5000),
+        Timing::Cluster => (200, 2000),
     };
-    let state = if new { "new" } else { "existing" };
+    // An etcd that has data knows its cluster from them.
+    let alone = || format!("{name}={url}");
+    let (state, initial) = match start {
+        Start::New => ("new", alone()),
+        Start::Existing => ("existing", alone()),
+        Start::Join(joining) => ("existing", joining.initial_cluster.clone()),
+    };
     let mut arguments: Vec<String> = [
         ("--name", name.clone()),
         ("--data-dir", path(config.etcd.data())),
@@ -135,7 +153,7 @@ fn arguments(config: &Config, new: bool) -> Vec<String> {
         ("--advertise-client-urls", client),
         ("--listen-peer-urls", listen_url(config.peer_listen)),
         ("--initial-advertise-peer-urls", url.clone()),
-        ("--initial-cluster", format!("{name}={url}")),
+        ("--initial-cluster", initial),
         ("--initial-cluster-state", state.into()),
         ("--initial-cluster-token", config.cluster_id.to_string()),
         ("--peer-trusted-ca-file", path(peer.ca())),

@@ -16,7 +16,9 @@ use hearth_base::{
 };
 use tempfile::TempDir;
 
-use super::{Config, ConsensusUser, DEFAULT_QUOTA, Handle, NamespacedClient, Timing, run};
+use super::{
+    Company, Config, ConsensusUser, DEFAULT_QUOTA, Handle, NamespacedClient, Outlets, run,
+};
 use crate::{
     cluster_state, layout,
     pki::{self, Founder, Lifetime},
@@ -102,9 +104,10 @@ impl Site {
             socket_dir: self.root.ephemeral.consensus(),
             peer_listen: self.peer_listen,
             founding,
-            timing: Timing::Alone,
+            company: Company::default(),
             quota_bytes: DEFAULT_QUOTA,
             binary: PathBuf::from("/usr/bin/etcd"),
+            peer_proxy: None,
             state: self.state.1.clone(),
             log: self.log.clone(),
         }
@@ -122,14 +125,16 @@ impl Site {
     /// Starts it, whatever comes of it.
     pub fn start_anyhow(&self, founding: bool) -> Running {
         let config = Arc::new(self.config(founding));
-        let (writer, handles) = event::value();
-        let writer = Arc::new(writer);
+        let company = config.company.clone();
+        let (handle, handles) = event::value();
+        let (progress, _) = event::value();
+        let out = Arc::new(Outlets { handle, progress });
         let supervisor = Supervisor::start(
             runnable(move |ctx| {
-                let (config, writer) = (config.clone(), writer.clone());
+                let (config, out) = (config.clone(), out.clone());
                 async move {
                     ctx.run("consensus", move |ctx| {
-                        run(ctx, config.clone(), writer.clone())
+                        run(ctx, config.clone(), out.clone())
                     })?;
                     ctx.healthy();
                     ctx.cancelled().await;
@@ -147,6 +152,7 @@ impl Site {
         Running {
             supervisor,
             handles,
+            company,
         }
     }
 
@@ -179,6 +185,7 @@ impl Site {
 pub struct Running {
     pub supervisor: Supervisor,
     pub handles: event::Value<Handle>,
+    pub company: Company,
 }
 
 impl Running {

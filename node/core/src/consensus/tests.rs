@@ -290,3 +290,45 @@ async fn a_stopped_etcd_is_waited_for_within_a_bound() {
     running.client().get("a").await.unwrap();
     running.stop().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn etcd_becomes_patient_once_and_for_ever_when_company_is_expected() {
+    let site = Site::new();
+    let running = site.start(true).await;
+    acknowledge(&site);
+    let patient = |pid: i32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap();
+        line.split(|byte| *byte == 0).any(|word| word == b"2000")
+    };
+    assert!(!patient(site.etcd_pid()) && !running.company.is_ready());
+    let client = running.client();
+    client.write(put_new("a", "1")).await.unwrap();
+
+    let mut handles = running.handles.watch();
+    handles.next().await.unwrap();
+    running.company.expect();
+    running.company.expect();
+    soon("a new handle", handles.next()).await.unwrap();
+    soon("readiness", running.company.ready.value().watch().next())
+        .await
+        .unwrap();
+    assert!(patient(site.etcd_pid()));
+    assert!(client.get("a").await.unwrap().is_some());
+    // It was no failure: nobody waited for a restart.
+    assert!(
+        running
+            .supervisor
+            .tree()
+            .snapshot()
+            .iter()
+            .all(|node| node.restarts == 0)
+    );
+    running.stop().await;
+
+    let running = site.start(true).await;
+    assert!(patient(site.etcd_pid()));
+    soon("readiness", running.company.ready.value().watch().next())
+        .await
+        .unwrap();
+    running.stop().await;
+}

@@ -6,27 +6,46 @@
 //! founded again when this worker restarts in the same boot: `Founded` goes
 //! before the bootstrap data, which stay what they were.
 //!
+//! A later member joins: it has a role that names the member of etcd that the
+//! curators have added for it, and gets from them a certificate and the names
+//! of the others before it starts etcd. What the disk is the member of is held
+//! against the role at each start (see [`standing`]); a role that is gone, or
+//! that names another member, has everything of etcd wiped.
+//!
 //! The children of a runnable are fixed once it is healthy, so a change of
 //! roles that starts or stops consensus is a restart of this worker, at any
 //! time, while it still starts them, too: etcd may wait for a quorum for ever.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hearth_api::console::Milestone;
 use hearth_api::identity::{ClusterId, NodeCredentials, NodeId};
 use hearth_api::tls;
-use hearth_api::v1::{ConsensusProgress, NodeRoles};
+use hearth_api::v1::issue_certificate_request::{EtcdPeer, Kind};
+use hearth_api::v1::{
+    ConsensusProgress, GetConsensusStatusRequest, GetConsensusStatusResponse,
+    IssueCertificateRequest, NodeRoles,
+};
 use hearth_base::event::{self, Value, Watcher, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 
+use super::membership::{CuratorConnection, refused};
 use super::{Inputs, rolefetch};
-use crate::consensus::{self, Company, ConsensusUser, Timing};
+use crate::consensus::standing::{self, Verdict};
+use crate::consensus::{self, Company, ConsensusUser, Joining, MemberId};
 use crate::curator::{self, founding};
 use crate::handover::{BootstrapData, Founded, MemberData};
 use crate::{boot, credentials, failpoint, pki};
 
 const ETCD: &str = "/usr/bin/etcd";
+/// Between two attempts to get what a join needs.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// One attempt may take so long.
+const ASK_BOUND: Duration = Duration::from_secs(10);
+/// The role of the node that founded the cluster names no member.
+const FOUNDER: MemberId = MemberId(0);
 
 /// What of the control plane runs on this node.
 #[derive(Clone, Default)]
@@ -40,14 +59,19 @@ pub struct ControlPlane {
 }
 
 pub(super) struct Worker {
-    /// Will be read: bootstrap and member data. Will be written: founded.
+    /// Will be read: bootstrap and member data, disowned. Will be written:
+    /// founded.
     pub inputs: Arc<Inputs>,
     /// Where etcd serves its peers.
     pub etcd_peers: SocketAddr,
     /// Where the curator serves.
     pub curator: SocketAddr,
+    /// See [`consensus::Config::peer_proxy`].
+    pub peer_proxy: Option<SocketAddr>,
     /// Will be read.
     pub local_roles: Value<NodeRoles>,
+    /// Will be read: by it this node asks for what a join needs.
+    pub connection: Value<CuratorConnection>,
     /// Will be written.
     pub control_plane: Writer<ControlPlane>,
 }
@@ -67,8 +91,12 @@ struct Member {
 
 pub(super) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     worker.control_plane.set(ControlPlane::default());
+    if worker.inputs.disowned.get().is_some() {
+        return end_for_good(&ctx, &worker.inputs).await;
+    }
     let outcome = tokio::select! {
         outcome = work(&ctx, &worker) => outcome,
+        () = disowned(&worker.inputs) => Err(Failure::msg("the cluster has disowned this node")),
         () = ctx.cancelled() => Ok(()),
     };
     // What runs below ends now, and before this runs again.
@@ -76,38 +104,225 @@ pub(super) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     outcome
 }
 
+/// Waits until the cluster has disowned this node.
+async fn disowned(inputs: &Inputs) {
+    if inputs.disowned.watch().next().await.is_err() {
+        // Nobody is there who could say so.
+        std::future::pending().await
+    }
+}
+
+/// Wipes what is left of consensus, of which nothing runs any more, and rests.
+async fn end_for_good(ctx: &Context, inputs: &Inputs) -> Outcome {
+    standing::wipe(&inputs.root.data.etcd())?;
+    ctx.healthy();
+    ctx.cancelled().await;
+    Ok(())
+}
+
 async fn work(ctx: &Context, worker: &Arc<Worker>) -> Outcome {
     let start = start(&worker.inputs).await?;
     let mut roles = worker.local_roles.watch();
-    if let Start::Member(_) = start
-        && roles.next().await?.consensus_member.is_none()
-    {
-        ctx.healthy();
-        roles
-            .wait_for(|roles| roles.consensus_member.is_some())
-            .await?;
-        return Err(Failure::msg("this node is to become a consensus member"));
-    }
     // A founding begins before any roles are known.
+    let role = match &start {
+        Start::Found(_) => FOUNDER,
+        Start::Member(member) => {
+            let role = consensus_role(&roles.next().await?);
+            let ready = tokio::select! {
+                ready = prepare(worker, member, role) => ready?,
+                changed = changes(&mut roles, role) => return Err(changed?),
+            };
+            match (ready, role) {
+                (true, Some(role)) => role,
+                _ => {
+                    ctx.healthy();
+                    return Err(changes(&mut roles, role).await?);
+                }
+            }
+        }
+    };
     tokio::select! {
-        outcome = serve(ctx, worker, start) => outcome,
-        removed = roles.wait_for(|roles| roles.consensus_member.is_none()) => {
-            removed?;
-            Err(Failure::msg("this node is no consensus member any more"))
+        outcome = serve(ctx, worker, start, role) => outcome,
+        changed = changes(&mut roles, Some(role)) => Err(changed?),
+    }
+}
+
+fn consensus_role(roles: &NodeRoles) -> Option<MemberId> {
+    roles.consensus_member.map(|role| MemberId(role.member_id))
+}
+
+/// Waits until the role is another one, and says so.
+async fn changes(
+    roles: &mut Watcher<NodeRoles>,
+    from: Option<MemberId>,
+) -> Result<Failure, event::Closed> {
+    let roles = roles
+        .wait_for(|roles| consensus_role(roles) != from)
+        .await?;
+    Ok(match consensus_role(&roles) {
+        None => Failure::msg("this node is no consensus member any more"),
+        Some(_) if from.is_none() => Failure::msg("this node is to become a consensus member"),
+        Some(member) => Failure::msg(format!("this node is to join consensus as member {member}")),
+    })
+}
+
+/// Brings the disk to what the role says. Tells whether etcd is to be started.
+async fn prepare(
+    worker: &Worker,
+    member: &Member,
+    role: Option<MemberId>,
+) -> Result<bool, Failure> {
+    let etcd = worker.inputs.root.data.etcd();
+    loop {
+        let found = standing::find(&etcd)?;
+        match (standing::judge(role, found), role) {
+            (Verdict::Wipe, _) => {
+                tracing::warn!(
+                    "this node is not the member of consensus any more that its disk is of: \
+                     etcd's data are wiped"
+                );
+                standing::wipe(&etcd)?;
+            }
+            (Verdict::Join, Some(role)) => join(worker, member, role).await?,
+            (Verdict::Start, _) => return Ok(true),
+            (Verdict::Rest | Verdict::Join, _) => return Ok(false),
+            (Verdict::Refuse, _) => {
+                return Err(Failure::msg(
+                    "the node's role is that of the founder of consensus, but its data are of \
+                     another member: take the role from it, and give it again",
+                ));
+            }
         }
     }
 }
 
+/// Gets what a join needs from the curators, for as long as it takes.
+async fn join(worker: &Worker, member: &Member, id: MemberId) -> Outcome {
+    let mut said = String::new();
+    worker.connection.watch().next().await?;
+    loop {
+        match tokio::time::timeout(ASK_BOUND, get_ready(worker, member, id)).await {
+            Ok(Ok(())) => return Ok(()),
+            Ok(Err(error)) => {
+                let why = error.to_string();
+                if said != why {
+                    tracing::warn!("cannot join consensus yet: {why}");
+                    said = why;
+                }
+            }
+            Err(_) => tracing::warn!("cannot join consensus yet: no answer for {ASK_BOUND:?}"),
+        }
+        tokio::time::sleep(ASK_AGAIN).await;
+    }
+}
+
+/// Peer files first, the record last: what was cut off is done again.
+async fn get_ready(worker: &Worker, member: &Member, id: MemberId) -> Outcome {
+    let joining = ask_for_members(worker, member, id).await?;
+    let connection = worker.connection.get().ok_or(event::Closed)?;
+    let request = IssueCertificateRequest {
+        kind: Some(Kind::EtcdPeer(EtcdPeer {})),
+    };
+    let issued = connection.curator().issue_certificate(request).await;
+    let issued = issued.map_err(refused)?.into_inner();
+    let etcd = worker.inputs.root.data.etcd();
+    pki::save_peer(
+        &etcd.peer(),
+        &member.credentials.key,
+        &issued.certificate,
+        &issued.ca_certificate,
+    )?;
+    standing::save(&etcd, &joining)?;
+    tracing::info!(member = %id, "this node joins consensus");
+    Ok(())
+}
+
+async fn ask_for_members(
+    worker: &Worker,
+    member: &Member,
+    id: MemberId,
+) -> Result<Joining, Failure> {
+    let connection = worker.connection.get().ok_or(event::Closed)?;
+    let mut curator = connection.curator();
+    let status = curator.get_consensus_status(GetConsensusStatusRequest {});
+    let status = status.await.map_err(refused)?.into_inner();
+    initial_cluster(&status, member.node_id, id)
+}
+
+/// All members by their node IDs, as etcd wants to know them.
+fn initial_cluster(
+    status: &GetConsensusStatusResponse,
+    own: NodeId,
+    id: MemberId,
+) -> Result<Joining, Failure> {
+    let own = own.to_string();
+    let known = |member: &&hearth_api::v1::ConsensusMemberStatus| {
+        member.member_id == id.0 && member.node_id == own
+    };
+    if !status.members.iter().any(|member| known(&member)) {
+        return Err(Failure::msg(format!(
+            "the curators know of no member {id} of consensus on this node"
+        )));
+    }
+    let members = status.members.iter().flat_map(|member| {
+        let urls = member.peer_urls.iter();
+        urls.map(|url| format!("{}={url}", member.node_id))
+    });
+    Ok(Joining {
+        member: id,
+        initial_cluster: members.collect::<Vec<_>>().join(","),
+    })
+}
+
+/// Keeps the record of the others true until etcd has taken part, which wants
+/// it to be exact: they may change meanwhile.
+async fn keep_members_true(worker: &Worker, member: &Member, id: MemberId) -> Failure {
+    let etcd = worker.inputs.root.data.etcd();
+    while !standing::has_joined(&etcd) {
+        tokio::time::sleep(ASK_AGAIN).await;
+        let asked = tokio::time::timeout(ASK_BOUND, ask_for_members(worker, member, id)).await;
+        let Ok(Ok(joining)) = asked else {
+            continue;
+        };
+        match standing::load(&etcd) {
+            Ok(Some(known)) if known != joining => {
+                if let Err(error) = standing::save(&etcd, &joining) {
+                    return error.into();
+                }
+            }
+            Ok(_) => {}
+            Err(error) => return error.into(),
+        }
+    }
+    std::future::pending().await
+}
+
 /// Starts etcd and the curator and says what of them is there; ends by an
 /// error only.
-async fn serve(ctx: &Context, worker: &Arc<Worker>, start: Start) -> Outcome {
-    let mut handles = start_consensus(ctx, worker, &start)?;
-    let handle = handles.next().await?;
-    let mut control_plane = ControlPlane {
-        consensus: Some(handle.clone()),
-        curator_port: None,
-        progress: None,
+async fn serve(ctx: &Context, worker: &Arc<Worker>, start: Start, role: MemberId) -> Outcome {
+    let company = Company::default();
+    let (mut handles, mut progresses) = start_consensus(ctx, worker, &start, &company)?;
+    let mut control_plane = ControlPlane::default();
+    let handle = loop {
+        let joins = async {
+            match &start {
+                Start::Member(member) if role != FOUNDER => {
+                    keep_members_true(worker, member, role).await
+                }
+                _ => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            // A learner catches up.
+            progress = progresses.next() => {
+                control_plane.progress = Some(progress?);
+                worker.control_plane.set(control_plane.clone());
+            }
+            handle = handles.next() => break handle?,
+            failure = joins => return Err(failure),
+        }
     };
+    control_plane.consensus = Some(handle.clone());
     worker.control_plane.set(control_plane.clone());
     boot::report_once(Milestone::Consensus);
 
@@ -117,7 +332,7 @@ async fn serve(ctx: &Context, worker: &Arc<Worker>, start: Start) -> Outcome {
         Start::Member(member) => member,
     };
     let credentials = member.credentials.clone();
-    let port = start_curator(ctx, worker, &handle, member).await?;
+    let port = start_curator(ctx, worker, &handle, member, company).await?;
     control_plane.curator_port = Some(port);
     worker.control_plane.set(control_plane.clone());
     boot::report_once(Milestone::Curator);
@@ -126,9 +341,12 @@ async fn serve(ctx: &Context, worker: &Arc<Worker>, start: Start) -> Outcome {
     }
     ctx.healthy();
     loop {
-        // An etcd that has ended is started again below us; who holds its old
-        // handle is only told that it does not serve.
-        control_plane.consensus = Some(handles.next().await?);
+        tokio::select! {
+            // An etcd that has ended is started again below us; who holds its
+            // old handle is only told that it does not serve.
+            handle = handles.next() => control_plane.consensus = Some(handle?),
+            progress = progresses.next() => control_plane.progress = Some(progress?),
+        }
         worker.control_plane.set(control_plane.clone());
     }
 }
@@ -159,7 +377,8 @@ fn start_consensus(
     ctx: &Context,
     worker: &Worker,
     start: &Start,
-) -> Result<Watcher<consensus::Handle>, Failure> {
+    company: &Company,
+) -> Result<(Watcher<consensus::Handle>, Watcher<ConsensusProgress>), Failure> {
     let inputs = &worker.inputs;
     let (node_id, cluster_id) = match start {
         Start::Found(data) => (data.node_id, data.cluster_id),
@@ -173,18 +392,20 @@ fn start_consensus(
         socket_dir: inputs.root.ephemeral.consensus(),
         peer_listen: worker.etcd_peers,
         founding: matches!(start, Start::Found(_)),
-        timing: Timing::Alone,
+        company: company.clone(),
         quota_bytes: consensus::DEFAULT_QUOTA,
         binary: ETCD.into(),
+        peer_proxy: worker.peer_proxy,
         state: inputs.cluster_state.clone(),
         log: inputs.log_tree.clone(),
     });
-    let (writer, handles) = event::value();
-    let writer = Arc::new(writer);
+    let (handle, handles) = event::value();
+    let (progress, progresses) = event::value();
+    let out = Arc::new(consensus::Outlets { handle, progress });
     ctx.run("consensus", move |ctx| {
-        consensus::run(ctx, config.clone(), writer.clone())
+        consensus::run(ctx, config.clone(), out.clone())
     })?;
-    Ok(handles.watch())
+    Ok((handles.watch(), progresses.watch()))
 }
 
 /// Makes the founding durable in etcd, then on the data partition. Each step
@@ -225,6 +446,7 @@ async fn start_curator(
     worker: &Worker,
     handle: &consensus::Handle,
     member: Member,
+    company: Company,
 ) -> Result<u16, Failure> {
     let inputs = &worker.inputs;
     let config = Arc::new(curator::Config {
@@ -232,7 +454,7 @@ async fn start_curator(
         credentials: member.credentials,
         client: handle.root().namespaced(ConsensusUser::Curator),
         members: handle.root().members(),
-        company: Company::default(),
+        company,
         version: inputs.image.version.clone(),
         clock: tls::wall_clock(),
         timing: curator::Timing::default(),

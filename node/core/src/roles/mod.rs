@@ -2,7 +2,7 @@
 //!
 //! | worker | reads | writes |
 //! |---|---|---|
-//! | [`controlplane`] | bootstrap data, member data, local roles | control plane, founded |
+//! | [`controlplane`] | bootstrap data, member data, local roles, curator connection, disowned | control plane, founded |
 //! | [`rolefetch`] | member data, curator connection | local roles, refusals |
 //! | [`membership`] | member data, control plane, directory, acknowledgements, disowned | curator connection, cluster state |
 //! | [`heartbeat`] | curator connection | acknowledgements, refusals |
@@ -102,7 +102,9 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
         inputs: inputs.clone(),
         etcd_peers: any(PORT_ETCD_PEER),
         curator: any(PORT_CURATOR),
+        peer_proxy: None,
         local_roles,
+        connection: connection.clone(),
         control_plane: control_plane_writer,
     });
     ctx.run("controlplane", move |ctx| {

@@ -7,19 +7,20 @@ use std::time::{Duration, UNIX_EPOCH};
 use hearth_api::client::{Curators, Options};
 use hearth_api::identity::{NodeCredentials, OwnerKey};
 use hearth_api::tls::{self, ExpectedServer, wall_clock};
+use hearth_api::v1::node_roles::ConsensusMember;
 use hearth_api::v1::{ClusterDirectory, NodeRoles};
 use hearth_base::event::{self, Value, Writer};
 
 use crate::cluster_state::{Desk, State};
 use crate::consensus::testing::Site;
-use crate::consensus::{self, ConsensusUser};
+use crate::consensus::{self, ConsensusUser, standing};
 use crate::curator::state;
 use crate::curator::testing::bootstrap_data;
-use crate::handover::{BootstrapData, Founded, MemberData};
+use crate::handover::{BootstrapData, Disowned, Founded, MemberData};
 use crate::image::Image;
 use crate::power::Power;
 use crate::roles::controlplane::{Worker, run};
-use crate::roles::testing::{Alone, consensus_member, next, soon, until, until_ok};
+use crate::roles::testing::{Alone, consensus_member, never, next, soon, until, until_ok};
 use crate::roles::{ControlPlane, CuratorConnection, Inputs, rolefetch};
 use crate::{credentials, pki};
 
@@ -30,6 +31,10 @@ struct Boot {
     member: Writer<MemberData>,
     roles: Writer<NodeRoles>,
     founded: Value<Founded>,
+    disowned: Writer<Disowned>,
+    /// To curators; there are none.
+    #[expect(dead_code, reason = "held so that there may be some")]
+    connection: Writer<CuratorConnection>,
     control_plane: Value<ControlPlane>,
     /// Where the curator serves.
     curator: SocketAddr,
@@ -50,6 +55,8 @@ fn boot_with(site: &Site, curator: SocketAddr) -> Boot {
     let (member_writer, member) = event::value();
     let (founded_writer, founded) = event::value();
     let (roles_writer, local_roles) = event::value();
+    let (disowned_writer, disowned) = event::value();
+    let (connection_writer, connection) = event::value();
     let (control_plane_writer, control_plane) = event::value();
     let inputs = Arc::new(Inputs {
         root: site.root.clone(),
@@ -63,7 +70,7 @@ fn boot_with(site: &Site, curator: SocketAddr) -> Boot {
         bootstrap,
         member,
         founded: Arc::new(founded_writer),
-        disowned: event::value().1,
+        disowned,
         refusals: Arc::new(event::value().0),
         power: Power::default(),
         desk: Desk::empty(),
@@ -73,7 +80,9 @@ fn boot_with(site: &Site, curator: SocketAddr) -> Boot {
         inputs,
         etcd_peers: site.config(false).peer_listen,
         curator,
+        peer_proxy: None,
         local_roles,
+        connection,
         control_plane: control_plane_writer,
     });
     Boot {
@@ -82,6 +91,8 @@ fn boot_with(site: &Site, curator: SocketAddr) -> Boot {
         member: member_writer,
         roles: roles_writer,
         founded,
+        disowned: disowned_writer,
+        connection: connection_writer,
         control_plane,
         curator,
     }
@@ -172,7 +183,7 @@ async fn a_cluster_is_founded_once() {
     assert_eq!(control_plane.curator_port, Some(boot.curator.port()));
     let found = domain(&site, &founded.credentials, boot.curator.port()).await;
     assert_eq!(found, wanted);
-    let when = founding(&control_plane).await;
+    founding(&control_plane).await;
 
     // This worker starts again before enrolment says that this is a member.
     boot.roles.set(roles);
@@ -184,16 +195,20 @@ async fn a_cluster_is_founded_once() {
         .await;
     assert!(boot.control_plane.get().unwrap().consensus.is_none());
     boot.ends(&site).await;
+    // It rests, and nothing of consensus is left to be taken for a member's, or
+    // a founder's.
     boot.worker.is_healthy().await;
-
+    until_wiped(&site).await;
+    let kept = credentials::load(&node.credentials()).unwrap().unwrap();
+    assert_eq!(kept.certificate, saved.certificate);
     boot.roles.set(roles);
     boot.worker
         .fails("this node is to become a consensus member")
         .await;
-    let again = boot.serves().await;
-    assert_eq!(founding(&again).await, when);
-    let kept = credentials::load(&node.credentials()).unwrap().unwrap();
-    assert_eq!(kept.certificate, saved.certificate);
+    never("a second founding", async {
+        until("etcd", || site.root.data.etcd().data().exists()).await;
+    })
+    .await;
     boot.worker.stop().await;
     assert!(site.etcd_pids().is_empty());
 }
@@ -248,7 +263,7 @@ async fn a_member_starts_what_its_roles_on_disk_say() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_role_that_comes_and_goes_ends_as_it_was_left() {
     let site = Site::new();
-    let (credentials, when) = founded(&site).await;
+    let (credentials, _) = founded(&site).await;
     // The curator cannot start: its port is taken.
     let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     let boot = boot_with(&site, taken.local_addr().unwrap());
@@ -259,26 +274,71 @@ async fn a_role_that_comes_and_goes_ends_as_it_was_left() {
     // Removed while it starts.
     boot.roles.set(nothing());
     boot.ends(&site).await;
+    until_wiped(&site).await;
     drop(taken);
 
     // Added, removed, added within a second: not at once, but in the middle of
-    // whatever the last one has begun.
-    for roles in [consensus_member(), nothing(), consensus_member()] {
+    // whatever the last one has begun, which is to ask curators that are not
+    // there.
+    for roles in [joiner(7), nothing(), joiner(8)] {
         boot.roles.set(roles);
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    let control_plane = boot.serves().await;
-    assert_eq!(founding(&control_plane).await, when);
-    assert_eq!(site.etcd_pids().len(), 1);
-
     // Added and removed at once.
     for _ in 0..10 {
         boot.roles.set(nothing());
         tokio::task::yield_now().await;
-        boot.roles.set(consensus_member());
+        boot.roles.set(joiner(9));
         tokio::task::yield_now().await;
     }
     boot.roles.set(nothing());
     boot.ends(&site).await;
+    until_wiped(&site).await;
     boot.worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_of_another_member_never_starts_the_data_of_the_first() {
+    let site = Site::new();
+    let (credentials, _) = founded(&site).await;
+    let boot = boot(&site);
+    boot.member.set(member(&site, credentials));
+    boot.roles.set(joiner(7));
+    until_wiped(&site).await;
+    boot.roles.set(consensus_member());
+    // The founder's role does not come back to life.
+    never("an etcd", async {
+        until("etcd", || !site.etcd_pids().is_empty()).await;
+    })
+    .await;
+    boot.worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disowned_node_ends_consensus_and_keeps_nothing_of_it() {
+    let site = Site::new();
+    let (credentials, _) = founded(&site).await;
+    let boot = boot(&site);
+    boot.member.set(member(&site, credentials));
+    boot.roles.set(consensus_member());
+    boot.serves().await;
+    boot.disowned.set(Disowned);
+    boot.ends(&site).await;
+    until_wiped(&site).await;
+    boot.worker.is_healthy().await;
+    boot.worker.stop().await;
+}
+
+/// The role of one that joins as this member.
+fn joiner(member_id: u64) -> NodeRoles {
+    NodeRoles {
+        consensus_member: Some(ConsensusMember { member_id }),
+        ..NodeRoles::default()
+    }
+}
+
+async fn until_wiped(site: &Site) {
+    let etcd = site.root.data.etcd();
+    let left = || standing::find(&etcd).unwrap().anything;
+    until("nothing of etcd is left", || !left()).await;
 }
