@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use hearth_api::chain;
 use hearth_api::console::{Milestone, Report};
+use hearth_api::tls;
 use hearth_base::event;
 use hearth_base::logtree::{self, Entry, LogTree, Severity};
 use hearth_base::supervisor::{Context, Failure, Options, Outcome, Supervisor, runnable};
@@ -30,7 +31,9 @@ use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::boot_record::{self, Keeper};
 use crate::cluster_state::{self, ClusterState, Desk, State};
-use crate::enrolment::driver;
+use crate::enrolment::asking::Asker;
+use crate::enrolment::sealed::SealedStore;
+use crate::enrolment::{driver, rejoin};
 use crate::image::Image;
 use crate::layout::{self, Root};
 use crate::network::{self, Network};
@@ -256,10 +259,11 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
         tracing::warn!(name, "test image: a failpoint is armed");
     }
     // The ESP is slow, and may not answer at all.
+    let sealed = Arc::new(SealedStore::new(&node.root.esp));
     let (parameters, configuration) = tokio::task::block_in_place(|| {
         keep_record(&ctx, &node)?;
         let parameters = Arc::new(parameters::load(&fw_cfg, &node.root.esp));
-        let configuration = network::configuration(&parameters, &node.root);
+        let configuration = network::configuration(&parameters, &sealed);
         Ok::<_, Failure>((parameters, configuration))
     })?;
     let (address_writer, address) = event::value();
@@ -269,7 +273,7 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
         address: Arc::new(address_writer),
     });
     ctx.run("network", move |ctx| network::run(ctx, network.clone()))?;
-    start_cluster_parts(&ctx, &node, parameters, address)?;
+    start_cluster_parts(&ctx, &node, parameters, sealed, address)?;
     ctx.healthy();
     stay(&ctx, &node).await
 }
@@ -303,14 +307,16 @@ fn start_cluster_parts(
     ctx: &Context,
     node: &Arc<Node>,
     parameters: Arc<parameters::Loaded>,
+    sealed: Arc<SealedStore>,
     address: event::Value<IpAddr>,
 ) -> Outcome {
     let (bootstrap_writer, bootstrap) = event::value();
     let (member_writer, member) = event::value();
     let (founded_writer, founded) = event::value();
     let (standing_writer, _) = event::value();
-    let (_, disowned) = event::value();
-    let (refusals_writer, _) = event::value();
+    let (refusals_writer, refusals) = event::value();
+    let (disowned_writer, disowned) = event::value();
+    let asker = Arc::new(Asker::new(tls::wall_clock(), boot_record::boot_id()?));
     let inputs = Arc::new(roles::Inputs {
         root: node.root.clone(),
         image: node.image.clone(),
@@ -326,9 +332,22 @@ fn start_cluster_parts(
         cluster_state: node.cluster_state.clone(),
     });
     ctx.run("role", move |ctx| roles::run(ctx, inputs.clone()))?;
+    let parts = Arc::new(rejoin::Parts {
+        root: node.root.clone(),
+        sealed: sealed.clone(),
+        asker: asker.clone(),
+        report: Arc::new(report),
+        at_most_every: rejoin::Parts::AT_MOST_EVERY,
+        member: member.clone(),
+        refusals,
+        disowned: disowned_writer,
+    });
+    ctx.run("rejoin", move |ctx| rejoin::run(ctx, parts.clone()))?;
     let parts = Arc::new(driver::Parts {
         parameters,
         root: node.root.clone(),
+        sealed,
+        asker,
         data: Arc::new(Mutex::new(DataPartition::new(
             System::new(esp::find),
             node.root.data.clone(),

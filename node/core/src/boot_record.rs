@@ -33,6 +33,15 @@ const FORMAT: SlotFormat = SlotFormat {
 const FREE_BOOTS: u32 = 3;
 const LONGEST_DELAY: Duration = Duration::from_secs(60);
 
+/// What the kernel calls this boot.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Random for each boot, from the kernel.
+pub fn boot_id() -> std::io::Result<String> {
+    let text = std::fs::read_to_string(BOOT_ID)?;
+    Ok(text.trim().to_owned())
+}
+
 /// The record on one ESP.
 pub struct Keeper {
     slots: SlotPair<FileSlot>,

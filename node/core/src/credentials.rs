@@ -4,6 +4,10 @@
 //! The certificate is written last. Where it exists, all three do; where it
 //! does not, there are none, whatever else lies there.
 
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::Path;
+
 use hearth_api::identity::{KeyError, NodeCredentials, NodeKey};
 use hearth_base::sys::files::{self, FileError};
 use rustls_pki_types::CertificateDer;
@@ -22,6 +26,14 @@ pub enum CredentialsError {
     /// A file cannot be read or written.
     #[error("the node's credentials")]
     File(#[from] FileError),
+    /// A key cannot be overwritten.
+    #[error("the node's credentials: cannot overwrite {path}")]
+    Overwrite {
+        /// The file.
+        path: String,
+        /// The cause.
+        source: std::io::Error,
+    },
     /// The certificate is there, and this file is not.
     #[error("the node's credentials: {path} is missing")]
     Missing {
@@ -69,6 +81,29 @@ pub fn load(files: &KeyFiles) -> Result<Option<NodeCredentials>, CredentialsErro
     }))
 }
 
+/// Removes them for good: the key is overwritten first. None there is fine.
+pub fn erase(files: &KeyFiles) -> Result<(), CredentialsError> {
+    files::remove_durably(&files.certificate())?;
+    overwrite(&files.key()).map_err(|source| CredentialsError::Overwrite {
+        path: files.key().display().to_string(),
+        source,
+    })?;
+    files::remove_durably(&files.key())?;
+    files::remove_durably(&files.ca())?;
+    Ok(())
+}
+
+/// In place, so that the blocks of the file hold it no more.
+fn overwrite(path: &Path) -> std::io::Result<()> {
+    let mut file = match OpenOptions::new().write(true).open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        file => file?,
+    };
+    let length = file.metadata()?.len().min(LARGEST_FILE);
+    file.write_all(&vec![0; length as usize])?;
+    file.sync_all()
+}
+
 #[cfg(test)]
 mod tests {
     use std::fs;
@@ -103,5 +138,12 @@ mod tests {
         ));
         fs::remove_file(files.certificate()).unwrap();
         assert!(load(&files).unwrap().is_none());
+
+        save(&files, &credentials).unwrap();
+        for _ in 0..2 {
+            erase(&files).unwrap();
+            assert!(load(&files).unwrap().is_none());
+            assert_eq!(fs::read_dir(files.path()).unwrap().count(), 0);
+        }
     }
 }

@@ -13,9 +13,8 @@
 #[cfg(feature = "failpoints")]
 pub use armed::{ArmError, arm, arm_from_fw_cfg, reach};
 
-/// All failpoints there are: in the order in which a bootstrap meets them, then
-/// those of the changes of consensus.
-pub const ALL: &[&str] = &[
+/// Those that a bootstrap meets, in order.
+pub const BOOTSTRAP: &[&str] = &[
     "enrolment.sealed_founding.before",
     "enrolment.sealed_founding.after",
     "storage.header_initialising.before",
@@ -36,6 +35,42 @@ pub const ALL: &[&str] = &[
     "founding.authority_keys_removed.after",
     "enrolment.sealed_member.before",
     "enrolment.sealed_member.after",
+];
+
+/// Those that a registration meets, in order, on the node that registers. What
+/// is durable in the cluster counts as well: it may be so without the node's
+/// knowledge.
+pub const REGISTER: &[&str] = &[
+    "enrolment.sealed_registering.before",
+    "enrolment.sealed_registering.after",
+    "registering.asked.before",
+    "registering.asked.after",
+    "enrolment.sealed_answer.before",
+    "enrolment.sealed_answer.after",
+    "storage.header_initialising.before",
+    "storage.header_initialising.after",
+    "storage.file_system.before",
+    "storage.file_system.after",
+    "storage.header_ready.before",
+    "storage.header_ready.after",
+    "registering.committed.before",
+    "registering.committed.after",
+    "registering.credentials.before",
+    "registering.credentials.after",
+    "enrolment.sealed_member.before",
+    "enrolment.sealed_member.after",
+];
+
+/// Those that a node meets, in order, that its cluster has removed.
+pub const DISOWN: &[&str] = &[
+    "enrolment.sealed_disowned.before",
+    "enrolment.sealed_disowned.after",
+    "disowning.wiped.before",
+    "disowning.wiped.after",
+];
+
+/// Those of the changes of consensus, on the curator that leads.
+pub const MEMBERSHIP: &[&str] = &[
     "membership.add.before",
     "membership.add.after",
     "membership.promote.before",
@@ -44,14 +79,21 @@ pub const ALL: &[&str] = &[
     "membership.remove.after",
 ];
 
+/// All there are. A point on the way of two of them stands in both lists.
+pub const ALL: [&[&str]; 4] = [BOOTSTRAP, REGISTER, DISOWN, MEMBERSHIP];
+
 /// Whether there is a failpoint of this name.
 pub const fn is_known(name: &str) -> bool {
-    let mut index = 0;
-    while index < ALL.len() {
-        if equal(ALL[index].as_bytes(), name.as_bytes()) {
-            return true;
+    let mut list = 0;
+    while list < ALL.len() {
+        let mut index = 0;
+        while index < ALL[list].len() {
+            if equal(ALL[list][index].as_bytes(), name.as_bytes()) {
+                return true;
+            }
+            index += 1;
         }
-        index += 1;
+        list += 1;
     }
     false
 }
@@ -197,15 +239,16 @@ mod tests {
             &mut names,
         );
         names.sort();
-        let mut all: Vec<_> = ALL.iter().map(|n| (*n).to_owned()).collect();
-        all.sort();
-        assert_eq!(names, all);
+        let all: BTreeSet<_> = ALL.iter().copied().flatten().copied().collect();
+        assert_eq!(names, all.into_iter().collect::<Vec<_>>());
     }
 
     #[test]
     fn names_are_unique_and_known() {
-        assert_eq!(ALL.iter().collect::<BTreeSet<_>>().len(), ALL.len());
-        assert!(ALL.iter().all(|name| is_known(name)));
+        for list in ALL {
+            assert_eq!(list.iter().collect::<BTreeSet<_>>().len(), list.len());
+            assert!(list.iter().all(|name| is_known(name)));
+        }
         assert!(!is_known("enrolment.sealed_founding"));
         assert!(!is_known(""));
     }

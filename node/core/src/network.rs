@@ -28,11 +28,14 @@ const METRIC: u32 = 100;
 const PUBLIC: u32 = 0o644;
 
 /// What this boot uses; `None` is DHCP.
-pub fn configuration(parameters: &parameters::Loaded, root: &Root) -> Option<StaticNetwork> {
+pub fn configuration(
+    parameters: &parameters::Loaded,
+    sealed: &SealedStore,
+) -> Option<StaticNetwork> {
     if let Ok(Some(found)) = parameters {
         return found.parameters.network.clone();
     }
-    match SealedStore::new(&root.esp).load() {
+    match sealed.load() {
         Ok(Stored::Sealed(sealed)) => sealed.network().cloned(),
         // Enrolment reads it as well, and says what is wrong.
         Ok(Stored::Absent | Stored::NeverCompleted) | Err(_) => None,

@@ -37,7 +37,16 @@ pub enum DirectoryError {
 
 /// Reads it; `None` if none was ever saved.
 pub fn load(esp: &Esp) -> Result<Option<ClusterDirectory>, DirectoryError> {
-    match slots(esp).load()? {
+    directory_of(slots(esp).load()?)
+}
+
+/// Looks into it and writes nothing: for whoever does not own it.
+pub fn look(esp: &Esp) -> Result<Option<ClusterDirectory>, DirectoryError> {
+    directory_of(slots(esp).peek()?)
+}
+
+fn directory_of(loaded: Loaded) -> Result<Option<ClusterDirectory>, DirectoryError> {
+    match loaded {
         Loaded::Absent | Loaded::NeverCompleted => Ok(None),
         Loaded::Value { payload, .. } => Ok(StoredDirectory::decode(&payload[..])?.directory),
     }
@@ -98,6 +107,7 @@ mod tests {
         assert_eq!(load(&esp).unwrap(), None);
         save(&esp, &directory("192.0.2.1")).unwrap();
         assert_eq!(load(&esp).unwrap(), Some(directory("192.0.2.1")));
+        assert_eq!(look(&esp).unwrap(), Some(directory("192.0.2.1")));
 
         for path in esp.cluster_directory().paths() {
             fs::write(path, "damaged").unwrap();

@@ -5,6 +5,9 @@
 //! nothing is touched any more. Whoever starts this runnable anew starts the
 //! machine anew, which finds its place on the disk.
 //!
+//! A node that its cluster has removed stays with the runnable, which keeps the
+//! cluster state's writer: there is nobody to hand over to.
+//!
 //! *Will be read*: the parameters, the node's address, `Founded`.
 //! *Will be written*: `BootstrapData`, `MemberData`, [`Standing`], and the
 //! cluster state until it is handed over to the membership worker.
@@ -20,7 +23,7 @@ use hearth_api::{
     identity::{
         ClusterId, ClusterUnlockKey, JoinKey, NodeCredentials, NodeId, NodeKey, NodeUnlockKey,
     },
-    v1::{StorageSecurity, TpmUsage},
+    v1::{ClusterDirectory, TpmUsage},
 };
 use hearth_base::{
     event,
@@ -28,22 +31,33 @@ use hearth_base::{
 };
 use tracing::Instrument;
 
+use tonic::Code;
+
 use super::{
-    EnrolmentId, directory,
+    EnrolmentId,
+    asking::{AskError, Asker, Joined},
+    directory, disowning,
     machine::{
-        Action, Done, Event, Failure, Inspection, Machine, SealedFound, Standing, Told, Work,
+        Action, Committed, Done, Entering, Event, Failure, Inspection, Keys, Machine, Pace,
+        SealedFound, Standing, Told, Work,
     },
-    sealed::{Founding, Identity, Member, Sealed, SealedStore},
+    sealed::{Asking, Disowned, Founding, Identity, Member, Registering, Sealed, SealedStore},
 };
 use crate::{
-    cluster_state::{Desk, State},
+    cluster_state::{Desk, ForbiddenChange, State},
     credentials, failpoint,
     handover::{BootstrapData, Founded, MemberData},
     layout::Root,
-    parameters::{self, Cluster, Parameters},
+    parameters::{self, Bootstrap, Cluster, Parameters, Register},
     pki::{self, PkiError},
-    storage::{DataPartition, Machinery, StorageError},
+    storage::{
+        DataPartition, Machinery, Mode, StorageError, Volume,
+        header::{Front, Phase},
+    },
 };
+
+/// What people have to do first may take them so long, and longer.
+const RARE: Duration = Duration::from_secs(60);
 
 /// Puts a line on the console, however quiet the log is.
 pub type Reporter = Arc<dyn Fn(&Report) + Send + Sync>;
@@ -55,8 +69,12 @@ pub struct Parts<M, A> {
     pub parameters: Arc<parameters::Loaded>,
     /// Where everything is.
     pub root: Root,
+    /// The sealed configuration.
+    pub sealed: Arc<SealedStore>,
     /// The data partition.
     pub data: Arc<Mutex<DataPartition<M>>>,
+    /// The way to the curators.
+    pub asker: Arc<Asker>,
     /// Of the certificates that a founding makes.
     pub lifetime: pki::Lifetime,
     /// Whether there is a TPM; see [`tpm_is_present`].
@@ -98,6 +116,7 @@ where
         for action in actions {
             match action {
                 Action::Show(standing) => parts.show(standing),
+                Action::Announce(state) => parts.announce(state)?,
                 Action::Work(turn, work) => {
                     retries.working_on(&work);
                     let result = tokio::select! {
@@ -109,9 +128,9 @@ where
                         Err(failure) => Event::Failed(turn, failure),
                     });
                 }
-                Action::BackOff(turn) => {
+                Action::BackOff(turn, pace) => {
                     tokio::select! {
-                        () = tokio::time::sleep(retries.delay()) => {}
+                        () = tokio::time::sleep(retries.delay(pace)) => {}
                         () = ctx.cancelled() => return Ok(()),
                     }
                     event = Some(Event::RetryDue(turn));
@@ -146,9 +165,16 @@ impl Retries {
         }
     }
 
-    fn delay(&mut self) -> Duration {
-        self.failures += 1;
-        self.backoff.delay(self.failures)
+    fn delay(&mut self, pace: Pace) -> Duration {
+        match pace {
+            Pace::Growing => {
+                self.failures += 1;
+                self.backoff.delay(self.failures)
+            }
+            // Jittered, so that the nodes of a cluster do not ask as one.
+            Pace::Rare => RARE + self.backoff.delay(u32::MAX),
+            Pace::After(delay) => delay,
+        }
     }
 }
 
@@ -189,6 +215,25 @@ where
         self.standing.set(standing);
     }
 
+    /// The cluster state has come so far at least. It may be further, if this
+    /// runnable was started again, and elsewhere, if it has handed over.
+    fn announce(&self, state: State) -> Result<(), ForbiddenChange> {
+        let Some(writer) = self.desk.try_take() else {
+            return Ok(());
+        };
+        let way = |state| match state {
+            State::Unknown => 0,
+            State::Foreign => 1,
+            State::Trusted => 2,
+            State::Home | State::Split => 3,
+            State::Disowning => 4,
+        };
+        if way(writer.get()) < way(state) {
+            writer.set(state)?;
+        }
+        Ok(())
+    }
+
     async fn perform(&self, work: Work) -> Result<Done, Failure> {
         match work {
             Work::Inspect => self.inspect().await,
@@ -199,46 +244,32 @@ where
             }
             Work::MakeKeys(parameters) => self.make_keys(&parameters),
             Work::SaveSealed(sealed) => self.save_sealed(sealed).await,
-            Work::Initialise(founding) => {
-                let volume = founding.volume();
-                self.on_data(move |data| data.initialise(&volume)).await
-            }
-            Work::MakeFileSystem(founding) => {
-                let volume = founding.volume();
+            Work::Initialise(volume) => self.on_data(move |data| data.initialise(&volume)).await,
+            Work::MakeFileSystem(volume) => {
                 self.on_data(move |data| data.make_file_system(&volume))
                     .await
             }
-            Work::MarkReady(founding) => {
-                let volume = founding.volume();
-                self.on_data(move |data| data.mark_ready(&volume)).await
-            }
-            Work::MountFounding(founding) => {
-                self.mount(founding.volume(), founding.identity.storage_security)
-                    .await
-            }
+            Work::MarkReady(volume) => self.on_data(move |data| data.mark_ready(&volume)).await,
+            Work::Mount(volume) => self.mount(volume).await,
             Work::MakeAuthorities(founding) => self.make_authorities(founding).await,
             Work::AwaitFounded(founding) => self.await_founded(&founding).await,
-            Work::MountMember(member) => {
-                let security = member.identity.storage_security;
-                let Some(volume) = member.identity.volume(None) else {
-                    return Err(Failure::Refuse(
-                        "an encrypted data partition without the cluster's key: this is a bug"
-                            .into(),
-                    ));
-                };
-                self.mount(volume, security).await
-            }
+            Work::Register(registering) => self.register(&registering).await,
+            Work::Commit(entering) => self.commit(&entering).await,
+            Work::SaveCredentials(committed) => self.save_credentials(committed).await,
+            Work::Unlock(member) => self.unlock(&member).await,
+            Work::WipeDisowned(disowned) => self.wipe_disowned(disowned).await,
             Work::LoadCredentials(member) => self.load_credentials(member).await,
             Work::HandOver {
                 member,
                 credentials,
                 home,
-            } => self.hand_over(&member, credentials, home).await,
+                directory,
+            } => self.hand_over(&member, credentials, home, directory).await,
         }
     }
 
     async fn inspect(&self) -> Result<Done, Failure> {
-        let store = SealedStore::new(&self.root.esp);
+        let store = self.sealed.clone();
         let sealed = match blocking(move || store.load()).await? {
             Ok(stored) => SealedFound::Stored(stored),
             Err(error) if error.is_transient() => return Err(again(error)),
@@ -257,7 +288,7 @@ where
             "the parameters order this node's former life wiped"
         );
         if sealed {
-            let store = SealedStore::new(&self.root.esp);
+            let store = self.sealed.clone();
             blocking(move || store.erase()).await?.map_err(again)?;
         }
         if data {
@@ -267,11 +298,17 @@ where
     }
 
     fn make_keys(&self, parameters: &Parameters) -> Result<Done, Failure> {
-        let Cluster::Bootstrap(bootstrap) = &parameters.cluster else {
-            return Err(Failure::Refuse(
-                "keys for a registration: this is a bug".into(),
-            ));
-        };
+        Ok(Done::Keys(match &parameters.cluster {
+            Cluster::Bootstrap(bootstrap) => {
+                Keys::Founding(Arc::new(self.new_founding(parameters, bootstrap)))
+            }
+            Cluster::Register(register) => {
+                Keys::Registering(Arc::new(new_registering(parameters, register)))
+            }
+        }))
+    }
+
+    fn new_founding(&self, parameters: &Parameters, bootstrap: &Bootstrap) -> Founding {
         let node_key = NodeKey::generate();
         let identity = Identity {
             enrolment_id: EnrolmentId::generate(),
@@ -295,7 +332,7 @@ where
             enrolment = %identity.enrolment_id,
             "a new cluster"
         );
-        Ok(Done::Keys(Arc::new(Founding {
+        Founding {
             identity,
             node_key,
             cluster_unlock_key: ClusterUnlockKey::generate(),
@@ -306,11 +343,11 @@ where
             configuration: bootstrap.configuration.clone(),
             roles: bootstrap.roles,
             labels: bootstrap.labels.clone(),
-        })))
+        }
     }
 
     async fn save_sealed(&self, sealed: Sealed) -> Result<Done, Failure> {
-        let store = SealedStore::new(&self.root.esp);
+        let store = self.sealed.clone();
         let saved = blocking(move || match &sealed {
             Sealed::Founding(founding) if founding.cluster_ca.is_none() => {
                 failpoint!("enrolment.sealed_founding.before");
@@ -324,34 +361,41 @@ where
                 failpoint!("enrolment.sealed_authority.after");
                 Ok(())
             }
+            Sealed::Registering(registering) if registering.answer.is_none() => {
+                failpoint!("enrolment.sealed_registering.before");
+                store.save(&sealed)?;
+                failpoint!("enrolment.sealed_registering.after");
+                Ok(())
+            }
+            Sealed::Registering(_) => {
+                failpoint!("enrolment.sealed_answer.before");
+                store.save(&sealed)?;
+                failpoint!("enrolment.sealed_answer.after");
+                Ok(())
+            }
             Sealed::Member(_) => {
                 failpoint!("enrolment.sealed_member.before");
                 store.save(&sealed)?;
                 failpoint!("enrolment.sealed_member.after");
                 Ok(())
             }
-            Sealed::Registering(_) => store.save(&sealed),
+            Sealed::Disowned(disowned) => disowning::seal(&store, *disowned),
         });
         saved.await?.map_err(again)?;
         Ok(Done::Plain)
     }
 
-    async fn mount(
-        &self,
-        volume: crate::storage::Volume,
-        security: StorageSecurity,
-    ) -> Result<Done, Failure> {
+    async fn mount(&self, volume: Volume) -> Result<Done, Failure> {
         let data = self.data.clone();
-        let mounted = blocking(move || locked(&data).mount(&volume)).await?;
-        if !mounted.map_err(storage_failure)? {
-            return Ok(Done::Plain);
-        }
-        let detail = match security {
-            StorageSecurity::Encrypted => "encrypted",
-            StorageSecurity::AuthenticatedEncrypted => "encrypted and authenticated",
-            StorageSecurity::Insecure | StorageSecurity::Unspecified => "insecure",
+        let detail = match volume.secrets.as_ref().map(|secrets| secrets.mode) {
+            Some(Mode::Encrypted) => "encrypted",
+            Some(Mode::AuthenticatedEncrypted) => "encrypted and authenticated",
+            None => "insecure",
         };
-        (self.report)(&Report::Reached(Milestone::Storage, detail.into()));
+        let mounted = blocking(move || locked(&data).mount(&volume)).await?;
+        if mounted.map_err(storage_failure)? {
+            (self.report)(&Report::Reached(Milestone::Storage, detail.into()));
+        }
         Ok(Done::Plain)
     }
 
@@ -383,6 +427,116 @@ where
         Ok(Done::Credentials(founded.credentials))
     }
 
+    /// Without an address nobody can be asked; that it takes its time is told
+    /// by the network.
+    async fn has_address(&self) -> Result<(), Failure> {
+        let waited = self.address.watch().next().await;
+        waited.map(drop).map_err(again)
+    }
+
+    async fn register(&self, registering: &Registering) -> Result<Done, Failure> {
+        self.has_address().await?;
+        let first = registering.answer.is_none();
+        if first {
+            failpoint!("registering.asked.before");
+        }
+        let asked = self.asker.register(registering, self.tpm_is_present).await;
+        let reply = asked.map_err(|error| match error.code() {
+            Some(Code::InvalidArgument | Code::AlreadyExists) => refuse(error),
+            Some(Code::PermissionDenied | Code::Unauthenticated) => Failure::Denied(chain(error)),
+            _ => again(error),
+        })?;
+        if first {
+            failpoint!("registering.asked.after");
+        }
+        Ok(Done::Answered(Box::new(reply)))
+    }
+
+    async fn commit(&self, entering: &Entering) -> Result<Done, Failure> {
+        self.has_address().await?;
+        failpoint!("registering.committed.before");
+        let committed = self.asker.commit(entering).await;
+        let committed = committed.map_err(|error| match error.code() {
+            Some(Code::InvalidArgument | Code::PermissionDenied) => refuse(error),
+            _ => again(error),
+        })?;
+        failpoint!("registering.committed.after");
+        Ok(Done::Committed(Arc::new(committed)))
+    }
+
+    async fn save_credentials(&self, committed: Arc<Committed>) -> Result<Done, Failure> {
+        let files = self.root.data.node().credentials();
+        let esp = self.root.esp.clone();
+        blocking(move || {
+            failpoint!("registering.credentials.before");
+            credentials::save(&files, &committed.credentials).map_err(again)?;
+            if let Some(directory) = &committed.directory {
+                directory::save(&esp, directory).map_err(again)?;
+            }
+            failpoint!("registering.credentials.after");
+            Ok(Done::Plain)
+        })
+        .await?
+    }
+
+    async fn unlock(&self, member: &Member) -> Result<Done, Failure> {
+        self.has_address().await?;
+        let directory = self.known_curators(member).await?;
+        match self.asker.join(member, &directory).await {
+            Ok(Joined::Admitted { key, directory }) => Ok(Done::Unlocked(key, directory)),
+            Ok(Joined::Removed) => Ok(Done::Removed),
+            Err(error) if is_final(&error) => Err(Failure::Denied(chain(error))),
+            Err(error) => Err(again(error)),
+        }
+    }
+
+    /// Those that the ESP knows, and those that the parameters name of the same
+    /// cluster, should the others all be gone.
+    async fn known_curators(&self, member: &Member) -> Result<ClusterDirectory, Failure> {
+        let mut known = self.saved_directory().await?;
+        if let Ok(Some(found)) = &*self.parameters
+            && let Cluster::Register(register) = &found.parameters.cluster
+            && register.ca == member.cluster_ca
+        {
+            known.nodes.extend(register.directory.nodes.clone());
+        }
+        Ok(known)
+    }
+
+    async fn saved_directory(&self) -> Result<ClusterDirectory, Failure> {
+        let esp = self.root.esp.clone();
+        let directory = blocking(move || directory::load(&esp)).await?;
+        let directory = directory.unwrap_or_else(|error| {
+            tracing::warn!("{}", chain(error));
+            None
+        });
+        Ok(directory.unwrap_or_default())
+    }
+
+    /// What is encrypted has no key any more. The rest is removed.
+    async fn wipe_disowned(&self, disowned: Disowned) -> Result<Done, Failure> {
+        let owner = disowned.data_owner();
+        let volume = Volume {
+            owner,
+            secrets: None,
+        };
+        let (data, root) = (self.data.clone(), self.root.clone());
+        blocking(move || {
+            let mut data = locked(&data);
+            let is_open = |header: &crate::storage::header::Header| {
+                header.owner == owner && header.phase == Phase::Ready && header.is_authentic(None)
+            };
+            match data.inspect().map_err(again)? {
+                Front::Header(header) if is_open(&header) => {}
+                _ => return Ok(Done::Plain),
+            }
+            data.mount(&volume).map_err(again)?;
+            disowning::wipe(&root.data).map_err(again)?;
+            Ok(Done::Plain)
+        })
+        .await?
+    }
+
     async fn load_credentials(&self, member: Arc<Member>) -> Result<Done, Failure> {
         let files = self.root.data.node().credentials();
         let loaded = blocking(move || credentials::load(&files)).await?;
@@ -407,23 +561,29 @@ where
         member: &Member,
         credentials: Arc<NodeCredentials>,
         home: bool,
+        directory: Option<Arc<ClusterDirectory>>,
     ) -> Result<Done, Failure> {
-        let esp = self.root.esp.clone();
-        let directory = blocking(move || directory::load(&esp)).await?;
-        let directory = directory.unwrap_or_else(|error| {
-            tracing::warn!("{}", chain(error));
-            None
-        });
+        let directory = match directory {
+            Some(directory) => ClusterDirectory::clone(&directory),
+            None => self.saved_directory().await?,
+        };
         // It lies elsewhere if this runnable has handed over in an earlier run.
         let writer = self.desk.try_take();
-        if home && let Some(writer) = &writer {
-            writer.set(State::Home).map_err(refuse)?;
+        if let Some(writer) = &writer {
+            // An earlier run may have come no further than to save MEMBER.
+            let entered = matches!(writer.get(), State::Foreign | State::Trusted);
+            if home || entered {
+                if writer.get() == State::Foreign {
+                    writer.set(State::Trusted).map_err(refuse)?;
+                }
+                writer.set(State::Home).map_err(refuse)?;
+            }
         }
         self.member.set(MemberData {
             cluster_id: member.identity.cluster_id,
             node_id: member.identity.node_id,
             credentials,
-            directory: directory.unwrap_or_default(),
+            directory,
         });
         if let Some(writer) = writer {
             writer.hand_over(&self.membership_desk);
@@ -439,6 +599,45 @@ where
         let data = self.data.clone();
         let result = blocking(move || step(&mut locked(&data))).await?;
         result.map(|()| Done::Plain).map_err(storage_failure)
+    }
+}
+
+fn new_registering(parameters: &Parameters, register: &Register) -> Registering {
+    let node_key = NodeKey::generate();
+    let registering = Registering {
+        enrolment_id: EnrolmentId::generate(),
+        node_id: NodeId::from_public_key(&node_key.public()),
+        node_key,
+        node_unlock_key: NodeUnlockKey::generate(),
+        cluster_unlock_key: ClusterUnlockKey::generate(),
+        join_key: JoinKey::generate(),
+        cluster_ca: register.ca.clone(),
+        asking: Asking::from(register),
+        answer: None,
+        network: parameters.network.clone(),
+    };
+    tracing::info!(
+        node = %registering.node_id,
+        enrolment = %registering.enrolment_id,
+        "a new node"
+    );
+    registering
+}
+
+/// Whether curators have answered, so that asking again changes nothing before
+/// somebody has done something.
+pub(super) fn is_final(error: &AskError) -> bool {
+    match error {
+        AskError::Refused { code, .. } => matches!(
+            code,
+            Code::NotFound
+                | Code::PermissionDenied
+                | Code::Unauthenticated
+                | Code::FailedPrecondition
+                | Code::InvalidArgument
+        ),
+        AskError::Answer { .. } | AskError::Order(_) => true,
+        AskError::Nobody | AskError::Tls(_) | AskError::Ca(_) => false,
     }
 }
 
@@ -461,7 +660,7 @@ fn bootstrap_data(founding: &Founding) -> BootstrapData {
 }
 
 /// Runs what blocks, under the name of the calling runnable.
-async fn blocking<T: Send + 'static>(
+pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Failure> {
     let span = tracing::Span::current();
@@ -476,7 +675,7 @@ fn locked<M>(data: &Mutex<DataPartition<M>>) -> std::sync::MutexGuard<'_, DataPa
     data.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn chain(error: impl std::error::Error + Send + Sync + 'static) -> String {
+pub(super) fn chain(error: impl std::error::Error + Send + Sync + 'static) -> String {
     Chain::from(error).to_string()
 }
 

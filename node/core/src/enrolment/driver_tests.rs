@@ -4,6 +4,7 @@
 
 use std::{fs, sync::Mutex as StdMutex};
 
+use hearth_api::tls::wall_clock;
 use hearth_api::v1::StorageSecurityPolicy;
 use hearth_base::supervisor::{Options, Supervisor, runnable};
 
@@ -65,6 +66,8 @@ impl Machine {
         let parts = Arc::new(Parts {
             parameters: Arc::new(parameters),
             root: self.root.clone(),
+            sealed: Arc::new(SealedStore::new(&self.root.esp)),
+            asker: Arc::new(Asker::new(wall_clock(), "boot".into())),
             data: Arc::new(Mutex::new(DataPartition::new(
                 self.files.rebooted(),
                 self.root.data.clone(),
@@ -243,20 +246,23 @@ async fn nothing_is_made_before_there_is_an_address() {
     boot.off().await;
 }
 
+/// There is nobody who could have the key.
 #[tokio::test]
-async fn an_encrypted_member_waits_and_says_for_what() {
+async fn an_encrypted_member_without_a_cluster_says_what_it_lacks() {
     let machine = Machine::new();
     let boot = machine.boot(told(StorageSecurityPolicy::NeedsEncryption, None));
     boot.settled().await;
     assert_eq!(boot.off().await, ["hearth: reached storage encrypted"]);
     let boot = machine.boot(Ok(None));
-    boot.until(|standing| matches!(standing, Standing::Waiting(_)))
+    boot.until(|standing| matches!(standing, Standing::Retrying { .. }))
         .await;
     assert_eq!(boot.state.get(), State::Unknown);
-    let reports = boot.off().await;
-    assert!(
-        reports[0].starts_with("hearth: waiting for cluster "),
-        "{reports:?}"
+    assert_eq!(
+        boot.off().await,
+        [
+            "hearth: waiting for another try to ask the cluster for the key of the data partition: \
+             no address of a curator is known"
+        ]
     );
 }
 
@@ -409,12 +415,16 @@ fn delays_grow_and_begin_anew_with_other_work() {
         ..Retries::default()
     };
     retries.working_on(&Work::Inspect);
-    let delays: Vec<_> = (0..20).map(|_| retries.delay()).collect();
+    let delays: Vec<_> = (0..20).map(|_| retries.delay(Pace::Growing)).collect();
     assert_eq!(delays[0], Duration::from_millis(500));
     assert_eq!(delays[1], Duration::from_millis(750));
     assert_eq!(delays[19], Duration::from_secs(60));
     retries.working_on(&Work::Inspect);
-    assert_eq!(retries.delay(), Duration::from_secs(60), "the same again");
+    assert_eq!(
+        retries.delay(Pace::Growing),
+        Duration::from_secs(60),
+        "the same again"
+    );
     retries.working_on(&Work::AwaitAddress);
-    assert_eq!(retries.delay(), Duration::from_millis(500));
+    assert_eq!(retries.delay(Pace::Growing), Duration::from_millis(500));
 }

@@ -5,18 +5,20 @@ use std::sync::Arc;
 use hearth_api::{
     identity::{
         ClusterId, ClusterUnlockKey, FirstContactSecret, JoinKey, NodeId, NodeKey, NodeUnlockKey,
-        SigningKey,
+        SigningKey, Ticket,
     },
     v1::{
-        ClusterBootstrap, ClusterConfiguration, ColdStartPolicy, NodeParameters, NodeRoles,
-        StorageSecurity, StorageSecurityPolicy, TpmUsage, Wipe, node_parameters,
+        ClusterBootstrap, ClusterConfiguration, ClusterDirectory, ColdStartPolicy, NodeParameters,
+        NodeRoles, StorageSecurity, StorageSecurityPolicy, TpmUsage, Wipe, cluster_directory,
+        node_parameters,
     },
 };
 use prost::Message;
+use rustls_pki_types::CertificateDer;
 
 use super::{
     EnrolmentId,
-    sealed::{Founding, Identity},
+    sealed::{Answer, Asking, Founding, Identity, Registering},
 };
 use crate::parameters::{self, Parameters, Source};
 
@@ -46,6 +48,46 @@ pub(crate) fn founding(life: u8, storage_security: StorageSecurity) -> Arc<Found
         roles: NodeRoles::default(),
         labels: Vec::new(),
     })
+}
+
+/// A registration of the same bytes, answered if the cluster has said how to
+/// store. Its ticket is made of 0xb6.
+pub(crate) fn registering(life: u8, answer: Option<StorageSecurity>) -> Arc<Registering> {
+    Arc::new(Registering {
+        enrolment_id: EnrolmentId::from_bytes([life; 16]),
+        node_id: NodeId::from_bytes([life; 16]),
+        node_key: NodeKey::from_seed([0xb3; 32]),
+        node_unlock_key: NodeUnlockKey::from_bytes([0xb1; 32]),
+        cluster_unlock_key: ClusterUnlockKey::from_bytes([0xb4; 32]),
+        join_key: JoinKey::from_seed([0xb2; 32]),
+        cluster_ca: CertificateDer::from(b"an authority".to_vec()),
+        asking: Asking {
+            directory: directory("192.0.2.1"),
+            ticket: Ticket::from_bytes([0xb6; 32]),
+            labels: Vec::new(),
+        },
+        answer: answer.map(|storage_security| Answer {
+            cluster_id: ClusterId::from_bytes([9; 16]),
+            storage_security,
+            tpm_usage: TpmUsage::NotPresent,
+            cold_start_policy: ColdStartPolicy::None,
+        }),
+        network: None,
+    })
+}
+
+/// A directory of one node.
+pub(crate) fn directory(host: &str) -> ClusterDirectory {
+    ClusterDirectory {
+        nodes: vec![cluster_directory::Node {
+            id: NodeId::from_bytes([0xcc; 16]).to_string(),
+            addresses: vec![cluster_directory::Address {
+                host: host.into(),
+                port: 0,
+            }],
+            roles: None,
+        }],
+    }
 }
 
 /// Parameters that found a cluster, as the node gets them.

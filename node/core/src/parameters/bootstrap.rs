@@ -198,12 +198,22 @@ fn roles(roles: Option<NodeRoles>) -> Result<NodeRoles, Problem> {
         });
     };
     let field = |name: &str| format!("cluster_bootstrap.initial_roles.{name}");
-    if roles.consensus_member.is_none() {
-        return Err(Problem::unwanted(
-            field("consensus_member"),
-            "this role, as the first node keeps the cluster's records",
-            "nothing",
-        ));
+    match roles.consensus_member {
+        None => {
+            return Err(Problem::unwanted(
+                field("consensus_member"),
+                "this role, as the first node keeps the cluster's records",
+                "nothing",
+            ));
+        }
+        Some(node_roles::ConsensusMember { member_id: 0 }) => {}
+        Some(node_roles::ConsensusMember { member_id }) => {
+            return Err(Problem::unwanted(
+                field("consensus_member.member_id"),
+                "0, as there are no members yet",
+                member_id.to_string(),
+            ));
+        }
     }
     for (name, present) in [
         (

@@ -3,12 +3,22 @@
 use std::net::IpAddr;
 
 use hearth_api::{
+    certificates::ClusterCa,
+    chain,
     identity::{NodeId, Ticket},
     v1::{ClusterDirectory, ClusterRegister, Label},
 };
 use rustls_pki_types::CertificateDer;
 
 use super::{Problem, labels};
+
+/// More curators than a cluster has, few enough to keep in the sealed
+/// configuration.
+const MOST_NODES: usize = 64;
+/// Of one node.
+const MOST_ADDRESSES: usize = 8;
+/// In bytes, as above.
+const LARGEST_CA: usize = 4096;
 
 /// The cluster that is to be asked.
 #[derive(Clone, Debug)]
@@ -18,7 +28,7 @@ pub struct Register {
     pub directory: ClusterDirectory,
     /// The right to ask.
     pub ticket: Ticket,
-    /// What the cluster's nodes are judged by.
+    /// What the cluster's nodes are judged by; [`ClusterCa`] has parsed it.
     pub ca: CertificateDer<'static>,
     /// Of this node.
     pub labels: Vec<Label>,
@@ -46,6 +56,11 @@ fn directory(directory: ClusterDirectory) -> Result<ClusterDirectory, Problem> {
     if directory.nodes.is_empty() {
         return Err(Problem::unwanted(field, "at least one node", "none"));
     }
+    let found = directory.nodes.len();
+    if found > MOST_NODES {
+        let wanted = format!("at most {MOST_NODES} nodes");
+        return Err(Problem::unwanted(field, wanted, found.to_string()));
+    }
     for (index, node) in directory.nodes.iter().enumerate() {
         let field = format!("{field}[{index}]");
         if let Err(error) = node.id.parse::<NodeId>() {
@@ -60,6 +75,14 @@ fn directory(directory: ClusterDirectory) -> Result<ClusterDirectory, Problem> {
                 format!("{field}.addresses"),
                 "at least one address",
                 "none",
+            ));
+        }
+        let found = node.addresses.len();
+        if found > MOST_ADDRESSES {
+            return Err(Problem::unwanted(
+                format!("{field}.addresses"),
+                format!("at most {MOST_ADDRESSES} addresses"),
+                found.to_string(),
             ));
         }
         for (index, address) in node.addresses.iter().enumerate() {
@@ -85,22 +108,19 @@ fn directory(directory: ClusterDirectory) -> Result<ClusterDirectory, Problem> {
 
 fn ca(der: Vec<u8>) -> Result<CertificateDer<'static>, Problem> {
     let field = "cluster_register.ca_certificate";
-    match x509_parser::parse_x509_certificate(&der) {
-        Ok(([], certificate)) if certificate.is_ca() => {}
-        Ok(([], _)) => {
-            return Err(Problem::unwanted(
-                field,
-                "the certificate of an authority",
-                "a certificate that is none",
-            ));
-        }
-        _ => {
-            return Err(Problem::unwanted(
-                field,
-                "a certificate in DER",
-                format!("{} bytes that are none", der.len()),
-            ));
-        }
+    if der.len() > LARGEST_CA {
+        return Err(Problem::unwanted(
+            field,
+            format!("at most {LARGEST_CA} bytes"),
+            der.len().to_string(),
+        ));
+    }
+    if let Err(error) = ClusterCa::parse(&der) {
+        return Err(Problem::unwanted(
+            field,
+            "the certificate of a cluster's authority in DER",
+            format!("{} bytes: {}", der.len(), chain(&error)),
+        ));
     }
     Ok(CertificateDer::from(der))
 }

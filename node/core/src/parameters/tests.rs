@@ -211,6 +211,17 @@ fn each_field_that_will_not_do_is_named() {
             ),
         ),
         (
+            refused_bootstrap(|b| {
+                b.initial_roles = Some(NodeRoles {
+                    consensus_member: Some(node_roles::ConsensusMember { member_id: 7 }),
+                    ..NodeRoles::default()
+                });
+            }),
+            "cluster_bootstrap.initial_roles.consensus_member.member_id: wanted 0, as there are \
+             no members yet, found 7"
+                .into(),
+        ),
+        (
             refused_bootstrap(|b| b.initial_roles = Some(NodeRoles::default())),
             "cluster_bootstrap.initial_roles.consensus_member: wanted this role, as the first \
              node keeps the cluster's records, found nothing"
@@ -413,6 +424,34 @@ fn a_registration_is_checked_before_it_is_tried() {
         panic!("not a registration");
     };
     assert_eq!(right.directory.nodes.len(), 1);
+
+    // Several nodes, with several addresses and ports each.
+    let mut message = register();
+    let directory = message.cluster_directory.as_mut().unwrap();
+    let more = [("2001:db8::1", 7835), ("192.0.2.1", 1)];
+    directory.nodes[0]
+        .addresses
+        .extend(more.map(|(host, port)| cluster_directory::Address {
+            host: host.into(),
+            port,
+        }));
+    directory.nodes.push(cluster_directory::Node {
+        id: format!("hearth-{}", "1".repeat(32)),
+        // As the cluster itself says it.
+        roles: Some(NodeRoles {
+            consensus_member: Some(node_roles::ConsensusMember { member_id: 7 }),
+            ..NodeRoles::default()
+        }),
+        ..directory.nodes[0].clone()
+    });
+    message.labels = vec![label("zone", "a")];
+    let Cluster::Register(many) = parsed(&registering(message.clone())).unwrap().cluster else {
+        panic!("not a registration");
+    };
+    assert_eq!(Some(many.directory), message.cluster_directory);
+    assert_eq!(many.labels, message.labels);
+    assert_eq!(many.ticket.expose().as_slice(), message.register_ticket);
+
     for (found, wanted) in [
         (
             refused(|r| r.register_ticket.truncate(31)),
@@ -440,7 +479,52 @@ fn a_registration_is_checked_before_it_is_tried() {
         ),
         (
             refused(|r| r.ca_certificate.push(0)),
-            "cluster_register.ca_certificate: wanted a certificate in DER, found ",
+            "cluster_register.ca_certificate: wanted the certificate of a cluster's authority in \
+             DER, found ",
+        ),
+        (
+            refused(|r| r.ca_certificate.clear()),
+            "cluster_register.ca_certificate: wanted the certificate of a cluster's authority in \
+             DER, found 0 bytes",
+        ),
+        (
+            refused(|r| {
+                let key = rcgen::KeyPair::generate_for(&rcgen::PKCS_ED25519).unwrap();
+                let leaf = rcgen::CertificateParams::default().self_signed(&key);
+                r.ca_certificate = leaf.unwrap().der().to_vec();
+            }),
+            "cluster_register.ca_certificate: wanted the certificate of a cluster's authority in \
+             DER, found ",
+        ),
+        (
+            refused(|r| r.register_ticket.push(0)),
+            "cluster_register.register_ticket: wanted 32 bytes, found 33",
+        ),
+        (
+            refused(|r| {
+                let nodes = &mut r.cluster_directory.as_mut().unwrap().nodes;
+                nodes.extend(vec![nodes[0].clone(); 64]);
+            }),
+            "cluster_register.cluster_directory.nodes: wanted at most 64 nodes, found 65",
+        ),
+        (
+            refused(|r| {
+                let addresses = &mut r.cluster_directory.as_mut().unwrap().nodes[0].addresses;
+                addresses.extend(vec![addresses[0].clone(); 8]);
+            }),
+            "cluster_register.cluster_directory.nodes[0].addresses: wanted at most 8 addresses, \
+             found 9",
+        ),
+        (
+            refused(|r| {
+                r.cluster_directory.as_mut().unwrap().nodes[0].addresses[0].port = 65_536;
+            }),
+            "cluster_register.cluster_directory.nodes[0].addresses[0].port: wanted 0 for the \
+             default port, or a port, found 65536",
+        ),
+        (
+            refused(|r| r.labels = vec![label("", "x")]),
+            "cluster_register.labels[0].key: wanted ",
         ),
     ] {
         assert!(found.starts_with(wanted), "{found}");

@@ -33,6 +33,8 @@ struct Field {
 enum Kind {
     /// Enums and unsigned integers.
     Varint,
+    /// Eight bytes.
+    Fixed64,
     /// Bytes and strings; the decoder checks UTF-8.
     Bytes,
     Message(&'static Message),
@@ -105,10 +107,14 @@ static CLUSTER_CONFIGURATION: Message = Message {
 
 static NODE_ROLES: Message = Message {
     fields: &[
-        field(1, "consensus_member", Kind::Message(&EMPTY)),
+        field(1, "consensus_member", Kind::Message(&CONSENSUS_MEMBER)),
         field(2, "kubernetes_controller", Kind::Message(&EMPTY)),
         field(3, "kubernetes_worker", Kind::Message(&EMPTY)),
     ],
+};
+
+static CONSENSUS_MEMBER: Message = Message {
+    fields: &[field(1, "member_id", Kind::Fixed64)],
 };
 
 static EMPTY: Message = Message { fields: &[] };
@@ -176,6 +182,11 @@ fn walk(message: &Message, mut rest: &[u8], path: &str) -> Result<(), Problem> {
         match (&field.kind, wire_type) {
             (Kind::Varint, 0) => {
                 varint(&mut rest, &path)?;
+            }
+            (Kind::Fixed64, 1) => {
+                rest = rest.get(8..).ok_or_else(|| {
+                    Problem::malformed(&path, format!("8 bytes wanted, {} there", rest.len()))
+                })?;
             }
             (Kind::Bytes, 2) => {
                 content(&mut rest, &path)?;
@@ -308,6 +319,7 @@ mod tests {
             assert_eq!(ours.oneof, oneof, "{what}");
             match (&ours.kind, theirs.r#type()) {
                 (Kind::Varint, Type::Enum | Type::Uint32 | Type::Uint64)
+                | (Kind::Fixed64, Type::Fixed64)
                 | (Kind::Bytes, Type::Bytes | Type::String) => {}
                 (Kind::Message(inner), Type::Message) => {
                     compare(inner, theirs.type_name(), types);

@@ -224,39 +224,86 @@ pub enum HeaderError {
     Slots(#[from] SlotError),
 }
 
-/// Looks at the front of a device.
-pub fn read(device: &Path) -> Result<Front, HeaderError> {
-    let region = match read_region(device) {
-        Ok(region) => region,
-        // A bad sector, perhaps. One good slot is enough; without one nothing
-        // can be said, least of all that the front is blank.
-        Err(error) => {
-            return match slots(device).peek() {
-                Ok(Loaded::Value { payload, .. }) => Ok(header_of(&payload)),
-                _ => Err(io_error(device, "read")(error)),
-            };
+/// The front of one device. There is one of these for it in a node: it
+/// remembers which slot's last write failed.
+#[derive(Debug)]
+pub struct FrontOf {
+    device: PathBuf,
+    slots: SlotPair<RegionSlot>,
+}
+
+impl FrontOf {
+    /// The front of this device.
+    pub fn new(device: &Path) -> Self {
+        let [a, b] = SLOTS_AT.map(|offset| RegionSlot::new(device, offset, SLOT_LEN));
+        Self {
+            device: device.to_owned(),
+            slots: SlotPair::new(FORMAT, a, b),
         }
-    };
-    let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
-    if is_zero(&region) {
-        return Ok(Front::Blank);
     }
-    let mut slots = slots(device);
-    if let Ok(Loaded::Value { whole: false, .. }) = slots.peek()
-        && !between_slots(&region).into_iter().all(is_zero)
-    {
-        // Somebody else has begun to use the partition, and what looks like a
-        // damaged slot is theirs: it is not to be mended.
-        return Ok(Front::Foreign(
-            "one slot of a header, and content where a header leaves zeros".to_owned(),
-        ));
+
+    /// Whose front it is.
+    pub fn device(&self) -> &Path {
+        &self.device
     }
-    Ok(match slots.load() {
-        Ok(Loaded::Value { payload, .. }) => header_of(&payload),
-        Ok(Loaded::NeverCompleted) if is_zero(&region[LONGEST_RECORD..]) => Front::Unfinished,
-        Ok(_) => Front::Foreign("content where a header leaves zeros".to_owned()),
-        Err(error) => Front::Foreign(error.to_string()),
-    })
+
+    /// Looks at it.
+    pub fn read(&mut self) -> Result<Front, HeaderError> {
+        let region = match read_region(&self.device) {
+            Ok(region) => region,
+            // A bad sector, perhaps. One good slot is enough; without one
+            // nothing can be said, least of all that the front is blank.
+            Err(error) => {
+                return match self.slots.peek() {
+                    Ok(Loaded::Value { payload, .. }) => Ok(header_of(&payload)),
+                    _ => Err(io_error(&self.device, "read")(error)),
+                };
+            }
+        };
+        let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
+        if is_zero(&region) {
+            return Ok(Front::Blank);
+        }
+        if let Ok(Loaded::Value { whole: false, .. }) = self.slots.peek()
+            && !between_slots(&region).into_iter().all(is_zero)
+        {
+            // Somebody else has begun to use the partition, and what looks
+            // like a damaged slot is theirs: it is not to be mended.
+            return Ok(Front::Foreign(
+                "one slot of a header, and content where a header leaves zeros".to_owned(),
+            ));
+        }
+        Ok(match self.slots.load() {
+            Ok(Loaded::Value { payload, .. }) => header_of(&payload),
+            Ok(Loaded::NeverCompleted) if is_zero(&region[LONGEST_RECORD..]) => Front::Unfinished,
+            Ok(_) => Front::Foreign("content where a header leaves zeros".to_owned()),
+            Err(error) => Front::Foreign(error.to_string()),
+        })
+    }
+
+    /// Writes both slots. The caller has looked at the front, and found a
+    /// header that may be replaced, or nothing.
+    pub fn write(&mut self, header: &Header) -> Result<(), HeaderError> {
+        self.slots.save(&header.encode())?;
+        Ok(())
+    }
+
+    /// Makes it blank, whatever it held.
+    pub fn erase(&mut self) -> Result<(), HeaderError> {
+        let device = &self.device;
+        let zero = || {
+            let file = fs::OpenOptions::new().write(true).open(device)?;
+            // From the back: while a valid slot is left, it is the first one.
+            file.write_all_at(&vec![0; SLOT_LEN], SLOTS_AT[1])?;
+            file.sync_all()?;
+            file.write_all_at(&vec![0; REGION as usize], 0)?;
+            file.sync_all()
+        };
+        zero().map_err(io_error(device, "erase"))?;
+        // Nothing that was written before counts any more.
+        *self = Self::new(&self.device);
+        Ok(())
+    }
 }
 
 fn header_of(payload: &[u8]) -> Front {
@@ -270,26 +317,6 @@ fn header_of(payload: &[u8]) -> Front {
 fn between_slots(region: &[u8]) -> [&[u8]; 2] {
     let [a, b] = SLOTS_AT.map(|at| at as usize);
     [&region[a + SLOT_LEN..b], &region[b + SLOT_LEN..]]
-}
-
-/// Writes both slots. The caller has looked at the front, and found a header
-/// that may be replaced, or nothing.
-pub fn write(device: &Path, header: &Header) -> Result<(), HeaderError> {
-    slots(device).save(&header.encode())?;
-    Ok(())
-}
-
-/// Makes the front blank, whatever it held.
-pub fn erase(device: &Path) -> Result<(), HeaderError> {
-    let zero = || {
-        let file = fs::OpenOptions::new().write(true).open(device)?;
-        // From the back: while a valid slot is left, it is the first one.
-        file.write_all_at(&vec![0; SLOT_LEN], SLOTS_AT[1])?;
-        file.sync_all()?;
-        file.write_all_at(&vec![0; REGION as usize], 0)?;
-        file.sync_all()
-    };
-    zero().map_err(io_error(device, "erase"))
 }
 
 fn io_error(device: &Path, step: &'static str) -> impl FnOnce(io::Error) -> HeaderError {
@@ -307,11 +334,6 @@ fn read_region(device: &Path) -> io::Result<Vec<u8>> {
     Ok(region)
 }
 
-fn slots(device: &Path) -> SlotPair<RegionSlot> {
-    let [a, b] = SLOTS_AT.map(|offset| RegionSlot::new(device, offset, SLOT_LEN));
-    SlotPair::new(FORMAT, a, b)
-}
-
 #[cfg(test)]
 mod tests {
     use hearth_api::identity::{ClusterUnlockKey, NodeUnlockKey};
@@ -319,6 +341,18 @@ mod tests {
     use tempfile::NamedTempFile;
 
     use super::{super::keys::Mode, *};
+
+    fn read(device: &Path) -> Result<Front, HeaderError> {
+        FrontOf::new(device).read()
+    }
+
+    fn write(device: &Path, header: &Header) -> Result<(), HeaderError> {
+        FrontOf::new(device).write(header)
+    }
+
+    fn erase(device: &Path) -> Result<(), HeaderError> {
+        FrontOf::new(device).erase()
+    }
 
     fn owner() -> Owner {
         Owner {

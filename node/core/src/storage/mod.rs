@@ -38,7 +38,7 @@ use hearth_api::identity::random_bytes;
 use hearth_base::sys::files::FileError;
 
 use crate::{failpoint, layout};
-use header::{Front, Header, HeaderError, Owner, Phase};
+use header::{Front, FrontOf, Header, HeaderError, Owner, Phase};
 use keys::{SALT_LEN, Secrets, VolumeKey};
 
 pub use enrolment_id::{EnrolmentId, EnrolmentIdLength};
@@ -149,30 +149,32 @@ pub trait Machinery: Send + 'static {
 pub struct DataPartition<M> {
     machinery: M,
     data: layout::Data,
+    front: Option<FrontOf>,
 }
 
 impl<M: Machinery> DataPartition<M> {
     /// The one that is mounted at `data`.
     pub fn new(machinery: M, data: layout::Data) -> Self {
-        Self { machinery, data }
+        Self {
+            machinery,
+            data,
+            front: None,
+        }
     }
 
     /// Looks at what is in front of it.
     pub fn inspect(&mut self) -> Result<Front, StorageError> {
-        let device = self.machinery.device()?;
-        Ok(header::read(&device)?)
+        Ok(self.front()?.read()?)
     }
 
     /// Gives up whatever it holds. Its front is blank afterwards.
     pub fn erase(&mut self) -> Result<(), StorageError> {
-        let device = self.machinery.device()?;
-        Ok(header::erase(&device)?)
+        Ok(self.front()?.erase()?)
     }
 
     /// Makes it the owner's, in phase INITIALISING, with a new salt.
     pub fn initialise(&mut self, volume: &Volume) -> Result<(), StorageError> {
-        let device = self.machinery.device()?;
-        match header::read(&device)? {
+        match self.front()?.read()? {
             Front::Blank | Front::Unfinished => {}
             Front::Header(header) => in_phase(&header, volume, Phase::Initialising)?,
             Front::Foreign(why) => return Err(StorageError::Foreign(why)),
@@ -185,7 +187,7 @@ impl<M: Machinery> DataPartition<M> {
             volume.secrets.as_ref(),
         );
         failpoint!("storage.header_initialising.before");
-        header::write(&device, &header)?;
+        self.front()?.write(&header)?;
         failpoint!("storage.header_initialising.after");
         Ok(())
     }
@@ -211,7 +213,7 @@ impl<M: Machinery> DataPartition<M> {
         if self.header(volume, Phase::Ready).is_ok() {
             return Ok(());
         }
-        let (device, header) = self.header(volume, Phase::Initialising)?;
+        let (_, header) = self.header(volume, Phase::Initialising)?;
         let header = Header::new(
             Phase::Ready,
             volume.owner,
@@ -219,7 +221,7 @@ impl<M: Machinery> DataPartition<M> {
             volume.secrets.as_ref(),
         );
         failpoint!("storage.header_ready.before");
-        header::write(&device, &header)?;
+        self.front()?.write(&header)?;
         failpoint!("storage.header_ready.after");
         Ok(())
     }
@@ -238,10 +240,20 @@ impl<M: Machinery> DataPartition<M> {
         Ok(!mounted)
     }
 
-    fn header(&mut self, volume: &Volume, phase: Phase) -> Result<(PathBuf, Header), StorageError> {
+    /// The front of the device as it is named now.
+    fn front(&mut self) -> Result<&mut FrontOf, StorageError> {
         let device = self.machinery.device()?;
+        let known = self.front.take().filter(|front| front.device() == device);
+        Ok(self
+            .front
+            .insert(known.unwrap_or_else(|| FrontOf::new(&device))))
+    }
+
+    fn header(&mut self, volume: &Volume, phase: Phase) -> Result<(PathBuf, Header), StorageError> {
         let wanted = phase_name(phase);
-        match header::read(&device)? {
+        let front = self.front()?;
+        let device = front.device().to_owned();
+        match front.read()? {
             Front::Header(header) => {
                 in_phase(&header, volume, phase)?;
                 Ok((device, header))

@@ -1,10 +1,17 @@
 use std::fs;
 
 use hearth_api::identity::{ClusterId, SigningKey};
+use hearth_api::private::{self, SealedConfiguration};
 use hearth_api::v1::{StorageSecurityPolicy, TpmMode, node_roles};
+use hearth_base::sys::slots::HEADER_LEN;
 use proptest::prelude::*;
+use prost::Message as _;
 
-use super::{super::testing::founding, *};
+use super::store::{BLOCK, TPM_MAGIC, frame, unframe};
+use super::{
+    super::testing::{founding, registering},
+    *,
+};
 use crate::layout::Root;
 
 struct Place {
@@ -30,25 +37,19 @@ fn ca() -> CertificateDer<'static> {
 
 fn all_phases() -> Vec<Sealed> {
     let founding = founding(1, StorageSecurity::Encrypted);
-    let registering = Registering {
-        enrolment_id: founding.identity.enrolment_id,
-        node_id: founding.identity.node_id,
-        node_key: founding.node_key.clone(),
-        node_unlock_key: founding.identity.node_unlock_key.clone(),
-        cluster_unlock_key: founding.cluster_unlock_key.clone(),
-        join_key: founding.identity.join_key.clone(),
-        cluster_ca: ca(),
-        network: None,
-    };
     let with_ca = Founding {
         cluster_ca: Some(ca()),
         ..Founding::clone(&founding)
     };
+    let member = founding.into_member(ca());
+    let disowned = member.into_disowned();
     vec![
-        Sealed::Member(Arc::new(founding.into_member(ca()))),
+        Sealed::Member(Arc::new(member)),
         Sealed::Founding(founding),
         Sealed::Founding(Arc::new(with_ca)),
-        Sealed::Registering(Arc::new(registering)),
+        Sealed::Registering(registering(1, None)),
+        Sealed::Registering(registering(1, Some(StorageSecurity::Encrypted))),
+        Sealed::Disowned(disowned),
     ]
 }
 
@@ -104,6 +105,30 @@ fn a_member_leaves_no_byte_of_what_it_was() {
         // The file has not shrunk away from them either.
         assert!(bytes.len() > 4096, "{}", bytes.len());
     }
+}
+
+/// What is disowned keeps no key, in no byte of either slot.
+#[test]
+fn a_disowned_node_keeps_no_key() {
+    let place = place();
+    let founding = founding(1, StorageSecurity::Encrypted);
+    let member = founding.into_member(ca());
+    let disowned = member.into_disowned();
+    place.store.save(&Sealed::Member(Arc::new(member))).unwrap();
+    place.store.save(&Sealed::Disowned(disowned)).unwrap();
+    for path in place.root.esp.sealed_configuration().paths() {
+        let bytes = fs::read(path).unwrap();
+        for secret in [
+            founding.identity.node_unlock_key.expose().as_slice(),
+            founding.identity.join_key.expose_seed().as_slice(),
+        ] {
+            assert!(!bytes.windows(secret.len()).any(|window| window == secret));
+        }
+    }
+    let Sealed::Disowned(again) = loaded(&place) else {
+        panic!("another phase");
+    };
+    assert_eq!(again, disowned);
 }
 
 /// FAULTS 5, 6, 7, 11: one slot damaged is mended, both are refused.
@@ -186,10 +211,10 @@ fn a_phase_has_its_own_fields_and_no_others() {
         Err(SealedError::Content { field, .. }) => field,
         other => panic!("{other:?}"),
     };
-    let [member, founding, ..] = &all_phases()[..] else {
-        unreachable!("four of them");
+    let messages: Vec<_> = all_phases().iter().map(Sealed::to_message).collect();
+    let [member, founding, _, registering, answered, disowned] = &messages[..] else {
+        unreachable!("six of them");
     };
-    let (member, founding) = (member.to_message(), founding.to_message());
     let change = |message: &SealedConfiguration, change: fn(&mut SealedConfiguration)| {
         let mut message = message.clone();
         change(&mut message);
@@ -197,32 +222,70 @@ fn a_phase_has_its_own_fields_and_no_others() {
     };
     for (message, field) in [
         (
-            change(&member, |m| m.cluster_unlock_key = vec![1; 32]),
+            change(member, |m| m.cluster_unlock_key = vec![1; 32]),
             "cluster_unlock_key",
         ),
-        (change(&member, |m| m.node_key = vec![1; 32]), "node_key"),
-        (change(&member, |m| m.cluster_ca.clear()), "cluster_ca"),
+        (change(member, |m| m.node_key = vec![1; 32]), "node_key"),
+        (change(member, |m| m.cluster_ca.clear()), "cluster_ca"),
         (
-            change(&member, |m| m.founding = Some(private::Founding::default())),
+            change(member, |m| m.founding = Some(private::Founding::default())),
             "founding",
         ),
-        (change(&member, |m| m.phase = 0), "phase"),
-        (change(&member, |m| m.version = 2), "version"),
+        (change(member, |m| m.phase = 0), "phase"),
+        (change(member, |m| m.version = 2), "version"),
         (
-            change(&member, |m| m.storage_security = 0),
+            change(member, |m| m.storage_security = 0),
             "storage_security",
         ),
-        (change(&member, |m| m.node_id = "x".into()), "node_id"),
-        (change(&founding, |m| m.founding = None), "founding"),
-        (change(&founding, |m| m.node_key.truncate(31)), "node_key"),
+        (change(member, |m| m.node_id = "x".into()), "node_id"),
+        (change(founding, |m| m.founding = None), "founding"),
+        (change(founding, |m| m.node_key.truncate(31)), "node_key"),
         (
-            change(&founding, |m| m.cluster_unlock_key.clear()),
+            change(founding, |m| m.cluster_unlock_key.clear()),
             "cluster_unlock_key",
         ),
+        (change(founding, |m| m.enrolment_id.push(0)), "enrolment_id"),
         (
-            change(&founding, |m| m.enrolment_id.push(0)),
-            "enrolment_id",
+            change(member, |m| {
+                m.registering = Some(private::Registering::default());
+            }),
+            "registering",
         ),
+        (
+            change(founding, |m| {
+                m.registering = Some(private::Registering::default());
+            }),
+            "registering",
+        ),
+        (change(registering, |m| m.registering = None), "registering"),
+        (
+            change(registering, |m| {
+                m.founding = Some(private::Founding::default());
+            }),
+            "founding",
+        ),
+        (change(registering, |m| m.cluster_ca.clear()), "cluster_ca"),
+        (
+            change(registering, |m| m.owner_public_key = vec![1; 32]),
+            "owner_public_key",
+        ),
+        // An answer of which something is missing is none.
+        (
+            change(registering, |m| m.cluster_id = vec![1; 16]),
+            "storage_security",
+        ),
+        (change(answered, |m| m.cluster_id.clear()), "cluster_id"),
+        (change(answered, |m| m.tpm_usage = 0), "tpm_usage"),
+        (
+            change(answered, |m| m.cold_start_policy = 0),
+            "cold_start_policy",
+        ),
+        (change(disowned, |m| m.join_key = vec![1; 32]), "join_key"),
+        (
+            change(disowned, |m| m.node_unlock_key = vec![1; 32]),
+            "node_unlock_key",
+        ),
+        (change(disowned, |m| m.node_id.clear()), "node_id"),
     ] {
         assert_eq!(refused(&message), field);
     }
@@ -265,7 +328,7 @@ fn what_a_founding_was_asked_for_is_kept() {
 fn no_secret_is_printed() {
     let printed = format!("{:?}", all_phases());
     // The keys of the founding are made of these bytes.
-    for secret in [0xb1_u8, 0xb2, 0xb3, 0xb4] {
+    for secret in [0xb1_u8, 0xb2, 0xb3, 0xb4, 0xb6] {
         for form in [format!("{secret}, {secret}"), hex::encode([secret; 4])] {
             assert!(!printed.contains(&form), "{form} in {printed}");
         }

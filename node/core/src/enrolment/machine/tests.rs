@@ -1,0 +1,395 @@
+//! The machine against a model of the machine below it: how a cluster is
+//! founded, and what is decided. [`super::model`] has the registrations.
+
+use hearth_api::v1::StorageSecurity;
+use proptest::prelude::*;
+
+use super::{super::EnrolmentId, deciding::decide, world::*, *};
+
+fn run(world: &mut World, told: &Told, script: &Script) -> State {
+    // There is none to ask.
+    let mut nobody = Cluster::new(StorageSecurity::Insecure);
+    run_in(world, &mut nobody, told, script)
+}
+
+fn settles(world: &mut World, told: &Told, script: &Script) {
+    let end = run(world, told, script);
+    assert!(matches!(end, State::Settled), "{script:?}: {end:?}");
+    assert!(world.handed_over);
+    assert_eq!(rank(&world.sealed), 3);
+}
+
+#[test]
+fn a_blank_machine_becomes_home_and_comes_back() {
+    let mut world = World::blank();
+    settles(&mut world, &TOLD, &Vec::new());
+    assert!(world.home);
+    // With the parameters, without, and with unusable ones.
+    for told in [TOLD.clone(), Told::Nothing, Told::Unusable("bad".into())] {
+        world.power_cut();
+        settles(&mut world, &told, &Vec::new());
+        assert!(!world.home, "the membership worker says so, once it is");
+        assert_eq!(world.lives, 1);
+    }
+}
+
+/// FAULTS 1, 2, 33 for the bootstrap: every pair of faults at every pair of
+/// works.
+#[test]
+fn any_two_faults_anywhere_and_it_still_comes_home() {
+    let clean = 13;
+    for first in 0..clean {
+        for first_fault in FAULTS {
+            // A boot that starts again has that many works before it.
+            for second in first..first + clean + 1 {
+                for second_fault in FAULTS {
+                    let script = vec![(first, first_fault), (second, second_fault)];
+                    settles(&mut World::blank(), &TOLD, &script);
+                }
+            }
+        }
+    }
+}
+
+/// A machine that has begun needs its parameters no more.
+#[test]
+fn a_founding_goes_on_without_parameters() {
+    for cut in 4..13 {
+        let mut world = World::blank();
+        let script = vec![(cut, Fault::CutBefore)];
+        // The first boot is told, the others are not.
+        let mut nobody = Cluster::new(StorageSecurity::Insecure);
+        let (mut machine, mut actions) = Machine::start(TOLD.clone());
+        for _ in 0..cut {
+            let Some(Action::Work(turn, work)) = actions.last().cloned() else {
+                panic!("{script:?}: nothing to do");
+            };
+            let done = world.perform(&mut nobody, &work, None).unwrap();
+            (machine, actions) = machine.step(Event::Done(turn, done));
+        }
+        drop((machine, actions));
+        world.power_cut();
+        settles(&mut world, &Told::Nothing, &Vec::new());
+        assert_eq!(world.lives, 1, "the same life goes on");
+    }
+}
+
+fn decided(told: &Told, sealed: SealedFound, front: Front) -> State {
+    decide(told, Inspection { sealed, front })
+}
+
+fn stored(sealed: Sealed) -> SealedFound {
+    SealedFound::Stored(Stored::Sealed(sealed))
+}
+
+fn corrupt() -> SealedFound {
+    SealedFound::Corrupt("both slots: checksum mismatch".into())
+}
+
+fn refusal(state: State) -> String {
+    match state {
+        State::Refused(why) => why,
+        other => panic!("not refused: {other:?}"),
+    }
+}
+
+/// FAULTS 11 and what is like it: with bootstrap parameters at hand.
+#[test]
+fn what_cannot_be_explained_is_refused_and_says_how_to_give_up() {
+    let absent = || SealedFound::Stored(Stored::Absent);
+    let never = || SealedFound::Stored(Stored::NeverCompleted);
+    let token = |life: u8| format!("wipe.enrolment_id = {}", hex::encode([life; 16]));
+    let foreign = || Front::Foreign("XFS".into());
+    let cases = [
+        // Corrupt, over whatever.
+        (corrupt(), ready(1), token(1)),
+        (corrupt(), initialising(1), token(1)),
+        (corrupt(), Front::Blank, "image to it anew".into()),
+        (corrupt(), foreign(), "image to it anew".into()),
+        // Absent, over something.
+        (absent(), ready(1), token(1)),
+        (absent(), initialising(1), token(1)),
+        (absent(), foreign(), "image to it anew".into()),
+        (absent(), Front::Unfinished, "image to it anew".into()),
+        (never(), ready(1), token(1)),
+        // A member without its disk.
+        (
+            stored(sealed_member(1, StorageSecurity::Insecure)),
+            ready(2),
+            token(1),
+        ),
+        (
+            stored(sealed_member(1, StorageSecurity::Insecure)),
+            Front::Blank,
+            token(1),
+        ),
+        (
+            stored(sealed_member(1, StorageSecurity::Insecure)),
+            initialising(1),
+            token(1),
+        ),
+        (
+            stored(sealed_member(1, StorageSecurity::Encrypted)),
+            foreign(),
+            token(1),
+        ),
+        // A founder with another disk.
+        (stored(sealed_founding(1, None)), ready(2), token(1)),
+        (stored(sealed_founding(1, None)), initialising(2), token(1)),
+        (stored(sealed_founding(1, None)), foreign(), token(1)),
+        // A founder whose disk has lost what was made on it.
+        (
+            stored(sealed_founding(1, Some(ca(1)))),
+            Front::Blank,
+            token(1),
+        ),
+        (
+            stored(sealed_founding(1, Some(ca(1)))),
+            Front::Unfinished,
+            token(1),
+        ),
+        (
+            stored(sealed_founding(1, Some(ca(1)))),
+            initialising(1),
+            token(1),
+        ),
+    ];
+    for (sealed, front, advice) in cases {
+        let why = refusal(decided(&TOLD, sealed.clone(), front.clone()));
+        assert!(why.contains(&advice), "{sealed:?}, {front:?}: {why}");
+    }
+}
+
+#[test]
+fn a_blank_machine_does_what_it_is_told_or_says_why_not() {
+    for sealed in [Stored::Absent, Stored::NeverCompleted] {
+        let decided =
+            |told: &Told| decided(told, SealedFound::Stored(sealed.clone()), Front::Blank);
+        assert!(matches!(decided(&TOLD), State::AwaitingAddress(_)));
+        assert!(refusal(decided(&Told::Nothing)).starts_with("no parameters"));
+        let unusable = Told::Unusable("parameters from there: field: bad".into());
+        assert_eq!(
+            refusal(decided(&unusable)),
+            "parameters from there: field: bad"
+        );
+    }
+}
+
+#[test]
+fn an_encrypted_member_asks_for_its_key_first() {
+    for security in [
+        StorageSecurity::Encrypted,
+        StorageSecurity::AuthenticatedEncrypted,
+    ] {
+        let state = decided(&TOLD, stored(sealed_member(1, security)), ready(1));
+        assert!(matches!(state, State::Unlocking(_)), "{state:?}");
+    }
+    let insecure = stored(sealed_member(1, StorageSecurity::Insecure));
+    let state = decided(&TOLD, insecure, ready(1));
+    assert!(matches!(state, State::Mounting { .. }), "{state:?}");
+}
+
+#[test]
+fn a_wipe_token_destroys_what_it_names_and_nothing_else() {
+    let wiped = |token, sealed: SealedFound, front| match decided(&told(Some(token)), sealed, front)
+    {
+        State::Wiping { sealed, data } => (sealed, data),
+        _ => (false, false),
+    };
+    let member = |life| stored(sealed_member(life, StorageSecurity::Insecure));
+    assert_eq!(wiped(1, member(1), ready(1)), (true, true));
+    assert_eq!(wiped(2, member(1), ready(1)), (false, false));
+    assert_eq!(wiped(1, member(1), ready(2)), (true, false));
+    assert_eq!(wiped(2, member(1), ready(2)), (false, true));
+    assert_eq!(
+        wiped(1, member(1), Front::Foreign("XFS".into())),
+        (true, false)
+    );
+    assert_eq!(wiped(1, corrupt(), ready(1)), (true, true));
+    assert_eq!(wiped(1, corrupt(), ready(2)), (false, false));
+    assert_eq!(wiped(1, corrupt(), Front::Blank), (false, false));
+    let absent = SealedFound::Stored(Stored::Absent);
+    assert_eq!(wiped(1, absent.clone(), ready(1)), (false, true));
+    assert_eq!(wiped(1, absent.clone(), Front::Blank), (false, false));
+    // A life that ended within the first write of its header.
+    let founding = stored(sealed_founding(1, None));
+    let never = SealedFound::Stored(Stored::NeverCompleted);
+    assert_eq!(wiped(1, founding.clone(), Front::Unfinished), (true, true));
+    assert_eq!(wiped(2, founding, Front::Unfinished), (false, false));
+    assert_eq!(wiped(1, absent, Front::Unfinished), (false, true));
+    assert_eq!(wiped(1, never, Front::Unfinished), (true, true));
+    assert_eq!(wiped(1, corrupt(), Front::Unfinished), (false, false));
+}
+
+/// A token in parameters that stay there works once: the next life has another
+/// enrolment ID. With a fault anywhere on the way.
+#[test]
+fn a_wipe_happens_once_and_survives_power_cuts() {
+    let mut former = World::blank();
+    settles(&mut former, &TOLD, &Vec::new());
+    former.power_cut();
+    let told = told(Some(1));
+    for at in 0..4 {
+        for fault in FAULTS {
+            let mut world = former.clone();
+            settles(&mut world, &told, &vec![(at, fault)]);
+            assert_eq!(world.life(), 2);
+            world.power_cut();
+            settles(&mut world, &told, &Vec::new());
+            assert_eq!(world.life(), 2, "not wiped again");
+        }
+    }
+}
+
+#[test]
+fn a_refusal_while_it_works_ends_it() {
+    let (machine, actions) = Machine::start(TOLD.clone());
+    let Some(Action::Work(turn, _)) = actions.last() else {
+        panic!("{actions:?}");
+    };
+    let (machine, actions) = machine.step(Event::Failed(*turn, Failure::Refuse("no".into())));
+    assert_eq!(refusal(machine.state().clone()), "no");
+    assert!(matches!(
+        &actions[..],
+        [Action::Show(Standing::Refused(why))] if why == "no"
+    ));
+}
+
+#[test]
+fn a_founding_that_ends_with_another_ca_is_refused() {
+    let founding = Arc::new(Founding {
+        cluster_ca: Some(ca(1)),
+        ..founding(1)
+    });
+    let done = Done::Credentials(credentials(2));
+    let state = founding::after(&founding, FoundingStep::AwaitFounded, done).unwrap();
+    assert!(refusal(state).contains("another CA"));
+}
+
+/// Any event, from a turn near the present one; often the right one.
+fn event() -> impl Strategy<Value = (i64, usize)> {
+    prop_oneof![Just((0, RIGHT)), (-2_i64..3, 0..=RIGHT)]
+}
+
+/// Stands for the answer that the work under way asks for.
+const RIGHT: usize = 8;
+
+fn made(turn: Turn, kind: usize, state: &State) -> Event {
+    let kind = match (kind, state.work()) {
+        (RIGHT, Some(Work::Inspect)) => 7,
+        (RIGHT, Some(Work::MakeKeys(_))) => 1,
+        (RIGHT, Some(Work::MakeAuthorities(_))) => 2,
+        (RIGHT, Some(Work::AwaitFounded(_))) => 3,
+        (RIGHT, _) => 0,
+        (kind, _) => kind,
+    };
+    match kind {
+        0 => Event::Done(turn, Done::Plain),
+        1 => Event::Done(turn, Done::Keys(Keys::Founding(Arc::new(founding(1))))),
+        2 => Event::Done(turn, Done::Authority(ca(1))),
+        3 => Event::Done(turn, Done::Credentials(credentials(1))),
+        4 => Event::Failed(turn, Failure::Again("later".into())),
+        5 => Event::RetryDue(turn),
+        6 => Event::Failed(turn, Failure::Refuse("never".into())),
+        _ => Event::Done(
+            turn,
+            Done::Inspected(Box::new(Inspection {
+                sealed: SealedFound::Stored(Stored::Absent),
+                front: Front::Blank,
+            })),
+        ),
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(256))]
+
+    /// FAULTS 32: late, repeated, reordered and misplaced answers. No step is
+    /// skipped, and there is never more than one work under way.
+    #[test]
+    fn answers_in_any_order_skip_no_step(events in prop::collection::vec(event(), 0..80)) {
+        let (mut machine, actions) = Machine::start(TOLD.clone());
+        prop_assert_eq!(actions.len(), 2);
+        let mut trace = vec![Work::Inspect.to_string()];
+        for (offset, kind) in events {
+            let now = machine.turn.0 as i64;
+            let turn = Turn(now.saturating_add(offset).max(0) as u64);
+            let before = machine.clone();
+            let event = made(turn, kind, machine.state());
+            let (next, actions) = machine.step(event);
+            machine = next;
+            if offset != 0 {
+                prop_assert!(actions.is_empty(), "an answer to another question counts");
+                prop_assert_eq!(machine.turn, before.turn);
+            }
+            let works = actions.iter().filter(|a| matches!(a, Action::Work(..))).count();
+            prop_assert!(works <= 1);
+            if let Some(Action::Work(_, work)) = actions.last() {
+                let name = work.to_string();
+                if trace.last() != Some(&name) {
+                    trace.push(name);
+                }
+            }
+        }
+        let order = [
+            "read what is on the disk", "get an address", "make keys",
+            "save the sealed configuration", "begin the data partition", "make the file system",
+            "complete the data partition", "mount the data partition",
+            "make the certificate authorities", "save the sealed configuration",
+            "found the cluster", "save the sealed configuration", "hand over to the role server",
+        ];
+        for (step, name) in trace.iter().enumerate() {
+            prop_assert_eq!(name, order[step], "{:?}", &trace);
+        }
+    }
+
+    /// Longer runs with more faults than the exhaustive test can try.
+    #[test]
+    fn many_faults_delay_and_break_nothing(
+        faults in prop::collection::btree_map(0_usize..60, 0..FAULTS.len(), 0..20),
+    ) {
+        let script: Script = faults.into_iter().map(|(at, fault)| (at, FAULTS[fault])).collect();
+        settles(&mut World::blank(), &TOLD, &script);
+    }
+
+    /// Whatever is found: the disk is made only for a founding that knows no
+    /// CA, over nothing or over its own beginnings.
+    #[test]
+    fn no_finding_leads_to_a_lost_disk(sealed in 0..6_usize, front in 0..6_usize, token in 0_u8..4) {
+        let sealed = match sealed {
+            0 => SealedFound::Stored(Stored::Absent),
+            1 => SealedFound::Stored(Stored::NeverCompleted),
+            2 => corrupt(),
+            3 => stored(sealed_founding(1, None)),
+            4 => stored(sealed_founding(1, Some(ca(1)))),
+            _ => stored(sealed_member(1, StorageSecurity::Insecure)),
+        };
+        let front = match front {
+            0 => Front::Blank,
+            1 => Front::Unfinished,
+            2 => Front::Foreign("XFS".into()),
+            3 => ready(1),
+            4 => initialising(1),
+            _ => ready(2),
+        };
+        let state = decided(&told(Some(token)), sealed, front.clone());
+        match state {
+            State::Founding(founding, FoundingStep::Initialise) => {
+                prop_assert!(founding.cluster_ca.is_none());
+                prop_assert!(
+                    front == Front::Blank || front == Front::Unfinished || front == initialising(1)
+                );
+            }
+            State::AwaitingAddress(_) => prop_assert_eq!(front, Front::Blank),
+            State::Wiping { data: true, .. } => match front {
+                Front::Header(header) => {
+                    prop_assert_eq!(header.owner.enrolment_id, EnrolmentId::from_bytes([token; 16]));
+                }
+                front => prop_assert_eq!(front, Front::Unfinished, "wiped what bears no name"),
+            },
+            State::Founding(_, step) => prop_assert_eq!(step, FoundingStep::Mount),
+            State::Wiping { .. } | State::Mounting { .. } | State::Refused(_) => {}
+            other => return Err(TestCaseError::fail(format!("{other:?}"))),
+        }
+    }
+}
