@@ -161,6 +161,20 @@ fn parse_usernet_line(line: &str) -> Option<Forwarded> {
     })
 }
 
+/// Reads the monitor's `info network`: whether the network card with this
+/// number is plugged into its switch; `None` while that is not known.
+pub(crate) fn parse_plugged(text: &str, card: usize) -> Option<bool> {
+    let id = format!("net{card}: ");
+    let (_, network) = text.lines().find_map(|line| line.split_once(&id))?;
+    // `index=0,type=stream,unix:net0.sock`, with something else at the end
+    // before that and instead of it.
+    let (_, state) = network.split_once("type=stream,")?;
+    if state.contains("error") {
+        return Some(false);
+    }
+    state.contains("unix:").then_some(true)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -205,6 +219,21 @@ mod tests {
                 host: "127.0.0.1:40789".parse().expect("an address"),
             }]
         );
+    }
+
+    #[test]
+    fn a_card_that_is_not_plugged_in_is_found() {
+        let text = |state: &str| {
+            format!(
+                "virtio-net-pci.0: index=0,type=nic,model=virtio-net-pci,macaddr=52:54:00:48:00:00\r\n \
+                 \\ net1: index=0,type=stream,{state}\r\n"
+            )
+        };
+        assert_eq!(parse_plugged(&text("unix:net1.sock"), 1), Some(true));
+        assert_eq!(parse_plugged(&text("connection error"), 1), Some(false));
+        assert_eq!(parse_plugged(&text("initializing"), 1), None);
+        assert_eq!(parse_plugged(&text("unix:net1.sock"), 0), None);
+        assert_eq!(parse_plugged("", 0), None);
     }
 
     #[test]

@@ -25,7 +25,10 @@ use std::{
 };
 
 use serde_json::Value;
-use tokio::{sync::watch, time::timeout};
+use tokio::{
+    sync::watch,
+    time::{sleep, timeout},
+};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 pub use exit::{Cause, Exit};
@@ -47,6 +50,9 @@ pub use crate::{control::Shutdown, process::Usage, spawn::Lifetime};
 /// After its end is noticed: how long the rest of what QEMU said may take to
 /// arrive. It is all in buffers already.
 const LAST_WORDS: Duration = Duration::from_secs(10);
+
+/// How often QEMU is asked for what it does not tell.
+const ASK_AGAIN: Duration = Duration::from_millis(10);
 
 /// A machine did not start.
 #[derive(Debug, thiserror::Error)]
@@ -71,6 +77,15 @@ pub enum StartError {
         machine: String,
         /// The port.
         port: u16,
+    },
+    /// A card should be plugged into a switch that does not run. QEMU itself
+    /// would start, and never try again.
+    #[error("machine {machine:?}: nothing listens at {socket}; the switch must run first")]
+    NoSwitch {
+        /// The machine.
+        machine: String,
+        /// Where the switch should be.
+        socket: PathBuf,
     },
     /// QEMU is not there, or may not run.
     #[error("machine {machine:?}: {QEMU} does not start (package qemu-system-x86): {source}")]
@@ -221,12 +236,17 @@ impl Vm {
             Ok(qmp) => qmp,
             Err(error) => return Err(not_up(&name, run_dir, &running, error).await),
         };
-        let forwards = forwards(machine, &qmp)
-            .await
-            .map_err(|source| StartError::Qmp {
-                machine: name.clone(),
-                source,
-            })?;
+        let qmp_error = |source| StartError::Qmp {
+            machine: name.clone(),
+            source,
+        };
+        if let Some(socket) = not_plugged(machine, &qmp).await.map_err(qmp_error)? {
+            return Err(StartError::NoSwitch {
+                machine: name,
+                socket,
+            });
+        }
+        let forwards = forwards(machine, &qmp).await.map_err(qmp_error)?;
 
         let ended = CancellationToken::new();
         let (console, follower) = console::follow(&run_dir.serial_log(), started, ended.clone())
@@ -528,6 +548,31 @@ async fn forwards(machine: &Machine, qmp: &Qmp) -> Result<Vec<Forwarded>, QmpErr
         return Ok(Vec::new());
     }
     Ok(network::parse_usernet(&qmp.human("info usernet").await?))
+}
+
+/// The first switch that a card could not be plugged into, if there is one.
+async fn not_plugged(machine: &Machine, qmp: &Qmp) -> Result<Option<PathBuf>, QmpError> {
+    for (card, nic) in machine.nics.iter().enumerate() {
+        let Link::Switch { socket } = &nic.link else {
+            continue;
+        };
+        let plugged = async {
+            loop {
+                let text = qmp.human("info network").await?;
+                match network::parse_plugged(&text, card) {
+                    Some(plugged) => return Ok::<_, QmpError>(plugged),
+                    // Under way; QEMU tells of a success by an event, and of a
+                    // failure not at all.
+                    None => sleep(ASK_AGAIN).await,
+                }
+            }
+        };
+        // A socket of this host is there at once or never.
+        if !timeout(LAST_WORDS, plugged).await.unwrap_or(Ok(false))? {
+            return Ok(Some(socket.clone()));
+        }
+    }
+    Ok(None)
 }
 
 /// Waits for the end and tells how it was, once all that was said before it

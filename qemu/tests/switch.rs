@@ -1,15 +1,23 @@
-//! The virtual network: the real process, with machines that are made up.
+//! The virtual network: the real process, with machines that are made up and
+//! one that is not.
+
+mod guest;
+mod madeup;
 
 use std::{
+    io::{BufRead, BufReader},
     path::{Path, PathBuf},
+    process::{Command, Stdio},
     time::Duration,
 };
 
+use guest::{Then, gone, line, runs};
 use hearth_qemu::{
-    network::Mac,
-    switch::{Faults, Network, NetworkError, NetworkOptions, Refusal},
-    vm::Lifetime,
+    network::{Link, Mac, Nic},
+    switch::{Faults, Network, NetworkError, NetworkOptions, NetworkStatus, Refusal},
+    vm::{Lifetime, StartError, Vm},
 };
+use madeup::plug;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::UnixStream,
@@ -27,14 +35,6 @@ async fn start(dir: &Path) -> Network {
     Network::start(&binary(), dir, NetworkOptions::default(), Lifetime::Tied)
         .await
         .expect("a network")
-}
-
-/// A socket's address holds 107 bytes; folders are longer than that.
-async fn plug(socket: &Path) -> UnixStream {
-    let folder = tempfile::tempdir().expect("a folder");
-    let link = folder.path().join("s");
-    std::os::unix::fs::symlink(socket, &link).expect("a link");
-    UnixStream::connect(link).await.expect("the switch listens")
 }
 
 async fn send(stream: &mut UnixStream, frame: &[u8]) {
@@ -61,6 +61,16 @@ fn frame(to: [u8; 6], from: Mac, text: &str) -> Vec<u8> {
     [&to, &from.0, &[0x88, 0xb5][..], text.as_bytes()].concat()
 }
 
+/// Waits until the status is so.
+async fn until(network: &Network, wanted: impl Fn(&NetworkStatus) -> bool) {
+    let reached = async {
+        while !wanted(&network.status().await.expect("a status")) {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    timeout(BOUND, reached).await.expect("in time");
+}
+
 #[tokio::test]
 async fn machines_hear_each_other_and_links_fail_on_order() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -83,19 +93,10 @@ async fn machines_hear_each_other_and_links_fail_on_order() {
         );
         machines.push(plug(&port.socket).await);
     }
-    let connected = async {
-        while network
-            .status()
-            .await
-            .expect("a status")
-            .ports
-            .iter()
-            .any(|port| !port.connected)
-        {
-            tokio::task::yield_now().await;
-        }
-    };
-    timeout(BOUND, connected).await.expect("plugged in");
+    until(&network, |status| {
+        status.ports.iter().all(|port| port.connected)
+    })
+    .await;
 
     let [a, b] = &mut machines[..] else {
         panic!("two")
@@ -112,15 +113,10 @@ async fn machines_hear_each_other_and_links_fail_on_order() {
     network.set_faults("node-1", cut).await.expect("cut");
     assert_eq!(network.faults("node-1").await.expect("faults"), cut);
     send(a, &frame(macs[1].0, macs[0], "lost")).await;
-    let lost = async {
-        loop {
-            let status = network.status().await.expect("a status");
-            if status.port("node-1").expect("a port").counters.dropped_cut == 1 {
-                return;
-            }
-        }
-    };
-    timeout(BOUND, lost).await.expect("counted");
+    until(&network, |status| {
+        status.port("node-1").expect("a port").counters.dropped_cut == 1
+    })
+    .await;
     network
         .set_faults("node-1", Faults::default())
         .await
@@ -215,4 +211,146 @@ async fn a_network_left_running_is_found_and_stopped() {
     let error = Network::attach(&dir).await.expect_err("it is gone");
     assert!(matches!(error, NetworkError::NotRunning(_)), "{error}");
     start(&dir).await;
+}
+
+/// A launcher that is killed: nothing of its own runs after that.
+#[tokio::test]
+async fn a_launcher_that_is_killed_leaves_no_network_behind() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let mut launcher = Command::new(example())
+        .arg(binary())
+        .arg(folder.path())
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("the example starts");
+    let mut said = String::new();
+    BufReader::new(launcher.stdout.take().expect("piped"))
+        .read_line(&mut said)
+        .expect("it says where its network is");
+    let pid: i32 = said.trim().parse().expect("a process number");
+    assert!(runs(pid));
+    let network = Network::attach(folder.path()).await.expect("attached");
+    launcher.kill().expect("killed");
+    launcher.wait().expect("waited for");
+    gone(pid).await;
+    let error = network.status().await.expect_err("it is gone");
+    assert!(matches!(error, NetworkError::Ended { .. }), "{error}");
+    start(folder.path()).await;
+}
+
+/// Cargo builds the examples with the tests, beside the folder of the tests.
+fn example() -> PathBuf {
+    let test = std::env::current_exe().expect("this test");
+    let target = test
+        .parent()
+        .and_then(Path::parent)
+        .expect("the target folder");
+    let example = target.join("examples/hold_network");
+    assert!(
+        example.exists(),
+        "not built: cargo build -p hearth-qemu --example hold_network"
+    );
+    example
+}
+
+#[tokio::test]
+async fn a_dropped_handle_ends_the_process_at_once() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let network = start(folder.path()).await;
+    let pid = network.pid();
+    let other = Network::attach(folder.path()).await.expect("attached");
+    drop(other);
+    assert!(runs(pid), "only a handle");
+    drop(network);
+    assert!(!runs(pid));
+
+    let network = start(folder.path()).await;
+    let pid = network.pid();
+    let error = network.detach().expect_err("it is tied");
+    assert!(matches!(error, NetworkError::Tied(_)), "{error}");
+    assert!(!runs(pid));
+}
+
+#[tokio::test]
+async fn what_keeps_a_network_from_starting_is_told_in_its_words() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let options = NetworkOptions {
+        prefix: 31,
+        ..NetworkOptions::default()
+    };
+    let error = Network::start(&binary(), folder.path(), options, Lifetime::Tied)
+        .await
+        .expect_err("no such subnet");
+    assert!(matches!(error, NetworkError::Ended { .. }), "{error:?}");
+    let error = error.to_string();
+    assert!(
+        error.contains("prefix: found 31, wanted 8 to 30"),
+        "{error}"
+    );
+    let nowhere = folder.path().join("nowhere");
+    let error = Network::start(
+        &nowhere,
+        folder.path(),
+        NetworkOptions::default(),
+        Lifetime::Tied,
+    )
+    .await
+    .expect_err("no such program");
+    assert!(matches!(error, NetworkError::Spawn { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_real_machine_is_plugged_in_again_after_every_start() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let deep = folder.path().join("d".repeat(100)).join("net");
+    let network = start(&deep).await;
+    let mac = Mac::of_machine(0);
+    let address = NetworkOptions::default().machine_address(0);
+    let port = network
+        .add_port("node-0", mac, address)
+        .await
+        .expect("a port");
+    let (mut machine, run_dir) = guest::machine(folder.path(), Then::Halt);
+    machine.nics = vec![Nic {
+        mac,
+        link: Link::Switch {
+            socket: port.socket,
+        },
+    }];
+    // Without a switch it would run and never be heard.
+    let mut lonely = machine.clone();
+    let nowhere = folder.path().join("nowhere.sock");
+    lonely.nics[0].link = Link::Switch {
+        socket: nowhere.clone(),
+    };
+    let error = Vm::start(&lonely, &run_dir, Lifetime::Tied)
+        .await
+        .expect_err("no switch");
+    assert!(
+        matches!(&error, StartError::NoSwitch { socket, .. } if *socket == nowhere),
+        "{error}"
+    );
+    for start in 1..=2 {
+        let vm = Vm::start(&machine, &run_dir, Lifetime::Tied)
+            .await
+            .expect("a machine");
+        until(&network, |status| status.ports[0].connected).await;
+        let before = network.status().await.expect("a status").ports[0].counters;
+        vm.wait_for("its line", BOUND, |text| text == line(start))
+            .await
+            .expect("it speaks");
+        // The card says by itself where it is, without the guest's help.
+        let how = serde_json::json!({"initial": 1, "max": 10, "rounds": 1, "step": 1});
+        vm.qmp()
+            .execute("announce-self", how)
+            .await
+            .expect("announced");
+        until(&network, |status| {
+            status.ports[0].counters.received_frames > before.received_frames
+        })
+        .await;
+        vm.power_cut().await.expect("cut");
+        until(&network, |status| !status.ports[0].connected).await;
+    }
 }
