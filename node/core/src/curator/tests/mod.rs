@@ -1,5 +1,8 @@
 //! The curator as its callers meet it: over mutual TLS, with a real etcd.
 
 mod access;
+mod administration;
+mod enrolment;
 mod failures;
+mod machine;
 mod nodes;
