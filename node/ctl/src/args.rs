@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use hearth_api::client::Endpoint;
+use hearth_api::names::PORT_NODE_MANAGEMENT;
 
 /// Looks at and runs clusters of Hearth machines.
 #[derive(Debug, Parser)]
@@ -45,6 +46,9 @@ pub enum Command {
     /// Its nodes
     #[command(subcommand)]
     Node(Node),
+    /// The consensus behind the control plane
+    #[command(subcommand)]
+    Etcd(Etcd),
     /// The files with which a cluster is founded and owned
     #[command(subcommand)]
     Owner(Owner),
@@ -84,6 +88,18 @@ pub enum Cluster {
         #[command(flatten)]
         output: Output,
     },
+    /// Print the ticket with which machines ask to be registered
+    ///
+    /// It belongs into the register parameters of machines that are to become
+    /// nodes. Whoever has it can ask, and no more: each machine is approved.
+    Ticket {
+        /// Make a new one: with the old one nobody can register any more.
+        /// Nodes, and machines that have registered, keep their place
+        #[arg(long)]
+        rotate: bool,
+        #[command(flatten)]
+        output: Output,
+    },
 }
 
 #[derive(Debug, Subcommand)]
@@ -96,6 +112,223 @@ pub enum Node {
         #[arg(long)]
         watch: bool,
     },
+    /// Show all that the cluster knows of one node
+    Describe {
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Let a machine that has registered become a node
+    ///
+    /// Compare the public key with the one on the machine's console first: the
+    /// register ticket alone does not say which machine came with it.
+    Approve {
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// What a node is there for
+    #[command(subcommand)]
+    Role(Role),
+    /// Names and values that a node is found by
+    #[command(subcommand)]
+    Label(Label),
+    /// Take a node out of service, for good
+    ///
+    /// It leaves consensus, wipes its keys and loses its access. Then it can be
+    /// deleted. It never comes back under this ID.
+    Decommission {
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        sure: Sure,
+        #[command(flatten)]
+        wait: Wait,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Forget a node
+    ///
+    /// All but a tombstone, so that the machine is told to wipe its keys if it
+    /// ever comes back. A node that is UP is decommissioned first, unless it
+    /// is lost.
+    Delete {
+        #[command(flatten)]
+        which: Which,
+        /// Though it is UP and keeps its keys until it asks for its cluster
+        /// again: for machines that are lost
+        #[arg(long)]
+        bypass_not_decommissioned: bool,
+        /// Though it has roles
+        #[arg(long)]
+        bypass_has_roles: bool,
+        #[command(flatten)]
+        sure: Sure,
+    },
+    /// Show what a node has said
+    ///
+    /// The node itself is asked, not the control plane.
+    Logs {
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        at: At,
+        /// Go on showing what is said, until interrupted
+        #[arg(long, short)]
+        follow: bool,
+        /// Only of the part with this dotted name, and of what is below it
+        #[arg(long, value_name = "NAME", default_value = "")]
+        dn: String,
+        /// How many of the last entries, 0 for all there are
+        #[arg(long, value_name = "NUMBER", default_value_t = 100)]
+        backlog: u32,
+        /// Only what is as bad as this, or worse
+        #[arg(long, value_enum, value_name = "SEVERITY")]
+        severity: Option<Severity>,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Start a node's machine again
+    Reboot {
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        at: At,
+        #[command(flatten)]
+        sure: Sure,
+    },
+    /// Switch a node's machine off
+    #[command(name = "poweroff")]
+    PowerOff {
+        #[command(flatten)]
+        which: Which,
+        #[command(flatten)]
+        at: At,
+        #[command(flatten)]
+        sure: Sure,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Role {
+    /// Give a node roles
+    ///
+    /// A new consensus member takes part in every write of the cluster once it
+    /// has what the others have: three members survive the loss of one, five
+    /// of two.
+    Add {
+        #[command(flatten)]
+        which: Which,
+        /// Which roles
+        #[arg(required = true, value_enum)]
+        roles: Vec<RoleName>,
+        #[command(flatten)]
+        wait: Wait,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Take roles from a node
+    ///
+    /// Whatever the role kept on that node is wiped.
+    Remove {
+        #[command(flatten)]
+        which: Which,
+        /// Which roles
+        #[arg(required = true, value_enum)]
+        roles: Vec<RoleName>,
+        #[command(flatten)]
+        sure: Sure,
+        #[command(flatten)]
+        wait: Wait,
+        #[command(flatten)]
+        output: Output,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Label {
+    /// Set labels, those that are there already, too
+    Set {
+        #[command(flatten)]
+        which: Which,
+        /// Such as zone=a
+        #[arg(required = true, value_name = "KEY=VALUE", value_parser = label)]
+        labels: Vec<(String, String)>,
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Remove labels
+    Remove {
+        #[command(flatten)]
+        which: Which,
+        /// Of which keys
+        #[arg(required = true, value_name = "KEY")]
+        keys: Vec<String>,
+        #[command(flatten)]
+        output: Output,
+    },
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Etcd {
+    /// Show the members of consensus, and who is about to come or go
+    Members {
+        #[command(flatten)]
+        output: Output,
+    },
+}
+
+/// Which node is meant.
+#[derive(Debug, ClapArgs)]
+pub struct Which {
+    /// By its ID or the beginning of it, by its public key, or by the value of
+    /// its label "hostname"
+    #[arg(value_name = "NODE")]
+    pub node: String,
+}
+
+/// Where a node is reached, for what it answers itself.
+#[derive(Debug, ClapArgs)]
+pub struct At {
+    /// Where the node's management is reached from here [default: its address
+    /// as the cluster knows it, port 7836]
+    #[arg(long, value_name = "HOST[:PORT]", value_parser = node_endpoint)]
+    pub node_endpoint: Option<Endpoint>,
+}
+
+/// For what cannot be undone.
+#[derive(Clone, Copy, Debug, ClapArgs)]
+pub struct Sure {
+    /// Do it without asking back; needed at a terminal
+    #[arg(long)]
+    pub yes: bool,
+}
+
+/// For what the cluster goes on with after it has answered.
+#[derive(Clone, Copy, Debug, ClapArgs)]
+pub struct Wait {
+    /// Wait until it is complete. An interrupt ends the waiting only
+    #[arg(long)]
+    pub wait: bool,
+}
+
+/// A role, as it is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum RoleName {
+    ConsensusMember,
+    KubernetesController,
+    KubernetesWorker,
+}
+
+/// How bad a log entry is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Severity {
+    Debug,
+    Info,
+    Warning,
+    Error,
 }
 
 #[derive(Debug, Subcommand)]
@@ -129,6 +362,18 @@ pub enum Context {
         /// Which [default: the current one]
         name: Option<String>,
     },
+    /// Reach an address of a node by another one
+    ///
+    /// For clusters whose own addresses are not reachable from here, such as
+    /// emulated ones: what goes to ADDRESS goes to VIA instead.
+    Route {
+        /// As the cluster knows it, such as 10.77.0.11:7836
+        #[arg(value_name = "ADDRESS")]
+        address: Endpoint,
+        /// As it is reached from here; none: forget the route
+        #[arg(value_name = "VIA")]
+        via: Option<Endpoint>,
+    },
 }
 
 /// In which form results are printed.
@@ -159,6 +404,19 @@ fn duration(text: &str) -> Result<Duration, String> {
     duration
         .filter(|duration| !duration.is_zero() && *duration <= Duration::from_secs(86_400))
         .ok_or_else(wrong)
+}
+
+/// KEY=VALUE; the cluster says which of them it takes.
+fn label(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
+        _ => Err("wanted KEY=VALUE".to_owned()),
+    }
+}
+
+/// An endpoint whose default port is that of node management.
+fn node_endpoint(text: &str) -> Result<Endpoint, String> {
+    Endpoint::parse(text, PORT_NODE_MANAGEMENT).map_err(|error| error.to_string())
 }
 
 #[cfg(test)]

@@ -1,33 +1,83 @@
 //! From the arguments to a channel.
 
 use hearth_api::client::{Channel, Curators, Endpoint, Options};
+use hearth_api::identity::{NodeId, UserCredentials};
+use hearth_api::names::PORT_NODE_MANAGEMENT;
 use hearth_api::tls::{self, ExpectedServer, TlsError};
 
 use crate::args::Global;
-use crate::context::Contexts;
+use crate::context::{Context, Contexts};
 use crate::failure::{Failure, Kind};
+
+/// Which cluster is meant, and who we are to it.
+struct Session {
+    name: String,
+    context: Context,
+    credentials: UserCredentials,
+}
+
+impl Session {
+    fn new(global: &Global) -> Result<Self, Failure> {
+        let contexts = Contexts::load(global.config.clone())?;
+        let (name, context) = contexts.get(global.context.as_deref())?;
+        Ok(Self {
+            name: name.to_owned(),
+            context: context.clone(),
+            credentials: contexts.credentials(name, context)?,
+        })
+    }
+
+    fn channel(
+        &self,
+        global: &Global,
+        endpoints: Vec<Endpoint>,
+        expected: ExpectedServer,
+    ) -> Result<Channel, Failure> {
+        let config = tls::user_client_config(&self.credentials, expected, tls::wall_clock())
+            .map_err(|error| own_credentials(&self.name, error))?;
+        Ok(Curators::new(endpoints, config, options(global)).channel())
+    }
+}
 
 /// A channel to the cluster that is meant, as the user that we are to it.
 pub fn open(global: &Global) -> Result<Channel, Failure> {
-    let contexts = Contexts::load(global.config.clone())?;
-    let (name, context) = contexts.get(global.context.as_deref())?;
-    let credentials = contexts.credentials(name, context)?;
+    let session = Session::new(global)?;
     let endpoints = match &global.endpoints[..] {
-        [] => context.endpoints()?,
+        [] => session.context.endpoints()?,
         given => given.to_vec(),
     };
     if endpoints.is_empty() {
         return Err(Failure::new(
             Kind::Local,
-            format!("reach the cluster of context {name:?}"),
+            format!("reach the cluster of context {:?}", session.name),
         )
         .because("it has no endpoints")
         .advise("name one with --endpoint"));
     }
-    let clock = tls::wall_clock();
-    let config = tls::user_client_config(&credentials, ExpectedServer::AnyNode, clock)
-        .map_err(|error| own_credentials(name, error))?;
-    Ok(Curators::new(endpoints, config, options(global)).channel())
+    session.channel(global, endpoints, ExpectedServer::AnyNode)
+}
+
+/// A channel to the management of this very node, at this address as the
+/// cluster knows it, or at this one as it is reached from here.
+pub fn open_node(
+    global: &Global,
+    id: NodeId,
+    address: Option<std::net::IpAddr>,
+    given: Option<&Endpoint>,
+) -> Result<Channel, Failure> {
+    let session = Session::new(global)?;
+    let endpoint = match (given, address) {
+        (Some(given), _) => given.clone(),
+        (None, Some(address)) => session
+            .context
+            .reach(Endpoint::new(address, PORT_NODE_MANAGEMENT))?,
+        (None, None) => {
+            return Err(Failure::new(Kind::Cluster, format!("reach {id}"))
+                .because("the cluster does not know its address: it has not reported one yet")
+                .advise("name its address with --node-endpoint"));
+        }
+    };
+    session.channel(global, vec![endpoint], ExpectedServer::Node(id))
 }
 
 /// How the client behaves.

@@ -36,6 +36,9 @@ pub struct Context {
     /// File with our private key, PKCS #8 in PEM. Relative to the contexts
     /// file.
     pub key: PathBuf,
+    /// What goes to the one address goes to the other.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub routes: BTreeMap<String, String>,
 }
 
 /// As it is stored.
@@ -147,7 +150,10 @@ impl Contexts {
         let path = self.beside(&certificate);
         files::write_private(&path, to_pem(&credentials.certificate).as_bytes())
             .map_err(|error| failed("write", &path).because(error))?;
+        // Where nodes are reached from here does not change with a certificate.
+        let before = self.stored.contexts.remove(name);
         let context = Context {
+            routes: before.map(|before| before.routes).unwrap_or_default(),
             cluster_id: cluster.to_string(),
             ca: to_pem(&credentials.ca),
             endpoints: endpoints.iter().map(Endpoint::to_string).collect(),
@@ -156,6 +162,23 @@ impl Contexts {
         };
         self.stored.contexts.insert(name.to_owned(), context);
         self.stored.current = Some(name.to_owned());
+        Ok(())
+    }
+
+    /// From now on an address is reached by another one, in one context.
+    pub fn route(
+        &mut self,
+        name: Option<&str>,
+        address: &Endpoint,
+        via: Option<&Endpoint>,
+    ) -> Result<(), Failure> {
+        let name = self.get(name)?.0.to_owned();
+        if let Some(context) = self.stored.contexts.get_mut(&name) {
+            match via {
+                Some(via) => context.routes.insert(address.to_string(), via.to_string()),
+                None => context.routes.remove(&address.to_string()),
+            };
+        }
         Ok(())
     }
 
@@ -202,6 +225,18 @@ impl Context {
                 .map_err(|error| Failure::new(Kind::Local, "read the contexts").because(error))
         };
         self.endpoints.iter().map(parse).collect()
+    }
+}
+
+impl Context {
+    /// How an address of the cluster is reached from here.
+    pub fn reach(&self, address: Endpoint) -> Result<Endpoint, Failure> {
+        match self.routes.get(&address.to_string()) {
+            Some(via) => via
+                .parse()
+                .map_err(|error| Failure::new(Kind::Local, "read the contexts").because(error)),
+            None => Ok(address),
+        }
     }
 }
 
@@ -285,13 +320,32 @@ mod tests {
             .expect("added");
         contexts.select("one").expect("there");
         assert!(contexts.select("three").is_err());
+        let via: Endpoint = "127.0.0.1:7".parse().expect("an endpoint");
+        contexts
+            .route(None, &endpoint, Some(&via))
+            .expect("the current one");
+        // A new certificate takes no routes away.
+        contexts
+            .add(
+                "one",
+                cluster.id,
+                std::slice::from_ref(&endpoint),
+                &credentials,
+                &key_path,
+            )
+            .expect("added again");
         contexts.save().expect("saved");
 
         let again = Contexts::load(Some(path)).expect("read");
         let (name, context) = again.get(None).expect("the current one");
         assert_eq!(name, "one");
-        assert_eq!(context.endpoints().expect("good"), [endpoint]);
+        assert_eq!(
+            context.endpoints().expect("good"),
+            std::slice::from_ref(&endpoint)
+        );
         assert_eq!(context.cluster_id, cluster.id.to_string());
+        assert_eq!(context.reach(endpoint.clone()).expect("good"), via);
+        assert_eq!(context.reach(via.clone()).expect("good"), via);
         let read = again.credentials(name, context).expect("good");
         assert_eq!(read.certificate, credentials.certificate);
         assert_eq!(read.ca, credentials.ca);

@@ -22,6 +22,8 @@ pub enum Kind {
     Refused = 4,
     /// Something on this machine: files, contexts.
     Local = 5,
+    /// An interrupt, as shells number it.
+    Interrupted = 130,
 }
 
 /// A failure: what was to be done, why it was not, and what to do now.
@@ -75,7 +77,7 @@ impl Failure {
                 "check that the context is for this cluster; \
                  `hearthctl cluster take-ownership` gets a new certificate",
             ),
-            Kind::Cluster | Kind::Local => None,
+            Kind::Cluster | Kind::Local | Kind::Interrupted => None,
         };
         let mut failure = Self::new(kind, what).because(status);
         failure.advice = advice.map(str::to_owned);

@@ -10,7 +10,14 @@ use hearth_api::identity::ClusterId;
 use hearth_api::v1::{self, ClusterState, NodeHealth, NodeState};
 use serde::Serialize;
 
+mod consensus;
+mod log;
+
+pub use consensus::Consensus;
+pub use log::LogLine;
+
 use crate::context::to_pem;
+pub use crate::table::printable as safe;
 use crate::table::{Table, printable};
 
 /// A node.
@@ -32,6 +39,24 @@ pub struct Node {
     storage_security: String,
     tpm_usage: String,
     heartbeat_age_ms: Option<u64>,
+    /// It is on its way out of service.
+    decommissioning: bool,
+}
+
+/// A node after a change.
+#[derive(Debug, Serialize)]
+pub struct Changed<'a> {
+    /// As it is now.
+    pub node: &'a Node,
+    /// Consensus has to follow before it is complete.
+    pub pending: bool,
+}
+
+/// What `cluster ticket` prints.
+#[derive(Debug, Serialize)]
+pub struct Ticket {
+    /// 64 hexadecimal digits.
+    pub register_ticket: String,
 }
 
 /// A value of an enumeration as its bare word (`UP` for `NODE_STATE_UP`); a
@@ -98,21 +123,68 @@ impl From<&v1::Node> for Node {
             ),
             tpm_usage: word(node.tpm_usage, v1::TpmUsage::as_str_name, "TPM_USAGE_"),
             heartbeat_age_ms: node.heartbeat_age_ms,
+            decommissioning: node.decommissioning,
         }
     }
 }
 
 impl Node {
-    fn cells(&self) -> [String; 7] {
-        let text = |text: &Option<String>| printable(text.as_deref().unwrap_or(""));
-        let health = match &self.health_reason[..] {
+    fn state_text(&self) -> String {
+        match self.decommissioning {
+            true => format!("{} (leaving)", self.state),
+            false => self.state.clone(),
+        }
+    }
+
+    fn health_text(&self) -> String {
+        match &self.health_reason[..] {
             "" => self.health.clone(),
             reason => format!("{} ({})", self.health, printable(reason)),
-        };
+        }
+    }
+
+    /// All of it, for people.
+    pub fn text(&self) -> String {
+        let some = |text: &Option<String>| text.clone().unwrap_or_default();
+        let labels: Vec<_> = self
+            .labels
+            .iter()
+            .map(|(key, value)| format!("{key}={value}"))
+            .collect();
+        let port = self.curator_port.map(|port| port.to_string());
+        let age = self.heartbeat_age_ms.map(|ms| format!("{ms} ms ago"));
+        let mut text = String::new();
+        for (name, value) in [
+            ("node", self.id.clone()),
+            ("public key", self.public_key.clone()),
+            ("state", self.state_text()),
+            ("health", self.health_text()),
+            ("cluster", some(&self.cluster_state)),
+            ("roles", self.roles.join(",")),
+            ("labels", labels.join(",")),
+            ("address", some(&self.external_address)),
+            ("curator port", some(&port)),
+            ("last heartbeat", some(&age)),
+            ("version", some(&self.version)),
+            ("boot ID", some(&self.boot_id)),
+            ("storage security", self.storage_security.clone()),
+            ("TPM", self.tpm_usage.clone()),
+        ] {
+            let value = match &value[..] {
+                "" => "-".to_owned(),
+                value => printable(value),
+            };
+            text.push_str(&format!("{name:16}  {value}\n"));
+        }
+        text
+    }
+
+    fn cells(&self) -> [String; 7] {
+        let text = |text: &Option<String>| printable(text.as_deref().unwrap_or(""));
         [
             printable(&self.id),
-            self.state.clone(),
-            health,
+            self.state_text(),
+            self.health_text(),
             text(&self.cluster_state),
             self.roles.join(","),
             text(&self.external_address),

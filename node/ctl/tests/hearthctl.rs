@@ -4,13 +4,15 @@ use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::sync::Arc;
 
-use hearth_api::identity::{FirstContactSecret, OwnerKey};
+use hearth_api::identity::{FirstContactSecret, NodeId, OwnerKey};
 use hearth_api::owner;
+use hearth_api::server::Limits;
 use hearth_api::testing::{Script, TestCluster, TestCurator};
 use hearth_api::tls::wall_clock;
 use hearth_api::v1::{
-    self, ClusterConfiguration, ClusterState, NodeHealth, NodeRoles, NodeState, NodeStatus,
-    StorageSecurity, StorageSecurityPolicy, TpmMode, TpmUsage, node_roles,
+    self, ClusterConfiguration, ClusterState, ConsensusMemberStatus, GetConsensusStatusResponse,
+    LogEntry, LogSeverity, MembershipChange, NodeHealth, NodeRoles, NodeState, NodeStatus,
+    StorageSecurity, StorageSecurityPolicy, TpmMode, TpmUsage, membership_change, node_roles,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
@@ -189,6 +191,7 @@ async fn an_owner_takes_a_cluster_and_looks_at_it() {
             "storage_security": "INSECURE",
             "tpm_usage": "NOT_PRESENT",
             "heartbeat_age_ms": 40,
+            "decommissioning": false,
         }])
     );
     assert_eq!(
@@ -413,6 +416,330 @@ async fn watching_tells_each_change_and_survives_a_curator() {
     assert_eq!(next().await, json!({"type": "removed", "id": "hearth-a1"}));
     assert_eq!(next().await, json!({"type": "synced"}));
     child.kill().await.expect("it goes on until it is ended");
+}
+
+/// Three nodes in different states of their lives.
+fn machines() -> Vec<v1::Node> {
+    let new = v1::Node {
+        public_key: vec![2; 32],
+        state: NodeState::New.into(),
+        roles: None,
+        status: None,
+        ..node("hearth-b2", NodeHealth::Unknown)
+    };
+    let worker = v1::Node {
+        public_key: vec![3; 32],
+        roles: None,
+        ..node("hearth-c3", NodeHealth::Healthy)
+    };
+    vec![node("hearth-a1", NodeHealth::Healthy), new, worker]
+}
+
+fn by_id(curator: &TestCurator, id: &str) -> v1::Node {
+    let nodes = curator.nodes();
+    let node = nodes.into_iter().find(|node| node.id == id);
+    node.expect("it is there")
+}
+
+#[tokio::test]
+async fn a_machine_is_approved_by_any_name_that_means_it_alone() {
+    let f = Fixture::new();
+    let curator = f.curator().await;
+    f.take_ownership(&curator).await;
+    curator.set_nodes(machines());
+    let printed = f.ok(&["node", "approve", &"02".repeat(32)]).await;
+    assert!(printed.contains("hearth-b2 approved"), "{printed}");
+    assert_eq!(by_id(&curator, "hearth-b2").state(), NodeState::Standby);
+    // Again, and nothing happens.
+    let shown = f.json(&["node", "approve", "b", "-o", "json"]).await;
+    assert_eq!(shown["state"], "STANDBY");
+
+    for (wanted, what) in [("hearth-d", "none of this ID"), ("hearth-", "none of this")] {
+        let (code, why) = f.fails(&["node", "approve", wanted]).await;
+        assert_eq!(code, 1);
+        assert!(why.contains(what) && why.contains("node list"), "{why}");
+    }
+    let mut nodes = machines();
+    nodes.push(node("hearth-a2", NodeHealth::Healthy));
+    curator.set_nodes(nodes);
+    let (code, why) = f.fails(&["node", "describe", "a"]).await;
+    assert_eq!(code, 1);
+    assert!(why.contains("hearth-a1, hearth-a2"), "{why}");
+    let shown = f.ok(&["node", "describe", "a1"]).await;
+    for line in [
+        "node              hearth-a1\n",
+        "labels            zone=a\n",
+    ] {
+        assert!(shown.contains(line), "{shown}");
+    }
+}
+
+#[tokio::test]
+async fn labels_and_roles_are_set_and_removed() {
+    let f = Fixture::new();
+    let curator = f.curator().await;
+    f.take_ownership(&curator).await;
+    curator.set_nodes(machines());
+    let args = [
+        "node",
+        "label",
+        "set",
+        "c3",
+        "zone=b",
+        "hostname=db=1",
+        "-o",
+        "json",
+    ];
+    let shown = f.json(&args).await;
+    assert_eq!(shown["labels"], json!({"zone": "b", "hostname": "db=1"}));
+    let args = ["node", "label", "remove", "db=1", "zone", "-o", "json"];
+    let shown = f.json(&args).await;
+    assert_eq!(shown["labels"], json!({"hostname": "db=1"}));
+    let (code, _) = f.fails(&["node", "label", "set", "c3", "zone"]).await;
+    assert_eq!(code, 2);
+
+    let args = [
+        "node",
+        "role",
+        "add",
+        "c3",
+        "kubernetes-worker",
+        "-o",
+        "json",
+    ];
+    let shown = f.json(&args).await;
+    assert_eq!(shown["pending"], false);
+    assert_eq!(shown["node"]["roles"], json!(["kubernetes-worker"]));
+    let shown = f
+        .ok(&["node", "role", "add", "c3", "consensus-member"])
+        .await;
+    assert!(shown.contains("etcd members"), "{shown}");
+    f.ok(&["node", "role", "remove", "c3", "kubernetes-worker"])
+        .await;
+    let (code, why) = f
+        .fails(&["node", "role", "add", "b2", "kubernetes-worker"])
+        .await;
+    assert_eq!(code, 1);
+    assert!(why.contains("not UP"), "{why}");
+    let (code, _) = f.fails(&["node", "role", "add", "b2", "king"]).await;
+    assert_eq!(code, 2);
+}
+
+#[tokio::test]
+async fn decommissioning_can_be_waited_for_and_comes_before_deletion() {
+    let f = Fixture::new();
+    let curator = f.curator().await;
+    f.take_ownership(&curator).await;
+    curator.set_nodes(machines());
+    curator.set_consensus(GetConsensusStatusResponse {
+        changes: vec![MembershipChange {
+            node_id: "hearth-a1".into(),
+            reason: "other members are away\x1b[2J".into(),
+            ..MembershipChange::default()
+        }],
+        ..GetConsensusStatusResponse::default()
+    });
+    let (code, why) = f.fails(&["node", "delete", "a1"]).await;
+    assert_eq!(code, 1);
+    assert!(why.contains("decommission hearth-a1 --wait"), "{why}");
+
+    let mut child = f
+        .command(&["node", "decommission", "a1", "--wait", "-o", "json"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+    // It says what will happen, and what it waits for.
+    let line = lines.next_line().await.expect("readable").expect("a line");
+    assert!(line.contains("wipes its keys"), "{line}");
+    let line = lines.next_line().await.expect("readable").expect("a line");
+    assert!(
+        line.ends_with("other members are away\u{fffd}[2J"),
+        "{line}"
+    );
+    assert!(by_id(&curator, "hearth-a1").decommissioning);
+    let mut nodes = machines();
+    nodes[0].set_state(NodeState::Decommissioned);
+    nodes[0].roles = None;
+    curator.set_nodes(nodes);
+    let output = child.wait_with_output().await.expect("it ends");
+    assert!(output.status.success());
+    let shown: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    assert_eq!(shown["pending"], false);
+    assert_eq!(shown["node"]["state"], "DECOMMISSIONED");
+
+    f.ok(&["node", "delete", "a1"]).await;
+    let (code, why) = f.fails(&["node", "delete", "a1"]).await;
+    assert_eq!(code, 1, "{why}");
+    // A machine that is lost.
+    f.ok(&["node", "delete", "c3", "--bypass-not-decommissioned"])
+        .await;
+    assert_eq!(curator.nodes().len(), 1);
+}
+
+#[tokio::test]
+async fn an_interrupt_ends_the_waiting_and_nothing_else() {
+    let f = Fixture::new();
+    let curator = f.curator().await;
+    f.take_ownership(&curator).await;
+    curator.set_nodes(machines());
+    let mut child = f
+        .command(&["node", "role", "add", "c3", "consensus-member", "--wait"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    let mut lines = BufReader::new(child.stderr.take().expect("a pipe")).lines();
+    let line = lines.next_line().await.expect("readable").expect("a line");
+    assert!(line.contains("follows"), "{line}");
+    let pid = child.id().expect("it runs").to_string();
+    let kill = Command::new("kill").args(["-INT", &pid]).status().await;
+    assert!(kill.expect("it runs").success());
+    let mut rest = String::new();
+    while let Some(line) = lines.next_line().await.expect("readable") {
+        rest.push_str(&line);
+    }
+    assert!(rest.contains("the cluster goes on with it"), "{rest}");
+    let status = child.wait().await.expect("it ends");
+    assert_eq!(status.code(), Some(130));
+}
+
+#[tokio::test]
+async fn tickets_and_members_are_shown() {
+    let f = Fixture::new();
+    let script = Script {
+        register_ticket: vec![7; 32],
+        consensus: GetConsensusStatusResponse {
+            members: vec![
+                ConsensusMemberStatus {
+                    member_id: 0xa1,
+                    node_id: "hearth-a1".into(),
+                    peer_urls: vec!["https://hearth-a1:7834".into()],
+                    started: true,
+                    leader: true,
+                    ..ConsensusMemberStatus::default()
+                },
+                ConsensusMemberStatus {
+                    member_id: 0xc3,
+                    learner: true,
+                    ..ConsensusMemberStatus::default()
+                },
+            ],
+            changes: vec![MembershipChange {
+                node_id: "hearth-c3".into(),
+                kind: membership_change::Kind::Join.into(),
+                member_id: 0xc3,
+                reason: "not in sync yet".into(),
+            }],
+        },
+        ..f.script()
+    };
+    let curator = TestCurator::start(&f.cluster, script, wall_clock()).await;
+    f.take_ownership(&curator).await;
+    let ticket = "07".repeat(32);
+    assert_eq!(f.ok(&["cluster", "ticket"]).await, format!("{ticket}\n"));
+    let rotated = f
+        .json(&["cluster", "ticket", "--rotate", "-o", "json"])
+        .await;
+    assert_eq!(rotated["register_ticket"], format!("08{}", &ticket[2..]));
+
+    assert_eq!(
+        f.ok(&["etcd", "members"]).await,
+        "MEMBER            NODE       PART     STARTED  PEER URLS\n\
+         00000000000000a1  hearth-a1  leader   yes      https://hearth-a1:7834\n\
+         00000000000000c3  -          learner  no       -\n\
+         \n\
+         TO COME  NODE       WAITS FOR\n\
+         JOIN     hearth-c3  not in sync yet\n"
+    );
+    let shown = f.json(&["etcd", "members", "-o", "json"]).await;
+    assert_eq!(shown["members"][0]["member_id"], "00000000000000a1");
+    assert_eq!(shown["members"][1]["node_id"], Value::Null);
+    assert_eq!(shown["changes"][0]["kind"], "JOIN");
+}
+
+#[tokio::test]
+async fn a_node_is_asked_itself_where_it_is_reached_from_here() {
+    let f = Fixture::new();
+    let credentials = f.cluster.node();
+    let id = NodeId::from_public_key(&credentials.key.public()).to_string();
+    let entry = |dn: &str, severity: LogSeverity, message: &str| LogEntry {
+        dn: dn.into(),
+        severity: severity.into(),
+        message: message.into(),
+        time_ms: 951_782_400_000,
+    };
+    let script = Script {
+        nodes: vec![node(&id, NodeHealth::Healthy)],
+        logs: vec![
+            entry("root", LogSeverity::Info, "begins"),
+            entry("root.roles", LogSeverity::Warning, "odd\x1b[2J"),
+        ],
+        ..f.script()
+    };
+    let limits = Limits::default();
+    let at = TestCurator::start_as(&f.cluster, &credentials, script, wall_clock(), limits).await;
+    f.take_ownership(&at).await;
+    let here = at.endpoint().to_string();
+
+    // The address that the cluster knows leads nowhere from here.
+    let args = ["--timeout", "300ms", "node", "logs", &id];
+    let (code, why) = f.fails(&args).await;
+    assert_eq!(code, 3);
+    assert!(
+        why.contains("192.0.2.1:7836") && why.contains("--node-endpoint"),
+        "{why}"
+    );
+    f.ok(&["context", "route", "192.0.2.1:7836", &here]).await;
+    assert_eq!(
+        f.ok(&["node", "logs", &id]).await,
+        "2000-02-29T00:00:00.000Z INFO    root: begins\n\
+         2000-02-29T00:00:00.000Z WARNING root.roles: odd\u{fffd}[2J\n"
+    );
+    let args = [
+        "node",
+        "logs",
+        &id,
+        "--severity",
+        "warning",
+        "--dn",
+        "root",
+        "-o",
+        "json",
+    ];
+    assert_eq!(
+        f.json(&args).await,
+        json!({
+            "time": "2000-02-29T00:00:00.000Z",
+            "dn": "root.roles",
+            "severity": "WARNING",
+            "message": "odd\u{1b}[2J",
+        })
+    );
+    f.ok(&["context", "route", "192.0.2.1:7836"]).await;
+
+    // It needs no control plane if all is said.
+    let before = at.calls();
+    let args = [
+        "--endpoint",
+        "127.0.0.1:1",
+        "node",
+        "reboot",
+        &id,
+        "--node-endpoint",
+        &here,
+    ];
+    f.ok(&args).await;
+    f.ok(&["node", "poweroff", &id, "--node-endpoint", &here])
+        .await;
+    assert_eq!(at.calls()[before.len()..], ["Reboot", "PowerOff"]);
+
+    // Another node at that address is not the one that was meant.
+    let other = NodeId::from_bytes([9; 16]).to_string();
+    let args = ["node", "reboot", &other, "--node-endpoint", &here];
+    let (code, why) = f.fails(&args).await;
+    assert_eq!(code, 4, "{why}");
+    assert!(why.contains(&format!("wanted node {other}")), "{why}");
 }
 
 #[tokio::test]

@@ -22,6 +22,35 @@ pub struct EndpointError {
 }
 
 impl Endpoint {
+    /// From HOST or HOST:PORT.
+    pub fn parse(text: &str, default_port: u16) -> Result<Self, EndpointError> {
+        let wrong = || EndpointError {
+            found: text.to_owned(),
+        };
+        if let Ok(address) = text.parse::<std::net::SocketAddr>() {
+            return Ok(address.into());
+        }
+        let literal = text
+            .strip_prefix('[')
+            .and_then(|rest| rest.strip_suffix(']'))
+            .unwrap_or(text);
+        if let Ok(address) = literal.parse::<std::net::IpAddr>() {
+            return Ok(Self::new(address, default_port));
+        }
+        let (host, port) = match text.rsplit_once(':') {
+            Some((host, port)) => (host, port.parse().map_err(|_| wrong())?),
+            None => (text, default_port),
+        };
+        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+        if host.is_empty() || host.len() > 253 || port == 0 || !host.bytes().all(is_name) {
+            return Err(wrong());
+        }
+        Ok(Self {
+            host: host.to_owned(),
+            port,
+        })
+    }
+
     /// From an address, as directories have it; port 0 is the default port.
     pub fn new(host: std::net::IpAddr, port: u16) -> Self {
         Self {
@@ -51,30 +80,6 @@ impl FromStr for Endpoint {
     type Err = EndpointError;
 
     fn from_str(text: &str) -> Result<Self, EndpointError> {
-        let wrong = || EndpointError {
-            found: text.to_owned(),
-        };
-        if let Ok(address) = text.parse::<std::net::SocketAddr>() {
-            return Ok(address.into());
-        }
-        let literal = text
-            .strip_prefix('[')
-            .and_then(|rest| rest.strip_suffix(']'))
-            .unwrap_or(text);
-        if let Ok(address) = literal.parse::<std::net::IpAddr>() {
-            return Ok(Self::new(address, 0));
-        }
-        let (host, port) = match text.rsplit_once(':') {
-            Some((host, port)) => (host, port.parse().map_err(|_| wrong())?),
-            None => (text, PORT_CURATOR),
-        };
-        let is_name = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-        if host.is_empty() || host.len() > 253 || port == 0 || !host.bytes().all(is_name) {
-            return Err(wrong());
-        }
-        Ok(Self {
-            host: host.to_owned(),
-            port,
-        })
+        Self::parse(text, PORT_CURATOR)
     }
 }

@@ -5,7 +5,7 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use futures::{Stream, StreamExt as _, stream};
+use futures::{Stream, stream};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
@@ -24,15 +24,12 @@ use crate::tls::{Clock, OwnCertificate};
 use crate::v1::aaa_server::{Aaa, AaaServer};
 use crate::v1::curator_local_server::{CuratorLocal, CuratorLocalServer};
 use crate::v1::curator_server::CuratorServer;
-use crate::v1::management_server::{Management, ManagementServer};
+use crate::v1::management_server::ManagementServer;
+use crate::v1::node_management_server::NodeManagementServer;
 use crate::v1::{
-    ApproveNodeRequest, ApproveNodeResponse, ClusterConfiguration, ClusterDirectory,
-    DecommissionNodeRequest, DecommissionNodeResponse, DeleteNodeRequest, DeleteNodeResponse,
-    EscrowRequest, EscrowResponse, GetCaCertificateRequest, GetCaCertificateResponse,
-    GetClusterInfoRequest, GetClusterInfoResponse, GetCurrentLeaderRequest,
-    GetCurrentLeaderResponse, GetNodesRequest, GetNodesResponse, GetRegisterTicketRequest,
-    GetRegisterTicketResponse, HeartbeatRequest, Node, NodeStatus, UpdateNodeLabelsRequest,
-    UpdateNodeLabelsResponse, UpdateNodeRolesRequest, UpdateNodeRolesResponse, WatchEvent,
+    ClusterConfiguration, ClusterDirectory, EscrowRequest, EscrowResponse, GetCaCertificateRequest,
+    GetCaCertificateResponse, GetConsensusStatusResponse, GetCurrentLeaderRequest,
+    GetCurrentLeaderResponse, HeartbeatRequest, LogEntry, Node, NodeStatus, WatchEvent,
 };
 
 pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
@@ -40,8 +37,16 @@ pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send
 /// What a [`TestCurator`] answers.
 #[derive(Default)]
 pub struct Script {
-    /// For `GetNodes` and `Watch`.
+    /// For `GetNodes` and `Watch`, and for all calls that change a node: they do
+    /// to these what a curator does to its records, as far as it takes no
+    /// other node.
     pub nodes: Vec<Node>,
+    /// For `GetConsensusStatus`.
+    pub consensus: GetConsensusStatusResponse,
+    /// For `GetRegisterTicket`; each rotation makes another.
+    pub register_ticket: Vec<u8>,
+    /// For `GetLogs`.
+    pub logs: Vec<LogEntry>,
     /// For `GetClusterInfo`.
     pub configuration: ClusterConfiguration,
     /// For `GetClusterInfo`.
@@ -124,6 +129,7 @@ impl TestCurator {
         let services = Services::new()
             .with(health_service)
             .with(ManagementServer::from_arc(Arc::clone(&answers)))
+            .with(NodeManagementServer::from_arc(Arc::clone(&answers)))
             .with(CuratorServer::from_arc(Arc::clone(&answers)))
             .with(CuratorLocalServer::from_arc(Arc::clone(&answers)))
             .with(AaaServer::from_arc(Arc::clone(&answers)));
@@ -169,6 +175,16 @@ impl TestCurator {
     /// From now on it answers this.
     pub fn set_nodes(&self, nodes: Vec<Node>) {
         self.answers.script().nodes = nodes;
+    }
+
+    /// From now on it answers this of consensus.
+    pub fn set_consensus(&self, consensus: GetConsensusStatusResponse) {
+        self.answers.script().consensus = consensus;
+    }
+
+    /// The nodes as its calls have left them.
+    pub fn nodes(&self) -> Vec<Node> {
+        self.answers.script().nodes.clone()
     }
 
     /// From now on it treats heartbeats so, those of open streams, too.
@@ -221,7 +237,7 @@ impl Drop for TestCurator {
 type Watch = mpsc::UnboundedSender<Result<WatchEvent, Status>>;
 
 pub(super) struct Answering {
-    cluster: Arc<TestCluster>,
+    pub(super) cluster: Arc<TestCluster>,
     pub(super) script: Arc<Mutex<Script>>,
     pub(super) seen: Arc<watch::Sender<Seen>>,
     watches: Mutex<Vec<Watch>>,
@@ -238,94 +254,6 @@ impl Answering {
 
     pub(super) fn called(&self, method: &'static str) {
         self.seen.send_modify(|seen| seen.calls.push(method));
-    }
-}
-
-#[tonic::async_trait]
-impl Management for Answering {
-    async fn get_cluster_info(
-        &self,
-        _: Request<GetClusterInfoRequest>,
-    ) -> Result<Response<GetClusterInfoResponse>, Status> {
-        self.called("GetClusterInfo");
-        let script = self.script();
-        Ok(Response::new(GetClusterInfoResponse {
-            cluster_id: self.cluster.id.as_bytes().to_vec(),
-            ca_certificate: self.cluster.ca().to_vec(),
-            configuration: Some(script.configuration.clone()),
-            directory: Some(script.directory.clone()),
-            version: "1.2.3-test".to_owned(),
-        }))
-    }
-
-    type GetNodesStream = Answers<GetNodesResponse>;
-
-    /// The "node ID" may ask for trouble: `panic`, `panic-late` (after one
-    /// answer), `wait` (for ever after one answer), `silent` (for ever).
-    async fn get_nodes(
-        &self,
-        request: Request<GetNodesRequest>,
-    ) -> Result<Response<Self::GetNodesStream>, Status> {
-        self.called("GetNodes");
-        let nodes = self.script().nodes.clone();
-        let answer = stream::iter([Ok(GetNodesResponse { nodes })]);
-        let trouble = request.into_inner().node_ids.into_iter().next();
-        Ok(Response::new(match trouble.as_deref() {
-            Some("panic") => panic!("as was asked for"),
-            Some("panic-late") => {
-                let late = stream::once(async {
-                    // So that what was answered before gets on its way.
-                    tokio::task::yield_now().await;
-                    panic!("late, as was asked for")
-                });
-                Box::pin(answer.chain(late))
-            }
-            Some("wait") => Box::pin(answer.chain(stream::pending())),
-            Some("silent") => std::future::pending().await,
-            _ => Box::pin(answer),
-        }))
-    }
-
-    async fn get_register_ticket(
-        &self,
-        _: Request<GetRegisterTicketRequest>,
-    ) -> Result<Response<GetRegisterTicketResponse>, Status> {
-        Err(Status::unimplemented("GetRegisterTicket"))
-    }
-
-    async fn approve_node(
-        &self,
-        _: Request<ApproveNodeRequest>,
-    ) -> Result<Response<ApproveNodeResponse>, Status> {
-        Err(Status::unimplemented("ApproveNode"))
-    }
-
-    async fn update_node_roles(
-        &self,
-        _: Request<UpdateNodeRolesRequest>,
-    ) -> Result<Response<UpdateNodeRolesResponse>, Status> {
-        Err(Status::unimplemented("UpdateNodeRoles"))
-    }
-
-    async fn update_node_labels(
-        &self,
-        _: Request<UpdateNodeLabelsRequest>,
-    ) -> Result<Response<UpdateNodeLabelsResponse>, Status> {
-        Err(Status::unimplemented("UpdateNodeLabels"))
-    }
-
-    async fn decommission_node(
-        &self,
-        _: Request<DecommissionNodeRequest>,
-    ) -> Result<Response<DecommissionNodeResponse>, Status> {
-        Err(Status::unimplemented("DecommissionNode"))
-    }
-
-    async fn delete_node(
-        &self,
-        _: Request<DeleteNodeRequest>,
-    ) -> Result<Response<DeleteNodeResponse>, Status> {
-        Err(Status::unimplemented("DeleteNode"))
     }
 }
 

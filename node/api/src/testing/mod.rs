@@ -4,6 +4,7 @@
 
 mod curator;
 mod nodes;
+mod operators;
 
 use std::time::Duration;
 

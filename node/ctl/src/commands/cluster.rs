@@ -7,8 +7,8 @@ use hearth_api::client::{Endpoint, within};
 use hearth_api::escrow::{self, EscrowError};
 use hearth_api::first_contact::{self, FirstContactError};
 use hearth_api::identity::FirstContactSecret;
-use hearth_api::v1::GetClusterInfoRequest;
 use hearth_api::v1::management_client::ManagementClient;
+use hearth_api::v1::{GetClusterInfoRequest, GetRegisterTicketRequest};
 use hearth_api::{owner, tls};
 
 use super::{print, print_json};
@@ -26,6 +26,22 @@ pub async fn run(global: &Global, command: Cluster) -> Result<(), Failure> {
             name,
         } => take_ownership(global, &owner_key, &first_contact_secret, name).await,
         Cluster::Info { output } => info(global, output.form).await,
+        Cluster::Ticket { rotate, output } => ticket(global, rotate, output.form).await,
+    }
+}
+
+async fn ticket(global: &Global, rotate: bool, form: Form) -> Result<(), Failure> {
+    let mut management = ManagementClient::new(connection::open(global)?);
+    let request = GetRegisterTicketRequest { rotate };
+    let answer = within(global.timeout, management.get_register_ticket(request))
+        .await
+        .map_err(|status| Failure::call("get the register ticket", status))?;
+    let ticket = hex::encode(&answer.get_ref().register_ticket);
+    match form {
+        Form::Table => print(&format!("{ticket}\n")),
+        Form::Json => print_json(&output::Ticket {
+            register_ticket: ticket,
+        }),
     }
 }
 

@@ -30,6 +30,10 @@ pub fn run(global: &Global, command: Context) -> Result<(), Failure> {
             contexts.select(&name)?;
             contexts.save()
         }
+        Context::Route { address, via } => {
+            contexts.route(global.context.as_deref(), &address, via.as_ref())?;
+            contexts.save()
+        }
         Context::Show { name } => {
             let name = name.as_deref().or(global.context.as_deref());
             print_json(contexts.get(name)?.1)

@@ -2,6 +2,7 @@
 
 mod cluster;
 mod context;
+mod etcd;
 mod node;
 mod owner;
 
@@ -19,6 +20,7 @@ pub async fn run(args: Args) -> Result<(), Failure> {
     match command {
         Command::Cluster(command) => cluster::run(&global, command).await,
         Command::Node(command) => node::run(&global, command).await,
+        Command::Etcd(command) => etcd::run(&global, command).await,
         Command::Owner(command) => owner::run(command),
         Command::Context(command) => context::run(&global, command),
         Command::Version => print(&format!("hearthctl {}\n", env!("CARGO_PKG_VERSION"))),

@@ -1,0 +1,247 @@
+//! What the test curator answers to operators.
+
+use futures::{StreamExt as _, stream};
+use tonic::{Request, Response, Status};
+
+use super::curator::{Answering, Answers};
+use crate::v1::management_server::Management;
+use crate::v1::node_management_server::NodeManagement;
+use crate::v1::node_selector;
+use crate::v1::{
+    ApproveNodeRequest, ApproveNodeResponse, DecommissionNodeRequest, DecommissionNodeResponse,
+    DeleteNodeRequest, DeleteNodeResponse, GetClusterInfoRequest, GetClusterInfoResponse,
+    GetLogsRequest, GetLogsResponse, GetNodesRequest, GetNodesResponse, GetRegisterTicketRequest,
+    GetRegisterTicketResponse, Node, NodeRoles, NodeSelector, NodeState, PowerOffRequest,
+    PowerOffResponse, RebootRequest, RebootResponse, UpdateNodeLabelsRequest,
+    UpdateNodeLabelsResponse, UpdateNodeRolesRequest, UpdateNodeRolesResponse, node_roles,
+};
+
+impl Answering {
+    /// Does something to one node of the script.
+    fn change<T>(
+        &self,
+        selector: Option<NodeSelector>,
+        change: impl FnOnce(&mut Node) -> Result<T, Status>,
+    ) -> Result<T, Status> {
+        let wanted = selector.and_then(|selector| selector.node);
+        let mut script = self.script();
+        let node = script.nodes.iter_mut().find(|node| match &wanted {
+            Some(node_selector::Node::NodeId(id)) => node.id == *id,
+            Some(node_selector::Node::PublicKey(key)) => node.public_key == *key,
+            None => false,
+        });
+        change(node.ok_or_else(|| Status::not_found("no such node"))?)
+    }
+}
+
+#[tonic::async_trait]
+impl Management for Answering {
+    async fn get_cluster_info(
+        &self,
+        _: Request<GetClusterInfoRequest>,
+    ) -> Result<Response<GetClusterInfoResponse>, Status> {
+        self.called("GetClusterInfo");
+        let script = self.script();
+        Ok(Response::new(GetClusterInfoResponse {
+            cluster_id: self.cluster.id.as_bytes().to_vec(),
+            ca_certificate: self.cluster.ca().to_vec(),
+            configuration: Some(script.configuration.clone()),
+            directory: Some(script.directory.clone()),
+            version: "1.2.3-test".to_owned(),
+        }))
+    }
+
+    type GetNodesStream = Answers<GetNodesResponse>;
+
+    /// The "node ID" may ask for trouble: `panic`, `panic-late` (after one
+    /// answer), `wait` (for ever after one answer), `silent` (for ever).
+    async fn get_nodes(
+        &self,
+        request: Request<GetNodesRequest>,
+    ) -> Result<Response<Self::GetNodesStream>, Status> {
+        self.called("GetNodes");
+        let nodes = self.script().nodes.clone();
+        let answer = stream::iter([Ok(GetNodesResponse { nodes })]);
+        let trouble = request.into_inner().node_ids.into_iter().next();
+        Ok(Response::new(match trouble.as_deref() {
+            Some("panic") => panic!("as was asked for"),
+            Some("panic-late") => {
+                let late = stream::once(async {
+                    // So that what was answered before gets on its way.
+                    tokio::task::yield_now().await;
+                    panic!("late, as was asked for")
+                });
+                Box::pin(answer.chain(late))
+            }
+            Some("wait") => Box::pin(answer.chain(stream::pending())),
+            Some("silent") => std::future::pending().await,
+            _ => Box::pin(answer),
+        }))
+    }
+
+    async fn get_register_ticket(
+        &self,
+        request: Request<GetRegisterTicketRequest>,
+    ) -> Result<Response<GetRegisterTicketResponse>, Status> {
+        self.called("GetRegisterTicket");
+        let mut script = self.script();
+        if request.into_inner().rotate
+            && let Some(first) = script.register_ticket.first_mut()
+        {
+            *first = first.wrapping_add(1);
+        }
+        Ok(Response::new(GetRegisterTicketResponse {
+            register_ticket: script.register_ticket.clone(),
+        }))
+    }
+
+    async fn approve_node(
+        &self,
+        request: Request<ApproveNodeRequest>,
+    ) -> Result<Response<ApproveNodeResponse>, Status> {
+        self.called("ApproveNode");
+        let node = self.change(request.into_inner().node, |node| {
+            if node.state() == NodeState::New {
+                node.set_state(NodeState::Standby);
+            }
+            Ok(node.clone())
+        })?;
+        Ok(Response::new(ApproveNodeResponse { node: Some(node) }))
+    }
+
+    /// Consensus follows only when the test says so: by `set_nodes`.
+    async fn update_node_roles(
+        &self,
+        request: Request<UpdateNodeRolesRequest>,
+    ) -> Result<Response<UpdateNodeRolesResponse>, Status> {
+        self.called("UpdateNodeRoles");
+        let request = request.into_inner();
+        let (node, pending) = self.change(request.node, |node| {
+            if node.state() != NodeState::Up {
+                return Err(Status::failed_precondition("the node is not UP"));
+            }
+            let roles = node.roles.get_or_insert_with(NodeRoles::default);
+            if let Some(held) = request.kubernetes_controller {
+                roles.kubernetes_controller = held.then_some(node_roles::KubernetesController {});
+            }
+            if let Some(held) = request.kubernetes_worker {
+                roles.kubernetes_worker = held.then_some(node_roles::KubernetesWorker {});
+            }
+            let is = roles.consensus_member.is_some();
+            let pending = request.consensus_member.is_some_and(|held| held != is);
+            Ok((node.clone(), pending))
+        })?;
+        Ok(Response::new(UpdateNodeRolesResponse {
+            node: Some(node),
+            pending,
+        }))
+    }
+
+    async fn update_node_labels(
+        &self,
+        request: Request<UpdateNodeLabelsRequest>,
+    ) -> Result<Response<UpdateNodeLabelsResponse>, Status> {
+        self.called("UpdateNodeLabels");
+        let request = request.into_inner();
+        let node = self.change(request.node, |node| {
+            let gone = |key: &String| {
+                request.delete.contains(key) || request.upsert.iter().any(|new| new.key == *key)
+            };
+            node.labels.retain(|label| !gone(&label.key));
+            node.labels.extend(request.upsert.iter().cloned());
+            Ok(node.clone())
+        })?;
+        Ok(Response::new(UpdateNodeLabelsResponse { node: Some(node) }))
+    }
+
+    async fn decommission_node(
+        &self,
+        request: Request<DecommissionNodeRequest>,
+    ) -> Result<Response<DecommissionNodeResponse>, Status> {
+        self.called("DecommissionNode");
+        let (node, pending) = self.change(request.into_inner().node, |node| {
+            let member = node
+                .roles
+                .is_some_and(|roles| roles.consensus_member.is_some());
+            if member {
+                node.decommissioning = true;
+            } else {
+                node.set_state(NodeState::Decommissioned);
+                node.roles = None;
+            }
+            Ok((node.clone(), member))
+        })?;
+        Ok(Response::new(DecommissionNodeResponse {
+            node: Some(node),
+            pending,
+        }))
+    }
+
+    async fn delete_node(
+        &self,
+        request: Request<DeleteNodeRequest>,
+    ) -> Result<Response<DeleteNodeResponse>, Status> {
+        self.called("DeleteNode");
+        let request = request.into_inner();
+        let id = self.change(request.node, |node| {
+            if node.state() == NodeState::Up && !request.bypass_not_decommissioned {
+                return Err(Status::failed_precondition(
+                    "the node is not decommissioned",
+                ));
+            }
+            if node
+                .roles
+                .is_some_and(|roles| roles != NodeRoles::default())
+                && !request.bypass_has_roles
+            {
+                return Err(Status::failed_precondition("the node has roles"));
+            }
+            Ok(node.id.clone())
+        })?;
+        self.script().nodes.retain(|node| node.id != id);
+        Ok(Response::new(DeleteNodeResponse {}))
+    }
+}
+
+#[tonic::async_trait]
+impl NodeManagement for Answering {
+    type GetLogsStream = Answers<GetLogsResponse>;
+
+    async fn get_logs(
+        &self,
+        request: Request<GetLogsRequest>,
+    ) -> Result<Response<Self::GetLogsStream>, Status> {
+        self.called("GetLogs");
+        let request = request.into_inner();
+        let mut entries = self.script().logs.clone();
+        let under = format!("{}.", request.dn);
+        entries.retain(|entry| {
+            entry.severity >= request.min_severity
+                && (request.dn.is_empty()
+                    || entry.dn == request.dn
+                    || request.subtree && entry.dn.starts_with(&under))
+        });
+        if request.backlog > 0 {
+            let backlog = usize::try_from(request.backlog).unwrap_or(usize::MAX);
+            entries.drain(..entries.len().saturating_sub(backlog));
+        }
+        let answer = stream::iter([Ok(GetLogsResponse { entries, missed: 3 })]);
+        Ok(Response::new(match request.follow {
+            true => Box::pin(answer.chain(stream::pending())),
+            false => Box::pin(answer),
+        }))
+    }
+
+    async fn reboot(&self, _: Request<RebootRequest>) -> Result<Response<RebootResponse>, Status> {
+        self.called("Reboot");
+        Ok(Response::new(RebootResponse {}))
+    }
+
+    async fn power_off(
+        &self,
+        _: Request<PowerOffRequest>,
+    ) -> Result<Response<PowerOffResponse>, Status> {
+        self.called("PowerOff");
+        Ok(Response::new(PowerOffResponse {}))
+    }
+}

@@ -1,0 +1,25 @@
+//! `hearthctl etcd`: the consensus behind the control plane.
+
+use hearth_api::client::within;
+use hearth_api::v1::GetConsensusStatusRequest;
+use hearth_api::v1::curator_client::CuratorClient;
+
+use super::{print, print_json};
+use crate::args::{Etcd, Form, Global};
+use crate::connection;
+use crate::failure::Failure;
+use crate::output;
+
+pub async fn run(global: &Global, command: Etcd) -> Result<(), Failure> {
+    let Etcd::Members { output } = command;
+    let mut curator = CuratorClient::new(connection::open(global)?);
+    let request = GetConsensusStatusRequest {};
+    let status = within(global.timeout, curator.get_consensus_status(request))
+        .await
+        .map_err(|status| Failure::call("get the members of consensus", status))?;
+    let consensus = output::Consensus::from(status.get_ref());
+    match output.form {
+        Form::Table => print(&consensus.text()),
+        Form::Json => print_json(&consensus),
+    }
+}

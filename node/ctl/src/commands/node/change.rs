@@ -1,0 +1,291 @@
+//! What changes a node in the cluster's records.
+
+use std::io::{self, IsTerminal as _};
+
+use hearth_api::client::{Channel, within};
+use hearth_api::v1::management_client::ManagementClient;
+use hearth_api::v1::{
+    self, ApproveNodeRequest, DecommissionNodeRequest, DeleteNodeRequest, NodeSelector, NodeState,
+    UpdateNodeLabelsRequest, UpdateNodeRolesRequest, node_selector,
+};
+use tonic::{Code, Response, Status};
+
+use super::super::{print, print_json};
+use super::wait::{self, Goal};
+use super::{find, show};
+use crate::args::{Form, Global, Label, Node, Role, RoleName, Sure, Wait};
+use crate::connection;
+use crate::failure::{Failure, Kind};
+use crate::output;
+
+pub async fn run(global: &Global, command: Node) -> Result<(), Failure> {
+    let channel = connection::open(global)?;
+    let change = Change { global, channel };
+    match command {
+        Node::Approve { which, output } => change.approve(&which.node, output.form).await,
+        Node::Role(Role::Add {
+            which,
+            roles,
+            wait,
+            output,
+        }) => {
+            let node = change.find(&which.node).await?;
+            change.roles(&node, &roles, true, wait, output.form).await
+        }
+        Node::Role(Role::Remove {
+            which,
+            roles,
+            sure,
+            wait,
+            output,
+        }) => {
+            let node = change.find(&which.node).await?;
+            let consequence = "what its roles keep on it is wiped; a consensus member less means \
+                               that the cluster survives fewer failures";
+            warn(&node, "take roles from", consequence, sure)?;
+            change.roles(&node, &roles, false, wait, output.form).await
+        }
+        Node::Label(label) => change.label(label).await,
+        Node::Decommission {
+            which,
+            sure,
+            wait,
+            output,
+        } => {
+            let node = change.find(&which.node).await?;
+            change.decommission(&node, sure, wait, output.form).await
+        }
+        Node::Delete {
+            which,
+            bypass_not_decommissioned,
+            bypass_has_roles,
+            sure,
+        } => {
+            let node = change.find(&which.node).await?;
+            let request = DeleteNodeRequest {
+                node: selector(&node),
+                bypass_not_decommissioned,
+                bypass_has_roles,
+            };
+            change.delete(&node, request, sure).await
+        }
+        // The others change nothing in the records.
+        Node::List { .. }
+        | Node::Describe { .. }
+        | Node::Logs { .. }
+        | Node::Reboot { .. }
+        | Node::PowerOff { .. } => Ok(()),
+    }
+}
+
+struct Change<'a> {
+    global: &'a Global,
+    channel: Channel,
+}
+
+fn selector(node: &v1::Node) -> Option<NodeSelector> {
+    Some(NodeSelector {
+        node: Some(node_selector::Node::NodeId(node.id.clone())),
+    })
+}
+
+impl Change<'_> {
+    fn management(&self) -> ManagementClient<Channel> {
+        ManagementClient::new(self.channel.clone())
+    }
+
+    async fn find(&self, wanted: &str) -> Result<v1::Node, Failure> {
+        find::node(self.global, &self.channel, wanted).await
+    }
+
+    async fn call<T>(
+        &self,
+        what: String,
+        call: impl Future<Output = Result<Response<T>, Status>>,
+    ) -> Result<T, Failure> {
+        let answer = within(self.global.timeout, call).await;
+        answer
+            .map(Response::into_inner)
+            .map_err(|status| Failure::call(what, status))
+    }
+
+    async fn approve(&self, wanted: &str, form: Form) -> Result<(), Failure> {
+        let node = self.find(wanted).await?;
+        let request = ApproveNodeRequest {
+            node: selector(&node),
+        };
+        let mut management = self.management();
+        let answer = self
+            .call(
+                format!("approve {}", node.id),
+                management.approve_node(request),
+            )
+            .await?;
+        let approved = answer.node.unwrap_or_default();
+        match form {
+            Form::Json => print_json(&output::Node::from(&approved)),
+            Form::Table => {
+                let next = match approved.state() {
+                    NodeState::Standby => "approved; it becomes UP when the machine asks next",
+                    _ => "approved before",
+                };
+                print(&format!("{} {next}\n", output::safe(&approved.id)))
+            }
+        }
+    }
+
+    async fn roles(
+        &self,
+        node: &v1::Node,
+        roles: &[RoleName],
+        held: bool,
+        wait: Wait,
+        form: Form,
+    ) -> Result<(), Failure> {
+        let wanted = |role| roles.contains(&role).then_some(held);
+        let request = UpdateNodeRolesRequest {
+            node: selector(node),
+            consensus_member: wanted(RoleName::ConsensusMember),
+            kubernetes_controller: wanted(RoleName::KubernetesController),
+            kubernetes_worker: wanted(RoleName::KubernetesWorker),
+        };
+        let mut management = self.management();
+        let call = management.update_node_roles(request);
+        let what = format!("change the roles of {}", node.id);
+        let answer = self.call(what, call).await?;
+        let goal = match held {
+            true => Goal::Member,
+            false => Goal::NoMember,
+        };
+        self.complete(answer.node, answer.pending, goal, wait, form)
+            .await
+    }
+
+    async fn label(&self, label: Label) -> Result<(), Failure> {
+        let (which, upsert, delete, output) = match label {
+            Label::Set {
+                which,
+                labels,
+                output,
+            } => (which, labels, Vec::new(), output),
+            Label::Remove {
+                which,
+                keys,
+                output,
+            } => (which, Vec::new(), keys, output),
+        };
+        let node = self.find(&which.node).await?;
+        let label = |(key, value)| v1::Label { key, value };
+        let request = UpdateNodeLabelsRequest {
+            node: selector(&node),
+            upsert: upsert.into_iter().map(label).collect(),
+            delete,
+        };
+        let mut management = self.management();
+        let call = management.update_node_labels(request);
+        let what = format!("change the labels of {}", node.id);
+        let answer = self.call(what, call).await?;
+        let node = output::Node::from(&answer.node.unwrap_or_default());
+        show(&node, output.form)
+    }
+
+    async fn decommission(
+        &self,
+        node: &v1::Node,
+        sure: Sure,
+        wait: Wait,
+        form: Form,
+    ) -> Result<(), Failure> {
+        let consequence = "it leaves consensus, wipes its keys and with them its data, and never \
+                           comes back under this ID";
+        warn(node, "decommission", consequence, sure)?;
+        let request = DecommissionNodeRequest {
+            node: selector(node),
+        };
+        let mut management = self.management();
+        let call = management.decommission_node(request);
+        let what = format!("decommission {}", node.id);
+        let answer = self.call(what, call).await?;
+        self.complete(
+            answer.node,
+            answer.pending,
+            Goal::Decommissioned,
+            wait,
+            form,
+        )
+        .await
+    }
+
+    /// Waits if that is wanted, and shows the node as it is then.
+    async fn complete(
+        &self,
+        node: Option<v1::Node>,
+        pending: bool,
+        goal: Goal,
+        wait: Wait,
+        form: Form,
+    ) -> Result<(), Failure> {
+        let mut node = node.unwrap_or_default();
+        let mut pending = pending;
+        if pending && wait.wait {
+            node = wait::until(self.global, &self.channel, &node.id, goal).await?;
+            pending = false;
+        }
+        let node = output::Node::from(&node);
+        match form {
+            Form::Json => print_json(&output::Changed {
+                node: &node,
+                pending,
+            }),
+            Form::Table if pending => print(&format!(
+                "{}\nnot complete: consensus follows; `hearthctl etcd members` shows how far it is\n",
+                node.text()
+            )),
+            Form::Table => print(&node.text()),
+        }
+    }
+
+    async fn delete(
+        &self,
+        node: &v1::Node,
+        request: DeleteNodeRequest,
+        sure: Sure,
+    ) -> Result<(), Failure> {
+        let consequence = "the cluster forgets it and cuts it off at once, and it wipes its keys, \
+                           and with them its data, when it asks for its cluster next";
+        if request.bypass_not_decommissioned {
+            warn(node, "delete", consequence, sure)?;
+        }
+        let what = format!("delete {}", node.id);
+        let mut management = self.management();
+        let call = management.delete_node(request);
+        let answer = within(self.global.timeout, call).await;
+        match answer {
+            Ok(_) => print(&format!("{} is deleted\n", output::safe(&node.id))),
+            Err(status) if status.code() == Code::FailedPrecondition => {
+                Err(Failure::call(what, status).advise(format!(
+                    "`hearthctl node decommission {} --wait` first; for a machine that is lost \
+                     there are --bypass-not-decommissioned and --bypass-has-roles",
+                    node.id
+                )))
+            }
+            Err(status) => Err(Failure::call(what, status)),
+        }
+    }
+}
+
+/// Says what will happen to a node that is UP. At a terminal, where people
+/// mistype, it has to be said again.
+pub fn warn(node: &v1::Node, what: &str, consequence: &str, sure: Sure) -> Result<(), Failure> {
+    if node.state() != NodeState::Up {
+        return Ok(());
+    }
+    let id = output::safe(&node.id);
+    if sure.yes || !io::stdin().is_terminal() {
+        eprintln!("hearthctl: {what} {id}: {consequence}");
+        return Ok(());
+    }
+    Err(Failure::new(Kind::Local, format!("{what} {id}"))
+        .because(format!("it is UP: {consequence}"))
+        .advise("if that is what you want: the same again with --yes"))
+}

@@ -1,0 +1,108 @@
+//! Which node is meant.
+
+use hearth_api::client::Channel;
+use hearth_api::v1::Node;
+
+use super::all;
+use crate::args::Global;
+use crate::failure::{Failure, Kind};
+
+/// The label by whose value a node can be named.
+const HOSTNAME: &str = "hostname";
+
+/// The one that is meant.
+pub async fn node(global: &Global, channel: &Channel, wanted: &str) -> Result<Node, Failure> {
+    let mut nodes = all(global, channel).await?;
+    let failed = || Failure::new(Kind::Cluster, format!("find node {wanted:?}"));
+    match &candidates(&nodes, wanted)[..] {
+        [one] => Ok(nodes.swap_remove(*one)),
+        [] => Err(failed()
+            .because("there is none of this ID, public key or host name")
+            .advise("`hearthctl node list` shows the nodes")),
+        several => {
+            let ids: Vec<&str> = several.iter().map(|which| &nodes[*which].id[..]).collect();
+            Err(failed()
+                .because(format!("it may be any of {}", ids.join(", ")))
+                .advise("write more of its ID"))
+        }
+    }
+}
+
+/// Whatever names a node exactly goes before what only begins like its ID.
+fn candidates(nodes: &[Node], wanted: &str) -> Vec<usize> {
+    let those = |is: &dyn Fn(&Node) -> bool| -> Vec<usize> {
+        (0..nodes.len())
+            .filter(|which| is(&nodes[*which]))
+            .collect()
+    };
+    let digits = wanted.strip_prefix("hearth-").unwrap_or(wanted);
+    let exact = those(&|node| node.id == wanted || hex::encode(&node.public_key) == wanted);
+    let named = || {
+        those(&|node| {
+            node.labels
+                .iter()
+                .any(|label| label.key == HOSTNAME && label.value == wanted)
+        })
+    };
+    let begins = || {
+        those(&|node| {
+            let id = node.id.strip_prefix("hearth-").unwrap_or(&node.id);
+            !digits.is_empty() && id.starts_with(digits)
+        })
+    };
+    let ways: [&dyn Fn() -> Vec<usize>; 3] = [&|| exact.clone(), &named, &begins];
+    let found = ways.iter().map(|way| way()).find(|found| !found.is_empty());
+    found.unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_api::v1::Label;
+
+    use super::*;
+
+    fn node(id: &str, key: u8, hostname: Option<&str>) -> Node {
+        Node {
+            id: id.into(),
+            public_key: vec![key; 32],
+            labels: hostname
+                .map(|name| Label {
+                    key: HOSTNAME.into(),
+                    value: name.into(),
+                })
+                .into_iter()
+                .collect(),
+            ..Node::default()
+        }
+    }
+
+    #[test]
+    fn nodes_have_several_names() {
+        let nodes = [
+            node("hearth-a1b2", 1, None),
+            node("hearth-a1c3", 2, Some("a1b2")),
+            node("hearth-a1", 3, Some("db")),
+            node("hearth-ffff", 4, Some("db")),
+        ];
+        let key = "02".repeat(32);
+        for (wanted, found) in [
+            ("hearth-a1b2", &[0][..]),
+            ("hearth-a1b", &[0]),
+            ("a1c", &[1]),
+            (&key, &[1]),
+            // A host name goes before the beginning of an ID, and a whole ID
+            // before all that begin with it.
+            ("a1b2", &[1]),
+            ("hearth-a1", &[2]),
+            ("a1", &[0, 1, 2]),
+            ("db", &[2, 3]),
+            ("f", &[3]),
+            ("hearth-", &[]),
+            ("", &[]),
+            ("h", &[]),
+            ("b2", &[]),
+        ] {
+            assert_eq!(candidates(&nodes, wanted), found, "{wanted:?}");
+        }
+    }
+}
