@@ -117,8 +117,11 @@ impl Gate {
                 "{node} is not a node of this cluster, or not any more"
             )));
         }
-        // Worth its signatures, not its caller, and needed most in SPLIT.
-        let is_local = path.starts_with("/hearth.v1.NodeLocal/");
+        // Worth its signatures, not its caller, and needed most in SPLIT; and
+        // how this server is, which clients ask first.
+        let is_local = ["/hearth.v1.NodeLocal/", "/grpc.health.v1.Health/"]
+            .iter()
+            .any(|service| path.starts_with(service));
         match (state, self.view.get()) {
             (State::Disowning, _) => Err(Status::permission_denied(
                 "the cluster has removed the node that you ask",

@@ -1,7 +1,7 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use hearth_api::client::{Curators, Endpoint, Options as ClientOptions};
+use hearth_api::client::{Channel, Curators, Endpoint, Options as ClientOptions};
 use hearth_api::identity::{NodeCredentials, NodeId};
 use hearth_api::testing::TestCluster;
 use hearth_api::tls::{self, ExpectedServer, wall_clock};
@@ -13,7 +13,6 @@ use hearth_api::v1::{
 };
 use hearth_base::event::{self, Writer};
 use hearth_base::logtree::{LogTree, Options, Severity};
-use tonic::transport::Channel;
 use tonic::{Code, Streaming};
 
 use crate::cluster_state::{self, State};
