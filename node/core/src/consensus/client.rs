@@ -299,14 +299,28 @@ impl NamespacedClient {
     /// Reads every key that begins with `prefix`, all at one revision,
     /// linearizable.
     pub async fn list(&self, prefix: &str) -> Result<Listing, ConsensusError> {
-        const WHAT: &str = "list";
-        let mut kv = self.kv();
-        let mut key = self.absolute(prefix);
-        let range_end = successor(&key);
+        self.list_all(&[prefix]).await
+    }
+
+    /// The same for several prefixes, all at one revision.
+    pub async fn list_all(&self, prefixes: &[&str]) -> Result<Listing, ConsensusError> {
         let mut listing = Listing {
             records: Vec::new(),
             revision: 0,
         };
+        for prefix in prefixes {
+            self.list_into(&mut listing, prefix).await?;
+        }
+        Ok(listing)
+    }
+
+    /// Adds what is below the prefix, at the listing's revision; the first
+    /// page decides which one that is.
+    async fn list_into(&self, listing: &mut Listing, prefix: &str) -> Result<(), ConsensusError> {
+        const WHAT: &str = "list";
+        let mut kv = self.kv();
+        let mut key = self.absolute(prefix);
+        let range_end = successor(&key);
         loop {
             let request = RangeRequest {
                 key,
@@ -330,7 +344,7 @@ impl NamespacedClient {
                 .extend(page.kvs.into_iter().map(|kv| self.record(kv)));
             match next.filter(|_| page.more) {
                 Some(next) => key = next,
-                None => return Ok(listing),
+                None => return Ok(()),
             }
         }
     }

@@ -115,6 +115,8 @@ struct Inner {
     versions: BTreeMap<u64, NodeId>,
     /// The newest version.
     version: u64,
+    /// Of the store, up to which everything is here.
+    revision: i64,
     /// Of the cluster and the nodes' records: of who is a member.
     members: u64,
     /// This curator's lease.
@@ -186,6 +188,15 @@ pub struct Cache {
     resync: Notify,
 }
 
+/// Where a subscriber begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Moment {
+    /// For [`Cache::changes_since`].
+    pub version: u64,
+    /// Everything up to here is told by what is read from now on.
+    pub revision: i64,
+}
+
 /// What has changed for a subscriber.
 pub struct Changes {
     /// As they are now.
@@ -194,6 +205,8 @@ pub struct Changes {
     pub tombstones: Vec<String>,
     /// To be given next time.
     pub version: u64,
+    /// Everything up to here has been told, if all of it has.
+    pub complete: Option<i64>,
 }
 
 impl Cache {
@@ -221,7 +234,7 @@ impl Cache {
     /// not understand.
     pub async fn follow(&self, client: &NamespacedClient) -> Result<Infallible, RecordError> {
         loop {
-            match client.list("").await {
+            match client.list_all(&state::FOLLOWED).await {
                 Ok(listing) => self.replace(listing)?,
                 Err(error) => {
                     tracing::warn!("cannot read the cluster's records: {error}");
@@ -318,7 +331,9 @@ impl Cache {
     fn change<T>(&self, revision: i64, change: impl FnOnce(&mut Inner) -> T) -> T {
         let (result, version, members) = {
             let mut inner = self.lock();
-            (change(&mut inner), inner.version, inner.members)
+            let result = change(&mut inner);
+            inner.revision = inner.revision.max(revision);
+            (result, inner.version, inner.members)
         };
         for (sender, new) in [(&self.members, members), (&self.version, version)] {
             sender.send_if_modified(|old| {
@@ -370,16 +385,17 @@ impl Cache {
             Key::Liveness(id) => {
                 let record = usable(LivenessRecord::decode(&key, &value))?;
                 let liveness = match record {
-                    Some(LivenessRecord::HeardBy(curator))
+                    Some((LivenessRecord::HeardBy(curator), boot_id))
                         if !self.is_former(inner, curator, lease) =>
                     {
                         Liveness::Heard {
                             curator,
                             lease,
                             revision,
+                            boot_id,
                         }
                     }
-                    Some(LivenessRecord::GivenUp) => Liveness::GivenUp,
+                    Some((LivenessRecord::GivenUp, _)) => Liveness::GivenUp,
                     _ => Liveness::default(),
                 };
                 inner.set_liveness(id, liveness);
@@ -699,16 +715,24 @@ impl Cache {
         visible.filter(wanted).collect()
     }
 
-    /// Up to `most` nodes with IDs after this one, and the version at which
-    /// they were taken.
-    pub fn nodes_after(&self, after: Option<NodeId>, most: usize) -> (Vec<Node>, u64) {
+    /// The version and the revision of what is here, of one moment.
+    pub fn moment(&self) -> Moment {
+        let inner = self.lock();
+        Moment {
+            version: inner.version,
+            revision: inner.revision,
+        }
+    }
+
+    /// Up to `most` nodes with IDs after this one.
+    pub fn nodes_after(&self, after: Option<NodeId>, most: usize) -> Vec<Node> {
         use std::ops::Bound::{Excluded, Unbounded};
         let inner = self.lock();
         let now = Instant::now();
         let from = after.map_or(Unbounded, Excluded);
         let nodes = inner.nodes.range((from, Unbounded));
         let nodes = nodes.filter_map(|(_, e)| self.wire(e, now)).take(most);
-        (nodes.collect(), inner.version)
+        nodes.collect()
     }
 
     /// What has changed since a version, of `only` one node if it is given: at
@@ -726,6 +750,7 @@ impl Cache {
             nodes: Vec::new(),
             tombstones: Vec::new(),
             version: inner.version,
+            complete: Some(inner.revision),
         };
         let mut size = 0;
         for (at, id) in inner.versions.range(version + 1..) {
@@ -741,6 +766,7 @@ impl Cache {
             }
             if changes.nodes.len() + changes.tombstones.len() == most || size >= bytes {
                 changes.version = *at;
+                changes.complete = None;
                 break;
             }
         }
@@ -806,14 +832,21 @@ impl Cache {
 
     fn wire(&self, entry: &Entry, now: Instant) -> Option<Node> {
         let record = &entry.record.as_ref()?.content;
-        let (health, health_reason) =
-            health::judge(record.state, &entry.liveness, self.bound, self.grace);
+        let status = entry.status.as_ref().map(|status| &status.content);
+        let reported = status.map(|status| &status.boot_id[..]);
+        let (health, health_reason) = health::judge(
+            record.state,
+            &entry.liveness,
+            reported,
+            self.bound,
+            self.grace,
+        );
         Some(Node {
             id: record.id.to_string(),
             public_key: record.public_key.as_bytes().to_vec(),
             state: record.state.into(),
             roles: Some(record.roles),
-            status: entry.status.as_ref().map(|status| status.content.clone()),
+            status: status.cloned(),
             health: health.into(),
             health_reason,
             labels: record.labels.clone(),

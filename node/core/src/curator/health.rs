@@ -9,6 +9,9 @@
 //!   the node is about to find another one: UNKNOWN for a grace, then TIMEOUT;
 //! - nobody has heard it since this curator began to look: the same.
 //!
+//! A node that is heard and has not reported since it booted is UNKNOWN, too:
+//! what is shown of it is what it was before.
+//!
 //! The grace is measured by this curator's monotonic clock, and its end is an
 //! event like any other: whoever watches is told.
 
@@ -21,7 +24,7 @@ use hearth_api::{
 use tokio::time::Instant;
 
 /// Who hears a node.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Liveness {
     /// This curator does.
     Heard {
@@ -31,6 +34,8 @@ pub enum Liveness {
         lease: i64,
         /// When it has said so.
         revision: i64,
+        /// Of the node.
+        boot_id: String,
     },
     /// Its heartbeats stopped.
     GivenUp,
@@ -56,7 +61,16 @@ impl Liveness {
     /// Whether going from one to the other is something to tell.
     pub fn differs(&self, other: &Self) -> bool {
         match (self, other) {
-            (Self::Heard { curator, .. }, Self::Heard { curator: new, .. }) => curator != new,
+            (
+                Self::Heard {
+                    curator, boot_id, ..
+                },
+                Self::Heard {
+                    curator: new,
+                    boot_id: new_boot,
+                    ..
+                },
+            ) => curator != new || boot_id != new_boot,
             (Self::GivenUp, Self::GivenUp) => false,
             (Self::Lost { overdue, .. }, Self::Lost { overdue: new, .. }) => overdue != new,
             _ => true,
@@ -64,10 +78,12 @@ impl Liveness {
     }
 }
 
-/// What that means, and why.
+/// What that means, and why. `reported` is the boot of which the node's status
+/// tells.
 pub fn judge(
     state: NodeState,
     liveness: &Liveness,
+    reported: Option<&str>,
     bound: Duration,
     grace: Duration,
 ) -> (NodeHealth, String) {
@@ -79,6 +95,11 @@ pub fn judge(
         return (NodeHealth::Unknown, why);
     }
     match liveness {
+        Liveness::Heard { boot_id, .. } if reported.is_some_and(|boot| boot != boot_id) => (
+            NodeHealth::Unknown,
+            "it has booted again and not reported since: its status is that of the boot before"
+                .to_owned(),
+        ),
         Liveness::Heard { .. } => (NodeHealth::Healthy, String::new()),
         Liveness::GivenUp => (
             NodeHealth::Timeout,
@@ -114,30 +135,38 @@ mod tests {
 
     #[test]
     fn each_end_of_hearing_means_something_else() {
-        let judge = |state, liveness| {
+        let reported = |state, liveness: Liveness, reported| {
             judge(
                 state,
                 &liveness,
+                reported,
                 Duration::from_secs(10),
                 Duration::from_secs(20),
             )
         };
-        let heard = Liveness::Heard {
+        let judge = |state, liveness| reported(state, liveness, None);
+        let heard = || Liveness::Heard {
             curator: NodeId::from_bytes([1; 16]),
             lease: 1,
             revision: 1,
+            boot_id: "now".to_owned(),
         };
         let lost = |overdue| Liveness::Lost {
             since: Instant::now(),
             overdue,
         };
         let up = NodeState::Up;
-        assert_eq!(judge(up, heard), (NodeHealth::Healthy, String::new()));
+        assert_eq!(judge(up, heard()), (NodeHealth::Healthy, String::new()));
         assert_eq!(judge(up, Liveness::GivenUp).0, NodeHealth::Timeout);
         assert!(judge(up, Liveness::GivenUp).1.contains("10 s"));
         assert_eq!(judge(up, lost(false)).0, NodeHealth::Unknown);
         assert_eq!(judge(up, lost(true)).0, NodeHealth::Timeout);
-        let (health, why) = judge(NodeState::Standby, heard);
+        let current = reported(up, heard(), Some("now"));
+        assert_eq!(current.0, NodeHealth::Healthy);
+        let (health, why) = reported(up, heard(), Some("before"));
+        assert_eq!(health, NodeHealth::Unknown);
+        assert!(why.contains("booted again"), "{why}");
+        let (health, why) = judge(NodeState::Standby, heard());
         assert_eq!(health, NodeHealth::Unknown);
         assert!(why.contains("STANDBY"), "{why}");
     }

@@ -87,6 +87,8 @@ pub struct Timing {
     pub read_interval: Duration,
     /// The age at which what is known is too old to act on.
     pub freshness: Duration,
+    /// After this long a watcher that hears nothing is told how current it is.
+    pub quiet: Duration,
     /// How long a learner may take until it is in sync.
     pub learner: Duration,
 }
@@ -100,6 +102,7 @@ impl Default for Timing {
             grace: Duration::from_secs(20),
             read_interval: Duration::from_secs(1),
             freshness: Duration::from_secs(3),
+            quiet: Duration::from_secs(5),
             learner: Duration::from_secs(300),
         }
     }

@@ -94,6 +94,20 @@ pub fn candidate_key(lease: i64) -> String {
     format!("{ELECTION}{lease:016x}")
 }
 
+/// Before every key that is followed. The authorities' keys are not among
+/// them: they are read when something is signed, and do not lie around.
+pub const FOLLOWED: [&str; 9] = [
+    CLUSTER,
+    NODES,
+    JOIN_KEYS,
+    TOMBSTONES,
+    REGISTER_TICKET,
+    MEMBERSHIP,
+    STATUS,
+    LIVENESS,
+    ELECTION,
+];
+
 /// What a key is about.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Key {
@@ -441,16 +455,15 @@ pub enum LivenessRecord {
 }
 
 impl LivenessRecord {
-    /// Checks a stored one.
-    pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
+    /// Checks a stored one. Comes with the boot ID of the node.
+    pub fn decode(key: &str, bytes: &[u8]) -> Result<(Self, String), RecordError> {
         let stored: StoredLiveness = decode(key, bytes, |m: &StoredLiveness| m.version)?;
         if stored.curator_id.is_empty() {
-            return Ok(Self::GivenUp);
+            return Ok((Self::GivenUp, stored.boot_id));
         }
         let curator = stored.curator_id.parse();
-        Ok(Self::HeardBy(
-            curator.map_err(|e| malformed(key)(format!("{e}")))?,
-        ))
+        let curator = curator.map_err(|e| malformed(key)(format!("{e}")))?;
+        Ok((Self::HeardBy(curator), stored.boot_id))
     }
 
     /// As it is stored; `boot_id` is that of the node.
@@ -520,6 +533,23 @@ mod tests {
         assert_eq!(Key::parse("join_keys/xyz"), Key::Other);
         assert_eq!(Key::parse("epoch"), Key::Other);
         assert_eq!(Key::parse("nodes/x"), Key::Other);
+        for followed in [
+            CLUSTER,
+            REGISTER_TICKET,
+            &node_key(id()),
+            &status_key(id()),
+            &liveness_key(id()),
+            &tombstone_key(id()),
+            &intent_key(id()),
+            &key,
+            &candidate_key(7),
+        ] {
+            let by = FOLLOWED.iter().filter(|p| followed.starts_with(**p));
+            assert_eq!(by.count(), 1, "{followed}");
+        }
+        for other in [CLUSTER_AUTHORITY, ETCD_AUTHORITY] {
+            assert!(!FOLLOWED.iter().any(|prefix| other.starts_with(prefix)));
+        }
     }
 
     #[test]
@@ -607,7 +637,7 @@ mod tests {
         for record in [LivenessRecord::HeardBy(id()), LivenessRecord::GivenUp] {
             assert_eq!(
                 LivenessRecord::decode("liveness/x", &record.encode("boot")),
-                Ok(record)
+                Ok((record, "boot".to_owned()))
             );
         }
         assert_eq!(decode_candidate("x", &encode_candidate(id())), Ok(id()));

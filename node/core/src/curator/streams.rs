@@ -6,6 +6,10 @@
 //! from the cache when the subscriber has room for it, and holds each node as
 //! it is at that moment. A subscriber that reads slowly therefore misses the
 //! steps in between, never the last one, and what it costs does not grow.
+//!
+//! Each event after the backlog tells up to which revision everything has been
+//! sent, so that a subscriber knows how current it is; where nothing happens
+//! to its nodes it is told so every few seconds.
 
 use std::sync::Arc;
 
@@ -16,9 +20,10 @@ use hearth_api::{
     v1::{Node, WatchEvent},
 };
 use prost::Message as _;
+use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 
-use super::core::Core;
+use super::{cache::Moment, core::Core};
 
 /// Bytes of nodes in one message. Receivers take 4 MiB and were promised less
 /// than 2; one node has far less than the difference. But each stream keeps a
@@ -29,14 +34,13 @@ const MOST: usize = 1024;
 
 /// Where a subscriber is.
 enum Position {
+    Begin,
     Backlog {
         after: Option<NodeId>,
         /// When the backlog began: what changed since comes again.
-        version: Option<u64>,
+        began: Moment,
     },
-    Changes {
-        version: u64,
-    },
+    Changes(Moment),
     End,
 }
 
@@ -47,25 +51,19 @@ pub fn watch(
     peer: PeerCertificate,
     only: Option<NodeId>,
 ) -> impl Stream<Item = Result<WatchEvent, Status>> {
-    let position = match only {
-        // The backlog of one node is its change since ever.
-        Some(_) => Position::Changes { version: 0 },
-        None => Position::Backlog {
-            after: None,
-            version: None,
-        },
-    };
     stream::unfold(
-        (core, peer, position, only.is_some()),
-        move |state| async move {
-            let (core, peer, position, first_of_one) = state;
+        (core, peer, Position::Begin),
+        move |(core, peer, position)| async move {
             let next = async {
-                match position {
-                    Position::End => None,
-                    Position::Backlog { after, version } => Some(backlog(&core, after, version)),
-                    Position::Changes { version: 0 } if first_of_one => Some(one(&core, only)),
-                    Position::Changes { version } => Some(changes(&core, version, only).await),
-                }
+                Some(match position {
+                    Position::End => return None,
+                    Position::Begin => match only {
+                        Some(only) => one(&core, only),
+                        None => backlog(&core, None, core.cache.moment()),
+                    },
+                    Position::Backlog { after, began } => backlog(&core, after, began),
+                    Position::Changes(told) => changes(&core, told, only).await,
+                })
             };
             let step = tokio::select! {
                 biased;
@@ -73,72 +71,79 @@ pub fn watch(
                 step = next => step.map(Ok),
             }?;
             Some(match step {
-                Ok((event, position)) => (Ok(event), (core, peer, position, false)),
-                Err(status) => (Err(status), (core, peer, Position::End, false)),
+                Ok((event, position)) => (Ok(event), (core, peer, position)),
+                Err(status) => (Err(status), (core, peer, Position::End)),
             })
         },
     )
 }
 
-fn backlog(core: &Core, after: Option<NodeId>, version: Option<u64>) -> (WatchEvent, Position) {
-    let (nodes, now) = core.cache.nodes_after(after, MOST);
-    let version = version.unwrap_or(now);
+fn backlog(core: &Core, after: Option<NodeId>, began: Moment) -> (WatchEvent, Position) {
+    let nodes = core.cache.nodes_after(after, MOST);
     let fitting = fitting(&nodes);
     let complete = fitting == nodes.len() && fitting < MOST;
     let nodes: Vec<_> = nodes.into_iter().take(fitting).collect();
     let position = if complete {
-        Position::Changes { version }
+        Position::Changes(began)
     } else {
         Position::Backlog {
             // What is in the cache has an ID that parses.
             after: nodes.last().and_then(|node| node.id.parse().ok()),
-            version: Some(version),
+            began,
         }
     };
     let event = WatchEvent {
         nodes,
         tombstones: Vec::new(),
         backlog_complete: complete,
-        progress: 0,
+        progress: if complete { began.revision } else { 0 },
     };
     (event, position)
 }
 
 /// The backlog of one node: itself, or that it is not there.
-fn one(core: &Core, only: Option<NodeId>) -> (WatchEvent, Position) {
-    let wanted = only.map(|id| id.to_string()).unwrap_or_default();
-    let version = *core.cache.watch().borrow();
-    let nodes = core.cache.nodes(|node| node.id == wanted);
+fn one(core: &Core, only: NodeId) -> (WatchEvent, Position) {
+    let began = core.cache.moment();
+    let node = core.cache.shown(only);
     let event = WatchEvent {
-        tombstones: if nodes.is_empty() {
-            vec![wanted]
-        } else {
-            Vec::new()
+        tombstones: match node {
+            Some(_) => Vec::new(),
+            None => vec![only.to_string()],
         },
-        nodes,
+        nodes: node.into_iter().collect(),
         backlog_complete: true,
-        progress: 0,
+        progress: began.revision,
     };
-    (event, Position::Changes { version })
+    (event, Position::Changes(began))
 }
 
-/// Waits until there are some, and until it is time to tell.
-async fn changes(core: &Core, mut version: u64, only: Option<NodeId>) -> (WatchEvent, Position) {
-    let mut news = core.pace.subscribe();
+/// Waits until there are some, or until it has been quiet for a while and the
+/// subscriber is more current than it knows.
+async fn changes(core: &Core, mut told: Moment, only: Option<NodeId>) -> (WatchEvent, Position) {
+    let mut newest = core.cache.watch();
+    let progress = told.revision;
+    let mut quiet_until = Instant::now() + core.timing.quiet;
     loop {
-        // The sender lives in `core`.
-        let _ = news.wait_for(|newest| *newest > version).await;
-        let changes = core.cache.changes_since(version, only, MOST, PIECE);
-        version = changes.version;
-        if !changes.nodes.is_empty() || !changes.tombstones.is_empty() {
+        newest.mark_unchanged();
+        let changes = core.cache.changes_since(told.version, only, MOST, PIECE);
+        told.version = changes.version;
+        told.revision = changes.complete.unwrap_or(progress).max(progress);
+        let is_quiet = changes.nodes.is_empty() && changes.tombstones.is_empty();
+        let is_due = Instant::now() >= quiet_until;
+        if !is_quiet || (is_due && told.revision > progress) {
             let event = WatchEvent {
                 nodes: changes.nodes,
                 tombstones: changes.tombstones,
                 backlog_complete: false,
-                progress: 0,
+                progress: told.revision,
             };
-            return (event, Position::Changes { version });
+            return (event, Position::Changes(told));
         }
+        if is_due {
+            quiet_until = Instant::now() + core.timing.quiet;
+        }
+        // The sender lives in the cache, which `core` holds.
+        let _ = timeout_at(quiet_until, newest.changed()).await;
     }
 }
 

@@ -59,6 +59,7 @@ pub fn quick() -> Timing {
         session: Duration::from_secs(3),
         grace: Duration::from_secs(2),
         read_interval: Duration::from_millis(200),
+        quiet: Duration::from_millis(300),
         ..Default::default()
     }
 }

@@ -91,6 +91,53 @@ fn a_newer_record_ends_it_and_a_spoilt_one_harms_its_own_node_only() {
 }
 
 #[test]
+fn what_is_not_about_nodes_is_found_until_it_is_gone() {
+    use crate::curator::state::Wanted;
+    let cache = cache();
+    let (ticket, join_key) = (Ticket::from_bytes([7; 32]), key_of(9));
+    let tombstone = Tombstone {
+        id: id(2),
+        public_key: key_of(2),
+        join_key,
+    };
+    let intent = Intent {
+        node: id(3),
+        wanted: Wanted::Join { member: Some(5) },
+        attempts: 1,
+    };
+    let stored = state::encode_ticket(&ticket).to_vec();
+    let name = id(2).to_string().into_bytes();
+    let records = [
+        (state::REGISTER_TICKET.to_owned(), stored),
+        (state::tombstone_key(id(2)), tombstone.encode()),
+        (state::intent_key(id(3)), intent.encode()),
+        (state::join_key_key(&join_key), name),
+    ];
+    for (key, value) in &records {
+        put(&cache, record(key.clone(), value.clone(), 4));
+    }
+    assert!(
+        cache
+            .ticket()
+            .is_some_and(|t| t.content == ticket && t.revision == 4)
+    );
+    assert_eq!(cache.tombstone(id(2)), Some(tombstone));
+    assert_eq!(cache.intent(id(3)).map(|i| i.content), Some(intent));
+    assert_eq!(cache.join_key_of(&join_key), Some(id(2)));
+    // As a watch tells it, and as a listing that has them no more.
+    delete(&cache, state::intent_key(id(3)), 5);
+    assert!(cache.intent(id(3)).is_none());
+    let listing = Listing {
+        records: Vec::new(),
+        revision: 6,
+    };
+    cache.replace(listing).unwrap();
+    assert!(cache.ticket().is_none() && cache.tombstone(id(2)).is_none());
+    assert_eq!(cache.join_key_of(&join_key), None);
+    assert_eq!(cache.revision(), 6);
+}
+
+#[test]
 fn members_are_admitted_by_key_and_standing() {
     let cache = cache();
     let cluster = hearth_api::identity::ClusterId::from_bytes([9; 16]);
@@ -268,7 +315,7 @@ proptest! {
         let there: BTreeMap<_, _> =
             cache.nodes(|_| true).into_iter().map(|node| (node.id.clone(), node)).collect();
         prop_assert_eq!(seen, there);
-        let (all, _) = cache.nodes_after(None, 100);
+        let all = cache.nodes_after(None, 100);
         let stored = store.keys().filter(|key| key.starts_with("nodes/")).count();
         prop_assert_eq!(all.len(), stored);
     }

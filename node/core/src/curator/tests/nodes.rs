@@ -130,6 +130,68 @@ async fn a_watcher_sees_what_there_is_and_what_becomes_of_it() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_watcher_knows_how_current_it_is() {
+    let world = World::new(quick()).await;
+    let own = world.site.node_id.to_string();
+    let other = world.add_node(NodeState::Up).await;
+    let mut curator = world.curator(&world.node);
+    let mut watches = Vec::new();
+    for node_id in [String::new(), own.clone()] {
+        let call = curator.watch(WatchRequest { node_id });
+        let mut events = soon("a watch", call).await.unwrap().into_inner();
+        let first = soon("the backlog", events.message()).await.unwrap();
+        let first = first.unwrap();
+        assert!(first.backlog_complete && first.progress > 0, "{first:?}");
+        watches.push((events, first.progress));
+    }
+    // What the one sees, the other is told to have missed nothing by.
+    let other_id = id_of(&other).to_string();
+    report(&world, &other, &other_id, Some(status("192.0.2.9")))
+        .await
+        .unwrap();
+    let epoch = world.client().get(EPOCH).await.unwrap().unwrap();
+    for (index, (events, begun)) in watches.iter_mut().enumerate() {
+        let mut last = *begun;
+        let mut seen = false;
+        soon("progress", async {
+            while last < epoch.mod_revision {
+                let event = events.message().await.unwrap().unwrap();
+                assert!(
+                    event.progress >= last && !event.backlog_complete,
+                    "{event:?}"
+                );
+                last = event.progress;
+                seen |= event.nodes.iter().any(|node| node.id == other_id);
+            }
+        })
+        .await;
+        assert_eq!(seen, index == 0, "and what it was told is all there is");
+    }
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_status_of_the_boot_before_is_not_taken_for_health() {
+    let world = World::new(quick()).await;
+    let (id, own) = (world.site.node_id, world.site.node_id.to_string());
+    report(&world, &world.node, &own, Some(status("192.0.2.1")))
+        .await
+        .unwrap();
+    let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
+    pulse.beat_as("next-boot").await.unwrap();
+    let node = world.nodes().await.remove(0);
+    assert_eq!(node.health(), NodeHealth::Unknown);
+    assert!(node.health_reason.contains("booted again"), "{node:?}");
+    let next = NodeStatus {
+        boot_id: "next-boot".into(),
+        ..status("192.0.2.1")
+    };
+    report(&world, &world.node, &own, Some(next)).await.unwrap();
+    world.becomes(id, NodeHealth::Healthy).await;
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn slow_watchers_hold_up_nobody_and_miss_no_end() {
     let world = World::new(quick()).await;
     let mut curator = world.curator(&world.node);
