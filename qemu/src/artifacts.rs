@@ -29,6 +29,8 @@ pub struct Artifacts {
     pub machine_check: Image,
     /// The operator's tool.
     pub hearthctl: PathBuf,
+    /// The network that joins machines ([`crate::switch`]).
+    pub switch: PathBuf,
     /// Where a test leaves its logs, in `SUITE/TEST/`.
     pub logs: PathBuf,
 }
@@ -136,6 +138,7 @@ mod tests {
             test: image("test"),
             machine_check: image("machine-check"),
             hearthctl: "/hearthctl".into(),
+            switch: "/hearth-switch".into(),
             logs: "/logs".into(),
         };
         let text = serde_json::to_vec(&artifacts).expect("JSON");

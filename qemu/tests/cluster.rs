@@ -283,7 +283,7 @@ fn joined(folder: &Path, machines: u16, lifetime: Lifetime) -> ClusterSpec {
     let place = |number| Place {
         machine: format!("node-{number}"),
         number,
-        forwards: Vec::new(),
+        forwards: vec![7835],
     };
     spec.network = Some(NetworkSpec {
         switch: env!("CARGO_BIN_EXE_hearth-switch").into(),
@@ -312,6 +312,7 @@ async fn a_network_comes_before_its_machines_and_goes_after_them() {
 
     let vm = cluster.machine("node-0").expect("started");
     assert_eq!(vm.forwarded(7835), cluster.forwarded("node-0", 7835));
+    assert!(cluster.forwarded("node-1", 7835).is_some());
     let status = cluster.network().expect("a network").status().await;
     let status = status.expect("its status");
     let port = status.port("node-0").expect("a port");

@@ -19,3 +19,9 @@ pub const SOON: Duration = Duration::from_secs(60);
 /// From the moment the core hangs until the watchdog bites: its own time-out
 /// is 30 seconds.
 pub const WATCHDOG: Duration = Duration::from_secs(240);
+/// From one machine that is HOME to a cluster of three voters: two boots at
+/// once, two learners one after the other.
+pub const FORMED: Duration = Duration::from_secs(600);
+/// Until a cluster has noticed a fault, or that it is over: leases, elections,
+/// a machine that comes back.
+pub const SETTLED: Duration = Duration::from_secs(300);

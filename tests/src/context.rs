@@ -11,7 +11,7 @@ use hearth_qemu::{
     artifacts::Artifacts,
 };
 
-use crate::node::Plan;
+use crate::{cluster::Cluster, node::Plan};
 
 /// What a test comes to.
 pub type Outcome = anyhow::Result<()>;
@@ -71,6 +71,14 @@ impl TestCtx {
     /// A machine of this name, to be planned and then installed.
     pub fn node(&self, name: &str) -> Plan<'_> {
         Plan::new(self, name)
+    }
+
+    /// A cluster of so many nodes, all of them voters, HOME and healthy.
+    ///
+    /// # Errors
+    /// If it does not come to that.
+    pub async fn cluster(&self, nodes: u16) -> anyhow::Result<Cluster> {
+        Cluster::formed(self, nodes).await
     }
 
     /// Where it may leave files.

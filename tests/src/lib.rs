@@ -1,7 +1,7 @@
 //! What the end-to-end tests are written with.
 //!
-//! A test boots one machine at a time, looks at it from the outside as an
-//! owner or a stranger would, hurts it, and boots it again. It reads as that
+//! A test boots a machine, or a cluster of them, looks at it from the outside as
+//! an owner or a stranger would, hurts it, and boots it again. It reads as that
 //! story; how QEMU, disks and gRPC are handled stands here.
 //!
 //! ```no_run
@@ -23,6 +23,8 @@
 //! |---|---|
 //! | [`context`] | a test's name, its folder, what it boots |
 //! | [`node`] | a machine and its disk, installed and switched on |
+//! | [`cluster`] | several machines in one network, formed into a cluster |
+//! | [`writer`] | writes that go on whatever happens, and none of which may be lost |
 //! | [`owner`] | who founds a cluster: parameters, first contact, calls |
 //! | [`debug`] | a look inside a node of the test image |
 //! | [`disk`] | a raw disk between two boots, by tools that are not ours |
@@ -40,6 +42,7 @@
 //!   disk.
 
 pub mod bounds;
+pub mod cluster;
 pub mod context;
 pub mod debug;
 pub mod disk;
@@ -47,5 +50,6 @@ pub mod node;
 pub mod owner;
 pub mod secrets;
 pub mod tools;
+pub mod writer;
 
 pub use context::{Outcome, TestCtx};

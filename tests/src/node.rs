@@ -6,6 +6,7 @@
 
 use std::{
     fs,
+    net::SocketAddr,
     ops::Deref,
     path::{Path, PathBuf},
 };
@@ -23,7 +24,7 @@ use hearth_qemu::{
     disk::{Disk, Format, make_overlay},
     firmware::Firmware,
     fw_cfg::Item,
-    network::{Forward, Link, Mac, Nic, UserNetwork},
+    network::{Forward, Forwarded, Link, Mac, Nic, UserNetwork},
     run_dir::RunDir,
     vm::{Cause, Exit, Lifetime, Shutdown, Vm, WaitError},
 };
@@ -50,6 +51,7 @@ pub struct Plan<'a> {
     disk: Kind,
     larger_by: u64,
     storage: StorageSecurityPolicy,
+    forwards: Vec<Forwarded>,
 }
 
 /// What a node's disk is.
@@ -84,7 +86,16 @@ impl<'a> Plan<'a> {
             disk: Kind::Overlay,
             larger_by: 0,
             storage: StorageSecurityPolicy::NeedsInsecure,
+            forwards: Vec::new(),
         }
+    }
+
+    /// Plugged into a network of several machines, which brings these of its
+    /// ports to the host.
+    pub fn plugged(mut self, nic: Nic, forwards: Vec<Forwarded>) -> Self {
+        self.machine.nics = vec![nic];
+        self.forwards = forwards;
+        self
     }
 
     /// The image for users.
@@ -196,6 +207,7 @@ impl<'a> Plan<'a> {
             failpoint: None,
             more_fw_cfg: Vec::new(),
             machine: self.machine,
+            forwards: self.forwards,
             run_dir,
             owner,
         })
@@ -228,6 +240,7 @@ pub struct Node {
     pub owner: Owner,
     machine: Machine,
     run_dir: RunDir,
+    forwards: Vec<Forwarded>,
 }
 
 impl Node {
@@ -254,6 +267,7 @@ impl Node {
         Ok(Running {
             vm: Vm::start(&machine, &self.run_dir, Lifetime::Tied).await?,
             owner: self.owner.clone(),
+            forwards: self.forwards.clone(),
         })
     }
 
@@ -295,6 +309,7 @@ impl Node {
 pub struct Running {
     vm: Vm,
     owner: Owner,
+    forwards: Vec<Forwarded>,
 }
 
 impl Deref for Running {
@@ -450,6 +465,33 @@ impl Running {
         Ok(line.text.to_string())
     }
 
+    /// Where this port of its is found on the host, by QEMU's doing or by its
+    /// network's.
+    pub fn forwarded(&self, guest: u16) -> Option<SocketAddr> {
+        let mut forwards = self.forwards.iter();
+        let forwarded = forwards.find(|forwarded| forwarded.guest == guest);
+        let host = forwarded.map(|forwarded| forwarded.host);
+        host.or_else(|| self.vm.forwarded(guest))
+    }
+
+    /// Waits until it shows the public key by which it wants to be approved.
+    ///
+    /// # Errors
+    /// If it does not come to that, or refuses.
+    pub async fn shows_its_key(&self) -> anyhow::Result<Vec<u8>> {
+        let (mut key, mut refused) = (None, None);
+        self.wait_for_report("its public key", bounds::HOME, |report| {
+            match report {
+                Report::Waiting(what) => key = shown_key(what),
+                Report::Refused(why) => refused = Some(why.clone()),
+                _ => {}
+            }
+            key.is_some() || refused.is_some()
+        })
+        .await?;
+        key.with_context(|| format!("the node refused: {refused:?}\n{}", self.tail()))
+    }
+
     /// Where its curator is found.
     ///
     /// # Errors
@@ -514,4 +556,12 @@ impl Running {
         ensure!(straggler.is_none(), "a straggler: {straggler:?}");
         Ok(())
     }
+}
+
+/// The public key in the words by which a node waits for approval: the one
+/// token of 64 hexadecimal digits.
+fn shown_key(text: &str) -> Option<Vec<u8>> {
+    let mut words = text.split(|c: char| !c.is_ascii_hexdigit());
+    let key = words.find(|word| word.len() == 64)?;
+    hex::decode(key).ok()
 }

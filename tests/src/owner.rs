@@ -13,10 +13,10 @@ use hearth_api::{
     owner::{self, OwnerFileError},
     tls::{self, ExpectedServer},
     v1::{
-        self, ClusterBootstrap, ClusterConfiguration, ClusterState, GetClusterInfoRequest,
-        GetClusterInfoResponse, GetNodesRequest, NodeHealth, NodeParameters, StorageSecurityPolicy,
-        WatchRequest, curator_client::CuratorClient, management_client::ManagementClient,
-        node_parameters,
+        self, ClusterBootstrap, ClusterConfiguration, ClusterRegister, ClusterState,
+        GetClusterInfoRequest, GetClusterInfoResponse, GetNodesRequest, GetRegisterTicketRequest,
+        NodeHealth, NodeParameters, StorageSecurityPolicy, WatchRequest,
+        curator_client::CuratorClient, management_client::ManagementClient, node_parameters,
     },
 };
 
@@ -130,9 +130,13 @@ impl Operator {
     /// # Errors
     /// If the credentials do not belong together.
     pub fn connect(credentials: UserCredentials, curator: Endpoint) -> anyhow::Result<Self> {
+        Self::connect_all(credentials, vec![curator])
+    }
+
+    fn connect_all(credentials: UserCredentials, curators: Vec<Endpoint>) -> anyhow::Result<Self> {
         let server = ExpectedServer::AnyNode;
         let tls = tls::user_client_config(&credentials, server, tls::wall_clock())?;
-        let channel = Curators::new(vec![curator], tls, options()).channel();
+        let channel = Curators::new(curators, tls, options()).channel();
         Ok(Self {
             credentials,
             channel,
@@ -145,6 +149,24 @@ impl Operator {
     /// If the credentials do not belong together.
     pub fn at(&self, curator: Endpoint) -> anyhow::Result<Self> {
         Self::connect(self.credentials.clone(), curator)
+    }
+
+    /// The same one, at whichever of these curators answers.
+    ///
+    /// # Errors
+    /// If the credentials do not belong together.
+    pub fn over(&self, curators: Vec<Endpoint>) -> anyhow::Result<Self> {
+        Self::connect_all(self.credentials.clone(), curators)
+    }
+
+    /// The calls of operators.
+    pub fn management(&self) -> ManagementClient<Channel> {
+        ManagementClient::new(self.channel.clone())
+    }
+
+    /// The calls of nodes that are also an operator's.
+    pub fn curator(&self) -> CuratorClient<Channel> {
+        CuratorClient::new(self.channel.clone())
     }
 
     /// The nodes of the cluster.
@@ -176,6 +198,28 @@ impl Operator {
         let call = management.get_cluster_info(GetClusterInfoRequest {});
         let info = within(bounds::CALL, call).await.context("GetClusterInfo")?;
         Ok(info.into_inner())
+    }
+
+    /// What a machine is told so that it registers with this cluster.
+    ///
+    /// # Errors
+    /// If a call fails.
+    pub async fn register_parameters(&self) -> anyhow::Result<NodeParameters> {
+        let mut management = self.management();
+        let request = GetRegisterTicketRequest { rotate: false };
+        let ticket = within(bounds::CALL, management.get_register_ticket(request)).await;
+        let ticket = ticket.context("GetRegisterTicket")?.into_inner();
+        let info = self.info().await?;
+        let register = ClusterRegister {
+            cluster_directory: info.directory,
+            register_ticket: ticket.register_ticket,
+            ca_certificate: info.ca_certificate,
+            labels: Vec::new(),
+        };
+        Ok(NodeParameters {
+            cluster: Some(node_parameters::Cluster::ClusterRegister(register)),
+            ..NodeParameters::default()
+        })
     }
 
     /// Watches until the cluster holds a node for healthy and HOME in this

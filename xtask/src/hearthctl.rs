@@ -5,12 +5,9 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
-use crate::command::Cmd;
-use crate::image::root;
-use crate::setup::{self, Needs};
-use crate::target;
+use crate::program;
 use crate::ui::Ui;
 
 /// The environment variable that names its contexts file to it.
@@ -18,27 +15,7 @@ pub const CONFIG: &str = "HEARTH_CONFIG";
 
 /// Builds the tool; returns the program.
 pub fn build(ui: &Ui) -> Result<PathBuf> {
-    setup::ensure(ui, Needs::NODE)?;
-    let target = target::dir()?;
-    let task = ui.quiet_task("compiling hearthctl");
-    Cmd::new(target::cargo())
-        .dir(root())
-        .args(["build", "--locked", "--package", "hearth-ctl"])
-        .args(["--bin", "hearthctl", "--target-dir"])
-        .arg(target)
-        .stream(ui, |line| {
-            task.now(line.trim());
-            Ok(())
-        })?;
-    drop(task);
-    let program = target.join("debug/hearthctl");
-    if !program.is_file() {
-        bail!(
-            "cargo has built hearthctl and not put it at {}",
-            program.display()
-        );
-    }
-    Ok(program)
+    program::build(ui, "hearth-ctl", "hearthctl")
 }
 
 /// Its folder among what `run` keeps.
@@ -92,6 +69,7 @@ impl std::fmt::Display for Node {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::command::Cmd;
 
     #[test]
     fn a_node_is_well_when_both_say_so() {

@@ -20,6 +20,7 @@ use hearth_qemu::artifacts;
 use crate::command::{Cmd, Failed};
 use crate::hearthctl;
 use crate::image::{self, Flavour, root};
+use crate::program;
 use crate::setup::{self, Needs};
 use crate::target::{self, shown};
 use crate::tidy;
@@ -260,6 +261,7 @@ fn build(ui: &Ui) -> Result<std::path::PathBuf> {
         test: image(image::ensure(ui, Flavour::Test)?),
         machine_check: image(image::ensure_example(ui, image::MACHINE_CHECK)?),
         hearthctl: hearthctl::build(ui)?,
+        switch: program::switch(ui)?,
         logs: folder.clone(),
     };
     let path = folder.join("artifacts.json");

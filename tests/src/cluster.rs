@@ -1,0 +1,501 @@
+//! Several machines in one network, formed into a cluster.
+//!
+//! ```no_run
+//! # use hearth_tests::{Outcome, TestCtx, here};
+//! # async fn story() -> Outcome {
+//! let test = TestCtx::begin(here!())?;
+//! let mut cluster = test.cluster(3).await?; // three voters, HOME and healthy
+//! cluster.node(2).cut().await?;
+//! cluster.voters_with(&[1, 3]).await?;
+//! cluster.node(2).start().await?;
+//! cluster.node(2).home().await?;
+//! cluster.all_healthy().await?;
+//! drop(cluster);
+//! test.passed()
+//! # }
+//! ```
+//!
+//! Machines are the usual ones (test image, direct boot, insecure storage),
+//! named `node-1`, `node-2` … and numbered so. The first founds the cluster, the
+//! others are taken in as an operator would: by a register ticket, approved by
+//! the key that their own console shows, made consensus members. Two boot at
+//! once, so that a host with two processors is busy and not drowned; for the
+//! same reason the tests of a suite have their clusters one after the other.
+//!
+//! The test's folder has a folder for each machine, and `net` with the switch's
+//! log and the packet capture.
+
+use std::{net::Ipv4Addr, time::Duration};
+
+use anyhow::{Context, bail, ensure};
+use futures::future::try_join_all;
+use hearth_api::{
+    client::{Endpoint, within},
+    names,
+    v1::{
+        self, ClusterState, GetConsensusStatusRequest, GetConsensusStatusResponse, NodeHealth,
+        NodeSelector, NodeState, node_selector,
+    },
+};
+use hearth_qemu::{
+    network::{Forwarded, Link, Mac, Nic},
+    switch::{Network, NetworkOptions},
+    vm::Lifetime,
+};
+
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use crate::{
+    Outcome, TestCtx, bounds,
+    debug::Debug,
+    node::{Node, Running},
+    owner::Operator,
+    writer::Writer,
+};
+
+/// Between two looks at a cluster: nothing tells nodes and consensus at once.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+/// For the one cluster that a suite has at a time.
+static TURN: Semaphore = Semaphore::const_new(1);
+
+/// A cluster, or machines that are to be one.
+pub struct Cluster {
+    // Before the network: a machine without it would say much that misleads.
+    members: Vec<Member>,
+    owner: Operator,
+    network: Network,
+    _turn: SemaphorePermit<'static>,
+}
+
+/// A machine of a cluster.
+pub struct Member {
+    name: String,
+    number: u16,
+    address: Ipv4Addr,
+    id: String,
+    /// Changes what it is told at its next boot.
+    pub node: Node,
+    running: Option<Running>,
+}
+
+/// How a cluster stands, by its own word.
+#[derive(Clone, Debug, Default)]
+pub struct Standing {
+    /// Its nodes.
+    pub nodes: Vec<v1::Node>,
+    /// Its consensus.
+    pub consensus: GetConsensusStatusResponse,
+}
+
+impl Cluster {
+    /// All of them voters, HOME and healthy.
+    pub(crate) async fn formed(test: &TestCtx, nodes: u16) -> anyhow::Result<Self> {
+        let mut cluster = Self::founded(test, nodes).await?;
+        let others: Vec<u16> = (2..=nodes).collect();
+        // Two at once.
+        for pair in others.chunks(2) {
+            cluster.register(pair).await?;
+            for &number in pair {
+                cluster.admit(number).await?;
+            }
+            for &number in pair {
+                cluster.node(number).home().await?;
+            }
+        }
+        for &number in &others {
+            cluster.set_consensus_member(number, true).await?;
+        }
+        let all: Vec<u16> = (1..=nodes).collect();
+        cluster.voters_with(&all).await?;
+        cluster.all_healthy().await?;
+        Ok(cluster)
+    }
+
+    /// Only the first machine is switched on: it has founded a cluster, and its
+    /// owner has taken it. The others are installed and have their places in
+    /// the network.
+    ///
+    /// # Errors
+    /// If it does not come to that.
+    pub async fn founded(test: &TestCtx, nodes: u16) -> anyhow::Result<Self> {
+        // As long as the clusters before it take, each of which is bounded.
+        let turn = TURN.acquire().await?;
+        let options = NetworkOptions::default();
+        let switch = &test.artifacts().switch;
+        let folder = test.folder().join("net");
+        let network = Network::start(switch, &folder, options.clone(), Lifetime::Tied).await?;
+        let mut members = Vec::new();
+        for number in 1..=nodes {
+            members.push(Member::install(test, &network, &options, number).await?);
+        }
+        let first = &mut members[0];
+        first.start().await?;
+        first.home().await?;
+        let owner = first.vm()?.owned().await?;
+        first.id = owner.one_healthy_node().await?.id;
+        let curators = curators(&network).await?;
+        Ok(Self {
+            members,
+            owner: owner.over(curators)?,
+            network,
+            _turn: turn,
+        })
+    }
+
+    /// The node with this number, from 1.
+    ///
+    /// # Panics
+    /// If there is none: the test is wrong.
+    pub fn node(&mut self, number: u16) -> &mut Member {
+        &mut self.members[usize::from(number) - 1]
+    }
+
+    /// All of them, in order.
+    pub fn nodes(&mut self) -> &mut [Member] {
+        &mut self.members
+    }
+
+    /// Its owner, at whichever curator answers.
+    pub fn owner(&self) -> &Operator {
+        &self.owner
+    }
+
+    /// What joins the machines: for faults, blocks and addresses, by the
+    /// machines' names.
+    pub fn network(&self) -> &Network {
+        &self.network
+    }
+
+    /// Switches machines on that are to register, and learns their keys from
+    /// their consoles.
+    ///
+    /// # Errors
+    /// If one does not come so far as to wait for approval.
+    pub async fn register(&mut self, numbers: &[u16]) -> Outcome {
+        let parameters = self.owner.register_parameters().await?;
+        for &number in numbers {
+            let member = self.node(number);
+            member.node.tell(&parameters);
+            member.start().await?;
+        }
+        Ok(())
+    }
+
+    /// Approves a node that registers, by the key that its console shows.
+    ///
+    /// # Errors
+    /// If it does not register, or is not approved.
+    pub async fn admit(&mut self, number: u16) -> Outcome {
+        let key = self.node(number).vm()?.shows_its_key().await?;
+        let mut management = self.owner.management();
+        let request = v1::ApproveNodeRequest {
+            node: Some(NodeSelector {
+                node: Some(node_selector::Node::PublicKey(key)),
+            }),
+        };
+        let approved = within(bounds::CALL, management.approve_node(request)).await;
+        let approved = approved.context("ApproveNode")?.into_inner();
+        let node = approved.node.context("ApproveNode tells no node")?;
+        self.node(number).id = node.id;
+        Ok(())
+    }
+
+    /// Says whether a node is to be a consensus member. It follows; see
+    /// [`Self::voters_with`].
+    ///
+    /// # Errors
+    /// If that is refused.
+    pub async fn set_consensus_member(&mut self, number: u16, wanted: bool) -> Outcome {
+        let request = v1::UpdateNodeRolesRequest {
+            node: Some(self.node(number).selector()),
+            consensus_member: Some(wanted),
+            ..v1::UpdateNodeRolesRequest::default()
+        };
+        let mut management = self.owner.management();
+        let updated = within(bounds::CALL, management.update_node_roles(request)).await;
+        updated.map(drop).context("UpdateNodeRoles")
+    }
+
+    /// How it stands now.
+    ///
+    /// # Errors
+    /// If no curator answers.
+    pub async fn standing(&self) -> anyhow::Result<Standing> {
+        let mut curator = self.owner.curator();
+        let call = curator.get_consensus_status(GetConsensusStatusRequest {});
+        let consensus = within(bounds::CALL, call).await;
+        Ok(Standing {
+            nodes: self.owner.nodes().await?,
+            consensus: consensus.context("GetConsensusStatus")?.into_inner(),
+        })
+    }
+
+    /// Looks until it stands as wanted; calls that fail meanwhile are made
+    /// again.
+    ///
+    /// # Errors
+    /// If it does not within `bound`; the error shows the last look, and what
+    /// the machines said last.
+    pub async fn until(
+        &self,
+        wanted: &str,
+        bound: Duration,
+        mut predicate: impl FnMut(&Standing) -> bool,
+    ) -> anyhow::Result<Standing> {
+        let mut last = None;
+        let look = async {
+            loop {
+                match self.standing().await {
+                    Ok(standing) if predicate(&standing) => return standing,
+                    other => last = Some(other),
+                }
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        };
+        match tokio::time::timeout(bound, look).await {
+            Ok(standing) => Ok(standing),
+            Err(_) => bail!(
+                "{wanted}: not within {bound:?}, but {last:#?}\n{}",
+                self.tails()
+            ),
+        }
+    }
+
+    /// Waits until all that are switched on are HOME, healthy and UP in the
+    /// cluster's list, in the boot in which they are now.
+    ///
+    /// # Errors
+    /// If it does not come to that.
+    pub async fn all_healthy(&self) -> Outcome {
+        let on: Vec<&Member> = self
+            .members
+            .iter()
+            .filter(|m| m.running.is_some())
+            .collect();
+        let wanted = "all HOME and healthy";
+        let all = |standing: &Standing| {
+            on.iter()
+                .all(|member| member.find(standing).is_some_and(is_well))
+        };
+        self.until(wanted, bounds::SETTLED, all).await?;
+        Ok(())
+    }
+
+    /// Waits until exactly these are voting members of consensus, nothing is
+    /// about to change, and all of them are started.
+    ///
+    /// # Errors
+    /// If it does not come to that.
+    pub async fn voters_with(&self, numbers: &[u16]) -> Outcome {
+        let index = |number: &u16| usize::from(*number) - 1;
+        let mut ids: Vec<&str> = numbers
+            .iter()
+            .map(|number| self.members[index(number)].id.as_str())
+            .collect();
+        ids.sort_unstable();
+        let wanted = format!("voters {numbers:?}");
+        self.until(&wanted, bounds::FORMED, |standing| {
+            let members = &standing.consensus.members;
+            let settled = members.iter().all(|m| !m.learner && m.started);
+            let mut found: Vec<&str> = members.iter().map(|m| m.node_id.as_str()).collect();
+            found.sort_unstable();
+            settled && standing.consensus.changes.is_empty() && found == ids
+        })
+        .await?;
+        Ok(())
+    }
+
+    /// Writes that go on from now, on the record of this node.
+    ///
+    /// # Errors
+    /// If the first is not acknowledged.
+    pub async fn writer(&mut self, number: u16) -> anyhow::Result<Writer> {
+        let id = self.node(number).id.clone();
+        Writer::start(self.owner.clone(), id).await
+    }
+
+    /// Switches all machines on at once that are off, and waits until they are
+    /// home: a cold start of a cluster needs a quorum of them.
+    ///
+    /// # Errors
+    /// If one does not come home.
+    pub async fn start_all(&mut self) -> Outcome {
+        for member in self.members.iter_mut().filter(|m| m.running.is_none()) {
+            member.start().await?;
+        }
+        let homes = self.members.iter().map(Member::home);
+        try_join_all(homes).await.map(drop)
+    }
+
+    /// Pulls all plugs.
+    ///
+    /// # Errors
+    /// If a machine had ended before.
+    pub async fn cut_all(&mut self) -> Outcome {
+        for member in self.members.iter_mut().filter(|m| m.running.is_some()) {
+            member.cut().await?;
+        }
+        Ok(())
+    }
+
+    /// What the machines said last.
+    fn tails(&self) -> String {
+        let tail = |member: &Member| {
+            let running = member.running.as_ref()?;
+            Some(format!("\n{}: {}", member.name, running.tail()))
+        };
+        self.members.iter().filter_map(tail).collect()
+    }
+}
+
+impl Member {
+    async fn install(
+        test: &TestCtx,
+        network: &Network,
+        options: &NetworkOptions,
+        number: u16,
+    ) -> anyhow::Result<Self> {
+        let name = format!("node-{number}");
+        let (mac, address) = (Mac::of_machine(number), options.machine_address(number));
+        let port = network.add_port(&name, mac, address).await?;
+        let mut forwards = Vec::new();
+        for guest in [
+            names::PORT_CURATOR,
+            names::PORT_NODE_MANAGEMENT,
+            names::PORT_DEBUG,
+        ] {
+            let host = network.forward(&name, guest).await?;
+            forwards.push(Forwarded { guest, host });
+        }
+        let link = Link::Switch {
+            socket: port.socket,
+        };
+        let plan = test.node(&name).plugged(Nic { mac, link }, forwards);
+        Ok(Self {
+            node: plan.install().await?,
+            running: None,
+            id: String::new(),
+            address,
+            number,
+            name,
+        })
+    }
+
+    /// Its machine's name, by which the network knows it, too.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Its number, from 1.
+    pub fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// The address that it was given first.
+    pub fn address(&self) -> Ipv4Addr {
+        self.address
+    }
+
+    /// Its node ID; empty before it was approved.
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// For calls that are about it.
+    pub fn selector(&self) -> NodeSelector {
+        NodeSelector {
+            node: Some(node_selector::Node::NodeId(self.id.clone())),
+        }
+    }
+
+    /// The machine, which must be switched on.
+    ///
+    /// # Errors
+    /// If it is off.
+    pub fn vm(&self) -> anyhow::Result<&Running> {
+        let running = self.running.as_ref();
+        running.with_context(|| format!("{} is switched off", self.name))
+    }
+
+    /// Switches it on. A member is told nothing: it knows all it needs.
+    ///
+    /// # Errors
+    /// If it is on, or QEMU does not start.
+    pub async fn start(&mut self) -> Outcome {
+        ensure!(self.running.is_none(), "{} is switched on", self.name);
+        self.running = Some(self.node.power_on().await?);
+        Ok(())
+    }
+
+    /// Pulls its plug.
+    ///
+    /// # Errors
+    /// If it is off.
+    pub async fn cut(&mut self) -> Outcome {
+        let running = self.running.take();
+        let running = running.with_context(|| format!("{} is switched off", self.name))?;
+        running.cut().await?;
+        // From now on by what is on its disk.
+        self.node.parameters = None;
+        Ok(())
+    }
+
+    /// Presses its power button and waits until it has gone down in order.
+    ///
+    /// # Errors
+    /// If it goes down in another way.
+    pub async fn power_off(&mut self) -> Outcome {
+        let running = self.running.take();
+        let running = running.with_context(|| format!("{} is switched off", self.name))?;
+        running.power_off().await?;
+        self.node.parameters = None;
+        Ok(())
+    }
+
+    /// Waits until it says that it is home.
+    ///
+    /// # Errors
+    /// If it does not come home.
+    pub async fn home(&self) -> Outcome {
+        let running = self.vm()?;
+        running.home().await.with_context(|| self.name.clone())
+    }
+
+    /// A look inside.
+    ///
+    /// # Errors
+    /// If its debug service does not answer.
+    pub async fn debug(&self) -> anyhow::Result<Debug> {
+        self.vm()?.debug().await
+    }
+
+    /// The cluster as it sees it now.
+    ///
+    /// # Errors
+    /// If its debug service does not answer.
+    pub async fn cluster_state(&self) -> anyhow::Result<ClusterState> {
+        Ok(self.debug().await?.state().await?.cluster_state())
+    }
+
+    /// What the cluster's list says of it.
+    pub fn find<'a>(&self, standing: &'a Standing) -> Option<&'a v1::Node> {
+        standing.nodes.iter().find(|node| node.id == self.id)
+    }
+}
+
+/// Whether a node is a member that is HOME and healthy.
+pub fn is_well(node: &v1::Node) -> bool {
+    let status = node.status.as_ref();
+    node.state() == NodeState::Up
+        && node.health() == NodeHealth::Healthy
+        && status.is_some_and(|status| status.cluster_state() == ClusterState::Home)
+}
+
+/// Where the network brings the machines' curators.
+async fn curators(network: &Network) -> anyhow::Result<Vec<Endpoint>> {
+    let status = network.status().await?;
+    let forwards = status.ports.iter().flat_map(|port| &port.forwards);
+    let curators = forwards.filter(|forward| forward.guest == names::PORT_CURATOR);
+    Ok(curators.map(|forward| forward.host.into()).collect())
+}

@@ -1,0 +1,221 @@
+//! Writes that go on whatever happens to the cluster, and none of which may be
+//! lost once it was acknowledged.
+//!
+//! One write at a time, through the public API: a label on a node, whose value
+//! counts up. A write that failed may have been done all the same, or be done
+//! later by a curator that was only slow; so after each failure the next write
+//! goes to a label of a new name. Of every label it is then known what it must
+//! be in the end: the last acknowledged value, or the one after it that failed.
+
+use std::{collections::BTreeMap, time::Duration};
+
+use anyhow::{Context, bail, ensure};
+use hearth_api::{
+    client::within,
+    v1::{Label, NodeSelector, UpdateNodeLabelsRequest, node_selector},
+};
+use tokio::{sync::watch, task::JoinSet};
+use tonic::{Code, Status};
+
+use crate::{Outcome, bounds, owner::Operator};
+
+/// How long a write may take before it counts as failed: a cluster that has
+/// lost its leader answers late, and the writer is to go on soon after.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Between two tries while no write succeeds: a cluster without quorum refuses
+/// at once.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// What was written, by label.
+#[derive(Clone, Debug, Default)]
+struct History {
+    labels: BTreeMap<String, Written>,
+    acknowledged: u64,
+    failed: u64,
+    /// A failure that no fault of a cluster explains.
+    broken: Option<String>,
+}
+
+/// What is known of one label.
+#[derive(Clone, Copy, Debug, Default)]
+struct Written {
+    acknowledged: Option<u64>,
+    /// The last write, which failed.
+    unknown: Option<u64>,
+}
+
+/// Writes until it is dropped.
+pub struct Writer {
+    history: watch::Receiver<History>,
+    node: String,
+    task: JoinSet<()>,
+}
+
+impl Writer {
+    pub(crate) async fn start(operator: Operator, node: String) -> anyhow::Result<Self> {
+        let (sender, history) = watch::channel(History::default());
+        let mut task = JoinSet::new();
+        task.spawn(write(operator, node.clone(), sender));
+        let writer = Self {
+            history,
+            node,
+            task,
+        };
+        writer.goes_on().await?;
+        Ok(writer)
+    }
+
+    /// Waits until some more writes have been acknowledged that were begun
+    /// after this call.
+    ///
+    /// # Errors
+    /// If that does not happen.
+    pub async fn goes_on(&self) -> Outcome {
+        // The one under way, and a few of which nobody can say that they were.
+        let wanted = self.history.borrow().acknowledged + 5;
+        let enough = |history: &History| history.acknowledged >= wanted;
+        let mut history = self.history.clone();
+        let done = history.wait_for(|history| enough(history) || history.broken.is_some());
+        let ended = tokio::time::timeout(bounds::SETTLED, done).await;
+        if let Ok(Err(_)) = ended {
+            bail!("the writer is gone");
+        }
+        drop(ended);
+        let history = self.history.borrow();
+        if let Some(why) = &history.broken {
+            bail!("a write was refused: {why}");
+        }
+        ensure!(
+            enough(&history),
+            "writes do not go on: {} acknowledged, wanted {wanted}; {} failed",
+            history.acknowledged,
+            history.failed
+        );
+        Ok(())
+    }
+
+    /// How many were acknowledged, and how many failed.
+    pub fn counts(&self) -> (u64, u64) {
+        let history = self.history.borrow();
+        (history.acknowledged, history.failed)
+    }
+
+    /// Stops, and compares what was acknowledged with what the cluster has.
+    ///
+    /// # Errors
+    /// If a write was lost, or refused for another reason than a fault.
+    pub async fn verify(mut self, operator: &Operator) -> Outcome {
+        // Between two awaits of it: a write that was under way has become one
+        // of which nothing is known, like one that failed.
+        self.task.shutdown().await;
+        let history = self.history.borrow().clone();
+        if let Some(why) = history.broken {
+            bail!("a write was refused: {why}");
+        }
+        let nodes = operator.nodes().await?;
+        let node = nodes.iter().find(|node| node.id == self.node);
+        let node = node.with_context(|| format!("{} is no longer listed", self.node))?;
+        for (key, written) in &history.labels {
+            let label = node.labels.iter().find(|label| label.key == *key);
+            let found = label.map(|label| label.value.parse::<u64>()).transpose();
+            let found = found.with_context(|| format!("label {key} is no number"))?;
+            ensure!(
+                written.allows(found),
+                "label {key}: found {found:?}, wanted {written:?}; all labels are {:?}",
+                node.labels
+            );
+        }
+        ensure!(history.acknowledged > 0, "nothing was ever acknowledged");
+        Ok(())
+    }
+}
+
+impl Written {
+    fn allows(self, found: Option<u64>) -> bool {
+        found == self.acknowledged || (found.is_some() && found == self.unknown)
+    }
+}
+
+async fn write(operator: Operator, node: String, history: watch::Sender<History>) {
+    let mut name = 0;
+    for value in 1.. {
+        let key = format!("writer-{name}");
+        // Unknown from before it is sent: this task may end at any await.
+        history.send_modify(|history| {
+            history.labels.entry(key.clone()).or_default().unknown = Some(value);
+        });
+        match write_once(&operator, &node, &key, value).await {
+            Ok(()) => history.send_modify(|history| {
+                history.acknowledged += 1;
+                let label = history.labels.entry(key).or_default();
+                *label = Written {
+                    acknowledged: Some(value),
+                    unknown: None,
+                };
+            }),
+            Err(status) if may_pass(&status) => {
+                history.send_modify(|history| history.failed += 1);
+                name += 1;
+                // A name for each outage, not for each try: until somebody
+                // answers again nothing is written.
+                while operator.info().await.is_err() {
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+            Err(status) => {
+                history.send_modify(|history| history.broken = Some(status.to_string()));
+                return;
+            }
+        }
+    }
+}
+
+async fn write_once(operator: &Operator, node: &str, key: &str, value: u64) -> Result<(), Status> {
+    let request = UpdateNodeLabelsRequest {
+        node: Some(NodeSelector {
+            node: Some(node_selector::Node::NodeId(node.to_owned())),
+        }),
+        upsert: vec![Label {
+            key: key.to_owned(),
+            value: value.to_string(),
+        }],
+        delete: Vec::new(),
+    };
+    let mut management = operator.management();
+    within(PATIENCE, management.update_node_labels(request)).await?;
+    Ok(())
+}
+
+/// What a lost connection, a lost leader or a lost race look like.
+fn may_pass(status: &Status) -> bool {
+    matches!(
+        status.code(),
+        Code::Unavailable
+            | Code::DeadlineExceeded
+            | Code::Aborted
+            | Code::Cancelled
+            | Code::Internal
+            | Code::Unknown
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_acknowledged_must_be_there() {
+        let written = |acknowledged, unknown| Written {
+            acknowledged,
+            unknown,
+        };
+        assert!(written(Some(3), None).allows(Some(3)));
+        assert!(written(Some(3), Some(4)).allows(Some(4)));
+        assert!(written(None, Some(1)).allows(None));
+        for found in [None, Some(2), Some(4)] {
+            assert!(!written(Some(3), None).allows(found), "{found:?}");
+        }
+        assert!(!written(Some(3), Some(4)).allows(None));
+    }
+}
