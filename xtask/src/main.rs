@@ -9,9 +9,14 @@ mod command;
 mod completion;
 mod ctl;
 mod events;
+mod formation;
 mod hearthctl;
 mod image;
 mod kernel;
+mod link;
+mod operator;
+mod power;
+mod program;
 mod run;
 mod setup;
 mod sizes;
@@ -53,6 +58,8 @@ enum Task {
     Test(test::Args),
     Ctl(ctl::Args),
     Stop(stop::Args),
+    Power(power::Args),
+    Link(link::Args),
     /// Weigh the image's parts; fails where one is over its budget
     Sizes(sizes::Args),
     /// Measure, print a table, write JSON
@@ -103,6 +110,8 @@ impl Task {
             Task::Test(args) => test::run(ui, &args),
             Task::Ctl(args) => ctl::run(ui, &args),
             Task::Stop(args) => stop::run(ui, &args),
+            Task::Power(args) => power::run(ui, &args),
+            Task::Link(args) => link::run(ui, &args),
             Task::Sizes(args) => sizes::run(ui, &args),
             Task::Bench(args) => bench::run(ui, &args),
             Task::Assemble(args) => image::assemble(&args),

@@ -7,8 +7,8 @@
 //! in the opposite order, so that neither a slow moment of the host nor what the one before has left in its caches falls
 //! on one of them alone.
 
-mod machines;
-mod owner;
+pub(super) mod machines;
+pub(super) mod owner;
 
 use std::time::Duration;
 

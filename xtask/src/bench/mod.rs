@@ -6,6 +6,7 @@
 //! ratio of two separately found medians would not cancel it.
 
 mod boot;
+mod cluster;
 mod image;
 mod promises;
 
@@ -32,7 +33,7 @@ pub struct Args {
     /// Write the records to this file, too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Rounds per comparison [default: 7 images, 5 direct boots, 3 boots through UEFI]
+    /// Rounds per comparison [default: 7 images, 5 direct boots, 3 boots through UEFI, 3 clusters]
     #[arg(long, visible_alias = "runs", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
     /// What to boot on; the promises are made for tcg, which is the same everywhere
@@ -47,6 +48,8 @@ enum Part {
     Image,
     /// Power-on to HOME, beside a bare init
     Boot,
+    /// Power-on to three voters, beside one node
+    Cluster,
 }
 
 /// One thing measured.
@@ -195,6 +198,9 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     }
     if wanted(Part::Boot) {
         boot::measure(ui, &node, args.rounds, args.accel, &mut records)?;
+    }
+    if wanted(Part::Cluster) {
+        cluster::measure(ui, &node, args.rounds, args.accel, &mut records)?;
     }
     sizes::record(&node, &mut records)?;
     print!("{}", records.table());

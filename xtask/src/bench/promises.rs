@@ -10,12 +10,13 @@ pub enum Bound {
 }
 
 /// On a quiet machine with two cores, under TCG; sizes in millions of bytes.
-const PROMISES: [(&str, Bound); 8] = [
+const PROMISES: [(&str, Bound); 9] = [
     ("image.cpu_ratio_genimage", Bound::AtMost(1.0)),
     ("image.wall_ratio_genimage", Bound::AtMost(1.0)),
     ("boot.direct.home_ratio_bare", Bound::AtMost(1.5)),
     ("boot.uefi.home_ratio_bare", Bound::AtMost(1.3)),
     ("boot.direct.home_256mib", Bound::AtLeast(1.0)),
+    ("cluster.three_voters_ratio_one_node", Bound::AtMost(6.0)),
     ("size.init_bytes", Bound::AtMost(9e6)),
     ("size.uki_bytes", Bound::AtMost(20e6)),
     ("size.image_allocated_bytes", Bound::AtMost(25e6)),

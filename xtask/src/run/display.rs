@@ -37,6 +37,8 @@ impl std::fmt::Display for Trouble {
 /// Follows one machine's console.
 pub struct Display {
     ui: Ui,
+    /// Stands before each line where there are several machines.
+    label: String,
     timeline: Timeline,
     bar: Option<ProgressBar>,
     waiting: Option<String>,
@@ -44,13 +46,13 @@ pub struct Display {
 }
 
 impl Display {
-    /// For a machine that is just being switched on.
-    pub fn new(ui: &Ui) -> Display {
+    /// For a machine that is just being switched on; by its name, if it is one of several.
+    pub fn new(ui: &Ui, name: Option<&str>) -> Display {
+        let label = name.map(|name| format!("{name}  ")).unwrap_or_default();
+        let template = format!("{{spinner}} {label}{{prefix:<10}} {{elapsed:>4}} {{wide_msg}}");
         let bar = ui.live().then(|| {
             let bar = ui.bars().add(ProgressBar::new_spinner());
-            if let Ok(style) =
-                ProgressStyle::with_template("{spinner} {prefix:<10} {elapsed:>4} {wide_msg}")
-            {
+            if let Ok(style) = ProgressStyle::with_template(&template) {
                 bar.set_style(style);
             }
             bar.enable_steady_tick(Duration::from_millis(200));
@@ -58,6 +60,7 @@ impl Display {
         });
         let display = Display {
             ui: ui.clone(),
+            label,
             timeline: Timeline::new(),
             bar,
             waiting: None,
@@ -74,7 +77,7 @@ impl Display {
         let rebooted = self.timeline.reboots() > reboots;
         if let Some(passed) = passed {
             self.waiting = None;
-            self.ui.say(phase_line(&passed));
+            self.ui.say(phase_line(&self.label, &passed));
             self.show_current();
         }
         if rebooted {
@@ -110,7 +113,8 @@ impl Display {
         if let Some(bar) = &self.bar {
             bar.set_message(format!("waiting for {why}"));
         } else {
-            self.ui.say(format_args!("  … waiting for {why}"));
+            let label = &self.label;
+            self.ui.say(format_args!("  {label}… waiting for {why}"));
         }
         self.waiting = Some(why);
     }
@@ -154,9 +158,12 @@ impl Drop for Display {
     }
 }
 
-fn phase_line(passed: &Passed) -> String {
+fn phase_line(label: &str, passed: &Passed) -> String {
     let took = passed.took.as_secs_f64();
-    let line = format!("  {:<10} {took:>6.2} s  {}", passed.phase, passed.detail);
+    let line = format!(
+        "  {label}{:<10} {took:>6.2} s  {}",
+        passed.phase, passed.detail
+    );
     line.trim_end().to_owned()
 }
 
@@ -165,7 +172,7 @@ mod tests {
     use super::*;
 
     fn display() -> Display {
-        Display::new(&Ui::new(false))
+        Display::new(&Ui::new(false), None)
     }
 
     fn see(display: &mut Display, at: u64, text: &str) -> Option<Trouble> {
@@ -221,9 +228,13 @@ mod tests {
             detail: detail.to_owned(),
         };
         assert_eq!(
-            phase_line(&passed("10.0.2.15/24")),
+            phase_line("", &passed("10.0.2.15/24")),
             "  network      1.23 s  10.0.2.15/24"
         );
-        assert_eq!(phase_line(&passed("")), "  network      1.23 s");
+        assert_eq!(phase_line("", &passed("")), "  network      1.23 s");
+        assert_eq!(
+            phase_line("node-2  ", &passed("")),
+            "  node-2  network      1.23 s"
+        );
     }
 }

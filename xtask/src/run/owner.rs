@@ -27,18 +27,18 @@ pub struct Owner {
     pub key: PathBuf,
     /// The first-contact secret's file.
     pub secret: PathBuf,
-    /// Where the curator is found from here.
-    pub curator: SocketAddr,
-    /// Where it was when ownership was taken last.
-    pub owned_at: Option<SocketAddr>,
+    /// Where the curators are found from here.
+    pub curators: Vec<SocketAddr>,
+    /// Where they were when ownership was taken last.
+    pub owned_at: Vec<SocketAddr>,
     /// When the first question was asked.
     pub asked: Option<Instant>,
 }
 
 /// How far the owner has come.
 pub enum Progress {
-    /// The context is there, and points at this address.
-    Owned(SocketAddr),
+    /// The context is there, and points at these addresses.
+    Owned(Vec<SocketAddr>),
     /// The node is HOME and healthy, by its cluster's word.
     Well {
         /// Since the first question.
@@ -55,14 +55,17 @@ impl Owner {
             tokio::time::sleep(PAUSE).await;
         }
         let asked = *self.asked.get_or_insert_with(Instant::now);
-        // A context remembers addresses, and the port may be another this time; taking ownership again is harmless.
-        let owned = self.owned_at == Some(self.curator) && self.config.exists();
+        // A context remembers addresses, and the ports may be others this time; taking ownership again is harmless.
+        let owned = self.is_owned();
         let step = match owned {
             true => self.call(&["node", "list", "--output", "json"]),
             false => self
-                .call(&["cluster", "take-ownership", "--name", CONTEXT])
-                .arg("--endpoint")
-                .arg(self.curator.to_string())
+                .curators
+                .iter()
+                .fold(
+                    self.call(&["cluster", "take-ownership", "--name", CONTEXT]),
+                    |call, curator| call.arg("--endpoint").arg(curator.to_string()),
+                )
                 .arg("--owner-key")
                 .arg(&self.key)
                 .arg("--first-contact-secret")
@@ -75,12 +78,17 @@ impl Owner {
             Err(error) if may_pass(&error) => Ok(Progress::NotYet(reason(&error))),
             Err(error) => Err(error),
             Ok(_) if !owned => {
-                self.owned_at = Some(self.curator);
-                Ok(Progress::Owned(self.curator))
+                self.owned_at.clone_from(&self.curators);
+                Ok(Progress::Owned(self.curators.clone()))
             }
             Ok(json) => judge(&json, asked.elapsed()),
         };
         (self, progress)
+    }
+
+    /// Whether the context is there, and points where the curators are.
+    pub fn is_owned(&self) -> bool {
+        self.owned_at == self.curators && self.config.exists()
     }
 
     fn call(&self, words: &[&str]) -> Cmd {

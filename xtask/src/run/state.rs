@@ -4,14 +4,17 @@
 //! |---|---|
 //! | `founding.json` | what the cluster was founded with; its presence says that all else here belongs to one cluster |
 //! | `owner-key.pem`, `first-contact-secret` | the owner's, which only this folder has |
-//! | `parameters.pb` | what the node was told |
+//! | `parameters.pb` | what the first node was told |
+//! | `register.pb` | what the others were told: the register ticket is in it |
 //! | `hearthctl/` | hearthctl's configuration |
-//! | `node-1/` | the machine: disk, UEFI variables, logs, sockets (`hearth_qemu::run_dir`) |
+//! | `net/` | the network: its log and what was on the wire (`hearth_qemu::switch`) |
+//! | `node-1/` … | the machines: disk, UEFI variables, logs, sockets (`hearth_qemu::run_dir`) |
 //! | `run.lock` | held by the one `run` that is at work |
 //!
 //! `founding.json` is the first to go and the last to come: a start over that was interrupted is begun again by the next
 //! run, and no disk is ever booted with the keys of another cluster.
 
+use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Read, Write};
 use std::net::SocketAddr;
@@ -29,6 +32,10 @@ use crate::target::{self, shown};
 
 /// Under which nodes of this cluster have names.
 const DOMAIN: &str = "cluster.internal";
+
+const FOUNDING: &str = "founding.json";
+const PARAMETERS: &str = "parameters.pb";
+const REGISTER: &str = "register.pb";
 
 /// How the data partition is protected.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -68,6 +75,8 @@ pub struct Wish {
     pub parameters: Option<Vec<u8>>,
     /// None: as it is, or the default.
     pub disk_bytes: Option<u64>,
+    /// How many nodes. None: as many as there are, or one.
+    pub nodes: Option<u16>,
 }
 
 /// What a cluster was founded with.
@@ -78,16 +87,37 @@ pub struct Founding {
     pub storage: Option<Storage>,
     /// Of the parameters, where they are the user's own.
     parameters_sha256: Option<String>,
-    /// Size of the node's disk.
+    /// Size of each node's disk.
     pub disk_bytes: u64,
-    /// Whether the node has been HOME.
+    /// How many nodes it has, or is to have.
+    pub nodes: u16,
+    /// The nodes that have been members, by their machines' names.
+    pub members: BTreeMap<String, String>,
+    /// Whether the first node has been HOME.
     pub was_home: bool,
-    /// Where the curator was found when the owner key was exchanged for a certificate.
-    pub owned_at: Option<SocketAddr>,
+    /// Where the curators were found when the owner key was exchanged for a certificate.
+    pub owned_at: Vec<SocketAddr>,
+    /// What the machines were last made of.
+    pub make: Option<Make>,
+}
+
+/// What the machines of a run are made of.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Make {
+    /// Of each.
+    pub cpus: u32,
+    /// Of each.
+    pub memory_mib: u32,
+    /// Whether QEMU loads the kernel.
+    pub direct: bool,
+    /// Whether they have the debug service.
+    pub debug: bool,
+    /// What they run on, as `--accel` has it.
+    pub accel: String,
 }
 
 impl Founding {
-    const VERSION: u32 = 1;
+    const VERSION: u32 = 2;
     const DISK_BYTES: u64 = 4 << 30;
 
     fn new(wish: &Wish) -> Founding {
@@ -100,8 +130,11 @@ impl Founding {
             },
             parameters_sha256: custom.map(sha256),
             disk_bytes: wish.disk_bytes.unwrap_or(Founding::DISK_BYTES),
+            nodes: wish.nodes.unwrap_or(1),
+            members: BTreeMap::new(),
             was_home: false,
-            owned_at: None,
+            owned_at: Vec::new(),
+            make: None,
         }
     }
 
@@ -129,6 +162,19 @@ impl Founding {
                 "this cluster's disk has {} bytes, not {bytes}; {over} with that",
                 self.disk_bytes
             );
+        }
+        if let Some(nodes) = wish.nodes {
+            if nodes < self.nodes {
+                bail!(
+                    "this cluster has {} nodes, and --nodes {nodes} would forget some of them: leave --nodes out, take nodes out of the running cluster by `cargo xtask ctl -- node decommission` and `node delete`, or start over by `cargo xtask run --fresh --nodes {nodes}`",
+                    self.nodes
+                );
+            }
+            if nodes > 1 && self.storage.is_none() {
+                bail!(
+                    "this cluster's owner key is not here, which takes in further nodes: its parameters are your own; {over}"
+                );
+            }
         }
         if self.storage == Some(Storage::Encrypted) && self.was_home {
             bail!(
@@ -207,11 +253,16 @@ impl State {
     }
 
     fn parameters(&self) -> PathBuf {
-        self.folder.join("parameters.pb")
+        self.folder.join(PARAMETERS)
+    }
+
+    /// What further nodes are told.
+    pub fn register(&self) -> PathBuf {
+        self.folder.join(REGISTER)
     }
 
     fn founding(&self) -> PathBuf {
-        self.folder.join("founding.json")
+        self.folder.join(FOUNDING)
     }
 
     /// Finds out, before anything is built or changed, whether the wish can be fulfilled. True: it takes a new cluster.
@@ -224,8 +275,9 @@ impl State {
 
     /// The cluster to boot, with its node's parameters: the one that is there, or a new one.
     pub fn prepare(&self, wish: &Wish) -> Result<(Founding, Vec<u8>)> {
-        if let Some(founding) = self.found(wish)? {
+        if let Some(mut founding) = self.found(wish)? {
             founding.meets(wish)?;
+            founding.nodes = wish.nodes.unwrap_or(founding.nodes);
             let path = self.parameters();
             let parameters =
                 fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
@@ -255,23 +307,12 @@ impl State {
     }
 
     fn load(&self) -> Result<Option<Founding>> {
-        let path = self.founding();
-        let bytes = match fs::read(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-            bytes => bytes.with_context(|| format!("cannot read {}", path.display()))?,
-        };
-        let read = || -> Result<Founding> {
-            let value: serde_json::Value = serde_json::from_slice(&bytes)?;
-            if value["version"] != Founding::VERSION {
-                bail!("version {}, wanted {}", value["version"], Founding::VERSION);
-            }
-            Ok(serde_json::from_value(value)?)
-        };
-        let over = "`cargo xtask run --fresh` starts over";
-        match read() {
-            Ok(founding) => Ok(Some(founding)),
-            Err(error) => Err(error.context(format!("{} is not understood; {over}", shown(&path)))),
-        }
+        load(&self.folder)
+    }
+
+    /// See [`parameters_of`].
+    pub fn parameters_of(&self, founding: &Founding, number: u16) -> Result<Option<Vec<u8>>> {
+        parameters_of(&self.folder, founding, number)
     }
 
     /// Removes the cluster that is here, if any.
@@ -282,6 +323,7 @@ impl State {
             self.owner_key(),
             self.first_contact_secret(),
             self.parameters(),
+            self.register(),
         ] {
             remove(&file)?;
         }
@@ -317,6 +359,51 @@ impl State {
         };
         Ok(parameters.encode_to_vec())
     }
+}
+
+fn load(folder: &Path) -> Result<Option<Founding>> {
+    let path = folder.join(FOUNDING);
+    let bytes = match fs::read(&path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        bytes => bytes.with_context(|| format!("cannot read {}", path.display()))?,
+    };
+    let read = || -> Result<Founding> {
+        let value: serde_json::Value = serde_json::from_slice(&bytes)?;
+        if value["version"] != Founding::VERSION {
+            bail!("version {}, wanted {}", value["version"], Founding::VERSION);
+        }
+        Ok(serde_json::from_value(value)?)
+    };
+    let over = "`cargo xtask run --fresh` starts over";
+    match read() {
+        Ok(founding) => Ok(Some(founding)),
+        Err(error) => Err(error.context(format!("{} is not understood; {over}", shown(&path)))),
+    }
+}
+
+/// The cluster that is kept in this folder, for those who only want to know.
+pub fn founding(folder: &Path) -> Result<Founding> {
+    load(folder)?.context("there is no cluster; `cargo xtask run` founds one")
+}
+
+/// What the node with this number is told when it is started again: nothing, if it was a member.
+pub fn parameters_of(folder: &Path, founding: &Founding, number: u16) -> Result<Option<Vec<u8>>> {
+    let name = super::machines::name(number);
+    if founding.members.contains_key(&name) {
+        return Ok(None);
+    }
+    let path = folder.join(if number == 1 { PARAMETERS } else { REGISTER });
+    let parameters = fs::read(&path);
+    parameters
+        .with_context(|| format!("cannot read {}", path.display()))
+        .map(Some)
+}
+
+/// Writes what further nodes are told, which is a secret, and returns it.
+pub fn save_register(path: &Path, parameters: &v1::NodeParameters) -> Result<Vec<u8>> {
+    let bytes = parameters.encode_to_vec();
+    write_private(path, &bytes)?;
+    Ok(bytes)
 }
 
 /// A node that runs is neither started again nor has its ground removed.
@@ -394,7 +481,7 @@ mod tests {
             bootstrap(&parameters).owner_public_key,
             key.public().as_bytes()
         );
-        founding.owned_at = Some("127.0.0.1:7835".parse().unwrap());
+        founding.owned_at = vec!["127.0.0.1:7835".parse().unwrap()];
         state.save(&founding).unwrap();
         assert!(!state.check(&Wish::default()).unwrap());
         let again = state.prepare(&Wish::default()).unwrap();
@@ -407,7 +494,7 @@ mod tests {
         };
         assert!(state.check(&fresh).unwrap());
         let (founding, other) = state.prepare(&fresh).unwrap();
-        assert_eq!(founding.owned_at, None);
+        assert_eq!(founding.owned_at, []);
         assert_eq!(policy(&other), v1::StorageSecurityPolicy::NeedsEncryption);
         assert_ne!(
             bootstrap(&other).owner_public_key,
@@ -447,6 +534,42 @@ mod tests {
                 ..Wish::default()
             })
             .unwrap();
+    }
+
+    #[test]
+    fn a_cluster_grows_and_never_shrinks() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = state(folder.path());
+        let nodes = |nodes| Wish {
+            nodes: Some(nodes),
+            ..Wish::default()
+        };
+        let (founding, _) = state.prepare(&nodes(3)).unwrap();
+        assert_eq!(founding.nodes, 3);
+        assert_eq!(state.prepare(&Wish::default()).unwrap().0.nodes, 3);
+        let error = state.check(&nodes(2)).unwrap_err().to_string();
+        assert!(error.contains("has 3 nodes"), "{error}");
+        let (founding, _) = state.prepare(&nodes(4)).unwrap();
+        assert_eq!(founding.nodes, 4);
+        state.save(&founding).unwrap();
+        assert_eq!(state.prepare(&Wish::default()).unwrap().0.nodes, 4);
+    }
+
+    #[test]
+    fn further_nodes_need_an_owner_that_is_here() {
+        let folder = tempfile::tempdir().unwrap();
+        let state = state(folder.path());
+        let own = Wish {
+            parameters: Some(b"anything".to_vec()),
+            ..Wish::default()
+        };
+        state.prepare(&own).unwrap();
+        let more = Wish {
+            nodes: Some(2),
+            ..Wish::default()
+        };
+        let error = state.check(&more).unwrap_err().to_string();
+        assert!(error.contains("owner key is not here"), "{error}");
     }
 
     #[test]
@@ -509,9 +632,9 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let state = state(folder.path());
         state.prepare(&Wish::default()).unwrap();
-        fs::write(state.founding(), r#"{"version":2}"#).unwrap();
+        fs::write(state.founding(), r#"{"version":1}"#).unwrap();
         let error = format!("{:#}", state.check(&Wish::default()).unwrap_err());
-        assert!(error.contains("version 2, wanted 1"), "{error}");
+        assert!(error.contains("version 1, wanted 2"), "{error}");
         // Starting over does not read it.
         let fresh = Wish {
             fresh: true,

@@ -17,25 +17,25 @@ use crate::{
 };
 
 /// What outlives a power cut.
-pub(in crate::enrolment) struct Machine {
+struct Machine {
     _dir: tempfile::TempDir,
-    pub root: Root,
-    pub files: Files,
+    root: Root,
+    files: Files,
 }
 
 /// One boot of it.
-pub(in crate::enrolment) struct Boot {
+struct Boot {
     supervisor: Supervisor,
     reports: Arc<StdMutex<Vec<Report>>>,
-    pub state: ClusterState,
-    pub membership_desk: Desk,
-    pub member: event::Value<MemberData>,
+    state: ClusterState,
+    membership_desk: Desk,
+    member: event::Value<MemberData>,
     standing: event::Value<Standing>,
     address: Option<event::Writer<u8>>,
 }
 
 impl Machine {
-    pub fn new() -> Self {
+    fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::under(dir.path());
         fs::create_dir(root.esp.path()).unwrap();
@@ -48,7 +48,7 @@ impl Machine {
 
     /// Switches it on. `parameters` as it finds them; the network has an
     /// address at once.
-    pub fn boot(&self, parameters: parameters::Loaded) -> Boot {
+    fn boot(&self, parameters: parameters::Loaded) -> Boot {
         let boot = self.boot_without_address(parameters);
         boot.address.as_ref().unwrap().set(1);
         boot
@@ -112,14 +112,14 @@ impl Machine {
         }
     }
 
-    pub fn sealed(&self) -> Sealed {
+    fn sealed(&self) -> Sealed {
         match SealedStore::new(&self.root.esp).load().unwrap() {
             Stored::Sealed(sealed) => sealed,
             other => panic!("{other:?}"),
         }
     }
 
-    pub fn front(&self) -> Front {
+    fn front(&self) -> Front {
         let mut data = DataPartition::new(self.files.rebooted(), self.root.data.clone());
         data.inspect().unwrap()
     }
@@ -167,7 +167,7 @@ async fn control_plane(
 
 impl Boot {
     /// Waits until enrolment stands so.
-    pub async fn until(&self, wanted: impl FnMut(&Standing) -> bool) -> Standing {
+    async fn until(&self, wanted: impl FnMut(&Standing) -> bool) -> Standing {
         let mut standing = self.standing.watch();
         let reached = standing.wait_for(wanted);
         tokio::time::timeout(Duration::from_secs(60), reached)
@@ -176,13 +176,13 @@ impl Boot {
             .unwrap()
     }
 
-    pub async fn settled(&self) -> MemberData {
+    async fn settled(&self) -> MemberData {
         self.until(|standing| *standing == Standing::Settled).await;
         self.member.get().unwrap()
     }
 
     /// What is on its console, when its power is cut.
-    pub async fn off(self) -> Vec<String> {
+    async fn off(self) -> Vec<String> {
         self.supervisor.shutdown().await;
         let reports = self.reports.lock().unwrap();
         reports.iter().map(Report::to_string).collect()
@@ -264,36 +264,6 @@ async fn an_encrypted_member_without_a_cluster_says_what_it_lacks() {
              no address of a curator is known"
         ]
     );
-}
-
-/// A node whose keys went, and then the power: the next boot wipes the rest,
-/// and says so.
-#[tokio::test]
-async fn a_boot_in_phase_disowned_wipes_and_does_nothing_else() {
-    let machine = Machine::new();
-    let boot = machine.boot(told(StorageSecurityPolicy::NeedsInsecure, None));
-    boot.settled().await;
-    boot.off().await;
-    let Sealed::Member(member) = machine.sealed() else {
-        panic!("not a member");
-    };
-    disowning::seal(&SealedStore::new(&machine.root.esp), member.into_disowned()).unwrap();
-    let key = machine.root.data.node().credentials().key();
-    assert!(key.exists());
-    // Again and again, with the parameters that once made it a node.
-    for _ in 0..2 {
-        let boot = machine.boot(told(StorageSecurityPolicy::NeedsInsecure, None));
-        boot.until(|standing| matches!(standing, Standing::Waiting(_)))
-            .await;
-        assert_eq!(boot.state.get(), State::Disowning);
-        assert!(boot.member.get().is_none());
-        assert!(boot.membership_desk.try_take().is_none());
-        let reports = boot.off().await;
-        let wanted = "hearth: waiting for new parameters: cluster ";
-        assert!(reports[0].starts_with(wanted), "{reports:?}");
-        assert!(!key.exists() && !machine.root.data.etcd().path().exists());
-        assert!(matches!(machine.sealed(), Sealed::Disowned(_)));
-    }
 }
 
 /// FAULTS 11: with bootstrap parameters present.
@@ -427,7 +397,7 @@ async fn a_boot_that_ends_anywhere_is_continued_by_the_next() {
 }
 
 impl Machine {
-    pub fn sealed_if_any(&self) -> Option<Sealed> {
+    fn sealed_if_any(&self) -> Option<Sealed> {
         match SealedStore::new(&self.root.esp).load().unwrap() {
             Stored::Sealed(sealed) => Some(sealed),
             _ => None,

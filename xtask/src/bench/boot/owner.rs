@@ -20,8 +20,10 @@ const CALL: Duration = Duration::from_secs(60);
 
 /// An owner, for one cluster.
 pub struct Owner {
-    key: OwnerKey,
-    secret: FirstContactSecret,
+    /// Its key.
+    pub key: OwnerKey,
+    /// By which the cluster proves itself to it.
+    pub secret: FirstContactSecret,
 }
 
 impl Owner {

@@ -1,0 +1,370 @@
+//! From a cluster of one node to the cluster that is wanted: what to do next, from how it stands.
+//!
+//! Nothing is remembered between two looks, and no step is taken that the last look does not call for: a formation that
+//! was interrupted goes on where it was, and one that is complete has no next step. What happens on the way (a curator
+//! that is lost, a learner that is removed and queued again) is the cluster's business, and shows here as one more look
+//! in which something is missing.
+
+use std::net::Ipv4Addr;
+
+use anyhow::Result;
+use hearth_api::v1::{self, ClusterState, NodeHealth, NodeState};
+
+use crate::operator::{Operator, Standing};
+
+/// So many nodes are made consensus members, the first of them: enough to lose one, and each further one makes every
+/// write slower.
+pub const VOTERS: u16 = 3;
+
+/// A machine that is, or is to be, a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Candidate {
+    /// Its name.
+    pub machine: String,
+    /// Its address in the network.
+    pub address: Ipv4Addr,
+    /// Its public key, as its own console shows it while it waits for approval.
+    pub public_key: Option<Vec<u8>>,
+    /// Its node ID, where it has been a member before.
+    pub id: Option<String>,
+    /// Whether it is to be approved.
+    pub approve: bool,
+    /// Whether it is to be a consensus member.
+    pub votes: bool,
+}
+
+/// One step.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Let the node with this key in.
+    Approve {
+        /// Of this machine.
+        machine: String,
+        /// Its key.
+        public_key: Vec<u8>,
+    },
+    /// Make this node a consensus member.
+    MakeMember {
+        /// Of this machine.
+        machine: String,
+        /// Its node ID.
+        id: String,
+    },
+}
+
+/// What one look comes to.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Plan {
+    /// What to do now.
+    pub steps: Vec<Step>,
+    /// What is missing, by machine; empty when the cluster is as wanted.
+    pub missing: Vec<(String, String)>,
+}
+
+impl Candidate {
+    /// The node that this machine is, in the cluster's list. By its key or its ID; an address alone tells only of a
+    /// member, which reports it itself over mutual TLS.
+    pub fn node<'a>(&self, nodes: &'a [v1::Node]) -> Option<&'a v1::Node> {
+        let is = |node: &&v1::Node| {
+            let key = self.public_key.as_ref();
+            if let Some(id) = &self.id {
+                return node.id == *id;
+            }
+            if let Some(key) = key {
+                return node.public_key == *key;
+            }
+            let status = node.status.as_ref();
+            status.is_some_and(|status| status.external_address == self.address.to_string())
+        };
+        nodes.iter().find(is)
+    }
+}
+
+/// Decides.
+pub fn plan(candidates: &[Candidate], standing: &Standing) -> Plan {
+    let mut plan = Plan::default();
+    for candidate in candidates {
+        let (step, missing) = look(candidate, standing);
+        plan.steps.extend(step);
+        if let Some(missing) = missing {
+            plan.missing.push((candidate.machine.clone(), missing));
+        }
+    }
+    plan
+}
+
+fn look(candidate: &Candidate, standing: &Standing) -> (Option<Step>, Option<String>) {
+    let missing = |what: &str| Some(what.to_owned());
+    let Some(node) = candidate.node(&standing.nodes) else {
+        return match candidate.approve {
+            true => (None, missing("to register")),
+            // Left for the user: whether it has registered yet matters to nobody.
+            false => (None, None),
+        };
+    };
+    match node.state() {
+        NodeState::New if candidate.approve => {
+            let step = Step::Approve {
+                machine: candidate.machine.clone(),
+                public_key: node.public_key.clone(),
+            };
+            // Never by the list alone: only a key that the machine itself has shown.
+            match &candidate.public_key {
+                Some(_) => (Some(step), missing("approval")),
+                None => (None, missing("its console to show its key")),
+            }
+        }
+        NodeState::New => (None, None),
+        NodeState::Standby => (None, missing("to commit")),
+        NodeState::Up => up(candidate, node, standing),
+        NodeState::Decommissioned => (None, None),
+        NodeState::Unspecified => (None, missing("a state that this tool knows")),
+    }
+}
+
+fn up(
+    candidate: &Candidate,
+    node: &v1::Node,
+    standing: &Standing,
+) -> (Option<Step>, Option<String>) {
+    let status = node.status.as_ref();
+    let state = status.map_or(ClusterState::Unspecified, |status| status.cluster_state());
+    if state != ClusterState::Home {
+        return (None, Some("HOME".to_owned()));
+    }
+    let member = member(node, standing);
+    let voter = member.is_some_and(|member| !member.learner);
+    if candidate.votes && !voter {
+        let wanted = wants(node, standing);
+        let role = node
+            .roles
+            .as_ref()
+            .is_some_and(|r| r.consensus_member.is_some());
+        let step = Step::MakeMember {
+            machine: candidate.machine.clone(),
+            id: node.id.clone(),
+        };
+        let asked = role || wanted.is_some() || member.is_some();
+        let reason = wanted.map_or("", |change| change.reason.as_str());
+        let what = match reason {
+            "" => "to vote".to_owned(),
+            reason => format!("to vote ({reason})"),
+        };
+        return ((!asked).then_some(step), Some(what));
+    }
+    match node.health() {
+        NodeHealth::Healthy => (None, None),
+        _ if node.health_reason.is_empty() => (None, Some("health".to_owned())),
+        _ => (None, Some(format!("health ({})", node.health_reason))),
+    }
+}
+
+/// What one look saw, and what was done about it.
+pub struct Look {
+    pub standing: Standing,
+    pub plan: Plan,
+    /// Steps that were taken, in words.
+    pub taken: Vec<String>,
+}
+
+/// One look, and what it calls for.
+pub async fn look_once(operator: &Operator, candidates: &[Candidate]) -> Result<Look> {
+    let standing = operator.standing().await?;
+    let plan = plan(candidates, &standing);
+    let mut taken = Vec::new();
+    for step in &plan.steps {
+        step.take(operator).await?;
+        taken.push(step.to_string());
+    }
+    Ok(Look {
+        standing,
+        plan,
+        taken,
+    })
+}
+
+/// The member of consensus that this node is.
+pub fn member<'a>(
+    node: &v1::Node,
+    standing: &'a Standing,
+) -> Option<&'a v1::ConsensusMemberStatus> {
+    let members = &standing.consensus.members;
+    members.iter().find(|member| member.node_id == node.id)
+}
+
+/// What is about to change for it.
+pub fn wants<'a>(node: &v1::Node, standing: &'a Standing) -> Option<&'a v1::MembershipChange> {
+    let changes = &standing.consensus.changes;
+    changes.iter().find(|change| change.node_id == node.id)
+}
+
+impl Step {
+    /// Takes it.
+    pub async fn take(&self, operator: &Operator) -> Result<()> {
+        match self {
+            Step::Approve { public_key, .. } => operator.approve(public_key.clone()).await,
+            Step::MakeMember { id, .. } => operator.make_consensus_member(id).await,
+        }
+    }
+}
+
+impl std::fmt::Display for Step {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Step::Approve {
+                machine,
+                public_key,
+            } => write!(f, "{machine}: approved, key {}", hex::encode(public_key)),
+            Step::MakeMember { machine, id } => {
+                write!(f, "{machine}: {id} is to join consensus")
+            }
+        }
+    }
+}
+
+/// The public key in the words by which a node waits for approval: the token of 64 hexadecimal digits, however often it
+/// stands there. None, if there are two of them that differ.
+pub fn shown_key(text: &str) -> Option<Vec<u8>> {
+    let is_key = |word: &&str| word.len() == 64;
+    let mut words = text.split(|c: char| !c.is_ascii_hexdigit()).filter(is_key);
+    let key = words.next()?;
+    words
+        .all(|word| word == key)
+        .then(|| hex::decode(key).ok())?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn candidate(number: u8) -> Candidate {
+        Candidate {
+            machine: format!("node-{number}"),
+            address: Ipv4Addr::new(10, 77, 0, 10 + number),
+            public_key: None,
+            id: None,
+            approve: true,
+            votes: true,
+        }
+    }
+
+    fn node(number: u8, state: NodeState) -> v1::Node {
+        v1::Node {
+            id: format!("hearth-{number}"),
+            public_key: vec![number; 32],
+            state: state.into(),
+            ..v1::Node::default()
+        }
+    }
+
+    fn home(number: u8) -> v1::Node {
+        v1::Node {
+            status: Some(v1::NodeStatus {
+                external_address: format!("10.77.0.{}", 10 + number),
+                cluster_state: ClusterState::Home.into(),
+                ..v1::NodeStatus::default()
+            }),
+            health: NodeHealth::Healthy.into(),
+            ..node(number, NodeState::Up)
+        }
+    }
+
+    fn voter(number: u8) -> v1::ConsensusMemberStatus {
+        v1::ConsensusMemberStatus {
+            member_id: number.into(),
+            node_id: format!("hearth-{number}"),
+            ..v1::ConsensusMemberStatus::default()
+        }
+    }
+
+    fn standing(nodes: Vec<v1::Node>, members: Vec<v1::ConsensusMemberStatus>) -> Standing {
+        Standing {
+            nodes,
+            consensus: v1::GetConsensusStatusResponse {
+                members,
+                changes: Vec::new(),
+            },
+        }
+    }
+
+    #[test]
+    fn only_a_key_that_the_machine_shows_is_approved() {
+        let standing = standing(vec![node(2, NodeState::New)], vec![]);
+        let unseen = plan(&[candidate(2)], &standing);
+        assert_eq!((unseen.steps.len(), unseen.missing.len()), (0, 1));
+        // Another key is another node.
+        let other = Candidate {
+            public_key: Some(vec![9; 32]),
+            ..candidate(2)
+        };
+        assert_eq!(plan(&[other], &standing).steps, []);
+        let seen = Candidate {
+            public_key: Some(vec![2; 32]),
+            ..candidate(2)
+        };
+        let approve = Step::Approve {
+            machine: "node-2".to_owned(),
+            public_key: vec![2; 32],
+        };
+        assert_eq!(
+            plan(std::slice::from_ref(&seen), &standing).steps,
+            [approve]
+        );
+        let later = Candidate {
+            approve: false,
+            ..seen
+        };
+        assert_eq!(plan(&[later], &standing), Plan::default());
+    }
+
+    #[test]
+    fn who_is_home_is_made_a_member_once() {
+        let mut standing = standing(vec![home(1), home(2)], vec![voter(1)]);
+        let candidates = [candidate(1), candidate(2)];
+        let step = Step::MakeMember {
+            machine: "node-2".to_owned(),
+            id: "hearth-2".to_owned(),
+        };
+        assert_eq!(plan(&candidates, &standing).steps, [step]);
+        standing.consensus.changes = vec![v1::MembershipChange {
+            node_id: "hearth-2".to_owned(),
+            reason: "it is a learner".to_owned(),
+            ..v1::MembershipChange::default()
+        }];
+        let pending = plan(&candidates, &standing);
+        assert_eq!(pending.steps, []);
+        assert_eq!(pending.missing[0].1, "to vote (it is a learner)");
+        standing.consensus.changes.clear();
+        standing.consensus.members.push(voter(2));
+        assert_eq!(plan(&candidates, &standing), Plan::default());
+    }
+
+    #[test]
+    fn a_learner_is_no_voter_and_the_ill_are_waited_for() {
+        let learner = v1::ConsensusMemberStatus {
+            learner: true,
+            ..voter(1)
+        };
+        let look = plan(&[candidate(1)], &standing(vec![home(1)], vec![learner]));
+        assert_eq!((look.steps.len(), look.missing.len()), (0, 1));
+        let ill = v1::Node {
+            health: NodeHealth::Timeout.into(),
+            health_reason: "no heartbeat".to_owned(),
+            ..home(1)
+        };
+        let look = plan(&[candidate(1)], &standing(vec![ill], vec![voter(1)]));
+        assert_eq!(look.missing[0].1, "health (no heartbeat)");
+    }
+
+    #[test]
+    fn a_key_is_found_in_the_words_around_it() {
+        let key = "ab".repeat(32);
+        let text = format!("approval: hearthctl node approve {key} (its public key)");
+        assert_eq!(shown_key(&text), Some(vec![0xab; 32]));
+        assert_eq!(shown_key(&format!("{key} {key}")), Some(vec![0xab; 32]));
+        let other = "cd".repeat(32);
+        assert_eq!(shown_key(&format!("{key} {other}")), None);
+        assert_eq!(shown_key(&format!("{key}0")), None);
+        assert_eq!(shown_key("hearth-0123"), None);
+    }
+}
