@@ -304,22 +304,22 @@ async fn a_changed_address_is_taken_at_the_renewal() {
 }
 
 #[tokio::test]
-async fn two_hundred_connections_at_once() {
+async fn six_hundred_connections_at_once() {
     let folder = tempfile::tempdir().expect("a folder");
     let network = start(folder.path()).await;
-    let _machine = machine(&network, 0, &[(PORT, Service::Echo, 200)]).await;
+    let _machine = machine(&network, 0, &[(PORT, Service::Echo, 600)]).await;
     let address = network.forward("node-0", PORT).await.expect("forwarded");
     let mut streams = Vec::new();
-    for number in 0..200_u16 {
+    for number in 0..600_u16 {
         let mut stream = connect(address).await;
         say(&mut stream, &number.to_be_bytes()).await;
         streams.push(stream);
     }
-    for (number, stream) in (0..200_u16).zip(&mut streams) {
+    for (number, stream) in (0..600_u16).zip(&mut streams) {
         hear(stream, &number.to_be_bytes()).await;
     }
     let status = network.status().await.expect("a status");
-    assert_eq!(status.connections, 200);
+    assert_eq!(status.connections, 600);
     let mut exchanges = JoinSet::new();
     for stream in streams {
         let sent = bytes(20_000);

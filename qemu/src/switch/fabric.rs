@@ -52,6 +52,14 @@ struct Link {
     /// Taken from the queue, and not yet written.
     in_hand: usize,
     waiting: Rc<Notify>,
+    /// Told when there is room in the queue again.
+    drained: Rc<Notify>,
+}
+
+impl Link {
+    fn queued(&self) -> usize {
+        self.queue.len() + self.in_hand
+    }
 }
 
 /// A frame on a slow link.
@@ -157,6 +165,7 @@ impl Fabric {
         link.plugged = plugged;
         link.queue = Vec::new();
         link.in_hand = 0;
+        link.drained.notify_waiters();
         if !plugged {
             self.table.forget(End::Machine(port));
         }
@@ -173,7 +182,19 @@ impl Fabric {
         let link = &mut self.links[port];
         let taken = std::mem::take(&mut link.queue);
         link.in_hand = taken.len();
+        link.drained.notify_waiters();
         taken
+    }
+
+    /// Whether the gateway may send to this port: where it shares the process
+    /// with the queue, nothing need be lost for being sent too fast.
+    pub(super) fn has_room(&self, port: usize) -> bool {
+        self.links[port].queued() < QUEUE / 2
+    }
+
+    /// What tells of room in a port's queue.
+    pub(super) fn drained(&self, port: usize) -> Rc<Notify> {
+        self.links[port].drained.clone()
     }
 
     /// The next frame for the gateway.
@@ -317,7 +338,7 @@ impl Fabric {
         let link = &mut self.links[port];
         if !link.plugged {
             link.counters.dropped_unplugged += 1;
-        } else if link.queue.len() + link.in_hand + framing::encoded_len(frame) > QUEUE {
+        } else if link.queued() + framing::encoded_len(frame) > QUEUE {
             link.counters.dropped_overflow += 1;
         } else {
             link.counters.sent_frames += 1;
@@ -327,3 +348,6 @@ impl Fabric {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -92,6 +92,8 @@ pub(super) struct Wire {
     pub(super) sent: Vec<Vec<u8>>,
     /// Where they go.
     pub(super) to: Address,
+    /// Nothing may be sent now but answers.
+    pub(super) full: bool,
 }
 
 impl Wire {
@@ -100,6 +102,7 @@ impl Wire {
             received: VecDeque::new(),
             sent: Vec::new(),
             to,
+            full: false,
         }
     }
 
@@ -155,6 +158,9 @@ impl Device for Wire {
     }
 
     fn transmit(&mut self, _: smoltcp::time::Instant) -> Option<Sent<'_>> {
+        if self.full {
+            return None;
+        }
         let (sent, to) = (&mut self.sent, self.to);
         Some(Sent { sent, to })
     }

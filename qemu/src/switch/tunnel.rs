@@ -84,14 +84,24 @@ struct Tunnel {
     told: bool,
 }
 
-/// Carries one connection until it is over. `send` takes frames to the
-/// machine.
+/// The way to the machine.
+pub(super) trait Way {
+    /// Sends a frame.
+    fn send(&self, frame: &[u8]);
+    /// Whether there is room for more. Without it nothing is lost at once,
+    /// but soon.
+    fn has_room(&self) -> bool;
+    /// Waits for room.
+    async fn drained(&self);
+}
+
+/// Carries one connection until it is over.
 pub(super) async fn carry(
     mut host: TcpStream,
     ends: Ends,
     clock: Clock,
     inbox: &Inbox,
-    mut send: impl FnMut(&[u8]),
+    way: &impl Way,
 ) -> End {
     let mut tunnel = match Tunnel::open(ends, clock) {
         Ok(tunnel) => tunnel,
@@ -103,9 +113,10 @@ pub(super) async fn carry(
     };
     loop {
         inbox.take(&mut tunnel.wire);
+        tunnel.wire.full = !way.has_room();
         let alive = tunnel.step(&mut host).await;
         for frame in tunnel.wire.sent.drain(..) {
-            send(&frame);
+            way.send(&frame);
         }
         match alive {
             Ok(None) => {}
@@ -117,12 +128,17 @@ pub(super) async fn carry(
             Err(error) => {
                 tracing::debug!(%error, to = %ends.to, "the host's side of a connection");
                 tunnel.socket().abort();
+                tunnel.wire.full = false;
                 tunnel.poll();
-                tunnel.wire.sent.drain(..).for_each(|frame| send(&frame));
+                tunnel
+                    .wire
+                    .sent
+                    .drain(..)
+                    .for_each(|frame| way.send(&frame));
                 return End::ByHost;
             }
         }
-        tunnel.wait(&host, inbox).await;
+        tunnel.wait(&host, inbox, way).await;
     }
 }
 
@@ -255,10 +271,12 @@ impl Tunnel {
     }
 
     /// Waits until there is something to do.
-    async fn wait(&mut self, host: &TcpStream, inbox: &Inbox) {
+    async fn wait(&mut self, host: &TcpStream, inbox: &Inbox, way: &impl Way) {
         let done = self.is_done();
         let now = self.clock.at(Instant::now());
-        let due = match done {
+        let full = self.wire.full;
+        // What is due cannot be sent.
+        let due = match done || full {
             true => None,
             false => self.stack.poll_delay(now, &self.sockets),
         };
@@ -275,6 +293,7 @@ impl Tunnel {
             // An error shows at the next attempt to read or write.
             _ = host.ready(interest.unwrap_or(Interest::READABLE)), if interest.is_some() => {}
             () = after(due), if due.is_some() => {}
+            () = way.drained(), if full && !done => {}
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The host's way to a machine's TCP ports.
 
 use std::{
+    cell::RefCell,
     io,
     net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener as StdTcpListener},
     rc::Rc,
@@ -9,18 +10,28 @@ use std::{
 
 use tokio::{
     net::{TcpListener, TcpStream},
-    sync::OwnedSemaphorePermit,
+    sync::{Notify, OwnedSemaphorePermit},
     time::sleep,
 };
 
 use super::{ACCEPT_AGAIN, Shared};
 use crate::{
     network::Mac,
-    switch::tunnel::{self, Ends},
+    switch::{
+        fabric::Fabric,
+        tunnel::{self, Ends, Way},
+    },
 };
 
 /// Forwarded connections at once. More wait for others to end.
 pub(super) const MOST: usize = 1024;
+
+/// Whose ports they are.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Machine {
+    pub(super) port: usize,
+    pub(super) mac: Mac,
+}
 
 /// Listens at any free port of the host.
 pub(super) fn listen() -> io::Result<(TcpListener, SocketAddr)> {
@@ -31,7 +42,13 @@ pub(super) fn listen() -> io::Result<(TcpListener, SocketAddr)> {
 }
 
 /// Carries every connection that is made to a machine's port.
-pub(super) async fn serve_forward(shared: Rc<Shared>, mac: Mac, guest: u16, listener: TcpListener) {
+pub(super) async fn serve_forward(
+    shared: Rc<Shared>,
+    machine: Machine,
+    guest: u16,
+    listener: TcpListener,
+) {
+    let mac = machine.mac;
     loop {
         let host = match listener.accept().await {
             Ok((host, _)) => host,
@@ -46,17 +63,40 @@ pub(super) async fn serve_forward(shared: Rc<Shared>, mac: Mac, guest: u16, list
         let Ok(place) = shared.places.clone().acquire_owned().await else {
             return;
         };
-        shared.spawn(carry(shared.clone(), mac, guest, host, place));
+        shared.spawn(carry(shared.clone(), machine, guest, host, place));
+    }
+}
+
+struct WayTo<'a> {
+    fabric: &'a RefCell<Fabric>,
+    port: usize,
+    drained: Rc<Notify>,
+}
+
+impl Way for WayTo<'_> {
+    fn send(&self, frame: &[u8]) {
+        let now = Instant::now();
+        self.fabric.borrow_mut().take_from_gateway(frame, now);
+    }
+
+    fn has_room(&self) -> bool {
+        self.fabric.borrow().has_room(self.port)
+    }
+
+    async fn drained(&self) {
+        // Between this and the look at it nobody else has had a turn.
+        self.drained.notified().await;
     }
 }
 
 async fn carry(
     shared: Rc<Shared>,
-    mac: Mac,
+    machine: Machine,
     guest: u16,
     host: TcpStream,
     _place: OwnedSemaphorePermit,
 ) {
+    let mac = machine.mac;
     if let Err(error) = host.set_nodelay(true) {
         tracing::debug!(%error, "a connection of the host may be slow");
     }
@@ -76,11 +116,12 @@ async fn carry(
         to: SocketAddrV4::new(address, guest),
         mac: mac.0,
     };
-    let send = |frame: &[u8]| {
-        let now = Instant::now();
-        shared.fabric.borrow_mut().take_from_gateway(frame, now);
+    let way = WayTo {
+        fabric: &shared.fabric,
+        port: machine.port,
+        drained: shared.fabric.borrow().drained(machine.port),
     };
-    let end = tunnel::carry(host, ends, shared.clock, &inbox, send).await;
+    let end = tunnel::carry(host, ends, shared.clock, &inbox, &way).await;
     shared.gateway.borrow_mut().close(port);
     tracing::debug!(from = %ends.from, to = %ends.to, ?end, "connection");
 }

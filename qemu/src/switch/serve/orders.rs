@@ -186,8 +186,16 @@ impl Shared {
         tracing::info!(port = name, guest, %host, "forward");
         let mut entries = self.entries.borrow_mut();
         entries[index].forwards.push(Forwarded { guest, host });
-        let mac = entries[index].mac;
-        self.spawn(forwards::serve_forward(self.clone(), mac, guest, listener));
+        let machine = forwards::Machine {
+            port: index,
+            mac: entries[index].mac,
+        };
+        self.spawn(forwards::serve_forward(
+            self.clone(),
+            machine,
+            guest,
+            listener,
+        ));
         Ok(host)
     }
 
