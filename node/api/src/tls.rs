@@ -557,4 +557,4 @@ impl ServerCertVerifier for RecordingVerifier {
 }
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;

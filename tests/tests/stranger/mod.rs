@@ -1,21 +1,20 @@
 //! Whoever comes to the curator with the wrong papers: a TLS client without
 //! any of the scruples that ours has.
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{io, net::SocketAddr};
 
 use hearth_api::{
     client::within,
     identity::SigningKey,
+    testing::credulous_client_config,
     tls::CertificateDer,
     v1::{GetNodesRequest, management_client::ManagementClient},
 };
 use hearth_tests::bounds;
 use hyper_util::rt::TokioIo;
 use rustls::{
-    ClientConfig, DigitallySignedStruct, SignatureScheme, SupportedProtocolVersion,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    crypto::ring::default_provider,
-    pki_types::{ServerName, UnixTime},
+    SupportedProtocolVersion,
+    pki_types::ServerName,
     version::{TLS12, TLS13},
 };
 use tokio::net::TcpStream;
@@ -100,23 +99,12 @@ impl Stranger {
     }
 
     async fn connect(&self, address: SocketAddr) -> io::Result<TlsStream<TcpStream>> {
-        let builder = ClientConfig::builder_with_provider(Arc::new(default_provider()))
-            .with_protocol_versions(&[self.version])
-            .map_err(io::Error::other)?
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Anyone));
-        let mut config = match &self.own {
-            Some((certificate, key)) => builder
-                .with_client_auth_cert(vec![certificate.clone()], key.to_private_key_der())
-                .map_err(io::Error::other)?,
-            None => builder.with_no_client_auth(),
-        };
-        config.alpn_protocols = vec![b"h2".to_vec()];
+        let own = self.own.as_ref();
+        let own = own.map(|(certificate, key)| (vec![certificate.clone()], key));
+        let config = credulous_client_config(own, self.version);
         let stream = TcpStream::connect(address).await?;
         let name = ServerName::IpAddress(address.ip().into());
-        TlsConnector::from(Arc::new(config))
-            .connect(name, stream)
-            .await
+        TlsConnector::from(config).connect(name, stream).await
     }
 }
 
@@ -129,45 +117,4 @@ fn refused(error: anyhow::Error) -> anyhow::Result<Answer> {
             .map(str::to_owned)
     });
     alert.map(Answer::Alert).ok_or(error)
-}
-
-/// Believes every server.
-#[derive(Debug)]
-struct Anyone;
-
-impl ServerCertVerifier for Anyone {
-    fn verify_server_cert(
-        &self,
-        _: &CertificateDer<'_>,
-        _: &[CertificateDer<'_>],
-        _: &ServerName<'_>,
-        _: &[u8],
-        _: UnixTime,
-    ) -> Result<ServerCertVerified, rustls::Error> {
-        Ok(ServerCertVerified::assertion())
-    }
-
-    fn verify_tls12_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        _: &[u8],
-        _: &CertificateDer<'_>,
-        _: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        Ok(HandshakeSignatureValid::assertion())
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        default_provider()
-            .signature_verification_algorithms
-            .supported_schemes()
-    }
 }

@@ -11,7 +11,9 @@ use tonic::Code;
 use super::*;
 use crate::client::{self, Channel, Curators, Options};
 use crate::identity::{Identity, SigningKey, UserCredentials, UserName};
-use crate::testing::{NOT_AFTER, NOT_BEFORE, Script, TestClock, TestCluster, TestCurator};
+use crate::testing::{
+    NOT_AFTER, NOT_BEFORE, Script, TestClock, TestCluster, TestCurator, credulous_client_config,
+};
 use crate::tls::ExpectedServer;
 use crate::v1::curator_client::CuratorClient;
 use crate::v1::curator_local_client::CuratorLocalClient;
@@ -78,7 +80,10 @@ impl Fixture {
 
     /// Presents whatever it is given.
     fn presenting(&self, certificates: Vec<CertificateDer<'static>>, key: &SigningKey) -> Channel {
-        self.channel(tls::tests::presenting(certificates, key))
+        self.channel(credulous_client_config(
+            Some((certificates, key)),
+            &rustls::version::TLS13,
+        ))
     }
 
     async fn silent_stranger(&self) -> tokio_rustls::client::TlsStream<TcpStream> {

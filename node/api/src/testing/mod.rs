@@ -2,6 +2,7 @@
 //! whatever a real one never would. And a curator without a cluster behind it,
 //! on real sockets and real TLS.
 
+mod credulous;
 mod curator;
 mod nodes;
 mod operators;
@@ -20,6 +21,7 @@ use crate::identity::{
     UserName,
 };
 
+pub use credulous::credulous_client_config;
 pub use curator::{Script, Seen, TestCurator};
 pub use nodes::Heartbeats;
 

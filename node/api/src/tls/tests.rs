@@ -1,22 +1,6 @@
 use super::*;
 use crate::testing::{TestClock, TestCluster};
 
-/// A client that believes every server and presents whatever it is given.
-pub(crate) fn presenting(
-    certificates: Vec<CertificateDer<'static>>,
-    key: &SigningKey,
-) -> Arc<ClientConfig> {
-    let mut config = ClientConfig::builder_with_provider(provider())
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .expect("a version")
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(RecordingVerifier(Presented::default())))
-        .with_client_auth_cert(certificates, key.to_private_key_der())
-        .expect("rustls does not look into it");
-    config.alpn_protocols = vec![ALPN.to_vec()];
-    Arc::new(config)
-}
-
 #[test]
 fn credentials_that_do_not_belong_together_are_refused() {
     let cluster = TestCluster::new();

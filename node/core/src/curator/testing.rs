@@ -16,6 +16,7 @@ use hearth_api::{
         SigningKey, UserCredentials, UserName,
     },
     private::{StoredAuthority, StoredNode},
+    testing::credulous_client_config,
     tls::{self, ExpectedServer, wall_clock},
     v1::{
         ClusterConfiguration, GetNodesRequest, HeartbeatRequest, HeartbeatResponse, Label, Node,
@@ -28,12 +29,6 @@ use hearth_base::{
     supervisor::{Backoff, Options, Supervisor, runnable},
 };
 use prost::Message as _;
-use rustls::{
-    ClientConfig, DigitallySignedStruct, SignatureScheme,
-    client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
-    crypto::{CryptoProvider, ring},
-};
-use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Status, Streaming};
@@ -89,57 +84,6 @@ pub fn bootstrap_data(site: &Site, owner: &OwnerKey) -> BootstrapData {
             value: "1".into(),
         }],
     }
-}
-
-/// A caller without a certificate, who believes anyone.
-pub fn anonymous() -> Arc<ClientConfig> {
-    #[derive(Debug)]
-    struct Anyone(Arc<CryptoProvider>);
-
-    impl ServerCertVerifier for Anyone {
-        fn verify_server_cert(
-            &self,
-            _: &CertificateDer<'_>,
-            _: &[CertificateDer<'_>],
-            _: &ServerName<'_>,
-            _: &[u8],
-            _: UnixTime,
-        ) -> Result<ServerCertVerified, rustls::Error> {
-            Ok(ServerCertVerified::assertion())
-        }
-
-        fn verify_tls12_signature(
-            &self,
-            _: &[u8],
-            _: &CertificateDer<'_>,
-            _: &DigitallySignedStruct,
-        ) -> Result<HandshakeSignatureValid, rustls::Error> {
-            Err(rustls::Error::General("TLS 1.3 is wanted".into()))
-        }
-
-        fn verify_tls13_signature(
-            &self,
-            _: &[u8],
-            _: &CertificateDer<'_>,
-            _: &DigitallySignedStruct,
-        ) -> Result<HandshakeSignatureValid, rustls::Error> {
-            Ok(HandshakeSignatureValid::assertion())
-        }
-
-        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-            self.0.signature_verification_algorithms.supported_schemes()
-        }
-    }
-
-    let provider = Arc::new(ring::default_provider());
-    let mut config = ClientConfig::builder_with_provider(provider.clone())
-        .with_protocol_versions(&[&rustls::version::TLS13])
-        .unwrap()
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Anyone(provider)))
-        .with_no_client_auth();
-    config.alpn_protocols = vec![b"h2".to_vec()];
-    Arc::new(config)
 }
 
 /// Who calls.
@@ -264,7 +208,7 @@ impl World {
     pub fn channel_to(&self, endpoint: Endpoint, who: &Who<'_>) -> Channel {
         let any = ExpectedServer::AnyNode;
         let config = match who {
-            Who::Nobody => anonymous(),
+            Who::Nobody => credulous_client_config(None, &rustls::version::TLS13),
             Who::HolderOf(key) => {
                 tls::possession_client_config(key, self.ca(), any, wall_clock()).unwrap()
             }
