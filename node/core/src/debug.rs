@@ -6,12 +6,12 @@
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::pin::Pin;
 use std::process::{Command, ExitCode};
 use std::sync::Arc;
 use std::time::Duration;
 
-use futures::Stream;
+use futures::StreamExt as _;
+use futures::stream::BoxStream;
 use hearth_api::names;
 use hearth_api::server::{Server, Services, Transport};
 use hearth_api::v1::node_debug_server::{NodeDebug, NodeDebugServer};
@@ -21,7 +21,7 @@ use hearth_api::v1::{
     ProvokeResponse, RunnableState,
 };
 use hearth_base::event::Value;
-use hearth_base::logtree::{Backlog, Entry, Item, LogTree, Query};
+use hearth_base::logtree::{Backlog, Entry, LogTree, Query};
 use hearth_base::supervisor::{Context, Failure, Outcome, Tree};
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
@@ -30,6 +30,7 @@ use tonic::{Request, Response, Status};
 use crate::cluster_state;
 use crate::handover::MemberData;
 use crate::layout::Root;
+use crate::logs;
 
 /// What this service asks others to suffer.
 #[derive(Default)]
@@ -109,7 +110,7 @@ impl NodeDebug for Debug {
         }))
     }
 
-    type LogsStream = Pin<Box<dyn Stream<Item = Result<LogsResponse, Status>> + Send>>;
+    type LogsStream = BoxStream<'static, Result<LogsResponse, Status>>;
 
     async fn logs(
         &self,
@@ -120,36 +121,21 @@ impl NodeDebug for Debug {
             true => Query::subtree(request.dn),
             false => Query::exact(request.dn),
         };
-        let reader = self.log_tree.read(Query {
+        let query = Query {
             backlog: match request.backlog {
                 0 => Backlog::All,
                 count => Backlog::Count(count as usize),
             },
             follow: request.follow,
             ..query
-        });
-        let backlog = LogsResponse {
-            lines: reader.backlog.iter().map(line).collect(),
-            missed: 0,
         };
-        let first = futures::stream::once(async { Ok(backlog) });
-        let rest = futures::stream::unfold(reader.stream, |stream| async {
-            let mut stream = stream?;
-            let response = match stream.next().await? {
-                Item::Entry(entry) => LogsResponse {
-                    lines: vec![line(&entry)],
-                    missed: 0,
-                },
-                Item::Missed(missed) => LogsResponse {
-                    lines: vec![],
-                    missed,
-                },
-            };
-            Some((Ok(response), Some(stream)))
+        let pieces = logs::read(&self.log_tree, query).map(|piece| {
+            Ok(LogsResponse {
+                lines: piece.entries.iter().map(line).collect(),
+                missed: piece.missed,
+            })
         });
-        Ok(Response::new(Box::pin(futures::StreamExt::chain(
-            first, rest,
-        ))))
+        Ok(Response::new(pieces.boxed()))
     }
 
     async fn provoke(

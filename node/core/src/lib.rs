@@ -14,6 +14,7 @@ pub mod failpoint;
 pub mod handover;
 pub mod image;
 pub mod layout;
+pub mod logs;
 pub mod network;
 pub mod parameters;
 pub mod pid1;

@@ -306,7 +306,9 @@ impl Asker {
                 certificate,
                 ca: registering.cluster_ca.clone(),
             }),
-            directory: named(response.directory),
+            // Somebody must be known at the next boot.
+            directory: named(response.directory)
+                .unwrap_or_else(|| Arc::new(registering.asking.directory.clone())),
             owner,
         })
     }
@@ -357,12 +359,15 @@ fn reply_of(registering: &Registering, response: RegisterNodeResponse) -> Result
     let tpm_usage = response.tpm_usage();
     known("tpm_usage", tpm_usage != TpmUsage::Unspecified)?;
     let configuration = response.configuration.as_ref();
-    let cold_start_policy = configuration.map_or(ColdStartPolicy::Unspecified, |configuration| {
-        configuration.cold_start_policy()
-    });
+    // As in the parameters, where it is not set it is NONE.
+    let cold_start_policy = match configuration.map(|c| c.cold_start_policy()) {
+        None | Some(ColdStartPolicy::Unspecified) => ColdStartPolicy::None,
+        Some(policy) => policy,
+    };
+    let number = configuration.map_or(0, |c| c.cold_start_policy);
     known(
         "configuration.cold_start_policy",
-        cold_start_policy != ColdStartPolicy::Unspecified,
+        ColdStartPolicy::try_from(number).is_ok(),
     )?;
     let approval = match response.state() {
         NodeState::New => Approval::Waits {

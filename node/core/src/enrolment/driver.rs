@@ -470,9 +470,7 @@ where
         blocking(move || {
             failpoint!("registering.credentials.before");
             credentials::save(&files, &committed.credentials).map_err(again)?;
-            if let Some(directory) = &committed.directory {
-                directory::save(&esp, directory).map_err(again)?;
-            }
+            directory::save(&esp, &committed.directory).map_err(again)?;
             failpoint!("registering.credentials.after");
             Ok(Done::Plain)
         })
@@ -697,4 +695,4 @@ fn storage_failure(error: StorageError) -> Failure {
 
 #[cfg(test)]
 #[path = "driver_tests.rs"]
-mod tests;
+pub(super) mod tests;

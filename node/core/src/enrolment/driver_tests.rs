@@ -17,25 +17,25 @@ use crate::{
 };
 
 /// What outlives a power cut.
-struct Machine {
+pub(in crate::enrolment) struct Machine {
     _dir: tempfile::TempDir,
-    root: Root,
-    files: Files,
+    pub root: Root,
+    pub files: Files,
 }
 
 /// One boot of it.
-struct Boot {
+pub(in crate::enrolment) struct Boot {
     supervisor: Supervisor,
     reports: Arc<StdMutex<Vec<Report>>>,
-    state: ClusterState,
-    membership_desk: Desk,
-    member: event::Value<MemberData>,
+    pub state: ClusterState,
+    pub membership_desk: Desk,
+    pub member: event::Value<MemberData>,
     standing: event::Value<Standing>,
     address: Option<event::Writer<u8>>,
 }
 
 impl Machine {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::under(dir.path());
         fs::create_dir(root.esp.path()).unwrap();
@@ -48,7 +48,7 @@ impl Machine {
 
     /// Switches it on. `parameters` as it finds them; the network has an
     /// address at once.
-    fn boot(&self, parameters: parameters::Loaded) -> Boot {
+    pub fn boot(&self, parameters: parameters::Loaded) -> Boot {
         let boot = self.boot_without_address(parameters);
         boot.address.as_ref().unwrap().set(1);
         boot
@@ -112,14 +112,14 @@ impl Machine {
         }
     }
 
-    fn sealed(&self) -> Sealed {
+    pub fn sealed(&self) -> Sealed {
         match SealedStore::new(&self.root.esp).load().unwrap() {
             Stored::Sealed(sealed) => sealed,
             other => panic!("{other:?}"),
         }
     }
 
-    fn front(&self) -> Front {
+    pub fn front(&self) -> Front {
         let mut data = DataPartition::new(self.files.rebooted(), self.root.data.clone());
         data.inspect().unwrap()
     }
@@ -167,7 +167,7 @@ async fn control_plane(
 
 impl Boot {
     /// Waits until enrolment stands so.
-    async fn until(&self, wanted: impl FnMut(&Standing) -> bool) -> Standing {
+    pub async fn until(&self, wanted: impl FnMut(&Standing) -> bool) -> Standing {
         let mut standing = self.standing.watch();
         let reached = standing.wait_for(wanted);
         tokio::time::timeout(Duration::from_secs(60), reached)
@@ -176,13 +176,13 @@ impl Boot {
             .unwrap()
     }
 
-    async fn settled(&self) -> MemberData {
+    pub async fn settled(&self) -> MemberData {
         self.until(|standing| *standing == Standing::Settled).await;
         self.member.get().unwrap()
     }
 
     /// What is on its console, when its power is cut.
-    async fn off(self) -> Vec<String> {
+    pub async fn off(self) -> Vec<String> {
         self.supervisor.shutdown().await;
         let reports = self.reports.lock().unwrap();
         reports.iter().map(Report::to_string).collect()
@@ -264,6 +264,36 @@ async fn an_encrypted_member_without_a_cluster_says_what_it_lacks() {
              no address of a curator is known"
         ]
     );
+}
+
+/// A node whose keys went, and then the power: the next boot wipes the rest,
+/// and says so.
+#[tokio::test]
+async fn a_boot_in_phase_disowned_wipes_and_does_nothing_else() {
+    let machine = Machine::new();
+    let boot = machine.boot(told(StorageSecurityPolicy::NeedsInsecure, None));
+    boot.settled().await;
+    boot.off().await;
+    let Sealed::Member(member) = machine.sealed() else {
+        panic!("not a member");
+    };
+    disowning::seal(&SealedStore::new(&machine.root.esp), member.into_disowned()).unwrap();
+    let key = machine.root.data.node().credentials().key();
+    assert!(key.exists());
+    // Again and again, with the parameters that once made it a node.
+    for _ in 0..2 {
+        let boot = machine.boot(told(StorageSecurityPolicy::NeedsInsecure, None));
+        boot.until(|standing| matches!(standing, Standing::Waiting(_)))
+            .await;
+        assert_eq!(boot.state.get(), State::Disowning);
+        assert!(boot.member.get().is_none());
+        assert!(boot.membership_desk.try_take().is_none());
+        let reports = boot.off().await;
+        let wanted = "hearth: waiting for new parameters: cluster ";
+        assert!(reports[0].starts_with(wanted), "{reports:?}");
+        assert!(!key.exists() && !machine.root.data.etcd().path().exists());
+        assert!(matches!(machine.sealed(), Sealed::Disowned(_)));
+    }
 }
 
 /// FAULTS 11: with bootstrap parameters present.
@@ -397,7 +427,7 @@ async fn a_boot_that_ends_anywhere_is_continued_by_the_next() {
 }
 
 impl Machine {
-    fn sealed_if_any(&self) -> Option<Sealed> {
+    pub fn sealed_if_any(&self) -> Option<Sealed> {
         match SealedStore::new(&self.root.esp).load().unwrap() {
             Stored::Sealed(sealed) => Some(sealed),
             _ => None,

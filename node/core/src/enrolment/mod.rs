@@ -23,6 +23,8 @@ pub mod rejoin;
 pub mod sealed;
 
 #[cfg(test)]
+mod registering_tests;
+#[cfg(test)]
 pub(crate) mod testing;
 
 pub use crate::storage::EnrolmentId;

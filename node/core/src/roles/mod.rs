@@ -8,12 +8,16 @@
 //! | [`heartbeat`] | curator connection | acknowledgements, refusals |
 //! | [`statuspush`] | curator connection, own address, control plane, cluster state, directory saved | – |
 //! | [`hosts`] | member data, curator connection, address, learned addresses | view, directory, directory saved |
-//! | [`addresses`] | member data, address | own address, learned addresses |
+//! | [`addresses`] | member data, address, directory, view, cluster state | own address, learned addresses |
+//! | [`nodemgmt`] | member data, view, cluster state | – |
 //!
 //! Each value is one fact with one writer (refusals alone, a count, has two
 //! that add to it), and a worker knows no other worker:
 //! they are joined here and nowhere else. A worker that fails restarts alone;
 //! the values keep what it wrote, so the others do not notice.
+//!
+//! Metrics, on port 7838, will be one more worker of this kind: it reads the
+//! supervisor's tree and the control plane, and writes nothing.
 //!
 //! The first node and all later ones go the same way: a founding differs only
 //! in where the control plane takes its data from.
@@ -26,6 +30,7 @@ mod hosts;
 mod known;
 mod membership;
 mod names;
+mod nodemgmt;
 mod rolefetch;
 mod statuspush;
 #[cfg(test)]
@@ -36,7 +41,8 @@ mod tests;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-use hearth_api::names::{PORT_CURATOR, PORT_ETCD_PEER};
+use hearth_api::names::{PORT_CURATOR, PORT_ETCD_PEER, PORT_NODE_MANAGEMENT};
+use hearth_api::tls;
 use hearth_api::v1::{ClusterDirectory, NodeRoles};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::logtree::LogTree;
@@ -50,7 +56,7 @@ use crate::image::Image;
 use crate::layout::Root;
 use crate::power::Power;
 
-use addresses::{Learned, Located};
+use addresses::{Book, Located};
 use known::View;
 
 pub use controlplane::ControlPlane;
@@ -93,9 +99,9 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
     let (acknowledged_writer, acknowledged) = event::value::<Instant>();
     let (saved_writer, directory_saved) = event::value::<IpAddr>();
     let (directory_writer, directory) = event::value::<ClusterDirectory>();
-    let (view_writer, _) = event::value::<Arc<View>>();
+    let (view_writer, view) = event::value::<Arc<View>>();
     let (own_writer, own_address) = event::value::<Located>();
-    let (learned_writer, learned) = event::value::<Learned>();
+    let (book, learned) = Book::new(tls::wall_clock());
 
     let any = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
     let worker = Arc::new(controlplane::Worker {
@@ -121,7 +127,7 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
     let worker = Arc::new(membership::Worker {
         member: inputs.member.clone(),
         control_plane: control_plane.clone(),
-        directory,
+        directory: directory.clone(),
         acknowledged,
         disowned: inputs.disowned.clone(),
         desk: inputs.desk.clone(),
@@ -144,7 +150,7 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
         member: inputs.member.clone(),
         connection: connection.clone(),
         address: inputs.address.clone(),
-        learned,
+        learned: learned.clone(),
         view: view_writer,
         directory: directory_writer,
         directory_saved: saved_writer,
@@ -152,12 +158,30 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
     ctx.run("hosts", move |ctx| hosts::run(ctx, worker.clone()))?;
     let worker = Arc::new(addresses::Worker {
         file: inputs.root.data.node().address(),
+        book: book.clone(),
+        listen: any(PORT_NODE_MANAGEMENT),
+        port: PORT_NODE_MANAGEMENT,
+        each: addresses::EACH,
+        link: addresses::link,
         member: inputs.member.clone(),
         address: inputs.address.clone(),
+        directory,
+        view: view.clone(),
+        cluster_state: inputs.cluster_state.clone(),
+        learned,
         own_address: own_writer,
-        learned: learned_writer,
     });
     ctx.run("addresses", move |ctx| addresses::run(ctx, worker.clone()))?;
+    let worker = Arc::new(nodemgmt::Worker {
+        listen: any(PORT_NODE_MANAGEMENT),
+        log_tree: inputs.log_tree.clone(),
+        power: inputs.power.clone(),
+        book,
+        member: inputs.member.clone(),
+        view,
+        cluster_state: inputs.cluster_state.clone(),
+    });
+    ctx.run("nodemgmt", move |ctx| nodemgmt::run(ctx, worker.clone()))?;
     let worker = Arc::new(statuspush::Worker {
         version: inputs.image.version.clone(),
         connection,

@@ -144,8 +144,8 @@ pub enum Keys {
 pub struct Committed {
     /// By which it speaks from now on.
     pub credentials: Arc<NodeCredentials>,
-    /// Curators; `None` if the answer names none.
-    pub directory: Option<Arc<ClusterDirectory>>,
+    /// Curators.
+    pub directory: Arc<ClusterDirectory>,
     /// Of the cluster.
     pub owner: Option<PublicKey>,
 }
@@ -661,7 +661,7 @@ impl Machine {
                     directory,
                     ..
                 } = Committed::clone(committed);
-                State::SavingMember(Arc::new(member), credentials, directory)
+                State::SavingMember(Arc::new(member), credentials, Some(directory))
             }
             (State::SavingMember(member, credentials, directory), Done::Plain) => {
                 State::HandingOver {

@@ -579,7 +579,7 @@ impl Cluster {
         }
         Ok(Committed {
             credentials: credentials(CA),
-            directory: None,
+            directory: Arc::new(testing::directory("192.0.2.2")),
             owner: None,
         })
     }
