@@ -4,7 +4,7 @@
 //! A word is one datagram. It is sent when it is new, a few times, for
 //! datagrams get lost, and again and again while the cluster is out of reach.
 //! Whoever hears one answers with its own, so that the later of two finds the
-//! earlier. Datagrams have no sender worth the name: what is in them is worth
+//! earlier. Who is disowned says nothing any more. Datagrams have no sender worth the name: what is in them is worth
 //! its signature, and the answers have a pace.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -48,22 +48,23 @@ pub(super) async fn run(ctx: Context, worker: Arc<Worker>, own: NodeId) -> Outco
 
 async fn talk(worker: &Worker, socket: &UdpSocket, own: NodeId) -> Outcome {
     let mut words = worker.book.own().watch();
+    let mut states = worker.cluster_state.watch();
     let mut answers = Pace::new(ANSWERS);
     let mut word: Option<NodeAddress> = None;
     let mut left = 0;
     let mut due = interval(worker.each);
     due.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut buffer = [0; LARGEST];
-    loop {
-        let is_split = worker.cluster_state.get() == State::Split;
+    let is = |state| worker.cluster_state.get() == state;
+    while !is(State::Disowning) {
         tokio::select! {
             received = socket.recv_from(&mut buffer) => {
                 // An error is of one datagram that was sent, not of the socket.
                 let Ok((length, from)) = received else { continue };
                 let heard = hear(worker, &buffer[..length], own).await;
                 // What comes from where answers are sent from is one itself.
-                let is_answer = from.port() == worker.port;
-                if heard && !is_answer && answers.take() && let Some(word) = &word {
+                let wants_one = heard && from.port() != worker.port && !is(State::Disowning);
+                if wants_one && answers.take() && let Some(word) = &word {
                     let to = SocketAddr::new(from.ip(), worker.port);
                     let sent = socket.send_to(&word.encode_to_vec(), to).await;
                     sent.map_or_else(|error| unsent(to, &error), drop);
@@ -74,14 +75,16 @@ async fn talk(worker: &Worker, socket: &UdpSocket, own: NodeId) -> Outcome {
                 left = TIMES;
                 due.reset_immediately();
             }
+            state = states.next() => drop(state?),
             _ = due.tick() => {
-                if let Some(word) = &word && (left > 0 || is_split) {
+                if let Some(word) = &word && (left > 0 || is(State::Split)) {
                     left = left.saturating_sub(1);
                     announce(worker, word).await;
                 }
             }
         }
     }
+    std::future::pending().await
 }
 
 /// Takes in one datagram; tells whether it is one of another node.

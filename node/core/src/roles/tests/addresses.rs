@@ -110,7 +110,7 @@ struct Running {
     learned: Value<Learned>,
     own_address: Value<Located>,
     _directory: Writer<ClusterDirectory>,
-    _state: cluster_state::Writer,
+    state: cluster_state::Writer,
 }
 
 struct How {
@@ -189,7 +189,7 @@ impl Machine {
             learned,
             own_address,
             _directory: directory_writer,
-            _state: state_writer,
+            state: state_writer,
         }
     }
 }
@@ -286,6 +286,26 @@ async fn who_comes_later_is_answered() {
     let on_b = b.start(&net, 2, alone(on_link));
     on_b.finds(&a.node, net.host(1)).await;
     on_a.finds(&b.node, net.host(2)).await;
+    on_a.stop().await;
+    on_b.stop().await;
+}
+
+#[tokio::test]
+async fn who_is_disowned_says_nothing_any_more() {
+    let net = Net::new(8);
+    let (a, b) = (net.machine(&[]), net.machine(&[]));
+    let on_a = a.start(&net, 1, AT_HOME);
+    on_a.serves().await;
+    next("its word", &mut on_a.own_address.watch()).await;
+    on_a.state.set(State::Disowning).unwrap();
+    let how = How {
+        state: State::Split,
+        each: QUICK,
+        link: on_link,
+    };
+    let on_b = b.start(&net, 2, how);
+    on_b.serves().await;
+    never("an answer", on_b.learned.watch().next()).await;
     on_a.stop().await;
     on_b.stop().await;
 }

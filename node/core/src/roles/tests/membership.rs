@@ -180,6 +180,36 @@ async fn the_live_directory_replaces_the_saved_one() {
     test.worker.stop().await;
 }
 
+/// All addresses but one are dead, each in its own way.
+#[tokio::test]
+async fn a_stale_directory_with_one_curator_that_lives_is_enough() {
+    let fake = Fake::new(Script::default()).await;
+    let alive = fake.another(Script::default()).await;
+    let gone = fake.another(Script::default()).await;
+    let stranger = Fake::new(Script::default()).await;
+    let mut stale = directory(&[&gone, &stranger.curator, &alive]);
+    soon("the end", gone.stop()).await.unwrap();
+    for (node, host) in ["192.0.2.77", "127.99.99.99", "nonsense"]
+        .iter()
+        .enumerate()
+    {
+        stale.nodes.push(Node {
+            id: format!("hearth-{:032x}", 100 + node),
+            addresses: vec![Address {
+                host: (*host).into(),
+                port: 0,
+            }],
+            roles: None,
+        });
+    }
+    let test = member_of(fake, stale, &[], None);
+    let connection = next("a connection", &mut test.connection.watch()).await;
+    until_ok("an answer", || connection.cluster_domain()).await;
+    assert_eq!(alive.calls(), ["GetClusterInfo"]);
+    test.worker.is_fine();
+    test.worker.stop().await;
+}
+
 #[tokio::test]
 async fn a_connection_that_works_is_not_disturbed() {
     let fake = Fake::new(Script::default()).await;
