@@ -181,6 +181,69 @@ async fn what_cannot_be_is_refused() {
 }
 
 #[tokio::test]
+async fn a_network_is_parted_and_made_whole() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let network = start(folder.path()).await;
+    let options = NetworkOptions::default();
+    for number in 0..4 {
+        let name = ["a", "b", "c", "d"][usize::from(number)];
+        let mac = Mac::of_machine(number);
+        let address = options.machine_address(number);
+        network.add_port(name, mac, address).await.expect("a port");
+    }
+    let blocks = async || {
+        let blocks = network.status().await.expect("a status").blocks;
+        blocks
+            .iter()
+            .map(|(a, b)| format!("{a}{b}"))
+            .collect::<Vec<_>>()
+    };
+    network.block("c", "d", true).await.expect("blocked");
+    network.part(&[&["a"], &["b", "c"]]).await.expect("parted");
+    assert_eq!(blocks().await, ["ab", "ac"]);
+    for groups in [&[&["a"][..], &["a"]][..], &[&["a", "e"]]] {
+        network.part(groups).await.expect_err("no such groups");
+    }
+    assert_eq!(blocks().await, ["ab", "ac"]);
+    network.part(&[]).await.expect("whole");
+    assert!(blocks().await.is_empty());
+}
+
+#[tokio::test]
+async fn the_last_to_come_is_plugged_in() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let network = start(folder.path()).await;
+    let macs = [Mac::of_machine(0), Mac::of_machine(1)];
+    let mut sockets = Vec::new();
+    for (number, mac) in (0..).zip(macs) {
+        let address = NetworkOptions::default().machine_address(number);
+        let port = network
+            .add_port(&format!("node-{number}"), mac, address)
+            .await;
+        sockets.push(port.expect("a port").socket);
+    }
+    let mut other = plug(&sockets[1]).await;
+    let mut old = plug(&sockets[0]).await;
+    until(&network, |status| {
+        status.ports.iter().all(|port| port.connected)
+    })
+    .await;
+    let mut new = plug(&sockets[0]).await;
+    let end = timeout(BOUND, old.read_u8()).await.expect("in time");
+    end.expect_err("the old one is unplugged");
+    send(&mut new, &frame([0xff; 6], macs[0], "back again")).await;
+    assert_eq!(
+        receive(&mut other).await,
+        frame([0xff; 6], macs[0], "back again")
+    );
+    // Whoever speaks another language is unplugged.
+    new.write_all(&[0xff; 4]).await.expect("sent");
+    let end = timeout(BOUND, new.read_u8()).await.expect("in time");
+    end.expect_err("unplugged");
+    until(&network, |status| !status.ports[0].connected).await;
+}
+
+#[tokio::test]
 async fn a_network_left_running_is_found_and_stopped() {
     let folder = tempfile::tempdir().expect("a folder");
     let dir = folder.path().join("net");

@@ -269,7 +269,8 @@ impl Network {
     ///
     /// The host's side takes every connection; what becomes of it in the
     /// machine (refused, reset, no answer) shows there afterwards. New
-    /// connections go to the address that the machine has at that time.
+    /// connections go to the address that the machine has at that time: the
+    /// one that DHCP gave it, or the port's where DHCP gave none.
     ///
     /// # Errors
     /// If there is no such port.
@@ -307,14 +308,25 @@ impl Network {
     }
 
     /// Keeps two machines from each other, or lets them. The gateway, and so
-    /// the host, reaches both all the same. Several groups that are kept from
-    /// each other are pairs that are.
+    /// the host, reaches both all the same.
     ///
     /// # Errors
     /// If there are no such two ports.
     pub async fn block(&self, a: &str, b: &str, on: bool) -> Result<(), NetworkError> {
         let (a, b) = (a.to_owned(), b.to_owned());
         self.order("block", Request::Block { a, b, on }).await
+    }
+
+    /// Parts the network: machines of different groups do not reach each other,
+    /// all others do, whatever was blocked before. No groups: the network is
+    /// whole. The gateway, and so the host, reaches every machine.
+    ///
+    /// # Errors
+    /// If there is no such port, or one is named twice; then all is as it was.
+    pub async fn part(&self, groups: &[&[&str]]) -> Result<(), NetworkError> {
+        let owned = |group: &&[&str]| group.iter().map(|&name| name.to_owned()).collect();
+        let groups = groups.iter().map(owned).collect();
+        self.order("part", Request::Part { groups }).await
     }
 
     /// Changes the address that DHCP gives a port's machine. The machine

@@ -38,6 +38,9 @@ pub(super) enum Request {
         b: String,
         on: bool,
     },
+    Part {
+        groups: Vec<Vec<String>>,
+    },
     SetAddress {
         name: String,
         address: Ipv4Addr,
@@ -112,7 +115,7 @@ pub enum Refusal {
     /// Faults that cannot be.
     #[error(transparent)]
     Faults(#[from] BadFaults),
-    /// A port cannot be kept from itself.
+    /// A port cannot be kept from itself, nor be in two groups.
     #[error("port {0:?} cannot be blocked from itself")]
     Itself(String),
     /// There is no TCP port 0.
@@ -149,6 +152,9 @@ mod tests {
                     mtu: Some(1400),
                     ..Faults::default()
                 },
+            },
+            Request::Part {
+                groups: vec![vec!["node-0".to_owned()], Vec::new()],
             },
             Request::Stop,
         ] {

@@ -226,7 +226,11 @@ async fn serve(
             Some(task) = new_tasks.recv() => {
                 running.spawn_local(task);
             }
-            Some(Err(failed)) = running.join_next() => break Err(failed.into()),
+            Some(ended) = running.join_next() => {
+                if let Err(failed) = ended {
+                    break Err(failed.into());
+                }
+            }
             () = shared.stop.notified() => break Ok(()),
             _ = terminate.recv() => break Ok(()),
         }

@@ -1,6 +1,7 @@
 //! What others ask of the process.
 
 use std::{
+    collections::BTreeMap,
     io,
     net::{Ipv4Addr, SocketAddr},
     os::unix::net::UnixListener as StdUnixListener,
@@ -82,6 +83,7 @@ impl Shared {
             Request::Forward { name, guest } => self.forward(&name, guest).map(Reply::Forwarded),
             Request::SetFaults { name, faults } => self.set_faults(&name, faults),
             Request::Block { a, b, on } => self.block(&a, &b, on),
+            Request::Part { groups } => self.part(&groups),
             Request::SetAddress { name, address } => self.set_address(&name, address),
             Request::Status => Ok(Reply::Status(Box::new(self.status()))),
             Request::Stop => Ok(Reply::Done),
@@ -214,6 +216,29 @@ impl Shared {
         }
         tracing::info!(a, b, on, "block");
         self.fabric.borrow_mut().block(pair.0, pair.1, on);
+        Ok(Reply::Done)
+    }
+
+    fn part(&self, groups: &[Vec<String>]) -> Answer {
+        let mut places = BTreeMap::new();
+        for (group, names) in groups.iter().enumerate() {
+            for name in names {
+                if places.insert(self.find(name)?, group).is_some() {
+                    return Err(Refusal::Itself(name.clone()));
+                }
+            }
+        }
+        tracing::info!(?groups, "part");
+        let mut fabric = self.fabric.borrow_mut();
+        for a in 0..self.entries.borrow().len() {
+            for b in 0..a {
+                let apart = match (places.get(&a), places.get(&b)) {
+                    (Some(a), Some(b)) => a != b,
+                    _ => false,
+                };
+                fabric.block(a, b, apart);
+            }
+        }
         Ok(Reply::Done)
     }
 
