@@ -12,21 +12,23 @@ use std::{
 
 use anyhow::{Context as _, Result, bail, ensure};
 use hearth_api::{
+    client::Channel,
     identity::{NodeCredentials, NodeId},
     v1::{
-        ClusterState, GetNodesRequest, HeartbeatRequest, NodeHealth, NodeStatus,
-        UpdateNodeStatusRequest, WatchEvent, WatchRequest, curator_client::CuratorClient,
+        ClusterState, GetNodesRequest, HeartbeatRequest, Node, NodeHealth, NodeStatus,
+        UpdateNodeStatusRequest, WatchRequest, curator_client::CuratorClient,
         management_client::ManagementClient,
     },
 };
-use hearth_core::curator::testing::BOOT_ID;
+use hearth_core::curator::{streams::EncodedEvent, testing::BOOT_ID};
+use prost::Message as _;
 use tokio::{
     sync::{Notify, Semaphore, mpsc, oneshot},
     task::JoinSet,
     time::{sleep, sleep_until, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{Streaming, transport::Channel};
+use tonic::Streaming;
 
 use crate::{report, serve::Served};
 
@@ -75,8 +77,9 @@ impl Board {
     }
 
     /// Takes in what one watcher was sent.
-    fn read(&self, event: &WatchEvent) {
-        for node in &event.nodes {
+    fn read(&self, event: EncodedEvent) -> Result<()> {
+        for node in event.nodes {
+            let node = Node::decode(node)?;
             let version = node.status.as_ref().map(|status| status.version.as_str());
             let number = version.and_then(|version| version.strip_prefix(MARK)?.parse().ok());
             let sent = number.and_then(|number: usize| lock(&self.sent).get(number).copied());
@@ -91,11 +94,12 @@ impl Board {
                 self.died.notify_one();
             }
         }
+        Ok(())
     }
 }
 
 /// A node at work.
-struct Node {
+struct Player {
     id: NodeId,
     client: CuratorClient<Channel>,
     /// Ends its heartbeats and nothing else, as if it stood still; answers
@@ -103,22 +107,22 @@ struct Node {
     stop: oneshot::Sender<oneshot::Sender<Instant>>,
 }
 
-/// Connects one node, and returns when it is acknowledged and has read what
+/// Connects one node, which takes its part, and returns when it is acknowledged and has read what
 /// there is.
 async fn join(
     channel: Channel,
     id: NodeId,
     board: Arc<Board>,
     tasks: &Mutex<JoinSet<Result<()>>>,
-) -> Result<Node> {
-    let mut client = CuratorClient::new(channel).max_decoding_message_size(4 << 20);
+) -> Result<Player> {
+    let mut client = CuratorClient::new(channel.clone());
     let (beats, requests) = mpsc::channel(1);
     beats.send(beat()).await?;
     let answers = client.heartbeat(ReceiverStream::new(requests)).await?;
     let mut answers = answers.into_inner();
     let first = answers.message().await?.context("a heartbeat's answer")?;
     let interval = Duration::from_millis(first.interval_ms.into());
-    let mut events = client.watch(WatchRequest::default()).await?.into_inner();
+    let mut events = watch(channel).await?;
     while !events
         .message()
         .await?
@@ -130,7 +134,21 @@ async fn join(
     let mut tasks = lock(tasks);
     tasks.spawn(heart);
     tasks.spawn(follow(events, board));
-    Ok(Node { id, client, stop })
+    Ok(Player { id, client, stop })
+}
+
+/// A watch whose nodes are not decoded: thousands of callers in one process do
+/// the work of thousands of machines, and each of them gets all nodes at first.
+async fn watch(channel: Channel) -> Result<Streaming<EncodedEvent>> {
+    let mut grpc = tonic::client::Grpc::new(channel);
+    grpc.ready().await?;
+    let path = http::uri::PathAndQuery::from_static("/hearth.v1.Curator/Watch");
+    let codec = tonic_prost::ProstCodec::<WatchRequest, EncodedEvent>::default();
+    let request = tonic::Request::new(WatchRequest::default());
+    Ok(grpc
+        .server_streaming(request, path, codec)
+        .await?
+        .into_inner())
 }
 
 fn beat() -> HeartbeatRequest {
@@ -180,10 +198,10 @@ async fn pulse(
     Ok(())
 }
 
-async fn follow(mut events: Streaming<WatchEvent>, board: Arc<Board>) -> Result<()> {
+async fn follow(mut events: Streaming<EncodedEvent>, board: Arc<Board>) -> Result<()> {
     loop {
         match events.message().await {
-            Ok(Some(event)) => board.read(&event),
+            Ok(Some(event)) => board.read(event)?,
             _ if board.ending.load(Ordering::Relaxed) => return Ok(()),
             Ok(None) => bail!("a watch has ended"),
             Err(status) => bail!("a watch: {status}"),
@@ -227,7 +245,7 @@ pub async fn run(count: usize, seconds: u64) -> Result<()> {
     report(&name("fanout_max_seconds"), "s", &[part(1.0)]);
     report(&name("cpu"), "cores", &[cpu]);
     report(&name("memory_bytes"), "bytes", &[served.memory()?]);
-    let healthy = healthy(&served, &mut nodes).await?;
+    let healthy = healthy(&served).await?;
     report(
         &name("all_healthy"),
         "boolean",
@@ -252,7 +270,7 @@ async fn gather(
     served: &Served,
     board: &Arc<Board>,
     tasks: &Arc<Mutex<JoinSet<Result<()>>>>,
-) -> Result<Vec<Node>> {
+) -> Result<Vec<Player>> {
     let places = Arc::new(Semaphore::new(AT_A_TIME));
     let mut joining = JoinSet::new();
     let count = served.nodes.len() - 1;
@@ -285,7 +303,7 @@ fn id_of(node: &NodeCredentials) -> NodeId {
 }
 
 /// One node after the other says something new, steadily. Returns how many.
-async fn change(nodes: &mut [Node], board: &Board, span: Duration) -> Result<usize> {
+async fn change(nodes: &mut [Player], board: &Board, span: Duration) -> Result<usize> {
     let begin = Instant::now();
     let mut number = 0;
     while begin.elapsed() < span {
@@ -312,7 +330,7 @@ async fn change(nodes: &mut [Node], board: &Board, span: Duration) -> Result<usi
 }
 
 /// How many nodes but the curator's own, which nobody plays, are healthy.
-async fn healthy(served: &Served, _nodes: &mut [Node]) -> Result<usize> {
+async fn healthy(served: &Served) -> Result<usize> {
     let mut management = ManagementClient::new(served.curator(&served.nodes[0])?);
     let request = GetNodesRequest {
         health: vec![NodeHealth::Healthy.into()],
@@ -327,7 +345,7 @@ async fn healthy(served: &Served, _nodes: &mut [Node]) -> Result<usize> {
 }
 
 /// The last node stands still. Returns after how long the first watcher knows.
-async fn die(nodes: &mut Vec<Node>, board: &Board) -> Result<f64> {
+async fn die(nodes: &mut Vec<Player>, board: &Board) -> Result<f64> {
     let node = nodes.pop().context("a node")?;
     let (answer, last) = oneshot::channel();
     if node.stop.send(answer).is_err() {

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result};
 use futures::future::try_join_all;
 use hearth_api::{
+    client::Channel,
     identity::{NodeCredentials, NodeId},
     v1::{
         ClusterState, GetNodesRequest, NodeStatus, UpdateNodeStatusRequest,
@@ -18,7 +19,6 @@ use hearth_core::{
     },
     curator::{state, testing::BOOT_ID},
 };
-use tonic::transport::Channel;
 
 use crate::{report, serve::Served};
 

@@ -1,7 +1,8 @@
 //! The server's side, and how the callers' side starts it.
 
 use std::{
-    net::{Ipv4Addr, TcpListener},
+    io,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
     path::{Path, PathBuf},
     process::Stdio,
     sync::Arc,
@@ -10,7 +11,7 @@ use std::{
 
 use anyhow::{Context as _, Result, ensure};
 use hearth_api::{
-    client::{Curators, Endpoint, Options},
+    client::{Channel, Curators, Endpoint, Options},
     identity::{NodeCredentials, NodeKey},
     tls::{self, ExpectedServer, wall_clock},
 };
@@ -18,12 +19,14 @@ use hearth_core::{
     consensus::{ConsensusUser, NamespacedClient, RootClient},
     curator::{Timing, testing::World},
 };
+use hyper_util::rt::TokioIo;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader},
+    net::TcpStream,
     process::{Child, ChildStdin, Command},
     time::timeout,
 };
-use tonic::transport::Channel;
+use tokio_rustls::TlsConnector;
 
 /// Long enough for thousands of certificates on a slow machine.
 const START_BOUND: Duration = Duration::from_secs(120);
@@ -119,7 +122,7 @@ pub struct Served {
     /// Everybody's; the first is that of the curator's own node.
     pub nodes: Vec<NodeCredentials>,
     curator: Endpoint,
-    etcd: Endpoint,
+    etcd: SocketAddr,
     process: Child,
     /// Its end is the server's.
     _stdin: Option<ChildStdin>,
@@ -145,13 +148,13 @@ impl Served {
         let line = line.context("the server takes too long")??;
         let line = line.context("the server has ended")?;
         let (curator, etcd) = line.split_once(' ').context("the server's line")?;
-        let endpoint = |port: &str| -> Result<Endpoint> {
-            Ok(Endpoint::new(Ipv4Addr::LOCALHOST.into(), port.parse()?))
+        let local = |port: &str| -> Result<SocketAddr> {
+            Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port.parse()?)))
         };
         Ok(Self {
             nodes: read_nodes(folder.path())?,
-            curator: endpoint(curator)?,
-            etcd: endpoint(etcd)?,
+            curator: local(curator)?.into(),
+            etcd: local(etcd)?,
             _stdin: process.stdin.take(),
             process,
             _folder: folder,
@@ -160,12 +163,14 @@ impl Served {
 
     /// A connection of its own to the curator.
     pub fn curator(&self, node: &NodeCredentials) -> Result<Channel> {
-        channel(&self.curator, node)
+        let config = tls::node_client_config(node, ExpectedServer::AnyNode, wall_clock())?;
+        let curators = Curators::new(vec![self.curator.clone()], config, Options::default());
+        Ok(curators.channel())
     }
 
     /// A connection of its own to the other etcd.
     pub async fn etcd(&self, node: &NodeCredentials) -> Result<NamespacedClient> {
-        let client = RootClient::over(channel(&self.etcd, node)?);
+        let client = RootClient::over(etcd_channel(self.etcd, node)?);
         let client = client.namespaced(ConsensusUser::Curator);
         let ready = async {
             while client.get("x").await.is_err() {
@@ -210,9 +215,20 @@ impl Served {
     }
 }
 
-fn channel(endpoint: &Endpoint, node: &NodeCredentials) -> Result<Channel> {
+/// A connection as the curators' client makes it, to something else.
+fn etcd_channel(address: SocketAddr, node: &NodeCredentials) -> Result<tonic::transport::Channel> {
     let config = tls::node_client_config(node, ExpectedServer::AnyNode, wall_clock())?;
-    Ok(Curators::new(vec![endpoint.clone()], config, Options::default()).channel())
+    let connector = tower::service_fn(move |_| {
+        let tls = TlsConnector::from(config.clone());
+        async move {
+            let stream = TcpStream::connect(address).await?;
+            stream.set_nodelay(true)?;
+            let stream = tls.connect(address.ip().into(), stream).await?;
+            Ok::<_, io::Error>(TokioIo::new(stream))
+        }
+    });
+    let endpoint = tonic::transport::Endpoint::from_static("http://etcd.invalid");
+    Ok(endpoint.connect_with_connector_lazy(connector))
 }
 
 fn read_nodes(folder: &Path) -> Result<Vec<NodeCredentials>> {

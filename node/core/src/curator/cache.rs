@@ -22,11 +22,11 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use hearth_api::{
     identity::{Identity, NodeId, PublicKey, Subject, Ticket, UserName},
-    v1::{ClusterDirectory, Node, NodeState, NodeStatus, cluster_directory},
+    v1::{ClusterDirectory, NodeState, NodeStatus, cluster_directory},
 };
-use prost::Message as _;
 use tokio::{
     sync::{Notify, watch},
     time::{Instant, sleep, sleep_until},
@@ -67,6 +67,8 @@ struct Entry {
     heartbeat: Option<Instant>,
     /// Of its last visible change.
     version: u64,
+    /// As subscribers get it, once one did, until it changes.
+    encoded: Option<Bytes>,
 }
 
 struct Candidate {
@@ -135,6 +137,7 @@ impl Inner {
         let Some(entry) = self.nodes.get_mut(&id) else {
             return;
         };
+        entry.encoded = None;
         let was_visible = entry.version != 0;
         let is_visible = entry.record.is_some();
         if !was_visible && !is_visible {
@@ -186,27 +189,6 @@ pub struct Cache {
     members: watch::Sender<u64>,
     revision: watch::Sender<i64>,
     resync: Notify,
-}
-
-/// Where a subscriber begins.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Moment {
-    /// For [`Cache::changes_since`].
-    pub version: u64,
-    /// Everything up to here is told by what is read from now on.
-    pub revision: i64,
-}
-
-/// What has changed for a subscriber.
-pub struct Changes {
-    /// As they are now.
-    pub nodes: Vec<Node>,
-    /// Those that are gone.
-    pub tombstones: Vec<String>,
-    /// To be given next time.
-    pub version: u64,
-    /// Everything up to here has been told, if all of it has.
-    pub complete: Option<i64>,
 }
 
 impl Cache {
@@ -690,89 +672,6 @@ impl Cache {
         Ok(())
     }
 
-    /// One node, as it is shown.
-    pub fn shown(&self, id: NodeId) -> Option<Node> {
-        let inner = self.lock();
-        self.wire(inner.nodes.get(&id)?, Instant::now())
-    }
-
-    /// Those of these nodes that `wanted` picks, all at one moment.
-    pub fn nodes_among(&self, ids: &HashSet<NodeId>, wanted: impl Fn(&Node) -> bool) -> Vec<Node> {
-        let inner = self.lock();
-        let now = Instant::now();
-        let named = ids.iter().filter_map(|id| inner.nodes.get(id));
-        let mut nodes: Vec<_> = named.filter_map(|e| self.wire(e, now)).collect();
-        nodes.retain(wanted);
-        nodes.sort_by(|a, b| a.id.cmp(&b.id));
-        nodes
-    }
-
-    /// The nodes that `wanted` picks, all at one moment.
-    pub fn nodes(&self, wanted: impl Fn(&Node) -> bool) -> Vec<Node> {
-        let inner = self.lock();
-        let now = Instant::now();
-        let visible = inner.nodes.values().filter_map(|e| self.wire(e, now));
-        visible.filter(wanted).collect()
-    }
-
-    /// The version and the revision of what is here, of one moment.
-    pub fn moment(&self) -> Moment {
-        let inner = self.lock();
-        Moment {
-            version: inner.version,
-            revision: inner.revision,
-        }
-    }
-
-    /// Up to `most` nodes with IDs after this one.
-    pub fn nodes_after(&self, after: Option<NodeId>, most: usize) -> Vec<Node> {
-        use std::ops::Bound::{Excluded, Unbounded};
-        let inner = self.lock();
-        let now = Instant::now();
-        let from = after.map_or(Unbounded, Excluded);
-        let nodes = inner.nodes.range((from, Unbounded));
-        let nodes = nodes.filter_map(|(_, e)| self.wire(e, now)).take(most);
-        nodes.collect()
-    }
-
-    /// What has changed since a version, of `only` one node if it is given: at
-    /// most so many nodes, and no more once they have so many bytes.
-    pub fn changes_since(
-        &self,
-        version: u64,
-        only: Option<NodeId>,
-        most: usize,
-        bytes: usize,
-    ) -> Changes {
-        let inner = self.lock();
-        let now = Instant::now();
-        let mut changes = Changes {
-            nodes: Vec::new(),
-            tombstones: Vec::new(),
-            version: inner.version,
-            complete: Some(inner.revision),
-        };
-        let mut size = 0;
-        for (at, id) in inner.versions.range(version + 1..) {
-            if only.is_some_and(|only| only != *id) {
-                continue;
-            }
-            match inner.nodes.get(id).and_then(|e| self.wire(e, now)) {
-                Some(node) => {
-                    size += node.encoded_len();
-                    changes.nodes.push(node);
-                }
-                None => changes.tombstones.push(id.to_string()),
-            }
-            if changes.nodes.len() + changes.tombstones.len() == most || size >= bytes {
-                changes.version = *at;
-                changes.complete = None;
-                break;
-            }
-        }
-        changes
-    }
-
     /// The oldest candidate.
     pub fn leader(&self) -> Option<Leader> {
         let inner = self.lock();
@@ -829,35 +728,6 @@ impl Cache {
             nodes: nodes.collect(),
         }
     }
-
-    fn wire(&self, entry: &Entry, now: Instant) -> Option<Node> {
-        let record = &entry.record.as_ref()?.content;
-        let status = entry.status.as_ref().map(|status| &status.content);
-        let reported = status.map(|status| &status.boot_id[..]);
-        let (health, health_reason) = health::judge(
-            record.state,
-            &entry.liveness,
-            reported,
-            self.bound,
-            self.grace,
-        );
-        Some(Node {
-            id: record.id.to_string(),
-            public_key: record.public_key.as_bytes().to_vec(),
-            state: record.state.into(),
-            roles: Some(record.roles),
-            status: status.cloned(),
-            health: health.into(),
-            health_reason,
-            labels: record.labels.clone(),
-            tpm_usage: record.tpm_usage.into(),
-            storage_security: record.storage_security.into(),
-            heartbeat_age_ms: entry.heartbeat.map(|heard| {
-                u64::try_from(now.duration_since(heard).as_millis()).unwrap_or(u64::MAX)
-            }),
-            decommissioning: record.decommissioning,
-        })
-    }
 }
 
 impl Inner {
@@ -896,6 +766,10 @@ fn usable<T>(decoded: Result<T, RecordError>) -> Result<Option<T>, RecordError> 
         Err(error @ RecordError::TooNew { .. }) => Err(error),
     }
 }
+
+mod views;
+
+pub use views::{Changes, Moment};
 
 #[cfg(test)]
 mod tests;

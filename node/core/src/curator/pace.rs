@@ -17,7 +17,7 @@ use tokio::{sync::watch, time::sleep};
 use super::cache::Cache;
 
 /// Messages a second that may be caused, in all.
-const RATE: u32 = 20_000;
+const RATE: u32 = 12_500;
 /// However many subscribers there are: nobody hears later than this.
 const LONGEST: Duration = Duration::from_millis(500);
 
@@ -70,8 +70,8 @@ mod tests {
     fn the_pause_grows_with_the_crowd_and_has_an_end() {
         assert_eq!(pause(0), Duration::ZERO);
         assert!(pause(10) < Duration::from_millis(1));
-        assert_eq!(pause(1000), Duration::from_millis(50));
-        assert_eq!(pause(5000), Duration::from_millis(250));
+        assert_eq!(pause(1000), Duration::from_millis(80));
+        assert_eq!(pause(5000), Duration::from_millis(400));
         assert_eq!(pause(usize::MAX), LONGEST);
     }
 }

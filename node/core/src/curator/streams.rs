@@ -13,12 +13,9 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
 use futures::{Stream, stream};
-use hearth_api::{
-    identity::NodeId,
-    tls::PeerCertificate,
-    v1::{Node, WatchEvent},
-};
+use hearth_api::{identity::NodeId, tls::PeerCertificate, v1::Node};
 use prost::Message as _;
 use tokio::time::{Instant, timeout_at};
 use tonic::Status;
@@ -26,11 +23,31 @@ use tonic::Status;
 use super::{cache::Moment, core::Core};
 
 /// Bytes of nodes in one message. Receivers take 4 MiB and were promised less
-/// than 2; one node has far less than the difference. But each stream keeps a
-/// buffer as large as its largest message was, as long as it lasts.
+/// than 2; one node has far less than the difference.
+const LARGEST: usize = 1 << 20;
+/// The same of a stream that lasts: it keeps a buffer as large as its largest
+/// message was.
 const PIECE: usize = 32 << 10;
 /// Nodes that are looked at for one piece.
 const MOST: usize = 1024;
+
+/// A [`hearth_api::v1::WatchEvent`], byte for byte, whose nodes are encoded
+/// already: they were once for all subscribers.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct EncodedEvent {
+    /// See there.
+    #[prost(bytes = "bytes", repeated, tag = "1")]
+    pub nodes: Vec<Bytes>,
+    /// See there.
+    #[prost(string, repeated, tag = "2")]
+    pub tombstones: Vec<String>,
+    /// See there.
+    #[prost(bool, tag = "3")]
+    pub backlog_complete: bool,
+    /// See there.
+    #[prost(int64, tag = "4")]
+    pub progress: i64,
+}
 
 /// Where a subscriber is.
 enum Position {
@@ -50,7 +67,7 @@ pub fn watch(
     core: Arc<Core>,
     peer: PeerCertificate,
     only: Option<NodeId>,
-) -> impl Stream<Item = Result<WatchEvent, Status>> {
+) -> impl Stream<Item = Result<EncodedEvent, Status>> {
     stream::unfold(
         (core, peer, Position::Begin),
         move |(core, peer, position)| async move {
@@ -78,22 +95,21 @@ pub fn watch(
     )
 }
 
-fn backlog(core: &Core, after: Option<NodeId>, began: Moment) -> (WatchEvent, Position) {
+fn backlog(core: &Core, after: Option<NodeId>, began: Moment) -> (EncodedEvent, Position) {
     let nodes = core.cache.nodes_after(after, MOST);
-    let fitting = fitting(&nodes);
+    let fitting = fitting(nodes.iter().map(|(_, node)| node.len()), PIECE);
     let complete = fitting == nodes.len() && fitting < MOST;
-    let nodes: Vec<_> = nodes.into_iter().take(fitting).collect();
     let position = if complete {
         Position::Changes(began)
     } else {
         Position::Backlog {
-            // What is in the cache has an ID that parses.
-            after: nodes.last().and_then(|node| node.id.parse().ok()),
+            after: nodes.get(fitting.saturating_sub(1)).map(|(id, _)| *id),
             began,
         }
     };
-    let event = WatchEvent {
-        nodes,
+    let nodes = nodes.into_iter().take(fitting);
+    let event = EncodedEvent {
+        nodes: nodes.map(|(_, node)| node).collect(),
         tombstones: Vec::new(),
         backlog_complete: complete,
         progress: if complete { began.revision } else { 0 },
@@ -102,10 +118,10 @@ fn backlog(core: &Core, after: Option<NodeId>, began: Moment) -> (WatchEvent, Po
 }
 
 /// The backlog of one node: itself, or that it is not there.
-fn one(core: &Core, only: NodeId) -> (WatchEvent, Position) {
+fn one(core: &Core, only: NodeId) -> (EncodedEvent, Position) {
     let began = core.cache.moment();
-    let node = core.cache.shown(only);
-    let event = WatchEvent {
+    let node = core.cache.encoded(only);
+    let event = EncodedEvent {
         tombstones: match node {
             Some(_) => Vec::new(),
             None => vec![only.to_string()],
@@ -117,21 +133,23 @@ fn one(core: &Core, only: NodeId) -> (WatchEvent, Position) {
     (event, Position::Changes(began))
 }
 
-/// Waits until there are some, or until it has been quiet for a while and the
-/// subscriber is more current than it knows.
-async fn changes(core: &Core, mut told: Moment, only: Option<NodeId>) -> (WatchEvent, Position) {
-    let mut newest = core.cache.watch();
+/// Waits until there are some and it is time to tell, or until it has been
+/// quiet for a while and the subscriber is more current than it knows.
+async fn changes(core: &Core, mut told: Moment, only: Option<NodeId>) -> (EncodedEvent, Position) {
+    let mut news = core.pace.subscribe();
     let progress = told.revision;
     let mut quiet_until = Instant::now() + core.timing.quiet;
     loop {
-        newest.mark_unchanged();
+        // The sender lives in `core`.
+        let announced = news.wait_for(|newest| *newest > told.version);
+        let _ = timeout_at(quiet_until, announced).await;
         let changes = core.cache.changes_since(told.version, only, MOST, PIECE);
         told.version = changes.version;
         told.revision = changes.complete.unwrap_or(progress).max(progress);
         let is_quiet = changes.nodes.is_empty() && changes.tombstones.is_empty();
         let is_due = Instant::now() >= quiet_until;
         if !is_quiet || (is_due && told.revision > progress) {
-            let event = WatchEvent {
+            let event = EncodedEvent {
                 nodes: changes.nodes,
                 tombstones: changes.tombstones,
                 backlog_complete: false,
@@ -142,27 +160,26 @@ async fn changes(core: &Core, mut told: Moment, only: Option<NodeId>) -> (WatchE
         if is_due {
             quiet_until = Instant::now() + core.timing.quiet;
         }
-        // The sender lives in the cache, which `core` holds.
-        let _ = timeout_at(quiet_until, newest.changed()).await;
     }
 }
 
-/// How many of the first nodes fit into one message; at least one, if there
-/// is one.
-fn fitting(nodes: &[Node]) -> usize {
-    let mut bytes = 0;
-    let fit = nodes.iter().take_while(|node| {
-        bytes += node.encoded_len();
-        bytes <= PIECE
+/// How many of the first things of these sizes fit into so many bytes; at least
+/// one, if there is one.
+fn fitting(sizes: impl ExactSizeIterator<Item = usize>, most: usize) -> usize {
+    let (count, mut bytes) = (sizes.len(), 0);
+    let fit = sizes.take_while(|size| {
+        bytes += size;
+        bytes <= most
     });
-    fit.count().max(1).min(nodes.len())
+    fit.count().max(1).min(count)
 }
 
 /// Nodes of one moment, in pieces. At least one piece, be it empty.
 pub fn pieces(mut nodes: Vec<Node>) -> Vec<Vec<Node>> {
     let mut pieces = Vec::new();
     loop {
-        let rest = nodes.split_off(fitting(&nodes));
+        let sizes = nodes.iter().map(|node| node.encoded_len());
+        let rest = nodes.split_off(fitting(sizes, LARGEST));
         pieces.push(nodes);
         if rest.is_empty() {
             return pieces;
@@ -173,7 +190,7 @@ pub fn pieces(mut nodes: Vec<Node>) -> Vec<Vec<Node>> {
 
 #[cfg(test)]
 mod tests {
-    use hearth_api::v1::Label;
+    use hearth_api::v1::{Label, WatchEvent};
     use proptest::prelude::*;
 
     use super::*;
@@ -186,6 +203,27 @@ mod tests {
             }],
             ..Default::default()
         }
+    }
+
+    #[test]
+    fn an_encoded_event_is_an_event() {
+        let event = WatchEvent {
+            nodes: vec![node(3), node(0), node(300)],
+            tombstones: vec!["a".into(), "b".into()],
+            backlog_complete: true,
+            progress: -7,
+        };
+        let encoded = EncodedEvent {
+            nodes: event
+                .nodes
+                .iter()
+                .map(|n| n.encode_to_vec().into())
+                .collect(),
+            tombstones: event.tombstones.clone(),
+            backlog_complete: event.backlog_complete,
+            progress: event.progress,
+        };
+        assert_eq!(encoded.encode_to_vec(), event.encode_to_vec());
     }
 
     proptest! {

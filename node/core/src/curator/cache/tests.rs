@@ -1,7 +1,7 @@
 use hearth_api::{
     identity::SigningKey,
     private::{StoredCluster, StoredNode},
-    v1::NodeHealth,
+    v1::{Node, NodeHealth},
 };
 use proptest::prelude::*;
 use prost::Message as _;
@@ -270,7 +270,8 @@ proptest! {
             let changes = cache.changes_since(version, None, most, 1 << 20);
             let end = changes.nodes.is_empty() && changes.tombstones.is_empty();
             version = changes.version;
-            seen.extend(changes.nodes.into_iter().map(|node| (node.id.clone(), node)));
+            let nodes = changes.nodes.into_iter().map(|node| Node::decode(node).unwrap());
+            seen.extend(nodes.map(|node| (node.id.clone(), node)));
             for id in changes.tombstones {
                 seen.remove(&id);
             }

@@ -8,6 +8,7 @@ mod curator;
 mod enrolment;
 mod local;
 mod management;
+mod watch;
 
 use std::sync::Arc;
 
@@ -45,10 +46,11 @@ const NAMES: [&str; 5] = [
 pub fn all(core: &Arc<Core>) -> (HealthSwitch, Services) {
     let (reporter, health) = tonic_health::server::health_reporter();
     let services = Services::new()
-        .with(
+        .with(watch::WithWatch::new(
+            core.clone(),
             CuratorServer::new(curator::Service::new(core.clone()))
                 .max_decoding_message_size(LARGEST_OF_NODES),
-        )
+        ))
         .with(
             CuratorLocalServer::new(local::Service::new(core.clone()))
                 .max_decoding_message_size(LARGEST_OF_STRANGERS),
