@@ -12,6 +12,7 @@
 mod node;
 mod os_release;
 
+pub use node::build_curator_host;
 pub use os_release::revision;
 
 use std::collections::BTreeMap;

@@ -7,6 +7,7 @@
 
 mod boot;
 mod cluster;
+mod curator;
 mod image;
 mod promises;
 
@@ -33,7 +34,7 @@ pub struct Args {
     /// Write the records to this file, too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Rounds per comparison [default: 7 images, 5 direct boots, 3 boots through UEFI, 3 clusters]
+    /// Rounds per comparison [default: 7 images, 5 direct boots, 3 boots through UEFI, 3 clusters, 5 of the rates]
     #[arg(long, visible_alias = "runs", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
     /// What to boot on; the promises are made for tcg, which is the same everywhere
@@ -50,6 +51,8 @@ enum Part {
     Boot,
     /// Power-on to three voters, beside one node
     Cluster,
+    /// The curator on this machine, without any other: rates, and thousands of nodes
+    Curator,
 }
 
 /// One thing measured.
@@ -201,6 +204,9 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     }
     if wanted(Part::Cluster) {
         cluster::measure(ui, &node, args.rounds, args.accel, &mut records)?;
+    }
+    if wanted(Part::Curator) {
+        curator::measure(ui, args.rounds, &mut records)?;
     }
     sizes::record(&node, &mut records)?;
     print!("{}", records.table());

@@ -10,13 +10,22 @@ pub enum Bound {
 }
 
 /// On a quiet machine with two cores, under TCG; sizes in millions of bytes.
-const PROMISES: [(&str, Bound); 9] = [
+const PROMISES: &[(&str, Bound)] = &[
     ("image.cpu_ratio_genimage", Bound::AtMost(1.0)),
     ("image.wall_ratio_genimage", Bound::AtMost(1.0)),
     ("boot.direct.home_ratio_bare", Bound::AtMost(1.5)),
     ("boot.uefi.home_ratio_bare", Bound::AtMost(1.3)),
     ("boot.direct.home_256mib", Bound::AtLeast(1.0)),
     ("cluster.three_voters_ratio_one_node", Bound::AtMost(6.0)),
+    ("curator.update_rate_ratio_etcd", Bound::AtLeast(0.5)),
+    ("curator.read_rate_ratio_etcd", Bound::AtLeast(0.5)),
+    ("curator.cached_read_ratio_etcd", Bound::AtLeast(2.0)),
+    ("curator.fanout_p99_seconds_1000", Bound::AtMost(1.0)),
+    ("curator.fanout_p99_seconds_5000", Bound::AtMost(1.0)),
+    ("curator.all_healthy_1000", Bound::AtLeast(1.0)),
+    ("curator.cpu_1000", Bound::AtMost(1.0)),
+    ("curator.cpu_growth_5000_over_1000", Bound::AtMost(6.0)),
+    ("curator.death_seen_seconds_1000", Bound::AtMost(12.0)),
     ("size.init_bytes", Bound::AtMost(9e6)),
     ("size.uki_bytes", Bound::AtMost(20e6)),
     ("size.image_allocated_bytes", Bound::AtMost(25e6)),

@@ -39,6 +39,20 @@ pub fn build_example(ui: &Ui, example: Example, destination: &Path) -> Result<Pa
     compile(ui, example.what, &product, &built, destination)
 }
 
+/// Compiles the program that runs the curator on this machine, with the node's own profile, and copies it to `destination`.
+pub fn build_curator_host(ui: &Ui, destination: &Path) -> Result<PathBuf> {
+    let product = [
+        "--package",
+        "hearth-core",
+        "--features",
+        "testing",
+        "--example",
+        "curator_host",
+    ];
+    let built = "examples/curator_host";
+    compile(ui, "the curator on the host", &product, built, destination)
+}
+
 /// Compiles the static binary that cargo's arguments `product` name, which comes out as `built`.
 fn compile(
     ui: &Ui,

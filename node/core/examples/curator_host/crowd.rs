@@ -33,7 +33,7 @@ use tonic::Streaming;
 use crate::{report, serve::Served};
 
 /// Nodes that connect at a time; a server takes 64 handshakes.
-const AT_A_TIME: usize = 16;
+const AT_A_TIME: usize = 8;
 /// Until all of them are there.
 const GATHER_BOUND: Duration = Duration::from_secs(900);
 /// What takes longer does not arrive any more.
@@ -231,12 +231,14 @@ pub async fn run(count: usize, seconds: u64) -> Result<()> {
     let wanted = changes * count;
     let all = async {
         while board.arrived.load(Ordering::Relaxed) < wanted {
+            none_has_failed(&tasks)?;
             sleep(Duration::from_millis(10)).await;
         }
+        anyhow::Ok(())
     };
     let late = timeout(ARRIVAL_BOUND, all).await;
     let arrived = board.arrived.load(Ordering::Relaxed);
-    late.with_context(|| format!("{arrived} of {wanted} changes arrived"))?;
+    late.with_context(|| format!("{arrived} of {wanted} changes arrived"))??;
     let mut seen: Vec<f32> = std::mem::take(&mut *lock(&board.seen));
     seen.sort_by(f32::total_cmp);
     let part = |part: f64| f64::from(seen[((seen.len() - 1) as f64 * part) as usize]);
@@ -258,12 +260,17 @@ pub async fn run(count: usize, seconds: u64) -> Result<()> {
     report(&name("death_seen_seconds"), "s", &[death]);
 
     board.ending.store(true, Ordering::Relaxed);
-    if let Some(ended) = lock(&tasks).try_join_next() {
-        // A dead node's heartbeat stream ends in order.
-        ended??;
-    }
+    none_has_failed(&tasks)?;
     lock(&tasks).abort_all();
     served.stop().await
+}
+
+/// What the tasks of the nodes end with, if they end early.
+fn none_has_failed(tasks: &Mutex<JoinSet<Result<()>>>) -> Result<()> {
+    while let Some(ended) = lock(tasks).try_join_next() {
+        ended??;
+    }
+    Ok(())
 }
 
 async fn gather(
@@ -278,6 +285,7 @@ async fn gather(
     for node in &served.nodes[1..] {
         let place = places.clone().acquire_owned().await?;
         while let Some(joined) = joining.try_join_next() {
+            none_has_failed(tasks)?;
             nodes.push(joined??);
             if nodes.len() % 500 == 0 {
                 eprintln!("{} of {count} nodes are there", nodes.len());

@@ -29,7 +29,7 @@ fn main() -> Result<()> {
     // Standard output is for records.
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
-        .with_max_level(tracing::Level::WARN)
+        .with_max_level(tracing::Level::ERROR)
         .init();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
