@@ -97,6 +97,22 @@ impl Write {
     }
 }
 
+#[cfg(test)]
+impl Write {
+    /// Its conditions, and its keys with what they are set to or with nothing,
+    /// for a store in memory.
+    pub fn parts(&self) -> (&[Condition], Vec<(&str, Option<&[u8]>)>) {
+        let operation = |operation| match operation {
+            &Operation::Put {
+                ref key, ref value, ..
+            } => (&key[..], Some(&value[..])),
+            Operation::Delete { key } => (&key[..], None),
+        };
+        let operations = self.operations.iter().map(operation);
+        (&self.conditions, operations.collect())
+    }
+}
+
 /// Why a write did not happen, or is not known to have happened.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {

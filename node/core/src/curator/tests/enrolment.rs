@@ -18,6 +18,7 @@ use tonic::Code;
 
 use super::{
     super::{
+        Timing,
         decisions::registration::MOST_WAITING,
         testing::{BOOT_ID, Pulse, Who, World, quick},
     },
@@ -383,9 +384,17 @@ async fn what_is_wrong_with_a_machine_is_said() {
     world.stop().await;
 }
 
+/// For floods, in which a machine that is slow anyway is slower.
+fn patient() -> Timing {
+    Timing {
+        read_interval: quick().read_interval,
+        ..Timing::default()
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn wrong_tickets_are_refused_and_keep_nobody_else_out() {
-    let world = World::new(quick()).await;
+    let world = World::new(patient()).await;
     // There is no ticket yet: nothing opens.
     let early = Machine::new();
     let refused = early
@@ -437,7 +446,7 @@ async fn wrong_tickets_are_refused_and_keep_nobody_else_out() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_thousand_machines_that_ask_are_too_many_and_harm_nobody() {
-    let world = World::new(quick()).await;
+    let world = World::new(patient()).await;
     let ticket = ticket(&world).await;
     let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
     pulse.beat().await.unwrap();
@@ -459,7 +468,10 @@ async fn a_thousand_machines_that_ask_are_too_many_and_harm_nobody() {
     let (taken, refused): (Vec<_>, Vec<_>) = answers.iter().partition(|(_, a)| a.is_ok());
     assert_eq!(taken.len(), MOST_WAITING);
     for (_, answer) in refused {
-        assert_eq!(answer.as_ref().unwrap_err(), &Code::ResourceExhausted);
+        // Or too many at a time, on a busy machine.
+        let code = answer.as_ref().unwrap_err();
+        let bounded = [Code::ResourceExhausted, Code::Unavailable];
+        assert!(bounded.contains(code), "{code:?}");
     }
     assert_eq!(world.nodes().await.len(), 1 + MOST_WAITING);
     // Those that wait are served as before, and make room.
