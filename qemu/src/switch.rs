@@ -193,6 +193,8 @@ pub struct PortStatus {
     /// The address that DHCP gave it last, until that lease ends. Another
     /// than `address` for as long as the machine has not noticed the change.
     pub leased: Option<Ipv4Addr>,
+    /// Whether DHCP answers it.
+    pub dhcp: bool,
     /// Whether a machine is plugged in.
     pub connected: bool,
     /// Its link's faults.

@@ -304,6 +304,38 @@ async fn a_changed_address_is_taken_at_the_renewal() {
 }
 
 #[tokio::test]
+async fn an_address_that_comes_late_is_taken_all_the_same() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let network = start(folder.path()).await;
+    let (mac, address) = (Mac::of_machine(0), options().machine_address(0));
+    let port = network
+        .add_port("node-0", mac, address)
+        .await
+        .expect("a port");
+    network.set_dhcp("node-0", false).await.expect("silenced");
+    let services = [(PORT, Service::Echo, 1)];
+    let mut machine = Machine::start(&port.socket, mac, &services).await;
+    let status = until(&network, |status| {
+        self::port(status, 0).counters.received_frames > 0
+    })
+    .await;
+    assert!(!self::port(&status, 0).dhcp);
+    assert_eq!(
+        (self::port(&status, 0).leased, machine.address()),
+        (None, None)
+    );
+    network.set_dhcp("node-0", true).await.expect("served");
+    timeout(BOUND, machine.has_address(address))
+        .await
+        .expect("asked again");
+    let forward = network.forward("node-0", PORT).await.expect("forwarded");
+    assert_eq!(
+        exchange(connect(forward).await, b"hello".to_vec()).await,
+        b"hello"
+    );
+}
+
+#[tokio::test]
 async fn six_hundred_connections_at_once() {
     let folder = tempfile::tempdir().expect("a folder");
     let network = start(folder.path()).await;

@@ -340,6 +340,16 @@ impl Network {
             .await
     }
 
+    /// Lets DHCP answer a port's machine, as it does at first, or not. Leases
+    /// that were given hold until they end.
+    ///
+    /// # Errors
+    /// If there is no such port.
+    pub async fn set_dhcp(&self, name: &str, on: bool) -> Result<(), NetworkError> {
+        let name = name.to_owned();
+        self.order("set_dhcp", Request::SetDhcp { name, on }).await
+    }
+
     /// What it is and has done.
     ///
     /// # Errors

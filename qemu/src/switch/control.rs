@@ -45,6 +45,10 @@ pub(super) enum Request {
         name: String,
         address: Ipv4Addr,
     },
+    SetDhcp {
+        name: String,
+        on: bool,
+    },
     Status,
     Stop,
 }

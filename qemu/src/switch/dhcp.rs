@@ -41,6 +41,8 @@ struct Client {
     /// The client found somebody else at its address; it is not offered again
     /// before then.
     withheld: Option<Instant>,
+    /// It is answered.
+    served: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -83,9 +85,22 @@ impl Server {
             address,
             lease: None,
             withheld: None,
+            served: true,
         });
         client.address = address;
         client.withheld = None;
+    }
+
+    /// Whether this client is answered at all.
+    pub(super) fn serve(&mut self, mac: Address, served: bool) {
+        if let Some(client) = self.clients.get_mut(&mac) {
+            client.served = served;
+        }
+    }
+
+    /// Whether this client is answered.
+    pub(super) fn serves(&self, mac: Address) -> bool {
+        self.clients.get(&mac).is_some_and(|client| client.served)
     }
 
     /// The address that a client was given last, for as long as that holds.
@@ -121,7 +136,7 @@ impl Server {
 
     fn decide(&mut self, mac: Address, query: &DhcpRepr<'_>, now: Instant) -> Option<Kind> {
         let us = self.address;
-        let client = self.clients.get_mut(&mac)?;
+        let client = self.clients.get_mut(&mac).filter(|client| client.served)?;
         let ours = query.server_identifier.is_none_or(|server| server == us);
         match query.message_type {
             DhcpMessageType::Discover => match client.withheld {

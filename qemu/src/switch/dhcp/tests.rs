@@ -193,6 +193,22 @@ fn a_released_lease_is_over_and_who_only_asks_gets_none() {
 }
 
 #[test]
+fn who_is_not_served_is_not_answered_until_it_is() {
+    let (mut server, now) = (server(), Instant::now());
+    assert!(server.serves(MAC));
+    server.serve(MAC, false);
+    assert!(!server.serves(MAC));
+    for kind in [DISCOVER, REQUEST, INFORM] {
+        assert_eq!(server.take(&query(kind, address(10), &[]), now), None);
+    }
+    // A change of address is no change of that.
+    server.assign(MAC, address(20));
+    assert_eq!(server.take(&query(DISCOVER, NONE, &[]), now), None);
+    server.serve(MAC, true);
+    assert!(server.take(&query(DISCOVER, NONE, &[]), now).is_some());
+}
+
+#[test]
 fn replies_go_to_all_where_they_must() {
     let (mut server, now) = (server(), Instant::now());
     let mut discover = query(DISCOVER, NONE, &[]);

@@ -85,6 +85,7 @@ impl Shared {
             Request::Block { a, b, on } => self.block(&a, &b, on),
             Request::Part { groups } => self.part(&groups),
             Request::SetAddress { name, address } => self.set_address(&name, address),
+            Request::SetDhcp { name, on } => self.set_dhcp(&name, on),
             Request::Status => Ok(Reply::Status(Box::new(self.status()))),
             Request::Stop => Ok(Reply::Done),
         }
@@ -252,6 +253,14 @@ impl Shared {
         Ok(Reply::Done)
     }
 
+    fn set_dhcp(&self, name: &str, on: bool) -> Answer {
+        let index = self.find(name)?;
+        tracing::info!(port = name, on, "DHCP");
+        let mac = self.entries.borrow()[index].mac;
+        self.gateway.borrow_mut().dhcp.serve(mac.0, on);
+        Ok(Reply::Done)
+    }
+
     fn status(&self) -> NetworkStatus {
         let mut fabric = self.fabric.borrow_mut();
         let gateway = self.gateway.borrow();
@@ -269,6 +278,7 @@ impl Shared {
                         mac: entry.mac,
                         address: entry.address,
                         leased: gateway.dhcp.leased(entry.mac.0, now),
+                        dhcp: gateway.dhcp.serves(entry.mac.0),
                         connected: fabric.plugged(index),
                         faults: fabric.faults(index),
                         counters: fabric.counters(index),
