@@ -42,6 +42,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// How long the process may take to end.
 const END: Duration = Duration::from_secs(10);
 
+/// After a conversation broke off: how long the process's end may take to show.
+const LAST_WORDS: Duration = Duration::from_secs(2);
+
 /// How much of the log an error shows, in bytes.
 const WORDS: usize = 2000;
 
@@ -408,9 +411,12 @@ impl Network {
     async fn call(&self, name: &'static str, request: Request) -> Result<Reply, NetworkError> {
         match timeout(PATIENCE, self.converse(name, &request)).await {
             Ok(Ok(answer)) => Ok(answer?),
-            // Mostly because it ended, and its log says why.
-            Ok(Err(_)) if self.process.ended_within(Duration::ZERO) => Err(self.ended()),
-            Ok(Err(error)) => Err(error),
+            // Mostly because it ended, and its log says why. Its sockets end
+            // a moment before it does.
+            Ok(Err(error)) => match timeout(LAST_WORDS, self.process.ended()).await {
+                Ok(Ok(())) => Err(self.ended()),
+                _ => Err(error),
+            },
             Err(_) => Err(NetworkError::Timeout {
                 request: name,
                 after: PATIENCE,
@@ -445,9 +451,6 @@ impl Network {
             .await
             .map_err(failed("read the answer"))?;
         if answer.pop() != Some(b'\n') {
-            // The process ends its side when it ends; give that a moment, so
-            // that the error tells the cause.
-            let _ = timeout(Duration::from_secs(1), self.process.ended()).await;
             return Err(failed("read the answer")(
                 io::ErrorKind::UnexpectedEof.into(),
             ));
