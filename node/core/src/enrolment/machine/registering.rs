@@ -128,7 +128,7 @@ pub(super) fn go_on(told: &Told, registering: Arc<Registering>, front: &Front) -
     let begun_anew = registering.answer.is_none() && *front == Front::Blank;
     match renewed(told, &registering) {
         Renewal::Same => {}
-        Renewal::Asking(renewed) => return State::Renewing(Arc::new(renewed)),
+        Renewal::Asking(renewed) => return State::Renewing(renewed),
         Renewal::OtherCluster if begun_anew => return deciding::begin(told),
         Renewal::OtherCluster => {}
     }
@@ -171,7 +171,7 @@ enum Renewal {
     /// Nothing.
     Same,
     /// It asks in another way.
-    Asking(Registering),
+    Asking(Arc<Registering>),
     /// They name another cluster.
     OtherCluster,
 }
@@ -190,11 +190,11 @@ fn renewed(told: &Told, registering: &Registering) -> Renewal {
     if asks_alike(&asking, &registering.asking) && parameters.network == registering.network {
         return Renewal::Same;
     }
-    Renewal::Asking(Registering {
+    Renewal::Asking(Arc::new(Registering {
         asking,
         network: parameters.network.clone(),
         ..registering.clone()
-    })
+    }))
 }
 
 /// The directory in the sealed configuration has grown by what the cluster
