@@ -318,6 +318,8 @@ struct Model {
     seats: Vec<Seat>,
     sent: Vec<Work>,
     forgotten: BTreeSet<NodeId>,
+    /// Who was deleted or decommissioned at any time: an order holds for ever.
+    removed: BTreeSet<NodeId>,
 }
 
 impl Model {
@@ -329,6 +331,7 @@ impl Model {
             cluster,
             sent: Vec::new(),
             forgotten: BTreeSet::new(),
+            removed: BTreeSet::new(),
         }
     }
 
@@ -376,8 +379,12 @@ impl Model {
             }
         }
         self.check_records(&before);
+        self.removed.extend(self.cluster.tombstones.keys());
+        let nodes = self.cluster.nodes.iter();
+        let out = nodes.filter(|(_, record)| record.state == NodeState::Decommissioned);
+        self.removed.extend(out.map(|(id, _)| id));
         for seat in &mut self.seats {
-            check_seat(seat, &self.cluster, &self.forgotten);
+            check_seat(seat, &self.cluster, &self.forgotten, &self.removed);
         }
     }
 
@@ -457,7 +464,12 @@ impl Model {
     }
 }
 
-fn check_seat(seat: &mut Seat, cluster: &Cluster, forgotten: &BTreeSet<NodeId>) {
+fn check_seat(
+    seat: &mut Seat,
+    cluster: &Cluster,
+    forgotten: &BTreeSet<NodeId>,
+    removed: &BTreeSet<NodeId>,
+) {
     let Stored::Sealed(sealed) = &seat.world.sealed else {
         return;
     };
@@ -480,14 +492,7 @@ fn check_seat(seat: &mut Seat, cluster: &Cluster, forgotten: &BTreeSet<NodeId>) 
             assert!(content.credentials, "a member without credentials");
         }
         Sealed::Disowned(_) => {
-            let decommissioned =
-                record.is_some_and(|record| record.state == NodeState::Decommissioned);
-            assert!(
-                seat.ended.contains(&life)
-                    || cluster.tombstones.contains_key(&id)
-                    || decommissioned,
-                "disowned without an order"
-            );
+            assert!(removed.contains(&id), "disowned without an order");
             seat.ended.insert(life);
         }
         Sealed::Founding(_) => panic!("it was not told to found"),
