@@ -97,7 +97,7 @@ fn look(candidate: &Candidate, standing: &Standing) -> (Option<Step>, Option<Str
     let missing = |what: &str| Some(what.to_owned());
     let Some(node) = candidate.node(&standing.nodes) else {
         return match candidate.approve {
-            true => (None, missing("to register")),
+            true => (None, missing("its registration")),
             // Left for the user: whether it has registered yet matters to nobody.
             false => (None, None),
         };
@@ -110,12 +110,12 @@ fn look(candidate: &Candidate, standing: &Standing) -> (Option<Step>, Option<Str
             };
             // Never by the list alone: only a key that the machine itself has shown.
             match &candidate.public_key {
-                Some(_) => (Some(step), missing("approval")),
-                None => (None, missing("its console to show its key")),
+                Some(_) => (Some(step), missing("its approval")),
+                None => (None, missing("its key on its console")),
             }
         }
         NodeState::New => (None, None),
-        NodeState::Standby => (None, missing("to commit")),
+        NodeState::Standby => (None, missing("its commit")),
         NodeState::Up => up(candidate, node, standing),
         NodeState::Decommissioned => (None, None),
         NodeState::Unspecified => (None, missing("a state that this tool knows")),
@@ -147,8 +147,8 @@ fn up(
         let asked = role || wanted.is_some() || member.is_some();
         let reason = wanted.map_or("", |change| change.reason.as_str());
         let what = match reason {
-            "" => "to vote".to_owned(),
-            reason => format!("to vote ({reason})"),
+            "" => "its vote".to_owned(),
+            reason => format!("its vote ({reason})"),
         };
         return ((!asked).then_some(step), Some(what));
     }
@@ -333,7 +333,7 @@ mod tests {
         }];
         let pending = plan(&candidates, &standing);
         assert_eq!(pending.steps, []);
-        assert_eq!(pending.missing[0].1, "to vote (it is a learner)");
+        assert_eq!(pending.missing[0].1, "its vote (it is a learner)");
         standing.consensus.changes.clear();
         standing.consensus.members.push(voter(2));
         assert_eq!(plan(&candidates, &standing), Plan::default());

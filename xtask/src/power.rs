@@ -1,12 +1,13 @@
 //! `cargo xtask power`: plugs of the machines of `cargo xtask run`.
 //!
 //! A plug is pulled by killing QEMU, whoever started it. A machine is started by whoever has the others: the run in the
-//! foreground, which is asked, or, where they were left running, this process, which leaves it running as well.
+//! foreground, which is asked, or, where they were left running, this process, which leaves it running as well. Nothing is
+//! built for that: a machine that comes back is the one that it was.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use hearth_qemu::cluster::{self, Cluster, ClusterError};
 use hearth_qemu::vm::Lifetime;
 
@@ -80,7 +81,7 @@ async fn start(ui: &Ui, founding: &Founding, number: u16) -> Result<()> {
         bail!("the cluster is not running; `cargo xtask run` boots all of it");
     }
     match Cluster::resume(&folder, None, Lifetime::Detachable).await {
-        Ok(_) => add(ui, &folder, founding, number).await?,
+        Ok(_) => add(&folder, founding, number).await?,
         Err(ClusterError::InUse(_)) => {
             request_start(&folder, &name)?;
             wait_for(&folder, &name).await?;
@@ -92,11 +93,8 @@ async fn start(ui: &Ui, founding: &Founding, number: u16) -> Result<()> {
 }
 
 /// Starts it from here, beside those that were left running.
-async fn add(ui: &Ui, folder: &Path, founding: &Founding, number: u16) -> Result<()> {
-    let make = founding.make.as_ref();
-    let make = make
-        .context("it is not known what the machines are made of; `cargo xtask run` boots them")?;
-    let workshop = Workshop::open(ui, make)?;
+async fn add(folder: &Path, founding: &Founding, number: u16) -> Result<()> {
+    let workshop = Workshop::of_last_run(founding)?;
     let network = workshop.network(founding);
     let cluster = Cluster::resume(folder, Some(&network), Lifetime::Detachable);
     let mut cluster = cluster.await?;

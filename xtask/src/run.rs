@@ -108,6 +108,7 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
         );
     }
     founding.make = Some(make);
+    founding.built = Some(workshop.built().clone());
     state.save(&founding)?;
     explain(ui, new, &founding);
     let run = Run {

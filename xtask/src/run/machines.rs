@@ -10,10 +10,9 @@ use hearth_qemu::firmware::Firmware;
 use hearth_qemu::fw_cfg::Item;
 use hearth_qemu::switch::NetworkOptions;
 use std::net::Ipv4Addr;
-use std::path::PathBuf;
 
-use super::state::{Founding, Make};
-use crate::image::{self, Artifacts, Flavour};
+use super::state::{Built, Founding, Make};
+use crate::image::{self, Flavour};
 use crate::program;
 use crate::ui::Ui;
 
@@ -44,20 +43,45 @@ pub fn number(name: &str, founding: &Founding) -> Result<u16> {
 pub struct Workshop {
     make: Make,
     accel: accel::Accel,
-    artifacts: Artifacts,
-    switch: PathBuf,
+    built: Built,
 }
 
 impl Workshop {
     /// Builds what machines of this make boot, and what they are plugged into.
     pub fn open(ui: &Ui, make: &Make) -> Result<Workshop> {
+        let artifacts = image::ensure(ui, make.flavour())?;
+        let built = Built {
+            image: artifacts.image,
+            kernel: artifacts.kernel,
+            initramfs: artifacts.initramfs,
+            cmdline: artifacts.cmdline,
+            switch: program::switch(ui)?,
+        };
+        Workshop::of(make, &built)
+    }
+
+    /// As the last run had it, without building anything.
+    pub fn of_last_run(founding: &Founding) -> Result<Workshop> {
+        match (&founding.make, &founding.built) {
+            (Some(make), Some(built)) => Workshop::of(make, built),
+            _ => {
+                bail!("it is not known what the machines are made of; `cargo xtask run` boots them")
+            }
+        }
+    }
+
+    fn of(make: &Make, built: &Built) -> Result<Workshop> {
         let choice: accel::Choice = make.accel.parse().context("--accel")?;
         Ok(Workshop {
             make: make.clone(),
             accel: accel::choose(choice)?.accel,
-            artifacts: image::ensure(ui, make.flavour())?,
-            switch: program::switch(ui)?,
+            built: built.clone(),
         })
+    }
+
+    /// What was built.
+    pub fn built(&self) -> &Built {
+        &self.built
     }
 
     /// The network, with a place for each node of the cluster.
@@ -72,7 +96,7 @@ impl Workshop {
             forwards: forwards.clone(),
         };
         NetworkSpec {
-            switch: self.switch.clone(),
+            switch: self.built.switch.clone(),
             options: NetworkOptions {
                 gateway: GATEWAY,
                 ..NetworkOptions::default()
@@ -90,9 +114,9 @@ impl Workshop {
     ) -> Result<Member> {
         let boot = match self.make.direct {
             true => Boot::Direct {
-                kernel: self.artifacts.kernel.clone(),
-                initrd: Some(self.artifacts.initramfs.clone()),
-                append: self.artifacts.cmdline.clone(),
+                kernel: self.built.kernel.clone(),
+                initrd: Some(self.built.initramfs.clone()),
+                append: self.built.cmdline.clone(),
             },
             false => Boot::Uefi(Firmware::locate()?),
         };
@@ -106,7 +130,7 @@ impl Workshop {
         };
         Ok(Member {
             machine,
-            image: self.artifacts.image.clone(),
+            image: self.built.image.clone(),
             disk_bytes: Some(founding.disk_bytes),
             cache: Cache::Writeback,
         })

@@ -99,6 +99,23 @@ pub struct Founding {
     pub owned_at: Vec<SocketAddr>,
     /// What the machines were last made of.
     pub make: Option<Make>,
+    /// What they last booted.
+    pub built: Option<Built>,
+}
+
+/// What a run has built for its machines. A machine that is started again boots the same, whatever the sources have become.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Built {
+    /// The disk.
+    pub image: PathBuf,
+    /// For direct boot.
+    pub kernel: PathBuf,
+    /// For direct boot.
+    pub initramfs: PathBuf,
+    /// For direct boot.
+    pub cmdline: String,
+    /// The program that is the network.
+    pub switch: PathBuf,
 }
 
 /// What the machines of a run are made of.
@@ -135,6 +152,7 @@ impl Founding {
             was_home: false,
             owned_at: Vec::new(),
             make: None,
+            built: None,
         }
     }
 
