@@ -278,6 +278,9 @@ async fn clear(core: &Core, leadership: &Leadership, node: NodeId) -> Result<(),
             stored.set_state(NodeState::Decommissioned);
             stored.roles = None;
             stored.decommissioning = false;
+            // Nothing opens its data any more.
+            stored.cluster_unlock_key.zeroize();
+            stored.certificate.clear();
         }
     })
     .await?;
