@@ -15,7 +15,7 @@
 //!
 //! let options = NetworkOptions::default();
 //! let binary = Path::new("target/debug/hearth-switch");
-//! let network = Network::start(binary, Path::new("net"), &options, Lifetime::Tied).await?;
+//! let network = Network::start(binary, Path::new("net"), options.clone(), Lifetime::Tied).await?;
 //! let mac = Mac::of_machine(0);
 //! let port = network.add_port("node-0", mac, options.machine_address(0)).await?;
 //! let nic = Nic { mac, link: Link::Switch { socket: port.socket } };
