@@ -3,8 +3,8 @@
 //! A stream is opened to a curator; it says how often it wants to hear from
 //! us and how long it will wait. Each answer means that the cluster holds this
 //! node as alive, and is passed on as a moment in time. A stream that is not
-//! answered within the curator's own bound is given up: the next one may reach
-//! another curator.
+//! answered within half of the curator's own bound is given up: the next one
+//! may reach another curator, in time.
 //!
 //! A curator that does not let this node in is not asked again in a hurry, as
 //! one that cannot be reached is, but ever more seldom; and it is counted, for
@@ -30,7 +30,7 @@ use crate::handover::Refusals;
 /// What this node speaks.
 const PROTOCOL_VERSION: u32 = 1;
 /// Until the curator has told its own.
-const FIRST_BOUND: Duration = Duration::from_secs(10);
+const FIRST_BOUND: Duration = Duration::from_secs(5);
 
 pub(super) struct Worker {
     /// Will be read.
@@ -113,8 +113,9 @@ fn pace(answer: &HeartbeatResponse, bound: &mut Duration) -> Duration {
     const SHORTEST: Duration = Duration::from_millis(100);
     const LONGEST: Duration = Duration::from_secs(60);
     let clamp = |ms: u32| Duration::from_millis(ms.into()).clamp(SHORTEST, LONGEST);
-    *bound = clamp(answer.bound_ms);
-    clamp(answer.interval_ms).min(*bound / 2)
+    // Half of it, so that there is time left to be heard by another one.
+    *bound = clamp(answer.bound_ms) / 2;
+    clamp(answer.interval_ms).min(*bound)
 }
 
 #[cfg(test)]
@@ -133,15 +134,15 @@ mod tests {
         };
         assert_eq!(
             pace(2000, 10_000),
-            (Duration::from_secs(2), Duration::from_secs(10))
+            (Duration::from_secs(2), Duration::from_secs(5))
         );
         assert_eq!(
             pace(0, 0),
-            (Duration::from_millis(50), Duration::from_millis(100))
+            (Duration::from_millis(50), Duration::from_millis(50))
         );
         assert_eq!(
             pace(u32::MAX, 4000),
-            (Duration::from_secs(2), Duration::from_secs(4))
+            (Duration::from_secs(2), Duration::from_secs(2))
         );
     }
 }

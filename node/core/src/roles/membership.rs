@@ -38,6 +38,11 @@ pub const ASK_AGAIN_WITHIN: Duration = Duration::from_secs(3);
 /// Without an acknowledged heartbeat for so long, a member is SPLIT.
 pub const SPLIT_AFTER: Duration = Duration::from_secs(10);
 
+/// A curator that has vanished is left well before [`SPLIT_AFTER`], so that
+/// the loss of one splits nobody: it is asked after this, and has half of it to
+/// answer.
+const KEEP_ALIVE: Duration = Duration::from_secs(4);
+
 pub(super) struct Worker {
     /// Will be read.
     pub member: Value<MemberData>,
@@ -128,7 +133,11 @@ pub(super) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
         ExpectedServer::AnyNode,
         tls::wall_clock(),
     )?;
-    let curators = Curators::new(Vec::new(), trust, Options::default());
+    let options = Options {
+        keep_alive: KEEP_ALIVE,
+        ..Options::default()
+    };
+    let curators = Curators::new(Vec::new(), trust, options);
     let connection = CuratorConnection::new(member.node_id, curators);
     let state = tokio::select! {
         state = worker.desk.take() => state,
