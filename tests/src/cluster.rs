@@ -231,6 +231,77 @@ impl Cluster {
         })
     }
 
+    /// The number of the node whose curator leads.
+    ///
+    /// # Errors
+    /// If no curator says so.
+    pub async fn leader(&self) -> anyhow::Result<u16> {
+        let id = within(bounds::CALL, self.owner.leader()).await;
+        let id = id.context("GetCurrentLeader")?;
+        let leader = self.members.iter().find(|member| member.id == id);
+        Ok(leader.with_context(|| format!("{id} leads"))?.number)
+    }
+
+    /// Waits until the curators of these nodes say the same of who leads.
+    ///
+    /// # Errors
+    /// If they do not come to that.
+    pub async fn one_leads(&self, numbers: &[u16]) -> Outcome {
+        let mut last = Vec::new();
+        let look = async {
+            loop {
+                last.clear();
+                for &number in numbers {
+                    let asked = within(bounds::CALL, self.owner_at(number)?.leader()).await;
+                    last.push(asked.map_err(|status| format!("node-{number}: {status}")));
+                }
+                if last[0].is_ok() && last.iter().all(|leader| *leader == last[0]) {
+                    return anyhow::Ok(());
+                }
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        };
+        let agreed = tokio::time::timeout(bounds::SETTLED, look).await;
+        agreed.unwrap_or_else(|_| bail!("who leads? {last:?}{}", self.tails()))
+    }
+
+    /// Waits until another node's curator leads.
+    ///
+    /// # Errors
+    /// If none does.
+    pub async fn led_by_another_than(&self, number: u16) -> anyhow::Result<u16> {
+        let look = async {
+            loop {
+                match self.leader().await {
+                    Ok(leader) if leader != number => return leader,
+                    _ => tokio::time::sleep(LOOK_AGAIN).await,
+                }
+            }
+        };
+        let leader = tokio::time::timeout(bounds::SETTLED, look).await;
+        leader.with_context(|| format!("nobody but node-{number} leads{}", self.tails()))
+    }
+
+    /// The owner, at this node's curator and no other.
+    ///
+    /// # Errors
+    /// If the node is switched off.
+    pub fn owner_at(&self, number: u16) -> anyhow::Result<Operator> {
+        let member = &self.members[usize::from(number) - 1];
+        self.owner.at(member.vm()?.curator()?)
+    }
+
+    /// Waits until a node sees the cluster so.
+    ///
+    /// # Errors
+    /// If it does not come to that.
+    pub async fn sees(&mut self, number: u16, wanted: ClusterState) -> Outcome {
+        let debug = self.node(number).debug().await?;
+        let what = format!("node-{number} sees {wanted:?}");
+        let seen = debug.until(&what, |state| state.cluster_state() == wanted);
+        seen.await.map(drop)
+    }
+
     /// Looks until it stands as wanted; calls that fail meanwhile are made
     /// again.
     ///

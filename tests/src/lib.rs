@@ -52,4 +52,6 @@ pub mod secrets;
 pub mod tools;
 pub mod writer;
 
+pub use cluster::Cluster;
 pub use context::{Outcome, TestCtx};
+pub use owner::Operator;

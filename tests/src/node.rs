@@ -512,6 +512,22 @@ impl Running {
         self.while_running("ownership", bounds::SOON, take).await?
     }
 
+    /// It stands still, and knows nothing of it, until [`Self::resume`].
+    ///
+    /// # Errors
+    /// If QEMU does not do it.
+    pub async fn pause(&self) -> Outcome {
+        Ok(self.vm.pause().await?)
+    }
+
+    /// It goes on.
+    ///
+    /// # Errors
+    /// If QEMU does not do it.
+    pub async fn resume(&self) -> Outcome {
+        Ok(self.vm.resume().await?)
+    }
+
     /// A look inside; of test images only.
     ///
     /// # Errors

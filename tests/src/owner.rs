@@ -14,11 +14,14 @@ use hearth_api::{
     tls::{self, ExpectedServer},
     v1::{
         self, ClusterBootstrap, ClusterConfiguration, ClusterRegister, ClusterState,
-        GetClusterInfoRequest, GetClusterInfoResponse, GetNodesRequest, GetRegisterTicketRequest,
-        NodeHealth, NodeParameters, StorageSecurityPolicy, WatchRequest,
-        curator_client::CuratorClient, management_client::ManagementClient, node_parameters,
+        GetClusterInfoRequest, GetClusterInfoResponse, GetCurrentLeaderRequest, GetNodesRequest,
+        GetRegisterTicketRequest, NodeHealth, NodeParameters, StorageSecurityPolicy, WatchRequest,
+        curator_client::CuratorClient, curator_local_client::CuratorLocalClient,
+        management_client::ManagementClient, node_parameters,
     },
 };
+
+use tonic::Status;
 
 use crate::bounds;
 
@@ -167,6 +170,22 @@ impl Operator {
     /// The calls of nodes that are also an operator's.
     pub fn curator(&self) -> CuratorClient<Channel> {
         CuratorClient::new(self.channel.clone())
+    }
+
+    /// The ID of the node whose curator leads, as soon as there is one.
+    ///
+    /// # Errors
+    /// If the curator does not say.
+    pub async fn leader(&self) -> Result<String, Status> {
+        let mut local = CuratorLocalClient::new(self.channel.clone());
+        let leaders = local.get_current_leader(GetCurrentLeaderRequest {}).await?;
+        let mut leaders = leaders.into_inner();
+        while let Some(answer) = leaders.message().await? {
+            if !answer.leader_node_id.is_empty() {
+                return Ok(answer.leader_node_id);
+            }
+        }
+        Err(Status::unavailable("the curator ended the stream"))
     }
 
     /// The nodes of the cluster.

@@ -1,0 +1,245 @@
+//! Who belongs to consensus, and to the cluster at all: in, out, and in again.
+
+use anyhow::{Context, bail, ensure};
+use hearth_api::{
+    client::within,
+    v1::{
+        ClusterState, DecommissionNodeRequest, DeleteNodeRequest, NodeState,
+        UpdateNodeRolesRequest, Wipe,
+    },
+};
+use hearth_tests::{Cluster, Outcome, TestCtx, bounds, here};
+use tonic::{Code, Status};
+
+const ALL: [u16; 3] = [1, 2, 3];
+
+/// Asks for a node to leave consensus, which must be refused.
+async fn may_not_leave(cluster: &mut Cluster, number: u16, why: &str) -> Outcome {
+    let request = UpdateNodeRolesRequest {
+        node: Some(cluster.node(number).selector()),
+        consensus_member: Some(false),
+        ..UpdateNodeRolesRequest::default()
+    };
+    let mut management = cluster.owner().management();
+    match within(bounds::CALL, management.update_node_roles(request)).await {
+        Ok(_) => bail!("node-{number} may leave: {why}"),
+        Err(status) => ensure!(
+            status.code() == Code::FailedPrecondition,
+            "wanted FailedPrecondition, for {why}: {status:?}"
+        ),
+    }
+    Ok(())
+}
+
+/// Waits until no etcd runs on a node any more.
+async fn runs_no_etcd(cluster: &mut Cluster, number: u16) -> Outcome {
+    let debug = cluster.node(number).debug().await?;
+    let none = debug.until("no etcd", |state| {
+        let mut names = state.runnables.iter().map(|runnable| &runnable.name);
+        !names.any(|name| name.ends_with(".controlplane.consensus"))
+    });
+    none.await.map(drop)
+}
+
+/// Members leave, the leader first, as far as some stay; and return with new
+/// data. All that is acknowledged meanwhile stays.
+#[tokio::test]
+async fn members_leave_and_return_and_the_last_one_stays() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = test.cluster(3).await?;
+    let writer = cluster.writer(2).await?;
+    let leader = cluster.leader().await?;
+    let rest: Vec<u16> = ALL.into_iter().filter(|n| *n != leader).collect();
+
+    cluster.set_consensus_member(leader, false).await?;
+    cluster.voters_with(&rest).await?;
+    runs_no_etcd(&mut cluster, leader).await?;
+    writer.goes_on().await?;
+    // Of two, one that is not there makes the other the last.
+    cluster.node(rest[1]).cut().await?;
+    let cut = cluster.node(rest[1]).id().to_owned();
+    cluster.node(rest[1]).start().await?;
+    cluster.node(rest[1]).home().await?;
+    ensure!(cluster.node(rest[1]).id() == cut, "another node");
+    cluster.all_healthy().await?;
+
+    cluster.set_consensus_member(rest[1], false).await?;
+    cluster.voters_with(&rest[..1]).await?;
+    may_not_leave(&mut cluster, rest[0], "it is the last voter").await?;
+    writer.goes_on().await?;
+
+    cluster.set_consensus_member(leader, true).await?;
+    cluster.set_consensus_member(rest[1], true).await?;
+    cluster.voters_with(&ALL).await?;
+    cluster.all_healthy().await?;
+    writer.goes_on().await?;
+    writer.verify(cluster.owner()).await?;
+
+    // With new data they are worth as much as they were.
+    cluster.node(rest[0]).cut().await?;
+    cluster.led_by_another_than(rest[0]).await?;
+    let writer = cluster.writer(leader).await?;
+    may_not_leave(&mut cluster, leader, "one of two living would be left").await?;
+    writer.verify(cluster.owner()).await?;
+    drop(cluster);
+    test.passed()
+}
+
+/// What is a learner and never starts is not promoted, however long it is
+/// waited for, and goes when it is no longer wanted.
+#[tokio::test]
+async fn a_learner_that_never_starts_votes_never() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = Cluster::founded(&test, 2).await?;
+    cluster.register(&[2]).await?;
+    cluster.admit(2).await?;
+    cluster.node(2).home().await?;
+    cluster.all_healthy().await?;
+    cluster.node(2).cut().await?;
+
+    cluster.set_consensus_member(2, true).await?;
+    cluster
+        .until("a learner", bounds::SETTLED, |standing| {
+            let members = &standing.consensus.members;
+            members
+                .iter()
+                .any(|member| member.learner && !member.started)
+        })
+        .await?;
+    // The node's own curator goes on, alone with its vote.
+    let writer = cluster.writer(1).await?;
+    writer.goes_on().await?;
+    let standing = cluster.standing().await?;
+    let voters = standing.consensus.members.iter().filter(|m| !m.learner);
+    ensure!(voters.count() == 1, "{standing:#?}");
+
+    cluster.set_consensus_member(2, false).await?;
+    cluster.voters_with(&[1]).await?;
+    // And the machine comes back as what it was.
+    cluster.node(2).start().await?;
+    cluster.node(2).home().await?;
+    cluster.all_healthy().await?;
+    writer.verify(cluster.owner()).await?;
+    drop(cluster);
+    test.passed()
+}
+
+/// The node that carries out a change of roles loses its power in the middle
+/// of it: another one completes it.
+#[tokio::test]
+async fn a_change_outlives_the_leader_that_began_it() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = test.cluster(3).await?;
+    let writer = cluster.writer(1).await?;
+    let leader = cluster.leader().await?;
+    let rest: Vec<u16> = ALL.into_iter().filter(|n| *n != leader).collect();
+    cluster.set_consensus_member(rest[1], false).await?;
+    cluster.node(leader).cut().await?;
+    // One of two living is left to vote, or two of them: that depends on how
+    // far it was. With the leader back it is complete either way.
+    cluster.node(leader).start().await?;
+    cluster.node(leader).home().await?;
+    let mut wanted = vec![leader, rest[0]];
+    wanted.sort_unstable();
+    cluster.voters_with(&wanted).await?;
+    cluster.all_healthy().await?;
+    writer.goes_on().await?;
+    writer.verify(cluster.owner()).await?;
+    drop(cluster);
+    test.passed()
+}
+
+/// A node is taken out of service and deleted: it leaves consensus, wipes its
+/// keys and is no longer let in. With a wipe token its machine begins anew, as
+/// another node.
+#[tokio::test]
+async fn a_node_that_is_taken_out_forgets_its_keys_and_may_begin_anew() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = test.cluster(3).await?;
+    let writer = cluster.writer(1).await?;
+    let former = cluster.node(3).id().to_owned();
+    let selector = cluster.node(3).selector();
+    let mut management = cluster.owner().management();
+
+    let request = DecommissionNodeRequest {
+        node: Some(selector.clone()),
+    };
+    within(bounds::CALL, management.decommission_node(request)).await?;
+    cluster
+        .until("decommissioned", bounds::FORMED, |standing| {
+            let mut nodes = standing.nodes.iter();
+            nodes.any(|n| n.id == former && n.state() == NodeState::Decommissioned)
+        })
+        .await?;
+    cluster.voters_with(&[1, 2]).await?;
+    cluster.sees(3, ClusterState::Disowning).await?;
+    runs_no_etcd(&mut cluster, 3).await?;
+    let request = DeleteNodeRequest {
+        node: Some(selector.clone()),
+        ..DeleteNodeRequest::default()
+    };
+    within(bounds::CALL, management.delete_node(request)).await?;
+    let standing = cluster.standing().await?;
+    ensure!(
+        !standing.nodes.iter().any(|n| n.id == former),
+        "{standing:#?}"
+    );
+
+    // For ever: a boot changes nothing, and says how to begin anew.
+    cluster.node(3).cut().await?;
+    cluster.node(3).start().await?;
+    let why = cluster.node(3).vm()?.refusal().await?;
+    let (_, enrolment) = why
+        .split_once("wipe.enrolment_id = ")
+        .context(why.clone())?;
+    let enrolment_id = hex::decode(enrolment.get(..32).context(why.clone())?)?;
+    cluster.sees(3, ClusterState::Disowning).await?;
+    cluster.node(3).cut().await?;
+
+    let mut parameters = cluster.owner().register_parameters().await?;
+    parameters.wipe = Some(Wipe { enrolment_id });
+    cluster.node(3).node.tell(&parameters);
+    cluster.node(3).start().await?;
+    cluster.admit(3).await?;
+    ensure!(cluster.node(3).id() != former, "the same node");
+    cluster.node(3).home().await?;
+    cluster.set_consensus_member(3, true).await?;
+    cluster.voters_with(&ALL).await?;
+    cluster.all_healthy().await?;
+    writer.verify(cluster.owner()).await?;
+    drop(cluster);
+    test.passed()
+}
+
+/// A node that is deleted while it is UP, with a connection that stands: cut
+/// off, told, and its place in consensus given up.
+#[tokio::test]
+async fn a_node_that_is_deleted_alive_is_cut_off() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = test.cluster(3).await?;
+    let selector = cluster.node(3).selector();
+    let mut management = cluster.owner().management();
+    let refused = |answer: Result<_, Status>| match answer {
+        Ok(_) => bail!("a node that is UP was deleted without a word"),
+        Err(status) => {
+            ensure!(status.code() == Code::FailedPrecondition, "{status:?}");
+            Ok(())
+        }
+    };
+    let mut request = DeleteNodeRequest {
+        node: Some(selector),
+        ..DeleteNodeRequest::default()
+    };
+    refused(within(bounds::CALL, management.delete_node(request.clone())).await)?;
+    request.bypass_not_decommissioned = true;
+    refused(within(bounds::CALL, management.delete_node(request.clone())).await)?;
+    request.bypass_has_roles = true;
+    within(bounds::CALL, management.delete_node(request)).await?;
+    cluster.sees(3, ClusterState::Disowning).await?;
+    cluster.voters_with(&[1, 2]).await?;
+    let writer = cluster.writer(1).await?;
+    writer.goes_on().await?;
+    writer.verify(cluster.owner()).await?;
+    drop(cluster);
+    test.passed()
+}
