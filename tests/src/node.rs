@@ -445,7 +445,19 @@ impl Running {
     /// # Errors
     /// If there is no such line.
     pub async fn founding_node(&self) -> anyhow::Result<String> {
-        let line = self.says(&["a new cluster", "node="]).await?;
+        self.makes_keys_of("a new cluster").await
+    }
+
+    /// The node that it begins to register as, once it says so.
+    ///
+    /// # Errors
+    /// If it does not.
+    pub async fn registering_node(&self) -> anyhow::Result<String> {
+        self.makes_keys_of("a new node").await
+    }
+
+    async fn makes_keys_of(&self, what: &str) -> anyhow::Result<String> {
+        let line = self.says(&[what, "node="]).await?;
         let id = line.split_once("node=").map(|(_, rest)| rest);
         let id = id.and_then(|rest| rest.split_whitespace().next());
         id.map(str::to_owned).context(line)

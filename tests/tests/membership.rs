@@ -188,7 +188,8 @@ async fn a_node_that_is_taken_out_forgets_its_keys_and_may_begin_anew() -> Outco
     // For ever: a boot changes nothing, and says how to begin anew.
     cluster.node(3).cut().await?;
     cluster.node(3).start().await?;
-    let why = cluster.node(3).vm()?.refusal().await?;
+    let why = cluster.node(3).vm()?.waiting().await?;
+    ensure!(why.contains(&former), "{why}");
     let (_, enrolment) = why
         .split_once("wipe.enrolment_id = ")
         .context(why.clone())?;

@@ -1,0 +1,167 @@
+//! Networks that are bad, and networks that change.
+
+use anyhow::{Context, ensure};
+use hearth_api::v1::{ClusterState, NodeHealth};
+use hearth_qemu::switch::Faults;
+use hearth_tests::{Cluster, Outcome, TestCtx, bounds, here};
+use std::{net::Ipv4Addr, time::Duration};
+
+/// An address of the cluster's network that no machine has.
+fn unused(address: Ipv4Addr) -> Ipv4Addr {
+    let [a, b, c, d] = address.octets();
+    Ipv4Addr::new(a, b, c, d + 100)
+}
+
+/// Waits until the cluster says that a node is there.
+async fn is_at(cluster: &Cluster, id: &str, address: Ipv4Addr) -> Outcome {
+    let wanted = format!("{id} at {address}");
+    let address = address.to_string();
+    cluster
+        .until(&wanted, bounds::SETTLED, |standing| {
+            let node = standing.nodes.iter().find(|node| node.id == id);
+            let status = node.and_then(|node| node.status.as_ref());
+            status.is_some_and(|status| status.external_address == address)
+        })
+        .await
+        .map(drop)
+}
+
+/// A member gets another address while it runs, and another member sleeps: the
+/// others follow, consensus goes on over the new address, and the one that
+/// comes back with an old directory finds it.
+#[tokio::test]
+async fn an_address_changes_and_everyone_follows() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = test.cluster(3).await?;
+    let writer = cluster.writer(1).await?;
+    cluster.node(3).cut().await?;
+
+    let (id, address) = {
+        let node = cluster.node(1);
+        (node.id().to_owned(), unused(node.address()))
+    };
+    cluster.network().set_address("node-1", address).await?;
+    is_at(&cluster, &id, address).await?;
+    cluster.all_healthy().await?;
+    writer.goes_on().await?;
+
+    // What node 3 has saved is wrong about node 1.
+    cluster.node(3).start().await?;
+    cluster.node(3).home().await?;
+    cluster.all_healthy().await?;
+    // The two talk to each other where they are now: the third is gone.
+    cluster.node(2).cut().await?;
+    writer.goes_on().await?;
+    writer.verify(cluster.owner()).await?;
+    drop(cluster);
+    test.passed()
+}
+
+/// All addresses of a directory are dead but one.
+#[tokio::test]
+async fn one_address_that_lives_is_enough() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = test.cluster(3).await?;
+    cluster.set_consensus_member(2, false).await?;
+    cluster.voters_with(&[1, 3]).await?;
+    cluster.set_consensus_member(3, false).await?;
+    cluster.voters_with(&[1]).await?;
+    cluster.all_healthy().await?;
+    let writer = cluster.writer(1).await?;
+    cluster.node(3).cut().await?;
+    cluster.node(2).cut().await?;
+    cluster.node(3).start().await?;
+    cluster.node(3).home().await?;
+    cluster.all_healthy().await?;
+    writer.verify(cluster.owner()).await?;
+    drop(cluster);
+    test.passed()
+}
+
+/// All addresses change at once, of running members: no curator can tell
+/// anyone, and they find each other all the same.
+#[tokio::test]
+async fn all_addresses_change_at_once() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = test.cluster(3).await?;
+    let writer = cluster.writer(1).await?;
+    for number in 1..=3 {
+        let (name, address) = {
+            let node = cluster.node(number);
+            (node.name().to_owned(), unused(node.address()))
+        };
+        cluster.network().set_address(&name, address).await?;
+    }
+    for number in 1..=3 {
+        let node = cluster.node(number);
+        let (id, address) = (node.id().to_owned(), unused(node.address()));
+        is_at(&cluster, &id, address).await?;
+    }
+    cluster.all_healthy().await?;
+    writer.goes_on().await?;
+    writer.verify(cluster.owner()).await?;
+    drop(cluster);
+    test.passed()
+}
+
+/// A machine registers, is approved, commits and becomes a voter over a network
+/// that loses, delays and reorders.
+#[tokio::test]
+async fn a_node_joins_over_a_bad_network() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = Cluster::founded(&test, 2).await?;
+    let bad = Faults {
+        loss: 0.05,
+        delay: Duration::from_millis(100),
+        jitter: Duration::from_millis(50),
+        ..Faults::default()
+    };
+    cluster.network().set_faults("node-2", bad).await?;
+    cluster.register(&[2]).await?;
+    cluster.admit(2).await?;
+    cluster.node(2).home().await?;
+    cluster.set_consensus_member(2, true).await?;
+    cluster.voters_with(&[1, 2]).await?;
+    cluster.all_healthy().await?;
+    drop(cluster);
+    test.passed()
+}
+
+/// A cable is pulled before a machine is switched on, and later while it is a
+/// member: it waits, is missed, says that it is alone, and is back when the
+/// cable is. Nobody sends a reset meanwhile.
+#[tokio::test]
+async fn a_cable_is_pulled_and_put_back() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = Cluster::founded(&test, 2).await?;
+    let pulled = Faults {
+        cut: true,
+        ..Faults::default()
+    };
+    cluster.network().set_faults("node-2", pulled).await?;
+    cluster.register(&[2]).await?;
+    let said = cluster.node(2).vm()?.says(&["enrolment: get an address"]);
+    said.await.context("it waits for an address")?;
+    let whole = Faults::default();
+    cluster.network().set_faults("node-2", whole).await?;
+    cluster.admit(2).await?;
+    cluster.node(2).home().await?;
+    cluster.all_healthy().await?;
+
+    cluster.network().set_faults("node-2", pulled).await?;
+    let id = cluster.node(2).id().to_owned();
+    cluster
+        .until("node-2 is missed", bounds::SETTLED, |standing| {
+            let mut nodes = standing.nodes.iter();
+            nodes.any(|node| node.id == id && node.health() == NodeHealth::Timeout)
+        })
+        .await?;
+    cluster.node(2).vm()?.says(&["state SPLIT"]).await?;
+    cluster.network().set_faults("node-2", whole).await?;
+    cluster.sees(2, ClusterState::Home).await?;
+    cluster.all_healthy().await?;
+    let standing = cluster.standing().await?;
+    ensure!(standing.nodes.len() == 2, "{standing:#?}");
+    drop(cluster);
+    test.passed()
+}

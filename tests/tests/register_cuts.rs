@@ -1,0 +1,119 @@
+//! The plug is pulled out of a machine that registers, at a durable step:
+//! before it or after it. The next boot goes on from there, as the same node,
+//! if its keys were durable already.
+//!
+//! A representative set is run by default, the others with them by
+//! `cargo xtask test e2e register_cuts --long`.
+
+use anyhow::ensure;
+use hearth_tests::{Cluster, Outcome, TestCtx, here};
+
+/// Before this one nothing of the node to be is durable.
+const FIRST: &str = "enrolment.sealed_registering.before";
+/// From here on the node has been approved.
+const APPROVED: &str = "registering.committed.before";
+
+/// The story of every test here.
+async fn cut(place: &str, failpoint: &'static str) -> Outcome {
+    let test = TestCtx::begin(place)?;
+    let mut cluster = Cluster::founded(&test, 2).await?;
+    let told = cluster.owner().register_parameters().await?;
+    cluster.node(2).node.failpoint = Some(failpoint);
+    cluster.register(&[2]).await?;
+    let position = |name| CUTS.iter().position(|cut| *cut == name);
+    let approved = position(failpoint) >= position(APPROVED);
+    if approved {
+        cluster.admit(2).await?;
+    }
+    cluster.node(2).vm()?.failpoint(failpoint).await?;
+    let begun = cluster.node(2).vm()?.registering_node().await;
+    cluster.node(2).cut().await?;
+
+    cluster.node(2).node.failpoint = None;
+    if failpoint == FIRST {
+        cluster.node(2).node.tell(&told);
+    }
+    cluster.node(2).start().await?;
+    if !approved {
+        cluster.admit(2).await?;
+    }
+    cluster.node(2).home().await?;
+    cluster.all_healthy().await?;
+    let is = cluster.node(2).id().to_owned();
+    let begun = begun?;
+    ensure!(
+        (is == begun) == (failpoint != FIRST),
+        "{begun} was to be, and {is} is"
+    );
+    let nodes = cluster.owner().nodes().await?;
+    ensure!(nodes.len() == 2, "one machine has become two: {nodes:#?}");
+    // And it is a member like any other.
+    cluster.node(2).cut().await?;
+    cluster.node(2).start().await?;
+    cluster.node(2).home().await?;
+    cluster.all_healthy().await?;
+    drop(cluster);
+    test.passed()
+}
+
+macro_rules! cuts {
+    ($($(#[$attribute:meta])* $test:ident at $failpoint:literal;)*) => {
+        $(
+            #[tokio::test]
+            $(#[$attribute])*
+            async fn $test() -> Outcome {
+                cut(here!(), $failpoint).await
+            }
+        )*
+
+        /// All of them, in this file's order.
+        const CUTS: &[&str] = &[$($failpoint),*];
+    };
+}
+
+cuts! {
+    #[ignore = "long: --long runs it"]
+    before_the_first_configuration at "enrolment.sealed_registering.before";
+    #[ignore = "long: --long runs it"]
+    after_the_first_configuration at "enrolment.sealed_registering.after";
+    #[ignore = "long: --long runs it"]
+    before_the_cluster_is_asked at "registering.asked.before";
+    after_the_cluster_is_asked at "registering.asked.after";
+    #[ignore = "long: --long runs it"]
+    before_the_answer_is_sealed at "enrolment.sealed_answer.before";
+    #[ignore = "long: --long runs it"]
+    after_the_answer_is_sealed at "enrolment.sealed_answer.after";
+    #[ignore = "long: --long runs it"]
+    before_the_first_header at "storage.header_initialising.before";
+    #[ignore = "long: --long runs it"]
+    after_the_first_header at "storage.header_initialising.after";
+    #[ignore = "long: --long runs it"]
+    before_the_file_system at "storage.file_system.before";
+    after_the_file_system at "storage.file_system.after";
+    #[ignore = "long: --long runs it"]
+    before_the_second_header at "storage.header_ready.before";
+    #[ignore = "long: --long runs it"]
+    after_the_second_header at "storage.header_ready.after";
+    #[ignore = "long: --long runs it"]
+    before_the_commit at "registering.committed.before";
+    after_the_commit at "registering.committed.after";
+    #[ignore = "long: --long runs it"]
+    before_the_credentials at "registering.credentials.before";
+    #[ignore = "long: --long runs it"]
+    after_the_credentials at "registering.credentials.after";
+    #[ignore = "long: --long runs it"]
+    before_the_member_configuration at "enrolment.sealed_member.before";
+    after_the_member_configuration at "enrolment.sealed_member.after";
+}
+
+/// A failpoint that is added to the node is cut at, too.
+#[test]
+fn no_failpoint_is_left_out() {
+    let source = include_str!("../../node/core/src/failpoint.rs");
+    let (_, rest) = source
+        .split_once("pub const REGISTER: &[&str] = &[")
+        .expect("REGISTER");
+    let (list, _) = rest.split_once("];").expect("its end");
+    let all: Vec<&str> = list.split('"').skip(1).step_by(2).collect();
+    assert_eq!(CUTS, all);
+}

@@ -1,0 +1,121 @@
+//! Those who ask to be let in: too many, with a wrong ticket, or cut off in the
+//! middle.
+
+use anyhow::{Context, bail, ensure};
+use hearth_api::{
+    certificates::ClusterCa,
+    client::{Curators, Endpoint, Options, within},
+    identity::{JoinKey, NodeKey},
+    proofs,
+    tls::{self, ExpectedServer},
+    v1::{
+        GetRegisterTicketRequest, NodeState, RegisterNodeRequest, RegisterNodeResponse,
+        curator_client::CuratorClient, node_parameters::Cluster as Told,
+    },
+};
+use hearth_tests::{Cluster, Outcome, TestCtx, bounds, here};
+use tonic::{Code, Status};
+
+/// Registrations that the flood tries.
+const FLOOD: usize = 1000;
+/// How many nodes may wait for approval, as the documentation has it.
+const WAITING: usize = 128;
+
+/// A machine that nobody has: keys of its own, and the way to a curator.
+struct Stranger {
+    request: RegisterNodeRequest,
+    curators: Curators,
+}
+
+impl Stranger {
+    fn new(curator: Endpoint, ca: &[u8], ticket: Vec<u8>) -> anyhow::Result<Self> {
+        let (node, join) = (NodeKey::generate(), JoinKey::generate());
+        let ca = ClusterCa::parse(ca)?;
+        let tls =
+            tls::possession_client_config(&node, ca, ExpectedServer::AnyNode, tls::wall_clock())?;
+        Ok(Self {
+            request: RegisterNodeRequest {
+                register_ticket: ticket,
+                join_key: join.public().as_bytes().to_vec(),
+                join_key_proof: proofs::prove_join_key(&node.public(), &join).to_vec(),
+                tpm_is_present: false,
+                labels: Vec::new(),
+            },
+            curators: Curators::new(vec![curator], tls, Options::default()),
+        })
+    }
+
+    async fn registers(&self) -> Result<RegisterNodeResponse, Status> {
+        let mut curator = CuratorClient::new(self.curators.channel());
+        let call = curator.register_node(self.request.clone());
+        Ok(within(bounds::CALL, call).await?.into_inner())
+    }
+}
+
+/// A thousand machines ask at once, with the right ticket: a bounded number of
+/// them waits for approval, and neither the operators nor the nodes notice.
+/// After the ticket was changed, none is let so far any more.
+#[tokio::test]
+async fn a_flood_of_registrations_is_bounded() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = Cluster::founded(&test, 1).await?;
+    let parameters = cluster.owner().register_parameters().await?;
+    let Some(Told::ClusterRegister(told)) = parameters.cluster else {
+        bail!("no parameters for a registration");
+    };
+    let curator = cluster.node(1).vm()?.curator()?;
+    let writer = cluster.writer(1).await?;
+    let (mut taken, mut turned_away) = (0, 0);
+    for _ in 0..FLOOD / 50 {
+        let strangers = (0..50).map(|_| {
+            let ticket = told.register_ticket.clone();
+            Stranger::new(curator.clone(), &told.ca_certificate, ticket)
+        });
+        let strangers: Vec<Stranger> = strangers.collect::<Result<_, _>>()?;
+        let calls = strangers.iter().map(Stranger::registers);
+        for answer in futures::future::join_all(calls).await {
+            match answer {
+                Ok(answer) => {
+                    ensure!(answer.state() == NodeState::New, "{answer:?}");
+                    taken += 1;
+                }
+                Err(_) => turned_away += 1,
+            }
+        }
+        // Operators are served in the middle of it.
+        writer.goes_on().await?;
+    }
+    ensure!(
+        taken <= WAITING && turned_away + taken == FLOOD,
+        "{taken} were taken, {turned_away} turned away"
+    );
+    let nodes = cluster.owner().nodes().await?;
+    let waiting = nodes.iter().filter(|node| node.state() == NodeState::New);
+    ensure!(waiting.count() <= WAITING, "more wait than may");
+    cluster.all_healthy().await?;
+
+    let mut management = cluster.owner().management();
+    let request = GetRegisterTicketRequest { rotate: true };
+    let rotated = within(bounds::CALL, management.get_register_ticket(request)).await;
+    let rotated = rotated.context("rotate the ticket")?.into_inner();
+    ensure!(
+        rotated.register_ticket != told.register_ticket,
+        "the same ticket"
+    );
+    let late = Stranger::new(curator, &told.ca_certificate, told.register_ticket)?;
+    let refused = late
+        .registers()
+        .await
+        .err()
+        .context("an old ticket is taken")?;
+    ensure!(
+        matches!(
+            refused.code(),
+            Code::PermissionDenied | Code::ResourceExhausted
+        ),
+        "{refused:?}"
+    );
+    writer.verify(cluster.owner()).await?;
+    drop(cluster);
+    test.passed()
+}
