@@ -1,6 +1,8 @@
 //! A real etcd for the tests of this crate: a data partition in a temporary
 //! directory, founded, and consensus under a supervisor of its own.
 
+pub mod peers;
+
 use std::{
     net::{Ipv4Addr, SocketAddr, TcpListener},
     path::PathBuf,

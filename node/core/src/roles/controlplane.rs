@@ -17,6 +17,7 @@
 //! time, while it still starts them, too: etcd may wait for a quorum for ever.
 
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -39,7 +40,8 @@ use crate::curator::{self, founding};
 use crate::handover::{BootstrapData, Founded, MemberData};
 use crate::{boot, credentials, failpoint, pki};
 
-const ETCD: &str = "/usr/bin/etcd";
+/// Where the image has it.
+pub(super) const ETCD: &str = "/usr/bin/etcd";
 /// Between two attempts to get what a join needs.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// One attempt may take so long.
@@ -66,6 +68,10 @@ pub(super) struct Worker {
     pub etcd_peers: SocketAddr,
     /// Where the curator serves.
     pub curator: SocketAddr,
+    /// The program.
+    pub etcd: PathBuf,
+    /// Of the curator.
+    pub timing: curator::Timing,
     /// See [`consensus::Config::peer_proxy`].
     pub peer_proxy: Option<SocketAddr>,
     /// Will be read.
@@ -394,7 +400,7 @@ fn start_consensus(
         founding: matches!(start, Start::Found(_)),
         company: company.clone(),
         quota_bytes: consensus::DEFAULT_QUOTA,
-        binary: ETCD.into(),
+        binary: worker.etcd.clone(),
         peer_proxy: worker.peer_proxy,
         state: inputs.cluster_state.clone(),
         log: inputs.log_tree.clone(),
@@ -457,7 +463,7 @@ async fn start_curator(
         company,
         version: inputs.image.version.clone(),
         clock: tls::wall_clock(),
-        timing: curator::Timing::default(),
+        timing: worker.timing,
     });
     let (writer, port) = event::value();
     let writer = Arc::new(writer);

@@ -51,6 +51,7 @@ use hearth_base::sys::hostname;
 use tokio::time::Instant;
 
 use crate::cluster_state::{ClusterState, Desk};
+use crate::curator;
 use crate::handover::{BootstrapData, Disowned, Founded, MemberData, Refusals};
 use crate::image::Image;
 use crate::layout::Root;
@@ -108,6 +109,8 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
         inputs: inputs.clone(),
         etcd_peers: any(PORT_ETCD_PEER),
         curator: any(PORT_CURATOR),
+        etcd: controlplane::ETCD.into(),
+        timing: curator::Timing::default(),
         peer_proxy: None,
         local_roles,
         connection: connection.clone(),

@@ -131,6 +131,20 @@ impl Alone {
             .await;
     }
 
+    /// Shows what it has logged, for a test that fails.
+    pub fn print_log(&self) {
+        let query = Query {
+            dn: String::new(),
+            subtree: true,
+            min_severity: Severity::Info,
+            backlog: Backlog::All,
+            follow: false,
+        };
+        for entry in self.log.read(query).backlog {
+            println!("{}", entry.concise(300));
+        }
+    }
+
     /// The worker has not failed until now.
     pub fn is_fine(&self) {
         self.are_fine(|name| name.ends_with(".worker"));

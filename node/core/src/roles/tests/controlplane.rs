@@ -14,12 +14,12 @@ use hearth_base::event::{self, Value, Writer};
 use crate::cluster_state::{Desk, State};
 use crate::consensus::testing::Site;
 use crate::consensus::{self, ConsensusUser, standing};
-use crate::curator::state;
 use crate::curator::testing::bootstrap_data;
+use crate::curator::{Timing, state};
 use crate::handover::{BootstrapData, Disowned, Founded, MemberData};
 use crate::image::Image;
 use crate::power::Power;
-use crate::roles::controlplane::{Worker, run};
+use crate::roles::controlplane::{ETCD, Worker, run};
 use crate::roles::testing::{Alone, consensus_member, never, next, soon, until, until_ok};
 use crate::roles::{ControlPlane, CuratorConnection, Inputs, rolefetch};
 use crate::{credentials, pki};
@@ -80,6 +80,8 @@ fn boot_with(site: &Site, curator: SocketAddr) -> Boot {
         inputs,
         etcd_peers: site.config(false).peer_listen,
         curator,
+        etcd: ETCD.into(),
+        timing: Timing::default(),
         peer_proxy: None,
         local_roles,
         connection,

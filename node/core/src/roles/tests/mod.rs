@@ -6,6 +6,7 @@ mod addresses;
 mod controlplane;
 mod heartbeat;
 mod hosts;
+mod members;
 mod membership;
 mod nodemgmt;
 mod rolefetch;

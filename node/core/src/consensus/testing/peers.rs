@@ -1,0 +1,157 @@
+//! A network between the etcds of one machine: each calls its peers by their
+//! names through an HTTP proxy of its own, which knows where they are and who
+//! is cut off.
+//!
+//! When it joins, etcd insists on resolving its peers' names before it goes on
+//! without. Where namespaces can be had it gets a list of them, elsewhere it
+//! loses half a minute.
+
+use std::{
+    collections::{HashMap, HashSet},
+    net::{Ipv4Addr, SocketAddr},
+    os::unix::fs::PermissionsExt as _,
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use hearth_api::identity::NodeId;
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional},
+    net::{TcpListener, TcpStream},
+    sync::watch,
+    task::JoinSet,
+};
+
+/// The longest request that a proxy reads.
+const LONGEST: usize = 4096;
+
+#[derive(Default)]
+struct Shared {
+    peers: Mutex<HashMap<NodeId, SocketAddr>>,
+    cut: watch::Sender<HashSet<NodeId>>,
+}
+
+/// See the module. What it carries ends with it.
+pub struct Network {
+    shared: Arc<Shared>,
+    proxies: Mutex<JoinSet<()>>,
+    directory: TempDir,
+    has_names: bool,
+}
+
+impl Default for Network {
+    fn default() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let hosts = directory.path().join("hosts");
+        std::fs::write(&hosts, "").unwrap();
+        let script = format!(
+            "exec /usr/bin/unshare {} /bin/sh -c '/bin/mount --bind {} /etc/hosts && exec \"$0\" \"$@\"' \"$@\"",
+            if nix::unistd::geteuid().is_root() {
+                "-m"
+            } else {
+                "-rm"
+            },
+            hosts.display(),
+        );
+        let path = directory.path().join("etcd");
+        std::fs::write(
+            &path,
+            format!("#!/bin/sh\nset -- /usr/bin/etcd \"$@\"\n{script}\n"),
+        )
+        .unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let tried = std::process::Command::new(&path).arg("--version").output();
+        Self {
+            shared: Arc::default(),
+            proxies: Mutex::default(),
+            directory,
+            has_names: tried.is_ok_and(|tried| tried.status.success()),
+        }
+    }
+}
+
+impl Network {
+    /// An etcd that knows the names of all that are attached.
+    pub fn etcd(&self) -> PathBuf {
+        if self.has_names {
+            self.directory.path().join("etcd")
+        } else {
+            "/usr/bin/etcd".into()
+        }
+    }
+
+    /// Where this node's etcd serves its peers. Returns its proxy.
+    pub async fn attach(&self, node: NodeId, peers: SocketAddr) -> SocketAddr {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut known = self
+            .shared
+            .peers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        known.insert(node, peers);
+        // Never called there; but to etcd the same address is the same peer.
+        let names = known.keys().zip(1..);
+        let names = names.map(|(node, host)| format!("127.0.7.{host} {node}\n"));
+        std::fs::write(
+            self.directory.path().join("hosts"),
+            names.collect::<String>(),
+        )
+        .unwrap();
+        let shared = self.shared.clone();
+        let mut proxies = self.proxies.lock().unwrap_or_else(PoisonError::into_inner);
+        proxies.spawn(async move {
+            let mut connections = JoinSet::new();
+            while let Ok((stream, _)) = listener.accept().await {
+                connections.spawn(shared.clone().carry(node, stream));
+                while connections.try_join_next().is_some() {}
+            }
+        });
+        address
+    }
+
+    /// Nothing goes to these nodes, nor comes from them. All others are whole.
+    pub fn cut_off(&self, nodes: &[NodeId]) {
+        self.shared
+            .cut
+            .send_replace(nodes.iter().copied().collect());
+    }
+}
+
+impl Shared {
+    async fn carry(self: Arc<Self>, from: NodeId, mut near: TcpStream) {
+        let Some(to) = wanted(&mut near).await else {
+            return;
+        };
+        let peer = self
+            .peers
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(&to)
+            .copied();
+        let Some(peer) = peer else { return };
+        let mut cut = self.cut.subscribe();
+        let work = async {
+            let mut far = TcpStream::connect(peer).await.ok()?;
+            let answer = b"HTTP/1.1 200 Connection established\r\n\r\n";
+            near.write_all(answer).await.ok()?;
+            copy_bidirectional(&mut near, &mut far).await.ok()
+        };
+        tokio::select! {
+            _ = cut.wait_for(|cut| cut.contains(&from) || cut.contains(&to)) => {}
+            _ = work => {}
+        }
+    }
+}
+
+/// Whom the caller wants to be connected with.
+async fn wanted(stream: &mut TcpStream) -> Option<NodeId> {
+    let mut request = Vec::new();
+    while !request.ends_with(b"\r\n\r\n") && request.len() < LONGEST {
+        request.push(stream.read_u8().await.ok()?);
+    }
+    let request = String::from_utf8(request).ok()?;
+    let target = request.strip_prefix("CONNECT ")?.split(':').next()?;
+    target.parse().ok()
+}

@@ -1,0 +1,125 @@
+use super::*;
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nodes_that_are_made_members_at_once_become_voters_one_after_the_other() {
+    let cluster = Cluster::new(3, quick()).await;
+    cluster.becomes(&[0]).await;
+    cluster.set_member(1, true).await.unwrap();
+    cluster.set_member(2, true).await.unwrap();
+    cluster.becomes(&[0, 1, 2]).await;
+    // Each of them has a curator, and all follow one.
+    let leader = cluster.leader(&[0, 1, 2]).await;
+    for number in 0..3 {
+        soon("a curator", async {
+            while cluster.leader_by(number).await != Some(leader) {
+                tokio::time::sleep(LOOK).await;
+            }
+        })
+        .await;
+    }
+
+    // The leader leaves: another sees to it.
+    cluster.set_member(leader, false).await.unwrap();
+    let stay: Vec<_> = (0..3).filter(|number| *number != leader).collect();
+    cluster.becomes(&stay).await;
+    let left = &cluster.nodes[leader];
+    soon("nothing of etcd is left", async {
+        while !left.is_blank() || !left.site.etcd_pids().is_empty() {
+            tokio::time::sleep(LOOK).await;
+        }
+    })
+    .await;
+    // And comes back, as another member.
+    cluster.set_member(leader, true).await.unwrap();
+    cluster.becomes(&[0, 1, 2]).await;
+    cluster.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_learner_that_never_starts_is_not_promoted_and_can_be_removed() {
+    let timing = Timing {
+        learner: Duration::from_secs(4),
+        ..quick()
+    };
+    let mut cluster = Cluster::new(3, timing).await;
+    cluster.becomes(&[0]).await;
+    cluster.stop(1).await;
+    cluster.set_member(1, true).await.unwrap();
+    let attempt = |status: &GetConsensusStatusResponse| {
+        let learner = status.members.iter().find(|m| m.learner);
+        assert!(status.members.iter().all(|m| m.learner || m.started));
+        learner.map(|m| (m.member_id, m.started))
+    };
+    // It is tried again, as another member each time.
+    let mut seen = BTreeSet::new();
+    soon("a second attempt", async {
+        while seen.len() < 2 {
+            if let Some((member, started)) = attempt(&cluster.status().await) {
+                assert!(!started);
+                seen.insert(member);
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    })
+    .await;
+    // Those that can come do not wait for it for ever.
+    cluster.set_member(2, true).await.unwrap();
+    soon("the other one votes", async {
+        loop {
+            let status = cluster.status().await;
+            let id = cluster.nodes[2].id().to_string();
+            if status.members.iter().any(|m| m.node_id == id && !m.learner) {
+                return;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    })
+    .await;
+    cluster.set_member(1, false).await.unwrap();
+    cluster.becomes(&[0, 2]).await;
+    cluster.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_is_needed_does_not_leave() {
+    let mut cluster = Cluster::new(3, quick()).await;
+    let refused = cluster.set_member(0, false).await.unwrap_err();
+    assert!(
+        refused.message().contains("last voting member"),
+        "{refused}"
+    );
+    cluster.set_member(1, true).await.unwrap();
+    cluster.set_member(2, true).await.unwrap();
+    cluster.becomes(&[0, 1, 2]).await;
+
+    // One is dead: neither of the others can be done without, but the dead one.
+    cluster.cut_power(2).await;
+    let dead = cluster.nodes[2].id().to_string();
+    soon("a refusal", async {
+        loop {
+            // As long as it is not known to be dead nobody is asked to leave.
+            let nodes = cluster.records().await;
+            let health = nodes.iter().find(|node| node.id == dead).unwrap().health();
+            if health != NodeHealth::Healthy {
+                return;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    })
+    .await;
+    let refused = cluster.set_member(1, false).await.unwrap_err();
+    assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+    assert!(refused.message().contains(&dead), "{refused}");
+    cluster.set_member(2, false).await.unwrap();
+    cluster.becomes(&[0, 1]).await;
+    // It comes back to a cluster that it is no consensus member of any more.
+    cluster.boot(2);
+    let left = &cluster.nodes[2];
+    soon("nothing of etcd is left", async {
+        while !left.is_blank() {
+            tokio::time::sleep(LOOK).await;
+        }
+    })
+    .await;
+    cluster.end().await;
+}
