@@ -181,7 +181,7 @@ async fn record(
         return Ok(());
     };
     // It was decided on another one.
-    let same = view.intents.iter().any(|intent| *intent == wanted);
+    let same = view.intents.contains(&wanted);
     let Wanted::Join { .. } = wanted.wanted else {
         return Ok(());
     };
