@@ -1,0 +1,58 @@
+//! A cluster of three: any one of its nodes may go, and nothing is lost.
+
+use hearth_tests::{Outcome, TestCtx, here};
+
+/// Each node in turn loses power while somebody writes. The other two go on,
+/// the node comes back by itself, and no acknowledged write is lost.
+#[tokio::test]
+async fn each_node_loses_power_in_turn_and_no_write_is_lost() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = test.cluster(3).await?;
+    let writer = cluster.writer(1).await?;
+    for number in 1..=3 {
+        cluster.node(number).cut().await?;
+        // Two of three are a quorum, whichever they are.
+        writer.goes_on().await?;
+        cluster.node(number).start().await?;
+        cluster.node(number).home().await?;
+        cluster.voters_with(&[1, 2, 3]).await?;
+        cluster.all_healthy().await?;
+        writer.goes_on().await?;
+    }
+    writer.verify(cluster.owner()).await?;
+    drop(cluster);
+    test.passed()
+}
+
+/// All of them lose power at once, and come back together with what was
+/// acknowledged.
+#[tokio::test]
+async fn an_insecure_cluster_starts_cold() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = test.cluster(3).await?;
+    let before = cluster.standing().await?;
+    let writer = cluster.writer(1).await?;
+    cluster.cut_all().await?;
+    cluster.start_all().await?;
+    cluster.voters_with(&[1, 2, 3]).await?;
+    cluster.all_healthy().await?;
+    writer.goes_on().await?;
+    writer.verify(cluster.owner()).await?;
+
+    // The same nodes, in another boot.
+    let after = cluster.standing().await?;
+    for node in cluster.nodes() {
+        let (then, now) = (node.find(&before), node.find(&after));
+        let boot = |node: Option<&hearth_api::v1::Node>| {
+            node.and_then(|node| node.status.as_ref())
+                .map(|status| status.boot_id.clone())
+        };
+        anyhow::ensure!(
+            boot(then) != boot(now),
+            "{} was not started again: {now:?}",
+            node.name()
+        );
+    }
+    drop(cluster);
+    test.passed()
+}
