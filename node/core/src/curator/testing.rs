@@ -36,7 +36,7 @@ use tonic::{Status, Streaming};
 use super::{Config, Timing, founding, run, state};
 use crate::{
     consensus::{
-        Company, NamespacedClient,
+        Company, ConsensusUser, NamespacedClient, RootClient,
         fenced::{Condition, Write},
         testing::{BOUND, Running, Site, soon},
     },
@@ -141,11 +141,20 @@ impl World {
 
     /// A curator on this node, on the one etcd that there is.
     pub async fn curator_of(&self, node: &Arc<NodeCredentials>) -> (Supervisor, event::Value<u16>) {
+        self.curator_through(self.etcd.handle().root(), node).await
+    }
+
+    /// The same, which reaches etcd by a way of its own.
+    pub async fn curator_through(
+        &self,
+        etcd: &RootClient,
+        node: &Arc<NodeCredentials>,
+    ) -> (Supervisor, event::Value<u16>) {
         let config = Arc::new(Config {
             listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
             credentials: node.clone(),
-            client: self.client(),
-            members: self.etcd.handle().root().members(),
+            client: etcd.namespaced(ConsensusUser::Curator),
+            members: etcd.members(),
             company: Company::default(),
             version: "0.1.0-test".into(),
             clock: wall_clock(),

@@ -6,3 +6,4 @@ mod enrolment;
 mod failures;
 mod machine;
 mod nodes;
+mod partition;
