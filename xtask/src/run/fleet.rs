@@ -4,6 +4,7 @@
 //! looks after the machines waits in one place. What a machine has said is kept in its [`Node`]; nothing is decided here.
 
 use std::fs;
+use std::net::{SocketAddr, SocketAddrV4};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -176,9 +177,20 @@ impl Fleet {
     }
 
     /// Where all curators are found, or will be.
-    pub fn curators(&self) -> Vec<std::net::SocketAddr> {
+    pub fn curators(&self) -> Vec<SocketAddr> {
         let forwarded = |node: &Node| self.cluster.forwarded(&node.name, names::PORT_CURATOR);
         self.nodes.iter().filter_map(forwarded).collect()
+    }
+
+    /// Where each node's own port is in the machines' network, and where it is found from here.
+    pub fn routes(&self) -> Vec<(SocketAddrV4, SocketAddr)> {
+        let route = |node: &Node| {
+            let address = self.cluster.address(&node.name)?;
+            let port = names::PORT_NODE_MANAGEMENT;
+            let host = self.cluster.forwarded(&node.name, port)?;
+            Some((SocketAddrV4::new(address, port), host))
+        };
+        self.nodes.iter().filter_map(route).collect()
     }
 
     /// The live lines go.

@@ -156,6 +156,8 @@ impl Run<'_> {
             key: self.state.owner_key(),
             secret: self.state.first_contact_secret(),
             curators: fleet.curators(),
+            routes: fleet.routes(),
+            routed: false,
             owned_at: founding.owned_at.clone(),
             asked: None,
         })

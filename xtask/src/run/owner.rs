@@ -1,6 +1,10 @@
 //! What the owner does with a node that has come home: take ownership, then look at it, through hearthctl.
+//!
+//! hearthctl is told as well where each node's own port is found on the host, for the addresses that the cluster knows are
+//! those of an emulated network. Every run tells it anew, since each has a network of its own, with other ports. A machine
+//! that is started again later keeps both its address and its ports: they belong to its place in the network.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, SocketAddrV4};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -29,7 +33,11 @@ pub struct Owner {
     pub secret: PathBuf,
     /// Where the curators are found from here.
     pub curators: Vec<SocketAddr>,
-    /// Where they were when ownership was taken last.
+    /// Where the nodes themselves are asked: the address in the cluster's network, and the one on the host.
+    pub routes: Vec<(SocketAddrV4, SocketAddr)>,
+    /// Whether hearthctl knows these routes.
+    pub routed: bool,
+    /// Where the curators were when ownership was taken last.
     pub owned_at: Vec<SocketAddr>,
     /// When the first question was asked.
     pub asked: Option<Instant>,
@@ -57,23 +65,23 @@ impl Owner {
         let asked = *self.asked.get_or_insert_with(Instant::now);
         // A context remembers addresses, and the ports may be others this time; taking ownership again is harmless.
         let owned = self.is_owned();
-        let step = match owned {
-            true => self.call(&["node", "list", "--output", "json"]),
-            false => self
-                .curators
-                .iter()
-                .fold(
-                    self.call(&["cluster", "take-ownership", "--name", CONTEXT]),
-                    |call, curator| call.arg("--endpoint").arg(curator.to_string()),
-                )
-                .arg("--owner-key")
-                .arg(&self.key)
-                .arg("--first-contact-secret")
-                .arg(&self.secret),
-        };
+        let mut steps = Vec::new();
+        if !owned {
+            steps.push(self.take_ownership());
+        }
+        if !self.routed {
+            steps.extend(self.tell_routes());
+        }
+        if owned {
+            steps.push(self.call(&["node", "list", "--output", "json"]));
+        }
         let ui = self.ui.clone();
-        let output = tokio::task::spawn_blocking(move || step.output(&ui)).await;
-        let output = output.unwrap_or_else(|error| Err(anyhow!(error)));
+        let output = tokio::task::spawn_blocking(move || {
+            let run = |_, step: Cmd| step.output(&ui);
+            steps.into_iter().try_fold(String::new(), run)
+        });
+        let output = output.await.unwrap_or_else(|error| Err(anyhow!(error)));
+        self.routed |= output.is_ok();
         let progress = match output {
             Err(error) if may_pass(&error) => Ok(Progress::NotYet(reason(&error))),
             Err(error) => Err(error),
@@ -89,6 +97,26 @@ impl Owner {
     /// Whether the context is there, and points where the curators are.
     pub fn is_owned(&self) -> bool {
         self.owned_at == self.curators && self.config.exists()
+    }
+
+    fn take_ownership(&self) -> Cmd {
+        let call = self.call(&["cluster", "take-ownership", "--name", CONTEXT]);
+        let endpoints = self.curators.iter().map(SocketAddr::to_string);
+        endpoints
+            .fold(call, |call, curator| call.arg("--endpoint").arg(curator))
+            .arg("--owner-key")
+            .arg(&self.key)
+            .arg("--first-contact-secret")
+            .arg(&self.secret)
+    }
+
+    fn tell_routes(&self) -> impl Iterator<Item = Cmd> {
+        let tell = |(address, host): &(SocketAddrV4, SocketAddr)| {
+            self.call(&["--context", CONTEXT, "context", "route"])
+                .arg(address.to_string())
+                .arg(host.to_string())
+        };
+        self.routes.iter().map(tell)
     }
 
     fn call(&self, words: &[&str]) -> Cmd {
@@ -131,6 +159,62 @@ mod tests {
         for nodes in [&[][..], &[ill], &[well, well]] {
             assert!(matches!(judge(nodes), Progress::NotYet(_)));
         }
+    }
+
+    #[tokio::test]
+    async fn routes_are_told_once_in_every_run_and_before_the_nodes_are_asked() {
+        use std::os::unix::fs::PermissionsExt as _;
+        let folder = tempfile::tempdir().unwrap();
+        let (tool, heard) = (folder.path().join("tool"), folder.path().join("heard"));
+        let script = format!(
+            "#!/bin/sh\necho \"$*\" >> {}\n[ $1 != node ] || echo '[]'\n",
+            heard.display()
+        );
+        std::fs::write(&tool, script).unwrap();
+        std::fs::set_permissions(&tool, std::fs::Permissions::from_mode(0o755)).unwrap();
+        let config = folder.path().join("config.json");
+        std::fs::write(&config, "").unwrap();
+        let route = |last: u8, port: u16| {
+            let address = SocketAddrV4::new([10, 77, 0, last].into(), 7836);
+            (address, SocketAddr::from(([127, 0, 0, 1], port)))
+        };
+        let curators = vec![SocketAddr::from(([127, 0, 0, 1], 1))];
+        let owner = |owned_at| Owner {
+            ui: Ui::new(false),
+            hearthctl: tool.clone(),
+            config: config.clone(),
+            key: folder.path().join("key"),
+            secret: folder.path().join("secret"),
+            curators: curators.clone(),
+            routes: vec![route(11, 2), route(12, 3)],
+            routed: false,
+            owned_at,
+            asked: None,
+        };
+        let told = "--context run context route 10.77.0.11:7836 127.0.0.1:2\n\
+                    --context run context route 10.77.0.12:7836 127.0.0.1:3\n";
+        let list = "node list --output json\n";
+        let said = || {
+            let said = std::fs::read_to_string(&heard).unwrap();
+            std::fs::remove_file(&heard).unwrap();
+            said
+        };
+
+        // The ports of the curators are others, so ownership is taken again.
+        let (new, progress) = owner(Vec::new()).next().await;
+        assert!(matches!(progress, Ok(Progress::Owned(_))));
+        let (first, rest) = said()
+            .split_once('\n')
+            .map(|(a, b)| (a.to_owned(), b.to_owned()))
+            .unwrap();
+        assert!(first.starts_with("cluster take-ownership --name run --endpoint 127.0.0.1:1 "));
+        assert_eq!(rest, told);
+        drop(new.next().await);
+        assert_eq!(said(), list);
+
+        // They are what they were; those of the nodes may not be.
+        drop(owner(curators.clone()).next().await);
+        assert_eq!(said(), format!("{told}{list}"));
     }
 
     #[test]
