@@ -1,6 +1,8 @@
 //! Clusters that are torn apart: by the network, by power cuts, by a machine
 //! that stands still. What was acknowledged stays, what cannot be decided is
 //! refused with a word, and afterwards all is as before.
+//!
+//! Some are left out by default; `cargo xtask test e2e netsplit --long` runs them all.
 
 use anyhow::{Context, bail, ensure};
 use hearth_api::{
@@ -121,6 +123,7 @@ async fn one_may_be_lost_and_two_are_one_too_many() -> Outcome {
 /// The machine of the leader stands still until the others have given it up,
 /// then goes on as if nothing had been: it must not act on what it believed.
 #[tokio::test]
+#[ignore = "long: --long runs it"]
 async fn a_leader_that_stood_still_leads_no_more() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let mut cluster = test.cluster(3).await?;

@@ -1,4 +1,6 @@
 //! Networks that are bad, and networks that change.
+//!
+//! Some are left out by default; `cargo xtask test e2e network --long` runs them all.
 
 use anyhow::{Context, ensure};
 use hearth_api::v1::{ClusterState, NodeHealth};
@@ -59,6 +61,7 @@ async fn an_address_changes_and_everyone_follows() -> Outcome {
 
 /// All addresses of a directory are dead but one.
 #[tokio::test]
+#[ignore = "long: --long runs it"]
 async fn one_address_that_lives_is_enough() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let mut cluster = test.cluster(3).await?;
@@ -81,6 +84,7 @@ async fn one_address_that_lives_is_enough() -> Outcome {
 /// All addresses change at once, of running members: no curator can tell
 /// anyone, and they find each other all the same.
 #[tokio::test]
+#[ignore = "long: --long runs it"]
 async fn all_addresses_change_at_once() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let mut cluster = test.cluster(3).await?;
@@ -107,6 +111,7 @@ async fn all_addresses_change_at_once() -> Outcome {
 /// A machine registers, is approved, commits and becomes a voter over a network
 /// that loses, delays and reorders.
 #[tokio::test]
+#[ignore = "long: --long runs it"]
 async fn a_node_joins_over_a_bad_network() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let mut cluster = Cluster::founded(&test, 2).await?;
