@@ -21,12 +21,14 @@ use hearth_api::{
     },
 };
 
-use tonic::Status;
+use tonic::{Code, Status};
 
 use crate::bounds;
 
 const KEY: &str = "owner-key.pem";
 const SECRET: &str = "first-contact-secret";
+/// Between two tries of a curator that is out of touch: it answers at once.
+const ASK_AGAIN: std::time::Duration = std::time::Duration::from_millis(200);
 
 /// An owner of a cluster to be: its key and the first-contact secret, with
 /// the files that hold them.
@@ -213,10 +215,11 @@ impl Operator {
     /// # Errors
     /// If the call fails.
     pub async fn info(&self) -> anyhow::Result<GetClusterInfoResponse> {
-        let mut management = ManagementClient::new(self.channel.clone());
-        let call = management.get_cluster_info(GetClusterInfoRequest {});
-        let info = within(bounds::CALL, call).await.context("GetClusterInfo")?;
-        Ok(info.into_inner())
+        let info = patiently(|| async {
+            let request = GetClusterInfoRequest {};
+            self.management().get_cluster_info(request).await
+        });
+        Ok(info.await.context("GetClusterInfo")?.into_inner())
     }
 
     /// What a machine is told so that it registers with this cluster.
@@ -224,10 +227,11 @@ impl Operator {
     /// # Errors
     /// If a call fails.
     pub async fn register_parameters(&self) -> anyhow::Result<NodeParameters> {
-        let mut management = self.management();
-        let request = GetRegisterTicketRequest { rotate: false };
-        let ticket = within(bounds::CALL, management.get_register_ticket(request)).await;
-        let ticket = ticket.context("GetRegisterTicket")?.into_inner();
+        let ticket = patiently(|| async {
+            let request = GetRegisterTicketRequest { rotate: false };
+            self.management().get_register_ticket(request).await
+        });
+        let ticket = ticket.await.context("GetRegisterTicket")?.into_inner();
         let info = self.info().await?;
         let register = ClusterRegister {
             cluster_directory: info.directory,
@@ -288,6 +292,26 @@ impl Operator {
         );
         Ok(nodes[0].clone())
     }
+}
+
+/// Makes a call again while the curator is out of touch. A cluster of one node
+/// is so for a moment when it first expects another, which is what the first
+/// register ticket means to it.
+async fn patiently<T, F>(call: impl Fn() -> F) -> Result<T, Status>
+where
+    F: Future<Output = Result<T, Status>>,
+{
+    let answered = async {
+        loop {
+            match call().await {
+                Err(status) if status.code() == Code::Unavailable => {
+                    tokio::time::sleep(ASK_AGAIN).await;
+                }
+                answer => return answer,
+            }
+        }
+    };
+    within(bounds::SOON, answered).await
 }
 
 fn options() -> Options {
