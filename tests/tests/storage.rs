@@ -35,8 +35,8 @@ async fn security(vm: &Running) -> anyhow::Result<StorageSecurity> {
         .storage_security())
 }
 
-/// An encrypted node founds its cluster. After a power cut nobody can unlock
-/// it in this release: it waits, says for what, and changes nothing.
+/// An encrypted node founds its cluster. After a power cut nobody is left who
+/// could unlock it: it waits, says for what, and changes nothing.
 #[tokio::test]
 async fn an_encrypted_node_founds_and_waits_after_a_power_cut() -> Outcome {
     let test = TestCtx::begin(here!())?;

@@ -161,7 +161,7 @@ fn explain(ui: &Ui, new: bool, founding: &Founding) {
     let storage = match founding.storage {
         Some(Storage::Insecure) => "storage insecure (encrypted ones cannot cold-start yet)",
         Some(Storage::Encrypted) => {
-            "storage encrypted (it cannot cold-start yet: lost once it is down)"
+            "storage encrypted (it cannot cold-start yet: lost once all of it is down)"
         }
         None => "parameters of your own",
     };

@@ -43,7 +43,8 @@ const REGISTER: &str = "register.pb";
 pub enum Storage {
     /// Raw: the next run can boot this cluster again
     Insecure,
-    /// dm-crypt: once it is down, this cluster cannot be booted again yet
+    /// dm-crypt: a node that reboots gets its key from the others; once all are down, the cluster cannot be booted again
+    /// yet
     Encrypted,
 }
 
