@@ -96,9 +96,10 @@ pub fn plan(candidates: &[Candidate], standing: &Standing) -> Plan {
 fn look(candidate: &Candidate, standing: &Standing) -> (Option<Step>, Option<String>) {
     let missing = |what: &str| Some(what.to_owned());
     let Some(node) = candidate.node(&standing.nodes) else {
-        return match candidate.approve {
+        return match candidate.approve && candidate.id.is_none() {
             true => (None, missing("its registration")),
-            // Left for the user: whether it has registered yet matters to nobody.
+            // Left for the user: whether it has registered yet matters to nobody. Or it was a member, and has been
+            // deleted since: it does not come back.
             false => (None, None),
         };
     };
@@ -315,6 +316,17 @@ mod tests {
             ..seen
         };
         assert_eq!(plan(&[later], &standing), Plan::default());
+    }
+
+    #[test]
+    fn a_member_that_was_deleted_is_not_waited_for() {
+        let gone = Candidate {
+            id: Some("hearth-2".to_owned()),
+            ..candidate(2)
+        };
+        let standing = standing(vec![home(1)], vec![voter(1)]);
+        assert_eq!(plan(&[candidate(1), gone], &standing), Plan::default());
+        assert_eq!(plan(&[candidate(2)], &standing).missing.len(), 1);
     }
 
     #[test]

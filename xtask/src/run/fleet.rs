@@ -57,7 +57,10 @@ impl Node {
 
     /// Whether it is on its way to where somebody has to do something for it: this is when it takes all of a processor.
     pub fn is_booting(&self) -> bool {
-        self.on && !self.is_home() && self.key.is_none()
+        let display = self.display.as_ref();
+        // One that was removed from its cluster shows no key, but waits all the same.
+        let waits = display.is_some_and(|display| display.waiting().is_some());
+        self.on && !self.is_home() && self.key.is_none() && !waits
     }
 }
 
