@@ -201,6 +201,15 @@ impl Curators {
         self.shared.state().list.endpoints().clone()
     }
 
+    /// Whoever calls has waited for long enough: where new calls go now, calls
+    /// are taken and not answered. It stands back like one that has failed.
+    pub fn doubt(&self) {
+        let mut state = self.shared.state();
+        if let Some(line) = state.current() {
+            state.list.failed(&line.endpoint, Instant::now());
+        }
+    }
+
     /// Where new calls go, as far as known.
     pub fn current(&self) -> Option<Endpoint> {
         let state = self.shared.state();

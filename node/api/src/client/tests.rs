@@ -89,6 +89,23 @@ async fn comes_to(curators: &Curators, wanted: &TestCurator) {
     bound.expect("it comes there");
 }
 
+#[tokio::test]
+async fn one_that_is_doubted_is_left() {
+    let f = Fixture::new();
+    let (first, second) = (f.curator().await, f.curator().await);
+    let curators = f.curators(vec![first.endpoint(), second.endpoint()]);
+    curators.doubt();
+    info(&curators).await.expect("served");
+    assert_eq!(curators.current(), Some(first.endpoint()));
+    curators.doubt();
+    comes_to(&curators, &second).await;
+    // Where there is no other one, it is better than none.
+    let alone = f.curators(vec![first.endpoint()]);
+    info(&alone).await.expect("served");
+    alone.doubt();
+    info(&alone).await.expect("still served");
+}
+
 /// An address where nobody listens.
 async fn dead() -> Endpoint {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");

@@ -71,6 +71,13 @@ pub(super) fn count(refusals: &Writer<Refusals>) {
     refusals.set(before.saturating_add(1));
 }
 
+/// Nothing has come in time. It is a call that was begun and not ended, or given
+/// up before the client's own bound: the client does not see anything wrong with it.
+fn silent(connection: &CuratorConnection) -> Failure {
+    connection.doubt();
+    Failure::msg("the curator does not answer heartbeats")
+}
+
 async fn beat(
     ctx: &Context,
     health: &Health<'_>,
@@ -89,13 +96,13 @@ async fn beat(
     beats.send(request()).await?;
     let mut curator = connection.curator();
     let answers = curator.heartbeat(ReceiverStream::new(stream));
-    let answers = timeout(FIRST_BOUND, answers).await?;
+    let silent = |_| silent(&connection);
+    let answers = timeout(FIRST_BOUND, answers).await.map_err(silent)?;
     let turned_away = |status| turned_away(ctx, worker, status);
     let mut answers = answers.map_err(turned_away)?.into_inner();
     let mut bound = FIRST_BOUND;
     loop {
-        let answer = timeout(bound, answers.message()).await;
-        let answer = answer.map_err(|_| Failure::msg("the curator does not answer heartbeats"))?;
+        let answer = timeout(bound, answers.message()).await.map_err(silent)?;
         let answer = answer.map_err(turned_away)?;
         let answer = answer.ok_or_else(|| Failure::msg("the curator ended the heartbeats"))?;
         worker.acknowledged.set(sent);

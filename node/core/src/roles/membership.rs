@@ -111,6 +111,13 @@ impl CuratorConnection {
         CuratorClient::new(self.curators.channel())
     }
 
+    /// The curator that calls go to has not answered in time. Its connection may
+    /// be fine all the same, so this is the only way to learn of it: the next
+    /// calls go to another one, if there is one that works.
+    pub(super) fn doubt(&self) {
+        self.curators.doubt();
+    }
+
     /// The DNS name under which the cluster's nodes have names.
     pub async fn cluster_domain(&self) -> Result<String, Failure> {
         let mut management = ManagementClient::new(self.curators.channel());

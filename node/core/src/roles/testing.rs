@@ -224,8 +224,13 @@ impl Fake {
     }
 
     pub fn connection_to(&self, curator: &TestCurator) -> CuratorConnection {
+        self.connection_to_all(&[curator])
+    }
+
+    /// The first of them is asked first.
+    pub fn connection_to_all(&self, curators: &[&TestCurator]) -> CuratorConnection {
         let trust = tls::node_client_config(&self.node, ExpectedServer::AnyNode, wall_clock());
-        let endpoints = vec![curator.endpoint()];
+        let endpoints: Vec<_> = curators.iter().map(|curator| curator.endpoint()).collect();
         let curators = Curators::new(endpoints, trust.unwrap(), ClientOptions::default());
         CuratorConnection::new(self.node_id, curators)
     }

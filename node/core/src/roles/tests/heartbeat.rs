@@ -110,6 +110,25 @@ async fn silence_is_a_failure_and_the_next_stream_goes_on() {
 }
 
 #[tokio::test]
+async fn a_curator_that_is_silent_on_a_good_connection_is_left_for_another() {
+    let test = beating(answer(200, Duration::ZERO)).await;
+    let script = Script {
+        heartbeats: answer(5000, Duration::ZERO),
+        ..Script::default()
+    };
+    let second = test.fake.another(script).await;
+    let both = [&test.fake.curator, &second];
+    test.connection.set(test.fake.connection_to_all(&both));
+    let mut acknowledged = test.acknowledged.watch();
+    next("an acknowledgement", &mut acknowledged).await;
+    // For ever, and nothing else is wrong with it.
+    test.fake.curator.set_heartbeats(Heartbeats::Ignore);
+    let arrived = second.until(|seen| !seen.heartbeats.is_empty());
+    soon("a heartbeat elsewhere", arrived).await;
+    test.worker.stop().await;
+}
+
+#[tokio::test]
 async fn a_stream_that_the_curator_ends_is_opened_again() {
     let test = beating(answer(5000, Duration::ZERO)).await;
     let mut acknowledged = test.acknowledged.watch();
