@@ -19,6 +19,10 @@ use crate::output::safe;
 /// cluster tells of itself.
 const LOOK: Duration = Duration::from_secs(1);
 
+/// A change that is complete shows at once, one that is not is pending. If it
+/// is neither for so many looks, somebody has taken it back.
+const TAKEN_BACK_AFTER: u32 = 10;
+
 /// What is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Goal {
@@ -32,7 +36,7 @@ pub enum Goal {
 
 impl Goal {
     fn reached(self, node: &Node, consensus: &GetConsensusStatusResponse) -> bool {
-        let changing = consensus.changes.iter().any(|one| one.node_id == node.id);
+        let changing = is_changing(node, consensus);
         let mut members = consensus.members.iter();
         let member = members.find(|member| member.node_id == node.id);
         let role = node
@@ -46,9 +50,13 @@ impl Goal {
     }
 }
 
+fn is_changing(node: &Node, consensus: &GetConsensusStatusResponse) -> bool {
+    consensus.changes.iter().any(|one| one.node_id == node.id)
+}
+
 /// Until it is so. The cluster may be out of reach for a while meanwhile. This
-/// has no bound: it takes as long as a node needs to get in sync, or to be
-/// switched on.
+/// has no bound while the change is pending: it takes as long as a node needs to
+/// get in sync, or to be switched on.
 pub async fn until(
     global: &Global,
     channel: &Channel,
@@ -68,12 +76,16 @@ pub async fn until(
 async fn follow(global: &Global, channel: &Channel, id: &str, goal: Goal) -> Result<Node, Failure> {
     let mut told = String::new();
     let mut looks = tokio::time::interval(LOOK);
+    let mut idle = 0;
     loop {
         looks.tick().await;
         let progress = match look(global, channel, id).await {
             Ok((Some(node), consensus)) => {
                 if goal.reached(&node, &consensus) {
                     return Ok(node);
+                }
+                if is_taken_back(&mut idle, is_changing(&node, &consensus)) {
+                    return Err(taken_back(id));
                 }
                 progress(&node, &consensus)
             }
@@ -91,6 +103,19 @@ async fn follow(global: &Global, channel: &Channel, id: &str, goal: Goal) -> Res
             told = progress;
         }
     }
+}
+
+/// Whether nothing has been pending for long enough. Records and membership are
+/// read one after the other, so one look alone tells nothing.
+fn is_taken_back(idle: &mut u32, changing: bool) -> bool {
+    *idle = if changing { 0 } else { *idle + 1 };
+    *idle >= TAKEN_BACK_AFTER
+}
+
+fn taken_back(id: &str) -> Failure {
+    Failure::new(Kind::Cluster, format!("wait for {}", safe(id)))
+        .because("the change is not complete, and not pending any more: somebody has taken it back")
+        .advise("`hearthctl node describe` and `hearthctl etcd members` show how it stands")
 }
 
 async fn look(
@@ -138,6 +163,19 @@ mod tests {
     use hearth_api::v1::{ConsensusMemberStatus, MembershipChange, NodeRoles, node_roles};
 
     use super::*;
+
+    #[test]
+    fn a_change_that_is_pending_is_waited_for_and_one_that_nobody_wants_is_not() {
+        let mut idle = 0;
+        for _ in 0..5 {
+            for _ in 1..TAKEN_BACK_AFTER {
+                assert!(!is_taken_back(&mut idle, false));
+            }
+            assert!(!is_taken_back(&mut idle, true));
+        }
+        let looks = (0..TAKEN_BACK_AFTER).filter(|_| is_taken_back(&mut idle, false));
+        assert_eq!(looks.count(), 1);
+    }
 
     #[test]
     fn goals_need_the_record_and_the_membership() {
