@@ -53,7 +53,7 @@ pub use image::Image;
 use network::Wired;
 pub use network::{NetworkSpec, Place, end as end_network, network};
 use record::Record;
-pub use running::{Running, cut, cut_one, running};
+pub use running::{Running, cut, cut_one, known, running};
 
 use crate::{
     command::Machine,

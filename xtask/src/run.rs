@@ -208,7 +208,7 @@ impl Run<'_> {
         let ended = tokio::select! {
             biased;
             () = self.interrupts.come(1) => None,
-            ended = self.stay(&mut fleet, &founding) => Some(ended),
+            ended = self.stay(&mut fleet, &mut founding) => Some(ended),
         };
         match ended {
             None => fleet.power_off(&self.interrupts).await,
@@ -295,7 +295,7 @@ impl Run<'_> {
     }
 
     /// In the foreground, until the machines have ended.
-    async fn stay(&self, fleet: &mut Fleet, founding: &Founding) -> Result<()> {
+    async fn stay(&self, fleet: &mut Fleet, founding: &mut Founding) -> Result<()> {
         if fleet.nodes.len() > 1 {
             return self.watch(fleet, founding).await;
         }

@@ -32,6 +32,15 @@ pub fn running(state: &Path) -> Result<Vec<Running>, ClusterError> {
         .collect())
 }
 
+/// The names of the machines that were ever started, whether they run or not.
+///
+/// # Errors
+/// If the cluster cannot be read.
+pub fn known(state: &Path) -> Result<Vec<String>, ClusterError> {
+    let records = records(state)?.into_iter();
+    Ok(records.map(|(name, _)| name).collect())
+}
+
 /// Pulls the plugs of all machines that run, and ends their network. When this
 /// returns, they are gone.
 ///
@@ -90,4 +99,26 @@ fn processes(state: &Path) -> Result<Vec<(Running, Process)>, ClusterError> {
         }
     }
     Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::cluster::record::Record;
+
+    #[test]
+    fn machines_that_were_ever_started_are_known_and_other_folders_are_not() {
+        let state = tempfile::tempdir().expect("a folder");
+        for name in ["node-2", "net"] {
+            fs::create_dir(state.path().join(name)).expect("made");
+        }
+        let folder = state.path().join("node-2");
+        Record::default().save(&folder).expect("saved");
+        assert_eq!(known(state.path()).expect("read"), ["node-2"]);
+        assert_eq!(running(state.path()).expect("read"), []);
+        let nowhere = state.path().join("nowhere");
+        assert_eq!(known(&nowhere).expect("read"), Vec::<String>::new());
+    }
 }

@@ -12,6 +12,7 @@ use anyhow::{Context, Result, anyhow};
 use hearth_api::client::Endpoint;
 use hearth_api::owner as owner_files;
 use hearth_api::v1::NodeState;
+use hearth_qemu::cluster;
 
 use super::fleet::{Fleet, News};
 use super::owner::{Owner, Progress};
@@ -42,15 +43,24 @@ enum Answer {
 impl Run<'_> {
     /// Until the cluster is complete, by the word of its machines and by its own.
     pub(super) async fn form(&self, fleet: &mut Fleet, founding: &mut Founding) -> Result<()> {
+        // Whoever was started before may be a member by now, of which nobody was there to tell: the user approves and
+        // gives roles to nodes that were left running, too.
+        let known = cluster::known(self.state.path())?;
         let members: Vec<usize> = (0..fleet.nodes.len())
-            .filter(|index| *index == 0 || founding.members.contains_key(&fleet.nodes[*index].name))
+            .filter(|index| *index == 0 || known.contains(&fleet.nodes[*index].name))
             .collect();
         let mut others: VecDeque<usize> = (0..fleet.nodes.len())
             .filter(|index| !members.contains(index))
             .collect();
         for index in members {
             self.announce(&fleet.nodes[index].name);
-            let parameters = (index == 0).then(|| self.parameters.clone());
+            let parameters = match index {
+                0 => Some(self.parameters.clone()),
+                _ => {
+                    let number = fleet.nodes[index].number;
+                    self.state.parameters_of(founding, number)?
+                }
+            };
             fleet.start(index, founding, parameters).await?;
         }
         let bound = self.bound(founding);
@@ -256,7 +266,12 @@ impl Run<'_> {
     }
 
     /// Machines that have become members are remembered by their node IDs.
-    fn remember(&self, fleet: &Fleet, founding: &mut Founding, standing: &Standing) -> Result<()> {
+    pub(super) fn remember(
+        &self,
+        fleet: &Fleet,
+        founding: &mut Founding,
+        standing: &Standing,
+    ) -> Result<()> {
         let candidates = self.candidates(fleet, founding)?;
         let mut new = false;
         for candidate in candidates.iter().filter(|candidate| candidate.id.is_none()) {

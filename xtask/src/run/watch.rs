@@ -23,7 +23,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 
 impl Run<'_> {
     /// Until all machines have gone down in order.
-    pub(super) async fn watch(&self, fleet: &mut Fleet, founding: &Founding) -> Result<()> {
+    pub(super) async fn watch(&self, fleet: &mut Fleet, founding: &mut Founding) -> Result<()> {
         let key = owner_files::read_key(&self.state.owner_key())?;
         let secret = owner_files::read_first_contact_secret(&self.state.first_contact_secret())?;
         let curators: Vec<Endpoint> = fleet.curators().into_iter().map(Endpoint::from).collect();
@@ -60,6 +60,8 @@ impl Run<'_> {
                         Ok((connected, seen)) => {
                             operator = Some(connected);
                             standing = seen;
+                            // Those that the user has let in are members, too.
+                            self.remember(fleet, founding, &standing)?;
                             note(&candidates, &standing)
                         }
                         Err(error) => format!("as it was last; now no curator answers: {error:#}"),
