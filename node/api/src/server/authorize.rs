@@ -108,6 +108,22 @@ pub trait Admission: Send + Sync + 'static {
     /// Lets the call through or refuses it. Must not block.
     fn admit(&self, caller: &Caller, path: &str) -> Result<(), Status>;
 
+    /// Whether a refusal by [`Self::admit`] stands: a server whose knowledge
+    /// may be a moment old can get newer here before it turns somebody away.
+    /// Calls that are let through never wait for this. By default it stands.
+    ///
+    /// # Errors
+    /// What the caller is told.
+    fn reconsider(
+        self: Arc<Self>,
+        caller: Caller,
+        path: String,
+        refusal: Status,
+    ) -> BoxFuture<'static, Result<(), Status>> {
+        drop((caller, path));
+        Box::pin(std::future::ready(Err(refusal)))
+    }
+
     /// Ends when this peer is no longer welcome, at once if it is not now. A
     /// moment later its connection is cut, whatever runs on it; until then
     /// [`Self::admit`] tells it why. By default that never comes.
@@ -157,10 +173,19 @@ impl Authorize {
             Some(Authorization::Unauthenticated) => {}
             Some(Authorization::Need(need)) => self.check(&caller, path, need)?,
         }
-        if let Some(admission) = &self.admission {
-            admission.admit(&caller, path)?;
-        }
         Ok(caller)
+    }
+
+    /// The server's own say; what comes of it later if it is against the call.
+    fn refused(
+        &self,
+        caller: &Caller,
+        path: &str,
+    ) -> Option<BoxFuture<'static, Result<(), Status>>> {
+        let admission = self.admission.as_ref()?;
+        let refusal = admission.admit(caller, path).err()?;
+        let admission = Arc::clone(admission);
+        Some(admission.reconsider(caller.clone(), path.to_owned(), refusal))
     }
 
     fn check(
@@ -227,13 +252,14 @@ where
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        match self.authorize.decide(&request) {
-            Ok(caller) => request.extensions_mut().insert(caller),
+        let caller = match self.authorize.decide(&request) {
+            Ok(caller) => caller,
             Err(status) => return Box::pin(async move { Ok(status.into_http()) }),
         };
-        let connection = request.extensions().get::<ConnectionInfo>();
-        let running = connection.map(|connection| connection.activity.begin());
         let path = request.uri().path().to_owned();
+        let refused = self.authorize.refused(&caller, &path);
+        let activity = Arc::clone(&caller.0.activity);
+        request.extensions_mut().insert(caller);
         let span = self.authorize.span.clone();
         // The instance that was ready is the one to call.
         let clone = self.inner.clone();
@@ -241,6 +267,12 @@ where
         let call = {
             let span = span.clone();
             async move {
+                if let Some(refused) = refused
+                    && let Err(status) = refused.await
+                {
+                    return Ok(status.into_http());
+                }
+                let running = activity.begin();
                 match AssertUnwindSafe(async { inner.call(request).await })
                     .catch_unwind()
                     .await
@@ -280,7 +312,7 @@ struct GuardedBody {
     path: String,
     span: Span,
     /// A call runs as long as its answer.
-    _running: Option<RunningCall>,
+    _running: RunningCall,
 }
 
 impl http_body::Body for GuardedBody {

@@ -1,4 +1,5 @@
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use futures::StreamExt as _;
@@ -474,6 +475,64 @@ async fn the_connection_of_a_peer_that_is_no_longer_admitted_is_cut() {
     end.expect_err("it is open");
     cancel.cancel();
     let ended = serving.await.expect("no panic");
+    ended.expect("in order");
+}
+
+/// Knows of nobody at first, of everybody after a second look, of which there
+/// is one only.
+#[derive(Default)]
+struct Forgetful {
+    knows: AtomicBool,
+}
+
+impl Admission for Forgetful {
+    fn admit(&self, _: &Caller, _: &str) -> Result<(), tonic::Status> {
+        match self.knows.load(Ordering::SeqCst) {
+            true => Ok(()),
+            false => Err(tonic::Status::permission_denied("not known")),
+        }
+    }
+
+    fn reconsider(
+        self: Arc<Self>,
+        caller: Caller,
+        path: String,
+        refusal: tonic::Status,
+    ) -> BoxFuture<'static, Result<(), tonic::Status>> {
+        assert_eq!(refusal.message(), "not known");
+        Box::pin(async move {
+            tokio::task::yield_now().await;
+            assert!(!self.knows.swap(true, Ordering::SeqCst), "a second look");
+            self.admit(&caller, &path)
+        })
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_can_be_reconsidered() {
+    let (server, address, cancel) = {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        let address = listener.local_addr().expect("an address");
+        let cancel = CancellationToken::new();
+        let server = Server::new(Transport::Plain).admission(Arc::new(Forgetful::default()));
+        let serving = server.serve(listener, Services::new(), cancel.clone());
+        (tokio::spawn(serving), address, cancel)
+    };
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{address}"));
+    let channel = endpoint
+        .expect("proper")
+        .connect()
+        .await
+        .expect("it listens");
+    for _ in 0..3 {
+        // The call has come through to where its service would be.
+        let mut client = CuratorLocalClient::new(channel.clone());
+        let call = client.get_current_leader(GetCurrentLeaderRequest {});
+        let status = call.await.expect_err("nothing is served");
+        assert_eq!(status.code(), Code::Unimplemented, "{status}");
+    }
+    cancel.cancel();
+    let ended = server.await.expect("no panic");
     ended.expect("in order");
 }
 

@@ -13,7 +13,7 @@ use hearth_api::{
 use rustls_pki_types::CertificateDer;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
+use tonic::{Code, Status};
 use zeroize::Zeroizing;
 
 use super::{
@@ -76,6 +76,25 @@ impl Admission for Core {
         }
         self.reads.check()?;
         self.check_member(caller.peer())
+    }
+
+    /// The node may have become a member at another curator a moment ago, and
+    /// take a refusal for its removal. So nobody is refused by what the cache
+    /// may have missed: it is brought up to date first. Those who come
+    /// meanwhile share the read, and it is bounded.
+    fn reconsider(
+        self: Arc<Self>,
+        caller: Caller,
+        path: String,
+        refusal: Status,
+    ) -> BoxFuture<'static, Result<(), Status>> {
+        Box::pin(async move {
+            if refusal.code() != Code::PermissionDenied {
+                return Err(refusal);
+            }
+            self.reads.linearizable().await?;
+            self.admit(&caller, &path)
+        })
     }
 
     fn revoked(self: Arc<Self>, peer: PeerCertificate) -> BoxFuture<'static, ()> {

@@ -7,6 +7,7 @@ use hearth_api::{
     first_contact,
     identity::{ClusterId, FirstContactSecret, NodeKey, SigningKey, UserCredentials},
     permissions::{Authorization, Permission, authorization, missing},
+    private::StoredNode,
     tls::wall_clock,
     v1::{
         EscrowRequest, GetCaCertificateRequest, GetClusterInfoRequest, NodeState, WatchRequest,
@@ -21,10 +22,14 @@ use tower::{Service as _, ServiceExt as _};
 
 use super::super::{
     founding::{self, FoundingError},
+    state,
     testing::{Who, World, bootstrap_data, id_of, quick},
 };
 use crate::{
-    consensus::testing::{BOUND, Site, soon},
+    consensus::{
+        fenced::{Condition, Write},
+        testing::{BOUND, Site, soon},
+    },
     pki,
 };
 
@@ -355,4 +360,28 @@ async fn a_founding_that_was_cut_short_is_completed() {
     founding::found(&client, &data, &authorities).await.unwrap();
     assert_eq!(client.list("nodes/").await.unwrap().records.len(), 1);
     etcd.stop().await;
+}
+
+/// It may have committed at another curator, from which the records come here a
+/// moment later than the node itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_has_just_become_a_member_is_not_refused() {
+    let world = World::new(quick()).await;
+    for _ in 0..30 {
+        let node = world.add_node(NodeState::Standby).await;
+        let mut curator = world.curator(&node);
+        let request = WatchRequest::default();
+        let refused = soon("a refusal", curator.watch(request.clone())).await;
+        assert_eq!(refused.unwrap_err().code(), Code::PermissionDenied);
+
+        let key = state::node_key(id_of(&node));
+        let record = world.client().get(&key).await.unwrap().unwrap();
+        let mut stored = StoredNode::decode(&record.value[..]).unwrap();
+        stored.state = NodeState::Up.into();
+        let write = Write::when(Condition::Unchanged(key.clone(), record.mod_revision));
+        let write = write.put(key, stored.encode_to_vec());
+        world.client().write(write).await.unwrap();
+        soon("a watch", curator.watch(request)).await.unwrap();
+    }
+    world.stop().await;
 }
