@@ -416,6 +416,8 @@ async fn catch_up(
                 good();
                 tokio::time::sleep(REPORT_INTERVAL).await;
             }
+            // It is cut off. Its reads are refused at once, however long.
+            Ok(status) if status.learner => tokio::time::sleep(REPORT_INTERVAL).await,
             _ => {
                 tracing::info!("etcd does not serve yet: {error}");
                 tokio::time::sleep(PAUSE).await;
