@@ -10,8 +10,8 @@
 //! membership cannot bear one: see [`crate::consensus::Members`] for why they
 //! harm nothing when they come late.
 //!
-//! Nothing is decided by records that are not recent: each round begins with a
-//! linearizable read.
+//! Nothing is decided by records that are not recent: each look has a
+//! linearizable read in it.
 
 mod plan;
 mod steps;
@@ -94,10 +94,10 @@ pub async fn status(core: &Core) -> Result<GetConsensusStatusResponse, Status> {
 }
 
 async fn look(core: &Core) -> Result<View, Status> {
-    core.reads.linearizable().await?;
     view::take(core, Learner::default())
         .await
         .map_err(|error| match error {
+            view::ViewError::Stale(stale) => stale.into(),
             view::ViewError::Consensus(error) => unavailable(&error),
             view::ViewError::Record(error) => Status::failed_precondition(error.to_string()),
         })
@@ -169,7 +169,6 @@ async fn await_company(core: &Core) {
 
 /// Looks, and takes one step. Tells whether there may be another at once.
 async fn round(core: &Core, term: &mut Term) -> Result<bool, StepError> {
-    core.reads.linearizable().await?;
     let mut view = view::take(core, Learner::default()).await?;
     view.learner = term.note(core, &view);
     let step = plan::plan(&view);

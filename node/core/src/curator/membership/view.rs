@@ -1,8 +1,11 @@
 //! What there is: records, liveness and etcd's members, put together.
 //!
-//! The caller has made a linearizable read. Records come before members: what
-//! a record says of a member was true of etcd earlier, so that a member that a
-//! record names and etcd does not have is gone, not yet to come.
+//! The order matters. Intents come first, then a linearizable read, then the
+//! nodes: a node that became UP and was at once wanted as a member would
+//! otherwise be seen as wanted and not UP, for which intents are dropped.
+//! Records come before members: what a record says of a member was true of
+//! etcd earlier, so that a member that a record names and etcd does not have
+//! is gone, not yet to come.
 
 use hearth_api::{
     identity::NodeId,
@@ -14,6 +17,7 @@ use crate::{
     consensus::{ConsensusError, MemberId},
     curator::{
         core::Core,
+        reads::Stale,
         state::{self, Intent, RecordError},
     },
 };
@@ -21,6 +25,9 @@ use crate::{
 /// Why nothing can be seen.
 #[derive(Debug, thiserror::Error)]
 pub enum ViewError {
+    /// Nothing is seen on old records.
+    #[error(transparent)]
+    Stale(#[from] Stale),
     /// etcd does not answer.
     #[error(transparent)]
     Consensus(#[from] ConsensusError),
@@ -31,8 +38,9 @@ pub enum ViewError {
 
 /// Looks.
 pub async fn take(core: &Core, learner: Learner) -> Result<View, ViewError> {
-    let nodes = core.cache.nodes(|_| true);
     let intents = intents(core).await?;
+    core.reads.linearizable().await?;
+    let nodes = core.cache.nodes(|_| true);
     Ok(View {
         own: core.node_id,
         nodes: nodes.iter().filter_map(standing).collect(),
