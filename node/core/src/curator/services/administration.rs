@@ -21,7 +21,7 @@ use crate::{
         decisions::{
             FoundNode, Refused,
             labelling::Changes,
-            removal::{self, Bypass},
+            removal::{self, Bypass, Removal},
             roles::{self, Outcome, Wish},
             standing,
         },
@@ -140,12 +140,13 @@ impl Administration {
             let found = self.find(wanted).await?;
             let id = found.id();
             let Outcome {
-                write,
+                mut write,
                 pending,
                 leaves,
             } = decide(&found)?;
             if leaves {
-                membership::may_leave(&self.core, id).await?;
+                let conditions = membership::may_leave(&self.core, id).await?;
+                write = write.map(|write| conditions.into_iter().fold(write, Write::and));
             }
             Ok(((id, pending), write))
         };
@@ -183,11 +184,12 @@ impl Administration {
                 }
                 Err(status) => return Err(status),
             };
-            let removal = removal::decide(bypass, &found)?;
-            if removal.leaves {
-                membership::may_leave(&self.core, found.id()).await?;
+            let Removal { mut write, leaves } = removal::decide(bypass, &found)?;
+            if leaves {
+                let conditions = membership::may_leave(&self.core, found.id()).await?;
+                write = conditions.into_iter().fold(write, Write::and);
             }
-            Ok((found.id(), Some(removal.write)))
+            Ok((found.id(), Some(write)))
         };
         let (id, revision) = self.core.settle(decide).await?;
         if revision.is_some() {

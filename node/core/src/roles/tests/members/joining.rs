@@ -121,5 +121,18 @@ async fn who_is_needed_does_not_leave() {
         }
     })
     .await;
+
+    // Each of two can be done without, but not both.
+    let (first, second) = tokio::join!(cluster.set_member(0, false), cluster.set_member(1, false));
+    assert_ne!(first.is_ok(), second.is_ok(), "{first:?} {second:?}");
+    let (stays, refused) = match first {
+        Ok(()) => (1, second.unwrap_err()),
+        Err(refused) => (0, refused),
+    };
+    assert!(
+        refused.message().contains("last voting member"),
+        "{refused}"
+    );
+    cluster.becomes(&[stays]).await;
     cluster.end().await;
 }
