@@ -143,6 +143,8 @@ struct Term {
     mark: Option<(MemberId, u64, Instant)>,
     /// What was said last of why nothing happens.
     said: Vec<String>,
+    /// It is to hand over, and nobody is there who could take over.
+    is_stuck: bool,
 }
 
 /// Works off what is wanted while this curator leads, for ever.
@@ -166,6 +168,7 @@ pub async fn run(core: &Core) -> Infallible {
                         learner: None,
                         mark: None,
                         said: Vec::new(),
+                        is_stuck: false,
                     }),
                 };
                 match round(core, term).await {
@@ -210,6 +213,14 @@ async fn round(core: &Core, term: &mut Term) -> Result<bool, StepError> {
     if let Step::Mark(member) = step {
         let index = steps::mark(core, &term.leadership).await?;
         term.mark = Some((member, index, Instant::now()));
+        return Ok(false);
+    }
+    if step == Step::HandOver && core.cache.candidates() < 2 {
+        if !std::mem::replace(&mut term.is_stuck, true) {
+            tracing::info!(
+                "this node is to leave consensus, and no other curator is ready to lead"
+            );
+        }
         return Ok(false);
     }
     steps::take(core, &term.leadership, &view, step).await?;
