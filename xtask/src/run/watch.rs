@@ -10,6 +10,7 @@ use anyhow::Result;
 use hearth_api::client::Endpoint;
 use hearth_api::owner as owner_files;
 use hearth_api::v1::{self, NodeState};
+use hearth_qemu::switch::NetworkError;
 
 use super::fleet::{Fleet, News};
 use super::state::Founding;
@@ -43,6 +44,10 @@ impl Run<'_> {
                     }
                 }
                 _ = looks.tick() => {
+                    if is_over(fleet).await {
+                        self.ui.say("all machines are off, and their network has ended");
+                        return Ok(());
+                    }
                     for index in fleet.requested(self.state) {
                         let number = fleet.nodes[index].number;
                         self.announce(&machines::name(number));
@@ -90,6 +95,16 @@ impl Run<'_> {
             )),
         }
         false
+    }
+}
+
+/// Whether somebody else has ended it, as `cargo xtask stop --force` does. Machines that are merely off may be switched on
+/// again, but not without their network.
+async fn is_over(fleet: &Fleet) -> bool {
+    let network = fleet.cluster().network();
+    match network.filter(|_| fleet.nodes.iter().all(|node| !node.on)) {
+        Some(network) => matches!(network.status().await, Err(NetworkError::Ended { .. })),
+        None => false,
     }
 }
 
