@@ -232,7 +232,22 @@ impl Operator {
             self.management().get_register_ticket(request).await
         });
         let ticket = ticket.await.context("GetRegisterTicket")?.into_inner();
-        let info = self.info().await?;
+        // A founder is HOME before it has said where it is, and a node that is
+        // told of nobody refuses.
+        let info = patiently(|| async {
+            let request = GetClusterInfoRequest {};
+            let info = self.management().get_cluster_info(request).await?;
+            let info = info.into_inner();
+            match info
+                .directory
+                .as_ref()
+                .is_some_and(|all| !all.nodes.is_empty())
+            {
+                true => Ok(info),
+                false => Err(Status::unavailable("no curator has said yet where it is")),
+            }
+        });
+        let info = info.await.context("GetClusterInfo")?;
         let register = ClusterRegister {
             cluster_directory: info.directory,
             register_ticket: ticket.register_ticket,

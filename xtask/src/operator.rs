@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use hearth_api::client::{Channel, Curators, Endpoint, Options, within};
 use hearth_api::identity::{FirstContactSecret, OwnerKey};
 use hearth_api::tls::{self, ExpectedServer};
@@ -92,6 +92,14 @@ impl Operator {
         let info = management.get_cluster_info(v1::GetClusterInfoRequest {});
         let info = within(CALL, info).await.context("GetClusterInfo")?;
         let info = info.into_inner();
+        // A founder is HOME before it has said where it is, and a node that is told of nobody refuses.
+        if info
+            .directory
+            .as_ref()
+            .is_none_or(|directory| directory.nodes.is_empty())
+        {
+            bail!("no curator has said yet where it is");
+        }
         let register = v1::ClusterRegister {
             cluster_directory: info.directory,
             register_ticket: ticket.register_ticket,
