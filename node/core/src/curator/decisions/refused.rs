@@ -103,6 +103,9 @@ pub enum Refused {
     /// It says nothing about any node.
     #[error("no node of this cluster has the join key {0}")]
     UnknownJoinKey(PublicKey),
+    /// It is not needed any more soon.
+    #[error("{0} was deleted, and is being taken out of consensus: ask again")]
+    MemberStill(NodeId),
     /// It is sealed in another way than the cluster knows.
     #[error(
         "tpm_usage: {node} has registered with {registered}, found {found}: wipe the machine and \
@@ -170,6 +173,7 @@ impl Refused {
             }
             Self::TooManyWrongTickets | Self::TooManyWaiting(_) => Code::ResourceExhausted,
             Self::OtherNodeKey(_) | Self::JoinKeyTaken(_) => Code::AlreadyExists,
+            Self::MemberStill(_) => Code::Unavailable,
             Self::NotRegistered(_) | Self::UnknownJoinKey(_) | Self::NoSuchNode { .. } => {
                 Code::NotFound
             }

@@ -187,6 +187,7 @@ fn decide(records: &Records, request: Request) -> Result<Option<Write>, Refused>
             let found = join::Found {
                 node: id.and_then(|id| records.node(id)),
                 tombstone: id.and_then(|id| records.tombstone(id)),
+                is_member: false,
             };
             let joined = join::decide(&key, TpmUsage::NotPresent, found)?;
             // Who is let in has something to be let in by.

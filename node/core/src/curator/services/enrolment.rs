@@ -38,6 +38,7 @@ use crate::{
             join::{self, Joined},
             registration::{self, Found, MOST_WAITING, Registered, Registration},
         },
+        liveness::unavailable,
         state::{NodeRecord, Wanted},
     },
     parameters::labels,
@@ -261,9 +262,15 @@ impl Enrolment {
         self.core.reads.linearizable().await?;
         let cache = &self.core.cache;
         let id = cache.join_key_of(&join_key);
+        let tombstone = id.and_then(|id| cache.tombstone(id));
+        let is_member = match &tombstone {
+            Some(tombstone) => self.is_member(tombstone.id).await?,
+            None => false,
+        };
         let found = join::Found {
             node: id.and_then(|id| Some(cache.node(id)?.0)),
-            tombstone: id.and_then(|id| cache.tombstone(id)),
+            tombstone,
+            is_member,
         };
         let joined = join::decide(&join_key, tpm_usage, found)?;
         let _place = self.turn().await?;
@@ -279,6 +286,15 @@ impl Enrolment {
         Ok(JoinNodeResponse {
             answer: Some(answer),
         })
+    }
+
+    /// Whether etcd has a member for this node, as of the linearizable read
+    /// that the caller has made.
+    async fn is_member(&self, id: NodeId) -> Result<bool, Status> {
+        let _place = self.turn().await?;
+        let members = self.core.members.list().await;
+        let members = members.map_err(|error| unavailable(&error))?;
+        Ok(members.iter().any(|member| member.node() == Some(id)))
     }
 
     async fn admitted(
