@@ -1,13 +1,15 @@
 //! Which node is meant.
 
 use hearth_api::client::Channel;
-use hearth_api::v1::Node;
+use hearth_api::v1::{Label, Node, NodeState};
 
 use super::all;
 use crate::args::Global;
 use crate::failure::{Failure, Kind};
 
-/// The label by whose value a node can be named.
+/// The label by whose value a node can be named. Not one that is NEW: whoever
+/// registers chooses its labels, and could take another one's name, or one that
+/// looks like the beginning of its ID.
 const HOSTNAME: &str = "hostname";
 
 /// The one that is meant.
@@ -39,9 +41,9 @@ fn candidates(nodes: &[Node], wanted: &str) -> Vec<usize> {
     let exact = those(&|node| node.id == wanted || hex::encode(&node.public_key) == wanted);
     let named = || {
         those(&|node| {
-            node.labels
-                .iter()
-                .any(|label| label.key == HOSTNAME && label.value == wanted)
+            let mut labels = node.labels.iter();
+            let is_it = |label: &Label| label.key == HOSTNAME && label.value == wanted;
+            node.state() != NodeState::New && labels.any(is_it)
         })
     };
     let begins = || {
@@ -57,8 +59,6 @@ fn candidates(nodes: &[Node], wanted: &str) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
-    use hearth_api::v1::Label;
-
     use super::*;
 
     fn node(id: &str, key: u8, hostname: Option<&str>) -> Node {
@@ -104,5 +104,16 @@ mod tests {
         ] {
             assert_eq!(candidates(&nodes, wanted), found, "{wanted:?}");
         }
+    }
+
+    #[test]
+    fn who_only_registers_takes_no_names() {
+        let mut guest = node("hearth-c3", 3, Some("db"));
+        guest.set_state(NodeState::New);
+        let nodes = [node("hearth-db17", 1, None), guest.clone()];
+        assert_eq!(candidates(&nodes, "db"), [0]);
+        assert_eq!(candidates(&nodes, "c3"), [1]);
+        let nodes = [node("hearth-a1", 1, Some("db")), guest];
+        assert_eq!(candidates(&nodes, "db"), [0]);
     }
 }
