@@ -54,7 +54,7 @@ impl Run<'_> {
                         fleet.start(index, founding, self.state.parameters_of(founding, number)?).await?;
                     }
                     if question.is_none() {
-                        let asked = ask(operator.take(), key.clone(), secret.clone(), curators.clone());
+                        let asked = ask(operator.clone(), key.clone(), secret.clone(), curators.clone());
                         question = Some(Box::pin(asked));
                     }
                 }
