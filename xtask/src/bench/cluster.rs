@@ -124,7 +124,14 @@ impl Forming {
         task.step();
 
         task.now("three voters");
-        let register = operator.register_parameters().await?.encode_to_vec();
+        // The node has just come, and prepares for company when it is first asked for a ticket.
+        let register = loop {
+            match operator.register_parameters().await {
+                Ok(parameters) => break parameters.encode_to_vec(),
+                Err(error) => task.now(format!("three voters ({error:#})")),
+            }
+            tokio::time::sleep(PAUSE).await;
+        };
         for number in 2..=NODES {
             cluster.add(&self.member(number, register.clone())?).await?;
         }
