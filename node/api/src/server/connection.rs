@@ -52,6 +52,13 @@ impl Connection {
             _place: place,
         }
     }
+
+    /// Whether the peer could have shown that the cluster has named it, and has
+    /// not. On a plain connection nobody could.
+    pub(super) fn is_strangers(&self) -> bool {
+        let named = matches!(self.info.peer, PeerCertificate::Identified { .. });
+        matches!(self.stream, Stream::Tls(_)) && !named
+    }
 }
 
 impl Connected for Connection {

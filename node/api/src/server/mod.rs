@@ -8,6 +8,9 @@
 //! - has a place, of those for the cluster's own or of those for everyone
 //!   else ([`places`]), so that strangers cannot take the places of members, nor
 //!   one node those of all others, nor the first strangers those of the next;
+//! - has as much of HTTP/2 as its kind needs: who the peer is is known before
+//!   anything of HTTP/2 is said, and strangers get few streams and small
+//!   windows, so that all of them together hold little memory;
 //! - ends when the peer's certificate does, for strangers after a while, and
 //!   soon after its [`Admission`] says that the peer is no longer welcome;
 //! - ends with the server: when `serve` returns, or is dropped, no task of it
@@ -74,8 +77,13 @@ pub struct Limits {
     /// How long a peer that is no longer admitted can still hear that from the
     /// calls that it makes. Then its connection ends.
     pub farewell: Duration,
-    /// Calls at a time on one connection.
+    /// Calls at a time on one connection of a node or user of the cluster.
     pub streams: u32,
+    /// Calls at a time on one connection of everyone else.
+    pub anonymous_streams: u32,
+    /// Bytes that one connection of everyone else may send before they are
+    /// read, in all its calls together.
+    pub anonymous_window: u32,
     /// How long calls that still run are waited for at the end.
     pub shutdown_grace: Duration,
 }
@@ -92,6 +100,10 @@ impl Default for Limits {
             anonymous_lifetime: Duration::from_secs(600),
             farewell: Duration::from_secs(1),
             streams: 128,
+            // The health is watched on one, and one calls.
+            anonymous_streams: 8,
+            // The least that HTTP/2 starts with, for a stream and for all.
+            anonymous_window: (1 << 16) - 1,
             shutdown_grace: Duration::from_secs(2),
         }
     }
@@ -193,20 +205,39 @@ impl Server {
         // when this guard goes, whichever way this function ends.
         let connections = CancellationToken::new();
         let _guard = connections.clone().drop_guard();
-        let (ready, incoming) = mpsc::channel(16);
+        let (identified, of_identified) = mpsc::channel(16);
+        let (anonymous, of_anonymous) = mpsc::channel(16);
+        let ready = Ready {
+            identified,
+            anonymous,
+        };
         let accept = self.accept(listener, connections.clone(), ready, cancel.clone());
 
+        // Settings are a server's, so there are two.
         let grpc = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(Duration::from_secs(10)))
             .http2_keepalive_timeout(Some(Duration::from_secs(5)))
-            .http2_max_header_list_size(16 << 10)
+            .http2_max_header_list_size(16 << 10);
+        let for_identified = grpc
+            .clone()
             .max_concurrent_streams(limits.streams)
+            .layer(authorize.clone())
+            .serve_with_incoming_shutdown(
+                services.clone(),
+                ReceiverStream::new(of_identified),
+                cancel.clone().cancelled_owned(),
+            );
+        let for_anonymous = grpc
+            .max_concurrent_streams(limits.anonymous_streams)
+            .initial_stream_window_size(limits.anonymous_window)
+            .initial_connection_window_size(limits.anonymous_window)
             .layer(authorize)
             .serve_with_incoming_shutdown(
                 services,
-                ReceiverStream::new(incoming),
+                ReceiverStream::new(of_anonymous),
                 cancel.clone().cancelled_owned(),
             );
+        let grpc = async { tokio::try_join!(for_identified, for_anonymous) };
         let end_of_grace = async {
             cancel.cancelled().await;
             tokio::time::sleep(limits.shutdown_grace).await;
@@ -217,7 +248,9 @@ impl Server {
             both = async { tokio::join!(grpc, accept) } => both,
             never = end_of_grace => match never {},
         };
-        served.map_err(|source| ServeError::Grpc { address, source })
+        served
+            .map(drop)
+            .map_err(|source| ServeError::Grpc { address, source })
     }
 
     fn clock(&self) -> Clock {
@@ -233,7 +266,7 @@ impl Server {
         self,
         listener: TcpListener,
         connections: CancellationToken,
-        ready: mpsc::Sender<io::Result<Connection>>,
+        ready: Ready,
         cancel: CancellationToken,
     ) {
         let handshake = Arc::new(Handshake {
@@ -284,7 +317,26 @@ struct Handshake {
     admission: Option<Arc<dyn Admission>>,
     places: Places,
     connections: CancellationToken,
-    ready: mpsc::Sender<io::Result<Connection>>,
+    ready: Ready,
+}
+
+/// Where connections go that can be served.
+struct Ready {
+    /// Of nodes and users of the cluster.
+    identified: mpsc::Sender<io::Result<Connection>>,
+    /// Of everyone else.
+    anonymous: mpsc::Sender<io::Result<Connection>>,
+}
+
+impl Ready {
+    async fn send(&self, connection: Connection) {
+        let to = match connection.is_strangers() {
+            true => &self.anonymous,
+            false => &self.identified,
+        };
+        // An error means that the server is gone; so is its interest.
+        let _ = to.send(Ok(connection)).await;
+    }
 }
 
 /// Why a socket does not become a connection.
@@ -307,10 +359,7 @@ enum Refused {
 impl Handshake {
     async fn run(self: Arc<Self>, stream: TcpStream, remote: SocketAddr) {
         match self.connection(stream, remote).await {
-            Ok(connection) => {
-                // An error means that the server is gone; so is its interest.
-                let _ = self.ready.send(Ok(connection)).await;
-            }
+            Ok(connection) => self.ready.send(connection).await,
             Err(refused) => {
                 let why = crate::chain(&refused);
                 match refused {
