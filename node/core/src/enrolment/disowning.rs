@@ -6,7 +6,10 @@
 //!
 //! An encrypted data partition is lost with the node unlock key that the sealed
 //! configuration held. What lies on an INSECURE one is removed: the credentials,
-//! the roles, and the member of consensus with all that it has.
+//! the roles, and the member of consensus with all that it has. Of a node that
+//! runs the keys and the roles go at once ([`forget`]); etcd's directory goes
+//! when etcd has ended, so the control plane does that ([`wipe`]): removed below
+//! a running etcd it would be half there again.
 
 use std::{fs, io, path::PathBuf};
 
@@ -46,13 +49,20 @@ pub fn seal(store: &SealedStore, disowned: Disowned) -> Result<(), SealedError> 
     Ok(())
 }
 
-/// Removes what a member keeps on a data partition that is mounted. May be
-/// repeated.
-pub fn wipe(data: &Data) -> Result<(), WipeError> {
-    failpoint!("disowning.wiped.before");
+/// Removes the keys and the roles from a data partition that is mounted,
+/// whatever still runs. May be repeated.
+pub fn forget(data: &Data) -> Result<(), WipeError> {
     credentials::erase(&data.node().credentials())?;
     credentials::erase(&data.etcd().peer())?;
     files::remove_durably(&data.node().roles())?;
+    Ok(())
+}
+
+/// Removes all that a member keeps on a data partition that is mounted. etcd
+/// must have ended. May be repeated.
+pub fn wipe(data: &Data) -> Result<(), WipeError> {
+    failpoint!("disowning.wiped.before");
+    forget(data)?;
     let etcd = data.etcd().path().to_owned();
     match fs::remove_dir_all(&etcd) {
         Err(source) if source.kind() != io::ErrorKind::NotFound => {
@@ -85,6 +95,14 @@ mod tests {
         fs::create_dir(data.etcd().data()).unwrap();
         fs::write(data.etcd().data().join("db"), "records").unwrap();
         fs::write(data.etcd().authorities(), "CA").unwrap();
+
+        // What etcd may have open stays until it has ended.
+        forget(data).unwrap();
+        assert!(data.etcd().data().join("db").exists());
+        for files in [data.node().credentials(), data.etcd().peer()] {
+            assert_eq!(fs::read_dir(files.path()).unwrap().count(), 0);
+        }
+        assert!(!data.node().roles().exists());
 
         // Again and again, as after power cuts.
         for _ in 0..2 {

@@ -16,7 +16,7 @@
 
 pub mod asking;
 pub mod directory;
-mod disowning;
+pub mod disowning;
 pub mod driver;
 pub mod machine;
 pub mod rejoin;

@@ -7,7 +7,8 @@
 //! nothing: after a restored backup a cluster does not know its newer nodes.
 //!
 //! *Will be read*: `MemberData`, `Refusals`, the directory on the ESP.
-//! *Will be written*: `Disowned`, after the keys are wiped.
+//! *Will be written*: `Disowned`, after the keys are wiped. Who runs etcd wipes
+//! the rest then, once it has ended it.
 
 use std::{sync::Arc, time::Duration};
 
@@ -154,7 +155,7 @@ impl Parts {
         let (store, data) = (self.sealed.clone(), self.root.data.clone());
         let wiped = tokio::task::spawn_blocking(move || {
             disowning::seal(&store, disowned)?;
-            Ok::<_, RejoinError>(disowning::wipe(&data)?)
+            Ok::<_, RejoinError>(disowning::forget(&data)?)
         });
         wiped.await??;
         Ok(disowned)

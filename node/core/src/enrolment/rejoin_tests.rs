@@ -77,11 +77,12 @@ impl Node {
         }
     }
 
+    /// The keys and roles are. What etcd may have open is the control plane's.
     fn is_wiped(&self) -> bool {
         let data = &self.machine.root.data;
         let gone = !data.node().credentials().key().exists()
             && !data.node().roles().exists()
-            && !data.etcd().path().exists();
+            && !data.etcd().peer().key().exists();
         gone && matches!(self.machine.sealed(), Sealed::Disowned(_))
     }
 

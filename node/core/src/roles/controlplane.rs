@@ -37,6 +37,7 @@ use super::{Inputs, rolefetch};
 use crate::consensus::standing::{self, Verdict};
 use crate::consensus::{self, Company, ConsensusUser, Joining, MemberId};
 use crate::curator::{self, founding};
+use crate::enrolment::disowning;
 use crate::handover::{BootstrapData, Founded, MemberData};
 use crate::{boot, credentials, failpoint, pki};
 
@@ -118,9 +119,10 @@ async fn disowned(inputs: &Inputs) {
     }
 }
 
-/// Wipes what is left of consensus, of which nothing runs any more, and rests.
+/// Wipes what is left of the member, of which nothing runs any more, and rests.
 async fn end_for_good(ctx: &Context, inputs: &Inputs) -> Outcome {
-    standing::wipe(&inputs.root.data.etcd())?;
+    let data = inputs.root.data.clone();
+    tokio::task::spawn_blocking(move || disowning::wipe(&data)).await??;
     ctx.healthy();
     ctx.cancelled().await;
     Ok(())

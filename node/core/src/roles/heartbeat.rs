@@ -24,7 +24,7 @@ use tonic::{Code, Status};
 
 use super::health::Health;
 use super::membership::{self, CuratorConnection, over_each, refused};
-use super::statuspush::boot_id;
+use crate::boot_record::boot_id;
 use crate::handover::Refusals;
 
 /// What this node speaks.

@@ -15,15 +15,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use hearth_api::v1;
 use hearth_api::v1::{NodeStatus, UpdateNodeStatusRequest};
 use hearth_base::event::{Closed, Value, Watcher};
-use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_base::supervisor::{Context, Outcome};
 
 use super::addresses::Located;
 use super::controlplane::ControlPlane;
 use super::health::Health;
 use super::membership::{self, CuratorConnection, refused};
+use crate::boot_record::boot_id;
 use crate::cluster_state::{ClusterState, State};
 
-const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 /// One report may take so long.
 const BOUND: Duration = Duration::from_secs(10);
 
@@ -71,12 +71,6 @@ impl Addresses {
             }
         }
     }
-}
-
-/// Random for each boot, from the kernel.
-pub(super) fn boot_id() -> Result<String, Failure> {
-    let text = std::fs::read_to_string(BOOT_ID)?;
-    Ok(text.trim().to_owned())
 }
 
 pub(super) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {

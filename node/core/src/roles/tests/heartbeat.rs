@@ -5,10 +5,10 @@ use hearth_api::testing::{Heartbeats, Script};
 use hearth_base::event::{self, Value, Writer};
 use tokio::time::Instant;
 
+use crate::boot_record::boot_id;
 use crate::handover::Refusals;
 use crate::roles::CuratorConnection;
 use crate::roles::heartbeat::{Worker, run};
-use crate::roles::statuspush::boot_id;
 use crate::roles::testing::{Alone, Fake, next, soon};
 
 const INTERVAL: Duration = Duration::from_millis(100);

@@ -6,9 +6,10 @@ use hearth_api::v1;
 use hearth_api::v1::NodeStatus;
 use hearth_base::event::{self, Writer};
 
+use crate::boot_record::boot_id;
 use crate::cluster_state::{self, State};
 use crate::roles::addresses::Located;
-use crate::roles::statuspush::{Worker, boot_id, run};
+use crate::roles::statuspush::{Worker, run};
 use crate::roles::testing::{Alone, Fake, never, soon};
 use crate::roles::{ControlPlane, CuratorConnection};
 

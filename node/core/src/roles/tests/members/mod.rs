@@ -32,6 +32,7 @@ use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tonic::Status;
 
+use crate::boot_record::boot_id;
 use crate::cluster_state::Desk;
 use crate::consensus::fenced::{Condition, Write};
 use crate::consensus::testing::Site;
@@ -43,7 +44,6 @@ use crate::handover::MemberData;
 use crate::image::Image;
 use crate::pki::Authority;
 use crate::power::Power;
-use crate::roles::statuspush::boot_id;
 use crate::roles::testing::Alone;
 use crate::roles::{ControlPlane, CuratorConnection, Inputs, controlplane, heartbeat, rolefetch};
 
