@@ -97,18 +97,19 @@ impl Write {
     }
 }
 
+/// A key with what it is set to, or with nothing.
+#[cfg(test)]
+pub type Part<'a> = (&'a str, Option<&'a [u8]>);
+
 #[cfg(test)]
 impl Write {
     /// Its conditions, and its keys with what they are set to or with nothing,
     /// for a store in memory.
-    pub fn parts(&self) -> (&[Condition], Vec<(&str, Option<&[u8]>)>) {
-        let operation = |operation| match operation {
-            &Operation::Put {
-                ref key, ref value, ..
-            } => (&key[..], Some(&value[..])),
+    pub fn parts(&self) -> (&[Condition], Vec<Part<'_>>) {
+        let operations = self.operations.iter().map(|operation| match operation {
+            Operation::Put { key, value, .. } => (&key[..], Some(&value[..])),
             Operation::Delete { key } => (&key[..], None),
-        };
-        let operations = self.operations.iter().map(operation);
+        });
         (&self.conditions, operations.collect())
     }
 }

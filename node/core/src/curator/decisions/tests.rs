@@ -550,12 +550,9 @@ fn request() -> impl Strategy<Value = Request> {
     ]
 }
 
-fn join_and<S: Strategy<Value = u8>>(
+fn join_and<S: Strategy<Value = u8> + 'static>(
     join: impl Fn(u8) -> S,
-) -> impl Fn(u8) -> BoxedStrategy<Request>
-where
-    S: 'static,
-{
+) -> impl Fn(u8) -> BoxedStrategy<Request> {
     move |machine| {
         let join = join(machine);
         join.prop_map(move |join| Request::Register { machine, join })
