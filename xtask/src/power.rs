@@ -80,8 +80,12 @@ async fn start(ui: &Ui, founding: &Founding, number: u16) -> Result<()> {
     if cluster::network(&folder).await?.is_none() {
         bail!("the cluster is not running; `cargo xtask run` boots all of it");
     }
-    match Cluster::resume(&folder, None, Lifetime::Detachable).await {
-        Ok(_) => add(&folder, founding, number).await?,
+    // Only whether it is free: what this holds is given back before more is asked for.
+    let free = Cluster::resume(&folder, None, Lifetime::Detachable)
+        .await
+        .map(drop);
+    match free {
+        Ok(()) => add(&folder, founding, number).await?,
         Err(ClusterError::InUse(_)) => {
             request_start(&folder, &name)?;
             wait_for(&folder, &name).await?;
