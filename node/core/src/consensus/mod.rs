@@ -62,7 +62,7 @@ pub use standing::{Joining, StandingError};
 pub const DEFAULT_QUOTA: u64 = 1 << 30;
 
 /// How often a learner says how far it is.
-const REPORT_INTERVAL: Duration = Duration::from_secs(1);
+const REPORT_INTERVAL: Duration = Duration::from_millis(250);
 
 /// How patient the members of etcd are with each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -304,7 +304,7 @@ pub fn client(
 pub struct Outlets {
     /// Each time that it serves.
     pub handle: event::Writer<Handle>,
-    /// While it catches up, each second; and once it votes.
+    /// While it catches up, every quarter of a second; and once it votes.
     pub progress: event::Writer<ConsensusProgress>,
 }
 

@@ -46,7 +46,7 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// Between two looks at least, and after a step that failed.
 const REST: Duration = Duration::from_millis(200);
 /// A learner that has applied what was written so long ago is in sync. It
-/// reports once a second.
+/// reports four times a second.
 const MARK_LASTS: Duration = Duration::from_secs(5);
 
 /// Whether the node may leave consensus: not if it is the last voter, nor if
@@ -141,6 +141,8 @@ struct Term {
     learner: Option<(MemberId, Instant)>,
     /// Where the log was when it looked last for this learner.
     mark: Option<(MemberId, u64, Instant)>,
+    /// Since when it was about to remove this voter: see [`Term::is_sure`].
+    leaving: Option<(MemberId, Instant)>,
     /// What was said last of why nothing happens.
     said: Vec<String>,
     /// It is to hand over, and nobody is there who could take over.
@@ -167,6 +169,7 @@ pub async fn run(core: &Core) -> Infallible {
                         leadership,
                         learner: None,
                         mark: None,
+                        leaving: None,
                         said: Vec::new(),
                         is_stuck: false,
                     }),
@@ -208,6 +211,7 @@ async fn round(core: &Core, term: &mut Term) -> Result<bool, StepError> {
     let step = plan::plan(&view);
     term.say(&view);
     let Some(step) = step else {
+        term.leaving = None;
         return Ok(false);
     };
     if let Step::Mark(member) = step {
@@ -221,6 +225,9 @@ async fn round(core: &Core, term: &mut Term) -> Result<bool, StepError> {
                 "this node is to leave consensus, and no other curator is ready to lead"
             );
         }
+        return Ok(false);
+    }
+    if !term.is_sure(core, &view, step) {
         return Ok(false);
     }
     steps::take(core, &term.leadership, &view, step).await?;
@@ -245,6 +252,27 @@ impl Term {
                 .filter(|(_, since)| *since + core.timing.learner <= now)
                 .map(|(id, _)| id),
         }
+    }
+
+    /// Whether a step may be taken now. A voter that has died is held for alive
+    /// until its heartbeats are missed; so nobody is removed before those who
+    /// stay have been alive all of that time.
+    fn is_sure(&mut self, core: &Core, view: &View, step: Step) -> bool {
+        let removed = match step {
+            Step::Remove(_, id) => view.members.iter().find(|m| m.id == id && !m.learner),
+            _ => None,
+        };
+        let Some(id) = removed.map(|member| member.id) else {
+            self.leaving = None;
+            return true;
+        };
+        let now = Instant::now();
+        let since = match self.leaving {
+            Some((known, since)) if known == id => since,
+            _ => now,
+        };
+        self.leaving = Some((id, since));
+        now >= since + core.timing.heartbeat_bound
     }
 
     /// Says why what is wanted does not happen, once.

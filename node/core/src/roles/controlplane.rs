@@ -45,6 +45,8 @@ use crate::{boot, credentials, failpoint, pki};
 pub(super) const ETCD: &str = "/usr/bin/etcd";
 /// Between two attempts to get what a join needs.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// Of a restart for a new role.
+const AT_ONCE: Duration = Duration::from_millis(10);
 /// One attempt may take so long.
 const ASK_BOUND: Duration = Duration::from_secs(10);
 /// The role of the node that founded the cluster names no member.
@@ -144,7 +146,10 @@ async fn work(ctx: &Context, worker: &Arc<Worker>) -> Outcome {
                 (true, Some(role)) => role,
                 _ => {
                     ctx.healthy();
-                    return Err(changes(&mut roles, role).await?);
+                    let changed = changes(&mut roles, role).await?;
+                    // Nothing has failed that would be better later.
+                    ctx.restart_within(Some(AT_ONCE));
+                    return Err(changed);
                 }
             }
         }

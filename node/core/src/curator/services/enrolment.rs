@@ -44,8 +44,16 @@ use crate::{
     parameters::labels,
 };
 
-/// When a machine that waits for approval asks again.
-const ASK_AGAIN: Duration = Duration::from_secs(2);
+/// When a machine that waits for approval asks again: soon, for somebody may be
+/// about to approve it, and the later the more of them there are.
+const ASK_AGAIN: Duration = Duration::from_millis(250);
+/// So many cost no more than one would.
+const ASK_AGAIN_TOGETHER: usize = 4;
+
+fn ask_again(waiting: usize) -> Duration {
+    let share = u32::try_from(waiting / ASK_AGAIN_TOGETHER).unwrap_or(u32::MAX);
+    ASK_AGAIN.saturating_mul(share.saturating_add(1))
+}
 /// Wrong tickets at once, and how long each takes to be forgotten.
 const WRONG_TICKETS: u32 = 16;
 const FORGET_ONE: Duration = Duration::from_millis(500);
@@ -186,7 +194,7 @@ impl Enrolment {
             tpm_usage: node.tpm_usage.into(),
             storage_security: node.storage_security.into(),
             state: node.state.into(),
-            ask_again_ms: Core::millis(ASK_AGAIN),
+            ask_again_ms: Core::millis(ask_again(self.core.cache.count(NodeState::New))),
             directory: Some(self.core.cache.directory()),
         })
     }
