@@ -291,6 +291,19 @@ impl Cluster {
         self.owner.at(member.vm()?.curator()?)
     }
 
+    /// Waits until the cluster has given a node up: it is not heard any more.
+    ///
+    /// # Errors
+    /// If it does not come to that.
+    pub async fn misses(&self, number: u16) -> Outcome {
+        let member = &self.members[usize::from(number) - 1];
+        let wanted = format!("{} is given up", member.name);
+        let missed = |node: &v1::Node| node.health() == NodeHealth::Timeout;
+        let given_up = |standing: &Standing| member.find(standing).is_some_and(missed);
+        self.until(&wanted, bounds::SETTLED, given_up).await?;
+        Ok(())
+    }
+
     /// Waits until a node sees the cluster so.
     ///
     /// # Errors

@@ -7,7 +7,7 @@
 use anyhow::{Context, bail, ensure};
 use hearth_api::{
     client::within,
-    v1::{ClusterState, GetNodesRequest, NodeHealth},
+    v1::{ClusterState, GetNodesRequest},
 };
 use hearth_tests::{Cluster, Operator, Outcome, TestCtx, bounds, here};
 use tonic::Code;
@@ -76,13 +76,7 @@ async fn an_isolated_leader_decides_nothing_and_heals() -> Outcome {
     writer.goes_on().await?;
     cluster.sees(leader, ClusterState::Split).await?;
     // The two hold it for lost, whoever heard it before.
-    let id = cluster.node(leader).id().to_owned();
-    cluster
-        .until("the isolated node is missed", bounds::SETTLED, |standing| {
-            let mut nodes = standing.nodes.iter();
-            nodes.any(|node| node.id == id && node.health() == NodeHealth::Timeout)
-        })
-        .await?;
+    cluster.misses(leader).await?;
     // It still refuses: nothing that it hears from its clients changes that.
     refuses_for_want_of_quorum(&cluster.owner_at(leader)?).await?;
 
@@ -133,13 +127,7 @@ async fn a_leader_that_stood_still_leads_no_more() -> Outcome {
 
     cluster.led_by_another_than(leader).await?;
     writer.goes_on().await?;
-    let id = cluster.node(leader).id().to_owned();
-    cluster
-        .until("the still node is given up", bounds::SETTLED, |standing| {
-            let mut nodes = standing.nodes.iter();
-            nodes.any(|node| node.id == id && node.health() == NodeHealth::Timeout)
-        })
-        .await?;
+    cluster.misses(leader).await?;
 
     cluster.node(leader).vm()?.resume().await?;
     cluster.all_healthy().await?;

@@ -3,7 +3,7 @@
 //! Some are left out by default; `cargo xtask test e2e network --long` runs them all.
 
 use anyhow::{Context, ensure};
-use hearth_api::v1::{ClusterState, NodeHealth};
+use hearth_api::v1::ClusterState;
 use hearth_qemu::switch::Faults;
 use hearth_tests::{Cluster, Outcome, TestCtx, bounds, here};
 use std::{net::Ipv4Addr, time::Duration};
@@ -154,13 +154,7 @@ async fn a_cable_is_pulled_and_put_back() -> Outcome {
     cluster.all_healthy().await?;
 
     cluster.network().set_faults("node-2", pulled).await?;
-    let id = cluster.node(2).id().to_owned();
-    cluster
-        .until("node-2 is missed", bounds::SETTLED, |standing| {
-            let mut nodes = standing.nodes.iter();
-            nodes.any(|node| node.id == id && node.health() == NodeHealth::Timeout)
-        })
-        .await?;
+    cluster.misses(2).await?;
     cluster.node(2).vm()?.says(&["state SPLIT"]).await?;
     cluster.network().set_faults("node-2", whole).await?;
     cluster.sees(2, ClusterState::Home).await?;
