@@ -15,6 +15,40 @@ pub const PORT_NODE_MANAGEMENT: u16 = 7836;
 pub const PORT_DEBUG: u16 = 7837;
 /// Metrics.
 pub const PORT_METRICS: u16 = 7838;
+/// WireGuard of the node mesh, UDP.
+pub const PORT_MESH: u16 = 7839;
+/// Kubernetes' API servers, on every controller.
+pub const PORT_KUBERNETES: u16 = 6443;
+/// On this machine only: all API servers behind one address, for the node's
+/// own clients.
+pub const PORT_KUBERNETES_BALANCER: u16 = 6444;
+/// The kubelet's own API.
+pub const PORT_KUBELET: u16 = 10250;
+
+/// Addresses of all pods; each node has a [`POD_RANGE_BITS`] part of it.
+pub const POD_NETWORK: &str = "10.208.0.0/12";
+/// Length of the prefix of one node's pods.
+pub const POD_RANGE_BITS: u8 = 24;
+/// Addresses of services.
+pub const SERVICE_NETWORK: &str = "10.224.0.0/16";
+/// The service that is the API servers.
+pub const SERVICE_API: &str = "10.224.0.1";
+/// The service that resolves names.
+pub const SERVICE_DNS: &str = "10.224.0.10";
+/// Under which services and pods have names.
+pub const KUBERNETES_DOMAIN: &str = "cluster.local";
+
+/// The extension with Kubernetes' programs.
+pub const EXTENSION_KUBERNETES: &str = "kubernetes";
+/// Partition type of an extension.
+pub const EXTENSION_TYPE: &str = "6c5ab0f2-3d0e-4b5f-9d1c-686561727478";
+/// Label of an extension's partition, before its name in capitals.
+pub const EXTENSION_LABEL: &str = "HEARTH-EXT-";
+/// Word of the kernel's command line that admits an extension:
+/// `hearth.extension=NAME:VERITY`, where VERITY is the root hash in hex.
+pub const EXTENSION_WORD: &str = "hearth.extension=";
+/// In a folder of extensions: where each is mounted on a node, by its name.
+pub const EXTENSIONS: &str = "/ext";
 
 /// Partition type of the EFI system partition.
 pub const ESP_TYPE: &str = "c12a7328-f81f-11d2-ba4b-00a0c93ec93b";

@@ -52,6 +52,7 @@ const USER: &[Permission] = &[
     Permission::ConfigureCluster,
     Permission::ReadNodeLogs,
     Permission::NodePower,
+    Permission::UseKubernetes,
 ];
 
 /// The permissions that a subject of the cluster holds.

@@ -5,6 +5,7 @@
 //! small fact in one event value with one writer. The types stand here, below
 //! all of the parts, so that none of these has to know another.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use hearth_api::identity::{
@@ -13,6 +14,7 @@ use hearth_api::identity::{
 use hearth_api::v1::{
     ClusterConfiguration, ClusterDirectory, Label, NodeRoles, StorageSecurity, TpmUsage,
 };
+use hearth_base::sys::cidr::Cidr;
 
 /// A cluster that is to be founded: written by enrolment, read by the control
 /// plane. Held in an `Arc`, for it has secrets that should lie in one place.
@@ -76,3 +78,13 @@ pub struct Disowned;
 /// grown: written by the heartbeat worker, read by enrolment, which asks them
 /// by the join key whether the node still belongs to them.
 pub type Refusals = u64;
+
+/// The pods' part of the cluster's network on this node: written by the mesh
+/// once it is there, read by what runs pods.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PodNetwork {
+    /// All addresses of this node's pods, e.g. 10.208.3.0/24.
+    pub range: Cidr,
+    /// Of the node among its pods: the first of the range.
+    pub gateway: IpAddr,
+}

@@ -365,6 +365,7 @@ impl State {
             tpm_mode: v1::TpmMode::BestEffort.into(),
             storage_security_policy: storage.policy().into(),
             cold_start_policy: v1::ColdStartPolicy::None.into(),
+            kubernetes: None,
         };
         let bootstrap = v1::ClusterBootstrap {
             owner_public_key: key.public().as_bytes().to_vec(),

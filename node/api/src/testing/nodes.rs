@@ -15,6 +15,7 @@ use crate::v1::{
     CommitNodeRequest, CommitNodeResponse, GetConsensusStatusRequest, GetConsensusStatusResponse,
     HeartbeatRequest, HeartbeatResponse, IssueCertificateRequest, IssueCertificateResponse,
     JoinNodeRequest, JoinNodeResponse, RegisterNodeRequest, RegisterNodeResponse,
+    UpdateNodeClusterNetworkingRequest, UpdateNodeClusterNetworkingResponse,
     UpdateNodeStatusRequest, UpdateNodeStatusResponse, WatchEvent, WatchRequest,
 };
 
@@ -163,6 +164,13 @@ impl Curator for Answering {
         _: Request<IssueCertificateRequest>,
     ) -> Result<Response<IssueCertificateResponse>, Status> {
         Err(Status::unimplemented("IssueCertificate"))
+    }
+
+    async fn update_node_cluster_networking(
+        &self,
+        _: Request<UpdateNodeClusterNetworkingRequest>,
+    ) -> Result<Response<UpdateNodeClusterNetworkingResponse>, Status> {
+        Err(Status::unimplemented("UpdateNodeClusterNetworking"))
     }
 
     async fn get_consensus_status(

@@ -8,12 +8,14 @@ use crate::v1::management_server::Management;
 use crate::v1::node_management_server::NodeManagement;
 use crate::v1::node_selector;
 use crate::v1::{
-    ApproveNodeRequest, ApproveNodeResponse, DecommissionNodeRequest, DecommissionNodeResponse,
-    DeleteNodeRequest, DeleteNodeResponse, GetClusterInfoRequest, GetClusterInfoResponse,
-    GetLogsRequest, GetLogsResponse, GetNodesRequest, GetNodesResponse, GetRegisterTicketRequest,
-    GetRegisterTicketResponse, Node, NodeRoles, NodeSelector, NodeState, PowerOffRequest,
-    PowerOffResponse, RebootRequest, RebootResponse, UpdateNodeLabelsRequest,
-    UpdateNodeLabelsResponse, UpdateNodeRolesRequest, UpdateNodeRolesResponse, node_roles,
+    ApproveNodeRequest, ApproveNodeResponse, ConfigureClusterRequest, ConfigureClusterResponse,
+    DecommissionNodeRequest, DecommissionNodeResponse, DeleteNodeRequest, DeleteNodeResponse,
+    GetClusterInfoRequest, GetClusterInfoResponse, GetKubernetesAccessRequest,
+    GetKubernetesAccessResponse, GetLogsRequest, GetLogsResponse, GetNodesRequest,
+    GetNodesResponse, GetRegisterTicketRequest, GetRegisterTicketResponse, Node, NodeRoles,
+    NodeSelector, NodeState, PowerOffRequest, PowerOffResponse, RebootRequest, RebootResponse,
+    UpdateNodeLabelsRequest, UpdateNodeLabelsResponse, UpdateNodeRolesRequest,
+    UpdateNodeRolesResponse, node_roles,
 };
 
 impl Answering {
@@ -200,6 +202,20 @@ impl Management for Answering {
         })?;
         self.script().nodes.retain(|node| node.id != id);
         Ok(Response::new(DeleteNodeResponse {}))
+    }
+
+    async fn get_kubernetes_access(
+        &self,
+        _: Request<GetKubernetesAccessRequest>,
+    ) -> Result<Response<GetKubernetesAccessResponse>, Status> {
+        Err(Status::unimplemented("GetKubernetesAccess"))
+    }
+
+    async fn configure_cluster(
+        &self,
+        _: Request<ConfigureClusterRequest>,
+    ) -> Result<Response<ConfigureClusterResponse>, Status> {
+        Err(Status::unimplemented("ConfigureCluster"))
     }
 }
 

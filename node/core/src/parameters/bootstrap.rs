@@ -65,6 +65,7 @@ impl Bootstrap {
                 tpm_mode: settings.tpm_mode.into(),
                 storage_security_policy: settings.storage_security_policy.into(),
                 cold_start_policy: settings.cold_start_policy.into(),
+                kubernetes: None,
             },
             storage_security: storage_security(settings.storage_security_policy),
             cold_start_policy: settings.cold_start_policy,

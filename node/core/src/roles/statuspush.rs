@@ -109,6 +109,7 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
             cluster_state: v1::ClusterState::from(state).into(),
             consensus: progress,
             address_counter: address.counter,
+            conditions: Vec::new(),
         };
         // In SPLIT nobody hears us, the report is due when that has passed; in
         // DISOWNING nobody wants to.

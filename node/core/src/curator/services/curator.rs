@@ -14,8 +14,9 @@ use hearth_api::{
         ClusterState, CommitNodeRequest, CommitNodeResponse, GetConsensusStatusRequest,
         GetConsensusStatusResponse, HeartbeatRequest, HeartbeatResponse, IssueCertificateRequest,
         IssueCertificateResponse, JoinNodeRequest, JoinNodeResponse, NodeStatus,
-        RegisterNodeRequest, RegisterNodeResponse, UpdateNodeStatusRequest,
-        UpdateNodeStatusResponse, WatchEvent, WatchRequest, curator_server::Curator,
+        RegisterNodeRequest, RegisterNodeResponse, UpdateNodeClusterNetworkingRequest,
+        UpdateNodeClusterNetworkingResponse, UpdateNodeStatusRequest, UpdateNodeStatusResponse,
+        WatchEvent, WatchRequest, curator_server::Curator,
     },
 };
 use tonic::{Request, Response, Status, Streaming};
@@ -140,6 +141,13 @@ impl Curator for Service {
             .issue_certificate(request)
             .await
             .map(Response::new)
+    }
+
+    async fn update_node_cluster_networking(
+        &self,
+        _request: Request<UpdateNodeClusterNetworkingRequest>,
+    ) -> Result<Response<UpdateNodeClusterNetworkingResponse>, Status> {
+        Err(Status::unimplemented("there is no mesh of nodes yet"))
     }
 
     async fn get_consensus_status(
@@ -332,6 +340,7 @@ mod tests {
             cluster_state: ClusterState::Home.into(),
             consensus: None,
             address_counter: 1,
+            conditions: Vec::new(),
         }
     }
 
@@ -440,7 +449,7 @@ mod tests {
         ) {
             let _ = check_status(NodeStatus {
                 external_address, curator_port, version, boot_id, sent_at: 0, cluster_state,
-                consensus: None, address_counter: 0,
+                consensus: None, address_counter: 0, conditions: Vec::new(),
             });
         }
     }

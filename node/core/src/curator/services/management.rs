@@ -10,11 +10,13 @@ use hearth_api::{
     identity::NodeId,
     server::Caller,
     v1::{
-        ApproveNodeRequest, ApproveNodeResponse, DecommissionNodeRequest, DecommissionNodeResponse,
-        DeleteNodeRequest, DeleteNodeResponse, GetClusterInfoRequest, GetClusterInfoResponse,
-        GetNodesRequest, GetNodesResponse, GetRegisterTicketRequest, GetRegisterTicketResponse,
-        Node, NodeHealth, NodeState, UpdateNodeLabelsRequest, UpdateNodeLabelsResponse,
-        UpdateNodeRolesRequest, UpdateNodeRolesResponse, management_server::Management,
+        ApproveNodeRequest, ApproveNodeResponse, ConfigureClusterRequest, ConfigureClusterResponse,
+        DecommissionNodeRequest, DecommissionNodeResponse, DeleteNodeRequest, DeleteNodeResponse,
+        GetClusterInfoRequest, GetClusterInfoResponse, GetKubernetesAccessRequest,
+        GetKubernetesAccessResponse, GetNodesRequest, GetNodesResponse, GetRegisterTicketRequest,
+        GetRegisterTicketResponse, Node, NodeHealth, NodeState, UpdateNodeLabelsRequest,
+        UpdateNodeLabelsResponse, UpdateNodeRolesRequest, UpdateNodeRolesResponse,
+        management_server::Management,
     },
 };
 use tonic::{Request, Response, Status};
@@ -146,6 +148,20 @@ impl Management for Service {
     ) -> Result<Response<DeleteNodeResponse>, Status> {
         let request = request.into_inner();
         self.administration.delete(request).await.map(Response::new)
+    }
+
+    async fn get_kubernetes_access(
+        &self,
+        _request: Request<GetKubernetesAccessRequest>,
+    ) -> Result<Response<GetKubernetesAccessResponse>, Status> {
+        Err(Status::unimplemented("there is no Kubernetes yet"))
+    }
+
+    async fn configure_cluster(
+        &self,
+        _request: Request<ConfigureClusterRequest>,
+    ) -> Result<Response<ConfigureClusterResponse>, Status> {
+        Err(Status::unimplemented("nothing can be changed yet"))
     }
 }
 

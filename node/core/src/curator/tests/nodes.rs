@@ -33,6 +33,7 @@ fn status(address: &str) -> NodeStatus {
         cluster_state: ClusterState::Home.into(),
         consensus: None,
         address_counter: 1,
+        conditions: Vec::new(),
     }
 }
 

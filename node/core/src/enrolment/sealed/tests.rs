@@ -301,6 +301,7 @@ fn what_a_founding_was_asked_for_is_kept() {
             tpm_mode: TpmMode::Disabled.into(),
             storage_security_policy: StorageSecurityPolicy::NeedsInsecure.into(),
             cold_start_policy: ColdStartPolicy::None.into(),
+            kubernetes: None,
         },
         roles: NodeRoles {
             consensus_member: Some(node_roles::ConsensusMember::default()),

@@ -106,6 +106,7 @@ async fn nothing_is_reported_before_the_directory_is_saved() {
         cluster_state: v1::ClusterState::Home.into(),
         consensus: None,
         address_counter: 1,
+        conditions: Vec::new(),
     };
     assert_eq!(status, wanted);
     test.worker.is_healthy().await;
