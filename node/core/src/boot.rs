@@ -34,6 +34,7 @@ use crate::cluster_state::{self, ClusterState, Desk, State};
 use crate::enrolment::asking::Asker;
 use crate::enrolment::sealed::SealedStore;
 use crate::enrolment::{driver, rejoin};
+use crate::extensions::Extensions;
 use crate::image::Image;
 use crate::layout::{self, Root};
 use crate::network::{self, Network};
@@ -330,6 +331,7 @@ fn start_cluster_parts(
         power: node.power.clone(),
         desk: node.membership_desk.clone(),
         cluster_state: node.cluster_state.clone(),
+        extensions: Arc::new(Extensions::none()),
     });
     ctx.run("role", move |ctx| roles::run(ctx, inputs.clone()))?;
     let parts = Arc::new(rejoin::Parts {

@@ -10,6 +10,7 @@ pub mod curator;
 pub mod debug;
 pub mod enrolment;
 pub mod esp;
+pub mod extensions;
 pub mod failpoint;
 pub mod handover;
 pub mod image;

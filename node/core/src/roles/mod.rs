@@ -52,6 +52,7 @@ use tokio::time::Instant;
 
 use crate::cluster_state::{ClusterState, Desk};
 use crate::curator;
+use crate::extensions::Extensions;
 use crate::handover::{BootstrapData, Disowned, Founded, MemberData, Refusals};
 use crate::image::Image;
 use crate::layout::Root;
@@ -90,6 +91,8 @@ pub struct Inputs {
     pub desk: Desk,
     /// The same state, to read.
     pub cluster_state: ClusterState,
+    /// What rides along with the image. Does not change before the next boot.
+    pub extensions: Arc<Extensions>,
 }
 
 /// Starts the workers.

@@ -16,6 +16,7 @@ use crate::consensus::testing::Site;
 use crate::consensus::{self, ConsensusUser, standing};
 use crate::curator::testing::bootstrap_data;
 use crate::curator::{Timing, state};
+use crate::extensions::Extensions;
 use crate::handover::{BootstrapData, Disowned, Founded, MemberData};
 use crate::image::Image;
 use crate::power::Power;
@@ -75,6 +76,7 @@ fn boot_with(site: &Site, curator: SocketAddr) -> Boot {
         power: Power::default(),
         desk: Desk::empty(),
         cluster_state: site.state.1.clone(),
+        extensions: Arc::new(Extensions::none()),
     });
     let worker = Arc::new(Worker {
         inputs,

@@ -40,6 +40,7 @@ use crate::consensus::testing::peers::Network;
 use crate::consensus::{ConsensusUser, NamespacedClient, standing};
 use crate::curator::testing::bootstrap_data;
 use crate::curator::{Timing, state};
+use crate::extensions::Extensions;
 use crate::handover::MemberData;
 use crate::image::Image;
 use crate::pki::Authority;
@@ -220,6 +221,7 @@ impl Cluster {
             power: Power::default(),
             desk: Desk::empty(),
             cluster_state: node.site.state.1.clone(),
+            extensions: Arc::new(Extensions::none()),
         });
         let control = Arc::new(controlplane::Worker {
             inputs,
