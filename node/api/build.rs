@@ -31,6 +31,7 @@ const SECRET_BEARING: &[&str] = &[
     ".hearth.private.v1.StoredNode",
     ".hearth.private.v1.StoredCluster",
     ".hearth.private.v1.StoredAuthority",
+    ".hearth.private.v1.StoredKubernetesAuthorities",
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

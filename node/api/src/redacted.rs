@@ -9,8 +9,8 @@
 use std::fmt;
 
 use crate::private::{
-    Founding, Registering, SealedConfiguration, StoredAuthority, StoredCluster, StoredNode,
-    StoredTicket,
+    Founding, Registering, SealedConfiguration, StoredAuthority, StoredCluster,
+    StoredKubernetesAuthorities, StoredNode, StoredTicket,
 };
 use crate::v1::join_node_response::Admitted;
 use crate::v1::{
@@ -81,6 +81,11 @@ redacted_debug!(StoredCluster {
 redacted_debug!(StoredAuthority {
     shown: version, certificate;
     secret: private_key
+});
+
+redacted_debug!(StoredKubernetesAuthorities {
+    shown: version, kubernetes, front_proxy;
+    secret: service_account_key
 });
 
 redacted_debug!(Registering {
@@ -167,7 +172,13 @@ mod tests {
             private_key: secret(),
             ..StoredAuthority::default()
         };
+        let kubernetes = StoredKubernetesAuthorities {
+            service_account_key: secret(),
+            kubernetes: Some(authority.clone()),
+            ..StoredKubernetesAuthorities::default()
+        };
         for printed in [
+            format!("{kubernetes:?}"),
             format!("{founding:?}"),
             format!("{sealed:?}"),
             format!("{sealed:#?}"),

@@ -46,6 +46,8 @@ use zeroize::{Zeroize as _, Zeroizing};
 
 use crate::{failpoint, layout};
 
+pub mod kubernetes;
+
 /// Of `StoredAuthority` and `StoredAuthorities`.
 const VERSION: u32 = 1;
 /// Two certificates and two keys are well below 2 KiB.
@@ -139,6 +141,17 @@ impl Lifetime {
             not_after: not_before + Duration::from_secs(u64::from(YEARS) * 365 * 24 * 3600),
         }
     }
+
+    /// That of a certificate, DER.
+    pub fn of(certificate: &[u8]) -> Result<Self, PkiError> {
+        let (_, parsed) = x509_parser::parse_x509_certificate(certificate)
+            .map_err(|_| PkiError::Stored("its certificate is none"))?;
+        let validity = parsed.validity();
+        Ok(Self {
+            not_before: validity.not_before.to_datetime(),
+            not_after: validity.not_after.to_datetime(),
+        })
+    }
 }
 
 /// Our keys in the form that rcgen asks for: nothing is copied.
@@ -215,13 +228,9 @@ impl Authority {
                 "key and certificate do not belong together",
             ));
         }
-        let validity = parsed.validity();
         Ok(Self {
             certificate: CertificateDer::from(stored.certificate.clone()),
-            lifetime: Lifetime {
-                not_before: validity.not_before.to_datetime(),
-                not_after: validity.not_after.to_datetime(),
-            },
+            lifetime: Lifetime::of(&stored.certificate)?,
             key,
         })
     }
@@ -308,8 +317,18 @@ impl Authority {
     ) -> Result<CertificateDer<'static>, PkiError> {
         let mut params = parameters(name, self.lifetime)?;
         params.subject_alt_names = vec![alternative];
-        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.extended_key_usages = usages;
+        self.sign(name, params, key)
+    }
+
+    /// Signs a leaf: everything but what makes it one is the caller's.
+    fn sign(
+        &self,
+        name: &str,
+        mut params: CertificateParams,
+        key: PublicKey,
+    ) -> Result<CertificateDer<'static>, PkiError> {
+        params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
         params.use_authority_key_identifier_extension = true;
         let signer = Signer(&self.key, self.key.public());
         let issuer = Issuer::from_ca_cert_der(&self.certificate, signer).map_err(issue(name))?;
