@@ -36,6 +36,7 @@ use crate::enrolment::sealed::SealedStore;
 use crate::enrolment::{driver, rejoin};
 use crate::extensions::Extensions;
 use crate::image::Image;
+use crate::kubernetes::bundle::Binary;
 use crate::layout::{self, Root};
 use crate::network::{self, Network};
 use crate::pid1::Ending;
@@ -211,10 +212,15 @@ fn start_log() -> LogTree {
     log_tree
 }
 
-/// What the console shows. A serial line is slow, and what the kernel and etcd
-/// say when all is well is for the log.
+/// What the console shows. A serial line is slow: what the kernel and etcd say
+/// when all is well is for the log, and of Kubernetes' programs, which warn of
+/// much that passes, all but what makes them give up.
 fn is_for_console(entry: &Entry) -> bool {
-    let talkative = entry.dn.ends_with(".kernel") || entry.dn.ends_with(".etcd");
+    let program = entry.dn.rsplit('.').next().unwrap_or_default();
+    if Binary::ALL.iter().any(|binary| binary.name() == program) {
+        return entry.severity > Severity::Warning;
+    }
+    let talkative = matches!(program, "kernel" | "etcd");
     !talkative || entry.severity > Severity::Info
 }
 

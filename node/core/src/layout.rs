@@ -333,6 +333,13 @@ impl Ephemeral {
         self.path.join("resolv.conf")
     }
 
+    /// What the programs of Kubernetes are given and make in this boot.
+    pub fn kubernetes(&self) -> EphemeralKubernetes {
+        EphemeralKubernetes {
+            path: self.path.join("kubernetes"),
+        }
+    }
+
     /// See [`REBOOT_DELAY`].
     pub fn reboot_delay(&self) -> PathBuf {
         self.path.join("reboot-delay")
@@ -342,6 +349,71 @@ impl Ephemeral {
     pub fn make_directories(&self) -> Result<(), FileError> {
         files::create_dir_durably(&self.path, 0o755)?;
         files::create_dir_durably(&self.consensus(), PRIVATE)
+    }
+}
+
+/// `kubernetes/` in memory. Its directories are made by who uses them, for
+/// root alone.
+#[derive(Clone, Debug)]
+pub struct EphemeralKubernetes {
+    path: PathBuf,
+}
+
+impl EphemeralKubernetes {
+    /// The directory itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The directory of the API server's way to etcd. Whoever can open the
+    /// socket in it can write all that Kubernetes keeps.
+    pub fn store(&self) -> PathBuf {
+        self.path.join("store")
+    }
+
+    /// What the API server and its two companions show and trust: secret.
+    pub fn controller(&self) -> PathBuf {
+        self.path.join("controller")
+    }
+
+    /// A program's working directory.
+    pub fn work(&self, program: &str) -> PathBuf {
+        self.path.join("work").join(program)
+    }
+}
+
+/// The extension with Kubernetes' programs, as mounted. Never written.
+#[derive(Clone, Debug)]
+pub struct Bundle {
+    path: PathBuf,
+}
+
+impl Bundle {
+    /// One that is mounted there.
+    pub fn under(mounted: &Path) -> Self {
+        Self {
+            path: mounted.to_owned(),
+        }
+    }
+
+    /// Which versions it holds.
+    pub fn version(&self) -> PathBuf {
+        self.path.join("VERSION")
+    }
+
+    /// The directory of the programs.
+    pub fn programs(&self) -> PathBuf {
+        self.path.join("bin")
+    }
+
+    /// The directory of the plugins for the pods' network.
+    pub fn network_plugins(&self) -> PathBuf {
+        self.path.join("cni")
+    }
+
+    /// The directory of the container images.
+    pub fn images(&self) -> PathBuf {
+        self.path.join("images")
     }
 }
 

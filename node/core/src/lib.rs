@@ -14,6 +14,7 @@ pub mod extensions;
 pub mod failpoint;
 pub mod handover;
 pub mod image;
+pub mod kubernetes;
 pub mod layout;
 pub mod logs;
 pub mod network;

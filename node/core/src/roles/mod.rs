@@ -6,10 +6,11 @@
 //! | [`rolefetch`] | member data, curator connection | local roles, refusals |
 //! | [`membership`] | member data, control plane, directory, acknowledgements, disowned | curator connection, cluster state |
 //! | [`heartbeat`] | curator connection | acknowledgements, refusals |
-//! | [`statuspush`] | curator connection, own address, control plane, cluster state, directory saved | – |
+//! | [`statuspush`] | curator connection, own address, control plane, cluster state, directory saved, conditions | – |
 //! | [`hosts`] | member data, curator connection, address, learned addresses | view, directory, directory saved |
 //! | [`addresses`] | member data, address, directory, view, cluster state | own address, learned addresses |
 //! | [`nodemgmt`] | member data, view, cluster state | – |
+//! | [`kubernetes`] | member data, local roles, control plane, curator connection, view, own address, pod network, cluster state | conditions |
 //!
 //! Each value is one fact with one writer (refusals alone, a count, has two
 //! that add to it), and a worker knows no other worker:
@@ -34,7 +35,7 @@ mod nodemgmt;
 mod rolefetch;
 mod statuspush;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 #[cfg(test)]
 mod tests;
 
@@ -43,7 +44,7 @@ use std::sync::Arc;
 
 use hearth_api::names::{PORT_CURATOR, PORT_ETCD_PEER, PORT_NODE_MANAGEMENT};
 use hearth_api::tls;
-use hearth_api::v1::{ClusterDirectory, NodeRoles};
+use hearth_api::v1::{ClusterDirectory, NodeCondition, NodeRoles};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::logtree::LogTree;
 use hearth_base::supervisor::{Context, Outcome};
@@ -53,15 +54,17 @@ use tokio::time::Instant;
 use crate::cluster_state::{ClusterState, Desk};
 use crate::curator;
 use crate::extensions::Extensions;
-use crate::handover::{BootstrapData, Disowned, Founded, MemberData, Refusals};
+use crate::handover::{BootstrapData, Disowned, Founded, MemberData, PodNetwork, Refusals};
 use crate::image::Image;
+use crate::kubernetes;
 use crate::layout::Root;
 use crate::power::Power;
 
-use addresses::{Book, Located};
-use known::View;
+use addresses::Book;
 
+pub(crate) use addresses::{Learned, Located};
 pub use controlplane::ControlPlane;
+pub(crate) use known::View;
 pub use membership::CuratorConnection;
 
 /// What the role server is given.
@@ -105,6 +108,9 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
     let (directory_writer, directory) = event::value::<ClusterDirectory>();
     let (view_writer, view) = event::value::<Arc<View>>();
     let (own_writer, own_address) = event::value::<Located>();
+    let (conditions_writer, conditions) = event::value::<Vec<NodeCondition>>();
+    // Written by the mesh, once there is one.
+    let (_pod_network_writer, pod_network) = event::value::<PodNetwork>();
     let (book, learned) = Book::new(tls::wall_clock());
 
     let any = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
@@ -115,7 +121,7 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
         etcd: controlplane::ETCD.into(),
         timing: curator::Timing::default(),
         peer_proxy: None,
-        local_roles,
+        local_roles: local_roles.clone(),
         connection: connection.clone(),
         control_plane: control_plane_writer,
     });
@@ -174,10 +180,27 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
         directory,
         view: view.clone(),
         cluster_state: inputs.cluster_state.clone(),
-        learned,
+        learned: learned.clone(),
         own_address: own_writer,
     });
     ctx.run("addresses", move |ctx| addresses::run(ctx, worker.clone()))?;
+    let parts = Arc::new(kubernetes::Parts {
+        root: inputs.root.clone(),
+        log_tree: inputs.log_tree.clone(),
+        extensions: inputs.extensions.clone(),
+        cluster_state: inputs.cluster_state.clone(),
+        member: inputs.member.clone(),
+        connection: connection.clone(),
+        control_plane: control_plane.clone(),
+        local_roles: local_roles.clone(),
+        view: view.clone(),
+        learned: learned.clone(),
+        address: inputs.address.clone(),
+        own_address: own_address.clone(),
+        pod_network,
+        conditions: conditions_writer,
+    });
+    ctx.run("kubernetes", move |ctx| kubernetes::run(ctx, parts.clone()))?;
     let worker = Arc::new(nodemgmt::Worker {
         listen: any(PORT_NODE_MANAGEMENT),
         log_tree: inputs.log_tree.clone(),
@@ -195,6 +218,7 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
         control_plane,
         cluster_state: inputs.cluster_state.clone(),
         directory_saved,
+        conditions,
     });
     ctx.run("statuspush", move |ctx| {
         statuspush::run(ctx, worker.clone())

@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hearth_api::v1;
-use hearth_api::v1::{NodeStatus, UpdateNodeStatusRequest};
+use hearth_api::v1::{NodeCondition, NodeStatus, UpdateNodeStatusRequest};
 use hearth_base::event::{Closed, Value, Watcher};
 use hearth_base::supervisor::{Context, Outcome};
 
@@ -39,6 +39,8 @@ pub(super) struct Worker {
     pub cluster_state: ClusterState,
     /// Will be read: no other address is ever reported.
     pub directory_saved: Value<IpAddr>,
+    /// Will be read: how the roles stand that can be held and not met.
+    pub conditions: Value<Vec<NodeCondition>>,
 }
 
 /// The address that may be reported.
@@ -88,6 +90,8 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
     let mut connections = worker.connection.watch();
     let mut control_planes = worker.control_plane.watch();
     let mut states = worker.cluster_state.watch();
+    let mut conditions = worker.conditions.watch();
+    let mut known_conditions = worker.conditions.get().unwrap_or_default();
 
     let mut connection = connections.next().await?;
     let mut address = addresses.next().await?;
@@ -109,7 +113,7 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
             cluster_state: v1::ClusterState::from(state).into(),
             consensus: progress,
             address_counter: address.counter,
-            conditions: Vec::new(),
+            conditions: known_conditions.clone(),
         };
         // In SPLIT nobody hears us, the report is due when that has passed; in
         // DISOWNING nobody wants to.
@@ -129,6 +133,7 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
                 reported = None;
             }
             next = addresses.next() => address = next?,
+            next = conditions.next() => known_conditions = next?,
             next = control_planes.next() => {
                 let next = next?;
                 curator_port = next.curator_port;

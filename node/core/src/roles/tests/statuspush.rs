@@ -3,7 +3,7 @@ use std::sync::Arc;
 
 use hearth_api::testing::{Script, TestCurator};
 use hearth_api::v1;
-use hearth_api::v1::NodeStatus;
+use hearth_api::v1::{NodeCondition, NodeStatus};
 use hearth_base::event::{self, Writer};
 
 use crate::boot_record::boot_id;
@@ -21,6 +21,7 @@ struct Pushing {
     control_plane: Writer<ControlPlane>,
     state: cluster_state::Writer,
     directory_saved: Writer<IpAddr>,
+    conditions: Writer<Vec<NodeCondition>>,
 }
 
 fn ip(last: u8) -> IpAddr {
@@ -51,6 +52,7 @@ async fn pushing() -> Pushing {
     let (own_writer, own_address) = event::value();
     let (control_plane_writer, control_plane) = event::value();
     let (directory_writer, directory_saved) = event::value();
+    let (conditions_writer, conditions) = event::value();
     let (state_writer, cluster_state) = cluster_state::new();
     connection_writer.set(fake.connection());
     own_writer.set(located(1));
@@ -66,6 +68,7 @@ async fn pushing() -> Pushing {
         control_plane,
         cluster_state,
         directory_saved,
+        conditions,
     });
     Pushing {
         fake,
@@ -75,6 +78,7 @@ async fn pushing() -> Pushing {
         control_plane: control_plane_writer,
         state: state_writer,
         directory_saved: directory_writer,
+        conditions: conditions_writer,
     }
 }
 
@@ -111,6 +115,27 @@ async fn nothing_is_reported_before_the_directory_is_saved() {
     assert_eq!(status, wanted);
     test.worker.is_healthy().await;
     test.worker.is_fine();
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_role_that_is_not_met_is_reported_until_it_is() {
+    let test = pushing().await;
+    let curator = &test.fake.curator;
+    test.directory_saved.set(ip(1));
+    assert_eq!(report(curator, 1).await.conditions, []);
+    let unmet = NodeCondition {
+        r#type: "KubernetesWorker".into(),
+        met: false,
+        reason: "NotInstalled".into(),
+        message: "the image has no such extension".into(),
+    };
+    test.conditions.set(vec![unmet.clone()]);
+    assert_eq!(report(curator, 2).await.conditions, [unmet.clone()]);
+    test.conditions.set(vec![unmet]);
+    no_more_than(curator, 2).await;
+    test.conditions.set(Vec::new());
+    assert_eq!(report(curator, 3).await.conditions, []);
     test.worker.stop().await;
 }
 

@@ -1,0 +1,279 @@
+//! Kubernetes on this node: what the roles of controller and worker mean.
+//!
+//! | part | does |
+//! |---|---|
+//! | this module | starts and ends the two roles' parts as the roles come and go, and tells their conditions |
+//! | [`bundle`] | what the extension offers, and what its versions understand |
+//! | [`program`] | one program of it as a supervised child |
+//!
+//! Each role is a runnable of its own (a *gate*) with the role's parts below
+//! it. The children of a runnable are fixed once it is healthy, so a role that
+//! comes or goes is a restart of its gate, at any time, while its parts still
+//! start, too; the other role does not notice. All that ran below a gate has
+//! ended before it runs again. What a role leaves on the machine beyond its
+//! processes is undone by the gate of the role that is not held, at each start:
+//! a node that lost power with a role and has lost the role meanwhile is
+//! cleaned the same way.
+//!
+//! What stands in the way of a role is told as a condition of the node, by
+//! [`Standing`], and nothing pretends: a role whose extension the image does
+//! not have is held, and not met.
+//!
+//! Invariants: no part of the node depends on Kubernetes; nothing here is
+//! started for a role that is not held; the conditions have one writer, this
+//! worker.
+
+pub mod bundle;
+pub mod program;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hearth_api::names::EXTENSION_KUBERNETES;
+use hearth_api::v1::{NodeCondition, NodeRoles};
+use hearth_base::event::{self, Value, Writer};
+use hearth_base::logtree::LogTree;
+use hearth_base::supervisor::{Context, Failure, Outcome};
+
+use crate::cluster_state::ClusterState;
+use crate::extensions::{Extensions, Missing};
+use crate::handover::{MemberData, PodNetwork};
+use crate::layout::Root;
+use crate::roles::{ControlPlane, CuratorConnection, Learned, Located, View};
+
+use bundle::Bundle;
+
+/// Of a restart for a role that came or went.
+const AT_ONCE: Duration = Duration::from_millis(10);
+
+/// What the parts of Kubernetes are given.
+#[allow(dead_code)] // Until the roles' parts that read them all are here.
+pub(crate) struct Parts {
+    /// Where things lie.
+    pub root: Root,
+    /// Takes the programs' log lines.
+    pub log_tree: LogTree,
+    /// The programs are one of them.
+    pub extensions: Arc<Extensions>,
+    /// Will be read.
+    pub cluster_state: ClusterState,
+    /// Will be read.
+    pub member: Value<MemberData>,
+    /// Will be read.
+    pub connection: Value<CuratorConnection>,
+    /// Will be read: etcd, while it runs here.
+    pub control_plane: Value<ControlPlane>,
+    /// Will be read.
+    pub local_roles: Value<NodeRoles>,
+    /// Will be read: who else is a controller or worker.
+    pub view: Value<Arc<View>>,
+    /// Will be read: where the others are.
+    pub learned: Value<Learned>,
+    /// Will be read: this node's address of the moment.
+    pub address: Value<IpAddr>,
+    /// Will be read: the same, once its word is durable.
+    pub own_address: Value<Located>,
+    /// Will be read.
+    pub pod_network: Value<PodNetwork>,
+    /// Will be written.
+    pub conditions: Writer<Vec<NodeCondition>>,
+}
+
+/// A role that this worker is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// API server, controller-manager and scheduler.
+    Controller,
+    /// containerd, kubelet and what pods need.
+    Worker,
+}
+
+impl Role {
+    const fn is_held(self, roles: &NodeRoles) -> bool {
+        match self {
+            Self::Controller => roles.kubernetes_controller.is_some(),
+            Self::Worker => roles.kubernetes_worker.is_some(),
+        }
+    }
+
+    /// The type of its condition.
+    const fn condition(self) -> &'static str {
+        match self {
+            Self::Controller => "KubernetesController",
+            Self::Worker => "KubernetesWorker",
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Controller => "Kubernetes controller",
+            Self::Worker => "Kubernetes worker",
+        }
+    }
+}
+
+/// How a role stands.
+#[allow(dead_code)] // The same.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Standing {
+    /// It is not held.
+    NotHeld,
+    /// All that belongs to it works.
+    Met,
+    /// It does not, yet or any more.
+    Unmet {
+        /// In CamelCase, for programs.
+        reason: &'static str,
+        /// For people.
+        message: String,
+    },
+}
+
+impl Standing {
+    /// A role that does not work.
+    pub fn unmet(reason: &'static str, message: impl Into<String>) -> Self {
+        Self::Unmet {
+            reason,
+            message: message.into(),
+        }
+    }
+
+    fn condition(self, role: Role) -> Option<NodeCondition> {
+        let (met, reason, message) = match self {
+            Self::NotHeld => return None,
+            Self::Met => (true, "", String::new()),
+            Self::Unmet { reason, message } => (false, reason, message),
+        };
+        Some(NodeCondition {
+            r#type: role.condition().to_owned(),
+            met,
+            reason: reason.to_owned(),
+            message,
+        })
+    }
+}
+
+impl From<&Missing> for Standing {
+    fn from(missing: &Missing) -> Self {
+        let reason = match missing {
+            Missing::NotInstalled { .. } => "NotInstalled",
+            Missing::Refused { .. } => "ExtensionRefused",
+        };
+        Self::unmet(reason, missing.to_string())
+    }
+}
+
+/// Runs the gates, and tells how the roles stand.
+pub(crate) async fn run(ctx: Context, parts: Arc<Parts>) -> Outcome {
+    let mut standings = Vec::new();
+    for (name, role) in [("controller", Role::Controller), ("worker", Role::Worker)] {
+        let (writer, standing) = event::value();
+        let gate = Arc::new(Gate {
+            role,
+            parts: parts.clone(),
+            standing: Arc::new(writer),
+        });
+        standings.push((role, standing.watch(), Standing::NotHeld));
+        ctx.run(name, move |ctx| pass(ctx, gate.clone()))?;
+    }
+    ctx.healthy();
+    let [controller, worker] = &mut standings[..] else {
+        return Err(Failure::msg("there are two roles"));
+    };
+    loop {
+        tokio::select! {
+            standing = controller.1.next() => controller.2 = standing?,
+            standing = worker.1.next() => worker.2 = standing?,
+            () = ctx.cancelled() => return Ok(()),
+        }
+        let all = [&*controller, &*worker].map(|(role, _, now)| now.clone().condition(*role));
+        parts.conditions.set(all.into_iter().flatten().collect());
+    }
+}
+
+/// One role on this node.
+struct Gate {
+    role: Role,
+    parts: Arc<Parts>,
+    /// Will be written, here and by what runs below.
+    standing: Arc<Writer<Standing>>,
+}
+
+/// Lets the role's parts run while the role is held.
+async fn pass(ctx: Context, gate: Arc<Gate>) -> Outcome {
+    let work = async {
+        // The data partition is open from then on.
+        gate.parts.member.watch().next().await?;
+        let mut roles = gate.parts.local_roles.watch();
+        let held = gate.role.is_held(&roles.next().await?);
+        let changed = async {
+            let changed = roles.wait_for(|roles| gate.role.is_held(roles) != held);
+            changed.await?;
+            let (role, now) = (gate.role.name(), if held { "no" } else { "a" });
+            Err(Failure::msg(format!("this node is {now} {role} now")))
+        };
+        tokio::select! {
+            outcome = serve(&ctx, &gate, held) => outcome,
+            changed = changed => {
+                // Nothing has failed that would be better later.
+                ctx.restart_within(Some(AT_ONCE));
+                changed
+            }
+        }
+    };
+    tokio::select! {
+        outcome = work => outcome,
+        () = ctx.cancelled() => Ok(()),
+    }
+}
+
+/// What is to be done with the role or without it; ends by an error only.
+async fn serve(ctx: &Context, gate: &Gate, held: bool) -> Outcome {
+    if !held {
+        clear(gate).await?;
+        gate.standing.set(Standing::NotHeld);
+        ctx.healthy();
+        return std::future::pending().await;
+    }
+    let mounted = match gate.parts.extensions.get(EXTENSION_KUBERNETES) {
+        Ok(mounted) => mounted,
+        Err(missing) => {
+            tracing::warn!("this node is to be a {}: {missing}", gate.role.name());
+            gate.standing.set(Standing::from(&missing));
+            ctx.healthy();
+            return std::future::pending().await;
+        }
+    };
+    let bundle = match Bundle::open(mounted) {
+        Ok(bundle) => Arc::new(bundle),
+        Err(error) => {
+            let failure = Failure::from(error);
+            let refused = Standing::unmet("ExtensionRefused", failure.to_string());
+            gate.standing.set(refused);
+            return Err(failure);
+        }
+    };
+    start(ctx, gate, bundle).await
+}
+
+/// Starts the role's parts below this runnable.
+async fn start(ctx: &Context, gate: &Gate, bundle: Arc<Bundle>) -> Outcome {
+    let version = bundle.kubernetes();
+    let message = format!("this release cannot run Kubernetes {version} yet");
+    gate.standing.set(Standing::unmet("NotSupported", message));
+    ctx.healthy();
+    std::future::pending().await
+}
+
+/// Undoes what the role has left on the machine; nothing if it never ran.
+async fn clear(gate: &Gate) -> Outcome {
+    let made = match gate.role {
+        Role::Controller => gate.parts.root.ephemeral.kubernetes().controller(),
+        Role::Worker => return Ok(()),
+    };
+    match tokio::fs::remove_dir_all(&made).await {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
+        _ => Ok(()),
+    }
+}

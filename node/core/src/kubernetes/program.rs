@@ -1,0 +1,358 @@
+//! One program of the bundle as a supervised child: its command line, its log
+//! lines, whether it works, and its end in order.
+//!
+//! A program counts as working when it answers a probe, not when its process
+//! is there; until then its runnable starts, and for as long as it does not
+//! answer any more the runnable is about to fail. A program that does not end
+//! when asked is killed after a bound, so that what depends on its end (the
+//! role is gone, the machine goes down) is never held up.
+//!
+//! A program sees nothing of the node's own environment: its variables are
+//! the bundle's `PATH` and what its caller adds, its working directory is its
+//! own.
+
+mod log;
+pub mod probe;
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hearth_base::event::Writer;
+use hearth_base::logtree::LogTree;
+use hearth_base::supervisor::{Context, Outcome};
+use hearth_base::sys::child::{Child, ChildError};
+use tokio::process::Command;
+use tokio::time::{Instant, sleep, timeout};
+
+use super::bundle::{Binary, Bundle};
+
+pub use log::Dialect;
+
+/// Between two questions whether a program works already.
+const ASK_STARTING: Duration = Duration::from_millis(250);
+/// Between two questions whether it works still.
+const ASK_SERVING: Duration = Duration::from_secs(10);
+/// One answer may take so long: emulated machines are slow.
+const ANSWER: Duration = Duration::from_secs(20);
+/// A program that has not answered for so long is ended and started again.
+const HUNG: Duration = Duration::from_secs(120);
+
+/// Why a program does not run.
+#[derive(Debug, thiserror::Error)]
+pub enum ProgramError {
+    /// Its working directory.
+    #[error("make {path}, the working directory of {program}")]
+    Directory {
+        /// The program.
+        program: &'static str,
+        /// The directory.
+        path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The process.
+    #[error(transparent)]
+    Child(#[from] ChildError),
+    /// It ended, which it should not of itself.
+    #[error("{program} ended with {status}{}", said(.last_words))]
+    Ended {
+        /// The program.
+        program: &'static str,
+        /// How.
+        status: ExitStatus,
+        /// What it gave as its reason.
+        last_words: Option<String>,
+    },
+    /// It did not begin to answer.
+    #[error("{program} does not work {within:?} after its start: {why}")]
+    NotReady {
+        /// The program.
+        program: &'static str,
+        /// What it was given.
+        within: Duration,
+        /// The probe's last answer.
+        why: String,
+    },
+    /// It does not answer any more.
+    #[error("{program} has not answered for {HUNG:?}: {why}")]
+    Hung {
+        /// The program.
+        program: &'static str,
+        /// The probe's last answer.
+        why: String,
+    },
+}
+
+fn said(words: &Option<String>) -> String {
+    words.as_ref().map(|w| format!(": {w}")).unwrap_or_default()
+}
+
+/// What runs, and how.
+#[derive(Clone, Debug)]
+pub struct Program {
+    /// Which one.
+    pub binary: Binary,
+    /// Where it lies.
+    pub file: PathBuf,
+    /// Without its name.
+    pub arguments: Vec<OsString>,
+    /// Everything in its environment.
+    pub environment: Vec<(&'static str, OsString)>,
+    /// Where it works. Made if it is not there, for root alone.
+    pub directory: PathBuf,
+    /// How it writes its log.
+    pub dialect: Dialect,
+    /// How long it may take to begin to work.
+    pub ready_within: Duration,
+    /// How long it may take to end when asked.
+    pub stop_within: Duration,
+}
+
+impl Program {
+    /// A program of the bundle that works in `directory`, with nothing to be
+    /// told yet.
+    pub fn new(bundle: &Bundle, binary: Binary, directory: &Path) -> Self {
+        Self {
+            binary,
+            file: bundle.program(binary),
+            arguments: Vec::new(),
+            environment: vec![("PATH", bundle.programs().into())],
+            directory: directory.to_owned(),
+            dialect: match binary {
+                Binary::Containerd => Dialect::Logrus,
+                _ => Dialect::Klog,
+            },
+            ready_within: Duration::from_secs(600),
+            stop_within: Duration::from_secs(5),
+        }
+    }
+
+    /// Adds `--name=value`.
+    #[must_use]
+    pub fn flag(mut self, name: &str, value: impl Into<OsString>) -> Self {
+        let mut argument = OsString::from(format!("--{name}="));
+        argument.push(value.into());
+        self.arguments.push(argument);
+        self
+    }
+
+    /// Starts it. Its log lines go into the log tree under `dn`.
+    pub async fn start(&self, log: &LogTree, dn: &str) -> Result<Running, ProgramError> {
+        let program = self.binary.name();
+        let made = fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&self.directory);
+        made.map_err(|source| ProgramError::Directory {
+            program,
+            path: self.directory.clone(),
+            source,
+        })?;
+        let mut command = Command::new(&self.file);
+        command
+            .args(&self.arguments)
+            .env_clear()
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .current_dir(&self.directory);
+        let last_words = Arc::new(Mutex::new(None));
+        let (log, dn, words) = (log.clone(), dn.to_owned(), last_words.clone());
+        let dialect = self.dialect;
+        let child = Child::spawn(command, move |_, line| {
+            let parsed = dialect.parse(line);
+            log.append_raw(&dn, parsed.severity, &parsed.message);
+            if parsed.fatal {
+                *words.lock().unwrap_or_else(PoisonError::into_inner) = Some(parsed.message);
+            }
+        })
+        .await?;
+        Ok(Running {
+            program,
+            stop_within: self.stop_within,
+            child,
+            last_words,
+        })
+    }
+}
+
+/// A process of a program. Dropping it kills it and its process group.
+pub struct Running {
+    program: &'static str,
+    stop_within: Duration,
+    child: Child,
+    /// The last line that told a reason to give up.
+    last_words: Arc<Mutex<Option<String>>>,
+}
+
+impl Running {
+    /// Its process ID.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until it ends by itself. Safe to cancel.
+    pub async fn ended(&mut self) -> ProgramError {
+        match self.child.wait().await {
+            Ok(status) => ProgramError::Ended {
+                program: self.program,
+                status,
+                last_words: self
+                    .last_words
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .take(),
+            },
+            Err(error) => error.into(),
+        }
+    }
+
+    /// Ends it in order, by force if it takes too long.
+    pub async fn stop(mut self) -> Result<(), ProgramError> {
+        self.child.terminate(self.stop_within).await?;
+        Ok(())
+    }
+}
+
+/// How a program stands, for those who tell the operator.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// It has been started and has never failed since this role began.
+    Starting,
+    /// It answers.
+    Serving,
+    /// It does not, or has ended; for an operator. Stays so until it answers.
+    Failing(String),
+}
+
+/// Runs a program until the runnable is cancelled; ends otherwise by an error
+/// only. The runnable is healthy once the probe has first succeeded, which
+/// says in words why not yet.
+pub async fn run<P, F>(
+    ctx: &Context,
+    program: &Program,
+    log: &LogTree,
+    progress: &Writer<Progress>,
+    probe: P,
+) -> Outcome
+where
+    P: Fn() -> F,
+    F: Future<Output = Result<(), String>>,
+{
+    if progress.value().get().is_none() {
+        progress.set(Progress::Starting);
+    }
+    let outcome = live(ctx, program, log, progress, probe).await;
+    if let Err(error) = &outcome {
+        progress.set(Progress::Failing(error.to_string()));
+    }
+    Ok(outcome?)
+}
+
+async fn live<P, F>(
+    ctx: &Context,
+    program: &Program,
+    log: &LogTree,
+    progress: &Writer<Progress>,
+    probe: P,
+) -> Result<(), ProgramError>
+where
+    P: Fn() -> F,
+    F: Future<Output = Result<(), String>>,
+{
+    let begin = Instant::now();
+    let dn = format!("{}.{}", ctx.name(), program.binary.name());
+    let mut running = program.start(log, &dn).await?;
+    tracing::info!(pid = running.id(), "{} is started", program.binary.name());
+    let watched = async {
+        becomes_ready(program, &probe).await?;
+        tracing::info!(after = ?begin.elapsed(), "{} works", program.binary.name());
+        progress.set(Progress::Serving);
+        ctx.healthy();
+        Err(stays_ready(program, progress, &probe).await)
+    };
+    let outcome = tokio::select! {
+        error = running.ended() => return Err(error),
+        () = ctx.cancelled() => Ok(()),
+        outcome = watched => outcome,
+    };
+    running.stop().await?;
+    outcome
+}
+
+/// Waits until the probe succeeds, for as long as the program is given.
+async fn becomes_ready<P, F>(program: &Program, probe: &P) -> Result<(), ProgramError>
+where
+    P: Fn() -> F,
+    F: Future<Output = Result<(), String>>,
+{
+    let begin = Instant::now();
+    loop {
+        let Err(why) = ask(probe).await else {
+            return Ok(());
+        };
+        if begin.elapsed() > program.ready_within {
+            return Err(ProgramError::NotReady {
+                program: program.binary.name(),
+                within: program.ready_within,
+                why,
+            });
+        }
+        sleep(ASK_STARTING).await;
+    }
+}
+
+/// Asks on, and ends when the program has not answered for too long.
+async fn stays_ready<P, F>(
+    program: &Program,
+    progress: &Writer<Progress>,
+    probe: &P,
+) -> ProgramError
+where
+    P: Fn() -> F,
+    F: Future<Output = Result<(), String>>,
+{
+    let mut good = Instant::now();
+    let mut said = false;
+    loop {
+        sleep(ASK_SERVING).await;
+        match ask(probe).await {
+            Ok(()) => {
+                good = Instant::now();
+                if std::mem::take(&mut said) {
+                    progress.set(Progress::Serving);
+                }
+            }
+            Err(why) if good.elapsed() > HUNG => {
+                return ProgramError::Hung {
+                    program: program.binary.name(),
+                    why,
+                };
+            }
+            Err(why) => {
+                if !std::mem::replace(&mut said, true) {
+                    tracing::warn!("{} does not answer: {why}", program.binary.name());
+                    progress.set(Progress::Failing(why));
+                }
+            }
+        }
+    }
+}
+
+async fn ask<P, F>(probe: &P) -> Result<(), String>
+where
+    P: Fn() -> F,
+    F: Future<Output = Result<(), String>>,
+{
+    match timeout(ANSWER, probe()).await {
+        Ok(answer) => answer,
+        Err(_) => Err(format!("no answer within {ANSWER:?}")),
+    }
+}
+
+#[cfg(test)]
+mod tests;

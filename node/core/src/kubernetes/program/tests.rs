@@ -1,0 +1,136 @@
+//! A program of a bundle that is a shell script.
+
+use std::os::unix::fs::PermissionsExt as _;
+use std::sync::Arc;
+
+use hearth_base::event;
+use hearth_base::logtree::{Options, Query};
+use tempfile::TempDir;
+
+use super::*;
+use crate::roles::testing::{Alone, soon, until};
+
+struct Scripted {
+    directory: TempDir,
+    program: Program,
+    log: LogTree,
+    progress: Arc<Writer<Progress>>,
+}
+
+/// A bundle whose scheduler is this script.
+fn scripted(script: &str) -> Scripted {
+    let directory = tempfile::tempdir().unwrap();
+    let versions = "kubernetes 1.20.2\ncontainerd 1.6.20\n";
+    fs::write(directory.path().join("VERSION"), versions).unwrap();
+    let bin = directory.path().join("bin");
+    fs::create_dir(&bin).unwrap();
+    let file = bin.join(Binary::Scheduler.name());
+    fs::write(&file, format!("#!/bin/sh\nPATH=/bin:/usr/bin\n{script}\n")).unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+    let bundle = Bundle::open(directory.path()).unwrap();
+    let work = directory.path().join("work").join("scheduler");
+    Scripted {
+        program: Program::new(&bundle, Binary::Scheduler, &work),
+        directory,
+        log: LogTree::new(Options::default()),
+        progress: Arc::new(event::value().0),
+    }
+}
+
+impl Scripted {
+    /// Works once the script has made `ready` in its working directory.
+    fn run(&self) -> Alone {
+        let (program, log) = (self.program.clone(), self.log.clone());
+        let progress = self.progress.clone();
+        let ready = program.directory.join("ready");
+        Alone::run(move |ctx| {
+            let (program, log) = (program.clone(), log.clone());
+            let (progress, ready) = (progress.clone(), ready.clone());
+            async move {
+                run(&ctx, &program, &log, &progress, || async {
+                    let there = ready.exists();
+                    there.then_some(()).ok_or_else(|| "not yet".to_owned())
+                })
+                .await
+            }
+        })
+    }
+
+    fn made(&self, name: &str) -> bool {
+        self.program.directory.join(name).exists()
+    }
+
+    async fn becomes(&self, wanted: impl Fn(&Progress) -> bool) {
+        let mut progress = self.progress.value().watch();
+        soon("progress", progress.wait_for(wanted)).await.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn it_works_when_it_answers_and_ends_in_order() {
+    let scripted = scripted(
+        "trap 'touch ended; exit 0' TERM
+         echo \"$#:$1:$HOME\" >arguments
+         echo 'E1121 19:20:00.0 1 x.go:1] hello' >&2
+         touch ready; while :; do sleep 0.02; done",
+    );
+    let scripted = Scripted {
+        program: scripted.program.clone().flag("a", "b c"),
+        ..scripted
+    };
+    let alone = scripted.run();
+    alone.is_healthy().await;
+    assert_eq!(scripted.progress.value().get(), Some(Progress::Serving));
+    let arguments = fs::read_to_string(scripted.program.directory.join("arguments")).unwrap();
+    assert_eq!(arguments, "1:--a=b c:\n", "nothing of our environment");
+    let entries = scripted
+        .log
+        .read(Query::subtree("root.worker.kube-scheduler"));
+    let entries: Vec<_> = entries
+        .backlog
+        .iter()
+        .map(|e| e.message.to_string())
+        .collect();
+    assert_eq!(entries, ["hello"]);
+    alone.stop().await;
+    assert!(scripted.made("ended"));
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_ends_says_why_and_starts_again() {
+    let scripted = scripted(
+        "if [ -e again ]; then touch ready; while :; do sleep 0.02; done; fi
+         touch again
+         echo 'F1121 19:20:00.0 1 x.go:1] no such thing' >&2; exit 3",
+    );
+    let alone = scripted.run();
+    scripted
+        .becomes(|p| matches!(p, Progress::Failing(why) if why.contains("no such thing")))
+        .await;
+    scripted.becomes(|p| *p == Progress::Serving).await;
+    alone.is_healthy().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_never_works_is_given_up() {
+    let mut scripted = scripted("touch started; while :; do sleep 0.02; done");
+    scripted.program.ready_within = Duration::from_millis(300);
+    let alone = scripted.run();
+    alone
+        .fails("does not work 300ms after its start: not yet")
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_ignores_the_request_is_killed_when_the_role_ends() {
+    let mut scripted =
+        scripted("trap '' TERM; echo $$ >pid; touch ready; while :; do sleep 0.02; done");
+    scripted.program.stop_within = Duration::from_millis(50);
+    let alone = scripted.run();
+    alone.is_healthy().await;
+    let pid = fs::read_to_string(scripted.program.directory.join("pid")).unwrap();
+    alone.stop().await;
+    let process = PathBuf::from("/proc").join(pid.trim());
+    until("the end of the process", || !process.exists()).await;
+    drop(scripted.directory);
+}
