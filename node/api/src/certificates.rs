@@ -252,6 +252,11 @@ pub fn only_one<'a>(
 }
 
 /// The last second of a certificate that has been judged already.
+/// Whom one is about that has been judged already.
+pub(crate) fn identity(der: &[u8]) -> Result<Identity, CertificateError> {
+    Ok(Parsed::from_der(der)?.uri()?.parse()?)
+}
+
 pub(crate) fn not_after(der: &[u8]) -> Result<UnixTime, CertificateError> {
     Ok(Parsed::from_der(der)?.validity.not_after())
 }

@@ -16,6 +16,11 @@
 //! returns to its own. What runs on a connection that new calls no longer take
 //! goes on there, and the connection ends with the last of it.
 //!
+//! Whom a client wants to meet is in its TLS configuration: mostly any node of
+//! its cluster. Where it knows by name who runs a curator, [`Endpoints::only`]
+//! says so, and no other node is asked anything, though it be one of the
+//! cluster: it could show whatever it liked.
+//!
 //! Keep-alive runs on every connection all the time, so that a peer that
 //! vanished without a word is noticed within fifteen seconds. Calls are not
 //! repeated here: only the caller knows which may be.
@@ -188,12 +193,13 @@ impl Curators {
         state.look_again = Instant::now();
         let State { list, lines, .. } = &mut *state;
         for line in lines.iter().filter_map(Weak::upgrade) {
-            if !list.contains(&line.endpoint) {
+            if !list.wants(&line.endpoint, line.server.as_ref()) {
                 line.cut();
             }
         }
         let current = state.current.take();
-        state.current = current.filter(|line| state.list.contains(&line.endpoint));
+        state.current =
+            current.filter(|line| state.list.wants(&line.endpoint, line.server.as_ref()));
     }
 
     /// Those that there are now.
@@ -327,8 +333,9 @@ impl Shared {
                 Some(endpoint) => {
                     let tls = Arc::clone(&self.tls);
                     let options = self.options.clone();
+                    let servers = self.state().list.servers();
                     running.spawn(async move {
-                        let line = Line::open(endpoint.clone(), tls, &options).await;
+                        let line = Line::open(endpoint.clone(), &servers, tls, &options).await;
                         (endpoint, line)
                     });
                 }
@@ -371,7 +378,7 @@ impl Shared {
     /// From now on calls go by this one, if its endpoint is still wanted.
     fn adopt(&self, line: Line) -> Result<Arc<Line>, Endpoint> {
         let mut state = self.state();
-        if !state.list.contains(&line.endpoint) {
+        if !state.list.wants(&line.endpoint, line.server.as_ref()) {
             return Err(line.endpoint);
         }
         let line = Arc::new(line);

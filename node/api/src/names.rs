@@ -1,5 +1,7 @@
 //! Names and numbers that both sides of a boundary must agree on.
 
+use std::time::Duration;
+
 /// QEMU fw_cfg item with the serialised `NodeParameters`.
 pub const FW_CFG_PARAMETERS: &str = "opt/dev.hearth/parameters.pb";
 /// QEMU fw_cfg item that arms one failpoint by name. Test images only.
@@ -49,6 +51,13 @@ pub const EXTENSION_LABEL: &str = "HEARTH-EXT-";
 pub const EXTENSION_WORD: &str = "hearth.extension=";
 /// In a folder of extensions: where each is mounted on a node, by its name.
 pub const EXTENSIONS: &str = "/ext";
+
+/// A watcher hears from its curator at least so often, even if there is
+/// nothing to tell.
+pub const WATCH_MARK: Duration = Duration::from_secs(15);
+/// Whoever has heard nothing for so long asks another curator: this one hangs,
+/// though its connection lives.
+pub const WATCH_SILENCE: Duration = Duration::from_secs(45);
 
 /// Partition type of the EFI system partition.
 pub const ESP_TYPE: &str = "c12a7328-f81f-11d2-ba4b-00a0c93ec93b";

@@ -9,7 +9,7 @@ use std::time::Duration;
 use http::Uri;
 use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
-use rustls_pki_types::ServerName;
+use rustls_pki_types::{CertificateDer, ServerName};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::timeout;
@@ -21,14 +21,18 @@ use tonic_health::pb::HealthCheckRequest;
 use tonic_health::pb::health_check_response::ServingStatus;
 use tonic_health::pb::health_client::HealthClient;
 
+use super::list::Servers;
 use super::{AttemptError, Endpoint, Options};
 use crate::certificates;
+use crate::identity::Identity;
 use crate::lifetime::End;
 use crate::tls::{self, Clock};
 
 /// A connection that calls can go by, until it is closed.
 pub(super) struct Line {
     pub(super) endpoint: Endpoint,
+    /// Who is there, by its certificate.
+    pub(super) server: Option<Identity>,
     pub(super) channel: Channel,
     /// Whether the server said, when asked at the beginning, that it serves.
     pub(super) serves: bool,
@@ -39,15 +43,21 @@ pub(super) struct Line {
 }
 
 impl Line {
-    /// TCP, TLS and HTTP/2 to one endpoint, and its word on how it is.
+    /// TCP, TLS and HTTP/2 to one endpoint, and its word on how it is. Whoever
+    /// is none of these servers is asked nothing.
     pub(super) async fn open(
         endpoint: Endpoint,
+        servers: &Servers,
         tls: Arc<ClientConfig>,
         options: &Options,
     ) -> Result<Self, AttemptError> {
         let bound = options.connect_timeout;
         let attempt = async {
             let stream = handshake(&endpoint, tls).await?;
+            let server = leaf(&stream).and_then(|leaf| certificates::identity(leaf).ok());
+            servers
+                .check(server.as_ref())
+                .map_err(AttemptError::Certificate)?;
             let (unwanted, closed) = (CancellationToken::new(), CancellationToken::new());
             let connection = Connection::new(
                 stream,
@@ -59,6 +69,7 @@ impl Line {
             let serves = serves(channel.clone()).await?;
             Ok(Self {
                 endpoint,
+                server,
                 channel,
                 serves,
                 unwanted,
@@ -96,6 +107,11 @@ async fn handshake(
             Some(reason) => AttemptError::Certificate(reason),
             None => AttemptError::Tls(error),
         })
+}
+
+/// What the server has shown, and the handshake has judged.
+fn leaf(stream: &TlsStream<TcpStream>) -> Option<&CertificateDer<'static>> {
+    stream.get_ref().1.peer_certificates()?.first()
 }
 
 /// rustls wants a name; it is neither sent nor looked at.
@@ -170,12 +186,7 @@ impl Connection {
         closed: DropGuard,
         clock: &Clock,
     ) -> Self {
-        let not_after = stream
-            .get_ref()
-            .1
-            .peer_certificates()
-            .and_then(|certificates| certificates.first())
-            .and_then(|leaf| certificates::not_after(leaf).ok());
+        let not_after = leaf(&stream).and_then(|leaf| certificates::not_after(leaf).ok());
         let end = End::with(unwanted, "the endpoint is no longer wanted");
         let end = match not_after {
             Some(not_after) => end.or_past(not_after, Arc::clone(clock)),

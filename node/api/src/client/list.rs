@@ -5,13 +5,16 @@
 //! until they work again. They are tried last, never left out: all may have
 //! failed, and one of them is the next to work.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
 use super::Endpoint;
+use crate::certificates::CertificateError;
+use crate::identity::{Identity, NodeId, Subject};
 
 /// How long an endpoint stands back after its first failure.
 const STAND_BACK: Duration = Duration::from_secs(1);
@@ -25,6 +28,30 @@ pub struct Endpoints {
     preferred: Vec<Endpoint>,
     /// Tried then, in an order of the moment.
     others: Vec<Endpoint>,
+    servers: Servers,
+}
+
+/// Who may answer there.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Servers(Option<Arc<BTreeSet<NodeId>>>);
+
+impl Servers {
+    /// Refuses whoever is none of them.
+    pub(super) fn check(&self, found: Option<&Identity>) -> Result<(), CertificateError> {
+        let Some(wanted) = &self.0 else {
+            return Ok(());
+        };
+        match found {
+            Some(identity) => match &identity.subject {
+                Subject::Node(id) if wanted.contains(id) => Ok(()),
+                _ => Err(CertificateError::OtherPeer {
+                    wanted: "a node that is known to run a curator".to_owned(),
+                    found: identity.clone(),
+                }),
+            },
+            None => Err(CertificateError::SelfSigned),
+        }
+    }
 }
 
 impl Endpoints {
@@ -35,7 +62,18 @@ impl Endpoints {
         Self {
             preferred: own.into_iter().collect(),
             others,
+            servers: Servers::default(),
         }
+    }
+
+    /// At all of these addresses one of these nodes is meant, and no other node
+    /// of the cluster, however good its certificate is. Which of them is at
+    /// which address is not fixed: machines that start together may be given
+    /// each other's addresses, and each of them serves every call.
+    #[must_use]
+    pub fn only(mut self, servers: Option<BTreeSet<NodeId>>) -> Self {
+        self.servers = Servers(servers.map(Arc::new));
+        self
     }
 
     /// Whether there is none.
@@ -55,6 +93,7 @@ impl From<Vec<Endpoint>> for Endpoints {
         Self {
             preferred,
             others: Vec::new(),
+            servers: Servers::default(),
         }
     }
 }
@@ -84,6 +123,17 @@ impl List {
         let endpoints = &self.endpoints;
         self.failed
             .retain(|known, _| endpoints.iter().any(|one| one == known));
+    }
+
+    /// Who may answer.
+    pub(super) fn servers(&self) -> Servers {
+        self.endpoints.servers.clone()
+    }
+
+    /// Whether a connection to this endpoint, where this one answers, is one
+    /// for it.
+    pub(super) fn wants(&self, endpoint: &Endpoint, server: Option<&Identity>) -> bool {
+        self.contains(endpoint) && self.endpoints.servers.check(server).is_ok()
     }
 
     pub(super) fn contains(&self, endpoint: &Endpoint) -> bool {
@@ -212,6 +262,7 @@ mod tests {
             let mut list = list(Endpoints {
                 preferred: endpoints(0..preferred),
                 others: endpoints(preferred..preferred + others),
+                servers: Servers::default(),
             });
             let mut now = Instant::now();
             for (which, works, later) in steps {

@@ -106,6 +106,47 @@ async fn one_that_is_doubted_is_left() {
     info(&alone).await.expect("still served");
 }
 
+/// Any node has a certificate; it takes more to be taken for a curator.
+#[tokio::test]
+async fn a_node_that_is_no_curator_is_asked_nothing() {
+    let f = Fixture::new();
+    let (curator, impostor) = (f.curator().await, f.curator().await);
+    let both = vec![impostor.endpoint(), curator.endpoint()];
+    let known = |servers: &[&TestCurator]| {
+        let servers = servers.iter().map(|server| server.node_id).collect();
+        Endpoints::from(both.clone()).only(Some(servers))
+    };
+    let curators = f.curators(known(&[&curator]));
+    for _ in 0..3 {
+        info(&curators).await.expect("by the curator");
+    }
+    assert_eq!(curators.current(), Some(curator.endpoint()));
+    assert!(impostor.calls().is_empty());
+
+    // Alone it is nobody, and the error says who is there.
+    let alone = Endpoints::from(vec![impostor.endpoint()]);
+    let alone = f.curators(alone.only(Some([curator.node_id].into())));
+    let refused = info(&alone).await.expect_err("nobody");
+    assert_eq!(refused.code(), Code::Unavailable);
+    let message = refused.message();
+    assert!(
+        message.contains(&impostor.node_id.to_string()) && message.contains("known to run"),
+        "{message}"
+    );
+
+    // Two that have come to each other's addresses are both known.
+    let curators = f.curators(known(&[&curator, &impostor]));
+    info(&curators).await.expect("by either");
+    assert_eq!(curators.current(), Some(impostor.endpoint()));
+    // Who is one no longer is left at once, with what runs there.
+    let mut stream = lasting(&curators).await;
+    curators.set_endpoints(known(&[&curator]));
+    let end = tokio::time::timeout(LONG, stream.message()).await;
+    end.expect("it is cut").expect_err("by an error");
+    info(&curators).await.expect("by the curator");
+    assert_eq!(curators.current(), Some(curator.endpoint()));
+}
+
 /// An address where nobody listens.
 async fn dead() -> Endpoint {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");

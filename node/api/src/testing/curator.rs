@@ -18,7 +18,7 @@ use super::TestCluster;
 use super::nodes::Heartbeats;
 use crate::client::Endpoint;
 use crate::first_contact;
-use crate::identity::{FirstContactSecret, NodeCredentials, PublicKey};
+use crate::identity::{FirstContactSecret, NodeCredentials, NodeId, PublicKey};
 use crate::server::{Admission, Caller, Limits, ServeError, Server, Services, Transport};
 use crate::tls::{Clock, OwnCertificate};
 use crate::v1::aaa_server::{Aaa, AaaServer};
@@ -78,6 +78,8 @@ pub struct Seen {
 pub struct TestCurator {
     /// Where it listens.
     pub address: SocketAddr,
+    /// The node that it is.
+    pub node_id: NodeId,
     /// By which its certificate can be exchanged.
     pub own: Arc<OwnCertificate>,
     cancel: CancellationToken,
@@ -118,7 +120,8 @@ impl TestCurator {
     ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         let address = listener.local_addr().expect("an address");
-        let (transport, own, _) = Transport::of_node(node, clock).expect("proper credentials");
+        let (transport, own, node_id) =
+            Transport::of_node(node, clock).expect("proper credentials");
         let answers = Arc::new(Answering {
             cluster: Arc::clone(cluster),
             script: Arc::new(Mutex::new(script)),
@@ -141,6 +144,7 @@ impl TestCurator {
         let task = tokio::spawn(server.serve(listener, services, cancel.clone()));
         Self {
             address,
+            node_id,
             own,
             cancel,
             task,

@@ -50,6 +50,7 @@ use std::{io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use hearth_api::{
     identity::NodeCredentials,
+    names::WATCH_MARK,
     server::{Limits, ServeError, Server, Transport},
     tls::{Clock, TlsError},
 };
@@ -89,6 +90,8 @@ pub struct Timing {
     pub freshness: Duration,
     /// After this long a watcher that hears nothing is told how current it is.
     pub quiet: Duration,
+    /// After this long it is told even that nothing has happened.
+    pub mark: Duration,
     /// How long a learner may take until it is in sync.
     pub learner: Duration,
 }
@@ -103,6 +106,7 @@ impl Default for Timing {
             read_interval: Duration::from_secs(1),
             freshness: Duration::from_secs(3),
             quiet: Duration::from_secs(5),
+            mark: WATCH_MARK,
             learner: Duration::from_secs(300),
         }
     }

@@ -55,7 +55,7 @@ pub const ELECTION: &str = "election/";
 
 const NODES: &str = "nodes/";
 const STATUS: &str = "status/";
-const LIVENESS: &str = "liveness/";
+pub(super) const LIVENESS: &str = "liveness/";
 const TOMBSTONES: &str = "tombstones/";
 const JOIN_KEYS: &str = "join_keys/";
 

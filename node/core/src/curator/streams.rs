@@ -9,7 +9,8 @@
 //!
 //! Each event after the backlog tells up to which revision everything has been
 //! sent, so that a subscriber knows how current it is; where nothing happens
-//! to its nodes it is told so every few seconds.
+//! to its nodes it is told so every few seconds. Where nothing happens at all
+//! it is told that, too, though more rarely: silence means a curator that hangs.
 
 use std::sync::Arc;
 
@@ -134,11 +135,13 @@ fn one(core: &Core, only: NodeId) -> (EncodedEvent, Position) {
 }
 
 /// Waits until there are some and it is time to tell, or until it has been
-/// quiet for a while and the subscriber is more current than it knows.
+/// quiet for a while and the subscriber is more current than it knows, or until
+/// it would have to doubt that anybody is there.
 async fn changes(core: &Core, mut told: Moment, only: Option<NodeId>) -> (EncodedEvent, Position) {
     let mut news = core.pace.subscribe();
     let progress = told.revision;
     let mut quiet_until = Instant::now() + core.timing.quiet;
+    let mark_at = Instant::now() + core.timing.mark;
     loop {
         // The sender lives in `core`.
         let announced = news.wait_for(|newest| *newest > told.version);
@@ -147,8 +150,9 @@ async fn changes(core: &Core, mut told: Moment, only: Option<NodeId>) -> (Encode
         told.version = changes.version;
         told.revision = changes.complete.unwrap_or(progress).max(progress);
         let is_quiet = changes.nodes.is_empty() && changes.tombstones.is_empty();
-        let is_due = Instant::now() >= quiet_until;
-        if !is_quiet || (is_due && told.revision > progress) {
+        let now = Instant::now();
+        let is_due = now >= quiet_until;
+        if !is_quiet || (is_due && (told.revision > progress || now >= mark_at)) {
             let event = EncodedEvent {
                 nodes: changes.nodes,
                 tombstones: changes.tombstones,

@@ -17,7 +17,7 @@ use hearth_api::{
     },
     private::{StoredAuthority, StoredNode},
     testing::credulous_client_config,
-    tls::{self, ExpectedServer, wall_clock},
+    tls::{self, Clock, ExpectedServer, wall_clock},
     v1::{
         ClusterConfiguration, GetNodesRequest, HeartbeatRequest, HeartbeatResponse, Label, Node,
         NodeHealth, NodeRoles, NodeState, StorageSecurity, TpmUsage, curator_client::CuratorClient,
@@ -55,6 +55,7 @@ pub fn quick() -> Timing {
         grace: Duration::from_secs(2),
         read_interval: Duration::from_millis(200),
         quiet: Duration::from_millis(300),
+        mark: Duration::from_secs(1),
         ..Default::default()
     }
 }
@@ -150,42 +151,16 @@ impl World {
         etcd: &RootClient,
         node: &Arc<NodeCredentials>,
     ) -> (Supervisor, event::Value<u16>) {
-        let config = Arc::new(Config {
-            listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
-            credentials: node.clone(),
-            client: etcd.namespaced(ConsensusUser::Curator),
-            members: etcd.members(),
-            company: Company::default(),
-            version: "0.1.0-test".into(),
-            clock: wall_clock(),
-            timing: self.timing,
-        });
-        let (writer, ready) = event::value();
-        let writer = Arc::new(writer);
-        let curator = Supervisor::start(
-            runnable(move |ctx| {
-                let (config, writer) = (config.clone(), writer.clone());
-                async move {
-                    ctx.run("curator", move |ctx| {
-                        run(ctx, config.clone(), writer.clone())
-                    })?;
-                    ctx.healthy();
-                    ctx.cancelled().await;
-                    Ok(())
-                }
-            }),
-            Options {
-                backoff: Backoff {
-                    initial: Duration::from_millis(20),
-                    ..Default::default()
-                },
-                ..Default::default()
-            },
-        );
-        soon("the curator serves", ready.watch().next())
-            .await
-            .unwrap();
-        (curator, ready)
+        serve(etcd, node, self.timing, wall_clock()).await
+    }
+
+    /// The same on the one etcd, by a clock of its own.
+    pub async fn curator_by(
+        &self,
+        clock: Clock,
+        node: &Arc<NodeCredentials>,
+    ) -> (Supervisor, event::Value<u16>) {
+        serve(self.etcd.handle().root(), node, self.timing, clock).await
     }
 
     pub async fn stop_curator(&mut self) {
@@ -339,6 +314,51 @@ impl World {
         .await;
         begin.elapsed()
     }
+}
+
+/// Runs a curator of this node on this etcd, and waits until it serves.
+pub async fn serve(
+    etcd: &RootClient,
+    node: &Arc<NodeCredentials>,
+    timing: Timing,
+    clock: Clock,
+) -> (Supervisor, event::Value<u16>) {
+    let config = Arc::new(Config {
+        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        credentials: node.clone(),
+        client: etcd.namespaced(ConsensusUser::Curator),
+        members: etcd.members(),
+        company: Company::default(),
+        version: "0.1.0-test".into(),
+        clock,
+        timing,
+    });
+    let (writer, ready) = event::value();
+    let writer = Arc::new(writer);
+    let curator = Supervisor::start(
+        runnable(move |ctx| {
+            let (config, writer) = (config.clone(), writer.clone());
+            async move {
+                ctx.run("curator", move |ctx| {
+                    run(ctx, config.clone(), writer.clone())
+                })?;
+                ctx.healthy();
+                ctx.cancelled().await;
+                Ok(())
+            }
+        }),
+        Options {
+            backoff: Backoff {
+                initial: Duration::from_millis(20),
+                ..Default::default()
+            },
+            ..Default::default()
+        },
+    );
+    soon("the curator serves", ready.watch().next())
+        .await
+        .unwrap();
+    (curator, ready)
 }
 
 fn record_of(key: &NodeKey, node_state: NodeState) -> (String, StoredNode) {

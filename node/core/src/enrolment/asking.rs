@@ -23,7 +23,7 @@ use std::{
 use hearth_api::{
     certificates::{CertificateError, ClusterCa},
     chain,
-    client::{Channel, Curators, Endpoint, Options},
+    client::{Channel, Curators, Endpoint, Endpoints, Options},
     identity::{ClusterId, ClusterUnlockKey, NodeCredentials, PublicKey, SigningKey, Subject},
     proofs::{self, ProofError},
     tls::{self, Clock, ExpectedServer, TlsError},
@@ -37,6 +37,7 @@ use rustls_pki_types::CertificateDer;
 use tonic::{Code, Status};
 
 use super::{
+    directory,
     machine::{Approval, Committed, Entering, Reply},
     sealed::{Answer, Member, Registering},
 };
@@ -252,6 +253,8 @@ impl Asker {
             clock: Arc::clone(&self.clock),
             ..Options::default()
         };
+        // Of a directory with names, no other node of the cluster will do.
+        let endpoints = Endpoints::from(endpoints).only(directory::nodes(directory));
         let curators = Curators::new(endpoints, tls, options);
         Ok(CuratorClient::new(curators.channel()))
     }

@@ -6,7 +6,9 @@
 //! or be told addresses by others. So damage is reported and then overwritten
 //! by the next save.
 
-use hearth_api::{private::StoredDirectory, v1::ClusterDirectory};
+use std::collections::BTreeSet;
+
+use hearth_api::{identity::NodeId, private::StoredDirectory, v1::ClusterDirectory};
 use hearth_base::sys::{
     files::FileError,
     slots::{FileSlot, Loaded, SlotError, SlotFormat, SlotPair},
@@ -50,6 +52,13 @@ fn directory_of(loaded: Loaded) -> Result<Option<ClusterDirectory>, DirectoryErr
         Loaded::Absent | Loaded::NeverCompleted => Ok(None),
         Loaded::Value { payload, .. } => Ok(StoredDirectory::decode(&payload[..])?.directory),
     }
+}
+
+/// Who is in it; `None` if somebody has no name, as in one that was written by
+/// hand: then anybody may be the one that is meant.
+pub fn nodes(directory: &ClusterDirectory) -> Option<BTreeSet<NodeId>> {
+    let nodes = directory.nodes.iter();
+    nodes.map(|node| node.id.parse().ok()).collect()
 }
 
 /// Replaces it, durably. What is damaged is overwritten.

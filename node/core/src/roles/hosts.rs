@@ -34,7 +34,7 @@ use hearth_base::sys::hostname::HostnameError;
 use super::addresses::Learned;
 use super::health::Health;
 use super::known::{Known, View};
-use super::membership::{self, CuratorConnection, over_each, refused};
+use super::membership::{self, CuratorConnection, next_event, over_each, refused};
 use super::names;
 use crate::enrolment::directory;
 use crate::handover::MemberData;
@@ -50,6 +50,8 @@ pub(super) struct Worker {
     pub set_hostname: fn(&str) -> Result<(), HostnameError>,
     /// At least so long between two writes to the ESP.
     pub rest: Duration,
+    /// A curator that says nothing for so long is left for another one.
+    pub silence: Duration,
     /// Held while the ESP is written: by a thread, which ends later than a
     /// worker that is cancelled.
     pub writing: Arc<Mutex<()>>,
@@ -133,8 +135,7 @@ async fn follow(health: &Health<'_>, worker: &Worker, connection: CuratorConnect
     };
     let mut complete = false;
     loop {
-        let event = events.message().await.map_err(refused)?;
-        let event = event.ok_or_else(|| Failure::msg("the curator ended the watch"))?;
+        let event = next_event(&connection, &mut events, worker.silence).await?;
         let news = !(event.nodes.is_empty() && event.tombstones.is_empty());
         view.apply(&event.nodes, &event.tombstones);
         let completes = event.backlog_complete && !complete;

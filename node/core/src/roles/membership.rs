@@ -21,15 +21,16 @@ use hearth_api::identity::NodeId;
 use hearth_api::tls::{self, ExpectedServer};
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::management_client::ManagementClient;
-use hearth_api::v1::{ClusterDirectory, GetClusterInfoRequest};
+use hearth_api::v1::{ClusterDirectory, GetClusterInfoRequest, WatchEvent};
 use hearth_base::event::{Closed, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
-use tonic::Status;
+use tonic::{Status, Streaming};
 
 use super::controlplane::ControlPlane;
 use crate::cluster_state::{Desk, Held, State};
+use crate::enrolment::directory;
 use crate::handover::{Disowned, MemberData};
 
 /// Curators that cannot be reached are asked again at least so often: when they
@@ -63,6 +64,22 @@ pub(super) struct Worker {
 /// What a curator answered, in one line; tonic's own text repeats itself.
 pub(super) fn refused(status: Status) -> Failure {
     Failure::msg(format!("{:?}: {}", status.code(), status.message()))
+}
+
+/// The next event of a watch. A curator that hangs says nothing while its
+/// connection lives on, so there is a bound: then another one is asked.
+pub(super) async fn next_event(
+    connection: &CuratorConnection,
+    events: &mut Streaming<WatchEvent>,
+    silence: Duration,
+) -> Result<WatchEvent, Failure> {
+    let Ok(event) = timeout(silence, events.message()).await else {
+        connection.doubt();
+        let why = format!("the curator has said nothing for {silence:?}");
+        return Err(Failure::msg(why));
+    };
+    let event = event.map_err(refused)?;
+    event.ok_or_else(|| Failure::msg("the curator ended the watch"))
 }
 
 /// Works over the connection there is, and begins anew over each next one. Ends
@@ -210,7 +227,12 @@ async fn follow_curators(
 
 /// Where the curators are: this machine's own, if it runs one, before those of
 /// the others in the directory.
+///
+/// The consensus members, and nobody else, may answer there: a node's
+/// certificate alone makes nobody a curator.
 fn endpoints(control_plane: &ControlPlane, own: NodeId, directory: &ClusterDirectory) -> Endpoints {
+    let curators = directory::nodes(directory);
+    let curators = curators.map(|nodes| nodes.into_iter().chain([own]).collect());
     let own_id = own.to_string();
     let own = control_plane.curator_port;
     let own = own.map(|port| Endpoint::new(Ipv4Addr::LOCALHOST.into(), port));
@@ -221,7 +243,7 @@ fn endpoints(control_plane: &ControlPlane, own: NodeId, directory: &ClusterDirec
             let host: IpAddr = address.host.parse().ok()?;
             Some(Endpoint::new(host, u16::try_from(address.port).ok()?))
         });
-    Endpoints::balanced(own, others.collect())
+    Endpoints::balanced(own, others.collect()).only(curators)
 }
 
 /// Keeps the cluster state true.

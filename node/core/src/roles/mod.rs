@@ -42,7 +42,7 @@ mod tests;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
-use hearth_api::names::{PORT_CURATOR, PORT_ETCD_PEER, PORT_NODE_MANAGEMENT};
+use hearth_api::names::{PORT_CURATOR, PORT_ETCD_PEER, PORT_NODE_MANAGEMENT, WATCH_SILENCE};
 use hearth_api::tls;
 use hearth_api::v1::{ClusterDirectory, NodeCondition, NodeRoles};
 use hearth_base::event::{self, Value, Writer};
@@ -130,6 +130,7 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
     })?;
     let worker = Arc::new(rolefetch::Worker {
         roles_file: inputs.root.data.node().roles(),
+        silence: WATCH_SILENCE,
         member: inputs.member.clone(),
         connection: connection.clone(),
         local_roles: roles_writer,
@@ -158,6 +159,7 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
         root: inputs.root.clone(),
         set_hostname: hostname::set,
         rest: hosts::REST,
+        silence: WATCH_SILENCE,
         writing: Arc::default(),
         member: inputs.member.clone(),
         connection: connection.clone(),

@@ -17,17 +17,18 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use hearth_api::private::StoredRoles;
 use hearth_api::v1::{NodeRoles, WatchRequest};
 use hearth_base::event::{Value, Writer};
-use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_base::supervisor::{Context, Outcome};
 use hearth_base::sys::files::{self, FileError};
 use prost::Message;
 
 use super::health::Health;
 use super::heartbeat;
-use super::membership::{self, CuratorConnection, over_each, refused};
+use super::membership::{self, CuratorConnection, next_event, over_each, refused};
 use crate::handover::{MemberData, Refusals};
 
 const VERSION: u32 = 1;
@@ -36,6 +37,8 @@ const PRIVATE: u32 = 0o600;
 
 pub(super) struct Worker {
     pub roles_file: PathBuf,
+    /// A curator that says nothing for so long is left for another one.
+    pub silence: Duration,
     /// Will be read.
     pub member: Value<MemberData>,
     /// Will be read.
@@ -100,7 +103,8 @@ async fn follow(
     };
     let events = connection.curator().watch(request).await;
     let mut events = events.map_err(refused)?.into_inner();
-    while let Some(event) = events.message().await.map_err(refused)? {
+    loop {
+        let event = next_event(&connection, &mut events, worker.silence).await?;
         health.good();
         if event.tombstones.contains(&own) {
             tracing::warn!("the curators know of no node {own}: it keeps its roles");
@@ -114,7 +118,6 @@ async fn follow(
             }
         }
     }
-    Err(Failure::msg("the curator ended the watch"))
 }
 
 fn publish(local_roles: &Writer<NodeRoles>, roles: NodeRoles) {

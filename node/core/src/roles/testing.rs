@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use hearth_api::client::{Curators, Options as ClientOptions};
 use hearth_api::identity::{NodeCredentials, NodeId};
+use hearth_api::server::Limits;
 use hearth_api::testing::{Script, TestCluster, TestCurator};
 use hearth_api::tls::{self, ExpectedServer, wall_clock};
 use hearth_api::v1::node_roles::ConsensusMember;
@@ -193,7 +194,7 @@ impl Alone {
     }
 }
 
-/// A node, and a curator of its cluster.
+/// A node, and the curator on it.
 pub struct Fake {
     pub cluster: Arc<TestCluster>,
     pub curator: TestCurator,
@@ -206,7 +207,10 @@ impl Fake {
         let cluster = Arc::new(TestCluster::new());
         let node = cluster.node();
         Self {
-            curator: TestCurator::start(&cluster, script, wall_clock()).await,
+            curator: {
+                let limits = Limits::default();
+                TestCurator::start_as(&cluster, &node, script, wall_clock(), limits).await
+            },
             node_id: NodeId::from_public_key(&node.key.public()),
             node: Arc::new(node),
             cluster,

@@ -51,3 +51,80 @@ async fn a_stranger_may_still_make_many_calls() {
         answer.expect("answered");
     }
 }
+
+/// A frame: length, kind, flags, stream.
+fn frame(kind: u8, flags: u8, stream: u32, content: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(content.len()).expect("short").to_be_bytes();
+    let mut frame = length[1..].to_vec();
+    frame.extend([kind, flags]);
+    frame.extend(stream.to_be_bytes());
+    frame.extend(content);
+    frame
+}
+
+/// What begins a call of a method, in HTTP/2's own form of headers: by their
+/// number in its table where there is one.
+fn headers(path: &str) -> Vec<u8> {
+    let text = |text: &str| {
+        let length = u8::try_from(text.len()).expect("short");
+        [&[length], text.as_bytes()].concat()
+    };
+    // POST, https; then :path, :authority, content-type, te.
+    let mut block = vec![0x83, 0x87, 0x04];
+    block.extend(text(path));
+    block.push(0x01);
+    block.extend(text("x"));
+    block.extend([0x0f, 0x10]);
+    block.extend(text("application/grpc"));
+    block.push(0x00);
+    block.extend(text("te"));
+    block.extend(text("trailers"));
+    block
+}
+
+/// Calls that are taken back as soon as they are made cost the caller nothing,
+/// and each would cost the server a handler.
+#[tokio::test(flavor = "multi_thread")]
+async fn calls_that_are_taken_back_at_once_harm_nobody() {
+    const CALLS: u32 = 20_000;
+    let f = Fixture::new().await;
+    let node = f.cluster.node();
+    let config = tls::node_client_config(&node, ExpectedServer::AnyNode, f.clock.clone());
+    let attacker = silent(f.curator.address, config.expect("proper")).await;
+    let (mut from_server, mut to_server) = tokio::io::split(attacker);
+    let call = headers("/hearth.v1.Management/GetClusterInfo");
+    let flood = async move {
+        to_server
+            .write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")
+            .await?;
+        to_server.write_all(&frame(4, 0, 0, &[])).await?;
+        for number in 0..CALLS {
+            let stream = 2 * number + 1;
+            // Headers that are complete, of a stream that goes on; its end.
+            let mut both = frame(1, 4, stream, &call);
+            both.extend(frame(3, 0, stream, &8_u32.to_be_bytes()));
+            to_server.write_all(&both).await?;
+        }
+        to_server.shutdown().await
+    };
+    // It may be hung up on, which is well.
+    let flood = tokio::spawn(flood);
+    let answers = tokio::spawn(async move {
+        let mut rest = Vec::new();
+        let _ = from_server.read_to_end(&mut rest).await;
+    });
+    let member = f.as_owner();
+    let mut calls = 0;
+    while !flood.is_finished() || calls < 10 {
+        let answer = tokio::time::timeout(LONG, info(member.clone())).await;
+        answer.expect("soon").expect("served meanwhile");
+        calls += 1;
+    }
+    let _ = flood.await.expect("no panic");
+    let end = tokio::time::timeout(LONG, answers).await;
+    end.expect("the server lets go of it").expect("no panic");
+    // Those of its calls that reached a handler are over; it may come again.
+    let config = tls::node_client_config(&node, ExpectedServer::AnyNode, f.clock.clone());
+    let again = f.channel(config.expect("proper"));
+    info(again).await.expect("a new connection");
+}

@@ -2,8 +2,10 @@
 
 mod access;
 mod administration;
+mod clocks;
 mod enrolment;
 mod failures;
 mod machine;
 mod nodes;
 mod partition;
+mod paused;

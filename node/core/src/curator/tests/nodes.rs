@@ -1,16 +1,27 @@
 //! Nodes: what is said of them, and who hears them.
 
-use std::{collections::BTreeMap, net::Ipv4Addr, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    net::{IpAddr, Ipv4Addr},
+    sync::Arc,
+    time::Duration,
+};
 
+use futures::StreamExt as _;
 use hearth_api::{
     client::Endpoint,
     identity::NodeCredentials,
+    tls::{self, ExpectedServer, wall_clock},
     v1::{
-        ClusterState, GetClusterInfoRequest, GetCurrentLeaderRequest, GetNodesRequest, NodeHealth,
-        NodeState, NodeStatus, UpdateNodeStatusRequest, WatchEvent, WatchRequest,
-        curator_client::CuratorClient, curator_local_client::CuratorLocalClient,
+        ClusterState, GetClusterInfoRequest, GetCurrentLeaderRequest, GetNodesRequest,
+        HeartbeatRequest, Node, NodeHealth, NodeState, NodeStatus, UpdateNodeStatusRequest,
+        WatchEvent, WatchRequest, curator_client::CuratorClient,
+        curator_local_client::CuratorLocalClient,
     },
 };
+use hyper_util::rt::TokioIo;
+use tokio::{net::TcpStream, task::JoinSet};
+use tokio_rustls::TlsConnector;
 use tonic::{Code, Status, Streaming};
 
 use super::super::{
@@ -192,15 +203,37 @@ async fn a_status_of_the_boot_before_is_not_taken_for_health() {
     world.stop().await;
 }
 
+/// Reads until some node's address is this.
+async fn reads_until(events: &mut Streaming<WatchEvent>, address: &str) {
+    let has = |node: &Node| {
+        let status = node.status.as_ref();
+        status.is_some_and(|status| status.external_address == address)
+    };
+    loop {
+        let event = events.message().await.unwrap().unwrap();
+        if event.nodes.iter().any(has) {
+            return;
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn slow_watchers_hold_up_nobody_and_miss_no_end() {
+    const LAST: &str = "192.0.2.49";
     let world = World::new(quick()).await;
-    let mut curator = world.curator(&world.node);
-    let mut watchers = Vec::new();
-    for _ in 0..100 {
-        let call = curator.watch(WatchRequest::default());
-        watchers.push(soon("a watch", call).await.unwrap().into_inner());
+    let (mut slow, mut fast) = (Vec::new(), JoinSet::new());
+    // Each connection takes a hundred.
+    for _ in 0..5 {
+        let mut curator = world.curator(&world.node);
+        for _ in 0..50 {
+            let call = curator.watch(WatchRequest::default());
+            slow.push(soon("a watch", call).await.unwrap().into_inner());
+            let call = curator.watch(WatchRequest::default());
+            let mut events = soon("a watch", call).await.unwrap().into_inner();
+            fast.spawn(async move { soon(LAST, reads_until(&mut events, LAST)).await });
+        }
     }
+    assert_eq!(slow.len() + fast.len(), 500);
     let id = world.site.node_id;
     for number in 0..50_u32 {
         let address = format!("192.0.2.{number}");
@@ -208,22 +241,101 @@ async fn slow_watchers_hold_up_nobody_and_miss_no_end() {
             .await
             .unwrap();
     }
-    // None of them has read anything yet; each comes to the last state.
-    for events in &mut watchers {
-        soon("the last state", async {
-            loop {
-                let event = events.message().await.unwrap().unwrap();
-                let at_last = |s: &NodeStatus| s.external_address == "192.0.2.49";
-                if event
-                    .nodes
-                    .iter()
-                    .any(|n| n.status.as_ref().is_some_and(at_last))
-                {
-                    return;
-                }
+    // The slow have read nothing yet, and the fast need not wait for them.
+    soon("all that are fast", async {
+        while let Some(read) = fast.join_next().await {
+            read.unwrap();
+        }
+    })
+    .await;
+    // Each comes to the last state, however late it begins to read.
+    for events in &mut slow {
+        soon("the last state", reads_until(events, LAST)).await;
+    }
+    world.stop().await;
+}
+
+/// Silence would mean that nobody is there.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watcher_to_whose_nodes_nothing_happens_is_told_so() {
+    let world = World::new(quick()).await;
+    let mut curator = world.curator(&world.node);
+    let call = curator.watch(WatchRequest::default());
+    let mut events = soon("a watch", call).await.unwrap().into_inner();
+    let mut last = -1;
+    soon("two marks that say the same", async {
+        loop {
+            let event = events.message().await.unwrap().unwrap();
+            let is_mark = event.nodes.is_empty() && event.tombstones.is_empty();
+            if is_mark && event.progress == last {
+                return;
             }
-        })
-        .await;
+            last = event.progress;
+        }
+    })
+    .await;
+    world.stop().await;
+}
+
+/// A connection that takes in little of what it does not read.
+async fn narrow(world: &World, node: &NodeCredentials) -> tonic::transport::Channel {
+    let any = ExpectedServer::AnyNode;
+    let config = tls::node_client_config(node, any, wall_clock()).unwrap();
+    let address = (Ipv4Addr::LOCALHOST, world.ready.get().unwrap());
+    let connector = tower::service_fn(move |_| {
+        let tls = TlsConnector::from(config.clone());
+        async move {
+            let tcp = TcpStream::connect(address).await?;
+            let stream = tls.connect(IpAddr::V4(address.0).into(), tcp).await?;
+            Ok::<_, std::io::Error>(TokioIo::new(stream))
+        }
+    });
+    tonic::transport::Endpoint::from_static("http://curator.invalid")
+        .initial_stream_window_size(1 << 10)
+        .connect_with_connector(connector)
+        .await
+        .unwrap()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_does_not_read_is_not_heard_and_burdens_nobody() {
+    let world = World::new(quick()).await;
+    let deaf = world.add_node(NodeState::Up).await;
+    let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
+    pulse.beat().await.unwrap();
+    let mut curator = CuratorClient::new(narrow(&world, &deaf).await);
+    let beat = || HeartbeatRequest {
+        boot_id: BOOT_ID.into(),
+        protocol_version: 1,
+    };
+    let beats = futures::stream::repeat_with(beat).then(|beat| async move {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+        beat
+    });
+    let answers = curator.heartbeat(beats).await;
+    let mut answers = answers.unwrap().into_inner();
+    soon("an answer", answers.message()).await.unwrap();
+
+    // It goes on sending, and the curator has no room for its answers.
+    let keep = async {
+        loop {
+            pulse.beat().await.unwrap();
+            tokio::time::sleep(quick().heartbeat_interval).await;
+        }
+    };
+    let given_up = async {
+        world.becomes(id_of(&deaf), NodeHealth::Timeout).await;
+        assert_eq!(world.health(world.site.node_id).await, NodeHealth::Healthy);
+        // As soon as it reads it is one of them again.
+        let read = async { while answers.message().await.is_ok() {} };
+        tokio::select! {
+            () = read => panic!("the stream goes on"),
+            _ = world.becomes(id_of(&deaf), NodeHealth::Healthy) => {}
+        }
+    };
+    tokio::select! {
+        never = keep => never,
+        () = given_up => {}
     }
     world.stop().await;
 }

@@ -115,6 +115,7 @@ impl Machine {
             root: self.root.clone(),
             set_hostname,
             rest,
+            silence: LONG,
             writing: Arc::default(),
             member: fixed(member),
             connection,

@@ -138,15 +138,15 @@ async fn other_curators_do_while_there_is_none_on_this_machine() {
 
 /// Curators that are nodes of their own.
 fn directory(curators: &[&TestCurator]) -> ClusterDirectory {
-    let node = |(n, curator): (usize, &&TestCurator)| Node {
-        id: format!("hearth-{n:032x}"),
+    let node = |curator: &&TestCurator| Node {
+        id: curator.node_id.to_string(),
         addresses: vec![Address {
             host: "127.0.0.1".into(),
             port: curator.address.port().into(),
         }],
         roles: None,
     };
-    let nodes = curators.iter().enumerate().map(node).collect();
+    let nodes = curators.iter().map(node).collect();
     ClusterDirectory { nodes }
 }
 

@@ -1,6 +1,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use hearth_api::testing::Script;
 use hearth_api::v1::node_roles::KubernetesWorker;
@@ -11,6 +12,9 @@ use crate::handover::Refusals;
 use crate::roles::CuratorConnection;
 use crate::roles::rolefetch::{Worker, load, run, save};
 use crate::roles::testing::{Alone, Fake, consensus_member, fixed, never, next, record};
+
+/// Longer than any test.
+const LONG: Duration = Duration::from_secs(3600);
 
 struct Fetching {
     fake: Fake,
@@ -24,6 +28,11 @@ struct Fetching {
 
 /// The worker, with a file that was prepared so. There is no connection yet.
 async fn fetching(prepare: impl FnOnce(&PathBuf)) -> Fetching {
+    fetching_within(LONG, prepare).await
+}
+
+/// Of curators that may be silent for so long.
+async fn fetching_within(silence: Duration, prepare: impl FnOnce(&PathBuf)) -> Fetching {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("node").join("roles.pb");
     fs::create_dir(file.parent().unwrap()).unwrap();
@@ -34,6 +43,7 @@ async fn fetching(prepare: impl FnOnce(&PathBuf)) -> Fetching {
     let (refusals_writer, refusals) = event::value();
     let worker = Arc::new(Worker {
         roles_file: file.clone(),
+        silence,
         member: fixed(fake.member()),
         connection,
         local_roles: roles_writer,
@@ -152,6 +162,44 @@ async fn a_watch_that_ends_begins_again() {
     test.fake.curator.end_watches();
     test.worker.fails("the curator ended the watch").await;
     assert_eq!(next("roles", &mut roles).await, kubernetes_worker());
+    test.worker.stop().await;
+}
+
+/// Its connection lives, and is answered on; the stream alone stands still.
+#[tokio::test]
+async fn a_curator_that_hangs_is_left_for_another() {
+    let silence = Duration::from_millis(500);
+    let test = fetching_within(silence, |_| ()).await;
+    let mut roles = test.roles.watch();
+    test.curators_say(consensus_member());
+    let second = test.fake.another(Script::default()).await;
+    let own = test.fake.node_id.to_string();
+    second.set_nodes(vec![record(&own, "", kubernetes_worker())]);
+    let both = test.fake.connection_to_all(&[&test.fake.curator, &second]);
+    test.connection.set(both);
+    assert_eq!(next("roles", &mut roles).await, consensus_member());
+
+    test.worker.fails("the curator has said nothing").await;
+    assert_eq!(next("roles", &mut roles).await, kubernetes_worker());
+    test.worker.stop().await;
+}
+
+/// Marks of progress that say nothing new are word enough.
+#[tokio::test]
+async fn a_curator_with_no_news_is_not_left() {
+    let silence = Duration::from_secs(2);
+    let test = fetching_within(silence, |_| ()).await;
+    let mut roles = test.roles.watch();
+    test.curators_say(consensus_member());
+    test.connection.set(test.fake.connection());
+    assert_eq!(next("roles", &mut roles).await, consensus_member());
+    let begin = tokio::time::Instant::now();
+    let mut due = tokio::time::interval(silence / 10);
+    while begin.elapsed() < 2 * silence {
+        due.tick().await;
+        test.fake.curator.send(&WatchEvent::default());
+    }
+    test.worker.is_fine();
     test.worker.stop().await;
 }
 

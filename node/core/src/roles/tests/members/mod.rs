@@ -235,6 +235,7 @@ impl Cluster {
             control_plane: control_plane_writer,
         });
         let fetch = Arc::new(rolefetch::Worker {
+            silence: hearth_api::names::WATCH_SILENCE,
             roles_file: node.site.root.data.node().roles(),
             member: members,
             connection: connections.clone(),
