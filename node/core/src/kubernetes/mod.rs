@@ -5,6 +5,7 @@
 //! | this module | starts and ends the two roles' parts as the roles come and go, and tells their conditions |
 //! | [`bundle`] | what the extension offers, and what its versions understand |
 //! | [`program`] | one program of it as a supervised child |
+//! | [`kubeconfig`] | tells a program where the API servers are, and as whom it speaks |
 //!
 //! Each role is a runnable of its own (a *gate*) with the role's parts below
 //! it. The children of a runnable are fixed once it is healthy, so a role that
@@ -24,6 +25,7 @@
 //! worker.
 
 pub mod bundle;
+pub mod kubeconfig;
 pub mod program;
 
 use std::net::IpAddr;
