@@ -9,7 +9,10 @@ use tonic::Status;
 use zeroize::{Zeroize as _, Zeroizing};
 
 use super::{core::Core, liveness::unavailable, state};
-use crate::pki::{Authority, PkiError};
+use crate::pki::{
+    Authority,
+    kubernetes::{Authorities, KubernetesPkiError},
+};
 
 /// Vouches for nodes and users.
 pub async fn cluster(core: &Core) -> Result<Authority, Status> {
@@ -21,8 +24,17 @@ pub async fn etcd(core: &Core) -> Result<Authority, Status> {
     read(core, state::ETCD_AUTHORITY).await
 }
 
+/// Kubernetes' own. Made, if nobody has needed them before.
+pub async fn kubernetes(core: &Core) -> Result<Authorities, Status> {
+    let authorities = Authorities::ensure(&core.kubernetes_pki, &core.ca).await;
+    authorities.map_err(|error| match error {
+        KubernetesPkiError::Consensus(error) => unavailable(&error),
+        error => cannot(&error),
+    })
+}
+
 /// What a caller is told when nothing could be signed.
-pub fn cannot(error: &PkiError) -> Status {
+pub fn cannot(error: &dyn std::error::Error) -> Status {
     tracing::error!("cannot issue a certificate: {error}");
     Status::internal(error.to_string())
 }

@@ -7,7 +7,7 @@ use futures::future::BoxFuture;
 use hearth_api::{
     identity::{NodeId, PublicKey},
     server::{Admission, Caller},
-    tls::PeerCertificate,
+    tls::{Clock, PeerCertificate},
     v1::Node,
 };
 use rustls_pki_types::CertificateDer;
@@ -23,7 +23,7 @@ use super::{
     liveness::{Hearing, unavailable},
     pace::Pace,
     reads::Reads,
-    state::{self, ClusterRecord, FullRecord, Intent, RecordError},
+    state::{self, ClusterRecord, FullCluster, FullRecord, Intent, RecordError},
 };
 use crate::consensus::{
     Company, Members, NamespacedClient,
@@ -44,6 +44,8 @@ pub struct Core {
     pub ca: CertificateDer<'static>,
     /// The curators' part of etcd.
     pub client: NamespacedClient,
+    /// The part of etcd for Kubernetes' authorities.
+    pub kubernetes_pki: NamespacedClient,
     /// The members of etcd.
     pub members: Members,
     /// Whether there are, or will be, other members.
@@ -52,6 +54,8 @@ pub struct Core {
     pub cache: Arc<Cache>,
     /// How recent they are.
     pub reads: Arc<Reads>,
+    /// Tells until when a certificate is good.
+    pub clock: Clock,
     /// When subscribers are told.
     pub pace: Pace,
     /// Who is alive.
@@ -170,6 +174,20 @@ impl Core {
     pub fn cluster(&self) -> Result<At<ClusterRecord>, Status> {
         self.cache.cluster().ok_or_else(|| {
             Status::unavailable("this curator has no record of its cluster yet: try again")
+        })
+    }
+
+    /// The cluster's record with its secret, straight from etcd.
+    pub async fn full_cluster(&self) -> Result<At<FullCluster>, Status> {
+        let key = state::CLUSTER;
+        let record = self.client.get(key).await;
+        let record = record
+            .map_err(|error| unavailable(&error))?
+            .ok_or_else(|| Status::internal("this cluster has no record of itself"))?;
+        let value = Zeroizing::new(record.value);
+        Ok(At {
+            content: FullCluster::decode(key, &value).map_err(|error| spoilt(&error))?,
+            revision: record.mod_revision,
         })
     }
 

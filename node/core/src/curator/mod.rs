@@ -121,13 +121,16 @@ pub struct Config {
     pub credentials: Arc<NodeCredentials>,
     /// Of [`crate::consensus::ConsensusUser::Curator`].
     pub client: NamespacedClient,
+    /// Of [`crate::consensus::ConsensusUser::KubernetesPki`], of the same etcd.
+    pub kubernetes_pki: NamespacedClient,
     /// Those of the etcd that `client` is of.
     pub members: Members,
     /// With the etcd that `client` is of.
     pub company: Company,
     /// Of the node's image.
     pub version: String,
-    /// Judges certificates.
+    /// Judges certificates, and dates those that do not live as long as the
+    /// cluster.
     pub clock: Clock,
     /// See there.
     pub timing: Timing,
@@ -177,10 +180,12 @@ pub async fn run(ctx: Context, config: Arc<Config>, ready: Arc<event::Writer<u16
         version: config.version.clone(),
         ca: config.credentials.ca.clone(),
         client: config.client.clone(),
+        kubernetes_pki: config.kubernetes_pki.clone(),
         members: config.members.clone(),
         company: config.company.clone(),
         cache: cache.clone(),
         reads: reads.clone(),
+        clock: config.clock.clone(),
         pace: Pace::default(),
         hearing: Hearing::new(
             node_id,

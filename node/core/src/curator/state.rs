@@ -2,7 +2,7 @@
 //!
 //! | key | record | written |
 //! |---|---|---|
-//! | `cluster` | [`ClusterRecord`] | at founding |
+//! | `cluster` | [`ClusterRecord`] | at founding, and when it is configured |
 //! | `pki/cluster`, `pki/etcd` | an authority with its key | at founding |
 //! | `nodes/ID` | [`NodeRecord`] | when a node's standing changes |
 //! | `join_keys/HEX` | the ID of the node with this join key | with the node |
@@ -34,7 +34,7 @@ use hearth_api::{
 use prost::Message;
 use zeroize::{Zeroize as _, Zeroizing};
 
-pub use full::FullRecord;
+pub use full::{FullCluster, FullRecord};
 
 /// Of every record that this image writes, and the newest that it reads.
 pub const VERSION: u32 = 1;
@@ -655,6 +655,7 @@ mod tests {
             let _ = Tombstone::decode(&key, &bytes);
             let _ = Intent::decode(&key, &bytes);
             let _ = FullRecord::decode(&key, &bytes);
+            let _ = FullCluster::decode(&key, &bytes);
             let _ = decode_ticket(&key, &bytes);
             let _ = decode_join_key(&key, &bytes);
             let _ = decode_status(&key, &bytes);

@@ -327,6 +327,7 @@ pub async fn serve(
         listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
         credentials: node.clone(),
         client: etcd.namespaced(ConsensusUser::Curator),
+        kubernetes_pki: etcd.namespaced(ConsensusUser::KubernetesPki),
         members: etcd.members(),
         company: Company::default(),
         version: "0.1.0-test".into(),

@@ -3,8 +3,8 @@
 use hearth_api::{
     identity::{FirstContactSecret, KeyError, PublicKey},
     v1::{
-        ClusterBootstrap, ClusterConfiguration, ColdStartPolicy, Label, NodeRoles, StorageSecurity,
-        StorageSecurityPolicy, TpmMode, node_roles,
+        ClusterBootstrap, ClusterConfiguration, ColdStartPolicy, KubernetesConfiguration, Label,
+        NodeRoles, StorageSecurity, StorageSecurityPolicy, TpmMode, node_roles,
     },
 };
 
@@ -65,7 +65,7 @@ impl Bootstrap {
                 tpm_mode: settings.tpm_mode.into(),
                 storage_security_policy: settings.storage_security_policy.into(),
                 cold_start_policy: settings.cold_start_policy.into(),
-                kubernetes: None,
+                kubernetes: settings.kubernetes,
             },
             storage_security: storage_security(settings.storage_security_policy),
             cold_start_policy: settings.cold_start_policy,
@@ -81,6 +81,7 @@ struct Settings {
     tpm_mode: TpmMode,
     storage_security_policy: StorageSecurityPolicy,
     cold_start_policy: ColdStartPolicy,
+    kubernetes: Option<KubernetesConfiguration>,
 }
 
 const CONFIGURATION: &str = "cluster_bootstrap.initial_cluster_configuration";
@@ -92,6 +93,13 @@ impl Settings {
             storage_security_policy: storage_security_policy(message.storage_security_policy)?,
             cold_start_policy: cold_start_policy(message.cold_start_policy)?,
             cluster_domain: cluster_domain(message.cluster_domain)?,
+            kubernetes: match message.kubernetes {
+                Some(kubernetes) => Some(labels::check_kubernetes(
+                    &format!("{CONFIGURATION}.kubernetes"),
+                    kubernetes,
+                )?),
+                None => None,
+            },
         })
     }
 }

@@ -4,8 +4,8 @@ use hearth_api::{
     identity::SigningKey,
     v1::{
         ClusterBootstrap, ClusterConfiguration, ClusterDirectory, ClusterRegister, ColdStartPolicy,
-        Label, NetworkConfig, NodeRoles, StorageSecurity, StorageSecurityPolicy, TpmMode, Wipe,
-        cluster_directory, network_config, node_roles,
+        KubernetesConfiguration, Label, NetworkConfig, NodeRoles, StorageSecurity,
+        StorageSecurityPolicy, TpmMode, Wipe, cluster_directory, network_config, node_roles,
     },
 };
 use proptest::prelude::*;
@@ -154,6 +154,24 @@ fn the_policy_decides_how_the_first_node_stores() {
         };
         assert_eq!(bootstrap.storage_security, wanted, "{policy:?}");
     }
+}
+
+#[test]
+fn what_kubernetes_takes_over_is_kept_and_checked() {
+    let patterns = |patterns: &[&str]| KubernetesConfiguration {
+        synchronized_labels: patterns.iter().map(|&p| p.to_owned()).collect(),
+    };
+    let wanted = patterns(&["rack", "topology.example/*"]);
+    let message = configured(|c| c.kubernetes = Some(wanted.clone()));
+    let Cluster::Bootstrap(bootstrap) = parsed(&founding(message)).unwrap().cluster else {
+        panic!("not a bootstrap");
+    };
+    assert_eq!(bootstrap.configuration.kubernetes, Some(wanted));
+
+    let message = configured(|c| c.kubernetes = Some(patterns(&["rack", "a b"])));
+    let refused = refusal(&founding(message));
+    let field = "initial_cluster_configuration.kubernetes.synchronized_labels[1]: wanted";
+    assert!(refused.contains(field), "{refused}");
 }
 
 #[test]

@@ -102,7 +102,12 @@ static CLUSTER_CONFIGURATION: Message = Message {
         field(2, "tpm_mode", Kind::Varint),
         field(3, "storage_security_policy", Kind::Varint),
         field(4, "cold_start_policy", Kind::Varint),
+        field(5, "kubernetes", Kind::Message(&KUBERNETES_CONFIGURATION)),
     ],
+};
+
+static KUBERNETES_CONFIGURATION: Message = Message {
+    fields: &[field(1, "synchronized_labels", Kind::Bytes).repeated()],
 };
 
 static NODE_ROLES: Message = Message {

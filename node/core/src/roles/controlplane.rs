@@ -466,6 +466,7 @@ async fn start_curator(
         listen: worker.curator,
         credentials: member.credentials,
         client: handle.root().namespaced(ConsensusUser::Curator),
+        kubernetes_pki: handle.root().namespaced(ConsensusUser::KubernetesPki),
         members: handle.root().members(),
         company,
         version: inputs.image.version.clone(),

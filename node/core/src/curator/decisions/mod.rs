@@ -20,9 +20,13 @@
 //! | [`roles`] | roles, and the way out of service |
 //! | [`removal`] | a node is forgotten |
 //! | [`labelling`] | what operators call it |
+//! | [`kubernetes`] | who may speak with Kubernetes, and where |
+//! | [`configuration`] | how the cluster is set up |
 
 pub mod commit;
+pub mod configuration;
 pub mod join;
+pub mod kubernetes;
 pub mod labelling;
 pub mod refused;
 pub mod registration;

@@ -21,7 +21,7 @@ pub enum Refused {
         /// What it holds. Never a secret.
         found: String,
     },
-    /// Labels that break the rules, as the rules say it.
+    /// Labels, or patterns of labels, that break the rules, as the rules say it.
     #[error("{0}")]
     Labels(String),
     /// The ticket is another one.
@@ -161,6 +161,26 @@ pub enum Refused {
     /// Not a member, and not about to become one.
     #[error("{0} is no consensus member: it is given the role first")]
     NoMember(NodeId),
+    /// It does not run pods.
+    #[error("{0} is no Kubernetes worker: it is given the role first")]
+    NoWorker(NodeId),
+    /// A server's certificate names an address, and there is none.
+    #[error(
+        "{0} has not told yet under which address others reach it: it reports its status first \
+         (UpdateNodeStatus)"
+    )]
+    NoAddress(NodeId),
+    /// There is nothing to have access to.
+    #[error(
+        "no node is a Kubernetes controller: hearthctl node role add NODE kubernetes-controller"
+    )]
+    NoController,
+    /// There is one, but it cannot be found.
+    #[error(
+        "no Kubernetes controller has told yet under which address it is reached: look at \
+         hearthctl node list"
+    )]
+    NoControllerAddress,
 }
 
 impl Refused {
@@ -190,7 +210,11 @@ impl Refused {
             | Self::NoKubernetes(_)
             | Self::HasRoles(_)
             | Self::NotDecommissioned(_)
-            | Self::NoMember(_) => Code::FailedPrecondition,
+            | Self::NoMember(_)
+            | Self::NoWorker(_)
+            | Self::NoAddress(_)
+            | Self::NoController
+            | Self::NoControllerAddress => Code::FailedPrecondition,
         }
     }
 }

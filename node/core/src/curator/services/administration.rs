@@ -1,14 +1,15 @@
-//! What operators do with nodes: the part of `Management` that writes.
+//! What operators do with nodes and with the cluster: the part of `Management`
+//! that writes.
 
 use std::sync::Arc;
 
 use hearth_api::{
     identity::{NodeId, PublicKey, Ticket},
     v1::{
-        ApproveNodeRequest, ApproveNodeResponse, DecommissionNodeRequest, DecommissionNodeResponse,
-        DeleteNodeRequest, DeleteNodeResponse, GetRegisterTicketRequest, GetRegisterTicketResponse,
-        NodeSelector, UpdateNodeLabelsRequest, UpdateNodeLabelsResponse, UpdateNodeRolesRequest,
-        UpdateNodeRolesResponse, node_selector,
+        ApproveNodeRequest, ApproveNodeResponse, ConfigureClusterRequest, ConfigureClusterResponse,
+        DecommissionNodeRequest, DecommissionNodeResponse, DeleteNodeRequest, DeleteNodeResponse,
+        GetRegisterTicketRequest, GetRegisterTicketResponse, NodeSelector, UpdateNodeLabelsRequest,
+        UpdateNodeLabelsResponse, UpdateNodeRolesRequest, UpdateNodeRolesResponse, node_selector,
     },
 };
 use tonic::Status;
@@ -19,7 +20,7 @@ use crate::{
     curator::{
         core::Core,
         decisions::{
-            FoundNode, Refused,
+            FoundNode, Refused, configuration,
             labelling::Changes,
             removal::{self, Bypass, Removal},
             roles::{self, Outcome, Wish},
@@ -167,6 +168,24 @@ impl Administration {
         let (id, revision) = self.core.settle(decide).await?;
         let node = Some(self.core.shown(id, revision).await?);
         Ok(UpdateNodeLabelsResponse { node })
+    }
+
+    pub async fn configure(
+        &self,
+        request: ConfigureClusterRequest,
+    ) -> Result<ConfigureClusterResponse, Status> {
+        let change = configuration::Change::new(request)?;
+        let decide = || async {
+            let found = self.core.full_cluster().await?;
+            Ok(change.decide(&found))
+        };
+        let (configuration, revision) = self.core.settle(decide).await?;
+        if revision.is_some() {
+            tracing::info!(?change, "the cluster is configured");
+        }
+        Ok(ConfigureClusterResponse {
+            configuration: Some(configuration),
+        })
     }
 
     pub async fn delete(&self, request: DeleteNodeRequest) -> Result<DeleteNodeResponse, Status> {

@@ -26,7 +26,7 @@ use tokio::{
 use tonic::{Request, Status};
 use zeroize::Zeroizing;
 
-use super::{bucket::Bucket, curator::check_boot_id};
+use super::{bucket::Bucket, curator::check_boot_id, kubernetes};
 use crate::{
     consensus::fenced::Write,
     curator::{
@@ -332,9 +332,21 @@ impl Enrolment {
     ) -> Result<IssueCertificateResponse, Status> {
         let caller = Caller::of(&request)?;
         let (id, key) = (caller.node()?, caller.public_key()?);
-        let Some(Kind::EtcdPeer(_)) = request.get_ref().kind else {
-            return Err(unspecified("kind").into());
-        };
+        let _place = self.turn().await?;
+        match request.into_inner().kind {
+            Some(Kind::EtcdPeer(_)) => self.issue_peer(id, key).await,
+            Some(Kind::KubernetesWorker(wanted)) => {
+                kubernetes::worker_certificate(&self.core, id, key, wanted).await
+            }
+            None => Err(unspecified("kind").into()),
+        }
+    }
+
+    async fn issue_peer(
+        &self,
+        id: NodeId,
+        key: PublicKey,
+    ) -> Result<IssueCertificateResponse, Status> {
         self.core.reads.linearizable().await?;
         let cache = &self.core.cache;
         let is_member = cache
@@ -427,7 +439,11 @@ fn check_commit(node_key: PublicKey, mut request: CommitNodeRequest) -> Result<C
 }
 
 /// An enum's value, if it is one that this curator knows: others are read as 0.
-fn known<E: Into<i32> + Copy>(field: &'static str, value: E, number: i32) -> Result<E, Refused> {
+pub(super) fn known<E: Into<i32> + Copy>(
+    field: &'static str,
+    value: E,
+    number: i32,
+) -> Result<E, Refused> {
     if value.into() == number {
         return Ok(value);
     }
@@ -438,7 +454,7 @@ fn known<E: Into<i32> + Copy>(field: &'static str, value: E, number: i32) -> Res
     })
 }
 
-fn unspecified(field: &'static str) -> Refused {
+pub(super) fn unspecified(field: &'static str) -> Refused {
     Refused::Field {
         field,
         wanted: "one that this curator knows",

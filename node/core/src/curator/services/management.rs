@@ -21,7 +21,7 @@ use hearth_api::{
 };
 use tonic::{Request, Response, Status};
 
-use super::administration::Administration;
+use super::{administration::Administration, kubernetes};
 use crate::curator::{core::Core, streams};
 
 /// Terms in one part of a filter.
@@ -152,16 +152,23 @@ impl Management for Service {
 
     async fn get_kubernetes_access(
         &self,
-        _request: Request<GetKubernetesAccessRequest>,
+        request: Request<GetKubernetesAccessRequest>,
     ) -> Result<Response<GetKubernetesAccessResponse>, Status> {
-        Err(Status::unimplemented("there is no Kubernetes yet"))
+        let user = Caller::of(&request)?.user()?.clone();
+        kubernetes::access(&self.core, &user, request.into_inner())
+            .await
+            .map(Response::new)
     }
 
     async fn configure_cluster(
         &self,
-        _request: Request<ConfigureClusterRequest>,
+        request: Request<ConfigureClusterRequest>,
     ) -> Result<Response<ConfigureClusterResponse>, Status> {
-        Err(Status::unimplemented("nothing can be changed yet"))
+        let request = request.into_inner();
+        self.administration
+            .configure(request)
+            .await
+            .map(Response::new)
     }
 }
 

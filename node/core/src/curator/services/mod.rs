@@ -6,6 +6,7 @@ mod administration;
 mod bucket;
 mod curator;
 mod enrolment;
+mod kubernetes;
 mod local;
 mod management;
 mod watch;

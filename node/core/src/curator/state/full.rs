@@ -1,16 +1,17 @@
-//! A node's record with its secrets: for those who write it, and for the few
-//! answers that have a secret in them. Read for one call, never kept.
+//! The records of a node and of the cluster with their secrets: for those who
+//! write them, and for the few answers that have a secret in them. Read for one
+//! call, never kept.
 
 use hearth_api::{
     identity::ClusterUnlockKey,
-    private::StoredNode,
-    v1::{NodeRoles, NodeState},
+    private::{StoredCluster, StoredNode},
+    v1::{ClusterConfiguration, NodeRoles, NodeState},
 };
 use prost::Message as _;
 use rustls_pki_types::CertificateDer;
 use zeroize::{Zeroize as _, Zeroizing};
 
-use super::{NodeRecord, RecordError, VERSION, decode, malformed};
+use super::{ClusterRecord, NodeRecord, RecordError, VERSION, decode, malformed};
 
 /// See the module.
 #[derive(Clone)]
@@ -82,5 +83,38 @@ impl FullRecord {
         self.node.decommissioning = false;
         self.unlock_key = None;
         self.certificate = None;
+    }
+}
+
+/// The cluster's record, to be written with another configuration: everything
+/// else in it stays as it was found. Wiped when dropped.
+pub struct FullCluster(StoredCluster);
+
+impl FullCluster {
+    /// Checks a stored one.
+    pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
+        // Whatever a record of the cluster has to have.
+        drop(ClusterRecord::decode(key, bytes)?);
+        decode(key, bytes, |m: &StoredCluster| m.version).map(Self)
+    }
+
+    /// How the cluster is set up.
+    pub fn configuration(&self) -> ClusterConfiguration {
+        self.0.configuration.clone().unwrap_or_default()
+    }
+
+    /// As it is stored, with another configuration.
+    pub fn encode_with(&self, configuration: ClusterConfiguration) -> Zeroizing<Vec<u8>> {
+        let mut stored = self.0.clone();
+        stored.configuration = Some(configuration);
+        let bytes = Zeroizing::new(stored.encode_to_vec());
+        stored.first_contact_secret.zeroize();
+        bytes
+    }
+}
+
+impl Drop for FullCluster {
+    fn drop(&mut self) {
+        self.0.first_contact_secret.zeroize();
     }
 }

@@ -5,6 +5,7 @@ mod administration;
 mod clocks;
 mod enrolment;
 mod failures;
+mod kubernetes;
 mod machine;
 mod nodes;
 mod partition;
