@@ -10,12 +10,14 @@
 pub mod closure;
 pub mod content;
 pub mod disk;
+pub mod erofs;
 pub mod fat;
 pub mod initramfs;
 pub mod kernel;
 pub mod output;
 pub mod pe;
 pub mod uki;
+pub mod verity;
 
 use std::collections::BTreeMap;
 use std::io;
