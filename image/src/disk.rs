@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{self, Seek, Write};
+use std::io::{self, Seek, SeekFrom, Write};
 use std::path::Path;
 
 use gpt::mbr::ProtectiveMBR;
@@ -25,6 +25,12 @@ pub enum DiskError {
     PartitionSize { label: String, size: u64 },
     #[error("partition label {label:?} is not 1 to 36 UTF-16 units long")]
     PartitionLabel { label: String },
+    #[error("partition {label}: {length} bytes do not fit into {size}")]
+    TooLong {
+        label: String,
+        size: u64,
+        length: u64,
+    },
     #[error("{0} partitions are more than the 128 of a GPT")]
     TooManyPartitions(usize),
     #[error("partition {label}: its file system cannot be planned")]
@@ -67,7 +73,7 @@ impl Seed {
         Seed::of(&[&self.0, purpose.as_bytes()]).0
     }
 
-    fn guid(&self, purpose: &str) -> Uuid {
+    pub(crate) fn guid(&self, purpose: &str) -> Uuid {
         let mut bytes = [0; 16];
         bytes.copy_from_slice(&self.derive(purpose)[..16]);
         // Version 8, "made in a way of one's own".
@@ -116,6 +122,8 @@ pub enum PartitionContent {
         /// Bytes to stay free.
         reserve: u64,
     },
+    /// These bytes at its beginning, zeros behind them.
+    Bytes(Content),
 }
 
 impl Disk {
@@ -142,13 +150,18 @@ impl Disk {
         file.set_len(self.size()).map_err(failed("image's size"))?;
         let mut start = MIB;
         for (number, partition) in self.partitions.iter().enumerate() {
+            let label = &partition.label;
             if let Some(spec) = partition.fat(self.seed, number, start) {
-                let label = &partition.label;
                 let plan = spec.plan().map_err(|source| DiskError::Fat {
                     label: label.clone(),
                     source,
                 })?;
                 plan.write_to(file, start)
+                    .map_err(failed(&format!("partition {label}")))?;
+            }
+            if let PartitionContent::Bytes(content) = &partition.content {
+                file.seek(SeekFrom::Start(start))
+                    .and_then(|_| content.copy_to(file))
                     .map_err(failed(&format!("partition {label}")))?;
             }
             start += partition.size;
@@ -172,6 +185,15 @@ impl Disk {
             if !(1..=36).contains(&label.encode_utf16().count()) || label.contains('\0') {
                 return Err(DiskError::PartitionLabel {
                     label: label.clone(),
+                });
+            }
+            if let PartitionContent::Bytes(content) = &partition.content
+                && content.length() > *size
+            {
+                return Err(DiskError::TooLong {
+                    label: label.clone(),
+                    size: *size,
+                    length: content.length(),
                 });
             }
         }

@@ -1,6 +1,7 @@
 //! Builds bootable disk images without privileges: programs and files to an initramfs ([`initramfs`]), that and a kernel
 //! to a unified kernel image ([`uki`]), that to a disk with an EFI system partition and a blank data partition
-//! ([`disk`], [`fat`]).
+//! ([`disk`], [`fat`]). Larger things ride along in partitions of their own, read-only and sealed by one hash ([`sealed`],
+//! of [`erofs`] and [`verity`]).
 //!
 //! This crate knows nothing of Hearth: names, types and sizes are the caller's, and any static or dynamic x86-64 program
 //! can be the init. Invariants: the same input gives the same bytes, on any machine, in any directory, whatever the
@@ -16,6 +17,7 @@ pub mod initramfs;
 pub mod kernel;
 pub mod output;
 pub mod pe;
+pub mod sealed;
 pub mod uki;
 pub mod verity;
 

@@ -9,9 +9,11 @@
 //!
 //! Outputs are replaced by rename, never written in place: a file that someone has open or has linked stays as it was.
 
+mod extension;
 mod node;
 mod os_release;
 
+pub use extension::{Extension, Request};
 pub use node::build_curator_host;
 pub use os_release::revision;
 
@@ -73,6 +75,10 @@ pub struct Args {
     /// Node parameters to put on the ESP (serialised NodeParameters)
     #[arg(long, value_name = "FILE")]
     parameters: Option<PathBuf>,
+    /// A read-only partition that rides along, mounted at /ext/NAME: the content of DIR, or what NAME stands for
+    /// ("kubernetes": the bundle of `cargo xtask kubernetes`)
+    #[arg(long = "extension", value_name = "NAME[=DIR]")]
+    extensions: Vec<Request>,
     /// More words for the kernel's command line
     #[arg(
         long,
@@ -131,6 +137,8 @@ pub struct Artifacts {
     pub init: PathBuf,
     /// Path and size of every file in the initramfs.
     pub contents: Vec<(String, u64)>,
+    /// What rides along.
+    pub extensions: Vec<Extension>,
 }
 
 /// `cargo xtask assemble`: only the disk, of a UKI that is there. For the benchmark.
@@ -149,7 +157,7 @@ pub fn assemble(args: &AssembleArgs) -> Result<()> {
     let read =
         |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
     let parameters = read(&args.parameters)?;
-    disk_of(&args.uki, Some(&parameters))?.write(&args.output)?;
+    disk_of(&args.uki, Some(&parameters), &[])?.write(&args.output)?;
     Ok(())
 }
 
@@ -168,8 +176,7 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
         recipe.parameters =
             Some(fs::read(path).with_context(|| format!("cannot read {}", path.display()))?);
     }
-    let line = format!("{COMMAND_LINE} {}", args.cmdline_extra);
-    recipe.system.command_line = CommandLine::parse(&line)?;
+    recipe.extend(ui, &args.extensions, &args.cmdline_extra)?;
     if args.check {
         return check(ui, &recipe);
     }
@@ -179,13 +186,16 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     // What `run` and the tests boot is left alone by an image of one's own.
     let standard =
         args.init.is_none() && args.parameters.is_none() && args.cmdline_extra.is_empty();
-    let folder = folder(if standard { flavour.name() } else { "custom" })?;
+    let folder = match standard {
+        true => folder(&folder_name(flavour, &args.extensions))?,
+        false => folder("custom")?,
+    };
     let task = ui.task("building the image");
     let artifacts = recipe.write(ui, &folder)?;
     let image = match (args.format, &args.output) {
         (Format::Raw, None) => artifacts.image,
         (Format::Raw, Some(path)) => {
-            disk_of(&artifacts.uki, recipe.parameters.as_deref())?.write(path)?;
+            recipe.disk(&artifacts.uki)?.write(path)?;
             path.clone()
         }
         (Format::Qcow2, path) => {
@@ -201,8 +211,23 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
 
 /// The image of this flavour and its parts, built where they are not up to date.
 pub fn ensure(ui: &Ui, flavour: Flavour) -> Result<Artifacts> {
-    let recipe = Recipe::of_node(ui, flavour)?;
-    recipe.write(ui, &folder(flavour.name())?)
+    ensure_extended(ui, flavour, &[])
+}
+
+/// The same with extensions.
+pub fn ensure_extended(ui: &Ui, flavour: Flavour, extensions: &[Request]) -> Result<Artifacts> {
+    let mut recipe = Recipe::of_node(ui, flavour)?;
+    recipe.extend(ui, extensions, "")?;
+    recipe.write(ui, &folder(&folder_name(flavour, extensions))?)
+}
+
+/// The folder of an image: each set of extensions has its own, so that none replaces another.
+fn folder_name(flavour: Flavour, extensions: &[Request]) -> String {
+    let mut name = flavour.name().to_owned();
+    for extension in extensions {
+        name = format!("{name}-{}", extension.name());
+    }
+    name
 }
 
 /// A program of hearth-base's that is an init of its own.
@@ -260,6 +285,7 @@ fn find_riders(riders: &[Rider]) -> Result<Vec<(PathBuf, String)>> {
 struct Recipe {
     system: System,
     parameters: Option<Vec<u8>>,
+    extensions: Vec<Extension>,
 }
 
 impl Recipe {
@@ -298,7 +324,28 @@ impl Recipe {
                 os_release,
             },
             parameters: None,
+            extensions: Vec::new(),
         })
+    }
+
+    /// Takes extensions along, and more words of the command line.
+    fn extend(&mut self, ui: &Ui, extensions: &[Request], words: &str) -> Result<()> {
+        let mut line = COMMAND_LINE.to_owned();
+        for request in extensions {
+            let extension = request.ensure(ui)?;
+            let name = &extension.admitted.name;
+            if self.extensions.iter().any(|e| e.admitted.name == *name) {
+                bail!("--extension {name} is given twice");
+            }
+            line = format!("{line} {}", extension.admitted);
+            self.extensions.push(extension);
+        }
+        self.system.command_line = CommandLine::parse(&format!("{line} {words}"))?;
+        Ok(())
+    }
+
+    fn disk(&self, uki: &Path) -> Result<Disk> {
+        disk_of(uki, self.parameters.as_deref(), &self.extensions)
     }
 
     /// Writes all outputs that are not up to date into `folder`.
@@ -319,10 +366,11 @@ impl Recipe {
             cmdline: self.system.command_line.as_str().to_owned(),
             init: self.system.init.clone(),
             contents,
+            extensions: self.extensions.clone(),
         };
         write_if_changed(&artifacts.initramfs, &initramfs)?;
         write_if_changed(&artifacts.uki, &uki)?;
-        let disk = disk_of(&artifacts.uki, self.parameters.as_deref())?;
+        let disk = self.disk(&artifacts.uki)?;
         let stamp = folder.join("hearth.img.stamp");
         let current = stamp_of(&disk, &artifacts.image);
         if current.is_none() || current != fs::read_to_string(&stamp).ok() {
@@ -334,19 +382,25 @@ impl Recipe {
     }
 }
 
-/// The disk with the UKI at `uki`; its seed is made of the content.
-fn disk_of(uki: &Path, parameters: Option<&[u8]>) -> Result<Disk> {
+/// The disk with the UKI at `uki`; its seed is made of the content, of which the extensions' hashes are in the UKI.
+fn disk_of(uki: &Path, parameters: Option<&[u8]>, extensions: &[Extension]) -> Result<Disk> {
     let bytes = fs::read(uki).with_context(|| format!("cannot read {}", uki.display()))?;
     let content = Content::of_file(uki).with_context(|| format!("cannot use {}", uki.display()))?;
     disk(
         Seed::of(&[&bytes, parameters.unwrap_or_default()]),
         content,
         parameters,
+        extensions,
     )
 }
 
-/// Hearth's disk.
-fn disk(seed: Seed, uki: Content, parameters: Option<&[u8]>) -> Result<Disk> {
+/// Hearth's disk. The data partition comes last, since the node lets it grow.
+fn disk(
+    seed: Seed,
+    uki: Content,
+    parameters: Option<&[u8]>,
+    extensions: &[Extension],
+) -> Result<Disk> {
     let files = parameters.map(|bytes| {
         (
             names::ESP_PARAMETERS.to_owned(),
@@ -355,24 +409,18 @@ fn disk(seed: Seed, uki: Content, parameters: Option<&[u8]>) -> Result<Disk> {
     });
     let esp = Uuid::parse_str(names::ESP_TYPE).context("the ESP's type")?;
     let data = Uuid::parse_str(names::DATA_TYPE).context("the data partition's type")?;
-    Ok(Disk {
-        seed,
-        partitions: vec![
-            esp_partition(
-                names::ESP_LABEL,
-                esp,
-                ESP_SIZE,
-                uki,
-                files.into_iter().collect(),
-            )?,
-            Partition {
-                label: names::DATA_LABEL.to_owned(),
-                type_guid: data,
-                size: DATA_SIZE,
-                content: PartitionContent::Blank,
-            },
-        ],
-    })
+    let files = files.into_iter().collect();
+    let mut partitions = vec![esp_partition(names::ESP_LABEL, esp, ESP_SIZE, uki, files)?];
+    for extension in extensions {
+        partitions.push(extension.partition()?);
+    }
+    partitions.push(Partition {
+        label: names::DATA_LABEL.to_owned(),
+        type_guid: data,
+        size: DATA_SIZE,
+        content: PartitionContent::Blank,
+    });
+    Ok(Disk { seed, partitions })
 }
 
 /// What identifies an image: its content, by the seed made of it; the file as the builder left it; and the builder,
@@ -443,6 +491,20 @@ fn check(ui: &Ui, recipe: &Recipe) -> Result<()> {
         prints.push(sums);
     }
     task.done();
+    for extension in &recipe.extensions {
+        // What was built before, by the cache, beside what is built now.
+        let name = &extension.admitted.name;
+        let scratch = tempfile::tempdir_in(&parent).context("cannot make a folder")?;
+        let again = extension.again(ui, scratch.path())?;
+        if again.admitted != extension.admitted || sha256(&again.file)? != sha256(&extension.file)?
+        {
+            bail!(
+                "the extension {name} is not reproducible: {} differs",
+                extension.file.display()
+            );
+        }
+        println!("{}  extension {name}", sha256(&extension.file)?);
+    }
     for (part, sum) in &prints[0] {
         if prints[1].get(part) != Some(sum) {
             bail!(
@@ -479,6 +541,7 @@ mod tests {
             Seed::of(&[b"x"]),
             Content::Bytes(vec![7; 100_000]),
             Some(b"parameters"),
+            &[],
         )
         .unwrap()
     }

@@ -1,7 +1,10 @@
 //! What goes into a file system: files, directories and symbolic links by name.
 
 use std::collections::BTreeMap;
+use std::io;
 use std::path::Path;
+
+use ring::digest::{Context, SHA256, digest};
 
 use super::ErofsError;
 use super::format::Kind;
@@ -114,6 +117,44 @@ impl Tree {
         self.insert(path, Entry::Symlink { target })
     }
 
+    /// Bytes of all files.
+    pub fn length(&self) -> u64 {
+        let flat = self.flatten();
+        flat.iter()
+            .filter_map(Flat::content)
+            .map(Content::length)
+            .sum()
+    }
+
+    /// SHA-256 over all that goes into a file system of this tree.
+    pub fn digest(&self) -> Result<[u8; 32], ErofsError> {
+        let mut whole = Context::new(&SHA256);
+        for flat in self.flatten() {
+            let content = match flat.what {
+                What::Directory => digest(&SHA256, b""),
+                What::Symlink(target) => digest(&SHA256, target.as_bytes()),
+                What::File(content, _) => {
+                    let mut hash = Hash(Context::new(&SHA256));
+                    let path = || flat.path.clone().into();
+                    content
+                        .copy_to(&mut hash)
+                        .map_err(|source| ErofsError::Read {
+                            path: path(),
+                            source,
+                        })?;
+                    hash.0.finish()
+                }
+            };
+            whole.update(&(flat.path.len() as u64).to_le_bytes());
+            whole.update(flat.path.as_bytes());
+            whole.update(&flat.mode().to_le_bytes());
+            whole.update(content.as_ref());
+        }
+        let mut bytes = [0; 32];
+        bytes.copy_from_slice(whole.finish().as_ref());
+        Ok(bytes)
+    }
+
     fn insert(&mut self, path: &str, entry: Entry) -> Result<(), ErofsError> {
         let (parents, name) = match path.rsplit_once('/') {
             Some((parents, name)) => (Some(parents), name),
@@ -138,6 +179,20 @@ impl Tree {
         }];
         self.root.flatten_into(&mut flat, 0, 0);
         flat
+    }
+}
+
+/// Hashes what is written to it.
+struct Hash(Context);
+
+impl io::Write for Hash {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.update(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
     }
 }
 

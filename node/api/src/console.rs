@@ -64,6 +64,9 @@ pub enum Report {
     Waiting(String),
     /// `hearth: refused …`: enrolment will not go on by itself, and why.
     Refused(String),
+    /// `hearth: extension NAME mounted`, or `hearth: extension NAME refused: …`
+    /// with the reason; one for each that the image has.
+    Extension(String, Option<String>),
     /// `hearth: failpoint NAME`: a test image stands still at this point.
     Failpoint(String),
     /// `hearth: core ended: …`: the node core is gone; PID 1 reboots.
@@ -84,6 +87,10 @@ impl fmt::Display for Report {
             Self::State(state) => write!(f, "hearth: state {state}"),
             Self::Waiting(why) => write!(f, "hearth: waiting for {why}"),
             Self::Refused(why) => write!(f, "hearth: refused {why}"),
+            Self::Extension(name, None) => write!(f, "hearth: extension {name} mounted"),
+            Self::Extension(name, Some(why)) => {
+                write!(f, "hearth: extension {name} refused: {why}")
+            }
             Self::Failpoint(name) => write!(f, "hearth: failpoint {name}"),
             Self::CoreEnded(why) => write!(f, "hearth: core ended: {why}"),
             Self::Down(how) => write!(f, "hearth: down {how}"),
@@ -108,6 +115,15 @@ impl Report {
             "state" => Some(Self::State(detail.to_owned())),
             "waiting" => Some(Self::Waiting(detail.strip_prefix("for ")?.to_owned())),
             "refused" => Some(Self::Refused(detail.to_owned())),
+            "extension" => {
+                let (name, how) = detail.split_once(' ')?;
+                let why = match how.strip_prefix("refused: ") {
+                    Some(why) => Some(why.to_owned()),
+                    None if how == "mounted" => None,
+                    None => return None,
+                };
+                Some(Self::Extension(name.to_owned(), why))
+            }
             "failpoint" => Some(Self::Failpoint(detail.to_owned())),
             "core" => Some(Self::CoreEnded(detail.strip_prefix("ended: ")?.to_owned())),
             "down" => Some(Self::Down(detail.to_owned())),
@@ -128,6 +144,8 @@ mod tests {
             Report::State("HOME".into()),
             Report::Waiting("a DHCP lease on eth0".into()),
             Report::Refused("fw_cfg: field x: empty".into()),
+            Report::Extension("kubernetes".into(), None),
+            Report::Extension("kubernetes".into(), Some("no such partition".into())),
             Report::Failpoint("enrolment.sealed".into()),
             Report::CoreEnded("exit status 3".into()),
             Report::Down("power off".into()),

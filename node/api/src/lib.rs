@@ -12,6 +12,7 @@ pub mod certificates;
 pub mod client;
 pub mod console;
 pub mod escrow;
+pub mod extension;
 pub mod first_contact;
 pub mod identity;
 mod lifetime;

@@ -46,8 +46,8 @@ pub const EXTENSION_KUBERNETES: &str = "kubernetes";
 pub const EXTENSION_TYPE: &str = "6c5ab0f2-3d0e-4b5f-9d1c-686561727478";
 /// Label of an extension's partition, before its name in capitals.
 pub const EXTENSION_LABEL: &str = "HEARTH-EXT-";
-/// Word of the kernel's command line that admits an extension:
-/// `hearth.extension=NAME:VERITY`, where VERITY is the root hash in hex.
+/// Word of the kernel's command line that admits an extension, see
+/// [`crate::extension::Admitted`].
 pub const EXTENSION_WORD: &str = "hearth.extension=";
 /// In a folder of extensions: where each is mounted on a node, by its name.
 pub const EXTENSIONS: &str = "/ext";

@@ -34,7 +34,7 @@ use crate::cluster_state::{self, ClusterState, Desk, State};
 use crate::enrolment::asking::Asker;
 use crate::enrolment::sealed::SealedStore;
 use crate::enrolment::{driver, rejoin};
-use crate::extensions::Extensions;
+use crate::extensions::{self, Extensions};
 use crate::image::Image;
 use crate::kubernetes::bundle::Binary;
 use crate::layout::{self, Root};
@@ -280,7 +280,8 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
         address: Arc::new(address_writer),
     });
     ctx.run("network", move |ctx| network::run(ctx, network.clone()))?;
-    start_cluster_parts(&ctx, &node, parameters, sealed, address)?;
+    let extensions = Arc::new(extensions::mount(&node.root.extensions, report).await);
+    start_cluster_parts(&ctx, &node, parameters, sealed, address, extensions)?;
     ctx.healthy();
     stay(&ctx, &node).await
 }
@@ -316,6 +317,7 @@ fn start_cluster_parts(
     parameters: Arc<parameters::Loaded>,
     sealed: Arc<SealedStore>,
     address: event::Value<IpAddr>,
+    extensions: Arc<Extensions>,
 ) -> Outcome {
     let (bootstrap_writer, bootstrap) = event::value();
     let (member_writer, member) = event::value();
@@ -337,7 +339,7 @@ fn start_cluster_parts(
         power: node.power.clone(),
         desk: node.membership_desk.clone(),
         cluster_state: node.cluster_state.clone(),
-        extensions: Arc::new(Extensions::none()),
+        extensions,
     });
     ctx.run("role", move |ctx| roles::run(ctx, inputs.clone()))?;
     let parts = Arc::new(rejoin::Parts {

@@ -1,12 +1,40 @@
 //! Extensions: what rides along with an image beside the initramfs.
 //!
-//! A static fact of a boot: found, checked and mounted before the roles start,
-//! and the same until the machine goes down. Whoever needs one asks
-//! [`Extensions::get`] and says, where it is missing, what [`Missing`] says:
-//! an image without an extension is a whole image, and a node never pretends.
+//! Each is a partition of the boot disk: a read-only file system, and behind it
+//! dm-verity's hashes. The root hash stands in the kernel's command line, which
+//! is part of what was booted; the disk has no say in it. An extension is
+//! mounted at its place of [`ExtensionPlaces`] before the roles start.
+//!
+//! # Invariants
+//! - What was mounted is what the image was built with, block by block: a block
+//!   that is not can be mounted around, but never read ([`dm`]).
+//! - An extension that is absent, broken or not understood never stops a node.
+//!   It is refused, with the reason on the console, in the log, and for
+//!   whoever asks.
+//! - It is a static fact of a boot. Whoever needs one asks
+//!   [`Extensions::get`] and says, where it is missing, what [`Missing`] says:
+//!   an image without extensions is a whole image, and a node never pretends.
+//!
+//! Only the first block is read here. To read all of it at each boot would cost
+//! seconds, and would say nothing about the reads afterwards.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+
+use hearth_api::chain;
+use hearth_api::console::Report;
+use hearth_api::extension::Admitted;
+use hearth_api::names;
+use hearth_base::sys::block::{self, BlockError, Blocks, Disk, PartitionDevice};
+use hearth_base::sys::dm::{DeviceMapper, DmError, Verity};
+use hearth_base::sys::mounts::{self, MountError, MountFlags};
+use uuid::Uuid;
+
+use crate::esp;
+use crate::layout::{self, ExtensionPlaces};
+
+/// dm-verity's block, of which the first holds the file system's description.
+const BLOCK: usize = 4096;
 
 /// The extensions of this boot.
 #[derive(Clone, Debug, Default)]
@@ -66,6 +94,148 @@ impl Extensions {
             None => Err(Missing::NotInstalled { name: name() }),
         }
     }
+}
+
+/// Why an extension is refused.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs, reason = "each message says it")]
+enum Refusal {
+    #[error("cannot find the boot disk")]
+    BootDisk(#[source] BlockError),
+    #[error("the boot disk has no partition {label} of the right type")]
+    Absent { label: String },
+    #[error("the boot disk has {count} partitions {label}, exactly one is wanted")]
+    Several { label: String, count: usize },
+    #[error("cannot open partition {label} as a verified volume")]
+    Open { label: String, source: DmError },
+    #[error(
+        "partition {label} does not hold what this image was built with: its content and the \
+         root hash {hash} of the kernel's command line do not match"
+    )]
+    Mismatch { label: String, hash: String },
+    #[error("cannot read partition {label}")]
+    Read { label: String, source: BlockError },
+    #[error("cannot mount partition {label}")]
+    Mount { label: String, source: MountError },
+    #[error("the partition type is not a GUID")]
+    Type(#[from] uuid::Error),
+}
+
+/// Mounts all extensions that the kernel's command line admits, and says on the
+/// console how that went.
+pub async fn mount(places: &ExtensionPlaces, report: fn(&Report)) -> Extensions {
+    let places = places.clone();
+    let mounted = tokio::task::spawn_blocking(move || mount_blocking(&places, report)).await;
+    mounted.unwrap_or_else(|error| {
+        tracing::error!("extensions: {error}");
+        Extensions::none()
+    })
+}
+
+fn mount_blocking(places: &ExtensionPlaces, report: fn(&Report)) -> Extensions {
+    let line = match std::fs::read_to_string(layout::COMMAND_LINE) {
+        Ok(line) => line,
+        Err(error) => {
+            tracing::error!("{}: {error}", layout::COMMAND_LINE);
+            return Extensions::none();
+        }
+    };
+    let mut extensions = Extensions::none();
+    for word in Admitted::of_command_line(&line) {
+        let (name, mounted) = match word {
+            Ok(admitted) => {
+                let mounted = mount_one(&admitted, places).map_err(|error| chain(&error));
+                (admitted.name.to_string(), mounted)
+            }
+            Err((name, error)) => (name, Err(error.to_string())),
+        };
+        extensions = match mounted {
+            Ok(path) => {
+                tracing::info!("extension {name} is mounted at {}", path.display());
+                report(&Report::Extension(name.clone(), None));
+                extensions.with(&name, path)
+            }
+            Err(why) => {
+                tracing::error!("extension {name} is refused: {why}");
+                report(&Report::Extension(name.clone(), Some(why.clone())));
+                extensions.with_refused(&name, &why)
+            }
+        };
+    }
+    extensions
+}
+
+fn mount_one(admitted: &Admitted, places: &ExtensionPlaces) -> Result<PathBuf, Refusal> {
+    let label = admitted.name.label();
+    let disk = esp::find().map_err(Refusal::BootDisk)?.disk;
+    let partition = partition(&disk, &label)?;
+    let place = places.of(&admitted.name);
+    let opened = |source| Refusal::Open {
+        label: label.clone(),
+        source,
+    };
+    let mapper = DeviceMapper::open().map_err(opened)?;
+    let volume = format!("ext-{}", admitted.name);
+    let verity = Verity {
+        blocks: admitted.blocks,
+        root_hash: admitted.root_hash,
+    };
+    let device = mapper
+        .open_verity(&volume, &partition.path, &verity)
+        .map_err(opened)?;
+    let mounted = check_and_mount(&mapper, &volume, &device, &place, admitted);
+    if mounted.is_err() {
+        // The error told is the first one.
+        let _ = mapper.remove(&volume);
+    }
+    mounted.map(|()| place)
+}
+
+/// The one partition of this label and the extensions' type.
+fn partition(disk: &Disk, label: &str) -> Result<PartitionDevice, Refusal> {
+    let kind = Uuid::parse_str(names::EXTENSION_TYPE)?;
+    let mut found = Blocks::default()
+        .partitions(disk)
+        .map_err(Refusal::BootDisk)?;
+    found.retain(|partition| partition.entry.type_guid == kind && partition.entry.name == label);
+    let label = label.to_owned();
+    match <[_; 1]>::try_from(found) {
+        Ok([one]) => Ok(one),
+        Err(none) if none.is_empty() => Err(Refusal::Absent { label }),
+        Err(several) => Err(Refusal::Several {
+            label,
+            count: several.len(),
+        }),
+    }
+}
+
+/// Reads the first block, which shows whether the root hash is of this
+/// partition: the path from it to the root is checked with it.
+fn check_and_mount(
+    mapper: &DeviceMapper,
+    volume: &str,
+    device: &Path,
+    place: &Path,
+    admitted: &Admitted,
+) -> Result<(), Refusal> {
+    let label = || admitted.name.label();
+    if let Err(source) = block::read_region(device, 0, BLOCK) {
+        return Err(match mapper.is_intact(volume) {
+            Ok(false) => Refusal::Mismatch {
+                label: label(),
+                hash: hex::encode(admitted.root_hash),
+            },
+            _ => Refusal::Read {
+                label: label(),
+                source,
+            },
+        });
+    }
+    let flags = MountFlags::RDONLY | MountFlags::NODEV | MountFlags::NOSUID;
+    mounts::mount(device, place, "erofs", flags, "").map_err(|source| Refusal::Mount {
+        label: label(),
+        source,
+    })
 }
 
 #[cfg(test)]

@@ -10,12 +10,14 @@
 //! | [`Esp`] | on the EFI system partition, FAT | parameters, and the state needed before the data partition is open |
 //! | [`Data`] | on the data partition, XFS | what the node keeps as a member |
 //! | [`Ephemeral`] | in memory, for this boot | sockets, generated files |
+//! | [`ExtensionPlaces`] | on partitions of their own, read-only | programs and files of the image |
 //!
 //! The tree names things; it makes no directory and opens no file, except for
 //! the `make_directories` of the parts, which make what is fixed.
 
 use std::path::{Path, PathBuf};
 
+use hearth_api::extension::ExtensionName;
 use hearth_api::names;
 use hearth_base::sys::{
     files::{self, FileError},
@@ -25,6 +27,9 @@ use hearth_base::sys::{
 /// Where the core leaves for PID 1 how many seconds to wait before it reboots
 /// after the core's death. PID 1 has no tree, only this.
 pub const REBOOT_DELAY: &str = "/ephemeral/reboot-delay";
+
+/// What the kernel was started with.
+pub const COMMAND_LINE: &str = "/proc/cmdline";
 
 /// The names in `/etc` that programs which ride along look at, and where their
 /// content lies.
@@ -50,6 +55,8 @@ pub struct Root {
     pub data: Data,
     /// Gone with the next boot.
     pub ephemeral: Ephemeral,
+    /// What rides along with the image.
+    pub extensions: ExtensionPlaces,
 }
 
 impl Root {
@@ -70,7 +77,23 @@ impl Root {
             ephemeral: Ephemeral {
                 path: base.join("ephemeral"),
             },
+            extensions: ExtensionPlaces {
+                path: base.join(names::EXTENSIONS.trim_start_matches('/')),
+            },
         }
+    }
+}
+
+/// Where extensions are mounted.
+#[derive(Clone, Debug)]
+pub struct ExtensionPlaces {
+    path: PathBuf,
+}
+
+impl ExtensionPlaces {
+    /// An extension's own place.
+    pub fn of(&self, name: &ExtensionName) -> PathBuf {
+        self.path.join(name.as_str())
     }
 }
 

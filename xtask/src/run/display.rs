@@ -91,7 +91,15 @@ impl Display {
             Report::CoreEnded(why) => return Some(Trouble::CoreEnded(why)),
             Report::Waiting(why) => self.show_waiting(why),
             Report::Down(how) => self.down = Some(how),
-            Report::Reached(..) | Report::State(_) | Report::Failpoint(_) => {}
+            Report::Extension(name, Some(why)) => {
+                let label = &self.label;
+                self.ui
+                    .say(format_args!("{label}: extension {name} is refused: {why}"));
+            }
+            Report::Reached(..)
+            | Report::State(_)
+            | Report::Extension(_, None)
+            | Report::Failpoint(_) => {}
         }
         None
     }

@@ -1,4 +1,4 @@
-//! Device-mapper: encrypted and authenticated volumes.
+//! Device-mapper: encrypted, authenticated, and read-only verified volumes.
 //!
 //! The kernel's interface is a dozen ioctls on one control device, each with
 //! a fixed header and, for tables, a list of targets. This module speaks it
@@ -19,6 +19,12 @@
 //! through a journal, and `aes-gcm-random` on top of it. Blocks that were
 //! never written have no valid tag and cannot be read; a fresh volume is not
 //! wiped, since that takes minutes and a file system reads only what it wrote.
+//!
+//! A verified volume is dm-verity's version 1: SHA-256, no salt, blocks of 4096
+//! bytes, the tree of hashes right behind the data on the same device. A block
+//! that does not match its hash cannot be read, when it is read; nothing is
+//! read before. The machine goes on: what reads it learns of it, and no
+//! restart makes a disk better.
 
 use std::{
     fmt,
@@ -158,11 +164,21 @@ impl fmt::Debug for AeadKey {
     }
 }
 
+/// What vouches for a verified volume.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Verity {
+    /// Blocks of 4096 bytes of data.
+    pub blocks: u64,
+    /// The root of the tree.
+    pub root_hash: [u8; 32],
+}
+
 /// One target that covers a whole device. All of ours do.
 struct Target {
     kind: &'static str,
     sectors: u64,
     parameters: Zeroizing<String>,
+    read_only: bool,
 }
 
 /// The kernel's device-mapper.
@@ -230,6 +246,7 @@ impl DeviceMapper {
                 kind: "linear",
                 sectors,
                 parameters: Zeroizing::new(format!("{} {skipped}", device.display())),
+                read_only: false,
             },
         )
     }
@@ -258,6 +275,7 @@ impl DeviceMapper {
                 kind: "crypt",
                 sectors,
                 parameters,
+                read_only: false,
             },
         )
     }
@@ -287,6 +305,7 @@ impl DeviceMapper {
                 kind: "crypt",
                 sectors,
                 parameters,
+                read_only: false,
             },
         )
     }
@@ -307,6 +326,32 @@ impl DeviceMapper {
     pub fn open_integrity(&self, name: &str, device: &Path) -> Result<PathBuf, DmError> {
         let sectors = superblock(name, device)?;
         self.open_volume(name, &integrity_target(device, sectors))
+    }
+
+    /// Opens the verified volume that a device begins with.
+    ///
+    /// A wrong root hash is not noticed here, but by the first read, which
+    /// fails, and by [`DeviceMapper::is_intact`] from then on.
+    pub fn open_verity(
+        &self,
+        name: &str,
+        device: &Path,
+        verity: &Verity,
+    ) -> Result<PathBuf, DmError> {
+        let size = block::size_of(device).map_err(block_failed(name))?;
+        if verity.blocks == 0 || size / SECTOR < verity.blocks {
+            return Err(DmError::TooSmall {
+                name: name.to_owned(),
+                device: device.to_owned(),
+                size,
+            });
+        }
+        self.open_volume(name, &verity_target(device, verity))
+    }
+
+    /// Whether all that was read of a verified volume has matched its hashes.
+    pub fn is_intact(&self, name: &str) -> Result<bool, DmError> {
+        Ok(self.status(name)?.starts_with('V'))
     }
 
     /// Closes a volume. None of that name is fine; one in use is an error.
@@ -362,11 +407,14 @@ impl DeviceMapper {
 
     fn activate(&self, name: &str, target: &Target) -> Result<PathBuf, DmError> {
         let table = target.encode();
-        let flags = flag::SECURE_DATA;
+        let flags = match target.read_only {
+            true => flag::SECURE_DATA | flag::READ_ONLY,
+            false => flag::SECURE_DATA,
+        };
         self.send(name, command::TABLE_LOAD, "load its table", flags, &table)?;
         // Without the suspend flag this command resumes.
         let answer = self.send(name, command::DEV_SUSPEND, "activate it", 0, &[])?;
-        if u32_at(&answer, 28) & flag::READ_ONLY != 0 {
+        if u32_at(&answer, 28) & flag::READ_ONLY != 0 && !target.read_only {
             return Err(DmError::Refused {
                 name: name.to_owned(),
                 step: "open it for writing",
@@ -444,6 +492,23 @@ fn integrity_target(device: &Path, sectors: u64) -> Target {
         kind: "integrity",
         sectors,
         parameters: Zeroizing::new(format!("{device} 0 {TAG} J 1 block_size:{SECTOR}")),
+        read_only: false,
+    }
+}
+
+fn verity_target(device: &Path, verity: &Verity) -> Target {
+    let (device, blocks) = (device.display(), verity.blocks);
+    let hash: String = verity.root_hash.map(|byte| format!("{byte:02x}")).concat();
+    Target {
+        kind: "verity",
+        sectors: blocks * (SECTOR / UNIT),
+        // Version, data, hashes, the size of either's blocks, how many there
+        // are of data, where the hashes begin, by which algorithm, the root
+        // and the salt.
+        parameters: Zeroizing::new(format!(
+            "1 {device} {device} {SECTOR} {SECTOR} {blocks} {blocks} sha256 {hash} -"
+        )),
+        read_only: true,
     }
 }
 
@@ -541,6 +606,7 @@ mod tests {
             kind: "crypt",
             sectors: 8,
             parameters: Zeroizing::new("abc".into()),
+            read_only: false,
         };
         let table = target.encode();
         assert_eq!(table.len(), 48);
@@ -589,6 +655,19 @@ mod tests {
         assert_eq!(node(&answer), Path::new("/dev/dm-3"));
         answer[40..48].copy_from_slice(&0x10_fd02_u64.to_ne_bytes());
         assert_eq!(node(&answer), Path::new("/dev/dm-258"));
+    }
+
+    #[test]
+    fn a_verified_volume_has_its_hashes_behind_its_data() {
+        let verity = Verity {
+            blocks: 12,
+            root_hash: [0xa5; 32],
+        };
+        let target = verity_target(Path::new("/dev/vda2"), &verity);
+        assert_eq!((target.sectors, target.read_only), (96, true));
+        let hash = "a5".repeat(32);
+        let wanted = format!("1 /dev/vda2 /dev/vda2 4096 4096 12 12 sha256 {hash} -");
+        assert_eq!(target.parameters.as_str(), wanted);
     }
 
     #[test]

@@ -1,0 +1,174 @@
+//! Extensions by name, and the word of the kernel's command line that admits one.
+//!
+//! The command line is part of the unified kernel image, so whoever vouches for that vouches for the root hash in it, and
+//! the hash for every block of the extension. Nothing on the disk says which hash is right.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::names::{EXTENSION_LABEL, EXTENSION_WORD};
+
+/// The label with it has at most 36 characters.
+const LONGEST_NAME: usize = 24;
+
+/// An extension's name: 1 to 24 of a–z, 0–9 and `-`, beginning with a letter.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ExtensionName(String);
+
+impl ExtensionName {
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+
+    /// The label of its partition.
+    pub fn label(&self) -> String {
+        format!("{EXTENSION_LABEL}{}", self.0.to_uppercase())
+    }
+}
+
+impl fmt::Display for ExtensionName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for ExtensionName {
+    type Err = ExtensionError;
+
+    fn from_str(text: &str) -> Result<Self, ExtensionError> {
+        let fits = (1..=LONGEST_NAME).contains(&text.len())
+            && text.starts_with(|c: char| c.is_ascii_lowercase())
+            && text
+                .chars()
+                .all(|c| matches!(c, 'a'..='z' | '0'..='9' | '-'));
+        match fits {
+            true => Ok(Self(text.to_owned())),
+            false => Err(ExtensionError::Name(text.to_owned())),
+        }
+    }
+}
+
+/// What a command line says of an extension: `hearth.extension=NAME:HASH:BLOCKS`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Admitted {
+    /// The extension.
+    pub name: ExtensionName,
+    /// The root of dm-verity's tree: version 1, SHA-256, blocks of 4096 bytes, no salt.
+    pub root_hash: [u8; 32],
+    /// Blocks of data, at least one. The tree lies right behind them.
+    pub blocks: u64,
+}
+
+/// What is wrong with a name or a word.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ExtensionError {
+    /// Not a name.
+    #[error(
+        "{0:?} is no name of an extension: 1 to {LONGEST_NAME} of a-z, 0-9 and \"-\" are wanted, a letter first"
+    )]
+    Name(String),
+    /// Not a word.
+    #[error("{0:?} is not {EXTENSION_WORD}NAME:HASH:BLOCKS")]
+    Word(String),
+}
+
+impl fmt::Display for Admitted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let hash = hex::encode(self.root_hash);
+        write!(f, "{EXTENSION_WORD}{}:{hash}:{}", self.name, self.blocks)
+    }
+}
+
+impl FromStr for Admitted {
+    type Err = ExtensionError;
+
+    fn from_str(text: &str) -> Result<Self, ExtensionError> {
+        let bad = || ExtensionError::Word(text.to_owned());
+        let rest = text.strip_prefix(EXTENSION_WORD).ok_or_else(bad)?;
+        let mut parts = rest.split(':');
+        let (Some(name), Some(hash), Some(blocks), None) =
+            (parts.next(), parts.next(), parts.next(), parts.next())
+        else {
+            return Err(bad());
+        };
+        let mut root_hash = [0; 32];
+        hex::decode_to_slice(hash, &mut root_hash).map_err(|_| bad())?;
+        let blocks = blocks.parse().map_err(|_| bad())?;
+        if blocks == 0 {
+            return Err(bad());
+        }
+        Ok(Self {
+            name: name.parse()?,
+            root_hash,
+            blocks,
+        })
+    }
+}
+
+impl Admitted {
+    /// All that a kernel's command line admits: in its order, each with the name that the word seems to have if it is not
+    /// understood, or named before.
+    pub fn of_command_line(line: &str) -> Vec<Result<Self, (String, ExtensionError)>> {
+        let mut all: Vec<Result<Self, (String, ExtensionError)>> = Vec::new();
+        for word in line.split_whitespace() {
+            let Some(rest) = word.strip_prefix(EXTENSION_WORD) else {
+                continue;
+            };
+            let name = rest.split(':').next().unwrap_or_default().to_owned();
+            all.push(word.parse().map_err(|error| (name, error)));
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn admitted() -> Admitted {
+        Admitted {
+            name: "kubernetes".parse().unwrap(),
+            root_hash: std::array::from_fn(|n| n as u8),
+            blocks: 12_345,
+        }
+    }
+
+    #[test]
+    fn a_word_reads_back_from_a_command_line() {
+        let line = format!("console=ttyS0 {} quiet\n", admitted());
+        assert_eq!(Admitted::of_command_line(&line), [Ok(admitted())]);
+        assert_eq!(admitted().name.label(), "HEARTH-EXT-KUBERNETES");
+        assert_eq!(Admitted::of_command_line("quiet"), []);
+    }
+
+    #[test]
+    fn words_that_say_too_little_are_named() {
+        let hash = "0".repeat(64);
+        for rest in [
+            String::new(),
+            "name".into(),
+            format!("name:{hash}"),
+            format!("name:{hash}:0"),
+            format!("name:{hash}:x"),
+            format!("name:{hash}:1:2"),
+            format!("name:{}:1", &hash[2..]),
+            format!("Name:{hash}:1"),
+            format!("../x:{hash}:1"),
+        ] {
+            let word = format!("{EXTENSION_WORD}{rest}");
+            assert!(word.parse::<Admitted>().is_err(), "{word}");
+            let found = Admitted::of_command_line(&word);
+            assert!(matches!(&found[..], [Err(_)]), "{word}");
+        }
+    }
+
+    #[test]
+    fn names_fit_into_labels_and_paths() {
+        let longest = "x".repeat(LONGEST_NAME);
+        assert!(longest.parse::<ExtensionName>().unwrap().label().len() <= 36);
+        for bad in ["", "-a", "1", "a_b", "a/b", "..", &"x".repeat(25)] {
+            assert!(bad.parse::<ExtensionName>().is_err(), "{bad}");
+        }
+    }
+}

@@ -1,0 +1,206 @@
+//! Extensions of an image: a folder's content as a sealed partition, and the word of the command line that admits it.
+//!
+//! Sealing compresses as hard as it can, which takes a minute for Kubernetes, so the result is cached by content: of the
+//! folder, the name, and [`RECIPE`]. A test holds the hash of a small one, so that nobody changes the writer, or the
+//! compressor under it, and forgets the number.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail};
+use hearth_api::extension::{Admitted, ExtensionError, ExtensionName};
+use hearth_api::names;
+use hearth_image::Uuid;
+use hearth_image::content::Content;
+use hearth_image::disk::{Partition, PartitionContent};
+use hearth_image::erofs::{CHUNK, Tree};
+use hearth_image::sealed::{Sealed, seal};
+use ring::digest::{Context as Digest, SHA256};
+
+use super::MIB;
+use crate::cache::Cache;
+use crate::command::check_interrupt;
+use crate::ui::Ui;
+
+/// Version of what a sealed folder looks like, part of the cache's key: to be raised when the same folder gives other bytes.
+const RECIPE: u32 = 1;
+
+/// The sealed file, in an entry of the cache.
+const FILE: &str = "partition";
+/// The word that admits it.
+const WORD: &str = "word";
+
+/// An extension that is asked for: `NAME` or `NAME=DIR`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Request {
+    name: ExtensionName,
+    folder: Option<PathBuf>,
+}
+
+impl FromStr for Request {
+    type Err = ExtensionError;
+
+    fn from_str(text: &str) -> Result<Request, ExtensionError> {
+        let (name, folder) = match text.split_once('=') {
+            Some((name, folder)) => (name, Some(folder.into())),
+            None => (text, None),
+        };
+        Ok(Request {
+            name: name.parse()?,
+            folder,
+        })
+    }
+}
+
+impl Request {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.name.as_str()
+    }
+
+    /// The extension, sealed where the cache does not have it.
+    pub fn ensure(&self, ui: &Ui) -> Result<Extension> {
+        let Some(folder) = &self.folder else {
+            bail!(
+                "nothing is known of an extension {0}: give its folder, --extension {0}=DIR",
+                self.name
+            );
+        };
+        cached(ui, &self.name, folder)
+    }
+}
+
+/// An extension that is sealed.
+#[derive(Debug, Clone)]
+pub struct Extension {
+    /// What the kernel's command line says of it.
+    pub admitted: Admitted,
+    /// The partition's bytes.
+    pub file: PathBuf,
+    /// Of what it was made.
+    folder: PathBuf,
+}
+
+impl Extension {
+    /// Its partition, in whole MiB.
+    pub fn partition(&self) -> Result<Partition> {
+        let content = Content::of_file(&self.file)
+            .with_context(|| format!("cannot use {}", self.file.display()))?;
+        Ok(Partition {
+            label: self.admitted.name.label(),
+            type_guid: Uuid::parse_str(names::EXTENSION_TYPE).context("the extensions' type")?,
+            size: content.length().next_multiple_of(MIB),
+            content: PartitionContent::Bytes(content),
+        })
+    }
+
+    /// The same once more, past the cache.
+    pub fn again(&self, ui: &Ui, into: &Path) -> Result<Extension> {
+        let name = &self.admitted.name;
+        let admitted = write(ui, name, &tree(&self.folder)?, &into.join(FILE))?;
+        Ok(Extension {
+            admitted,
+            file: into.join(FILE),
+            folder: self.folder.clone(),
+        })
+    }
+}
+
+fn cached(ui: &Ui, name: &ExtensionName, folder: &Path) -> Result<Extension> {
+    let cache = Cache::of_user("extension")?;
+    let tree = tree(folder)?;
+    let digest = tree
+        .digest()
+        .with_context(|| format!("cannot use {}", folder.display()))?;
+    let mut key = Digest::new(&SHA256);
+    key.update(&RECIPE.to_le_bytes());
+    key.update(&digest);
+    key.update(name.as_str().as_bytes());
+    let key = hex::encode(&key.finish().as_ref()[..16]);
+    let of_entry = |entry: PathBuf| -> Result<Extension> {
+        let word = entry.join(WORD);
+        let text =
+            fs::read_to_string(&word).with_context(|| format!("cannot read {}", word.display()))?;
+        Ok(Extension {
+            admitted: text.trim_end().parse()?,
+            file: entry.join(FILE),
+            folder: folder.to_owned(),
+        })
+    };
+    if let Some(entry) = cache.get(&key) {
+        return of_entry(entry);
+    }
+    let builder = cache.lock(ui)?;
+    // Whoever held the lock may have sealed just this.
+    if let Some(entry) = cache.get(&key) {
+        return of_entry(entry);
+    }
+    let scratch = builder.scratch()?;
+    let entry = scratch.path().join("entry");
+    fs::create_dir(&entry).with_context(|| format!("cannot create {}", entry.display()))?;
+    let admitted = write(ui, name, &tree, &entry.join(FILE))?;
+    hearth_image::output::write(&entry.join(WORD), format!("{admitted}\n").as_bytes())?;
+    of_entry(builder.publish(&entry, &key)?)
+}
+
+fn tree(folder: &Path) -> Result<Tree> {
+    Tree::of_folder(folder).with_context(|| format!("cannot use {}", folder.display()))
+}
+
+fn write(ui: &Ui, name: &ExtensionName, tree: &Tree, file: &Path) -> Result<Admitted> {
+    let task = ui.counted_task(format!("sealing extension {name}"), tree.length() / CHUNK);
+    let sealed = seal(tree, name.as_str(), file, &|_, _| {
+        task.step();
+        check_interrupt().is_ok()
+    });
+    check_interrupt()?;
+    let Sealed { root_hash, blocks } =
+        sealed.with_context(|| format!("cannot seal extension {name}"))?;
+    task.done();
+    Ok(Admitted {
+        name: name.clone(),
+        root_hash,
+        blocks,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_has_a_name_and_perhaps_a_folder() {
+        let request = |text: &str| text.parse::<Request>();
+        assert_eq!(request("kubernetes").unwrap().folder, None);
+        let with = request("a-1=/some/folder=1").unwrap();
+        assert_eq!(with.name(), "a-1");
+        assert_eq!(with.folder, Some("/some/folder=1".into()));
+        assert!(request("=x").is_err());
+        assert!(request("A").is_err());
+    }
+
+    /// If this fails because the writer or zstd has changed, [`RECIPE`] must be raised with the hash.
+    #[test]
+    fn the_same_folder_gives_the_bytes_that_this_recipe_gives() {
+        let folder = tempfile::tempdir().unwrap();
+        let text: Vec<u8> = (0..200_000_u32)
+            .flat_map(|n| (n / 7).to_le_bytes())
+            .collect();
+        fs::write(folder.path().join("text"), text).unwrap();
+        std::os::unix::fs::symlink("text", folder.path().join("link")).unwrap();
+        let ui = Ui::new(false);
+        let name = "small".parse().unwrap();
+        let file = folder.path().with_extension("sealed");
+        let admitted = write(&ui, &name, &tree(folder.path()).unwrap(), &file).unwrap();
+        fs::remove_file(file).unwrap();
+        assert_eq!(
+            (RECIPE, hex::encode(admitted.root_hash), admitted.blocks),
+            (
+                1,
+                "862957998126e619d94e8c04a915e8e0c23e35d1bcc09d2e31a44f9256b4aa38".to_owned(),
+                11
+            )
+        );
+    }
+}
