@@ -7,6 +7,9 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use hearth_api::client::Endpoint;
 use hearth_api::names::PORT_NODE_MANAGEMENT;
 
+/// Of URLs without one.
+const HTTPS: u16 = 443;
+
 /// Looks at and runs clusters of Hearth machines.
 #[derive(Debug, Parser)]
 #[command(name = "hearthctl", version, propagate_version = false)]
@@ -49,6 +52,9 @@ pub enum Command {
     /// The consensus behind the control plane
     #[command(subcommand)]
     Etcd(Etcd),
+    /// Kubernetes on the cluster
+    #[command(subcommand)]
+    Kubernetes(Kubernetes),
     /// The files with which a cluster is founded and owned
     #[command(subcommand)]
     Owner(Owner),
@@ -100,6 +106,67 @@ pub enum Cluster {
         #[command(flatten)]
         output: Output,
     },
+    /// What can be changed of a living cluster
+    #[command(subcommand)]
+    Configure(Configure),
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Configure {
+    /// Show the configuration
+    Get {
+        #[command(flatten)]
+        output: Output,
+    },
+    /// Change a setting; the others are decided when a cluster is founded
+    Set {
+        /// Which
+        #[arg(value_enum)]
+        setting: Setting,
+        /// To what, all at once: none empties it
+        #[arg(value_name = "VALUE")]
+        values: Vec<String>,
+        #[command(flatten)]
+        output: Output,
+    },
+}
+
+/// What of a living cluster can be changed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Setting {
+    /// Which labels of nodes Kubernetes' nodes bear, too: keys, or beginnings
+    /// of keys followed by "*"
+    SynchronizedLabels,
+}
+
+#[derive(Debug, Subcommand)]
+pub enum Kubernetes {
+    /// Print a file by which kubectl speaks with the cluster
+    ///
+    /// It holds no secret: kubectl calls this program for a certificate, as
+    /// the user of the present context, whenever it needs one.
+    Kubeconfig {
+        /// Write it to this file instead, for your eyes only. What was there
+        /// is replaced
+        #[arg(long, short, value_name = "FILE")]
+        output: Option<PathBuf>,
+        /// Where an API server is reached from here, such as
+        /// https://127.0.0.1:6443 [default: one that answers, by the routes
+        /// of the context]
+        #[arg(long, value_name = "URL", value_parser = server_url)]
+        server: Option<String>,
+        /// The name by which the API server proves itself [default: that of
+        /// the address; "kubernetes", which all have, if the address is not
+        /// the cluster's own]
+        #[arg(long, value_name = "NAME")]
+        tls_server_name: Option<String>,
+        /// Put a certificate and its private key into the file. They are good
+        /// for an hour
+        #[arg(long)]
+        embed: bool,
+    },
+    /// Print a certificate for kubectl, which calls this itself
+    Credential,
 }
 
 #[derive(Debug, Subcommand)]
@@ -414,6 +481,14 @@ fn label(text: &str) -> Result<(String, String), String> {
     }
 }
 
+/// https://HOST[:PORT]; what follows is left to API servers.
+fn server_url(text: &str) -> Result<String, String> {
+    let wrong = || "wanted https://HOST[:PORT]".to_owned();
+    let rest = text.strip_prefix("https://").ok_or_else(wrong)?;
+    Endpoint::parse(rest.trim_end_matches('/'), HTTPS).map_err(|_| wrong())?;
+    Ok(text.to_owned())
+}
+
 /// An endpoint whose default port is that of node management.
 fn node_endpoint(text: &str) -> Result<Endpoint, String> {
     Endpoint::parse(text, PORT_NODE_MANAGEMENT).map_err(|error| error.to_string())
@@ -428,6 +503,27 @@ mod tests {
     #[test]
     fn the_command_line_is_consistent() {
         Args::command().debug_assert();
+    }
+
+    #[test]
+    fn servers_are_reached_by_https() {
+        for right in [
+            "https://127.0.0.1:6443",
+            "https://[::1]:6443/",
+            "https://a.example",
+        ] {
+            assert_eq!(server_url(right), Ok(right.to_owned()));
+        }
+        for wrong in [
+            "",
+            "127.0.0.1:6443",
+            "http://a:1",
+            "https://",
+            "https://a b",
+            "https://a:0",
+        ] {
+            assert!(server_url(wrong).is_err(), "{wrong:?}");
+        }
     }
 
     #[test]

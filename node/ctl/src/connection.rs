@@ -1,5 +1,7 @@
 //! From the arguments to a channel.
 
+use std::path::PathBuf;
+
 use hearth_api::client::{Channel, Curators, Endpoint, Options};
 use hearth_api::identity::{NodeId, UserCredentials};
 use hearth_api::names::PORT_NODE_MANAGEMENT;
@@ -10,19 +12,25 @@ use crate::context::{Context, Contexts};
 use crate::failure::{Failure, Kind};
 
 /// Which cluster is meant, and who we are to it.
-struct Session {
-    name: String,
-    context: Context,
+pub struct Session {
+    /// Of the context.
+    pub name: String,
+    /// The context.
+    pub context: Context,
+    /// The contexts file.
+    pub file: PathBuf,
     credentials: UserCredentials,
 }
 
 impl Session {
-    fn new(global: &Global) -> Result<Self, Failure> {
+    /// Of the context that is meant.
+    pub fn new(global: &Global) -> Result<Self, Failure> {
         let contexts = Contexts::load(global.config.clone())?;
         let (name, context) = contexts.get(global.context.as_deref())?;
         Ok(Self {
             name: name.to_owned(),
             context: context.clone(),
+            file: contexts.path().to_owned(),
             credentials: contexts.credentials(name, context)?,
         })
     }
@@ -41,7 +49,11 @@ impl Session {
 
 /// A channel to the cluster that is meant, as the user that we are to it.
 pub fn open(global: &Global) -> Result<Channel, Failure> {
-    let session = Session::new(global)?;
+    open_session(global, &Session::new(global)?)
+}
+
+/// The same, of a session that is there already.
+pub fn open_session(global: &Global, session: &Session) -> Result<Channel, Failure> {
     let endpoints = match &global.endpoints[..] {
         [] => session.context.endpoints()?,
         given => given.to_vec(),

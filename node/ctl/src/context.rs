@@ -94,6 +94,11 @@ impl Contexts {
         files::write_private(&self.path, &json).map_err(|error| failed().because(error))
     }
 
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// All, by name.
     pub fn all(&self) -> &BTreeMap<String, Context> {
         &self.stored.contexts

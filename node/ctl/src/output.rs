@@ -14,7 +14,7 @@ mod consensus;
 mod log;
 
 pub use consensus::Consensus;
-pub use log::LogLine;
+pub use log::{LogLine, rfc3339};
 
 use crate::context::to_pem;
 pub use crate::table::printable as safe;
@@ -232,12 +232,62 @@ pub struct Cluster {
     directory: Vec<Member>,
 }
 
+/// How a cluster is set up.
 #[derive(Debug, Serialize)]
-struct Configuration {
+pub struct Configuration {
     cluster_domain: String,
     tpm_mode: String,
     storage_security_policy: String,
     cold_start_policy: String,
+    synchronized_labels: Vec<String>,
+}
+
+impl From<v1::ClusterConfiguration> for Configuration {
+    fn from(configuration: v1::ClusterConfiguration) -> Self {
+        Self {
+            cluster_domain: configuration.cluster_domain,
+            tpm_mode: word(
+                configuration.tpm_mode,
+                v1::TpmMode::as_str_name,
+                "TPM_MODE_",
+            ),
+            storage_security_policy: word(
+                configuration.storage_security_policy,
+                v1::StorageSecurityPolicy::as_str_name,
+                "STORAGE_SECURITY_POLICY_",
+            ),
+            cold_start_policy: word(
+                configuration.cold_start_policy,
+                v1::ColdStartPolicy::as_str_name,
+                "COLD_START_POLICY_",
+            ),
+            synchronized_labels: configuration
+                .kubernetes
+                .unwrap_or_default()
+                .synchronized_labels,
+        }
+    }
+}
+
+impl Configuration {
+    /// As text for people.
+    pub fn text(&self) -> String {
+        let labels = match &self.synchronized_labels[..] {
+            [] => "-".to_owned(),
+            patterns => printable(&patterns.join(" ")),
+        };
+        format!(
+            "domain            {}\n\
+             TPM mode          {}\n\
+             storage security  {}\n\
+             cold start        {}\n\
+             synced labels     {labels}\n",
+            printable(&self.cluster_domain),
+            self.tpm_mode,
+            self.storage_security_policy,
+            self.cold_start_policy,
+        )
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -249,7 +299,6 @@ struct Member {
 
 impl From<&v1::GetClusterInfoResponse> for Cluster {
     fn from(info: &v1::GetClusterInfoResponse) -> Self {
-        let configuration = info.configuration.clone().unwrap_or_default();
         let members = info
             .directory
             .as_ref()
@@ -260,24 +309,7 @@ impl From<&v1::GetClusterInfoResponse> for Cluster {
                 .map_or_else(|_| hex::encode(&info.cluster_id), |id| id.to_string()),
             version: info.version.clone(),
             ca_certificate: to_pem(&info.ca_certificate),
-            configuration: Configuration {
-                cluster_domain: configuration.cluster_domain,
-                tpm_mode: word(
-                    configuration.tpm_mode,
-                    v1::TpmMode::as_str_name,
-                    "TPM_MODE_",
-                ),
-                storage_security_policy: word(
-                    configuration.storage_security_policy,
-                    v1::StorageSecurityPolicy::as_str_name,
-                    "STORAGE_SECURITY_POLICY_",
-                ),
-                cold_start_policy: word(
-                    configuration.cold_start_policy,
-                    v1::ColdStartPolicy::as_str_name,
-                    "COLD_START_POLICY_",
-                ),
-            },
+            configuration: info.configuration.clone().unwrap_or_default().into(),
             directory: members.unwrap_or_default().iter().map(member).collect(),
         }
     }
@@ -298,22 +330,13 @@ fn member(node: &v1::cluster_directory::Node) -> Member {
 impl Cluster {
     /// As text for people.
     pub fn text(&self) -> String {
-        let Configuration {
-            cluster_domain,
-            tpm_mode,
-            storage_security_policy,
-            cold_start_policy,
-        } = &self.configuration;
         let mut text = format!(
             "cluster           {}\n\
-             domain            {}\n\
              version           {}\n\
-             TPM mode          {tpm_mode}\n\
-             storage security  {storage_security_policy}\n\
-             cold start        {cold_start_policy}\n\n",
+             {}\n",
             self.cluster_id,
-            printable(cluster_domain),
             printable(&self.version),
+            self.configuration.text(),
         );
         let mut table = Table::new(&["CONTROL PLANE", "ADDRESSES"]);
         for member in &self.directory {

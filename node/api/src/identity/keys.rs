@@ -5,7 +5,7 @@ use std::ops::Deref;
 
 use ed25519_dalek::Signer as _;
 use ed25519_dalek::pkcs8::spki::der::pem::LineEnding;
-use ed25519_dalek::pkcs8::{DecodePrivateKey, EncodePrivateKey};
+use ed25519_dalek::pkcs8::{DecodePrivateKey, EncodePrivateKey, KeypairBytes};
 use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use zeroize::Zeroizing;
 
@@ -144,6 +144,18 @@ impl SigningKey {
             .expect("a key in memory always has a PKCS #8 form")
     }
 
+    /// PKCS #8 in its first version, PEM: without the public half, for programs
+    /// that know no other form.
+    pub fn expose_plain_pkcs8_pem(&self) -> Zeroizing<String> {
+        let plain = KeypairBytes {
+            secret_key: self.0.to_bytes(),
+            public_key: None,
+        };
+        plain
+            .to_pkcs8_pem(LineEnding::LF)
+            .expect("a key in memory always has a PKCS #8 form")
+    }
+
     /// The form that rustls takes.
     pub fn to_private_key_der(&self) -> PrivateKeyDer<'static> {
         PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(self.expose_pkcs8_der().to_vec()))
@@ -223,6 +235,9 @@ mod tests {
             let key = SigningKey::from_seed(seed);
             prop_assert_eq!(*key.expose_seed(), seed);
             let again = SigningKey::from_pkcs8_der(&key.expose_pkcs8_der()).expect("PKCS #8");
+            prop_assert_eq!(*again.expose_seed(), seed);
+            let plain = key.expose_plain_pkcs8_pem();
+            let again = SigningKey::from_pkcs8_pem(&plain).expect("PKCS #8");
             prop_assert_eq!(*again.expose_seed(), seed);
             let public = PublicKey::try_from(&key.public().as_bytes()[..]);
             prop_assert_eq!(public, Ok(key.public()));

@@ -51,6 +51,9 @@ pub struct Script {
     pub configuration: ClusterConfiguration,
     /// For `GetClusterInfo`.
     pub directory: ClusterDirectory,
+    /// For `GetKubernetesAccess`: the API servers, and what stands for the
+    /// certificate of their CA.
+    pub kubernetes: Option<(Vec<String>, Vec<u8>)>,
     /// For `GetCACertificate`, the proof. None: it refuses.
     pub first_contact_secret: Option<FirstContactSecret>,
     /// For `GetCACertificate`, instead of the true answer: someone in between.

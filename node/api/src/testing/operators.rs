@@ -4,6 +4,7 @@ use futures::{StreamExt as _, stream};
 use tonic::{Request, Response, Status};
 
 use super::curator::{Answering, Answers};
+use crate::identity::PublicKey;
 use crate::v1::management_server::Management;
 use crate::v1::node_management_server::NodeManagement;
 use crate::v1::node_selector;
@@ -206,16 +207,33 @@ impl Management for Answering {
 
     async fn get_kubernetes_access(
         &self,
-        _: Request<GetKubernetesAccessRequest>,
+        request: Request<GetKubernetesAccessRequest>,
     ) -> Result<Response<GetKubernetesAccessResponse>, Status> {
-        Err(Status::unimplemented("GetKubernetesAccess"))
+        self.called("GetKubernetesAccess");
+        let key = PublicKey::try_from(&request.into_inner().public_key[..])
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        let Some((servers, ca_certificate)) = self.script().kubernetes.clone() else {
+            return Err(Status::failed_precondition("no node is a controller"));
+        };
+        Ok(Response::new(GetKubernetesAccessResponse {
+            certificate: self.cluster.user_certificate("owner", key).to_vec(),
+            ca_certificate,
+            servers,
+        }))
     }
 
     async fn configure_cluster(
         &self,
-        _: Request<ConfigureClusterRequest>,
+        request: Request<ConfigureClusterRequest>,
     ) -> Result<Response<ConfigureClusterResponse>, Status> {
-        Err(Status::unimplemented("ConfigureCluster"))
+        self.called("ConfigureCluster");
+        let mut script = self.script();
+        if let Some(kubernetes) = request.into_inner().kubernetes {
+            script.configuration.kubernetes = Some(kubernetes);
+        }
+        Ok(Response::new(ConfigureClusterResponse {
+            configuration: Some(script.configuration.clone()),
+        }))
     }
 }
 

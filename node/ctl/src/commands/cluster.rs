@@ -8,11 +8,14 @@ use hearth_api::escrow::{self, EscrowError};
 use hearth_api::first_contact::{self, FirstContactError};
 use hearth_api::identity::FirstContactSecret;
 use hearth_api::v1::management_client::ManagementClient;
-use hearth_api::v1::{GetClusterInfoRequest, GetRegisterTicketRequest};
+use hearth_api::v1::{
+    ConfigureClusterRequest, GetClusterInfoRequest, GetRegisterTicketRequest,
+    KubernetesConfiguration,
+};
 use hearth_api::{owner, tls};
 
 use super::{print, print_json};
-use crate::args::{Cluster, Form, Global};
+use crate::args::{Cluster, Configure, Form, Global, Setting};
 use crate::connection;
 use crate::context::Contexts;
 use crate::failure::{Failure, Kind};
@@ -27,6 +30,40 @@ pub async fn run(global: &Global, command: Cluster) -> Result<(), Failure> {
         } => take_ownership(global, &owner_key, &first_contact_secret, name).await,
         Cluster::Info { output } => info(global, output.form).await,
         Cluster::Ticket { rotate, output } => ticket(global, rotate, output.form).await,
+        Cluster::Configure(command) => configure(global, command).await,
+    }
+}
+
+async fn configure(global: &Global, command: Configure) -> Result<(), Failure> {
+    let mut management = ManagementClient::new(connection::open(global)?);
+    let (configuration, form) = match command {
+        Configure::Get { output } => {
+            let call = management.get_cluster_info(GetClusterInfoRequest {});
+            let info = within(global.timeout, call)
+                .await
+                .map_err(|status| Failure::call("get the cluster's configuration", status))?;
+            (info.into_inner().configuration, output.form)
+        }
+        Configure::Set {
+            setting: Setting::SynchronizedLabels,
+            values,
+            output,
+        } => {
+            let request = ConfigureClusterRequest {
+                kubernetes: Some(KubernetesConfiguration {
+                    synchronized_labels: values,
+                }),
+            };
+            let answer = within(global.timeout, management.configure_cluster(request))
+                .await
+                .map_err(|status| Failure::call("configure the cluster", status))?;
+            (answer.into_inner().configuration, output.form)
+        }
+    };
+    let configuration = output::Configuration::from(configuration.unwrap_or_default());
+    match form {
+        Form::Table => print(&configuration.text()),
+        Form::Json => print_json(&configuration),
     }
 }
 

@@ -3,6 +3,7 @@
 mod cluster;
 mod context;
 mod etcd;
+mod kubernetes;
 mod node;
 mod owner;
 
@@ -21,6 +22,7 @@ pub async fn run(args: Args) -> Result<(), Failure> {
         Command::Cluster(command) => cluster::run(&global, command).await,
         Command::Node(command) => node::run(&global, command).await,
         Command::Etcd(command) => etcd::run(&global, command).await,
+        Command::Kubernetes(command) => kubernetes::run(&global, command).await,
         Command::Owner(command) => owner::run(command),
         Command::Context(command) => context::run(&global, command),
         Command::Version => print(&format!("hearthctl {}\n", env!("CARGO_PKG_VERSION"))),

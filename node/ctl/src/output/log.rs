@@ -41,7 +41,7 @@ impl LogLine {
 }
 
 /// Unix time in milliseconds as a date, by the calendar's 400-year cycle.
-fn rfc3339(unix_ms: i64) -> String {
+pub fn rfc3339(unix_ms: i64) -> String {
     let (seconds, ms) = (unix_ms.div_euclid(1000), unix_ms.rem_euclid(1000));
     let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
     // Years that begin in March have their leap day at the end. 719468 days lie

@@ -20,20 +20,11 @@ pub const RENEW_BEFORE: Duration = Duration::from_secs(LIFETIME.as_secs() / 3);
 
 /// Only root of this machine.
 const PRIVATE: u32 = 0o600;
-/// Ed25519 in PKCS #8, version 1, before the 32 secret bytes. Version 2, which
-/// has the public half as well, is not read by everybody's tools.
-const PKCS8_ED25519: [u8; 16] = [
-    0x30, 0x2e, 0x02, 0x01, 0x00, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x04, 0x22, 0x04, 0x20,
-];
 
 /// A certificate in the form that Kubernetes' programs read.
 pub fn to_pem(certificate: &[u8]) -> String {
-    encode("CERTIFICATE", certificate)
-}
-
-fn encode(tag: &str, der: &[u8]) -> String {
     let lines = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
-    pem::encode_config(&pem::Pem::new(tag, der), lines)
+    pem::encode_config(&pem::Pem::new("CERTIFICATE", certificate), lines)
 }
 
 /// A private key in PEM. Wiped when dropped; does not print.
@@ -46,9 +37,7 @@ impl Pem {
     }
 
     fn of(key: &SigningKey) -> Self {
-        let seed = key.expose_seed();
-        let der = Zeroizing::new([&PKCS8_ED25519[..], &seed[..]].concat());
-        Self(Zeroizing::new(encode("PRIVATE KEY", &der)))
+        Self(key.expose_plain_pkcs8_pem())
     }
 
     /// The key itself, to be written for the program that uses it.

@@ -1,5 +1,7 @@
 //! The tool itself, as a process, against a curator on real sockets.
 
+mod kubernetes;
+
 use std::path::{Path, PathBuf};
 use std::process::{Output, Stdio};
 use std::sync::Arc;
@@ -208,6 +210,7 @@ async fn an_owner_takes_a_cluster_and_looks_at_it() {
             "tpm_mode": "DISABLED",
             "storage_security_policy": "NEEDS_INSECURE",
             "cold_start_policy": "UNSPECIFIED",
+            "synchronized_labels": [],
         })
     );
     let shown = f.ok(&["cluster", "info"]).await;

@@ -1,0 +1,230 @@
+//! `hearthctl kubernetes`: how kubectl gets to the cluster.
+//!
+//! The file for kubectl names an API server, the authority by which it proves
+//! itself, and this program: kubectl calls `hearthctl kubernetes credential`,
+//! which asks the control plane for a certificate for a key that it makes then
+//! and there. So the file is no secret, whoever loses access to the cluster
+//! loses it to Kubernetes within the hour, and nothing has to be renewed.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use hearth_api::client::{Endpoint, within};
+use hearth_api::identity::SigningKey;
+use hearth_api::names::PORT_KUBERNETES;
+use hearth_api::v1::management_client::ManagementClient;
+use hearth_api::v1::{GetKubernetesAccessRequest, GetKubernetesAccessResponse};
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+
+use super::{print, print_json};
+use crate::args::{Global, Kubernetes};
+use crate::connection::{self, Session};
+use crate::context::to_pem;
+use crate::failure::{Failure, Kind};
+use crate::{files, output};
+
+/// Of the answer to kubectl. The oldest that kubectl 1.20 knows, and not yet
+/// forgotten by the newest.
+const CREDENTIAL: &str = "client.authentication.k8s.io/v1beta1";
+/// A name of every API server, whatever its address.
+const ANY_API_SERVER: &str = "kubernetes";
+/// How long one of several API servers may take to take a connection.
+const KNOCK: Duration = Duration::from_secs(2);
+
+pub async fn run(global: &Global, command: Kubernetes) -> Result<(), Failure> {
+    match command {
+        Kubernetes::Kubeconfig {
+            output,
+            server,
+            tls_server_name,
+            embed,
+        } => {
+            let session = Session::new(global)?;
+            let access = Access::ask(global, &session).await?;
+            let server = match server {
+                Some(url) => Server { url, foreign: true },
+                None => access.server(global, &session).await?,
+            };
+            let user = match embed {
+                true => access.embedded(),
+                false => exec(global, &session)?,
+            };
+            let file = kubeconfig(&session.name, &access, &server, tls_server_name, user);
+            write(output.as_deref(), &file)
+        }
+        Kubernetes::Credential => {
+            let access = Access::ask(global, &Session::new(global)?).await?;
+            print_json(&access.credential()?)
+        }
+    }
+}
+
+/// What the control plane has given us.
+struct Access {
+    key: SigningKey,
+    given: GetKubernetesAccessResponse,
+}
+
+/// Where an API server is.
+struct Server {
+    url: String,
+    /// By another address than the cluster knows.
+    foreign: bool,
+}
+
+impl Access {
+    async fn ask(global: &Global, session: &Session) -> Result<Self, Failure> {
+        let key = SigningKey::generate();
+        let mut management = ManagementClient::new(connection::open_session(global, session)?);
+        let request = GetKubernetesAccessRequest {
+            public_key: key.public().as_bytes().to_vec(),
+        };
+        let given = within(global.timeout, management.get_kubernetes_access(request))
+            .await
+            .map_err(|status| Failure::call("get access to Kubernetes", status))?;
+        Ok(Self {
+            key,
+            given: given.into_inner(),
+        })
+    }
+
+    /// The first API server that takes a connection, or the first of all.
+    async fn server(&self, global: &Global, session: &Session) -> Result<Server, Failure> {
+        let mut first = None;
+        for url in &self.given.servers {
+            let wrong = || {
+                Failure::new(Kind::Cluster, "find an API server")
+                    .because(format!("the cluster names {:?}", output::safe(url)))
+                    .advise("name one with --server")
+            };
+            let own = url.strip_prefix("https://").ok_or_else(wrong)?;
+            let own = Endpoint::parse(own, PORT_KUBERNETES).map_err(|_| wrong())?;
+            let reached = session.context.reach(own.clone())?;
+            let server = Server {
+                url: format!("https://{reached}"),
+                foreign: reached != own,
+            };
+            let knock = TcpStream::connect(reached.to_string());
+            let bound = KNOCK.min(global.timeout);
+            if matches!(tokio::time::timeout(bound, knock).await, Ok(Ok(_))) {
+                return Ok(server);
+            }
+            first.get_or_insert(server);
+        }
+        let server = first.ok_or_else(|| {
+            Failure::new(Kind::Cluster, "find an API server").because("the cluster names none")
+        })?;
+        eprintln!(
+            "hearthctl: no API server can be reached from here: the file names {}; \
+             --server names another",
+            server.url
+        );
+        Ok(server)
+    }
+
+    fn certificate(&self) -> String {
+        to_pem(&self.given.certificate)
+    }
+
+    /// The user's part of the file, with the private key.
+    fn embedded(&self) -> Value {
+        json!({
+            "client-certificate-data": BASE64.encode(self.certificate()),
+            "client-key-data": BASE64.encode(self.key.expose_plain_pkcs8_pem().as_bytes()),
+        })
+    }
+
+    /// What kubectl is answered.
+    fn credential(&self) -> Result<Value, Failure> {
+        let wrong = || {
+            Failure::new(Kind::Cluster, "get access to Kubernetes")
+                .because("what the cluster has issued is no certificate")
+        };
+        let (_, certificate) =
+            x509_parser::parse_x509_certificate(&self.given.certificate).map_err(|_| wrong())?;
+        let end = certificate.validity().not_after.timestamp();
+        Ok(json!({
+            "apiVersion": CREDENTIAL,
+            "kind": "ExecCredential",
+            "status": {
+                "expirationTimestamp": output::rfc3339(end.saturating_mul(1000)),
+                "clientCertificateData": self.certificate(),
+                "clientKeyData": *self.key.expose_plain_pkcs8_pem(),
+            },
+        }))
+    }
+}
+
+/// The user's part of the file: how kubectl calls this program, as it was
+/// called itself.
+fn exec(global: &Global, session: &Session) -> Result<Value, Failure> {
+    let absolute = |path: &Path| -> Result<PathBuf, Failure> {
+        std::path::absolute(path).map_err(|error| {
+            Failure::new(Kind::Local, format!("find {}", path.display())).because(error)
+        })
+    };
+    let program = std::env::current_exe()
+        .map_err(|error| Failure::new(Kind::Local, "find this program").because(error))?;
+    let mut args = vec![
+        "--config".to_owned(),
+        absolute(&session.file)?.display().to_string(),
+        "--context".to_owned(),
+        session.name.clone(),
+        "--timeout".to_owned(),
+        format!("{}ms", global.timeout.as_millis()),
+    ];
+    for endpoint in &global.endpoints {
+        args.extend(["--endpoint".to_owned(), endpoint.to_string()]);
+    }
+    args.extend(["kubernetes".to_owned(), "credential".to_owned()]);
+    Ok(json!({
+        "exec": {
+            "apiVersion": CREDENTIAL,
+            "command": program.display().to_string(),
+            "args": args,
+            "interactiveMode": "Never",
+        },
+    }))
+}
+
+fn kubeconfig(
+    context: &str,
+    access: &Access,
+    server: &Server,
+    tls_server_name: Option<String>,
+    user: Value,
+) -> Value {
+    let name = format!("hearth-{context}");
+    let mut cluster = json!({
+        "server": server.url,
+        "certificate-authority-data": BASE64.encode(to_pem(&access.given.ca_certificate)),
+    });
+    let any = || server.foreign.then(|| ANY_API_SERVER.to_owned());
+    if let Some(proves) = tls_server_name.or_else(any) {
+        cluster["tls-server-name"] = proves.into();
+    }
+    json!({
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{ "name": name, "cluster": cluster }],
+        "users": [{ "name": name, "user": user }],
+        "contexts": [{ "name": name, "context": { "cluster": name, "user": name } }],
+        "current-context": name,
+    })
+}
+
+fn write(file: Option<&Path>, content: &Value) -> Result<(), Failure> {
+    let Some(path) = file else {
+        return print_json(content);
+    };
+    files::write_private(path, format!("{content:#}\n").as_bytes()).map_err(|error| {
+        Failure::new(Kind::Local, format!("write {}", path.display())).because(error)
+    })?;
+    print(&format!(
+        "kubectl --kubeconfig {} get nodes\n",
+        path.display()
+    ))
+}

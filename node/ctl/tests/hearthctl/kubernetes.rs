@@ -1,0 +1,198 @@
+//! Access to Kubernetes, and the configuration of the cluster.
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
+use hearth_api::identity::SigningKey;
+use tokio::net::TcpListener;
+
+use super::*;
+
+/// What stands for the certificate of Kubernetes' authority.
+const CA: &[u8] = b"the authority";
+
+fn with_servers(fixture: &Fixture, servers: &[&str]) -> Script {
+    let servers = servers.iter().map(|&s| s.to_owned()).collect();
+    Script {
+        kubernetes: Some((servers, CA.to_vec())),
+        ..fixture.script()
+    }
+}
+
+async fn start(fixture: &Fixture, servers: &[&str]) -> TestCurator {
+    let script = with_servers(fixture, servers);
+    let curator = TestCurator::start(&fixture.cluster, script, wall_clock()).await;
+    fixture.take_ownership(&curator).await;
+    curator
+}
+
+fn decoded(value: &Value) -> String {
+    let bytes = BASE64
+        .decode(value.as_str().expect("text"))
+        .expect("base64");
+    String::from_utf8(bytes).expect("text")
+}
+
+/// The public halves of a certificate's key and of a private key, PEM both.
+fn halves(certificate: &str, key: &str) -> (Vec<u8>, Vec<u8>) {
+    let (_, pem) = x509_parser::pem::parse_x509_pem(certificate.as_bytes()).expect("PEM");
+    let leaf = pem.parse_x509().expect("a certificate");
+    let certified = leaf.public_key().subject_public_key.data.to_vec();
+    let key = SigningKey::from_pkcs8_pem(key).expect("a key");
+    (certified, key.public().as_bytes().to_vec())
+}
+
+#[tokio::test]
+async fn kubectl_is_told_how_to_call_this_program() {
+    let fixture = Fixture::new();
+    let curator = start(&fixture, &["https://192.0.2.1:6443"]).await;
+    let file = fixture.path("folder/kubeconfig");
+    let kubeconfig = [
+        "kubernetes",
+        "kubeconfig",
+        "--server",
+        "https://127.0.0.1:7",
+    ];
+    let written = [&kubeconfig[..], &["--output", text(&file)]].concat();
+    let hint = fixture.ok(&written).await;
+    assert!(
+        hint.contains(&format!("--kubeconfig {}", file.display())),
+        "{hint}"
+    );
+    assert_eq!(
+        std::os::unix::fs::MetadataExt::mode(&std::fs::metadata(&file).expect("there")) & 0o777,
+        0o600
+    );
+    let content = std::fs::read_to_string(&file).expect("there");
+    let config: Value = serde_json::from_str(&content).expect("JSON");
+    assert_eq!(
+        config,
+        fixture.json(&kubeconfig).await,
+        "the same as printed"
+    );
+    assert!(!content.contains("PRIVATE"));
+    assert_eq!(config["current-context"], "hearth-test");
+    let cluster = &config["clusters"][0]["cluster"];
+    assert_eq!(cluster["server"], "https://127.0.0.1:7");
+    assert_eq!(cluster["tls-server-name"], "kubernetes");
+    let ca = decoded(&cluster["certificate-authority-data"]);
+    let (_, pem) = x509_parser::pem::parse_x509_pem(ca.as_bytes()).expect("PEM");
+    assert_eq!(pem.contents, CA);
+
+    // Called as the file says, from anywhere, it answers what kubectl wants.
+    let exec = &config["users"][0]["user"]["exec"];
+    let called = Command::new(exec["command"].as_str().expect("a program"))
+        .args(
+            exec["args"]
+                .as_array()
+                .expect("arguments")
+                .iter()
+                .map(|arg| arg.as_str().expect("text")),
+        )
+        .env_clear()
+        .current_dir("/")
+        .output()
+        .await
+        .expect("it runs");
+    assert!(called.status.success(), "{called:?}");
+    let credential: Value = serde_json::from_slice(&called.stdout).expect("JSON");
+    assert_eq!(credential["apiVersion"], exec["apiVersion"]);
+    assert_eq!(credential["kind"], "ExecCredential");
+    let status = &credential["status"];
+    let part = |name: &str| status[name].as_str().expect("text").to_owned();
+    let (certified, held) = halves(&part("clientCertificateData"), &part("clientKeyData"));
+    assert_eq!(certified, held);
+    assert!(part("expirationTimestamp").ends_with('Z'));
+    // A key for each use.
+    let again = fixture.json(&["kubernetes", "credential"]).await;
+    assert_ne!(again["status"]["clientKeyData"], status["clientKeyData"]);
+    drop(curator);
+}
+
+#[tokio::test]
+async fn an_embedded_certificate_stands_alone() {
+    let fixture = Fixture::new();
+    let _curator = start(&fixture, &["https://192.0.2.1:6443"]).await;
+    let args = [
+        "kubernetes",
+        "kubeconfig",
+        "--embed",
+        "--server",
+        "https://[::1]:7",
+    ];
+    let named = [&args[..], &["--tls-server-name", "localhost"]].concat();
+    let config = fixture.json(&named).await;
+    let cluster = &config["clusters"][0]["cluster"];
+    assert_eq!(cluster["tls-server-name"], "localhost");
+    let user = &config["users"][0]["user"];
+    assert!(user.get("exec").is_none());
+    let certificate = decoded(&user["client-certificate-data"]);
+    let (certified, held) = halves(&certificate, &decoded(&user["client-key-data"]));
+    assert_eq!(certified, held);
+}
+
+#[tokio::test]
+async fn the_server_is_one_that_answers_by_the_way_that_leads_there() {
+    let fixture = Fixture::new();
+    // A port at which nobody listens any more.
+    let closed = {
+        let gone = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+        gone.local_addr().expect("an address")
+    };
+    let routed = "https://10.77.0.11:6443";
+    let _curator = start(&fixture, &[&format!("https://{closed}"), routed]).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
+    let via = listener.local_addr().expect("an address").to_string();
+    fixture
+        .ok(&["context", "route", "10.77.0.11:6443", &via])
+        .await;
+    let config = fixture.json(&["kubernetes", "kubeconfig"]).await;
+    let cluster = &config["clusters"][0]["cluster"];
+    assert_eq!(cluster["server"], format!("https://{via}"));
+    assert_eq!(cluster["tls-server-name"], "kubernetes");
+}
+
+#[tokio::test]
+async fn who_has_no_kubernetes_is_told_what_to_do() {
+    let fixture = Fixture::new();
+    let curator = fixture.curator().await;
+    fixture.take_ownership(&curator).await;
+    for args in [["kubernetes", "kubeconfig"], ["kubernetes", "credential"]] {
+        let (code, said) = fixture.fails(&args).await;
+        assert_eq!(code, 1);
+        assert!(said.contains("no node is a controller"), "{said}");
+    }
+    let (code, said) = fixture
+        .fails(&["kubernetes", "kubeconfig", "--server", "http://127.0.0.1:1"])
+        .await;
+    assert_eq!(code, 2);
+    assert!(said.contains("wanted https://"), "{said}");
+}
+
+#[tokio::test]
+async fn what_can_be_configured_is_shown_and_set() {
+    let fixture = Fixture::new();
+    let curator = fixture.curator().await;
+    fixture.take_ownership(&curator).await;
+    let get = ["cluster", "configure", "get", "-o", "json"];
+    assert_eq!(fixture.json(&get).await["synchronized_labels"], json!([]));
+    let set = ["cluster", "configure", "set", "synchronized-labels"];
+    let printed = fixture.ok(&[&set[..], &["rack", "zone.*"]].concat()).await;
+    assert!(printed.contains("rack zone.*"), "{printed}");
+    let configuration = fixture.json(&get).await;
+    assert_eq!(
+        configuration["synchronized_labels"],
+        json!(["rack", "zone.*"])
+    );
+    assert_eq!(configuration["cluster_domain"], "cluster.internal");
+    let info = fixture.json(&["cluster", "info", "-o", "json"]).await;
+    assert_eq!(info["configuration"], configuration);
+    let emptied = fixture.json(&[&set[..], &["-o", "json"]].concat()).await;
+    assert_eq!(emptied["synchronized_labels"], json!([]));
+    assert_eq!(
+        fixture
+            .fails(&["cluster", "configure", "set", "domain"])
+            .await
+            .0,
+        2
+    );
+}
