@@ -1,5 +1,6 @@
-//! Generates the client of etcd from `proto/etcd.proto`. protox compiles it in
-//! this process, so that a build needs no `protoc`.
+//! Generates the client of etcd from `proto/etcd.proto`, and the server by which
+//! some of it is passed on. protox compiles it in this process, so that a build
+//! needs no `protoc`.
 
 use std::error::Error;
 
@@ -7,7 +8,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
     let descriptors = protox::compile(["etcd.proto"], ["proto"])?;
     tonic_prost_build::configure()
-        .build_server(false)
         .build_transport(false)
         .compile_fds(descriptors)?;
     Ok(())

@@ -44,17 +44,21 @@ pub enum ConsensusUser {
     Curator,
     /// The certificate authorities of Kubernetes.
     KubernetesPki,
+    /// What API servers keep, by the one way in that is not a
+    /// [`NamespacedClient`]: see [`confined`](super::confined).
+    Kubernetes,
 }
 
 impl ConsensusUser {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Curator, Self::KubernetesPki];
+    pub const ALL: [Self; 3] = [Self::Curator, Self::KubernetesPki, Self::Kubernetes];
 
     /// The name in its prefix.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Curator => "curator",
             Self::KubernetesPki => "kubernetes-pki",
+            Self::Kubernetes => "kubernetes",
         }
     }
 }
@@ -256,6 +260,11 @@ impl NamespacedClient {
         }
     }
 
+    /// What stands before every key.
+    pub(super) fn prefix(&self) -> &Arc<str> {
+        &self.prefix
+    }
+
     pub(super) fn absolute(&self, key: &str) -> Vec<u8> {
         [self.prefix.as_bytes(), key.as_bytes()].concat()
     }
@@ -327,6 +336,7 @@ impl NamespacedClient {
                 range_end: range_end.clone(),
                 limit: PAGE,
                 revision: listing.revision,
+                ..Default::default()
             };
             let page = self.step(WHAT, kv.range(request)).await?;
             if listing.revision == 0 {
@@ -358,6 +368,7 @@ impl NamespacedClient {
                 range_end: successor(&key),
                 key,
                 start_revision: from_revision,
+                ..Default::default()
             })),
         };
         let mut client =
@@ -467,7 +478,7 @@ impl Changes {
 }
 
 /// The first key after all that begin with `prefix`.
-fn successor(prefix: &[u8]) -> Vec<u8> {
+pub(super) fn successor(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
         if last < u8::MAX {

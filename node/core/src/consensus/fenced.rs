@@ -145,9 +145,11 @@ impl NamespacedClient {
                     key: self.absolute(&key),
                     value,
                     lease: lease.map_or(0, Lease::id),
+                    ..Default::default()
                 }),
                 Operation::Delete { key } => Request::RequestDeleteRange(DeleteRangeRequest {
                     key: self.absolute(&key),
+                    ..Default::default()
                 }),
             })
             .map(operation)
@@ -158,9 +160,12 @@ impl NamespacedClient {
         })));
 
         let mut kv = self.kv();
-        let answer = self
-            .step(WHAT, kv.txn(TxnRequest { compare, success }))
-            .await?;
+        let request = TxnRequest {
+            compare,
+            success,
+            ..Default::default()
+        };
+        let answer = self.step(WHAT, kv.txn(request)).await?;
         if !answer.succeeded {
             return Err(WriteError::Conflict);
         }

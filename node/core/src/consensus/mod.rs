@@ -4,7 +4,9 @@
 //! clients it talks on a unix socket in a directory of root's alone. Nobody in
 //! the node opens that socket but this module: parts of the node get a
 //! [`NamespacedClient`] that is shut into the prefix of one [`ConsensusUser`],
-//! and writes go through [`fenced`] only.
+//! and writes go through [`fenced`] only. The API server of Kubernetes, which is
+//! no part of the node and speaks etcd's own language, has a prefix of its own
+//! in the same way, by a server that passes its calls on: [`confined`].
 //!
 //! Why a child process and not the store in our own: etcd's panics end etcd,
 //! not the node, and its memory and descriptors are its own.
@@ -17,6 +19,7 @@
 //! a port.
 
 mod client;
+pub mod confined;
 pub mod fenced;
 mod log;
 mod members;
