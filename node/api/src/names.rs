@@ -40,6 +40,9 @@ pub const SERVICE_DNS: &str = "10.224.0.10";
 /// Under which services and pods have names.
 pub const KUBERNETES_DOMAIN: &str = "cluster.local";
 
+/// Bytes of the message of a node's condition, which has no control characters.
+pub const LONGEST_CONDITION: usize = 1024;
+
 /// The extension with Kubernetes' programs.
 pub const EXTENSION_KUBERNETES: &str = "kubernetes";
 /// Partition type of an extension.

@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use hearth_api::chain;
 use hearth_api::console::{Milestone, Report};
+use hearth_api::names::EXTENSION_KUBERNETES;
 use hearth_api::tls;
 use hearth_base::event;
 use hearth_base::logtree::{self, Entry, LogTree, Severity};
@@ -341,6 +342,7 @@ fn start_cluster_parts(
         cluster_state: node.cluster_state.clone(),
         extensions,
     });
+    let can_run_kubernetes = inputs.extensions.get(EXTENSION_KUBERNETES).is_ok();
     ctx.run("role", move |ctx| roles::run(ctx, inputs.clone()))?;
     let parts = Arc::new(rejoin::Parts {
         root: node.root.clone(),
@@ -364,6 +366,7 @@ fn start_cluster_parts(
         ))),
         lifetime: pki::Lifetime::since_build(node.image.build_time),
         tpm_is_present: driver::tpm_is_present(),
+        can_run_kubernetes,
         report: Arc::new(report),
         address,
         founded,

@@ -39,8 +39,41 @@ pub struct Node {
     storage_security: String,
     tpm_usage: String,
     heartbeat_age_ms: Option<u64>,
+    /// How the roles stand that can be held and not met, as the node says.
+    conditions: Vec<Condition>,
     /// It is on its way out of service.
     decommissioning: bool,
+}
+
+/// One thing that holds of a node, or does not.
+#[derive(Clone, Debug, Serialize)]
+pub struct Condition {
+    r#type: String,
+    met: bool,
+    /// One word; empty when met.
+    reason: String,
+    message: String,
+}
+
+impl From<&v1::NodeCondition> for Condition {
+    fn from(condition: &v1::NodeCondition) -> Self {
+        Self {
+            r#type: condition.r#type.clone(),
+            met: condition.met,
+            reason: condition.reason.clone(),
+            message: condition.message.clone(),
+        }
+    }
+}
+
+impl Condition {
+    fn text(&self) -> String {
+        match (self.met, &self.message[..]) {
+            (true, _) => format!("{}: met", self.r#type),
+            (false, "") => format!("{}: {}", self.r#type, self.reason),
+            (false, message) => format!("{}: {}: {message}", self.r#type, self.reason),
+        }
+    }
 }
 
 /// A node after a change.
@@ -123,6 +156,9 @@ impl From<&v1::Node> for Node {
             ),
             tpm_usage: word(node.tpm_usage, v1::TpmUsage::as_str_name, "TPM_USAGE_"),
             heartbeat_age_ms: node.heartbeat_age_ms,
+            conditions: status
+                .map(|status| status.conditions.iter().map(Condition::from).collect())
+                .unwrap_or_default(),
             decommissioning: node.decommissioning,
         }
     }
@@ -175,6 +211,10 @@ impl Node {
                 value => printable(value),
             };
             text.push_str(&format!("{name:16}  {value}\n"));
+        }
+        for condition in &self.conditions {
+            let value = printable(&condition.text());
+            text.push_str(&format!("{:16}  {value}\n", "condition"));
         }
         text
     }

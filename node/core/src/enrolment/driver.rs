@@ -79,6 +79,9 @@ pub struct Parts<M, A> {
     pub lifetime: pki::Lifetime,
     /// Whether there is a TPM; see [`tpm_is_present`].
     pub tpm_is_present: bool,
+    /// Whether the image has what Kubernetes' roles need: a first node that
+    /// was told no roles holds them then.
+    pub can_run_kubernetes: bool,
     /// The console.
     pub report: Reporter,
     /// Will be read.
@@ -341,7 +344,7 @@ where
             first_contact_secret: bootstrap.first_contact_secret.clone(),
             recovery_recipient: bootstrap.recovery_recipient,
             configuration: bootstrap.configuration.clone(),
-            roles: bootstrap.roles,
+            roles: bootstrap.roles(self.can_run_kubernetes),
             labels: bootstrap.labels.clone(),
         }
     }

@@ -74,6 +74,7 @@ impl Machine {
             ))),
             lifetime: pki::Lifetime::since_build(std::time::SystemTime::now()),
             tpm_is_present: false,
+            can_run_kubernetes: false,
             report: {
                 let reports = reports.clone();
                 Arc::new(move |report| reports.lock().unwrap().push(report.clone()))

@@ -30,8 +30,9 @@ pub struct Bootstrap {
     pub storage_security: StorageSecurity,
     /// As in the configuration.
     pub cold_start_policy: ColdStartPolicy,
-    /// Of the first node; consensus member at least.
-    pub roles: NodeRoles,
+    /// Of the first node; consensus member at least. `None`: what its image can
+    /// run.
+    pub roles: Option<NodeRoles>,
     /// Of the first node.
     pub labels: Vec<Label>,
 }
@@ -199,12 +200,21 @@ fn cluster_domain(name: String) -> Result<String, Problem> {
     }
 }
 
-fn roles(roles: Option<NodeRoles>) -> Result<NodeRoles, Problem> {
-    let Some(roles) = roles else {
-        return Ok(NodeRoles {
+impl Bootstrap {
+    /// Those of the first node, whose image can run Kubernetes, or cannot.
+    pub fn roles(&self, can_run_kubernetes: bool) -> NodeRoles {
+        self.roles.unwrap_or(NodeRoles {
             consensus_member: Some(node_roles::ConsensusMember::default()),
-            ..NodeRoles::default()
-        });
+            kubernetes_controller: can_run_kubernetes
+                .then_some(node_roles::KubernetesController {}),
+            kubernetes_worker: can_run_kubernetes.then_some(node_roles::KubernetesWorker {}),
+        })
+    }
+}
+
+fn roles(roles: Option<NodeRoles>) -> Result<Option<NodeRoles>, Problem> {
+    let Some(roles) = roles else {
+        return Ok(None);
     };
     let field = |name: &str| format!("cluster_bootstrap.initial_roles.{name}");
     match roles.consensus_member {
@@ -224,22 +234,7 @@ fn roles(roles: Option<NodeRoles>) -> Result<NodeRoles, Problem> {
             ));
         }
     }
-    for (name, present) in [
-        (
-            "kubernetes_controller",
-            roles.kubernetes_controller.is_some(),
-        ),
-        ("kubernetes_worker", roles.kubernetes_worker.is_some()),
-    ] {
-        if present {
-            return Err(Problem::unwanted(
-                field(name),
-                "no Kubernetes role, as this image cannot run them",
-                "one",
-            ));
-        }
-    }
-    Ok(roles)
+    Ok(Some(roles))
 }
 
 fn unknown_value(field: String, value: i32) -> Problem {

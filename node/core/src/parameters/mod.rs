@@ -20,7 +20,7 @@
 //! | TPM mode | BEST_EFFORT |
 //! | storage security policy | NEEDS_ENCRYPTION |
 //! | cold-start policy | NONE |
-//! | roles of the first node | consensus member |
+//! | roles of the first node | consensus member, and both of Kubernetes if the image can run them |
 //! | network | DHCP |
 //!
 //! This release seals nothing by a TPM and cold-starts no encrypted cluster: TPM

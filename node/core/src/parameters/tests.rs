@@ -122,8 +122,15 @@ fn what_is_unset_has_a_default() {
         ColdStartPolicy::None
     );
     assert_eq!(bootstrap.storage_security, StorageSecurity::Encrypted);
-    assert!(bootstrap.roles.consensus_member.is_some());
-    assert!(bootstrap.roles.kubernetes_worker.is_none());
+    assert_eq!(bootstrap.roles, None);
+    let held = |can_run_kubernetes| {
+        let roles = bootstrap.roles(can_run_kubernetes);
+        let kubernetes = (roles.kubernetes_controller, roles.kubernetes_worker);
+        assert_eq!(roles.consensus_member, Some(Default::default()));
+        (kubernetes.0.is_some(), kubernetes.1.is_some())
+    };
+    assert_eq!(held(false), (false, false));
+    assert_eq!(held(true), (true, true));
     assert_eq!(parameters.network, None);
     assert_eq!(parameters.wipe, None);
 }
@@ -243,18 +250,6 @@ fn each_field_that_will_not_do_is_named() {
             refused_bootstrap(|b| b.initial_roles = Some(NodeRoles::default())),
             "cluster_bootstrap.initial_roles.consensus_member: wanted this role, as the first \
              node keeps the cluster's records, found nothing"
-                .into(),
-        ),
-        (
-            refused_bootstrap(|b| {
-                b.initial_roles = Some(NodeRoles {
-                    consensus_member: Some(node_roles::ConsensusMember::default()),
-                    kubernetes_worker: Some(node_roles::KubernetesWorker {}),
-                    ..NodeRoles::default()
-                });
-            }),
-            "cluster_bootstrap.initial_roles.kubernetes_worker: wanted no Kubernetes role, as \
-             this image cannot run them, found one"
                 .into(),
         ),
         (

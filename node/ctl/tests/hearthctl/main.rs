@@ -150,6 +150,12 @@ fn node(id: &str, health: NodeHealth) -> v1::Node {
             version: "1.2.3".into(),
             boot_id: "boot".into(),
             cluster_state: ClusterState::Home.into(),
+            conditions: vec![v1::NodeCondition {
+                r#type: "KubernetesWorker".into(),
+                met: false,
+                reason: "NotInstalled".into(),
+                message: "no such extension".into(),
+            }],
             ..NodeStatus::default()
         }),
         health: health.into(),
@@ -193,6 +199,12 @@ async fn an_owner_takes_a_cluster_and_looks_at_it() {
             "storage_security": "INSECURE",
             "tpm_usage": "NOT_PRESENT",
             "heartbeat_age_ms": 40,
+            "conditions": [{
+                "type": "KubernetesWorker",
+                "met": false,
+                "reason": "NotInstalled",
+                "message": "no such extension",
+            }],
             "decommissioning": false,
         }])
     );
@@ -469,6 +481,8 @@ async fn a_machine_is_approved_by_any_name_that_means_it_alone() {
     assert_eq!(code, 1);
     assert!(why.contains("hearth-a1, hearth-a2"), "{why}");
     let shown = f.ok(&["node", "describe", "a1"]).await;
+    let condition = "condition         KubernetesWorker: NotInstalled: no such extension\n";
+    assert!(shown.ends_with(condition), "{shown}");
     for line in [
         "node              hearth-a1\n",
         "labels            zone=a\n",

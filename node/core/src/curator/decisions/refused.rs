@@ -135,9 +135,18 @@ pub enum Refused {
     /// It leaves consensus at the moment.
     #[error("{0} is leaving consensus: wait until it has left")]
     Leaving(NodeId),
-    /// A role that this image cannot run.
-    #[error("{0}: this release cannot run Kubernetes")]
-    NoKubernetes(&'static str),
+    /// A controller would have no etcd beside it.
+    #[error(
+        "{0} is no consensus member, and is not about to become one, as a Kubernetes controller \
+         must be: give it consensus-member in the same call, or before"
+    )]
+    ControllerAlone(NodeId),
+    /// The same, once it has none any more.
+    #[error(
+        "{0} is a Kubernetes controller, which must be a consensus member: take \
+         kubernetes-controller from it in the same call, or before"
+    )]
+    ControllerStill(NodeId),
     /// It has roles.
     #[error(
         "{0} has, or is about to get, roles: take them away or decommission it first, or delete \
@@ -207,7 +216,8 @@ impl Refused {
             | Self::State { .. }
             | Self::Decommissioning(_)
             | Self::Leaving(_)
-            | Self::NoKubernetes(_)
+            | Self::ControllerAlone(_)
+            | Self::ControllerStill(_)
             | Self::HasRoles(_)
             | Self::NotDecommissioned(_)
             | Self::NoMember(_)

@@ -5,6 +5,7 @@
 //! been acted upon can be taken back; one that may have been is seen through.
 
 use hearth_api::v1::NodeState;
+use hearth_api::v1::node_roles::{KubernetesController, KubernetesWorker};
 
 use super::{
     FoundNode, Refused, put,
@@ -46,23 +47,57 @@ impl Outcome {
     }
 }
 
-/// Decides about roles.
+/// Decides about roles. Of a wish that cannot be granted whole nothing is done.
 pub fn update(wish: Wish, found: &FoundNode) -> Result<Outcome, Refused> {
     let node = &found.full.content.node;
-    for (field, wanted) in [
-        ("kubernetes_controller", wish.kubernetes_controller),
-        ("kubernetes_worker", wish.kubernetes_worker),
-    ] {
-        if wanted == Some(true) {
-            return Err(Refused::NoKubernetes(field));
+    let gives = [
+        wish.consensus_member,
+        wish.kubernetes_controller,
+        wish.kubernetes_worker,
+    ];
+    wants_up(node)?;
+    if node.decommissioning && (wish.consensus_member.is_some() || gives.contains(&Some(true))) {
+        return Err(Refused::Decommissioning(node.id));
+    }
+    let mut full = found.full.content.clone();
+    let roles = &mut full.node.roles;
+    if let Some(held) = wish.kubernetes_controller {
+        roles.kubernetes_controller = held.then_some(KubernetesController {});
+    }
+    if let Some(held) = wish.kubernetes_worker {
+        roles.kubernetes_worker = held.then_some(KubernetesWorker {});
+    }
+    if roles.kubernetes_controller.is_some() {
+        if wish.consensus_member == Some(false) {
+            return Err(Refused::ControllerStill(node.id));
+        }
+        if wish.kubernetes_controller == Some(true) && !stays_member(wish, found) {
+            return Err(Refused::ControllerAlone(node.id));
         }
     }
-    wants_up(node)?;
-    match wish.consensus_member {
-        Some(_) if node.decommissioning => Err(Refused::Decommissioning(node.id)),
-        Some(true) => join(found),
-        Some(false) => Ok(leave(found)),
-        None => Ok(Outcome::as_it_is(found.intent.is_some())),
+    let consensus = match wish.consensus_member {
+        Some(true) => join(found)?,
+        Some(false) => leave(found),
+        None => Outcome::as_it_is(false),
+    };
+    if full.node.roles == node.roles {
+        return Ok(consensus);
+    }
+    let write = consensus.write.unwrap_or_else(|| found.all_unchanged());
+    Ok(Outcome {
+        write: Some(put(write, &full)),
+        ..consensus
+    })
+}
+
+/// Whether the node is a consensus member, or is about to become one, once the
+/// wish is granted. An API server is of use nowhere else.
+fn stays_member(wish: Wish, found: &FoundNode) -> bool {
+    let is_member = found.full.content.node.roles.consensus_member.is_some();
+    match found.intent.as_ref().map(|intent| intent.content.wanted) {
+        Some(Wanted::Leave { .. }) => false,
+        Some(Wanted::Join { .. }) => true,
+        None => is_member || wish.consensus_member == Some(true),
     }
 }
 
@@ -133,6 +168,8 @@ pub fn decommission(found: &FoundNode) -> Result<Outcome, Refused> {
         });
     }
     full.node.decommissioning = true;
+    full.node.roles.kubernetes_controller = None;
+    full.node.roles.kubernetes_worker = None;
     let write = want(found, Wanted::Leave { decommission: true });
     Ok(Outcome {
         write: Some(put(write, &full)),

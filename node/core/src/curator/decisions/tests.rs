@@ -12,7 +12,7 @@ use hearth_api::{
     identity::{ClusterUnlockKey, NodeId, PublicKey, SigningKey},
     v1::{
         ClusterConfiguration, NodeRoles, NodeState, StorageSecurity, TpmUsage,
-        node_roles::ConsensusMember,
+        node_roles::{ConsensusMember, KubernetesController, KubernetesWorker},
     },
 };
 use proptest::prelude::*;
@@ -58,6 +58,8 @@ enum Request {
     Commit { machine: u8, unlock: u8 },
     Join { join: u8 },
     Role { machine: u8, wanted: bool },
+    Controller { machine: u8, wanted: bool },
+    Worker { machine: u8, wanted: bool },
     Decommission(u8),
     Delete { machine: u8, bypass: bool },
     Lead(u8, Lead),
@@ -204,6 +206,20 @@ fn decide(records: &Records, request: Request) -> Result<Option<Write>, Refused>
             };
             Ok(roles::update(wish, &found(machine)?)?.write)
         }
+        Request::Controller { machine, wanted } => {
+            let wish = Wish {
+                kubernetes_controller: Some(wanted),
+                ..Default::default()
+            };
+            Ok(roles::update(wish, &found(machine)?)?.write)
+        }
+        Request::Worker { machine, wanted } => {
+            let wish = Wish {
+                kubernetes_worker: Some(wanted),
+                ..Default::default()
+            };
+            Ok(roles::update(wish, &found(machine)?)?.write)
+        }
         Request::Decommission(machine) => Ok(roles::decommission(&found(machine)?)?.write),
         Request::Delete { machine, bypass } => {
             let bypass = Bypass {
@@ -329,6 +345,8 @@ struct Reference {
     membership: Membership,
     /// It has the role.
     role: bool,
+    controller: bool,
+    worker: bool,
 }
 
 type Machines = [Reference; MACHINES as usize];
@@ -372,6 +390,23 @@ fn expected(machines: &Machines, request: Request) -> Result<(), Code> {
         Request::Role { machine, wanted } => match (operator(machine)?, of(machine).membership) {
             (Up, Membership::Leaving { decommission: true }) => Err(Code::FailedPrecondition),
             (Up, Membership::Leaving { .. }) if wanted => Err(Code::FailedPrecondition),
+            (Up, _) if !wanted && of(machine).controller => Err(Code::FailedPrecondition),
+            (Up, _) => Ok(()),
+            _ => Err(Code::FailedPrecondition),
+        },
+        Request::Controller { machine, wanted } => {
+            match (operator(machine)?, of(machine).membership) {
+                (Up, Membership::None | Membership::Leaving { .. }) if wanted => {
+                    Err(Code::FailedPrecondition)
+                }
+                (Up, _) => Ok(()),
+                _ => Err(Code::FailedPrecondition),
+            }
+        }
+        Request::Worker { machine, wanted } => match (operator(machine)?, of(machine).membership) {
+            (Up, Membership::Leaving { decommission: true }) if wanted => {
+                Err(Code::FailedPrecondition)
+            }
             (Up, _) => Ok(()),
             _ => Err(Code::FailedPrecondition),
         },
@@ -394,6 +429,8 @@ fn happened(machines: &mut Machines, request: Request) {
         | Request::Approve(machine)
         | Request::Commit { machine, .. }
         | Request::Role { machine, .. }
+        | Request::Controller { machine, .. }
+        | Request::Worker { machine, .. }
         | Request::Decommission(machine)
         | Request::Delete { machine, .. }
         | Request::Lead(machine, _) => machine,
@@ -426,6 +463,14 @@ fn after(m: Reference, request: Request) -> Reference {
                 ..out(m)
             };
         }
+        (Request::Controller { wanted, .. }, Life::Up, _) if wanted != m.controller => {
+            let controller = wanted;
+            return Reference { controller, ..m };
+        }
+        (Request::Worker { wanted, .. }, Life::Up, _) if wanted != m.worker => {
+            let worker = wanted;
+            return Reference { worker, ..m };
+        }
         (Request::Approve(_), Life::New, old) => (Life::Standby, old, m.role),
         (Request::Role { wanted: true, .. }, Life::Up, Membership::None) => {
             (Life::Up, Membership::Wanted, false)
@@ -436,7 +481,14 @@ fn after(m: Reference, request: Request) -> Reference {
         (Request::Role { wanted: false, .. }, Life::Up, Membership::Added | Membership::Voter) => {
             (Life::Up, leaving(false), true)
         }
-        (Request::Decommission(_), Life::Up, _) if m.role => (Life::Up, leaving(true), true),
+        (Request::Decommission(_), Life::Up, _) if m.role => {
+            return Reference {
+                membership: leaving(true),
+                controller: false,
+                worker: false,
+                ..m
+            };
+        }
         (Request::Decommission(_), Life::Up, _) => return out(m),
         (Request::Lead(_, Lead::Add), Life::Up, Membership::Wanted) => {
             (Life::Up, Membership::Added, true)
@@ -506,8 +558,15 @@ fn check(records: &Records, machines: &Machines) {
             consensus_member: reference
                 .role
                 .then_some(ConsensusMember { member_id: MEMBER }),
-            ..Default::default()
+            kubernetes_controller: reference.controller.then_some(KubernetesController {}),
+            kubernetes_worker: reference.worker.then_some(KubernetesWorker {}),
         };
+        // An API server is nowhere else.
+        let on_its_way = !matches!(
+            reference.membership,
+            Membership::None | Membership::Leaving { .. }
+        );
+        assert!(on_its_way || !reference.controller, "machine {machine}");
         assert_eq!(full.node.roles, roles, "machine {machine}");
         let intent = found.as_ref().and_then(|found| found.intent.as_ref());
         let wanted = match reference.membership {
@@ -543,6 +602,10 @@ fn request() -> impl Strategy<Value = Request> {
         2 => (0..=MACHINES).prop_map(|join| Request::Join { join }),
         5 => (machine(), any::<bool>())
             .prop_map(|(machine, wanted)| Request::Role { machine, wanted }),
+        3 => (machine(), any::<bool>())
+            .prop_map(|(machine, wanted)| Request::Controller { machine, wanted }),
+        2 => (machine(), any::<bool>())
+            .prop_map(|(machine, wanted)| Request::Worker { machine, wanted }),
         1 => machine().prop_map(Request::Decommission),
         1 => (machine(), any::<bool>())
             .prop_map(|(machine, bypass)| Request::Delete { machine, bypass }),
@@ -640,6 +703,10 @@ fn the_model_goes_all_the_way() {
         },
         Request::Lead(machine, Lead::Add),
         Request::Lead(machine, Lead::Promote),
+        Request::Controller {
+            machine,
+            wanted: true,
+        },
         Request::Decommission(machine),
         Request::Lead(machine, Lead::Remove),
         Request::Delete {
@@ -650,6 +717,7 @@ fn the_model_goes_all_the_way() {
     let lives = [
         Life::New,
         Life::Standby,
+        Life::Up,
         Life::Up,
         Life::Up,
         Life::Up,
@@ -701,4 +769,49 @@ fn only_so_many_wait() {
         refused.map(|refused| refused.code()),
         Some(Code::ResourceExhausted)
     );
+}
+
+/// One call may ask for several roles, and gets all of them or none.
+#[test]
+fn roles_are_granted_together_or_not_at_all() {
+    let machine = 0;
+    let mut records = blank();
+    let ask = |records: &mut Records, request| {
+        let write = decide(records, request).expect("granted").expect("news");
+        assert!(records.apply(&write));
+    };
+    let (join, unlock) = (0, 1);
+    ask(&mut records, Request::Register { machine, join });
+    ask(&mut records, Request::Approve(machine));
+    ask(&mut records, Request::Commit { machine, unlock });
+    let update = |records: &Records, wish| {
+        let found = records.find(id(machine)).expect("it is there");
+        roles::update(wish, &found).map(|outcome| (outcome.write, outcome.pending))
+    };
+    let wish = |consensus_member, kubernetes_controller| Wish {
+        consensus_member,
+        kubernetes_controller,
+        kubernetes_worker: Some(true),
+    };
+    let refused = update(&records, wish(None, Some(true))).err();
+    let refused = refused.map(|refused| refused.to_string());
+    assert!(refused.is_some_and(|why| why.contains("in the same call")));
+
+    let (write, pending) = update(&records, wish(Some(true), Some(true))).expect("granted");
+    assert!(pending && records.apply(&write.expect("news")));
+    let found = records.find(id(machine)).expect("it is there");
+    let roles = found.full.content.node.roles;
+    assert!(roles.kubernetes_controller.is_some() && roles.kubernetes_worker.is_some());
+    assert!(found.intent.is_some());
+    // The same again is no news.
+    let again = update(&records, wish(Some(true), Some(true))).expect("granted");
+    assert!(again.0.is_none() && again.1);
+
+    assert!(update(&records, wish(Some(false), None)).is_err());
+    let (write, pending) = update(&records, wish(Some(false), Some(false))).expect("granted");
+    assert!(!pending && records.apply(&write.expect("news")));
+    let found = records.find(id(machine)).expect("it is there");
+    let roles = found.full.content.node.roles;
+    assert!(roles.kubernetes_controller.is_none() && roles.kubernetes_worker.is_some());
+    assert!(found.intent.is_none());
 }

@@ -8,12 +8,13 @@ use futures::{
 };
 use hearth_api::{
     identity::NodeId,
+    names::LONGEST_CONDITION,
     server::Caller,
     tls::PeerCertificate,
     v1::{
         ClusterState, CommitNodeRequest, CommitNodeResponse, GetConsensusStatusRequest,
         GetConsensusStatusResponse, HeartbeatRequest, HeartbeatResponse, IssueCertificateRequest,
-        IssueCertificateResponse, JoinNodeRequest, JoinNodeResponse, NodeStatus,
+        IssueCertificateResponse, JoinNodeRequest, JoinNodeResponse, NodeCondition, NodeStatus,
         RegisterNodeRequest, RegisterNodeResponse, UpdateNodeClusterNetworkingRequest,
         UpdateNodeClusterNetworkingResponse, UpdateNodeStatusRequest, UpdateNodeStatusResponse,
         WatchEvent, WatchRequest, curator_server::Curator,
@@ -33,6 +34,11 @@ const PROTOCOL: u32 = 1;
 const LONGEST_BOOT_ID: usize = 64;
 /// Characters of an image's version.
 const LONGEST_VERSION: usize = 128;
+/// Of a node.
+const MOST_CONDITIONS: usize = 16;
+/// Bytes of a condition's type or reason.
+const LONGEST_NAME: usize = 64;
+const CAMEL_CASE: &str = "1 to 64 letters and digits in CamelCase";
 /// A node's record may change while its status is written; not for ever.
 const ATTEMPTS: usize = 4;
 
@@ -307,10 +313,52 @@ fn check_status(status: NodeStatus) -> Result<NodeStatus, Status> {
             "not a state that this curator knows",
         ));
     }
+    check_conditions(&status.conditions)?;
     Ok(NodeStatus {
         external_address: address.to_string(),
         ..status
     })
+}
+
+/// They are shown to operators, and kept with every node.
+fn check_conditions(conditions: &[NodeCondition]) -> Result<(), Status> {
+    let wrong = |field: &str, why: String| {
+        Err(Status::invalid_argument(format!(
+            "status.conditions{field}: {why}"
+        )))
+    };
+    if conditions.len() > MOST_CONDITIONS {
+        let found = conditions.len();
+        return wrong(
+            "",
+            format!("wanted at most {MOST_CONDITIONS}, found {found}"),
+        );
+    }
+    for (index, condition) in conditions.iter().enumerate() {
+        let before = &conditions[..index];
+        if !is_camel_case(&condition.r#type)
+            || before.iter().any(|other| other.r#type == condition.r#type)
+        {
+            return wrong(".type", format!("wanted each once, {CAMEL_CASE}"));
+        }
+        if !condition.reason.is_empty() && !is_camel_case(&condition.reason) {
+            return wrong(".reason", format!("wanted nothing, or {CAMEL_CASE}"));
+        }
+        let message = &condition.message;
+        if message.len() > LONGEST_CONDITION || message.chars().any(char::is_control) {
+            return wrong(
+                ".message",
+                format!("wanted at most {LONGEST_CONDITION} bytes without control characters"),
+            );
+        }
+    }
+    Ok(())
+}
+
+fn is_camel_case(name: &str) -> bool {
+    name.len() <= LONGEST_NAME
+        && name.starts_with(|first: char| first.is_ascii_uppercase())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }
 
 pub(super) fn check_boot_id(boot_id: &str) -> Result<(), Status> {
@@ -342,6 +390,45 @@ mod tests {
             address_counter: 1,
             conditions: Vec::new(),
         }
+    }
+
+    fn condition(r#type: &str, reason: &str, message: &str) -> NodeCondition {
+        NodeCondition {
+            r#type: r#type.into(),
+            met: false,
+            reason: reason.into(),
+            message: message.into(),
+        }
+    }
+
+    #[test]
+    fn conditions_are_few_short_and_printable() {
+        let with = |conditions: Vec<NodeCondition>| {
+            check_status(NodeStatus {
+                conditions,
+                ..status()
+            })
+        };
+        let good = condition("KubernetesWorker", "NotInstalled", "the image has none");
+        assert!(with(vec![good.clone(), condition("Other", "", "")]).is_ok());
+        let long = "x".repeat(LONGEST_CONDITION + 1);
+        for (field, wrong) in [
+            ("type", condition("", "A", "")),
+            ("type", condition("worker", "A", "")),
+            ("type", condition("Kubernetes Worker", "A", "")),
+            ("type", condition(&"A".repeat(65), "A", "")),
+            ("type", good.clone()),
+            ("reason", condition("A", "not installed", "")),
+            ("message", condition("A", "A", "two\nlines")),
+            ("message", condition("A", "A", "\x1b[2J")),
+            ("message", condition("A", "A", &long)),
+        ] {
+            let error = with(vec![good.clone(), wrong]).unwrap_err();
+            assert_eq!(error.code(), tonic::Code::InvalidArgument);
+            assert!(error.message().contains(field), "{error}");
+        }
+        let many = (0..=MOST_CONDITIONS).map(|n| condition(&format!("A{n}"), "", ""));
+        assert!(with(many.collect()).is_err());
     }
 
     #[test]
