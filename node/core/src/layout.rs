@@ -395,13 +395,60 @@ impl EphemeralKubernetes {
     }
 
     /// What the API server and its two companions show and trust: secret.
-    pub fn controller(&self) -> PathBuf {
-        self.path.join("controller")
+    pub fn controller(&self) -> EphemeralController {
+        EphemeralController {
+            path: self.path.join("controller"),
+        }
     }
 
     /// A program's working directory.
     pub fn work(&self, program: &str) -> PathBuf {
         self.path.join("work").join(program)
+    }
+}
+
+/// `kubernetes/controller/` in memory.
+#[derive(Clone, Debug)]
+pub struct EphemeralController {
+    path: PathBuf,
+}
+
+impl EphemeralController {
+    /// The directory itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What one of its clients or servers shows.
+    pub fn keys(&self, whose: &str) -> KeyFiles {
+        KeyFiles {
+            path: self.path.join("keys").join(whose),
+        }
+    }
+
+    /// Kubernetes' authority.
+    pub fn ca(&self) -> PathBuf {
+        self.path.join("ca")
+    }
+
+    /// The authority of those who pass requests on.
+    pub fn front_proxy_ca(&self) -> PathBuf {
+        self.path.join("front-proxy-ca")
+    }
+
+    /// Proves the tokens of service accounts.
+    pub fn service_accounts(&self) -> PathBuf {
+        self.path.join("service-accounts")
+    }
+
+    /// Signs the tokens of service accounts. Secret.
+    pub fn service_account_key(&self) -> PathBuf {
+        self.path.join("service-accounts-key")
+    }
+
+    /// Where the API server is, for a program, and as whom it speaks. Secret.
+    pub fn kubeconfig(&self, whose: &str) -> PathBuf {
+        self.path.join(format!("{whose}.kubeconfig"))
     }
 }
 

@@ -5,7 +5,9 @@
 //! | this module | starts and ends the two roles' parts as the roles come and go, and tells their conditions |
 //! | [`bundle`] | what the extension offers, and what its versions understand |
 //! | [`program`] | one program of it as a supervised child |
-//! | [`kubeconfig`] | tells a program where the API servers are, and as whom it speaks |
+//! | [`kubeconfig`] | the file by which such a program finds API servers |
+//! | [`store`] | the API server's way to etcd |
+//! | [`controller`] | API server, controller-manager, scheduler |
 //!
 //! Each role is a runnable of its own (a *gate*) with the role's parts below
 //! it. The children of a runnable are fixed once it is healthy, so a role that
@@ -25,20 +27,24 @@
 //! worker.
 
 pub mod bundle;
+mod controller;
 pub mod kubeconfig;
 pub mod program;
+mod store;
+#[cfg(test)]
+mod tests;
 
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_api::names::EXTENSION_KUBERNETES;
+use hearth_api::names::{EXTENSION_KUBERNETES, LONGEST_CONDITION};
 use hearth_api::v1::{NodeCondition, NodeRoles};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::logtree::LogTree;
 use hearth_base::supervisor::{Context, Failure, Outcome};
 
-use crate::cluster_state::ClusterState;
+use crate::cluster_state::{ClusterState, State};
 use crate::extensions::{Extensions, Missing};
 use crate::handover::{MemberData, PodNetwork};
 use crate::layout::Root;
@@ -151,9 +157,19 @@ impl Standing {
             r#type: role.condition().to_owned(),
             met,
             reason: reason.to_owned(),
-            message,
+            message: printable(&message),
         })
     }
+}
+
+/// What a program said, in one line that curators take.
+fn printable(message: &str) -> String {
+    let mut line: String = message
+        .chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect();
+    line.truncate(line.floor_char_boundary(LONGEST_CONDITION));
+    line
 }
 
 impl From<&Missing> for Standing {
@@ -208,7 +224,13 @@ async fn pass(ctx: Context, gate: Arc<Gate>) -> Outcome {
         // The data partition is open from then on.
         gate.parts.member.watch().next().await?;
         let mut roles = gate.parts.local_roles.watch();
-        let held = gate.role.is_held(&roles.next().await?);
+        let disowned = async {
+            let mut states = gate.parts.cluster_state.watch();
+            while states.next().await? != State::Disowning {}
+            Err(Failure::msg("the cluster has disowned this node"))
+        };
+        let disowning = gate.parts.cluster_state.get() == State::Disowning;
+        let held = !disowning && gate.role.is_held(&roles.next().await?);
         let changed = async {
             let changed = roles.wait_for(|roles| gate.role.is_held(roles) != held);
             changed.await?;
@@ -217,7 +239,9 @@ async fn pass(ctx: Context, gate: Arc<Gate>) -> Outcome {
         };
         tokio::select! {
             outcome = serve(&ctx, &gate, held) => outcome,
-            changed = changed => {
+            // Without a role there is nothing to end.
+            ended = disowned, if held => ended,
+            changed = changed, if !disowning => {
                 // Nothing has failed that would be better later.
                 ctx.restart_within(Some(AT_ONCE));
                 changed
@@ -259,13 +283,21 @@ async fn serve(ctx: &Context, gate: &Gate, held: bool) -> Outcome {
     start(ctx, gate, bundle).await
 }
 
-/// Starts the role's parts below this runnable.
+/// Starts the role's parts below this runnable; ends by an error only.
 async fn start(ctx: &Context, gate: &Gate, bundle: Arc<Bundle>) -> Outcome {
-    let version = bundle.kubernetes();
-    let message = format!("this release cannot run Kubernetes {version} yet");
-    gate.standing.set(Standing::unmet("NotSupported", message));
-    ctx.healthy();
-    std::future::pending().await
+    match gate.role {
+        Role::Controller => {
+            let ports = controller::Ports::default();
+            controller::run(ctx, &gate.parts, bundle, ports, &gate.standing).await
+        }
+        Role::Worker => {
+            let version = bundle.kubernetes();
+            let message = format!("this release cannot run pods of Kubernetes {version} yet");
+            gate.standing.set(Standing::unmet("NotSupported", message));
+            ctx.healthy();
+            std::future::pending().await
+        }
+    }
 }
 
 /// Undoes what the role has left on the machine; nothing if it never ran.
@@ -274,7 +306,7 @@ async fn clear(gate: &Gate) -> Outcome {
         Role::Controller => gate.parts.root.ephemeral.kubernetes().controller(),
         Role::Worker => return Ok(()),
     };
-    match tokio::fs::remove_dir_all(&made).await {
+    match tokio::fs::remove_dir_all(made.path()).await {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
         _ => Ok(()),
     }

@@ -243,10 +243,27 @@ where
     P: Fn() -> F,
     F: Future<Output = Result<(), String>>,
 {
+    run_until(ctx, program, log, progress, probe, ctx.cancelled()).await
+}
+
+/// The same until something else has happened, for a program that is of use
+/// for a while after the runnable is cancelled. The caller bounds that.
+pub async fn run_until<P, F>(
+    ctx: &Context,
+    program: &Program,
+    log: &LogTree,
+    progress: &Writer<Progress>,
+    probe: P,
+    over: impl Future<Output = ()>,
+) -> Outcome
+where
+    P: Fn() -> F,
+    F: Future<Output = Result<(), String>>,
+{
     if progress.value().get().is_none() {
         progress.set(Progress::Starting);
     }
-    let outcome = live(ctx, program, log, progress, probe).await;
+    let outcome = live(ctx, program, log, progress, probe, over).await;
     if let Err(error) = &outcome {
         progress.set(Progress::Failing(error.to_string()));
     }
@@ -259,6 +276,7 @@ async fn live<P, F>(
     log: &LogTree,
     progress: &Writer<Progress>,
     probe: P,
+    over: impl Future<Output = ()>,
 ) -> Result<(), ProgramError>
 where
     P: Fn() -> F,
@@ -277,7 +295,7 @@ where
     };
     let outcome = tokio::select! {
         error = running.ended() => return Err(error),
-        () = ctx.cancelled() => Ok(()),
+        () = over => Ok(()),
         outcome = watched => outcome,
     };
     running.stop().await?;

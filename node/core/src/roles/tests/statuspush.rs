@@ -131,7 +131,10 @@ async fn a_role_that_is_not_met_is_reported_until_it_is() {
         message: "the image has no such extension".into(),
     };
     test.conditions.set(vec![unmet.clone()]);
-    assert_eq!(report(curator, 2).await.conditions, [unmet.clone()]);
+    assert_eq!(
+        report(curator, 2).await.conditions,
+        std::slice::from_ref(&unmet)
+    );
     test.conditions.set(vec![unmet]);
     no_more_than(curator, 2).await;
     test.conditions.set(Vec::new());

@@ -1,0 +1,274 @@
+//! The control plane of Kubernetes on this node: an API server on the local
+//! etcd, and controller-manager and scheduler that speak to that API server.
+//!
+//! Each of the programs is a runnable of its own and starts, fails and is
+//! renewed alone. Whatever a program shows or trusts is issued anew when it
+//! starts, from the authorities in etcd, and lies in memory: a program ends in
+//! order and starts again when its certificates are two thirds through their
+//! life, or when the node has another address. Nothing of it is on the disk, so
+//! nothing is left of a role that is gone.
+//!
+//! On several controllers all API servers serve at once; of the others one of
+//! each works, which they settle by leases in the API. They speak to the API
+//! server of their own node: a controller that is cut off leads nobody.
+//!
+//! The API server is of use where etcd is, so the node must be a consensus
+//! member; until its etcd serves, nothing starts, and says so.
+
+mod files;
+mod programs;
+#[cfg(test)]
+mod tests;
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use hearth_base::event::{self, Value, Writer};
+use hearth_base::supervisor::{Context, Failure, Outcome};
+
+use super::bundle::{Binary, Bundle};
+use super::program::{self, Progress};
+use super::{AT_ONCE, Parts, Standing, store};
+use crate::consensus::{self, ConsensusUser, NamespacedClient};
+use crate::handover::MemberData;
+use crate::pki::kubernetes::Authorities;
+use files::Files;
+
+/// How often it is looked whether a certificate is due: the wall clock, by
+/// which certificates end, may be set meanwhile.
+const LOOK_AT_CLOCK: Duration = Duration::from_secs(3600);
+
+/// The ports of this machine at which the programs serve.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ports {
+    pub apiserver: u16,
+    pub controller_manager: u16,
+    pub scheduler: u16,
+}
+
+impl Default for Ports {
+    fn default() -> Self {
+        Self {
+            apiserver: hearth_api::names::PORT_KUBERNETES,
+            controller_manager: 10257,
+            scheduler: 10259,
+        }
+    }
+}
+
+/// What the parts of a controller share.
+struct Controller {
+    parts: Arc<Parts>,
+    bundle: Arc<Bundle>,
+    ports: Ports,
+    member: MemberData,
+    authorities: Authorities,
+    files: Files,
+    /// Kubernetes' own part of etcd.
+    store: NamespacedClient,
+    /// Whether the API server of this node works.
+    apiserver: Value<Progress>,
+}
+
+/// Runs below the role's gate; ends by an error only.
+pub(crate) async fn run(
+    ctx: &Context,
+    parts: &Arc<Parts>,
+    bundle: Arc<Bundle>,
+    ports: Ports,
+    standing: &Writer<Standing>,
+) -> Outcome {
+    let member = parts.member.watch().next().await?;
+    let (pki, store) = reach_consensus(parts, standing).await?;
+    let authorities = Authorities::ensure(&pki, &member.credentials.ca).await?;
+    let files = Files::new(&parts.root);
+    let shared = {
+        let (files, authorities) = (files.clone(), &authorities);
+        files.prepare(authorities)?;
+        files
+    };
+
+    let programs = [
+        Binary::Apiserver,
+        Binary::ControllerManager,
+        Binary::Scheduler,
+    ];
+    let progresses = programs.map(|_| Arc::new(event::value::<Progress>().0));
+    let controller = Arc::new(Controller {
+        parts: parts.clone(),
+        bundle,
+        ports,
+        member,
+        authorities,
+        files: shared,
+        store,
+        apiserver: progresses[0].value(),
+    });
+    let all = controller.clone();
+    ctx.run("store", move |ctx| {
+        let all = all.clone();
+        async move {
+            store::run(
+                ctx,
+                &all.parts.root.ephemeral.kubernetes().store(),
+                &all.store,
+            )
+            .await
+        }
+    })?;
+    for (binary, progress) in programs.into_iter().zip(&progresses) {
+        let (all, progress) = (controller.clone(), progress.clone());
+        let name = binary.name().trim_start_matches("kube-");
+        ctx.run(name, move |ctx| {
+            keep(ctx, all.clone(), binary, progress.clone())
+        })?;
+    }
+    // The children are all there; how they fare is told by the condition.
+    ctx.healthy();
+    tell(
+        programs,
+        progresses.map(|progress| progress.value()),
+        standing,
+    )
+    .await
+}
+
+/// Waits until etcd serves on this node and the node belongs to its cluster.
+async fn reach_consensus(
+    parts: &Parts,
+    standing: &Writer<Standing>,
+) -> Result<(NamespacedClient, NamespacedClient), Failure> {
+    let mut control_planes = parts.control_plane.watch();
+    let mut states = parts.cluster_state.watch();
+    loop {
+        let control_plane = parts.control_plane.get().unwrap_or_default();
+        let handle = control_plane.consensus.as_ref();
+        let client = |user| consensus::client(handle, user);
+        let clients = client(ConsensusUser::KubernetesPki)
+            .and_then(|pki| Ok((pki, client(ConsensusUser::Kubernetes)?)));
+        match clients {
+            Ok(clients) => return Ok(clients),
+            Err(why) => standing.set(Standing::unmet("WaitingForConsensus", why.to_string())),
+        }
+        tokio::select! {
+            changed = control_planes.next() => drop(changed?),
+            changed = states.next() => drop(changed?),
+        }
+    }
+}
+
+/// Tells how the role stands, as the programs do.
+async fn tell(
+    programs: [Binary; 3],
+    progresses: [Value<Progress>; 3],
+    standing: &Writer<Standing>,
+) -> Outcome {
+    let mut watchers = progresses.each_ref().map(Value::watch);
+    loop {
+        let now = progresses.each_ref().map(Value::get);
+        standing.set(judge(programs.into_iter().zip(now)));
+        let [a, b, c] = &mut watchers;
+        tokio::select! {
+            changed = a.next() => drop(changed?),
+            changed = b.next() => drop(changed?),
+            changed = c.next() => drop(changed?),
+        }
+    }
+}
+
+/// The first that fails, else the first that is not there yet.
+fn judge(programs: impl Iterator<Item = (Binary, Option<Progress>)>) -> Standing {
+    let mut starting = None;
+    for (binary, progress) in programs {
+        match progress {
+            Some(Progress::Serving) => {}
+            Some(Progress::Failing(why)) => {
+                return Standing::unmet("Failing", format!("{}: {why}", binary.name()));
+            }
+            Some(Progress::Starting) | None => {
+                starting.get_or_insert(binary);
+            }
+        }
+    }
+    match starting {
+        Some(binary) => Standing::unmet("Starting", format!("{} starts", binary.name())),
+        None => Standing::Met,
+    }
+}
+
+/// One program with all that it needs, until that is not good any more.
+async fn keep(
+    ctx: Context,
+    all: Arc<Controller>,
+    binary: Binary,
+    progress: Arc<Writer<Progress>>,
+) -> Outcome {
+    let ready = async {
+        if binary != Binary::Apiserver {
+            // They would give up without one.
+            let mut apiserver = all.apiserver.watch();
+            let serves = |progress: &Progress| *progress == Progress::Serving;
+            apiserver.wait_for(serves).await?;
+        }
+        let address = all.parts.address.watch().next().await?;
+        Ok::<_, Failure>(address)
+    };
+    let address = tokio::select! {
+        address = ready => address?,
+        () = ctx.cancelled() => return Ok(()),
+    };
+    let prepared = programs::prepare(&all, binary, address)?;
+    let renewal = std::sync::Mutex::new(None);
+    let over = async {
+        let why = tokio::select! {
+            why = outdated(&all, binary, address, prepared.renew_at) => why,
+            () = ctx.cancelled() => return,
+        };
+        *renewal
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner) = Some(why);
+    };
+    let probe = || prepared.probe();
+    let log = &all.parts.log_tree;
+    program::run_until(&ctx, &prepared.program, log, &progress, probe, over).await?;
+    match renewal
+        .into_inner()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+    {
+        Some(why) => {
+            // Nothing has failed that would be better later.
+            ctx.restart_within(Some(AT_ONCE));
+            Err(Failure::msg(why))
+        }
+        None => Ok(()),
+    }
+}
+
+/// Waits until a program has to start again with other files, and says why.
+async fn outdated(
+    all: &Controller,
+    binary: Binary,
+    address: IpAddr,
+    renew_at: SystemTime,
+) -> String {
+    let moved = async {
+        let mut addresses = all.parts.address.watch();
+        match addresses.wait_for(|now| *now != address).await {
+            // Only the API server is reached from elsewhere.
+            Ok(now) if binary == Binary::Apiserver => now,
+            _ => std::future::pending().await,
+        }
+    };
+    let due = async {
+        // An authority that is about to end issues nothing better.
+        tokio::time::sleep(LOOK_AT_CLOCK).await;
+        while let Ok(left) = renew_at.duration_since(SystemTime::now()) {
+            tokio::time::sleep(left.min(LOOK_AT_CLOCK)).await;
+        }
+    };
+    tokio::select! {
+        now = moved => format!("the node's address is {now} now"),
+        () = due => format!("{} gets new certificates", binary.name()),
+    }
+}

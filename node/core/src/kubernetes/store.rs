@@ -1,0 +1,80 @@
+//! The API server's way to etcd: the consensus of the cluster, confined to the
+//! prefix of Kubernetes ([`confined`](crate::consensus::confined)), on a unix
+//! socket of its own.
+//!
+//! Who can open the socket can write all that Kubernetes keeps, so it lies in a
+//! directory for root alone, and is given to the API server by working there:
+//! etcd's clients take `unix://NAME:PORT` for a path below the working
+//! directory.
+//!
+//! It never goes to another node's etcd: a node whose consensus does not serve
+//! has an API server that is not ready, and others are asked instead.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use hearth_base::supervisor::{Context, Outcome};
+use hearth_base::sys::files::{self, FileError};
+use tokio::net::UnixListener;
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+
+use crate::consensus::{NamespacedClient, confined};
+
+/// The socket's name, which must look like a host with a port.
+const SOCKET: &str = "client:0";
+/// What may be under way in one direction of one stream, and of the connection.
+/// Lists of objects are megabytes.
+const STREAM_WINDOW: u32 = 1 << 20;
+const CONNECTION_WINDOW: u32 = 8 << 20;
+
+/// Why there is no way to etcd.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// The directory.
+    #[error("make the directory of the API server's way to etcd")]
+    Directory(#[from] FileError),
+    /// The socket.
+    #[error("listen on {socket}")]
+    Socket {
+        /// The socket.
+        socket: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+}
+
+/// What the API server is told, whose working directory is the socket's.
+pub fn url() -> String {
+    format!("unix://{SOCKET}")
+}
+
+/// Serves the client's part of the store in the directory, until it is told to
+/// end.
+pub async fn run(ctx: Context, directory: &Path, client: &NamespacedClient) -> Outcome {
+    let listener = listen(directory)?;
+    let services = confined::services(client, ctx.token());
+    let incoming = UnixListenerStream::new(listener);
+    ctx.healthy();
+    Server::builder()
+        .initial_stream_window_size(STREAM_WINDOW)
+        .initial_connection_window_size(CONNECTION_WINDOW)
+        .serve_with_incoming_shutdown(services, incoming, ctx.cancelled())
+        .await?;
+    Ok(())
+}
+
+fn listen(directory: &Path) -> Result<UnixListener, StoreError> {
+    files::create_dir_durably(directory, 0o700)?;
+    let socket = directory.join(SOCKET);
+    let failed = |source| StoreError::Socket {
+        socket: socket.clone(),
+        source,
+    };
+    // One that was not ended in order leaves its socket.
+    match std::fs::remove_file(&socket) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+        _ => {}
+    }
+    UnixListener::bind(&socket).map_err(failed)
+}
