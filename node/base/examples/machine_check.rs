@@ -31,6 +31,7 @@ use hearth_base::sys::{
     mounts::MountFlags,
     netlink::{LinkKind, LinkMonitor, Netlink},
     power_button::PowerButton,
+    quota::{self, Usage},
     slots::{Loaded, RegionSlot, SlotFormat, SlotPair},
     watchdog::{self, Watchdog},
 };
@@ -113,6 +114,7 @@ async fn all(mut checks: Checks, brought_up: Result<String>) -> Checks {
     checks.check("slots", region_slots(&data)).await;
     checks.check("zero-range", zero_range(&data)).await;
     checks.check("encrypted", encrypted(&data)).await;
+    checks.check("quotas", quotas(&data)).await;
     checks.check("authenticated", authenticated(&data)).await;
     checks
 }
@@ -341,6 +343,58 @@ fn in_use(mapper: &DeviceMapper, name: &str, volume: &Path) -> Result<String> {
     mounts::unmount(Path::new(TARGET))?;
     let error = refused.err().context("removed while it was mounted")?;
     Ok(error.to_string())
+}
+
+/// Directories with limits, on the layers of a node's data partition.
+async fn quotas(data: &PartitionDevice) -> Result<((), String)> {
+    const LIMIT: u64 = 2 << 20;
+    let mapper = DeviceMapper::open()?;
+    let name = "check-quota";
+    let volume = mapper.open_encrypted(name, &data.path, &xts_key(3))?;
+    mkfs::xfs(&volume).await?;
+    mount(&volume)?;
+    let without = quota::available(fs::File::open(TARGET)?);
+    mounts::unmount(Path::new(TARGET))?;
+    let without = without.err().context("quotas without the option")?;
+    let flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC;
+    mounts::mount(&volume, Path::new(TARGET), "xfs", flags, "prjquota")?;
+    let checked = limits(LIMIT);
+    mounts::unmount(Path::new(TARGET))?;
+    mapper.remove(name)?;
+    let used = checked?;
+    Ok((
+        (),
+        format!("{used} bytes used of {LIMIT}; without: {without}"),
+    ))
+}
+
+fn limits(limit: u64) -> Result<u64> {
+    let limited = Path::new(TARGET).join("limited");
+    fs::create_dir(&limited)?;
+    let directory = fs::File::open(&limited)?;
+    quota::available(&directory)?;
+    ensure!(quota::project(&directory)? == 0, "a project from nowhere");
+    quota::set_project(&directory, 1000)?;
+    ensure!(
+        quota::project(&directory)? == 1000,
+        "the project was not set"
+    );
+    quota::limit(&directory, 1000, limit)?;
+    fs::create_dir(limited.join("below"))?;
+    let more = vec![7; usize::try_from(limit)? + 1];
+    let refused = fs::write(limited.join("below/large"), &more);
+    let refused = refused.err().context("more than the limit was written")?;
+    ensure!(
+        refused.kind() == std::io::ErrorKind::StorageFull,
+        "refused with {refused}"
+    );
+    let Usage { limit: said, used } = quota::usage(&directory, 1000)?;
+    ensure!(said == limit && used <= limit, "{used} of {said} used");
+    // Beside it there is room, and without the limit within it, too.
+    fs::write(Path::new(TARGET).join("beside"), &more)?;
+    quota::limit(&directory, 1000, 0)?;
+    fs::write(limited.join("below/large"), &more)?;
+    Ok(used)
 }
 
 async fn authenticated(data: &PartitionDevice) -> Result<((), String)> {

@@ -22,6 +22,7 @@ pub mod mkfs;
 pub mod mounts;
 pub mod netlink;
 pub mod power_button;
+pub mod quota;
 mod raw;
 pub mod slots;
 pub mod static_network;

@@ -4,7 +4,7 @@
 //! Nothing is decided here; numbers and layouts are the kernel's.
 #![allow(
     unsafe_code,
-    reason = "ioctls, a packet socket, watched descriptors and code between fork and exec have no safe wrapper"
+    reason = "ioctls, quotas, a packet socket, watched descriptors and code between fork and exec have no safe wrapper"
 )]
 
 use std::{
@@ -217,4 +217,105 @@ pub(super) fn own_session_and_die_with_parent(command: &mut tokio::process::Comm
     unsafe {
         command.pre_exec(prepare);
     }
+}
+
+/// The kernel's `struct fsxattr`.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct InodeAttributes {
+    pub flags: u32,
+    extent_size: u32,
+    extents: u32,
+    pub project: u32,
+    copy_extent_size: u32,
+    padding: [u8; 8],
+}
+
+const _: () = assert!(mem::size_of::<InodeAttributes>() == 28);
+
+/// What the file system keeps of an inode beside the usual.
+pub(super) fn inode_attributes(inode: BorrowedFd<'_>) -> io::Result<InodeAttributes> {
+    // _IOR('X', 31, struct fsxattr)
+    const FS_IOC_FSGETXATTR: libc::c_ulong = 2 << 30 | 28 << 16 | (b'X' as libc::c_ulong) << 8 | 31;
+    let mut attributes = InodeAttributes::default();
+    // SAFETY: the structure has the layout and, as the number says, the length
+    // of <linux/fs.h>, and outlives the call, which writes plain integers.
+    checked(unsafe { libc::ioctl(inode.as_raw_fd(), FS_IOC_FSGETXATTR, &mut attributes) })?;
+    Ok(attributes)
+}
+
+/// Sets them; all of them, so they must have been read before.
+pub(super) fn set_inode_attributes(
+    inode: BorrowedFd<'_>,
+    attributes: &InodeAttributes,
+) -> io::Result<()> {
+    // _IOW('X', 32, struct fsxattr)
+    const FS_IOC_FSSETXATTR: libc::c_ulong = 1 << 30 | 28 << 16 | (b'X' as libc::c_ulong) << 8 | 32;
+    // SAFETY: as above; the call only reads.
+    checked(unsafe { libc::ioctl(inode.as_raw_fd(), FS_IOC_FSSETXATTR, attributes) })?;
+    Ok(())
+}
+
+/// Enough for each of the kernel's structures of quotas, and aligned for them.
+type QuotaBuffer = [u64; 32];
+/// Those of `dqblk_xfs.h`.
+const Q_XGETQUOTA: u32 = 3;
+const Q_XSETQLIM: u32 = 4;
+const Q_XGETQSTAT: u32 = 5;
+
+/// One command about projects' quotas of the file system of this file.
+fn project_quota(
+    file: BorrowedFd<'_>,
+    command: u32,
+    project: u32,
+    buffer: &mut QuotaBuffer,
+) -> io::Result<()> {
+    const PROJECTS: u32 = 2;
+    let command = ((b'X' as u32) << 8 | command) << 8 | PROJECTS;
+    // SAFETY: of the commands above each reads or writes one structure of plain
+    // integers, of at most 112 bytes and aligned to 8; the buffer is larger, is
+    // so aligned, and outlives the call.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_quotactl_fd,
+            file.as_raw_fd(),
+            command,
+            project,
+            buffer.as_mut_ptr(),
+        )
+    };
+    checked(result as libc::c_int)?;
+    Ok(())
+}
+
+/// The flags of `struct fs_quota_stat`.
+pub(super) fn quota_state(file: BorrowedFd<'_>) -> io::Result<u16> {
+    let mut buffer = QuotaBuffer::default();
+    project_quota(file, Q_XGETQSTAT, 0, &mut buffer)?;
+    // The second two bytes.
+    Ok((buffer[0] >> 16) as u16)
+}
+
+/// Sets the hard limit of `struct fs_disk_quota`, in units of 512 bytes.
+pub(super) fn limit_project(file: BorrowedFd<'_>, project: u32, units: u64) -> io::Result<()> {
+    const VERSION: u64 = 1;
+    const OF_PROJECT: u64 = 2;
+    const SOFT_AND_HARD: u64 = 1 << 2 | 1 << 3;
+    let mut buffer = QuotaBuffer::default();
+    // version: i8, flags: i8, fieldmask: u16, id: u32
+    buffer[0] = VERSION | OF_PROJECT << 8 | SOFT_AND_HARD << 16 | u64::from(project) << 32;
+    // blk_hardlimit, blk_softlimit
+    (buffer[1], buffer[2]) = (units, 0);
+    project_quota(file, Q_XSETQLIM, project, &mut buffer)
+}
+
+/// The hard limit of `struct fs_disk_quota` and the count of blocks, both in
+/// units of 512 bytes; zeros for a project of which nothing is known.
+pub(super) fn project_usage(file: BorrowedFd<'_>, project: u32) -> io::Result<(u64, u64)> {
+    let mut buffer = QuotaBuffer::default();
+    match project_quota(file, Q_XGETQUOTA, project, &mut buffer) {
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok((0, 0)),
+        outcome => outcome?,
+    }
+    Ok((buffer[1], buffer[5]))
 }
