@@ -1,0 +1,217 @@
+//! The sockets: datagrams and streams, at the node's address among its pods.
+//!
+//! Only pods and nodes are answered: whoever else can send a packet here (a
+//! machine beside this one with a route to the pods) gets nothing, so that no
+//! node can be used to ask the world. Answers about our own names are given at
+//! once; questions that others have to be asked wait in tasks of their own, as
+//! many as [`Forwarder`] allows, and streams in as many as [`STREAMS`].
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hearth_base::event::Value;
+use hickory_proto::op::ResponseCode;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream, UdpSocket};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use super::answer::{self, Local, Question, Received, Reply, Transport};
+use super::forward::{Asked, ForwardError, Forwarder, follow};
+use super::zone::{self, Zone};
+
+/// Open at one time.
+const STREAMS: usize = 128;
+/// Between two questions on one stream, and for one answer to be taken.
+const IDLE: Duration = Duration::from_secs(10);
+/// The largest datagram that is looked at.
+const LARGEST: usize = 4096;
+
+/// What answers.
+pub struct Server {
+    /// Will be read: `None` before Kubernetes has told everything once.
+    pub zone: Value<Arc<Zone>>,
+    /// For the names of others.
+    pub forwarder: Arc<Forwarder>,
+    /// Whom to answer.
+    pub admits: fn(IpAddr) -> bool,
+}
+
+/// Pods, and nodes among them.
+pub fn pods(address: IpAddr) -> bool {
+    matches!(address, IpAddr::V4(address) if zone::is_pod(address))
+}
+
+/// What becomes of what came.
+enum Next {
+    Nothing,
+    Say(Vec<u8>),
+    Ask(Box<Question>, Asked, Vec<hickory_proto::rr::Record>),
+}
+
+impl Server {
+    fn consider(&self, bytes: &[u8], transport: Transport) -> Next {
+        let question = match answer::read(bytes, transport) {
+            Received::Noise => return Next::Nothing,
+            Received::Wrong(bytes) => return Next::Say(bytes),
+            Received::Question(question) => question,
+        };
+        let zone = self.zone.get();
+        let (before, query) = match answer::look_up(zone.as_deref(), &question.query) {
+            Local::Reply(reply) => return Next::Say(question.encode(&reply)),
+            Local::Foreign if !question.recursion_desired() => {
+                let reply = Reply::bare(ResponseCode::Refused);
+                return Next::Say(question.encode(&reply));
+            }
+            Local::Foreign => (Vec::new(), question.query.clone()),
+            Local::Alias(before, name) => {
+                let mut query = question.query.clone();
+                query.set_name(name);
+                (before, query)
+            }
+        };
+        let asked = Asked {
+            query,
+            signatures: question.wants_signatures(),
+            checking_disabled: question.checking_disabled(),
+        };
+        Next::Ask(question, asked, before)
+    }
+}
+
+async fn ask(
+    forwarder: Arc<Forwarder>,
+    question: Box<Question>,
+    asked: Asked,
+    before: Vec<hickory_proto::rr::Record>,
+) -> Vec<u8> {
+    let reply = match follow(&forwarder, &asked, before).await {
+        Ok(reply) => reply,
+        Err(error) => {
+            if !matches!(error, ForwardError::NoServers) {
+                let error = hearth_api::chain(&error);
+                tracing::debug!(name = %asked.query.name(), "not resolved: {error}");
+            }
+            Reply::bare(ResponseCode::ServFail)
+        }
+    };
+    question.encode(&reply)
+}
+
+/// Answers datagrams. Ends by an error only.
+pub async fn datagrams(server: &Server, socket: UdpSocket) -> Result<(), io::Error> {
+    let socket = Arc::new(socket);
+    let mut asking = JoinSet::new();
+    let mut buffer = vec![0; LARGEST];
+    loop {
+        let received = tokio::select! {
+            received = socket.recv_from(&mut buffer) => received,
+            Some(done) = asking.join_next() => {
+                gone(done);
+                continue;
+            }
+        };
+        let (size, from) = match received {
+            Ok(received) => received,
+            Err(error) if is_of_one(&error) => continue,
+            Err(error) => return Err(error),
+        };
+        if !(server.admits)(from.ip()) {
+            continue;
+        }
+        match server.consider(&buffer[..size], Transport::Udp) {
+            Next::Nothing => {}
+            // One that cannot be sent is lost, as datagrams are.
+            Next::Say(bytes) => drop(socket.send_to(&bytes, from).await),
+            Next::Ask(question, asked, before) => {
+                let (forwarder, socket) = (server.forwarder.clone(), socket.clone());
+                asking.spawn(async move {
+                    let bytes = ask(forwarder, question, asked, before).await;
+                    drop(socket.send_to(&bytes, from).await);
+                });
+            }
+        }
+    }
+}
+
+/// Answers streams. Ends by an error only.
+pub async fn streams(server: Arc<Server>, listener: TcpListener) -> Result<(), io::Error> {
+    let places = Arc::new(Semaphore::new(STREAMS));
+    let mut open = JoinSet::new();
+    loop {
+        let accepted = tokio::select! {
+            accepted = listener.accept() => accepted,
+            Some(done) = open.join_next() => {
+                gone(done);
+                continue;
+            }
+        };
+        let (stream, from) = match accepted {
+            Ok(accepted) => accepted,
+            Err(error) if is_of_one(&error) => continue,
+            Err(error) => return Err(error),
+        };
+        // A place that is not there is a stream that is closed at once.
+        let Ok(place) = places.clone().try_acquire_owned() else {
+            continue;
+        };
+        if (server.admits)(from.ip()) {
+            let server = server.clone();
+            open.spawn(async move {
+                let _place = place;
+                if let Err(error) = stream_of_one(&server, stream).await {
+                    tracing::trace!(%from, %error, "a stream ended");
+                }
+            });
+        }
+    }
+}
+
+async fn stream_of_one(server: &Server, mut stream: TcpStream) -> io::Result<()> {
+    let mut bytes = Vec::new();
+    loop {
+        let length = timeout(IDLE, stream.read_u16()).await??;
+        bytes.resize(length.into(), 0);
+        timeout(IDLE, stream.read_exact(&mut bytes)).await??;
+        let answer = match server.consider(&bytes, Transport::Tcp) {
+            // Who talks like this has nothing to ask.
+            Next::Nothing => return Ok(()),
+            Next::Say(bytes) => bytes,
+            Next::Ask(question, asked, before) => {
+                ask(server.forwarder.clone(), question, asked, before).await
+            }
+        };
+        let length = u16::try_from(answer.len()).map_err(io::Error::other)?;
+        let mut framed = length.to_be_bytes().to_vec();
+        framed.extend_from_slice(&answer);
+        timeout(IDLE, stream.write_all(&framed)).await??;
+    }
+}
+
+/// A task that panicked takes only its own question with it.
+fn gone(done: Result<(), tokio::task::JoinError>) {
+    if let Err(error) = done {
+        tracing::error!(%error, "a question was dropped");
+    }
+}
+
+/// Errors that are about one packet or one stream, not about the socket.
+fn is_of_one(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::ConnectionRefused
+            | io::ErrorKind::ConnectionReset
+            | io::ErrorKind::ConnectionAborted
+            | io::ErrorKind::HostUnreachable
+            | io::ErrorKind::NetworkUnreachable
+            | io::ErrorKind::Interrupted
+    )
+}
+
+/// Both sockets.
+pub async fn bind(at: SocketAddr) -> io::Result<(UdpSocket, TcpListener)> {
+    Ok((UdpSocket::bind(at).await?, TcpListener::bind(at).await?))
+}
