@@ -191,6 +191,11 @@ impl Data {
         }
     }
 
+    /// The pods' local volumes, a directory each. Made by who uses it.
+    pub fn volumes(&self) -> PathBuf {
+        self.path.join("volumes")
+    }
+
     /// Makes the directories of a mounted data partition.
     pub fn make_directories(&self) -> Result<(), FileError> {
         for directory in [

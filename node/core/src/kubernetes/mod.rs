@@ -8,6 +8,11 @@
 //! | [`kubeconfig`] | the file by which such a program finds API servers |
 //! | [`store`] | the API server's way to etcd |
 //! | [`controller`] | API server, controller-manager, scheduler |
+//! | [`access`] | our own clients of Kubernetes' API |
+//! | [`reconciler`] | on controllers: the objects that a cluster has from us |
+//! | [`labels`] | what Kubernetes' nodes bear of the cluster's labels |
+//! | [`dns`] | on workers: names for pods |
+//! | [`volumes`] | on workers: local volumes with quotas |
 //!
 //! Each role is a runnable of its own (a *gate*) with the role's parts below
 //! it. The children of a runnable are fixed once it is healthy, so a role that
@@ -26,13 +31,20 @@
 //! started for a role that is not held; the conditions have one writer, this
 //! worker.
 
+pub mod access;
 pub mod bundle;
 mod controller;
+pub mod dns;
 pub mod kubeconfig;
+pub mod labels;
 pub mod program;
+pub mod reconciler;
 mod store;
 #[cfg(test)]
+mod testing;
+#[cfg(test)]
 mod tests;
+pub mod volumes;
 
 use std::net::IpAddr;
 use std::sync::Arc;

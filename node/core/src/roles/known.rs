@@ -21,7 +21,7 @@ use std::sync::Arc;
 use hearth_api::identity::NodeId;
 use hearth_api::names::PORT_CURATOR;
 use hearth_api::v1::cluster_directory::{self, Address};
-use hearth_api::v1::{ClusterDirectory, Node, NodeRoles, NodeState};
+use hearth_api::v1::{ClusterDirectory, Label, Node, NodeRoles, NodeState};
 
 use super::addresses::{Learned, Located};
 use super::names::Addresses;
@@ -37,6 +37,8 @@ pub struct Seen {
     pub located: Option<Located>,
     /// Of its curator, 0 for the default one.
     pub curator_port: u32,
+    /// As its operators have set them.
+    pub labels: Vec<Label>,
 }
 
 impl From<&Node> for Seen {
@@ -52,6 +54,7 @@ impl From<&Node> for Seen {
             roles: node.roles.unwrap_or_default(),
             located,
             curator_port: if usual { 0 } else { status.curator_port },
+            labels: node.labels.clone(),
         }
     }
 }

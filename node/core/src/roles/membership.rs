@@ -21,7 +21,7 @@ use hearth_api::identity::NodeId;
 use hearth_api::tls::{self, ExpectedServer};
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::management_client::ManagementClient;
-use hearth_api::v1::{ClusterDirectory, GetClusterInfoRequest, WatchEvent};
+use hearth_api::v1::{ClusterConfiguration, ClusterDirectory, GetClusterInfoRequest, WatchEvent};
 use hearth_base::event::{Closed, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -137,13 +137,17 @@ impl CuratorConnection {
 
     /// The DNS name under which the cluster's nodes have names.
     pub async fn cluster_domain(&self) -> Result<String, Failure> {
+        Ok(self.configuration().await?.cluster_domain)
+    }
+
+    /// The configuration of the cluster at this moment.
+    pub async fn configuration(&self) -> Result<ClusterConfiguration, Failure> {
         let mut management = ManagementClient::new(self.curators.channel());
         let info = management
             .get_cluster_info(GetClusterInfoRequest {})
             .await
             .map_err(refused)?;
-        let configuration = info.into_inner().configuration;
-        Ok(configuration.unwrap_or_default().cluster_domain)
+        Ok(info.into_inner().configuration.unwrap_or_default())
     }
 }
 

@@ -64,7 +64,8 @@ use addresses::Book;
 
 pub(crate) use addresses::{Learned, Located};
 pub use controlplane::ControlPlane;
-pub(crate) use known::View;
+pub(crate) use health::Health;
+pub(crate) use known::{Seen, View};
 pub use membership::CuratorConnection;
 
 /// What the role server is given.

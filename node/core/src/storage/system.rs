@@ -139,6 +139,8 @@ impl Machinery for System {
 
     fn mount(&mut self, payload: &Path, at: &Path) -> Result<(), StorageError> {
         let flags = MountFlags::NOEXEC | MountFlags::NODEV | MountFlags::NOSUID;
-        mounts::mount(payload, at, "xfs", flags, "").map_err(failed("mount the data partition"))
+        // Volumes of pods have limits by it; it costs nothing where there are none.
+        mounts::mount(payload, at, "xfs", flags, "prjquota")
+            .map_err(failed("mount the data partition"))
     }
 }

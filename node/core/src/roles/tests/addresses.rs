@@ -425,6 +425,7 @@ async fn forged_and_foreign_words_and_noise_change_nothing() {
         roles: hearth_api::v1::NodeRoles::default(),
         located: None,
         curator_port: 0,
+        labels: Vec::new(),
     };
     let other = net.cluster.node();
     on_a.view.set(Arc::new(View {

@@ -103,6 +103,7 @@ impl Managed {
             roles: NodeRoles::default(),
             located: None,
             curator_port: 0,
+            labels: Vec::new(),
         };
         self.view.set(Arc::new(View {
             nodes: nodes.iter().map(|node| (id(node), seen.clone())).collect(),

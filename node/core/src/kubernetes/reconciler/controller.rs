@@ -1,0 +1,96 @@
+//! The reconciler as a part of a controller: its own certificate, the curators'
+//! word of the cluster, and the work.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use hearth_base::event::{self, Writer};
+use hearth_base::supervisor::{Context, Failure, Outcome};
+use kube::Client;
+use rustls_pki_types::CertificateDer;
+use tokio::time::sleep;
+
+use super::{Reconciler, Timing, cluster, run};
+use crate::kubernetes::Parts;
+use crate::kubernetes::access;
+use crate::pki::kubernetes::KeyAndCertificate;
+
+/// How often the clock is looked at: it may be set while we wait.
+const LOOK_AT_CLOCK: Duration = Duration::from_secs(3600);
+
+/// Makes a certificate for the reconciler.
+pub(crate) type Issue = dyn Fn() -> Result<KeyAndCertificate, Failure> + Send + Sync;
+
+/// What a controller gives.
+pub(crate) struct Worker {
+    /// Of the node.
+    pub parts: Arc<Parts>,
+    /// Of this node's API server, e.g. `https://127.0.0.1:6443`.
+    pub server: String,
+    /// By which it proves itself.
+    pub authority: CertificateDer<'static>,
+    /// Who we are.
+    pub issue: Box<Issue>,
+}
+
+/// Runs the parts below this runnable.
+pub(crate) async fn on_controller(ctx: Context, worker: Arc<Worker>) -> Outcome {
+    let mut members = worker.parts.member.watch();
+    let member = tokio::select! {
+        member = members.next() => member?,
+        () = ctx.cancelled() => return Ok(()),
+    };
+    let (client_writer, client) = event::value();
+    let (cluster_writer, known) = event::value();
+    let (all, writer) = (worker.clone(), Arc::new(client_writer));
+    ctx.run("access", move |ctx| {
+        let (all, writer) = (all.clone(), writer.clone());
+        async move { keep_client(ctx, &all, &writer).await }
+    })?;
+    let curators = Arc::new(cluster::Worker {
+        view: worker.parts.view.clone(),
+        connection: worker.parts.connection.clone(),
+        cluster: cluster_writer,
+    });
+    ctx.run("cluster", move |ctx| cluster::run(ctx, curators.clone()))?;
+    let reconciler = Arc::new(Reconciler {
+        identity: member.node_id.to_string(),
+        volumes: worker.parts.root.data.volumes(),
+        timing: Timing::default(),
+        client,
+        cluster: known,
+    });
+    ctx.run("work", move |ctx| run(ctx, reconciler.clone()))?;
+    ctx.healthy();
+    ctx.cancelled().await;
+    Ok(())
+}
+
+/// A client, and a newer one when its certificate is due.
+async fn keep_client(ctx: Context, worker: &Worker, clients: &Writer<Client>) -> Outcome {
+    let mut healthy = false;
+    loop {
+        let own = (worker.issue)()?;
+        let (certificate, key) = (own.certificate_pem(), own.key_pem());
+        let authority = &worker.authority;
+        clients.set(access::client(
+            &worker.server,
+            authority,
+            &certificate,
+            key.expose(),
+        )?);
+        if !std::mem::replace(&mut healthy, true) {
+            ctx.healthy();
+        }
+        let renew_at = own.renew_at();
+        let due = async {
+            while let Ok(left) = renew_at.duration_since(SystemTime::now()) {
+                sleep(left.min(LOOK_AT_CLOCK)).await;
+            }
+        };
+        tokio::select! {
+            () = due => {}
+            () = ctx.cancelled() => return Ok(()),
+        }
+    }
+}

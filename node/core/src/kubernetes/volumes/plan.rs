@@ -1,0 +1,380 @@
+//! Which volumes there are to be: pure functions over claims and volumes.
+//!
+//! A claim is served when its pod's node is chosen, which the scheduler writes
+//! on it. What is refused is told to the one who made the claim, with the
+//! reason.
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use hearth_api::identity::NodeId;
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
+use kube::ResourceExt as _;
+use serde_json::Value as Json;
+
+use super::{CLASS, NODE_LABEL, PROVISIONED_BY, PROVISIONER, Planned, VolumeName, release};
+
+/// On which node the pod is to run.
+const SELECTED: &str = "volume.kubernetes.io/selected-node";
+/// Less is rounded up: a file system of nothing helps nobody.
+const SMALLEST: u64 = 1 << 20;
+/// More than any disk; and what a quota can say.
+const LARGEST: u64 = 1 << 60;
+
+/// What there is to do.
+#[derive(Debug, Default, PartialEq)]
+pub struct Work {
+    /// Objects to make.
+    pub create: Vec<Planned>,
+    /// Names of objects whose claims are gone.
+    pub remove: Vec<String>,
+    /// Merge patches that take our finalizer from objects whose nodes are no
+    /// more, by name.
+    pub abandon: Vec<(String, Json)>,
+    /// Claims that cannot be served, and why.
+    pub refuse: Vec<Refusal>,
+}
+
+/// A claim that cannot be served.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Refusal {
+    /// Namespace, name and UID of the claim.
+    pub claim: (String, String, String),
+    /// For the one who made it.
+    pub why: String,
+}
+
+/// `nodes` are those of the cluster, `workers` the ones among them that run
+/// pods; `directory` is where each of them has its volumes.
+pub fn plan<'a>(
+    claims: impl Iterator<Item = &'a PersistentVolumeClaim>,
+    volumes: impl Iterator<Item = &'a PersistentVolume>,
+    nodes: &BTreeSet<NodeId>,
+    directory: &Path,
+) -> Work {
+    let mut work = Work::default();
+    let mut there = BTreeSet::new();
+    for volume in volumes {
+        there.insert(volume.name_any());
+        let by = volume.annotations().get(PROVISIONED_BY);
+        if by.map(String::as_str) != Some(PROVISIONER) {
+            continue;
+        }
+        if volume.metadata.deletion_timestamp.is_some() {
+            let node = volume.labels().get(NODE_LABEL);
+            let node = node.and_then(|node| node.parse::<NodeId>().ok());
+            if node.is_none_or(|node| !nodes.contains(&node)) {
+                let patch = release(volume).map(|patch| (volume.name_any(), patch));
+                work.abandon.extend(patch);
+            }
+        } else if is_over(volume) {
+            work.remove.push(volume.name_any());
+        }
+    }
+    for claim in claims.filter(|claim| is_waiting(claim)) {
+        match serve(claim, nodes, directory) {
+            Ok(Some(planned)) if !there.contains(planned.name.as_str()) => {
+                work.create.push(planned);
+            }
+            Ok(_) => {}
+            Err(why) => work.refuse.push(Refusal {
+                claim: reference(claim),
+                why,
+            }),
+        }
+    }
+    work
+}
+
+/// Its claim is gone, and nobody has said that it should stay.
+fn is_over(volume: &PersistentVolume) -> bool {
+    let policy = volume.spec.as_ref();
+    let policy = policy.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
+    let phase = volume.status.as_ref();
+    let phase = phase.and_then(|status| status.phase.as_deref());
+    policy == Some("Delete") && matches!(phase, Some("Released" | "Failed"))
+}
+
+/// It is one of our class, without a volume, and its node is chosen.
+fn is_waiting(claim: &PersistentVolumeClaim) -> bool {
+    let Some(spec) = &claim.spec else {
+        return false;
+    };
+    claim.metadata.deletion_timestamp.is_none()
+        && spec.storage_class_name.as_deref() == Some(CLASS)
+        && spec.volume_name.as_deref().is_none_or(str::is_empty)
+        && claim.annotations().contains_key(SELECTED)
+}
+
+fn reference(claim: &PersistentVolumeClaim) -> (String, String, String) {
+    let namespace = claim.namespace().unwrap_or_default();
+    let uid = claim.uid().unwrap_or_default();
+    (namespace, claim.name_any(), uid)
+}
+
+/// `None` for a claim whose node is not (or no longer) one of the cluster: the
+/// scheduler will choose another.
+fn serve(
+    claim: &PersistentVolumeClaim,
+    nodes: &BTreeSet<NodeId>,
+    directory: &Path,
+) -> Result<Option<Planned>, String> {
+    let node = claim.annotations().get(SELECTED);
+    let Some(node) = node.and_then(|node| node.parse().ok()) else {
+        return Ok(None);
+    };
+    let spec = claim.spec.clone().unwrap_or_default();
+    if spec.volume_mode.as_deref().unwrap_or("Filesystem") != "Filesystem" {
+        return Err(format!(
+            "class {CLASS} has no block devices: volumeMode Filesystem is wanted"
+        ));
+    }
+    let modes = spec.access_modes.unwrap_or_default();
+    if let Some(mode) = modes.iter().find(|mode| !is_of_one_node(mode)) {
+        return Err(format!(
+            "class {CLASS} lies on one node: accessMode {mode} cannot be"
+        ));
+    }
+    if spec.data_source.is_some() || spec.selector.is_some() {
+        return Err(format!(
+            "class {CLASS} takes neither dataSource nor selector"
+        ));
+    }
+    let request = spec.resources.and_then(|resources| resources.requests);
+    let request = request.and_then(|requests| requests.get("storage").cloned());
+    let request = request.ok_or("the claim asks for no storage")?.0;
+    let size = bytes(&request).filter(|size| *size <= LARGEST);
+    let size = size.ok_or_else(|| format!("{request:?} of storage cannot be"))?;
+    let claim = reference(claim);
+    let name = VolumeName::of_claim(&claim.2).ok_or("the claim has no UID")?;
+    Ok(nodes.contains(&node).then(|| Planned {
+        path: directory.join(name.as_str()),
+        name,
+        // What the object promises is what the quota is.
+        size: size.max(SMALLEST).next_multiple_of(4096),
+        node,
+        claim,
+    }))
+}
+
+fn is_of_one_node(mode: &str) -> bool {
+    matches!(mode, "ReadWriteOnce" | "ReadWriteOncePod")
+}
+
+/// The bytes of a quantity of Kubernetes, such as `10Gi`, `1.5G`, `2e9` or
+/// `1000`; rounded up. `None` for what is none, or is less than nothing, or
+/// more than fits.
+pub fn bytes(quantity: &str) -> Option<u64> {
+    let end = quantity.find(|c: char| !(c.is_ascii_digit() || c == '.'));
+    let (number, suffix) = quantity.split_at(end.unwrap_or(quantity.len()));
+    let (whole, fraction) = number.split_once('.').unwrap_or((number, ""));
+    if whole.is_empty() && fraction.is_empty() || whole.len() + fraction.len() > 24 {
+        return None;
+    }
+    let digits = format!("{whole}{fraction}");
+    let digits: u128 = digits.parse().ok()?;
+    let scale = 10_u128.checked_pow(u32::try_from(fraction.len()).ok()?)?;
+    let (times, over) = factor(suffix)?;
+    let bytes = digits
+        .checked_mul(times)?
+        .div_ceil(scale.checked_mul(over)?);
+    u64::try_from(bytes).ok()
+}
+
+/// What a suffix means, as a fraction.
+fn factor(suffix: &str) -> Option<(u128, u128)> {
+    const BINARY: [&str; 6] = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
+    const DECIMAL: [&str; 6] = ["k", "M", "G", "T", "P", "E"];
+    if suffix.is_empty() {
+        return Some((1, 1));
+    }
+    let place = |of: [&str; 6]| of.iter().position(|name| *name == suffix);
+    if let Some(at) = place(BINARY) {
+        return Some((1 << (10 * (at + 1)), 1));
+    }
+    if let Some(at) = place(DECIMAL) {
+        let power = u32::try_from(3 * (at + 1)).ok()?;
+        return Some((10_u128.pow(power), 1));
+    }
+    match suffix {
+        "m" => return Some((1, 1000)),
+        "u" => return Some((1, 1_000_000)),
+        "n" => return Some((1, 1_000_000_000)),
+        _ => {}
+    }
+    let exponent = suffix.strip_prefix(['e', 'E'])?;
+    let exponent: i32 = exponent.parse().ok()?;
+    let power = 10_u128.checked_pow(exponent.unsigned_abs())?;
+    Some(if exponent < 0 { (1, power) } else { (power, 1) })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+
+    const UID: &str = "0b2f8c4e-3f0a-4a7e-9d55-0123456789ab";
+
+    fn id(digit: char) -> NodeId {
+        let digits = String::from(digit).repeat(32);
+        format!("hearth-{digits}").parse().unwrap()
+    }
+
+    fn claim(change: impl FnOnce(&mut Json)) -> PersistentVolumeClaim {
+        let mut claim = json!({
+            "metadata": {
+                "namespace": "default", "name": "data", "uid": UID,
+            },
+            "spec": {
+                "storageClassName": CLASS,
+                "accessModes": ["ReadWriteOnce"],
+                "resources": { "requests": { "storage": "1Gi" } },
+            },
+        });
+        claim["metadata"]["annotations"] = json!({ SELECTED: id('a').to_string() });
+        change(&mut claim);
+        serde_json::from_value(claim).unwrap()
+    }
+
+    fn work(claims: &[PersistentVolumeClaim], volumes: &[PersistentVolume]) -> Work {
+        let nodes = BTreeSet::from([id('a')]);
+        plan(claims.iter(), volumes.iter(), &nodes, Path::new("/volumes"))
+    }
+
+    fn made() -> PersistentVolume {
+        let [planned] = &work(&[claim(|_| {})], &[]).create[..] else {
+            panic!("one volume is wanted");
+        };
+        serde_json::from_value(planned.body()).unwrap()
+    }
+
+    #[test]
+    fn a_claim_gets_one_volume_where_its_pod_is_to_run() {
+        let volume = made();
+        let spec = volume.spec.as_ref().unwrap();
+        let path = format!("/volumes/pvc-{UID}");
+        assert_eq!(spec.local.as_ref().unwrap().path, path);
+        assert_eq!(spec.claim_ref.as_ref().unwrap().uid.as_deref(), Some(UID));
+        assert_eq!(work(&[claim(|_| {})], &[volume]), Work::default());
+    }
+
+    #[test]
+    fn claims_of_others_and_those_that_wait_are_left_alone() {
+        for other in [
+            claim(|claim| claim["spec"]["storageClassName"] = json!("else")),
+            claim(|claim| claim["spec"]["storageClassName"] = Json::Null),
+            claim(|claim| claim["spec"]["volumeName"] = json!("pv")),
+            claim(|claim| claim["metadata"]["annotations"] = json!({})),
+            claim(|claim| claim["metadata"]["annotations"][SELECTED] = json!(id('b').to_string())),
+            claim(|claim| claim["metadata"]["annotations"][SELECTED] = json!("../x")),
+            claim(|claim| {
+                claim["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+            }),
+        ] {
+            assert_eq!(work(&[other], &[]), Work::default());
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_is_refused_with_the_reason() {
+        let storage = |claim: &mut Json, size: &str| {
+            claim["spec"]["resources"]["requests"]["storage"] = json!(size);
+        };
+        for (claim, words) in [
+            (
+                claim(|claim| claim["spec"]["volumeMode"] = json!("Block")),
+                "block",
+            ),
+            (
+                claim(|claim| claim["spec"]["accessModes"] = json!(["ReadWriteMany"])),
+                "ReadWriteMany",
+            ),
+            (claim(|claim| storage(claim, "8Ei")), "8Ei"),
+            (claim(|claim| storage(claim, "-1")), "-1"),
+            (
+                claim(|claim| claim["spec"]["resources"] = json!({})),
+                "no storage",
+            ),
+        ] {
+            let work = work(&[claim], &[]);
+            assert!(work.create.is_empty());
+            assert!(work.refuse[0].why.contains(words), "{:?}", work.refuse);
+        }
+    }
+
+    #[test]
+    fn volumes_go_with_their_claims_and_those_of_lost_nodes_are_let_go() {
+        let with = |change: &dyn Fn(&mut Json)| -> PersistentVolume {
+            let mut volume = serde_json::to_value(made()).unwrap();
+            change(&mut volume);
+            serde_json::from_value(volume).unwrap()
+        };
+        let name = made().name_any();
+        let released = |volume: &mut Json| volume["status"]["phase"] = json!("Released");
+        assert_eq!(work(&[], &[with(&released)]).remove, [name.clone()]);
+        assert!(
+            work(&[], &[made()]).remove.is_empty(),
+            "it may be bound yet"
+        );
+        let kept = with(&|volume| {
+            released(volume);
+            volume["spec"]["persistentVolumeReclaimPolicy"] = json!("Retain");
+        });
+        assert_eq!(work(&[], &[kept]), Work::default());
+        let foreign = with(&|volume| {
+            released(volume);
+            volume["metadata"]["annotations"] = json!({});
+        });
+        assert_eq!(work(&[], &[foreign]), Work::default());
+
+        let going = |volume: &mut Json| {
+            volume["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
+        };
+        // Its node does it.
+        assert_eq!(work(&[], &[with(&going)]), Work::default());
+        let lost = with(&|volume| {
+            going(volume);
+            volume["metadata"]["labels"][NODE_LABEL] = json!(id('b').to_string());
+        });
+        assert_eq!(work(&[], &[lost]).abandon[0].0, name);
+    }
+
+    #[test]
+    fn quantities_are_bytes() {
+        for (text, wanted) in [
+            ("0", 0),
+            ("1000", 1000),
+            ("1Ki", 1024),
+            ("10Gi", 10 << 30),
+            ("1.5Gi", 3 << 29),
+            ("1.5k", 1500),
+            (".5M", 500_000),
+            ("2e3", 2000),
+            ("1E", 1_000_000_000_000_000_000),
+            ("1E2", 100),
+            ("1500m", 2),
+            ("5e-1", 1),
+        ] {
+            assert_eq!(bytes(text), Some(wanted), "{text}");
+        }
+        for text in [
+            "", "Gi", "-1", "+1", "1 Gi", "1gi", "1.2.3", "1e", "16Ei", "1e99", ".",
+        ] {
+            assert_eq!(bytes(text), None, "{text}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_without_a_panic(text in "\\PC{0,40}|[0-9.]{0,30}[eEkKMGTPmun]i?-?[0-9]{0,10}") {
+            let _ = bytes(&text);
+        }
+
+        #[test]
+        fn plain_numbers_are_themselves(number: u64) {
+            prop_assert_eq!(bytes(&number.to_string()), Some(number));
+        }
+    }
+}
