@@ -11,6 +11,7 @@
 //! | [`access`] | our own clients of Kubernetes' API |
 //! | [`reconciler`] | on controllers: the objects that a cluster has from us |
 //! | [`labels`] | what Kubernetes' nodes bear of the cluster's labels |
+//! | [`services`] | on workers: starts names and volumes |
 //! | [`dns`] | on workers: names for pods |
 //! | [`volumes`] | on workers: local volumes with quotas |
 //!
@@ -39,6 +40,8 @@ pub mod kubeconfig;
 pub mod labels;
 pub mod program;
 pub mod reconciler;
+#[allow(dead_code)] // Until workers start it.
+mod services;
 mod store;
 #[cfg(test)]
 mod testing;

@@ -1,9 +1,9 @@
 //! A real Kubernetes control plane for tests: etcd of this machine, and API
 //! server and controller-manager of a bundle.
 //!
-//! The bundle is that of `HEARTH_KUBERNETES_BUNDLE`, or else the newest that
-//! `cargo xtask kubernetes` has left in its cache. Where there is none, what
-//! needs it is skipped, and says so.
+//! The bundle is that of `HEARTH_KUBERNETES_BUNDLE`, or that where a node has it,
+//! or else the newest that `cargo xtask kubernetes` has left in its cache. Where
+//! there is none, what needs it is skipped, and says so.
 
 use std::fs;
 use std::net::{Ipv4Addr, TcpListener};
@@ -12,7 +12,7 @@ use std::process::Stdio;
 use std::time::{Duration, SystemTime};
 
 use hearth_api::identity::NodeId;
-use hearth_api::names::SERVICE_NETWORK;
+use hearth_api::names::{EXTENSION_KUBERNETES, EXTENSIONS, SERVICE_NETWORK};
 use kube::Client;
 use serde_json::json;
 use tokio::process::{Child, Command};
@@ -53,6 +53,10 @@ fn programs() -> Option<PathBuf> {
         let root = known(root.into());
         assert!(root.is_some(), "HEARTH_KUBERNETES_BUNDLE is no bundle");
         return root;
+    }
+    let mounted = Path::new(EXTENSIONS).join(EXTENSION_KUBERNETES);
+    if let Some(root) = known(mounted) {
+        return Some(root);
     }
     let cache = PathBuf::from(std::env::var_os("HOME")?).join(".cache/hearth/kubernetes");
     let entries = fs::read_dir(cache).ok()?.filter_map(Result::ok);

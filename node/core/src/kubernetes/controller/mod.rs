@@ -8,8 +8,8 @@
 //! life, or when the node has another address. Nothing of it is on the disk, so
 //! nothing is left of a role that is gone.
 //!
-//! On several controllers all API servers serve at once; of the others one of
-//! each works, which they settle by leases in the API. They speak to the API
+//! On several controllers all API servers serve at once; of the others, and of
+//! the [`reconciler`], one of each works, which they settle by leases in the API. They speak to the API
 //! server of their own node: a controller that is cut off leads nobody.
 //!
 //! The API server is of use where etcd is, so the node must be a consensus
@@ -29,10 +29,10 @@ use hearth_base::supervisor::{Context, Failure, Outcome};
 
 use super::bundle::{Binary, Bundle};
 use super::program::{self, Progress};
-use super::{AT_ONCE, Parts, Standing, store};
+use super::{AT_ONCE, Parts, Standing, reconciler, store};
 use crate::consensus::{self, ConsensusUser, NamespacedClient};
 use crate::handover::MemberData;
-use crate::pki::kubernetes::Authorities;
+use crate::pki::kubernetes::{Authorities, Certificate};
 use files::Files;
 
 /// How often it is looked whether a certificate is due: the wall clock, by
@@ -124,6 +124,19 @@ pub(crate) async fn run(
             keep(ctx, all.clone(), binary, progress.clone())
         })?;
     }
+    let issuer = controller.clone();
+    let reconciler = Arc::new(reconciler::controller::Worker {
+        parts: parts.clone(),
+        server: format!("https://127.0.0.1:{}", ports.apiserver),
+        authority: controller.authorities.ca().clone(),
+        issue: Box::new(move || {
+            let now = SystemTime::now();
+            Ok(issuer.authorities.issue(&Certificate::Reconciler, now)?)
+        }),
+    });
+    ctx.run("reconciler", move |ctx| {
+        reconciler::controller::on_controller(ctx, reconciler.clone())
+    })?;
     // The children are all there; how they fare is told by the condition.
     ctx.healthy();
     tell(

@@ -21,9 +21,7 @@
 //!
 //! [`volumes::plan`]: super::volumes::plan
 
-#[allow(dead_code)] // Until controllers start it.
 pub(crate) mod cluster;
-#[allow(dead_code)] // Until controllers start it.
 pub(crate) mod controller;
 pub mod lease;
 pub mod nodes;
