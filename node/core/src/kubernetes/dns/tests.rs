@@ -382,7 +382,7 @@ fn digest(bytes: &[u8]) {
                 if let answer::Local::Reply(reply) = local {
                     let encoded = question.encode(&reply);
                     let answer = Message::from_vec(&encoded).unwrap();
-                    assert_eq!(answer.queries, [question.query.clone()]);
+                    assert_eq!(answer.queries, std::slice::from_ref(&question.query));
                     assert!(transport == Transport::Tcp || encoded.len() <= 1232);
                 }
             }

@@ -313,7 +313,10 @@ mod tests {
         };
         let name = made().name_any();
         let released = |volume: &mut Json| volume["status"]["phase"] = json!("Released");
-        assert_eq!(work(&[], &[with(&released)]).remove, [name.clone()]);
+        assert_eq!(
+            work(&[], &[with(&released)]).remove,
+            std::slice::from_ref(&name)
+        );
         assert!(
             work(&[], &[made()]).remove.is_empty(),
             "it may be bound yet"
