@@ -7,6 +7,7 @@
 //! `unsafe` stands in the private module `raw` and nowhere else.
 
 pub mod block;
+pub mod cgroups;
 pub mod child;
 pub mod cidr;
 pub mod clock;
@@ -19,6 +20,7 @@ pub mod gpt;
 pub mod hostname;
 pub mod kmsg;
 pub mod mkfs;
+pub mod mount_table;
 pub mod mounts;
 pub mod netlink;
 pub mod power_button;
@@ -26,6 +28,7 @@ pub mod quota;
 mod raw;
 pub mod slots;
 pub mod static_network;
+pub mod sysctl;
 pub mod watchdog;
 
 /// Runs a test in a network namespace of its own, so that it may change

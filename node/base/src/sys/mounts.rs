@@ -308,11 +308,11 @@ fn refused(source_name: &CStr, target: &Path, kind: &CStr, errno: Errno) -> Moun
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
     /// Runs in a thread with mounts of its own; false if that is not allowed.
-    fn with_own_mounts(test: impl FnOnce() + Send) -> bool {
+    pub fn with_own_mounts(test: impl FnOnce() + Send) -> bool {
         let run = || {
             use nix::sched::{CloneFlags, unshare};
             if unshare(CloneFlags::CLONE_NEWNS).is_err() {

@@ -1,0 +1,54 @@
+//! The kernel's settings that can be changed while it runs.
+
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+};
+
+/// Why a setting was not changed.
+#[derive(Debug, thiserror::Error)]
+#[error("set {name} to {value}")]
+pub struct SysctlError {
+    /// The setting, with dots.
+    pub name: String,
+    /// What was wanted.
+    pub value: String,
+    /// The cause.
+    pub source: io::Error,
+}
+
+/// Sets one, e.g. `net.ipv4.ip_forward`.
+pub fn set(name: &str, value: &str) -> Result<(), SysctlError> {
+    set_under(Path::new("/proc/sys"), name, value)
+}
+
+fn set_under(root: &Path, name: &str, value: &str) -> Result<(), SysctlError> {
+    let parts: PathBuf = name.split('.').collect();
+    let failed = |source| SysctlError {
+        name: name.to_owned(),
+        value: value.to_owned(),
+        source,
+    };
+    // Not created: a setting that is missing is the kernel's to have.
+    let file = fs::OpenOptions::new().write(true).open(root.join(parts));
+    let written = file.and_then(|mut file| io::Write::write_all(&mut file, value.as_bytes()));
+    written.map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn dots_are_directories_and_what_is_missing_stays_so() {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("net/ipv4")).unwrap();
+        let file = root.path().join("net/ipv4/ip_forward");
+        fs::write(&file, "0").unwrap();
+        set_under(root.path(), "net.ipv4.ip_forward", "1").unwrap();
+        assert_eq!(fs::read(&file).unwrap(), b"1");
+        let error = set_under(root.path(), "net.ipv4.other", "1").unwrap_err();
+        assert_eq!(error.to_string(), "set net.ipv4.other to 1");
+        assert!(!root.path().join("net/ipv4/other").exists());
+    }
+}
