@@ -1,12 +1,21 @@
-//! Generates the client of etcd from `proto/etcd.proto`, and the server by which
-//! some of it is passed on. protox compiles it in this process, so that a build
-//! needs no `protoc`.
+//! Generates the clients of etcd and containerd from `proto/`, and the server by
+//! which some of etcd is passed on. protox compiles them in this process, so that
+//! a build needs no `protoc`.
 
 use std::error::Error;
 
 fn main() -> Result<(), Box<dyn Error>> {
     println!("cargo::rerun-if-changed=proto");
-    let descriptors = protox::compile(["etcd.proto"], ["proto"])?;
+    let descriptors = protox::compile(
+        [
+            "etcd.proto",
+            "containerd/content.proto",
+            "containerd/cri.proto",
+            "containerd/images.proto",
+            "containerd/leases.proto",
+        ],
+        ["proto"],
+    )?;
     tonic_prost_build::configure()
         .build_transport(false)
         .compile_fds(descriptors)?;

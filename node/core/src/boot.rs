@@ -24,7 +24,7 @@ use hearth_base::event;
 use hearth_base::logtree::{self, Entry, LogTree, Severity};
 use hearth_base::supervisor::{Context, Failure, Options, Outcome, Supervisor, runnable};
 use hearth_base::sys::kmsg::{self, Kmsg};
-use hearth_base::sys::{files, fw_cfg::FwCfg, mounts, watchdog};
+use hearth_base::sys::{cgroups, files, fw_cfg::FwCfg, mounts, watchdog};
 use nix::sys::signal::SigSet;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -54,6 +54,12 @@ const REST_BOUND: Duration = Duration::from_secs(5);
 const WATCHDOG_BOUND: Duration = Duration::from_secs(30);
 /// A node that has been home for so long is well.
 const WELL_AFTER: Duration = Duration::from_secs(600);
+/// For all that runs to end in order when the machine goes down, pods and what
+/// watches over them among it.
+const SHUTDOWN_BOUND: Duration = Duration::from_secs(20);
+/// The control group of the core and its children: the root is for dividing
+/// the machine.
+const GROUP: &str = "hearth";
 
 /// What everything below the root runnable shares.
 struct Node {
@@ -115,6 +121,8 @@ type Error = Box<dyn std::error::Error + Send + Sync>;
 /// Runs until the machine is to go down; an error is what PID 1 reboots for.
 async fn core() -> Result<Ending, Error> {
     mounts::bring_up()?;
+    let group = cgroups::Group::root().child(GROUP);
+    group.make().and_then(|()| group.enter())?;
     let root = Root::system();
     root.ephemeral.make_directories()?;
     link_etc(&root)?;
@@ -144,7 +152,11 @@ async fn core() -> Result<Ending, Error> {
     });
     let root = node.clone();
     let root = runnable(move |ctx| root_runnable(ctx, root.clone()));
-    let mut supervisor = Supervisor::start(root, Options::default());
+    let options = Options {
+        shutdown_bound: SHUTDOWN_BOUND,
+        ..Options::default()
+    };
+    let mut supervisor = Supervisor::start(root, options);
     #[cfg(feature = "debug-service")]
     tree_writer.set(supervisor.tree());
 

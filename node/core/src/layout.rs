@@ -41,6 +41,20 @@ pub fn etc_links(ephemeral: &Ephemeral) -> [(&'static str, PathBuf); 3] {
     ]
 }
 
+/// Names that programs of containers have built in, and what lies there.
+pub fn container_links(root: &Root) -> [(&'static str, PathBuf); 4] {
+    let kept = root.data.kubernetes();
+    [
+        ("/var/lib/kubelet", kept.kubelet()),
+        ("/var/log", kept.log()),
+        (
+            "/var/lib/cni",
+            root.ephemeral.kubernetes().worker().results(),
+        ),
+        ("/var/run", "/run".into()),
+    ]
+}
+
 /// Only root of this machine.
 const PRIVATE: u32 = 0o700;
 /// The directory of the state files on the ESP.
@@ -184,6 +198,19 @@ impl Data {
         }
     }
 
+    /// containerd's own directory, its `root`: images and their snapshots.
+    /// Made by containerd.
+    pub fn containerd(&self) -> PathBuf {
+        self.path.join("containerd")
+    }
+
+    /// What a Kubernetes worker keeps.
+    pub fn kubernetes(&self) -> DataKubernetes {
+        DataKubernetes {
+            path: self.path.join("kubernetes"),
+        }
+    }
+
     /// The node's part.
     pub fn node(&self) -> Node {
         Node {
@@ -266,6 +293,35 @@ impl Etcd {
     /// they are taken out, and the certificates stay.
     pub fn authorities(&self) -> PathBuf {
         self.founding().join("authorities")
+    }
+}
+
+/// `kubernetes/`: there only while the node is a worker.
+#[derive(Clone, Debug)]
+pub struct DataKubernetes {
+    path: PathBuf,
+}
+
+impl DataKubernetes {
+    /// The directory itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The kubelet's own directory, with the volumes of pods. Has a mount of
+    /// its own, for unlike the rest of the data partition it holds programs.
+    pub fn kubelet(&self) -> PathBuf {
+        self.path.join("kubelet")
+    }
+
+    /// Plugins for volumes, of which there are none.
+    pub fn volume_plugins(&self) -> PathBuf {
+        self.path.join("volume-plugins")
+    }
+
+    /// The logs of containers.
+    pub fn log(&self) -> PathBuf {
+        self.path.join("log")
     }
 }
 
@@ -361,6 +417,16 @@ impl Ephemeral {
         self.path.join("resolv.conf")
     }
 
+    /// What containerd keeps of this boot, its `state`. Made by containerd.
+    pub fn containerd(&self) -> PathBuf {
+        self.path.join("containerd")
+    }
+
+    /// Where containerd serves.
+    pub fn containerd_socket(&self) -> PathBuf {
+        self.containerd().join("containerd.sock")
+    }
+
     /// What the programs of Kubernetes are given and make in this boot.
     pub fn kubernetes(&self) -> EphemeralKubernetes {
         EphemeralKubernetes {
@@ -403,6 +469,13 @@ impl EphemeralKubernetes {
     pub fn controller(&self) -> EphemeralController {
         EphemeralController {
             path: self.path.join("controller"),
+        }
+    }
+
+    /// What containerd, kubelet and kube-proxy are given: secret.
+    pub fn worker(&self) -> EphemeralWorker {
+        EphemeralWorker {
+            path: self.path.join("worker"),
         }
     }
 
@@ -457,6 +530,51 @@ impl EphemeralController {
     }
 }
 
+/// `kubernetes/worker/` in memory.
+#[derive(Clone, Debug)]
+pub struct EphemeralWorker {
+    path: PathBuf,
+}
+
+impl EphemeralWorker {
+    /// The directory itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// What one of its clients or servers shows, and Kubernetes' authority.
+    pub fn keys(&self, whose: &str) -> KeyFiles {
+        KeyFiles {
+            path: self.path.join("keys").join(whose),
+        }
+    }
+
+    /// The directory of the pods' network, as its plugins are told.
+    pub fn network(&self) -> PathBuf {
+        self.path.join("cni")
+    }
+
+    /// Which addresses of the pods' network are taken.
+    pub fn addresses(&self) -> PathBuf {
+        self.path.join("addresses")
+    }
+
+    /// What the network's plugins remember of each pod.
+    pub fn results(&self) -> PathBuf {
+        self.path.join("results")
+    }
+
+    /// What a program is told, beside its flags.
+    pub fn config(&self, program: &str) -> PathBuf {
+        self.path.join(format!("{program}.config"))
+    }
+
+    /// How a program reaches the API servers.
+    pub fn kubeconfig(&self, program: &str) -> PathBuf {
+        self.path.join(format!("{program}.kubeconfig"))
+    }
+}
+
 /// The extension with Kubernetes' programs, as mounted. Never written.
 #[derive(Clone, Debug)]
 pub struct Bundle {
@@ -489,6 +607,18 @@ impl Bundle {
     /// The directory of the container images.
     pub fn images(&self) -> PathBuf {
         self.path.join("images")
+    }
+
+    /// How registries are reached, as containerd reads it; not in every
+    /// bundle.
+    pub fn registries(&self) -> PathBuf {
+        self.path.join("registries")
+    }
+
+    /// By which authorities registries prove themselves, PEM; not in every
+    /// bundle.
+    pub fn authorities(&self) -> PathBuf {
+        self.path.join("authorities.pem")
     }
 }
 

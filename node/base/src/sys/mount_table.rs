@@ -10,7 +10,7 @@
 use std::{
     ffi::OsString,
     fs, io,
-    os::unix::ffi::{OsStrExt as _, OsStringExt as _},
+    os::unix::ffi::OsStringExt as _,
     path::{Path, PathBuf},
 };
 
@@ -114,6 +114,8 @@ pub fn share(path: &Path) -> Result<(), MountError> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::ffi::OsStrExt as _;
+
     use super::super::mounts::{mount, tests::with_own_mounts};
     use super::*;
 

@@ -230,6 +230,17 @@ impl Bundle {
         self.root.network_plugins()
     }
 
+    /// How registries are reached, if the extension says so.
+    pub fn registries(&self) -> Option<PathBuf> {
+        Some(self.root.registries()).filter(|path| path.is_dir())
+    }
+
+    /// By which authorities registries prove themselves, if the extension
+    /// says so.
+    pub fn authorities(&self) -> Option<PathBuf> {
+        Some(self.root.authorities()).filter(|path| path.is_file())
+    }
+
     /// The archives of container images, by name.
     pub fn images(&self) -> io::Result<Vec<PathBuf>> {
         let mut found = Vec::new();

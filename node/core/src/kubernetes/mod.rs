@@ -14,6 +14,8 @@
 //! | [`services`] | on workers: starts names and volumes |
 //! | [`dns`] | on workers: names for pods |
 //! | [`volumes`] | on workers: local volumes with quotas |
+//! | [`containerd`] | runs containers, and has the extension's images |
+//! | [`worker`] | what a worker runs |
 //!
 //! Each role is a runnable of its own (a *gate*) with the role's parts below
 //! it. The children of a runnable are fixed once it is healthy, so a role that
@@ -34,6 +36,7 @@
 
 pub mod access;
 pub mod bundle;
+mod containerd;
 mod controller;
 pub mod dns;
 pub mod kubeconfig;
@@ -48,6 +51,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 pub mod volumes;
+mod worker;
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -305,13 +309,7 @@ async fn start(ctx: &Context, gate: &Gate, bundle: Arc<Bundle>) -> Outcome {
             let ports = controller::Ports::default();
             controller::run(ctx, &gate.parts, bundle, ports, &gate.standing).await
         }
-        Role::Worker => {
-            let version = bundle.kubernetes();
-            let message = format!("this release cannot run pods of Kubernetes {version} yet");
-            gate.standing.set(Standing::unmet("NotSupported", message));
-            ctx.healthy();
-            std::future::pending().await
-        }
+        Role::Worker => worker::run(ctx, &gate.parts, bundle, &gate.standing).await,
     }
 }
 
@@ -319,7 +317,7 @@ async fn start(ctx: &Context, gate: &Gate, bundle: Arc<Bundle>) -> Outcome {
 async fn clear(gate: &Gate) -> Outcome {
     let made = match gate.role {
         Role::Controller => gate.parts.root.ephemeral.kubernetes().controller(),
-        Role::Worker => return Ok(()),
+        Role::Worker => return worker::clear(&gate.parts).await,
     };
     match tokio::fs::remove_dir_all(made.path()).await {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),

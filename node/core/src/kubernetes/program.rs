@@ -69,6 +69,14 @@ pub enum ProgramError {
         /// What it gave as its reason.
         last_words: Option<String>,
     },
+    /// It was to do one thing, and did not come to an end.
+    #[error("{program} has not ended within {within:?}")]
+    Endless {
+        /// The program.
+        program: &'static str,
+        /// What it was given.
+        within: Duration,
+    },
     /// It did not begin to answer.
     #[error("{program} does not work {within:?} after its start: {why}")]
     NotReady {
@@ -177,6 +185,27 @@ impl Program {
             child,
             last_words,
         })
+    }
+}
+
+impl Program {
+    /// Runs one that does something and ends, and waits for that. Its log lines
+    /// go into the log tree under `dn`.
+    pub async fn complete(
+        &self,
+        log: &LogTree,
+        dn: &str,
+        within: Duration,
+    ) -> Result<(), ProgramError> {
+        let mut running = self.start(log, dn).await?;
+        match timeout(within, running.ended()).await {
+            Ok(ProgramError::Ended { status, .. }) if status.success() => Ok(()),
+            Ok(error) => Err(error),
+            Err(_) => Err(ProgramError::Endless {
+                program: running.program,
+                within,
+            }),
+        }
     }
 }
 

@@ -1,0 +1,211 @@
+//! containerd's configuration file.
+//!
+//! Everything that is not said here is containerd's default. The file is TOML,
+//! of which a few lines are written; a writer for all of it is not needed.
+
+use std::fmt::Write as _;
+use std::path::Path;
+
+/// The image that holds a pod's namespaces: part of the extension, imported at
+/// start, so that a node without a registry runs pods.
+pub const PAUSE_IMAGE: &str = "hearth.local/pause:1";
+
+/// What containerd is told.
+pub struct Config<'a> {
+    /// Images and their snapshots, across boots.
+    pub root: &'a Path,
+    /// What runs, in this boot.
+    pub state: &'a Path,
+    /// Where it serves.
+    pub socket: &'a Path,
+    /// The programs of the bundle.
+    pub runc: &'a Path,
+    /// The plugins for the pods' network.
+    pub network_plugins: &'a Path,
+    /// How they are to be used.
+    pub network: &'a Path,
+    /// How registries are reached, if the extension says so.
+    pub registries: Option<&'a Path>,
+    /// Its control group below the root, with all that it starts but pods.
+    pub group: &'a str,
+}
+
+/// Parts of containerd that are built in and of no use on a node: other file
+/// systems' snapshots, installing programs, tracing. (Not the runtime before
+/// the present one: the service of tasks wants to find it.)
+const DISABLED: [&str; 8] = [
+    "io.containerd.snapshotter.v1.aufs",
+    "io.containerd.snapshotter.v1.btrfs",
+    "io.containerd.snapshotter.v1.devmapper",
+    "io.containerd.snapshotter.v1.native",
+    "io.containerd.snapshotter.v1.zfs",
+    "io.containerd.internal.v1.opt",
+    "io.containerd.internal.v1.tracing",
+    "io.containerd.tracing.processor.v1.otlp",
+];
+
+impl Config<'_> {
+    /// The file's content.
+    pub fn to_toml(&self) -> String {
+        let mut file = Toml::default();
+        file.number("version", 2)
+            .path("root", self.root)
+            .path("state", self.state)
+            // The last to go when memory runs out: without it, nobody ends
+            // the pods that ate it.
+            .number("oom_score", -999);
+        let disabled = DISABLED.map(quoted).join(", ");
+        file.line(&format!("disabled_plugins = [{disabled}]"));
+        file.table("cgroup").text("path", self.group);
+        file.table("grpc").path("address", self.socket);
+
+        let cri = r#"plugins."io.containerd.grpc.v1.cri""#;
+        file.table(cri)
+            .text("sandbox_image", PAUSE_IMAGE)
+            // The kubelet passes streams on, so they need no other way.
+            .text("stream_server_address", "127.0.0.1")
+            .text("stream_server_port", "0")
+            // The kernel has neither.
+            .flag("disable_apparmor", true)
+            .flag("enable_selinux", false)
+            // With the rest of what is of this boot, not in a place of its own.
+            .flag("netns_mounts_under_state_dir", true);
+        file.table(&format!("{cri}.containerd"))
+            .text("snapshotter", "overlayfs")
+            .text("default_runtime_name", "runc");
+        file.table(&format!("{cri}.containerd.runtimes.runc"))
+            .text("runtime_type", "io.containerd.runc.v2");
+        file.table(&format!("{cri}.containerd.runtimes.runc.options"))
+            .path("BinaryName", self.runc)
+            // There is no systemd: groups are made as directories.
+            .flag("SystemdCgroup", false);
+        file.table(&format!("{cri}.cni"))
+            .path("bin_dir", self.network_plugins)
+            .path("conf_dir", self.network);
+        if let Some(registries) = self.registries {
+            file.table(&format!("{cri}.registry"))
+                .path("config_path", registries);
+        }
+        file.0
+    }
+}
+
+/// A file in the making.
+#[derive(Default)]
+struct Toml(String);
+
+impl Toml {
+    fn line(&mut self, line: &str) -> &mut Self {
+        self.0.push_str(line);
+        self.0.push('\n');
+        self
+    }
+
+    fn table(&mut self, name: &str) -> &mut Self {
+        self.line(&format!("\n[{name}]"))
+    }
+
+    fn text(&mut self, key: &str, value: &str) -> &mut Self {
+        self.line(&format!("{key} = {}", quoted(value)))
+    }
+
+    fn path(&mut self, key: &str, value: &Path) -> &mut Self {
+        self.text(key, &value.to_string_lossy())
+    }
+
+    fn number(&mut self, key: &str, value: i64) -> &mut Self {
+        self.line(&format!("{key} = {value}"))
+    }
+
+    fn flag(&mut self, key: &str, value: bool) -> &mut Self {
+        self.line(&format!("{key} = {value}"))
+    }
+}
+
+/// A basic string of TOML.
+fn quoted(text: &str) -> String {
+    let mut out = String::with_capacity(text.len() + 2);
+    out.push('"');
+    for character in text.chars() {
+        match character {
+            '"' | '\\' => {
+                out.push('\\');
+                out.push(character);
+            }
+            character if character.is_control() => {
+                // Writing to a string does not fail.
+                let _ = write!(out, "\\u{:04X}", u32::from(character));
+            }
+            character => out.push(character),
+        }
+    }
+    out.push('"');
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn config(registries: Option<&Path>) -> String {
+        Config {
+            root: Path::new("/d/containerd"),
+            state: Path::new("/e/containerd"),
+            socket: Path::new("/e/containerd/socket"),
+            runc: Path::new("/x/bin/runc"),
+            network_plugins: Path::new("/x/cni"),
+            network: Path::new("/e/cni"),
+            registries,
+            group: "/containerd",
+        }
+        .to_toml()
+    }
+
+    /// The lines of one table.
+    fn table<'a>(file: &'a str, name: &str) -> Vec<&'a str> {
+        let heading = format!("[{name}]");
+        file.lines()
+            .skip_while(|line| *line != heading)
+            .skip(1)
+            .take_while(|line| !line.is_empty())
+            .collect()
+    }
+
+    #[test]
+    fn every_place_is_told() {
+        let file = config(None);
+        assert!(file.starts_with("version = 2\nroot = \"/d/containerd\"\n"));
+        assert_eq!(
+            table(&file, "grpc"),
+            [r#"address = "/e/containerd/socket""#]
+        );
+        let cni = table(&file, r#"plugins."io.containerd.grpc.v1.cri".cni"#);
+        assert_eq!(cni, [r#"bin_dir = "/x/cni""#, r#"conf_dir = "/e/cni""#]);
+        assert!(file.contains(r#"sandbox_image = "hearth.local/pause:1""#));
+        assert!(!file.contains("config_path"));
+    }
+
+    #[test]
+    fn registries_are_told_where_there_are_any() {
+        let file = config(Some(Path::new("/x/registries")));
+        assert_eq!(
+            table(&file, r#"plugins."io.containerd.grpc.v1.cri".registry"#),
+            [r#"config_path = "/x/registries""#]
+        );
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(128))]
+
+        /// JSON's strings are read like TOML's basic ones, but for DEL, which
+        /// JSON also takes as it is.
+        #[test]
+        fn any_text_comes_back(text: String) {
+            let line = quoted(&text);
+            prop_assert!(!line.contains(char::is_control));
+            prop_assert_eq!(serde_json::from_str::<String>(&line).unwrap(), text);
+        }
+    }
+}

@@ -1,0 +1,319 @@
+//! Images of an extension, brought into containerd's store.
+//!
+//! A node without a registry runs the pods whose images it has, so what the
+//! extension brings is imported whenever containerd starts. An image that is
+//! there with the same content is left alone; one of the same name with other
+//! content is replaced, for the name is the extension's. What is imported is
+//! not unpacked here: the container runtime does that when the first container
+//! wants it.
+//!
+//! Blobs come before the image that names them, and content that no image
+//! refers to is collected by containerd at any moment. So all of it happens
+//! under one lease of a fixed name: an import that was cut off leaves nothing
+//! that the next one does not take over.
+
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status};
+
+use super::archive::{Archive, ArchiveError, Blob, Image};
+use super::connection::{Connection, LEASE, request, within};
+use super::wire::content::content_client::ContentClient;
+use super::wire::content::{InfoRequest, WriteAction, WriteContentRequest};
+use super::wire::images::images_client::ImagesClient;
+use super::wire::images::{
+    self, CreateImageRequest, Descriptor, GetImageRequest, UpdateImageRequest,
+};
+use super::wire::leases::leases_client::LeasesClient;
+use super::wire::leases::{CreateRequest, DeleteRequest};
+
+/// For one call; emulated disks are slow.
+const CALL_BOUND: Duration = Duration::from_secs(60);
+/// For one blob.
+const BLOB_BOUND: Duration = Duration::from_secs(600);
+/// A message to containerd may have 16 MiB.
+const PIECE: u64 = 1 << 20;
+/// As many pieces wait for containerd to take them.
+const PIECES: usize = 2;
+
+/// Why an archive was not imported.
+#[derive(Debug, thiserror::Error)]
+pub enum ImportError {
+    /// The archive.
+    #[error(transparent)]
+    Archive(#[from] ArchiveError),
+    /// What was to be read did not come.
+    #[error("read a blob of {archive}")]
+    Blob {
+        /// The archive.
+        archive: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// containerd did not do what it was asked.
+    #[error("{step}")]
+    Containerd {
+        /// The step.
+        step: String,
+        /// As containerd said it.
+        source: Status,
+    },
+}
+
+fn failed(step: impl Into<String>) -> impl FnOnce(Status) -> ImportError {
+    move |source| ImportError::Containerd {
+        step: step.into(),
+        source,
+    }
+}
+
+/// Imports the images of an archive that containerd does not have. Gives the
+/// names of those that it had not.
+pub async fn import(connection: &Connection, path: &Path) -> Result<Vec<String>, ImportError> {
+    let owned = path.to_owned();
+    let opened = tokio::task::spawn_blocking(move || {
+        let archive = Archive::open(&owned)?;
+        let images = archive.images()?;
+        Ok::<_, ArchiveError>((archive, images))
+    });
+    let (archive, images) = opened.await.map_err(|error| ImportError::Blob {
+        archive: path.to_owned(),
+        source: error.into(),
+    })??;
+    let import = Import {
+        connection,
+        archive: Arc::new(archive),
+        path,
+    };
+    let mut new = Vec::new();
+    for image in images {
+        if !import.has(&image).await? {
+            new.push(image);
+        }
+    }
+    if !new.is_empty() {
+        import.lease().await?;
+        for image in &new {
+            import.add(image).await?;
+        }
+        import.release().await?;
+    }
+    Ok(new.into_iter().map(|image| image.name).collect())
+}
+
+struct Import<'a> {
+    connection: &'a Connection,
+    archive: Arc<Archive>,
+    path: &'a Path,
+}
+
+impl Import<'_> {
+    /// Whether the image is there with this content.
+    async fn has(&self, image: &Image) -> Result<bool, ImportError> {
+        let mut client = ImagesClient::new(self.connection.channel());
+        let call = client.get(request(GetImageRequest {
+            name: image.name.clone(),
+        }));
+        match within(CALL_BOUND, call).await {
+            Ok(found) => {
+                let target = found.image.and_then(|image| image.target);
+                Ok(target.is_some_and(|target| target.digest == image.target.digest))
+            }
+            Err(status) if status.code() == Code::NotFound => Ok(false),
+            Err(status) => Err(failed(format!("look for the image {}", image.name))(status)),
+        }
+    }
+
+    async fn lease(&self) -> Result<(), ImportError> {
+        let mut client = LeasesClient::new(self.connection.channel());
+        let call = client.create(request(CreateRequest { id: LEASE.into() }));
+        match within(CALL_BOUND, call).await {
+            Err(status) if status.code() == Code::AlreadyExists => Ok(()),
+            made => made.map(drop).map_err(failed("make a lease")),
+        }
+    }
+
+    async fn release(&self) -> Result<(), ImportError> {
+        let mut client = LeasesClient::new(self.connection.channel());
+        let call = client.delete(request(DeleteRequest { id: LEASE.into() }));
+        let released = within(CALL_BOUND, call).await;
+        released.map(drop).map_err(failed("give back a lease"))
+    }
+
+    async fn add(&self, image: &Image) -> Result<(), ImportError> {
+        for blob in &image.blobs {
+            if !self.has_blob(blob).await? {
+                self.write_blob(blob).await?;
+            }
+        }
+        let record = images::Image {
+            name: image.name.clone(),
+            labels: Default::default(),
+            target: Some(Descriptor {
+                media_type: image.target.media_type.clone(),
+                digest: image.target.digest.clone(),
+                size: i64::try_from(image.target.size).unwrap_or(i64::MAX),
+            }),
+        };
+        let mut client = ImagesClient::new(self.connection.channel());
+        let call = client.create(request(CreateImageRequest {
+            image: Some(record.clone()),
+        }));
+        let created = within(CALL_BOUND, call).await.map(drop);
+        let step = || failed(format!("name the image {}", image.name));
+        match created {
+            Err(status) if status.code() == Code::AlreadyExists => {}
+            created => return created.map_err(step()),
+        }
+        let call = client.update(request(UpdateImageRequest {
+            image: Some(record),
+        }));
+        within(CALL_BOUND, call).await.map(drop).map_err(step())
+    }
+
+    /// Whether it is there, with what it keeps alive.
+    async fn has_blob(&self, blob: &Blob) -> Result<bool, ImportError> {
+        let mut client = ContentClient::new(self.connection.channel());
+        let digest = blob.descriptor.digest.clone();
+        let call = client.info(request(InfoRequest { digest }));
+        match within(CALL_BOUND, call).await {
+            // The labels keep what it names; without them they would go.
+            Ok(found) => Ok(found.info.is_some_and(|info| {
+                let labels = labels(blob);
+                labels
+                    .iter()
+                    .all(|(key, value)| info.labels.get(key) == Some(value))
+            })),
+            Err(status) if status.code() == Code::NotFound => Ok(false),
+            Err(status) => Err(failed(format!("look for {}", blob.descriptor.digest))(
+                status,
+            )),
+        }
+    }
+
+    /// Reads a blob from the archive as fast as containerd takes it.
+    async fn write_blob(&self, blob: &Blob) -> Result<(), ImportError> {
+        let (pieces, queue) = mpsc::channel(PIECES);
+        let (archive, sent) = (self.archive.clone(), blob.clone());
+        let reader = tokio::task::spawn_blocking(move || send_pieces(&archive, &sent, &pieces));
+        let step = || failed(format!("write {}", blob.descriptor.digest));
+        let writing = async {
+            let mut client = ContentClient::new(self.connection.channel());
+            let call = client.write(request(ReceiverStream::new(queue)));
+            let mut answers = call.await?.into_inner();
+            // Each piece is answered; the commit's answer is the last.
+            while let Some(answer) = answers.message().await? {
+                if answer.action() == WriteAction::Commit {
+                    return Ok(());
+                }
+            }
+            Err(Status::aborted("it ended before the commit"))
+        };
+        let written = tokio::time::timeout(BLOB_BOUND, writing).await;
+        // The queue is gone by now, so the reader has ended, or will.
+        let read = reader.await.unwrap_or_else(|error| Err(error.into()));
+        read.map_err(|source| ImportError::Blob {
+            archive: self.path.to_owned(),
+            source,
+        })?;
+        match written {
+            // Somebody has pulled the same meanwhile.
+            Ok(Err(status)) if status.code() == Code::AlreadyExists => Ok(()),
+            Ok(written) => written.map_err(step()),
+            Err(_) => Err(step()(Status::deadline_exceeded("it takes too long"))),
+        }
+    }
+}
+
+/// The blob in pieces, the last with the commit. Ends early, and well, when
+/// nobody takes them any more.
+fn send_pieces(
+    archive: &Archive,
+    blob: &Blob,
+    pieces: &mpsc::Sender<WriteContentRequest>,
+) -> io::Result<()> {
+    let total = blob.extent.length;
+    let mut offset = 0;
+    loop {
+        let mut data = vec![0; (total - offset).min(PIECE) as usize];
+        archive
+            .file()
+            .read_exact_at(&mut data, blob.extent.offset + offset)?;
+        let end = offset + data.len() as u64;
+        let last = end == total;
+        let piece = WriteContentRequest {
+            action: match last {
+                true => WriteAction::Commit.into(),
+                false => WriteAction::Write.into(),
+            },
+            r#ref: format!("{LEASE}-{}", blob.descriptor.digest),
+            total: i64::try_from(total).unwrap_or(i64::MAX),
+            expected: blob.descriptor.digest.clone(),
+            offset: i64::try_from(offset).unwrap_or(i64::MAX),
+            data,
+            labels: labels(blob).into_iter().collect(),
+        };
+        if pieces.blocking_send(piece).is_err() || last {
+            return Ok(());
+        }
+        offset = end;
+    }
+}
+
+/// By which containerd knows what a blob keeps alive.
+fn labels(blob: &Blob) -> Vec<(String, String)> {
+    let label = |(name, digest): &(String, String)| {
+        (
+            format!("containerd.io/gc.ref.content.{name}"),
+            digest.clone(),
+        )
+    };
+    blob.names.iter().map(label).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::archive::tests::image;
+    use super::*;
+
+    fn pieces(layer: &[u8]) -> Vec<WriteContentRequest> {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("a.tar");
+        std::fs::write(&path, image("x:1", layer)).unwrap();
+        let archive = Archive::open(&path).unwrap();
+        let images = archive.images().unwrap();
+        let layer = &images[0].blobs[1];
+        let (sender, mut queue) = mpsc::channel(64);
+        send_pieces(&archive, layer, &sender).unwrap();
+        drop(sender);
+        let mut all = Vec::new();
+        while let Some(piece) = queue.blocking_recv() {
+            all.push(piece);
+        }
+        all
+    }
+
+    #[test]
+    fn a_blob_goes_in_pieces_and_the_last_commits() {
+        let layer: Vec<u8> = (0..3 * PIECE / 2).map(|n| n as u8).collect();
+        let pieces = pieces(&layer);
+        let actions: Vec<_> = pieces.iter().map(WriteContentRequest::action).collect();
+        assert_eq!(actions, [WriteAction::Write, WriteAction::Commit]);
+        assert_eq!(pieces[1].offset, PIECE as i64);
+        let sent: Vec<u8> = pieces.into_iter().flat_map(|piece| piece.data).collect();
+        assert!(sent == layer);
+    }
+
+    #[test]
+    fn an_empty_blob_is_one_commit() {
+        let pieces = pieces(b"");
+        assert_eq!(pieces.len(), 1);
+        assert_eq!(pieces[0].action(), WriteAction::Commit);
+    }
+}

@@ -1,0 +1,187 @@
+//! The kubelet: what it is told, and when it runs.
+//!
+//! It starts when there is something to start it with: certificates, the
+//! pods' network, a containerd that serves and has the images of the
+//! extension. What it is told comes from these, so when one of them changes
+//! it starts again; pods do not notice. It is a program that may be killed at
+//! any moment: what it knows is in the API server and in containerd.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+
+use hearth_api::names::{KUBERNETES_DOMAIN, PORT_KUBELET};
+use hearth_base::event::{Value, Writer};
+use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_base::sys::files;
+use serde_json::{Value as Json, json};
+
+use super::super::Parts;
+use super::super::bundle::{Binary, Bundle, Flag};
+use super::super::containerd::{self, InUse, config::PAUSE_IMAGE};
+use super::super::program::{self, Program, Progress, probe};
+use super::certificates::{self, Credentials};
+use super::{AT_ONCE, PRIVATE, network, save_kubeconfig};
+use crate::handover::PodNetwork;
+use crate::layout::Root;
+
+/// Where it tells whether it is well.
+const HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10248);
+
+/// What runs the kubelet.
+pub(crate) struct Worker {
+    /// What all parts have.
+    pub parts: Arc<Parts>,
+    /// The programs.
+    pub bundle: Arc<Bundle>,
+    /// Will be read.
+    pub credentials: Value<Credentials>,
+    /// Will be read.
+    pub imported: Value<()>,
+    /// Held while it runs.
+    pub containerd: InUse,
+    /// Will be written.
+    pub progress: Writer<Progress>,
+}
+
+/// What it is told about this node.
+struct Facts {
+    name: String,
+    address: IpAddr,
+    network: PodNetwork,
+}
+
+/// Runs it.
+pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
+    let work = async {
+        let parts = &worker.parts;
+        let mut credentials = worker.credentials.watch();
+        let mut networks = parts.pod_network.watch();
+        let mut addresses = parts.address.watch();
+        let name = parts.member.watch().next().await?.node_id.to_string();
+        worker.imported.watch().next().await?;
+        let network = networks.next().await?;
+        let address = addresses.next().await?;
+        credentials.next().await?;
+        let program = worker.program(&Facts {
+            name,
+            address,
+            network,
+        })?;
+        let _held = worker.containerd.hold().await;
+        let changed = async {
+            tokio::select! {
+                renewed = credentials.next() => renewed.map(|_| "its certificates are renewed"),
+                moved = networks.wait_for(|now| *now != network) => {
+                    moved.map(|_| "the pods' network has changed")
+                }
+                moved = addresses.wait_for(|now| *now != address) => {
+                    moved.map(|_| "the node's address has changed")
+                }
+            }
+        };
+        let well = || probe::http(HEALTH, "/healthz");
+        let log = &parts.log_tree;
+        tokio::select! {
+            outcome = program::run(&ctx, &program, log, &worker.progress, well) => outcome,
+            why = changed => {
+                ctx.restart_within(Some(AT_ONCE));
+                Err(Failure::msg(format!("the kubelet starts again: {}", why?)))
+            }
+        }
+    };
+    tokio::select! {
+        outcome = work => outcome,
+        () = ctx.cancelled() => Ok(()),
+    }
+}
+
+impl Worker {
+    /// Writes what it is told, and the plugins of the pods' network.
+    fn program(&self, facts: &Facts) -> Result<Program, Failure> {
+        let root = &self.parts.root;
+        let files = root.ephemeral.kubernetes().worker();
+        let list = network::conflist(&facts.network, &files.addresses());
+        let file = files.network().join(network::FILE);
+        files::write_atomic(&file, list.to_string().as_bytes(), PRIVATE)?;
+        let name = Binary::Kubelet.name();
+        save_kubeconfig(&files, certificates::KUBELET, name)?;
+        let config = files.config(name);
+        let content = configuration(root, facts, &self.bundle);
+        files::write_atomic(&config, content.to_string().as_bytes(), PRIVATE)?;
+        let work = root.ephemeral.kubernetes().work(name);
+        let mut program = Program::new(&self.bundle, Binary::Kubelet, &work)
+            .flag("config", config)
+            .flag("kubeconfig", files.kubeconfig(name))
+            .flag("hostname-override", &facts.name)
+            .flag("node-ip", facts.address.to_string())
+            .flag("root-dir", root.data.kubernetes().kubelet())
+            .flag("cert-dir", work)
+            // Never removed to make room, and not only for that.
+            .flag("pod-infra-container-image", PAUSE_IMAGE)
+            .flag("runtime-cgroups", format!("/{}", containerd::GROUP));
+        if self.bundle.has(Flag::KubeletContainerRuntime) {
+            program = program.flag("container-runtime", "remote");
+        }
+        if !self.bundle.has(Flag::KubeletRuntimeEndpointInFile) {
+            program = program.flag("container-runtime-endpoint", endpoint(root));
+        }
+        Ok(program)
+    }
+}
+
+fn endpoint(root: &Root) -> String {
+    format!("unix://{}", root.ephemeral.containerd_socket().display())
+}
+
+/// The kubelet's file.
+fn configuration(root: &Root, facts: &Facts, bundle: &Bundle) -> Json {
+    let keys = root.ephemeral.kubernetes().worker();
+    let server = keys.keys(certificates::KUBELET_SERVER);
+    let mut file = json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "address": "0.0.0.0",
+        "port": PORT_KUBELET,
+        "readOnlyPort": 0,
+        "healthzBindAddress": HEALTH.ip(),
+        "healthzPort": HEALTH.port(),
+        "tlsCertFile": server.certificate(),
+        "tlsPrivateKeyFile": server.key(),
+        "tlsMinVersion": "VersionTLS13",
+        // Who asks is known by a certificate, or by a token that the API
+        // server judges; what he may is the API server's to say.
+        "authentication": {
+            "anonymous": { "enabled": false },
+            "webhook": { "enabled": true },
+            "x509": { "clientCAFile": server.ca() },
+        },
+        "authorization": { "mode": "Webhook" },
+        "clusterDomain": KUBERNETES_DOMAIN,
+        // On the node itself, among its pods.
+        "clusterDNS": [facts.network.gateway],
+        "resolvConf": "/etc/resolv.conf",
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": "/",
+        // A pod that forks without end takes nobody with it.
+        "podPidsLimit": 4096,
+        "maxPods": 110,
+        "volumePluginDir": root.data.kubernetes().volume_plugins(),
+        // A heartbeat costs a slow machine more than it tells.
+        "nodeStatusUpdateFrequency": "10s",
+        // Pulling and starting take their time on a slow machine.
+        "runtimeRequestTimeout": "10m",
+        "containerLogMaxSize": "10Mi",
+        "containerLogMaxFiles": 3,
+        // Of small disks and machines the defaults take too much.
+        "evictionHard": {
+            "memory.available": "50Mi",
+            "nodefs.available": "5%",
+            "nodefs.inodesFree": "5%",
+            "imagefs.available": "5%",
+        },
+    });
+    if bundle.has(Flag::KubeletRuntimeEndpointInFile) {
+        file["containerRuntimeEndpoint"] = endpoint(root).into();
+    }
+    file
+}

@@ -1,0 +1,146 @@
+//! What a node that runs pods does to the machine, and how it is undone.
+//!
+//! | what | why |
+//! |---|---|
+//! | all controllers are passed down from the root of the control groups | the kubelet divides the machine among pods |
+//! | mounts are shared | volumes that the kubelet mounts have to show up in containers that run |
+//! | the kubelet's directory is a mount of its own, where programs may run | the data partition is not, and volumes of pods lie in that directory |
+//! | links in `/var` | places that programs have built in |
+//! | settings of the kernel | see [`SETTINGS`] |
+//!
+//! [`clear`] takes away everything that pods have left, and everything that
+//! the kubelet keeps; images stay, for they are large and harm nobody. It is
+//! done whenever the role is found not to be held, so that it does not matter
+//! how the role ended. It never removes a file before it has seen that nothing
+//! is mounted below: a volume is somebody's data.
+
+use std::fs;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, symlink};
+use std::path::Path;
+use std::time::Duration;
+
+use hearth_base::supervisor::{Failure, Outcome};
+use hearth_base::sys::{cgroups, files, mount_table, mounts::MountFlags, sysctl};
+
+use super::super::containerd;
+use crate::layout::{self, Root};
+
+/// The kubelet's control group, with all pods.
+const PODS: &str = "kubepods";
+/// How long what is killed may take to end.
+const KILLED: Duration = Duration::from_secs(10);
+
+/// What pods need of the kernel. What the kubelet sets by itself is not here.
+const SETTINGS: [(&str, &str); 4] = [
+    // Pods of this node reach each other's services only if what crosses the
+    // bridge passes the rules of kube-proxy.
+    ("net.bridge.bridge-nf-call-iptables", "1"),
+    ("net.bridge.bridge-nf-call-ip6tables", "1"),
+    // By user, and all containers are root's: the defaults are one desktop's.
+    ("fs.inotify.max_user_instances", "8192"),
+    ("fs.inotify.max_user_watches", "524288"),
+];
+
+/// Makes the machine ready for containers. Once is enough, twice harms
+/// nothing. Blocks on the disk.
+pub fn prepare(root: &Root) -> Outcome {
+    let kept = root.data.kubernetes();
+    let worker = root.ephemeral.kubernetes().worker();
+    for directory in [kept.path(), &kept.kubelet(), &kept.volume_plugins()] {
+        files::create_dir_durably(directory, 0o700)?;
+    }
+    // Logs are read by pods that collect them, as whoever they run as.
+    files::create_dir_durably(&kept.log(), 0o755)?;
+    for directory in [worker.network(), worker.addresses(), worker.results()] {
+        fs::DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(directory)?;
+    }
+    for (link, target) in layout::container_links(root) {
+        make_link(Path::new(link), &target)?;
+    }
+    let all = cgroups::Group::root();
+    all.pass_controllers_down()?;
+    let flags = MountFlags::NOSUID | MountFlags::NODEV;
+    mount_table::bind_with_flags(&kept.kubelet(), flags)?;
+    mount_table::share(Path::new("/"))?;
+    for (name, value) in SETTINGS {
+        if let Err(error) = sysctl::set(name, value) {
+            // Less works then, but most does.
+            tracing::warn!("{error}: {}", error.source);
+        }
+    }
+    Ok(())
+}
+
+fn make_link(link: &Path, target: &Path) -> io::Result<()> {
+    if let Some(parent) = link.parent() {
+        fs::create_dir_all(parent)?;
+    }
+    match symlink(target, link) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made,
+    }
+}
+
+/// Takes away what the role has left, so that it may begin anew.
+pub async fn clear(root: &Root) -> Outcome {
+    for name in [PODS, containerd::GROUP] {
+        let group = cgroups::Group::root().child(name);
+        group.kill()?;
+        if !group.empties_within(KILLED).await? {
+            return Err(Failure::msg(format!(
+                "processes of the control group {name} do not end"
+            )));
+        }
+        group.remove()?;
+    }
+    let root = root.clone();
+    tokio::task::spawn_blocking(move || remove(&root)).await?
+}
+
+/// Unmounts, then removes.
+fn remove(root: &Root) -> Outcome {
+    let kept = root.data.kubernetes();
+    let made = root.ephemeral.kubernetes().worker();
+    let state = root.ephemeral.containerd();
+    for directory in [kept.path(), made.path(), &state] {
+        mount_table::unmount_below(directory)?;
+        match fs::remove_dir_all(directory) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_link_is_made_once() {
+        let directory = tempfile::tempdir().unwrap();
+        let link = directory.path().join("var/lib/x");
+        make_link(&link, Path::new("/data/x")).unwrap();
+        make_link(&link, Path::new("/data/x")).unwrap();
+        assert_eq!(fs::read_link(&link).unwrap(), Path::new("/data/x"));
+    }
+
+    #[test]
+    fn what_the_role_kept_goes_and_images_stay() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = Root::under(directory.path());
+        let kubelet = root.data.kubernetes().kubelet();
+        fs::create_dir_all(kubelet.join("pods/x")).unwrap();
+        fs::create_dir_all(root.data.containerd().join("content")).unwrap();
+        fs::create_dir_all(root.ephemeral.containerd()).unwrap();
+        remove(&root).unwrap();
+        remove(&root).unwrap();
+        assert!(!root.data.kubernetes().path().exists());
+        assert!(!root.ephemeral.containerd().exists());
+        assert!(root.data.containerd().join("content").exists());
+    }
+}

@@ -1,0 +1,253 @@
+//! A Kubernetes worker: what has to run on this node so that pods do.
+//!
+//! | runnable | reads | writes |
+//! |---|---|---|
+//! | `containerd` | – | its progress |
+//! | `images` | containerd's progress | imported |
+//! | `certificates` | curator connection, address | credentials |
+//! | `kubelet` | credentials, imported, pod network, address | its progress |
+//! | `kube-proxy` | credentials, address | its progress |
+//!
+//! Each restarts alone, and waits for what it needs: none is started in vain,
+//! and the order follows from the values. They end in order as well: see
+//! [`containerd`](super::containerd).
+//!
+//! All of the worker's clients reach the API servers by one address of this
+//! machine, behind which the balancer knows where they are.
+//!
+//! When the role has gone, and at each start without it, [`clear`] takes away
+//! what it left (see [`machine`]).
+
+pub mod certificates;
+mod kubelet;
+mod machine;
+mod network;
+mod proxy;
+
+use std::sync::Arc;
+
+use hearth_api::names::{EXTENSION_KUBERNETES, PORT_KUBERNETES_BALANCER};
+use hearth_base::event::{self, Value, Writer};
+use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_base::sys::files::{self, FileError};
+
+use super::bundle::{Binary, Bundle};
+use super::containerd::{self, InUse};
+use super::kubeconfig::{self, Kubeconfig};
+use super::program::Progress;
+use super::{AT_ONCE, Parts, Standing};
+use crate::handover::PodNetwork;
+use crate::layout::EphemeralWorker;
+
+use certificates::Credentials;
+
+/// Only root of this machine.
+const PRIVATE: u32 = 0o600;
+/// A CA's certificate has at most so many bytes.
+const LONGEST_CA: u64 = 64 << 10;
+
+/// What is known of the worker's parts.
+struct Facts {
+    network: Value<PodNetwork>,
+    credentials: Value<Credentials>,
+    waits: Value<String>,
+    programs: [(Binary, Value<Progress>); 3],
+}
+
+/// Runs the worker's parts below this runnable, and tells how they stand; ends
+/// by an error only.
+pub(super) async fn run(
+    ctx: &Context,
+    parts: &Arc<Parts>,
+    bundle: Arc<Bundle>,
+    standing: &Writer<Standing>,
+) -> Outcome {
+    standing.set(Standing::unmet("Starting", "the machine is made ready"));
+    let root = parts.root.clone();
+    if let Err(error) = tokio::task::spawn_blocking(move || machine::prepare(&root)).await? {
+        standing.set(Standing::unmet("Failing", error.to_string()));
+        return Err(error);
+    }
+    let facts = start(ctx, parts, &bundle)?;
+    ctx.healthy();
+    let mut network = facts.network.watch();
+    let mut credentials = facts.credentials.watch();
+    let mut waits = facts.waits.watch();
+    let [containerd, kubelet, proxy] = &facts.programs;
+    let mut containerd = containerd.1.watch();
+    let mut kubelet = kubelet.1.watch();
+    let mut proxy = proxy.1.watch();
+    loop {
+        standing.set(facts.standing());
+        tokio::select! {
+            changed = network.next() => changed.map(drop)?,
+            changed = credentials.next() => changed.map(drop)?,
+            changed = waits.next() => changed.map(drop)?,
+            changed = containerd.next() => changed.map(drop)?,
+            changed = kubelet.next() => changed.map(drop)?,
+            changed = proxy.next() => changed.map(drop)?,
+        }
+    }
+}
+
+fn start(ctx: &Context, parts: &Arc<Parts>, bundle: &Arc<Bundle>) -> Result<Facts, Failure> {
+    let in_use = InUse::default();
+    let (containerd_writer, containerd) = event::value();
+    let (imported_writer, imported) = event::value();
+    let (credentials_writer, credentials) = event::value();
+    let (waits_writer, waits) = event::value();
+    let (kubelet_writer, kubelet) = event::value();
+    let (proxy_writer, proxy) = event::value();
+    let worker = Arc::new(containerd::Worker {
+        parts: parts.clone(),
+        bundle: bundle.clone(),
+        in_use: in_use.clone(),
+        progress: containerd_writer,
+    });
+    ctx.run("containerd", move |ctx| {
+        containerd::run(ctx, worker.clone())
+    })?;
+    let importer = Arc::new(containerd::Importer {
+        parts: parts.clone(),
+        bundle: bundle.clone(),
+        containerd: containerd.clone(),
+        imported: imported_writer,
+    });
+    ctx.run("images", move |ctx| {
+        containerd::import(ctx, importer.clone())
+    })?;
+    let worker = Arc::new(certificates::Worker {
+        files: parts.root.ephemeral.kubernetes().worker(),
+        connection: parts.connection.clone(),
+        address: parts.address.clone(),
+        credentials: credentials_writer,
+        waits: waits_writer,
+    });
+    ctx.run("certificates", move |ctx| {
+        certificates::run(ctx, worker.clone())
+    })?;
+    let worker = Arc::new(kubelet::Worker {
+        parts: parts.clone(),
+        bundle: bundle.clone(),
+        credentials: credentials.clone(),
+        imported,
+        containerd: in_use,
+        progress: kubelet_writer,
+    });
+    ctx.run("kubelet", move |ctx| kubelet::run(ctx, worker.clone()))?;
+    let worker = Arc::new(proxy::Worker {
+        parts: parts.clone(),
+        bundle: bundle.clone(),
+        credentials: credentials.clone(),
+        progress: proxy_writer,
+    });
+    ctx.run("kube-proxy", move |ctx| proxy::run(ctx, worker.clone()))?;
+    Ok(Facts {
+        network: parts.pod_network.clone(),
+        credentials,
+        waits,
+        programs: [
+            (Binary::Containerd, containerd),
+            (Binary::Kubelet, kubelet),
+            (Binary::Proxy, proxy),
+        ],
+    })
+}
+
+impl Facts {
+    fn standing(&self) -> Standing {
+        let programs = self.programs.each_ref();
+        let programs = programs.map(|(binary, progress)| (binary.name(), progress.get()));
+        let waits = match self.credentials.get() {
+            Some(_) => None,
+            None => Some(self.waits.get().unwrap_or_else(|| "not asked yet".into())),
+        };
+        judge(waits, self.network.get().is_some(), &programs)
+    }
+}
+
+/// How the worker stands: what fails, before what is waited for, before what
+/// has not come up yet. `waits` says why there are no certificates.
+fn judge(
+    waits: Option<String>,
+    network: bool,
+    programs: &[(&'static str, Option<Progress>)],
+) -> Standing {
+    for (name, progress) in programs {
+        if let Some(Progress::Failing(why)) = progress {
+            return Standing::unmet("Failing", format!("{name}: {why}"));
+        }
+    }
+    if let Some(why) = waits {
+        let message = format!("the node's certificates for Kubernetes: {why}");
+        return Standing::unmet("WaitingForControlPlane", message);
+    }
+    if !network {
+        let message = "the pods' network of this node is not there yet";
+        return Standing::unmet("WaitingForNetwork", message);
+    }
+    for (name, progress) in programs {
+        if *progress != Some(Progress::Serving) {
+            return Standing::unmet("Starting", format!("{name} does not serve yet"));
+        }
+    }
+    Standing::Met
+}
+
+/// Writes how a program reaches the API servers, and as whom.
+fn save_kubeconfig(files: &EphemeralWorker, whose: &str, program: &str) -> Result<(), FileError> {
+    let keys = files.keys(whose);
+    let ca = files::read_limited(&keys.ca(), LONGEST_CA)?.unwrap_or_default();
+    Kubeconfig {
+        server: &format!("https://127.0.0.1:{PORT_KUBERNETES_BALANCER}"),
+        ca_pem: &String::from_utf8_lossy(&ca),
+        credentials: kubeconfig::Credentials::Files {
+            certificate: &keys.certificate(),
+            key: &keys.key(),
+        },
+    }
+    .save(&files.kubeconfig(program))
+}
+
+/// Undoes what the role has left on the machine; nothing if it never ran.
+pub(super) async fn clear(parts: &Parts) -> Outcome {
+    let root = &parts.root;
+    // Made by the worker alone, before anything else of it.
+    let ran = root.ephemeral.kubernetes().worker().path().exists();
+    if ran && let Ok(mounted) = parts.extensions.get(EXTENSION_KUBERNETES) {
+        proxy::clear_rules(root, &Bundle::open(mounted)?, &parts.log_tree).await;
+    }
+    machine::clear(root).await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn reason(standing: Standing) -> &'static str {
+        match standing {
+            Standing::Unmet { reason, .. } => reason,
+            Standing::Met => "Met",
+            Standing::NotHeld => "NotHeld",
+        }
+    }
+
+    #[test]
+    fn the_standing_names_what_is_in_the_way_first() {
+        let all = |progress: &Option<Progress>| ["a", "b"].map(|name| (name, progress.clone()));
+        let serving = all(&Some(Progress::Serving));
+        assert_eq!(judge(None, true, &serving), Standing::Met);
+        let none = all(&None);
+        let why = Some("nobody answers".to_owned());
+        assert_eq!(
+            reason(judge(why.clone(), false, &none)),
+            "WaitingForControlPlane"
+        );
+        assert_eq!(reason(judge(None, false, &none)), "WaitingForNetwork");
+        assert_eq!(reason(judge(None, true, &none)), "Starting");
+        let [first, mut last] = serving;
+        last.1 = Some(Progress::Failing("it ended".into()));
+        let failing = judge(why, false, &[first, last]);
+        assert_eq!(failing, Standing::unmet("Failing", "b: it ended"));
+    }
+}

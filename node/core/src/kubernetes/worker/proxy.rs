@@ -1,0 +1,129 @@
+//! kube-proxy: services' addresses, by rules in the kernel.
+//!
+//! It needs nothing but a certificate and an API server, and starts again only
+//! when the node's address changes; a renewed certificate it reads by itself.
+//!
+//! Its rules stay in the kernel when it ends, which is right when it comes
+//! back and wrong when the role has gone: [`clear_rules`] lets it take them
+//! away itself, and touches nobody else's.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hearth_api::names::POD_NETWORK;
+use hearth_base::event::{Value, Writer};
+use hearth_base::logtree::LogTree;
+use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_base::sys::files;
+use serde_json::{Value as Json, json};
+
+use super::super::Parts;
+use super::super::bundle::{Binary, Bundle};
+use super::super::program::{self, Program, Progress, probe};
+use super::certificates::{self, Credentials};
+use super::{AT_ONCE, PRIVATE, save_kubeconfig};
+use crate::layout::Root;
+
+/// Where it tells whether its rules are there.
+const HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10256);
+/// Where it counts, for whoever asks on this machine.
+const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
+/// For its rules to be taken away.
+const CLEAR: Duration = Duration::from_secs(20);
+
+/// What runs kube-proxy.
+pub(crate) struct Worker {
+    /// What all parts have.
+    pub parts: Arc<Parts>,
+    /// The programs.
+    pub bundle: Arc<Bundle>,
+    /// Will be read.
+    pub credentials: Value<Credentials>,
+    /// Will be written.
+    pub progress: Writer<Progress>,
+}
+
+/// Runs it.
+pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
+    let work = async {
+        let parts = &worker.parts;
+        let mut addresses = parts.address.watch();
+        let name = parts.member.watch().next().await?.node_id.to_string();
+        worker.credentials.watch().next().await?;
+        let address = addresses.next().await?;
+        let program = worker.program(&name, address)?;
+        let well = || probe::http(HEALTH, "/healthz");
+        tokio::select! {
+            outcome = program::run(&ctx, &program, &parts.log_tree, &worker.progress, well) => {
+                outcome
+            }
+            moved = addresses.wait_for(|now| *now != address) => {
+                moved?;
+                ctx.restart_within(Some(AT_ONCE));
+                Err(Failure::msg("kube-proxy starts again: the node's address has changed"))
+            }
+        }
+    };
+    tokio::select! {
+        outcome = work => outcome,
+        () = ctx.cancelled() => Ok(()),
+    }
+}
+
+impl Worker {
+    fn program(&self, name: &str, address: IpAddr) -> Result<Program, Failure> {
+        let kubernetes = self.parts.root.ephemeral.kubernetes();
+        let files = kubernetes.worker();
+        let program = Binary::Proxy.name();
+        save_kubeconfig(&files, certificates::PROXY, program)?;
+        let config = files.config(program);
+        let content = configuration(&files.kubeconfig(program), name, address);
+        files::write_atomic(&config, content.to_string().as_bytes(), PRIVATE)?;
+        let work = kubernetes.work(program);
+        Ok(Program::new(&self.bundle, Binary::Proxy, &work).flag("config", config))
+    }
+}
+
+/// kube-proxy's file.
+fn configuration(kubeconfig: &Path, name: &str, address: IpAddr) -> Json {
+    json!({
+        "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
+        "kind": "KubeProxyConfiguration",
+        "clientConnection": { "kubeconfig": kubeconfig },
+        "hostnameOverride": name,
+        // Otherwise it looks for its node's object, which may not be there yet.
+        "bindAddress": address,
+        "mode": "iptables",
+        "clusterCIDR": POD_NETWORK,
+        "healthzBindAddress": HEALTH,
+        "metricsBindAddress": METRICS,
+        // The kernel's own measure is right for the machine.
+        "conntrack": { "maxPerCore": 0 },
+    })
+}
+
+/// Takes its rules away. What stays if that fails is in nobody's way until the
+/// next boot, so it is told and no more.
+pub(crate) async fn clear_rules(root: &Root, bundle: &Bundle, log: &LogTree) {
+    let work = root.ephemeral.kubernetes().work(Binary::Proxy.name());
+    let program = Program::new(bundle, Binary::Proxy, &work).flag("cleanup", "true");
+    if let Err(error) = program.complete(log, Binary::Proxy.name(), CLEAR).await {
+        tracing::warn!("the rules of services stay until the next boot: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_told_who_and_where_it_is() {
+        let file = configuration(Path::new("/e/k"), "hearth-x", "192.0.2.1".parse().unwrap());
+        assert_eq!(file["clientConnection"]["kubeconfig"], "/e/k");
+        assert_eq!(file["bindAddress"], "192.0.2.1");
+        assert_eq!(file["healthzBindAddress"], "127.0.0.1:10256");
+        assert_eq!(file["clusterCIDR"], "10.208.0.0/12");
+    }
+}
