@@ -15,6 +15,7 @@ const CHECKS: &[&str] = &[
     "kernel-log",
     "clock",
     "host-name",
+    "wireguard",
     "partitions",
     "grow",
     "slots",

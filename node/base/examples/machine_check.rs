@@ -37,6 +37,9 @@ use hearth_base::sys::{
 };
 use zeroize::Zeroizing;
 
+#[path = "machine_check/wireguard.rs"]
+mod wireguard;
+
 /// Emulated and loaded machines are slow; nothing here takes longer.
 const BOUND: Duration = Duration::from_secs(120);
 
@@ -105,6 +108,7 @@ async fn all(mut checks: Checks, brought_up: Result<String>) -> Checks {
     checks.check("kernel-log", kernel_log()).await;
     checks.check("clock", raise_clock()).await;
     checks.check("host-name", host_name()).await;
+    checks.check("wireguard", wireguard::check()).await;
     let Some(data) = checks.check("partitions", partitions()).await else {
         return checks;
     };

@@ -122,6 +122,7 @@ async fn configure(netlink: &Netlink, link: &Link, fixed: &StaticNetwork) -> Out
     }
     for route in &fixed.routes {
         let route = Route {
+            source: None,
             destination: route.destination,
             gateway: route.gateway,
             metric: METRIC,

@@ -30,6 +30,7 @@ pub mod slots;
 pub mod static_network;
 pub mod sysctl;
 pub mod watchdog;
+pub mod wireguard;
 
 /// Runs a test in a network namespace of its own, so that it may change
 /// everything there. Without the right to make one the test is skipped, and

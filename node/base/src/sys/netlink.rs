@@ -9,7 +9,8 @@ use std::{io, net::IpAddr, sync::Arc};
 
 use futures::{StreamExt, TryStreamExt};
 use rtnetlink::{
-    AddressMessageBuilder, Handle, LinkUnspec, LinkVlan, MulticastGroup, RouteMessageBuilder,
+    AddressMessageBuilder, Handle, LinkBridge, LinkUnspec, LinkVlan, LinkWireguard, MulticastGroup,
+    RouteMessageBuilder,
     packet_route::{
         address::{AddressAttribute, AddressMessage},
         link::{LinkAttribute, LinkFlags, LinkLayerType, LinkMessage},
@@ -83,6 +84,9 @@ pub struct Route {
     pub gateway: Option<IpAddr>,
     /// Routes of lower metric are preferred.
     pub metric: u32,
+    /// The address of this machine from which it talks over this route; none
+    /// leaves it to the kernel.
+    pub source: Option<IpAddr>,
 }
 
 impl Route {
@@ -97,6 +101,7 @@ impl Route {
             destination,
             gateway: Some(gateway),
             metric,
+            source: None,
         }
     }
 }
@@ -191,6 +196,52 @@ impl Netlink {
         let link = self.link_named(name).await?;
         self.set_up(link.index).await?;
         Ok(link)
+    }
+
+    /// Makes a bridge with this hardware address, set up; one of that name is
+    /// kept as it is. Gives its link.
+    ///
+    /// A bridge that was given no address has that of one of its ports, and
+    /// changes it when ports come and go.
+    pub async fn add_bridge(&self, name: &str, mac: [u8; 6]) -> Result<Link, NetlinkError> {
+        let message = LinkBridge::new(name).address(mac.to_vec()).build();
+        self.add_link(name, "a bridge", message).await
+    }
+
+    /// Makes a WireGuard interface, set up; one of that name is kept as it is.
+    /// Gives its link. See [`wireguard`](super::wireguard) for the rest.
+    pub async fn add_wireguard(&self, name: &str) -> Result<Link, NetlinkError> {
+        let message = LinkWireguard::new(name).up().build();
+        self.add_link(name, "a WireGuard interface", message).await
+    }
+
+    async fn add_link(
+        &self,
+        name: &str,
+        what: &str,
+        message: LinkMessage,
+    ) -> Result<Link, NetlinkError> {
+        let result = self.handle.link().add(message).execute().await;
+        if let Err(error) = result
+            && !is(&error, libc::EEXIST)
+        {
+            return Err(refused(format!("make {what} {name}"))(error));
+        }
+        let link = self.link_named(name).await?;
+        self.set_up(link.index).await?;
+        Ok(link)
+    }
+
+    /// Removes an interface that software has made, and all that goes with it.
+    pub async fn remove_link(&self, name: &str) -> Result<(), NetlinkError> {
+        let links = self.list_links().await?;
+        let Some(link) = links.into_iter().find(|link| link.name == name) else {
+            return Ok(());
+        };
+        match self.handle.link().del(link.index).execute().await {
+            Err(error) if is(&error, libc::ENODEV) => Ok(()),
+            other => other.map_err(refused(format!("remove interface {name}"))),
+        }
     }
 
     /// The addresses of an interface.
@@ -365,6 +416,9 @@ fn message_of(index: u32, route: Route) -> RouteMessage {
             if let Some(IpAddr::V4(gateway)) = gateway {
                 builder = builder.gateway(gateway);
             }
+            if let Some(IpAddr::V4(source)) = route.source {
+                builder = builder.pref_source(source);
+            }
             builder.build()
         }
         IpAddr::V6(address) => {
@@ -374,6 +428,9 @@ fn message_of(index: u32, route: Route) -> RouteMessage {
                 .priority(route.metric);
             if let Some(IpAddr::V6(gateway)) = gateway {
                 builder = builder.gateway(gateway);
+            }
+            if let Some(IpAddr::V6(source)) = route.source {
+                builder = builder.pref_source(source);
             }
             builder.build()
         }
@@ -448,6 +505,29 @@ mod tests {
             }
             let addresses = netlink.addresses(lo.index).await.unwrap();
             assert!(!addresses.contains(&address), "{addresses:?}");
+            let mac = [0x0a, 0x58, 10, 9, 8, 1];
+            for _ in 0..2 {
+                let bridge = netlink.add_bridge("pods", mac).await.unwrap();
+                assert!(bridge.up && bridge.kind == LinkKind::Virtual);
+                assert_eq!(bridge.mac, Some(mac));
+                netlink.add_address(bridge.index, address).await.unwrap();
+                // Beyond, from the address that it has there.
+                let route = Route {
+                    destination: "10.208.0.0/12".parse().unwrap(),
+                    gateway: None,
+                    metric: 0,
+                    source: Some(address.address()),
+                };
+                netlink.replace_route(bridge.index, route).await.unwrap();
+            }
+            let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+            socket.connect("10.208.3.2:9").unwrap();
+            assert_eq!(socket.local_addr().unwrap().ip(), address.address());
+            for _ in 0..2 {
+                netlink.remove_link("pods").await.unwrap();
+            }
+            let error = netlink.link_named("pods").await.unwrap_err();
+            assert!(error.to_string().contains("pods"));
             let error = netlink.link_named("eth77").await.unwrap_err();
             assert!(error.to_string().contains("eth77"));
         });

@@ -363,6 +363,7 @@ impl Client {
 
     fn routes(&self, lease: &Lease) -> Vec<Route> {
         let route = |leased: &LeasedRoute| Route {
+            source: None,
             destination: leased.destination,
             gateway: leased.gateway.map(IpAddr::V4),
             metric: self.options.metric,
