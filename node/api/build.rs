@@ -32,6 +32,7 @@ const SECRET_BEARING: &[&str] = &[
     ".hearth.private.v1.StoredCluster",
     ".hearth.private.v1.StoredAuthority",
     ".hearth.private.v1.StoredKubernetesAuthorities",
+    ".hearth.private.v1.StoredMesh",
 ];
 
 fn main() -> Result<(), Box<dyn Error>> {

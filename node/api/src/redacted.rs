@@ -10,7 +10,7 @@ use std::fmt;
 
 use crate::private::{
     Founding, Registering, SealedConfiguration, StoredAuthority, StoredCluster,
-    StoredKubernetesAuthorities, StoredNode, StoredTicket,
+    StoredKubernetesAuthorities, StoredMesh, StoredNode, StoredTicket,
 };
 use crate::v1::join_node_response::Admitted;
 use crate::v1::{
@@ -69,7 +69,7 @@ redacted_debug!(Founding {
 
 redacted_debug!(StoredNode {
     shown: version, id, public_key, join_key, state, roles, labels, tpm_usage, storage_security,
-        decommissioning, certificate;
+        decommissioning, certificate, networking;
     secret: cluster_unlock_key
 });
 
@@ -80,6 +80,11 @@ redacted_debug!(StoredCluster {
 
 redacted_debug!(StoredAuthority {
     shown: version, certificate;
+    secret: private_key
+});
+
+redacted_debug!(StoredMesh {
+    shown: version, pod_range;
     secret: private_key
 });
 

@@ -18,6 +18,7 @@ pub mod kubernetes;
 pub mod layout;
 pub mod logs;
 pub mod network;
+pub mod networking;
 pub mod parameters;
 pub mod pid1;
 pub mod pki;

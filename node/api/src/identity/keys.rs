@@ -21,6 +21,10 @@ pub enum KeyError {
     /// Not a point of the curve, or one of the few that anyone can sign for.
     #[error("not a usable Ed25519 public key")]
     NotAKey,
+    /// Not a Curve25519 public key in its one spelling, or one that makes
+    /// every secret the same.
+    #[error("not a usable Curve25519 public key")]
+    NotAMeshKey,
     /// Not the PKCS #8 form of an Ed25519 private key.
     #[error("not an Ed25519 private key in PKCS #8 form")]
     NotPkcs8,

@@ -10,10 +10,12 @@
 
 mod ids;
 mod keys;
+mod mesh;
 mod secrets;
 
 pub use ids::{ClusterId, Identity, IdentityError, NodeId, Subject, UserName};
 pub use keys::{BadSignature, JoinKey, KeyError, NodeKey, OwnerKey, PublicKey, SigningKey};
+pub use mesh::{MeshKey, MeshSecret};
 pub use secrets::{ClusterUnlockKey, FirstContactSecret, NodeUnlockKey, SecretLengthError, Ticket};
 
 use rustls_pki_types::CertificateDer;

@@ -35,7 +35,6 @@ use crate::v1::{
 pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 /// What a [`TestCurator`] answers.
-#[derive(Default)]
 pub struct Script {
     /// For `GetNodes` and `Watch`, and for all calls that change a node: they do
     /// to these what a curator does to its records, as far as it takes no
@@ -64,6 +63,27 @@ pub struct Script {
     pub heartbeats: Heartbeats,
     /// For `Watch`: what it sends at first is not all of it.
     pub more_to_come: bool,
+    /// For `UpdateNodeClusterNetworking`.
+    pub pod_range: Result<String, Status>,
+}
+
+impl Default for Script {
+    fn default() -> Self {
+        Self {
+            nodes: Vec::new(),
+            consensus: GetConsensusStatusResponse::default(),
+            register_ticket: Vec::new(),
+            logs: Vec::new(),
+            configuration: ClusterConfiguration::default(),
+            directory: ClusterDirectory::default(),
+            first_contact_secret: None,
+            relayed_ca: None,
+            owner: None,
+            heartbeats: Heartbeats::default(),
+            more_to_come: false,
+            pod_range: Err(Status::failed_precondition("no Kubernetes worker")),
+        }
+    }
 }
 
 /// What reached a [`TestCurator`].
@@ -75,6 +95,8 @@ pub struct Seen {
     pub statuses: Vec<NodeStatus>,
     /// Heartbeats and when they came, in order.
     pub heartbeats: Vec<(tokio::time::Instant, HeartbeatRequest)>,
+    /// Keys of the mesh that nodes have made known, in order.
+    pub mesh_keys: Vec<Vec<u8>>,
 }
 
 /// It runs until it is dropped.
@@ -192,6 +214,11 @@ impl TestCurator {
     /// The nodes as its calls have left them.
     pub fn nodes(&self) -> Vec<Node> {
         self.answers.script().nodes.clone()
+    }
+
+    /// From now on it answers this to those who take part in the mesh.
+    pub fn set_pod_range(&self, pod_range: Result<String, Status>) {
+        self.answers.script().pod_range = pod_range;
     }
 
     /// From now on it treats heartbeats so, those of open streams, too.

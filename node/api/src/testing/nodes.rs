@@ -12,10 +12,10 @@ use super::curator::{Answering, Answers};
 use crate::server::Caller;
 use crate::v1::curator_server::Curator;
 use crate::v1::{
-    CommitNodeRequest, CommitNodeResponse, GetConsensusStatusRequest, GetConsensusStatusResponse,
-    HeartbeatRequest, HeartbeatResponse, IssueCertificateRequest, IssueCertificateResponse,
-    JoinNodeRequest, JoinNodeResponse, RegisterNodeRequest, RegisterNodeResponse,
-    UpdateNodeClusterNetworkingRequest, UpdateNodeClusterNetworkingResponse,
+    ClusterNetworking, CommitNodeRequest, CommitNodeResponse, GetConsensusStatusRequest,
+    GetConsensusStatusResponse, HeartbeatRequest, HeartbeatResponse, IssueCertificateRequest,
+    IssueCertificateResponse, JoinNodeRequest, JoinNodeResponse, RegisterNodeRequest,
+    RegisterNodeResponse, UpdateNodeClusterNetworkingRequest, UpdateNodeClusterNetworkingResponse,
     UpdateNodeStatusRequest, UpdateNodeStatusResponse, WatchEvent, WatchRequest,
 };
 
@@ -168,9 +168,25 @@ impl Curator for Answering {
 
     async fn update_node_cluster_networking(
         &self,
-        _: Request<UpdateNodeClusterNetworkingRequest>,
+        request: Request<UpdateNodeClusterNetworkingRequest>,
     ) -> Result<Response<UpdateNodeClusterNetworkingResponse>, Status> {
-        Err(Status::unimplemented("UpdateNodeClusterNetworking"))
+        let caller = Caller::of(&request)?.node()?;
+        let request = request.into_inner();
+        if request.node_id != caller.to_string() {
+            return Err(Status::permission_denied("not about the caller"));
+        }
+        let key = request.wireguard_public_key;
+        self.seen.send_modify(|seen| {
+            seen.calls.push("UpdateNodeClusterNetworking");
+            seen.mesh_keys.push(key.clone());
+        });
+        let pod_range = self.script().pod_range.clone()?;
+        Ok(Response::new(UpdateNodeClusterNetworkingResponse {
+            networking: Some(ClusterNetworking {
+                wireguard_public_key: key,
+                pod_range,
+            }),
+        }))
     }
 
     async fn get_consensus_status(

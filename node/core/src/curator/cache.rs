@@ -24,7 +24,7 @@ use std::{
 
 use bytes::Bytes;
 use hearth_api::{
-    identity::{Identity, NodeId, PublicKey, Subject, Ticket, UserName},
+    identity::{Identity, MeshKey, NodeId, PublicKey, Subject, Ticket, UserName},
     v1::{ClusterDirectory, NodeState, NodeStatus, cluster_directory},
 };
 use tokio::{
@@ -34,11 +34,15 @@ use tokio::{
 use zeroize::Zeroize as _;
 
 use super::{
-    decisions::At,
+    decisions::{At, networking::Found},
     health::{self, Liveness},
     state::{self, ClusterRecord, Intent, Key, LivenessRecord, NodeRecord, RecordError, Tombstone},
 };
-use crate::consensus::{Change, Lease, Listing, NamespacedClient, Record};
+use crate::{
+    consensus::{Change, Lease, Listing, NamespacedClient, Record},
+    networking::PodRange,
+};
+use leading::Candidate;
 
 /// Before etcd is asked again after it did not answer.
 const RETRY: Duration = Duration::from_millis(100);
@@ -71,34 +75,6 @@ struct Entry {
     encoded: Option<Bytes>,
 }
 
-struct Candidate {
-    curator: NodeId,
-    lease: i64,
-    /// The oldest candidate leads.
-    since: i64,
-}
-
-/// The curator that does the background work.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Leader {
-    /// Which node.
-    pub node: NodeId,
-    /// Where it is, as far as it has said so.
-    pub host: String,
-    /// The curator's port there; 0 while not known.
-    pub port: u32,
-}
-
-/// That this curator leads, and what proves it: the condition
-/// [`Created`](crate::consensus::fenced::Condition::Created) of this key.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Leadership {
-    /// Its candidacy.
-    pub key: String,
-    /// When that came into being.
-    pub since: i64,
-}
-
 #[derive(Default)]
 struct Inner {
     cluster: Option<At<ClusterRecord>>,
@@ -110,6 +86,10 @@ struct Inner {
     tombstones: HashMap<NodeId, Tombstone>,
     /// Of nodes and of deleted ones.
     join_keys: HashMap<PublicKey, NodeId>,
+    /// Of the nodes that have, or had, pods.
+    pod_ranges: BTreeMap<PodRange, At<NodeId>>,
+    /// The same.
+    mesh_keys: HashMap<MeshKey, At<NodeId>>,
     /// Deleted nodes by the version of their deletion. As many as are deleted
     /// while this curator runs.
     gone: BTreeMap<NodeId, u64>,
@@ -401,8 +381,18 @@ impl Cache {
                 }
             }
             Key::JoinKey(join_key) => {
-                if let Some(id) = usable(state::decode_join_key(&key, &value))? {
+                if let Some(id) = usable(state::decode_owner(&key, &value))? {
                     inner.join_keys.insert(join_key, id);
+                }
+            }
+            Key::PodRange(range) => {
+                if let Some(content) = usable(state::decode_owner(&key, &value))? {
+                    inner.pod_ranges.insert(range, At { content, revision });
+                }
+            }
+            Key::MeshKey(mesh_key) => {
+                if let Some(content) = usable(state::decode_owner(&key, &value))? {
+                    inner.mesh_keys.insert(mesh_key, At { content, revision });
                 }
             }
             Key::Intent(id) => match usable(Intent::decode(&key, &value))? {
@@ -444,6 +434,8 @@ impl Cache {
             }
             Key::Tombstone(id) => drop(inner.tombstones.remove(&id)),
             Key::JoinKey(key) => drop(inner.join_keys.remove(&key)),
+            Key::PodRange(range) => drop(inner.pod_ranges.remove(&range)),
+            Key::MeshKey(key) => drop(inner.mesh_keys.remove(&key)),
             Key::Intent(id) => drop(inner.intents.remove(&id)),
             Key::RegisterTicket => inner.ticket = None,
             Key::Other => {}
@@ -615,6 +607,17 @@ impl Cache {
         self.lock().join_keys.get(key).copied()
     }
 
+    /// What node `id` may have of the mesh with this key.
+    pub fn mesh(&self, id: NodeId, key: &MeshKey) -> Found {
+        let inner = self.lock();
+        let mut own = inner.pod_ranges.iter().filter(|(_, at)| at.content == id);
+        Found {
+            own: own.next().map(|(range, at)| at.clone().map(|_| *range)),
+            free: PodRange::all().find(|range| !inner.pod_ranges.contains_key(range)),
+            key_of: inner.mesh_keys.get(key).cloned(),
+        }
+    }
+
     /// The node that has this identity key.
     pub fn node_with_key(&self, key: &PublicKey) -> Option<NodeId> {
         let inner = self.lock();
@@ -672,39 +675,6 @@ impl Cache {
         Ok(())
     }
 
-    /// The oldest candidate.
-    pub fn leader(&self) -> Option<Leader> {
-        let inner = self.lock();
-        let oldest = inner.candidates.values().min_by_key(|c| c.since)?;
-        let status = inner.nodes.get(&oldest.curator);
-        let status = status.and_then(|e| Some(&e.status.as_ref()?.content));
-        let (host, port) = status.map_or((String::new(), 0), |status| {
-            (status.external_address.clone(), status.curator_port)
-        });
-        Some(Leader {
-            node: oldest.curator,
-            host,
-            port,
-        })
-    }
-
-    /// Whether the oldest candidate is this curator, in its present life.
-    pub fn leadership(&self) -> Option<Leadership> {
-        let inner = self.lock();
-        let (key, oldest) = inner.candidates.iter().min_by_key(|(_, c)| c.since)?;
-        let session = inner.session?;
-        let leads = oldest.curator == self.own && oldest.lease == session.id();
-        leads.then(|| Leadership {
-            key: key.clone(),
-            since: oldest.since,
-        })
-    }
-
-    /// How many curators are ready to lead.
-    pub fn candidates(&self) -> usize {
-        self.lock().candidates.len()
-    }
-
     /// Where curators can be found: consensus members that are UP and have
     /// said where they are.
     pub fn directory(&self) -> ClusterDirectory {
@@ -749,6 +719,12 @@ impl Inner {
             .chain(self.intents.keys().map(|id| state::intent_key(*id)))
             .chain(self.tombstones.keys().map(|id| state::tombstone_key(*id)))
             .chain(self.join_keys.keys().map(state::join_key_key))
+            .chain(
+                self.pod_ranges
+                    .keys()
+                    .map(|range| state::pod_range_key(*range)),
+            )
+            .chain(self.mesh_keys.keys().map(state::mesh_key_key))
             .chain(cluster)
             .chain(ticket)
             .collect()
@@ -767,8 +743,10 @@ fn usable<T>(decoded: Result<T, RecordError>) -> Result<Option<T>, RecordError> 
     }
 }
 
+mod leading;
 mod views;
 
+pub use leading::{Leader, Leadership};
 pub use views::{Changes, Moment};
 
 #[cfg(test)]

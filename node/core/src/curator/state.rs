@@ -11,6 +11,8 @@
 //! | `membership/ID` | [`Intent`] | while a change of consensus is wanted |
 //! | `status/ID` | `NodeStatus` | when it changes |
 //! | `liveness/ID` | [`LivenessRecord`] | when a node comes or goes |
+//! | `networking/ranges/RANGE` | the ID of the node with these addresses for its pods | when it first asks for them |
+//! | `networking/keys/HEX` | the ID of the node with this key of the mesh | with the node |
 //! | `election/LEASE` | the ID of a curator that is ready to lead | at its start |
 //!
 //! Every record bears a version. One that is newer than this image is an
@@ -21,7 +23,7 @@
 mod full;
 
 use hearth_api::{
-    identity::{ClusterId, FirstContactSecret, NodeId, PublicKey, Ticket},
+    identity::{ClusterId, FirstContactSecret, MeshKey, NodeId, PublicKey, Ticket},
     private::{
         StoredCandidate, StoredCluster, StoredIntent, StoredLiveness, StoredNode, StoredStatus,
         StoredTicket, StoredTombstone,
@@ -35,6 +37,8 @@ use prost::Message;
 use zeroize::{Zeroize as _, Zeroizing};
 
 pub use full::{FullCluster, FullRecord};
+
+use crate::networking::{Networking, PodRange};
 
 /// Of every record that this image writes, and the newest that it reads.
 pub const VERSION: u32 = 1;
@@ -53,6 +57,10 @@ pub const MEMBERSHIP: &str = "membership/";
 /// Before the keys of [`candidate_key`].
 pub const ELECTION: &str = "election/";
 
+/// Before the keys of [`pod_range_key`] and of [`mesh_key_key`].
+const NETWORKING: &str = "networking/";
+const POD_RANGES: &str = "networking/ranges/";
+const MESH_KEYS: &str = "networking/keys/";
 const NODES: &str = "nodes/";
 const STATUS: &str = "status/";
 pub(super) const LIVENESS: &str = "liveness/";
@@ -79,6 +87,16 @@ pub fn join_key_key(key: &PublicKey) -> String {
     format!("{JOIN_KEYS}{key}")
 }
 
+/// Where the node whose pods have these addresses is named.
+pub fn pod_range_key(range: PodRange) -> String {
+    format!("{POD_RANGES}{range}")
+}
+
+/// Where the node with this key of the mesh is named.
+pub fn mesh_key_key(key: &MeshKey) -> String {
+    format!("{MESH_KEYS}{key}")
+}
+
 /// Where a deleted node is remembered.
 pub fn tombstone_key(id: NodeId) -> String {
     format!("{TOMBSTONES}{id}")
@@ -96,10 +114,11 @@ pub fn candidate_key(lease: i64) -> String {
 
 /// Before every key that is followed. The authorities' keys are not among
 /// them: they are read when something is signed, and do not lie around.
-pub const FOLLOWED: [&str; 9] = [
+pub const FOLLOWED: [&str; 10] = [
     CLUSTER,
     NODES,
     JOIN_KEYS,
+    NETWORKING,
     TOMBSTONES,
     REGISTER_TICKET,
     MEMBERSHIP,
@@ -127,6 +146,10 @@ pub enum Key {
     Intent(NodeId),
     /// See [`join_key_key`].
     JoinKey(PublicKey),
+    /// See [`pod_range_key`].
+    PodRange(PodRange),
+    /// See [`mesh_key_key`].
+    MeshKey(MeshKey),
     /// See [`REGISTER_TICKET`].
     RegisterTicket,
     /// Nothing that is followed.
@@ -153,8 +176,15 @@ impl Key {
             let bytes = hex::decode(key.strip_prefix(JOIN_KEYS)?).ok()?;
             Some(Self::JoinKey(PublicKey::try_from(&bytes[..]).ok()?))
         };
+        let pod_range = || Some(Self::PodRange(key.strip_prefix(POD_RANGES)?.parse().ok()?));
+        let mesh_key = || {
+            let bytes = hex::decode(key.strip_prefix(MESH_KEYS)?).ok()?;
+            Some(Self::MeshKey(MeshKey::try_from(&bytes[..]).ok()?))
+        };
         of_node(NODES, Self::Node)
             .or_else(join_key)
+            .or_else(pod_range)
+            .or_else(mesh_key)
             .or_else(|| of_node(TOMBSTONES, Self::Tombstone))
             .or_else(|| of_node(MEMBERSHIP, Self::Intent))
             .or_else(|| of_node(STATUS, Self::Status))
@@ -233,6 +263,8 @@ pub struct NodeRecord {
     pub storage_security: StorageSecurity,
     /// An operator has taken it out of service.
     pub decommissioning: bool,
+    /// Its part of the mesh, once it has asked for one.
+    pub networking: Option<Networking>,
 }
 
 impl NodeRecord {
@@ -250,6 +282,8 @@ impl NodeRecord {
         if node_key(id) != key {
             return Err(wrong(format!("it is about {id}")));
         }
+        let networking = stored.networking.as_ref().map(Networking::try_from);
+        let networking = networking.transpose().map_err(|e| wrong(e.to_string()))?;
         let key = |name: &str, bytes: &[u8]| {
             PublicKey::try_from(bytes).map_err(|e| wrong(format!("{name}: {e}")))
         };
@@ -263,6 +297,7 @@ impl NodeRecord {
             roles: stored.roles.unwrap_or_default(),
             labels: stored.labels,
             decommissioning: stored.decommissioning,
+            networking,
         })
     }
 }
@@ -423,8 +458,9 @@ pub fn encode_ticket(ticket: &Ticket) -> Zeroizing<Vec<u8>> {
     bytes
 }
 
-/// The node that is named at [`join_key_key`].
-pub fn decode_join_key(key: &str, bytes: &[u8]) -> Result<NodeId, RecordError> {
+/// The node that is named at [`join_key_key`], [`pod_range_key`] or
+/// [`mesh_key_key`].
+pub fn decode_owner(key: &str, bytes: &[u8]) -> Result<NodeId, RecordError> {
     let wrong = malformed(key);
     let id = std::str::from_utf8(bytes).map_err(|e| wrong(e.to_string()))?;
     id.parse().map_err(|e| wrong(format!("{e}")))
@@ -498,7 +534,7 @@ pub fn encode_candidate(curator: NodeId) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
-    use hearth_api::identity::SigningKey;
+    use hearth_api::identity::{MeshSecret, SigningKey};
     use proptest::prelude::*;
 
     use super::*;
@@ -529,7 +565,15 @@ mod tests {
         let join_key = SigningKey::from_seed([2; 32]).public();
         let key = join_key_key(&join_key);
         assert_eq!(Key::parse(&key), Key::JoinKey(join_key));
-        assert_eq!(decode_join_key(&key, id().to_string().as_bytes()), Ok(id()));
+        assert_eq!(decode_owner(&key, id().to_string().as_bytes()), Ok(id()));
+        let range = PodRange::all().nth(3).unwrap();
+        let pod_range = pod_range_key(range);
+        assert_eq!(pod_range, "networking/ranges/10.208.3.0/24");
+        assert_eq!(Key::parse(&pod_range), Key::PodRange(range));
+        let public = MeshSecret::generate().public();
+        let mesh_key = mesh_key_key(&public);
+        assert_eq!(Key::parse(&mesh_key), Key::MeshKey(public));
+        assert_eq!(Key::parse("networking/keys/00"), Key::Other);
         assert_eq!(Key::parse("join_keys/xyz"), Key::Other);
         assert_eq!(Key::parse("epoch"), Key::Other);
         assert_eq!(Key::parse("nodes/x"), Key::Other);
@@ -542,6 +586,8 @@ mod tests {
             &tombstone_key(id()),
             &intent_key(id()),
             &key,
+            &pod_range,
+            &mesh_key,
             &candidate_key(7),
         ] {
             let by = FOLLOWED.iter().filter(|p| followed.starts_with(**p));
@@ -657,7 +703,7 @@ mod tests {
             let _ = FullRecord::decode(&key, &bytes);
             let _ = FullCluster::decode(&key, &bytes);
             let _ = decode_ticket(&key, &bytes);
-            let _ = decode_join_key(&key, &bytes);
+            let _ = decode_owner(&key, &bytes);
             let _ = decode_status(&key, &bytes);
             let _ = decode_candidate(&key, &bytes);
         }

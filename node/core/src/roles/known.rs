@@ -25,6 +25,7 @@ use hearth_api::v1::{ClusterDirectory, Label, Node, NodeRoles, NodeState};
 
 use super::addresses::{Learned, Located};
 use super::names::Addresses;
+use crate::networking::Networking;
 
 /// What curators say of one node.
 #[derive(Clone, Debug, PartialEq)]
@@ -39,6 +40,8 @@ pub struct Seen {
     pub curator_port: u32,
     /// As its operators have set them.
     pub labels: Vec<Label>,
+    /// Its part of the mesh, once it has one.
+    pub networking: Option<Networking>,
 }
 
 impl From<&Node> for Seen {
@@ -48,6 +51,11 @@ impl From<&Node> for Seen {
             host,
             counter: status.address_counter,
         });
+        let networking = node.networking.as_ref().map(Networking::try_from);
+        let networking = networking.transpose().unwrap_or_else(|error| {
+            tracing::warn!(id = node.id, %error, "a node without a usable part of the mesh");
+            None
+        });
         let usual = status.curator_port == u32::from(PORT_CURATOR);
         Self {
             state: node.state(),
@@ -55,6 +63,7 @@ impl From<&Node> for Seen {
             located,
             curator_port: if usual { 0 } else { status.curator_port },
             labels: node.labels.clone(),
+            networking,
         }
     }
 }

@@ -165,7 +165,7 @@ impl Cache {
                 u64::try_from(now.duration_since(heard).as_millis()).unwrap_or(u64::MAX)
             }),
             decommissioning: record.decommissioning,
-            networking: None,
+            networking: record.networking.map(Into::into),
         })
     }
 }

@@ -18,6 +18,7 @@
 //! | [`commit`] | an approved machine becomes one |
 //! | [`join`] | a node comes back |
 //! | [`roles`] | roles, and the way out of service |
+//! | [`networking`] | its part of the mesh over which pods reach each other |
 //! | [`removal`] | a node is forgotten |
 //! | [`labelling`] | what operators call it |
 //! | [`kubernetes`] | who may speak with Kubernetes, and where |
@@ -28,6 +29,7 @@ pub mod configuration;
 pub mod join;
 pub mod kubernetes;
 pub mod labelling;
+pub mod networking;
 pub mod refused;
 pub mod registration;
 pub mod removal;

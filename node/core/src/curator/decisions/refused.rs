@@ -167,6 +167,15 @@ pub enum Refused {
         /// As it was selected.
         wanted: String,
     },
+    /// Another node has it.
+    #[error("wireguard_public_key: it is that of {0}: each node needs a key of its own")]
+    MeshKeyTaken(NodeId),
+    /// There are more nodes than ranges.
+    #[error(
+        "all ranges of addresses for pods are taken: an operator has to delete nodes that are \
+         out of service first"
+    )]
+    NoPodRange,
     /// Not a member, and not about to become one.
     #[error("{0} is no consensus member: it is given the role first")]
     NoMember(NodeId),
@@ -200,8 +209,12 @@ impl Refused {
             Self::WrongTicket | Self::Deleted(_) | Self::Decommissioned(_) => {
                 Code::PermissionDenied
             }
-            Self::TooManyWrongTickets | Self::TooManyWaiting(_) => Code::ResourceExhausted,
-            Self::OtherNodeKey(_) | Self::JoinKeyTaken(_) => Code::AlreadyExists,
+            Self::TooManyWrongTickets | Self::TooManyWaiting(_) | Self::NoPodRange => {
+                Code::ResourceExhausted
+            }
+            Self::OtherNodeKey(_) | Self::JoinKeyTaken(_) | Self::MeshKeyTaken(_) => {
+                Code::AlreadyExists
+            }
             Self::MemberStill(_) => Code::Unavailable,
             Self::NotRegistered(_) | Self::UnknownJoinKey(_) | Self::NoSuchNode { .. } => {
                 Code::NotFound

@@ -114,6 +114,7 @@ pub fn decide(
         tpm_usage: tpm_usage(configuration.content.tpm_mode(), *tpm_is_present)?,
         storage_security: storage_security(configuration.content.storage_security_policy()),
         decommissioning: false,
+        networking: None,
     };
     let write = Write::when(Condition::Absent(state::node_key(id)))
         .and(Condition::Absent(state::tombstone_key(id)))

@@ -1,6 +1,6 @@
 //! A node is forgotten.
 //!
-//! A tombstone stays, by which the machine is told so when it asks for its
+//! What it had of the mesh is free again. A tombstone stays, by which the machine is told so when it asks for its
 //! cluster, and its join key stays taken. A member of consensus for which no
 //! record stands any more is removed by the leader.
 
@@ -47,7 +47,7 @@ pub fn decide(bypass: Bypass, found: &FoundNode) -> Result<Removal, Refused> {
         public_key: node.public_key,
         join_key: node.join_key,
     };
-    let write = found
+    let mut write = found
         .all_unchanged()
         .and(Condition::Absent(state::tombstone_key(node.id)))
         .put(state::tombstone_key(node.id), tombstone.encode())
@@ -55,6 +55,11 @@ pub fn decide(bypass: Bypass, found: &FoundNode) -> Result<Removal, Refused> {
         .delete(state::status_key(node.id))
         .delete(state::liveness_key(node.id))
         .delete(state::intent_key(node.id));
+    if let Some(networking) = node.networking {
+        write = write
+            .delete(state::pod_range_key(networking.range))
+            .delete(state::mesh_key_key(&networking.key));
+    }
     Ok(Removal {
         write,
         leaves: is_member,

@@ -28,6 +28,8 @@ use super::{
 };
 use crate::curator::state::{NodeRecord, Tombstone, Wanted};
 
+mod networking;
+
 const MACHINES: u8 = 3;
 const CURATORS: usize = 2;
 const MEMBER: u64 = 77;
@@ -125,7 +127,7 @@ impl Records {
     }
 
     fn join_key_of(&self, key: &PublicKey) -> Option<NodeId> {
-        let at = self.at(state::join_key_key(key), state::decode_join_key)?;
+        let at = self.at(state::join_key_key(key), state::decode_owner)?;
         Some(at.content)
     }
 

@@ -22,7 +22,7 @@ use hearth_api::{
 };
 use tonic::{Request, Response, Status, Streaming};
 
-use super::enrolment::Enrolment;
+use super::{enrolment::Enrolment, networking};
 use crate::{
     consensus::fenced::{Condition, Write, WriteError},
     curator::{core::Core, liveness::unavailable, membership, state},
@@ -151,9 +151,11 @@ impl Curator for Service {
 
     async fn update_node_cluster_networking(
         &self,
-        _request: Request<UpdateNodeClusterNetworkingRequest>,
+        request: Request<UpdateNodeClusterNetworkingRequest>,
     ) -> Result<Response<UpdateNodeClusterNetworkingResponse>, Status> {
-        Err(Status::unimplemented("there is no mesh of nodes yet"))
+        networking::update(&self.core, request)
+            .await
+            .map(Response::new)
     }
 
     async fn get_consensus_status(

@@ -9,6 +9,7 @@ mod enrolment;
 mod kubernetes;
 mod local;
 mod management;
+mod networking;
 mod watch;
 
 use std::sync::Arc;

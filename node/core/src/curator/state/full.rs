@@ -69,6 +69,7 @@ impl FullRecord {
                 .as_ref()
                 .map(|certificate| certificate.to_vec())
                 .unwrap_or_default(),
+            networking: node.networking.map(Into::into),
         };
         let bytes = Zeroizing::new(stored.encode_to_vec());
         stored.cluster_unlock_key.zeroize();

@@ -7,6 +7,7 @@ mod enrolment;
 mod failures;
 mod kubernetes;
 mod machine;
+mod networking;
 mod nodes;
 mod partition;
 mod paused;

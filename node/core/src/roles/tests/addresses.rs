@@ -426,6 +426,7 @@ async fn forged_and_foreign_words_and_noise_change_nothing() {
         located: None,
         curator_port: 0,
         labels: Vec::new(),
+        networking: None,
     };
     let other = net.cluster.node();
     on_a.view.set(Arc::new(View {

@@ -104,6 +104,7 @@ impl Managed {
             located: None,
             curator_port: 0,
             labels: Vec::new(),
+            networking: None,
         };
         self.view.set(Arc::new(View {
             nodes: nodes.iter().map(|node| (id(node), seen.clone())).collect(),
