@@ -349,6 +349,12 @@ impl Node {
         self.path.join("address.pb")
     }
 
+    /// The node's key of the mesh, and its pods' addresses: a `StoredMesh`.
+    /// Secret.
+    pub fn mesh(&self) -> PathBuf {
+        self.path.join("mesh.pb")
+    }
+
     /// The roles that the node last knew it had: a `StoredRoles`.
     pub fn roles(&self) -> PathBuf {
         self.path.join("roles.pb")

@@ -17,6 +17,7 @@ pub mod image;
 pub mod kubernetes;
 pub mod layout;
 pub mod logs;
+pub(crate) mod mesh;
 pub mod network;
 pub mod networking;
 pub mod parameters;

@@ -3,6 +3,7 @@
 //! | part | does |
 //! |---|---|
 //! | this module | starts and ends the two roles' parts as the roles come and go, and tells their conditions |
+//! | [`balancer`] | one address on this machine, behind which all API servers are |
 //! | [`bundle`] | what the extension offers, and what its versions understand |
 //! | [`program`] | one program of it as a supervised child |
 //! | [`kubeconfig`] | the file by which such a program finds API servers |
@@ -35,6 +36,7 @@
 //! worker.
 
 pub mod access;
+pub(crate) mod balancer;
 pub mod bundle;
 mod containerd;
 mod controller;
@@ -43,7 +45,6 @@ pub mod kubeconfig;
 pub mod labels;
 pub mod program;
 pub mod reconciler;
-#[allow(dead_code)] // Until workers start it.
 mod services;
 mod store;
 #[cfg(test)]

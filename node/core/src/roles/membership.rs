@@ -62,7 +62,7 @@ pub(super) struct Worker {
 }
 
 /// What a curator answered, in one line; tonic's own text repeats itself.
-pub(super) fn refused(status: Status) -> Failure {
+pub(crate) fn refused(status: Status) -> Failure {
     Failure::msg(format!("{:?}: {}", status.code(), status.message()))
 }
 
@@ -84,7 +84,7 @@ pub(super) async fn next_event(
 
 /// Works over the connection there is, and begins anew over each next one. Ends
 /// when the work does, which is by an error, or when there will be none.
-pub(super) async fn over_each<F>(
+pub(crate) async fn over_each<F>(
     connections: &Value<CuratorConnection>,
     work: impl Fn(CuratorConnection) -> F,
 ) -> Outcome

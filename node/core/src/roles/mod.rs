@@ -9,6 +9,7 @@
 //! | [`statuspush`] | curator connection, own address, control plane, cluster state, directory saved, conditions | – |
 //! | [`hosts`] | member data, curator connection, address, learned addresses | view, directory, directory saved |
 //! | [`addresses`] | member data, address, directory, view, cluster state | own address, learned addresses |
+//! | [`mesh`] | member data, local roles, curator connection, view, learned addresses, address | pod network |
 //! | [`nodemgmt`] | member data, view, cluster state | – |
 //! | [`kubernetes`] | member data, local roles, control plane, curator connection, view, own address, pod network, cluster state | conditions |
 //!
@@ -58,6 +59,7 @@ use crate::handover::{BootstrapData, Disowned, Founded, MemberData, PodNetwork, 
 use crate::image::Image;
 use crate::kubernetes;
 use crate::layout::Root;
+use crate::mesh;
 use crate::power::Power;
 
 use addresses::Book;
@@ -65,8 +67,9 @@ use addresses::Book;
 pub(crate) use addresses::{Learned, Located};
 pub use controlplane::ControlPlane;
 pub(crate) use health::Health;
-pub(crate) use known::{Seen, View};
+pub(crate) use known::{Known, Seen, View};
 pub use membership::CuratorConnection;
+pub(crate) use membership::{ASK_AGAIN_WITHIN, over_each, refused};
 
 /// What the role server is given.
 pub struct Inputs {
@@ -110,8 +113,7 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
     let (view_writer, view) = event::value::<Arc<View>>();
     let (own_writer, own_address) = event::value::<Located>();
     let (conditions_writer, conditions) = event::value::<Vec<NodeCondition>>();
-    // Written by the mesh, once there is one.
-    let (_pod_network_writer, pod_network) = event::value::<PodNetwork>();
+    let (pod_network_writer, pod_network) = event::value::<PodNetwork>();
     let (book, learned) = Book::new(tls::wall_clock());
 
     let any = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
@@ -187,6 +189,19 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
         own_address: own_writer,
     });
     ctx.run("addresses", move |ctx| addresses::run(ctx, worker.clone()))?;
+    let worker = Arc::new(mesh::Worker {
+        file: inputs.root.data.node().mesh(),
+        machine: mesh::machine::Kernel::default(),
+        extensions: inputs.extensions.clone(),
+        member: inputs.member.clone(),
+        local_roles: local_roles.clone(),
+        connection: connection.clone(),
+        view: view.clone(),
+        learned: learned.clone(),
+        address: inputs.address.clone(),
+        pod_network: pod_network_writer,
+    });
+    ctx.run("mesh", move |ctx| mesh::run(ctx, worker.clone()))?;
     let parts = Arc::new(kubernetes::Parts {
         root: inputs.root.clone(),
         log_tree: inputs.log_tree.clone(),

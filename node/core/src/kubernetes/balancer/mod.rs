@@ -1,0 +1,393 @@
+//! One address on this machine behind which all API servers are:
+//! 127.0.0.1:[`PORT_KUBERNETES_BALANCER`].
+//!
+//! Programs of Kubernetes take the address of one API server, and read it once.
+//! Here controllers come and go, and nodes move. So the node's own programs ask
+//! the balancer, which takes each connection to a server that works: this
+//! node's own, if it is a controller, for that is the shortest way and the
+//! one that a controller that was cut off has; and the others in turn.
+//!
+//! It passes bytes on and never looks into them: TLS is between client and
+//! server, and whoever takes a server's place proves nothing to the clients.
+//!
+//! Whether a server works is found out by asking each of them all the time
+//! whether it is ready ([`Ask`]), not by connecting alone: the kernel takes
+//! connections for a server that hangs, and a server that has lost etcd says so
+//! if it is asked. What was seen only changes the order in which they are
+//! tried, so a balancer that is wrong about all of them still tries each.
+//! Connections to a server that does not answer any more are cut if there is
+//! another one: clients wait up to a minute before they look for themselves.
+//!
+//! Bounds: so many connections at a time ([`MOST`]); the kernel's queue
+//! beyond. A server that takes no connection costs [`Timing::connect`]; a
+//! machine that has vanished is found out by keep-alive and by data that is
+//! not acknowledged.
+
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::os::fd::AsFd;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use futures::stream::{FuturesUnordered, StreamExt as _};
+use hearth_api::names::{PORT_KUBERNETES, PORT_KUBERNETES_BALANCER};
+use hearth_base::event::{self, Value, Writer};
+use hearth_base::supervisor::{Context, Failure, Outcome, SpawnError};
+use nix::sys::socket::{setsockopt, sockopt};
+use rustls::ClientConfig;
+use rustls_pki_types::ServerName;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use super::Parts;
+use super::program::probe;
+use crate::handover::MemberData;
+use crate::roles::{Known, Learned, View};
+use table::Table;
+
+/// A name that every API server's certificate has.
+const SERVER: &str = "kubernetes";
+/// Connections at a time. A node has some tens.
+const MOST: usize = 512;
+/// A connection is asked for a sign of life after so long without any, so
+/// often again, and given up after so many.
+const QUIET: Duration = Duration::from_secs(10);
+const AGAIN: Duration = Duration::from_secs(5);
+const SIGNS: u32 = 3;
+/// What was sent must be acknowledged within.
+const ACKNOWLEDGED: Duration = Duration::from_secs(20);
+
+/// Whether a server is ready; the bound in time is the balancer's.
+pub(crate) type Ask =
+    Arc<dyn Fn(SocketAddr) -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
+
+/// How long things may take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Timing {
+    /// Between two questions to a server.
+    pub every: Duration,
+    /// For an answer: TLS on an emulated processor takes seconds.
+    pub answer: Duration,
+    /// To be connected.
+    pub connect: Duration,
+}
+
+impl Default for Timing {
+    fn default() -> Self {
+        Self {
+            every: Duration::from_secs(5),
+            answer: Duration::from_secs(10),
+            connect: Duration::from_secs(3),
+        }
+    }
+}
+
+/// The API servers of the moment.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Servers {
+    /// This node's, if it is a controller.
+    pub own: Option<SocketAddr>,
+    /// All, or all others.
+    pub others: Vec<SocketAddr>,
+}
+
+impl Servers {
+    /// As far as this node knows.
+    pub fn of(known: &Known) -> Self {
+        let addresses = known.addresses();
+        let controllers = known.view.iter().flat_map(|view| &view.nodes);
+        let controllers = controllers.filter(|(id, node)| {
+            let is_controller = node.roles.kubernetes_controller.is_some();
+            is_controller && known.view.as_ref().is_some_and(|view| view.has(id))
+        });
+        let mut servers = Self::default();
+        for (id, _) in controllers {
+            let Some(address) = addresses.get(id) else {
+                continue;
+            };
+            let server = SocketAddr::new(*address, PORT_KUBERNETES);
+            match *id == known.own {
+                true => servers.own = Some(server),
+                false => servers.others.push(server),
+            }
+        }
+        servers
+    }
+}
+
+/// What the balancer is given.
+pub(crate) struct Balancer {
+    /// Where it listens.
+    pub listen: SocketAddr,
+    /// See [`Ask`].
+    pub ask: Ask,
+    /// See there.
+    pub timing: Timing,
+    /// Will be read.
+    pub servers: Value<Servers>,
+    /// Will be written: how many of them are ready.
+    pub ready: Writer<usize>,
+}
+
+/// The balancer's own address.
+pub(crate) fn address() -> SocketAddr {
+    SocketAddr::from((Ipv4Addr::LOCALHOST, PORT_KUBERNETES_BALANCER))
+}
+
+/// Starts the balancer and what follows the servers, as children of a worker
+/// that is not healthy yet. Gives how many servers are ready.
+pub(crate) fn start(
+    ctx: &Context,
+    parts: &Parts,
+    member: &MemberData,
+    ask: Ask,
+) -> Result<Value<usize>, SpawnError> {
+    let (servers_writer, servers) = event::value();
+    let (ready_writer, ready) = event::value();
+    let following = Arc::new(Following {
+        known: Known {
+            own: member.node_id,
+            own_address: parts.address.get(),
+            saved: member.directory.clone(),
+            learned: parts.learned.get().unwrap_or_default(),
+            view: parts.view.get(),
+        },
+        view: parts.view.clone(),
+        learned: parts.learned.clone(),
+        address: parts.address.clone(),
+        servers: servers_writer,
+    });
+    ctx.run("servers", move |ctx| follow(ctx, following.clone()))?;
+    let balancer = Arc::new(Balancer {
+        listen: address(),
+        ask,
+        timing: Timing::default(),
+        servers,
+        ready: ready_writer,
+    });
+    ctx.run("balancer", move |ctx| run(ctx, balancer.clone()))?;
+    Ok(ready)
+}
+
+/// Asks API servers for their readiness as this client, once there is one:
+/// theirs is the certificate of [`SERVER`], so it has to trust their authority.
+pub(crate) fn readyz(client: Value<Arc<ClientConfig>>) -> Ask {
+    Arc::new(move |address| {
+        let client = client.get();
+        Box::pin(async move {
+            let client = client.ok_or_else(|| "nobody to ask as yet".to_owned())?;
+            let name = ServerName::try_from(SERVER).map_err(|error| error.to_string())?;
+            probe::https(address, name, "/readyz", client).await
+        })
+    })
+}
+
+/// Serves until it is cancelled.
+pub(crate) async fn run(ctx: Context, balancer: Arc<Balancer>) -> Outcome {
+    let listener = TcpListener::bind(balancer.listen).await;
+    let listener = listener
+        .map_err(|error| Failure::msg(format!("listen on {}: {error}", balancer.listen)))?;
+    let shared = Arc::new(Shared {
+        table: Mutex::default(),
+        timing: balancer.timing,
+    });
+    ctx.healthy();
+    tokio::select! {
+        outcome = accept(listener, &shared) => outcome,
+        outcome = watch(&balancer, &shared) => outcome,
+        () = ctx.cancelled() => Ok(()),
+    }
+}
+
+struct Shared {
+    table: Mutex<Table>,
+    timing: Timing,
+}
+
+impl Shared {
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // Nothing below panics halfway through a change.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Follows which servers there are, and asks each of them again and again.
+/// Ends by an error only.
+async fn watch(balancer: &Balancer, shared: &Shared) -> Outcome {
+    let mut servers = balancer.servers.watch();
+    let mut asked: Vec<SocketAddr> = Vec::new();
+    let mut answers = FuturesUnordered::new();
+    loop {
+        let (address, answer) = tokio::select! {
+            servers = servers.next() => {
+                let Servers { own, others } = servers?;
+                shared.table().set(own, &others);
+                for address in shared.table().addresses() {
+                    if !asked.contains(&address) {
+                        tracing::info!(%address, "an API server");
+                        asked.push(address);
+                        answers.push(ask(balancer, address, Duration::ZERO));
+                    }
+                }
+                tell(balancer, shared);
+                continue;
+            }
+            Some(answer) = answers.next() => answer,
+        };
+        if !shared.table().addresses().contains(&address) {
+            tracing::info!(%address, "no API server any more");
+            asked.retain(|asked| *asked != address);
+            continue;
+        }
+        answers.push(ask(balancer, address, shared.timing.every));
+        let news = match &answer {
+            Ok(()) => shared.table().answers(address),
+            Err(_) => shared.table().fails(address),
+        };
+        match answer {
+            Ok(()) if news => tracing::info!(%address, "the API server is ready"),
+            Err(why) if news => tracing::warn!(%address, "the API server is not ready: {why}"),
+            _ => {}
+        }
+        tell(balancer, shared);
+    }
+}
+
+async fn ask(
+    balancer: &Balancer,
+    address: SocketAddr,
+    after: Duration,
+) -> (SocketAddr, Result<(), String>) {
+    sleep(after).await;
+    let bound = balancer.timing.answer;
+    let answer = timeout(bound, (balancer.ask)(address)).await;
+    let late = || Err(format!("no answer within {bound:?}"));
+    (address, answer.unwrap_or_else(|_| late()))
+}
+
+fn tell(balancer: &Balancer, shared: &Shared) {
+    let ready = shared.table().answering();
+    if balancer.ready.value().get() != Some(ready) {
+        balancer.ready.set(ready);
+    }
+}
+
+/// Takes connections. Ends by an error only; all of them end with it.
+async fn accept(listener: TcpListener, shared: &Arc<Shared>) -> Outcome {
+    let places = Arc::new(Semaphore::new(MOST));
+    let mut connections = JoinSet::new();
+    loop {
+        // Whoever finds no place waits in the kernel's queue.
+        let place = places.clone().acquire_owned().await?;
+        let client = tokio::select! {
+            accepted = listener.accept() => match accepted {
+                Ok((client, _)) => client,
+                Err(error) => {
+                    // Of one connection, or of too many open files: others end.
+                    tracing::warn!("cannot take a connection: {error}");
+                    sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            },
+            Some(ended) = connections.join_next() => {
+                if let Err(error) = ended {
+                    tracing::error!("a connection has ended badly: {error}");
+                }
+                continue;
+            }
+        };
+        let shared = shared.clone();
+        connections.spawn(async move {
+            pass_on(client, &shared).await;
+            drop(place);
+        });
+    }
+}
+
+/// One connection, from a client to the first server that takes it.
+async fn pass_on(mut client: TcpStream, shared: &Shared) {
+    // Whatever is wrong with the connection, the client sees it end.
+    let order = shared.table().order();
+    for (address, cut) in order {
+        let connected = timeout(shared.timing.connect, TcpStream::connect(address)).await;
+        let mut server = match connected {
+            Ok(Ok(server)) => server,
+            Ok(Err(error)) => {
+                tracing::debug!(%address, "cannot connect: {error}");
+                shared.table().fails(address);
+                continue;
+            }
+            Err(_) => {
+                tracing::debug!(%address, "cannot connect in time");
+                shared.table().fails(address);
+                continue;
+            }
+        };
+        if let Err(error) = keep_alive(&client).and_then(|()| keep_alive(&server)) {
+            tracing::warn!("cannot bound a connection: {error}");
+            return;
+        }
+        tokio::select! {
+            _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
+            () = cut.cancelled() => {
+                tracing::debug!(%address, "a connection is cut");
+            }
+        }
+        return;
+    }
+    tracing::debug!("no API server takes a connection");
+}
+
+/// Has the kernel find out when the other end is gone.
+fn keep_alive(stream: &TcpStream) -> nix::Result<()> {
+    let fd = stream.as_fd();
+    let seconds = |duration: Duration| u32::try_from(duration.as_secs()).unwrap_or(u32::MAX);
+    let acknowledged = u32::try_from(ACKNOWLEDGED.as_millis()).unwrap_or(u32::MAX);
+    setsockopt(&fd, sockopt::TcpNoDelay, &true)?;
+    setsockopt(&fd, sockopt::KeepAlive, &true)?;
+    setsockopt(&fd, sockopt::TcpKeepIdle, &seconds(QUIET))?;
+    setsockopt(&fd, sockopt::TcpKeepInterval, &seconds(AGAIN))?;
+    setsockopt(&fd, sockopt::TcpKeepCount, &SIGNS)?;
+    setsockopt(&fd, sockopt::TcpUserTimeout, &acknowledged)
+}
+
+/// What this node knows of all nodes, from whoever tells it.
+pub(crate) struct Following {
+    /// What is known from the beginning.
+    pub known: Known,
+    /// Will be read.
+    pub view: Value<Arc<View>>,
+    /// Will be read.
+    pub learned: Value<Learned>,
+    /// Will be read.
+    pub address: Value<IpAddr>,
+    /// Will be written.
+    pub servers: Writer<Servers>,
+}
+
+/// Follows where the API servers are, until it is cancelled.
+pub(crate) async fn follow(ctx: Context, following: Arc<Following>) -> Outcome {
+    let mut views = following.view.watch();
+    let mut learned = following.learned.watch();
+    let mut addresses = following.address.watch();
+    let mut known = following.known.clone();
+    ctx.healthy();
+    loop {
+        let servers = Servers::of(&known);
+        if following.servers.value().get().as_ref() != Some(&servers) {
+            following.servers.set(servers);
+        }
+        tokio::select! {
+            view = views.next() => known.view = Some(view?),
+            news = learned.next() => known.learned = news?,
+            address = addresses.next() => known.own_address = Some(address?),
+            () = ctx.cancelled() => return Ok(()),
+        }
+    }
+}

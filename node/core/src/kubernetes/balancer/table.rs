@@ -1,0 +1,231 @@
+//! Which API server is asked next: what was seen of each one, and the order
+//! that follows from it. Without clock or network.
+
+use std::net::SocketAddr;
+
+use tokio_util::sync::CancellationToken;
+
+/// How often in a row a server must have failed to answer before connections
+/// that it holds are cut. One unanswered question is a busy machine.
+const GIVEN_UP: u32 = 2;
+
+/// What is known of a server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Seen {
+    Nothing,
+    Answers,
+    /// So often in a row it did not.
+    Fails(u32),
+}
+
+struct Server {
+    address: SocketAddr,
+    seen: Seen,
+    /// Ends its connections.
+    cut: CancellationToken,
+}
+
+/// The servers of the moment.
+#[derive(Default)]
+pub(super) struct Table {
+    /// This node's own first, if there is one.
+    servers: Vec<Server>,
+    own_is_first: bool,
+    /// Begins each order at another server.
+    turn: usize,
+}
+
+impl Table {
+    /// These are the servers now. What was seen of those that stay is kept;
+    /// the connections of those that go are cut.
+    pub fn set(&mut self, own: Option<SocketAddr>, others: &[SocketAddr]) {
+        let mut old = std::mem::take(&mut self.servers);
+        let mut addresses: Vec<SocketAddr> = own.into_iter().collect();
+        for other in others {
+            if !addresses.contains(other) {
+                addresses.push(*other);
+            }
+        }
+        for address in addresses {
+            let known = old.iter().position(|server| server.address == address);
+            self.servers.push(match known {
+                Some(index) => old.swap_remove(index),
+                None => Server {
+                    address,
+                    seen: Seen::Nothing,
+                    cut: CancellationToken::new(),
+                },
+            });
+        }
+        self.own_is_first = own.is_some();
+        for gone in old {
+            gone.cut.cancel();
+        }
+    }
+
+    /// All of them.
+    pub fn addresses(&self) -> Vec<SocketAddr> {
+        self.servers.iter().map(|server| server.address).collect()
+    }
+
+    /// How many answer.
+    pub fn answering(&self) -> usize {
+        let answers = |server: &&Server| server.seen == Seen::Answers;
+        self.servers.iter().filter(answers).count()
+    }
+
+    /// The order in which a new connection tries them: those that answer, the
+    /// own one before the others; then those of which nothing is known; and
+    /// then all the rest, for what was seen may be wrong by now. Each with what
+    /// ends a connection to it.
+    pub fn order(&mut self) -> Vec<(SocketAddr, CancellationToken)> {
+        self.turn = self.turn.wrapping_add(1);
+        let own = usize::from(self.own_is_first);
+        let (own, others) = self.servers.split_at(own.min(self.servers.len()));
+        let (late, early) = others.split_at(self.turn.checked_rem(others.len()).unwrap_or(0));
+        let mut order: Vec<&Server> = own.iter().chain(early).chain(late).collect();
+        // Stable: the turns stay within each kind.
+        order.sort_by_key(|server| match server.seen {
+            Seen::Answers => 0,
+            Seen::Nothing => 1,
+            Seen::Fails(_) => 2,
+        });
+        let entry = |server: &Server| (server.address, server.cut.clone());
+        order.into_iter().map(entry).collect()
+    }
+
+    /// A server has answered. Tells whether that is news.
+    pub fn answers(&mut self, address: SocketAddr) -> bool {
+        let Some(server) = self.find(address) else {
+            return false;
+        };
+        let news = server.seen != Seen::Answers;
+        server.seen = Seen::Answers;
+        news
+    }
+
+    /// A server has not answered. Tells whether that is news. Once it has
+    /// failed often enough, its connections are cut, if there is a server that
+    /// they could go to: clients would wait for it far longer than that.
+    pub fn fails(&mut self, address: SocketAddr) -> bool {
+        let others = self
+            .servers
+            .iter()
+            .any(|server| server.address != address && server.seen == Seen::Answers);
+        let Some(server) = self.find(address) else {
+            return false;
+        };
+        let times = match server.seen {
+            Seen::Fails(times) => times.saturating_add(1),
+            _ => 1,
+        };
+        let news = times == 1;
+        server.seen = Seen::Fails(times);
+        if times >= GIVEN_UP && others {
+            std::mem::take(&mut server.cut).cancel();
+        }
+        news
+    }
+
+    fn find(&mut self, address: SocketAddr) -> Option<&mut Server> {
+        self.servers
+            .iter_mut()
+            .find(|server| server.address == address)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(last: u8) -> SocketAddr {
+        SocketAddr::from(([192, 0, 2, last], 6443))
+    }
+
+    fn order(table: &mut Table) -> Vec<u8> {
+        let last = |(address, _): (SocketAddr, _)| match address.ip() {
+            std::net::IpAddr::V4(ip) => ip.octets()[3],
+            std::net::IpAddr::V6(_) => 0,
+        };
+        table.order().into_iter().map(last).collect()
+    }
+
+    #[test]
+    fn those_that_answer_come_first_and_take_turns() {
+        let mut table = Table::default();
+        assert!(order(&mut table).is_empty());
+        table.set(None, &[at(1), at(2), at(3)]);
+        let first: Vec<_> = (0..6).map(|_| order(&mut table)[0]).collect();
+        assert_eq!(first, [3, 1, 2, 3, 1, 2]);
+        assert!(table.answers(at(2)));
+        assert!(!table.answers(at(2)), "no news");
+        assert!(table.answers(at(3)));
+        assert!(table.fails(at(1)));
+        for _ in 0..6 {
+            let order = order(&mut table);
+            assert_eq!(order[2], 1, "{order:?}");
+        }
+        // It is the last resort.
+        table.fails(at(2));
+        table.fails(at(3));
+        assert_eq!(order(&mut table).len(), 3);
+        assert_eq!(table.answering(), 0);
+    }
+
+    #[test]
+    fn the_own_one_is_preferred_while_it_answers() {
+        let mut table = Table::default();
+        table.set(Some(at(9)), &[at(1), at(9), at(2)]);
+        assert_eq!(table.addresses(), [at(9), at(1), at(2)]);
+        for last in [1, 2, 9] {
+            table.answers(at(last));
+        }
+        for _ in 0..4 {
+            assert_eq!(order(&mut table)[0], 9);
+        }
+        table.fails(at(9));
+        assert_eq!(order(&mut table)[2], 9);
+        table.answers(at(9));
+        assert_eq!(order(&mut table)[0], 9);
+    }
+
+    #[test]
+    fn connections_are_cut_where_they_can_go_elsewhere() {
+        let mut table = Table::default();
+        table.set(None, &[at(1), at(2)]);
+        let cut = |table: &mut Table, address| {
+            let mut order = table.order().into_iter();
+            order
+                .find(|(a, _)| *a == address)
+                .map(|(_, cut)| cut)
+                .unwrap()
+        };
+        let one = cut(&mut table, at(1));
+        for _ in 0..5 {
+            table.fails(at(1));
+        }
+        assert!(!one.is_cancelled(), "nobody else answers");
+        table.answers(at(2));
+        table.fails(at(1));
+        assert!(one.is_cancelled());
+        let two = cut(&mut table, at(2));
+        table.answers(at(1));
+        table.fails(at(2));
+        assert!(!two.is_cancelled(), "once is not enough");
+        table.answers(at(2));
+        table.fails(at(2));
+        assert!(!two.is_cancelled(), "not in a row");
+        table.fails(at(2));
+        assert!(two.is_cancelled());
+        let again = cut(&mut table, at(2));
+        assert!(!again.is_cancelled(), "what comes later is not cut");
+
+        // One that is no server any more, whatever was seen of it.
+        table.set(None, &[at(2)]);
+        let one = cut(&mut table, at(2));
+        assert!(!one.is_cancelled());
+        table.set(None, &[at(3)]);
+        assert!(one.is_cancelled());
+        assert!(!table.fails(at(2)), "it is forgotten");
+    }
+}

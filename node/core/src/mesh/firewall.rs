@@ -1,0 +1,358 @@
+//! The rules about packets of pods, in a chain of our own in two tables.
+//!
+//! | table | rule |
+//! |---|---|
+//! | nat | what pods send to anyone but pods leaves with the node's own address: nobody else knows the way back |
+//! | mangle | what claims to come from a pod, and comes neither from the bridge nor by the mesh, is dropped: the network between the nodes could forge it |
+//!
+//! By the program of the extension, which Kubernetes' own rules go through,
+//! too: kernel and program have to agree, and two ways to write one table do
+//! not get along. The chains are made whole before anything leads to them, and
+//! are left alone while they are what they should be, so that there is no
+//! moment without them.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use hearth_api::names::POD_NETWORK;
+use hearth_base::sys::child::{Child, ChildError};
+use tokio::process::Command;
+use tokio::time::timeout;
+
+use super::{BRIDGE, LINK};
+use crate::networking::PodRange;
+
+const CHAIN: &str = "HEARTH-PODS";
+/// Others may hold the tables' lock: kube-proxy, for as long as it takes to
+/// write some thousands of rules.
+const LOCK: &str = "20";
+const BOUND: Duration = Duration::from_secs(40);
+
+/// Why the rules are not there.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum FirewallError {
+    /// The program did not run.
+    #[error(transparent)]
+    Child(#[from] ChildError),
+    /// It took too long.
+    #[error("iptables {arguments} has not ended within {BOUND:?}")]
+    Late {
+        /// What it was told.
+        arguments: String,
+    },
+    /// It failed.
+    #[error("iptables {arguments}: {status}: {said}")]
+    Failed {
+        /// What it was told.
+        arguments: String,
+        /// How it ended.
+        status: ExitStatus,
+        /// What it said.
+        said: String,
+    },
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(super) struct Firewall {
+    /// The program.
+    pub iptables: PathBuf,
+}
+
+/// A table: the rules of our chain, and what leads to it.
+struct Table {
+    name: &'static str,
+    from: &'static str,
+    /// Before our chain is the first rule there, or after the last one.
+    place: &'static str,
+    only: Vec<&'static str>,
+    rules: Vec<Vec<String>>,
+}
+
+fn tables(range: PodRange) -> [Table; 2] {
+    let words = |text: String| text.split(' ').map(str::to_owned).collect();
+    let masquerade = format!("-s {range} ! -d {POD_NETWORK} -j MASQUERADE");
+    let let_by = |link| words(format!("-i {link} -j RETURN"));
+    [
+        Table {
+            name: "nat",
+            from: "POSTROUTING",
+            place: "-A",
+            only: Vec::new(),
+            rules: vec![words(masquerade)],
+        },
+        Table {
+            name: "mangle",
+            from: "PREROUTING",
+            place: "-I",
+            only: vec!["-s", POD_NETWORK],
+            rules: vec![
+                let_by(BRIDGE),
+                let_by(LINK),
+                let_by("lo"),
+                words("-j DROP".into()),
+            ],
+        },
+    ]
+}
+
+/// How a run of the program has ended.
+struct Ended {
+    arguments: String,
+    status: ExitStatus,
+    said: String,
+}
+
+impl Ended {
+    fn well(self) -> Result<(), FirewallError> {
+        match self.status.success() {
+            true => Ok(()),
+            false => Err(FirewallError::Failed {
+                arguments: self.arguments,
+                status: self.status,
+                said: self.said,
+            }),
+        }
+    }
+}
+
+impl Firewall {
+    /// Has the rules.
+    pub async fn make(&self, range: PodRange) -> Result<(), FirewallError> {
+        for table in tables(range) {
+            if !self.is_whole(&table).await? {
+                self.fill(&table).await?;
+            }
+            let lead = table.lead();
+            if !self.holds(table.name, "-C", table.from, &lead).await? {
+                self.run(table.name, table.place, table.from, &lead)
+                    .await?
+                    .well()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has none of them.
+    pub async fn remove(&self) -> Result<(), FirewallError> {
+        // What leads to the chains, and their names, do not depend on the range.
+        let any = PodRange::all().next();
+        for table in any.map(tables).into_iter().flatten() {
+            let lead = table.lead();
+            while self.holds(table.name, "-C", table.from, &lead).await? {
+                self.run(table.name, "-D", table.from, &lead)
+                    .await?
+                    .well()?;
+            }
+            if self.holds(table.name, "-S", CHAIN, &[]).await? {
+                self.run(table.name, "-F", CHAIN, &[]).await?.well()?;
+                self.run(table.name, "-X", CHAIN, &[]).await?.well()?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn is_whole(&self, table: &Table) -> Result<bool, FirewallError> {
+        for rule in &table.rules {
+            let rule: Vec<&str> = rule.iter().map(String::as_str).collect();
+            if !self.holds(table.name, "-C", CHAIN, &rule).await? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    async fn fill(&self, table: &Table) -> Result<(), FirewallError> {
+        match self.holds(table.name, "-S", CHAIN, &[]).await? {
+            true => self.run(table.name, "-F", CHAIN, &[]).await?.well()?,
+            false => self.run(table.name, "-N", CHAIN, &[]).await?.well()?,
+        }
+        for rule in &table.rules {
+            let rule: Vec<&str> = rule.iter().map(String::as_str).collect();
+            self.run(table.name, "-A", CHAIN, &rule).await?.well()?;
+        }
+        Ok(())
+    }
+
+    /// Asks whether something is there. The program tells its absence, as most
+    /// of what goes wrong, by failing; then the next step tells more.
+    async fn holds(
+        &self,
+        table: &str,
+        ask: &str,
+        chain: &str,
+        rule: &[&str],
+    ) -> Result<bool, FirewallError> {
+        Ok(self.run(table, ask, chain, rule).await?.status.success())
+    }
+
+    async fn run(
+        &self,
+        table: &str,
+        what: &str,
+        chain: &str,
+        rule: &[&str],
+    ) -> Result<Ended, FirewallError> {
+        let mut arguments = vec!["-w", LOCK, "-t", table, what, chain];
+        arguments.extend(rule);
+        let mut command = Command::new(&self.iptables);
+        command.args(&arguments).env_clear();
+        command.env("PATH", self.iptables.parent().unwrap_or(Path::new("")));
+        let arguments = arguments.join(" ");
+        let said: Arc<Mutex<Vec<String>>> = Arc::default();
+        let lines = said.clone();
+        let mut child = Child::spawn(command, move |_, line| {
+            let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
+            // An error is a line or two.
+            if lines.len() < 8 {
+                lines.push(line.to_owned());
+            }
+        })
+        .await?;
+        let Ok(status) = timeout(BOUND, child.wait()).await else {
+            return Err(FirewallError::Late { arguments });
+        };
+        let said = said
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .join(" ");
+        Ok(Ended {
+            arguments,
+            status: status?,
+            said,
+        })
+    }
+}
+
+impl Table {
+    fn lead(&self) -> Vec<&'static str> {
+        let mut lead = self.only.clone();
+        lead.extend(["-j", CHAIN]);
+        lead
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use hearth_api::names::{EXTENSION_KUBERNETES, EXTENSIONS};
+    use nix::sched::{CloneFlags, unshare};
+
+    use super::*;
+    use crate::layout;
+
+    fn range(number: usize) -> PodRange {
+        PodRange::all().nth(number).unwrap()
+    }
+
+    async fn rules(firewall: &Firewall, table: &str, chain: &str) -> String {
+        let ended = firewall.run(table, "-S", chain, &[]).await.unwrap();
+        ended.said
+    }
+
+    async fn whole(firewall: &Firewall) {
+        for _ in 0..2 {
+            firewall.make(range(3)).await.unwrap();
+            assert_eq!(
+                rules(firewall, "nat", CHAIN).await,
+                "-N HEARTH-PODS -A HEARTH-PODS -s 10.208.3.0/24 ! -d 10.208.0.0/12 -j MASQUERADE"
+            );
+            assert_eq!(
+                rules(firewall, "mangle", CHAIN).await,
+                "-N HEARTH-PODS -A HEARTH-PODS -i hearth-pods -j RETURN \
+                 -A HEARTH-PODS -i hearth-mesh -j RETURN -A HEARTH-PODS -i lo -j RETURN \
+                 -A HEARTH-PODS -j DROP"
+            );
+            assert_eq!(
+                rules(firewall, "mangle", "PREROUTING").await,
+                "-P PREROUTING ACCEPT -A PREROUTING -s 10.208.0.0/12 -j HEARTH-PODS"
+            );
+        }
+    }
+
+    async fn rules_come_and_go(firewall: &Firewall) {
+        firewall.remove().await.unwrap();
+        whole(firewall).await;
+        // Somebody has been there, or it was cut short.
+        for (table, what, rest) in [
+            ("nat", "-F", &[][..]),
+            ("mangle", "-D", &["-j", "DROP"]),
+            ("nat", "-A", &["-j", "ACCEPT"]),
+        ] {
+            firewall
+                .run(table, what, CHAIN, rest)
+                .await
+                .unwrap()
+                .well()
+                .unwrap();
+            if what != "-A" {
+                whole(firewall).await;
+            }
+        }
+        // A node that was given another range.
+        firewall.make(range(4)).await.unwrap();
+        let nat = rules(firewall, "nat", CHAIN).await;
+        assert!(
+            nat.contains("10.208.4.0/24") && !nat.contains("10.208.3.0"),
+            "{nat}"
+        );
+        for _ in 0..2 {
+            firewall.remove().await.unwrap();
+            for (table, chain) in [("nat", "POSTROUTING"), ("mangle", "PREROUTING")] {
+                let left = rules(firewall, table, chain).await;
+                assert_eq!(left, format!("-P {chain} ACCEPT"));
+            }
+        }
+        let wrong = firewall.run("nat", "-F", "NOWHERE", &[]).await.unwrap();
+        let error = wrong.well().unwrap_err().to_string();
+        assert!(
+            error.contains("-t nat -F NOWHERE") && error.contains("No chain"),
+            "{error}"
+        );
+    }
+
+    /// With the real program, in a network namespace of the test's own. Children
+    /// are started by a thread that is not in it, so they are sent there.
+    #[test]
+    fn the_kernel_has_the_rules() {
+        let mounted = Path::new(EXTENSIONS).join(EXTENSION_KUBERNETES);
+        let real = layout::Bundle::under(&mounted).programs().join("iptables");
+        if !real.exists() {
+            eprintln!(
+                "skipped: no bundle of Kubernetes' programs at {}",
+                mounted.display()
+            );
+            return;
+        }
+        let run = || {
+            if unshare(CloneFlags::CLONE_NEWNET).is_err() {
+                eprintln!("skipped: this needs the right to make network namespaces");
+                return;
+            }
+            let directory = tempfile::tempdir().unwrap();
+            let iptables = directory.path().join("iptables");
+            let own = format!(
+                "/proc/{}/task/{}/ns/net",
+                std::process::id(),
+                nix::unistd::gettid()
+            );
+            let script = format!(
+                "#!/bin/sh\nexec /usr/bin/nsenter --net={own} {} \"$@\"\n",
+                real.display()
+            );
+            std::fs::write(&iptables, script).unwrap();
+            let executable = std::fs::Permissions::from_mode(0o755);
+            std::fs::set_permissions(&iptables, executable).unwrap();
+            let firewall = Firewall { iptables };
+            tokio::runtime::Builder::new_current_thread()
+                .enable_all()
+                .build()
+                .unwrap()
+                .block_on(rules_come_and_go(&firewall));
+        };
+        std::thread::scope(|scope| scope.spawn(run).join().unwrap());
+    }
+}
