@@ -81,7 +81,7 @@ fn of_view(view: &View) -> Cluster {
             labels: labels
                 .map(|label| (label.key.clone(), label.value.clone()))
                 .collect(),
-            gateway: None,
+            gateway: node.networking.map(|part| part.range.gateway()),
         }
     };
     Cluster {

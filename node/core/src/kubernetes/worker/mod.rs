@@ -7,6 +7,8 @@
 //! | `certificates` | curator connection, address | credentials |
 //! | `kubelet` | credentials, imported, pod network, address | its progress |
 //! | `kube-proxy` | credentials, address | its progress |
+//! | `access`, `names`, `volumes` | credentials, pod network | – |
+//! | `servers`, `balancer` | view, learned addresses, address, the node's own client | – |
 //!
 //! Each restarts alone, and waits for what it needs: none is started in vain,
 //! and the order follows from the values. They end in order as well: see
@@ -31,12 +33,14 @@ use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_base::sys::files::{self, FileError};
 
+use super::access::{self, AccessError};
+use super::balancer;
 use super::bundle::{Binary, Bundle};
 use super::containerd::{self, InUse};
 use super::kubeconfig::{self, Kubeconfig};
 use super::program::Progress;
-use super::{AT_ONCE, Parts, Standing};
-use crate::handover::PodNetwork;
+use super::{AT_ONCE, Parts, Standing, services};
+use crate::handover::{MemberData, PodNetwork};
 use crate::layout::EphemeralWorker;
 
 use certificates::Credentials;
@@ -68,7 +72,8 @@ pub(super) async fn run(
         standing.set(Standing::unmet("Failing", error.to_string()));
         return Err(error);
     }
-    let facts = start(ctx, parts, &bundle)?;
+    let member = parts.member.watch().next().await?;
+    let facts = start(ctx, parts, &bundle, &member)?;
     ctx.healthy();
     let mut network = facts.network.watch();
     let mut credentials = facts.credentials.watch();
@@ -90,11 +95,17 @@ pub(super) async fn run(
     }
 }
 
-fn start(ctx: &Context, parts: &Arc<Parts>, bundle: &Arc<Bundle>) -> Result<Facts, Failure> {
+fn start(
+    ctx: &Context,
+    parts: &Arc<Parts>,
+    bundle: &Arc<Bundle>,
+    member: &MemberData,
+) -> Result<Facts, Failure> {
     let in_use = InUse::default();
     let (containerd_writer, containerd) = event::value();
     let (imported_writer, imported) = event::value();
     let (credentials_writer, credentials) = event::value();
+    let (client_writer, client) = event::value();
     let (waits_writer, waits) = event::value();
     let (kubelet_writer, kubelet) = event::value();
     let (proxy_writer, proxy) = event::value();
@@ -121,11 +132,14 @@ fn start(ctx: &Context, parts: &Arc<Parts>, bundle: &Arc<Bundle>) -> Result<Fact
         connection: parts.connection.clone(),
         address: parts.address.clone(),
         credentials: credentials_writer,
+        client: client_writer,
         waits: waits_writer,
     });
     ctx.run("certificates", move |ctx| {
         certificates::run(ctx, worker.clone())
     })?;
+    balancer::start(ctx, parts, member, balancer::readyz(client))?;
+    services::start(ctx, parts, credentials.clone(), own_client)?;
     let worker = Arc::new(kubelet::Worker {
         parts: parts.clone(),
         bundle: bundle.clone(),
@@ -152,6 +166,13 @@ fn start(ctx: &Context, parts: &Arc<Parts>, bundle: &Arc<Bundle>) -> Result<Fact
             (Binary::Proxy, proxy),
         ],
     })
+}
+
+/// The node's own client, behind the balancer.
+fn own_client(own: &Credentials) -> Result<kube::Client, AccessError> {
+    let url = format!("https://127.0.0.1:{PORT_KUBERNETES_BALANCER}");
+    let (certificate, key) = (own.node.certificate_pem(), own.node.key_pem());
+    access::client(&url, &own.authority, &certificate, key.expose())
 }
 
 impl Facts {
