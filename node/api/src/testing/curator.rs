@@ -76,6 +76,7 @@ impl Default for Script {
             logs: Vec::new(),
             configuration: ClusterConfiguration::default(),
             directory: ClusterDirectory::default(),
+            kubernetes: None,
             first_contact_secret: None,
             relayed_ca: None,
             owner: None,
