@@ -13,6 +13,7 @@ mod formation;
 mod hearthctl;
 mod image;
 mod kernel;
+mod kubernetes;
 mod link;
 mod operator;
 mod power;
@@ -52,6 +53,7 @@ enum Task {
     Setup(setup::Args),
     /// Build the kernel, or find it in the cache; prints where it is
     Kernel(kernel::Args),
+    Kubernetes(kubernetes::Args),
     /// Build the disk image; prints where it is
     Image(image::Args),
     Run(run::Args),
@@ -105,6 +107,7 @@ impl Task {
         match self {
             Task::Setup(args) => setup::run(ui, &args),
             Task::Kernel(args) => kernel::run(ui, &args),
+            Task::Kubernetes(args) => kubernetes::run(ui, &args),
             Task::Image(args) => image::run(ui, &args),
             Task::Run(args) => run::run(ui, &args),
             Task::Test(args) => test::run(ui, &args),

@@ -40,6 +40,8 @@ impl Needs {
     pub const TEST: Needs = Needs(1 << 4);
     /// Run the benchmarks, beside what they build and boot.
     pub const BENCH: Needs = Needs(1 << 5);
+    /// Build the Kubernetes bundle.
+    pub const KUBERNETES: Needs = Needs(1 << 6);
     /// All but the benchmarks'.
     pub const ALL_BUT_BENCH: Needs = Needs(u8::MAX ^ Needs::BENCH.0);
     /// Everything.
@@ -102,7 +104,11 @@ fn packages(series: &str) -> Vec<Package> {
     };
     let source = format!("linux-source-{series}");
     vec![
-        program("gcc", "gcc", Needs::NODE | Needs::KERNEL),
+        program(
+            "gcc",
+            "gcc",
+            Needs::NODE | Needs::KERNEL | Needs::KUBERNETES,
+        ),
         file(
             "libc6-dev",
             "/usr/include/stdio.h",
@@ -113,7 +119,8 @@ fn packages(series: &str) -> Vec<Package> {
         program("flex", "flex", Needs::KERNEL),
         program("bison", "bison", Needs::KERNEL),
         program("bc", "bc", Needs::KERNEL),
-        program("xz-utils", "xz", Needs::KERNEL),
+        program("xz-utils", "xz", Needs::KERNEL | Needs::KUBERNETES),
+        program("patch", "patch", Needs::KUBERNETES),
         program("zstd", "zstd", Needs::KERNEL),
         file("libelf-dev", "/usr/include/gelf.h", Needs::KERNEL),
         file("libssl-dev", "/usr/include/openssl/ssl.h", Needs::KERNEL),

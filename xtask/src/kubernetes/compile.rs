@@ -1,0 +1,347 @@
+//! Compiles Kubernetes from Debian's source package, by the Go toolchain that the package was made for.
+//!
+//! The source package holds upstream's whole tree with all that it depends on, so nothing is fetched while compiling. Its
+//! own build makes kubectl only, through make rules that want more tools than this machine must have; all that they do
+//! beyond calling the compiler is to generate one file ([`Source::generate`]). The programs of the node become one
+//! ([`MULTICALL`]): five times nearly the same code would be three times the size.
+//!
+//! The same inputs give the same bytes: no paths (`-trimpath`), no build ID, no time, no cgo, and an environment in which
+//! nothing of the user's settings for Go is left.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{LineWriter, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use super::inputs::{self, Inputs};
+use crate::command::Cmd;
+use crate::ui::{Task, Ui};
+
+/// The node's programs in one.
+pub const MULTICALL: &str = include_str!("multicall.go");
+
+/// The names under which the node's program is called.
+pub const PROGRAMS: [&str; 5] = [
+    "kube-apiserver",
+    "kube-controller-manager",
+    "kube-proxy",
+    "kube-scheduler",
+    "kubelet",
+];
+
+/// About how many packages are compiled in all; only the bar depends on it.
+pub const EXPECTED_PACKAGES: u64 = 2150;
+
+/// Upstream's tree is one workspace of this name.
+const WORKSPACE: &str = "k8s.io/kubernetes";
+
+/// Marks a package whose types the API server describes to its clients.
+const OPENAPI_TAG: &str = "+k8s:openapi-gen=";
+
+/// What is built.
+pub struct Built {
+    /// The node's programs in one file.
+    pub multicall: PathBuf,
+    /// For the developer's machine.
+    pub kubectl: PathBuf,
+    /// Copyright and licences of the tree and all it contains.
+    pub copyright: PathBuf,
+}
+
+/// Unpacks and compiles in `scratch`, an empty folder.
+pub fn compile(
+    ui: &Ui,
+    inputs: &Inputs,
+    scratch: &Path,
+    log: &mut LineWriter<File>,
+    task: &Task,
+) -> Result<Built> {
+    let source = Source::unpack(ui, inputs, scratch, task)?;
+    let (_, _, version) = inputs.source()?;
+    task.now("generating the API's description");
+    source.generate(task, log)?;
+    let flags = linker_flags(&version)?;
+    let multicall = source.tree.join("cmd/hearth");
+    create_dir(&multicall)?;
+    fs::write(multicall.join("main.go"), MULTICALL)
+        .with_context(|| format!("cannot write into {}", multicall.display()))?;
+    let build = |program: &str, tags: &str, log: &mut LineWriter<File>| {
+        let built = scratch.join(program);
+        let mut go = source.go("build");
+        if !tags.is_empty() {
+            go = go.args(["-tags", tags]);
+        }
+        let package = format!("./cmd/{program}");
+        go = go.args(["-ldflags", &flags, "-o"]).arg(&built).arg(package);
+        source.follow(go, task, log).map(|()| built)
+    };
+    Ok(Built {
+        // Without the clouds' own drivers and without docker: a node has neither.
+        multicall: build("hearth", "providerless dockerless", log)?,
+        kubectl: build("kubectl", "", log)?,
+        copyright: source.tree.join("debian/copyright"),
+    })
+}
+
+/// The unpacked tree and its toolchain.
+struct Source<'a> {
+    ui: &'a Ui,
+    scratch: &'a Path,
+    goroot: PathBuf,
+    tree: PathBuf,
+}
+
+impl<'a> Source<'a> {
+    fn unpack(ui: &'a Ui, inputs: &Inputs, scratch: &'a Path, task: &Task) -> Result<Source<'a>> {
+        let tree = scratch.join("gopath/src").join(WORKSPACE);
+        create_dir(&tree)?;
+        let (upstream, debian, _) = inputs.source()?;
+        task.now("unpacking Kubernetes");
+        let tar = || {
+            Cmd::new("tar")
+                .args(["--extract", "--no-same-owner", "--directory"])
+                .arg(&tree)
+        };
+        tar()
+            .args(["--strip-components=1", "--file"])
+            .arg(upstream)
+            .run(ui)?;
+        tar().arg("--file").arg(debian).run(ui)?;
+        let series = tree.join("debian/patches/series");
+        let series = fs::read_to_string(&series)
+            .with_context(|| format!("cannot read {}", series.display()))?;
+        for patch in series.lines().map(str::trim) {
+            if !patch.is_empty() && !patch.starts_with('#') {
+                let patch = tree.join("debian/patches").join(patch);
+                Cmd::new("patch")
+                    .dir(&tree)
+                    .args(["--strip=1", "--silent", "--input"])
+                    .arg(patch)
+                    .run(ui)?;
+            }
+        }
+        task.now("unpacking Go");
+        let go = scratch.join("go");
+        for package in inputs::TOOLS
+            .iter()
+            .filter(|name| name.starts_with("golang"))
+        {
+            Cmd::new("dpkg-deb")
+                .arg("--extract")
+                .arg(inputs.package(package)?)
+                .arg(&go)
+                .run(ui)?;
+        }
+        Ok(Source {
+            ui,
+            scratch,
+            goroot: goroot(&go)?,
+            tree,
+        })
+    }
+
+    /// `go VERB`, with flags that every use here has.
+    fn go(&self, verb: &str) -> Cmd {
+        let mut go = Cmd::new(self.goroot.join("bin/go")).dir(&self.tree);
+        for (name, _) in std::env::vars_os() {
+            if is_gos(&name) {
+                go = go.env_remove(&name.to_string_lossy());
+            }
+        }
+        go.env("GOROOT", &self.goroot)
+            .env("GOPATH", self.scratch.join("gopath"))
+            .env("GOCACHE", self.scratch.join("gocache"))
+            .env("GOTMPDIR", self.scratch)
+            .env("GOENV", "off")
+            .env("GO111MODULE", "off")
+            .env("GOPROXY", "off")
+            .env("CGO_ENABLED", "0")
+            .args([verb, "-v", "-trimpath"])
+    }
+
+    /// Writes the one file that is missing in the source package: the description of the API that the server gives out,
+    /// made of the comments in all packages that ask for it. The tree's list of known oddities must come out the same, so
+    /// a package that was forgotten here is an error and not a smaller description.
+    fn generate(&self, task: &Task, log: &mut LineWriter<File>) -> Result<()> {
+        let generator = self.scratch.join("openapi-gen");
+        let package = "./vendor/k8s.io/kube-openapi/cmd/openapi-gen";
+        self.follow(
+            self.go("build").arg("-o").arg(&generator).arg(package),
+            task,
+            log,
+        )?;
+        let report = self.scratch.join("violations");
+        Cmd::new(&generator)
+            .dir(&self.tree)
+            .env("GOROOT", &self.goroot)
+            .env("GOPATH", self.scratch.join("gopath"))
+            .env("GO111MODULE", "off")
+            .env("PATH", self.path_with_go()?)
+            .args(["--logtostderr", "--input-dirs"])
+            .arg(self.described_packages()?.join(","))
+            .arg("--output-package")
+            .arg(format!("{WORKSPACE}/pkg/generated/openapi"))
+            .args([
+                "--output-file-base",
+                "zz_generated.openapi",
+                "--go-header-file",
+            ])
+            .arg("vendor/k8s.io/code-generator/hack/boilerplate.go.txt")
+            .arg("--report-filename")
+            .arg(&report)
+            .run(self.ui)?;
+        let known = self.tree.join("api/api-rules/violation_exceptions.list");
+        let read =
+            |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+        if read(&report)? != read(&known)? {
+            bail!("the API's description was generated from other packages than upstream's");
+        }
+        Ok(())
+    }
+
+    /// The packages that ask for a description, by their import paths, sorted.
+    fn described_packages(&self) -> Result<Vec<String>> {
+        let mut packages = BTreeSet::new();
+        for folder in ["cmd", "pkg", "plugin", "staging/src/k8s.io"] {
+            tagged(&self.tree, Path::new(folder), &mut packages)?;
+        }
+        // Two neighbours in the tree have descriptions of their own.
+        let foreign = ["k8s.io/code-generator", "k8s.io/sample-apiserver"];
+        let packages = packages.into_iter().map(|package| {
+            let package = package.replacen("staging/src/", "vendor/", 1);
+            format!("{WORKSPACE}/{package}")
+        });
+        Ok(packages
+            .filter(|package| !foreign.iter().any(|name| package.contains(name)))
+            .collect())
+    }
+
+    fn path_with_go(&self) -> Result<OsString> {
+        let mut path = vec![self.goroot.join("bin")];
+        path.extend(std::env::split_paths(
+            &std::env::var_os("PATH").unwrap_or_default(),
+        ));
+        std::env::join_paths(path).context("PATH cannot be extended")
+    }
+
+    /// Runs it; each line is a package that was compiled.
+    fn follow(&self, go: Cmd, task: &Task, log: &mut LineWriter<File>) -> Result<()> {
+        go.stream(self.ui, |line| {
+            writeln!(log, "{line}").context("cannot write the log")?;
+            task.step();
+            let short = line.rsplit("/vendor/").next().unwrap_or(line);
+            task.now(short);
+            Ok(())
+        })
+    }
+}
+
+/// Whether the variable is one of the Go toolchain's.
+fn is_gos(name: &std::ffi::OsStr) -> bool {
+    let name = name.to_string_lossy();
+    name.starts_with("GO") || name.starts_with("CGO_")
+}
+
+/// Debian's packages put the toolchain under its series.
+fn goroot(unpacked: &Path) -> Result<PathBuf> {
+    let lib = unpacked.join("usr/lib");
+    let context = || format!("cannot read {}", lib.display());
+    for entry in lib.read_dir().with_context(context)? {
+        let path = entry.with_context(context)?.path();
+        if path.join("bin/go").exists() {
+            return Ok(path);
+        }
+    }
+    bail!("there is no Go in {}", lib.display())
+}
+
+/// Adds the folders below `folder`, by path from `tree`, that hold a Go file with the tag.
+fn tagged(tree: &Path, folder: &Path, found: &mut BTreeSet<String>) -> Result<()> {
+    let path = tree.join(folder);
+    let context = || format!("cannot read {}", path.display());
+    for entry in path.read_dir().with_context(context)? {
+        let entry = entry.with_context(context)?;
+        let kind = entry.file_type().with_context(context)?;
+        let name = entry.file_name();
+        if kind.is_dir() {
+            tagged(tree, &folder.join(&name), found)?;
+        } else if kind.is_file() && name.to_string_lossy().ends_with(".go") {
+            let text = fs::read(entry.path()).with_context(context)?;
+            if String::from_utf8_lossy(&text).contains(OPENAPI_TAG) {
+                found.insert(folder.to_string_lossy().into_owned());
+            }
+        }
+    }
+    Ok(())
+}
+
+/// What the linker sets: the version that the programs tell. The commit stands in the source already.
+fn linker_flags(version: &str) -> Result<String> {
+    let mut numbers = version.split('.');
+    let (Some(major), Some(minor)) = (numbers.next(), numbers.next()) else {
+        bail!("{version} is no version of Kubernetes");
+    };
+    let mut flags = "-s -w -buildid=".to_owned();
+    for package in ["component-base/version", "client-go/pkg/version"] {
+        let package = format!("{WORKSPACE}/vendor/k8s.io/{package}");
+        flags += &format!(
+            " -X {package}.gitVersion=v{version} -X {package}.gitMajor={major} -X {package}.gitMinor={minor} \
+             -X {package}.gitTreeState=archive"
+        );
+    }
+    Ok(flags)
+}
+
+fn create_dir(path: &Path) -> Result<()> {
+    fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_multicall_program_knows_every_name() {
+        for name in PROGRAMS {
+            assert!(MULTICALL.contains(&format!("\"{name}\":")), "{name}");
+        }
+    }
+
+    #[test]
+    fn tagged_packages_are_found() {
+        let dir = tempfile::tempdir().unwrap();
+        let file = |path: &str, text: &str| {
+            let path = dir.path().join(path);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, text).unwrap();
+        };
+        file("pkg/a/doc.go", "// +k8s:openapi-gen=true\npackage a");
+        file("pkg/a/b/types.go", "package b");
+        file("pkg/c/notes.txt", "+k8s:openapi-gen=true");
+        let mut found = BTreeSet::new();
+        tagged(dir.path(), Path::new("pkg"), &mut found).unwrap();
+        assert_eq!(found.into_iter().collect::<Vec<_>>(), ["pkg/a"]);
+    }
+
+    #[test]
+    fn the_linker_tells_the_version() {
+        let flags = linker_flags("1.20.2").unwrap();
+        assert!(flags.starts_with("-s -w -buildid= -X "));
+        for set in ["gitVersion=v1.20.2 ", "gitMajor=1 ", "gitMinor=20 "] {
+            assert!(
+                flags.contains(&format!("component-base/version.{set}")),
+                "{set}"
+            );
+        }
+        assert!(linker_flags("head").is_err());
+    }
+
+    #[test]
+    fn settings_of_the_users_go_are_known() {
+        assert!(is_gos("GOFLAGS".as_ref()) && is_gos("CGO_CFLAGS".as_ref()));
+        assert!(!is_gos("PATH".as_ref()) && !is_gos("EGO".as_ref()));
+    }
+}

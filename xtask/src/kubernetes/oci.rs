@@ -1,0 +1,161 @@
+//! Images of one layer, as archives in the form of the Open Container Initiative.
+//!
+//! An archive is a tar of a folder: blobs named by their SHA-256 (layer, configuration, manifest), an index that names the
+//! manifest, and a file that says which form this is. The annotation on the index is where containerd takes the image's
+//! name from. Layers are not compressed: the extension's file system compresses everything once.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use ring::digest::{SHA256, digest};
+use serde_json::{Value, json};
+
+use crate::command::Cmd;
+use crate::ui::Ui;
+
+const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
+const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
+const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
+
+/// Writes the image `name` ("hearth.local/pause:1") with the files below `rootfs` to `archive`. `config` is the part of the
+/// image's configuration that a container starts with: command, environment, user. Works in `scratch`, an empty folder.
+pub fn write(
+    ui: &Ui,
+    name: &str,
+    rootfs: &Path,
+    config: &Value,
+    scratch: &Path,
+    archive: &Path,
+) -> Result<()> {
+    let layout = scratch.join("layout");
+    let blobs = layout.join("blobs/sha256");
+    fs::create_dir_all(&blobs).with_context(|| format!("cannot create {}", blobs.display()))?;
+    let layer = scratch.join("layer");
+    tar(ui, rootfs, &layer)?;
+    let layer = fs::read(&layer).with_context(|| format!("cannot read {}", layer.display()))?;
+    let layer = put(&blobs, LAYER, &layer)?;
+    let config = json!({
+        "architecture": "amd64",
+        "os": "linux",
+        "config": config,
+        "rootfs": { "type": "layers", "diff_ids": [&layer["digest"]] },
+    });
+    let config = put(&blobs, CONFIG, config.to_string().as_bytes())?;
+    let manifest = json!({
+        "schemaVersion": 2,
+        "mediaType": MANIFEST,
+        "config": config,
+        "layers": [layer],
+    });
+    let mut manifest = put(&blobs, MANIFEST, manifest.to_string().as_bytes())?;
+    let tag = name.rsplit(':').next().unwrap_or_default();
+    manifest["annotations"] = json!({
+        "io.containerd.image.name": name,
+        "org.opencontainers.image.ref.name": tag,
+    });
+    let index = json!({ "schemaVersion": 2, "manifests": [manifest] });
+    let form = json!({ "imageLayoutVersion": "1.0.0" });
+    for (file, content) in [("index.json", index), ("oci-layout", form)] {
+        fs::write(layout.join(file), content.to_string())
+            .with_context(|| format!("cannot write {file} of {name}"))?;
+    }
+    tar(ui, &layout, archive)
+}
+
+/// Adds a blob; returns how others refer to it.
+fn put(blobs: &Path, media_type: &str, content: &[u8]) -> Result<Value> {
+    let hash = hex::encode(digest(&SHA256, content));
+    fs::write(blobs.join(&hash), content).with_context(|| format!("cannot write blob {hash}"))?;
+    Ok(json!({
+        "mediaType": media_type,
+        "digest": format!("sha256:{hash}"),
+        "size": content.len(),
+    }))
+}
+
+/// A tar of what is in `folder` that tells nothing but names, modes and contents.
+fn tar(ui: &Ui, folder: &Path, archive: &Path) -> Result<()> {
+    Cmd::new("tar")
+        .env("LC_ALL", "C")
+        .args(["--create", "--format=ustar", "--sort=name", "--mtime=@0"])
+        .args(["--owner=0", "--group=0", "--numeric-owner", "--file"])
+        .arg(archive)
+        .arg("--directory")
+        .arg(folder)
+        .arg(".")
+        .run(ui)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The blob with this reference, checked against it.
+    fn blob(layout: &Path, reference: &Value) -> Vec<u8> {
+        let hash = reference["digest"]
+            .as_str()
+            .unwrap()
+            .strip_prefix("sha256:")
+            .unwrap();
+        let content = fs::read(layout.join("blobs/sha256").join(hash)).unwrap();
+        assert_eq!(hex::encode(digest(&SHA256, &content)), hash);
+        assert_eq!(reference["size"], content.len());
+        content
+    }
+
+    fn archive(dir: &Path) -> Vec<u8> {
+        let rootfs = dir.join("rootfs");
+        let scratch = dir.join("scratch");
+        for folder in [&rootfs, &scratch] {
+            fs::create_dir_all(folder).unwrap();
+        }
+        fs::write(rootfs.join("program"), "content").unwrap();
+        let config = json!({ "Entrypoint": ["/program"] });
+        let path = dir.join("image.tar");
+        write(
+            &Ui::new(false),
+            "local/name:1",
+            &rootfs,
+            &config,
+            &scratch,
+            &path,
+        )
+        .unwrap();
+        fs::read(path).unwrap()
+    }
+
+    #[test]
+    fn references_lead_from_the_index_to_the_layer() {
+        let dir = tempfile::tempdir().unwrap();
+        archive(dir.path());
+        let layout = dir.path().join("scratch/layout");
+        let json = |bytes: &[u8]| serde_json::from_slice::<Value>(bytes).unwrap();
+        let index = json(&fs::read(layout.join("index.json")).unwrap());
+        let entry = &index["manifests"][0];
+        assert_eq!(
+            entry["annotations"]["io.containerd.image.name"],
+            "local/name:1"
+        );
+        let manifest = json(&blob(&layout, entry));
+        let config = json(&blob(&layout, &manifest["config"]));
+        assert_eq!(config["config"]["Entrypoint"][0], "/program");
+        assert_eq!(
+            config["rootfs"]["diff_ids"][0],
+            manifest["layers"][0]["digest"]
+        );
+        let layer = blob(&layout, &manifest["layers"][0]);
+        assert!(layer.windows(7).any(|bytes| bytes == b"content"));
+    }
+
+    #[test]
+    fn the_same_files_give_the_same_bytes() {
+        let one = tempfile::tempdir().unwrap();
+        let two = tempfile::tempdir().unwrap();
+        let first = archive(one.path());
+        fs::create_dir_all(two.path().join("rootfs")).unwrap();
+        // Another order in the folder, another time.
+        fs::write(two.path().join("rootfs/program"), "first").unwrap();
+        assert_eq!(archive(two.path()), first);
+    }
+}
