@@ -24,6 +24,9 @@ pub struct Artifacts {
     pub release: Image,
     /// The image with the debug service and failpoints.
     pub test: Image,
+    /// What the tests of Kubernetes boot; built when one of them is to run, for
+    /// it takes its time.
+    pub kubernetes: Option<Kubernetes>,
     /// An image whose init is the example `machine_check` of `hearth-base`,
     /// which tries on a machine what cannot be tried on a host.
     pub machine_check: Image,
@@ -33,6 +36,17 @@ pub struct Artifacts {
     pub switch: PathBuf,
     /// Where a test leaves its logs, in `SUITE/TEST/`.
     pub logs: PathBuf,
+}
+
+/// Kubernetes, for machines and for this one.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Kubernetes {
+    /// The image with the debug service and failpoints, and Kubernetes as its
+    /// extension.
+    pub image: Image,
+    /// Its client, of the same version.
+    pub kubectl: PathBuf,
 }
 
 /// An image and its parts.
@@ -136,6 +150,10 @@ mod tests {
         let artifacts = Artifacts {
             release: image("release"),
             test: image("test"),
+            kubernetes: Some(Kubernetes {
+                image: image("kubernetes"),
+                kubectl: "/kubectl".into(),
+            }),
             machine_check: image("machine-check"),
             hearthctl: "/hearthctl".into(),
             switch: "/hearth-switch".into(),

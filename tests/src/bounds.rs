@@ -22,6 +22,12 @@ pub const WATCHDOG: Duration = Duration::from_secs(240);
 /// From one machine that is HOME to a cluster of three voters: two boots at
 /// once, two learners one after the other.
 pub const FORMED: Duration = Duration::from_secs(600);
+/// From the moment a node gets its Kubernetes roles to Ready: a minute and a
+/// half on a quiet host, for an API server takes half of that to start.
+pub const KUBERNETES: Duration = Duration::from_secs(900);
+/// Until Kubernetes has done what it was told: a pod runs, a service is
+/// reached, a node that is gone is forgotten.
+pub const WORKLOAD: Duration = Duration::from_secs(600);
 /// Until a cluster has noticed a fault, or that it is over: leases, elections,
 /// a machine that comes back.
 pub const SETTLED: Duration = Duration::from_secs(300);

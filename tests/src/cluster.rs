@@ -48,7 +48,8 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use crate::{
     Outcome, TestCtx, bounds,
     debug::Debug,
-    node::{Node, Running},
+    kubernetes::Kubernetes,
+    node::{Node, Plan, Running},
     owner::Operator,
     writer::Writer,
 };
@@ -119,6 +120,18 @@ impl Cluster {
     /// # Errors
     /// If it does not come to that.
     pub async fn founded(test: &TestCtx, nodes: u16) -> anyhow::Result<Self> {
+        Self::founded_as(test, nodes, |_, plan| Ok(plan)).await
+    }
+
+    /// The same with machines that are planned so, by their numbers.
+    ///
+    /// # Errors
+    /// If it does not come to that.
+    pub async fn founded_as(
+        test: &TestCtx,
+        nodes: u16,
+        planned: impl for<'a> Fn(u16, Plan<'a>) -> anyhow::Result<Plan<'a>>,
+    ) -> anyhow::Result<Self> {
         // As long as the clusters before it take, each of which is bounded.
         let turn = TURN.acquire().await?;
         let options = NetworkOptions::default();
@@ -127,7 +140,8 @@ impl Cluster {
         let network = Network::start(switch, &folder, options.clone(), Lifetime::Tied).await?;
         let mut members = Vec::new();
         for number in 1..=nodes {
-            members.push(Member::install(test, &network, &options, number).await?);
+            let member = Member::install(test, &network, &options, number, &planned);
+            members.push(member.await?);
         }
         let first = &mut members[0];
         first.start().await?;
@@ -208,9 +222,20 @@ impl Cluster {
     /// If that is refused.
     pub async fn set_consensus_member(&mut self, number: u16, wanted: bool) -> Outcome {
         let request = v1::UpdateNodeRolesRequest {
-            node: Some(self.node(number).selector()),
             consensus_member: Some(wanted),
             ..v1::UpdateNodeRolesRequest::default()
+        };
+        self.set_roles(number, request).await
+    }
+
+    /// Says which roles a node is to hold, as far as the request tells.
+    ///
+    /// # Errors
+    /// If that is refused.
+    pub async fn set_roles(&mut self, number: u16, request: v1::UpdateNodeRolesRequest) -> Outcome {
+        let request = v1::UpdateNodeRolesRequest {
+            node: Some(self.node(number).selector()),
+            ..request
         };
         let mut management = self.owner.management();
         let updated = within(bounds::CALL, management.update_node_roles(request)).await;
@@ -390,6 +415,39 @@ impl Cluster {
         Ok(())
     }
 
+    /// Waits until a node tells of a condition of this type for which that is
+    /// true.
+    ///
+    /// # Errors
+    /// If it does not come to that.
+    pub async fn condition(
+        &self,
+        number: u16,
+        kind: &str,
+        bound: Duration,
+        wanted: impl Fn(&v1::NodeCondition) -> bool,
+    ) -> Outcome {
+        let member = &self.members[usize::from(number) - 1];
+        let what = format!("{}: condition {kind}", member.name);
+        let told = |standing: &Standing| {
+            let status = member.find(standing).and_then(|node| node.status.as_ref());
+            let mut conditions = status.into_iter().flat_map(|status| &status.conditions);
+            conditions.any(|condition| condition.r#type == kind && wanted(condition))
+        };
+        self.until(&what, bound, told).await?;
+        Ok(())
+    }
+
+    /// Its Kubernetes, by this node's API server.
+    ///
+    /// # Errors
+    /// If the node is switched off, or nobody gets a kubeconfig.
+    pub async fn kubernetes(&mut self, test: &TestCtx, number: u16) -> anyhow::Result<Kubernetes> {
+        let owner = self.members[0].node.owner.clone();
+        let vm = self.node(number).vm()?;
+        Kubernetes::at(test, vm, &owner, &vm.curator()?).await
+    }
+
     /// Writes that go on from now, on the record of this node.
     ///
     /// # Errors
@@ -439,6 +497,7 @@ impl Member {
         network: &Network,
         options: &NetworkOptions,
         number: u16,
+        planned: &impl for<'a> Fn(u16, Plan<'a>) -> anyhow::Result<Plan<'a>>,
     ) -> anyhow::Result<Self> {
         let name = format!("node-{number}");
         let (mac, address) = (Mac::of_machine(number), options.machine_address(number));
@@ -448,6 +507,7 @@ impl Member {
             names::PORT_CURATOR,
             names::PORT_NODE_MANAGEMENT,
             names::PORT_DEBUG,
+            names::PORT_KUBERNETES,
         ] {
             let host = network.forward(&name, guest).await?;
             forwards.push(Forwarded { guest, host });
@@ -457,7 +517,7 @@ impl Member {
         };
         let plan = test.node(&name).plugged(Nic { mac, link }, forwards);
         Ok(Self {
-            node: plan.install().await?,
+            node: planned(number, plan)?.install().await?,
             running: None,
             id: String::new(),
             address,

@@ -8,7 +8,7 @@ use std::{
 use anyhow::Context;
 use hearth_qemu::{
     accel::{self, Accel, Choice},
-    artifacts::Artifacts,
+    artifacts::{Artifacts, Kubernetes},
 };
 
 use crate::{cluster::Cluster, node::Plan};
@@ -89,6 +89,15 @@ impl TestCtx {
     /// What there is to boot.
     pub fn artifacts(&self) -> &Artifacts {
         &self.artifacts
+    }
+
+    /// What the tests of Kubernetes boot.
+    ///
+    /// # Errors
+    /// If it was not built.
+    pub fn kubernetes(&self) -> anyhow::Result<&Kubernetes> {
+        let built = self.artifacts.kubernetes.as_ref();
+        built.context("Kubernetes was not built, as none of its tests was to run")
     }
 
     /// What machines run on.

@@ -27,6 +27,7 @@
 //! | [`writer`] | writes that go on whatever happens, and none of which may be lost |
 //! | [`owner`] | who founds a cluster: parameters, first contact, calls |
 //! | [`debug`] | a look inside a node of the test image |
+//! | [`kubernetes`] | kubectl, and what it is asked |
 //! | [`disk`] | a raw disk between two boots, by tools that are not ours |
 //! | [`secrets`] | looking for secrets where none may be |
 //! | [`tools`] | programs of the host |
@@ -46,6 +47,7 @@ pub mod cluster;
 pub mod context;
 pub mod debug;
 pub mod disk;
+pub mod kubernetes;
 pub mod node;
 pub mod owner;
 pub mod secrets;
@@ -54,4 +56,5 @@ pub mod writer;
 
 pub use cluster::Cluster;
 pub use context::{Outcome, TestCtx};
+pub use kubernetes::Kubernetes;
 pub use owner::Operator;

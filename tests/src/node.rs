@@ -104,6 +104,15 @@ impl<'a> Plan<'a> {
         self.image(image)
     }
 
+    /// The test image with Kubernetes, and what a machine needs for it.
+    ///
+    /// # Errors
+    /// If it was not built.
+    pub fn kubernetes(self) -> anyhow::Result<Self> {
+        let image = self.test.kubernetes()?.image.clone();
+        Ok(self.image(image).memory_mib(2048).larger_by(4 << 30))
+    }
+
     /// Any image.
     pub fn image(mut self, image: Image) -> Self {
         self.image = image;

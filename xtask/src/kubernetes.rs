@@ -22,11 +22,13 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use hearth_api::names;
 use ring::digest::{Context as Digest, SHA256};
 
 use self::inputs::Inputs;
 use crate::cache::{Builder, Cache};
 use crate::command::{Cmd, check_interrupt};
+use crate::image;
 use crate::setup::{self, Needs};
 use crate::ui::Ui;
 
@@ -287,6 +289,12 @@ impl Bundle {
             versions,
             kubectl: None,
         })
+    }
+
+    /// As the extension of an image.
+    pub fn extension(&self) -> Result<image::Request> {
+        let name = names::EXTENSION_KUBERNETES;
+        Ok(format!("{name}={}", self.root.display()).parse()?)
     }
 
     fn of_entry(entry: &Path) -> Result<Bundle> {

@@ -138,6 +138,26 @@ impl Operator {
         updated.map(drop).context("UpdateNodeRoles")
     }
 
+    /// Gives these of Kubernetes' roles to this node; those it has it keeps.
+    pub async fn give_kubernetes_roles(
+        &self,
+        id: &str,
+        controller: bool,
+        worker: bool,
+    ) -> Result<()> {
+        let request = v1::UpdateNodeRolesRequest {
+            node: Some(NodeSelector {
+                node: Some(Selected::NodeId(id.to_owned())),
+            }),
+            kubernetes_controller: controller.then_some(true),
+            kubernetes_worker: worker.then_some(true),
+            ..v1::UpdateNodeRolesRequest::default()
+        };
+        let mut management = self.management();
+        let updated = within(CALL, management.update_node_roles(request)).await;
+        updated.map(drop).context("UpdateNodeRoles")
+    }
+
     fn management(&self) -> ManagementClient<Channel> {
         ManagementClient::new(self.curators.channel())
     }

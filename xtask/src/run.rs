@@ -10,6 +10,7 @@
 mod display;
 pub mod fleet;
 mod form;
+pub mod kubernetes;
 pub mod machines;
 mod owner;
 pub mod state;
@@ -55,12 +56,18 @@ pub struct Args {
     /// How a new cluster protects its data [default: insecure]
     #[arg(long, value_enum, conflicts_with = "parameters")]
     storage: Option<Storage>,
+    /// With Kubernetes: every node is a worker, the first one or three are controllers; waits until all of them are Ready
+    #[arg(long, conflicts_with = "parameters")]
+    kubernetes: bool,
+    /// A Kubernetes of your own: a folder made like the one that `cargo xtask kubernetes` prints
+    #[arg(long, value_name = "DIR", requires = "kubernetes")]
+    bundle: Option<PathBuf>,
     /// Let QEMU load the kernel itself, without firmware; faster
     #[arg(long)]
     direct: bool,
-    /// Each node's memory
-    #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(64..))]
-    memory: u32,
+    /// Each node's memory [default: 512, with Kubernetes 2048]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(64..))]
+    memory: Option<u32>,
     /// Each node's CPUs
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     cpus: u32,
@@ -96,8 +103,13 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     let new = state.check(&wish)?;
     setup::ensure(ui, Needs::NODE | Needs::KERNEL | Needs::IMAGE | Needs::RUN)?;
     let accel = accel::choose(args.accel)?;
-    let make = args.make();
-    let workshop = Workshop::open(ui, &make)?;
+    let make = args.make(state.make(&wish)?.as_ref());
+    let bundle = match make.kubernetes {
+        true => Some(crate::kubernetes::ensure(ui, make.bundle.as_deref())?),
+        false => None,
+    };
+    let kubectl = bundle.as_ref().map(kubernetes::kubectl).transpose()?;
+    let workshop = Workshop::open(ui, &make, bundle.as_ref())?;
     let hearthctl = hearthctl::build(ui)?;
     let (mut founding, parameters) = state.prepare(&wish)?;
     if args.join_later >= founding.nodes {
@@ -119,6 +131,8 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
         hearthctl,
         interrupts: Interrupts::take(),
         parameters,
+        memory_mib: workshop.memory_mib(),
+        kubectl,
     };
     tokio::runtime::Runtime::new()?.block_on(run.boot(workshop, founding))
 }
@@ -134,16 +148,26 @@ impl Args {
             parameters: self.parameters.as_ref().map(read).transpose()?,
             disk_bytes: self.disk,
             nodes: self.nodes,
+            kubernetes: self.kubernetes,
         })
     }
 
-    fn make(&self) -> Make {
+    /// What the machines are made of, after what the last run's were: a cluster that has Kubernetes keeps it.
+    fn make(&self, last: Option<&Make>) -> Make {
+        let last = last.filter(|make| make.kubernetes);
+        let kubernetes = self.kubernetes || last.is_some();
+        let usual = if kubernetes { 2048 } else { 512 };
         Make {
             cpus: self.cpus,
-            memory_mib: self.memory,
+            memory_mib: self.memory.unwrap_or(usual),
             direct: self.direct,
             debug: self.debug,
             accel: self.accel.to_string(),
+            kubernetes,
+            bundle: self
+                .bundle
+                .clone()
+                .or_else(|| last.and_then(|make| make.bundle.clone())),
         }
     }
 }
@@ -178,6 +202,10 @@ struct Run<'a> {
     interrupts: Interrupts,
     /// Of the first node.
     parameters: Vec<u8>,
+    /// Of each machine.
+    memory_mib: u32,
+    /// Where there is Kubernetes to be asked.
+    kubectl: Option<PathBuf>,
 }
 
 impl Run<'_> {
@@ -191,7 +219,7 @@ impl Run<'_> {
         let home = tokio::select! {
             biased;
             () = self.interrupts.come(1) => Err(anyhow!(Interrupted)),
-            home = self.form(&mut fleet, &mut founding) => home,
+            home = self.complete(&mut fleet, &mut founding) => home,
         };
         fleet.finish();
         if let Err(error) = home {
@@ -216,6 +244,15 @@ impl Run<'_> {
         }
     }
 
+    /// Until the cluster is what the user asked for, with Kubernetes or without.
+    async fn complete(&self, fleet: &mut Fleet, founding: &mut Founding) -> Result<()> {
+        self.form(fleet, founding).await?;
+        match &self.kubectl {
+            Some(kubectl) => self.kubernetes(fleet, founding, kubectl).await,
+            None => Ok(()),
+        }
+    }
+
     /// Which machine starts, and how.
     fn announce(&self, name: &str) {
         let firmware = match self.args.direct {
@@ -224,7 +261,7 @@ impl Run<'_> {
         };
         self.ui.say(format_args!(
             "{name} starts: {} CPUs, {} MiB, {firmware}, {}",
-            self.args.cpus, self.args.memory, self.accel
+            self.args.cpus, self.memory_mib, self.accel
         ));
     }
 
@@ -260,6 +297,14 @@ impl Run<'_> {
             writeln!(out)?;
         }
         writeln!(out, "  {:<9} {}\n", "all files", shown(self.state.path()))?;
+        if let Some(kubectl) = &self.kubectl {
+            let kubectl = kubernetes::line(self.state, kubectl);
+            writeln!(out, "  {kubectl} get pods --all-namespaces")?;
+            writeln!(
+                out,
+                "  {kubectl} run probe --image=hearth.local/probe:1 --image-pull-policy=Never\n"
+            )?;
+        }
         for (command, what) in self.next_commands(founding) {
             writeln!(out, "  {command:<38} {what}")?;
         }

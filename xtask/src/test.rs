@@ -20,6 +20,7 @@ use hearth_qemu::artifacts;
 use crate::command::{Cmd, Failed};
 use crate::hearthctl;
 use crate::image::{self, Flavour, root};
+use crate::kubernetes;
 use crate::program;
 use crate::setup::{self, Needs};
 use crate::target::{self, shown};
@@ -60,6 +61,9 @@ enum Part {
 
 /// The crate of the end-to-end tests.
 const E2E: &str = "hearth-tests";
+
+/// The suite that needs Kubernetes.
+const KUBERNETES: &str = "kubernetes";
 
 /// A stage that has been run.
 struct Stage {
@@ -107,7 +111,7 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
         let mut manifest = None;
         if !args.list {
             go("build what is booted", &mut || {
-                manifest = Some(build(ui)?);
+                manifest = Some(build(ui, filter)?);
                 Ok((Report::default(), true))
             })?;
         }
@@ -245,8 +249,9 @@ fn suites() -> Result<Vec<String>> {
     Ok(suites)
 }
 
-/// Builds all that the end-to-end tests boot and run; returns the manifest.
-fn build(ui: &Ui) -> Result<std::path::PathBuf> {
+/// Builds all that the end-to-end tests boot and run; returns the manifest. Kubernetes only for its own tests: from nothing
+/// it takes minutes.
+fn build(ui: &Ui, filter: Option<&str>) -> Result<std::path::PathBuf> {
     setup::ensure(ui, Needs::ALL_BUT_BENCH)?;
     let image = |artifacts: image::Artifacts| artifacts::Image {
         disk: artifacts.image,
@@ -255,10 +260,24 @@ fn build(ui: &Ui) -> Result<std::path::PathBuf> {
         initramfs: artifacts.initramfs,
         cmdline: artifacts.cmdline,
     };
+    let selection = Selection::of(filter, &suites()?, |suite, word| suite == word);
+    let suite = selection.whole.as_deref();
+    let kubernetes = match suite.is_none_or(|suite| suite == KUBERNETES) {
+        true => {
+            let bundle = kubernetes::ensure(ui, None)?;
+            let extension = bundle.extension()?;
+            Some(artifacts::Kubernetes {
+                image: image(image::ensure_extended(ui, Flavour::Test, &[extension])?),
+                kubectl: bundle.kubectl.context("the bundle has no kubectl")?,
+            })
+        }
+        false => None,
+    };
     let folder = target::folder("tests")?;
     let manifest = artifacts::Artifacts {
         release: image(image::ensure(ui, Flavour::Release)?),
         test: image(image::ensure(ui, Flavour::Test)?),
+        kubernetes,
         machine_check: image(image::ensure_example(ui, image::MACHINE_CHECK)?),
         hearthctl: hearthctl::build(ui)?,
         switch: program::switch(ui)?,

@@ -107,6 +107,7 @@ impl NodeDebug for Debug {
             hosts: read(self.root.ephemeral.hosts()),
             machine_id: read(self.root.ephemeral.machine_id()).trim().to_owned(),
             host_name: read("/proc/sys/kernel/hostname".into()).trim().to_owned(),
+            resident_bytes: ["1", "self"].into_iter().map(resident).sum(),
         }))
     }
 
@@ -174,6 +175,14 @@ fn processes() -> (u32, u32) {
     states.fold((0, 0), |(all, zombies), state| {
         (all + 1, zombies + u32::from(state == 'Z'))
     })
+}
+
+/// Bytes that a process has resident; 0 if that cannot be read.
+fn resident(process: &str) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+    let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+    kib.and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
 /// Until the victim counts as healthy.

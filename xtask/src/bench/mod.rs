@@ -9,6 +9,7 @@ mod boot;
 mod cluster;
 mod curator;
 mod image;
+mod kubernetes;
 mod promises;
 
 pub use promises::Bound;
@@ -34,7 +35,7 @@ pub struct Args {
     /// Write the records to this file, too
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
-    /// Rounds per comparison [default: 7 images, 5 direct boots, 3 boots through UEFI, 3 clusters, 5 of the rates]
+    /// Rounds per comparison [default: 7 images, 5 direct boots, 3 boots through UEFI, 3 clusters, 5 of the rates, 3 of Kubernetes]
     #[arg(long, visible_alias = "runs", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
     /// What to boot on; the promises are made for tcg, which is the same everywhere
@@ -53,6 +54,8 @@ enum Part {
     Cluster,
     /// The curator on this machine, without any other: rates, and thousands of nodes
     Curator,
+    /// Power-on to a pod that runs, the memory of Hearth's own processes, the image's size
+    Kubernetes,
 }
 
 /// One thing measured.
@@ -207,6 +210,9 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     }
     if wanted(Part::Curator) {
         curator::measure(ui, args.rounds, &mut records)?;
+    }
+    if wanted(Part::Kubernetes) {
+        kubernetes::measure(ui, args.rounds, args.accel, &mut records)?;
     }
     sizes::record(&node, &mut records)?;
     print!("{}", records.table());

@@ -26,6 +26,8 @@ const PROMISES: &[(&str, Bound)] = &[
     ("curator.cpu_1000", Bound::AtMost(1.0)),
     ("curator.cpu_growth_5000_over_1000", Bound::AtMost(6.0)),
     ("curator.death_seen_seconds_1000", Bound::AtMost(12.0)),
+    ("kubernetes.image_allocated_bytes", Bound::AtMost(75e6)),
+    ("kubernetes.hearth_resident_bytes", Bound::AtMost(40e6)),
     ("size.init_bytes", Bound::AtMost(9e6)),
     ("size.uki_bytes", Bound::AtMost(20e6)),
     ("size.image_allocated_bytes", Bound::AtMost(25e6)),

@@ -21,6 +21,7 @@ use ring::digest::{Context as Digest, SHA256};
 use super::MIB;
 use crate::cache::Cache;
 use crate::command::check_interrupt;
+use crate::kubernetes;
 use crate::ui::Ui;
 
 /// Version of what a sealed folder looks like, part of the cache's key: to be raised when the same folder gives other bytes.
@@ -61,13 +62,16 @@ impl Request {
 
     /// The extension, sealed where the cache does not have it.
     pub fn ensure(&self, ui: &Ui) -> Result<Extension> {
-        let Some(folder) = &self.folder else {
-            bail!(
+        match &self.folder {
+            Some(folder) => cached(ui, &self.name, folder),
+            None if self.name() == names::EXTENSION_KUBERNETES => {
+                cached(ui, &self.name, &kubernetes::ensure(ui, None)?.root)
+            }
+            None => bail!(
                 "nothing is known of an extension {0}: give its folder, --extension {0}=DIR",
                 self.name
-            );
-        };
-        cached(ui, &self.name, folder)
+            ),
+        }
     }
 }
 

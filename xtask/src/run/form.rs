@@ -117,7 +117,7 @@ impl Run<'_> {
     }
 
     /// A machine has spoken, or ended.
-    fn heard(
+    pub(super) fn heard(
         &self,
         fleet: &Fleet,
         founding: &mut Founding,

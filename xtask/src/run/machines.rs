@@ -13,6 +13,7 @@ use std::net::Ipv4Addr;
 
 use super::state::{Built, Founding, Make};
 use crate::image::{self, Flavour};
+use crate::kubernetes::Bundle;
 use crate::program;
 use crate::ui::Ui;
 
@@ -48,8 +49,9 @@ pub struct Workshop {
 
 impl Workshop {
     /// Builds what machines of this make boot, and what they are plugged into.
-    pub fn open(ui: &Ui, make: &Make) -> Result<Workshop> {
-        let artifacts = image::ensure(ui, make.flavour())?;
+    pub fn open(ui: &Ui, make: &Make, bundle: Option<&Bundle>) -> Result<Workshop> {
+        let extensions = bundle.map(Bundle::extension).transpose()?;
+        let artifacts = image::ensure_extended(ui, make.flavour(), extensions.as_slice())?;
         let built = Built {
             image: artifacts.image,
             kernel: artifacts.kernel,
@@ -79,6 +81,11 @@ impl Workshop {
         })
     }
 
+    /// Of each machine.
+    pub fn memory_mib(&self) -> u32 {
+        self.make.memory_mib
+    }
+
     /// What was built.
     pub fn built(&self) -> &Built {
         &self.built
@@ -89,6 +96,9 @@ impl Workshop {
         let mut forwards = vec![names::PORT_CURATOR, names::PORT_NODE_MANAGEMENT];
         if self.make.debug {
             forwards.push(names::PORT_DEBUG);
+        }
+        if self.make.kubernetes {
+            forwards.push(names::PORT_KUBERNETES);
         }
         let place = |number| Place {
             machine: name(number),

@@ -78,6 +78,8 @@ pub struct Wish {
     pub disk_bytes: Option<u64>,
     /// How many nodes. None: as many as there are, or one.
     pub nodes: Option<u16>,
+    /// Its machines have Kubernetes.
+    pub kubernetes: bool,
 }
 
 /// What a cluster was founded with.
@@ -132,6 +134,12 @@ pub struct Make {
     pub debug: bool,
     /// What they run on, as `--accel` has it.
     pub accel: String,
+    /// Whether they have Kubernetes.
+    #[serde(default)]
+    pub kubernetes: bool,
+    /// Of which bundle, where it is one of the user's.
+    #[serde(default)]
+    pub bundle: Option<PathBuf>,
 }
 
 impl Founding {
@@ -181,6 +189,10 @@ impl Founding {
                 "this cluster's disk has {} bytes, not {bytes}; {over} with that",
                 self.disk_bytes
             );
+        }
+        // It is on the disks that were made with the cluster.
+        if wish.kubernetes && self.make.as_ref().is_some_and(|make| !make.kubernetes) {
+            bail!("this cluster's machines were made without Kubernetes; {over} with it");
         }
         if let Some(nodes) = wish.nodes {
             if nodes < self.nodes {
@@ -312,6 +324,11 @@ impl State {
         write_private(&self.parameters(), &parameters)?;
         self.save(&founding)?;
         Ok((founding, parameters))
+    }
+
+    /// What the machines of the cluster that is there were last made of.
+    pub fn make(&self, wish: &Wish) -> Result<Option<Make>> {
+        Ok(self.found(wish)?.and_then(|founding| founding.make))
     }
 
     /// Records what has become of the cluster.

@@ -1,0 +1,289 @@
+//! Kubernetes as its users meet it: kubectl, with the file that `hearthctl
+//! kubernetes kubeconfig` writes.
+//!
+//! Only programs that users have are asked here, so that what passes works for
+//! them. What becomes of a request takes its time in Kubernetes, and nothing
+//! says when; so it is looked at until it is so, within a bound.
+
+use std::{fs, path::PathBuf, time::Duration};
+
+use anyhow::{Context, bail};
+use hearth_api::{client::Endpoint, names};
+use hearth_qemu::command::CommandLine;
+use serde_json::{Value, json};
+
+use crate::{Outcome, TestCtx, bounds, node::Running, owner::Owner, tools};
+
+/// Between two looks.
+const LOOK_AGAIN: Duration = Duration::from_millis(500);
+/// The image that rides along for tests: a busybox that serves HTTP at this
+/// port, and whose `/cgi-bin/hostname` tells the pod's name.
+const IMAGE: &str = "hearth.local/probe:1";
+const IMAGE_PORT: u16 = 8080;
+
+/// Kubernetes, at one of its API servers.
+#[derive(Clone, Debug)]
+pub struct Kubernetes {
+    kubectl: PathBuf,
+    kubeconfig: PathBuf,
+    folder: PathBuf,
+}
+
+impl Kubernetes {
+    /// By this machine's API server, as the cluster's owner. `owner` is whoever
+    /// founded it, and this its curator.
+    ///
+    /// # Errors
+    /// If hearthctl does not get so far within the bound.
+    pub async fn at(
+        test: &TestCtx,
+        vm: &Running,
+        owner: &Owner,
+        curator: &Endpoint,
+    ) -> anyhow::Result<Self> {
+        let server = vm.forwarded(names::PORT_KUBERNETES);
+        let server = server.context("the API server's port is not forwarded")?;
+        let folder = test.folder().join(format!("kubectl-{}", server.port()));
+        fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
+        let hearthctl = || {
+            let mut command = CommandLine::new(&test.artifacts().hearthctl);
+            command.option("--config", folder.join("hearthctl.json"));
+            command
+        };
+        let mut take = hearthctl();
+        take.arg("cluster")
+            .arg("take-ownership")
+            .option("--endpoint", curator.to_string())
+            .option("--owner-key", owner.key_file())
+            .option("--first-contact-secret", owner.secret_file());
+        tools::run(&take).await?;
+        let kubeconfig = folder.join("kubeconfig");
+        let mut write = hearthctl();
+        write
+            .arg("kubernetes")
+            .arg("kubeconfig")
+            .option("--server", format!("https://{server}"))
+            .option("--output", &kubeconfig);
+        // Refused until a controller has said where it is.
+        patiently("a kubeconfig", bounds::KUBERNETES, || tools::run(&write)).await?;
+        Ok(Self {
+            kubectl: test.kubernetes()?.kubectl.clone(),
+            kubeconfig,
+            folder,
+        })
+    }
+
+    /// What kubectl says to this.
+    ///
+    /// # Errors
+    /// If it fails, with what it says.
+    pub async fn kubectl(&self, words: &[&str]) -> anyhow::Result<String> {
+        let mut command = CommandLine::new(&self.kubectl);
+        command
+            .option("--kubeconfig", &self.kubeconfig)
+            .arg("--request-timeout=60s");
+        for word in words {
+            command.arg(word);
+        }
+        let bound = bounds::CALL * 4;
+        let said = tokio::time::timeout(bound, tools::run(&command)).await;
+        said.with_context(|| format!("{command}: no answer within {bound:?}"))?
+    }
+
+    /// Objects of a kind, or one object, by kubectl's words for it.
+    ///
+    /// # Errors
+    /// If it fails.
+    pub async fn get(&self, words: &[&str]) -> anyhow::Result<Value> {
+        let words = [&["get"], words, &["--output=json"]].concat();
+        Ok(serde_json::from_str(&self.kubectl(&words).await?)?)
+    }
+
+    /// Creates an object, as soon as Kubernetes takes it: what it needs may be
+    /// about to be made.
+    ///
+    /// # Errors
+    /// If it is not taken within the bound.
+    pub async fn create(&self, object: &Value) -> Outcome {
+        let name = object["metadata"]["name"].as_str().context("no name")?;
+        let kind = object["kind"].as_str().context("no kind")?;
+        let path = self.folder.join(format!("{kind}-{name}.json"));
+        fs::write(&path, serde_json::to_vec_pretty(object)?)?;
+        let path = path.to_string_lossy();
+        let words = ["apply", "--filename", &path];
+        let applied = patiently(&path, bounds::WORKLOAD, || self.kubectl(&words)).await;
+        applied.map(drop)
+    }
+
+    /// Looks until this can be said of what kubectl gets.
+    ///
+    /// # Errors
+    /// If it does not come to that; the error shows the last look.
+    pub async fn until(
+        &self,
+        wanted: &str,
+        bound: Duration,
+        words: &[&str],
+        holds: impl Fn(&Value) -> bool,
+    ) -> anyhow::Result<Value> {
+        patiently(wanted, bound, || async {
+            let found = self.get(words).await?;
+            match holds(&found) {
+                true => Ok(found),
+                false => bail!("{found:#}"),
+            }
+        })
+        .await
+    }
+
+    /// Waits until exactly these nodes are there, and Ready.
+    ///
+    /// # Errors
+    /// If it does not come to that.
+    pub async fn ready(&self, ids: &[&str]) -> Outcome {
+        let mut wanted: Vec<&str> = ids.to_vec();
+        wanted.sort_unstable();
+        let what = format!("nodes that are Ready: {wanted:?}");
+        let all = |nodes: &Value| {
+            let nodes = items(nodes);
+            let mut names: Vec<&str> = nodes.iter().map(name).collect();
+            names.sort_unstable();
+            names == wanted && nodes.iter().all(|node| condition(node, "Ready") == "True")
+        };
+        self.until(&what, bounds::KUBERNETES, &["nodes"], all)
+            .await?;
+        Ok(())
+    }
+
+    /// Starts a pod of the image that rides along, on this node, and waits until
+    /// it runs.
+    ///
+    /// # Errors
+    /// If it does not come to that.
+    pub async fn probe(&self, pod: &str, node: &str) -> Outcome {
+        self.create(&probe(pod, node)).await?;
+        self.runs(pod).await
+    }
+
+    /// Waits until this pod runs, and is ready.
+    ///
+    /// # Errors
+    /// If it does not come to that.
+    pub async fn runs(&self, pod: &str) -> Outcome {
+        let what = format!("pod {pod} runs");
+        let runs =
+            |pod: &Value| pod["status"]["phase"] == "Running" && condition(pod, "Ready") == "True";
+        self.until(&what, bounds::WORKLOAD, &["pod", pod], runs)
+            .await?;
+        Ok(())
+    }
+
+    /// A service of this name, which is the pod of this name, at port 80; its
+    /// ClusterIP.
+    ///
+    /// # Errors
+    /// If it is not made.
+    pub async fn service(&self, pod: &str) -> anyhow::Result<String> {
+        self.create(&json!({
+            "apiVersion": "v1",
+            "kind": "Service",
+            "metadata": { "name": pod },
+            "spec": {
+                "selector": { "app": pod },
+                "ports": [{ "port": 80, "targetPort": IMAGE_PORT }],
+            },
+        }))
+        .await?;
+        let service = self.get(&["service", pod]).await?;
+        let ip = service["spec"]["clusterIP"].as_str();
+        ip.map(str::to_owned).context("no ClusterIP")
+    }
+
+    /// Waits until `pod` gets an answer from `host` that names the pod which
+    /// gave it, and that is `expected`.
+    ///
+    /// # Errors
+    /// If it does not come to that.
+    pub async fn reaches(&self, pod: &str, host: &str, expected: &str) -> Outcome {
+        let url = format!("http://{host}/cgi-bin/hostname");
+        let words = [
+            "exec", pod, "--", "timeout", "20", "wget", "-q", "-O", "-", &url,
+        ];
+        let what = format!("{pod} reaches {expected} as {host}");
+        patiently(&what, bounds::WORKLOAD, || async {
+            let said = self.kubectl(&words).await?;
+            match said.trim() == expected {
+                true => Ok(()),
+                false => bail!("{said:?}"),
+            }
+        })
+        .await
+    }
+}
+
+/// A pod that serves HTTP and tells its name.
+fn probe(pod: &str, node: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "name": pod, "labels": { "app": pod } },
+        "spec": {
+            // The scheduler's choice, of one.
+            "nodeSelector": { "kubernetes.io/hostname": node },
+            "terminationGracePeriodSeconds": 1,
+            "containers": [{
+                "name": "probe",
+                "image": IMAGE,
+                // There is no registry in the machines' network.
+                "imagePullPolicy": "Never",
+            }],
+        },
+    })
+}
+
+/// The objects of a list.
+pub fn items(list: &Value) -> &[Value] {
+    list["items"].as_array().map_or(&[], Vec::as_slice)
+}
+
+/// The name of an object.
+pub fn name(object: &Value) -> &str {
+    object["metadata"]["name"].as_str().unwrap_or_default()
+}
+
+/// The status of a condition of an object: "True", "False" or "Unknown", or
+/// nothing.
+pub fn condition<'a>(object: &'a Value, kind: &str) -> &'a str {
+    let conditions = object["status"]["conditions"].as_array();
+    let mut conditions = conditions.into_iter().flatten();
+    let found = conditions.find(|condition| condition["type"] == kind);
+    found.map_or("", |found| found["status"].as_str().unwrap_or_default())
+}
+
+/// Tries until it works.
+async fn patiently<T, F>(
+    wanted: &str,
+    bound: Duration,
+    attempt: impl Fn() -> F,
+) -> anyhow::Result<T>
+where
+    F: Future<Output = anyhow::Result<T>>,
+{
+    let mut last = None;
+    let tries = async {
+        loop {
+            match attempt().await {
+                Ok(value) => return value,
+                Err(error) => last = Some(error),
+            }
+            tokio::time::sleep(LOOK_AGAIN).await;
+        }
+    };
+    match tokio::time::timeout(bound, tries).await {
+        Ok(value) => Ok(value),
+        Err(_) => match last {
+            Some(error) => Err(error.context(format!("{wanted}: not within {bound:?}"))),
+            None => bail!("{wanted}: no answer within {bound:?}"),
+        },
+    }
+}

@@ -1,0 +1,214 @@
+//! Kubernetes on booted machines, from its roles to a service that answers.
+//!
+//! Each test has a cluster of its own, one after the other. What takes several
+//! machines, or breaks one, is long.
+
+use anyhow::{Context, ensure};
+use hearth_api::{names, v1::UpdateNodeRolesRequest};
+use hearth_qemu::artifacts::Image;
+use hearth_tests::{
+    Cluster, Outcome, TestCtx, bounds, here,
+    kubernetes::{condition, items, name},
+};
+
+fn roles(controller: Option<bool>, worker: Option<bool>) -> UpdateNodeRolesRequest {
+    UpdateNodeRolesRequest {
+        kubernetes_controller: controller,
+        kubernetes_worker: worker,
+        ..UpdateNodeRolesRequest::default()
+    }
+}
+
+/// Both roles come with the founding, where the image has Kubernetes. A pod
+/// runs, speaks and is reached by address and name; the role goes and comes,
+/// and with it the node; the last word of several within a second holds.
+#[tokio::test]
+#[ignore = "not seen to pass on a machine yet: --long runs it"]
+async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = Cluster::founded_as(&test, 1, |_, plan| plan.kubernetes()).await?;
+    let node = cluster.node(1).id().to_owned();
+    let kubernetes = cluster.kubernetes(&test, 1).await?;
+    kubernetes.ready(&[&node]).await?;
+    for kind in ["KubernetesController", "KubernetesWorker"] {
+        let met = cluster.condition(1, kind, bounds::KUBERNETES, |c| c.met);
+        met.await?;
+    }
+
+    kubernetes.probe("server", &node).await?;
+    let ip = kubernetes.service("server").await?;
+    kubernetes.probe("client", &node).await?;
+    for host in [&ip[..], "server", "server.default.svc.cluster.local"] {
+        kubernetes.reaches("client", host, "server").await?;
+    }
+    // Through its own service, too.
+    kubernetes.reaches("server", "server", "server").await?;
+    let said = kubernetes.kubectl(&["logs", "server"]).await?;
+    ensure!(said.contains("/cgi-bin/hostname"), "{said}");
+    let said = kubernetes.kubectl(&["exec", "server", "--", "hostname"]);
+    ensure!(said.await?.trim() == "server");
+
+    cluster.set_roles(1, roles(None, Some(false))).await?;
+    let none = |nodes: &serde_json::Value| items(nodes).is_empty();
+    kubernetes
+        .until("no node", bounds::WORKLOAD, &["nodes"], none)
+        .await?;
+    for wanted in [true, false, true] {
+        cluster.set_roles(1, roles(None, Some(wanted))).await?;
+    }
+    kubernetes.ready(&[&node]).await?;
+    kubernetes.probe("later", &node).await?;
+    kubernetes.service("later").await?;
+    kubernetes.reaches("later", "later", "later").await?;
+    cluster.node(1).power_off().await?;
+    drop(cluster);
+    test.passed()
+}
+
+/// A node whose image has no Kubernetes holds the role all the same, and says
+/// what is missing.
+#[tokio::test]
+async fn an_image_without_kubernetes_says_so() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = Cluster::founded(&test, 1).await?;
+    cluster.set_roles(1, roles(Some(true), Some(true))).await?;
+    for kind in ["KubernetesController", "KubernetesWorker"] {
+        let missing = cluster.condition(1, kind, bounds::SETTLED, |condition| {
+            !condition.met && condition.reason == "NotInstalled"
+        });
+        missing.await?;
+    }
+    // What it has goes on.
+    cluster.all_healthy().await?;
+    drop(cluster);
+    test.passed()
+}
+
+/// What the firmware or whoever starts the kernel vouches for is not what is
+/// on the disk.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn an_extension_that_is_not_vouched_for_is_refused() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let good = test.kubernetes()?.image.clone();
+    let cmdline = with_another_hash(&good.cmdline)?;
+    let bad = Image { cmdline, ..good };
+    let mut cluster = Cluster::founded_as(&test, 1, |_, plan| {
+        Ok(plan.kubernetes()?.image(bad.clone()))
+    })
+    .await?;
+    cluster.set_roles(1, roles(None, Some(true))).await?;
+    let refused = cluster.condition(1, "KubernetesWorker", bounds::SETTLED, |condition| {
+        !condition.met && condition.reason == "ExtensionRefused"
+    });
+    refused.await?;
+    cluster.all_healthy().await?;
+    drop(cluster);
+    test.passed()
+}
+
+/// The command line with a root hash of which the last digit is another.
+fn with_another_hash(cmdline: &str) -> anyhow::Result<String> {
+    let word = cmdline
+        .split_whitespace()
+        .find(|word| word.starts_with(names::EXTENSION_WORD))
+        .context("no extension is vouched for")?;
+    let is_hash = |part: &&str| part.len() == 64 && hex::decode(part).is_ok();
+    let hash = word.split(':').find(is_hash).context(word.to_owned())?;
+    let (rest, last) = hash.split_at(hash.len() - 1);
+    let other = if last == "0" { "1" } else { "0" };
+    Ok(cmdline.replace(hash, &format!("{rest}{other}")))
+}
+
+/// Pods of two nodes reach each other by service and name, over a network on
+/// which nobody can read along. A node that loses power comes back with its
+/// pods.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn two_workers_are_one_network_and_survive_a_power_cut() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = Cluster::founded_as(&test, 2, |_, plan| plan.kubernetes()).await?;
+    cluster.register(&[2]).await?;
+    cluster.admit(2).await?;
+    cluster.node(2).home().await?;
+    cluster.set_roles(2, roles(None, Some(true))).await?;
+    let ids = [1, 2].map(|number| cluster.node(number).id().to_owned());
+    let kubernetes = cluster.kubernetes(&test, 1).await?;
+    kubernetes.ready(&[&ids[0], &ids[1]]).await?;
+
+    kubernetes.probe("there", &ids[1]).await?;
+    let ip = kubernetes.service("there").await?;
+    kubernetes.probe("here", &ids[0]).await?;
+    for host in [&ip[..], "there"] {
+        kubernetes.reaches("here", host, "there").await?;
+    }
+    // And back.
+    kubernetes.service("here").await?;
+    kubernetes.reaches("there", "here", "here").await?;
+    let capture = cluster.network().status().await?.capture;
+    let capture = capture.context("no packet capture")?;
+    ensure!(capture.dropped == 0, "not all of it is there: {capture:?}");
+    let wire = std::fs::read(&capture.path);
+    let wire = wire.with_context(|| format!("read {}", capture.path.display()))?;
+    let request = b"GET /cgi-bin/hostname";
+    let is_readable = wire.windows(request.len()).any(|bytes| bytes == request);
+    ensure!(!is_readable, "requests can be read: {capture:?}");
+
+    // Its plug is pulled; it is back by itself, and so is what ran on it.
+    cluster.node(2).cut().await?;
+    cluster.misses(2).await?;
+    cluster.node(2).start().await?;
+    cluster.node(2).home().await?;
+    let again = |pod: &serde_json::Value| {
+        let started = pod["status"]["containerStatuses"][0]["restartCount"].as_u64();
+        condition(pod, "Ready") == "True" && started >= Some(1)
+    };
+    let there = kubernetes.until(
+        "it runs again",
+        bounds::KUBERNETES,
+        &["pod", "there"],
+        again,
+    );
+    ensure!(name(&there.await?) == "there");
+    kubernetes.ready(&[&ids[0], &ids[1]]).await?;
+    kubernetes.reaches("here", "there", "there").await?;
+    drop(cluster);
+    test.passed()
+}
+
+/// Two controllers, and a third voter, so that either of the two may be lost.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn one_controller_of_two_may_be_lost() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = Cluster::founded_as(&test, 3, |number, plan| match number {
+        // It only votes.
+        3 => Ok(plan),
+        _ => plan.kubernetes(),
+    })
+    .await?;
+    cluster.register(&[2, 3]).await?;
+    for number in [2, 3] {
+        cluster.admit(number).await?;
+    }
+    for number in [2, 3] {
+        cluster.node(number).home().await?;
+        cluster.set_consensus_member(number, true).await?;
+    }
+    cluster.voters_with(&[1, 2, 3]).await?;
+    cluster.set_roles(2, roles(Some(true), Some(true))).await?;
+    let ids = [1, 2].map(|number| cluster.node(number).id().to_owned());
+    let second = cluster.kubernetes(&test, 2).await?;
+    second.ready(&[&ids[0], &ids[1]]).await?;
+
+    cluster.node(1).cut().await?;
+    // Its kubelet finds the other API server, which has the other scheduler.
+    second.probe("after", &ids[1]).await?;
+    second.service("after").await?;
+    second.reaches("after", "after", "after").await?;
+    cluster.node(1).start().await?;
+    cluster.node(1).home().await?;
+    second.ready(&[&ids[0], &ids[1]]).await?;
+    drop(cluster);
+    test.passed()
+}

@@ -1,0 +1,302 @@
+//! Kubernetes: one node from power-on until a pod runs that a user has asked for and the scheduler has placed.
+//!
+//! The node is the image with the debug service and the bundle, direct boot, with both of Kubernetes' roles from its founding.
+//! Meanwhile a user on the host does what users do, with the tools that they have: takes ownership, has a kubeconfig
+//! written, and applies a pod of the image that rides along, again and again until it is taken. The clock stops when kubectl
+//! says that it is Running. Then the node is left alone, and its own processes are weighed: PID 1 and the core, not etcd
+//! and not what Kubernetes brings.
+
+use std::fs;
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+use hearth_api::console::Milestone;
+use hearth_api::v1::node_debug_client::NodeDebugClient;
+use hearth_api::v1::{self, GetStateRequest};
+use hearth_api::{names, owner};
+use hearth_qemu::accel::{self, Accel};
+use hearth_qemu::command::{Boot, Machine, OnReset};
+use hearth_qemu::disk::{Disk, Format, make_overlay};
+use hearth_qemu::fw_cfg::Item;
+use hearth_qemu::network::{Forward, Link, Mac, Nic, UserNetwork};
+use hearth_qemu::run_dir::RunDir;
+use hearth_qemu::vm::{Lifetime, Vm};
+use prost::Message as _;
+
+use super::Records;
+use super::boot::machines::CPUS;
+use crate::command::{Cmd, Interrupted, Interrupts};
+use crate::hearthctl;
+use crate::image::{self, Artifacts, Flavour};
+use crate::kubernetes;
+use crate::run::kubernetes::kubectl;
+use crate::setup::{self, Needs};
+use crate::target;
+use crate::ui::{Task, Ui};
+
+/// Of the machine, in MiB.
+const MEMORY: u32 = 2048;
+const DISK_BYTES: u64 = 8 << 30;
+/// For a boot that ends with a pod: two minutes on a quiet machine.
+const BOUND: Duration = Duration::from_secs(1200);
+/// Between two questions; each is a process on the host.
+const PAUSE: Duration = Duration::from_millis(500);
+/// The node is weighed so often, so far apart.
+const WEIGHINGS: usize = 10;
+const POD: &str = "probe";
+
+/// What a round gave.
+struct Measured {
+    home: f64,
+    pod: f64,
+    resident: Vec<f64>,
+}
+
+struct Round {
+    ui: Ui,
+    node: Artifacts,
+    hearthctl: PathBuf,
+    kubectl: PathBuf,
+    accel: Accel,
+    folder: PathBuf,
+}
+
+/// Measures.
+pub fn measure(
+    ui: &Ui,
+    rounds: Option<u32>,
+    accel: accel::Choice,
+    records: &mut Records,
+) -> Result<()> {
+    setup::ensure(ui, Needs::RUN)?;
+    let bundle = kubernetes::ensure(ui, None)?;
+    let extension = [bundle.extension()?];
+    // What users get is what is weighed on disk; what can be looked into is what is booted.
+    let release = image::ensure_extended(ui, Flavour::Release, &extension)?;
+    let bytes = fs::metadata(&release.image).context("the image")?.blocks() * 512;
+    records.add("kubernetes.image_allocated_bytes", "bytes", &[bytes as f64]);
+    for extension in &release.extensions {
+        let sealed = fs::metadata(&extension.file).context("the extension")?;
+        records.add(
+            "kubernetes.extension_bytes",
+            "bytes",
+            &[sealed.len() as f64],
+        );
+    }
+    let round = Round {
+        ui: ui.clone(),
+        node: image::ensure_extended(ui, Flavour::Debug, &extension)?,
+        hearthctl: hearthctl::build(ui)?,
+        kubectl: kubectl(&bundle)?,
+        accel: accel::choose(accel)?.accel,
+        folder: target::folder("bench")?.join("kubernetes"),
+    };
+    let rounds = rounds.unwrap_or(3);
+    let task = ui.counted_task("measuring Kubernetes", u64::from(rounds) * 3);
+    let interrupts = Interrupts::take();
+    let mut all = Vec::new();
+    let runs = async {
+        for _ in 0..rounds {
+            let measured = tokio::time::timeout(BOUND, round.run(&task)).await;
+            all.push(measured.with_context(|| format!("no pod within {BOUND:?}"))??);
+        }
+        anyhow::Ok(())
+    };
+    tokio::runtime::Runtime::new()?.block_on(async {
+        tokio::select! {
+            biased;
+            () = interrupts.come(1) => Err(anyhow!(Interrupted)),
+            done = runs => done,
+        }
+    })?;
+    task.done();
+    let of = |part: fn(&Measured) -> f64| all.iter().map(part).collect::<Vec<_>>();
+    records.add("kubernetes.home_seconds", "s", &of(|m| m.home));
+    records.add("kubernetes.pod_seconds", "s", &of(|m| m.pod));
+    let resident: Vec<f64> = all.into_iter().flat_map(|m| m.resident).collect();
+    records.add("kubernetes.hearth_resident_bytes", "bytes", &resident);
+    Ok(())
+}
+
+impl Round {
+    async fn run(&self, task: &Task) -> Result<Measured> {
+        match fs::remove_dir_all(&self.folder) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(error).context("cannot remove the last round");
+            }
+            _ => {}
+        }
+        let run_dir = RunDir::create(&self.folder)?;
+        let vm = self.start(&run_dir).await?;
+        let forwarded = |port| vm.forwarded(port).context("QEMU forwards no port");
+        let home = vm.reached(Milestone::Home, BOUND).await?.at.as_secs_f64();
+        task.step();
+        let (curator, api, debug) = (
+            forwarded(names::PORT_CURATOR)?,
+            forwarded(names::PORT_KUBERNETES)?,
+            forwarded(names::PORT_DEBUG)?,
+        );
+        let runs = self.pod_runs(curator, api);
+        let runs = vm.while_running("a pod that runs", BOUND, runs).await?;
+        let pod = vm.started().elapsed().as_secs_f64();
+        runs.with_context(|| format!("the node's console:\n{}", vm.tail()))?;
+        task.step();
+        let resident = weigh(debug).await?;
+        task.step();
+        vm.power_cut().await?;
+        fs::remove_file(self.disk()).context("cannot remove the disk")?;
+        Ok(Measured {
+            home,
+            pod,
+            resident,
+        })
+    }
+
+    fn disk(&self) -> PathBuf {
+        self.folder.join("disk.qcow2")
+    }
+
+    fn key(&self) -> PathBuf {
+        self.folder.join("owner-key.pem")
+    }
+
+    fn secret(&self) -> PathBuf {
+        self.folder.join("first-contact-secret")
+    }
+
+    async fn start(&self, run_dir: &RunDir) -> Result<Vm> {
+        let key = owner::create_key(&self.key())?;
+        let secret = owner::create_first_contact_secret(&self.secret())?;
+        let bootstrap = v1::ClusterBootstrap {
+            owner_public_key: key.public().as_bytes().to_vec(),
+            first_contact_secret: secret.expose().to_vec(),
+            initial_cluster_configuration: Some(v1::ClusterConfiguration {
+                storage_security_policy: v1::StorageSecurityPolicy::NeedsInsecure.into(),
+                ..v1::ClusterConfiguration::default()
+            }),
+            ..v1::ClusterBootstrap::default()
+        };
+        let parameters = v1::NodeParameters {
+            cluster: Some(v1::node_parameters::Cluster::ClusterBootstrap(bootstrap)),
+            ..v1::NodeParameters::default()
+        };
+        make_overlay(&self.node.image, &self.disk(), Some(DISK_BYTES)).await?;
+        let ports = [
+            names::PORT_CURATOR,
+            names::PORT_KUBERNETES,
+            names::PORT_DEBUG,
+        ];
+        let network = UserNetwork {
+            restricted: false,
+            forwards: ports.map(Forward::any).into(),
+        };
+        let machine = Machine {
+            cpus: CPUS,
+            memory_mib: MEMORY,
+            boot: Boot::Direct {
+                kernel: self.node.kernel.clone(),
+                initrd: Some(self.node.initramfs.clone()),
+                append: self.node.cmdline.clone(),
+            },
+            disks: vec![Disk::new(self.disk(), Format::Qcow2)],
+            nics: vec![Nic {
+                mac: Mac::of_machine(1),
+                link: Link::User(network),
+            }],
+            fw_cfg: vec![Item::bytes(
+                names::FW_CFG_PARAMETERS,
+                parameters.encode_to_vec(),
+            )?],
+            // A kernel that panics must not boot again until the time is up.
+            on_reset: OnReset::Exit,
+            ..Machine::new("kubernetes", self.accel)
+        };
+        Ok(Vm::start(&machine, run_dir, Lifetime::Tied).await?)
+    }
+
+    /// What a user does until the pod runs.
+    async fn pod_runs(&self, curator: SocketAddr, api: SocketAddr) -> Result<()> {
+        let (config, kubeconfig) = (
+            self.folder.join("hearthctl.json"),
+            self.folder.join("kubeconfig"),
+        );
+        let hearthctl = |words: &[&str]| {
+            let cmd = Cmd::new(&self.hearthctl).args(words);
+            cmd.env(hearthctl::CONFIG, &config)
+        };
+        let own = hearthctl(&["cluster", "take-ownership", "--endpoint"])
+            .arg(curator.to_string())
+            .arg("--owner-key")
+            .arg(self.key())
+            .arg("--first-contact-secret")
+            .arg(self.secret());
+        self.output(own).await?;
+        self.patiently(|| {
+            hearthctl(&["kubernetes", "kubeconfig", "--server"])
+                .arg(format!("https://{api}"))
+                .arg("--output")
+                .arg(&kubeconfig)
+        })
+        .await;
+        let pod = self.folder.join("pod.json");
+        fs::write(&pod, serde_json::to_vec(&probe())?).context("cannot write the pod")?;
+        let kubectl = |words: &[&str]| {
+            let cmd = Cmd::new(&self.kubectl).arg("--kubeconfig").arg(&kubeconfig);
+            cmd.arg("--request-timeout=20s").args(words)
+        };
+        self.patiently(|| kubectl(&["apply", "--filename"]).arg(&pod))
+            .await;
+        loop {
+            let phase = ["get", "pod", POD, "--output=jsonpath={.status.phase}"];
+            match self.output(kubectl(&phase)).await.as_deref() {
+                Ok("Running") => return Ok(()),
+                Ok("Failed" | "Succeeded") => bail!("the pod has ended"),
+                _ => tokio::time::sleep(PAUSE).await,
+            }
+        }
+    }
+
+    /// Again and again until it works; the round has a bound.
+    async fn patiently(&self, cmd: impl Fn() -> Cmd) {
+        while let Err(error) = self.output(cmd()).await {
+            self.ui.detail(format_args!("asking again: {error:#}"));
+            tokio::time::sleep(PAUSE).await;
+        }
+    }
+
+    async fn output(&self, cmd: Cmd) -> Result<String> {
+        let ui = self.ui.clone();
+        tokio::task::spawn_blocking(move || cmd.output(&ui)).await?
+    }
+}
+
+/// A pod that the scheduler has to place.
+fn probe() -> serde_json::Value {
+    serde_json::json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "name": POD },
+        "spec": { "containers": [{
+            "name": POD, "image": "hearth.local/probe:1", "imagePullPolicy": "Never",
+        }] },
+    })
+}
+
+/// What Hearth's own processes have resident, as the node sees it.
+async fn weigh(debug: SocketAddr) -> Result<Vec<f64>> {
+    let channel = tonic::transport::Endpoint::from_shared(format!("http://{debug}"))?
+        .connect()
+        .await
+        .context("the debug service")?;
+    let mut client = NodeDebugClient::new(channel);
+    let mut samples = Vec::new();
+    for _ in 0..WEIGHINGS {
+        tokio::time::sleep(PAUSE * 2).await;
+        let state = client.get_state(GetStateRequest {}).await;
+        samples.push(state.context("GetState")?.into_inner().resident_bytes as f64);
+    }
+    Ok(samples)
+}
