@@ -19,7 +19,7 @@ use serde_json::Value;
 
 use super::fleet::Fleet;
 use super::state::{Founding, State};
-use super::{Run, VOTERS, failure};
+use super::{Run, VOTERS};
 use crate::command::{Cmd, find_program};
 use crate::formation::Candidate;
 use crate::hearthctl;
@@ -32,6 +32,17 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Beside what the machines take: an API server takes most of a minute to start on an emulated machine, and longer on a
 /// busy host.
 const BOUND: Duration = Duration::from_secs(1200);
+
+/// Why, with the first controller's last words.
+fn not_ready(fleet: &Fleet, why: impl std::fmt::Display) -> anyhow::Error {
+    let words = match fleet.vm(0) {
+        Ok(vm) => vm.tail().to_string(),
+        Err(error) => error.to_string(),
+    };
+    anyhow!(
+        "Kubernetes is not ready: {why}\n\n{words}\n`cargo xtask run` tries again from where it was"
+    )
+}
 
 /// Kubernetes' client for this machine: the bundle's, or the user's own.
 pub fn kubectl(bundle: &Bundle) -> Result<PathBuf> {
@@ -92,12 +103,12 @@ impl Run<'_> {
             }
         };
         match done {
-            Ok(done) => done.map_err(|error| failure(fleet, 0, format!("{error:#}"))),
-            Err(_) => {
-                let seconds = BOUND.as_secs();
-                let why = format!("Kubernetes is not ready within {seconds} s");
-                Err(failure(fleet, 0, why))
-            }
+            Ok(Ok(())) => Ok(()),
+            Ok(Err(error)) => Err(not_ready(fleet, format_args!("{error:#}"))),
+            Err(_) => Err(not_ready(
+                fleet,
+                format_args!("not within {} s", BOUND.as_secs()),
+            )),
         }
     }
 
