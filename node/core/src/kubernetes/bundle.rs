@@ -100,8 +100,6 @@ pub enum Flag {
     KubeletContainerRuntime,
     /// `containerRuntimeEndpoint` in the kubelet's file and not by a flag.
     KubeletRuntimeEndpointInFile,
-    /// `--logtostderr` and its like, which klog had.
-    KlogToStderr,
 }
 
 impl Flag {
@@ -113,7 +111,6 @@ impl Flag {
             Self::ApiserverInsecurePort => (0, 24),
             Self::KubeletContainerRuntime => (0, 27),
             Self::KubeletRuntimeEndpointInFile => (27, u32::MAX),
-            Self::KlogToStderr => (0, 26),
         }
     }
 }
@@ -130,12 +127,11 @@ pub enum Binary {
     Containerd,
     Runc,
     Iptables,
-    Ip6tables,
 }
 
 impl Binary {
     /// All of them.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 8] = [
         Self::Apiserver,
         Self::ControllerManager,
         Self::Scheduler,
@@ -144,7 +140,6 @@ impl Binary {
         Self::Containerd,
         Self::Runc,
         Self::Iptables,
-        Self::Ip6tables,
     ];
 
     /// Its file's name.
@@ -158,7 +153,6 @@ impl Binary {
             Self::Containerd => "containerd",
             Self::Runc => "runc",
             Self::Iptables => "iptables",
-            Self::Ip6tables => "ip6tables",
         }
     }
 }

@@ -300,7 +300,13 @@ async fn serve(ctx: &Context, gate: &Gate, held: bool) -> Outcome {
             return Err(failure);
         }
     };
-    start(ctx, gate, bundle).await
+    let outcome = start(ctx, gate, bundle).await;
+    if let Err(failure) = &outcome {
+        // What its parts have said last is not true any more.
+        let failing = Standing::unmet("Failing", failure.to_string());
+        gate.standing.set(failing);
+    }
+    outcome
 }
 
 /// Starts the role's parts below this runnable; ends by an error only.
