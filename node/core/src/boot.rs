@@ -24,7 +24,7 @@ use hearth_base::event;
 use hearth_base::logtree::{self, Entry, LogTree, Severity};
 use hearth_base::supervisor::{Context, Failure, Options, Outcome, Supervisor, runnable};
 use hearth_base::sys::kmsg::{self, Kmsg};
-use hearth_base::sys::{cgroups, files, fw_cfg::FwCfg, mounts, watchdog};
+use hearth_base::sys::{cgroups, files, fw_cfg::FwCfg, mount_table, mounts, watchdog};
 use nix::sys::signal::SigSet;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -248,6 +248,10 @@ fn raise_file_limit() {
 
 /// Everything that writes has stopped: lets go of the disk.
 fn go_down(root: &Root) {
+    // What ran pods has mounts of its own in there.
+    if let Err(error) = mount_table::unmount_inside(root.data.path()) {
+        tracing::warn!(%error, "something is still mounted below the data partition");
+    }
     for path in [root.data.path(), root.esp.path()] {
         let Err(error) = mounts::unmount(path) else {
             continue;

@@ -16,7 +16,7 @@ use std::{
 
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 
-use super::mounts::MountError;
+use super::mounts::{self, MountError};
 
 /// The table, as this thread sees it.
 const TABLE: &str = "/proc/thread-self/mountinfo";
@@ -84,6 +84,17 @@ pub fn unmount_below(path: &Path) -> Result<(), MountError> {
     })
 }
 
+/// Undoes every mount below `path`, the latest first, and leaves that at `path`
+/// itself. One that is in use stays, and is an error.
+pub fn unmount_inside(path: &Path) -> Result<(), MountError> {
+    for place in mounts_below(path)?.iter().rev() {
+        if place != path {
+            mounts::unmount(place)?;
+        }
+    }
+    Ok(())
+}
+
 /// Binds a directory over itself, with flags of its own: what is below it can
 /// then be used in other ways than the rest of its file system. Once is
 /// enough; a second time changes nothing.
@@ -144,6 +155,9 @@ mod tests {
             tmpfs(&pods);
             let volume = pods.join("volume");
             fs::create_dir(&volume).unwrap();
+            rustix::mount::mount_bind(&data, &volume).unwrap();
+            unmount_inside(&pods).unwrap();
+            assert_eq!(mounts_below(&pods).unwrap(), [pods.clone()]);
             rustix::mount::mount_bind(&data, &volume).unwrap();
             // Covers the one before.
             tmpfs(&pods);

@@ -21,7 +21,7 @@ use serde_json::{Value as Json, json};
 
 use super::super::Parts;
 use super::super::bundle::{Binary, Bundle};
-use super::super::program::{self, Program, Progress, probe};
+use super::super::program::{self, Program, ProgramError, Progress, probe};
 use super::certificates::{self, Credentials};
 use super::{AT_ONCE, PRIVATE, save_kubeconfig};
 use crate::layout::Root;
@@ -104,13 +104,19 @@ fn configuration(kubeconfig: &Path, name: &str, address: IpAddr) -> Json {
     })
 }
 
-/// Takes its rules away. What stays if that fails is in nobody's way until the
-/// next boot, so it is told and no more.
+/// Takes its rules away. It always says that it has failed: after its rules it
+/// looks for sets of addresses that another mode of it would have made, by a
+/// program that is not in the bundle. What stays if it has failed indeed is in
+/// nobody's way until the next boot, so it is told and no more.
 pub(crate) async fn clear_rules(root: &Root, bundle: &Bundle, log: &LogTree) {
     let work = root.ephemeral.kubernetes().work(Binary::Proxy.name());
     let program = Program::new(bundle, Binary::Proxy, &work).flag("cleanup", "true");
-    if let Err(error) = program.complete(log, Binary::Proxy.name(), CLEAR).await {
-        tracing::warn!("the rules of services stay until the next boot: {error}");
+    match program.complete(log, Binary::Proxy.name(), CLEAR).await {
+        Ok(()) => {}
+        Err(error @ ProgramError::Ended { .. }) => {
+            tracing::info!("the rules of services are taken away: {error}");
+        }
+        Err(error) => tracing::warn!("the rules of services stay until the next boot: {error}"),
     }
 }
 
