@@ -24,10 +24,12 @@ pub struct Artifacts {
     pub release: Image,
     /// The image with the debug service and failpoints.
     pub test: Image,
+    /// The test image with the extension `sample`.
+    pub extended: Image,
     /// What the tests of Kubernetes boot; built when one of them is to run, for
     /// it takes its time.
     pub kubernetes: Option<Kubernetes>,
-    /// An image whose init is the example `machine_check` of `hearth-base`,
+    /// An image, with the extension `sample`, whose init is the example `machine_check` of `hearth-base`,
     /// which tries on a machine what cannot be tried on a host.
     pub machine_check: Image,
     /// The operator's tool.
@@ -150,6 +152,7 @@ mod tests {
         let artifacts = Artifacts {
             release: image("release"),
             test: image("test"),
+            extended: image("test-sample"),
             kubernetes: Some(Kubernetes {
                 image: image("kubernetes"),
                 kubectl: "/kubectl".into(),

@@ -6,6 +6,7 @@
 use std::{
     fs::File,
     io::{self, Read, Seek, SeekFrom, Write},
+    os::unix::fs::FileExt,
     path::{Path, PathBuf},
 };
 
@@ -27,12 +28,14 @@ pub struct Partition {
     pub length: u64,
 }
 
-/// A disk with an ESP and a data partition.
+/// A disk with an ESP, perhaps an extension, and a data partition.
 #[derive(Clone, Debug)]
 pub struct RawDisk {
     path: PathBuf,
     /// The EFI system partition.
     pub esp: Partition,
+    /// What rides along.
+    pub extension: Option<Partition>,
     /// The data partition.
     pub data: Partition,
 }
@@ -46,8 +49,35 @@ impl RawDisk {
         Ok(Self {
             path: path.to_owned(),
             esp: partition(path, 1, names::ESP_TYPE).await?,
-            data: partition(path, 2, names::DATA_TYPE).await?,
+            // Where there is none, the partition is another.
+            extension: partition(path, 2, names::EXTENSION_TYPE).await.ok(),
+            data: match partition(path, 3, names::DATA_TYPE).await {
+                Ok(data) => data,
+                Err(_) => partition(path, 2, names::DATA_TYPE).await?,
+            },
         })
+    }
+
+    /// Turns over all bits of one byte.
+    ///
+    /// # Errors
+    /// If it cannot be read or written.
+    pub fn flip(&self, at: u64) -> Outcome {
+        let file = File::options().read(true).write(true).open(&self.path)?;
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at)?;
+        file.write_all_at(&[!byte[0]], at)?;
+        Ok(())
+    }
+
+    /// Takes the extension's partition out of the table.
+    ///
+    /// # Errors
+    /// If sgdisk does not.
+    pub async fn delete_extension(&self) -> Outcome {
+        let mut command = CommandLine::new("sgdisk");
+        command.option("-d", "2").arg(&self.path);
+        tools::run(&command).await.map(drop)
     }
 
     /// Whether sgdisk finds nothing to say about the table.

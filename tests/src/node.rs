@@ -253,6 +253,21 @@ pub struct Node {
 }
 
 impl Node {
+    /// Changes a word of the kernel's command line, of a machine that is
+    /// booted directly.
+    ///
+    /// # Errors
+    /// If it has no such word.
+    pub fn change_word(&mut self, word: &str, other: &str) -> Outcome {
+        match &mut self.machine.boot {
+            Boot::Direct { append, .. } if append.contains(word) => {
+                *append = append.replace(word, other);
+                Ok(())
+            }
+            _ => bail!("{word:?} is not in its command line"),
+        }
+    }
+
     /// Changes what it is told at the next boot.
     pub fn tell(&mut self, parameters: &NodeParameters) {
         self.parameters = Some(parameters.encode_to_vec());
@@ -362,6 +377,25 @@ impl Running {
             None => Ok(()),
             Some(why) => bail!("the node refused: {why}\n{}", self.tail()),
         }
+    }
+
+    /// Waits until it has an extension, or refuses it: the reason.
+    ///
+    /// # Errors
+    /// If it says nothing of it.
+    pub async fn extension(&self, name: &str) -> anyhow::Result<Option<String>> {
+        let mut found = None;
+        let wanted = format!("extension {name}");
+        self.wait_for_report(&wanted, bounds::DECISION, |report| {
+            if let Report::Extension(this, why) = report
+                && this == name
+            {
+                found = Some(why.clone());
+            }
+            found.is_some()
+        })
+        .await?;
+        found.context("nothing of it")
     }
 
     /// Waits until enrolment refuses; its reason.

@@ -17,6 +17,7 @@ const CHECKS: &[&str] = &[
     "host-name",
     "wireguard",
     "partitions",
+    "extension",
     "grow",
     "slots",
     "zero-range",

@@ -13,7 +13,9 @@ mod extension;
 mod node;
 mod os_release;
 
-pub use extension::{Extension, Request};
+pub use extension::{Request, sample};
+
+use extension::Extension;
 pub use node::build_curator_host;
 pub use os_release::revision;
 
@@ -137,8 +139,6 @@ pub struct Artifacts {
     pub init: PathBuf,
     /// Path and size of every file in the initramfs.
     pub contents: Vec<(String, u64)>,
-    /// What rides along.
-    pub extensions: Vec<Extension>,
 }
 
 /// `cargo xtask assemble`: only the disk, of a UKI that is there. For the benchmark.
@@ -236,6 +236,8 @@ pub struct Example {
     name: &'static str,
     what: &'static str,
     riders: &'static [Rider],
+    /// Whether the sample extension rides along.
+    sample: bool,
 }
 
 /// Tries, as init, what cannot be tried on a host.
@@ -243,12 +245,14 @@ pub const MACHINE_CHECK: Example = Example {
     name: "machine_check",
     what: "the machine check",
     riders: &[MKFS],
+    sample: true,
 };
 /// Does no more than it must to have etcd serve, for the benchmark.
 pub const BARE_INIT: Example = Example {
     name: "bare_init",
     what: "the bare init",
     riders: &[ETCD, MKFS],
+    sample: false,
 };
 
 /// The image around an example.
@@ -256,12 +260,11 @@ pub fn ensure_example(ui: &Ui, example: Example) -> Result<Artifacts> {
     setup::ensure(ui, Needs::NODE)?;
     let name = example.name.replace('_', "-");
     let program = node::build_example(ui, example, &folder(&name)?.join("init"))?;
-    ensure_around(ui, &name, &program, example.riders)
-}
-
-/// The image, and its parts, around a program of one's own: `name` is its folder's, `with` what rides along.
-pub fn ensure_around(ui: &Ui, name: &str, program: &Path, with: &[Rider]) -> Result<Artifacts> {
-    Recipe::around(ui, program, with)?.write(ui, &folder(name)?)
+    let mut recipe = Recipe::around(ui, &program, example.riders)?;
+    if example.sample {
+        recipe.extend(ui, &[sample()?], "")?;
+    }
+    recipe.write(ui, &folder(&name)?)
 }
 
 /// A program of Debian's that rides along: its name, and its path in the image.
@@ -366,7 +369,6 @@ impl Recipe {
             cmdline: self.system.command_line.as_str().to_owned(),
             init: self.system.init.clone(),
             contents,
-            extensions: self.extensions.clone(),
         };
         write_if_changed(&artifacts.initramfs, &initramfs)?;
         write_if_changed(&artifacts.uki, &uki)?;

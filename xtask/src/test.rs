@@ -278,6 +278,11 @@ fn build(ui: &Ui, filter: Option<&str>) -> Result<std::path::PathBuf> {
         release: image(image::ensure(ui, Flavour::Release)?),
         test: image(image::ensure(ui, Flavour::Test)?),
         kubernetes,
+        extended: image(image::ensure_extended(
+            ui,
+            Flavour::Test,
+            &[image::sample()?],
+        )?),
         machine_check: image(image::ensure_example(ui, image::MACHINE_CHECK)?),
         hearthctl: hearthctl::build(ui)?,
         switch: program::switch(ui)?,

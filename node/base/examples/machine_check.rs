@@ -6,6 +6,8 @@
 //!
 //! - a disk that bears an EFI system partition and, last, a small data
 //!   partition, and is larger than its table says by half a GiB at least;
+//! - in a partition between these, the extension `sample` and its word in the
+//!   kernel's command line;
 //! - a network that answers DHCP;
 //! - the fw_cfg item `opt/dev.hearth/machine-check`, holding `hello`.
 //!
@@ -26,7 +28,7 @@ use hearth_base::sys::{
     clock,
     console::{self, Console},
     dhcp::{self, Lease},
-    dm::{AeadKey, DeviceMapper, XtsKey},
+    dm::{AeadKey, DeviceMapper, Verity, XtsKey},
     fw_cfg, gpt, hostname, kmsg, mkfs, mounts,
     mounts::MountFlags,
     netlink::{LinkKind, LinkMonitor, Netlink},
@@ -112,6 +114,7 @@ async fn all(mut checks: Checks, brought_up: Result<String>) -> Checks {
     let Some(data) = checks.check("partitions", partitions()).await else {
         return checks;
     };
+    checks.check("extension", extension(&data)).await;
     let Some(data) = checks.check("grow", grow(data)).await else {
         return checks;
     };
@@ -249,6 +252,105 @@ async fn partitions() -> Result<(PartitionDevice, String)> {
     ensure!(data.entry.guid != esp.entry.guid, "only the ESP");
     let note = format!("{} and {}", esp.path.display(), data.path.display());
     Ok((data, note))
+}
+
+/// What the kernel's command line says of the extension: root hash and blocks.
+fn sample() -> Result<Verity> {
+    let line = fs::read_to_string("/proc/cmdline")?;
+    let words = line.split_whitespace();
+    let mut parts = words
+        .filter_map(|word| word.strip_prefix("hearth.extension=sample:"))
+        .flat_map(|word| word.split(':'));
+    let hash = parts.next().context("no extension")?;
+    let mut root_hash = [0; 32];
+    for (n, byte) in root_hash.iter_mut().enumerate() {
+        let digits = hash.get(2 * n..2 * n + 2).context("a short hash")?;
+        *byte = u8::from_str_radix(digits, 16)?;
+    }
+    let blocks = parts.next().context("no number of blocks")?.parse()?;
+    Ok(Verity { blocks, root_hash })
+}
+
+/// The image builder's file system on this kernel, behind hashes.
+async fn extension(data: &PartitionDevice) -> Result<((), String)> {
+    let partitions = Blocks::default().partitions(&data.disk)?;
+    let found = partitions
+        .into_iter()
+        .find(|p| p.entry.name == "HEARTH-EXT-SAMPLE");
+    let device = found.context("no partition of this label")?.path;
+    let mapper = DeviceMapper::open()?;
+    let (name, verity) = ("check-verity", sample()?);
+    let place = Path::new(TARGET);
+    let open = || -> Result<()> {
+        let volume = mapper.open_verity(name, &device, &verity)?;
+        let flags = MountFlags::RDONLY | MountFlags::NODEV | MountFlags::NOSUID;
+        Ok(mounts::mount(&volume, place, "erofs", flags, "")?)
+    };
+    let close = || -> Result<()> {
+        mounts::unmount(place)?;
+        Ok(mapper.remove(name)?)
+    };
+    open()?;
+    let began = Instant::now();
+    read_sample()?;
+    let took = began.elapsed().as_millis();
+    ensure!(
+        fs::write(place.join("new"), b"x").is_err(),
+        "a file was made"
+    );
+    ensure!(mapper.is_intact(name)?, "damaged from the beginning");
+    close()?;
+
+    // The last block is the noise's. It is found when it is read, not before.
+    let last = (verity.blocks - 1) * 4096;
+    let mut byte = block::read_region(&device, last, 1)?;
+    byte[0] = !byte[0];
+    block::write_region(&device, last, &byte)?;
+    open()?;
+    let version = fs::read(place.join("VERSION"));
+    let noise = fs::read(place.join("data/noise"));
+    let intact = mapper.is_intact(name);
+    close()?;
+    ensure!(version? == b"sample 1\n", "another version");
+    let error = noise.err().context("a changed block was read")?;
+    ensure!(error.raw_os_error() == Some(libc::EIO), "{error}");
+    ensure!(!intact?, "a changed block was not noticed");
+    byte[0] = !byte[0];
+    block::write_region(&device, last, &byte)?;
+
+    let mut other = verity.clone();
+    other.root_hash[0] ^= 1;
+    let volume = mapper.open_verity(name, &device, &other)?;
+    let first = block::read_region(&volume, 0, 4096);
+    mapper.remove(name)?;
+    ensure!(first.is_err(), "another root hash will do");
+    Ok(((), format!("read in {took} ms")))
+}
+
+/// Every file of the sample, as the image builder made them.
+fn read_sample() -> Result<()> {
+    let place = Path::new(TARGET);
+    let mut names = Vec::new();
+    for entry in fs::read_dir(place)? {
+        names.push(entry?.file_name().into_string().unwrap_or_default());
+    }
+    names.sort();
+    ensure!(names == ["VERSION", "bin", "data"], "found {names:?}");
+    ensure!(fs::read(place.join("VERSION"))? == b"sample 1\n");
+    // By the link.
+    let lines = fs::read_to_string(place.join("bin/lines"))?;
+    ensure!(lines.len() == 1_600_000, "{} bytes of lines", lines.len());
+    for (number, line) in lines.lines().enumerate() {
+        ensure!(line.parse() == Ok(number), "line {number} is {line:?}");
+    }
+    let noise = fs::read(place.join("data/noise"))?;
+    ensure!(noise.len() == 600_000, "{} bytes of noise", noise.len());
+    let (first, second) = noise.split_at(300_000);
+    ensure!(
+        first.iter().zip(second).all(|(a, b)| *a == !*b),
+        "the noise does not match itself"
+    );
+    Ok(())
 }
 
 async fn grow(data: PartitionDevice) -> Result<(PartitionDevice, String)> {

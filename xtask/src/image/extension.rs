@@ -18,14 +18,15 @@ use hearth_image::erofs::{CHUNK, Tree};
 use hearth_image::sealed::{Sealed, seal};
 use ring::digest::{Context as Digest, SHA256};
 
-use super::MIB;
+use super::{MIB, write_if_changed};
 use crate::cache::Cache;
 use crate::command::check_interrupt;
 use crate::kubernetes;
+use crate::target;
 use crate::ui::Ui;
 
 /// Version of what a sealed folder looks like, part of the cache's key: to be raised when the same folder gives other bytes.
-const RECIPE: u32 = 1;
+const RECIPE: u32 = 2;
 
 /// The sealed file, in an entry of the cache.
 const FILE: &str = "partition";
@@ -109,6 +110,40 @@ impl Extension {
             folder: self.folder.clone(),
         })
     }
+}
+
+/// The extension of the tests, `sample`: a few files of every kind, made to be recognised by whoever reads them.
+pub fn sample() -> Result<Request> {
+    let folder = target::folder("sample-extension")?;
+    for inner in ["bin", "data"] {
+        let inner = folder.join(inner);
+        fs::create_dir_all(&inner).with_context(|| format!("cannot create {}", inner.display()))?;
+    }
+    write_if_changed(&folder.join("VERSION"), b"sample 1\n")?;
+    let link = folder.join("bin/lines");
+    if fs::read_link(&link).is_err() {
+        std::os::unix::fs::symlink("../data/lines", &link)
+            .with_context(|| format!("cannot create {}", link.display()))?;
+    }
+    // Lines that are their own numbers, many chunks of them.
+    let lines: String = (0..100_000_u32).map(|n| format!("{n:015}\n")).collect();
+    write_if_changed(&folder.join("data/lines"), lines.as_bytes())?;
+    // Random bytes and then their complements, which nothing compresses.
+    let mut state = 4_u64;
+    let mut random = || {
+        state = state
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        state.to_le_bytes()[7]
+    };
+    let mut noise: Vec<u8> = (0..300_000).map(|_| random()).collect();
+    noise.extend_from_within(..);
+    noise[300_000..].iter_mut().for_each(|byte| *byte = !*byte);
+    write_if_changed(&folder.join("data/noise"), &noise)?;
+    Ok(Request {
+        name: "sample".parse()?,
+        folder: Some(folder),
+    })
 }
 
 fn cached(ui: &Ui, name: &ExtensionName, folder: &Path) -> Result<Extension> {

@@ -1,0 +1,73 @@
+//! Extensions: mounted when they are what the image was built with, refused
+//! otherwise, with the reason; and the node lives in any case.
+
+use anyhow::{Context, ensure};
+use hearth_api::extension::Admitted;
+use hearth_tests::{Outcome, TestCtx, here, node::Node};
+
+const NAME: &str = "sample";
+
+/// From the disk alone, by firmware: the hash comes with the kernel that the
+/// disk holds.
+#[tokio::test]
+async fn an_extension_is_there_before_the_node_is_home() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let image = test.artifacts().extended.clone();
+    let node = test.node("node").image(image).uefi().install().await?;
+    let vm = node.power_on().await?;
+    ensure!(vm.extension(NAME).await?.is_none(), "it is refused");
+    vm.home().await?;
+    vm.power_off().await?;
+    test.passed()
+}
+
+/// FAULTS: an extension tampered with, exchanged, or taken away.
+#[tokio::test]
+async fn what_the_image_was_not_built_with_is_refused_and_the_node_lives() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let image = test.artifacts().extended.clone();
+    let found = Admitted::of_command_line(&image.cmdline).pop();
+    let admitted = found.context("no extension in the command line")?;
+    let admitted = admitted.map_err(|(_, error)| error)?;
+    let mut node = test.node("node").image(image).raw_disk().install().await?;
+    let disk = node.disk().await?;
+    let start = disk.extension.context("no extension on the disk")?.start;
+
+    // In the block that describes the file system, where nothing else lies.
+    disk.flip(start + 17)?;
+    let vm = node.power_on().await?;
+    let why = vm.extension(NAME).await?.context("it is mounted")?;
+    ensure!(
+        why.contains("HEARTH-EXT-SAMPLE") && why.contains("root hash"),
+        "{why}"
+    );
+    vm.home().await?;
+    vm.power_off().await?;
+
+    // Whole again, under a word that wants something else.
+    disk.flip(start + 17)?;
+    ensure!(refusal(&node).await?.is_none(), "refused when it is whole");
+    let mut other = admitted.clone();
+    other.root_hash[31] ^= 1;
+    node.change_word(&admitted.to_string(), &other.to_string())?;
+    let why = refusal(&node).await?.context("mounted by a wrong hash")?;
+    ensure!(why.contains(&hex::encode(other.root_hash)), "{why}");
+    let broken = format!("hearth.extension={NAME}:12");
+    node.change_word(&other.to_string(), &broken)?;
+    let why = refusal(&node).await?.context("mounted by half a word")?;
+    ensure!(why.contains(&broken), "{why}");
+
+    node.change_word(&broken, &admitted.to_string())?;
+    disk.delete_extension().await?;
+    let why = refusal(&node).await?.context("mounted out of nowhere")?;
+    ensure!(why.contains("no partition HEARTH-EXT-SAMPLE"), "{why}");
+    test.passed()
+}
+
+/// What the next boot says of the extension.
+async fn refusal(node: &Node) -> anyhow::Result<Option<String>> {
+    let vm = node.power_on().await?;
+    let said = vm.extension(NAME).await?;
+    vm.cut().await?;
+    Ok(said)
+}
