@@ -139,6 +139,8 @@ pub struct Artifacts {
     pub init: PathBuf,
     /// Path and size of every file in the initramfs.
     pub contents: Vec<(String, u64)>,
+    /// The content of each extension's partition.
+    pub extensions: Vec<PathBuf>,
 }
 
 /// `cargo xtask assemble`: only the disk, of a UKI that is there. For the benchmark.
@@ -369,6 +371,7 @@ impl Recipe {
             cmdline: self.system.command_line.as_str().to_owned(),
             init: self.system.init.clone(),
             contents,
+            extensions: self.extensions.iter().map(|e| e.file.clone()).collect(),
         };
         write_if_changed(&artifacts.initramfs, &initramfs)?;
         write_if_changed(&artifacts.uki, &uki)?;

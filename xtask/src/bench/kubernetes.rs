@@ -79,7 +79,7 @@ pub fn measure(
     let bytes = fs::metadata(&release.image).context("the image")?.blocks() * 512;
     records.add("kubernetes.image_allocated_bytes", "bytes", &[bytes as f64]);
     for extension in &release.extensions {
-        let sealed = fs::metadata(&extension.file).context("the extension")?;
+        let sealed = fs::metadata(extension).context("the extension")?;
         records.add(
             "kubernetes.extension_bytes",
             "bytes",
