@@ -101,22 +101,28 @@ impl Extensions {
 #[allow(missing_docs, reason = "each message says it")]
 enum Refusal {
     #[error("cannot find the boot disk")]
-    BootDisk(#[source] BlockError),
+    BootDisk(#[source] Box<BlockError>),
     #[error("the boot disk has no partition {label} of the right type")]
     Absent { label: String },
     #[error("the boot disk has {count} partitions {label}, exactly one is wanted")]
     Several { label: String, count: usize },
     #[error("cannot open partition {label} as a verified volume")]
-    Open { label: String, source: DmError },
+    Open { label: String, source: Box<DmError> },
     #[error(
         "partition {label} does not hold what this image was built with: its content and the \
          root hash {hash} of the kernel's command line do not match"
     )]
     Mismatch { label: String, hash: String },
     #[error("cannot read partition {label}")]
-    Read { label: String, source: BlockError },
+    Read {
+        label: String,
+        source: Box<BlockError>,
+    },
     #[error("cannot mount partition {label}")]
-    Mount { label: String, source: MountError },
+    Mount {
+        label: String,
+        source: Box<MountError>,
+    },
     #[error("the partition type is not a GUID")]
     Type(#[from] uuid::Error),
 }
@@ -167,12 +173,14 @@ fn mount_blocking(places: &ExtensionPlaces, report: fn(&Report)) -> Extensions {
 
 fn mount_one(admitted: &Admitted, places: &ExtensionPlaces) -> Result<PathBuf, Refusal> {
     let label = admitted.name.label();
-    let disk = esp::find().map_err(Refusal::BootDisk)?.disk;
+    let disk = esp::find()
+        .map_err(|error| Refusal::BootDisk(error.into()))?
+        .disk;
     let partition = partition(&disk, &label)?;
     let place = places.of(&admitted.name);
-    let opened = |source| Refusal::Open {
+    let opened = |source: DmError| Refusal::Open {
         label: label.clone(),
-        source,
+        source: source.into(),
     };
     let mapper = DeviceMapper::open().map_err(opened)?;
     let volume = format!("ext-{}", admitted.name);
@@ -196,7 +204,7 @@ fn partition(disk: &Disk, label: &str) -> Result<PartitionDevice, Refusal> {
     let kind = Uuid::parse_str(names::EXTENSION_TYPE)?;
     let mut found = Blocks::default()
         .partitions(disk)
-        .map_err(Refusal::BootDisk)?;
+        .map_err(|error| Refusal::BootDisk(error.into()))?;
     found.retain(|partition| partition.entry.type_guid == kind && partition.entry.name == label);
     let label = label.to_owned();
     match <[_; 1]>::try_from(found) {
@@ -227,14 +235,14 @@ fn check_and_mount(
             },
             _ => Refusal::Read {
                 label: label(),
-                source,
+                source: source.into(),
             },
         });
     }
     let flags = MountFlags::RDONLY | MountFlags::NODEV | MountFlags::NOSUID;
     mounts::mount(device, place, "erofs", flags, "").map_err(|source| Refusal::Mount {
         label: label(),
-        source,
+        source: source.into(),
     })
 }
 

@@ -89,9 +89,13 @@ impl End {
             networks: ["10.208.9.0/24".parse()?].into(),
         };
         // One that comes and goes leaves the other as it is.
-        wireguard.set_peers(LINK, &[peer.clone()]).await?;
+        wireguard
+            .set_peers(LINK, std::slice::from_ref(&peer))
+            .await?;
         wireguard.set_peers(LINK, &[strange, peer.clone()]).await?;
-        wireguard.set_peers(LINK, &[peer.clone()]).await?;
+        wireguard
+            .set_peers(LINK, std::slice::from_ref(&peer))
+            .await?;
         let peers = wireguard.peers(LINK).await?;
         let seen: Vec<_> = peers.into_values().map(|seen| seen.peer).collect();
         ensure!(seen == [peer], "peers: {seen:?}");
