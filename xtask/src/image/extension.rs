@@ -236,8 +236,8 @@ mod tests {
         assert_eq!(
             (RECIPE, hex::encode(admitted.root_hash), admitted.blocks),
             (
-                1,
-                "862957998126e619d94e8c04a915e8e0c23e35d1bcc09d2e31a44f9256b4aa38".to_owned(),
+                2,
+                "c18077da0760ed64a9aa33356d53dc1c320a7e56a96880900bd47f894b7da312".to_owned(),
                 11
             )
         );
