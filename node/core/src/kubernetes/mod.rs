@@ -48,6 +48,8 @@ pub mod reconciler;
 mod services;
 mod store;
 #[cfg(test)]
+mod identities;
+#[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;

@@ -61,7 +61,7 @@ fn programs() -> Option<PathBuf> {
     let cache = PathBuf::from(std::env::var_os("HOME")?).join(".cache/hearth/kubernetes");
     let entries = fs::read_dir(cache).ok()?.filter_map(Result::ok);
     let found = entries.filter_map(|entry| {
-        let root = known(entry.path())?;
+        let root = known(entry.path().join("root"))?;
         Some((entry.metadata().ok()?.modified().ok()?, root))
     });
     found.max().map(|(_, root)| root)
