@@ -157,7 +157,7 @@ mod tests {
             fs::create_dir(&volume).unwrap();
             rustix::mount::mount_bind(&data, &volume).unwrap();
             unmount_inside(&pods).unwrap();
-            assert_eq!(mounts_below(&pods).unwrap(), [pods.clone()]);
+            assert_eq!(mounts_below(&pods).unwrap(), std::slice::from_ref(&pods));
             rustix::mount::mount_bind(&data, &volume).unwrap();
             // Covers the one before.
             tmpfs(&pods);
@@ -168,7 +168,7 @@ mod tests {
             unmount_below(&pods).unwrap();
             unmount_below(&pods).unwrap();
             assert_eq!(mounts_below(&pods).unwrap(), [] as [PathBuf; 0]);
-            assert_eq!(mounts_below(&other).unwrap(), [other.clone()]);
+            assert_eq!(mounts_below(&other).unwrap(), std::slice::from_ref(&other));
             fs::remove_dir_all(&pods).unwrap();
             assert_eq!(fs::read(data.join("precious")).unwrap(), b"x");
             unmount_below(&other).unwrap();

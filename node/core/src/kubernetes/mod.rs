@@ -41,14 +41,14 @@ pub mod bundle;
 mod containerd;
 mod controller;
 pub mod dns;
+#[cfg(test)]
+mod identities;
 pub mod kubeconfig;
 pub mod labels;
 pub mod program;
 pub mod reconciler;
 mod services;
 mod store;
-#[cfg(test)]
-mod identities;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
