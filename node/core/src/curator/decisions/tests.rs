@@ -6,12 +6,10 @@
 //! to, and what a write that happened has changed; after each of them the
 //! records must say the same.
 
-use std::collections::BTreeMap;
-
 use hearth_api::{
     identity::{ClusterUnlockKey, NodeId, PublicKey, SigningKey},
     v1::{
-        ClusterConfiguration, NodeRoles, NodeState, StorageSecurity, TpmUsage,
+        NodeRoles, NodeState, StorageSecurity, TpmUsage,
         node_roles::{ConsensusMember, KubernetesController, KubernetesWorker},
     },
 };
@@ -26,9 +24,12 @@ use super::{
     roles::Wish,
     *,
 };
-use crate::curator::state::{NodeRecord, Tombstone, Wanted};
+use crate::curator::state::{NodeRecord, Wanted};
 
 mod networking;
+mod records;
+
+use records::Records;
 
 const MACHINES: u8 = 3;
 const CURATORS: usize = 2;
@@ -85,86 +86,6 @@ enum Event {
     Deliver(usize),
     /// It never does.
     Lose(usize),
-}
-
-/// A key's content, and when it was made and written.
-type Store = BTreeMap<String, (Vec<u8>, i64, i64)>;
-
-#[derive(Clone, Default)]
-struct Records {
-    store: Store,
-    revision: i64,
-}
-
-impl Records {
-    fn at<T>(
-        &self,
-        key: String,
-        decode: impl Fn(&str, &[u8]) -> Result<T, state::RecordError>,
-    ) -> Option<At<T>> {
-        let (value, _, revision) = self.store.get(&key)?;
-        let content = decode(&key, value).expect("a record that can be read");
-        let revision = *revision;
-        Some(At { content, revision })
-    }
-
-    fn node(&self, id: NodeId) -> Option<NodeRecord> {
-        Some(self.find(id)?.full.content.node)
-    }
-
-    fn find(&self, id: NodeId) -> Option<FoundNode> {
-        Some(FoundNode {
-            full: self.at(state::node_key(id), FullRecord::decode)?,
-            intent: self.at(state::intent_key(id), Intent::decode),
-        })
-    }
-
-    fn tombstone(&self, id: NodeId) -> Option<Tombstone> {
-        Some(
-            self.at(state::tombstone_key(id), Tombstone::decode)?
-                .content,
-        )
-    }
-
-    fn join_key_of(&self, key: &PublicKey) -> Option<NodeId> {
-        let at = self.at(state::join_key_key(key), state::decode_owner)?;
-        Some(at.content)
-    }
-
-    fn holds(&self, condition: &Condition) -> bool {
-        let of = |key: &String| self.store.get(key).map_or((0, 0), |(_, c, m)| (*c, *m));
-        match condition {
-            Condition::Absent(key) => of(key).0 == 0,
-            Condition::Created(key, revision) => of(key).0 == *revision,
-            Condition::Unchanged(key, revision) => of(key).1 == *revision,
-        }
-    }
-
-    fn apply(&mut self, write: &Write) -> bool {
-        let (conditions, operations) = write.parts();
-        if !conditions.iter().all(|condition| self.holds(condition)) {
-            return false;
-        }
-        self.revision += 1;
-        for (key, value) in operations {
-            match value {
-                Some(value) => {
-                    let created = self.store.get(key).map_or(self.revision, |old| old.1);
-                    let new = (value.to_vec(), created, self.revision);
-                    self.store.insert(key.to_owned(), new);
-                }
-                None => drop(self.store.remove(key)),
-            }
-        }
-        true
-    }
-
-    fn configuration(&self) -> At<ClusterConfiguration> {
-        At {
-            content: ClusterConfiguration::default(),
-            revision: self.store[state::CLUSTER].2,
-        }
-    }
 }
 
 /// What the decision comes to.
