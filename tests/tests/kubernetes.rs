@@ -41,8 +41,8 @@ async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
     for host in [&ip[..], "server", "server.default.svc.cluster.local"] {
         kubernetes.reaches("client", host, "server").await?;
     }
-    // Through its own service, too.
-    kubernetes.reaches("server", "server", "server").await?;
+    // Through its own service, too; by the short name a pod finds itself in its own /etc/hosts.
+    kubernetes.reaches("server", &ip, "server").await?;
     let said = kubernetes.kubectl(&["logs", "server"]).await?;
     ensure!(said.contains("/cgi-bin/hostname"), "{said}");
     let said = kubernetes.kubectl(&["exec", "server", "--", "hostname"]);
@@ -58,8 +58,8 @@ async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
     }
     kubernetes.ready(&[&node]).await?;
     kubernetes.probe("later", &node).await?;
-    kubernetes.service("later").await?;
-    kubernetes.reaches("later", "later", "later").await?;
+    let ip = kubernetes.service("later").await?;
+    kubernetes.reaches("later", &ip, "later").await?;
     cluster.node(1).power_off().await?;
     drop(cluster);
     test.passed()

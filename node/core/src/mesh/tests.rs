@@ -79,6 +79,8 @@ struct Meshing {
     pod_network: Value<PodNetwork>,
     file: PathBuf,
     worker: Alone,
+    /// Closed, it would end the worker.
+    _address: Writer<IpAddr>,
     _directory: tempfile::TempDir,
 }
 
@@ -115,6 +117,8 @@ impl Meshing {
         let (view_writer, view) = event::value();
         let (learned_writer, learned) = event::value();
         let (pod_network_writer, pod_network) = event::value();
+        let (address_writer, address) = event::value();
+        address_writer.set(IpAddr::from([192, 0, 2, 1]));
         let (sender, state) = watch::channel(State::default());
         let machine = Arc::new(Fakery {
             state: sender,
@@ -130,7 +134,7 @@ impl Meshing {
             connection,
             view,
             learned,
-            address: fixed([192, 0, 2, 1].into()),
+            address,
             pod_network: pod_network_writer,
         });
         Self {
@@ -144,6 +148,7 @@ impl Meshing {
             pod_network,
             file,
             worker: Alone::run(move |ctx| run(ctx, worker.clone())),
+            _address: address_writer,
             _directory: directory,
         }
     }
