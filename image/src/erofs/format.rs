@@ -240,7 +240,7 @@ mod tests {
 
     #[test]
     fn a_directory_fills_blocks_one_by_one() {
-        let names: Vec<String> = (0..300).map(|n| format!("entry-{n:03}")).collect();
+        let names: Vec<String> = (0..300).map(|n| format!("entry-{n:04}")).collect();
         let entries = names.iter().map(|name| DirectoryEntry {
             name,
             kind: Kind::File,
