@@ -12,13 +12,12 @@ pub(super) mod owner;
 
 use std::time::Duration;
 
-use anyhow::{Result, anyhow};
+use anyhow::Result;
 use hearth_qemu::accel;
 use hearth_qemu::phases::Phase;
 use hearth_qemu::vm::WaitError;
 
-use super::{Records, ratio};
-use crate::command::{Interrupted, Interrupts};
+use super::{Records, ratio, until_interrupted};
 use crate::image::{self, Artifacts};
 use crate::setup::{self, Needs};
 use crate::target;
@@ -48,14 +47,7 @@ pub fn measure(
         "machines: {CPUS} CPUs, {MEMORY} MiB, {accel}; logs in {}",
         target::shown(&machines.folder)
     ));
-    let interrupts = Interrupts::take();
-    tokio::runtime::Runtime::new()?.block_on(async {
-        tokio::select! {
-            biased;
-            () = interrupts.come(1) => Err(anyhow!(Interrupted)),
-            done = all(ui, &machines, rounds, records) => done,
-        }
-    })
+    until_interrupted(all(ui, &machines, rounds, records))
 }
 
 async fn all(

@@ -6,11 +6,10 @@
 //! and on the same machine.
 
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use hearth_api::client::Endpoint;
 use hearth_api::console::{Milestone, Report};
 use hearth_api::names;
@@ -26,8 +25,7 @@ use tokio::task::JoinSet;
 
 use super::boot::machines::{CPUS, MEMORY};
 use super::boot::owner::Owner;
-use super::{Records, ratio};
-use crate::command::{Interrupted, Interrupts};
+use super::{Records, ratio, remove, until_interrupted};
 use crate::formation::{Candidate, look_once, shown_key};
 use crate::image::Artifacts;
 use crate::operator::Operator;
@@ -75,7 +73,6 @@ pub fn measure(
     };
     let rounds = rounds.unwrap_or(3);
     let task = ui.counted_task("measuring clusters", u64::from(rounds) * 2);
-    let interrupts = Interrupts::take();
     let (mut one, mut all) = (Vec::new(), Vec::new());
     let forms = async {
         for _ in 0..rounds {
@@ -86,13 +83,7 @@ pub fn measure(
         }
         anyhow::Ok(())
     };
-    tokio::runtime::Runtime::new()?.block_on(async {
-        tokio::select! {
-            biased;
-            () = interrupts.come(1) => Err(anyhow!(Interrupted)),
-            done = forms => done,
-        }
-    })?;
+    until_interrupted(forms)?;
     task.done();
     records.add("cluster.one_node_seconds", "s", &one);
     records.add("cluster.three_voters_seconds", "s", &all);
@@ -230,15 +221,6 @@ async fn complete(cluster: &Cluster, operator: &Operator) -> Result<()> {
             return Ok(());
         }
         tokio::time::sleep(PAUSE).await;
-    }
-}
-
-fn remove(folder: &Path) -> Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", folder.display()))
-        }
-        _ => Ok(()),
     }
 }
 

@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use hearth_api::console::Milestone;
 use hearth_api::v1::node_debug_client::NodeDebugClient;
 use hearth_api::v1::{self, GetStateRequest};
@@ -26,9 +26,9 @@ use hearth_qemu::run_dir::RunDir;
 use hearth_qemu::vm::{Lifetime, Vm};
 use prost::Message as _;
 
-use super::Records;
 use super::boot::machines::CPUS;
-use crate::command::{Cmd, Interrupted, Interrupts};
+use super::{Records, remove, until_interrupted};
+use crate::command::Cmd;
 use crate::hearthctl;
 use crate::image::{self, Artifacts, Flavour};
 use crate::kubernetes;
@@ -96,7 +96,6 @@ pub fn measure(
     };
     let rounds = rounds.unwrap_or(3);
     let task = ui.counted_task("measuring Kubernetes", u64::from(rounds) * 3);
-    let interrupts = Interrupts::take();
     let mut all = Vec::new();
     let runs = async {
         for _ in 0..rounds {
@@ -105,13 +104,7 @@ pub fn measure(
         }
         anyhow::Ok(())
     };
-    tokio::runtime::Runtime::new()?.block_on(async {
-        tokio::select! {
-            biased;
-            () = interrupts.come(1) => Err(anyhow!(Interrupted)),
-            done = runs => done,
-        }
-    })?;
+    until_interrupted(runs)?;
     task.done();
     let of = |part: fn(&Measured) -> f64| all.iter().map(part).collect::<Vec<_>>();
     records.add("kubernetes.home_seconds", "s", &of(|m| m.home));
@@ -123,12 +116,7 @@ pub fn measure(
 
 impl Round {
     async fn run(&self, task: &Task) -> Result<Measured> {
-        match fs::remove_dir_all(&self.folder) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                return Err(error).context("cannot remove the last round");
-            }
-            _ => {}
-        }
+        remove(&self.folder)?;
         let run_dir = RunDir::create(&self.folder)?;
         let vm = self.start(&run_dir).await?;
         let forwarded = |port| vm.forwarded(port).context("QEMU forwards no port");

@@ -14,13 +14,16 @@ mod promises;
 
 pub use promises::Bound;
 
-use std::path::PathBuf;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
 
-use anyhow::Result;
+use anyhow::{Context, Result, anyhow};
 use hearth_image::output;
 use hearth_qemu::accel;
 use serde::Serialize;
 
+use crate::command::{Interrupted, Interrupts};
 use crate::image::{Flavour, ensure, revision};
 use crate::run;
 use crate::sizes;
@@ -220,6 +223,28 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
         output::write(path, records.json()?.as_bytes())?;
     }
     Ok(())
+}
+
+/// Measures machines, which end with it, until it is done or somebody has had enough.
+fn until_interrupted(measuring: impl Future<Output = Result<()>>) -> Result<()> {
+    let interrupts = Interrupts::take();
+    tokio::runtime::Runtime::new()?.block_on(async {
+        tokio::select! {
+            biased;
+            () = interrupts.come(1) => Err(anyhow!(Interrupted)),
+            done = measuring => done,
+        }
+    })
+}
+
+/// Removes what the last round has left.
+fn remove(folder: &Path) -> Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", folder.display()))
+        }
+        _ => Ok(()),
+    }
 }
 
 #[cfg(test)]

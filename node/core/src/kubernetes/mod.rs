@@ -70,7 +70,7 @@ use crate::cluster_state::{ClusterState, State};
 use crate::extensions::{Extensions, Missing};
 use crate::handover::{MemberData, PodNetwork};
 use crate::layout::Root;
-use crate::roles::{ControlPlane, CuratorConnection, Learned, Located, View};
+use crate::roles::{ControlPlane, CuratorConnection, Learned, View};
 
 use bundle::Bundle;
 
@@ -78,7 +78,6 @@ use bundle::Bundle;
 const AT_ONCE: Duration = Duration::from_millis(10);
 
 /// What the parts of Kubernetes are given.
-#[allow(dead_code)] // Until the roles' parts that read them all are here.
 pub(crate) struct Parts {
     /// Where things lie.
     pub root: Root,
@@ -102,8 +101,6 @@ pub(crate) struct Parts {
     pub learned: Value<Learned>,
     /// Will be read: this node's address of the moment.
     pub address: Value<IpAddr>,
-    /// Will be read: the same, once its word is durable.
-    pub own_address: Value<Located>,
     /// Will be read.
     pub pod_network: Value<PodNetwork>,
     /// Will be written.
@@ -144,7 +141,6 @@ impl Role {
 }
 
 /// How a role stands.
-#[allow(dead_code)] // The same.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Standing {
     /// It is not held.

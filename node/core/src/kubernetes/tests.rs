@@ -60,14 +60,12 @@ impl Fake {
         let (connection_writer, connection) = event::value();
         let (view_writer, view) = event::value();
         let (learned_writer, learned) = event::value();
-        let (own_writer, own_address) = event::value();
         let (network_writer, pod_network) = event::value();
         let others = (
             member_writer,
             connection_writer,
             view_writer,
             learned_writer,
-            own_writer,
             network_writer,
         );
         Self {
@@ -84,7 +82,6 @@ impl Fake {
                 view,
                 learned,
                 address: addresses,
-                own_address,
                 pod_network,
                 conditions: conditions_writer,
             }),

@@ -214,7 +214,6 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
         view: view.clone(),
         learned: learned.clone(),
         address: inputs.address.clone(),
-        own_address: own_address.clone(),
         pod_network,
         conditions: conditions_writer,
     });
