@@ -104,7 +104,7 @@ pub struct Cluster {
     wired: Option<Wired>,
     state: PathBuf,
     lifetime: Lifetime,
-    _lock: File,
+    _lock: Lock,
 }
 
 /// A cluster was not launched.
@@ -359,8 +359,19 @@ impl Cluster {
     }
 }
 
-/// Keeps other launchers away for as long as the file is open.
-fn lock(state: &Path) -> Result<File, ClusterError> {
+/// Keeps other launchers away for as long as it lives.
+#[derive(Debug)]
+struct Lock(File);
+
+impl Drop for Lock {
+    /// Closing the file would not be enough: a process that another thread is
+    /// just starting has it open, too, until it is another program.
+    fn drop(&mut self) {
+        let _ = self.0.unlock();
+    }
+}
+
+fn lock(state: &Path) -> Result<Lock, ClusterError> {
     let path = state.join("lock");
     let file = File::options()
         .create(true)
@@ -369,7 +380,7 @@ fn lock(state: &Path) -> Result<File, ClusterError> {
         .open(&path)
         .map_err(ClusterError::file("open", &path))?;
     match file.try_lock() {
-        Ok(()) => Ok(file),
+        Ok(()) => Ok(Lock(file)),
         Err(TryLockError::WouldBlock) => Err(ClusterError::InUse(state.to_owned())),
         Err(TryLockError::Error(source)) => Err(ClusterError::file("lock", &path)(source)),
     }
