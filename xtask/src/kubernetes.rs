@@ -10,6 +10,7 @@
 //! The key of the cache covers all that goes in: the names and hashes of the packages, the sources here, the C compiler, and
 //! [`RECIPE`]. Nothing is fetched and nothing compiled when the bundle of this key is there.
 
+mod amend;
 mod compile;
 mod inputs;
 mod oci;
@@ -33,7 +34,7 @@ use crate::setup::{self, Needs};
 use crate::ui::Ui;
 
 /// Version of the steps, part of the cache's key: to be raised when a change of them changes the result.
-const RECIPE: u32 = 1;
+const RECIPE: u32 = 2;
 
 /// The part of an entry that becomes the extension.
 const ROOT: &str = "root";
@@ -171,6 +172,21 @@ pub fn ensure(ui: &Ui, bundle: Option<&Path>) -> Result<Bundle> {
     let _ = scratch.close();
     drop(task);
     Bundle::of_entry(&entry)
+}
+
+/// Copies a program out of one of the packages that the bundle is made of, as Debian has built it. A bundle must have been
+/// ensured before.
+pub fn take_from_package(ui: &Ui, package: &str, path: &str, to: &Path) -> Result<()> {
+    let inputs = Inputs::kept()?.context("the packages of the bundle are gone")?;
+    let scratch = tempfile::tempdir().context("cannot make a folder")?;
+    Cmd::new("dpkg-deb")
+        .arg("--extract")
+        .arg(inputs.package(package)?)
+        .arg(scratch.path())
+        .run(ui)?;
+    fs::copy(scratch.path().join(path), to)
+        .with_context(|| format!("cannot take {path} out of the package {package}"))?;
+    Ok(())
 }
 
 /// Builds it once more and compares.

@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+use super::amend;
 use super::inputs::{self, Inputs};
 use crate::command::Cmd;
 use crate::ui::{Task, Ui};
@@ -123,6 +124,7 @@ impl<'a> Source<'a> {
                     .run(ui)?;
             }
         }
+        amend::amend(&tree)?;
         task.now("unpacking Go");
         let go = scratch.join("go");
         for package in inputs::TOOLS
