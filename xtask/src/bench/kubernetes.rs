@@ -5,11 +5,15 @@
 //! written, and applies a pod of the image that rides along, again and again until it is taken. The clock stops when kubectl
 //! says that it is Running. Then the node is left alone, and its own processes are weighed: PID 1 and the core, not etcd
 //! and not what Kubernetes brings.
+//!
+//! In alternation with it, on a machine of the same make, the same programs are started by a script ([`script`]).
+
+mod script;
 
 use std::fs;
 use std::net::SocketAddr;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -27,7 +31,7 @@ use hearth_qemu::vm::{Lifetime, Vm};
 use prost::Message as _;
 
 use super::boot::machines::CPUS;
-use super::{Records, remove, until_interrupted};
+use super::{Records, ratio, remove, until_interrupted};
 use crate::command::Cmd;
 use crate::hearthctl;
 use crate::image::{self, Artifacts, Flavour};
@@ -40,16 +44,24 @@ use crate::ui::{Task, Ui};
 /// Of the machine, in MiB.
 const MEMORY: u32 = 2048;
 const DISK_BYTES: u64 = 8 << 30;
-/// For a boot that ends with a pod: two minutes on a quiet machine.
-const BOUND: Duration = Duration::from_secs(1200);
+/// For a round, two boots that end with a pod: each takes two minutes on a quiet machine.
+const BOUND: Duration = Duration::from_secs(2400);
 /// Between two questions; each is a process on the host.
 const PAUSE: Duration = Duration::from_millis(500);
 /// The node is weighed so often, so far apart.
 const WEIGHINGS: usize = 10;
 const POD: &str = "probe";
+/// Its name in a machine's folder.
+const DISK: &str = "disk.qcow2";
 
 /// What a round gave.
 struct Measured {
+    node: Node,
+    script: f64,
+}
+
+/// What a round gave of the node.
+struct Node {
     home: f64,
     pod: f64,
     resident: Vec<f64>,
@@ -58,6 +70,7 @@ struct Measured {
 struct Round {
     ui: Ui,
     node: Artifacts,
+    script: PathBuf,
     hearthctl: PathBuf,
     kubectl: PathBuf,
     accel: Accel,
@@ -74,51 +87,76 @@ pub fn measure(
     setup::ensure(ui, Needs::RUN)?;
     let bundle = kubernetes::ensure(ui, None)?;
     let extension = [bundle.extension()?];
-    // What users get is what is weighed on disk; what can be looked into is what is booted.
-    let release = image::ensure_extended(ui, Flavour::Release, &extension)?;
-    let bytes = fs::metadata(&release.image).context("the image")?.blocks() * 512;
-    records.add("kubernetes.image_allocated_bytes", "bytes", &[bytes as f64]);
-    for extension in &release.extensions {
-        let sealed = fs::metadata(extension).context("the extension")?;
-        records.add(
-            "kubernetes.extension_bytes",
-            "bytes",
-            &[sealed.len() as f64],
-        );
-    }
+    weigh_on_disk(ui, &extension, records)?;
     let round = Round {
         ui: ui.clone(),
+        // What can be looked into is what is booted.
         node: image::ensure_extended(ui, Flavour::Debug, &extension)?,
+        script: script::initramfs(ui)?,
         hearthctl: hearthctl::build(ui)?,
         kubectl: kubectl(&bundle)?,
         accel: accel::choose(accel)?.accel,
         folder: target::folder("bench")?.join("kubernetes"),
     };
     let rounds = rounds.unwrap_or(3);
-    let task = ui.counted_task("measuring Kubernetes", u64::from(rounds) * 3);
+    let task = ui.counted_task("measuring Kubernetes", u64::from(rounds) * 4);
     let mut all = Vec::new();
     let runs = async {
-        for _ in 0..rounds {
-            let measured = tokio::time::timeout(BOUND, round.run(&task)).await;
-            all.push(measured.with_context(|| format!("no pod within {BOUND:?}"))??);
+        for number in 0..rounds {
+            let measured = tokio::time::timeout(BOUND, round.run(number % 2 == 1, &task)).await;
+            all.push(measured.with_context(|| format!("no two pods within {BOUND:?}"))??);
         }
         anyhow::Ok(())
     };
     until_interrupted(runs)?;
     task.done();
+    record(&all, records);
+    Ok(())
+}
+
+fn record(all: &[Measured], records: &mut Records) {
     let of = |part: fn(&Measured) -> f64| all.iter().map(part).collect::<Vec<_>>();
-    records.add("kubernetes.home_seconds", "s", &of(|m| m.home));
-    records.add("kubernetes.pod_seconds", "s", &of(|m| m.pod));
-    let resident: Vec<f64> = all.into_iter().flat_map(|m| m.resident).collect();
+    let (pod, script) = (of(|m| m.node.pod), of(|m| m.script));
+    records.add("kubernetes.home_seconds", "s", &of(|m| m.node.home));
+    records.add("kubernetes.pod_seconds", "s", &pod);
+    records.add("kubernetes.pod_seconds_script", "s", &script);
+    let ratios = ratio(&pod, &script);
+    records.add("kubernetes.pod_ratio_script", "ratio", &ratios);
+    let resident = all.iter().flat_map(|m| m.node.resident.iter().copied());
+    let resident: Vec<f64> = resident.collect();
     records.add("kubernetes.hearth_resident_bytes", "bytes", &resident);
+}
+
+/// What users get is what is weighed on disk.
+fn weigh_on_disk(ui: &Ui, extension: &[image::Request], records: &mut Records) -> Result<()> {
+    let release = image::ensure_extended(ui, Flavour::Release, extension)?;
+    let bytes = fs::metadata(&release.image).context("the image")?.blocks() * 512;
+    records.add("kubernetes.image_allocated_bytes", "bytes", &[bytes as f64]);
+    for extension in &release.extensions {
+        let bytes = fs::metadata(extension).context("the extension")?.len();
+        records.add("kubernetes.extension_bytes", "bytes", &[bytes as f64]);
+    }
     Ok(())
 }
 
 impl Round {
-    async fn run(&self, task: &Task) -> Result<Measured> {
+    /// Both, each on a new disk.
+    async fn run(&self, swapped: bool, task: &Task) -> Result<Measured> {
+        let (node, script) = if swapped {
+            let script = self.script(task).await?;
+            (self.node(task).await?, script)
+        } else {
+            let node = self.node(task).await?;
+            (node, self.script(task).await?)
+        };
+        Ok(Measured { node, script })
+    }
+
+    async fn node(&self, task: &Task) -> Result<Node> {
+        task.now("node");
         remove(&self.folder)?;
         let run_dir = RunDir::create(&self.folder)?;
-        let vm = self.start(&run_dir).await?;
+        let vm = self.start_node(&run_dir).await?;
         let forwarded = |port| vm.forwarded(port).context("QEMU forwards no port");
         let home = vm.reached(Milestone::Home, BOUND).await?.at.as_secs_f64();
         task.step();
@@ -135,16 +173,26 @@ impl Round {
         let resident = weigh(debug).await?;
         task.step();
         vm.power_cut().await?;
-        fs::remove_file(self.disk()).context("cannot remove the disk")?;
-        Ok(Measured {
+        remove_disk(&run_dir)?;
+        Ok(Node {
             home,
             pod,
             resident,
         })
     }
 
-    fn disk(&self) -> PathBuf {
-        self.folder.join("disk.qcow2")
+    /// The same programs without a node; seconds from power-on to the pod.
+    async fn script(&self, task: &Task) -> Result<f64> {
+        task.now("script");
+        let folder = self.folder.with_file_name("kubernetes-script");
+        remove(&folder)?;
+        let run_dir = RunDir::create(&folder)?;
+        let vm = self.machine(&run_dir, &self.script, Vec::new()).await?;
+        let pod = script::pod_runs(&vm).await?;
+        vm.power_cut().await?;
+        remove_disk(&run_dir)?;
+        task.step();
+        Ok(pod)
     }
 
     fn key(&self) -> PathBuf {
@@ -155,7 +203,7 @@ impl Round {
         self.folder.join("first-contact-secret")
     }
 
-    async fn start(&self, run_dir: &RunDir) -> Result<Vm> {
+    async fn start_node(&self, run_dir: &RunDir) -> Result<Vm> {
         let key = owner::create_key(&self.key())?;
         let secret = owner::create_first_contact_secret(&self.secret())?;
         let bootstrap = v1::ClusterBootstrap {
@@ -171,7 +219,15 @@ impl Round {
             cluster: Some(v1::node_parameters::Cluster::ClusterBootstrap(bootstrap)),
             ..v1::NodeParameters::default()
         };
-        make_overlay(&self.node.image, &self.disk(), Some(DISK_BYTES)).await?;
+        let item = Item::bytes(names::FW_CFG_PARAMETERS, parameters.encode_to_vec())?;
+        self.machine(run_dir, &self.node.initramfs, vec![item])
+            .await
+    }
+
+    /// A machine with the node's disk as it is when it is new.
+    async fn machine(&self, run_dir: &RunDir, initramfs: &Path, fw_cfg: Vec<Item>) -> Result<Vm> {
+        let disk = run_dir.file(DISK);
+        make_overlay(&self.node.image, &disk, Some(DISK_BYTES)).await?;
         let ports = [
             names::PORT_CURATOR,
             names::PORT_KUBERNETES,
@@ -186,18 +242,15 @@ impl Round {
             memory_mib: MEMORY,
             boot: Boot::Direct {
                 kernel: self.node.kernel.clone(),
-                initrd: Some(self.node.initramfs.clone()),
+                initrd: Some(initramfs.to_owned()),
                 append: self.node.cmdline.clone(),
             },
-            disks: vec![Disk::new(self.disk(), Format::Qcow2)],
+            disks: vec![Disk::new(disk, Format::Qcow2)],
             nics: vec![Nic {
                 mac: Mac::of_machine(1),
                 link: Link::User(network),
             }],
-            fw_cfg: vec![Item::bytes(
-                names::FW_CFG_PARAMETERS,
-                parameters.encode_to_vec(),
-            )?],
+            fw_cfg,
             // A kernel that panics must not boot again until the time is up.
             on_reset: OnReset::Exit,
             ..Machine::new("kubernetes", self.accel)
@@ -259,6 +312,11 @@ impl Round {
         let ui = self.ui.clone();
         tokio::task::spawn_blocking(move || cmd.output(&ui)).await?
     }
+}
+
+/// It goes with its machine; the logs stay.
+fn remove_disk(run_dir: &RunDir) -> Result<()> {
+    fs::remove_file(run_dir.file(DISK)).context("cannot remove the disk")
 }
 
 /// A pod that the scheduler has to place.

@@ -57,7 +57,7 @@ enum Part {
     Cluster,
     /// The curator on this machine, without any other: rates, and thousands of nodes
     Curator,
-    /// Power-on to a pod that runs, the memory of Hearth's own processes, the image's size
+    /// Power-on to a pod that runs, beside a shell script; the memory of Hearth's own processes, the image's size
     Kubernetes,
 }
 

@@ -28,6 +28,7 @@ const PROMISES: &[(&str, Bound)] = &[
     ("curator.death_seen_seconds_1000", Bound::AtMost(12.0)),
     ("kubernetes.image_allocated_bytes", Bound::AtMost(75e6)),
     ("kubernetes.hearth_resident_bytes", Bound::AtMost(40e6)),
+    ("kubernetes.pod_ratio_script", Bound::AtMost(1.25)),
     ("size.init_bytes", Bound::AtMost(9e6)),
     ("size.uki_bytes", Bound::AtMost(20e6)),
     ("size.image_allocated_bytes", Bound::AtMost(25e6)),

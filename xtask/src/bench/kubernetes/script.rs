@@ -1,0 +1,107 @@
+//! What the node is held against: the same programs of Kubernetes, started by a shell script as init.
+//!
+//! The machine is the node's, with the node's kernel, command line and disk; only its initramfs is another one, made here. Of
+//! the disk it uses the partition of the extension, without dm-verity, and the data partition, as small as it is. What
+//! the script must do, and what it spares itself, stands in `script/init.sh`. It makes the pod itself, at the first moment
+//! when the API server takes it, and says on the console when the API server has told it that the pod runs. The
+//! node's pod is made and looked for by a user on the host, which is slower: what is unfair here is so to the node.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+use hearth_image::initramfs::Tree;
+use hearth_image::output;
+use hearth_qemu::vm::Vm;
+
+use super::{BOUND, probe};
+use crate::command::find_program;
+use crate::kubernetes;
+use crate::target;
+use crate::ui::Ui;
+
+/// What the script says.
+const RUNNING: &str = "script: running";
+const FAILED: &str = "script: failed";
+
+const SCRIPT: &str = include_str!("script/init.sh");
+const KUBECONFIG: &str = include_str!("script/kubeconfig.yaml");
+/// Who has a kubeconfig, with its name for a token.
+const USERS: [&str; 4] = ["controller-manager", "scheduler", "kubelet", "proxy"];
+/// What the programs are told, by their paths in the machine.
+const FILES: [(&str, &str); 7] = [
+    ("/etc/tokens.csv", include_str!("script/tokens.csv")),
+    (
+        "/etc/containerd.toml",
+        include_str!("script/containerd.toml"),
+    ),
+    (
+        "/etc/cni/pods.conflist",
+        include_str!("script/pods.conflist"),
+    ),
+    ("/etc/kubelet.yaml", include_str!("script/kubelet.yaml")),
+    ("/etc/proxy.yaml", include_str!("script/proxy.yaml")),
+    ("/etc/hosts", "127.0.0.1 localhost\n"),
+    ("/etc/resolv.conf", ""),
+];
+/// Debian's packages that the bundle is made of have two more programs, which a node does not need: package, path in it,
+/// path in the machine.
+const FROM_PACKAGES: [(&str, &str, &str); 2] = [
+    ("busybox-static", "bin/busybox", "/bin/busybox"),
+    ("containerd", "usr/bin/ctr", "/bin/ctr"),
+];
+
+/// Makes the initramfs; a bundle must be there.
+pub fn initramfs(ui: &Ui) -> Result<PathBuf> {
+    let folder = target::folder("kubernetes-script")?;
+    let mut tree = Tree::new();
+    for empty in ["/new", "/proc"] {
+        tree.directory(empty)?;
+    }
+    tree.file("/init", 0o755, SCRIPT.into())?;
+    for (package, path, to) in FROM_PACKAGES {
+        let program = folder.join(Path::new(to).file_name().unwrap_or_default());
+        kubernetes::take_from_package(ui, package, path, &program)?;
+        tree.program(&program, to)?;
+    }
+    for (name, to) in [("etcd", "/bin/etcd"), ("mkfs.xfs", "/sbin/mkfs.xfs")] {
+        let program = find_program(name);
+        let program = program.with_context(|| format!("{name} is not installed"))?;
+        tree.program(&program, to)?;
+    }
+    settings(&mut tree)?;
+    let path = folder.join("initramfs.zst");
+    output::write(&path, &tree.to_zstd()?)?;
+    Ok(path)
+}
+
+/// All below `/etc`.
+fn settings(tree: &mut Tree) -> Result<()> {
+    let mut add = |path: &str, content: String| tree.file(path, 0o600, content.into_bytes());
+    for (path, content) in FILES {
+        add(path, content.to_owned())?;
+    }
+    for user in USERS {
+        let path = format!("/etc/{user}.kubeconfig");
+        add(&path, KUBECONFIG.replace("USER", user))?;
+    }
+    // ECDSA on P-256: the only kind of key that a server and the signer of service accounts' tokens both take.
+    let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()])?;
+    add("/etc/certificate.pem", own.cert.pem())?;
+    add("/etc/key.pem", own.signing_key.serialize_pem())?;
+    add("/etc/pod.json", probe().to_string())?;
+    Ok(())
+}
+
+/// Seconds from QEMU's start until the pod runs.
+pub async fn pod_runs(vm: &Vm) -> Result<f64> {
+    let told = |line: &str| line.starts_with(RUNNING) || line.starts_with(FAILED);
+    let line = vm.wait_for("a pod that runs", BOUND, told).await?;
+    if line.text.starts_with(FAILED) {
+        bail!(
+            "a program of the script has ended: {}\n{}",
+            line.text,
+            vm.tail()
+        );
+    }
+    Ok(line.at.as_secs_f64())
+}

@@ -1,0 +1,174 @@
+#!/bin/busybox sh
+# The programs of Kubernetes without a node around them, started by a shell as fast as a shell can.
+#
+# Packed as /init, with busybox, etcd, mkfs.xfs, ctr, and beside it in /etc what the programs are told. The machine has the
+# kernel and the disk of the node that it is held against. Wherever there is a choice, it is what makes this one faster,
+# as long as the real programs schedule a pod and run it: fixed tokens instead of clients' certificates, one key for
+# everything, nobody who leads must be elected, no dm-verity, a fixed address, a data partition as small as it comes.
+# Nothing is watched over, or started a second time.
+#
+# Its lines on the console begin with "script: ". "script: running" is what is waited for; "script: failed" is a program that
+# ended, with its last words.
+
+export PATH=/ext/kubernetes/bin:/bin:/sbin
+extension=/dev/vda2
+data=/dev/vda3
+logs=/run/log
+own=/api/v1/namespaces/default
+
+# Containers get their root by pivot_root, which does not take the initramfs for an old root.
+if [ "$1" != inside ]; then
+    /bin/busybox mount -t proc proc /proc
+    mount -t tmpfs tmpfs /new
+    cp -a /bin /etc /init /lib* /sbin /new
+    mkdir -p /new/data /new/dev /new/ext/kubernetes /new/proc /new/run /new/sys /new/tmp
+    exec switch_root /new /init inside
+fi
+
+say() { echo "script: $*" >/dev/console; }
+
+failed() { say "failed: $1: $(grep -E '^(F|panic|fatal)' $logs/$1 || tail -n 3 $logs/$1)"; }
+
+# A program that is to run for ever; its log is under its name.
+start() {
+    name=$1
+    shift
+    { "$@" >$logs/$name 2>&1; failed $name; } &
+}
+
+mounts() {
+    # The shell finds its own tools by /proc.
+    /bin/busybox mount -t proc proc /proc
+    mount -t devtmpfs dev /dev
+    mkdir /dev/pts /dev/shm
+    mount -t devpts devpts /dev/pts
+    mount -t tmpfs tmpfs /dev/shm
+    mount -t sysfs sysfs /sys
+    mount -t cgroup2 cgroup /sys/fs/cgroup
+    mount -t tmpfs tmpfs /run
+    mkdir $logs /run/etcd
+    mkfifo /run/changes
+    mount --make-rshared /
+    until [ -b $data ]; do usleep 5000; done
+    mount -t erofs -o ro $extension /ext/kubernetes
+}
+
+network() {
+    hostname script
+    ip link set lo up
+    ip link set eth0 up
+    ip addr add 10.0.2.15/24 dev eth0
+    ip route add default via 10.0.2.2
+    echo 1 >/proc/sys/net/ipv4/ip_forward
+}
+
+storage() {
+    mkfs.xfs -q -f $data >$logs/mkfs 2>&1 || failed mkfs
+    mount -t xfs $data /data
+    mkdir -m 700 /data/etcd
+}
+
+# Both are in one folder: the API server finds etcd's socket by a name in it.
+store() {
+    cd /run/etcd
+    start etcd etcd --data-dir=/data/etcd \
+        --listen-client-urls=unix://client:0 --advertise-client-urls=unix://client:0 \
+        --listen-peer-urls=unix://peer:0 --initial-advertise-peer-urls=unix://peer:0 \
+        --initial-cluster=default=unix://peer:0 \
+        --heartbeat-interval=20 --election-timeout=100 --pre-vote --enable-grpc-gateway=false
+}
+
+apiserver() {
+    cd /run/etcd
+    start apiserver kube-apiserver --etcd-servers=unix://client:0 \
+        --advertise-address=10.0.2.15 --bind-address=0.0.0.0 --secure-port=6443 --insecure-port=0 \
+        --service-cluster-ip-range=10.224.0.0/16 --endpoint-reconciler-type=lease \
+        --tls-cert-file=/etc/certificate.pem --tls-private-key-file=/etc/key.pem \
+        --token-auth-file=/etc/tokens.csv --anonymous-auth=false \
+        --service-account-key-file=/etc/certificate.pem --service-account-signing-key-file=/etc/key.pem \
+        --service-account-issuer=https://kubernetes.default.svc.cluster.local \
+        --authorization-mode=Node,RBAC --enable-admission-plugins=NodeRestriction \
+        --allow-privileged --profiling=false --cert-dir=/run/apiserver
+}
+
+# The controller-manager gives up if the API server is not well within ten seconds. Each question is a TLS handshake, dear
+# for an emulated machine, so the log tells when it is worth asking.
+serving() {
+    until grep -q 'Serving securely' $logs/apiserver; do usleep 100000; done
+    say serving
+    until grep -q 'all system priority classes' $logs/apiserver; do usleep 100000; done
+    until ask /readyz >/run/answer; do usleep 200000; done
+    say ready
+}
+
+managers() {
+    all="--port=0 --bind-address=127.0.0.1 --authentication-skip-lookup --leader-elect=false --profiling=false
+        --tls-cert-file=/etc/certificate.pem --tls-private-key-file=/etc/key.pem"
+    start controller-manager kube-controller-manager $all --secure-port=10257 \
+        --kubeconfig=/etc/controller-manager.kubeconfig \
+        --service-account-private-key-file=/etc/key.pem --root-ca-file=/etc/certificate.pem \
+        --use-service-account-credentials --allocate-node-cidrs=false \
+        --controllers='*,-bootstrapsigner,-tokencleaner,-csrsigning,-csrapproving,-csrcleaner,-cloud-node-lifecycle,-route,-service,-ttl'
+    start scheduler kube-scheduler $all --secure-port=10259 --kubeconfig=/etc/scheduler.kubeconfig
+}
+
+containers() {
+    start containerd containerd --config=/etc/containerd.toml
+    until [ -S /run/containerd/containerd.sock ]; do usleep 50000; done
+    for image in /ext/kubernetes/images/*.tar; do
+        ctr --namespace=k8s.io images import $image >>$logs/import 2>&1 || failed import
+    done
+    say images
+}
+
+worker() {
+    start kubelet kubelet --config=/etc/kubelet.yaml --kubeconfig=/etc/kubelet.kubeconfig \
+        --hostname-override=script --node-ip=10.0.2.15 --root-dir=/data/kubelet --cert-dir=/run/kubelet \
+        --container-runtime=remote --container-runtime-endpoint=unix:///run/containerd/containerd.sock \
+        --pod-infra-container-image=hearth.local/pause:1 --runtime-cgroups=/
+    start proxy kube-proxy --config=/etc/proxy.yaml
+}
+
+# Asks the API server. The answer is in Kubernetes' binary form, which costs the server less, and has words in plain text
+# all the same.
+ask() {
+    path=$1
+    shift
+    wget -q -O - --header='Authorization: Bearer admin' --header='Accept: application/vnd.kubernetes.protobuf' \
+        "$@" "https://127.0.0.1:6443$path" 2>>$logs/ask
+}
+
+# Follows what changes until it holds a word. A connection costs more than waiting on one. (The word must not come last:
+# it is found when its line has ended, and a "line" of the binary form ends before the next field of an object.)
+told() {
+    while true; do
+        ask "$own/$1?watch=1" >/run/changes &
+        grep -q "$2" /run/changes && break
+        usleep 100000
+    done
+    kill $!
+}
+
+# A pod is not taken before the account that it has by default has a token.
+pod() {
+    told secrets default-token-
+    until ask $own/pods --header='Content-Type: application/json' --post-file=/etc/pod.json >/run/answer; do
+        usleep 100000
+    done
+    say pod
+    told pods Running
+    say running
+}
+
+mounts
+say kernel
+network
+apiserver
+storage
+store
+{ containers; worker; } &
+serving
+managers
+pod
+# The first process must not end.
+while true; do sleep 1000; done
