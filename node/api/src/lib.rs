@@ -20,6 +20,7 @@ pub mod names;
 pub mod owner;
 pub mod permissions;
 pub mod proofs;
+pub mod provider;
 mod redacted;
 pub mod server;
 #[cfg(any(test, feature = "testing"))]

@@ -15,7 +15,6 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 
 use rustls::client::Resumption;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
-use rustls::crypto::CryptoProvider;
 use rustls::server::danger::{ClientCertVerified, ClientCertVerifier};
 use rustls::server::{ClientHello, NoServerSessionStorage, ResolvesServerCert};
 use rustls::sign::CertifiedKey;
@@ -31,6 +30,7 @@ use crate::certificates::{self, CertificateError, ClusterCa, Leaf};
 use crate::identity::{
     ClusterId, Identity, NodeCredentials, NodeId, PublicKey, SigningKey, Subject, UserCredentials,
 };
+use crate::provider::provider;
 
 /// The one protocol we speak on top.
 const ALPN: &[u8] = b"h2";
@@ -388,13 +388,6 @@ fn certified_key(
         &provider(),
     )?;
     Ok(Arc::new(certified))
-}
-
-/// The one provider, not installed process-wide: whoever uses rustls apart
-/// from us decides for itself.
-fn provider() -> Arc<CryptoProvider> {
-    static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
-    Arc::clone(PROVIDER.get_or_init(|| Arc::new(rustls::crypto::ring::default_provider())))
 }
 
 /// Our reason, in the form in which rustls carries foreign reasons. It goes

@@ -108,7 +108,14 @@ fn flags(ui: &Ui, root: &Path) -> Result<Vec<String>> {
             flags.join(" ")
         ));
     }
-    flags.extend(["-C".to_owned(), "target-feature=+crt-static".to_owned()]);
+    for ours in [
+        "target-feature=+crt-static",
+        // What is the same is there once; a static PIE's own relocations are packed.
+        "link-arg=-Wl,--icf=all",
+        "link-arg=-Wl,-z,pack-relative-relocs",
+    ] {
+        flags.extend(["-C".to_owned(), ours.to_owned()]);
+    }
     for (path, name) in remapped(root)? {
         flags.push(format!("--remap-path-prefix={}={name}", path.display()));
     }

@@ -96,7 +96,8 @@ async fn handshake(
     endpoint: &Endpoint,
     tls: Arc<ClientConfig>,
 ) -> Result<TlsStream<TcpStream>, AttemptError> {
-    let stream = TcpStream::connect((endpoint.host.as_str(), endpoint.port))
+    let target = target(endpoint).map_err(AttemptError::Tcp)?;
+    let stream = TcpStream::connect(target)
         .await
         .and_then(|stream| stream.set_nodelay(true).map(|()| stream))
         .map_err(AttemptError::Tcp)?;
@@ -107,6 +108,26 @@ async fn handshake(
             Some(reason) => AttemptError::Certificate(reason),
             None => AttemptError::Tls(error),
         })
+}
+
+/// Where an endpoint is. Names are for whoever has somebody to resolve them.
+#[cfg(feature = "names")]
+fn target(endpoint: &Endpoint) -> io::Result<(&str, u16)> {
+    Ok((&endpoint.host, endpoint.port))
+}
+
+/// Where an endpoint is: at an address. In a static program the C library
+/// resolves no names, and what it tries weighs a quarter of a megabyte.
+#[cfg(not(feature = "names"))]
+fn target(endpoint: &Endpoint) -> io::Result<std::net::SocketAddr> {
+    let Ok(ip) = endpoint.host.parse::<std::net::IpAddr>() else {
+        let words = format!(
+            "{:?}: an address is wanted, no names are resolved",
+            endpoint.host
+        );
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, words));
+    };
+    Ok((ip, endpoint.port).into())
 }
 
 /// What the server has shown, and the handshake has judged.

@@ -6,70 +6,59 @@
 //! value; those who watch begin again with it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
-use base64::Engine as _;
-use base64::engine::general_purpose::STANDARD;
+use hearth_api::provider::provider;
 use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Outcome};
-use http::Uri;
-use kube::Client;
-use kube::config::AuthInfo;
-use kube::runtime::utils::Backoff;
+use rustls::{ClientConfig, RootCertStore};
+use rustls_pki_types::pem::{self, PemObject as _};
+use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 
+use super::api::{AddressError, ApiError, Client};
+use crate::pki::kubernetes::KeyAndCertificate;
 use crate::roles::Health;
-
-/// To reach an API server, or what stands before it.
-const CONNECT: Duration = Duration::from_secs(10);
-/// A request that is not written by then is lost.
-const WRITE: Duration = Duration::from_secs(30);
-/// See [`Pauses`].
-const PAUSE: Duration = Duration::from_secs(1);
-/// Nothing for so long on a connection: longer than a watch, which an API server
-/// ends after five minutes.
-const READ: Duration = Duration::from_secs(330);
 
 /// Why there is no client.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
     /// The address.
-    #[error("{url:?} is not the address of an API server")]
-    Address {
-        /// As it was given.
-        url: String,
-        /// The cause.
-        source: http::uri::InvalidUri,
-    },
-    /// The certificates or the key.
+    #[error(transparent)]
+    Address(#[from] AddressError),
+    /// The certificates, or that the key does not belong to them.
     #[error("make a client of Kubernetes' API")]
-    Client(#[source] Box<kube::Error>),
+    Tls(#[from] rustls::Error),
+    /// The key.
+    #[error("the key of a client of Kubernetes' API")]
+    Key(#[from] pem::Error),
 }
 
-/// A client of the API servers at `url` that proves itself by `certificate` and
-/// `key` (PEM) and believes those whom `authority` (DER) vouches for. Connects
-/// when it is first used.
+/// Believes whom `authority` vouches for, and shows a certificate if there is
+/// one to show.
+pub fn tls(
+    authority: &CertificateDer<'static>,
+    shown: Option<&KeyAndCertificate>,
+) -> Result<ClientConfig, AccessError> {
+    let mut roots = RootCertStore::empty();
+    roots.add(authority.clone())?;
+    let config = ClientConfig::builder_with_provider(provider())
+        .with_protocol_versions(&[&rustls::version::TLS13])?
+        .with_root_certificates(roots);
+    let Some(shown) = shown else {
+        return Ok(config.with_no_client_auth());
+    };
+    let key = PrivatePkcs8KeyDer::from_pem_slice(shown.key_pem().expose().as_bytes())?;
+    let chain = vec![shown.certificate().clone()];
+    Ok(config.with_client_auth_cert(chain, PrivateKeyDer::Pkcs8(key))?)
+}
+
+/// A client of the API servers at `url` that proves itself by `own` and believes
+/// those whom `authority` vouches for. Connects when it is first used.
 pub fn client(
     url: &str,
-    authority: &[u8],
-    certificate: &str,
-    key: &str,
+    authority: &CertificateDer<'static>,
+    own: &KeyAndCertificate,
 ) -> Result<Client, AccessError> {
-    let address: Uri = url.parse().map_err(|source| AccessError::Address {
-        url: url.to_owned(),
-        source,
-    })?;
-    let mut config = kube::Config::new(address);
-    config.root_cert = Some(vec![authority.to_vec()]);
-    config.connect_timeout = Some(CONNECT);
-    config.write_timeout = Some(WRITE);
-    config.read_timeout = Some(READ);
-    config.reset_reader_on_write = true;
-    config.auth_info = AuthInfo {
-        client_certificate_data: Some(STANDARD.encode(certificate)),
-        client_key_data: Some(STANDARD.encode(key).into()),
-        ..AuthInfo::default()
-    };
-    Client::try_from(config).map_err(|error| AccessError::Client(Box::new(error)))
+    Ok(Client::new(url, tls(authority, Some(own))?)?)
 }
 
 /// A certificate and its key as a client, of each newer one a newer client.
@@ -92,24 +81,6 @@ pub async fn follow<T: Clone + Send + Sync + 'static>(
     }
 }
 
-/// Pauses between attempts to watch. They do not grow: the library's grow to half
-/// a minute, and a node that has just started would have no names for as long,
-/// when its first attempts were too early.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Pauses;
-
-impl Iterator for Pauses {
-    type Item = Duration;
-
-    fn next(&mut self) -> Option<Duration> {
-        Some(PAUSE)
-    }
-}
-
-impl Backoff for Pauses {
-    fn reset(&mut self) {}
-}
-
 /// A runnable that watches: it is well when it has seen everything once, and
 /// says once in a row what stands in its way.
 pub struct Watching<'a> {
@@ -129,11 +100,16 @@ impl<'a> Watching<'a> {
     /// It sees everything.
     pub fn good(&self) {
         self.health.good();
+        self.hears();
+    }
+
+    /// It is told something: the next failure is worth a word again.
+    pub fn hears(&self) {
         self.complained.store(false, Ordering::Relaxed);
     }
 
     /// A watch has failed, and will begin again.
-    pub fn failed(&self, what: &str, error: &kube::runtime::watcher::Error) {
+    pub fn failed(&self, what: &str, error: &ApiError) {
         let error = hearth_api::chain(error);
         if self.complained.swap(true, Ordering::Relaxed) {
             tracing::debug!("{what} cannot be watched: {error}");

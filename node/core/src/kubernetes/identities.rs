@@ -1,15 +1,14 @@
 //! Whom a real API server takes the holder of each certificate for.
 
 use hearth_api::identity::{NodeId, UserName};
-use kube::Client;
 
+use super::api::Client;
 use super::testing::Cluster;
 use crate::pki::kubernetes::Certificate;
 
 /// Who may list all secrets, or whom the API server has refused to.
 async fn asks(client: Client) -> Result<(), String> {
-    let request = http::Request::get("/api/v1/secrets").body(Vec::new());
-    let answer = client.request_text(request.unwrap()).await;
+    let answer = client.text("/api/v1/secrets").await;
     answer.map(drop).map_err(|error| error.to_string())
 }
 

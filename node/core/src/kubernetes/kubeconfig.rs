@@ -94,7 +94,6 @@ mod tests {
     use std::time::{Duration, SystemTime};
 
     use hearth_api::identity::SigningKey;
-    use kube::config::Kubeconfig as Read;
 
     use super::*;
 
@@ -108,20 +107,26 @@ mod tests {
         KeyAndCertificate::new(&key, certificate.der()).unwrap()
     }
 
-    fn read(written: &Kubeconfig<'_>) -> (kube::config::Cluster, kube::config::AuthInfo) {
-        let read = Read::from_yaml(&written.encode()).unwrap();
-        assert_eq!(read.current_context.as_deref(), Some("hearth"));
-        let context = read.contexts[0].context.clone().unwrap();
-        assert_eq!(context.cluster, "hearth");
-        assert_eq!(context.user.as_deref(), Some("hearth"));
-        (
-            read.clusters[0].cluster.clone().unwrap(),
-            read.auth_infos[0].auth_info.clone().unwrap(),
-        )
+    /// The cluster and the user that the file names.
+    fn read(written: &Kubeconfig<'_>) -> (Value, Value) {
+        let read: Value = serde_json::from_str(&written.encode()).unwrap();
+        assert_eq!(read["current-context"], "hearth");
+        let context = &read["contexts"][0];
+        assert_eq!(context["name"], "hearth");
+        let named = |all: &str, one: &str| {
+            let named = &read[all][0];
+            assert_eq!(named["name"], context["context"][one]);
+            named[one].clone()
+        };
+        (named("clusters", "cluster"), named("users", "user"))
+    }
+
+    fn decoded(data: &Value) -> Vec<u8> {
+        BASE64.decode(data.as_str().unwrap()).unwrap()
     }
 
     #[test]
-    fn another_reader_finds_what_was_written() {
+    fn a_reader_finds_what_was_written() {
         let credentials = some();
         let mut written = Kubeconfig {
             server: "https://127.0.0.1:6444",
@@ -129,22 +134,23 @@ mod tests {
             credentials: Credentials::Embedded(&credentials),
         };
         let (cluster, user) = read(&written);
-        assert_eq!(cluster.server.as_deref(), Some("https://127.0.0.1:6444"));
-        let data = cluster.certificate_authority_data.unwrap();
-        assert_eq!(BASE64.decode(data).unwrap(), b"the authority\n");
-        let data = user.client_certificate_data.unwrap();
+        assert_eq!(cluster["server"], "https://127.0.0.1:6444");
+        let data = decoded(&cluster["certificate-authority-data"]);
+        assert_eq!(data, b"the authority\n");
         let pem = credentials.certificate_pem();
-        assert_eq!(BASE64.decode(data).unwrap(), pem.as_bytes());
-        assert!(user.client_key_data.is_some() && user.client_key.is_none());
+        assert_eq!(decoded(&user["client-certificate-data"]), pem.as_bytes());
+        let key = credentials.key_pem();
+        assert_eq!(decoded(&user["client-key-data"]), key.expose().as_bytes());
+        assert!(user["client-key"].is_null());
 
         written.credentials = Credentials::Files {
             certificate: Path::new("/a \"b\"/cert"),
             key: Path::new("/a/key"),
         };
         let (_, user) = read(&written);
-        assert_eq!(user.client_certificate.as_deref(), Some("/a \"b\"/cert"));
-        assert_eq!(user.client_key.as_deref(), Some("/a/key"));
-        assert!(user.client_key_data.is_none());
+        assert_eq!(user["client-certificate"], "/a \"b\"/cert");
+        assert_eq!(user["client-key"], "/a/key");
+        assert!(user["client-key-data"].is_null());
     }
 
     #[test]

@@ -9,7 +9,8 @@
 //! | [`kubeconfig`] | the file by which such a program finds API servers |
 //! | [`store`] | the API server's way to etcd |
 //! | [`controller`] | API server, controller-manager, scheduler |
-//! | [`access`] | our own clients of Kubernetes' API |
+//! | [`api`] | Kubernetes' API, as much of it as we use |
+//! | [`access`] | our own clients of it |
 //! | [`reconciler`] | on controllers: the objects that a cluster has from us |
 //! | [`labels`] | what Kubernetes' nodes bear of the cluster's labels |
 //! | [`services`] | on workers: starts names and volumes |
@@ -36,6 +37,7 @@
 //! worker.
 
 pub mod access;
+pub mod api;
 pub(crate) mod balancer;
 pub mod bundle;
 mod containerd;

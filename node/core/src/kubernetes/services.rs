@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use hearth_base::event::{self, Value};
 use hearth_base::supervisor::{Context, Outcome, SpawnError};
-use kube::Client;
 
 use super::access::{self, AccessError};
+use super::api::Client;
 use super::dns::{self, Dns};
 use super::volumes::{self, Volumes};
 use super::{Parts, dns::serve};

@@ -13,12 +13,12 @@ use std::time::{Duration, SystemTime};
 
 use hearth_api::identity::NodeId;
 use hearth_api::names::{EXTENSION_KUBERNETES, EXTENSIONS, SERVICE_NETWORK};
-use kube::Client;
 use serde_json::json;
 use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
 
 use super::access;
+use super::api::Client;
 use crate::consensus::ConsensusUser;
 use crate::consensus::testing::{Running, Site};
 use crate::pki;
@@ -132,9 +132,7 @@ impl Cluster {
     /// A client with a certificate of this kind.
     pub fn client(&self, what: &Certificate<'_>) -> Client {
         let own = self.issue(what);
-        let url = self.url();
-        let key = own.key_pem().expose();
-        access::client(&url, self.authorities.ca(), &own.certificate_pem(), key).unwrap()
+        access::client(&self.url(), self.authorities.ca(), &own).unwrap()
     }
 
     fn url(&self) -> String {
@@ -211,10 +209,7 @@ impl Cluster {
         let client = self.client(&Certificate::Reconciler);
         eventually("the API server is ready", || {
             let client = client.clone();
-            async move {
-                let request = http::Request::get("/readyz").body(Vec::new()).unwrap();
-                client.request_text(request).await.ok()
-            }
+            async move { client.text("/readyz").await.ok() }
         })
         .await;
     }

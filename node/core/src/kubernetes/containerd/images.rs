@@ -18,6 +18,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use prost::Message;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
@@ -25,13 +26,17 @@ use tonic::{Code, Status};
 use super::archive::{Archive, ArchiveError, Blob, Image};
 use super::connection::{Connection, LEASE, request, within};
 use super::wire::content::content_client::ContentClient;
-use super::wire::content::{InfoRequest, WriteAction, WriteContentRequest};
-use super::wire::images::images_client::ImagesClient;
+use super::wire::content::{InfoRequest, InfoResponse, WriteAction, WriteContentRequest};
 use super::wire::images::{
-    self, CreateImageRequest, Descriptor, GetImageRequest, UpdateImageRequest,
+    self, CreateImageRequest, CreateImageResponse, Descriptor, GetImageRequest, GetImageResponse,
+    UpdateImageRequest, UpdateImageResponse,
 };
-use super::wire::leases::leases_client::LeasesClient;
-use super::wire::leases::{CreateRequest, DeleteRequest};
+use super::wire::leases::{CreateRequest, CreateResponse, DeleteRequest, DeleteResponse};
+
+/// Services of containerd, below `containerd.services`.
+const CONTENT: &str = "content.v1.Content";
+const IMAGES: &str = "images.v1.Images";
+const LEASES: &str = "leases.v1.Leases";
 
 /// For one call; emulated disks are slow.
 const CALL_BOUND: Duration = Duration::from_secs(60);
@@ -114,15 +119,25 @@ struct Import<'a> {
 }
 
 impl Import<'_> {
+    /// Asks one of containerd's own services.
+    async fn ask<Q: Message, A: Message + Default>(
+        &self,
+        service: &str,
+        method: &str,
+        question: Q,
+    ) -> Result<A, Status> {
+        let path = format!("/containerd.services.{service}/{method}");
+        let asked = self.connection.ask(path, request(question));
+        within(CALL_BOUND, asked).await
+    }
+
     /// Whether the image is there with this content.
     async fn has(&self, image: &Image) -> Result<bool, ImportError> {
-        let mut client = ImagesClient::new(self.connection.channel());
-        let call = client.get(request(GetImageRequest {
-            name: image.name.clone(),
-        }));
-        match within(CALL_BOUND, call).await {
-            Ok(found) => {
-                let target = found.image.and_then(|image| image.target);
+        let name = image.name.clone();
+        let found = self.ask(IMAGES, "Get", GetImageRequest { name }).await;
+        match found {
+            Ok(GetImageResponse { image: found }) => {
+                let target = found.and_then(|image| image.target);
                 Ok(target.is_some_and(|target| target.digest == image.target.digest))
             }
             Err(status) if status.code() == Code::NotFound => Ok(false),
@@ -131,19 +146,19 @@ impl Import<'_> {
     }
 
     async fn lease(&self) -> Result<(), ImportError> {
-        let mut client = LeasesClient::new(self.connection.channel());
-        let call = client.create(request(CreateRequest { id: LEASE.into() }));
-        match within(CALL_BOUND, call).await {
+        let id = LEASE.to_owned();
+        let made = self.ask::<_, CreateResponse>(LEASES, "Create", CreateRequest { id });
+        match made.await {
             Err(status) if status.code() == Code::AlreadyExists => Ok(()),
             made => made.map(drop).map_err(failed("make a lease")),
         }
     }
 
     async fn release(&self) -> Result<(), ImportError> {
-        let mut client = LeasesClient::new(self.connection.channel());
-        let call = client.delete(request(DeleteRequest { id: LEASE.into() }));
-        let released = within(CALL_BOUND, call).await;
-        released.map(drop).map_err(failed("give back a lease"))
+        let id = LEASE.to_owned();
+        let released = self.ask::<_, DeleteResponse>(LEASES, "Delete", DeleteRequest { id });
+        let released = released.await.map(drop);
+        released.map_err(failed("give back a lease"))
     }
 
     async fn add(&self, image: &Image) -> Result<(), ImportError> {
@@ -161,30 +176,29 @@ impl Import<'_> {
                 size: i64::try_from(image.target.size).unwrap_or(i64::MAX),
             }),
         };
-        let mut client = ImagesClient::new(self.connection.channel());
-        let call = client.create(request(CreateImageRequest {
-            image: Some(record.clone()),
-        }));
-        let created = within(CALL_BOUND, call).await.map(drop);
-        let step = || failed(format!("name the image {}", image.name));
+        let image = Some(record.clone());
+        let created =
+            self.ask::<_, CreateImageResponse>(IMAGES, "Create", CreateImageRequest { image });
+        let created = created.await.map(drop);
+        let name = &record.name;
+        let step = failed(format!("name the image {name}"));
         match created {
             Err(status) if status.code() == Code::AlreadyExists => {}
-            created => return created.map_err(step()),
+            created => return created.map_err(step),
         }
-        let call = client.update(request(UpdateImageRequest {
-            image: Some(record),
-        }));
-        within(CALL_BOUND, call).await.map(drop).map_err(step())
+        let image = Some(record);
+        let updated =
+            self.ask::<_, UpdateImageResponse>(IMAGES, "Update", UpdateImageRequest { image });
+        updated.await.map(drop).map_err(step)
     }
 
     /// Whether it is there, with what it keeps alive.
     async fn has_blob(&self, blob: &Blob) -> Result<bool, ImportError> {
-        let mut client = ContentClient::new(self.connection.channel());
         let digest = blob.descriptor.digest.clone();
-        let call = client.info(request(InfoRequest { digest }));
-        match within(CALL_BOUND, call).await {
+        let found = self.ask(CONTENT, "Info", InfoRequest { digest }).await;
+        match found {
             // The labels keep what it names; without them they would go.
-            Ok(found) => Ok(found.info.is_some_and(|info| {
+            Ok(InfoResponse { info }) => Ok(info.is_some_and(|info| {
                 let labels = labels(blob);
                 labels
                     .iter()

@@ -8,16 +8,16 @@ use std::time::{Duration, SystemTime};
 
 use hearth_api::names::{KUBERNETES_DOMAIN, SERVICE_NETWORK};
 use hearth_base::supervisor::Failure;
-use rustls::{ClientConfig, RootCertStore};
-use rustls_pki_types::pem::PemObject as _;
-use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer, ServerName};
+use rustls::ClientConfig;
+use rustls_pki_types::ServerName;
 
+use super::super::access;
 use super::super::bundle::{Binary, Flag};
 use super::super::kubeconfig::{Credentials, Kubeconfig};
 use super::super::program::{Program, probe};
 use super::super::store;
 use super::Controller;
-use crate::pki::kubernetes::{Authorities, Certificate, FRONT_PROXY_CLIENT, KeyAndCertificate};
+use crate::pki::kubernetes::{Certificate, FRONT_PROXY_CLIENT};
 
 /// Controllers that work on what only clouds or other ways to certificates
 /// have.
@@ -26,9 +26,9 @@ const CONTROLLERS: &str = "*,-bootstrapsigner,-tokencleaner,-csrsigning,-csrappr
 /// How long whoever leads may be silent, must be able to renew, and how often
 /// it is tried: machines may be slow for a while.
 const LEADING: [(&str, &str); 3] = [
-    ("leader-elect-lease-duration", "30s"),
-    ("leader-elect-renew-deadline", "20s"),
-    ("leader-elect-retry-period", "4s"),
+    ("leader-elect-lease-duration", "45s"),
+    ("leader-elect-renew-deadline", "35s"),
+    ("leader-elect-retry-period", "5s"),
 ];
 /// A node that has said nothing for so long is taken for gone.
 const NODE_GRACE: &str = "60s";
@@ -159,7 +159,7 @@ fn apiserver(
         renew_at,
         asked: (loopback(address), all.ports.apiserver).into(),
         path: "/readyz",
-        tls: client(&all.authorities, Some(&asker))?,
+        tls: access::tls(all.authorities.ca(), Some(&asker))?.into(),
     })
 }
 
@@ -232,7 +232,7 @@ fn companion(all: &Controller, mut program: Program, now: SystemTime) -> Result<
         renew_at: speaks.renew_at(),
         asked: (here, port).into(),
         path: "/healthz",
-        tls: client(&all.authorities, None)?,
+        tls: access::tls(all.authorities.ca(), None)?.into(),
     })
 }
 
@@ -242,25 +242,4 @@ fn loopback(address: IpAddr) -> IpAddr {
         IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
         IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
     }
-}
-
-/// Trusts Kubernetes' authority, and shows a certificate of it if there is one.
-fn client(
-    authorities: &Authorities,
-    shown: Option<&KeyAndCertificate>,
-) -> Result<Arc<ClientConfig>, Failure> {
-    let mut roots = RootCertStore::empty();
-    roots.add(authorities.ca().clone())?;
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let config = ClientConfig::builder_with_provider(provider)
-        .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_root_certificates(roots);
-    Ok(Arc::new(match shown {
-        None => config.with_no_client_auth(),
-        Some(shown) => {
-            let key = PrivatePkcs8KeyDer::from_pem_slice(shown.key_pem().expose().as_bytes())?;
-            let chain = vec![shown.certificate().clone()];
-            config.with_client_auth_cert(chain, PrivateKeyDer::Pkcs8(key))?
-        }
-    }))
 }

@@ -37,9 +37,9 @@ use std::time::Duration;
 
 use hearth_base::event::{self, Value};
 use hearth_base::supervisor::{Context, Failure, Outcome};
-use kube::Client;
 
 use super::access::Watching;
+use super::api::Client;
 use crate::handover::PodNetwork;
 use forward::Forwarder;
 use serve::Server;

@@ -1,6 +1,7 @@
 //! The server over real sockets: questions of all kinds, those that nobody
 //! should ask, and others' name servers that behave badly.
 
+use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -16,15 +17,15 @@ use tokio::task::JoinSet;
 use super::answer::{self, Received, Transport};
 use super::forward::Forwarder;
 use super::serve::{self, Server};
-use super::zone::{Endpoint, Objects, Port, Service, Target, Zone};
+use super::zone::{Endpoint, Port, Service, Target, Zone};
 use crate::consensus::testing::soon;
 
 const HOME: Ipv4Addr = Ipv4Addr::LOCALHOST;
 /// Pods of the large service: too many for a datagram.
 const MANY: u8 = 120;
 
-fn objects() -> Objects {
-    let mut objects = Objects::default();
+fn zone(server: Ipv4Addr) -> Zone {
+    let (mut services, mut endpoints) = (BTreeMap::new(), BTreeMap::new());
     let mut service = |name: &str, target| {
         let ports = vec![Port {
             name: "http".into(),
@@ -32,7 +33,7 @@ fn objects() -> Objects {
             number: 80,
         }];
         let key = ("default".to_owned(), name.to_owned());
-        objects.services.insert(key, Service { target, ports });
+        services.insert(key, Service { target, ports });
     };
     service("web", Target::Address([10, 224, 0, 7].into()));
     service("large", Target::Headless);
@@ -49,8 +50,8 @@ fn objects() -> Objects {
         ports: Vec::new(),
     });
     let key = ("default".to_owned(), "large".to_owned());
-    objects.endpoints.insert(key, pods.collect());
-    objects
+    endpoints.insert(key, pods.collect());
+    Zone::new(&services, &endpoints, server)
 }
 
 /// A server on this machine.
@@ -66,8 +67,7 @@ impl Served {
     /// all of which are at this port.
     async fn with(resolv_conf: &str, port: u16) -> Self {
         let served = Self::ignorant(resolv_conf, port).await;
-        let zone = Zone::new(&objects(), [10, 208, 1, 1].into());
-        served.zone.set(Arc::new(zone));
+        served.zone.set(Arc::new(zone([10, 208, 1, 1].into())));
         served
     }
 
@@ -252,7 +252,7 @@ async fn before_anything_is_known_our_names_fail_and_others_work() {
     let web = "web.default.svc.cluster.local.";
     assert_eq!(served.resolve(web).await, Err(ResponseCode::ServFail));
     assert_eq!(served.resolve("a.example.").await.unwrap(), ["192.0.2.80"]);
-    let zone = Zone::new(&objects(), HOME);
+    let zone = zone(HOME);
     served.zone.set(Arc::new(zone));
     assert_eq!(served.resolve(web).await.unwrap(), ["10.224.0.7"]);
 }
@@ -366,7 +366,7 @@ async fn streams_that_talk_nonsense_end_and_others_go_on() {
     assert_eq!(served.ask_by_stream(&web).await.answers.len(), 1);
 }
 
-static ZONE: LazyLock<Zone> = LazyLock::new(|| Zone::new(&objects(), HOME));
+static ZONE: LazyLock<Zone> = LazyLock::new(|| zone(HOME));
 
 /// What becomes of these bytes. Panics are the bug that is looked for.
 fn digest(bytes: &[u8]) {

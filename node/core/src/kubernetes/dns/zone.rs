@@ -1,6 +1,6 @@
 //! Names of services and pods: what Kubernetes has, as records.
 //!
-//! A [`Zone`] is made of the [`Objects`] of one moment and never changes; news
+//! A [`Zone`] is made of the objects of one moment and never changes; news
 //! make another one. So whoever answers needs no lock, and all its answers to
 //! one question are of one moment. Everything that has a name is in one flat
 //! table, and so are the names between (`default.svc.cluster.local`), of which
@@ -21,6 +21,8 @@ use hearth_base::sys::cidr::Cidr;
 use hickory_proto::rr::rdata::{A, CNAME, NS, PTR, SOA, SRV, TXT};
 use hickory_proto::rr::{Name, RData};
 
+use crate::kubernetes::api::watch::Key;
+
 /// Seconds for which an answer may be kept: services come and go.
 pub const TTL: u32 = 5;
 /// Of the scheme of names, which tools ask for.
@@ -34,9 +36,6 @@ static SERVICES: LazyLock<Cidr> = LazyLock::new(|| SERVICE_NETWORK.parse().expec
 pub fn is_pod(address: Ipv4Addr) -> bool {
     PODS.contains(address.into())
 }
-
-/// Namespace and name.
-pub type Key = (String, String);
 
 /// What names need of a `Service`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -83,15 +82,6 @@ pub struct Endpoint {
     pub ports: Vec<Port>,
 }
 
-/// Everything that has a name.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Objects {
-    /// All services.
-    pub services: BTreeMap<Key, Service>,
-    /// By their services.
-    pub endpoints: BTreeMap<Key, Endpoints>,
-}
-
 /// What the zone has to say of a name.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found<'a> {
@@ -110,14 +100,18 @@ pub struct Zone {
 }
 
 impl Zone {
-    /// `server` is the address of the one who answers, for the zone's own name
-    /// server.
-    pub fn new(objects: &Objects, server: Ipv4Addr) -> Self {
+    /// Of services, and of those endpoints that have the name of one. `server` is
+    /// the address of the one who answers, for the zone's own name server.
+    pub fn new(
+        services: &BTreeMap<Key, Service>,
+        endpoints: &BTreeMap<Key, Endpoints>,
+        server: Ipv4Addr,
+    ) -> Self {
         let mut zone = Self {
             names: HashMap::new(),
         };
         zone.add_itself(server);
-        for (key, service) in &objects.services {
+        for (key, service) in services {
             let (namespace, name) = key;
             if !(is_label(namespace) && is_label(name)) {
                 continue;
@@ -133,8 +127,7 @@ impl Zone {
                 Target::Headless => {
                     // There, with or without pods.
                     zone.between(&own);
-                    let endpoints = objects.endpoints.get(key);
-                    for endpoint in endpoints.into_iter().flatten() {
+                    for endpoint in endpoints.get(key).into_iter().flatten() {
                         zone.add_endpoint(&own, endpoint);
                     }
                 }
@@ -329,10 +322,10 @@ mod tests {
     }
 
     fn zone() -> Zone {
-        let mut objects = Objects::default();
+        let (mut services, mut endpoints) = (BTreeMap::new(), BTreeMap::new());
         let mut service = |name, target, ports| {
             let service = Service { target, ports };
-            objects.services.insert(key("default", name), service);
+            services.insert(key("default", name), service);
         };
         let web = Target::Address([10, 224, 0, 7].into());
         service("web", web, vec![port("http", 80)]);
@@ -345,12 +338,12 @@ mod tests {
             hostname: hostname.map(str::to_owned),
             ports: vec![port("sql", 5432)],
         };
-        let endpoints = vec![endpoint(5, Some("db-0")), endpoint(6, None)];
-        objects.endpoints.insert(key("default", "db"), endpoints);
+        let pods = vec![endpoint(5, Some("db-0")), endpoint(6, None)];
+        endpoints.insert(key("default", "db"), pods);
         // Without a service nothing has a name.
         let stray = vec![endpoint(9, None)];
-        objects.endpoints.insert(key("default", "stray"), stray);
-        Zone::new(&objects, SERVER)
+        endpoints.insert(key("default", "stray"), stray);
+        Zone::new(&services, &endpoints, SERVER)
     }
 
     fn shown(name: &str) -> Option<Vec<String>> {

@@ -6,13 +6,13 @@ use std::time::{Duration, SystemTime};
 
 use hearth_base::event::{self, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
-use kube::Client;
 use rustls_pki_types::CertificateDer;
 use tokio::time::sleep;
 
 use super::{Reconciler, Timing, cluster, run};
 use crate::kubernetes::Parts;
 use crate::kubernetes::access;
+use crate::kubernetes::api::Client;
 use crate::pki::kubernetes::KeyAndCertificate;
 
 /// How often the clock is looked at: it may be set while we wait.
@@ -71,14 +71,7 @@ async fn keep_client(ctx: Context, worker: &Worker, clients: &Writer<Client>) ->
     let mut healthy = false;
     loop {
         let own = (worker.issue)()?;
-        let (certificate, key) = (own.certificate_pem(), own.key_pem());
-        let authority = &worker.authority;
-        clients.set(access::client(
-            &worker.server,
-            authority,
-            &certificate,
-            key.expose(),
-        )?);
+        clients.set(access::client(&worker.server, &worker.authority, &own)?);
         if !std::mem::replace(&mut healthy, true) {
             ctx.healthy();
         }

@@ -11,12 +11,13 @@
 
 use std::time::Duration;
 
-use k8s_openapi::api::coordination::v1::{Lease, LeaseSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta};
-use k8s_openapi::jiff::Timestamp;
-use kube::api::{Api, PostParams};
-use kube::{Client, Error};
+use http::StatusCode;
+use serde_json::{Value, json};
+use time::OffsetDateTime;
 use tokio::time::{Instant, sleep, timeout};
+
+use crate::kubernetes::api::fields::Lease;
+use crate::kubernetes::api::{ApiError, Client, Objects, kinds};
 
 /// How long it lasts when nobody renews it.
 #[derive(Clone, Copy, Debug)]
@@ -38,7 +39,7 @@ impl Default for Timing {
 
 /// The lease, as one who competes for it.
 pub struct Competitor {
-    api: Api<Lease>,
+    leases: Objects,
     name: &'static str,
     identity: String,
     timing: Timing,
@@ -47,14 +48,14 @@ pub struct Competitor {
 impl Competitor {
     /// `identity` is unlike that of all others.
     pub fn new(
-        client: Client,
+        client: &Client,
         namespace: &str,
         name: &'static str,
         identity: String,
         timing: Timing,
     ) -> Self {
         Self {
-            api: Api::namespaced(client, namespace),
+            leases: client.within(namespace, kinds::LEASES),
             name,
             identity,
             timing,
@@ -64,8 +65,7 @@ impl Competitor {
     /// Waits until the lease is ours. Errors of the API server are waited out:
     /// it may start later than this.
     pub async fn win(&self) {
-        // What was seen, and since when it has been like that.
-        let mut seen: Option<(Option<String>, Instant)> = None;
+        let mut seen = None;
         loop {
             match timeout(self.timing.each, self.attempt(&mut seen)).await {
                 Ok(Ok(true)) => return,
@@ -80,33 +80,33 @@ impl Competitor {
         }
     }
 
-    async fn attempt(&self, seen: &mut Option<(Option<String>, Instant)>) -> Result<bool, Error> {
-        let Some(found) = self.api.get_opt(self.name).await? else {
-            let lease = self.mine(ObjectMeta::default(), 0);
-            return won(self.api.create(&PostParams::default(), &lease).await);
+    /// `seen` is the version that was seen, and when it was for the first time.
+    async fn attempt(&self, seen: &mut Option<(String, Instant)>) -> Result<bool, ApiError> {
+        let Some(found) = self.leases.get::<Lease>(self.name).await? else {
+            let lease = json!({ "metadata": { "name": self.name }, "spec": self.taken(0) });
+            return won(self.leases.create(lease).await.map(drop));
         };
-        let spec = found.spec.clone().unwrap_or_default();
-        let holder = spec.holder_identity.unwrap_or_default();
-        let version = found.metadata.resource_version.clone();
+        let version = &found.metadata.resource_version;
         let now = Instant::now();
         let since = match seen {
-            Some((known, since)) if *known == version => *since,
+            Some((known, since)) if known == version => *since,
             _ => {
-                *seen = Some((version, now));
+                *seen = Some((version.clone(), now));
                 now
             }
         };
         // Given back, left from our last life, or abandoned.
-        let lasts = spec.lease_duration_seconds.unwrap_or_default();
+        let (holder, lasts) = (
+            found.spec.holder_identity,
+            found.spec.lease_duration_seconds,
+        );
         let lasts = Duration::from_secs(u64::try_from(lasts).unwrap_or_default());
         let free = holder.is_empty() || holder == self.identity;
         if !free && now.duration_since(since) < lasts.max(self.timing.lasts) {
             return Ok(false);
         }
-        let transitions = spec.lease_transitions.unwrap_or_default();
-        let lease = self.mine(found.metadata, transitions.saturating_add(1));
-        let params = PostParams::default();
-        won(self.api.replace(self.name, &params, &lease).await)
+        let transitions = found.spec.lease_transitions.saturating_add(1);
+        self.write(version, self.taken(transitions)).await
     }
 
     /// Renews the lease for as long as that works; ends when it is lost, or
@@ -131,49 +131,49 @@ impl Competitor {
         }
     }
 
-    async fn renew(&self) -> Result<bool, Error> {
-        let Some(found) = self.api.get_opt(self.name).await? else {
+    async fn renew(&self) -> Result<bool, ApiError> {
+        let Some(found) = self.leases.get::<Lease>(self.name).await? else {
             return Ok(false);
         };
-        let spec = found.spec.unwrap_or_default();
-        if spec.holder_identity.as_deref() != Some(&self.identity) {
+        if found.spec.holder_identity != self.identity {
             return Ok(false);
         }
-        let transitions = spec.lease_transitions.unwrap_or_default();
-        let mut lease = self.mine(found.metadata, transitions);
-        if let Some(renewed) = &mut lease.spec {
-            renewed.acquire_time = spec.acquire_time;
-        }
-        let params = PostParams::default();
-        won(self.api.replace(self.name, &params, &lease).await)
+        let renewed = json!({ "renewTime": now() });
+        self.write(&found.metadata.resource_version, renewed).await
     }
 
-    /// Of these metadata, whose version says what it replaces.
-    fn mine(&self, metadata: ObjectMeta, transitions: i32) -> Lease {
-        let now = MicroTime(Timestamp::now());
-        let seconds = self.timing.lasts.as_secs().max(1);
-        Lease {
-            metadata: ObjectMeta {
-                name: Some(self.name.to_owned()),
-                ..metadata
-            },
-            spec: Some(LeaseSpec {
-                holder_identity: Some(self.identity.clone()),
-                lease_duration_seconds: i32::try_from(seconds).ok(),
-                acquire_time: Some(now.clone()),
-                renew_time: Some(now),
-                lease_transitions: Some(transitions),
-                ..LeaseSpec::default()
-            }),
-        }
+    /// The lease as ours from now on.
+    fn taken(&self, transitions: i32) -> Value {
+        let now = now();
+        json!({
+            "holderIdentity": self.identity,
+            "leaseDurationSeconds": self.timing.lasts.as_secs().max(1),
+            "acquireTime": now,
+            "renewTime": now,
+            "leaseTransitions": transitions,
+        })
+    }
+
+    /// Changes the lease if it is as it was seen; tells whether it was.
+    async fn write(&self, seen: &str, spec: Value) -> Result<bool, ApiError> {
+        let patch = json!({ "metadata": { "resourceVersion": seen }, "spec": spec });
+        won(self.leases.merge(self.name, &patch).await)
     }
 }
 
 /// Another was quicker: that is no error.
-fn won(written: Result<Lease, Error>) -> Result<bool, Error> {
+fn won(written: Result<(), ApiError>) -> Result<bool, ApiError> {
     match written {
-        Ok(_) => Ok(true),
-        Err(Error::Api(status)) if status.code == 409 => Ok(false),
+        Ok(()) => Ok(true),
+        Err(error) if error.is(StatusCode::CONFLICT) => Ok(false),
         Err(error) => Err(error),
     }
+}
+
+/// As a lease has it: to the microsecond.
+fn now() -> String {
+    let now = OffsetDateTime::now_utc();
+    let (date, micros) = (now.date(), now.microsecond());
+    let (hour, minute, second) = now.to_hms();
+    format!("{date}T{hour:02}:{minute:02}:{second:02}.{micros:06}Z")
 }

@@ -38,24 +38,22 @@ use std::time::Duration;
 use futures::stream::{BoxStream, StreamExt as _, select_all};
 use hearth_base::event::{Closed, Value, Watcher};
 use hearth_base::supervisor::{Context, Failure, Outcome};
-use k8s_openapi::api::core::v1::{Node, PersistentVolume, PersistentVolumeClaim};
-use kube::api::{Api, DeleteParams, Patch, PatchParams, PostParams};
-use kube::runtime::reflector::{self, Store};
-use kube::runtime::watcher::{self, Event, watcher};
-use kube::runtime::{WatchStreamExt as _, reflector as reflect};
-use kube::{Client, Error, Resource};
-use tokio::time::{Instant, sleep_until, timeout};
+use http::StatusCode;
+use serde::de::DeserializeOwned;
+use tokio::time::{Instant, sleep_until};
 
-use super::access::{Pauses, Watching};
+use super::access::Watching;
+use super::api::fields::{Claim, Node, Volume};
+use super::api::kinds::{self, Kind};
+use super::api::watch::{Event, Known, watch};
+use super::api::{ApiError, Client, Objects};
 use super::volumes::plan::{self, Refusal};
 use lease::Competitor;
 use nodes::{Cluster, Patience};
-use objects::{MANAGER, NAMESPACE, Wanted};
+use objects::NAMESPACE;
 
 /// The lease under which one of them works.
 const LEASE: &str = "hearth-reconciler";
-/// For a request to the API server.
-const REQUEST: Duration = Duration::from_secs(30);
 /// News that are at hand together make one round.
 const TOGETHER: usize = 1024;
 
@@ -119,7 +117,7 @@ pub async fn run(ctx: Context, reconciler: Arc<Reconciler>) -> Outcome {
 async fn compete(reconciler: &Reconciler, client: Client, watching: &Watching<'_>) -> Outcome {
     let identity = reconciler.identity.clone();
     let timing = reconciler.timing.lease;
-    let lease = Competitor::new(client.clone(), NAMESPACE, LEASE, identity, timing);
+    let lease = Competitor::new(&client, NAMESPACE, LEASE, identity, timing);
     loop {
         lease.win().await;
         tracing::info!("this controller keeps the objects of the cluster");
@@ -130,83 +128,74 @@ async fn compete(reconciler: &Reconciler, client: Client, watching: &Watching<'_
     }
 }
 
-/// Something was told.
-enum News {
-    Something,
-    /// Of this kind everything has been told once.
-    Complete(usize),
+/// What the API server holds of what matters here.
+#[derive(Default)]
+struct Seen {
+    nodes: Known<Node>,
+    claims: Known<Claim>,
+    volumes: Known<Volume>,
 }
 
-/// What the API server holds of what matters here.
-struct Seen {
-    nodes: Store<Node>,
-    claims: Store<PersistentVolumeClaim>,
-    volumes: Store<PersistentVolume>,
+/// Something was told, of one of the kinds.
+enum News {
+    Nodes(Event<Node>),
+    Claims(Event<Claim>),
+    Volumes(Event<Volume>),
+}
+
+impl Seen {
+    fn take(&mut self, news: News) {
+        match news {
+            News::Nodes(event) => self.nodes.take(event, Some),
+            News::Claims(event) => self.claims.take(event, Some),
+            News::Volumes(event) => self.volumes.take(event, Some),
+        };
+    }
 }
 
 /// Follows one kind of objects.
-fn followed<'a, K>(
-    at: usize,
-    what: &'static str,
-    api: Api<K>,
+fn followed<'a, T: DeserializeOwned + Send + 'a>(
+    client: &Client,
+    kind: Kind,
+    news: fn(Event<T>) -> News,
     watching: &'a Watching<'a>,
-) -> (Store<K>, BoxStream<'a, News>)
-where
-    K: Resource<DynamicType = ()>
-        + Clone
-        + std::fmt::Debug
-        + serde::de::DeserializeOwned
-        + Send
-        + Sync
-        + 'static,
-{
-    let (store, writer) = reflector::store();
-    let events = watcher(api, watcher::Config::default());
-    let events = reflect(writer, events).backoff(Pauses);
-    let news = events.filter_map(move |event| async move {
-        match event {
-            Ok(Event::InitDone) => Some(News::Complete(at)),
-            Ok(Event::Apply(_) | Event::Delete(_)) => Some(News::Something),
-            Ok(Event::Init | Event::InitApply(_)) => None,
+) -> BoxStream<'a, News> {
+    let told = watch(client.all(kind), None);
+    let told = told.filter_map(move |told| async move {
+        match told {
+            Ok(event) => Some(news(event)),
             Err(error) => {
-                watching.failed(what, &error);
+                watching.failed(kind.plural, &error);
                 None
             }
         }
     });
-    (store, news.boxed())
+    told.boxed()
 }
 
 /// Ends by an error only.
 async fn lead(reconciler: &Reconciler, client: Client, watching: &Watching<'_>) -> Outcome {
-    let (nodes, of_nodes) = followed(0, "nodes", Api::all(client.clone()), watching);
-    let (claims, of_claims) = followed(1, "claims", Api::all(client.clone()), watching);
-    let (volumes, of_volumes) = followed(2, "volumes", Api::all(client.clone()), watching);
-    let seen = Seen {
-        nodes,
-        claims,
-        volumes,
-    };
-    let mut news = select_all([of_nodes, of_claims, of_volumes]).ready_chunks(TOGETHER);
-    let mut complete = [false; 3];
+    let nodes = followed(&client, kinds::NODES, News::Nodes, watching);
+    let claims = followed(&client, kinds::CLAIMS, News::Claims, watching);
+    let volumes = followed(&client, kinds::VOLUMES, News::Volumes, watching);
+    let mut news = select_all([nodes, claims, volumes]).ready_chunks(TOGETHER);
+    let mut seen = Seen::default();
     let mut clusters = reconciler.cluster.watch();
     let mut cluster = None;
     let mut rounds = Rounds::new(reconciler, client);
     loop {
         tokio::select! {
             told = news.next() => {
-                for news in told.ok_or_else(|| Failure::msg("the watches ended"))? {
-                    if let News::Complete(at) = news {
-                        complete[at] = true;
-                    }
-                }
+                let told = told.ok_or_else(|| Failure::msg("the watches ended"))?;
+                told.into_iter().for_each(|news| seen.take(news));
             }
             newer = next(&mut clusters) => cluster = Some(newer?),
             () = sleep_until(rounds.next) => {}
         }
         rounds.constants().await;
-        if let Some(cluster) = cluster.as_ref().filter(|_| complete == [true; 3]) {
-            rounds.follow(cluster, &seen).await;
+        if let Some(cluster) = &cluster
+            && rounds.follow(cluster, &seen).await
+        {
             watching.good();
         }
         rounds.rest();
@@ -259,83 +248,67 @@ impl<'a> Rounds<'a> {
         self.servers = None;
         let before = self.failed;
         for wanted in objects::constant() {
-            let client = self.client.clone();
-            let applied = async move { apply(&client, &wanted).await };
-            self.request("apply", applied).await;
+            let applied = wanted.apply(&self.client).await;
+            self.done("apply", applied);
         }
         if self.failed && !before {
             self.drift = Instant::now() + self.reconciler.timing.again;
         }
     }
 
-    /// Everything that follows from what there is.
-    async fn follow(&mut self, cluster: &Cluster, seen: &Seen) {
-        let nodes = seen.nodes.state();
-        let nodes = nodes.iter().map(Arc::as_ref);
-        let work = nodes::plan(cluster, nodes, &mut self.patience, Instant::now());
+    /// Everything that follows from what there is; tells whether that is known.
+    async fn follow(&mut self, cluster: &Cluster, seen: &Seen) -> bool {
+        let (Some(nodes), Some(claims), Some(volumes)) =
+            (seen.nodes.all(), seen.claims.all(), seen.volumes.all())
+        else {
+            return false;
+        };
+        let work = nodes::plan(cluster, nodes.values(), &mut self.patience, Instant::now());
+        self.follow_nodes(work).await;
+        let workers = cluster.nodes.keys().copied().collect();
+        let directory = &self.reconciler.volumes;
+        let work = plan::plan(claims.values(), volumes.values(), &workers, directory);
+        self.follow_volumes(work).await;
+        true
+    }
+
+    async fn follow_nodes(&mut self, work: nodes::Work) {
         self.again = work.again;
-        let api = Api::<Node>::all(self.client.clone());
+        let nodes = self.client.all(kinds::NODES);
         for name in work.remove {
             tracing::info!(node = name, "Kubernetes' node is removed: it is no worker");
-            self.request(
-                "remove a node",
-                gone(api.delete(&name, &DeleteParams::default())),
-            )
-            .await;
+            self.done("remove a node", gone(&nodes, &name).await);
         }
         for (name, patch) in work.patch {
-            let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
-            self.request("label a node", done(api.patch(&name, &params, &patch)))
-                .await;
+            self.done("label a node", nodes.merge(&name, &patch).await);
         }
         if self.servers.as_ref() != Some(&work.servers) {
             let wanted = objects::dns_endpoints(&work.servers);
-            let client = self.client.clone();
-            let applied = async move { apply(&client, &wanted).await };
-            let told = self.request("tell who resolves names", applied).await;
+            let applied = wanted.apply(&self.client).await;
+            let told = self.done("tell who resolves names", applied);
             self.servers = told.then_some(work.servers);
         }
-        self.follow_volumes(cluster, seen).await;
     }
 
-    async fn follow_volumes(&mut self, cluster: &Cluster, seen: &Seen) {
-        let (claims, volumes) = (seen.claims.state(), seen.volumes.state());
-        let workers = cluster.nodes.keys().copied().collect();
-        let work = plan::plan(
-            claims.iter().map(Arc::as_ref),
-            volumes.iter().map(Arc::as_ref),
-            &workers,
-            &self.reconciler.volumes,
-        );
-        let api = Api::<PersistentVolume>::all(self.client.clone());
+    async fn follow_volumes(&mut self, work: plan::Work) {
+        let volumes = self.client.all(kinds::VOLUMES);
         for planned in work.create {
-            match serde_json::from_value(planned.body()) {
-                Ok(volume) => {
-                    let params = PostParams {
-                        field_manager: Some(MANAGER.to_owned()),
-                        ..PostParams::default()
-                    };
-                    self.request("make a volume", there(api.create(&params, &volume)))
-                        .await;
-                }
-                Err(error) => tracing::error!(%error, "a volume of ours is none"),
-            }
+            let made = match volumes.create(planned.body()).await {
+                // It is there already.
+                Err(error) if error.is(StatusCode::CONFLICT) => Ok(()),
+                made => made.map(drop),
+            };
+            self.done("make a volume", made);
         }
         for name in work.remove {
-            self.request(
-                "remove a volume",
-                gone(api.delete(&name, &DeleteParams::default())),
-            )
-            .await;
+            self.done("remove a volume", gone(&volumes, &name).await);
         }
         for (name, patch) in work.abandon {
             tracing::warn!(
                 volume = name,
                 "the node of a volume is no more: it is let go"
             );
-            let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
-            self.request("let a volume go", done(api.patch(&name, &params, &patch)))
-                .await;
+            self.done("let a volume go", volumes.merge(&name, &patch).await);
         }
         let mut refused = BTreeSet::new();
         for refusal in work.refuse {
@@ -349,32 +322,19 @@ impl<'a> Rounds<'a> {
 
     /// Tells whoever made a claim why it is not served.
     async fn tell(&mut self, refusal: &Refusal) -> bool {
-        let (namespace, name, uid) = &refusal.claim;
+        let (namespace, name, _) = &refusal.claim;
         tracing::warn!("claim {namespace}/{name}: {}", refusal.why);
-        let wanted = objects::refusal(refusal);
-        let api: Api<kube::api::DynamicObject> =
-            Api::namespaced_with(self.client.clone(), namespace, &wanted.resource);
-        let event = format!("{name}.{uid}");
-        let params = PatchParams::apply(MANAGER).force();
-        let patch = Patch::Apply(&wanted.body);
-        let told = done(api.patch(&event, &params, &patch));
-        self.request("tell of a refusal", told).await
+        let told = objects::refusal(refusal).apply(&self.client).await;
+        self.done("tell of a refusal", told)
     }
 
-    /// One request, which may fail and is then tried again.
-    async fn request(
-        &mut self,
-        what: &str,
-        request: impl Future<Output = Result<(), Error>>,
-    ) -> bool {
-        let error = match timeout(REQUEST, request).await {
-            Ok(Ok(())) => return true,
-            Ok(Err(error)) => hearth_api::chain(&error),
-            Err(_) => "the API server does not answer".to_owned(),
-        };
-        tracing::warn!("{what}: {error}");
-        self.failed = true;
-        false
+    /// Tells whether a request was done; one that has failed is tried again.
+    fn done(&mut self, what: &str, outcome: Result<(), ApiError>) -> bool {
+        if let Err(error) = &outcome {
+            tracing::warn!("{what}: {}", hearth_api::chain(error));
+            self.failed = true;
+        }
+        outcome.is_ok()
     }
 
     /// Says when the next round is.
@@ -390,26 +350,11 @@ impl<'a> Rounds<'a> {
     }
 }
 
-async fn apply(client: &Client, wanted: &Wanted) -> Result<(), Error> {
-    done(wanted.apply(client)).await
-}
-
-async fn done<T>(request: impl Future<Output = Result<T, Error>>) -> Result<(), Error> {
-    request.await.map(drop)
-}
-
-/// That it is gone already, or that another has changed it, is fine.
-async fn gone<T>(request: impl Future<Output = Result<T, Error>>) -> Result<(), Error> {
-    match request.await {
-        Err(Error::Api(status)) if matches!(status.code, 404 | 409) => Ok(()),
-        outcome => outcome.map(drop),
-    }
-}
-
-/// That it is there already is fine.
-async fn there<T>(request: impl Future<Output = Result<T, Error>>) -> Result<(), Error> {
-    match request.await {
-        Err(Error::Api(status)) if status.code == 409 => Ok(()),
-        outcome => outcome.map(drop),
+/// Removes an object. That it is gone already, or that another has changed it,
+/// is fine.
+async fn gone(objects: &Objects, name: &str) -> Result<(), ApiError> {
+    match objects.delete(name).await {
+        Err(error) if error.is(StatusCode::NOT_FOUND) || error.is(StatusCode::CONFLICT) => Ok(()),
+        outcome => outcome,
     }
 }

@@ -10,11 +10,10 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use hearth_api::identity::NodeId;
-use k8s_openapi::api::core::v1::Node;
-use kube::ResourceExt as _;
 use serde_json::Value;
 use tokio::time::Instant;
 
+use crate::kubernetes::api::fields::Node;
 use crate::kubernetes::labels;
 
 /// How long a Node stays whose node is no worker (any more).
@@ -82,7 +81,8 @@ pub fn plan<'a>(
     let mut work = Work::default();
     let mut unwanted = HashMap::new();
     for node in nodes {
-        let name = node.name_any();
+        let metadata = &node.metadata;
+        let name = metadata.name.clone();
         let Ok(id) = name.parse::<NodeId>() else {
             continue;
         };
@@ -91,7 +91,8 @@ pub fn plan<'a>(
                 let (worker, controller) = (member.worker, member.controller);
                 let patterns = &cluster.patterns;
                 let wanted = labels::wanted(&member.labels, patterns, worker, controller);
-                if let Some(patch) = labels::patch(&wanted, node.labels(), node.annotations()) {
+                if let Some(patch) = labels::patch(&wanted, &metadata.labels, &metadata.annotations)
+                {
                     work.patch.push((name.clone(), patch));
                 }
                 if let Some(gateway) = member.gateway.filter(|_| is_ready(node)) {
@@ -117,10 +118,8 @@ pub fn plan<'a>(
 
 /// Its kubelet says so, and has said so lately.
 fn is_ready(node: &Node) -> bool {
-    let status = node.status.as_ref();
-    let conditions = status.and_then(|status| status.conditions.as_ref());
-    let mut conditions = conditions.into_iter().flatten();
-    conditions.any(|condition| condition.type_ == "Ready" && condition.status == "True")
+    let mut conditions = node.status.conditions.iter();
+    conditions.any(|condition| condition.kind == "Ready" && condition.status == "True")
 }
 
 #[cfg(test)]

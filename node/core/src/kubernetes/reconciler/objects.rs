@@ -8,17 +8,14 @@
 use std::net::Ipv4Addr;
 
 use hearth_api::names::SERVICE_DNS;
-use kube::api::{Api, DynamicObject, Patch, PatchParams};
-use kube::core::{ApiResource, GroupVersionKind};
-use kube::{Client, Error};
 use serde_json::{Value, json};
 
+use crate::kubernetes::api::kinds::{self, Kind, RBAC};
+use crate::kubernetes::api::{ApiError, Client, MANAGER};
 use crate::kubernetes::volumes::plan::Refusal;
 use crate::kubernetes::volumes::{CLASS, PROVISIONER};
 use crate::pki::kubernetes::NODES;
 
-/// By whom the fields are managed.
-pub const MANAGER: &str = "hearth";
 /// Of Kubernetes itself.
 pub const NAMESPACE: &str = "kube-system";
 /// The service that resolves names, by the name that everybody looks for.
@@ -29,33 +26,26 @@ const RUNTIME: &str = "runc";
 
 /// An object, and where it goes.
 pub struct Wanted {
-    /// Its kind, for whoever writes it.
-    pub resource: ApiResource,
+    /// Its kind.
+    pub kind: Kind,
     /// `None`: it is in none.
-    pub namespace: Option<&'static str>,
+    pub namespace: Option<String>,
     /// What is ours of it.
     pub body: Value,
 }
 
 impl Wanted {
-    fn new(
-        (group, version, kind, plural): (&str, &str, &str, &str),
-        namespace: Option<&'static str>,
-        name: &str,
-        mut body: Value,
-    ) -> Self {
-        let kind = GroupVersionKind::gvk(group, version, kind);
-        let resource = ApiResource::from_gvk_with_plural(&kind, plural);
-        body["apiVersion"] = json!(resource.api_version);
-        body["kind"] = json!(resource.kind);
+    fn new(kind: Kind, namespace: Option<&str>, name: &str, mut body: Value) -> Self {
+        body["apiVersion"] = json!(kind.api_version());
+        body["kind"] = json!(kind.name);
         body["metadata"]["name"] = json!(name);
         body["metadata"]["labels"]["app.kubernetes.io/managed-by"] = json!(MANAGER);
         if let Some(namespace) = namespace {
             body["metadata"]["namespace"] = json!(namespace);
         }
         Self {
-            resource,
-            namespace,
+            kind,
+            namespace: namespace.map(str::to_owned),
             body,
         }
     }
@@ -66,15 +56,12 @@ impl Wanted {
     }
 
     /// Makes it so.
-    pub async fn apply(&self, client: &Client) -> Result<DynamicObject, Error> {
-        let client = client.clone();
-        let api: Api<DynamicObject> = match self.namespace {
-            Some(namespace) => Api::namespaced_with(client, namespace, &self.resource),
-            None => Api::all_with(client, &self.resource),
+    pub async fn apply(&self, client: &Client) -> Result<(), ApiError> {
+        let objects = match &self.namespace {
+            Some(namespace) => client.within(namespace, self.kind),
+            None => client.all(self.kind),
         };
-        let params = PatchParams::apply(MANAGER).force();
-        let patch = Patch::Apply(&self.body);
-        api.patch(self.name(), &params, &patch).await
+        objects.apply(self.name(), &self.body).await
     }
 }
 
@@ -93,12 +80,6 @@ pub fn constant() -> Vec<Wanted> {
 /// no volumes' objects (see [`crate::kubernetes::volumes`]): one that could make them could have
 /// others mount any of their directories.
 fn role() -> Wanted {
-    let rbac = (
-        "rbac.authorization.k8s.io",
-        "v1",
-        "ClusterRole",
-        "clusterroles",
-    );
     let body = json!({ "rules": [
         {
             "apiGroups": [""],
@@ -111,21 +92,18 @@ fn role() -> Wanted {
             "verbs": ["get", "list", "watch", "patch"],
         },
     ]});
-    Wanted::new(rbac, None, NODE_ROLE, body)
+    Wanted::new(kinds::CLUSTER_ROLES, None, NODE_ROLE, body)
 }
 
 fn binding() -> Wanted {
-    let rbac = "rbac.authorization.k8s.io";
-    let kind = (rbac, "v1", "ClusterRoleBinding", "clusterrolebindings");
     let body = json!({
-        "roleRef": { "apiGroup": rbac, "kind": "ClusterRole", "name": NODE_ROLE },
-        "subjects": [{ "apiGroup": rbac, "kind": "Group", "name": NODES }],
+        "roleRef": { "apiGroup": RBAC, "kind": "ClusterRole", "name": NODE_ROLE },
+        "subjects": [{ "apiGroup": RBAC, "kind": "Group", "name": NODES }],
     });
-    Wanted::new(kind, None, "hearth:nodes", body)
+    Wanted::new(kinds::CLUSTER_ROLE_BINDINGS, None, "hearth:nodes", body)
 }
 
 fn storage_class() -> Wanted {
-    let kind = ("storage.k8s.io", "v1", "StorageClass", "storageclasses");
     let body = json!({
         "metadata": { "annotations": { "storageclass.kubernetes.io/is-default-class": "true" } },
         "provisioner": PROVISIONER,
@@ -134,12 +112,12 @@ fn storage_class() -> Wanted {
         "volumeBindingMode": "WaitForFirstConsumer",
         "allowVolumeExpansion": false,
     });
-    Wanted::new(kind, None, CLASS, body)
+    Wanted::new(kinds::STORAGE_CLASSES, None, CLASS, body)
 }
 
 fn runtime_class() -> Wanted {
-    let kind = ("node.k8s.io", "v1", "RuntimeClass", "runtimeclasses");
-    Wanted::new(kind, None, RUNTIME, json!({ "handler": RUNTIME }))
+    let body = json!({ "handler": RUNTIME });
+    Wanted::new(kinds::RUNTIME_CLASSES, None, RUNTIME, body)
 }
 
 /// Without a selector: what stands behind it are no pods.
@@ -157,12 +135,7 @@ fn dns_service() -> Wanted {
             ],
         },
     });
-    Wanted::new(
-        ("", "v1", "Service", "services"),
-        Some(NAMESPACE),
-        DNS,
-        body,
-    )
+    Wanted::new(kinds::SERVICES, Some(NAMESPACE), DNS, body)
 }
 
 /// The nodes that answer, with their addresses among their pods.
@@ -180,8 +153,8 @@ pub fn dns_endpoints(servers: &[(String, Ipv4Addr)]) -> Wanted {
             ],
         }]),
     };
-    let kind = ("", "v1", "Endpoints", "endpoints");
-    Wanted::new(kind, Some(NAMESPACE), DNS, json!({ "subsets": subsets }))
+    let body = json!({ "subsets": subsets });
+    Wanted::new(kinds::ENDPOINTS, Some(NAMESPACE), DNS, body)
 }
 
 /// The word to the one who made a claim that cannot be served. One for each
@@ -189,7 +162,6 @@ pub fn dns_endpoints(servers: &[(String, Ipv4Addr)]) -> Wanted {
 pub fn refusal(refusal: &Refusal) -> Wanted {
     let (namespace, name, uid) = &refusal.claim;
     let body = json!({
-        "metadata": { "namespace": namespace },
         "involvedObject": {
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",
@@ -203,5 +175,5 @@ pub fn refusal(refusal: &Refusal) -> Wanted {
         "source": { "component": PROVISIONER },
     });
     let event = format!("{name}.{uid}");
-    Wanted::new(("", "v1", "Event", "events"), None, &event, body)
+    Wanted::new(kinds::EVENTS, Some(namespace), &event, body)
 }

@@ -11,19 +11,13 @@ use hearth_api::identity::NodeId;
 use hearth_base::event::{self, Writer};
 use hickory_proto::op::{Message, MessageType, OpCode, Query};
 use hickory_proto::rr::{Name, RecordType};
-use k8s_openapi::api::core::v1::{
-    Namespace, Node, PersistentVolume, PersistentVolumeClaim, Service,
-};
-use k8s_openapi::api::rbac::v1::ClusterRole;
-use k8s_openapi::api::storage::v1::StorageClass;
-use kube::api::{Api, DeleteParams, DynamicObject, Patch, PatchParams, PostParams};
-use kube::core::{ApiResource, GroupVersionKind};
-use kube::{Client, ResourceExt as _};
+use http::StatusCode;
 use serde_json::{Value as Json, json};
 use tokio::net::UdpSocket;
 
 use super::nodes::{Cluster, Member};
 use super::{Reconciler, Timing, lease, run};
+use crate::kubernetes::api::{ApiError, Client, Objects, kinds};
 use crate::kubernetes::dns::{self, Dns};
 use crate::kubernetes::testing::{self, eventually};
 use crate::kubernetes::volumes::{self, Volumes};
@@ -44,10 +38,6 @@ fn quick() -> Timing {
         again: Duration::from_millis(500),
         patience: Duration::from_secs(2),
     }
-}
-
-fn from<T: serde::de::DeserializeOwned>(json: Json) -> T {
-    serde_json::from_value(json).unwrap()
 }
 
 /// A reconciler of its own, as on one of several controllers.
@@ -77,55 +67,42 @@ fn reconciler(
     })
 }
 
-/// What the tests look at and change, as an owner would.
-struct Kube(Client);
+/// An object, if there is one; nothing if nobody answers, too.
+async fn found(objects: &Objects, name: &str) -> Option<Json> {
+    objects.get(name).await.ok()?
+}
 
-impl Kube {
-    fn all<K>(&self) -> Api<K>
-    where
-        K: kube::Resource<DynamicType = ()>,
-    {
-        Api::all(self.0.clone())
-    }
+/// Nothing if nobody answers.
+async fn missing(objects: &Objects, name: &str) -> Option<()> {
+    let found: Option<Json> = objects.get(name).await.ok()?;
+    found.is_none().then_some(())
+}
 
-    async fn label_of(&self, node: &str, key: &str) -> Option<String> {
-        let node = self.all::<Node>().get(node).await.ok()?;
-        node.labels().get(key).cloned()
-    }
+async fn label_of(kube: &Client, node: &str, key: &str) -> Option<String> {
+    let node = found(&kube.all(kinds::NODES), node).await?;
+    node["metadata"]["labels"][key].as_str().map(str::to_owned)
+}
 
-    async fn dns_servers(&self) -> Option<Vec<String>> {
-        let kind = GroupVersionKind::gvk("", "v1", "Endpoints");
-        let kind = ApiResource::from_gvk_with_plural(&kind, "endpoints");
-        let api = Api::<DynamicObject>::namespaced_with(self.0.clone(), "kube-system", &kind);
-        let found = api.get_opt("kube-dns").await.ok()??;
-        let subsets = found.data["subsets"]
-            .as_array()
-            .cloned()
-            .unwrap_or_default();
-        let addresses = subsets.iter().flat_map(|subset| {
-            let addresses = subset["addresses"].as_array().cloned();
-            addresses.unwrap_or_default()
-        });
-        Some(
-            addresses
-                .map(|address| address["ip"].as_str().unwrap().to_owned())
-                .collect(),
-        )
-    }
+async fn dns_servers(kube: &Client) -> Option<Vec<String>> {
+    let endpoints = kube.within("kube-system", kinds::ENDPOINTS);
+    let known = found(&endpoints, "kube-dns").await?;
+    let all = |of: &Json, what: &str| of[what].as_array().cloned().unwrap_or_default();
+    let addresses = all(&known, "subsets")
+        .into_iter()
+        .flat_map(|subset| all(&subset, "addresses"));
+    let ip = |address: Json| address["ip"].as_str().unwrap().to_owned();
+    Some(addresses.map(ip).collect())
+}
 
-    async fn make_node(&self, name: &str) {
-        let node: Node = from(json!({ "metadata": { "name": name, "labels": {
+/// As a kubelet makes it.
+async fn make_node(kube: &Client, name: &str) {
+    let node = json!({
+        "metadata": { "name": name, "labels": {
             "kubernetes.io/hostname": name, "set-by-hand": "stays",
-        }}}));
-        let nodes = self.all::<Node>();
-        nodes.create(&PostParams::default(), &node).await.unwrap();
-        let ready = json!({ "status": { "conditions": [{ "type": "Ready", "status": "True" }] } });
-        let patch = Patch::Merge(&ready);
-        nodes
-            .patch_status(name, &PatchParams::default(), &patch)
-            .await
-            .unwrap();
-    }
+        }},
+        "status": { "conditions": [{ "type": "Ready", "status": "True" }] },
+    });
+    kube.all(kinds::NODES).create(node).await.unwrap();
 }
 
 fn worker(last: u8, labels: &[(&str, &str)]) -> Member {
@@ -153,7 +130,7 @@ async fn with_a_real_control_plane() {
         return;
     };
     plane.start_manager();
-    let kube = Kube(plane.client(&Certificate::Reconciler));
+    let kube = plane.client(&Certificate::Reconciler);
     let (writer, _) = event::value();
     writer.set(cluster(&[
         (1, worker(1, &[("rack", "7"), ("secret", "x")])),
@@ -170,106 +147,90 @@ async fn with_a_real_control_plane() {
     names_follow_services(&mut plane, &kube).await;
 }
 
-async fn constant_objects_are_there_and_stay(kube: &Kube) {
-    let classes = kube.all::<StorageClass>();
-    let class = eventually("the class of volumes", || async {
-        classes.get_opt(volumes::CLASS).await.ok()?
-    })
-    .await;
-    assert_eq!(
-        class.volume_binding_mode.as_deref(),
-        Some("WaitForFirstConsumer")
-    );
-    let roles = kube.all::<ClusterRole>();
-    eventually("the nodes' role", || async {
-        roles.get_opt("hearth:node").await.ok()?
-    })
-    .await;
-    let services = Api::<Service>::namespaced(kube.0.clone(), "kube-system");
-    let service = eventually("the service of names", || async {
-        services.get_opt("kube-dns").await.ok()?
-    })
-    .await;
-    assert_eq!(
-        service.spec.unwrap().cluster_ip.as_deref(),
-        Some("10.224.0.10")
-    );
-    let kind = GroupVersionKind::gvk("node.k8s.io", "v1", "RuntimeClass");
-    let kind = ApiResource::from_gvk_with_plural(&kind, "runtimeclasses");
-    let runtimes = Api::<DynamicObject>::all_with(kube.0.clone(), &kind);
-    eventually("the class of runtimes", || async {
-        runtimes.get_opt("runc").await.ok()?
-    })
-    .await;
+async fn constant_objects_are_there_and_stay(kube: &Client) {
+    let classes = kube.all(kinds::STORAGE_CLASSES);
+    let class = eventually("the class of volumes", || found(&classes, volumes::CLASS)).await;
+    assert_eq!(class["volumeBindingMode"], "WaitForFirstConsumer");
+    let roles = kube.all(kinds::CLUSTER_ROLES);
+    eventually("the nodes' role", || found(&roles, "hearth:node")).await;
+    let services = kube.within("kube-system", kinds::SERVICES);
+    let service = eventually("the service of names", || found(&services, "kube-dns")).await;
+    assert_eq!(service["spec"]["clusterIP"], "10.224.0.10");
+    let runtimes = kube.all(kinds::RUNTIME_CLASSES);
+    eventually("the class of runtimes", || found(&runtimes, "runc")).await;
 
     // Somebody takes away what nodes need, and changes another.
-    classes
-        .delete(volumes::CLASS, &DeleteParams::default())
-        .await
-        .unwrap();
+    classes.delete(volumes::CLASS).await.unwrap();
     let weaker = json!({ "rules": [] });
-    let patch = Patch::Merge(&weaker);
-    roles
-        .patch("hearth:node", &PatchParams::default(), &patch)
-        .await
-        .unwrap();
+    roles.merge("hearth:node", &weaker).await.unwrap();
     eventually("what was taken away is there again", || async {
-        let role = roles.get("hearth:node").await.ok()?;
-        let whole = role.rules.is_some_and(|rules| rules.len() == 2);
-        (whole && classes.get_opt(volumes::CLASS).await.ok()?.is_some()).then_some(())
+        let role = found(&roles, "hearth:node").await?;
+        let whole = role["rules"].as_array()?.len() == 2;
+        (whole && found(&classes, volumes::CLASS).await.is_some()).then_some(())
     })
     .await;
 }
 
-async fn nodes_follow_the_cluster(kube: &Kube, writer: &Writer<Arc<Cluster>>) {
+async fn nodes_follow_the_cluster(kube: &Client, writer: &Writer<Arc<Cluster>>) {
     let [one, two, gone] = [1, 2, 9].map(|digit| id(digit).to_string());
     for name in [&one, &two, &gone] {
-        kube.make_node(name).await;
+        make_node(kube, name).await;
     }
-    kube.make_node("somebody-elses").await;
+    make_node(kube, "somebody-elses").await;
     eventually("labels are taken over", || async {
-        (kube.label_of(&one, "rack").await? == "7").then_some(())
+        (label_of(kube, &one, "rack").await? == "7").then_some(())
     })
     .await;
-    assert_eq!(
-        kube.label_of(&one, "secret").await,
-        None,
-        "no pattern means it"
-    );
-    let role = kube.label_of(&one, "node-role.kubernetes.io/worker").await;
+    let secret = label_of(kube, &one, "secret").await;
+    assert_eq!(secret, None, "no pattern means it");
+    let role = label_of(kube, &one, "node-role.kubernetes.io/worker").await;
     assert_eq!(role.as_deref(), Some(""));
     eventually("both resolve names", || async {
-        let servers = kube.dns_servers().await?;
-        (servers == ["10.208.1.1", "10.208.2.1"]).then_some(())
+        (dns_servers(kube).await? == ["10.208.1.1", "10.208.2.1"]).then_some(())
     })
     .await;
-    let nodes = kube.all::<Node>();
-    eventually("the node that is none is removed", || async {
-        nodes.get_opt(&gone).await.ok()?.is_none().then_some(())
+    let nodes = kube.all(kinds::NODES);
+    eventually("the node that is none is removed", || {
+        missing(&nodes, &gone)
     })
     .await;
-    assert!(nodes.get_opt("somebody-elses").await.unwrap().is_some());
+    assert!(found(&nodes, "somebody-elses").await.is_some());
 
     // A label changes and one comes; the other node is no worker any more.
     let labels = [("disk/ssd", "yes")];
     writer.set(cluster(&[(1, worker(1, &labels))]));
     eventually("labels follow", || async {
-        let ssd = kube.label_of(&one, "disk/ssd").await? == "yes";
-        (ssd && kube.label_of(&one, "rack").await.is_none()).then_some(())
+        let ssd = label_of(kube, &one, "disk/ssd").await? == "yes";
+        (ssd && label_of(kube, &one, "rack").await.is_none()).then_some(())
     })
     .await;
-    assert_eq!(
-        kube.label_of(&one, "set-by-hand").await.as_deref(),
-        Some("stays")
-    );
+    let by_hand = label_of(kube, &one, "set-by-hand").await;
+    assert_eq!(by_hand.as_deref(), Some("stays"));
     eventually("the other is removed and asked no more", || async {
-        let removed = nodes.get_opt(&two).await.ok()?.is_none();
-        (removed && kube.dns_servers().await? == ["10.208.1.1"]).then_some(())
+        missing(&nodes, &two).await?;
+        (dns_servers(kube).await? == ["10.208.1.1"]).then_some(())
     })
     .await;
 }
 
-async fn volumes_come_and_go_with_claims(plane: &testing::Cluster, kube: &Kube, at: &Path) {
+/// As the scheduler leaves it; the class is the default one.
+fn claim(name: &str, mode: &str) -> Json {
+    json!({
+        "metadata": { "name": name, "annotations": {
+            "volume.kubernetes.io/selected-node": id(1).to_string(),
+        }},
+        "spec": {
+            "accessModes": [mode],
+            "resources": { "requests": { "storage": "10Mi" } },
+        },
+    })
+}
+
+fn uid(object: &Json) -> &str {
+    object["metadata"]["uid"].as_str().unwrap()
+}
+
+async fn volumes_come_and_go_with_claims(plane: &testing::Cluster, kube: &Client, at: &Path) {
     let (client, clients) = event::value();
     client.set(plane.client(&Certificate::Node(id(1))));
     let agent = Arc::new(Volumes {
@@ -280,116 +241,73 @@ async fn volumes_come_and_go_with_claims(plane: &testing::Cluster, kube: &Kube, 
     let agent = Alone::run(move |ctx| volumes::run(ctx, agent.clone()));
 
     eventually("the namespace", || async {
-        kube.all::<Namespace>().get_opt("default").await.ok()?
+        kube.text("/api/v1/namespaces/default").await.ok()
     })
     .await;
-    let claims = Api::<PersistentVolumeClaim>::namespaced(kube.0.clone(), "default");
-    let claim = |name: &str, mode: &str| -> PersistentVolumeClaim {
-        from(json!({
-            "metadata": { "name": name, "annotations": {
-                // As the scheduler says it.
-                "volume.kubernetes.io/selected-node": id(1).to_string(),
-            }},
-            "spec": {
-                // The class is the default one.
-                "accessModes": [mode],
-                "resources": { "requests": { "storage": "10Mi" } },
-            },
-        }))
-    };
-    let params = PostParams::default();
-    let made = claims
-        .create(&params, &claim("data", "ReadWriteOnce"))
-        .await
-        .unwrap();
-    let name = format!("pvc-{}", made.uid().unwrap());
+    let claims = kube.within("default", kinds::CLAIMS);
+    let made = claims.create(claim("data", "ReadWriteOnce")).await.unwrap();
+    let name = format!("pvc-{}", uid(&made));
     let directory = at.join(&name);
     eventually("the claim is bound and has a directory", || async {
-        let status = claims.get("data").await.ok()?.status?;
-        let bound = status.phase.as_deref() == Some("Bound");
+        let claim = found(&claims, "data").await?;
+        let bound = claim["status"]["phase"] == "Bound";
         (bound && directory.is_dir()).then_some(())
     })
     .await;
     std::fs::write(directory.join("file"), "content").unwrap();
-    claims
-        .delete("data", &DeleteParams::default())
-        .await
-        .unwrap();
-    let volumes = kube.all::<PersistentVolume>();
+    claims.delete("data").await.unwrap();
+    let volumes = kube.all(kinds::VOLUMES);
     eventually("the directory and the object are gone", || async {
-        let gone = volumes.get_opt(&name).await.ok()?.is_none();
-        (gone && !directory.exists()).then_some(())
+        missing(&volumes, &name).await?;
+        (!directory.exists()).then_some(())
     })
     .await;
 
-    claims
-        .create(&params, &claim("wrong", "ReadWriteMany"))
-        .await
-        .unwrap();
-    let kind = GroupVersionKind::gvk("", "v1", "Event");
-    let kind = ApiResource::from_gvk_with_plural(&kind, "events");
-    let events = Api::<DynamicObject>::namespaced_with(kube.0.clone(), "default", &kind);
-    eventually("the reason is told", || async {
-        let events = events.list(&Default::default()).await.ok()?;
-        let told = |event: &DynamicObject| {
-            let message = event.data["message"].as_str().unwrap_or_default();
-            message.contains("ReadWriteMany")
-        };
-        events.iter().any(told).then_some(())
-    })
-    .await;
+    let made = claims.create(claim("wrong", "ReadWriteMany")).await;
+    let event = format!("wrong.{}", uid(&made.unwrap()));
+    let events = kube.within("default", kinds::EVENTS);
+    let told = eventually("the reason is told", || found(&events, &event)).await;
+    assert!(told["message"].as_str().unwrap().contains("ReadWriteMany"));
     agent.stop().await;
     nodes_have_no_more_rights_than_they_need(plane).await;
 }
 
 async fn nodes_have_no_more_rights_than_they_need(plane: &testing::Cluster) {
+    fn denied<T: std::fmt::Debug>(result: Result<T, ApiError>) {
+        let error = result.unwrap_err();
+        assert!(error.is(StatusCode::FORBIDDEN), "{error}");
+    }
     let node = plane.client(&Certificate::Node(id(1)));
-    let denied = |result: Result<(), kube::Error>| match result {
-        Err(kube::Error::Api(status)) => status.code == 403,
-        _ => false,
-    };
-    let object: PersistentVolume = from(json!({
+    let volume = json!({
         "metadata": { "name": "mine" },
         "spec": { "hostPath": { "path": "/" }, "capacity": { "storage": "1" } },
-    }));
-    let volumes = Api::<PersistentVolume>::all(node.clone());
-    let made = volumes.create(&PostParams::default(), &object).await;
-    assert!(denied(made.map(drop)));
-    let deleted = volumes.delete("x", &DeleteParams::default()).await;
-    assert!(denied(deleted.map(drop)));
-    let nodes = Api::<Node>::all(node).list(&Default::default()).await;
-    assert!(denied(nodes.map(drop)));
+    });
+    let volumes = node.all(kinds::VOLUMES);
+    denied(volumes.create(volume).await);
+    denied(volumes.delete("x").await);
+    denied(node.text("/api/v1/nodes").await);
 }
 
-async fn another_takes_over(kube: &Kube, first: Alone, second: Alone) {
+async fn another_takes_over(kube: &Client, first: Alone, second: Alone) {
     second.is_healthy().await;
     first.stop().await;
-    let classes = kube.all::<StorageClass>();
-    classes
-        .delete(volumes::CLASS, &DeleteParams::default())
-        .await
-        .unwrap();
-    eventually("the second one does it", || async {
-        classes.get_opt(volumes::CLASS).await.ok()?
-    })
-    .await;
+    let classes = kube.all(kinds::STORAGE_CLASSES);
+    classes.delete(volumes::CLASS).await.unwrap();
+    eventually("the second one does it", || found(&classes, volumes::CLASS)).await;
     second.stop().await;
 }
 
-async fn names_follow_services(plane: &mut testing::Cluster, kube: &Kube) {
+async fn names_follow_services(plane: &mut testing::Cluster, kube: &Client) {
     let files = tempfile::tempdir().unwrap();
     let (client, clients) = event::value();
     client.set(plane.client(&Certificate::Node(id(1))));
     let (zone, at) = serve_names(files.path(), clients).await;
-    let services = Api::<Service>::namespaced(kube.0.clone(), "default");
-    let service: Service = from(json!({
+    let services = kube.within("default", kinds::SERVICES);
+    let service = json!({
         "metadata": { "name": "web" },
         "spec": { "clusterIP": "10.224.7.7", "ports": [{ "name": "http", "port": 80 }] },
-    }));
-    services
-        .create(&PostParams::default(), &service)
-        .await
-        .unwrap();
+    });
+    services.create(service).await.unwrap();
     let web = "web.default.svc.cluster.local.";
     eventually("the name", || async {
         (resolve(at, web).await == ["10.224.7.7"]).then_some(())
@@ -404,9 +322,8 @@ async fn names_follow_services(plane: &mut testing::Cluster, kube: &Kube) {
     plane.kill_apiserver().await;
     assert_eq!(resolve(at, web).await, ["10.224.7.7"]);
     plane.start_apiserver().await;
-    let params = DeleteParams::default();
     eventually("the service is deleted", || async {
-        services.delete("web", &params).await.ok().map(drop)
+        services.delete("web").await.ok()
     })
     .await;
     eventually("the name is gone", || async {

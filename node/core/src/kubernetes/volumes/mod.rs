@@ -25,7 +25,7 @@
 pub mod disk;
 pub mod plan;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,14 +34,13 @@ use futures::StreamExt as _;
 use hearth_api::identity::NodeId;
 use hearth_base::event::Value;
 use hearth_base::supervisor::{Context, Failure, Outcome};
-use k8s_openapi::api::core::v1::PersistentVolume;
-use kube::api::{Api, Patch, PatchParams};
-use kube::runtime::WatchStreamExt as _;
-use kube::runtime::watcher::{self, Event, watcher};
-use kube::{Client, ResourceExt as _};
+use http::StatusCode;
 use serde_json::{Value as Json, json};
 
-use super::access::{Pauses, Watching};
+use super::access::Watching;
+use super::api::fields::Volume;
+use super::api::watch::{Event, watch};
+use super::api::{ApiError, Client, MANAGER, Objects, kinds};
 use disk::{Disk, DiskError};
 
 /// The class of claims that are served.
@@ -57,8 +56,6 @@ pub const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 
 /// What failed on the disk is tried again after so long: a full disk, mostly.
 const AGAIN: Duration = Duration::from_secs(10);
-/// For a request to an API server.
-const REQUEST: Duration = Duration::from_secs(30);
 
 /// The name of a volume, and of its directory: `pvc-` and a UUID.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -108,11 +105,9 @@ impl Planned {
             { "key": "kubernetes.io/hostname", "operator": "In", "values": [node] },
         ]}]);
         json!({
-            "apiVersion": "v1",
-            "kind": "PersistentVolume",
             "metadata": {
                 "name": self.name.as_str(),
-                "labels": { NODE_LABEL: node, "app.kubernetes.io/managed-by": "hearth" },
+                "labels": { NODE_LABEL: node, "app.kubernetes.io/managed-by": MANAGER },
                 "annotations": { PROVISIONED_BY: PROVISIONER },
                 "finalizers": [FINALIZER],
             },
@@ -138,15 +133,15 @@ impl Planned {
 
 /// The patch that takes our finalizer from an object; nothing if it has none.
 /// Fails at the API server if the object is not as it was seen.
-pub fn release(volume: &PersistentVolume) -> Option<Json> {
-    let all = volume.finalizers();
+pub fn release(volume: &Volume) -> Option<Json> {
+    let all = &volume.metadata.finalizers;
     if !all.iter().any(|name| name == FINALIZER) {
         return None;
     }
     let others: Vec<_> = all.iter().filter(|name| *name != FINALIZER).collect();
     Some(json!({ "metadata": {
         "finalizers": others,
-        "resourceVersion": volume.resource_version(),
+        "resourceVersion": volume.metadata.resource_version,
     }}))
 }
 
@@ -190,20 +185,19 @@ async fn follow(
     disk: &Arc<Disk>,
     watching: &Watching<'_>,
 ) -> Outcome {
-    let api = Api::<PersistentVolume>::all(client);
-    let own = watcher::Config::default().labels(&format!("{NODE_LABEL}={}", volumes.node));
-    let events = watcher(api.clone(), own).backoff(Pauses);
+    let objects = client.all(kinds::VOLUMES);
+    let own = format!("{NODE_LABEL}={}", volumes.node);
+    let events = watch::<Volume>(objects.clone(), Some(own));
     tokio::pin!(events);
-    let mut listed = BTreeSet::new();
     // What could not be done, newest state by name.
-    let mut undone = std::collections::BTreeMap::<String, PersistentVolume>::new();
+    let mut undone = BTreeMap::new();
     let mut again = tokio::time::interval(AGAIN);
     loop {
         let event = tokio::select! {
             event = events.next() => event,
             _ = again.tick(), if !undone.is_empty() => {
-                for (name, volume) in std::mem::take(&mut undone) {
-                    keep(&api, volumes, disk, name, volume, &mut undone).await;
+                for volume in std::mem::take(&mut undone).into_values() {
+                    keep(&objects, volumes, disk, volume, &mut undone).await;
                 }
                 continue;
             }
@@ -211,34 +205,34 @@ async fn follow(
         match event {
             None => return Err(Failure::msg("the watch ended")),
             Some(Err(error)) => watching.failed("volumes", &error),
-            Some(Ok(Event::Init)) => listed.clear(),
-            Some(Ok(Event::InitDone)) => {
-                name_strangers(disk, &listed).await;
+            Some(Ok(Event::All(all))) => {
+                undone.clear();
+                name_strangers(disk, &all).await;
+                for volume in all {
+                    keep(&objects, volumes, disk, volume, &mut undone).await;
+                }
                 watching.good();
             }
-            Some(Ok(Event::Delete(volume))) => drop(undone.remove(&volume.name_any())),
-            Some(Ok(Event::InitApply(volume) | Event::Apply(volume))) => {
-                let name = volume.name_any();
-                listed.insert(name.clone());
-                undone.remove(&name);
-                keep(&api, volumes, disk, name, volume, &mut undone).await;
+            Some(Ok(Event::Gone(volume))) => drop(undone.remove(&volume.metadata.name)),
+            Some(Ok(Event::Changed(volume))) => {
+                undone.remove(&volume.metadata.name);
+                keep(&objects, volumes, disk, volume, &mut undone).await;
             }
         }
     }
 }
 
 async fn keep(
-    api: &Api<PersistentVolume>,
+    objects: &Objects,
     volumes: &Volumes,
     disk: &Arc<Disk>,
-    name: String,
-    volume: PersistentVolume,
-    undone: &mut std::collections::BTreeMap<String, PersistentVolume>,
+    volume: Volume,
+    undone: &mut BTreeMap<String, Volume>,
 ) {
-    if let Err(error) = attempt(api, volumes, disk, &volume).await {
-        let error = hearth_api::chain(&error);
+    if let Err(error) = attempt(objects, volumes, disk, &volume).await {
+        let (name, error) = (&volume.metadata.name, hearth_api::chain(&error));
         tracing::warn!("volume {name}: {error}");
-        undone.insert(name, volume);
+        undone.insert(name.clone(), volume);
     }
 }
 
@@ -252,18 +246,17 @@ enum VolumeError {
     #[error("the work on the disk was dropped")]
     Dropped(#[source] tokio::task::JoinError),
     #[error("let its object go")]
-    Release(#[source] Box<kube::Error>),
-    #[error("let its object go: the API server does not answer")]
-    Silent,
+    Release(#[source] ApiError),
 }
 
 async fn attempt(
-    api: &Api<PersistentVolume>,
+    objects: &Objects,
     volumes: &Volumes,
     disk: &Arc<Disk>,
-    volume: &PersistentVolume,
+    volume: &Volume,
 ) -> Result<(), VolumeError> {
-    let name = VolumeName::parse(&volume.name_any()).ok_or(VolumeError::Foreign)?;
+    let object = &volume.metadata.name;
+    let name = VolumeName::parse(object).ok_or(VolumeError::Foreign)?;
     if !is_ours(volume, &volumes.directory, &name) {
         return Err(VolumeError::Foreign);
     }
@@ -272,7 +265,7 @@ async fn attempt(
         let size = size(volume).ok_or(VolumeError::Foreign)?;
         let made = tokio::task::spawn_blocking(move || on.ensure(&name, size));
         if made.await.map_err(VolumeError::Dropped)?? {
-            tracing::info!(volume = volume.name_any(), bytes = size, "a volume is made");
+            tracing::info!(volume = object, bytes = size, "a volume is made");
         }
         return Ok(());
     }
@@ -281,40 +274,40 @@ async fn attempt(
     };
     let removed = tokio::task::spawn_blocking(move || on.remove(&name));
     removed.await.map_err(VolumeError::Dropped)??;
-    let object = volume.name_any();
-    let (params, patch) = (PatchParams::default(), Patch::Merge(&patch));
-    let released = api.patch(&object, &params, &patch);
-    match tokio::time::timeout(REQUEST, released).await {
-        Ok(Ok(_)) => tracing::info!(volume = object, "a volume is removed"),
+    match objects.merge(object, &patch).await {
+        Ok(()) => tracing::info!(volume = object, "a volume is removed"),
         // Somebody else was quicker, or changes it: the watch tells.
-        Ok(Err(kube::Error::Api(status))) if matches!(status.code, 404 | 409) => {}
-        Ok(Err(error)) => return Err(VolumeError::Release(Box::new(error))),
-        Err(_) => return Err(VolumeError::Silent),
+        Err(error) if error.is(StatusCode::NOT_FOUND) || error.is(StatusCode::CONFLICT) => {}
+        Err(error) => return Err(VolumeError::Release(error)),
     }
     Ok(())
 }
 
 /// Made by us, for the directory of its name.
-fn is_ours(volume: &PersistentVolume, directory: &Path, name: &VolumeName) -> bool {
-    let local = volume.spec.as_ref().and_then(|spec| spec.local.as_ref());
+fn is_ours(volume: &Volume, directory: &Path, name: &VolumeName) -> bool {
     let path = directory.join(name.as_str());
-    volume.annotations().get(PROVISIONED_BY).map(String::as_str) == Some(PROVISIONER)
+    let by = volume.metadata.annotations.get(PROVISIONED_BY);
+    let local = volume.spec.local.as_ref();
+    by.is_some_and(|by| by == PROVISIONER)
         && local.is_some_and(|local| Path::new(&local.path) == path)
 }
 
-fn size(volume: &PersistentVolume) -> Option<u64> {
-    let capacity = volume.spec.as_ref()?.capacity.as_ref()?;
-    plan::bytes(&capacity.get("storage")?.0)
+fn size(volume: &Volume) -> Option<u64> {
+    plan::bytes(volume.spec.capacity.get("storage")?)
 }
 
 /// Says which directories belong to nothing.
-async fn name_strangers(disk: &Arc<Disk>, listed: &BTreeSet<String>) {
+async fn name_strangers(disk: &Arc<Disk>, volumes: &[Volume]) {
     let on = disk.clone();
     let Ok(Ok(there)) = tokio::task::spawn_blocking(move || on.list()).await else {
         return;
     };
-    for name in there.iter().filter(|name| !listed.contains(name.as_str())) {
-        let name = name.as_str();
+    let known = volumes.iter().map(|volume| volume.metadata.name.as_str());
+    let known: BTreeSet<&str> = known.collect();
+    for name in there.iter().map(VolumeName::as_str) {
+        if known.contains(name) {
+            continue;
+        }
         tracing::warn!("directory {name} of the volumes belongs to no volume: it is left as it is");
     }
 }
@@ -344,7 +337,7 @@ mod tests {
         }
     }
 
-    fn object() -> PersistentVolume {
+    fn object() -> Volume {
         let planned = Planned {
             name: VolumeName::of_claim(UID).unwrap(),
             size: 1 << 30,
@@ -358,20 +351,22 @@ mod tests {
     #[test]
     fn the_node_knows_the_object_that_the_controller_made() {
         let mut volume = object();
-        let name = VolumeName::parse(&volume.name_any()).unwrap();
+        let name = VolumeName::parse(&volume.metadata.name).unwrap();
         assert!(is_ours(&volume, Path::new("/volumes"), &name));
         assert_eq!(size(&volume), Some(1 << 30));
         assert!(!is_ours(&volume, Path::new("/elsewhere"), &name));
-        volume.metadata.annotations = None;
+        volume.metadata.annotations.clear();
         assert!(!is_ours(&volume, Path::new("/volumes"), &name));
     }
 
     #[test]
     fn only_our_finalizer_is_taken_away() {
         let mut volume = object();
-        let finalizers = volume.metadata.finalizers.as_mut().unwrap();
-        finalizers.push("kubernetes.io/pv-protection".into());
-        volume.metadata.resource_version = Some("7".into());
+        let metadata = &mut volume.metadata;
+        metadata
+            .finalizers
+            .push("kubernetes.io/pv-protection".into());
+        metadata.resource_version = "7".into();
         let patch = release(&volume).unwrap();
         let metadata = &patch["metadata"];
         assert_eq!(
@@ -379,7 +374,7 @@ mod tests {
             json!(["kubernetes.io/pv-protection"])
         );
         assert_eq!(metadata["resourceVersion"], "7");
-        volume.metadata.finalizers = None;
+        volume.metadata.finalizers.clear();
         assert_eq!(release(&volume), None);
     }
 }

@@ -8,11 +8,10 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use hearth_api::identity::NodeId;
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim};
-use kube::ResourceExt as _;
 use serde_json::Value as Json;
 
 use super::{CLASS, NODE_LABEL, PROVISIONED_BY, PROVISIONER, Planned, VolumeName, release};
+use crate::kubernetes::api::fields::{Claim, Volume};
 
 /// On which node the pod is to run.
 const SELECTED: &str = "volume.kubernetes.io/selected-node";
@@ -47,28 +46,29 @@ pub struct Refusal {
 /// `nodes` are those of the cluster, `workers` the ones among them that run
 /// pods; `directory` is where each of them has its volumes.
 pub fn plan<'a>(
-    claims: impl Iterator<Item = &'a PersistentVolumeClaim>,
-    volumes: impl Iterator<Item = &'a PersistentVolume>,
+    claims: impl Iterator<Item = &'a Claim>,
+    volumes: impl Iterator<Item = &'a Volume>,
     nodes: &BTreeSet<NodeId>,
     directory: &Path,
 ) -> Work {
     let mut work = Work::default();
     let mut there = BTreeSet::new();
     for volume in volumes {
-        there.insert(volume.name_any());
-        let by = volume.annotations().get(PROVISIONED_BY);
+        let metadata = &volume.metadata;
+        there.insert(metadata.name.as_str());
+        let by = metadata.annotations.get(PROVISIONED_BY);
         if by.map(String::as_str) != Some(PROVISIONER) {
             continue;
         }
-        if volume.metadata.deletion_timestamp.is_some() {
-            let node = volume.labels().get(NODE_LABEL);
+        if metadata.deletion_timestamp.is_some() {
+            let node = metadata.labels.get(NODE_LABEL);
             let node = node.and_then(|node| node.parse::<NodeId>().ok());
             if node.is_none_or(|node| !nodes.contains(&node)) {
-                let patch = release(volume).map(|patch| (volume.name_any(), patch));
+                let patch = release(volume).map(|patch| (metadata.name.clone(), patch));
                 work.abandon.extend(patch);
             }
         } else if is_over(volume) {
-            work.remove.push(volume.name_any());
+            work.remove.push(metadata.name.clone());
         }
     }
     for claim in claims.filter(|claim| is_waiting(claim)) {
@@ -87,50 +87,42 @@ pub fn plan<'a>(
 }
 
 /// Its claim is gone, and nobody has said that it should stay.
-fn is_over(volume: &PersistentVolume) -> bool {
-    let policy = volume.spec.as_ref();
-    let policy = policy.and_then(|spec| spec.persistent_volume_reclaim_policy.as_deref());
-    let phase = volume.status.as_ref();
-    let phase = phase.and_then(|status| status.phase.as_deref());
-    policy == Some("Delete") && matches!(phase, Some("Released" | "Failed"))
+fn is_over(volume: &Volume) -> bool {
+    volume.spec.persistent_volume_reclaim_policy == "Delete"
+        && matches!(volume.status.phase.as_str(), "Released" | "Failed")
 }
 
 /// It is one of our class, without a volume, and its node is chosen.
-fn is_waiting(claim: &PersistentVolumeClaim) -> bool {
-    let Some(spec) = &claim.spec else {
-        return false;
-    };
+fn is_waiting(claim: &Claim) -> bool {
     claim.metadata.deletion_timestamp.is_none()
-        && spec.storage_class_name.as_deref() == Some(CLASS)
-        && spec.volume_name.as_deref().is_none_or(str::is_empty)
-        && claim.annotations().contains_key(SELECTED)
+        && claim.spec.storage_class_name.as_deref() == Some(CLASS)
+        && claim.spec.volume_name.is_empty()
+        && claim.metadata.annotations.contains_key(SELECTED)
 }
 
-fn reference(claim: &PersistentVolumeClaim) -> (String, String, String) {
-    let namespace = claim.namespace().unwrap_or_default();
-    let uid = claim.uid().unwrap_or_default();
-    (namespace, claim.name_any(), uid)
+fn reference(claim: &Claim) -> (String, String, String) {
+    let metadata = claim.metadata.clone();
+    (metadata.namespace, metadata.name, metadata.uid)
 }
 
 /// `None` for a claim whose node is not (or no longer) one of the cluster: the
 /// scheduler will choose another.
 fn serve(
-    claim: &PersistentVolumeClaim,
+    claim: &Claim,
     nodes: &BTreeSet<NodeId>,
     directory: &Path,
 ) -> Result<Option<Planned>, String> {
-    let node = claim.annotations().get(SELECTED);
+    let node = claim.metadata.annotations.get(SELECTED);
     let Some(node) = node.and_then(|node| node.parse().ok()) else {
         return Ok(None);
     };
-    let spec = claim.spec.clone().unwrap_or_default();
+    let spec = &claim.spec;
     if spec.volume_mode.as_deref().unwrap_or("Filesystem") != "Filesystem" {
         return Err(format!(
             "class {CLASS} has no block devices: volumeMode Filesystem is wanted"
         ));
     }
-    let modes = spec.access_modes.unwrap_or_default();
-    if let Some(mode) = modes.iter().find(|mode| !is_of_one_node(mode)) {
+    if let Some(mode) = spec.access_modes.iter().find(|mode| !is_of_one_node(mode)) {
         return Err(format!(
             "class {CLASS} lies on one node: accessMode {mode} cannot be"
         ));
@@ -140,10 +132,9 @@ fn serve(
             "class {CLASS} takes neither dataSource nor selector"
         ));
     }
-    let request = spec.resources.and_then(|resources| resources.requests);
-    let request = request.and_then(|requests| requests.get("storage").cloned());
-    let request = request.ok_or("the claim asks for no storage")?.0;
-    let size = bytes(&request).filter(|size| *size <= LARGEST);
+    let request = spec.resources.requests.get("storage");
+    let request = request.ok_or("the claim asks for no storage")?;
+    let size = bytes(request).filter(|size| *size <= LARGEST);
     let size = size.ok_or_else(|| format!("{request:?} of storage cannot be"))?;
     let claim = reference(claim);
     let name = VolumeName::of_claim(&claim.2).ok_or("the claim has no UID")?;
@@ -222,7 +213,7 @@ mod tests {
         format!("hearth-{digits}").parse().unwrap()
     }
 
-    fn claim(change: impl FnOnce(&mut Json)) -> PersistentVolumeClaim {
+    fn claim(change: impl FnOnce(&mut Json)) -> Claim {
         let mut claim = json!({
             "metadata": {
                 "namespace": "default", "name": "data", "uid": UID,
@@ -238,26 +229,29 @@ mod tests {
         serde_json::from_value(claim).unwrap()
     }
 
-    fn work(claims: &[PersistentVolumeClaim], volumes: &[PersistentVolume]) -> Work {
+    fn work(claims: &[Claim], volumes: &[Volume]) -> Work {
         let nodes = BTreeSet::from([id('a')]);
         plan(claims.iter(), volumes.iter(), &nodes, Path::new("/volumes"))
     }
 
-    fn made() -> PersistentVolume {
+    fn made() -> Json {
         let [planned] = &work(&[claim(|_| {})], &[]).create[..] else {
             panic!("one volume is wanted");
         };
-        serde_json::from_value(planned.body()).unwrap()
+        planned.body()
+    }
+
+    fn read(volume: Json) -> Volume {
+        serde_json::from_value(volume).unwrap()
     }
 
     #[test]
     fn a_claim_gets_one_volume_where_its_pod_is_to_run() {
         let volume = made();
-        let spec = volume.spec.as_ref().unwrap();
         let path = format!("/volumes/pvc-{UID}");
-        assert_eq!(spec.local.as_ref().unwrap().path, path);
-        assert_eq!(spec.claim_ref.as_ref().unwrap().uid.as_deref(), Some(UID));
-        assert_eq!(work(&[claim(|_| {})], &[volume]), Work::default());
+        assert_eq!(volume["spec"]["local"]["path"], path);
+        assert_eq!(volume["spec"]["claimRef"]["uid"], UID);
+        assert_eq!(work(&[claim(|_| {})], &[read(volume)]), Work::default());
     }
 
     #[test]
@@ -306,19 +300,19 @@ mod tests {
 
     #[test]
     fn volumes_go_with_their_claims_and_those_of_lost_nodes_are_let_go() {
-        let with = |change: &dyn Fn(&mut Json)| -> PersistentVolume {
-            let mut volume = serde_json::to_value(made()).unwrap();
+        let with = |change: &dyn Fn(&mut Json)| -> Volume {
+            let mut volume = made();
             change(&mut volume);
-            serde_json::from_value(volume).unwrap()
+            read(volume)
         };
-        let name = made().name_any();
+        let name = read(made()).metadata.name;
         let released = |volume: &mut Json| volume["status"]["phase"] = json!("Released");
         assert_eq!(
             work(&[], &[with(&released)]).remove,
             std::slice::from_ref(&name)
         );
         assert!(
-            work(&[], &[made()]).remove.is_empty(),
+            work(&[], &[with(&|_| {})]).remove.is_empty(),
             "it may be bound yet"
         );
         let kept = with(&|volume| {

@@ -23,11 +23,11 @@ use hearth_api::v1::issue_certificate_request::{
 use hearth_base::event::{self, Value, Watcher, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_base::sys::files;
-use rustls::{ClientConfig, RootCertStore};
-use rustls_pki_types::pem::PemObject as _;
-use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::ClientConfig;
+use rustls_pki_types::CertificateDer;
 use x509_parser::prelude::{GeneralName, ParsedExtension};
 
+use crate::kubernetes::access;
 use crate::layout::{EphemeralWorker, KeyFiles};
 use crate::pki::kubernetes::{KeyAndCertificate, to_pem};
 use crate::roles::CuratorConnection;
@@ -60,22 +60,6 @@ pub(crate) struct Credentials {
     renew_at: SystemTime,
 }
 
-impl Credentials {
-    /// The node's own client, for TLS.
-    fn client(&self) -> Result<Arc<ClientConfig>, Failure> {
-        let mut roots = RootCertStore::empty();
-        roots.add(self.authority.clone())?;
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let key = self.node.key_pem().expose().as_bytes();
-        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from_pem_slice(key)?);
-        let config = ClientConfig::builder_with_provider(provider)
-            .with_protocol_versions(&[&rustls::version::TLS13])?
-            .with_root_certificates(roots)
-            .with_client_auth_cert(vec![self.node.certificate().clone()], key)?;
-        Ok(Arc::new(config))
-    }
-}
-
 /// What gets them.
 pub(crate) struct Worker {
     /// Where they are written.
@@ -101,7 +85,8 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
         loop {
             let credentials = worker.get(address).await?;
             let renew_at = credentials.renew_at;
-            worker.client.set(credentials.client()?);
+            let tls = access::tls(&credentials.authority, Some(&credentials.node))?;
+            worker.client.set(Arc::new(tls));
             worker.credentials.set(credentials);
             if !std::mem::replace(&mut healthy, true) {
                 ctx.healthy();

@@ -34,6 +34,7 @@ use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_base::sys::files::{self, FileError};
 
 use super::access::{self, AccessError};
+use super::api::Client;
 use super::balancer;
 use super::bundle::{Binary, Bundle};
 use super::containerd::{self, InUse};
@@ -169,10 +170,9 @@ fn start(
 }
 
 /// The node's own client, behind the balancer.
-fn own_client(own: &Credentials) -> Result<kube::Client, AccessError> {
+fn own_client(own: &Credentials) -> Result<Client, AccessError> {
     let url = format!("https://127.0.0.1:{PORT_KUBERNETES_BALANCER}");
-    let (certificate, key) = (own.node.certificate_pem(), own.node.key_pem());
-    access::client(&url, &own.authority, &certificate, key.expose())
+    access::client(&url, &own.authority, &own.node)
 }
 
 impl Facts {

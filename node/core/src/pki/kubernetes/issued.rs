@@ -23,8 +23,12 @@ const PRIVATE: u32 = 0o600;
 
 /// A certificate in the form that Kubernetes' programs read.
 pub fn to_pem(certificate: &[u8]) -> String {
+    pem_of("CERTIFICATE", certificate)
+}
+
+pub(super) fn pem_of(kind: &str, der: &[u8]) -> String {
     let lines = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
-    pem::encode_config(&pem::Pem::new("CERTIFICATE", certificate), lines)
+    pem::encode_config(&pem::Pem::new(kind, der), lines)
 }
 
 /// A private key in PEM. Wiped when dropped; does not print.

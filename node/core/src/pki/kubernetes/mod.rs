@@ -38,14 +38,18 @@ use hearth_api::{
     private::{StoredAuthority, StoredKubernetesAuthorities},
 };
 use prost::Message as _;
-use rcgen::{KeyPair, PKCS_ECDSA_P256_SHA256};
-use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer};
+use ring::rand::SystemRandom;
+use ring::signature::{
+    ECDSA_P256_SHA256_ASN1_SIGNING, EcdsaKeyPair, EcdsaSigningAlgorithm, KeyPair as _,
+};
+use rustls_pki_types::CertificateDer;
 use std::time::SystemTime;
 use zeroize::{Zeroize as _, Zeroizing};
 
 pub use certificate::{
     Certificate, FRONT_PROXY_CLIENT, LIFETIME, NODES, OPERATOR_LIFETIME, OPERATORS, RECONCILER,
 };
+use issued::pem_of;
 pub use issued::{Issued, KeyAndCertificate, Pem, RENEW_BEFORE, to_pem};
 
 use super::{Authority, Lifetime, PkiError};
@@ -139,7 +143,7 @@ impl Authorities {
             version: VERSION,
             kubernetes: Some(self.kubernetes.to_stored()),
             front_proxy: Some(self.front_proxy.to_stored()),
-            service_account_key: self.service_accounts.0.serialized_der().to_vec(),
+            service_account_key: self.service_accounts.pkcs8.to_vec(),
         };
         let bytes = Zeroizing::new(stored.encode_to_vec());
         wipe(&mut stored);
@@ -221,34 +225,50 @@ impl Authorities {
     }
 }
 
-/// Signs the tokens of service accounts.
-pub struct ServiceAccountKey(KeyPair);
+/// Signs the tokens of service accounts. We make it and hand it on; the API
+/// servers sign by it.
+pub struct ServiceAccountKey {
+    pkcs8: Zeroizing<Vec<u8>>,
+    public: Vec<u8>,
+}
+
+/// What stands before the point in a public key on P-256 (RFC 5480): algorithm
+/// and curve.
+const P256: [u8; 26] = [
+    0x30, 0x59, 0x30, 0x13, 0x06, 0x07, 0x2a, 0x86, 0x48, 0xce, 0x3d, 0x02, 0x01, 0x06, 0x08, 0x2a,
+    0x86, 0x48, 0xce, 0x3d, 0x03, 0x01, 0x07, 0x03, 0x42, 0x00,
+];
 
 impl ServiceAccountKey {
+    const KIND: &EcdsaSigningAlgorithm = &ECDSA_P256_SHA256_ASN1_SIGNING;
+
     fn generate() -> Result<Self, PkiError> {
-        KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256)
-            .map(Self)
-            .map_err(super::issue("the key of service accounts"))
+        const WHAT: &str = "the key of service accounts";
+        let failed = || super::issue(WHAT)(rcgen::Error::RingUnspecified);
+        let made = EcdsaKeyPair::generate_pkcs8(Self::KIND, &SystemRandom::new());
+        let made = made.map_err(|_| failed())?;
+        Self::from_pkcs8(made.as_ref()).map_err(|_| failed())
     }
 
     fn from_pkcs8(der: &[u8]) -> Result<Self, KubernetesPkiError> {
-        KeyPair::from_pkcs8_der_and_sign_algo(
-            &PrivatePkcs8KeyDer::from(der),
-            &PKCS_ECDSA_P256_SHA256,
-        )
-        .map(Self)
-        .map_err(|_| KubernetesPkiError::Spoilt("the key of service accounts is none"))
+        let pair = EcdsaKeyPair::from_pkcs8(Self::KIND, der, &SystemRandom::new());
+        let pair =
+            pair.map_err(|_| KubernetesPkiError::Spoilt("the key of service accounts is none"))?;
+        Ok(Self {
+            pkcs8: Zeroizing::new(der.to_vec()),
+            public: pair.public_key().as_ref().to_vec(),
+        })
     }
 
     /// The private key (PKCS #8, PEM): for `--service-account-signing-key-file`
     /// and `--service-account-private-key-file`.
     pub fn private_pem(&self) -> Pem {
-        Pem::new(Zeroizing::new(self.0.serialize_pem()))
+        Pem::new(Zeroizing::new(pem_of("PRIVATE KEY", &self.pkcs8)))
     }
 
     /// The public half (SPKI, PEM): for `--service-account-key-file`.
     pub fn public_pem(&self) -> String {
-        self.0.public_key_pem()
+        pem_of("PUBLIC KEY", &[&P256[..], &self.public].concat())
     }
 }
 

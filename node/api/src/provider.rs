@@ -1,0 +1,75 @@
+//! The cryptography of TLS, as much of it as Hearth speaks.
+//!
+//! Both ends of nearly all connections are ours, and the others (Kubernetes'
+//! programs) are told what to speak. So there is one version, one exchange and
+//! one kind of key: TLS 1.3, X25519, Ed25519, under AES-GCM, which every
+//! machine that Hearth runs on has in hardware. What nobody speaks cannot be
+//! attacked, and is not in the program either: with all that the library offers
+//! it would be larger by a fiftieth.
+
+use std::sync::{Arc, OnceLock};
+
+use ring::rand::{SecureRandom as _, SystemRandom};
+use rustls::SignatureScheme;
+use rustls::crypto::ring::{cipher_suite, kx_group, sign};
+use rustls::crypto::{
+    CryptoProvider, GetRandomFailed, KeyProvider, SecureRandom, WebPkiSupportedAlgorithms,
+};
+use rustls_pki_types::{PrivateKeyDer, SignatureVerificationAlgorithm};
+
+type Signatures = &'static [&'static dyn SignatureVerificationAlgorithm];
+
+/// Those that are believed.
+static ED25519: Signatures = &[webpki::ring::ED25519];
+static NAMED: &[(SignatureScheme, Signatures)] = &[(SignatureScheme::ED25519, ED25519)];
+
+/// The one provider, not installed process-wide: whoever uses rustls apart
+/// from us decides for itself.
+pub fn provider() -> Arc<CryptoProvider> {
+    static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
+    let new = || {
+        Arc::new(CryptoProvider {
+            cipher_suites: vec![
+                cipher_suite::TLS13_AES_256_GCM_SHA384,
+                cipher_suite::TLS13_AES_128_GCM_SHA256,
+            ],
+            kx_groups: vec![kx_group::X25519],
+            signature_verification_algorithms: WebPkiSupportedAlgorithms {
+                all: ED25519,
+                mapping: NAMED,
+            },
+            secure_random: &System,
+            key_provider: &Ed25519Keys,
+        })
+    };
+    Arc::clone(PROVIDER.get_or_init(new))
+}
+
+/// The kernel's random numbers.
+#[derive(Debug)]
+struct System;
+
+impl SecureRandom for System {
+    fn fill(&self, bytes: &mut [u8]) -> Result<(), GetRandomFailed> {
+        let filled = SystemRandom::new().fill(bytes);
+        filled.map_err(|_| GetRandomFailed)
+    }
+}
+
+/// Reads keys of the one kind.
+#[derive(Debug)]
+struct Ed25519Keys;
+
+impl KeyProvider for Ed25519Keys {
+    fn load_private_key(
+        &self,
+        key: PrivateKeyDer<'static>,
+    ) -> Result<Arc<dyn rustls::sign::SigningKey>, rustls::Error> {
+        match key {
+            PrivateKeyDer::Pkcs8(key) => sign::any_eddsa_type(&key),
+            _ => Err(rustls::Error::General(
+                "the key is not in PKCS #8, where an Ed25519 key is wanted".to_owned(),
+            )),
+        }
+    }
+}
