@@ -110,6 +110,27 @@ impl Other {
         kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
     }
 
+    /// Returns when it stands still: the signal alone leaves its threads a
+    /// moment, in which they would answer.
+    async fn pause(&self) {
+        self.signal(Signal::SIGSTOP);
+        let tasks = format!("/proc/{}/task", self.process.id().expect("it runs"));
+        let stopped = || {
+            let mut tasks = std::fs::read_dir(&tasks).unwrap();
+            tasks.all(|task| {
+                let stat = std::fs::read_to_string(task.unwrap().path().join("stat"));
+                // The name before it may hold anything.
+                stat.is_ok_and(|stat| stat.rsplit_once(") ").unwrap().1.starts_with('T'))
+            })
+        };
+        soon("it stands still", async {
+            while !stopped() {
+                tokio::time::sleep(Duration::from_millis(1)).await;
+            }
+        })
+        .await;
+    }
+
     async fn stop(mut self) {
         drop(self.process.stdin.take());
         let ended = soon("the other curator stops", self.process.wait()).await;
@@ -210,7 +231,7 @@ async fn a_curator_that_stood_still_decides_nothing_by_what_it_knew() {
     let known = soon("nodes", get_nodes(management.clone())).await.unwrap();
     assert!(known.iter().any(|node| node.id == victim_id));
 
-    other.signal(Signal::SIGSTOP);
+    other.pause().await;
     // These lie in its socket from now on.
     let beat = HeartbeatRequest {
         boot_id: super::super::testing::BOOT_ID.into(),
