@@ -28,7 +28,7 @@ pub struct Metadata {
     pub finalizers: Vec<String>,
 }
 
-/// An object of Kubernetes.
+/// An object of Kubernetes that is watched.
 pub trait Object {
     /// What all objects bear.
     fn metadata(&self) -> &Metadata;
@@ -43,7 +43,7 @@ macro_rules! objects {
         }
     )+};
 }
-objects!(Node, Volume, Claim, Service, Endpoints, Lease);
+objects!(Node, Volume, Claim, Service, Endpoints);
 
 /// A machine.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
