@@ -22,7 +22,7 @@ use std::{convert::Infallible, time::Duration};
 use hearth_api::{
     identity::NodeId,
     v1::{
-        ConsensusMemberStatus, GetConsensusStatusResponse, MembershipChange, Node,
+        ConsensusMemberStatus, GetConsensusStatusResponse, MembershipChange,
         membership_change::Kind,
     },
 };
@@ -39,7 +39,10 @@ use super::{
     liveness::unavailable,
     state::{self, Wanted},
 };
-use crate::consensus::{MemberId, fenced::Condition};
+use crate::consensus::{
+    MemberId,
+    fenced::{Condition, Write},
+};
 
 /// Between two looks, when nothing is heard of meanwhile.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -49,46 +52,29 @@ const REST: Duration = Duration::from_millis(200);
 /// reports four times a second.
 const MARK_LASTS: Duration = Duration::from_secs(5);
 
-/// Whether the node may leave consensus: not if it is the last voter, nor if
-/// those that stay, as far as they are alive, would have no quorum.
+/// Adds to this write, by which the node leaves consensus, what lets it go;
+/// refuses if it is the last voter, or if those that stay, as far as they are
+/// alive, would have no quorum.
 ///
-/// Who lets it leave does so on the conditions that this returns: that those
-/// that stay are not on their way out by now themselves. Otherwise two that
-/// can each be done without would leave at once.
-pub async fn may_leave(core: &Core, node: NodeId) -> Result<Vec<Condition>, Status> {
-    // Not newer than what is decided by.
-    let members = |node: &Node| {
-        node.roles
-            .and_then(|roles| roles.consensus_member)
-            .is_some()
-    };
-    let nodes = core.cache.nodes(members).into_iter();
-    let nodes: Vec<_> = nodes
-        .filter_map(|node| {
-            let id = node.id.parse().ok()?;
-            let (_, revision) = core.cache.node(id)?;
-            Some((id, revision, core.cache.intent(id)))
-        })
-        .collect();
+/// The write happens only if nobody else was let go since this looked, or two
+/// that can each be done without would leave at once. That is all it rests on:
+/// what else changes about those that stay does not delay it.
+pub async fn let_go(core: &Core, node: NodeId, write: Write) -> Result<Write, Status> {
+    let last = core.client.get(state::DEPARTURE).await;
+    let last = last.map_err(|error| unavailable(&error))?;
     let view = look(core).await?;
     if !view.votes(node) {
-        return Ok(Vec::new());
+        return Ok(write);
     }
     view.may_leave_after_all(node)
         .map_err(|stays| Status::failed_precondition(stays.to_string()))?;
-    let stay = nodes.into_iter().filter(|(id, ..)| *id != node);
-    Ok(stay
-        .flat_map(|(id, revision, intent)| {
-            let key = state::intent_key(id);
-            [
-                Condition::Unchanged(state::node_key(id), revision),
-                match intent {
-                    Some(intent) => Condition::Unchanged(key, intent.revision),
-                    None => Condition::Absent(key),
-                },
-            ]
+    let key = state::DEPARTURE.to_owned();
+    Ok(write
+        .and(match last {
+            Some(last) => Condition::Unchanged(key, last.mod_revision),
+            None => Condition::Absent(key),
         })
-        .collect())
+        .put(state::DEPARTURE, node.to_string().into_bytes()))
 }
 
 /// The members, and what is about to change.

@@ -9,6 +9,7 @@
 //! | `tombstones/ID` | [`Tombstone`] | when a node is deleted |
 //! | `register_ticket` | a `Ticket` | when it is first asked for, or rotated |
 //! | `membership/ID` | [`Intent`] | while a change of consensus is wanted |
+//! | `departure` | the ID of the node that was let go last | when a voter is to leave consensus |
 //! | `status/ID` | `NodeStatus` | when it changes |
 //! | `liveness/ID` | [`LivenessRecord`] | when a node comes or goes |
 //! | `networking/ranges/RANGE` | the ID of the node with these addresses for its pods | when it first asks for them |
@@ -54,6 +55,9 @@ pub const ETCD_AUTHORITY: &str = "pki/etcd";
 pub const REGISTER_TICKET: &str = "register_ticket";
 /// Before the keys of [`intent_key`].
 pub const MEMBERSHIP: &str = "membership/";
+/// Names the node that was let go out of consensus last. Whoever lets the next
+/// one go does so on the condition that nobody was let go since it looked.
+pub const DEPARTURE: &str = "departure";
 /// Before the keys of [`candidate_key`].
 pub const ELECTION: &str = "election/";
 

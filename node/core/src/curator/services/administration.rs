@@ -145,9 +145,8 @@ impl Administration {
                 pending,
                 leaves,
             } = decide(&found)?;
-            if leaves {
-                let conditions = membership::may_leave(&self.core, id).await?;
-                write = write.map(|write| conditions.into_iter().fold(write, Write::and));
+            if leaves && let Some(leave) = write {
+                write = Some(membership::let_go(&self.core, id, leave).await?);
             }
             Ok(((id, pending), write))
         };
@@ -205,8 +204,7 @@ impl Administration {
             };
             let Removal { mut write, leaves } = removal::decide(bypass, &found)?;
             if leaves {
-                let conditions = membership::may_leave(&self.core, found.id()).await?;
-                write = conditions.into_iter().fold(write, Write::and);
+                write = membership::let_go(&self.core, found.id(), write).await?;
             }
             Ok((found.id(), Some(write)))
         };

@@ -32,8 +32,9 @@ const LEADING: [(&str, &str); 3] = [
 ];
 /// A node that has said nothing for so long is taken for gone.
 const NODE_GRACE: &str = "60s";
-/// An API server ends its connections, and calls that are under way.
-const APISERVER_STOP: Duration = Duration::from_secs(7);
+/// An API server ends its connections, and calls that are under way; at power
+/// off, before it counts as one that does not stop.
+const APISERVER_STOP: Duration = Duration::from_secs(4);
 
 /// A program that is ready to start.
 pub struct Prepared {

@@ -1,3 +1,7 @@
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use hearth_api::v1::{Label, UpdateNodeLabelsRequest};
+
 use super::*;
 
 #[tokio::test(flavor = "multi_thread")]
@@ -134,5 +138,50 @@ async fn who_is_needed_does_not_leave() {
         "{refused}"
     );
     cluster.becomes(&[stays]).await;
+    cluster.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_busy_neighbour_keeps_nobody_from_leaving() {
+    let cluster = Cluster::new(2, quick()).await;
+    cluster.set_member(1, true).await.unwrap();
+    cluster.becomes(&[0, 1]).await;
+
+    // The record of the one that stays changes all the time.
+    let mut labels = JoinSet::new();
+    let written = Arc::new(AtomicUsize::new(0));
+    for writer in 0..4 {
+        let mut client = ManagementClient::new(cluster.channel(cluster.endpoints()));
+        let (node, written) = (Some(cluster.selector(0)), written.clone());
+        labels.spawn(async move {
+            for value in 0.. {
+                let label = Label {
+                    key: format!("writer-{writer}"),
+                    value: format!("{value}"),
+                };
+                let request = UpdateNodeLabelsRequest {
+                    node: node.clone(),
+                    upsert: vec![label],
+                    ..Default::default()
+                };
+                if client.update_node_labels(request).await.is_ok() {
+                    written.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+        });
+    }
+    soon("labels", async {
+        while written.load(Ordering::Relaxed) < 20 {
+            tokio::time::sleep(LOOK).await;
+        }
+    })
+    .await;
+
+    // Once: who repeats it gets through some time.
+    soon("an answer about roles", cluster.ask_for_member(1, false))
+        .await
+        .unwrap();
+    labels.shutdown().await;
+    cluster.becomes(&[0]).await;
     cluster.end().await;
 }

@@ -302,24 +302,33 @@ impl Cluster {
     async fn set_member(&self, number: usize, wanted: bool) -> Result<(), Status> {
         soon("an answer about roles", async {
             loop {
-                let mut client = ManagementClient::new(self.channel(self.endpoints()));
-                let request = UpdateNodeRolesRequest {
-                    node: Some(NodeSelector {
-                        node: Some(node_selector::Node::NodeId(
-                            self.nodes[number].id().to_string(),
-                        )),
-                    }),
-                    consensus_member: Some(wanted),
-                    ..Default::default()
-                };
-                match timeout(Duration::from_secs(5), client.update_node_roles(request)).await {
-                    Ok(Ok(_)) => return Ok(()),
+                let asked = self.ask_for_member(number, wanted);
+                match timeout(Duration::from_secs(5), asked).await {
+                    Ok(Ok(())) => return Ok(()),
                     Ok(Err(status)) if !passing(&status) => return Err(status),
                     _ => tokio::time::sleep(LOOK).await,
                 }
             }
         })
         .await
+    }
+
+    /// The same, once.
+    async fn ask_for_member(&self, number: usize, wanted: bool) -> Result<(), Status> {
+        let mut client = ManagementClient::new(self.channel(self.endpoints()));
+        let request = UpdateNodeRolesRequest {
+            node: Some(self.selector(number)),
+            consensus_member: Some(wanted),
+            ..Default::default()
+        };
+        client.update_node_roles(request).await.map(drop)
+    }
+
+    fn selector(&self, number: usize) -> NodeSelector {
+        let id = self.nodes[number].id().to_string();
+        NodeSelector {
+            node: Some(node_selector::Node::NodeId(id)),
+        }
     }
 
     /// The members, as whatever curator tells.
