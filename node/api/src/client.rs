@@ -290,9 +290,13 @@ impl Shared {
         if better.is_empty() {
             return None;
         }
-        // There is little to lose if what there is does not work.
+        // There is little to lose if what there is does not work; but it may
+        // work again, and this call is to have the time to find that out.
         let bound = match stands_back {
-            true => self.options.connect_timeout,
+            true => self
+                .options
+                .connect_timeout
+                .min(self.options.call_timeout / 3),
             false => REPLACE_WITHIN,
         };
         let connect = self.connect(better.clone(), false);

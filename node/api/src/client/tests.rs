@@ -33,7 +33,7 @@ impl Fixture {
     }
 
     fn curators(&self, endpoints: impl Into<Endpoints>) -> Curators {
-        self.curators_with(endpoints, Options::default())
+        self.curators_with(endpoints, patient())
     }
 
     fn curators_with(&self, endpoints: impl Into<Endpoints>, options: Options) -> Curators {
@@ -41,11 +41,18 @@ impl Fixture {
         let config = tls::user_client_config(&owner, ExpectedServer::AnyNode, self.clock.clone());
         let options = Options {
             clock: self.clock.clone(),
-            connect_timeout: LONG,
-            call_timeout: LONG,
             ..options
         };
         Curators::new(endpoints, config.expect("proper"), options)
+    }
+}
+
+/// On a busy host all takes its time.
+fn patient() -> Options {
+    Options {
+        connect_timeout: LONG,
+        call_timeout: LONG,
+        ..Options::default()
     }
 }
 
@@ -221,6 +228,28 @@ async fn a_stale_curator_is_left_though_its_connection_is_fine() {
     }
 }
 
+/// As patient with an endpoint as with the call, which is what a user's
+/// `--timeout` means to both.
+#[tokio::test]
+async fn whoever_looks_for_a_better_one_has_time_left_to_ask() {
+    let f = Fixture::new();
+    let curator = f.curator().await;
+    let (mute, _listener) = mute().await;
+    let curators = f.curators_with(
+        Endpoints::balanced(Some(curator.endpoint()), vec![mute]),
+        Options {
+            connect_timeout: Duration::from_secs(6),
+            call_timeout: Duration::from_secs(6),
+            ..Options::default()
+        },
+    );
+    info(&curators).await.expect("by the only one");
+    curator.set_stale(true, false).await;
+    info(&curators).await.expect_err("stale");
+    curator.set_stale(false, false).await;
+    info(&curators).await.expect("by the only one again");
+}
+
 #[tokio::test]
 async fn a_stream_that_ends_as_stale_sends_the_next_one_elsewhere() {
     let f = Fixture::new();
@@ -270,7 +299,7 @@ async fn new_calls_go_back_to_this_machines_own_in_time_and_old_ones_go_on() {
     let rebalance = Duration::from_millis(100);
     let options = Options {
         rebalance,
-        ..Options::default()
+        ..patient()
     };
     own.set_stale(true, true).await;
     let curators = f.curators_with(endpoints, options);
@@ -295,7 +324,7 @@ async fn clients_spread_over_the_curators_and_move_with_time() {
     }
     let options = Options {
         rebalance: Duration::ZERO,
-        ..Options::default()
+        ..patient()
     };
     let curators = f.curators_with(balanced(), options);
     for curator in &all {
@@ -351,7 +380,7 @@ async fn a_peer_that_vanishes_without_a_word_is_found_by_keep_alive() {
     let relay = Relay::to(&far).await;
     let options = Options {
         keep_alive: Duration::from_millis(300),
-        ..Options::default()
+        ..patient()
     };
     let curators = f.curators_with(vec![relay.endpoint.clone(), near.endpoint()], options);
     let mut stream = lasting(&curators).await;
@@ -451,14 +480,11 @@ async fn errors_name_every_endpoint() {
 async fn calls_have_a_deadline() {
     let f = Fixture::new();
     let curator = f.curator().await;
-    let owner = f.cluster.user("owner");
-    let config = tls::user_client_config(&owner, ExpectedServer::AnyNode, f.clock.clone());
     let options = Options {
-        clock: f.clock.clone(),
         call_timeout: Duration::from_millis(500),
-        ..Options::default()
+        ..patient()
     };
-    let curators = Curators::new(vec![curator.endpoint()], config.expect("proper"), options);
+    let curators = f.curators_with(vec![curator.endpoint()], options);
     let silent = GetNodesRequest {
         node_ids: vec!["silent".to_owned()],
         ..GetNodesRequest::default()
