@@ -49,6 +49,8 @@ pub struct Kubernetes {
     pub image: Image,
     /// Its client, of the same version.
     pub kubectl: PathBuf,
+    /// Its own conformance tests (`e2e.test`), whose images are in `image` then; built when they are to run.
+    pub conformance: Option<PathBuf>,
 }
 
 /// An image and its parts.
@@ -156,6 +158,7 @@ mod tests {
             kubernetes: Some(Kubernetes {
                 image: image("kubernetes"),
                 kubectl: "/kubectl".into(),
+                conformance: Some("/e2e.test".into()),
             }),
             machine_check: image("machine-check"),
             hearthctl: "/hearthctl".into(),

@@ -31,3 +31,6 @@ pub const WORKLOAD: Duration = Duration::from_secs(600);
 /// Until a cluster has noticed a fault, or that it is over: leases, elections,
 /// a machine that comes back.
 pub const SETTLED: Duration = Duration::from_secs(300);
+/// Until Kubernetes' own tests say something: the longest of them wait for
+/// minutes, on hosts that are faster.
+pub const CASE: Duration = Duration::from_secs(1800);

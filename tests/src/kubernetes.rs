@@ -5,6 +5,8 @@
 //! them. What becomes of a request takes its time in Kubernetes, and nothing
 //! says when; so it is looked at until it is so, within a bound.
 
+mod conformance;
+
 use std::{fs, path::PathBuf, time::Duration};
 
 use anyhow::{Context, bail};
@@ -20,6 +22,8 @@ const LOOK_AGAIN: Duration = Duration::from_millis(500);
 /// port, and whose `/cgi-bin/hostname` tells the pod's name.
 const IMAGE: &str = "hearth.local/probe:1";
 const IMAGE_PORT: u16 = 8080;
+/// Where a pod has its volume.
+pub const VOLUME: &str = "/volume";
 
 /// Kubernetes, at one of its API servers.
 #[derive(Clone, Debug)]
@@ -163,6 +167,42 @@ impl Kubernetes {
     pub async fn probe(&self, pod: &str, node: &str) -> Outcome {
         self.create(&probe(pod, node)).await?;
         self.runs(pod).await
+    }
+
+    /// The same, with a claim's volume at [`VOLUME`].
+    ///
+    /// # Errors
+    /// If it does not come to that.
+    pub async fn probe_with(&self, pod: &str, node: &str, claim: &str) -> Outcome {
+        let mut object = probe(pod, node);
+        let spec = &mut object["spec"];
+        spec["volumes"] = json!([{
+            "name": "volume",
+            "persistentVolumeClaim": { "claimName": claim },
+        }]);
+        spec["containers"][0]["volumeMounts"] = json!([{
+            "name": "volume",
+            "mountPath": VOLUME,
+        }]);
+        self.create(&object).await?;
+        self.runs(pod).await
+    }
+
+    /// Claims a volume of this size, of the default class.
+    ///
+    /// # Errors
+    /// If it is not taken.
+    pub async fn claim(&self, name: &str, size: &str) -> Outcome {
+        self.create(&json!({
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": { "name": name },
+            "spec": {
+                "accessModes": ["ReadWriteOnce"],
+                "resources": { "requests": { "storage": size } },
+            },
+        }))
+        .await
     }
 
     /// Waits until this pod runs, and is ready.

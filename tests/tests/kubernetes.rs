@@ -3,12 +3,12 @@
 //! Each test has a cluster of its own, one after the other. What takes several
 //! machines, or breaks one, is long.
 
-use anyhow::{Context, ensure};
+use anyhow::{Context, bail, ensure};
 use hearth_api::{names, v1::UpdateNodeRolesRequest};
 use hearth_qemu::artifacts::Image;
 use hearth_tests::{
     Cluster, Outcome, TestCtx, bounds, here,
-    kubernetes::{condition, items, name},
+    kubernetes::{VOLUME, condition, items, name},
 };
 
 fn roles(controller: Option<bool>, worker: Option<bool>) -> UpdateNodeRolesRequest {
@@ -142,6 +142,11 @@ async fn two_workers_are_one_network_and_survive_a_power_cut() -> Outcome {
     for host in [&ip[..], "there"] {
         kubernetes.reaches("here", host, "there").await?;
     }
+    // The name servers have an address among the services, too.
+    let full = "there.default.svc.cluster.local";
+    let words = ["exec", "here", "--", "nslookup", full, names::SERVICE_DNS];
+    let said = kubernetes.kubectl(&words).await?;
+    ensure!(said.contains(&ip), "{said}");
     // And back.
     kubernetes.service("here").await?;
     kubernetes.reaches("there", "here", "here").await?;
@@ -172,6 +177,58 @@ async fn two_workers_are_one_network_and_survive_a_power_cut() -> Outcome {
     ensure!(name(&there.await?) == "there");
     kubernetes.ready(&[&ids[0], &ids[1]]).await?;
     kubernetes.reaches("here", "there", "there").await?;
+    drop(cluster);
+    test.passed()
+}
+
+/// A claim becomes a directory that holds no more than was claimed, outlives
+/// pods and power cuts, and goes with its claim.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn a_volume_has_its_limit_and_outlives_its_pod() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let mut cluster = Cluster::founded_as(&test, 1, |_, plan| plan.kubernetes()).await?;
+    let node = cluster.node(1).id().to_owned();
+    let kubernetes = cluster.kubernetes(&test, 1).await?;
+    kubernetes.ready(&[&node]).await?;
+    kubernetes.claim("files", "8Mi").await?;
+    kubernetes.probe_with("first", &node, "files").await?;
+    let write = |file: &'static str, megabytes: &'static str| {
+        let file = format!("of={VOLUME}/{file}");
+        let count = format!("count={megabytes}");
+        let kubernetes = kubernetes.clone();
+        async move {
+            let dd = ["dd", "if=/dev/zero", "bs=1M", "conv=fsync", &file, &count];
+            let words = [&["exec", "first", "--"], &dd[..]].concat();
+            kubernetes.kubectl(&words).await
+        }
+    };
+    write("kept", "2").await?;
+    let refused = write("too-much", "16").await;
+    let Err(refused) = refused else {
+        bail!("16 MiB fit into a volume of 8");
+    };
+    let refused = format!("{refused:#}");
+    ensure!(refused.contains("No space left on device"), "{refused}");
+
+    // Another pod, after a power cut.
+    kubernetes.kubectl(&["delete", "pod", "first"]).await?;
+    cluster.node(1).cut().await?;
+    cluster.node(1).start().await?;
+    cluster.node(1).home().await?;
+    let kubernetes = cluster.kubernetes(&test, 1).await?;
+    kubernetes.probe_with("second", &node, "files").await?;
+    let kept = format!("{VOLUME}/kept");
+    let words = ["exec", "second", "--", "stat", "-c", "%s", &kept];
+    let size = kubernetes.kubectl(&words).await?;
+    ensure!(size.trim() == "2097152", "{size}");
+
+    kubernetes.kubectl(&["delete", "pod", "second"]).await?;
+    kubernetes.kubectl(&["delete", "pvc", "files"]).await?;
+    let none = |volumes: &serde_json::Value| items(volumes).is_empty();
+    kubernetes
+        .until("no volume", bounds::WORKLOAD, &["pv"], none)
+        .await?;
     drop(cluster);
     test.passed()
 }

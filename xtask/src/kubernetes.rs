@@ -12,6 +12,7 @@
 
 mod amend;
 mod compile;
+pub mod conformance;
 mod inputs;
 mod oci;
 mod tree;

@@ -65,6 +65,9 @@ const E2E: &str = "hearth-tests";
 /// The suite that needs Kubernetes.
 const KUBERNETES: &str = "kubernetes";
 
+/// The one that needs Kubernetes' own tests, too.
+const CONFORMANCE: &str = "conformance";
+
 /// A stage that has been run.
 struct Stage {
     name: &'static str,
@@ -111,7 +114,7 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
         let mut manifest = None;
         if !args.list {
             go("build what is booted", &mut || {
-                manifest = Some(build(ui, filter)?);
+                manifest = Some(build(ui, args)?);
                 Ok((Report::default(), true))
             })?;
         }
@@ -251,7 +254,7 @@ fn suites() -> Result<Vec<String>> {
 
 /// Builds all that the end-to-end tests boot and run; returns the manifest. Kubernetes only for its own tests: from nothing
 /// it takes minutes.
-fn build(ui: &Ui, filter: Option<&str>) -> Result<std::path::PathBuf> {
+fn build(ui: &Ui, args: &Args) -> Result<std::path::PathBuf> {
     setup::ensure(ui, Needs::ALL_BUT_BENCH)?;
     let image = |artifacts: image::Artifacts| artifacts::Image {
         disk: artifacts.image,
@@ -260,15 +263,24 @@ fn build(ui: &Ui, filter: Option<&str>) -> Result<std::path::PathBuf> {
         initramfs: artifacts.initramfs,
         cmdline: artifacts.cmdline,
     };
+    let filter = args.filter.as_deref();
     let selection = Selection::of(filter, &suites()?, |suite, word| suite == word);
     let suite = selection.whole.as_deref();
-    let kubernetes = match suite.is_none_or(|suite| suite == KUBERNETES) {
+    let conformance = args.long && suite.is_none_or(|suite| suite == CONFORMANCE);
+    let kubernetes = match conformance || suite.is_none_or(|suite| suite == KUBERNETES) {
         true => {
-            let bundle = kubernetes::ensure(ui, None)?;
+            let mut bundle = kubernetes::ensure(ui, None)?;
+            let mut program = None;
+            if conformance {
+                let with_tests = kubernetes::conformance::ensure(ui, &bundle)?;
+                program = Some(with_tests.program);
+                bundle = with_tests.bundle;
+            }
             let extension = bundle.extension()?;
             Some(artifacts::Kubernetes {
                 image: image(image::ensure_extended(ui, Flavour::Test, &[extension])?),
                 kubectl: bundle.kubectl.context("the bundle has no kubectl")?,
+                conformance: program,
             })
         }
         false => None,

@@ -36,6 +36,18 @@ pub const PROGRAMS: [&str; 5] = [
 /// About how many packages are compiled in all; only the bar depends on it.
 pub const EXPECTED_PACKAGES: u64 = 2150;
 
+/// About how many are compiled for the tests.
+pub const EXPECTED_TEST_PACKAGES: u64 = 1650;
+
+/// What the tests read when they run, by upstream's own list (`hack/generate-bindata.sh`).
+const TEST_DATA: [&str; 5] = [
+    "test/conformance/testdata/...",
+    "test/e2e/testing-manifests/...",
+    "test/e2e_node/testing-manifests/...",
+    "test/fixtures/...",
+    "test/images/...",
+];
+
 /// Upstream's tree is one workspace of this name.
 const WORKSPACE: &str = "k8s.io/kubernetes";
 
@@ -52,6 +64,14 @@ pub struct Built {
     pub copyright: PathBuf,
 }
 
+/// Kubernetes' own tests.
+pub struct Tests {
+    /// The program that asks a cluster (`e2e.test`).
+    pub program: PathBuf,
+    /// What most of its pods run.
+    pub agnhost: PathBuf,
+}
+
 /// Unpacks and compiles in `scratch`, an empty folder.
 pub fn compile(
     ui: &Ui,
@@ -61,29 +81,43 @@ pub fn compile(
     task: &Task,
 ) -> Result<Built> {
     let source = Source::unpack(ui, inputs, scratch, task)?;
-    let (_, _, version) = inputs.source()?;
     task.now("generating the API's description");
     source.generate(task, log)?;
-    let flags = linker_flags(&version)?;
     let multicall = source.tree.join("cmd/hearth");
     create_dir(&multicall)?;
     fs::write(multicall.join("main.go"), MULTICALL)
         .with_context(|| format!("cannot write into {}", multicall.display()))?;
-    let build = |program: &str, tags: &str, log: &mut LineWriter<File>| {
-        let built = scratch.join(program);
-        let mut go = source.go("build");
-        if !tags.is_empty() {
-            go = go.args(["-tags", tags]);
-        }
-        let package = format!("./cmd/{program}");
-        go = go.args(["-ldflags", &flags, "-o"]).arg(&built).arg(package);
-        source.follow(go, task, log).map(|()| built)
-    };
+    // Without the clouds' own drivers and without docker: a node has neither.
+    let node = source
+        .go("build")
+        .args(["-tags", "providerless dockerless"]);
     Ok(Built {
-        // Without the clouds' own drivers and without docker: a node has neither.
-        multicall: build("hearth", "providerless dockerless", log)?,
-        kubectl: build("kubectl", "", log)?,
+        multicall: source.build(node, "./cmd/hearth", task, log)?,
+        kubectl: source.build(source.go("build"), "./cmd/kubectl", task, log)?,
         copyright: source.tree.join("debian/copyright"),
+    })
+}
+
+/// The same for the tests.
+pub fn compile_tests(
+    ui: &Ui,
+    inputs: &Inputs,
+    scratch: &Path,
+    log: &mut LineWriter<File>,
+    task: &Task,
+) -> Result<Tests> {
+    let source = Source::unpack(ui, inputs, scratch, task)?;
+    source.embed_test_data(task, log)?;
+    // `go test` does not tell what it compiles; and its vet would look at all of it.
+    source.follow(source.go("build").arg("./test/e2e/..."), task, log)?;
+    Ok(Tests {
+        agnhost: source.build(source.go("build"), "./test/images/agnhost", task, log)?,
+        program: source.build(
+            source.go("test").args(["-c", "-vet=off"]),
+            "./test/e2e",
+            task,
+            log,
+        )?,
     })
 }
 
@@ -93,13 +127,14 @@ struct Source<'a> {
     scratch: &'a Path,
     goroot: PathBuf,
     tree: PathBuf,
+    version: String,
 }
 
 impl<'a> Source<'a> {
     fn unpack(ui: &'a Ui, inputs: &Inputs, scratch: &'a Path, task: &Task) -> Result<Source<'a>> {
         let tree = scratch.join("gopath/src").join(WORKSPACE);
         create_dir(&tree)?;
-        let (upstream, debian, _) = inputs.source()?;
+        let (upstream, debian, version) = inputs.source()?;
         task.now("unpacking Kubernetes");
         let tar = || {
             Cmd::new("tar")
@@ -142,6 +177,7 @@ impl<'a> Source<'a> {
             scratch,
             goroot: goroot(&go)?,
             tree,
+            version,
         })
     }
 
@@ -162,6 +198,38 @@ impl<'a> Source<'a> {
             .env("GOPROXY", "off")
             .env("CGO_ENABLED", "0")
             .args([verb, "-v", "-trimpath"])
+    }
+
+    /// Makes a program of a package; it lies under the package's name in the scratch folder.
+    fn build(
+        &self,
+        go: Cmd,
+        package: &str,
+        task: &Task,
+        log: &mut LineWriter<File>,
+    ) -> Result<PathBuf> {
+        let name = package.rsplit('/').next().unwrap_or(package);
+        let built = self.scratch.join(name);
+        let go = go
+            .args(["-ldflags", &linker_flags(&self.version)?, "-o"])
+            .arg(&built)
+            .arg(package);
+        self.follow(go, task, log).map(|()| built)
+    }
+
+    /// Writes the file that the tests have instead of the tree, by the generator that is in the tree.
+    fn embed_test_data(&self, task: &Task, log: &mut LineWriter<File>) -> Result<()> {
+        task.now("embedding the tests' data");
+        let package = "./vendor/github.com/go-bindata/go-bindata/go-bindata";
+        let generator = self.build(self.go("build"), package, task, log)?;
+        Cmd::new(generator)
+            .dir(&self.tree)
+            .args(["-nometadata", "-pkg", "generated"])
+            .args(["-o", "test/e2e/generated/bindata.go"])
+            .args(["-ignore", r"\.jpg", "-ignore", r"\.png", "-ignore", r"\.md"])
+            .args(["-ignore", r"BUILD(\.bazel)?"])
+            .args(TEST_DATA)
+            .run(self.ui)
     }
 
     /// Writes the one file that is missing in the source package: the description of the API that the server gives out,

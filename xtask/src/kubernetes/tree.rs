@@ -172,14 +172,15 @@ pub fn lay_out(ui: &Ui, inputs: &Inputs, built: &Built, scratch: &Path, root: &P
 }
 
 /// The unpacked packages, and where each library lies in them.
-struct Packages {
+pub struct Packages {
     dir: PathBuf,
     patchelf: PathBuf,
     libraries: BTreeMap<String, PathBuf>,
 }
 
 impl Packages {
-    fn unpack(ui: &Ui, inputs: &Inputs, scratch: &Path) -> Result<Packages> {
+    /// Unpacks them below `scratch`.
+    pub fn unpack(ui: &Ui, inputs: &Inputs, scratch: &Path) -> Result<Packages> {
         let dir = scratch.join("packages");
         let mut libraries = BTreeMap::new();
         for package in FOR_THE_NODE.into_iter().chain(["patchelf"]) {
@@ -312,21 +313,9 @@ fn with_extensions_at(library: &[u8], folder: &str) -> Result<Vec<u8>> {
 /// The images that a node has without a registry.
 fn images(ui: &Ui, packages: &Packages, scratch: &Path, root: &Path) -> Result<()> {
     let pause = scratch.join("pause");
-    create_dir(&pause.join("rootfs"))?;
-    let source = pause.join("pause.c");
-    write(&source, PAUSE.as_bytes())?;
-    Cmd::new("gcc")
-        .args(PAUSE_FLAGS)
-        .arg("-o")
-        .arg(pause.join("rootfs/pause"))
-        .arg(&source)
-        .run(ui)?;
-    settle_modes(&pause.join("rootfs"))?;
-    oci::write(
+    pause_image(
         ui,
         "hearth.local/pause:1",
-        &pause.join("rootfs"),
-        &json!({ "Entrypoint": ["/pause"], "User": "65535:65535" }),
         &pause,
         &root.join("images/pause.tar"),
     )?;
@@ -347,9 +336,40 @@ fn images(ui: &Ui, packages: &Packages, scratch: &Path, root: &Path) -> Result<(
     )
 }
 
+/// [`PAUSE`] as an image of this name.
+pub fn pause_image(ui: &Ui, name: &str, scratch: &Path, archive: &Path) -> Result<()> {
+    let rootfs = scratch.join("rootfs");
+    create_dir(&rootfs)?;
+    let source = scratch.join("pause.c");
+    write(&source, PAUSE.as_bytes())?;
+    Cmd::new("gcc")
+        .args(PAUSE_FLAGS)
+        .arg("-o")
+        .arg(rootfs.join("pause"))
+        .arg(&source)
+        .run(ui)?;
+    settle_modes(&rootfs)?;
+    let config = json!({ "Entrypoint": ["/pause"], "User": "65535:65535" });
+    oci::write(ui, name, &rootfs, &config, scratch, archive)
+}
+
 /// A small system to try a cluster with: a shell, a web server, clients for the web and for DNS.
 fn probe_rootfs(ui: &Ui, packages: &Packages, rootfs: &Path) -> Result<()> {
-    for folder in ["bin", "etc", "root", "tmp", "www/cgi-bin"] {
+    busybox_rootfs(ui, packages, rootfs)?;
+    create_dir(&rootfs.join("www/cgi-bin"))?;
+    for (file, content) in [
+        ("bin/serve", PROBE_SERVE),
+        ("www/cgi-bin/hostname", PROBE_HOSTNAME),
+        ("www/index.html", "hearth probe\n"),
+    ] {
+        write(&rootfs.join(file), content.as_bytes())?;
+    }
+    settle(rootfs)
+}
+
+/// Busybox under all its names, and what a user's home takes.
+pub fn busybox_rootfs(ui: &Ui, packages: &Packages, rootfs: &Path) -> Result<()> {
+    for folder in ["bin", "etc", "root", "tmp"] {
         create_dir(&rootfs.join(folder))?;
     }
     let busybox = rootfs.join("bin/busybox");
@@ -361,17 +381,19 @@ fn probe_rootfs(ui: &Ui, packages: &Packages, rootfs: &Path) -> Result<()> {
         }
     }
     for (file, content) in [
-        ("bin/serve", PROBE_SERVE),
         ("etc/group", "root:x:0:\nnobody:x:65534:\n"),
         (
             "etc/passwd",
             "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/sh\n",
         ),
-        ("www/cgi-bin/hostname", PROBE_HOSTNAME),
-        ("www/index.html", "hearth probe\n"),
     ] {
         write(&rootfs.join(file), content.as_bytes())?;
     }
+    settle(rootfs)
+}
+
+/// The modes of a system's files, of which everybody may write to one folder.
+pub fn settle(rootfs: &Path) -> Result<()> {
     settle_modes(rootfs)?;
     set_mode(&rootfs.join("tmp"), 0o1777)
 }
@@ -411,7 +433,7 @@ fn set_mode(path: &Path, mode: u32) -> Result<()> {
 }
 
 /// The bytes of the file that `from` leads to. Its mode stays behind, and must not forbid a later change.
-fn copy(from: &Path, to: &Path) -> Result<()> {
+pub fn copy(from: &Path, to: &Path) -> Result<()> {
     write(to, &read(from)?)?;
     set_mode(to, 0o755)
 }

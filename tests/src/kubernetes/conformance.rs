@@ -1,0 +1,258 @@
+//! Kubernetes' own conformance cases, by its own program.
+//!
+//! `tests/conformance.txt` names every case that this version has, and which of
+//! them are run. The program tells each result in a line of JSON; it may take
+//! an hour, so it is silence that has a bound.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write as _,
+    fs,
+    path::Path,
+    process::Stdio,
+};
+
+use anyhow::{Context, bail, ensure};
+use hearth_qemu::command::CommandLine;
+use serde_json::Value;
+use tokio::{
+    io::{AsyncBufReadExt, AsyncWriteExt as _, BufReader},
+    process::Command,
+};
+
+use super::Kubernetes;
+use crate::{Outcome, TestCtx, bounds, tools};
+
+/// All cases and what becomes of them.
+const LIST: &str = include_str!("../../conformance.txt");
+
+/// Before the heading of those that follow.
+const HEADING: &str = "== ";
+
+impl Kubernetes {
+    /// Runs the cases of an area of the list.
+    ///
+    /// What the program says is in the test's folder; the results are kept
+    /// beside it when all have passed, too.
+    ///
+    /// # Errors
+    /// If a case does not pass, or the list is not of this version's cases.
+    pub async fn conforms(&self, test: &TestCtx, area: &str) -> Outcome {
+        let program = test.kubernetes()?.conformance.as_deref();
+        let program =
+            program.context("Kubernetes' own tests were not built: --long builds them")?;
+        let list = Cases::parse(LIST)?;
+        let cases = list.of(area)?;
+        self.names_all(program, &list).await?;
+
+        let passed = self.run(program, cases).await?;
+        let mut told = String::new();
+        for case in cases {
+            let result = match passed.get(*case) {
+                Some(true) => "passed",
+                Some(false) => "failed",
+                None => "not run",
+            };
+            writeln!(told, "{result:<8}{case}")?;
+        }
+        let path = test
+            .artifacts()
+            .logs
+            .join(format!("conformance-{area}.txt"));
+        fs::write(&path, &told).with_context(|| format!("write {}", path.display()))?;
+        let failed: Vec<_> = told.lines().filter(|l| !l.starts_with("passed")).collect();
+        ensure!(
+            failed.is_empty(),
+            "{} of {} cases did not pass:\n{}",
+            failed.len(),
+            cases.len(),
+            failed.join("\n")
+        );
+        Ok(())
+    }
+
+    /// Every case of the program is in the list, and no other.
+    async fn names_all(&self, program: &Path, list: &Cases<'_>) -> Outcome {
+        let mut command = CommandLine::new(program);
+        command.arg("--list-conformance-tests");
+        let said = tools::run(&command).await?;
+        let cases = upstream(&said);
+        ensure!(!cases.is_empty(), "the program names no cases:\n{said}");
+        let listed: BTreeSet<String> = list.all().map(str::to_owned).collect();
+        let missing: Vec<_> = cases.difference(&listed).collect();
+        let unknown: Vec<_> = listed.difference(&cases).collect();
+        ensure!(
+            missing.is_empty() && unknown.is_empty(),
+            "tests/conformance.txt lacks {missing:#?} and names unknown {unknown:#?}"
+        );
+        Ok(())
+    }
+
+    /// Runs them; which have passed, and which not.
+    async fn run(&self, program: &Path, cases: &[&str]) -> anyhow::Result<BTreeMap<String, bool>> {
+        let mut command = CommandLine::new(program);
+        command
+            .arg("--provider=skeleton")
+            .arg("--num-nodes=1")
+            .arg("--ginkgo.noColor")
+            .arg("--disable-log-dump")
+            .arg("--dump-logs-on-failure=false")
+            .arg(format!("--kubeconfig={}", self.kubeconfig.display()))
+            .arg(format!("--kubectl-path={}", self.kubectl.display()))
+            .arg(format!("--e2e-output-dir={}", self.folder.display()))
+            .arg(format!("--ginkgo.focus={}", focus(cases)));
+        let log = self.folder.join("e2e.log");
+        let mut log = tokio::fs::File::create(&log)
+            .await
+            .with_context(|| format!("make {}", log.display()))?;
+        let mut child = Command::from(command.to_std())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::from(log.try_clone().await?.into_std().await))
+            .kill_on_drop(true)
+            .spawn()
+            .context("start Kubernetes' tests")?;
+        let said = child.stdout.take().context("no output")?;
+        let mut lines = BufReader::new(said).lines();
+        let mut results = BTreeMap::new();
+        loop {
+            let line = tokio::time::timeout(bounds::CASE, lines.next_line()).await;
+            let Some(line) = line.with_context(|| {
+                format!("nothing is said for {:?}, after {results:#?}", bounds::CASE)
+            })??
+            else {
+                break;
+            };
+            log.write_all(line.as_bytes()).await?;
+            log.write_all(b"\n").await?;
+            if let Some((case, passed)) = result(&line) {
+                results.insert(case, passed);
+            }
+        }
+        log.flush().await?;
+        let status = child.wait().await?;
+        if results.is_empty() {
+            bail!("the program ran nothing: {status}");
+        }
+        Ok(results)
+    }
+}
+
+/// A case and whether it passed, if this line tells that.
+fn result(line: &str) -> Option<(String, bool)> {
+    let progress: Value = serde_json::from_str(line).ok()?;
+    let (word, case) = progress["msg"].as_str()?.split_once(' ')?;
+    match word {
+        "PASSED" => Some((case.to_owned(), true)),
+        "FAILED" => Some((case.to_owned(), false)),
+        _ => None,
+    }
+}
+
+/// An expression that these names match and no others. The program looks for it
+/// in the suite's name followed by the case's.
+fn focus(cases: &[&str]) -> String {
+    let quoted = |case: &&str| {
+        case.chars().fold(String::new(), |mut quoted, c| {
+            if c.is_ascii_punctuation() {
+                quoted.push('\\');
+            }
+            quoted.push(c);
+            quoted
+        })
+    };
+    let cases: Vec<_> = cases.iter().map(quoted).collect();
+    format!(" (?:{})$", cases.join("|"))
+}
+
+/// The names in what the program lists: YAML, each name a word or a quoted one,
+/// which may go on in the next line.
+fn upstream(listed: &str) -> BTreeSet<String> {
+    let listed = listed.replace("\n    ", " ");
+    let names = listed.lines().filter_map(|line| {
+        let name = line.trim_start().strip_prefix("codename: ")?.trim();
+        let quoted = |mark: char| name.strip_prefix(mark)?.strip_suffix(mark);
+        Some(match (quoted('\''), quoted('"')) {
+            (Some(name), _) => name.replace("''", "'"),
+            (None, Some(name)) => name.replace("\\\"", "\"").replace("\\\\", "\\"),
+            (None, None) => name.to_owned(),
+        })
+    });
+    names.collect()
+}
+
+/// The list, taken apart.
+struct Cases<'a>(BTreeMap<&'a str, Vec<&'a str>>);
+
+impl<'a> Cases<'a> {
+    fn parse(text: &'a str) -> anyhow::Result<Self> {
+        let (mut cases, mut seen, mut heading) = (BTreeMap::new(), BTreeSet::new(), None);
+        let lines = text.lines().map(str::trim);
+        for line in lines.filter(|line| !line.is_empty() && !line.starts_with('#')) {
+            if let Some(next) = line.strip_prefix(HEADING) {
+                heading = Some(next);
+                continue;
+            }
+            let heading = heading.with_context(|| format!("{line:?} is below no heading"))?;
+            ensure!(seen.insert(line), "{line:?} is there twice");
+            cases.entry(heading).or_insert_with(Vec::new).push(line);
+        }
+        Ok(Self(cases))
+    }
+
+    fn of(&self, area: &str) -> anyhow::Result<&[&'a str]> {
+        let cases = self.0.get(&*format!("run {area}"));
+        let cases = cases.with_context(|| format!("the list has no area {area:?}"))?;
+        Ok(cases)
+    }
+
+    fn all(&self) -> impl Iterator<Item = &'a str> {
+        self.0.values().flatten().copied()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_is_one() {
+        let list = Cases::parse(LIST).unwrap();
+        for heading in list.0.keys() {
+            assert!(
+                heading.starts_with("run ") || heading.starts_with("not run: "),
+                "{heading}"
+            );
+        }
+        assert!(Cases::parse("a case").is_err());
+        assert!(Cases::parse("== run a\ncase\n== run b\ncase").is_err());
+    }
+
+    #[test]
+    fn results_are_heard() {
+        let line = r#"{"msg":"PASSED [a] b should c [Conformance]","total":2,"completed":1}"#;
+        assert_eq!(
+            result(line),
+            Some(("[a] b should c [Conformance]".to_owned(), true))
+        );
+        assert_eq!(
+            result(r#"{"msg":"FAILED x"}"#),
+            Some(("x".to_owned(), false))
+        );
+        for other in [
+            r#"{"msg":"Test Suite starting"}"#,
+            "Jan  1 00:00:00 PASSED x",
+        ] {
+            assert_eq!(result(other), None);
+        }
+    }
+
+    #[test]
+    fn names_are_read_and_quoted() {
+        let listed = "- testname: One\n  codename: '[a] it''s one\n    of two'\n- testname: Two\n  codename: \
+                      \"[b] cat \\\"x\\\"\"\n- codename: plain\n";
+        let names = ["[a] it's one of two", "[b] cat \"x\"", "plain"];
+        assert_eq!(upstream(listed), names.map(str::to_owned).into());
+        assert_eq!(focus(&["[a] b", "c*"]), r" (?:\[a\] b|c\*)$");
+    }
+}
