@@ -60,6 +60,7 @@ macro_rules! cuts {
 
 cuts! {
     before_the_founding_configuration at "enrolment.sealed_founding.before";
+    #[ignore = "long: --long runs it"]
     after_the_founding_configuration at "enrolment.sealed_founding.after";
     #[ignore = "long: --long runs it"]
     before_the_first_header at "storage.header_initialising.before";
@@ -74,6 +75,7 @@ cuts! {
     after_the_second_header at "storage.header_ready.after";
     #[ignore = "long: --long runs it"]
     before_the_authorities at "founding.authorities.before";
+    #[ignore = "long: --long runs it"]
     after_the_authorities at "founding.authorities.after";
     #[ignore = "long: --long runs it"]
     before_the_sealed_authority at "enrolment.sealed_authority.before";
@@ -91,6 +93,7 @@ cuts! {
     after_the_authorities_keys_are_removed at "founding.authority_keys_removed.after";
     #[ignore = "long: --long runs it"]
     before_the_member_configuration at "enrolment.sealed_member.before";
+    #[ignore = "long: --long runs it"]
     after_the_member_configuration at "enrolment.sealed_member.after";
 }
 

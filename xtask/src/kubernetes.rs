@@ -78,6 +78,9 @@ pub struct Args {
     /// Build it once more and compare, byte by byte
     #[arg(long)]
     check: bool,
+    /// Build Kubernetes' conformance tests, too, and a bundle with what they run; prints where both are
+    #[arg(long)]
+    conformance: bool,
 }
 
 /// A bundle that is complete.
@@ -139,6 +142,11 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     }
     ui.say(&bundle.versions);
     println!("{}", bundle.root.display());
+    if args.conformance {
+        let tests = conformance::ensure(ui, &bundle)?;
+        println!("{}", tests.bundle.root.display());
+        println!("{}", tests.program.display());
+    }
     Ok(())
 }
 

@@ -64,6 +64,12 @@ pub enum ChildError {
     },
 }
 
+/// Lets a command's process, and all that it starts, go after others when the
+/// processors are busy: 0 is as everyone is, 19 the last.
+pub fn nice(command: &mut Command, niceness: u8) {
+    raw::nice(command, niceness);
+}
+
 /// A running child. Dropping it kills it and its process group.
 #[derive(Debug)]
 pub struct Child {
@@ -312,6 +318,27 @@ mod tests {
         assert!(lines.iter().all(|(_, line)| line.len() <= MAX_LINE + 2));
         let all: String = lines.into_iter().map(|(_, line)| line).collect();
         assert_eq!(all, format!("{}\u{fffd}", "x".repeat(20000)));
+    }
+
+    #[tokio::test]
+    async fn a_nice_one_goes_after_others_with_all_that_it_starts() {
+        let mut command = Command::new("/bin/sh");
+        // Of the shell, and of what the shell starts; the fields are those of proc(5).
+        command
+            .arg("-c")
+            .arg("cut -d ' ' -f 19 /proc/$$/stat; nice");
+        nice(&mut command, 5);
+        let (lines, seen) = unbounded_channel();
+        let child = Child::spawn(command, move |stream, line| {
+            let _ = lines.send((stream, line.to_owned()));
+        });
+        assert!(child.await.unwrap().wait().await.unwrap().success());
+        let said: Vec<_> = collect(seen)
+            .await
+            .into_iter()
+            .map(|(_, line)| line)
+            .collect();
+        assert_eq!(said, ["5", "5"]);
     }
 
     #[tokio::test]

@@ -20,7 +20,8 @@ use hearth_api::{
     tls::{self, Clock, ExpectedServer, wall_clock},
     v1::{
         ClusterConfiguration, GetNodesRequest, HeartbeatRequest, HeartbeatResponse, Label, Node,
-        NodeHealth, NodeRoles, NodeState, StorageSecurity, TpmUsage, curator_client::CuratorClient,
+        NodeHealth, NodeRoles, NodeState, NodeStatus, StorageSecurity, TpmUsage,
+        UpdateNodeStatusRequest, curator_client::CuratorClient,
         management_client::ManagementClient, node_roles,
     },
 };
@@ -276,6 +277,35 @@ impl World {
             self.client().write(write).await.unwrap();
         }
         nodes
+    }
+
+    /// Its roles, as if a leader had written them.
+    pub async fn set_roles(&self, node: &NodeCredentials, roles: NodeRoles) {
+        let key = state::node_key(id_of(node));
+        let record = self.client().get(&key).await.unwrap().unwrap();
+        let mut stored = StoredNode::decode(&record.value[..]).unwrap();
+        stored.roles = Some(roles);
+        let write = Write::when(Condition::Unchanged(key.clone(), record.mod_revision));
+        let write = write.put(key, stored.encode_to_vec());
+        self.client().write(write).await.unwrap();
+    }
+
+    /// The node says where it is.
+    pub async fn report(&self, node: &NodeCredentials, address: &str) {
+        let request = UpdateNodeStatusRequest {
+            node_id: id_of(node).to_string(),
+            status: Some(NodeStatus {
+                external_address: address.into(),
+                version: "0.1.0".into(),
+                boot_id: BOOT_ID.into(),
+                address_counter: 1,
+                ..Default::default()
+            }),
+        };
+        let mut curator = self.curator(node);
+        soon("a report", curator.update_node_status(request))
+            .await
+            .unwrap();
     }
 
     /// Takes a node out of the records.

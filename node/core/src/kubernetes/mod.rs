@@ -4,6 +4,7 @@
 //! |---|---|
 //! | this module | starts and ends the two roles' parts as the roles come and go, and tells their conditions |
 //! | [`balancer`] | one address on this machine, behind which all API servers are |
+//! | [`calendar`] | when certificates are due |
 //! | [`bundle`] | what the extension offers, and what its versions understand |
 //! | [`program`] | one program of it as a supervised child |
 //! | [`kubeconfig`] | the file by which such a program finds API servers |
@@ -40,6 +41,7 @@ pub mod access;
 pub mod api;
 pub(crate) mod balancer;
 pub mod bundle;
+pub(crate) mod calendar;
 mod containerd;
 mod controller;
 pub mod dns;
@@ -75,6 +77,7 @@ use crate::layout::Root;
 use crate::roles::{ControlPlane, CuratorConnection, Learned, View};
 
 use bundle::Bundle;
+use calendar::Calendar;
 
 /// Of a restart for a role that came or went.
 const AT_ONCE: Duration = Duration::from_millis(10);
@@ -85,6 +88,8 @@ pub(crate) struct Parts {
     pub root: Root,
     /// Takes the programs' log lines.
     pub log_tree: LogTree,
+    /// By which certificates are renewed.
+    pub calendar: Calendar,
     /// The programs are one of them.
     pub extensions: Arc<Extensions>,
     /// Will be read.

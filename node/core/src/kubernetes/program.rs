@@ -26,7 +26,7 @@ use std::time::Duration;
 use hearth_base::event::Writer;
 use hearth_base::logtree::LogTree;
 use hearth_base::supervisor::{Context, Outcome};
-use hearth_base::sys::child::{Child, ChildError};
+use hearth_base::sys::child::{self, Child, ChildError};
 use tokio::process::Command;
 use tokio::time::{Instant, sleep, timeout};
 
@@ -42,6 +42,14 @@ const ASK_SERVING: Duration = Duration::from_secs(10);
 const ANSWER: Duration = Duration::from_secs(20);
 /// A program that has not answered for so long is ended and started again.
 const HUNG: Duration = Duration::from_secs(120);
+/// How long one may take to end: an API server ends its connections, and calls
+/// that are under way. At power off it is over before it counts as one that
+/// does not stop.
+const STOP_WITHIN: Duration = Duration::from_secs(4);
+/// When processors are busy the cluster's own consensus goes first, three to
+/// one: a node that misses its heartbeats while an API server starts costs all
+/// nodes more than that start is worth.
+const NICENESS: u8 = 5;
 
 /// Why a program does not run.
 #[derive(Debug, thiserror::Error)]
@@ -120,6 +128,8 @@ pub struct Program {
     pub ready_within: Duration,
     /// How long it may take to end when asked.
     pub stop_within: Duration,
+    /// How far it goes after others (0 to 19) when the processors are busy.
+    pub niceness: u8,
 }
 
 impl Program {
@@ -137,7 +147,13 @@ impl Program {
                 _ => Dialect::Klog,
             },
             ready_within: Duration::from_secs(600),
-            stop_within: Duration::from_secs(5),
+            stop_within: STOP_WITHIN,
+            niceness: match binary {
+                // What it starts are the users' containers, which have control
+                // groups of their own.
+                Binary::Containerd => 0,
+                _ => NICENESS,
+            },
         }
     }
 
@@ -168,6 +184,7 @@ impl Program {
             .env_clear()
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .current_dir(&self.directory);
+        child::nice(&mut command, self.niceness);
         let last_words = Arc::new(Mutex::new(None));
         let (log, dn, words) = (log.clone(), dn.to_owned(), last_words.clone());
         let dialect = self.dialect;

@@ -36,6 +36,11 @@ pub(super) fn with_bundle(directory: &TempDir) -> Extensions {
 
 impl Fake {
     pub fn new(extensions: impl FnOnce(&TempDir) -> Extensions) -> Self {
+        Self::by(Calendar::of_this_machine(), extensions)
+    }
+
+    /// Certificates are renewed by this calendar.
+    pub fn by(calendar: Calendar, extensions: impl FnOnce(&TempDir) -> Extensions) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let extensions = Arc::new(extensions(&directory));
         let root = Root::under(&directory.path().join("node"));
@@ -73,6 +78,7 @@ impl Fake {
             parts: Arc::new(Parts {
                 root,
                 log_tree: LogTree::new(hearth_base::logtree::Options::default()),
+                calendar,
                 extensions,
                 cluster_state,
                 member,

@@ -115,7 +115,7 @@ pub struct CuratorConnection {
 }
 
 impl CuratorConnection {
-    pub(super) fn new(node_id: NodeId, curators: Curators) -> Self {
+    pub(crate) fn new(node_id: NodeId, curators: Curators) -> Self {
         Self {
             node_id,
             curators,

@@ -57,7 +57,7 @@ use crate::curator;
 use crate::extensions::Extensions;
 use crate::handover::{BootstrapData, Disowned, Founded, MemberData, PodNetwork, Refusals};
 use crate::image::Image;
-use crate::kubernetes;
+use crate::kubernetes::{self, calendar::Calendar};
 use crate::layout::Root;
 use crate::mesh;
 use crate::power::Power;
@@ -205,6 +205,7 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
     let parts = Arc::new(kubernetes::Parts {
         root: inputs.root.clone(),
         log_tree: inputs.log_tree.clone(),
+        calendar: Calendar::of_this_machine(),
         extensions: inputs.extensions.clone(),
         cluster_state: inputs.cluster_state.clone(),
         member: inputs.member.clone(),

@@ -4,41 +4,23 @@ use std::time::{Duration, SystemTime};
 
 use hearth_api::{
     identity::{NodeCredentials, SigningKey},
-    private::StoredNode,
     v1::{
         ConfigureClusterRequest, GetClusterInfoRequest, GetKubernetesAccessRequest,
         GetKubernetesAccessResponse, IssueCertificateRequest, IssueCertificateResponse,
-        KubernetesConfiguration, NodeRoles, NodeState, NodeStatus, UpdateNodeStatusRequest,
+        KubernetesConfiguration, NodeRoles, NodeState,
         issue_certificate_request::{Kind, KubernetesWorker, kubernetes_worker::Purpose},
         management_client::ManagementClient,
         node_roles,
     },
 };
-use prost::Message as _;
 use tonic::{Code, Status};
 use x509_parser::extensions::GeneralName;
 
 use super::super::{
     state::{self, FullCluster},
-    testing::{BOOT_ID, Who, World, id_of, quick},
+    testing::{Who, World, id_of, quick},
 };
-use crate::{
-    consensus::{
-        fenced::{Condition, Write},
-        testing::soon,
-    },
-    pki::kubernetes::KeyAndCertificate,
-};
-
-async fn set_roles(world: &World, node: &NodeCredentials, roles: NodeRoles) {
-    let key = state::node_key(id_of(node));
-    let record = world.client().get(&key).await.unwrap().unwrap();
-    let mut stored = StoredNode::decode(&record.value[..]).unwrap();
-    stored.roles = Some(roles);
-    let write = Write::when(Condition::Unchanged(key.clone(), record.mod_revision));
-    let write = write.put(key, stored.encode_to_vec());
-    world.client().write(write).await.unwrap();
-}
+use crate::{consensus::testing::soon, pki::kubernetes::KeyAndCertificate};
 
 fn worker() -> NodeRoles {
     NodeRoles {
@@ -52,23 +34,6 @@ fn controller() -> NodeRoles {
         kubernetes_controller: Some(node_roles::KubernetesController {}),
         ..Default::default()
     }
-}
-
-async fn report(world: &World, node: &NodeCredentials, address: &str) {
-    let request = UpdateNodeStatusRequest {
-        node_id: id_of(node).to_string(),
-        status: Some(NodeStatus {
-            external_address: address.into(),
-            version: "0.1.0".into(),
-            boot_id: BOOT_ID.into(),
-            address_counter: 1,
-            ..Default::default()
-        }),
-    };
-    let mut curator = world.curator(node);
-    soon("a report", curator.update_node_status(request))
-        .await
-        .unwrap();
 }
 
 async fn ask(
@@ -98,7 +63,7 @@ async fn workers_get_a_certificate_for_each_purpose() {
     let world = World::new(quick()).await;
     let node = world.add_node(NodeState::Up).await;
     let id = id_of(&node);
-    set_roles(&world, &node, worker()).await;
+    world.set_roles(&node, worker()).await;
     let mut authorities = Vec::new();
     for (purpose, wanted) in [
         (
@@ -135,7 +100,7 @@ async fn workers_get_a_certificate_for_each_purpose() {
         ("192.0.2.9", &[192, 0, 2, 9][..]),
         ("192.0.2.10", &[192, 0, 2, 10]),
     ] {
-        report(&world, &node, address).await;
+        world.report(&node, address).await;
         let issued = server().await.unwrap();
         let (_, leaf) = x509_parser::parse_x509_certificate(&issued.certificate).unwrap();
         let names = leaf.subject_alternative_name().unwrap().unwrap();
@@ -157,7 +122,7 @@ async fn nobody_else_gets_one_and_nothing_else_is_signed() {
     let kubelet = Purpose::KubeletClient.into();
     // Whatever roles it has beside.
     for roles in [NodeRoles::default(), controller()] {
-        set_roles(&world, &node, roles).await;
+        world.set_roles(&node, roles).await;
         let refused = ask(&world, &node, kubelet, key).await.unwrap_err();
         assert_eq!(refused.code(), Code::FailedPrecondition);
         assert!(
@@ -165,7 +130,7 @@ async fn nobody_else_gets_one_and_nothing_else_is_signed() {
             "{refused}"
         );
     }
-    set_roles(&world, &node, worker()).await;
+    world.set_roles(&node, worker()).await;
     let own = node.key.public();
     for (purpose, key, field) in [
         (0, key, "purpose"),
@@ -183,7 +148,7 @@ async fn nobody_else_gets_one_and_nothing_else_is_signed() {
     ask(&world, &node, kubelet, key).await.unwrap();
 
     // The role is taken away, then the node.
-    set_roles(&world, &node, NodeRoles::default()).await;
+    world.set_roles(&node, NodeRoles::default()).await;
     let refused = ask(&world, &node, kubelet, key).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
     world.delete_node(id_of(&node)).await;
@@ -192,7 +157,7 @@ async fn nobody_else_gets_one_and_nothing_else_is_signed() {
 
     // One that has only registered, and one whom nobody knows.
     let new = world.add_node(NodeState::Standby).await;
-    set_roles(&world, &new, worker()).await;
+    world.set_roles(&new, worker()).await;
     let refused = ask(&world, &new, kubelet, key).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
     world.stop().await;
@@ -223,17 +188,17 @@ async fn operators_get_short_access_to_the_controllers_there_are() {
         world.add_node(NodeState::Up).await,
         world.add_node(NodeState::Up).await,
     );
-    set_roles(&world, &one, controller()).await;
+    world.set_roles(&one, controller()).await;
     let refused = access(&world, public).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
     assert!(refused.message().contains("address"), "{refused}");
-    report(&world, &one, "192.0.2.1").await;
+    world.report(&one, "192.0.2.1").await;
     // It is no controller.
-    report(&world, &two, "192.0.2.2").await;
+    world.report(&two, "192.0.2.2").await;
     let given = access(&world, public).await.unwrap();
     assert_eq!(given.servers, ["https://192.0.2.1:6443"]);
-    set_roles(&world, &two, controller()).await;
-    report(&world, &two, "2001:db8::2").await;
+    world.set_roles(&two, controller()).await;
+    world.report(&two, "2001:db8::2").await;
     let mut given = access(&world, public).await.unwrap();
     given.servers.sort();
     assert_eq!(
@@ -250,7 +215,7 @@ async fn operators_get_short_access_to_the_controllers_there_are() {
         "{left:?}"
     );
     // Of the same authority as what workers get.
-    set_roles(&world, &one, worker()).await;
+    world.set_roles(&one, worker()).await;
     let issued = ask(&world, &one, Purpose::Proxy.into(), public).await;
     assert_eq!(issued.unwrap().ca_certificate, given.ca_certificate);
 

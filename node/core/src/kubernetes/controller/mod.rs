@@ -22,7 +22,7 @@ mod tests;
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
@@ -34,10 +34,6 @@ use crate::consensus::{self, ConsensusUser, NamespacedClient};
 use crate::handover::MemberData;
 use crate::pki::kubernetes::{Authorities, Certificate};
 use files::Files;
-
-/// How often it is looked whether a certificate is due: the wall clock, by
-/// which certificates end, may be set meanwhile.
-const LOOK_AT_CLOCK: Duration = Duration::from_secs(3600);
 
 /// The ports of this machine at which the programs serve.
 #[derive(Clone, Copy, Debug)]
@@ -130,7 +126,7 @@ pub(crate) async fn run(
         server: format!("https://127.0.0.1:{}", ports.apiserver),
         authority: controller.authorities.ca().clone(),
         issue: Box::new(move || {
-            let now = SystemTime::now();
+            let now = issuer.parts.calendar.now();
             Ok(issuer.authorities.issue(&Certificate::Reconciler, now)?)
         }),
     });
@@ -273,15 +269,8 @@ async fn outdated(
             _ => std::future::pending().await,
         }
     };
-    let due = async {
-        // An authority that is about to end issues nothing better.
-        tokio::time::sleep(LOOK_AT_CLOCK).await;
-        while let Ok(left) = renew_at.duration_since(SystemTime::now()) {
-            tokio::time::sleep(left.min(LOOK_AT_CLOCK)).await;
-        }
-    };
     tokio::select! {
         now = moved => format!("the node's address is {now} now"),
-        () = due => format!("{} gets new certificates", binary.name()),
+        () = all.parts.calendar.reaches(renew_at) => format!("{} gets new certificates", binary.name()),
     }
 }

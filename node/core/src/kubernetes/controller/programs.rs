@@ -4,7 +4,7 @@
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use hearth_api::names::{KUBERNETES_DOMAIN, SERVICE_NETWORK};
 use hearth_base::supervisor::Failure;
@@ -32,9 +32,6 @@ const LEADING: [(&str, &str); 3] = [
 ];
 /// A node that has said nothing for so long is taken for gone.
 const NODE_GRACE: &str = "60s";
-/// An API server ends its connections, and calls that are under way; at power
-/// off, before it counts as one that does not stop.
-const APISERVER_STOP: Duration = Duration::from_secs(4);
 
 /// A program that is ready to start.
 pub struct Prepared {
@@ -56,7 +53,7 @@ impl Prepared {
 
 /// Issues and writes what the program needs.
 pub fn prepare(all: &Controller, binary: Binary, address: IpAddr) -> Result<Prepared, Failure> {
-    let now = SystemTime::now();
+    let now = all.parts.calendar.now();
     let work = all.parts.root.ephemeral.kubernetes();
     match binary {
         Binary::Apiserver => {
@@ -154,7 +151,6 @@ fn apiserver(
     if all.bundle.has(Flag::ApiserverInsecurePort) {
         program = program.flag("insecure-port", "0");
     }
-    program.stop_within = APISERVER_STOP;
     Ok(Prepared {
         program,
         renew_at,

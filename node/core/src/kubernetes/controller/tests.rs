@@ -5,20 +5,32 @@
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
 
 use hearth_api::names::{EXTENSION_KUBERNETES, EXTENSIONS};
+use hearth_api::testing::TestClock;
+use hearth_base::event::Watcher;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::*;
 use crate::consensus::testing::Site;
 use crate::extensions::Extensions;
+use crate::kubernetes::calendar::Calendar;
 use crate::kubernetes::tests::Fake;
 use crate::roles::ControlPlane;
 use crate::roles::testing::Alone;
 
 /// Of a machine with other things to do.
 const SLOW: Duration = Duration::from_secs(300);
+/// In seconds.
+const DAY: u64 = 24 * 3600;
+
+const ALL: [Binary; 3] = [
+    Binary::Apiserver,
+    Binary::ControllerManager,
+    Binary::Scheduler,
+];
 
 fn bundle() -> Option<Arc<Bundle>> {
     let mounted = Path::new(EXTENSIONS).join(EXTENSION_KUBERNETES);
@@ -65,65 +77,147 @@ async fn slowly<T>(what: &str, future: impl Future<Output = T>) -> T {
     }
 }
 
+/// A control plane of the real programs that works.
+struct Plane {
+    site: Site,
+    etcd: crate::consensus::testing::Running,
+    fake: Fake,
+    alone: Alone,
+    standings: Watcher<Standing>,
+}
+
+impl Plane {
+    /// None where there is no bundle.
+    async fn start(calendar: Calendar) -> Option<Self> {
+        let bundle = bundle()?;
+        let site = Site::new();
+        site.state.0.set(crate::cluster_state::State::Home).unwrap();
+        let etcd = site.start(true).await;
+        let fake = Fake::by(calendar, |_| Extensions::none());
+        fake.address.set(Ipv4Addr::LOCALHOST.into());
+        fake.control_plane.set(ControlPlane {
+            consensus: Some(etcd.handle()),
+            ..ControlPlane::default()
+        });
+        let (ports, parts) = (free_ports(), fake.parts.clone());
+        let standing = Arc::new(event::value::<Standing>().0);
+        let standings = standing.value().watch();
+        let alone = Alone::run(move |ctx| {
+            let (parts, bundle, standing) = (parts.clone(), bundle.clone(), standing.clone());
+            async move {
+                tokio::select! {
+                    outcome = run(&ctx, &parts, bundle, ports, &standing) => outcome,
+                    () = ctx.cancelled() => Ok(()),
+                }
+            }
+        });
+        let mut plane = Self {
+            site,
+            etcd,
+            fake,
+            alone,
+            standings,
+        };
+        plane.works("the control plane works").await;
+        Some(plane)
+    }
+
+    async fn works(&mut self, what: &str) {
+        let met = self
+            .standings
+            .wait_for(|standing| *standing == Standing::Met);
+        slowly(what, met).await.unwrap();
+    }
+
+    async fn does_not_work(&mut self, what: &str) {
+        let failed = self
+            .standings
+            .wait_for(|standing| *standing != Standing::Met);
+        slowly(what, failed).await.unwrap();
+    }
+
+    fn root(&self) -> &Path {
+        self.fake.parts.root.ephemeral.path()
+    }
+
+    /// The one process of a program.
+    fn one(&self, binary: Binary) -> i32 {
+        let found = pids(self.root(), binary);
+        assert_eq!(found.len(), 1, "{binary:?}: {found:?}");
+        found[0]
+    }
+
+    async fn stop(self) {
+        let root = self.root().to_owned();
+        self.alone.stop().await;
+        for binary in ALL {
+            assert_eq!(pids(&root, binary), [] as [i32; 0], "{binary:?}");
+        }
+        self.etcd.stop().await;
+        drop(self.site);
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn the_control_plane_serves_survives_the_death_of_a_part_and_ends() {
-    let Some(bundle) = bundle() else { return };
-    let site = Site::new();
-    site.state.0.set(crate::cluster_state::State::Home).unwrap();
-    let etcd = site.start(true).await;
-    let fake = Fake::new(|_| Extensions::none());
-    fake.address.set(Ipv4Addr::LOCALHOST.into());
-    fake.control_plane.set(ControlPlane {
-        consensus: Some(etcd.handle()),
-        ..ControlPlane::default()
-    });
-
-    let (ports, parts) = (free_ports(), fake.parts.clone());
-    let standing = Arc::new(event::value::<Standing>().0);
-    let mut standings = standing.value().watch();
-    let alone = Alone::run(move |ctx| {
-        let (parts, bundle, standing) = (parts.clone(), bundle.clone(), standing.clone());
-        async move {
-            tokio::select! {
-                outcome = run(&ctx, &parts, bundle, ports, &standing) => outcome,
-                () = ctx.cancelled() => Ok(()),
-            }
-        }
-    });
-    let begin = std::time::Instant::now();
-    let met = standings.wait_for(|standing| *standing == Standing::Met);
-    slowly("the control plane works", met).await.unwrap();
-    println!("the control plane works after {:?}", begin.elapsed());
-
+    let calendar = Calendar::of_this_machine();
+    let Some(mut plane) = Plane::start(calendar).await else {
+        return;
+    };
     // It keeps what it keeps in its own part of the store, and nowhere else.
-    let root = etcd.handle();
+    let root = plane.etcd.handle();
     let store = root.root().namespaced(ConsensusUser::Kubernetes);
     let kept = store.list("registry/").await.unwrap();
     let kept = kept.records.len() + store.list("/registry/").await.unwrap().records.len();
     assert!(kept > 50, "{kept} objects");
 
-    let root = fake.parts.root.ephemeral.path().to_owned();
-    let one = |binary| {
-        let found = pids(&root, binary);
-        assert_eq!(found.len(), 1, "{binary:?}: {found:?}");
-        found[0]
-    };
-    let (apiserver, scheduler) = (one(Binary::Apiserver), one(Binary::Scheduler));
+    let (apiserver, scheduler) = (plane.one(Binary::Apiserver), plane.one(Binary::Scheduler));
     kill(Pid::from_raw(scheduler), Signal::SIGKILL).unwrap();
-    let failed = standings.wait_for(|standing| *standing != Standing::Met);
-    slowly("the death is told", failed).await.unwrap();
-    let met = standings.wait_for(|standing| *standing == Standing::Met);
-    slowly("the scheduler is back", met).await.unwrap();
-    assert_ne!(one(Binary::Scheduler), scheduler);
-    assert_eq!(one(Binary::Apiserver), apiserver, "nobody else restarts");
+    plane.does_not_work("the death is told").await;
+    plane.works("the scheduler is back").await;
+    assert_ne!(plane.one(Binary::Scheduler), scheduler);
+    assert_eq!(
+        plane.one(Binary::Apiserver),
+        apiserver,
+        "nobody else restarts"
+    );
+    plane.stop().await;
+}
 
-    alone.stop().await;
-    for binary in [
-        Binary::Apiserver,
-        Binary::ControllerManager,
-        Binary::Scheduler,
-    ] {
-        assert_eq!(pids(&root, binary), [] as [i32; 0], "{binary:?}");
-    }
-    etcd.stop().await;
+/// Certificates last for 30 days, of which 20 have passed since the programs
+/// were started.
+#[tokio::test(flavor = "multi_thread")]
+async fn programs_whose_certificates_are_due_start_again_with_new_ones() {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let clock = TestClock::new();
+    clock.set(now.as_secs() - 21 * DAY);
+    let calendar = Calendar::by(clock.clone(), Duration::from_millis(50));
+    let Some(mut plane) = Plane::start(calendar).await else {
+        return;
+    };
+    let old = ALL.map(|binary| plane.one(binary));
+    let shown = |plane: &Plane| {
+        let files = plane.fake.parts.root.ephemeral.kubernetes().controller();
+        std::fs::read(files.keys("apiserver").certificate()).unwrap()
+    };
+    let before = shown(&plane);
+    clock.set(now.as_secs());
+    plane.does_not_work("they end").await;
+    slowly("all have started again", async {
+        loop {
+            plane.works("they work again").await;
+            let new = ALL.map(|binary| pids(plane.root(), binary));
+            if new
+                .iter()
+                .zip(old)
+                .all(|(new, old)| new.len() == 1 && new[0] != old)
+            {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    })
+    .await;
+    assert_ne!(shown(&plane), before);
+    plane.stop().await;
 }

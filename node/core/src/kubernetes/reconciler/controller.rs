@@ -2,21 +2,16 @@
 //! word of the cluster, and the work.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
 
 use hearth_base::event::{self, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use rustls_pki_types::CertificateDer;
-use tokio::time::sleep;
 
 use super::{Reconciler, Timing, cluster, run};
 use crate::kubernetes::Parts;
 use crate::kubernetes::access;
 use crate::kubernetes::api::Client;
 use crate::pki::kubernetes::KeyAndCertificate;
-
-/// How often the clock is looked at: it may be set while we wait.
-const LOOK_AT_CLOCK: Duration = Duration::from_secs(3600);
 
 /// Makes a certificate for the reconciler.
 pub(crate) type Issue = dyn Fn() -> Result<KeyAndCertificate, Failure> + Send + Sync;
@@ -75,14 +70,8 @@ async fn keep_client(ctx: Context, worker: &Worker, clients: &Writer<Client>) ->
         if !std::mem::replace(&mut healthy, true) {
             ctx.healthy();
         }
-        let renew_at = own.renew_at();
-        let due = async {
-            while let Ok(left) = renew_at.duration_since(SystemTime::now()) {
-                sleep(left.min(LOOK_AT_CLOCK)).await;
-            }
-        };
         tokio::select! {
-            () = due => {}
+            () = worker.parts.calendar.reaches(own.renew_at()) => {}
             () = ctx.cancelled() => return Ok(()),
         }
     }

@@ -11,6 +11,9 @@
 //! curators put the address into that certificate that they know, so one with
 //! an old address is asked for again until they have heard of the new one.
 
+#[cfg(test)]
+mod tests;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -28,6 +31,7 @@ use rustls_pki_types::CertificateDer;
 use x509_parser::prelude::{GeneralName, ParsedExtension};
 
 use crate::kubernetes::access;
+use crate::kubernetes::calendar::Calendar;
 use crate::layout::{EphemeralWorker, KeyFiles};
 use crate::pki::kubernetes::{KeyAndCertificate, to_pem};
 use crate::roles::CuratorConnection;
@@ -36,8 +40,6 @@ use crate::roles::CuratorConnection;
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// One attempt may take so long.
 const ASK_BOUND: Duration = Duration::from_secs(20);
-/// How often the clock is looked at: it may be set while we wait.
-const LOOK_AGAIN: Duration = Duration::from_secs(3600);
 /// What is public.
 const PUBLIC: u32 = 0o644;
 
@@ -64,6 +66,8 @@ pub(crate) struct Credentials {
 pub(crate) struct Worker {
     /// Where they are written.
     pub files: EphemeralWorker,
+    /// By which they are renewed.
+    pub calendar: Calendar,
     /// Will be read: whom to ask.
     pub connection: Value<CuratorConnection>,
     /// Will be read: what the kubelet's server is to prove.
@@ -91,7 +95,7 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
             if !std::mem::replace(&mut healthy, true) {
                 ctx.healthy();
             }
-            address = due(renew_at, &mut addresses, address).await?;
+            address = worker.due(renew_at, &mut addresses, address).await?;
         }
     };
     tokio::select! {
@@ -100,25 +104,20 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     }
 }
 
-/// Waits until new ones are due, and gives the address that they are for.
-async fn due(
-    renew_at: SystemTime,
-    addresses: &mut Watcher<IpAddr>,
-    address: IpAddr,
-) -> Result<IpAddr, event::Closed> {
-    let changed = addresses.wait_for(|now| *now != address);
-    let old = async {
-        while let Ok(left) = renew_at.duration_since(SystemTime::now()) {
-            tokio::time::sleep(left.min(LOOK_AGAIN)).await;
-        }
-    };
-    tokio::select! {
-        changed = changed => changed,
-        () = old => Ok(address),
-    }
-}
-
 impl Worker {
+    /// Waits until new ones are due, and gives the address that they are for.
+    async fn due(
+        &self,
+        renew_at: SystemTime,
+        addresses: &mut Watcher<IpAddr>,
+        address: IpAddr,
+    ) -> Result<IpAddr, event::Closed> {
+        tokio::select! {
+            changed = addresses.wait_for(|now| *now != address) => changed,
+            () = self.calendar.reaches(renew_at) => Ok(address),
+        }
+    }
+
     /// Asks the curators for as long as it takes.
     async fn get(&self, address: IpAddr) -> Result<Credentials, event::Closed> {
         let mut said = String::new();
@@ -142,7 +141,7 @@ impl Worker {
     /// One attempt. Written are all or none, but for a failing disk.
     async fn ask(&self, address: IpAddr) -> Result<Credentials, Failure> {
         let (authority, server) = self.issue(Purpose::KubeletServer).await?;
-        if !proves(&server, address) {
+        if !proves(server.certificate(), address) {
             return Err(Failure::msg(format!(
                 "the curators have not heard yet that this node is at {address}"
             )));
@@ -193,12 +192,12 @@ fn save(files: &KeyFiles, authority: &CertificateDer<'_>, issued: &KeyAndCertifi
 }
 
 /// Whether a server's certificate is good for an address.
-fn proves(issued: &KeyAndCertificate, address: IpAddr) -> bool {
+fn proves(certificate: &[u8], address: IpAddr) -> bool {
     let octets = match address {
         IpAddr::V4(address) => address.octets().to_vec(),
         IpAddr::V6(address) => address.octets().to_vec(),
     };
-    let Ok((_, parsed)) = x509_parser::parse_x509_certificate(issued.certificate()) else {
+    let Ok((_, parsed)) = x509_parser::parse_x509_certificate(certificate) else {
         return false;
     };
     parsed.extensions().iter().any(|extension| {

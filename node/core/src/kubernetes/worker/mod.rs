@@ -130,6 +130,7 @@ fn start(
     })?;
     let worker = Arc::new(certificates::Worker {
         files: parts.root.ephemeral.kubernetes().worker(),
+        calendar: parts.calendar.clone(),
         connection: parts.connection.clone(),
         address: parts.address.clone(),
         credentials: credentials_writer,
