@@ -230,10 +230,7 @@ fn check(ui: &Ui, bundle: &Bundle) -> Result<()> {
 /// Builds an entry in `scratch`; returns its folder there.
 fn build(ui: &Ui, inputs: &Inputs, builder: &Builder<'_>, scratch: &Path) -> Result<PathBuf> {
     inputs.verify()?;
-    let log_path = builder.log();
-    let log =
-        File::create(&log_path).with_context(|| format!("cannot create {}", log_path.display()))?;
-    let mut log = LineWriter::new(log);
+    let (log_path, mut log) = new_log(builder)?;
     let task = ui.counted_task("building the Kubernetes bundle", compile::EXPECTED_PACKAGES);
     let source = scratch.join("source");
     let stage = scratch.join("stage");
@@ -249,6 +246,13 @@ fn build(ui: &Ui, inputs: &Inputs, builder: &Builder<'_>, scratch: &Path) -> Res
     fs::copy(&built.kubectl, entry.join(KUBECTL)).context("cannot keep kubectl")?;
     task.done();
     Ok(entry)
+}
+
+/// Where what the compiler says goes.
+fn new_log(builder: &Builder<'_>) -> Result<(PathBuf, LineWriter<File>)> {
+    let path = builder.log();
+    let log = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+    Ok((path, LineWriter::new(log)))
 }
 
 /// The C compiler and its linker, as they call themselves.

@@ -62,6 +62,9 @@ enum Part {
 /// The crate of the end-to-end tests.
 const E2E: &str = "hearth-tests";
 
+/// Tells tests where Kubernetes' programs are.
+const BUNDLE: &str = "HEARTH_KUBERNETES_BUNDLE";
+
 /// The suite that needs Kubernetes.
 const KUBERNETES: &str = "kubernetes";
 
@@ -131,6 +134,10 @@ fn unit(ui: &Ui, args: &Args, filter: Option<&str>) -> Result<(Report, bool)> {
         krate == word || krate.strip_prefix("hearth-") == Some(word)
     });
     let mut cmd = cargo_test(args);
+    if args.part.is_none() && !args.list {
+        // The end-to-end tests need it anyhow; alone the tests take one that is there.
+        cmd = cmd.env(BUNDLE, &kubernetes::ensure(ui, None)?.root);
+    }
     cmd = match &selection.whole {
         Some(krate) => cmd.args(["--package", krate]),
         None => cmd.args(["--workspace", "--exclude", E2E]),

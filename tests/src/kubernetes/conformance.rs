@@ -250,7 +250,7 @@ mod tests {
     #[test]
     fn names_are_read_and_quoted() {
         let listed = "- testname: One\n  codename: '[a] it''s one\n    of two'\n- testname: Two\n  codename: \
-                      \"[b] cat \\\"x\\\"\"\n- codename: plain\n";
+                      \"[b] cat \\\"x\\\"\"\n- testname: Three\n  codename: plain\n";
         let names = ["[a] it's one of two", "[b] cat \"x\"", "plain"];
         assert_eq!(upstream(listed), names.map(str::to_owned).into());
         assert_eq!(focus(&["[a] b", "c*"]), r" (?:\[a\] b|c\*)$");

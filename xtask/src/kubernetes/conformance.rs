@@ -15,8 +15,8 @@
 //!
 //! An entry of the cache, as the bundle is; its key covers the bundle's.
 
-use std::fs::{self, File};
-use std::io::{LineWriter, Write};
+use std::fs;
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -25,7 +25,7 @@ use serde_json::json;
 use super::compile::{self, Tests};
 use super::inputs::Inputs;
 use super::tree::{self, Packages};
-use super::{Bundle, ROOT, compiler, key, oci, sync};
+use super::{Bundle, ROOT, compiler, key, new_log, oci, sync};
 use crate::cache::{Builder, Cache};
 use crate::command::Cmd;
 use crate::ui::Ui;
@@ -88,10 +88,7 @@ fn build(
     scratch: &Path,
 ) -> Result<PathBuf> {
     inputs.verify()?;
-    let log_path = builder.log();
-    let log =
-        File::create(&log_path).with_context(|| format!("cannot create {}", log_path.display()))?;
-    let mut log = LineWriter::new(log);
+    let (log_path, mut log) = new_log(builder)?;
     let task = ui.counted_task(
         "building Kubernetes' conformance tests",
         compile::EXPECTED_TEST_PACKAGES,

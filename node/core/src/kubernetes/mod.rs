@@ -4,8 +4,8 @@
 //! |---|---|
 //! | this module | starts and ends the two roles' parts as the roles come and go, and tells their conditions |
 //! | [`balancer`] | one address on this machine, behind which all API servers are |
-//! | [`calendar`] | when certificates are due |
 //! | [`bundle`] | what the extension offers, and what its versions understand |
+//! | [`calendar`] | when certificates are due |
 //! | [`program`] | one program of it as a supervised child |
 //! | [`kubeconfig`] | the file by which such a program finds API servers |
 //! | [`store`] | the API server's way to etcd |

@@ -310,9 +310,11 @@ where
         progress.set(Progress::Starting);
     }
     let outcome = live(ctx, program, log, progress, probe, over).await;
-    if let Err(error) = &outcome {
-        progress.set(Progress::Failing(error.to_string()));
-    }
+    progress.set(match &outcome {
+        Err(error) => Progress::Failing(error.to_string()),
+        // In order, to start again with something else, or for good.
+        Ok(()) => Progress::Starting,
+    });
     Ok(outcome?)
 }
 

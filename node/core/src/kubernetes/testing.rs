@@ -47,7 +47,7 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(
 }
 
 /// Where the programs are.
-fn programs() -> Option<PathBuf> {
+pub fn programs() -> Option<PathBuf> {
     let known = |root: PathBuf| root.join("bin/kube-apiserver").exists().then_some(root);
     if let Some(root) = std::env::var_os("HEARTH_KUBERNETES_BUNDLE") {
         let root = known(root.into());

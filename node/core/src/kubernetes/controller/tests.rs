@@ -1,13 +1,11 @@
-//! A controller of the real programs on a real etcd, on this machine. Needs the
-//! bundle where a node has it (`cargo xtask kubernetes`, linked to
-//! `/ext/kubernetes`, where its programs look for their libraries); without it
-//! the tests say that they are skipped.
+//! A controller of the real programs on a real etcd, on this machine, where
+//! there is a bundle (`cargo xtask kubernetes`); without it the tests say that
+//! they are skipped.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, UNIX_EPOCH};
 
-use hearth_api::names::{EXTENSION_KUBERNETES, EXTENSIONS};
 use hearth_api::testing::TestClock;
 use hearth_base::event::Watcher;
 use nix::sys::signal::{Signal, kill};
@@ -17,6 +15,7 @@ use super::*;
 use crate::consensus::testing::Site;
 use crate::extensions::Extensions;
 use crate::kubernetes::calendar::Calendar;
+use crate::kubernetes::testing;
 use crate::kubernetes::tests::Fake;
 use crate::roles::ControlPlane;
 use crate::roles::testing::Alone;
@@ -33,14 +32,11 @@ const ALL: [Binary; 3] = [
 ];
 
 fn bundle() -> Option<Arc<Bundle>> {
-    let mounted = Path::new(EXTENSIONS).join(EXTENSION_KUBERNETES);
-    match Bundle::open(&mounted) {
-        Ok(bundle) => Some(Arc::new(bundle)),
-        Err(error) => {
-            println!("skipped: no bundle of Kubernetes on this machine: {error}");
-            None
-        }
-    }
+    let Some(root) = testing::programs() else {
+        println!("skipped: no bundle of Kubernetes on this machine");
+        return None;
+    };
+    Some(Arc::new(Bundle::open(&root).unwrap()))
 }
 
 fn free_ports() -> Ports {
@@ -184,13 +180,12 @@ async fn the_control_plane_serves_survives_the_death_of_a_part_and_ends() {
     plane.stop().await;
 }
 
-/// Certificates last for 30 days, of which 20 have passed since the programs
-/// were started.
+/// Certificates last for 30 days, and 20 of them go by.
 #[tokio::test(flavor = "multi_thread")]
 async fn programs_whose_certificates_are_due_start_again_with_new_ones() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let clock = TestClock::new();
-    clock.set(now.as_secs() - 21 * DAY);
+    clock.set(now.as_secs());
     let calendar = Calendar::by(clock.clone(), Duration::from_millis(50));
     let Some(mut plane) = Plane::start(calendar).await else {
         return;
@@ -201,11 +196,10 @@ async fn programs_whose_certificates_are_due_start_again_with_new_ones() {
         std::fs::read(files.keys("apiserver").certificate()).unwrap()
     };
     let before = shown(&plane);
-    clock.set(now.as_secs());
+    clock.set(now.as_secs() + 21 * DAY);
     plane.does_not_work("they end").await;
     slowly("all have started again", async {
         loop {
-            plane.works("they work again").await;
             let new = ALL.map(|binary| pids(plane.root(), binary));
             if new
                 .iter()
@@ -219,5 +213,6 @@ async fn programs_whose_certificates_are_due_start_again_with_new_ones() {
     })
     .await;
     assert_ne!(shown(&plane), before);
+    plane.works("they work again").await;
     plane.stop().await;
 }
