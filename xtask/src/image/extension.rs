@@ -64,10 +64,12 @@ impl Request {
     /// The extension, sealed where the cache does not have it.
     pub fn ensure(&self, ui: &Ui) -> Result<Extension> {
         match &self.folder {
-            Some(folder) => cached(ui, &self.name, folder),
-            None if self.name() == names::EXTENSION_KUBERNETES => {
-                cached(ui, &self.name, &kubernetes::ensure(ui, None)?.root)
+            // One that lacks something is refused here, not by the node.
+            folder if self.name() == names::EXTENSION_KUBERNETES => {
+                let bundle = kubernetes::ensure(ui, folder.as_deref())?;
+                cached(ui, &self.name, &bundle.root)
             }
+            Some(folder) => cached(ui, &self.name, folder),
             None => bail!(
                 "nothing is known of an extension {0}: give its folder, --extension {0}=DIR",
                 self.name

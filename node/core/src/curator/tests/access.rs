@@ -372,8 +372,18 @@ async fn a_node_that_has_just_become_a_member_is_not_refused() {
         let node = world.add_node(NodeState::Standby).await;
         let mut curator = world.curator(&node);
         let request = WatchRequest::default();
-        let refused = soon("a refusal", curator.watch(request.clone())).await;
-        assert_eq!(refused.unwrap_err().code(), Code::PermissionDenied);
+        // On a busy host the farewell may be over before the refusal is there: then it is asked again.
+        soon("a refusal", async {
+            loop {
+                let refused = curator.watch(request.clone()).await.unwrap_err();
+                match refused.code() {
+                    Code::PermissionDenied => return,
+                    Code::Unknown | Code::Unavailable | Code::Cancelled => {}
+                    _ => panic!("{refused}"),
+                }
+            }
+        })
+        .await;
 
         let key = state::node_key(id_of(&node));
         let record = world.client().get(&key).await.unwrap().unwrap();
