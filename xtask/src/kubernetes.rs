@@ -232,12 +232,7 @@ fn build(ui: &Ui, inputs: &Inputs, builder: &Builder<'_>, scratch: &Path) -> Res
     inputs.verify()?;
     let (log_path, mut log) = new_log(builder)?;
     let task = ui.counted_task("building the Kubernetes bundle", compile::EXPECTED_PACKAGES);
-    let source = scratch.join("source");
-    let stage = scratch.join("stage");
-    let entry = scratch.join("entry");
-    for folder in [&source, &stage, &entry, &entry.join("host")] {
-        fs::create_dir(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    }
+    let [source, stage, entry] = folders(scratch)?;
     let built = compile::compile(ui, inputs, &source, &mut log, &task)
         .with_context(|| format!("the whole log is {}", log_path.display()))?;
     log.flush().context("cannot write the log")?;
@@ -246,6 +241,15 @@ fn build(ui: &Ui, inputs: &Inputs, builder: &Builder<'_>, scratch: &Path) -> Res
     fs::copy(&built.kubectl, entry.join(KUBECTL)).context("cannot keep kubectl")?;
     task.done();
     Ok(entry)
+}
+
+/// For the source, for what is in between, and for the entry.
+fn folders(scratch: &Path) -> Result<[PathBuf; 3]> {
+    let all = ["source", "stage", "entry"].map(|name| scratch.join(name));
+    for folder in all.iter().chain([&all[2].join("host")]) {
+        fs::create_dir(folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    }
+    Ok(all)
 }
 
 /// Where what the compiler says goes.

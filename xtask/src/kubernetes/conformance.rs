@@ -25,7 +25,7 @@ use serde_json::json;
 use super::compile::{self, Tests};
 use super::inputs::Inputs;
 use super::tree::{self, Packages};
-use super::{Bundle, ROOT, compiler, key, new_log, oci, sync};
+use super::{Bundle, ROOT, compiler, folders, key, new_log, oci, sync};
 use crate::cache::{Builder, Cache};
 use crate::command::Cmd;
 use crate::ui::Ui;
@@ -93,14 +93,7 @@ fn build(
         "building Kubernetes' conformance tests",
         compile::EXPECTED_TEST_PACKAGES,
     );
-    let (source, stage, entry) = (
-        scratch.join("source"),
-        scratch.join("stage"),
-        scratch.join("entry"),
-    );
-    for folder in [&source, &stage, &entry, &entry.join("host")] {
-        fs::create_dir(folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    }
+    let [source, stage, entry] = folders(scratch)?;
     let built = compile::compile_tests(ui, inputs, &source, &mut log, &task)
         .with_context(|| format!("the whole log is {}", log_path.display()))?;
     log.flush().context("cannot write the log")?;
@@ -128,6 +121,7 @@ fn images(ui: &Ui, inputs: &Inputs, built: &Tests, stage: &Path, to: &Path) -> R
     )?;
     let busybox = stage.join("busybox");
     tree::busybox_rootfs(ui, &packages, &busybox.join("rootfs"))?;
+    tree::settle(&busybox.join("rootfs"))?;
     oci::write(
         ui,
         "docker.io/library/busybox:1.29",

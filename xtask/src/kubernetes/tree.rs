@@ -367,7 +367,7 @@ fn probe_rootfs(ui: &Ui, packages: &Packages, rootfs: &Path) -> Result<()> {
     settle(rootfs)
 }
 
-/// Busybox under all its names, and what a user's home takes.
+/// Busybox under all its names, and what a user's home takes; to be settled when all is there.
 pub fn busybox_rootfs(ui: &Ui, packages: &Packages, rootfs: &Path) -> Result<()> {
     for folder in ["bin", "etc", "root", "tmp"] {
         create_dir(&rootfs.join(folder))?;
@@ -389,7 +389,7 @@ pub fn busybox_rootfs(ui: &Ui, packages: &Packages, rootfs: &Path) -> Result<()>
     ] {
         write(&rootfs.join(file), content.as_bytes())?;
     }
-    settle(rootfs)
+    Ok(())
 }
 
 /// The modes of a system's files, of which everybody may write to one folder.
