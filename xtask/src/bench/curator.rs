@@ -72,7 +72,7 @@ fn take_in(output: &str, records: &mut Records) -> Result<Vec<Line>> {
     };
     let lines: Vec<Line> = output.lines().map(parse).collect::<Result<_>>()?;
     for line in &lines {
-        let known = ["1/s", "s", "ratio", "cores", "bytes", "boolean"];
+        let known = ["1/s", "s", "ratio", "cores", "bytes", "boolean", "calls"];
         let unit = known.into_iter().find(|unit| *unit == line.unit);
         let unit = unit.with_context(|| format!("{}: unknown unit {}", line.name, line.unit))?;
         records.add(&line.name, unit, &line.samples);

@@ -2,7 +2,7 @@
 //! watch of its own, while some of them change.
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -10,13 +10,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use hearth_api::{
     client::Channel,
     identity::{NodeCredentials, NodeId},
     v1::{
-        ClusterState, GetNodesRequest, HeartbeatRequest, Node, NodeHealth, NodeStatus,
-        UpdateNodeStatusRequest, WatchRequest, curator_client::CuratorClient,
+        ClusterState, GetNodesRequest, HeartbeatRequest, HeartbeatResponse, Node, NodeHealth,
+        NodeStatus, UpdateNodeStatusRequest, WatchRequest, curator_client::CuratorClient,
         management_client::ManagementClient,
     },
 };
@@ -28,7 +28,7 @@ use tokio::{
     time::{sleep, sleep_until, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::Streaming;
+use tonic::{Code, Status, Streaming};
 
 use crate::{report, serve::Served};
 
@@ -42,6 +42,8 @@ const ARRIVAL_BOUND: Duration = Duration::from_secs(30);
 const CHANGE_EVERY: Duration = Duration::from_millis(100);
 /// A node that dies is seen within the heartbeat's bound and a little.
 const DEATH_BOUND: Duration = Duration::from_secs(60);
+/// Before a node calls again what a curator has ended.
+const AGAIN_AFTER: Duration = Duration::from_millis(250);
 /// Changes bear a number behind this, as the version of the node's image.
 const MARK: &str = "change-";
 
@@ -56,6 +58,8 @@ struct Board {
     dead: Mutex<HashMap<String, Instant>>,
     deaths_seen: Mutex<Vec<f64>>,
     died: Notify,
+    /// Calls that the curator could not serve at the time, and that were made again.
+    repeated: AtomicUsize,
     ending: AtomicBool,
 }
 
@@ -72,18 +76,22 @@ impl Board {
             dead: Mutex::default(),
             deaths_seen: Mutex::default(),
             died: Notify::new(),
+            repeated: AtomicUsize::new(0),
             ending: AtomicBool::new(false),
         }
     }
 
-    /// Takes in what one watcher was sent.
-    fn read(&self, event: EncodedEvent) -> Result<()> {
+    /// Takes in what one watcher was sent, who has seen these changes before: a
+    /// watch that is begun again tells all there is once more.
+    fn read(&self, event: EncodedEvent, known: &mut HashSet<usize>) -> Result<()> {
         for node in event.nodes {
             let node = Node::decode(node)?;
             let version = node.status.as_ref().map(|status| status.version.as_str());
             let number = version.and_then(|version| version.strip_prefix(MARK)?.parse().ok());
-            let sent = number.and_then(|number: usize| lock(&self.sent).get(number).copied());
-            if let Some(sent) = sent {
+            let sent = |number: usize| Some((number, *lock(&self.sent).get(number)?));
+            if let Some((number, sent)) = number.and_then(sent)
+                && known.insert(number)
+            {
                 lock(&self.seen).push(sent.elapsed().as_secs_f32());
                 self.arrived.fetch_add(1, Ordering::Relaxed);
             }
@@ -95,6 +103,34 @@ impl Board {
             }
         }
         Ok(())
+    }
+
+    /// Calls until it is answered, as a node does: a curator that is out of touch
+    /// for a moment says so, and that is counted. Any other refusal is a failure.
+    async fn persist<T, F>(&self, mut call: impl FnMut() -> F) -> Result<T>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
+        loop {
+            match call().await {
+                Ok(answer) => return Ok(answer),
+                Err(status) => self.excuse(status).await?,
+            }
+        }
+    }
+
+    /// Waits until it is time to call again, if that is what is to be done.
+    async fn excuse(&self, status: Status) -> Result<()> {
+        if status.code() != Code::Unavailable {
+            return Err(status.into());
+        }
+        self.repeated.fetch_add(1, Ordering::Relaxed);
+        sleep(AGAIN_AFTER).await;
+        Ok(())
+    }
+
+    fn is_ending(&self) -> bool {
+        self.ending.load(Ordering::Relaxed)
     }
 }
 
@@ -115,40 +151,76 @@ async fn join(
     board: Arc<Board>,
     tasks: &Mutex<JoinSet<Result<()>>>,
 ) -> Result<Player> {
-    let mut client = CuratorClient::new(channel.clone());
-    let (beats, requests) = mpsc::channel(1);
-    beats.send(beat()).await?;
-    let answers = client.heartbeat(ReceiverStream::new(requests)).await?;
-    let mut answers = answers.into_inner();
-    let first = answers.message().await?.context("a heartbeat's answer")?;
-    let interval = Duration::from_millis(first.interval_ms.into());
-    let mut events = watch(channel).await?;
-    while !events
-        .message()
-        .await?
-        .context("the backlog")?
-        .backlog_complete
-    {}
+    let client = CuratorClient::new(channel.clone());
+    let heart = board.persist(|| Heart::start(client.clone())).await?;
+    let events = board.persist(|| backlog(channel.clone())).await?;
     let (stop, stopped) = oneshot::channel();
-    let heart = pulse(beats, answers, interval, stopped, board.clone());
     let mut tasks = lock(tasks);
-    tasks.spawn(heart);
-    tasks.spawn(follow(events, board));
+    tasks.spawn(pulse(heart, client.clone(), stopped, board.clone()));
+    tasks.spawn(follow(events, channel, board));
     Ok(Player { id, client, stop })
+}
+
+/// A watch that has told all there is.
+async fn backlog(channel: Channel) -> Result<Streaming<EncodedEvent>, Status> {
+    let mut events = watch(channel).await?;
+    loop {
+        let event = events.message().await?.ok_or_else(ended)?;
+        if event.backlog_complete {
+            return Ok(events);
+        }
+    }
 }
 
 /// A watch whose nodes are not decoded: thousands of callers in one process do
 /// the work of thousands of machines, and each of them gets all nodes at first.
-async fn watch(channel: Channel) -> Result<Streaming<EncodedEvent>> {
+async fn watch(channel: Channel) -> Result<Streaming<EncodedEvent>, Status> {
     let mut grpc = tonic::client::Grpc::new(channel);
-    grpc.ready().await?;
+    let ready = grpc.ready().await;
+    ready.map_err(|error| Status::unavailable(error.to_string()))?;
     let path = http::uri::PathAndQuery::from_static("/hearth.v1.Curator/Watch");
     let codec = tonic_prost::ProstCodec::<WatchRequest, EncodedEvent>::default();
     let request = tonic::Request::new(WatchRequest::default());
-    Ok(grpc
-        .server_streaming(request, path, codec)
-        .await?
-        .into_inner())
+    let answer = grpc.server_streaming(request, path, codec).await?;
+    Ok(answer.into_inner())
+}
+
+/// A stream that has come to its end without a word.
+fn ended() -> Status {
+    Status::internal("the curator has ended the stream")
+}
+
+/// A heartbeat stream that has been acknowledged at least once.
+struct Heart {
+    beats: mpsc::Sender<HeartbeatRequest>,
+    answers: Streaming<HeartbeatResponse>,
+    interval: Duration,
+    last: Instant,
+}
+
+impl Heart {
+    async fn start(mut client: CuratorClient<Channel>) -> Result<Self, Status> {
+        let (beats, requests) = mpsc::channel(1);
+        // There is room for one.
+        let _ = beats.try_send(beat());
+        let answers = client.heartbeat(ReceiverStream::new(requests)).await?;
+        let mut answers = answers.into_inner();
+        let first = answers.message().await?.ok_or_else(ended)?;
+        Ok(Self {
+            beats,
+            answers,
+            interval: Duration::from_millis(first.interval_ms.into()),
+            last: Instant::now(),
+        })
+    }
+
+    async fn beat(&mut self) -> Result<(), Status> {
+        // Nobody takes it any more if the stream has ended; the answer says why.
+        let _ = self.beats.send(beat()).await;
+        self.answers.message().await?.ok_or_else(ended)?;
+        self.last = Instant::now();
+        Ok(())
+    }
 }
 
 fn beat() -> HeartbeatRequest {
@@ -159,52 +231,51 @@ fn beat() -> HeartbeatRequest {
 }
 
 async fn pulse(
-    beats: mpsc::Sender<HeartbeatRequest>,
-    mut answers: Streaming<hearth_api::v1::HeartbeatResponse>,
-    interval: Duration,
+    mut heart: Heart,
+    client: CuratorClient<Channel>,
     mut stopped: oneshot::Receiver<oneshot::Sender<Instant>>,
     board: Arc<Board>,
 ) -> Result<()> {
-    let mut last = Instant::now();
     loop {
         tokio::select! {
-            () = sleep_until((last + interval).into()) => {}
+            () = sleep_until((heart.last + heart.interval).into()) => {}
             asked = &mut stopped => {
                 if let Ok(asked) = asked {
-                    let _ = asked.send(last);
+                    let _ = asked.send(heart.last);
                 }
                 // The curator ends the stream; that is no failure.
-                while let Ok(Some(_)) = answers.message().await {}
+                while let Ok(Some(_)) = heart.answers.message().await {}
                 return Ok(());
             }
         }
-        if beats.send(beat()).await.is_err() {
-            break;
+        let Err(status) = heart.beat().await else {
+            continue;
+        };
+        if board.is_ending() {
+            return Ok(());
         }
-        match answers.message().await {
-            Ok(Some(_)) => last = Instant::now(),
-            Ok(None) => break,
-            Err(status) if board.ending.load(Ordering::Relaxed) => {
-                drop(status);
-                break;
-            }
-            Err(status) => bail!("a heartbeat: {status}"),
-        }
+        board.excuse(status).await.context("a heartbeat")?;
+        let again = board.persist(|| Heart::start(client.clone()));
+        heart = again.await.context("a heartbeat")?;
     }
-    ensure!(
-        board.ending.load(Ordering::Relaxed),
-        "a heartbeat stream has ended"
-    );
-    Ok(())
 }
 
-async fn follow(mut events: Streaming<EncodedEvent>, board: Arc<Board>) -> Result<()> {
+async fn follow(
+    mut events: Streaming<EncodedEvent>,
+    channel: Channel,
+    board: Arc<Board>,
+) -> Result<()> {
+    let mut known = HashSet::new();
     loop {
-        match events.message().await {
-            Ok(Some(event)) => board.read(event)?,
-            _ if board.ending.load(Ordering::Relaxed) => return Ok(()),
-            Ok(None) => bail!("a watch has ended"),
-            Err(status) => bail!("a watch: {status}"),
+        let event = events.message().await;
+        match event.and_then(|event| event.ok_or_else(ended)) {
+            Ok(event) => board.read(event, &mut known)?,
+            Err(_) if board.is_ending() => return Ok(()),
+            Err(status) => {
+                board.excuse(status).await.context("a watch")?;
+                let again = board.persist(|| watch(channel.clone()));
+                events = again.await.context("a watch")?;
+            }
         }
     }
 }
@@ -226,7 +297,7 @@ pub async fn run(count: usize, seconds: u64) -> Result<()> {
     );
 
     let (before, begin) = (served.cpu()?, Instant::now());
-    let changes = change(&mut nodes, &board, Duration::from_secs(seconds)).await?;
+    let changes = change(&nodes, &board, Duration::from_secs(seconds)).await?;
     let cpu = (served.cpu()? - before) / begin.elapsed().as_secs_f64();
     let wanted = changes * count;
     let all = async {
@@ -258,6 +329,8 @@ pub async fn run(count: usize, seconds: u64) -> Result<()> {
     }
     let death = die(&mut nodes, &board).await?;
     report(&name("death_seen_seconds"), "s", &[death]);
+    let repeated = board.repeated.load(Ordering::Relaxed);
+    report(&name("calls_repeated"), "calls", &[repeated as f64]);
 
     board.ending.store(true, Ordering::Relaxed);
     none_has_failed(&tasks)?;
@@ -311,14 +384,14 @@ fn id_of(node: &NodeCredentials) -> NodeId {
 }
 
 /// One node after the other says something new, steadily. Returns how many.
-async fn change(nodes: &mut [Player], board: &Board, span: Duration) -> Result<usize> {
+async fn change(nodes: &[Player], board: &Board, span: Duration) -> Result<usize> {
     let begin = Instant::now();
     let mut number = 0;
     while begin.elapsed() < span {
         let due = begin + CHANGE_EVERY * u32::try_from(number)?;
         sleep_until(due.into()).await;
         let at = number % nodes.len();
-        let node = &mut nodes[at];
+        let node = &nodes[at];
         let status = NodeStatus {
             external_address: "192.0.2.1".into(),
             version: format!("{MARK}{number}"),
@@ -331,7 +404,11 @@ async fn change(nodes: &mut [Player], board: &Board, span: Duration) -> Result<u
             status: Some(status),
         };
         lock(&board.sent).push(Instant::now());
-        node.client.update_node_status(request).await?;
+        let update = || {
+            let (mut client, request) = (node.client.clone(), request.clone());
+            async move { client.update_node_status(request).await }
+        };
+        board.persist(update).await?;
         number += 1;
     }
     Ok(number)
