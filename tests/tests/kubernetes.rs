@@ -266,7 +266,8 @@ async fn one_controller_of_two_may_be_lost() -> Outcome {
     // Its kubelet finds the other API server, which has the other scheduler.
     second.probe("after", &ids[1]).await?;
     second.service("after").await?;
-    second.reaches("after", "after", "after").await?;
+    // By its bare name a pod reaches itself, for that is its host's name.
+    second.reaches("after", "after.default", "after").await?;
     cluster.node(1).start().await?;
     cluster.node(1).home().await?;
     second.ready(&[&ids[0], &ids[1]]).await?;

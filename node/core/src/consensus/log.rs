@@ -4,8 +4,16 @@
 //! every component and is of use to those who look for a fault, so it becomes
 //! "debug" here; a node's log would otherwise be etcd's. What is no JSON
 //! object (the trace of a crash) is kept whole, as a warning.
+//!
+//! While a member is away etcd says so many times a second, in several ways.
+//! What is told again within [`HELD_BACK`] becomes "debug", too, and the next
+//! one that is shown says how many there were: a console is for what is new.
 
-use std::fmt::Write as _;
+use std::{
+    collections::HashMap,
+    fmt::Write as _,
+    time::{Duration, Instant},
+};
 
 use hearth_base::logtree::Severity;
 use serde_json::{Map, Value};
@@ -15,6 +23,11 @@ const DROPPED: [&str; 5] = ["level", "ts", "caller", "msg", "stacktrace"];
 /// A single field longer than this is cut.
 const LONGEST_FIELD: usize = 512;
 
+/// For so long after a message its like is not shown.
+const HELD_BACK: Duration = Duration::from_secs(10);
+/// Messages that are remembered. etcd's are constants of its source.
+const MOST_KINDS: usize = 256;
+
 /// One line.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Line {
@@ -22,6 +35,9 @@ pub struct Line {
     pub severity: Severity,
     /// The message, then the fields as `name=value`.
     pub message: String,
+    /// The message alone, by which lines are of one kind; none for what is not
+    /// etcd's own.
+    kind: Option<String>,
     /// Whether etcd gives up because of it.
     pub fatal: bool,
 }
@@ -33,6 +49,7 @@ pub fn parse(line: &str) -> Line {
         return Line {
             severity: Severity::Warning,
             message: line.to_owned(),
+            kind: None,
             fatal: line.starts_with("panic:") || line.starts_with("fatal error:"),
         };
     };
@@ -47,6 +64,7 @@ pub fn parse(line: &str) -> Line {
         Some(Value::String(text)) => text.clone(),
         _ => String::new(),
     };
+    let kind = Some(message.clone());
     for (name, value) in &fields {
         if DROPPED.contains(&name.as_str()) {
             continue;
@@ -60,7 +78,52 @@ pub fn parse(line: &str) -> Line {
     Line {
         severity,
         message: message.trim_start().to_owned(),
+        kind,
         fatal,
+    }
+}
+
+/// What has been shown lately.
+#[derive(Debug, Default)]
+pub struct Shown(HashMap<String, Kind>);
+
+#[derive(Debug)]
+struct Kind {
+    last: Instant,
+    held_back: u64,
+}
+
+impl Shown {
+    /// Lowers the severity of a line that repeats what has just been shown.
+    pub fn weigh(&mut self, line: &mut Line, now: Instant) {
+        let Some(name) = line.kind.as_ref().filter(|_| !line.fatal) else {
+            return;
+        };
+        if line.severity == Severity::Debug {
+            return;
+        }
+        if let Some(kind) = self.0.get_mut(name) {
+            if now.saturating_duration_since(kind.last) < HELD_BACK {
+                kind.held_back += 1;
+                line.severity = Severity::Debug;
+                return;
+            }
+            if kind.held_back > 0 {
+                // Writing to a string does not fail.
+                let _ = write!(line.message, " ({} more since the last)", kind.held_back);
+            }
+        }
+        if self.0.len() >= MOST_KINDS {
+            let is_recent = |kind: &Kind| now.saturating_duration_since(kind.last) < HELD_BACK;
+            self.0.retain(|_, kind| is_recent(kind));
+        }
+        if self.0.len() < MOST_KINDS {
+            let kind = Kind {
+                last: now,
+                held_back: 0,
+            };
+            self.0.insert(name.clone(), kind);
+        }
     }
 }
 
@@ -97,6 +160,47 @@ mod tests {
         assert_eq!((fatal.severity, fatal.fatal), (Severity::Error, true));
         assert_eq!(fatal.message, "no space error=ENOSPC");
         assert!(parse("panic: runtime error: index out of range\n").fatal);
+    }
+
+    #[test]
+    fn what_repeats_itself_is_shown_once_in_a_while() {
+        let mut shown = Shown::default();
+        let begin = Instant::now();
+        let mut told = |text: &str, seconds| {
+            let mut line = parse(text);
+            shown.weigh(&mut line, begin + Duration::from_secs(seconds));
+            (line.severity, line.message)
+        };
+        let slow = r#"{"level":"warn","msg":"slow","took":"1s"}"#;
+        let slower = r#"{"level":"warn","msg":"slow","took":"2s"}"#;
+        let warning = |text: &str| (Severity::Warning, text.to_owned());
+        assert_eq!(told(slow, 0), warning("slow took=1s"));
+        for second in 1..10 {
+            assert_eq!(
+                told(slower, second),
+                (Severity::Debug, "slow took=2s".to_owned())
+            );
+        }
+        let other = r#"{"level":"error","msg":"other"}"#;
+        assert_eq!(told(other, 9).0, Severity::Error);
+        assert_eq!(
+            told(slower, 10),
+            warning("slow took=2s (9 more since the last)")
+        );
+        assert_eq!(told(slow, 20), warning("slow took=1s"));
+
+        // Ends and traces are shown whatever was before them.
+        for line in [r#"{"level":"fatal","msg":"end"}"#, "goroutine 1"] {
+            for _ in 0..3 {
+                assert_ne!(told(line, 21).0, Severity::Debug);
+            }
+        }
+        // However many kinds there are.
+        for kind in 0..1000 {
+            told(&format!(r#"{{"level":"warn","msg":"{kind}"}}"#), 22);
+        }
+        assert_eq!(told(slow, 40), warning("slow took=1s"));
+        assert!(shown.0.len() <= MOST_KINDS);
     }
 
     proptest! {

@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
     process::ExitStatus,
     sync::{Arc, Mutex, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use hearth_base::sys::child::{Child, ChildError};
@@ -90,8 +90,10 @@ impl Etcd {
         }
         let last_words = Arc::new(Mutex::new(None));
         let (tree, words) = (config.log.clone(), last_words.clone());
+        let mut shown = log::Shown::default();
         let child = Child::spawn(command, move |_, line| {
-            let parsed = log::parse(line);
+            let mut parsed = log::parse(line);
+            shown.weigh(&mut parsed, Instant::now());
             tree.append_raw(&dn, parsed.severity, &parsed.message);
             if parsed.fatal || parsed.message.contains(REMOVED) {
                 *words.lock().unwrap_or_else(PoisonError::into_inner) = Some(parsed.message);
