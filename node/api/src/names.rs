@@ -42,6 +42,14 @@ pub const KUBERNETES_DOMAIN: &str = "cluster.local";
 
 /// Bytes of the message of a node's condition, which has no control characters.
 pub const LONGEST_CONDITION: usize = 1024;
+/// How the role of a Kubernetes controller stands on a node.
+pub const CONDITION_KUBERNETES_CONTROLLER: &str = "KubernetesController";
+/// How the role of a Kubernetes worker stands on a node.
+pub const CONDITION_KUBERNETES_WORKER: &str = "KubernetesWorker";
+/// Of a condition: the node's image lacks the extension that the role needs.
+pub const REASON_NOT_INSTALLED: &str = "NotInstalled";
+/// Of a condition: the extension is not the one that the image vouches for.
+pub const REASON_EXTENSION_REFUSED: &str = "ExtensionRefused";
 
 /// The extension with Kubernetes' programs.
 pub const EXTENSION_KUBERNETES: &str = "kubernetes";

@@ -376,7 +376,8 @@ pub struct Sure {
 /// For what the cluster goes on with after it has answered.
 #[derive(Clone, Copy, Debug, ClapArgs)]
 pub struct Wait {
-    /// Wait until it is complete. An interrupt ends the waiting only
+    /// Wait until it is complete: consensus has followed, a role of Kubernetes
+    /// works or has ended. An interrupt ends the waiting only
     #[arg(long)]
     pub wait: bool,
 }

@@ -67,7 +67,8 @@ impl From<&v1::NodeCondition> for Condition {
 }
 
 impl Condition {
-    fn text(&self) -> String {
+    /// In one line.
+    pub fn text(&self) -> String {
         match (self.met, &self.message[..]) {
             (true, _) => format!("{}: met", self.r#type),
             (false, "") => format!("{}: {}", self.r#type, self.reason),

@@ -64,7 +64,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_api::names::{EXTENSION_KUBERNETES, LONGEST_CONDITION};
+use hearth_api::names;
 use hearth_api::v1::{NodeCondition, NodeRoles};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::logtree::LogTree;
@@ -134,8 +134,8 @@ impl Role {
     /// The type of its condition.
     const fn condition(self) -> &'static str {
         match self {
-            Self::Controller => "KubernetesController",
-            Self::Worker => "KubernetesWorker",
+            Self::Controller => names::CONDITION_KUBERNETES_CONTROLLER,
+            Self::Worker => names::CONDITION_KUBERNETES_WORKER,
         }
     }
 
@@ -193,15 +193,15 @@ fn printable(message: &str) -> String {
         .chars()
         .map(|c| if c.is_control() { ' ' } else { c })
         .collect();
-    line.truncate(line.floor_char_boundary(LONGEST_CONDITION));
+    line.truncate(line.floor_char_boundary(names::LONGEST_CONDITION));
     line
 }
 
 impl From<&Missing> for Standing {
     fn from(missing: &Missing) -> Self {
         let reason = match missing {
-            Missing::NotInstalled { .. } => "NotInstalled",
-            Missing::Refused { .. } => "ExtensionRefused",
+            Missing::NotInstalled { .. } => names::REASON_NOT_INSTALLED,
+            Missing::Refused { .. } => names::REASON_EXTENSION_REFUSED,
         };
         Self::unmet(reason, missing.to_string())
     }
@@ -287,7 +287,7 @@ async fn serve(ctx: &Context, gate: &Gate, held: bool) -> Outcome {
         ctx.healthy();
         return std::future::pending().await;
     }
-    let mounted = match gate.parts.extensions.get(EXTENSION_KUBERNETES) {
+    let mounted = match gate.parts.extensions.get(names::EXTENSION_KUBERNETES) {
         Ok(mounted) => mounted,
         Err(missing) => {
             tracing::warn!("this node is to be a {}: {missing}", gate.role.name());

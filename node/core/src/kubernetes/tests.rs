@@ -31,7 +31,7 @@ pub(super) fn with_bundle(directory: &TempDir) -> Extensions {
     fs::create_dir(&bundle).unwrap();
     let versions = "kubernetes 1.20.2\ncontainerd 1.6.20\n";
     fs::write(bundle.join("VERSION"), versions).unwrap();
-    Extensions::none().with(EXTENSION_KUBERNETES, bundle)
+    Extensions::none().with(names::EXTENSION_KUBERNETES, bundle)
 }
 
 impl Fake {
@@ -151,10 +151,13 @@ async fn a_role_without_its_extension_is_held_and_not_met() {
 #[tokio::test(flavor = "multi_thread")]
 async fn an_extension_that_is_refused_or_none_of_ours_says_so() {
     let refused = |_: &TempDir| {
-        Extensions::none().with_refused(EXTENSION_KUBERNETES, "its root hash differs")
+        Extensions::none().with_refused(names::EXTENSION_KUBERNETES, "its root hash differs")
     };
     let empty = |directory: &TempDir| {
-        Extensions::none().with(EXTENSION_KUBERNETES, directory.path().join("nothing"))
+        Extensions::none().with(
+            names::EXTENSION_KUBERNETES,
+            directory.path().join("nothing"),
+        )
     };
     let fakes = [Fake::new(refused), Fake::new(empty)];
     for fake in fakes {
@@ -207,8 +210,8 @@ async fn a_node_that_is_disowned_runs_nothing_whatever_its_roles() {
 
 #[test]
 fn what_a_program_said_fits_into_a_condition() {
-    let said = format!("two\nlines\x1b[2J{}", "ä".repeat(LONGEST_CONDITION));
+    let said = format!("two\nlines\x1b[2J{}", "ä".repeat(names::LONGEST_CONDITION));
     let told = printable(&said);
-    assert!(told.len() <= LONGEST_CONDITION && told.starts_with("two lines [2Jää"));
+    assert!(told.len() <= names::LONGEST_CONDITION && told.starts_with("two lines [2Jää"));
     assert!(!told.chars().any(char::is_control));
 }

@@ -154,8 +154,8 @@ impl Change<'_> {
         let what = format!("change the roles of {}", node.id);
         let answer = self.call(what, call).await?;
         let goal = match held {
-            true => Goal::Member,
-            false => Goal::NoMember,
+            true => Goal::Has(roles),
+            false => Goal::HasNot(roles),
         };
         self.complete(answer.node, answer.pending, goal, wait, form)
             .await
@@ -221,13 +221,13 @@ impl Change<'_> {
         &self,
         node: Option<v1::Node>,
         pending: bool,
-        goal: Goal,
+        goal: Goal<'_>,
         wait: Wait,
         form: Form,
     ) -> Result<(), Failure> {
         let mut node = node.unwrap_or_default();
         let mut pending = pending;
-        if pending && wait.wait {
+        if wait.wait {
             node = wait::until(self.global, &self.channel, &node.id, goal).await?;
             pending = false;
         }
