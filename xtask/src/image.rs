@@ -237,6 +237,7 @@ fn folder_name(flavour: Flavour, extensions: &[Request]) -> String {
 pub struct Example {
     name: &'static str,
     what: &'static str,
+    profile: node::Profile,
     riders: &'static [Rider],
     /// Whether the sample extension rides along.
     sample: bool,
@@ -246,6 +247,7 @@ pub struct Example {
 pub const MACHINE_CHECK: Example = Example {
     name: "machine_check",
     what: "the machine check",
+    profile: node::Profile::Test,
     riders: &[MKFS],
     sample: true,
 };
@@ -253,6 +255,7 @@ pub const MACHINE_CHECK: Example = Example {
 pub const BARE_INIT: Example = Example {
     name: "bare_init",
     what: "the bare init",
+    profile: node::Profile::Node,
     riders: &[ETCD, MKFS],
     sample: false,
 };

@@ -20,55 +20,94 @@ const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Between flags in CARGO_ENCODED_RUSTFLAGS, which unlike RUSTFLAGS can hold paths with blanks.
 const SEPARATOR: &str = "\x1f";
 
+/// How a program is compiled; the workspace's Cargo.toml says what that is.
+#[derive(Clone, Copy, Debug)]
+pub enum Profile {
+    /// As it is shipped.
+    Node,
+    /// For tests alone.
+    Test,
+}
+
+impl Profile {
+    fn name(self) -> &'static str {
+        match self {
+            Profile::Node => "node",
+            Profile::Test => "node-test",
+        }
+    }
+}
+
+/// A program that is compiled.
+struct Product<'a> {
+    what: &'a str,
+    profile: Profile,
+    /// Names it to cargo.
+    arguments: &'a [&'a str],
+    /// Its path in the profile's folder.
+    built: &'a str,
+}
+
 /// Compiles the node and copies it to `destination`: cargo has one place for the builds of all flavours.
 pub fn build(ui: &Ui, flavour: Flavour, destination: &Path) -> Result<PathBuf> {
-    let what = format!("the node ({})", flavour.name());
-    let mut product = vec!["--package", "hearth-core", "--bin", "init"];
+    let mut arguments = vec!["--package", "hearth-core", "--bin", "init"];
+    let profile = match flavour {
+        Flavour::Release | Flavour::Debug => Profile::Node,
+        Flavour::Test => Profile::Test,
+    };
     match flavour {
         Flavour::Release => {}
-        Flavour::Debug => product.extend(["--features", "debug-service"]),
-        Flavour::Test => product.extend(["--features", "debug-service,failpoints"]),
+        Flavour::Debug => arguments.extend(["--features", "debug-service"]),
+        Flavour::Test => arguments.extend(["--features", "debug-service,failpoints"]),
     }
-    compile(ui, &what, &product, "init", destination)
+    let product = Product {
+        what: &format!("the node ({})", flavour.name()),
+        profile,
+        arguments: &arguments,
+        built: "init",
+    };
+    compile(ui, &product, destination)
 }
 
 /// Compiles an example of hearth-base, as static as the node, and copies it to `destination`.
 pub fn build_example(ui: &Ui, example: Example, destination: &Path) -> Result<PathBuf> {
-    let product = ["--package", "hearth-base", "--example", example.name];
-    let built = format!("examples/{}", example.name);
-    compile(ui, example.what, &product, &built, destination)
+    let product = Product {
+        what: example.what,
+        profile: example.profile,
+        arguments: &["--package", "hearth-base", "--example", example.name],
+        built: &format!("examples/{}", example.name),
+    };
+    compile(ui, &product, destination)
 }
 
-/// Compiles the program that runs the curator on this machine, with the node's own profile, and copies it to `destination`.
+/// Compiles the program that runs the curator on this machine, as the node is, and copies it to `destination`.
 pub fn build_curator_host(ui: &Ui, destination: &Path) -> Result<PathBuf> {
-    let product = [
-        "--package",
-        "hearth-core",
-        "--features",
-        "testing",
-        "--example",
-        "curator_host",
-    ];
-    let built = "examples/curator_host";
-    compile(ui, "the curator on the host", &product, built, destination)
+    let product = Product {
+        what: "the curator on the host",
+        profile: Profile::Node,
+        arguments: &[
+            "--package",
+            "hearth-core",
+            "--features",
+            "testing",
+            "--example",
+            "curator_host",
+        ],
+        built: "examples/curator_host",
+    };
+    compile(ui, &product, destination)
 }
 
-/// Compiles the static binary that cargo's arguments `product` name, which comes out as `built`.
-fn compile(
-    ui: &Ui,
-    what: &str,
-    product: &[&str],
-    built: &str,
-    destination: &Path,
-) -> Result<PathBuf> {
+/// Compiles a static binary.
+fn compile(ui: &Ui, product: &Product<'_>, destination: &Path) -> Result<PathBuf> {
     let root = root();
     let target = target::dir()?;
     let _lock = cache::lock_file(ui, &target::folder("")?.join("node.lock"))?;
-    let task = ui.task(format!("compiling {what}"));
+    let task = ui.task(format!("compiling {}", product.what));
     Cmd::new(target::cargo())
         .dir(&root)
-        .args(["build", "--locked", "--profile", "node"])
-        .args(product)
+        .args(["build", "--locked", "--profile", product.profile.name()])
+        .args(product.arguments)
         .args(["--target", TARGET, "--target-dir"])
         .arg(target)
         // RUSTFLAGS would be ignored beside it, and what the user wants is in it already.
@@ -78,7 +117,10 @@ fn compile(
             Ok(())
         })?;
     task.done();
-    let built = target.join(TARGET).join("node").join(built);
+    let built = target
+        .join(TARGET)
+        .join(product.profile.name())
+        .join(product.built);
     let bytes = fs::read(&built).with_context(|| format!("cannot read {}", built.display()))?;
     write_if_changed(destination, &bytes)?;
     make_executable(destination)?;
