@@ -1,10 +1,10 @@
 //! Kubernetes: one node from power-on until a pod runs that a user has asked for and the scheduler has placed.
 //!
 //! The node is the image with the debug service and the bundle, direct boot, with both of Kubernetes' roles from its founding.
-//! Meanwhile a user on the host does what users do, with the tools that they have: takes ownership, has a kubeconfig
-//! written, and applies a pod of the image that rides along, again and again until it is taken. The clock stops when kubectl
-//! says that it is Running. Then the node is left alone, and its own processes are weighed: PID 1 and the core, not etcd
-//! and not what Kubernetes brings.
+//! Meanwhile a user on the host does what users do, with the tools that they have: takes ownership, waits by hearthctl
+//! until the role of a controller works, has a kubeconfig written, runs a pod of the image that rides along, and waits by
+//! kubectl until it is Ready. There the clock stops. Then the node is left alone, and its own processes are weighed: PID 1
+//! and the core, not etcd and not what Kubernetes brings.
 //!
 //! In alternation with it, on a machine of the same make, the same programs are started by a script ([`script`]).
 
@@ -16,7 +16,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use hearth_api::console::Milestone;
 use hearth_api::v1::node_debug_client::NodeDebugClient;
 use hearth_api::v1::{self, GetStateRequest};
@@ -51,6 +51,8 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// The node is weighed so often, so far apart.
 const WEIGHINGS: usize = 10;
 const POD: &str = "probe";
+/// Rides along.
+const IMAGE: &str = "hearth.local/probe:1";
 /// Its name in a machine's folder.
 const DISK: &str = "disk.qcow2";
 
@@ -260,44 +262,54 @@ impl Round {
 
     /// What a user does until the pod runs.
     async fn pod_runs(&self, curator: SocketAddr, api: SocketAddr) -> Result<()> {
-        let (config, kubeconfig) = (
-            self.folder.join("hearthctl.json"),
-            self.folder.join("kubeconfig"),
-        );
-        let hearthctl = |words: &[&str]| {
-            let cmd = Cmd::new(&self.hearthctl).args(words);
-            cmd.env(hearthctl::CONFIG, &config)
-        };
-        let own = hearthctl(&["cluster", "take-ownership", "--endpoint"])
-            .arg(curator.to_string())
-            .arg("--owner-key")
-            .arg(self.key())
-            .arg("--first-contact-secret")
-            .arg(self.secret());
-        self.output(own).await?;
+        let own = self.hearthctl(&["cluster", "take-ownership", "--endpoint"]);
+        let own = own.arg(curator.to_string()).arg("--owner-key");
+        let own = own.arg(self.key()).arg("--first-contact-secret");
+        self.output(own.arg(self.secret())).await?;
+        let nodes = self.hearthctl(&["node", "list", "--output=json"]);
+        let nodes: serde_json::Value = serde_json::from_str(&self.output(nodes).await?)?;
+        let node = nodes[0]["id"].as_str().context("no node in the list")?;
+        // It has the role from the beginning; this waits until that works.
+        let role = ["node", "role", "add", node, "kubernetes-controller"];
+        self.patiently(|| self.hearthctl(&role).arg("--wait")).await;
         self.patiently(|| {
-            hearthctl(&["kubernetes", "kubeconfig", "--server"])
-                .arg(format!("https://{api}"))
-                .arg("--output")
-                .arg(&kubeconfig)
+            let write = self.hearthctl(&["kubernetes", "kubeconfig", "--server"]);
+            let write = write.arg(format!("https://{api}")).arg("--output");
+            write.arg(self.kubeconfig())
         })
         .await;
-        let pod = self.folder.join("pod.json");
-        fs::write(&pod, serde_json::to_vec(&probe())?).context("cannot write the pod")?;
-        let kubectl = |words: &[&str]| {
-            let cmd = Cmd::new(&self.kubectl).arg("--kubeconfig").arg(&kubeconfig);
-            cmd.arg("--request-timeout=20s").args(words)
-        };
-        self.patiently(|| kubectl(&["apply", "--filename"]).arg(&pod))
+        self.ask_for_pod().await;
+        let ready = ["wait", "--for=condition=Ready", "--timeout=600s"];
+        self.patiently(|| self.kubectl(&ready).args(["pod", POD]))
             .await;
-        loop {
-            let phase = ["get", "pod", POD, "--output=jsonpath={.status.phase}"];
-            match self.output(kubectl(&phase)).await.as_deref() {
-                Ok("Running") => return Ok(()),
-                Ok("Failed" | "Succeeded") => bail!("the pod has ended"),
-                _ => tokio::time::sleep(PAUSE).await,
+        Ok(())
+    }
+
+    async fn ask_for_pod(&self) {
+        let run = ["run", POD, "--image-pull-policy=Never", "--image", IMAGE];
+        while let Err(error) = self.output(self.kubectl(&run)).await {
+            let error = format!("{error:#}");
+            // The server did it, and the answer was lost.
+            if error.contains("already exists") {
+                return;
             }
+            self.ui.detail(format_args!("asking again: {error}"));
+            tokio::time::sleep(PAUSE).await;
         }
+    }
+
+    fn kubeconfig(&self) -> PathBuf {
+        self.folder.join("kubeconfig")
+    }
+
+    fn hearthctl(&self, words: &[&str]) -> Cmd {
+        let cmd = Cmd::new(&self.hearthctl).args(words);
+        cmd.env(hearthctl::CONFIG, self.folder.join("hearthctl.json"))
+    }
+
+    fn kubectl(&self, words: &[&str]) -> Cmd {
+        let cmd = Cmd::new(&self.kubectl).arg("--kubeconfig");
+        cmd.arg(self.kubeconfig()).args(words)
     }
 
     /// Again and again until it works; the round has a bound.
@@ -317,18 +329,6 @@ impl Round {
 /// It goes with its machine; the logs stay.
 fn remove_disk(run_dir: &RunDir) -> Result<()> {
     fs::remove_file(run_dir.file(DISK)).context("cannot remove the disk")
-}
-
-/// A pod that the scheduler has to place.
-fn probe() -> serde_json::Value {
-    serde_json::json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": { "name": POD },
-        "spec": { "containers": [{
-            "name": POD, "image": "hearth.local/probe:1", "imagePullPolicy": "Never",
-        }] },
-    })
 }
 
 /// What Hearth's own processes have resident, as the node sees it.

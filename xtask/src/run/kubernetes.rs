@@ -150,7 +150,8 @@ impl Work {
                     if !has_access && self.held(&nodes) {
                         has_access = self.ask_access().await?;
                     }
-                    let ready = match has_access {
+                    // Not before it is worth asking: an API server that starts has better things to do.
+                    let ready = match has_access && self.serves(&nodes) {
                         true => self.kubernetes_nodes().await,
                         false => Err(anyhow!("its API server")),
                     };
@@ -208,6 +209,17 @@ impl Work {
         members.any(|(_, node)| {
             let roles = node.roles.unwrap_or_default();
             roles.kubernetes_controller.is_some()
+        })
+    }
+
+    /// Whether one of them says that it works.
+    fn serves(&self, nodes: &[v1::Node]) -> bool {
+        let mut members = self.members(nodes);
+        members.any(|(_, node)| {
+            let mut conditions = node.status.iter().flat_map(|status| &status.conditions);
+            conditions.any(|condition| {
+                condition.r#type == names::CONDITION_KUBERNETES_CONTROLLER && condition.met
+            })
         })
     }
 

@@ -13,7 +13,7 @@ use hearth_image::initramfs::Tree;
 use hearth_image::output;
 use hearth_qemu::vm::Vm;
 
-use super::{BOUND, probe};
+use super::{BOUND, IMAGE, POD};
 use crate::command::find_program;
 use crate::kubernetes;
 use crate::target;
@@ -72,6 +72,18 @@ pub fn initramfs(ui: &Ui) -> Result<PathBuf> {
     let path = folder.join("initramfs.zst");
     output::write(&path, &tree.to_zstd()?)?;
     Ok(path)
+}
+
+/// The pod that the node's user asks for; the scheduler has to place it.
+fn probe() -> serde_json::Value {
+    serde_json::json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "name": POD },
+        "spec": { "containers": [{
+            "name": POD, "image": IMAGE, "imagePullPolicy": "Never",
+        }] },
+    })
 }
 
 /// All below `/etc`.
