@@ -51,14 +51,13 @@ struct Product<'a> {
 /// Compiles the node and copies it to `destination`: cargo has one place for the builds of all flavours.
 pub fn build(ui: &Ui, flavour: Flavour, destination: &Path) -> Result<PathBuf> {
     let mut arguments = vec!["--package", "hearth-core", "--bin", "init"];
-    let profile = match flavour {
-        Flavour::Release | Flavour::Debug => Profile::Node,
-        Flavour::Test => Profile::Test,
+    let (profile, features) = match flavour {
+        Flavour::Release => (Profile::Node, None),
+        Flavour::Debug => (Profile::Node, Some("debug-service")),
+        Flavour::Test => (Profile::Test, Some("debug-service,failpoints")),
     };
-    match flavour {
-        Flavour::Release => {}
-        Flavour::Debug => arguments.extend(["--features", "debug-service"]),
-        Flavour::Test => arguments.extend(["--features", "debug-service,failpoints"]),
+    if let Some(features) = features {
+        arguments.extend(["--features", features]);
     }
     let product = Product {
         what: &format!("the node ({})", flavour.name()),

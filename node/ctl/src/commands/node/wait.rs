@@ -154,7 +154,8 @@ async fn follow(
     id: &str,
     goal: Goal<'_>,
 ) -> Result<Node, Failure> {
-    let failure = |kind| Failure::new(kind, format!("wait for {}", safe(id)));
+    let what = format!("wait for {}", safe(id));
+    let failure = |why: &str| Failure::new(Kind::Cluster, &*what).because(why);
     let mut told = String::new();
     let mut looks = tokio::time::interval(LOOK);
     let mut idle = 0;
@@ -163,7 +164,7 @@ async fn follow(
         let (node, consensus) = match look(global, channel, id).await {
             Ok((Some(node), consensus)) => (node, consensus),
             Ok((None, _)) => {
-                return Err(failure(Kind::Cluster).because("somebody has deleted it"));
+                return Err(failure("somebody has deleted it"));
             }
             Err(status) if passing(&status) => {
                 tell(
@@ -172,24 +173,21 @@ async fn follow(
                 );
                 continue;
             }
-            Err(status) => return Err(Failure::call(format!("wait for {}", safe(id)), status)),
+            Err(status) => return Err(Failure::call(what, status)),
         };
         let look = goal.look(&node, &consensus);
         if is_taken_back(&mut idle, &look) {
-            return Err(failure(Kind::Cluster)
-                .because(
-                    "the change is not complete, and not pending any more: somebody has taken it \
-                     back",
-                )
-                .advise(
-                    "`hearthctl node describe` and `hearthctl etcd members` show how it stands",
-                ));
+            let why =
+                "the change is not complete, and not pending any more: somebody has taken it back";
+            return Err(failure(why).advise(
+                "`hearthctl node describe` and `hearthctl etcd members` show how it stands",
+            ));
         }
         match look {
             Look::Reached => return Ok(node),
             Look::Idle(progress) | Look::Pending(progress) => tell(&mut told, progress),
             Look::Never(why) => {
-                return Err(failure(Kind::Cluster).because(why).advise(
+                return Err(failure(&why).advise(
                     "install an image with the extension on it (docs/kubernetes.md), or take the \
                      role back",
                 ));
