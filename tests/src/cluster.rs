@@ -44,13 +44,14 @@ use hearth_qemu::{
 };
 
 use tokio::sync::{Semaphore, SemaphorePermit};
+use tonic::Status;
 
 use crate::{
     Outcome, TestCtx, bounds,
     debug::Debug,
     kubernetes::Kubernetes,
     node::{Node, Plan, Running},
-    owner::Operator,
+    owner::{Operator, patiently},
     writer::Writer,
 };
 
@@ -202,14 +203,16 @@ impl Cluster {
     /// If it does not register, or is not approved.
     pub async fn admit(&mut self, number: u16) -> Outcome {
         let key = self.node(number).vm()?.shows_its_key().await?;
-        let mut management = self.owner.management();
         let request = v1::ApproveNodeRequest {
             node: Some(NodeSelector {
                 node: Some(node_selector::Node::PublicKey(key)),
             }),
         };
-        let approved = within(bounds::CALL, management.approve_node(request)).await;
-        let approved = approved.context("ApproveNode")?.into_inner();
+        let approved = patiently(|| async {
+            let mut management = self.owner.management();
+            management.approve_node(request.clone()).await
+        });
+        let approved = approved.await.context("ApproveNode")?.into_inner();
         let node = approved.node.context("ApproveNode tells no node")?;
         self.node(number).id = node.id;
         Ok(())
@@ -237,9 +240,11 @@ impl Cluster {
             node: Some(self.node(number).selector()),
             ..request
         };
-        let mut management = self.owner.management();
-        let updated = within(bounds::CALL, management.update_node_roles(request)).await;
-        updated.map(drop).context("UpdateNodeRoles")
+        let updated = patiently(|| async {
+            let mut management = self.owner.management();
+            management.update_node_roles(request.clone()).await
+        });
+        updated.await.map(drop).context("UpdateNodeRoles")
     }
 
     /// How it stands now.
@@ -247,13 +252,15 @@ impl Cluster {
     /// # Errors
     /// If no curator answers.
     pub async fn standing(&self) -> anyhow::Result<Standing> {
+        Ok(patiently(|| self.look()).await?)
+    }
+
+    async fn look(&self) -> Result<Standing, Status> {
         let mut curator = self.owner.curator();
         let call = curator.get_consensus_status(GetConsensusStatusRequest {});
-        let consensus = within(bounds::CALL, call).await;
-        Ok(Standing {
-            nodes: self.owner.nodes().await?,
-            consensus: consensus.context("GetConsensusStatus")?.into_inner(),
-        })
+        let consensus = within(bounds::CALL, call).await?.into_inner();
+        let nodes = within(bounds::CALL, self.owner.list()).await?;
+        Ok(Standing { nodes, consensus })
     }
 
     /// The number of the node whose curator leads.
@@ -261,7 +268,7 @@ impl Cluster {
     /// # Errors
     /// If no curator says so.
     pub async fn leader(&self) -> anyhow::Result<u16> {
-        let id = within(bounds::CALL, self.owner.leader()).await;
+        let id = patiently(|| self.owner.leader()).await;
         let id = id.context("GetCurrentLeader")?;
         let leader = self.members.iter().find(|member| member.id == id);
         Ok(leader.with_context(|| format!("{id} leads"))?.number)
@@ -355,7 +362,7 @@ impl Cluster {
         let mut last = None;
         let look = async {
             loop {
-                match self.standing().await {
+                match self.look().await {
                     Ok(standing) if predicate(&standing) => return standing,
                     other => last = Some(other),
                 }

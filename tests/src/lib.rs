@@ -57,4 +57,4 @@ pub mod writer;
 pub use cluster::Cluster;
 pub use context::{Outcome, TestCtx};
 pub use kubernetes::Kubernetes;
-pub use owner::Operator;
+pub use owner::{Operator, patiently};

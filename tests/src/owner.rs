@@ -195,19 +195,21 @@ impl Operator {
     /// # Errors
     /// If the call fails.
     pub async fn nodes(&self) -> anyhow::Result<Vec<v1::Node>> {
-        let mut management = ManagementClient::new(self.channel.clone());
-        let call = async {
-            let mut stream = management
-                .get_nodes(GetNodesRequest::default())
-                .await?
-                .into_inner();
-            let mut nodes = Vec::new();
-            while let Some(response) = stream.message().await? {
-                nodes.extend(response.nodes);
-            }
-            Ok(nodes)
-        };
-        within(bounds::CALL, call).await.context("GetNodes")
+        patiently(|| self.list()).await.context("GetNodes")
+    }
+
+    /// The same by one call.
+    ///
+    /// # Errors
+    /// If the call fails.
+    pub async fn list(&self) -> Result<Vec<v1::Node>, Status> {
+        let request = GetNodesRequest::default();
+        let mut stream = self.management().get_nodes(request).await?.into_inner();
+        let mut nodes = Vec::new();
+        while let Some(response) = stream.message().await? {
+            nodes.extend(response.nodes);
+        }
+        Ok(nodes)
     }
 
     /// The cluster.
@@ -309,24 +311,30 @@ impl Operator {
     }
 }
 
-/// Makes a call again while the curator is out of touch. A cluster of one node
-/// is so for a moment when it first expects another, which is what the first
-/// register ticket means to it.
-async fn patiently<T, F>(call: impl Fn() -> F) -> Result<T, Status>
+/// Makes a call again while the curator is out of touch with consensus, as it
+/// says to do: a cluster of one node is so for a moment when it first expects
+/// another, and any for a while whose machines get too little of the host.
+///
+/// # Errors
+/// What the call says else, or at last.
+pub async fn patiently<T, F>(call: impl Fn() -> F) -> Result<T, Status>
 where
     F: Future<Output = Result<T, Status>>,
 {
+    let mut last = None;
     let answered = async {
         loop {
-            match call().await {
-                Err(status) if status.code() == Code::Unavailable => {
-                    tokio::time::sleep(ASK_AGAIN).await;
-                }
+            match within(bounds::CALL, call()).await {
+                Err(status) if status.code() == Code::Unavailable => last = Some(status),
                 answer => return answer,
             }
+            tokio::time::sleep(ASK_AGAIN).await;
         }
     };
-    within(bounds::SOON, answered).await
+    match tokio::time::timeout(bounds::SETTLED, answered).await {
+        Ok(answer) => answer,
+        Err(_) => Err(last.unwrap_or_else(|| Status::deadline_exceeded("no answer"))),
+    }
 }
 
 fn options() -> Options {

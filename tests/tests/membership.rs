@@ -3,14 +3,11 @@
 //! Some are left out by default; `cargo xtask test e2e membership --long` runs them all.
 
 use anyhow::{Context, bail, ensure};
-use hearth_api::{
-    client::within,
-    v1::{
-        ClusterState, DecommissionNodeRequest, DeleteNodeRequest, NodeState,
-        UpdateNodeRolesRequest, Wipe,
-    },
+use hearth_api::v1::{
+    ClusterState, DecommissionNodeRequest, DeleteNodeRequest, NodeState, UpdateNodeRolesRequest,
+    Wipe,
 };
-use hearth_tests::{Cluster, Outcome, TestCtx, bounds, here};
+use hearth_tests::{Cluster, Operator, Outcome, TestCtx, bounds, here, patiently};
 use tonic::{Code, Status};
 
 const ALL: [u16; 3] = [1, 2, 3];
@@ -22,8 +19,12 @@ async fn may_not_leave(cluster: &mut Cluster, number: u16, why: &str) -> Outcome
         consensus_member: Some(false),
         ..UpdateNodeRolesRequest::default()
     };
-    let mut management = cluster.owner().management();
-    match within(bounds::CALL, management.update_node_roles(request)).await {
+    let owner = cluster.owner();
+    let asked = patiently(|| async {
+        let mut management = owner.management();
+        management.update_node_roles(request.clone()).await
+    });
+    match asked.await {
         Ok(_) => bail!("node-{number} may leave: {why}"),
         Err(status) => ensure!(
             status.code() == Code::FailedPrecondition,
@@ -31,6 +32,14 @@ async fn may_not_leave(cluster: &mut Cluster, number: u16, why: &str) -> Outcome
         ),
     }
     Ok(())
+}
+
+async fn delete(owner: &Operator, request: &DeleteNodeRequest) -> Result<(), Status> {
+    let deleted = patiently(|| async {
+        let mut management = owner.management();
+        management.delete_node(request.clone()).await
+    });
+    deleted.await.map(drop)
 }
 
 /// Waits until no etcd runs on a node any more.
@@ -163,12 +172,15 @@ async fn a_node_that_is_taken_out_forgets_its_keys_and_may_begin_anew() -> Outco
     let writer = cluster.writer(1).await?;
     let former = cluster.node(3).id().to_owned();
     let selector = cluster.node(3).selector();
-    let mut management = cluster.owner().management();
 
     let request = DecommissionNodeRequest {
         node: Some(selector.clone()),
     };
-    within(bounds::CALL, management.decommission_node(request)).await?;
+    let decommissioned = patiently(|| async {
+        let mut management = cluster.owner().management();
+        management.decommission_node(request.clone()).await
+    });
+    decommissioned.await?;
     cluster
         .until("decommissioned", bounds::FORMED, |standing| {
             let mut nodes = standing.nodes.iter();
@@ -182,7 +194,7 @@ async fn a_node_that_is_taken_out_forgets_its_keys_and_may_begin_anew() -> Outco
         node: Some(selector.clone()),
         ..DeleteNodeRequest::default()
     };
-    within(bounds::CALL, management.delete_node(request)).await?;
+    delete(cluster.owner(), &request).await?;
     let standing = cluster.standing().await?;
     ensure!(
         !standing.nodes.iter().any(|n| n.id == former),
@@ -224,7 +236,6 @@ async fn a_node_that_is_deleted_alive_is_cut_off() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let mut cluster = test.cluster(3).await?;
     let selector = cluster.node(3).selector();
-    let mut management = cluster.owner().management();
     let refused = |answer: Result<_, Status>| match answer {
         Ok(_) => bail!("a node that is UP was deleted without a word"),
         Err(status) => {
@@ -236,11 +247,11 @@ async fn a_node_that_is_deleted_alive_is_cut_off() -> Outcome {
         node: Some(selector),
         ..DeleteNodeRequest::default()
     };
-    refused(within(bounds::CALL, management.delete_node(request.clone())).await)?;
+    refused(delete(cluster.owner(), &request).await)?;
     request.bypass_not_decommissioned = true;
-    refused(within(bounds::CALL, management.delete_node(request.clone())).await)?;
+    refused(delete(cluster.owner(), &request).await)?;
     request.bypass_has_roles = true;
-    within(bounds::CALL, management.delete_node(request)).await?;
+    delete(cluster.owner(), &request).await?;
     cluster.sees(3, ClusterState::Disowning).await?;
     cluster.voters_with(&[1, 2]).await?;
     let writer = cluster.writer(1).await?;

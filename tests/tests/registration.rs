@@ -13,7 +13,7 @@ use hearth_api::{
         curator_client::CuratorClient, node_parameters::Cluster as Told,
     },
 };
-use hearth_tests::{Cluster, Outcome, TestCtx, bounds, here};
+use hearth_tests::{Cluster, Outcome, TestCtx, bounds, here, patiently};
 use tonic::{Code, Status};
 
 /// Registrations that the flood tries.
@@ -94,10 +94,12 @@ async fn a_flood_of_registrations_is_bounded() -> Outcome {
     ensure!(waiting.count() <= WAITING, "more wait than may");
     cluster.all_healthy().await?;
 
-    let mut management = cluster.owner().management();
-    let request = GetRegisterTicketRequest { rotate: true };
-    let rotated = within(bounds::CALL, management.get_register_ticket(request)).await;
-    let rotated = rotated.context("rotate the ticket")?.into_inner();
+    let rotated = patiently(|| async {
+        let request = GetRegisterTicketRequest { rotate: true };
+        let mut management = cluster.owner().management();
+        management.get_register_ticket(request).await
+    });
+    let rotated = rotated.await.context("rotate the ticket")?.into_inner();
     ensure!(
         rotated.register_ticket != told.register_ticket,
         "the same ticket"
