@@ -37,3 +37,39 @@ async fn pods() -> Outcome {
 async fn volumes() -> Outcome {
     conforms(TestCtx::begin(here!())?, "volumes").await
 }
+
+/// Pods that others make: deployments, daemon and stateful sets, and who removes
+/// what is left.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn workloads() -> Outcome {
+    conforms(TestCtx::begin(here!())?, "workloads").await
+}
+
+/// Services, names and ways between pods.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn network() -> Outcome {
+    conforms(TestCtx::begin(here!())?, "network").await
+}
+
+/// Pods that the API server asks.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn webhooks() -> Outcome {
+    conforms(TestCtx::begin(here!())?, "webhooks").await
+}
+
+/// What users do by kubectl.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn kubectl() -> Outcome {
+    conforms(TestCtx::begin(here!())?, "kubectl").await
+}
+
+/// Where pods go, where not, and who must give way.
+#[tokio::test]
+#[ignore = "long: --long runs it"]
+async fn scheduling() -> Outcome {
+    conforms(TestCtx::begin(here!())?, "scheduling").await
+}

@@ -77,6 +77,31 @@ impl Cache {
         entry.is_dir().then_some(entry)
     }
 
+    /// The folder of an entry. Where it does not exist, `build` makes it, as the only builder: it is given an empty folder to
+    /// work in, and returns the finished one in that.
+    pub fn ensure(
+        &self,
+        ui: &Ui,
+        key: &str,
+        build: impl FnOnce(&Builder<'_>, &Path) -> Result<PathBuf>,
+    ) -> Result<PathBuf> {
+        if let Some(entry) = self.get(key) {
+            return Ok(entry);
+        }
+        let builder = self.lock(ui)?;
+        // Whoever held the lock may have made just this.
+        if let Some(entry) = self.get(key) {
+            return Ok(entry);
+        }
+        let scratch = builder.scratch()?;
+        let finished = build(&builder, scratch.path())?;
+        let entry = builder.publish(&finished, key)?;
+        let _task = ui.quiet_task("removing the build tree");
+        // Failure leaves a scratch folder, which the next build removes.
+        let _ = scratch.close();
+        Ok(entry)
+    }
+
     /// Becomes the only builder of this kind on this machine; waits for another to finish.
     pub fn lock(&self, ui: &Ui) -> Result<Builder<'_>> {
         std::fs::create_dir_all(&self.dir)
@@ -111,9 +136,14 @@ impl Builder<'_> {
         self.cache.dir.join("build.log")
     }
 
-    /// Makes the finished folder, from within a scratch folder, the entry of this key.
-    pub fn publish(&self, finished: &Path, key: &str) -> Result<PathBuf> {
+    /// Makes the finished folder, from within a scratch folder, the entry of this key. All of it is on the disk before: an
+    /// entry that exists is whole, even after a power failure.
+    fn publish(&self, finished: &Path, key: &str) -> Result<PathBuf> {
         let entry = self.cache.dir.join(key);
+        File::open(finished)
+            .map_err(anyhow::Error::from)
+            .and_then(|folder| Ok(nix::unistd::syncfs(&folder)?))
+            .with_context(|| format!("cannot write {} to the disk", finished.display()))?;
         std::fs::rename(finished, &entry)
             .with_context(|| format!("cannot move the result to {}", entry.display()))?;
         Ok(entry)

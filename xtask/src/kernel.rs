@@ -89,17 +89,11 @@ pub fn ensure(ui: &Ui) -> Result<Kernel> {
 fn ensure_with(ui: &Ui, more_fragments: &[PathBuf]) -> Result<Kernel> {
     setup::ensure(ui, Needs::KERNEL)?;
     let inputs = Inputs::gather(ui, more_fragments)?;
-    let key = inputs.key();
     let cache = Cache::of_user("kernel")?;
-    if let Some(entry) = cache.get(&key) {
-        return Kernel::read(&entry);
-    }
-    let builder = cache.lock(ui)?;
-    // Whoever held the lock may have built just this.
-    if let Some(entry) = cache.get(&key) {
-        return Kernel::read(&entry);
-    }
-    Kernel::read(&build(ui, &inputs, &builder, &key)?)
+    let entry = cache.ensure(ui, &inputs.key(), |builder, scratch| {
+        build(ui, &inputs, builder, scratch)
+    })?;
+    Kernel::read(&entry)
 }
 
 /// All that the result depends on.
@@ -181,12 +175,12 @@ fn config_dir() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernel-config")
 }
 
-fn build(ui: &Ui, inputs: &Inputs, builder: &Builder<'_>, key: &str) -> Result<PathBuf> {
-    let scratch = builder.scratch()?;
+/// Builds an entry in `scratch`; returns its folder there.
+fn build(ui: &Ui, inputs: &Inputs, builder: &Builder<'_>, scratch: &Path) -> Result<PathBuf> {
     let log_path = builder.log();
     let log =
         File::create(&log_path).with_context(|| format!("cannot create {}", log_path.display()))?;
-    let source = scratch.path().join("source");
+    let source = scratch.join("source");
     std::fs::create_dir(&source).with_context(|| format!("cannot create {}", source.display()))?;
     ui.say(format_args!(
         "{} {} with this configuration is not in the cache: building it, which takes minutes",
@@ -213,19 +207,15 @@ fn build(ui: &Ui, inputs: &Inputs, builder: &Builder<'_>, key: &str) -> Result<P
         )
     })?;
 
-    let entry = scratch.path().join("entry");
+    let entry = scratch.join("entry");
     std::fs::create_dir(&entry).with_context(|| format!("cannot create {}", entry.display()))?;
     let version = format!(
         "{}\n{} {}\n",
         finished.version, inputs.package, inputs.source_version
     );
-    write_synced(&entry.join("version"), version.as_bytes())?;
-    write_synced(&entry.join("config"), finished.config.as_bytes())?;
-    write_synced(&entry.join("bzImage"), &finished.bzimage)?;
-    let entry = builder.publish(&entry, key)?;
-    task.now("removing the build tree");
-    // Failure leaves a scratch folder, which the next build removes.
-    let _ = scratch.close();
+    write(&entry.join("version"), version.as_bytes())?;
+    write(&entry.join("config"), finished.config.as_bytes())?;
+    write(&entry.join("bzImage"), &finished.bzimage)?;
     task.done();
     Ok(entry)
 }
@@ -334,13 +324,8 @@ impl Kernel {
     }
 }
 
-fn write_synced(path: &Path, content: &[u8]) -> Result<()> {
-    File::create(path)
-        .and_then(|mut file| {
-            file.write_all(content)?;
-            file.sync_all()
-        })
-        .with_context(|| format!("cannot write {}", path.display()))
+fn write(path: &Path, content: &[u8]) -> Result<()> {
+    std::fs::write(path, content).with_context(|| format!("cannot write {}", path.display()))
 }
 
 #[cfg(test)]
@@ -399,12 +384,12 @@ mod tests {
     #[test]
     fn entry_is_read_back() {
         let dir = tempfile::tempdir().unwrap();
-        write_synced(
+        write(
             &dir.path().join("version"),
             b"1.0.1\nlinux-source-1.0 1.0.1-1\n",
         )
         .unwrap();
-        write_synced(&dir.path().join("config"), b"abc").unwrap();
+        write(&dir.path().join("config"), b"abc").unwrap();
         let kernel = Kernel::read(dir.path()).unwrap();
         assert_eq!(kernel.version, "1.0.1");
         assert_eq!(kernel.source, "linux-source-1.0 1.0.1-1");

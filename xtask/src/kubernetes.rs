@@ -134,7 +134,11 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     setup::ensure(ui, Needs::KUBERNETES)?;
     if args.update {
         let cache = Cache::of_user("kubernetes")?;
-        Inputs::fetch(ui, &cache.lock(ui)?)?;
+        let builder = cache.lock(ui)?;
+        Inputs::fetch(ui, &builder, &inputs::OF_THE_BUNDLE)?;
+        if args.conformance {
+            Inputs::fetch(ui, &builder, &inputs::OF_THE_TESTS)?;
+        }
     }
     let bundle = ensure(ui, None)?;
     if args.check {
@@ -157,36 +161,19 @@ pub fn ensure(ui: &Ui, bundle: Option<&Path>) -> Result<Bundle> {
     }
     setup::ensure(ui, Needs::KUBERNETES)?;
     let cache = Cache::of_user("kubernetes")?;
-    let compiler = compiler(ui)?;
-    let kept = |inputs: &Inputs| cache.get(&key(inputs, &compiler));
-    if let Some(entry) = Inputs::kept()?.as_ref().and_then(kept) {
-        return Bundle::of_entry(&entry);
-    }
-    let builder = cache.lock(ui)?;
-    // Whoever held the lock may have fetched these and built just this.
-    let inputs = match Inputs::kept()? {
-        Some(inputs) => inputs,
-        None => Inputs::fetch(ui, &builder)?,
-    };
-    if let Some(entry) = kept(&inputs) {
-        return Bundle::of_entry(&entry);
-    }
-    ui.say("this Kubernetes bundle is not in the cache: building it, which takes minutes");
-    let scratch = builder.scratch()?;
-    let entry = build(ui, &inputs, &builder, scratch.path())?;
-    sync(&entry)?;
-    let entry = builder.publish(&entry, &key(&inputs, &compiler))?;
-    let task = ui.quiet_task("removing the build tree");
-    // Failure leaves a scratch folder, which the next build removes.
-    let _ = scratch.close();
-    drop(task);
+    let inputs = Inputs::ensure(ui, &cache, &inputs::OF_THE_BUNDLE)?;
+    let key = key(&inputs, &compiler(ui)?);
+    let entry = cache.ensure(ui, &key, |builder, scratch| {
+        ui.say("this Kubernetes bundle is not in the cache: building it, which takes minutes");
+        build(ui, &inputs, builder, scratch)
+    })?;
     Bundle::of_entry(&entry)
 }
 
 /// Copies a program out of one of the packages that the bundle is made of, as Debian has built it. A bundle must have been
 /// ensured before.
 pub fn take_from_package(ui: &Ui, package: &str, path: &str, to: &Path) -> Result<()> {
-    let inputs = Inputs::kept()?.context("the packages of the bundle are gone")?;
+    let inputs = Inputs::of_the_bundle()?;
     let scratch = tempfile::tempdir().context("cannot make a folder")?;
     Cmd::new("dpkg-deb")
         .arg("--extract")
@@ -202,7 +189,7 @@ pub fn take_from_package(ui: &Ui, package: &str, path: &str, to: &Path) -> Resul
 fn check(ui: &Ui, bundle: &Bundle) -> Result<()> {
     let cache = Cache::of_user("kubernetes")?;
     let builder = cache.lock(ui)?;
-    let inputs = Inputs::kept()?.context("the packages went away while they were in use")?;
+    let inputs = Inputs::of_the_bundle()?;
     let scratch = builder.scratch()?;
     let again = build(ui, &inputs, &builder, scratch.path())?;
     let mut different = Vec::new();
@@ -427,14 +414,6 @@ fn children(folder: &Path) -> Result<Vec<std::ffi::OsString>> {
 
 fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("cannot read {}", path.display()))
-}
-
-/// Everything on the folder's file system to the disk: an entry that exists is whole, even after a power failure.
-fn sync(folder: &Path) -> Result<()> {
-    File::open(folder)
-        .map_err(anyhow::Error::from)
-        .and_then(|folder| Ok(nix::unistd::syncfs(&folder)?))
-        .with_context(|| format!("cannot write {} to the disk", folder.display()))
 }
 
 #[cfg(test)]

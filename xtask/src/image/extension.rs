@@ -159,30 +159,21 @@ fn cached(ui: &Ui, name: &ExtensionName, folder: &Path) -> Result<Extension> {
     key.update(&digest);
     key.update(name.as_str().as_bytes());
     let key = hex::encode(&key.finish().as_ref()[..16]);
-    let of_entry = |entry: PathBuf| -> Result<Extension> {
-        let word = entry.join(WORD);
-        let text =
-            fs::read_to_string(&word).with_context(|| format!("cannot read {}", word.display()))?;
-        Ok(Extension {
-            admitted: text.trim_end().parse()?,
-            file: entry.join(FILE),
-            folder: folder.to_owned(),
-        })
-    };
-    if let Some(entry) = cache.get(&key) {
-        return of_entry(entry);
-    }
-    let builder = cache.lock(ui)?;
-    // Whoever held the lock may have sealed just this.
-    if let Some(entry) = cache.get(&key) {
-        return of_entry(entry);
-    }
-    let scratch = builder.scratch()?;
-    let entry = scratch.path().join("entry");
-    fs::create_dir(&entry).with_context(|| format!("cannot create {}", entry.display()))?;
-    let admitted = write(ui, name, &tree, &entry.join(FILE))?;
-    hearth_image::output::write(&entry.join(WORD), format!("{admitted}\n").as_bytes())?;
-    of_entry(builder.publish(&entry, &key)?)
+    let entry = cache.ensure(ui, &key, |_, scratch| {
+        let entry = scratch.join("entry");
+        fs::create_dir(&entry).with_context(|| format!("cannot create {}", entry.display()))?;
+        let admitted = write(ui, name, &tree, &entry.join(FILE))?;
+        hearth_image::output::write(&entry.join(WORD), format!("{admitted}\n").as_bytes())?;
+        Ok(entry)
+    })?;
+    let word = entry.join(WORD);
+    let text =
+        fs::read_to_string(&word).with_context(|| format!("cannot read {}", word.display()))?;
+    Ok(Extension {
+        admitted: text.trim_end().parse()?,
+        file: entry.join(FILE),
+        folder: folder.to_owned(),
+    })
 }
 
 fn tree(folder: &Path) -> Result<Tree> {

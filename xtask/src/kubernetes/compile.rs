@@ -68,8 +68,8 @@ pub struct Built {
 pub struct Tests {
     /// The program that asks a cluster (`e2e.test`).
     pub program: PathBuf,
-    /// What most of its pods run.
-    pub agnhost: PathBuf,
+    /// What goes into images of its pods: programs, and what one of them reads.
+    pub for_images: Vec<PathBuf>,
 }
 
 /// Unpacks and compiles in `scratch`, an empty folder.
@@ -110,8 +110,14 @@ pub fn compile_tests(
     source.embed_test_data(task, log)?;
     // `go test` does not tell what it compiles; and its vet would look at all of it.
     source.follow(source.go("build").arg("./test/e2e/..."), task, log)?;
+    let mut for_images = Vec::new();
+    for package in ["./test/images/agnhost", "./test/images/nonewprivs"] {
+        for_images.push(source.build(source.go("build"), package, task, log)?);
+    }
+    let keys = source.tree.join("test/images/agnhost/porter");
+    for_images.extend(["localhost.crt", "localhost.key"].map(|file| keys.join(file)));
     Ok(Tests {
-        agnhost: source.build(source.go("build"), "./test/images/agnhost", task, log)?,
+        for_images,
         program: source.build(
             source.go("test").args(["-c", "-vet=off"]),
             "./test/e2e",

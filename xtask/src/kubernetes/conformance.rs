@@ -1,43 +1,38 @@
 //! Kubernetes' own conformance tests, made of the same source as the bundle.
 //!
 //! The program (`e2e.test`) runs on the developer's machine and asks a cluster; what its pods run comes as images, from
-//! registries that a test's machines have no way to. Three of them can be made here, and ride along in a bundle that is ours
-//! but for that:
+//! registries that a test's machines have no way to. They are made here instead ([`images`]) and ride along in a bundle that
+//! is ours but for that; such a bundle is for tests alone.
 //!
-//! | image | made of |
-//! |---|---|
-//! | `agnhost` | upstream's own program, compiled; around it Debian's busybox, where upstream has Alpine's with curl and dig |
-//! | `busybox` | Debian's busybox, newer than upstream's |
-//! | `pause` | the bundle's own |
-//!
-//! Cases that want another image, or what ours lack, cannot pass; `tests/conformance.txt` says which those are. The names are
-//! upstream's, for that is what the program asks for. So such a bundle is for tests alone.
-//!
-//! An entry of the cache, as the bundle is; its key covers the bundle's.
+//! Two entries of the cache: what is compiled, whose key is little more than the bundle's, and the bundle with the images,
+//! which is made in seconds and changes more often.
 
-use std::fs;
+mod images;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use serde_json::json;
 
-use super::compile::{self, Tests};
-use super::inputs::Inputs;
-use super::tree::{self, Packages};
-use super::{Bundle, ROOT, compiler, folders, key, new_log, oci, sync};
+use super::compile;
+use super::inputs::{self, Inputs};
+use super::tree;
+use super::{Bundle, ROOT, compiler, folders, key, new_log};
 use crate::cache::{Builder, Cache};
 use crate::command::Cmd;
 use crate::ui::Ui;
 
-/// Version of the steps here, part of the key.
-const RECIPE: u32 = 1;
+/// Version of what is compiled and how, part of its key.
+const PROGRAMS_RECIPE: u32 = 1;
 
-/// The program, in an entry.
+/// Version of the images, part of their key.
+const IMAGES_RECIPE: u32 = 1;
+
+/// The program that asks a cluster, in an entry of what is compiled.
 const PROGRAM: &str = "host/e2e.test";
 
-/// What upstream's images have in their environment.
-const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+/// What goes into images, there.
+const FOR_IMAGES: &str = "images";
 
 /// The tests, and what they need on a node.
 pub struct Conformance {
@@ -50,29 +45,49 @@ pub struct Conformance {
 /// Both, built if they are not in the cache. The bundle must have been ensured before.
 pub fn ensure(ui: &Ui, bundle: &Bundle) -> Result<Conformance> {
     let cache = Cache::of_user("kubernetes")?;
-    let inputs = Inputs::kept()?.context("the packages of the bundle are gone")?;
-    let key = format!("conformance-{RECIPE}-{}", key(&inputs, &compiler(ui)?));
-    if let Some(entry) = cache.get(&key) {
-        return of_entry(&entry, bundle);
-    }
-    let builder = cache.lock(ui)?;
-    if let Some(entry) = cache.get(&key) {
-        return of_entry(&entry, bundle);
-    }
-    ui.say(
-        "Kubernetes' conformance tests are not in the cache: building them, which takes minutes",
+    let inputs = Inputs::of_the_bundle()?;
+    let of_bundle = key(&inputs, &compiler(ui)?);
+    let programs = format!("conformance-programs-{PROGRAMS_RECIPE}-{of_bundle}");
+    let programs = cache.ensure(ui, &programs, |builder, scratch| {
+        ui.say(
+            "Kubernetes' conformance tests are not in the cache: building them, which takes minutes",
+        );
+        build(ui, &inputs, builder, scratch)
+    })?;
+    let packages = Inputs::ensure(ui, &cache, &inputs::OF_THE_TESTS)?;
+    let with_images = format!(
+        "conformance-images-{IMAGES_RECIPE}-{PROGRAMS_RECIPE}-{of_bundle}-{}",
+        packages.digest()
     );
-    let scratch = builder.scratch()?;
-    let entry = build(ui, &inputs, bundle, &builder, scratch.path())?;
-    sync(&entry)?;
-    of_entry(&builder.publish(&entry, &key)?, bundle)
-}
-
-fn of_entry(entry: &Path, bundle: &Bundle) -> Result<Conformance> {
-    let ours = Bundle::read(&entry.join(ROOT))
-        .with_context(|| format!("the cache is damaged: remove {}", entry.display()))?;
+    let with_images = cache.ensure(ui, &with_images, |_, scratch| {
+        let task = ui.quiet_task("making the images of Kubernetes' conformance tests");
+        let [_, stage, entry] = folders(scratch)?;
+        let root = entry.join(ROOT);
+        // Links and modes are part of a bundle.
+        Cmd::new("cp")
+            .arg("--archive")
+            .arg(&bundle.root)
+            .arg(&root)
+            .run(ui)?;
+        let mut unpacked = tree::Packages::unpack(ui, &inputs, &stage)?;
+        packages.verify()?;
+        for package in packages.packages() {
+            unpacked.add(ui, &package)?;
+        }
+        images::make(
+            ui,
+            &unpacked,
+            &programs.join(FOR_IMAGES),
+            &stage,
+            &root.join("images"),
+        )?;
+        drop(task);
+        Ok(entry)
+    })?;
+    let ours = Bundle::read(&with_images.join(ROOT))
+        .with_context(|| format!("the cache is damaged: remove {}", with_images.display()))?;
     Ok(Conformance {
-        program: entry.join(PROGRAM),
+        program: programs.join(PROGRAM),
         bundle: Bundle {
             kubectl: bundle.kubectl.clone(),
             ..ours
@@ -80,70 +95,25 @@ fn of_entry(entry: &Path, bundle: &Bundle) -> Result<Conformance> {
     })
 }
 
-fn build(
-    ui: &Ui,
-    inputs: &Inputs,
-    bundle: &Bundle,
-    builder: &Builder<'_>,
-    scratch: &Path,
-) -> Result<PathBuf> {
+/// Builds an entry of what is compiled in `scratch`; returns its folder there.
+fn build(ui: &Ui, inputs: &Inputs, builder: &Builder<'_>, scratch: &Path) -> Result<PathBuf> {
     inputs.verify()?;
     let (log_path, mut log) = new_log(builder)?;
     let task = ui.counted_task(
         "building Kubernetes' conformance tests",
         compile::EXPECTED_TEST_PACKAGES,
     );
-    let [source, stage, entry] = folders(scratch)?;
+    let [source, _, entry] = folders(scratch)?;
     let built = compile::compile_tests(ui, inputs, &source, &mut log, &task)
         .with_context(|| format!("the whole log is {}", log_path.display()))?;
     log.flush().context("cannot write the log")?;
-    task.now("making the images");
-    let root = entry.join(ROOT);
-    // Links and modes are part of a bundle.
-    Cmd::new("cp")
-        .arg("--archive")
-        .arg(&bundle.root)
-        .arg(&root)
-        .run(ui)?;
-    images(ui, inputs, &built, &stage, &root.join("images"))?;
+    let for_images = entry.join(FOR_IMAGES);
+    tree::create_dir(&for_images)?;
+    for file in &built.for_images {
+        let name = file.file_name().context("a file without a name")?;
+        tree::copy(file, &for_images.join(name))?;
+    }
     tree::copy(&built.program, &entry.join(PROGRAM))?;
     task.done();
     Ok(entry)
-}
-
-fn images(ui: &Ui, inputs: &Inputs, built: &Tests, stage: &Path, to: &Path) -> Result<()> {
-    let packages = Packages::unpack(ui, inputs, stage)?;
-    tree::pause_image(
-        ui,
-        "k8s.gcr.io/pause:3.2",
-        &stage.join("pause"),
-        &to.join("e2e-pause.tar"),
-    )?;
-    let busybox = stage.join("busybox");
-    tree::busybox_rootfs(ui, &packages, &busybox.join("rootfs"))?;
-    tree::settle(&busybox.join("rootfs"))?;
-    oci::write(
-        ui,
-        "docker.io/library/busybox:1.29",
-        &busybox.join("rootfs"),
-        &json!({ "Cmd": ["sh"], "Env": [PATH] }),
-        &busybox,
-        &to.join("e2e-busybox.tar"),
-    )?;
-    let agnhost = stage.join("agnhost");
-    let rootfs = agnhost.join("rootfs");
-    tree::busybox_rootfs(ui, &packages, &rootfs)?;
-    fs::create_dir(rootfs.join("uploads")).context("cannot create the folder for uploads")?;
-    tree::copy(&built.agnhost, &rootfs.join("agnhost"))?;
-    std::os::unix::fs::symlink("agnhost", rootfs.join("agnhost-2"))
-        .context("cannot make the link agnhost-2")?;
-    tree::settle(&rootfs)?;
-    oci::write(
-        ui,
-        "k8s.gcr.io/e2e-test-images/agnhost:2.21",
-        &rootfs,
-        &json!({ "Entrypoint": ["/agnhost"], "Cmd": ["pause"], "Env": [PATH] }),
-        &agnhost,
-        &to.join("e2e-agnhost.tar"),
-    )
 }

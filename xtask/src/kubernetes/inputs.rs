@@ -6,9 +6,9 @@
 //! and what is set about acquiring; index files, cache and state live in a scratch folder. Hooks of the machine's are left
 //! out: they belong to the machine's own updates.
 //!
-//! A mirror holds only the current point release. Therefore the files are kept, in `inputs/` beside the cache's entries,
-//! and used until `--update` fetches anew: the record of them, names and hashes, is what the key of the bundle covers, so a
-//! bundle that is there is found without a network.
+//! A mirror holds only the current point release. Therefore the files are kept, in a folder beside the cache's entries
+//! ([`Wanted`]), and used until `--update` fetches anew: the record of them, names and hashes, is what the key of what is
+//! made of them covers, so a bundle that is there is found without a network.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use ring::digest::{SHA256, digest};
 
-use crate::cache::{self, Builder};
+use crate::cache::{self, Builder, Cache};
 use crate::command::Cmd;
 use crate::ui::Ui;
 
@@ -55,6 +55,32 @@ pub const FOR_THE_NODE: [&str; 21] = [
 /// program finds its libraries.
 pub const TOOLS: [&str; 3] = ["golang-1.19-go", "golang-1.19-src", "patchelf"];
 
+/// What is fetched together, and kept together.
+pub struct Wanted {
+    /// Name of the folder, beside the cache's entries.
+    folder: &'static str,
+    packages: &'static [&'static [&'static str]],
+    /// Whether all comes that they depend on, too; otherwise each package that is needed is named.
+    with_dependencies: bool,
+    source: Option<&'static str>,
+}
+
+/// For the bundle.
+pub const OF_THE_BUNDLE: Wanted = Wanted {
+    folder: "inputs",
+    packages: &[&FOR_THE_NODE, &TOOLS],
+    with_dependencies: false,
+    source: Some(KUBERNETES),
+};
+
+/// For the images of Kubernetes' own tests: what upstream's have from elsewhere. With a C library's `getent`.
+pub const OF_THE_TESTS: Wanted = Wanted {
+    folder: "inputs-of-tests",
+    packages: &[&["bind9-dnsutils", "curl", "libc-bin", "netcat-openbsd"]],
+    with_dependencies: true,
+    source: None,
+};
+
 /// Name of the record, in the folder of the files it lists.
 const RECORD: &str = "record";
 
@@ -67,9 +93,26 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// What is kept, if it is all there.
-    pub fn kept() -> Result<Option<Inputs>> {
-        let dir = kept_dir()?;
+    /// What is kept; fetched, if it is not all there.
+    pub fn ensure(ui: &Ui, cache: &Cache, wanted: &Wanted) -> Result<Inputs> {
+        if let Some(inputs) = Inputs::kept(wanted)? {
+            return Ok(inputs);
+        }
+        let builder = cache.lock(ui)?;
+        // Whoever held the lock may have fetched these.
+        match Inputs::kept(wanted)? {
+            Some(inputs) => Ok(inputs),
+            None => Inputs::fetch(ui, &builder, wanted),
+        }
+    }
+
+    /// What is kept for the bundle, which must have been ensured before.
+    pub fn of_the_bundle() -> Result<Inputs> {
+        Inputs::kept(&OF_THE_BUNDLE)?.context("the packages of the bundle are gone")
+    }
+
+    fn kept(wanted: &Wanted) -> Result<Option<Inputs>> {
+        let dir = wanted.dir()?;
         let record = match fs::read_to_string(dir.join(RECORD)) {
             Ok(record) => record,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
@@ -78,38 +121,43 @@ impl Inputs {
             }
         };
         let inputs = Inputs { dir, record };
-        let whole = FOR_THE_NODE
-            .iter()
-            .chain(&TOOLS)
-            .all(|package| inputs.package(package).is_ok_and(|path| path.exists()))
-            && inputs.source().is_ok();
+        let mut names = wanted.names();
+        let whole = names.all(|package| inputs.package(package).is_ok_and(|path| path.exists()))
+            && (wanted.source.is_none() || inputs.source().is_ok());
         Ok(whole.then_some(inputs))
     }
 
     /// Fetches all anew, and keeps that instead of what was kept before.
-    pub fn fetch(ui: &Ui, builder: &Builder<'_>) -> Result<Inputs> {
+    pub fn fetch(ui: &Ui, builder: &Builder<'_>, wanted: &Wanted) -> Result<Inputs> {
         let scratch = builder.scratch()?;
         let task = ui.task("fetching Debian packages");
         let apt = Apt::new(ui, scratch.path())?;
-        let fetched = scratch.path().join("fetched");
-        create_dir(&fetched)?;
         let show = |cmd: Cmd| {
-            cmd.dir(&fetched).stream(ui, |line| {
+            cmd.dir(&apt.fetched).stream(ui, |line| {
                 task.now(line.trim());
                 Ok(())
             })
         };
         show(apt.get("update"))?;
-        show(apt.get("download").args(FOR_THE_NODE).args(TOOLS))
-            .with_context(|| asking_for(RELEASE))?;
-        show(apt.get("source").arg("--download-only").arg(KUBERNETES))
-            .with_context(|| asking_for(RELEASE))?;
-        write(&fetched.join(RECORD), &record_of(&fetched)?)?;
-        let dir = kept_dir()?;
+        let get = match wanted.with_dependencies {
+            true => {
+                apt.get("install")
+                    .args(["--download-only", "--yes", "--no-install-recommends"])
+            }
+            false => apt.get("download"),
+        };
+        show(get.args(wanted.names())).with_context(|| asking_for(RELEASE))?;
+        if let Some(source) = wanted.source {
+            show(apt.get("source").arg("--download-only").arg(source))
+                .with_context(|| asking_for(RELEASE))?;
+        }
+        apt.tidy()?;
+        write(&apt.fetched.join(RECORD), &record_of(&apt.fetched)?)?;
+        let dir = wanted.dir()?;
         if dir.exists() {
             fs::remove_dir_all(&dir).with_context(|| format!("cannot remove {}", dir.display()))?;
         }
-        fs::rename(&fetched, &dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        fs::rename(&apt.fetched, &dir).with_context(|| format!("cannot make {}", dir.display()))?;
         task.done();
         Inputs::of_folder(&dir)
     }
@@ -120,6 +168,14 @@ impl Inputs {
             record: record_of(dir)?,
             dir: dir.to_owned(),
         })
+    }
+
+    /// The files of all binary packages, by name.
+    pub fn packages(&self) -> impl Iterator<Item = PathBuf> {
+        let names = self.record.lines().filter_map(|line| line.split_once("  "));
+        names
+            .filter(|(_, name)| name.ends_with(".deb"))
+            .map(|(_, name)| self.dir.join(name))
     }
 
     /// Names and hashes of all the files.
@@ -166,6 +222,11 @@ impl Inputs {
         Ok((upstream_tar, debian_tar, version))
     }
 
+    /// Stands for names and hashes of all the files, in a key.
+    pub fn digest(&self) -> String {
+        hex::encode(&digest(&SHA256, self.record.as_bytes()).as_ref()[..8])
+    }
+
     /// Every file against its hash in the record: they may have lain there for months.
     pub fn verify(&self) -> Result<()> {
         let found = record_of(&self.dir)?;
@@ -185,8 +246,15 @@ impl Inputs {
     }
 }
 
-fn kept_dir() -> Result<PathBuf> {
-    Ok(cache::dir()?.join("kubernetes/inputs"))
+impl Wanted {
+    /// Of the packages that are asked for.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.packages.iter().copied().flatten().copied()
+    }
+
+    fn dir(&self) -> Result<PathBuf> {
+        Ok(cache::dir()?.join("kubernetes").join(self.folder))
+    }
 }
 
 /// The version without what Debian adds. "1.20.5+really1.20.2" is 1.20.2: the package went back, its number could not.
@@ -229,25 +297,41 @@ fn asking_for(release: &str) -> String {
 /// apt with a configuration of its own.
 struct Apt {
     config: PathBuf,
+    /// Where the files come to.
+    fetched: PathBuf,
 }
 
 impl Apt {
     fn new(ui: &Ui, scratch: &Path) -> Result<Apt> {
         let dir = scratch.join("apt");
         let sources = dir.join("sources");
+        let fetched = scratch.join("fetched");
         for folder in [
             &sources,
             &dir.join("state/lists/partial"),
-            &dir.join("cache/archives/partial"),
+            &fetched.join("partial"),
         ] {
             create_dir(folder)?;
         }
         copy_entries(Path::new("/etc/apt"), &sources)?;
         write(&dir.join("preferences"), &preferences())?;
+        write(&dir.join("state/status"), "")?;
         let machine = Cmd::new("apt-config").arg("dump").output(ui)?;
         let config = dir.join("apt.conf");
-        write(&config, &configuration(&machine, &dir))?;
-        Ok(Apt { config })
+        write(&config, &configuration(&machine, &dir, &fetched))?;
+        Ok(Apt { config, fetched })
+    }
+
+    /// Removes what apt keeps beside the files.
+    fn tidy(&self) -> Result<()> {
+        let context = || format!("cannot clean {}", self.fetched.display());
+        fs::remove_dir_all(self.fetched.join("partial")).with_context(context)?;
+        match fs::remove_file(self.fetched.join("lock")) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(error).with_context(context)
+            }
+            _ => Ok(()),
+        }
     }
 
     fn get(&self, what: &str) -> Cmd {
@@ -317,8 +401,9 @@ fn preferences() -> String {
         .join("\n")
 }
 
-/// `machine`: the machine's configuration, as `apt-config dump` prints it.
-fn configuration(machine: &str, dir: &Path) -> String {
+/// `machine`: the machine's configuration, as `apt-config dump` prints it. By it nothing is installed, so that dependencies
+/// come whole and no version of the machine's is preferred.
+fn configuration(machine: &str, dir: &Path, fetched: &Path) -> String {
     let mut config = String::new();
     for line in machine.lines() {
         // Proxies, timeouts and the like; not the further indices that other programs have apt fetch.
@@ -326,7 +411,7 @@ fn configuration(machine: &str, dir: &Path) -> String {
             config += &format!("{line}\n");
         }
     }
-    let dir = dir.display();
+    let (dir, fetched) = (dir.display(), fetched.display());
     config
         + &format!(
             r#"Dir::Etc::main "/dev/null";
@@ -336,8 +421,9 @@ Dir::Etc::sourceparts "{dir}/sources";
 Dir::Etc::preferences "{dir}/preferences";
 Dir::Etc::preferencesparts "/dev/null";
 Dir::State "{dir}/state";
-Dir::State::status "/var/lib/dpkg/status";
+Dir::State::status "{dir}/state/status";
 Dir::Cache "{dir}/cache";
+Dir::Cache::archives "{fetched}";
 APT::Sandbox::User "root";
 "#
         )
@@ -419,9 +505,10 @@ mod tests {
     fn configuration_takes_what_is_about_acquiring_and_no_hooks() {
         let machine = "Acquire::http::Proxy \"http://proxy\";\nAcquire::IndexTargets::deb::DEP-11 \"x\";\n\
                        APT::Update::Post-Invoke:: \"hook\";\nDir \"/\";\n";
-        let config = configuration(machine, Path::new("/scratch"));
+        let config = configuration(machine, Path::new("/scratch"), Path::new("/fetched"));
         assert!(config.starts_with("Acquire::http::Proxy \"http://proxy\";\nDir::Etc::main"));
         assert!(config.contains("Dir::State \"/scratch/state\";\n"));
+        assert!(config.contains("Dir::Cache::archives \"/fetched\";\n"));
         assert!(!config.contains("hook") && !config.contains("DEP-11"));
     }
 

@@ -18,11 +18,11 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// Writes the image `name` ("hearth.local/pause:1") with the files below `rootfs` to `archive`. `config` is the part of the
+/// Writes an image with the files below `rootfs` to `archive`, under each of `names` ("hearth.local/pause:1"). `config` is the part of the
 /// image's configuration that a container starts with: command, environment, user. Works in `scratch`, an empty folder.
 pub fn write(
     ui: &Ui,
-    name: &str,
+    names: &[&str],
     rootfs: &Path,
     config: &Value,
     scratch: &Path,
@@ -48,17 +48,21 @@ pub fn write(
         "config": config,
         "layers": [layer],
     });
-    let mut manifest = put(&blobs, MANIFEST, manifest.to_string().as_bytes())?;
-    let tag = name.rsplit(':').next().unwrap_or_default();
-    manifest["annotations"] = json!({
-        "io.containerd.image.name": name,
-        "org.opencontainers.image.ref.name": tag,
-    });
-    let index = json!({ "schemaVersion": 2, "manifests": [manifest] });
+    let manifest = put(&blobs, MANIFEST, manifest.to_string().as_bytes())?;
+    let named = |name: &&str| {
+        let mut manifest = manifest.clone();
+        manifest["annotations"] = json!({
+            "io.containerd.image.name": name,
+            "org.opencontainers.image.ref.name": name.rsplit(':').next().unwrap_or_default(),
+        });
+        manifest
+    };
+    let manifests: Vec<_> = names.iter().map(named).collect();
+    let index = json!({ "schemaVersion": 2, "manifests": manifests });
     let form = json!({ "imageLayoutVersion": "1.0.0" });
     for (file, content) in [("index.json", index), ("oci-layout", form)] {
         fs::write(layout.join(file), content.to_string())
-            .with_context(|| format!("cannot write {file} of {name}"))?;
+            .with_context(|| format!("cannot write {file} of {}", archive.display()))?;
     }
     tar(ui, &layout, archive)
 }
@@ -115,7 +119,7 @@ mod tests {
         let path = dir.join("image.tar");
         write(
             &Ui::new(false),
-            "local/name:1",
+            &["local/name:1", "local/other:2"],
             &rootfs,
             &config,
             &scratch,
@@ -132,11 +136,15 @@ mod tests {
         let layout = dir.path().join("scratch/layout");
         let json = |bytes: &[u8]| serde_json::from_slice::<Value>(bytes).unwrap();
         let index = json(&fs::read(layout.join("index.json")).unwrap());
-        let entry = &index["manifests"][0];
+        let [entry, other] = index["manifests"].as_array().unwrap().as_slice() else {
+            panic!("{index}");
+        };
+        let name = |entry: &Value| entry["annotations"]["io.containerd.image.name"].clone();
         assert_eq!(
-            entry["annotations"]["io.containerd.image.name"],
-            "local/name:1"
+            [name(entry), name(other)],
+            ["local/name:1", "local/other:2"]
         );
+        assert_eq!(entry["digest"], other["digest"]);
         let manifest = json(&blob(&layout, entry));
         let config = json(&blob(&layout, &manifest["config"]));
         assert_eq!(config["config"]["Entrypoint"][0], "/program");

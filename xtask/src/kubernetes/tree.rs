@@ -49,14 +49,6 @@ const PAUSE_FLAGS: [&str; 9] = [
     "-s",
 ];
 
-/// The default command of the probe image: serves what it is asked, logs each request, and ends when told to, which a
-/// server that is process 1 of its container would not do by itself.
-const PROBE_SERVE: &str = "#!/bin/sh
-trap 'exit 0' TERM INT
-httpd -f -vv -p 8080 -h /www &
-wait
-";
-
 /// Tells which pod answered.
 const PROBE_HOSTNAME: &str = r"#!/bin/sh
 printf 'Content-Type: text/plain\r\n\r\n'
@@ -182,33 +174,41 @@ impl Packages {
     /// Unpacks them below `scratch`.
     pub fn unpack(ui: &Ui, inputs: &Inputs, scratch: &Path) -> Result<Packages> {
         let dir = scratch.join("packages");
-        let mut libraries = BTreeMap::new();
-        for package in FOR_THE_NODE.into_iter().chain(["patchelf"]) {
-            let to = dir.join(package);
-            create_dir(&to)?;
-            Cmd::new("dpkg-deb")
-                .arg("--extract")
-                .arg(inputs.package(package)?)
-                .arg(&to)
-                .run(ui)?;
-            for folder in ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"] {
-                let Ok(entries) = to.join(folder).read_dir() else {
-                    continue;
-                };
-                for entry in entries.flatten() {
-                    let name = entry.file_name().to_string_lossy().into_owned();
-                    libraries.insert(name, entry.path());
-                }
-            }
-        }
-        Ok(Packages {
+        let mut packages = Packages {
             patchelf: dir.join("patchelf/usr/bin/patchelf"),
             dir,
-            libraries,
-        })
+            libraries: BTreeMap::new(),
+        };
+        for package in FOR_THE_NODE.into_iter().chain(["patchelf"]) {
+            packages.add(ui, &inputs.package(package)?)?;
+        }
+        Ok(packages)
     }
 
-    fn file(&self, package: &str, path: &str) -> PathBuf {
+    /// Unpacks another one.
+    pub fn add(&mut self, ui: &Ui, package: &Path) -> Result<()> {
+        let file = package.file_name().unwrap_or_default().to_string_lossy();
+        let to = self.dir.join(file.split('_').next().unwrap_or_default());
+        create_dir(&to)?;
+        Cmd::new("dpkg-deb")
+            .arg("--extract")
+            .arg(package)
+            .arg(&to)
+            .run(ui)?;
+        for folder in ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"] {
+            let Ok(entries) = to.join(folder).read_dir() else {
+                continue;
+            };
+            for entry in entries.flatten() {
+                let name = entry.file_name().to_string_lossy().into_owned();
+                self.libraries.insert(name, entry.path());
+            }
+        }
+        Ok(())
+    }
+
+    /// A file, by its path in its package.
+    pub fn file(&self, package: &str, path: &str) -> PathBuf {
         self.dir.join(package).join(path)
     }
 
@@ -221,7 +221,6 @@ impl Packages {
         extensions: Vec<PathBuf>,
     ) -> Result<()> {
         let lib = root.join("lib");
-        let mut found = BTreeSet::from([LOADER.to_owned()]);
         copy(self.library(LOADER)?, &lib.join(LOADER))?;
         let interpreter = format!("{MOUNTED_AT}/lib/{LOADER}");
         let run_path = format!("{MOUNTED_AT}/lib");
@@ -235,27 +234,46 @@ impl Packages {
         for extension in &extensions {
             patch().arg(extension).run(ui)?;
         }
-        let mut open = programs;
-        open.extend(extensions);
-        while let Some(object) = open.pop() {
-            let needed = Cmd::new(&self.patchelf).arg("--print-needed").arg(&object);
-            for library in needed.output(ui)?.lines() {
-                if !found.insert(library.to_owned()) {
-                    continue;
-                }
-                let to = lib.join(library);
-                copy(self.library(library)?, &to)?;
-                // The C library needs nothing but the loader, and is what the loader has been tried with as it is.
-                if library != "libc.so.6" {
-                    patch().arg(&to).run(ui)?;
-                }
-                open.push(to);
+        let mut objects = programs;
+        objects.extend(extensions);
+        for library in self.copy_libraries(ui, objects, &lib)? {
+            // The C library needs nothing but the loader, and is what the loader has been tried with as it is.
+            if !library.ends_with("libc.so.6") {
+                patch().arg(&library).run(ui)?;
             }
         }
         let iptables = lib.join("libxtables.so.12");
         let moved = with_extensions_at(&read(&iptables)?, &format!("{MOUNTED_AT}/lib/xtables"))
             .with_context(|| format!("cannot change {}", iptables.display()))?;
         write(&iptables, &moved)
+    }
+
+    /// Puts the loader and the libraries of these programs where they look for them in a system whose root is `rootfs`.
+    pub fn add_libraries(&self, ui: &Ui, programs: Vec<PathBuf>, rootfs: &Path) -> Result<()> {
+        let (loader, lib) = (rootfs.join("lib64"), rootfs.join("lib/x86_64-linux-gnu"));
+        create_dir(&loader)?;
+        create_dir(&lib)?;
+        copy(self.library(LOADER)?, &loader.join(LOADER))?;
+        self.copy_libraries(ui, programs, &lib)?;
+        Ok(())
+    }
+
+    /// Copies all libraries that these objects need, and those that they need, but for the loader; returns the copies.
+    fn copy_libraries(&self, ui: &Ui, objects: Vec<PathBuf>, lib: &Path) -> Result<Vec<PathBuf>> {
+        let mut found = BTreeSet::from([LOADER.to_owned()]);
+        let (mut open, mut copies) = (objects, Vec::new());
+        while let Some(object) = open.pop() {
+            let needed = Cmd::new(&self.patchelf).arg("--print-needed").arg(&object);
+            for library in needed.output(ui)?.lines() {
+                if found.insert(library.to_owned()) {
+                    let to = lib.join(library);
+                    copy(self.library(library)?, &to)?;
+                    open.push(to.clone());
+                    copies.push(to);
+                }
+            }
+        }
+        Ok(copies)
     }
 
     fn library(&self, name: &str) -> Result<&Path> {
@@ -323,7 +341,7 @@ fn images(ui: &Ui, packages: &Packages, scratch: &Path, root: &Path) -> Result<(
     probe_rootfs(ui, packages, &probe.join("rootfs"))?;
     oci::write(
         ui,
-        "hearth.local/probe:1",
+        &["hearth.local/probe:1"],
         &probe.join("rootfs"),
         &json!({
             "Cmd": ["/bin/serve"],
@@ -350,7 +368,7 @@ pub fn pause_image(ui: &Ui, name: &str, scratch: &Path, archive: &Path) -> Resul
         .run(ui)?;
     settle_modes(&rootfs)?;
     let config = json!({ "Entrypoint": ["/pause"], "User": "65535:65535" });
-    oci::write(ui, name, &rootfs, &config, scratch, archive)
+    oci::write(ui, &[name], &rootfs, &config, scratch, archive)
 }
 
 /// A small system to try a cluster with: a shell, a web server, clients for the web and for DNS.
@@ -358,13 +376,19 @@ fn probe_rootfs(ui: &Ui, packages: &Packages, rootfs: &Path) -> Result<()> {
     busybox_rootfs(ui, packages, rootfs)?;
     create_dir(&rootfs.join("www/cgi-bin"))?;
     for (file, content) in [
-        ("bin/serve", PROBE_SERVE),
+        ("bin/serve", &*serve(8080, "/www")),
         ("www/cgi-bin/hostname", PROBE_HOSTNAME),
         ("www/index.html", "hearth probe\n"),
     ] {
         write(&rootfs.join(file), content.as_bytes())?;
     }
     settle(rootfs)
+}
+
+/// A command for an image with busybox: serves the files of a folder, logs each request, and ends when told to, which a
+/// server that is process 1 of its container would not do by itself.
+pub fn serve(port: u16, folder: &str) -> String {
+    format!("#!/bin/sh\ntrap 'exit 0' TERM INT\nhttpd -f -vv -p {port} -h {folder} &\nwait\n")
 }
 
 /// Busybox under all its names, and what a user's home takes; to be settled when all is there.
@@ -427,7 +451,8 @@ fn settle_modes(path: &Path) -> Result<()> {
     }
 }
 
-fn set_mode(path: &Path, mode: u32) -> Result<()> {
+/// Sets the mode of a file or folder.
+pub fn set_mode(path: &Path, mode: u32) -> Result<()> {
     fs::set_permissions(path, fs::Permissions::from_mode(mode))
         .with_context(|| format!("cannot set the mode of {}", path.display()))
 }
@@ -442,11 +467,13 @@ fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).with_context(|| format!("cannot read {}", path.display()))
 }
 
-fn write(path: &Path, content: &[u8]) -> Result<()> {
+/// Writes a file.
+pub fn write(path: &Path, content: &[u8]) -> Result<()> {
     fs::write(path, content).with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn create_dir(path: &Path) -> Result<()> {
+/// Makes a folder and those above it.
+pub fn create_dir(path: &Path) -> Result<()> {
     fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))
 }
 

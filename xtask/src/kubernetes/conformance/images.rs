@@ -1,0 +1,214 @@
+//! The images that the tests' pods run, under upstream's names, for those are what the program asks for.
+//!
+//! | image | upstream's | ours |
+//! |---|---|---|
+//! | `agnhost` | a program of many parts, with curl, nc and dig on Alpine | the same program, compiled; Debian's curl, nc and dig beside Debian's busybox |
+//! | `jessie-dnsutils` | Debian 8 with dig | the same image as `agnhost` |
+//! | `httpd`, `nginx` | the servers | busybox' server; no case asks more than a page at port 80 of them, and Apache's place for it |
+//! | `nautilus` | a page that tells its picture's name | the same image as those |
+//! | `nonewprivs` | a program that tells its user and is root's by its mode | the same program, compiled |
+//! | `busybox` | busybox 1.29 | Debian's, newer |
+//! | `pause` | the process of a pod's own | the bundle's own |
+//!
+//! `httpd` and `nginx` are asked for by two versions each, where a case exchanges one for the other: here one image under
+//! four names, which a cluster cannot tell.
+
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use serde_json::{Value, json};
+
+use crate::kubernetes::{oci, tree};
+use crate::ui::Ui;
+
+const AGNHOST: [&str; 2] = [
+    "k8s.gcr.io/e2e-test-images/agnhost:2.21",
+    "gcr.io/kubernetes-e2e-test-images/jessie-dnsutils:1.0",
+];
+
+const WEB_SERVER: [&str; 5] = [
+    "docker.io/library/httpd:2.4.38-alpine",
+    "docker.io/library/httpd:2.4.39-alpine",
+    "docker.io/library/nginx:1.14-alpine",
+    "docker.io/library/nginx:1.15-alpine",
+    "gcr.io/kubernetes-e2e-test-images/nautilus:1.0",
+];
+
+/// What upstream's images have in their environment.
+const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// First in [`PATH`], so that what is there goes before busybox' own of that name.
+const FIRST: &str = "usr/local/bin";
+
+/// Where upstream's `httpd` has its pages: a case moves one away by name.
+const PAGES: &str = "usr/local/apache2/htdocs";
+
+/// Busybox' mv tells nothing of what it moves, and takes no word to do so; a case says it.
+const MV: &str = "#!/bin/sh\n[ \"$1\" = -v ] && shift\nexec busybox mv \"$@\"\n";
+
+/// Programs beside agnhost: package, path in it, name.
+const TOOLS: [(&str, &str, &str); 4] = [
+    ("bind9-dnsutils", "usr/bin/dig", "dig"),
+    ("curl", "usr/bin/curl", "curl"),
+    ("libc-bin", "usr/bin/getent", "getent"),
+    ("netcat-openbsd", "bin/nc.openbsd", "nc"),
+];
+
+/// Makes all of them below `to`, of what was compiled for them and of packages.
+pub fn make(
+    ui: &Ui,
+    packages: &tree::Packages,
+    compiled: &Path,
+    stage: &Path,
+    to: &Path,
+) -> Result<()> {
+    let work = Work {
+        ui,
+        packages,
+        compiled,
+        stage,
+        to,
+    };
+    tree::pause_image(
+        ui,
+        "k8s.gcr.io/pause:3.2",
+        &stage.join("pause"),
+        &to.join("e2e-pause.tar"),
+    )?;
+    work.image(
+        "busybox",
+        &["docker.io/library/busybox:1.29"],
+        json!({ "Cmd": ["sh"] }),
+        |_| Ok(()),
+    )?;
+    work.image(
+        "agnhost",
+        &AGNHOST,
+        json!({ "Entrypoint": ["/agnhost"], "Cmd": ["pause"] }),
+        |rootfs| work.agnhost(rootfs),
+    )?;
+    work.image(
+        "web-server",
+        &WEB_SERVER,
+        json!({ "Cmd": ["/bin/serve"] }),
+        web_server,
+    )?;
+    work.nonewprivs()
+}
+
+struct Work<'a> {
+    ui: &'a Ui,
+    packages: &'a tree::Packages,
+    compiled: &'a Path,
+    stage: &'a Path,
+    to: &'a Path,
+}
+
+impl Work<'_> {
+    /// Busybox, and what `fill` adds to it.
+    fn image(
+        &self,
+        what: &str,
+        names: &[&str],
+        config: Value,
+        fill: impl FnOnce(&Path) -> Result<()>,
+    ) -> Result<()> {
+        let rootfs = self.rootfs(what)?;
+        fill(&rootfs)?;
+        tree::settle(&rootfs)?;
+        self.write(what, names, config)
+    }
+
+    /// One program, which is root's whoever starts it.
+    fn nonewprivs(&self) -> Result<()> {
+        let rootfs = self.rootfs("nonewprivs")?;
+        let program = rootfs.join(FIRST).join("nnp");
+        self.compiled("nonewprivs", &program)?;
+        tree::settle(&rootfs)?;
+        tree::set_mode(&program, 0o4755)?;
+        self.write(
+            "nonewprivs",
+            &["gcr.io/kubernetes-e2e-test-images/nonewprivs:1.0"],
+            json!({ "Cmd": ["nnp"] }),
+        )
+    }
+
+    fn rootfs(&self, what: &str) -> Result<PathBuf> {
+        let rootfs = self.stage.join(what).join("rootfs");
+        tree::busybox_rootfs(self.ui, self.packages, &rootfs)?;
+        tree::create_dir(&rootfs.join(FIRST))?;
+        Ok(rootfs)
+    }
+
+    fn write(&self, what: &str, names: &[&str], mut config: Value) -> Result<()> {
+        config["Env"] = json!([PATH]);
+        let stage = self.stage.join(what);
+        let archive = self.to.join(format!("e2e-{what}.tar"));
+        oci::write(
+            self.ui,
+            names,
+            &stage.join("rootfs"),
+            &config,
+            &stage,
+            &archive,
+        )
+    }
+
+    fn agnhost(&self, rootfs: &Path) -> Result<()> {
+        tree::create_dir(&rootfs.join("uploads"))?;
+        for file in ["agnhost", "localhost.crt", "localhost.key"] {
+            self.compiled(file, &rootfs.join(file))?;
+        }
+        symlink("agnhost", rootfs.join("agnhost-2")).context("cannot make the link agnhost-2")?;
+        // A C library without this asks the names' server only.
+        tree::write(&rootfs.join("etc/nsswitch.conf"), b"hosts: files dns\n")?;
+        let mut programs = Vec::new();
+        for (package, path, name) in TOOLS {
+            let to = rootfs.join(FIRST).join(name);
+            tree::copy(&self.packages.file(package, path), &to)?;
+            programs.push(to);
+        }
+        self.packages.add_libraries(self.ui, programs, rootfs)
+    }
+
+    fn compiled(&self, file: &str, to: &Path) -> Result<()> {
+        tree::copy(&self.compiled.join(file), to)
+    }
+}
+
+/// Pages at port 80, one of which tells a picture.
+fn web_server(rootfs: &Path) -> Result<()> {
+    let pages = rootfs.join(PAGES);
+    tree::create_dir(&pages)?;
+    tree::write(&pages.join("index.html"), b"It works.\n")?;
+    tree::write(&pages.join("data.json"), br#"{"image": "nautilus.jpg"}"#)?;
+    tree::write(&rootfs.join(FIRST).join("mv"), MV.as_bytes())?;
+    let serve = tree::serve(80, &format!("/{PAGES}"));
+    tree::write(&rootfs.join("bin/serve"), serve.as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kubernetes::inputs::OF_THE_TESTS;
+
+    #[test]
+    fn every_tool_comes_from_a_package_that_is_fetched() {
+        for (package, _, tool) in TOOLS {
+            assert!(OF_THE_TESTS.names().any(|name| name == package), "{tool}");
+        }
+    }
+
+    #[test]
+    fn the_page_that_tells_a_picture_is_json() {
+        let rootfs = tempfile::tempdir().unwrap();
+        for folder in ["bin", FIRST] {
+            std::fs::create_dir_all(rootfs.path().join(folder)).unwrap();
+        }
+        web_server(rootfs.path()).unwrap();
+        let page = std::fs::read(rootfs.path().join(PAGES).join("data.json")).unwrap();
+        let page: Value = serde_json::from_slice(&page).unwrap();
+        assert_eq!(page["image"], "nautilus.jpg");
+    }
+}
