@@ -1,10 +1,8 @@
 //! Kubernetes' own conformance cases, by its own program.
 //!
 //! `tests/conformance.txt` names every case that this version has, and which of
-//! them are run: several at once, as upstream does, for most of a case is
-//! waiting; but those that upstream calls serial one by one, after the others.
-//! The program tells each result in a line of JSON; it may take an hour, so it
-//! is silence that has a bound.
+//! them are run. The program tells each result in a line of JSON; it may take
+//! an hour, so it is silence that has a bound.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +13,6 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
-use futures::future::try_join_all;
 use hearth_qemu::command::CommandLine;
 use serde_json::Value;
 use tokio::{
@@ -28,12 +25,6 @@ use crate::{Outcome, TestCtx, bounds, tools};
 
 /// All cases and what becomes of them.
 const LIST: &str = include_str!("../../conformance.txt");
-
-/// How many cases run at once.
-const LANES: usize = 3;
-
-/// In the name of a case that wants the cluster for itself.
-const SERIAL: &str = "[Serial]";
 
 /// Before the heading of those that follow.
 const HEADING: &str = "== ";
@@ -54,19 +45,7 @@ impl Kubernetes {
         let cases = list.of(area)?;
         self.names_all(program, &list).await?;
 
-        let (alone, together): (Vec<_>, Vec<_>) = cases
-            .iter()
-            .copied()
-            .partition(|case| case.contains(SERIAL));
-        let lanes = (0..LANES).map(|lane| {
-            let lane_cases = together.iter().skip(lane).step_by(LANES).copied();
-            self.run(program, lane + 1, lane_cases.collect())
-        });
-        let mut passed = BTreeMap::new();
-        for results in try_join_all(lanes).await? {
-            passed.extend(results);
-        }
-        passed.extend(self.run(program, 0, alone).await?);
+        let passed = self.run(program, cases).await?;
         let mut told = String::new();
         for case in cases {
             let result = match passed.get(*case) {
@@ -109,17 +88,8 @@ impl Kubernetes {
         Ok(())
     }
 
-    /// Runs them one by one; which have passed, and which not. The lane is in
-    /// the log's name.
-    async fn run(
-        &self,
-        program: &Path,
-        lane: usize,
-        cases: Vec<&str>,
-    ) -> anyhow::Result<BTreeMap<String, bool>> {
-        if cases.is_empty() {
-            return Ok(BTreeMap::new());
-        }
+    /// Runs them; which have passed, and which not.
+    async fn run(&self, program: &Path, cases: &[&str]) -> anyhow::Result<BTreeMap<String, bool>> {
         let mut command = CommandLine::new(program);
         command
             .arg("--provider=skeleton")
@@ -130,8 +100,8 @@ impl Kubernetes {
             .arg(format!("--kubeconfig={}", self.kubeconfig.display()))
             .arg(format!("--kubectl-path={}", self.kubectl.display()))
             .arg(format!("--e2e-output-dir={}", self.folder.display()))
-            .arg(format!("--ginkgo.focus={}", focus(&cases)));
-        let log = self.folder.join(format!("e2e-{lane}.log"));
+            .arg(format!("--ginkgo.focus={}", focus(cases)));
+        let log = self.folder.join("e2e.log");
         let mut log = tokio::fs::File::create(&log)
             .await
             .with_context(|| format!("make {}", log.display()))?;
