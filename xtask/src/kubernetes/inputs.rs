@@ -73,10 +73,16 @@ pub const OF_THE_BUNDLE: Wanted = Wanted {
     source: Some(KUBERNETES),
 };
 
-/// For the images of Kubernetes' own tests: what upstream's have from elsewhere. With a C library's `getent`.
+/// For the images of Kubernetes' own tests: what upstream's have from elsewhere.
 pub const OF_THE_TESTS: Wanted = Wanted {
     folder: "inputs-of-tests",
-    packages: &[&["bind9-dnsutils", "curl", "libc-bin", "netcat-openbsd"]],
+    packages: &[&[
+        "bind9-dnsutils",
+        "curl",
+        "dash",
+        "libc-bin",
+        "netcat-openbsd",
+    ]],
     with_dependencies: true,
     source: None,
 };

@@ -10,6 +10,9 @@
 //! | `busybox` | busybox 1.29 | Debian's, newer |
 //! | `pause` | the process of a pod's own | the bundle's own |
 //!
+//! Where a case calls a program by its name that busybox has, too, the shell is Debian's `dash`: Debian's busybox calls its
+//! own parts before it looks for others.
+//!
 //! `httpd` and `nginx` are asked for by two versions each, where a case exchanges one for the other: here one image under
 //! four names, which a cluster cannot tell.
 
@@ -38,7 +41,7 @@ const WEB_SERVER: [&str; 5] = [
 /// What upstream's images have in their environment.
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// First in [`PATH`], so that what is there goes before busybox' own of that name.
+/// First in [`PATH`], before busybox' own.
 const FIRST: &str = "usr/local/bin";
 
 /// Where upstream's `httpd` has its pages: a case moves one away by name.
@@ -47,12 +50,18 @@ const PAGES: &str = "usr/local/apache2/htdocs";
 /// Busybox' mv tells nothing of what it moves, and takes no word to do so; a case says it.
 const MV: &str = "#!/bin/sh\n[ \"$1\" = -v ] && shift\nexec busybox mv \"$@\"\n";
 
-/// Programs beside agnhost: package, path in it, name.
-const TOOLS: [(&str, &str, &str); 4] = [
-    ("bind9-dnsutils", "usr/bin/dig", "dig"),
-    ("curl", "usr/bin/curl", "curl"),
-    ("libc-bin", "usr/bin/getent", "getent"),
-    ("netcat-openbsd", "bin/nc.openbsd", "nc"),
+/// A program of a package: its path there, and in an image.
+struct Tool(&'static str, &'static str, &'static str);
+
+const SHELL: Tool = Tool("dash", "bin/dash", "bin/sh");
+
+/// What agnhost has beside it.
+const TOOLS: [Tool; 5] = [
+    SHELL,
+    Tool("bind9-dnsutils", "usr/bin/dig", "usr/local/bin/dig"),
+    Tool("curl", "usr/bin/curl", "usr/local/bin/curl"),
+    Tool("libc-bin", "usr/bin/getent", "usr/local/bin/getent"),
+    Tool("netcat-openbsd", "bin/nc.openbsd", "usr/local/bin/nc"),
 ];
 
 /// Makes all of them below `to`, of what was compiled for them and of packages.
@@ -92,7 +101,10 @@ pub fn make(
         "web-server",
         &WEB_SERVER,
         json!({ "Cmd": ["/bin/serve"] }),
-        web_server,
+        |rootfs| {
+            web_server(rootfs)?;
+            work.tools(&[SHELL], rootfs)
+        },
     )?;
     work.nonewprivs()
 }
@@ -163,9 +175,18 @@ impl Work<'_> {
         symlink("agnhost", rootfs.join("agnhost-2")).context("cannot make the link agnhost-2")?;
         // A C library without this asks the names' server only.
         tree::write(&rootfs.join("etc/nsswitch.conf"), b"hosts: files dns\n")?;
+        self.tools(&TOOLS, rootfs)
+    }
+
+    /// Programs with their libraries; in place of busybox' where it has that name.
+    fn tools(&self, tools: &[Tool], rootfs: &Path) -> Result<()> {
         let mut programs = Vec::new();
-        for (package, path, name) in TOOLS {
-            let to = rootfs.join(FIRST).join(name);
+        for Tool(package, path, to) in tools {
+            let to = rootfs.join(to);
+            if to.is_symlink() {
+                std::fs::remove_file(&to)
+                    .with_context(|| format!("cannot remove {}", to.display()))?;
+            }
             tree::copy(&self.packages.file(package, path), &to)?;
             programs.push(to);
         }
@@ -195,8 +216,11 @@ mod tests {
 
     #[test]
     fn every_tool_comes_from_a_package_that_is_fetched() {
-        for (package, _, tool) in TOOLS {
-            assert!(OF_THE_TESTS.names().any(|name| name == package), "{tool}");
+        for Tool(package, ..) in TOOLS {
+            assert!(
+                OF_THE_TESTS.names().any(|name| name == package),
+                "{package}"
+            );
         }
     }
 
