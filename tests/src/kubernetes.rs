@@ -5,7 +5,7 @@
 //! them. What becomes of a request takes its time in Kubernetes, and nothing
 //! says when; so it is looked at until it is so, within a bound.
 
-mod conformance;
+pub mod conformance;
 
 use std::{fs, path::PathBuf, time::Duration};
 

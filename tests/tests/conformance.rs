@@ -4,7 +4,9 @@
 //! Each area has a machine of its own. They take long: about twenty minutes
 //! each without hardware virtualisation.
 
-use hearth_tests::{Cluster, Outcome, TestCtx, here};
+use std::collections::BTreeSet;
+
+use hearth_tests::{Cluster, Outcome, TestCtx, here, kubernetes::conformance};
 
 async fn conforms(test: TestCtx, area: &str) -> Outcome {
     let mut cluster = Cluster::founded_as(&test, 1, |_, plan| plan.kubernetes()).await?;
@@ -17,59 +19,42 @@ async fn conforms(test: TestCtx, area: &str) -> Outcome {
     test.passed()
 }
 
-/// What the API server and the controllers do, without a pod or with few.
-#[tokio::test]
-#[ignore = "long: --long runs it"]
-async fn objects() -> Outcome {
-    conforms(TestCtx::begin(here!())?, "objects").await
+/// A test for each area, and one that there is no other.
+macro_rules! areas {
+    ($($(#[$about:meta])+ $area:ident,)+) => {
+        $(
+            $(#[$about])+
+            #[tokio::test]
+            #[ignore = "long: --long runs it"]
+            async fn $area() -> Outcome {
+                conforms(TestCtx::begin(here!())?, stringify!($area)).await
+            }
+        )+
+
+        #[test]
+        fn every_area_of_the_list_has_a_test() {
+            let tests = BTreeSet::from([$(stringify!($area)),+]);
+            assert_eq!(conformance::areas().unwrap(), tests);
+        }
+    };
 }
 
-/// Containers: how they start, end, are looked at and told of their world.
-#[tokio::test]
-#[ignore = "long: --long runs it"]
-async fn pods() -> Outcome {
-    conforms(TestCtx::begin(here!())?, "pods").await
-}
-
-/// Files in pods that come from objects, and directories that they share.
-#[tokio::test]
-#[ignore = "long: --long runs it"]
-async fn volumes() -> Outcome {
-    conforms(TestCtx::begin(here!())?, "volumes").await
-}
-
-/// Pods that others make: deployments, daemon and stateful sets, and who removes
-/// what is left.
-#[tokio::test]
-#[ignore = "long: --long runs it"]
-async fn workloads() -> Outcome {
-    conforms(TestCtx::begin(here!())?, "workloads").await
-}
-
-/// Services, names and ways between pods.
-#[tokio::test]
-#[ignore = "long: --long runs it"]
-async fn network() -> Outcome {
-    conforms(TestCtx::begin(here!())?, "network").await
-}
-
-/// Pods that the API server asks.
-#[tokio::test]
-#[ignore = "long: --long runs it"]
-async fn webhooks() -> Outcome {
-    conforms(TestCtx::begin(here!())?, "webhooks").await
-}
-
-/// What users do by kubectl.
-#[tokio::test]
-#[ignore = "long: --long runs it"]
-async fn kubectl() -> Outcome {
-    conforms(TestCtx::begin(here!())?, "kubectl").await
-}
-
-/// Where pods go, where not, and who must give way.
-#[tokio::test]
-#[ignore = "long: --long runs it"]
-async fn scheduling() -> Outcome {
-    conforms(TestCtx::begin(here!())?, "scheduling").await
+areas! {
+    /// What the API server and the controllers do, without a pod or with few.
+    objects,
+    /// Containers: how they start, end, are looked at and told of their world.
+    pods,
+    /// Files in pods that come from objects, and directories that they share.
+    volumes,
+    /// Pods that others make: deployments, daemon and stateful sets, and who
+    /// removes what is left.
+    workloads,
+    /// Services, names and ways between pods.
+    network,
+    /// Pods that the API server asks.
+    webhooks,
+    /// What users do by kubectl.
+    kubectl,
+    /// Where pods go, where not, and who must give way.
+    scheduling,
 }

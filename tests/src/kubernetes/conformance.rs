@@ -29,6 +29,22 @@ const LIST: &str = include_str!("../../conformance.txt");
 /// Before the heading of those that follow.
 const HEADING: &str = "== ";
 
+/// In the heading of those that are run, before the area's name.
+const RUN: &str = "run ";
+
+/// The areas of the list.
+///
+/// # Errors
+/// If it is none.
+pub fn areas() -> anyhow::Result<BTreeSet<&'static str>> {
+    let list = Cases::parse(LIST)?;
+    let areas = list
+        .0
+        .keys()
+        .filter_map(|heading| heading.strip_prefix(RUN));
+    Ok(areas.collect())
+}
+
 impl Kubernetes {
     /// Runs the cases of an area of the list.
     ///
@@ -212,7 +228,7 @@ impl<'a> Cases<'a> {
     }
 
     fn of(&self, area: &str) -> anyhow::Result<&[&'a str]> {
-        let cases = self.0.get(&*format!("run {area}"));
+        let cases = self.0.get(&*format!("{RUN}{area}"));
         let cases = cases.with_context(|| format!("the list has no area {area:?}"))?;
         Ok(cases)
     }
@@ -231,7 +247,7 @@ mod tests {
         let list = Cases::parse(LIST).unwrap();
         for heading in list.0.keys() {
             assert!(
-                heading.starts_with("run ") || heading.starts_with("not run: "),
+                heading.starts_with(RUN) || heading.starts_with("not run: "),
                 "{heading}"
             );
         }
