@@ -252,7 +252,8 @@ impl Cluster {
     /// # Errors
     /// If no curator answers.
     pub async fn standing(&self) -> anyhow::Result<Standing> {
-        Ok(patiently(|| self.look()).await?)
+        let standing = patiently(|| self.look()).await;
+        standing.context("GetConsensusStatus and GetNodes")
     }
 
     async fn look(&self) -> Result<Standing, Status> {

@@ -18,8 +18,9 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// Writes an image with the files below `rootfs` to `archive`, under each of `names` ("hearth.local/pause:1"). `config` is the part of the
-/// image's configuration that a container starts with: command, environment, user. Works in `scratch`, an empty folder.
+/// Writes an image with the files below `rootfs` to `archive`, under each of `names` ("hearth.local/pause:1"). `config` is
+/// the part of the image's configuration that a container starts with: command, environment, user. Works in `scratch`, an
+/// empty folder.
 pub fn write(
     ui: &Ui,
     names: &[&str],
