@@ -37,6 +37,9 @@ pub const SERVICE_NETWORK: &str = "10.224.0.0/16";
 pub const SERVICE_API: &str = "10.224.0.1";
 /// The service that resolves names.
 pub const SERVICE_DNS: &str = "10.224.0.10";
+/// By this name each API server proves itself, whatever its address is, and
+/// nobody else can: addresses are what nodes say themselves.
+pub const KUBERNETES_SERVER: &str = "kubernetes";
 /// Under which services and pods have names.
 pub const KUBERNETES_DOMAIN: &str = "cluster.local";
 

@@ -155,9 +155,8 @@ pub enum Kubernetes {
         /// of the context]
         #[arg(long, value_name = "URL", value_parser = server_url)]
         server: Option<String>,
-        /// The name by which the API server proves itself [default: that of
-        /// the address; "kubernetes", which all have, if the address is not
-        /// the cluster's own]
+        /// The name by which the API server proves itself [default:
+        /// "kubernetes", which all have, at whatever address]
         #[arg(long, value_name = "NAME")]
         tls_server_name: Option<String>,
         /// Put a certificate and its private key into the file. They are good

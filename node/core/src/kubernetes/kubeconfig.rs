@@ -9,6 +9,7 @@
 use std::path::Path;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use hearth_api::names::KUBERNETES_SERVER;
 use hearth_base::sys::files::{self, FileError};
 use serde_json::Value;
 use zeroize::Zeroizing;
@@ -66,13 +67,14 @@ impl Kubeconfig<'_> {
             concat!(
                 r#"{{"apiVersion":"v1","kind":"Config","#,
                 r#""clusters":[{{"name":"hearth","cluster":"#,
-                r#"{{"server":{},"certificate-authority-data":"{}"}}}}],"#,
+                r#"{{"server":{},"tls-server-name":"{}","certificate-authority-data":"{}"}}}}],"#,
                 r#""users":[{{"name":"hearth","user":{}}}],"#,
                 r#""contexts":[{{"name":"hearth","context":{{"cluster":"hearth","user":"hearth"}}}}],"#,
                 r#""current-context":"hearth"}}"#,
                 "\n"
             ),
             quoted(self.server),
+            KUBERNETES_SERVER,
             BASE64.encode(self.ca_pem),
             *user
         ))
@@ -135,6 +137,7 @@ mod tests {
         };
         let (cluster, user) = read(&written);
         assert_eq!(cluster["server"], "https://127.0.0.1:6444");
+        assert_eq!(cluster["tls-server-name"], "kubernetes");
         let data = decoded(&cluster["certificate-authority-data"]);
         assert_eq!(data, b"the authority\n");
         let pem = credentials.certificate_pem();

@@ -13,7 +13,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
 use hearth_api::client::{Endpoint, within};
 use hearth_api::identity::SigningKey;
-use hearth_api::names::PORT_KUBERNETES;
+use hearth_api::names::{KUBERNETES_SERVER, PORT_KUBERNETES};
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::{GetKubernetesAccessRequest, GetKubernetesAccessResponse};
 use serde_json::{Value, json};
@@ -29,8 +29,6 @@ use crate::{files, output};
 /// Of the answer to kubectl. The oldest that kubectl 1.20 knows, and not yet
 /// forgotten by the newest.
 const CREDENTIAL: &str = "client.authentication.k8s.io/v1beta1";
-/// A name of every API server, whatever its address.
-const ANY_API_SERVER: &str = "kubernetes";
 /// How long one of several API servers may take to take a connection.
 const KNOCK: Duration = Duration::from_secs(2);
 
@@ -45,7 +43,7 @@ pub async fn run(global: &Global, command: Kubernetes) -> Result<(), Failure> {
             let session = Session::new(global)?;
             let access = Access::ask(global, &session).await?;
             let server = match server {
-                Some(url) => Server { url, foreign: true },
+                Some(url) => url,
                 None => access.server(global, &session).await?,
             };
             let user = match embed {
@@ -68,13 +66,6 @@ struct Access {
     given: GetKubernetesAccessResponse,
 }
 
-/// Where an API server is.
-struct Server {
-    url: String,
-    /// By another address than the cluster knows.
-    foreign: bool,
-}
-
 impl Access {
     async fn ask(global: &Global, session: &Session) -> Result<Self, Failure> {
         let key = SigningKey::generate();
@@ -92,7 +83,7 @@ impl Access {
     }
 
     /// The first API server that takes a connection, or the first of all.
-    async fn server(&self, global: &Global, session: &Session) -> Result<Server, Failure> {
+    async fn server(&self, global: &Global, session: &Session) -> Result<String, Failure> {
         let mut first = None;
         for url in &self.given.servers {
             let wrong = || {
@@ -102,11 +93,8 @@ impl Access {
             };
             let own = url.strip_prefix("https://").ok_or_else(wrong)?;
             let own = Endpoint::parse(own, PORT_KUBERNETES).map_err(|_| wrong())?;
-            let reached = session.context.reach(own.clone())?;
-            let server = Server {
-                url: format!("https://{reached}"),
-                foreign: reached != own,
-            };
+            let reached = session.context.reach(own)?;
+            let server = format!("https://{reached}");
             let knock = TcpStream::connect(reached.to_string());
             let bound = KNOCK.min(global.timeout);
             if matches!(tokio::time::timeout(bound, knock).await, Ok(Ok(_))) {
@@ -118,9 +106,8 @@ impl Access {
             Failure::new(Kind::Cluster, "find an API server").because("the cluster names none")
         })?;
         eprintln!(
-            "hearthctl: no API server can be reached from here: the file names {}; \
-             --server names another",
-            server.url
+            "hearthctl: no API server can be reached from here: the file names {server}; \
+             --server names another"
         );
         Ok(server)
     }
@@ -193,19 +180,16 @@ fn exec(global: &Global, session: &Session) -> Result<Value, Failure> {
 fn kubeconfig(
     context: &str,
     access: &Access,
-    server: &Server,
+    server: &str,
     tls_server_name: Option<String>,
     user: Value,
 ) -> Value {
     let name = format!("hearth-{context}");
-    let mut cluster = json!({
-        "server": server.url,
+    let cluster = json!({
+        "server": server,
+        "tls-server-name": tls_server_name.unwrap_or_else(|| KUBERNETES_SERVER.to_owned()),
         "certificate-authority-data": BASE64.encode(to_pem(&access.given.ca_certificate)),
     });
-    let any = || server.foreign.then(|| ANY_API_SERVER.to_owned());
-    if let Some(proves) = tls_server_name.or_else(any) {
-        cluster["tls-server-name"] = proves.into();
-    }
     json!({
         "apiVersion": "v1",
         "kind": "Config",

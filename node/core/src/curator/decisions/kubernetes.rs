@@ -4,20 +4,25 @@ use std::net::{IpAddr, SocketAddr};
 
 use hearth_api::{
     identity::NodeId,
-    names::PORT_KUBERNETES,
+    names::{POD_NETWORK, PORT_KUBERNETES, SERVICE_NETWORK},
     v1::{Node, NodeState, NodeStatus, issue_certificate_request::kubernetes_worker::Purpose},
 };
+
+use hearth_base::sys::cidr::Cidr;
 
 use super::Refused;
 use crate::{curator::state::NodeRecord, pki::kubernetes::Certificate};
 
 /// What a node gets a certificate for. `node` and `status` are what is known of
-/// it.
+/// it, `controllers` the nodes that [`is_controller`] picked: at which address
+/// it is a node says itself, and whoever has a server's certificate for that of
+/// an API server is one to those who go by addresses.
 pub fn worker(
     id: NodeId,
     purpose: Purpose,
     node: Option<&NodeRecord>,
     status: Option<&NodeStatus>,
+    controllers: &[Node],
 ) -> Result<Certificate<'static>, Refused> {
     // Decommissioned nodes have no roles, those on the way are still there.
     let is_worker = node
@@ -29,6 +34,13 @@ pub fn worker(
         Purpose::KubeletClient => Ok(Certificate::KubeletClient(id)),
         Purpose::KubeletServer => {
             let address = status.and_then(address).ok_or(Refused::NoAddress(id))?;
+            if let Some(whose) = belongs_to_others(id, address, controllers) {
+                return Err(Refused::AddressOfOthers {
+                    node: id,
+                    address,
+                    whose,
+                });
+            }
             Ok(Certificate::KubeletServer { node: id, address })
         }
         Purpose::Proxy => Ok(Certificate::Proxy),
@@ -61,6 +73,28 @@ pub fn servers(controllers: &[Node]) -> Result<Vec<String>, Refused> {
         true => Err(Refused::NoControllerAddress),
         false => Ok(servers),
     }
+}
+
+/// Whose an address is that this node cannot have, if it is one of these.
+fn belongs_to_others(id: NodeId, at: IpAddr, controllers: &[Node]) -> Option<&'static str> {
+    let of = |network: &str| {
+        network
+            .parse()
+            .is_ok_and(|network: Cidr| network.contains(at))
+    };
+    if at.is_loopback() {
+        return Some("everybody's own");
+    }
+    if of(SERVICE_NETWORK) {
+        return Some("a service's");
+    }
+    if of(POD_NETWORK) {
+        return Some("a pod's");
+    }
+    let is_there = |node: &&Node| node.status.as_ref().and_then(address) == Some(at);
+    let other = controllers.iter().filter(is_there);
+    let mut other = other.filter(|node| node.id != id.to_string());
+    other.next().map(|_| "a Kubernetes controller's")
 }
 
 fn address(status: &NodeStatus) -> Option<IpAddr> {
@@ -102,7 +136,7 @@ mod tests {
     #[test]
     fn only_a_worker_that_is_up_gets_a_certificate() {
         let purpose = Purpose::KubeletClient;
-        let decide = |node: Option<&NodeRecord>| worker(id(), purpose, node, None);
+        let decide = |node: Option<&NodeRecord>| worker(id(), purpose, node, None, &[]);
         let refused = Err(Refused::NoWorker(id()));
         assert_eq!(decide(None), refused);
         for state in [
@@ -129,8 +163,25 @@ mod tests {
                 external_address: address.into(),
                 ..Default::default()
             });
-            worker(id(), Purpose::KubeletServer, Some(&up), status.as_ref())
+            let at = |id: NodeId, address: &str| Node {
+                id: id.to_string(),
+                status: Some(NodeStatus {
+                    external_address: address.into(),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            };
+            let other = NodeId::from_bytes([6; 16]);
+            let controllers = [at(id(), "192.0.2.1"), at(other, "192.0.2.6")];
+            let purpose = Purpose::KubeletServer;
+            worker(id(), purpose, Some(&up), status.as_ref(), &controllers)
         };
+        for others in ["127.0.0.1", "::1", "10.224.0.1", "10.208.3.4", "192.0.2.6"] {
+            assert!(
+                matches!(decide(Some(others)), Err(Refused::AddressOfOthers { .. })),
+                "{others}"
+            );
+        }
         assert_eq!(decide(None), Err(Refused::NoAddress(id())));
         assert_eq!(decide(Some("")), Err(Refused::NoAddress(id())));
         let address = IpAddr::from([192, 0, 2, 1]);

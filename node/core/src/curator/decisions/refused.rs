@@ -1,5 +1,7 @@
 //! Why a request about a node is refused, and what its caller can do.
 
+use std::net::IpAddr;
+
 use hearth_api::{
     identity::{NodeId, PublicKey},
     v1::{NodeState, StorageSecurity},
@@ -188,6 +190,16 @@ pub enum Refused {
          (UpdateNodeStatus)"
     )]
     NoAddress(NodeId),
+    /// A server's certificate for an address that belongs to others.
+    #[error("{node} says that others reach it at {address}, which is {whose}")]
+    AddressOfOthers {
+        /// Who wants it.
+        node: NodeId,
+        /// For which address.
+        address: IpAddr,
+        /// What it is.
+        whose: &'static str,
+    },
     /// There is nothing to have access to.
     #[error(
         "no node is a Kubernetes controller: hearthctl node role add NODE kubernetes-controller"
@@ -236,6 +248,7 @@ impl Refused {
             | Self::NoMember(_)
             | Self::NoWorker(_)
             | Self::NoAddress(_)
+            | Self::AddressOfOthers { .. }
             | Self::NoController
             | Self::NoControllerAddress => Code::FailedPrecondition,
         }

@@ -47,7 +47,8 @@ pub async fn worker_certificate(
     core.reads.linearizable().await?;
     let node = core.cache.node(id).map(|(node, _)| node);
     let status = core.cache.status(id);
-    let what = kubernetes::worker(id, purpose, node.as_ref(), status.as_ref())?;
+    let controllers = core.cache.nodes(kubernetes::is_controller);
+    let what = kubernetes::worker(id, purpose, node.as_ref(), status.as_ref(), &controllers)?;
     let (certificate, ca_certificate) = issue(core, &what, key).await?;
     tracing::info!(node = %id, purpose = purpose.as_str_name(), "issued a certificate for Kubernetes");
     Ok(IssueCertificateResponse {

@@ -30,6 +30,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
+use hearth_api::names::KUBERNETES_SERVER;
 use http::uri::{InvalidUri, PathAndQuery};
 use http::{Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
@@ -122,8 +123,9 @@ pub struct Client {
 }
 
 impl Client {
-    /// Of the servers at `url`, such as `https://127.0.0.1:6443`; `tls` says
-    /// whom we believe and who we are.
+    /// Of the servers at `url`, such as `https://127.0.0.1:6443`, that prove
+    /// themselves by [`KUBERNETES_SERVER`]; `tls` says whom we believe and who
+    /// we are.
     pub fn new(url: &str, mut tls: ClientConfig) -> Result<Self, AddressError> {
         let wrong = || AddressError {
             url: url.to_owned(),
@@ -136,12 +138,12 @@ impl Client {
         }
         tls.alpn_protocols = vec![b"h2".to_vec()];
         let tls = TlsConnector::from(Arc::new(tls));
+        let name = ServerName::try_from(KUBERNETES_SERVER).map_err(|_| wrong())?;
         let connector = tower::service_fn(move |_: Uri| {
-            let tls = tls.clone();
+            let (tls, name) = (tls.clone(), name.clone());
             async move {
                 let stream = TcpStream::connect(at).await?;
                 stream.set_nodelay(true)?;
-                let name = ServerName::IpAddress(at.ip().into());
                 let stream = tls.connect(name, stream).await?;
                 Ok::<_, io::Error>(TokioIo::new(stream))
             }

@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use futures::StreamExt as _;
+use hearth_api::names::KUBERNETES_SERVER;
 use http::{Response, StatusCode};
 use proptest::prelude::*;
 use rcgen::{CertificateParams, KeyPair};
@@ -33,7 +34,7 @@ struct Server {
 impl Server {
     async fn with(answers: Vec<(u16, String)>) -> Self {
         let key = KeyPair::generate().unwrap();
-        let parameters = CertificateParams::new(vec!["127.0.0.1".to_owned()]).unwrap();
+        let parameters = CertificateParams::new(vec![KUBERNETES_SERVER.to_owned()]).unwrap();
         let certificate = parameters.self_signed(&key).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let private = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
