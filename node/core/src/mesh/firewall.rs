@@ -4,6 +4,7 @@
 //! |---|---|
 //! | nat | what pods send to anyone but pods leaves with the node's own address: nobody else knows the way back |
 //! | mangle | what claims to come from a pod, and comes neither from the bridge nor by the mesh, is dropped: the network between the nodes could forge it |
+//! | mangle | the same of what goes to a service's address, which is for pods and the nodes themselves: by it, anyone out there would be let in |
 //!
 //! By the program of the extension, which Kubernetes' own rules go through,
 //! too: kernel and program have to agree, and two ways to write one table do
@@ -16,7 +17,7 @@ use std::process::ExitStatus;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hearth_api::names::POD_NETWORK;
+use hearth_api::names::{POD_NETWORK, SERVICE_NETWORK};
 use hearth_base::sys::child::{Child, ChildError};
 use tokio::process::Command;
 use tokio::time::timeout;
@@ -67,7 +68,8 @@ struct Table {
     from: &'static str,
     /// Before our chain is the first rule there, or after the last one.
     place: &'static str,
-    only: Vec<&'static str>,
+    /// What is led to it.
+    only: &'static [&'static [&'static str]],
     rules: Vec<Vec<String>>,
 }
 
@@ -80,14 +82,14 @@ fn tables(range: PodRange) -> [Table; 2] {
             name: "nat",
             from: "POSTROUTING",
             place: "-A",
-            only: Vec::new(),
+            only: &[&[]],
             rules: vec![words(masquerade)],
         },
         Table {
             name: "mangle",
             from: "PREROUTING",
             place: "-I",
-            only: vec!["-s", POD_NETWORK],
+            only: &[&["-s", POD_NETWORK], &["-d", SERVICE_NETWORK]],
             rules: vec![
                 let_by(BRIDGE),
                 let_by(LINK),
@@ -125,11 +127,12 @@ impl Firewall {
             if !self.is_whole(&table).await? {
                 self.fill(&table).await?;
             }
-            let lead = table.lead();
-            if !self.holds(table.name, "-C", table.from, &lead).await? {
-                self.run(table.name, table.place, table.from, &lead)
-                    .await?
-                    .well()?;
+            for lead in table.leads() {
+                if !self.holds(table.name, "-C", table.from, &lead).await? {
+                    self.run(table.name, table.place, table.from, &lead)
+                        .await?
+                        .well()?;
+                }
             }
         }
         Ok(())
@@ -140,11 +143,12 @@ impl Firewall {
         // What leads to the chains, and their names, do not depend on the range.
         let any = PodRange::all().next();
         for table in any.map(tables).into_iter().flatten() {
-            let lead = table.lead();
-            while self.holds(table.name, "-C", table.from, &lead).await? {
-                self.run(table.name, "-D", table.from, &lead)
-                    .await?
-                    .well()?;
+            for lead in table.leads() {
+                while self.holds(table.name, "-C", table.from, &lead).await? {
+                    self.run(table.name, "-D", table.from, &lead)
+                        .await?
+                        .well()?;
+                }
             }
             if self.holds(table.name, "-S", CHAIN, &[]).await? {
                 self.run(table.name, "-F", CHAIN, &[]).await?.well()?;
@@ -227,10 +231,10 @@ impl Firewall {
 }
 
 impl Table {
-    fn lead(&self) -> Vec<&'static str> {
-        let mut lead = self.only.clone();
-        lead.extend(["-j", CHAIN]);
-        lead
+    fn leads(&self) -> impl Iterator<Item = Vec<&'static str>> {
+        self.only
+            .iter()
+            .map(|only| [only, &["-j", CHAIN][..]].concat())
     }
 }
 
@@ -268,7 +272,8 @@ mod tests {
             );
             assert_eq!(
                 rules(firewall, "mangle", "PREROUTING").await,
-                "-P PREROUTING ACCEPT -A PREROUTING -s 10.208.0.0/12 -j HEARTH-PODS"
+                "-P PREROUTING ACCEPT -A PREROUTING -d 10.224.0.0/16 -j HEARTH-PODS \
+                 -A PREROUTING -s 10.208.0.0/12 -j HEARTH-PODS"
             );
         }
     }

@@ -249,7 +249,9 @@ pub fn look_up(zone: Option<&Zone>, query: &Query) -> Local {
     for _ in 0..MAX_ALIASES {
         let text = plain(&name);
         if let Some(address) = loopback(&text) {
-            return Local::Reply(local_host(query, name, address));
+            let mut reply = local_host(query, name, address);
+            answers.append(&mut reply.answers);
+            return Local::Reply(Reply { answers, ..reply });
         }
         if !zone::is_ours(&text) {
             return match answers.is_empty() {

@@ -182,9 +182,9 @@ impl Forwarder {
         if !answered.metadata.truncation {
             return Ok(answered);
         }
+        // Part of an answer would be taken, and kept, for the whole.
         let whole = exchange_by_stream(server, &bytes, id, &asked.query).await;
-        // Part of an answer is better than none.
-        Ok(whole.unwrap_or(answered))
+        whole.map_err(failed)
     }
 
     async fn servers(&self) -> Vec<SocketAddr> {

@@ -42,6 +42,7 @@ fn zone(server: Ipv4Addr) -> Zone {
         "near",
         Target::Elsewhere("web.default.svc.cluster.local".into()),
     );
+    service("here", Target::Elsewhere("localhost".into()));
     let circle = "circle.default.svc.cluster.local";
     service("circle", Target::Elsewhere(circle.into()));
     let pods = (1..=MANY).map(|last| Endpoint {
@@ -205,6 +206,8 @@ async fn services_are_resolved_by_datagram_and_by_stream() {
     let near = near.unwrap();
     assert_eq!(near, ["web.default.svc.cluster.local.", "10.224.0.7"]);
     assert_eq!(served.resolve("localhost.").await.unwrap(), ["127.0.0.1"]);
+    let here = served.resolve("here.default.svc.cluster.local.").await;
+    assert_eq!(here.unwrap(), ["localhost.", "127.0.0.1"]);
 }
 
 #[tokio::test]
@@ -300,7 +303,13 @@ async fn a_name_server_that_lies_or_is_silent_harms_nobody() {
         question.queries[0].set_name(Name::from_ascii("other.example.").unwrap());
         good(question)
     }
-    for reply in [liar, other_question, |_| None] {
+    // There is more by a stream, and nobody there.
+    fn half(question: Message) -> Option<Message> {
+        let mut reply = good(question)?;
+        reply.metadata.truncation = true;
+        Some(reply)
+    }
+    for reply in [liar, other_question, half, |_| None] {
         let (port, _) = other(reply).await;
         let served = Served::with("nameserver 127.0.0.1", port).await;
         let began = std::time::Instant::now();

@@ -7,7 +7,7 @@ use std::time::Duration;
 use hearth_api::v1::NodeState;
 use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Outcome};
-use tokio::time::{interval, timeout};
+use tokio::time::{sleep, timeout};
 
 use super::nodes::{Cluster, Member};
 use crate::roles::{CuratorConnection, Health, View};
@@ -42,21 +42,21 @@ async fn follow(ctx: &Context, worker: &Worker) -> Outcome {
     let mut view = views.next().await?;
     let mut connections = worker.connection.watch();
     let mut connection = connections.next().await?;
-    let mut ask = interval(ASK_EACH);
+    // Who the nodes are is never held up by it.
+    let mut asked = Box::pin(ask(connection.clone(), Duration::ZERO));
     let mut patterns: Option<Vec<String>> = None;
     loop {
         tokio::select! {
             newer = views.next() => view = newer?,
-            newer = connections.next() => connection = newer?,
-            _ = ask.tick() => match timeout(ANSWER, connection.configuration()).await {
-                Ok(Ok(configuration)) => {
-                    let kubernetes = configuration.kubernetes.unwrap_or_default();
-                    patterns = Some(kubernetes.synchronized_labels);
-                }
-                // The old one holds; it is asked for again.
-                Ok(Err(error)) => tracing::debug!("the cluster's configuration: {error}"),
-                Err(_) => tracing::debug!("the cluster's configuration: no answer"),
-            },
+            newer = connections.next() => {
+                connection = newer?;
+                asked.set(ask(connection.clone(), Duration::ZERO));
+            }
+            answer = &mut asked => {
+                // The old ones hold.
+                patterns = answer.or(patterns);
+                asked.set(ask(connection.clone(), ASK_EACH));
+            }
         }
         let Some(patterns) = &patterns else { continue };
         let cluster = Arc::new(Cluster {
@@ -68,6 +68,20 @@ async fn follow(ctx: &Context, worker: &Worker) -> Outcome {
         }
         health.good();
     }
+}
+
+/// Asks for the patterns of labels, after a while.
+async fn ask(connection: CuratorConnection, after: Duration) -> Option<Vec<String>> {
+    sleep(after).await;
+    match timeout(ANSWER, connection.configuration()).await {
+        Ok(Ok(configuration)) => {
+            let kubernetes = configuration.kubernetes.unwrap_or_default();
+            return Some(kubernetes.synchronized_labels);
+        }
+        Ok(Err(error)) => tracing::debug!("the cluster's configuration: {error}"),
+        Err(_) => tracing::debug!("the cluster's configuration: no answer"),
+    }
+    None
 }
 
 fn of_view(view: &View) -> Cluster {

@@ -36,6 +36,7 @@ use hearth_base::event::Value;
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use http::StatusCode;
 use serde_json::{Value as Json, json};
+use tokio::time::MissedTickBehavior;
 
 use super::access::Watching;
 use super::api::fields::Volume;
@@ -192,6 +193,8 @@ async fn follow(
     // What could not be done, newest state by name.
     let mut undone = BTreeMap::new();
     let mut again = tokio::time::interval(AGAIN);
+    // Not once for each time that there was nothing to do.
+    again.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let event = tokio::select! {
             event = events.next() => event,
