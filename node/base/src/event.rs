@@ -116,6 +116,18 @@ impl<T: Clone + Send + Sync + 'static> Watcher<T> {
         }
     }
 }
+
+impl<T: Clone + Send + Sync + 'static> Watcher<Option<T>> {
+    /// The first unseen state in which the fact holds.
+    pub async fn some(&mut self) -> Result<T, Closed> {
+        loop {
+            if let Some(state) = self.next().await? {
+                return Ok(state);
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::time::Duration;
@@ -195,6 +207,20 @@ mod tests {
         assert_eq!(block_on(watcher.wait_for(|n| *n >= 3)), Ok(3));
         drop(writer);
         assert_eq!(block_on(watcher.wait_for(|n| *n >= 4)), Err(Closed));
+    }
+
+    #[test]
+    fn waits_for_a_fact_that_can_cease_to_hold() {
+        let (writer, value) = value();
+        let mut watcher = value.watch();
+        writer.set(None);
+        assert!(pends(watcher.some()));
+        writer.set(Some(1));
+        assert_eq!(block_on(watcher.some()), Ok(1));
+        writer.set(None);
+        assert!(pends(watcher.some()));
+        drop(writer);
+        assert_eq!(block_on(watcher.some()), Err(Closed));
     }
 
     /// A writer on one thread against watchers on others: what each sees

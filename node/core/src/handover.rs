@@ -79,8 +79,13 @@ pub struct Disowned;
 /// by the join key whether the node still belongs to them.
 pub type Refusals = u64;
 
+/// Whether there may be pods on this node: written by Kubernetes' launcher,
+/// true from before it starts the first until after nothing is left of the
+/// last; read by the mesh, without which they have no network.
+pub type MayHavePods = bool;
+
 /// The pods' part of the cluster's network on this node: written by the mesh
-/// once it is there, read by what runs pods.
+/// once it is there and when it goes, read by what runs pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodNetwork {
     /// All addresses of this node's pods, e.g. 10.208.3.0/24.

@@ -96,8 +96,9 @@ pub fn unmount_inside(path: &Path) -> Result<(), MountError> {
 }
 
 /// Binds a directory over itself, with flags of its own: what is below it can
-/// then be used in other ways than the rest of its file system. Once is
-/// enough; a second time changes nothing.
+/// then be used in other ways than the rest of its file system. What is mounted
+/// in the one is not seen in the other, which is below it. Once is enough; a
+/// second time changes nothing.
 pub fn bind_with_flags(path: &Path, flags: MountFlags) -> Result<(), MountError> {
     let refused = |errno: rustix::io::Errno| MountError::Mount {
         source_name: path.to_owned(),
@@ -107,6 +108,8 @@ pub fn bind_with_flags(path: &Path, flags: MountFlags) -> Result<(), MountError>
     };
     if !mounts_below(path)?.iter().any(|place| place == path) {
         rustix::mount::mount_bind(path, path).map_err(refused)?;
+        // Of a shared mount it is a peer.
+        rustix::mount::mount_change(path, MountPropagationFlags::PRIVATE).map_err(refused)?;
     }
     // A bind takes its flags from what it binds, until they are set again.
     rustix::mount::mount_remount(path, MountFlags::BIND | flags, c"").map_err(refused)
@@ -195,6 +198,21 @@ mod tests {
                 assert!(flags(&whole).contains(noexec));
             }
             assert_eq!(mounts_below(&part).unwrap().len(), 1);
+            unmount_below(&part).unwrap();
+            // And again, when the whole is seen by others.
+            share(&whole).unwrap();
+            bind_with_flags(&part, MountFlags::NODEV).unwrap();
+            share(&whole).unwrap();
+            let deep = part.join("deep");
+            mount(
+                Path::new("tmpfs"),
+                &deep,
+                "tmpfs",
+                MountFlags::NODEV,
+                "size=1m",
+            )
+            .unwrap();
+            assert_eq!(mounts_below(&deep).unwrap().len(), 1);
             unmount_below(&whole).unwrap();
         });
         if !done {

@@ -180,6 +180,8 @@ impl Lease {
 #[derive(Clone)]
 pub struct RootClient {
     pub(super) channel: Channel,
+    /// Where other connections go.
+    socket: Option<PathBuf>,
 }
 
 impl RootClient {
@@ -187,14 +189,31 @@ impl RootClient {
     /// Does not wait for it. Must be called within a tokio runtime.
     pub fn new(socket: PathBuf) -> Self {
         Self {
-            channel: channel(socket),
+            channel: channel(socket.clone()),
+            socket: Some(socket),
         }
     }
 
     /// A client of an etcd that is reached some other way.
     #[cfg(any(test, feature = "testing"))]
     pub fn over(channel: Channel) -> Self {
-        Self { channel }
+        Self {
+            channel,
+            socket: None,
+        }
+    }
+
+    /// The part of one user, by a connection of its own: what this user is
+    /// told and does not read holds up nobody else's answers.
+    pub fn apart(&self, user: ConsensusUser) -> NamespacedClient {
+        let shared = self.namespaced(user);
+        match &self.socket {
+            Some(socket) => NamespacedClient {
+                channel: channel(socket.clone()),
+                ..shared
+            },
+            None => shared,
+        }
     }
 
     /// The part of one user.

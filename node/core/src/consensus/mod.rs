@@ -283,7 +283,11 @@ impl Handle {
         if gone || !*self.serving.borrow() {
             return Err(ConsensusUnavailable::NotConnected);
         }
-        Ok(self.root.namespaced(user))
+        Ok(match user {
+            // Read by a program that is not ours, and may hang.
+            ConsensusUser::Kubernetes => self.root.apart(user),
+            _ => self.root.namespaced(user),
+        })
     }
 
     /// Everything, for the control plane itself, whatever the state.

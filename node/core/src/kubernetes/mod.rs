@@ -24,10 +24,11 @@
 //! it. The children of a runnable are fixed once it is healthy, so a role that
 //! comes or goes is a restart of its gate, at any time, while its parts still
 //! start, too; the other role does not notice. All that ran below a gate has
-//! ended before it runs again. What a role leaves on the machine beyond its
-//! processes is undone by the gate of the role that is not held, at each start:
-//! a node that lost power with a role and has lost the role meanwhile is
-//! cleaned the same way.
+//! ended before it runs again, and what it had begun on the disk is over before
+//! more is begun there ([`worker`]). What a role leaves on the machine beyond
+//! its processes is undone by the gate of the role that is not held, at each
+//! start: a node that lost power with a role and has lost the role meanwhile is
+//! cleaned the same way. A role that has come back before that begins with it.
 //!
 //! What stands in the way of a role is told as a condition of the node, by
 //! [`Standing`], and nothing pretends: a role whose extension the image does
@@ -62,6 +63,7 @@ mod worker;
 
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hearth_api::names;
@@ -72,7 +74,7 @@ use hearth_base::supervisor::{Context, Failure, Outcome};
 
 use crate::cluster_state::{ClusterState, State};
 use crate::extensions::{Extensions, Missing};
-use crate::handover::{MemberData, PodNetwork};
+use crate::handover::{MayHavePods, MemberData, PodNetwork};
 use crate::layout::Root;
 use crate::roles::{ControlPlane, CuratorConnection, Learned, View};
 
@@ -109,7 +111,11 @@ pub(crate) struct Parts {
     /// Will be read: this node's address of the moment.
     pub address: Value<IpAddr>,
     /// Will be read.
-    pub pod_network: Value<PodNetwork>,
+    pub pod_network: Value<Option<PodNetwork>>,
+    /// By whom this machine is changed for pods.
+    pub machine: worker::Turn,
+    /// Will be written, by the worker's gate.
+    pub may_have_pods: Writer<MayHavePods>,
     /// Will be written.
     pub conditions: Writer<Vec<NodeCondition>>,
 }
@@ -216,6 +222,7 @@ pub(crate) async fn run(ctx: Context, parts: Arc<Parts>) -> Outcome {
             role,
             parts: parts.clone(),
             standing: Arc::new(writer),
+            lost: AtomicBool::new(false),
         });
         standings.push((role, standing.watch(), Standing::NotHeld));
         ctx.run(name, move |ctx| pass(ctx, gate.clone()))?;
@@ -241,6 +248,8 @@ struct Gate {
     parts: Arc<Parts>,
     /// Will be written, here and by what runs below.
     standing: Arc<Writer<Standing>>,
+    /// The role has gone since what it leaves was last cleared away.
+    lost: AtomicBool,
 }
 
 /// Lets the role's parts run while the role is held.
@@ -259,6 +268,7 @@ async fn pass(ctx: Context, gate: Arc<Gate>) -> Outcome {
         let changed = async {
             let changed = roles.wait_for(|roles| gate.role.is_held(roles) != held);
             changed.await?;
+            gate.lost.fetch_or(held, Ordering::Relaxed);
             let (role, now) = (gate.role.name(), if held { "no" } else { "a" });
             Err(Failure::msg(format!("this node is {now} {role} now")))
         };
@@ -281,8 +291,14 @@ async fn pass(ctx: Context, gate: Arc<Gate>) -> Outcome {
 
 /// What is to be done with the role or without it; ends by an error only.
 async fn serve(ctx: &Context, gate: &Gate, held: bool) -> Outcome {
-    if !held {
+    if !held || gate.lost.load(Ordering::Relaxed) {
         clear(gate).await?;
+        gate.lost.store(false, Ordering::Relaxed);
+    }
+    if !held {
+        if gate.role == Role::Worker {
+            gate.parts.may_have_pods.set(false);
+        }
         gate.standing.set(Standing::NotHeld);
         ctx.healthy();
         return std::future::pending().await;

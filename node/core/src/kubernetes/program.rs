@@ -1,9 +1,10 @@
 //! One program of the bundle as a supervised child: its command line, its log
 //! lines, whether it works, and its end in order.
 //!
-//! A program counts as working when it answers a probe, not when its process
-//! is there; until then its runnable starts, and for as long as it does not
-//! answer any more the runnable is about to fail. A program that does not end
+//! A program counts as working when a probe says so, not when its process is
+//! there; until then its runnable starts. One that does not answer any more is
+//! ended and started again after a while, and so is one that answers that it is
+//! not well, unless that may be for others to mend. A program that does not end
 //! when asked is killed after a bound, so that what depends on its end (the
 //! role is gone, the machine goes down) is never held up.
 //!
@@ -11,6 +12,7 @@
 //! the bundle's `PATH` and what its caller adds, its working directory is its
 //! own.
 
+mod in_use;
 mod log;
 pub mod probe;
 
@@ -23,25 +25,24 @@ use std::process::ExitStatus;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hearth_base::event::Writer;
+use hearth_base::event::{self, Writer};
 use hearth_base::logtree::LogTree;
-use hearth_base::supervisor::{Context, Outcome};
+use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_base::sys::child::{self, Child, ChildError};
 use tokio::process::Command;
 use tokio::time::{Instant, sleep, timeout};
 
+use super::AT_ONCE;
 use super::bundle::{Binary, Bundle};
 
+pub use in_use::InUse;
 pub use log::Dialect;
+pub use probe::Unwell;
 
 /// Between two questions whether a program works already.
 const ASK_STARTING: Duration = Duration::from_millis(250);
-/// Between two questions whether it works still.
-const ASK_SERVING: Duration = Duration::from_secs(10);
 /// One answer may take so long: emulated machines are slow.
 const ANSWER: Duration = Duration::from_secs(20);
-/// A program that has not answered for so long is ended and started again.
-const HUNG: Duration = Duration::from_secs(120);
 /// How long one may take to end: an API server ends its connections, and calls
 /// that are under way. At power off it is over before it counts as one that
 /// does not stop.
@@ -95,11 +96,13 @@ pub enum ProgramError {
         /// The probe's last answer.
         why: String,
     },
-    /// It does not answer any more.
-    #[error("{program} has not answered for {HUNG:?}: {why}")]
+    /// It is not well, and nobody else can help it.
+    #[error("{program} has not worked for {within:?}: {why}")]
     Hung {
         /// The program.
         program: &'static str,
+        /// What it was given.
+        within: Duration,
         /// The probe's last answer.
         why: String,
     },
@@ -128,6 +131,13 @@ pub struct Program {
     pub ready_within: Duration,
     /// How long it may take to end when asked.
     pub stop_within: Duration,
+    /// How long it may be of no use, once it has worked.
+    pub hung_after: Duration,
+    /// Between two questions whether it works still.
+    pub ask_every: Duration,
+    /// Whether it may say of itself that it is not well because of what others
+    /// lack: it is not started again for that.
+    pub depends_on_others: bool,
     /// How far it goes after others (0 to 19) when the processors are busy.
     pub niceness: u8,
 }
@@ -148,6 +158,11 @@ impl Program {
             },
             ready_within: Duration::from_secs(600),
             stop_within: STOP_WITHIN,
+            hung_after: Duration::from_secs(120),
+            ask_every: Duration::from_secs(10),
+            // Without a quorum no API server is ready, and none that starts
+            // becomes so; the one that runs knows what it has read.
+            depends_on_others: binary == Binary::Apiserver,
             niceness: match binary {
                 // What it starts are the users' containers, which have control
                 // groups of their own.
@@ -275,21 +290,38 @@ pub enum Progress {
     Failing(String),
 }
 
-/// Runs a program until the runnable is cancelled; ends otherwise by an error
-/// only. The runnable is healthy once the probe has first succeeded, which
-/// says in words why not yet.
-pub async fn run<P, F>(
+/// Runs a program until the runnable is cancelled, or what the program was told
+/// is not true any more: `outdated` says what, the program ends in order, and
+/// the runnable begins again at once. Ends otherwise by an error only. The
+/// runnable is healthy once the probe has first succeeded, which says in words
+/// why not yet.
+pub async fn run_until_outdated<P, F>(
     ctx: &Context,
     program: &Program,
     log: &LogTree,
     progress: &Writer<Progress>,
     probe: P,
+    outdated: impl Future<Output = Result<&'static str, event::Closed>>,
 ) -> Outcome
 where
     P: Fn() -> F,
-    F: Future<Output = Result<(), String>>,
+    F: Future<Output = Result<(), Unwell>>,
 {
-    run_until(ctx, program, log, progress, probe, ctx.cancelled()).await
+    let mut outdated_by = None;
+    let over = async {
+        tokio::select! {
+            why = outdated => outdated_by = Some(why),
+            () = ctx.cancelled() => {}
+        }
+    };
+    run_until(ctx, program, log, progress, probe, over).await?;
+    let Some(why) = outdated_by else {
+        return Ok(());
+    };
+    // Nothing has failed that would be better later.
+    ctx.restart_within(Some(AT_ONCE));
+    let name = program.binary.name();
+    Err(Failure::msg(format!("{name} starts again: {}", why?)))
 }
 
 /// The same until something else has happened, for a program that is of use
@@ -304,7 +336,7 @@ pub async fn run_until<P, F>(
 ) -> Outcome
 where
     P: Fn() -> F,
-    F: Future<Output = Result<(), String>>,
+    F: Future<Output = Result<(), Unwell>>,
 {
     if progress.value().get().is_none() {
         progress.set(Progress::Starting);
@@ -328,7 +360,7 @@ async fn live<P, F>(
 ) -> Result<(), ProgramError>
 where
     P: Fn() -> F,
-    F: Future<Output = Result<(), String>>,
+    F: Future<Output = Result<(), Unwell>>,
 {
     let begin = Instant::now();
     let dn = format!("{}.{}", ctx.name(), program.binary.name());
@@ -354,11 +386,11 @@ where
 async fn becomes_ready<P, F>(program: &Program, probe: &P) -> Result<(), ProgramError>
 where
     P: Fn() -> F,
-    F: Future<Output = Result<(), String>>,
+    F: Future<Output = Result<(), Unwell>>,
 {
     let begin = Instant::now();
     loop {
-        let Err(why) = ask(probe).await else {
+        let Err(Unwell { why, .. }) = ask(probe).await else {
             return Ok(());
         };
         if begin.elapsed() > program.ready_within {
@@ -380,12 +412,12 @@ async fn stays_ready<P, F>(
 ) -> ProgramError
 where
     P: Fn() -> F,
-    F: Future<Output = Result<(), String>>,
+    F: Future<Output = Result<(), Unwell>>,
 {
     let mut good = Instant::now();
     let mut said = false;
     loop {
-        sleep(ASK_SERVING).await;
+        sleep(program.ask_every).await;
         match ask(probe).await {
             Ok(()) => {
                 good = Instant::now();
@@ -393,15 +425,22 @@ where
                     progress.set(Progress::Serving);
                 }
             }
-            Err(why) if good.elapsed() > HUNG => {
-                return ProgramError::Hung {
-                    program: program.binary.name(),
-                    why,
-                };
-            }
-            Err(why) => {
+            Err(Unwell { answered, why }) => {
+                let name = program.binary.name();
+                if answered && program.depends_on_others {
+                    // It does what it can.
+                    good = Instant::now();
+                }
+                if good.elapsed() > program.hung_after {
+                    let within = program.hung_after;
+                    return ProgramError::Hung {
+                        program: name,
+                        within,
+                        why,
+                    };
+                }
                 if !std::mem::replace(&mut said, true) {
-                    tracing::warn!("{} does not answer: {why}", program.binary.name());
+                    tracing::warn!("{name} is not well: {why}");
                     progress.set(Progress::Failing(why));
                 }
             }
@@ -409,14 +448,14 @@ where
     }
 }
 
-async fn ask<P, F>(probe: &P) -> Result<(), String>
+async fn ask<P, F>(probe: &P) -> Result<(), Unwell>
 where
     P: Fn() -> F,
-    F: Future<Output = Result<(), String>>,
+    F: Future<Output = Result<(), Unwell>>,
 {
     match timeout(ANSWER, probe()).await {
         Ok(answer) => answer,
-        Err(_) => Err(format!("no answer within {ANSWER:?}")),
+        Err(_) => Err(Unwell::silent(format!("no answer within {ANSWER:?}"))),
     }
 }
 

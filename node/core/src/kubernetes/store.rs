@@ -17,8 +17,10 @@ use hearth_base::supervisor::{Context, Outcome};
 use hearth_base::sys::files::{self, FileError};
 use tokio::net::UnixListener;
 use tokio_stream::wrappers::UnixListenerStream;
+use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
+use super::program::InUse;
 use crate::consensus::{NamespacedClient, confined};
 
 /// The socket's name, which must look like a host with a port.
@@ -50,16 +52,28 @@ pub fn url() -> String {
 }
 
 /// Serves the client's part of the store in the directory, until it is told to
-/// end.
-pub async fn run(ctx: Context, directory: &Path, client: &NamespacedClient) -> Outcome {
+/// end and the API server has ended: that one signs off in the store, or others
+/// would be sent to it for a while.
+pub async fn run(
+    ctx: Context,
+    directory: &Path,
+    client: &NamespacedClient,
+    in_use: &InUse,
+) -> Outcome {
     let listener = listen(directory)?;
-    let services = confined::services(client, ctx.token());
+    let over = CancellationToken::new();
+    let services = confined::services(client, over.clone());
+    let end = async {
+        ctx.cancelled().await;
+        in_use.is_over("the API server").await;
+        over.cancel();
+    };
     let incoming = UnixListenerStream::new(listener);
     ctx.healthy();
     Server::builder()
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
-        .serve_with_incoming_shutdown(services, incoming, ctx.cancelled())
+        .serve_with_incoming_shutdown(services, incoming, end)
         .await?;
     Ok(())
 }

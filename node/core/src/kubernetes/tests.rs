@@ -66,6 +66,7 @@ impl Fake {
         let (view_writer, view) = event::value();
         let (learned_writer, learned) = event::value();
         let (network_writer, pod_network) = event::value();
+        let (may_have_pods, _) = event::value();
         let others = (
             member_writer,
             connection_writer,
@@ -89,6 +90,8 @@ impl Fake {
                 learned,
                 address: addresses,
                 pod_network,
+                machine: worker::Turn::default(),
+                may_have_pods,
                 conditions: conditions_writer,
             }),
             roles,

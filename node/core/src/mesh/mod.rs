@@ -1,6 +1,6 @@
 //! The mesh of nodes: pods of different nodes reach each other, encrypted.
 //!
-//! While the node is a Kubernetes worker, its pods have a range of addresses
+//! While there may be pods on this node, they have a range of addresses
 //! that the curators have given it for good, and live behind a bridge of their
 //! own, [`BRIDGE`]. What they send to pods elsewhere leaves through one
 //! WireGuard interface, [`LINK`], whose peers are the other workers, each with
@@ -19,12 +19,13 @@
 //! range. What they have answered is kept on disk, so that after a power cut
 //! pods talk on their node before a curator is to be found.
 //!
-//! This worker reads the member data, local roles, curator connection, view,
-//! learned addresses and own address, and writes the pod network. What it wants
-//! of the kernel stands in one trait, [`Machine`]. All of that can be said
-//! again at any time; so everything is done anew after a failure, and taken
-//! away as a whole when the role goes. Without the extension with Kubernetes'
-//! programs nothing is done at all.
+//! This worker reads the member data, whether there may be pods, the curator
+//! connection, view, learned addresses and own address, and writes the pod
+//! network. What it wants of the kernel stands in one trait, [`Machine`]. All of
+//! that can be said again at any time; so everything is done anew after a
+//! failure, and taken away as a whole when there are no pods any more. That is
+//! later than the role is gone: pods that end may have something left to say,
+//! and one that outlived its bridge would have no network in the next one.
 
 mod firewall;
 mod key;
@@ -46,7 +47,7 @@ use hearth_base::sys::wireguard::Peer;
 use tonic::Code;
 
 use crate::extensions::Extensions;
-use crate::handover::{MemberData, PodNetwork};
+use crate::handover::{MayHavePods, MemberData, PodNetwork};
 use crate::kubernetes::bundle::{Binary, Bundle};
 use crate::networking::{Networking, PodRange};
 use crate::roles::{
@@ -70,12 +71,12 @@ pub(crate) struct Worker<M> {
     pub file: PathBuf,
     /// The kernel.
     pub machine: M,
-    /// Whether there are pods at all, and the programs for them.
+    /// One of them has the program for rules.
     pub extensions: Arc<Extensions>,
     /// Will be read.
     pub member: Value<MemberData>,
-    /// Will be read.
-    pub local_roles: Value<NodeRoles>,
+    /// Will be read; not known is no.
+    pub may_have_pods: Value<MayHavePods>,
     /// Will be read.
     pub connection: Value<CuratorConnection>,
     /// Will be read: who takes part.
@@ -84,37 +85,45 @@ pub(crate) struct Worker<M> {
     pub learned: Value<Learned>,
     /// Will be read: where this node is.
     pub address: Value<IpAddr>,
-    /// Will be written, once all of it is there. It stays when the role goes:
-    /// a node has the same range whenever it has one.
-    pub pod_network: Writer<PodNetwork>,
+    /// Will be written, once all of it is there, and before it goes.
+    pub pod_network: Writer<Option<PodNetwork>>,
 }
 
 pub(crate) async fn run<M: Machine>(ctx: Context, worker: Arc<Worker<M>>) -> Outcome {
     ctx.restart_within(Some(ASK_AGAIN_WITHIN));
     tokio::select! {
-        outcome = follow_role(&ctx, &worker) => outcome,
+        outcome = follow_pods(&ctx, &worker) => outcome,
         () = ctx.cancelled() => Ok(()),
     }
 }
 
-/// Takes part in the mesh while the role is held. Ends by an error only.
-async fn follow_role<M: Machine>(ctx: &Context, worker: &Worker<M>) -> Outcome {
+/// Takes part in the mesh while there may be pods. Ends by an error only.
+async fn follow_pods<M: Machine>(ctx: &Context, worker: &Worker<M>) -> Outcome {
     let member = worker.member.watch().next().await?;
-    let mut roles = worker.local_roles.watch();
-    let mut held = is_worker(&roles.next().await?);
+    let mut news = worker.may_have_pods.watch();
+    let mut pods = worker.may_have_pods.get().unwrap_or(false);
     let health = Health::of(ctx);
     loop {
         let work = async {
-            if held {
+            if pods {
                 return take_part(&health, worker, &member).await;
             }
+            worker.tell(None);
             worker.machine.take_down().await?;
             health.good();
             std::future::pending().await
         };
         tokio::select! {
             outcome = work => return outcome,
-            roles = roles.wait_for(|roles| is_worker(roles) != held) => held = is_worker(&roles?),
+            now = news.wait_for(|now| *now != pods) => pods = now?,
+        }
+    }
+}
+
+impl<M> Worker<M> {
+    fn tell(&self, network: Option<PodNetwork>) {
+        if self.pod_network.value().get().flatten() != network {
+            self.pod_network.set(network);
         }
     }
 }
@@ -128,11 +137,7 @@ async fn take_part<M: Machine>(
     worker: &Worker<M>,
     member: &MemberData,
 ) -> Outcome {
-    let Ok(mounted) = worker.extensions.get(EXTENSION_KUBERNETES) else {
-        // Who is to run pods says so; there are none to connect.
-        health.good();
-        return std::future::pending().await;
-    };
+    let mounted = worker.extensions.get(EXTENSION_KUBERNETES)?;
     let iptables = Bundle::open(mounted)?.program(Binary::Iptables);
     let kept = key::load_or_make(&worker.file)?;
     let (assigned_writer, assigned) = event::value::<PodRange>();
@@ -248,13 +253,10 @@ async fn keep<M: Machine>(
             iptables: iptables.to_owned(),
         };
         worker.machine.set_up(&own).await?;
-        let network = PodNetwork {
+        worker.tell(Some(PodNetwork {
             range: range.cidr(),
             gateway: range.gateway().into(),
-        };
-        if worker.pod_network.value().get() != Some(network) {
-            worker.pod_network.set(network);
-        }
+        }));
         tokio::select! {
             outcome = follow_peers(health, worker, member) => return outcome,
             other = ranges.wait_for(|other| *other != range) => range = other?,

@@ -72,11 +72,11 @@ struct Meshing {
     fake: Fake,
     machine: Arc<Fakery>,
     state: watch::Receiver<State>,
-    roles: Writer<NodeRoles>,
+    pods: Writer<MayHavePods>,
     connection: Writer<CuratorConnection>,
     view: Writer<Arc<View>>,
     learned: Writer<Learned>,
-    pod_network: Value<PodNetwork>,
+    pod_network: Value<Option<PodNetwork>>,
     file: PathBuf,
     worker: Alone,
     /// Closed, it would end the worker.
@@ -92,7 +92,7 @@ fn held(worker: bool) -> NodeRoles {
 }
 
 impl Meshing {
-    /// With an extension. The role is held, and there is no connection yet.
+    /// With an extension. There may be pods, and there is no connection yet.
     async fn new() -> Self {
         Self::after(|_| ()).await
     }
@@ -112,7 +112,7 @@ impl Meshing {
     async fn with(directory: tempfile::TempDir, extensions: Extensions) -> Self {
         let file = directory.path().join("mesh.pb");
         let fake = Fake::new(Script::default()).await;
-        let (roles, local_roles) = event::value();
+        let (pods, may_have_pods) = event::value();
         let (connection_writer, connection) = event::value();
         let (view_writer, view) = event::value();
         let (learned_writer, learned) = event::value();
@@ -124,13 +124,13 @@ impl Meshing {
             state: sender,
             failing: Mutex::default(),
         });
-        roles.set(held(true));
+        pods.set(true);
         let worker = Arc::new(Worker {
             file: file.clone(),
             machine: machine.clone(),
             extensions: Arc::new(extensions),
             member: fixed(fake.member()),
-            local_roles,
+            may_have_pods,
             connection,
             view,
             learned,
@@ -141,7 +141,7 @@ impl Meshing {
             fake,
             machine,
             state,
-            roles,
+            pods,
             connection: connection_writer,
             view: view_writer,
             learned: learned_writer,
@@ -202,12 +202,13 @@ fn peer(number: u8, endpoint: &str) -> Peer {
 }
 
 #[tokio::test]
-async fn a_worker_takes_part_and_is_gone_with_its_role() {
+async fn a_node_takes_part_while_it_may_have_pods() {
     let mut test = Meshing::new().await;
     test.fake.curator.set_pod_range(Ok("10.208.3.0/24".into()));
     never("a range of nobody's", test.pod_network.watch().next()).await;
     test.connect();
-    let network = next("the pods' network", &mut test.pod_network.watch()).await;
+    let mut networks = test.pod_network.watch();
+    let network = next("the pods' network", &mut networks).await.unwrap();
     assert_eq!(network.range.to_string(), "10.208.3.0/24");
     assert_eq!(network.gateway.to_string(), "10.208.3.1");
     let state = test
@@ -218,13 +219,16 @@ async fn a_worker_takes_part_and_is_gone_with_its_role() {
     let said = test.fake.curator.seen().mesh_keys;
     assert_eq!(said, [public.as_bytes().to_vec()]);
 
-    test.roles.set(held(false));
+    test.pods.set(false);
+    assert_eq!(next("its end", &mut networks).await, None);
     test.until("all is taken away", |state| *state == State::default())
         .await;
     // Back within no time, with the same key.
-    test.roles.set(held(true));
+    test.pods.set(true);
     let state = test.until("it is back", |state| state.own.is_some()).await;
     assert_eq!(state.own, Some((public, range(3))));
+    let again = next("the pods' network", &mut networks).await;
+    assert_eq!(again, Some(network));
 }
 
 #[tokio::test]
@@ -309,7 +313,7 @@ async fn what_fails_is_done_again_and_what_is_asked_for_once_is_known() {
     test.sees(&[worker(2)]);
     test.until("a peer", |state| state.peers.len() == 1).await;
     *test.machine.failing() = 1;
-    test.roles.set(held(false));
+    test.pods.set(false);
     test.until("all is taken away", |state| *state == State::default())
         .await;
 }
@@ -362,13 +366,12 @@ async fn a_key_that_is_another_nodes_is_left_to_it() {
 }
 
 #[tokio::test]
-async fn without_the_extension_nothing_is_done() {
-    let directory = tempfile::tempdir().unwrap();
-    let mut test = Meshing::with(directory, Extensions::none()).await;
+async fn without_pods_nothing_is_done() {
+    let mut test = Meshing::new().await;
+    test.pods.set(false);
     test.fake.curator.set_pod_range(Ok("10.208.1.0/24".into()));
     test.connect();
-    never("a network", test.pod_network.watch().next()).await;
-    assert!(!test.file.exists());
+    let mut networks = test.pod_network.watch();
+    never("a network", networks.some()).await;
     assert_eq!(*test.state.borrow_and_update(), State::default());
-    assert!(test.fake.curator.calls().is_empty());
 }

@@ -55,7 +55,9 @@ use tokio::time::Instant;
 use crate::cluster_state::{ClusterState, Desk};
 use crate::curator;
 use crate::extensions::Extensions;
-use crate::handover::{BootstrapData, Disowned, Founded, MemberData, PodNetwork, Refusals};
+use crate::handover::{
+    BootstrapData, Disowned, Founded, MayHavePods, MemberData, PodNetwork, Refusals,
+};
 use crate::image::Image;
 use crate::kubernetes::{self, calendar::Calendar};
 use crate::layout::Root;
@@ -113,7 +115,8 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
     let (view_writer, view) = event::value::<Arc<View>>();
     let (own_writer, own_address) = event::value::<Located>();
     let (conditions_writer, conditions) = event::value::<Vec<NodeCondition>>();
-    let (pod_network_writer, pod_network) = event::value::<PodNetwork>();
+    let (may_have_pods_writer, may_have_pods) = event::value::<MayHavePods>();
+    let (pod_network_writer, pod_network) = event::value::<Option<PodNetwork>>();
     let (book, learned) = Book::new(tls::wall_clock());
 
     let any = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
@@ -194,7 +197,7 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
         machine: mesh::machine::Kernel::default(),
         extensions: inputs.extensions.clone(),
         member: inputs.member.clone(),
-        local_roles: local_roles.clone(),
+        may_have_pods,
         connection: connection.clone(),
         view: view.clone(),
         learned: learned.clone(),
@@ -216,6 +219,8 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
         learned: learned.clone(),
         address: inputs.address.clone(),
         pod_network,
+        machine: Default::default(),
+        may_have_pods: may_have_pods_writer,
         conditions: conditions_writer,
     });
     ctx.run("kubernetes", move |ctx| kubernetes::run(ctx, parts.clone()))?;

@@ -34,7 +34,7 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt as _};
-use hearth_api::names::{PORT_KUBERNETES, PORT_KUBERNETES_BALANCER};
+use hearth_api::names::{KUBERNETES_SERVER, PORT_KUBERNETES, PORT_KUBERNETES_BALANCER};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome, SpawnError};
 use nix::sys::socket::{setsockopt, sockopt};
@@ -51,8 +51,6 @@ use crate::handover::MemberData;
 use crate::roles::{Known, Learned, View};
 use table::Table;
 
-/// A name that every API server's certificate has.
-const SERVER: &str = "kubernetes";
 /// Connections at a time. A node has some tens.
 const MOST: usize = 512;
 /// A connection is asked for a sign of life after so long without any, so
@@ -176,14 +174,16 @@ pub(crate) fn start(
 }
 
 /// Asks API servers for their readiness as this client, once there is one:
-/// theirs is the certificate of [`SERVER`], so it has to trust their authority.
+/// theirs is the certificate of [`KUBERNETES_SERVER`], so it has to trust their authority.
 pub(crate) fn readyz(client: Value<Arc<ClientConfig>>) -> Ask {
     Arc::new(move |address| {
         let client = client.get();
         Box::pin(async move {
             let client = client.ok_or_else(|| "nobody to ask as yet".to_owned())?;
-            let name = ServerName::try_from(SERVER).map_err(|error| error.to_string())?;
-            probe::https(address, name, "/readyz", client).await
+            let name =
+                ServerName::try_from(KUBERNETES_SERVER).map_err(|error| error.to_string())?;
+            let ready = probe::https(address, name, "/readyz", client).await;
+            ready.map_err(|unwell| unwell.why)
         })
     })
 }
@@ -320,12 +320,12 @@ async fn pass_on(mut client: TcpStream, shared: &Shared) {
             Ok(Ok(server)) => server,
             Ok(Err(error)) => {
                 tracing::debug!(%address, "cannot connect: {error}");
-                shared.table().fails(address);
+                shared.table().refuses(address);
                 continue;
             }
             Err(_) => {
                 tracing::debug!(%address, "cannot connect in time");
-                shared.table().fails(address);
+                shared.table().refuses(address);
                 continue;
             }
         };

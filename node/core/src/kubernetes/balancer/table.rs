@@ -104,6 +104,16 @@ impl Table {
         news
     }
 
+    /// A server has not taken a connection: others are tried before it, until
+    /// it answers. Nothing is cut for that, which a busy moment is enough for.
+    pub fn refuses(&mut self, address: SocketAddr) {
+        if let Some(server) = self.find(address)
+            && !matches!(server.seen, Seen::Fails(_))
+        {
+            server.seen = Seen::Fails(0);
+        }
+    }
+
     /// A server has not answered. Tells whether that is news. Once it has
     /// failed often enough, its connections are cut, if there is a server that
     /// they could go to: clients would wait for it far longer than that.
@@ -212,6 +222,14 @@ mod tests {
         table.answers(at(1));
         table.fails(at(2));
         assert!(!two.is_cancelled(), "once is not enough");
+        // Nor is a crowd that finds no place.
+        table.answers(at(2));
+        for _ in 0..5 {
+            table.refuses(at(2));
+        }
+        assert!(!two.is_cancelled());
+        assert_eq!((order(&mut table)[1], table.answering()), (2, 1));
+        table.fails(at(2));
         table.answers(at(2));
         table.fails(at(2));
         assert!(!two.is_cancelled(), "not in a row");

@@ -18,6 +18,7 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::metadata::MetadataValue;
 use tonic::transport::{Channel, Endpoint};
 
+use super::super::program::Unwell;
 use super::wire::cri::{
     ContainerFilter, ContainerState, ContainerStateValue, ListContainersRequest,
     ListContainersResponse, ListPodSandboxRequest, ListPodSandboxResponse, PodSandboxFilter,
@@ -65,9 +66,11 @@ impl Connection {
 
     /// Whether the runtime can run containers; `Err` says why not. Whether
     /// pods have a network is told by the kubelet, on the node's object.
-    pub async fn works(&self) -> Result<(), String> {
+    pub async fn works(&self) -> Result<(), Unwell> {
         let asked = self.runtime("Status", StatusRequest {});
-        let asked: StatusResponse = asked.await.map_err(|status| status.message().to_owned())?;
+        let asked: StatusResponse = asked
+            .await
+            .map_err(|status| Unwell::silent(status.message()))?;
         let status = asked.status;
         let conditions = status.map(|status| status.conditions).unwrap_or_default();
         let ready = conditions
@@ -75,8 +78,11 @@ impl Connection {
             .find(|condition| condition.r#type == "RuntimeReady");
         match ready {
             Some(condition) if condition.status => Ok(()),
-            Some(condition) => Err(format!("{}: {}", condition.reason, condition.message)),
-            None => Err("it does not say whether it is ready".to_owned()),
+            Some(condition) => {
+                let why = format!("{}: {}", condition.reason, condition.message);
+                Err(Unwell::says(why))
+            }
+            None => Err(Unwell::says("it does not say whether it is ready")),
         }
     }
 

@@ -40,44 +40,25 @@ use std::time::Duration;
 use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_base::sys::{cgroups, files};
-use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
 use super::Parts;
 use super::bundle::{Binary, Bundle};
-use super::program::{self, Program, Progress};
+use super::program::{self, InUse, Program, Progress};
 use config::Config;
 pub use connection::Connection;
 
 /// containerd's control group, with the shims.
 pub const GROUP: &str = "containerd";
-/// For those who use containerd to end, when all is to end.
-const USERS: Duration = Duration::from_secs(6);
 /// What a container is given to end by itself.
 const GRACE: Duration = Duration::from_secs(4);
-/// For all pods to be stopped. With [`USERS`] and containerd's own end it
-/// stays below the bound after which a runnable is given up, and that of the
-/// machine's way down.
+/// For all pods to be stopped. With what the kubelet and containerd itself take
+/// to end it stays below the bound after which a runnable is given up, and that
+/// of the machine's way down.
 const DRAIN: Duration = Duration::from_secs(8);
 /// Only root of this machine.
 const PRIVATE: u32 = 0o600;
-
-/// Held by those without whom containerd has nothing to do: it outlives them.
-#[derive(Clone, Default)]
-pub struct InUse(Arc<RwLock<()>>);
-
-impl InUse {
-    /// Holds it.
-    pub async fn hold(&self) -> OwnedRwLockReadGuard<()> {
-        self.0.clone().read_owned().await
-    }
-
-    /// Waits until nobody does.
-    async fn is_over(&self) {
-        drop(self.0.write().await);
-    }
-}
 
 /// What runs containerd.
 pub(crate) struct Worker {
@@ -98,9 +79,7 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let program = worker.program()?;
     let over = async {
         ctx.cancelled().await;
-        if timeout(USERS, worker.in_use.is_over()).await.is_err() {
-            tracing::warn!("the kubelet still runs after {USERS:?}; its pods end all the same");
-        }
+        worker.in_use.is_over("the kubelet").await;
         if timeout(DRAIN, drain(&connection)).await.is_err() {
             tracing::warn!("not all pods have ended within {DRAIN:?}");
         }
@@ -191,9 +170,12 @@ pub(crate) struct Importer {
     pub bundle: Arc<Bundle>,
     /// Will be read: once containerd serves, there is something to import to.
     pub containerd: Value<Progress>,
-    /// Will be written, once: all that can be imported is.
-    pub imported: Writer<()>,
+    /// Will be written.
+    pub imported: Writer<Imported>,
 }
+
+/// All that can be imported is, or why it is not yet, for an operator.
+pub type Imported = Result<(), String>;
 
 /// Imports what is not there yet, and ends.
 pub(crate) async fn import(ctx: Context, importer: Arc<Importer>) -> Outcome {
@@ -208,13 +190,15 @@ pub(crate) async fn import(ctx: Context, importer: Arc<Importer>) -> Outcome {
                 tracing::info!(name, "an image of the extension is imported");
             }
         }
-        importer.imported.set(());
         Ok::<_, Failure>(())
     };
-    tokio::select! {
-        outcome = work => outcome?,
+    let outcome = tokio::select! {
+        outcome = work => outcome,
         () = ctx.cancelled() => return Ok(()),
-    }
+    };
+    let told = outcome.as_ref().map_err(Failure::to_string);
+    importer.imported.set(told.copied());
+    outcome?;
     ctx.healthy();
     ctx.done();
     Ok(())

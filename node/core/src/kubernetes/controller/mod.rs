@@ -28,8 +28,8 @@ use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 
 use super::bundle::{Binary, Bundle};
-use super::program::{self, Progress};
-use super::{AT_ONCE, Parts, Standing, reconciler, store};
+use super::program::{self, InUse, Progress};
+use super::{Parts, Standing, reconciler, store};
 use crate::consensus::{self, ConsensusUser, NamespacedClient};
 use crate::handover::MemberData;
 use crate::pki::kubernetes::{Authorities, Certificate};
@@ -63,6 +63,8 @@ struct Controller {
     files: Files,
     /// Kubernetes' own part of etcd.
     store: NamespacedClient,
+    /// Held by the API server.
+    store_in_use: InUse,
     /// Whether the API server of this node works.
     apiserver: Value<Progress>,
 }
@@ -99,18 +101,15 @@ pub(crate) async fn run(
         authorities,
         files: shared,
         store,
+        store_in_use: InUse::default(),
         apiserver: progresses[0].value(),
     });
     let all = controller.clone();
     ctx.run("store", move |ctx| {
         let all = all.clone();
         async move {
-            store::run(
-                ctx,
-                &all.parts.root.ephemeral.kubernetes().store(),
-                &all.store,
-            )
-            .await
+            let directory = all.parts.root.ephemeral.kubernetes().store();
+            store::run(ctx, &directory, &all.store, &all.store_in_use).await
         }
     })?;
     for (binary, progress) in programs.into_iter().zip(&progresses) {
@@ -228,30 +227,14 @@ async fn keep(
         () = ctx.cancelled() => return Ok(()),
     };
     let prepared = programs::prepare(&all, binary, address)?;
-    let renewal = std::sync::Mutex::new(None);
-    let over = async {
-        let why = tokio::select! {
-            why = outdated(&all, binary, address, prepared.renew_at) => why,
-            () = ctx.cancelled() => return,
-        };
-        *renewal
-            .lock()
-            .unwrap_or_else(std::sync::PoisonError::into_inner) = Some(why);
+    let _held = match binary {
+        Binary::Apiserver => Some(all.store_in_use.hold().await),
+        _ => None,
     };
+    let outdated = outdated(&all, binary, address, prepared.renew_at);
     let probe = || prepared.probe();
     let log = &all.parts.log_tree;
-    program::run_until(&ctx, &prepared.program, log, &progress, probe, over).await?;
-    match renewal
-        .into_inner()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
-    {
-        Some(why) => {
-            // Nothing has failed that would be better later.
-            ctx.restart_within(Some(AT_ONCE));
-            Err(Failure::msg(why))
-        }
-        None => Ok(()),
-    }
+    program::run_until_outdated(&ctx, &prepared.program, log, &progress, probe, outdated).await
 }
 
 /// Waits until a program has to start again with other files, and says why.
@@ -260,17 +243,13 @@ async fn outdated(
     binary: Binary,
     address: IpAddr,
     renew_at: SystemTime,
-) -> String {
-    let moved = async {
-        let mut addresses = all.parts.address.watch();
-        match addresses.wait_for(|now| *now != address).await {
-            // Only the API server is reached from elsewhere.
-            Ok(now) if binary == Binary::Apiserver => now,
-            _ => std::future::pending().await,
-        }
-    };
+) -> Result<&'static str, event::Closed> {
+    let mut addresses = all.parts.address.watch();
     tokio::select! {
-        now = moved => format!("the node's address is {now} now"),
-        () = all.parts.calendar.reaches(renew_at) => format!("{} gets new certificates", binary.name()),
+        // Only the API server is reached from elsewhere.
+        moved = addresses.wait_for(|now| *now != address), if binary == Binary::Apiserver => {
+            moved.map(|_| "the node's address has changed")
+        }
+        () = all.parts.calendar.reaches(renew_at) => Ok("it gets new certificates"),
     }
 }

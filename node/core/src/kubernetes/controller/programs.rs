@@ -14,7 +14,7 @@ use rustls_pki_types::ServerName;
 use super::super::access;
 use super::super::bundle::{Binary, Flag};
 use super::super::kubeconfig::{Credentials, Kubeconfig};
-use super::super::program::{Program, probe};
+use super::super::program::{Program, Unwell, probe};
 use super::super::store;
 use super::Controller;
 use crate::pki::kubernetes::{Certificate, FRONT_PROXY_CLIENT};
@@ -45,7 +45,7 @@ pub struct Prepared {
 
 impl Prepared {
     /// Asks whether it works.
-    pub async fn probe(&self) -> Result<(), String> {
+    pub async fn probe(&self) -> Result<(), Unwell> {
         let name = ServerName::IpAddress(self.asked.ip().into());
         probe::https(self.asked, name, self.path, self.tls.clone()).await
     }

@@ -58,7 +58,7 @@ pub struct Dns {
     /// Whom to answer: [`serve::pods`].
     pub admits: fn(IpAddr) -> bool,
     /// Will be read: where to serve.
-    pub pod_network: Value<PodNetwork>,
+    pub pod_network: Value<Option<PodNetwork>>,
     /// Will be read: speaks with API servers, as one of the nodes.
     pub client: Value<Client>,
 }
@@ -70,7 +70,7 @@ pub async fn run(ctx: Context, dns: Arc<Dns>) -> Outcome {
     ctx.restart_within(Some(AGAIN_WITHIN));
     let mut networks = dns.pod_network.watch();
     let network = tokio::select! {
-        network = networks.next() => network?,
+        network = networks.some() => network?,
         () = ctx.cancelled() => return Ok(()),
     };
     let IpAddr::V4(gateway) = network.gateway else {
@@ -109,9 +109,9 @@ pub async fn run(ctx: Context, dns: Arc<Dns>) -> Outcome {
     tokio::select! {
         outcome = serve::datagrams(&server, socket) => outcome?,
         outcome = serve::streams(server.clone(), listener) => outcome?,
-        moved = networks.wait_for(|now| now.gateway != network.gateway) => {
-            let now = moved?.gateway;
-            return Err(Failure::msg(format!("names are to be served at {now} now")));
+        moved = networks.wait_for(|now| now.is_none_or(|now| now.gateway != network.gateway)) => {
+            moved?;
+            return Err(Failure::msg("the pods' network has changed"));
         }
         () = ctx.cancelled() => {}
     }

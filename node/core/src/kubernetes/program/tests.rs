@@ -38,22 +38,46 @@ fn scripted(script: &str) -> Scripted {
 }
 
 impl Scripted {
-    /// Works once the script has made `ready` in its working directory.
+    /// Works once the script has made `ready` in its working directory, is not
+    /// well by its own word while there is `unwell`, and is outdated when there
+    /// is `outdated`.
     fn run(&self) -> Alone {
         let (program, log) = (self.program.clone(), self.log.clone());
         let progress = self.progress.clone();
-        let ready = program.directory.join("ready");
         Alone::run(move |ctx| {
             let (program, log) = (program.clone(), log.clone());
-            let (progress, ready) = (progress.clone(), ready.clone());
+            let progress = progress.clone();
             async move {
-                run(&ctx, &program, &log, &progress, || async {
-                    let there = ready.exists();
-                    there.then_some(()).ok_or_else(|| "not yet".to_owned())
-                })
-                .await
+                let there = |name: &str| program.directory.join(name).exists();
+                let probe = || async {
+                    if there("unwell") {
+                        return Err(Unwell::says("it misses others"));
+                    }
+                    let ready = there("ready").then_some(());
+                    ready.ok_or_else(|| Unwell::silent("not yet"))
+                };
+                let outdated = async {
+                    while !there("outdated") {
+                        sleep(Duration::from_millis(10)).await;
+                    }
+                    Ok("it was told something else")
+                };
+                run_until_outdated(&ctx, &program, &log, &progress, probe, outdated).await
             }
         })
+    }
+
+    fn make(&self, name: &str) {
+        fs::write(self.program.directory.join(name), "").unwrap();
+    }
+
+    fn unmake(&self, name: &str) {
+        fs::remove_file(self.program.directory.join(name)).unwrap();
+    }
+
+    /// Which process it is.
+    fn pid(&self) -> String {
+        fs::read_to_string(self.program.directory.join("pid")).unwrap()
     }
 
     fn made(&self, name: &str) -> bool {
@@ -133,4 +157,43 @@ async fn one_that_ignores_the_request_is_killed_when_the_role_ends() {
     let process = PathBuf::from("/proc").join(pid.trim());
     until("the end of the process", || !process.exists()).await;
     drop(scripted.directory);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_was_told_something_else_ends_in_order_and_starts_again() {
+    let scripted = scripted(
+        "trap 'touch ended; rm outdated; exit 0' TERM
+         echo $$ >pid; touch ready; while :; do sleep 0.02; done",
+    );
+    let alone = scripted.run();
+    alone.is_healthy().await;
+    let first = scripted.pid();
+    scripted.make("outdated");
+    until("another process", || scripted.pid() != first).await;
+    assert!(scripted.made("ended"));
+    scripted.becomes(|p| *p == Progress::Serving).await;
+    alone.stop().await;
+}
+
+/// Only silence is a reason to end one that needs others.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_misses_others_is_left_alone_until_it_is_silent() {
+    let mut scripted = scripted("echo $$ >pid; touch ready; while :; do sleep 0.02; done");
+    scripted.program.depends_on_others = true;
+    scripted.program.ask_every = Duration::from_millis(10);
+    scripted.program.hung_after = Duration::from_millis(200);
+    let alone = scripted.run();
+    alone.is_healthy().await;
+    let first = scripted.pid();
+    scripted.make("unwell");
+    scripted
+        .becomes(|p| *p == Progress::Failing("it misses others".into()))
+        .await;
+    sleep(3 * scripted.program.hung_after).await;
+    assert_eq!(scripted.pid(), first);
+    scripted.unmake("unwell");
+    scripted.becomes(|p| *p == Progress::Serving).await;
+    scripted.unmake("ready");
+    until("another process", || scripted.pid() != first).await;
+    drop(alone);
 }

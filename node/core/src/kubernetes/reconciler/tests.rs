@@ -339,10 +339,10 @@ async fn serve_names(files: &Path, client: event::Value<Client>) -> (Alone, Sock
     let at = free.local_addr().unwrap();
     drop(free);
     let (writer, pod_network) = event::value();
-    writer.set(crate::handover::PodNetwork {
+    writer.set(Some(crate::handover::PodNetwork {
         range: "127.0.0.0/8".parse().unwrap(),
         gateway: at.ip(),
-    });
+    }));
     let dns = Arc::new(Dns {
         resolv_conf: files.join("resolv.conf"),
         port: at.port(),

@@ -87,7 +87,14 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
         let mut address = addresses.next().await?;
         let mut healthy = false;
         loop {
-            let credentials = worker.get(address).await?;
+            let credentials = tokio::select! {
+                credentials = worker.get(address) => credentials?,
+                // What curators would certify is another one.
+                moved = addresses.wait_for(|now| *now != address) => {
+                    address = moved?;
+                    continue;
+                }
+            };
             let renew_at = credentials.renew_at;
             let tls = access::tls(&credentials.authority, Some(&credentials.node))?;
             worker.client.set(Arc::new(tls));

@@ -10,17 +10,17 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
 
 use hearth_api::names::{KUBERNETES_DOMAIN, PORT_KUBELET};
-use hearth_base::event::{Value, Writer};
+use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_base::sys::files;
 use serde_json::{Value as Json, json};
 
 use super::super::Parts;
 use super::super::bundle::{Binary, Bundle, Flag};
-use super::super::containerd::{self, InUse, config::PAUSE_IMAGE};
-use super::super::program::{self, Program, Progress, probe};
+use super::super::containerd::{self, Imported, config::PAUSE_IMAGE};
+use super::super::program::{self, InUse, Program, Progress, probe};
 use super::certificates::{self, Credentials};
-use super::{AT_ONCE, PRIVATE, network, save_kubeconfig};
+use super::{PRIVATE, network, save_kubeconfig};
 use crate::handover::PodNetwork;
 use crate::layout::Root;
 
@@ -36,7 +36,7 @@ pub(crate) struct Worker {
     /// Will be read.
     pub credentials: Value<Credentials>,
     /// Will be read.
-    pub imported: Value<()>,
+    pub imported: Value<Imported>,
     /// Held while it runs.
     pub containerd: InUse,
     /// Will be written.
@@ -52,47 +52,43 @@ struct Facts {
 
 /// Runs it.
 pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
-    let work = async {
-        let parts = &worker.parts;
-        let mut credentials = worker.credentials.watch();
-        let mut networks = parts.pod_network.watch();
-        let mut addresses = parts.address.watch();
+    let parts = &worker.parts;
+    let mut credentials = worker.credentials.watch();
+    let mut networks = parts.pod_network.watch();
+    let mut addresses = parts.address.watch();
+    let known = async {
         let name = parts.member.watch().next().await?.node_id.to_string();
-        worker.imported.watch().next().await?;
-        let network = networks.next().await?;
+        let mut imported = worker.imported.watch();
+        imported.wait_for(Result::is_ok).await?.ok();
+        let network = networks.some().await?;
         let address = addresses.next().await?;
         credentials.next().await?;
-        let program = worker.program(&Facts {
+        Ok::<_, event::Closed>(Facts {
             name,
             address,
             network,
-        })?;
-        let _held = worker.containerd.hold().await;
-        let changed = async {
-            tokio::select! {
-                renewed = credentials.next() => renewed.map(|_| "its certificates are renewed"),
-                moved = networks.wait_for(|now| *now != network) => {
-                    moved.map(|_| "the pods' network has changed")
-                }
-                moved = addresses.wait_for(|now| *now != address) => {
-                    moved.map(|_| "the node's address has changed")
-                }
-            }
-        };
-        let well = || probe::http(HEALTH, "/healthz");
-        let log = &parts.log_tree;
+        })
+    };
+    let facts = tokio::select! {
+        facts = known => facts?,
+        () = ctx.cancelled() => return Ok(()),
+    };
+    let program = worker.program(&facts)?;
+    let _held = worker.containerd.hold().await;
+    let outdated = async {
         tokio::select! {
-            outcome = program::run(&ctx, &program, log, &worker.progress, well) => outcome,
-            why = changed => {
-                ctx.restart_within(Some(AT_ONCE));
-                Err(Failure::msg(format!("the kubelet starts again: {}", why?)))
+            renewed = credentials.next() => renewed.map(|_| "its certificates are renewed"),
+            moved = networks.wait_for(|now| *now != Some(facts.network)) => {
+                moved.map(|_| "the pods' network has changed")
+            }
+            moved = addresses.wait_for(|now| *now != facts.address) => {
+                moved.map(|_| "the node's address has changed")
             }
         }
     };
-    tokio::select! {
-        outcome = work => outcome,
-        () = ctx.cancelled() => Ok(()),
-    }
+    let well = || probe::http(HEALTH, "/healthz");
+    let (log, progress) = (&parts.log_tree, &worker.progress);
+    program::run_until_outdated(&ctx, &program, log, progress, well, outdated).await
 }
 
 impl Worker {

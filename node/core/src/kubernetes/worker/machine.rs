@@ -12,16 +12,21 @@
 //! the kubelet keeps; images stay, for they are large and harm nobody. It is
 //! done whenever the role is found not to be held, so that it does not matter
 //! how the role ended. It never removes a file before it has seen that nothing
-//! is mounted below: a volume is somebody's data.
+//! is mounted below: a volume is somebody's data. So that this holds until it
+//! is done, there is a [`Turn`]: a role may come and go while files are removed,
+//! and nothing is made or mounted again before they are.
 
 use std::fs;
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, symlink};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_base::supervisor::{Failure, Outcome};
 use hearth_base::sys::{cgroups, files, mount_table, mounts::MountFlags, sysctl};
+use tokio::sync::Mutex;
+use tokio::task::JoinError;
 
 use super::super::containerd;
 use crate::layout::{self, Root};
@@ -42,9 +47,34 @@ const SETTINGS: [(&str, &str); 4] = [
     ("fs.inotify.max_user_watches", "524288"),
 ];
 
+/// Whose turn it is to change the machine: one at a time, to the end.
+#[derive(Clone, Debug, Default)]
+pub struct Turn(Arc<Mutex<()>>);
+
+impl Turn {
+    /// Does this on a thread that may block, once all is over that was begun
+    /// there before. Nobody has to wait for the end: it comes all the same.
+    async fn take<T: Send + 'static>(
+        &self,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, JoinError> {
+        let turn = self.0.clone().lock_owned().await;
+        let work = move || {
+            let _turn = turn;
+            work()
+        };
+        tokio::task::spawn_blocking(work).await
+    }
+}
+
 /// Makes the machine ready for containers. Once is enough, twice harms
-/// nothing. Blocks on the disk.
-pub fn prepare(root: &Root) -> Outcome {
+/// nothing.
+pub async fn prepare(turn: &Turn, root: &Root) -> Outcome {
+    let root = root.clone();
+    turn.take(move || make(&root)).await?
+}
+
+fn make(root: &Root) -> Outcome {
     let kept = root.data.kubernetes();
     let worker = root.ephemeral.kubernetes().worker();
     for directory in [kept.path(), &kept.kubelet(), &kept.volume_plugins()] {
@@ -86,7 +116,7 @@ fn make_link(link: &Path, target: &Path) -> io::Result<()> {
 }
 
 /// Takes away what the role has left, so that it may begin anew.
-pub async fn clear(root: &Root) -> Outcome {
+pub async fn clear(turn: &Turn, root: &Root) -> Outcome {
     for name in [PODS, containerd::GROUP] {
         let group = cgroups::Group::root().child(name);
         group.kill()?;
@@ -98,7 +128,7 @@ pub async fn clear(root: &Root) -> Outcome {
         group.remove()?;
     }
     let root = root.clone();
-    tokio::task::spawn_blocking(move || remove(&root)).await?
+    turn.take(move || remove(&root)).await?
 }
 
 /// Unmounts, then removes.
@@ -127,6 +157,36 @@ mod tests {
         make_link(&link, Path::new("/data/x")).unwrap();
         make_link(&link, Path::new("/data/x")).unwrap();
         assert_eq!(fs::read_link(&link).unwrap(), Path::new("/data/x"));
+    }
+
+    #[tokio::test]
+    async fn what_is_begun_is_over_before_more_is() {
+        let turn = Turn::default();
+        let (go_on, waits) = std::sync::mpsc::channel::<()>();
+        let (begun_writer, begun) = tokio::sync::oneshot::channel();
+        let done = Arc::new(std::sync::Mutex::new(Vec::new()));
+        let first = {
+            let done = done.clone();
+            turn.take(move || {
+                begun_writer.send(()).unwrap();
+                waits.recv().unwrap();
+                done.lock().unwrap().push("first");
+            })
+        };
+        // Nobody waits for it any more.
+        tokio::select! {
+            _ = first => panic!("it waits"),
+            begun = begun => begun.unwrap(),
+        }
+        let second = {
+            let done = done.clone();
+            turn.take(move || done.lock().unwrap().push("second"))
+        };
+        tokio::pin!(second);
+        assert!(futures::poll!(&mut second).is_pending());
+        go_on.send(()).unwrap();
+        second.await.unwrap();
+        assert_eq!(*done.lock().unwrap(), ["first", "second"]);
     }
 
     #[test]

@@ -37,14 +37,15 @@ use super::access::{self, AccessError};
 use super::api::Client;
 use super::balancer;
 use super::bundle::{Binary, Bundle};
-use super::containerd::{self, InUse};
+use super::containerd::{self, Imported};
 use super::kubeconfig::{self, Kubeconfig};
-use super::program::Progress;
-use super::{AT_ONCE, Parts, Standing, services};
+use super::program::{InUse, Progress};
+use super::{Parts, Standing, services};
 use crate::handover::{MemberData, PodNetwork};
 use crate::layout::EphemeralWorker;
 
 use certificates::Credentials;
+pub(super) use machine::Turn;
 
 /// Only root of this machine.
 const PRIVATE: u32 = 0o600;
@@ -53,9 +54,10 @@ const LONGEST_CA: u64 = 64 << 10;
 
 /// What is known of the worker's parts.
 struct Facts {
-    network: Value<PodNetwork>,
+    network: Value<Option<PodNetwork>>,
     credentials: Value<Credentials>,
     waits: Value<String>,
+    images: Value<Imported>,
     programs: [(Binary, Value<Progress>); 3],
 }
 
@@ -68,8 +70,8 @@ pub(super) async fn run(
     standing: &Writer<Standing>,
 ) -> Outcome {
     standing.set(Standing::unmet("Starting", "the machine is made ready"));
-    let root = parts.root.clone();
-    if let Err(error) = tokio::task::spawn_blocking(move || machine::prepare(&root)).await? {
+    parts.may_have_pods.set(true);
+    if let Err(error) = machine::prepare(&parts.machine, &parts.root).await {
         standing.set(Standing::unmet("Failing", error.to_string()));
         return Err(error);
     }
@@ -79,6 +81,7 @@ pub(super) async fn run(
     let mut network = facts.network.watch();
     let mut credentials = facts.credentials.watch();
     let mut waits = facts.waits.watch();
+    let mut images = facts.images.watch();
     let [containerd, kubelet, proxy] = &facts.programs;
     let mut containerd = containerd.1.watch();
     let mut kubelet = kubelet.1.watch();
@@ -89,6 +92,7 @@ pub(super) async fn run(
             changed = network.next() => changed.map(drop)?,
             changed = credentials.next() => changed.map(drop)?,
             changed = waits.next() => changed.map(drop)?,
+            changed = images.next() => changed.map(drop)?,
             changed = containerd.next() => changed.map(drop)?,
             changed = kubelet.next() => changed.map(drop)?,
             changed = proxy.next() => changed.map(drop)?,
@@ -146,7 +150,7 @@ fn start(
         parts: parts.clone(),
         bundle: bundle.clone(),
         credentials: credentials.clone(),
-        imported,
+        imported: imported.clone(),
         containerd: in_use,
         progress: kubelet_writer,
     });
@@ -162,6 +166,7 @@ fn start(
         network: parts.pod_network.clone(),
         credentials,
         waits,
+        images: imported,
         programs: [
             (Binary::Containerd, containerd),
             (Binary::Kubelet, kubelet),
@@ -184,21 +189,33 @@ impl Facts {
             Some(_) => None,
             None => Some(self.waits.get().unwrap_or_else(|| "not asked yet".into())),
         };
-        judge(waits, self.network.get().is_some(), &programs)
+        let images = self.images.get().and_then(Result::err);
+        judge(
+            waits,
+            self.network.get().flatten().is_some(),
+            images,
+            &programs,
+        )
     }
 }
 
 /// How the worker stands: what fails, before what is waited for, before what
-/// has not come up yet. `waits` says why there are no certificates.
+/// has not come up yet. `waits` says why there are no certificates, `images` why
+/// there are no images.
 fn judge(
     waits: Option<String>,
     network: bool,
+    images: Option<String>,
     programs: &[(&'static str, Option<Progress>)],
 ) -> Standing {
     for (name, progress) in programs {
         if let Some(Progress::Failing(why)) = progress {
             return Standing::unmet("Failing", format!("{name}: {why}"));
         }
+    }
+    if let Some(why) = images {
+        let message = format!("the images that come with Kubernetes: {why}");
+        return Standing::unmet("Failing", message);
     }
     if let Some(why) = waits {
         let message = format!("the node's certificates for Kubernetes: {why}");
@@ -237,9 +254,16 @@ pub(super) async fn clear(parts: &Parts) -> Outcome {
     // Made by the worker alone, before anything else of it.
     let ran = root.ephemeral.kubernetes().worker().path().exists();
     if ran && let Ok(mounted) = parts.extensions.get(EXTENSION_KUBERNETES) {
-        proxy::clear_rules(root, &Bundle::open(mounted)?, &parts.log_tree).await;
+        match Bundle::open(mounted) {
+            Ok(bundle) => proxy::clear_rules(root, &bundle, &parts.log_tree).await,
+            // It was good once. The rest can be cleared all the same.
+            Err(error) => {
+                let error = hearth_api::chain(&error);
+                tracing::warn!("the rules of services stay until the next boot: {error}");
+            }
+        }
     }
-    machine::clear(root).await
+    machine::clear(&parts.machine, root).await
 }
 
 #[cfg(test)]
@@ -258,18 +282,23 @@ mod tests {
     fn the_standing_names_what_is_in_the_way_first() {
         let all = |progress: &Option<Progress>| ["a", "b"].map(|name| (name, progress.clone()));
         let serving = all(&Some(Progress::Serving));
-        assert_eq!(judge(None, true, &serving), Standing::Met);
+        assert_eq!(judge(None, true, None, &serving), Standing::Met);
         let none = all(&None);
         let why = Some("nobody answers".to_owned());
         assert_eq!(
-            reason(judge(why.clone(), false, &none)),
+            reason(judge(why.clone(), false, None, &none)),
             "WaitingForControlPlane"
         );
-        assert_eq!(reason(judge(None, false, &none)), "WaitingForNetwork");
-        assert_eq!(reason(judge(None, true, &none)), "Starting");
+        assert_eq!(reason(judge(None, false, None, &none)), "WaitingForNetwork");
+        assert_eq!(reason(judge(None, true, None, &none)), "Starting");
+        let full = Some("the disk is full".to_owned());
+        let failing = judge(why.clone(), false, full.clone(), &none);
+        let message = "the images that come with Kubernetes: the disk is full";
+        assert_eq!(failing, Standing::unmet("Failing", message));
+        // Without it there are no images, either.
         let [first, mut last] = serving;
         last.1 = Some(Progress::Failing("it ended".into()));
-        let failing = judge(why, false, &[first, last]);
+        let failing = judge(why, false, full, &[first, last]);
         assert_eq!(failing, Standing::unmet("Failing", "b: it ended"));
     }
 }

@@ -5,7 +5,9 @@
 //!
 //! Its rules stay in the kernel when it ends, which is right when it comes
 //! back and wrong when the role has gone: [`clear_rules`] lets it take them
-//! away itself, and touches nobody else's.
+//! away itself, and touches nobody else's but those that lead from ports of
+//! the node to pods. Their plugin takes them away pod by pod, and those of a
+//! pod that was killed would be there first when the role is back.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -13,7 +15,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_api::names::POD_NETWORK;
-use hearth_base::event::{Value, Writer};
+use hearth_base::event::{self, Value, Writer};
 use hearth_base::logtree::LogTree;
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_base::sys::files;
@@ -23,7 +25,7 @@ use super::super::Parts;
 use super::super::bundle::{Binary, Bundle};
 use super::super::program::{self, Program, ProgramError, Progress, probe};
 use super::certificates::{self, Credentials};
-use super::{AT_ONCE, PRIVATE, save_kubeconfig};
+use super::{PRIVATE, save_kubeconfig};
 use crate::layout::Root;
 
 /// Where it tells whether its rules are there.
@@ -32,6 +34,10 @@ const HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1025
 const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
 /// For its rules to be taken away.
 const CLEAR: Duration = Duration::from_secs(20);
+/// In seconds: others may hold the tables' lock.
+const LOCK: &str = "10";
+/// The chain in which the plugin for host ports has what leads to its others.
+const HOST_PORTS: &str = "CNI-HOSTPORT-DNAT";
 
 /// What runs kube-proxy.
 pub(crate) struct Worker {
@@ -47,29 +53,25 @@ pub(crate) struct Worker {
 
 /// Runs it.
 pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
-    let work = async {
-        let parts = &worker.parts;
-        let mut addresses = parts.address.watch();
+    let parts = &worker.parts;
+    let mut addresses = parts.address.watch();
+    let known = async {
         let name = parts.member.watch().next().await?.node_id.to_string();
         worker.credentials.watch().next().await?;
-        let address = addresses.next().await?;
-        let program = worker.program(&name, address)?;
-        let well = || probe::http(HEALTH, "/healthz");
-        tokio::select! {
-            outcome = program::run(&ctx, &program, &parts.log_tree, &worker.progress, well) => {
-                outcome
-            }
-            moved = addresses.wait_for(|now| *now != address) => {
-                moved?;
-                ctx.restart_within(Some(AT_ONCE));
-                Err(Failure::msg("kube-proxy starts again: the node's address has changed"))
-            }
-        }
+        Ok::<_, event::Closed>((name, addresses.next().await?))
     };
-    tokio::select! {
-        outcome = work => outcome,
-        () = ctx.cancelled() => Ok(()),
-    }
+    let (name, address) = tokio::select! {
+        known = known => known?,
+        () = ctx.cancelled() => return Ok(()),
+    };
+    let program = worker.program(&name, address)?;
+    let outdated = async {
+        let moved = addresses.wait_for(|now| *now != address).await;
+        moved.map(|_| "the node's address has changed")
+    };
+    let well = || probe::http(HEALTH, "/healthz");
+    let (log, progress) = (&parts.log_tree, &worker.progress);
+    program::run_until_outdated(&ctx, &program, log, progress, well, outdated).await
 }
 
 impl Worker {
@@ -117,6 +119,14 @@ pub(crate) async fn clear_rules(root: &Root, bundle: &Bundle, log: &LogTree) {
             tracing::info!("the rules of services are taken away: {error}");
         }
         Err(error) => tracing::warn!("the rules of services stay until the next boot: {error}"),
+    }
+    let mut program = Program::new(bundle, Binary::Iptables, &work);
+    let arguments = ["-w", LOCK, "-t", "nat", "-F", HOST_PORTS];
+    program.arguments = arguments.map(Into::into).into();
+    match program.complete(log, Binary::Iptables.name(), CLEAR).await {
+        Ok(()) => tracing::info!("the rules of pods' host ports are taken away"),
+        Err(ProgramError::Ended { .. }) => tracing::debug!("no pod has had a host port"),
+        Err(error) => tracing::warn!("the rules of host ports stay until the next boot: {error}"),
     }
 }
 

@@ -38,7 +38,7 @@ async fn what_is_due_is_asked_for_again() {
     address_writer.set(first.into());
     let (credentials_writer, credentials) = event::value();
     let (client, _client) = event::value();
-    let (waits, _waits) = event::value();
+    let (waits_writer, waits) = event::value::<String>();
     let clock = TestClock::new();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     clock.set(now.as_secs());
@@ -54,7 +54,7 @@ async fn what_is_due_is_asked_for_again() {
         address,
         credentials: credentials_writer,
         client,
-        waits,
+        waits: waits_writer,
     });
     let alone = Alone::run(move |ctx| run(ctx, worker.clone()));
 
@@ -83,6 +83,18 @@ async fn what_is_due_is_asked_for_again() {
             break;
         }
     }
+
+    // It moves on before the curators have heard of it.
+    let (missed, third) = (Ipv4Addr::new(192, 0, 2, 11), Ipv4Addr::new(192, 0, 2, 12));
+    address_writer.set(missed.into());
+    let mut waits = waits.watch();
+    let waiting = waits.wait_for(|why| why.contains(&missed.to_string()));
+    soon("it waits for the curators", waiting).await.unwrap();
+    world.report(&node, &third.to_string()).await;
+    address_writer.set(third.into());
+    let (_, shown) = next("those for the third address").await;
+    let (_, pem) = x509_parser::pem::parse_x509_pem(&shown).unwrap();
+    assert!(proves(&pem.contents, third.into()));
     alone.stop().await;
     world.stop().await;
 }
