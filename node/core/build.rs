@@ -13,6 +13,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             "containerd/cri.proto",
             "containerd/images.proto",
             "containerd/leases.proto",
+            "containerd/snapshots.proto",
         ],
         ["proto"],
     )?;

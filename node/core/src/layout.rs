@@ -204,6 +204,11 @@ impl Data {
         self.path.join("containerd")
     }
 
+    /// Is there while all that containerd has unpacked is on the disk.
+    pub fn containerd_written(&self) -> PathBuf {
+        self.containerd().join("written")
+    }
+
     /// What a Kubernetes worker keeps.
     pub fn kubernetes(&self) -> DataKubernetes {
         DataKubernetes {
@@ -568,6 +573,11 @@ impl EphemeralWorker {
     /// What the network's plugins remember of each pod.
     pub fn results(&self) -> PathBuf {
         self.path.join("results")
+    }
+
+    /// Is there once what containerd has unpacked can be used in this boot.
+    pub fn unpacked_believed(&self) -> PathBuf {
+        self.path.join("unpacked-believed")
     }
 
     /// What a program is told, beside its flags.

@@ -132,6 +132,13 @@ pub fn sync_dir(directory: &Path) -> Result<(), FileError> {
         .map_err(FileError::io(directory, "sync the directory"))
 }
 
+/// Writes all of the file system to which a directory belongs to its disk.
+pub fn sync_file_system(directory: &Path) -> Result<(), FileError> {
+    let wrong = FileError::io(directory, "sync the file system of");
+    let file = File::open(directory).map_err(FileError::io(directory, "open the directory"))?;
+    rustix::fs::syncfs(file).map_err(|errno| wrong(errno.into()))
+}
+
 /// Makes a directory and its missing parents with the permission bits `mode`,
 /// durably. An existing one keeps its content and gets the bits.
 pub fn create_dir_durably(directory: &Path, mode: u32) -> Result<(), FileError> {

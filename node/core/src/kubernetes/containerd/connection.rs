@@ -161,6 +161,28 @@ impl Connection {
         A::decode(answer).map_err(|error| Status::internal(error.to_string()))
     }
 
+    /// Asks by the method at this path, which answers in parts.
+    pub(super) async fn list<Q: Message, A: Message + Default>(
+        &self,
+        path: String,
+        question: tonic::Request<Q>,
+    ) -> Result<Vec<A>, Status> {
+        let question = question.map(|question| Bytes::from(question.encode_to_vec()));
+        let mut grpc = Grpc::new(self.channel());
+        let path = path_of(path)?;
+        is_ready(&mut grpc).await?;
+        let mut answers = grpc
+            .server_streaming(question, path, Raw)
+            .await?
+            .into_inner();
+        let mut parts = Vec::new();
+        while let Some(part) = answers.message().await? {
+            let part = A::decode(part).map_err(|error| Status::internal(error.to_string()))?;
+            parts.push(part);
+        }
+        Ok(parts)
+    }
+
     /// Bytes for bytes. What gRPC takes to do that is thus in the program once,
     /// and not for each kind of message: a fiftieth of it.
     fn exchange(
@@ -170,13 +192,20 @@ impl Connection {
     ) -> BoxFuture<'static, Result<Bytes, Status>> {
         let mut grpc = Grpc::new(self.channel());
         Box::pin(async move {
-            let path = PathAndQuery::try_from(path);
-            let path = path.map_err(|error| Status::internal(error.to_string()))?;
-            let ready = grpc.ready().await;
-            ready.map_err(|error| Status::unavailable(hearth_api::chain(&error)))?;
+            let path = path_of(path)?;
+            is_ready(&mut grpc).await?;
             Ok(grpc.unary(question, path, Raw).await?.into_inner())
         })
     }
+}
+
+fn path_of(path: String) -> Result<PathAndQuery, Status> {
+    PathAndQuery::try_from(path).map_err(|error| Status::internal(error.to_string()))
+}
+
+async fn is_ready(grpc: &mut Grpc<Channel>) -> Result<(), Status> {
+    let ready = grpc.ready().await;
+    ready.map_err(|error| Status::unavailable(hearth_api::chain(&error)))
 }
 
 /// Messages as the bytes that they are.
@@ -217,7 +246,7 @@ impl Decoder for Raw {
 }
 
 /// A request of containerd's own services: these, unlike the runtime's, want
-/// to be told the namespace, and under which lease they work.
+/// to be told the namespace.
 pub fn request<T>(message: T) -> tonic::Request<T> {
     let mut request = tonic::Request::new(message);
     let metadata = request.metadata_mut();
@@ -225,6 +254,13 @@ pub fn request<T>(message: T) -> tonic::Request<T> {
         "containerd-namespace",
         MetadataValue::from_static(NAMESPACE),
     );
+    request
+}
+
+/// The same for what is made under the lease for imports.
+pub fn leased<T>(message: T) -> tonic::Request<T> {
+    let mut request = request(message);
+    let metadata = request.metadata_mut();
     metadata.insert("containerd-lease", MetadataValue::from_static(LEASE));
     request
 }

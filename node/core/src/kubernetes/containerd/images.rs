@@ -24,7 +24,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
 use super::archive::{Archive, ArchiveError, Blob, Image};
-use super::connection::{Connection, LEASE, request, within};
+use super::connection::{Connection, LEASE, leased, within};
 use super::wire::content::content_client::ContentClient;
 use super::wire::content::{InfoRequest, InfoResponse, WriteAction, WriteContentRequest};
 use super::wire::images::{
@@ -127,7 +127,7 @@ impl Import<'_> {
         question: Q,
     ) -> Result<A, Status> {
         let path = format!("/containerd.services.{service}/{method}");
-        let asked = self.connection.ask(path, request(question));
+        let asked = self.connection.ask(path, leased(question));
         within(CALL_BOUND, asked).await
     }
 
@@ -219,7 +219,7 @@ impl Import<'_> {
         let step = || failed(format!("write {}", blob.descriptor.digest));
         let writing = async {
             let mut client = ContentClient::new(self.connection.channel());
-            let call = client.write(request(ReceiverStream::new(queue)));
+            let call = client.write(leased(ReceiverStream::new(queue)));
             let mut answers = call.await?.into_inner();
             // Each piece is answered; the commit's answer is the last.
             while let Some(answer) = answers.message().await? {

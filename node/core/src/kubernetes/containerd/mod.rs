@@ -18,6 +18,7 @@ mod archive;
 pub mod config;
 mod connection;
 mod images;
+mod unpacked;
 /// What is sent to containerd and comes back, from `proto/containerd`.
 mod wire {
     pub mod content {
@@ -28,6 +29,9 @@ mod wire {
     }
     pub mod leases {
         tonic::include_proto!("containerd.services.leases.v1");
+    }
+    pub mod snapshots {
+        tonic::include_proto!("containerd.services.snapshots.v1");
     }
     pub mod cri {
         tonic::include_proto!("runtime.v1");
@@ -41,13 +45,14 @@ use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_base::sys::{cgroups, files};
 use tokio::task::JoinSet;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Parts;
 use super::bundle::{Binary, Bundle};
 use super::program::{self, InUse, Program, Progress};
 use config::Config;
 pub use connection::Connection;
+use unpacked::Unpacked;
 
 /// containerd's control group, with the shims.
 pub const GROUP: &str = "containerd";
@@ -57,6 +62,9 @@ const GRACE: Duration = Duration::from_secs(4);
 /// to end it stays below the bound after which a runnable is given up, and that
 /// of the machine's way down.
 const DRAIN: Duration = Duration::from_secs(8);
+/// For the whole end, with what it has unpacked being written: as long as the
+/// machine's way down leaves for it.
+const END: Duration = Duration::from_secs(19);
 /// Only root of this machine.
 const PRIVATE: u32 = 0o600;
 
@@ -77,23 +85,27 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let root = &worker.parts.root;
     let connection = Connection::to(&root.ephemeral.containerd_socket());
     let program = worker.program()?;
+    let unpacked = Unpacked::of(root);
+    let begun = unpacked.clone();
+    worker.parts.machine.take(move || begun.begin()).await??;
+    let mut end_by = None;
     let over = async {
         ctx.cancelled().await;
+        end_by = Some(Instant::now() + END);
         worker.in_use.is_over("the kubelet").await;
         if timeout(DRAIN, drain(&connection)).await.is_err() {
             tracing::warn!("not all pods have ended within {DRAIN:?}");
         }
     };
     let works = || connection.works();
-    program::run_until(
-        &ctx,
-        &program,
-        &worker.parts.log_tree,
-        &worker.progress,
-        works,
-        over,
-    )
-    .await
+    let (log, progress) = (&worker.parts.log_tree, &worker.progress);
+    program::run_until(&ctx, &program, log, progress, works, over).await?;
+    let ended = worker.parts.machine.take(move || unpacked.end());
+    match timeout_at(end_by.unwrap_or_else(Instant::now), ended).await {
+        Ok(written) => written??,
+        Err(_) => tracing::warn!("not all is on the disk in time: it will be unpacked again"),
+    }
+    Ok(())
 }
 
 impl Worker {
@@ -177,7 +189,8 @@ pub(crate) struct Importer {
 /// All that can be imported is, or why it is not yet, for an operator.
 pub type Imported = Result<(), String>;
 
-/// Imports what is not there yet, and ends.
+/// Has what cannot be believed forgotten, imports what is not there yet, and
+/// ends.
 pub(crate) async fn import(ctx: Context, importer: Arc<Importer>) -> Outcome {
     let work = async {
         let mut containerd = importer.containerd.watch();
@@ -185,6 +198,17 @@ pub(crate) async fn import(ctx: Context, importer: Arc<Importer>) -> Outcome {
         containerd.wait_for(serves).await?;
         let socket = importer.parts.root.ephemeral.containerd_socket();
         let connection = Connection::to(&socket);
+        let unpacked = Unpacked::of(&importer.parts.root);
+        if !unpacked.is_believed() {
+            let forgotten = unpacked::forget(&connection).await?;
+            if forgotten > 0 {
+                tracing::info!(
+                    forgotten,
+                    "what was unpacked may not be on the disk: it is unpacked again"
+                );
+            }
+            unpacked.believe()?;
+        }
         for archive in importer.bundle.images()? {
             for name in images::import(&connection, &archive).await? {
                 tracing::info!(name, "an image of the extension is imported");

@@ -54,7 +54,7 @@ pub struct Turn(Arc<Mutex<()>>);
 impl Turn {
     /// Does this on a thread that may block, once all is over that was begun
     /// there before. Nobody has to wait for the end: it comes all the same.
-    async fn take<T: Send + 'static>(
+    pub async fn take<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, JoinError> {
