@@ -36,6 +36,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::stream::{BoxStream, StreamExt as _, select_all};
+use hearth_api::identity::NodeId;
 use hearth_base::event::{Closed, Value, Watcher};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use http::StatusCode;
@@ -47,7 +48,7 @@ use super::api::fields::{Claim, Node, Volume};
 use super::api::kinds::{self, Kind};
 use super::api::watch::{Event, Known, watch};
 use super::api::{ApiError, Client, Objects};
-use super::volumes::plan::{self, Refusal};
+use super::volumes::plan::{self, Going, Refusal};
 use lease::Competitor;
 use nodes::{Cluster, Patience};
 use objects::NAMESPACE;
@@ -217,6 +218,9 @@ struct Rounds<'a> {
     next: Instant,
     /// Those who were told to others as servers of names.
     servers: Option<Vec<(String, Ipv4Addr)>>,
+    /// Which volumes which node may let go; not known at first: another leader
+    /// may have left some.
+    going: Option<Going>,
     /// Claims that were refused, and have been told.
     refused: BTreeSet<(String, String)>,
     failed: bool,
@@ -233,6 +237,7 @@ impl<'a> Rounds<'a> {
             drift: now,
             next: now,
             servers: None,
+            going: None,
             refused: BTreeSet::new(),
             failed: false,
             again: None,
@@ -246,6 +251,8 @@ impl<'a> Rounds<'a> {
         }
         self.drift = Instant::now() + self.reconciler.timing.drift;
         self.servers = None;
+        // What nobody needs is nobody's concern.
+        self.going.take_if(|going| !going.is_empty());
         let before = self.failed;
         for wanted in objects::constant() {
             let applied = wanted.apply(&self.client).await;
@@ -267,7 +274,9 @@ impl<'a> Rounds<'a> {
         self.follow_nodes(work).await;
         let workers = cluster.nodes.keys().copied().collect();
         let directory = &self.reconciler.volumes;
-        let work = plan::plan(claims.values(), volumes.values(), &workers, directory);
+        let mut work = plan::plan(claims.values(), volumes.values(), &workers, directory);
+        let going = std::mem::take(&mut work.going);
+        self.follow_going(going, &workers).await;
         self.follow_volumes(work).await;
         true
     }
@@ -288,6 +297,35 @@ impl<'a> Rounds<'a> {
             let told = self.done("tell who resolves names", applied);
             self.servers = told.then_some(work.servers);
         }
+    }
+
+    /// Each node may let those of its volumes go that are being removed.
+    async fn follow_going(&mut self, going: Going, nodes: &BTreeSet<NodeId>) {
+        if self.going.as_ref() == Some(&going) {
+            return;
+        }
+        let before = self.going.take();
+        let mut done = true;
+        for (node, volumes) in &going {
+            let before = before.as_ref().and_then(|before| before.get(node));
+            if before != Some(volumes) {
+                for wanted in objects::letting_go(*node, volumes) {
+                    let applied = wanted.apply(&self.client).await;
+                    done &= self.done("let a node release its volumes", applied);
+                }
+            }
+        }
+        let before: Vec<NodeId> = match &before {
+            Some(before) => before.keys().copied().collect(),
+            None => nodes.iter().copied().collect(),
+        };
+        for node in before.into_iter().filter(|node| !going.contains_key(node)) {
+            for kind in [kinds::CLUSTER_ROLE_BINDINGS, kinds::CLUSTER_ROLES] {
+                let removed = gone(&self.client.all(kind), &objects::letting_go_name(node)).await;
+                done &= self.done("take a right back", removed);
+            }
+        }
+        self.going = done.then_some(going);
     }
 
     async fn follow_volumes(&mut self, work: plan::Work) {

@@ -5,8 +5,10 @@
 //! nothing: an object that a later version no longer has is that version's to
 //! remove.
 
+use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
 
+use hearth_api::identity::NodeId;
 use hearth_api::names::SERVICE_DNS;
 use serde_json::{Value, json};
 
@@ -14,7 +16,7 @@ use crate::kubernetes::api::kinds::{self, Kind, RBAC};
 use crate::kubernetes::api::{ApiError, Client, MANAGER};
 use crate::kubernetes::volumes::plan::Refusal;
 use crate::kubernetes::volumes::{CLASS, PROVISIONER};
-use crate::pki::kubernetes::NODES;
+use crate::pki::kubernetes::{Certificate, NODES};
 
 /// Of Kubernetes itself.
 pub const NAMESPACE: &str = "kube-system";
@@ -76,9 +78,11 @@ pub fn constant() -> Vec<Wanted> {
     ]
 }
 
-/// What nodes do: resolve names, and keep their volumes. Nodes make and remove
-/// no volumes' objects (see [`crate::kubernetes::volumes`]): one that could make them could have
-/// others mount any of their directories.
+/// What nodes do: resolve names, and keep their volumes. Nodes make, change and
+/// remove no volumes' objects (see [`crate::kubernetes::volumes`]), but for
+/// what [`letting_go`] says: one that could make them could have others mount
+/// any of their directories, and one that could change them could have others
+/// remove them.
 fn role() -> Wanted {
     let body = json!({ "rules": [
         {
@@ -89,7 +93,7 @@ fn role() -> Wanted {
         {
             "apiGroups": [""],
             "resources": ["persistentvolumes"],
-            "verbs": ["get", "list", "watch", "patch"],
+            "verbs": ["get", "list", "watch"],
         },
     ]});
     Wanted::new(kinds::CLUSTER_ROLES, None, NODE_ROLE, body)
@@ -101,6 +105,36 @@ fn binding() -> Wanted {
         "subjects": [{ "apiGroup": RBAC, "kind": "Group", "name": NODES }],
     });
     Wanted::new(kinds::CLUSTER_ROLE_BINDINGS, None, "hearth:nodes", body)
+}
+
+/// The right of one node to let these volumes go, which are being removed.
+pub fn letting_go(node: NodeId, volumes: &BTreeSet<String>) -> [Wanted; 2] {
+    let name = letting_go_name(node);
+    // Without names it would be a right to all of them.
+    let rules = match volumes.is_empty() {
+        true => json!([]),
+        false => json!([{
+            "apiGroups": [""],
+            "resources": ["persistentvolumes"],
+            "resourceNames": volumes,
+            "verbs": ["patch"],
+        }]),
+    };
+    let user = Certificate::Node(node).subject();
+    let binding = json!({
+        "roleRef": { "apiGroup": RBAC, "kind": "ClusterRole", "name": name },
+        "subjects": [{ "apiGroup": RBAC, "kind": "User", "name": user }],
+    });
+    let role = json!({ "rules": rules });
+    [
+        Wanted::new(kinds::CLUSTER_ROLES, None, &name, role),
+        Wanted::new(kinds::CLUSTER_ROLE_BINDINGS, None, &name, binding),
+    ]
+}
+
+/// Of the role, and of its binding.
+pub fn letting_go_name(node: NodeId) -> String {
+    format!("{NODE_ROLE}:{node}:volumes")
 }
 
 fn storage_class() -> Wanted {

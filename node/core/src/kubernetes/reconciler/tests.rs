@@ -255,6 +255,10 @@ async fn volumes_come_and_go_with_claims(plane: &testing::Cluster, kube: &Client
     })
     .await;
     std::fs::write(directory.join("file"), "content").unwrap();
+    // Nobody but the cluster says when that is over.
+    let mine = plane.client(&Certificate::Node(id(1))).all(kinds::VOLUMES);
+    let patch = json!({ "metadata": { "finalizers": [] } });
+    denied(mine.merge(&name, &patch).await);
     claims.delete("data").await.unwrap();
     let volumes = kube.all(kinds::VOLUMES);
     eventually("the directory and the object are gone", || async {
@@ -262,6 +266,9 @@ async fn volumes_come_and_go_with_claims(plane: &testing::Cluster, kube: &Client
         (!directory.exists()).then_some(())
     })
     .await;
+    let rights = kube.all(kinds::CLUSTER_ROLES);
+    let right = super::objects::letting_go_name(id(1));
+    eventually("the right to it is gone", || missing(&rights, &right)).await;
 
     let made = claims.create(claim("wrong", "ReadWriteMany")).await;
     let event = format!("wrong.{}", uid(&made.unwrap()));
@@ -272,11 +279,12 @@ async fn volumes_come_and_go_with_claims(plane: &testing::Cluster, kube: &Client
     nodes_have_no_more_rights_than_they_need(plane).await;
 }
 
+fn denied<T: std::fmt::Debug>(result: Result<T, ApiError>) {
+    let error = result.unwrap_err();
+    assert!(error.is(StatusCode::FORBIDDEN), "{error}");
+}
+
 async fn nodes_have_no_more_rights_than_they_need(plane: &testing::Cluster) {
-    fn denied<T: std::fmt::Debug>(result: Result<T, ApiError>) {
-        let error = result.unwrap_err();
-        assert!(error.is(StatusCode::FORBIDDEN), "{error}");
-    }
     let node = plane.client(&Certificate::Node(id(1)));
     let volume = json!({
         "metadata": { "name": "mine" },

@@ -233,8 +233,14 @@ async fn keep(
     undone: &mut BTreeMap<String, Volume>,
 ) {
     if let Err(error) = attempt(objects, volumes, disk, &volume).await {
-        let (name, error) = (&volume.metadata.name, hearth_api::chain(&error));
-        tracing::warn!("volume {name}: {error}");
+        let (name, why) = (&volume.metadata.name, hearth_api::chain(&error));
+        match error {
+            // The right to do it comes with the removal, and may come later.
+            VolumeError::Release(error) if error.is(StatusCode::FORBIDDEN) => {
+                tracing::debug!("volume {name}: {why}");
+            }
+            _ => tracing::warn!("volume {name}: {why}"),
+        }
         undone.insert(name.clone(), volume);
     }
 }

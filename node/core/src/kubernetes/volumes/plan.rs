@@ -4,7 +4,7 @@
 //! on it. What is refused is told to the one who made the claim, with the
 //! reason.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use hearth_api::identity::NodeId;
@@ -30,9 +30,15 @@ pub struct Work {
     /// Merge patches that take our finalizer from objects whose nodes are no
     /// more, by name.
     pub abandon: Vec<(String, Json)>,
+    /// Names of objects that are being removed, by the node that has to let
+    /// them go.
+    pub going: Going,
     /// Claims that cannot be served, and why.
     pub refuse: Vec<Refusal>,
 }
+
+/// Names of volumes, by their node.
+pub type Going = BTreeMap<NodeId, BTreeSet<String>>;
 
 /// A claim that cannot be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,9 +69,15 @@ pub fn plan<'a>(
         if metadata.deletion_timestamp.is_some() {
             let node = metadata.labels.get(NODE_LABEL);
             let node = node.and_then(|node| node.parse::<NodeId>().ok());
-            if node.is_none_or(|node| !nodes.contains(&node)) {
-                let patch = release(volume).map(|patch| (metadata.name.clone(), patch));
-                work.abandon.extend(patch);
+            let Some(patch) = release(volume) else {
+                continue;
+            };
+            match node.filter(|node| nodes.contains(node)) {
+                Some(node) => {
+                    let going = work.going.entry(node).or_default();
+                    going.insert(metadata.name.clone());
+                }
+                None => work.abandon.push((metadata.name.clone(), patch)),
             }
         } else if is_over(volume) {
             work.remove.push(metadata.name.clone());
@@ -330,7 +342,16 @@ mod tests {
             volume["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         };
         // Its node does it.
-        assert_eq!(work(&[], &[with(&going)]), Work::default());
+        let its = Work {
+            going: BTreeMap::from([(id('a'), BTreeSet::from([name.clone()]))]),
+            ..Work::default()
+        };
+        assert_eq!(work(&[], &[with(&going)]), its);
+        let let_go = with(&|volume| {
+            going(volume);
+            volume["metadata"]["finalizers"] = json!(["kubernetes.io/pv-protection"]);
+        });
+        assert_eq!(work(&[], &[let_go]), Work::default());
         let lost = with(&|volume| {
             going(volume);
             volume["metadata"]["labels"][NODE_LABEL] = json!(id('b').to_string());
