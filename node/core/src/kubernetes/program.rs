@@ -4,9 +4,9 @@
 //! A program counts as working when a probe says so, not when its process is
 //! there; until then its runnable starts. One that does not answer any more is
 //! ended and started again after a while, and so is one that answers that it is
-//! not well, unless that may be for others to mend. A program that does not end
-//! when asked is killed after a bound, so that what depends on its end (the
-//! role is gone, the machine goes down) is never held up.
+//! not well, which may take longer: others may have to mend that. A program that
+//! does not end when asked is killed after a bound, so that what depends on its
+//! end (the role is gone, the machine goes down) is never held up.
 //!
 //! A program sees nothing of the node's own environment: its variables are
 //! the bundle's `PATH` and what its caller adds, its working directory is its
@@ -43,6 +43,10 @@ pub use probe::Unwell;
 const ASK_STARTING: Duration = Duration::from_millis(250);
 /// One answer may take so long: emulated machines are slow.
 const ANSWER: Duration = Duration::from_secs(20);
+/// A program that has not worked for so long is ended and started again.
+const HUNG: Duration = Duration::from_secs(120);
+/// One that says that it lacks others may be right about that for so long.
+const WITHOUT_OTHERS: Duration = Duration::from_secs(1800);
 /// How long one may take to end: an API server ends its connections, and calls
 /// that are under way. At power off it is over before it counts as one that
 /// does not stop.
@@ -131,13 +135,12 @@ pub struct Program {
     pub ready_within: Duration,
     /// How long it may take to end when asked.
     pub stop_within: Duration,
-    /// How long it may be of no use, once it has worked.
+    /// How long it may say nothing, once it has worked.
     pub hung_after: Duration,
+    /// How long it may say of itself that it is not well.
+    pub unwell_after: Duration,
     /// Between two questions whether it works still.
     pub ask_every: Duration,
-    /// Whether it may say of itself that it is not well because of what others
-    /// lack: it is not started again for that.
-    pub depends_on_others: bool,
     /// How far it goes after others (0 to 19) when the processors are busy.
     pub niceness: u8,
 }
@@ -158,11 +161,14 @@ impl Program {
             },
             ready_within: Duration::from_secs(600),
             stop_within: STOP_WITHIN,
-            hung_after: Duration::from_secs(120),
+            hung_after: HUNG,
+            unwell_after: match binary {
+                // Without a quorum no API server is ready, and none that starts
+                // becomes so; the one that runs knows what it has read.
+                Binary::Apiserver => WITHOUT_OTHERS,
+                _ => HUNG,
+            },
             ask_every: Duration::from_secs(10),
-            // Without a quorum no API server is ready, and none that starts
-            // becomes so; the one that runs knows what it has read.
-            depends_on_others: binary == Binary::Apiserver,
             niceness: match binary {
                 // What it starts are the users' containers, which have control
                 // groups of their own.
@@ -414,30 +420,31 @@ where
     P: Fn() -> F,
     F: Future<Output = Result<(), Unwell>>,
 {
-    let mut good = Instant::now();
+    // When it was well, and when it last said anything.
+    let (mut good, mut heard) = (Instant::now(), Instant::now());
     let mut said = false;
     loop {
         sleep(program.ask_every).await;
         match ask(probe).await {
             Ok(()) => {
-                good = Instant::now();
+                (good, heard) = (Instant::now(), Instant::now());
                 if std::mem::take(&mut said) {
                     progress.set(Progress::Serving);
                 }
             }
             Err(Unwell { answered, why }) => {
                 let name = program.binary.name();
-                if answered && program.depends_on_others {
-                    // It does what it can.
-                    good = Instant::now();
+                if answered {
+                    heard = Instant::now();
                 }
-                if good.elapsed() > program.hung_after {
-                    let within = program.hung_after;
-                    return ProgramError::Hung {
-                        program: name,
-                        within,
-                        why,
-                    };
+                for (since, within) in [(heard, program.hung_after), (good, program.unwell_after)] {
+                    if since.elapsed() > within {
+                        return ProgramError::Hung {
+                            program: name,
+                            within,
+                            why,
+                        };
+                    }
                 }
                 if !std::mem::replace(&mut said, true) {
                     tracing::warn!("{name} is not well: {why}");

@@ -175,11 +175,10 @@ async fn one_that_was_told_something_else_ends_in_order_and_starts_again() {
     alone.stop().await;
 }
 
-/// Only silence is a reason to end one that needs others.
+/// One that needs others is given more time for that than for silence.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_misses_others_is_left_alone_until_it_is_silent() {
     let mut scripted = scripted("echo $$ >pid; touch ready; while :; do sleep 0.02; done");
-    scripted.program.depends_on_others = true;
     scripted.program.ask_every = Duration::from_millis(10);
     scripted.program.hung_after = Duration::from_millis(200);
     let alone = scripted.run();
@@ -194,6 +193,25 @@ async fn one_that_misses_others_is_left_alone_until_it_is_silent() {
     scripted.unmake("unwell");
     scripted.becomes(|p| *p == Progress::Serving).await;
     scripted.unmake("ready");
+    until("another process", || scripted.pid() != first).await;
+    drop(alone);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_is_not_well_for_too_long_starts_again() {
+    let mut scripted = scripted("echo $$ >pid; touch ready; while :; do sleep 0.02; done");
+    scripted.program.ask_every = Duration::from_millis(10);
+    scripted.program.unwell_after = Duration::from_millis(200);
+    let alone = scripted.run();
+    alone.is_healthy().await;
+    let first = scripted.pid();
+    scripted.make("unwell");
+    scripted
+        .becomes(
+            |p| matches!(p, Progress::Failing(why) if why.contains("has not worked for 200ms")),
+        )
+        .await;
+    scripted.unmake("unwell");
     until("another process", || scripted.pid() != first).await;
     drop(alone);
 }
