@@ -106,10 +106,10 @@ impl Meshing {
         std::fs::write(extension.join("VERSION"), version).unwrap();
         let extensions = Extensions::none().with(EXTENSION_KUBERNETES, extension);
         prepare(&directory.path().join("mesh.pb"));
-        Self::with(directory, extensions).await
+        Self::with(directory, extensions, true).await
     }
 
-    async fn with(directory: tempfile::TempDir, extensions: Extensions) -> Self {
+    async fn with(directory: tempfile::TempDir, extensions: Extensions, may: bool) -> Self {
         let file = directory.path().join("mesh.pb");
         let fake = Fake::new(Script::default()).await;
         let (pods, may_have_pods) = event::value();
@@ -124,7 +124,7 @@ impl Meshing {
             state: sender,
             failing: Mutex::default(),
         });
-        pods.set(true);
+        pods.set(may);
         let worker = Arc::new(Worker {
             file: file.clone(),
             machine: machine.clone(),
@@ -367,11 +367,12 @@ async fn a_key_that_is_another_nodes_is_left_to_it() {
 
 #[tokio::test]
 async fn without_pods_nothing_is_done() {
-    let mut test = Meshing::new().await;
-    test.pods.set(false);
+    let directory = tempfile::tempdir().unwrap();
+    let mut test = Meshing::with(directory, Extensions::none(), false).await;
     test.fake.curator.set_pod_range(Ok("10.208.1.0/24".into()));
     test.connect();
-    let mut networks = test.pod_network.watch();
-    never("a network", networks.some()).await;
+    never("a network", test.pod_network.watch().some()).await;
+    assert!(!test.file.exists());
     assert_eq!(*test.state.borrow_and_update(), State::default());
+    assert!(test.fake.curator.calls().is_empty());
 }

@@ -7,7 +7,6 @@ use hearth_api::{
     names::{POD_NETWORK, PORT_KUBERNETES, SERVICE_NETWORK},
     v1::{Node, NodeState, NodeStatus, issue_certificate_request::kubernetes_worker::Purpose},
 };
-
 use hearth_base::sys::cidr::Cidr;
 
 use super::Refused;
