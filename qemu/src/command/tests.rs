@@ -39,7 +39,7 @@ fn value(line: &CommandLine, option: &str) -> String {
 fn each_accelerator_has_its_cpu() {
     let tcg = command(&machine());
     assert_eq!(value(&tcg, "-accel"), "tcg,thread=multi,tb-size=256");
-    assert_eq!(value(&tcg, "-cpu"), "max");
+    assert_eq!(value(&tcg, "-cpu"), "max,-cx16");
     let kvm = command(&Machine::new("a", Accel::Kvm));
     assert_eq!(value(&kvm, "-accel"), "kvm");
     assert_eq!(value(&kvm, "-cpu"), "host");
