@@ -38,15 +38,6 @@ use crate::{
     tools,
 };
 
-/// Runnables whose ends take as long as their own bounds say, on a busy machine
-/// longer than the supervisor waits in silence: what they run is asked to end,
-/// and is ended.
-const PATIENT: [&str; 3] = [
-    "kubernetes.worker.containerd",
-    "controller.apiserver",
-    "controller.store",
-];
-
 /// A machine to be. The usual one: the test image, booted directly, 512 MiB,
 /// two CPUs, an overlay as its disk, a network without a gateway, and parameters that found a cluster with
 /// insecure storage.
@@ -632,10 +623,7 @@ impl Running {
             .await?;
         // The supervisor names those who did not listen.
         let lines = self.console().last(usize::MAX);
-        let straggler = lines.iter().find(|line| {
-            let is_patient = PATIENT.iter().any(|name| line.text.contains(name));
-            line.text.contains("told to stop") && !is_patient
-        });
+        let straggler = lines.iter().find(|line| line.text.contains("told to stop"));
         ensure!(straggler.is_none(), "a straggler: {straggler:?}");
         Ok(())
     }

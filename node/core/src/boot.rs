@@ -56,7 +56,7 @@ const WATCHDOG_BOUND: Duration = Duration::from_secs(30);
 const WELL_AFTER: Duration = Duration::from_secs(600);
 /// For all that runs to end in order when the machine goes down, pods and what
 /// watches over them among it.
-const SHUTDOWN_BOUND: Duration = Duration::from_secs(20);
+const SHUTDOWN_BOUND: Duration = Duration::from_secs(25);
 /// The control group of the core and its children: the root is for dividing
 /// the machine.
 const GROUP: &str = "hearth";

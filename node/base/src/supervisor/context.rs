@@ -64,6 +64,15 @@ impl Context {
         self.shared.tree().restart_within(self.generation, bound);
     }
 
+    /// How long this run may take to end when it is told to, if that is known
+    /// better here: it is named in the log after that and not after the time
+    /// that is usual. The bound after which it is abandoned stays. The next run
+    /// begins without.
+    pub fn ends_within(&self, bound: Duration) {
+        self.shared.tree().ends_within(self.generation, bound);
+        self.shared.wake.notify_one();
+    }
+
     /// Says that the runnable may now return without being started again.
     /// Once, after [`Context::healthy`]; otherwise a failure of the runnable.
     pub fn done(&self) {

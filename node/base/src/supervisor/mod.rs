@@ -176,7 +176,8 @@ pub enum SpawnError {
 pub struct Options {
     /// Delays before a failed runnable starts again.
     pub backoff: Backoff,
-    /// A runnable that runs so long after it was told to stop is named in the log.
+    /// A runnable that runs so long after it was told to stop is named in the
+    /// log, if it has not said that it may take another time.
     pub stop_warning: Duration,
     /// A runnable that runs so long after it was told to stop is abandoned.
     pub stop_bound: Duration,

@@ -45,7 +45,7 @@ pub(super) enum End {
 /// The bounds for a runnable that was told to stop.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Patience {
-    /// After this it is named in the log.
+    /// After this it is named in the log, if it has not said what it takes.
     pub(super) warning: Duration,
     /// After this it is abandoned.
     pub(super) bound: Duration,
@@ -129,6 +129,8 @@ struct Node<R> {
     failures: u32,
     /// What this run wants its backoff capped to, if it fails.
     restart_within: Option<Duration>,
+    /// What this run may take to end when told, if not what all may.
+    ends_within: Option<Duration>,
     last_error: Option<String>,
 }
 
@@ -271,6 +273,16 @@ impl<R: Clone> Tree<R> {
         }
     }
 
+    /// The runnable says how long it may take to end when it is told to.
+    pub(super) fn ends_within(&mut self, generation: Generation, bound: Duration) {
+        let Some((name, _)) = self.of(generation) else {
+            return;
+        };
+        if let Some(node) = self.nodes.get_mut(&name) {
+            node.ends_within = Some(bound);
+        }
+    }
+
     /// The runnable says that it may return now.
     pub(super) fn done(&mut self, generation: Generation, now: Duration) {
         let Some((name, phase)) = self.of(generation) else {
@@ -309,11 +321,11 @@ impl<R: Clone> Tree<R> {
 
     /// Time has passed: names stragglers, abandons them, restarts what is due.
     pub(super) fn tick(&mut self, now: Duration) {
-        for (name, told, warned) in self.stopping() {
+        for (name, warning, told, warned) in self.stopping() {
             let waited = now.saturating_sub(told);
             if waited >= self.patience.bound {
                 self.abandon(&name, now);
-            } else if waited >= self.patience.warning && !warned {
+            } else if waited >= warning && !warned {
                 let text = format!("still runs {waited:.1?} after it was told to stop");
                 self.log(&name, Severity::Warning, text);
                 if let Some(Node {
@@ -336,7 +348,7 @@ impl<R: Clone> Tree<R> {
         let next = |node: &Node<R>| match node.phase {
             Phase::Stopping { told, warned, .. } if warned => Some(told + self.patience.bound),
             Phase::Stopping { told, .. } => {
-                Some(told + self.patience.warning.min(self.patience.bound))
+                Some(told + self.warning(node).min(self.patience.bound))
             }
             Phase::Failed { restart_at } => restart_at,
             _ => None,
@@ -409,6 +421,7 @@ impl<R: Clone> Tree<R> {
             restarts: 0,
             failures: 0,
             restart_within: None,
+            ends_within: None,
             last_error: None,
         };
         self.nodes.insert(name, node);
@@ -422,6 +435,7 @@ impl<R: Clone> Tree<R> {
         };
         node.generation = generation;
         node.restart_within = None;
+        node.ends_within = None;
         self.actions.push(Action::Start {
             name: name.clone(),
             generation,
@@ -636,12 +650,21 @@ impl<R: Clone> Tree<R> {
         }
     }
 
-    fn stopping(&self) -> Vec<(Arc<str>, Duration, bool)> {
+    /// Who was told to stop and still runs: when it is to be named, when it was
+    /// told, and whether it has been named.
+    fn stopping(&self) -> Vec<(Arc<str>, Duration, Duration, bool)> {
         let stopping = |(name, node): (&Arc<str>, &Node<R>)| match node.phase {
-            Phase::Stopping { told, warned, .. } => Some((name.clone(), told, warned)),
+            Phase::Stopping { told, warned, .. } => {
+                Some((name.clone(), self.warning(node), told, warned))
+            }
             _ => None,
         };
         self.nodes.iter().filter_map(stopping).collect()
+    }
+
+    /// After what time it is named, once it was told to stop.
+    fn warning(&self, node: &Node<R>) -> Duration {
+        node.ends_within.unwrap_or(self.patience.warning)
     }
 
     fn below(&self, name: &str) -> Vec<Arc<str>> {

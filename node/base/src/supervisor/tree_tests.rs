@@ -475,6 +475,48 @@ fn who_ignores_the_cancellation_is_named_then_abandoned() {
 }
 
 #[test]
+fn a_run_can_say_how_long_its_end_takes() {
+    for (bound, named_after) in [(2, 2), (20, 20), (300, 30)].map(|(a, b)| {
+        let seconds = Duration::from_secs;
+        (seconds(a), seconds(b))
+    }) {
+        let mut world = small_world();
+        let generation = world.generation("root.a.x");
+        world.tree.ends_within(generation, bound);
+        world.fail("root.a");
+        world.advance(named_after - Duration::from_millis(1));
+        assert_eq!(world.logged("root.a.x", "still runs"), 0, "{bound:?}");
+        assert_eq!(
+            world.tree.deadline(),
+            Some(world.now + Duration::from_millis(1)),
+            "{bound:?}"
+        );
+        world.advance(Duration::from_millis(1));
+        let named = world.logged("root.a.x", "still runs");
+        let abandoned = world.logged("root.a.x", "abandoned");
+        assert_eq!(
+            (named, abandoned),
+            if bound < BOUND { (1, 0) } else { (0, 1) }
+        );
+        world.advance(BOUND);
+        assert_eq!(world.logged("root.a.x", "abandoned"), 1, "{bound:?}");
+    }
+}
+
+#[test]
+fn how_long_an_end_takes_is_said_in_each_run_anew() {
+    let mut world = small_world();
+    let first = world.generation("root.b");
+    world.tree.ends_within(first, 4 * WARNING);
+    world.fail("root.b");
+    world.come_to_rest();
+    world.tree.ends_within(first, 4 * WARNING);
+    world.fail("root");
+    world.advance(WARNING);
+    assert_eq!(world.logged("root.b", "still runs"), 1);
+}
+
+#[test]
 fn ended_abandonments_are_remembered_within_bounds() {
     let mut world = World::new();
     world.spawn("root", &["a"]).expect("a");
@@ -583,6 +625,7 @@ enum Step {
     Spawn(usize, BTreeSet<usize>),
     Healthy(usize),
     Done(usize),
+    EndsWithin(usize, u64),
     End(usize, u8),
     Stale(usize),
     Advance(u64),
@@ -598,6 +641,7 @@ fn step() -> impl Strategy<Value = Step> {
         8 => (who.clone(), group).prop_map(|(who, group)| Step::Spawn(who, group)),
         6 => who.clone().prop_map(Step::Healthy),
         3 => who.clone().prop_map(Step::Done),
+        2 => (who.clone(), 0..60_000_u64).prop_map(|(who, millis)| Step::EndsWithin(who, millis)),
         6 => (who.clone(), 0..3_u8).prop_map(|(who, how)| Step::End(who, how)),
         2 => who.prop_map(Step::Stale),
         6 => prop_oneof![0..1000_u64, 0..40_000_u64].prop_map(Step::Advance),
@@ -632,6 +676,10 @@ impl World {
             }
             Step::Healthy(who) => self.tree.healthy(self.pick(who).0, self.now),
             Step::Done(who) => self.tree.done(self.pick(who).0, self.now),
+            Step::EndsWithin(who, millis) => {
+                let bound = Duration::from_millis(millis);
+                self.tree.ends_within(self.pick(who).0, bound);
+            }
             Step::End(who, how) => {
                 let end = match how {
                     0 => End::Returned,

@@ -48,9 +48,11 @@ const HUNG: Duration = Duration::from_secs(120);
 /// One that says that it lacks others may be right about that for so long.
 const WITHOUT_OTHERS: Duration = Duration::from_secs(1800);
 /// How long one may take to end: an API server ends its connections, and calls
-/// that are under way. At power off it is over before it counts as one that
-/// does not stop.
+/// that are under way.
 const STOP_WITHIN: Duration = Duration::from_secs(4);
+/// For the kernel to take away one that was killed: at a power off, all that
+/// runs ends at once.
+const GONE_WITHIN: Duration = Duration::from_secs(4);
 /// When processors are busy the cluster's own consensus goes first, three to
 /// one: a node that misses its heartbeats while an API server starts costs all
 /// nodes more than that start is worth.
@@ -300,7 +302,7 @@ pub enum Progress {
 /// is not true any more: `outdated` says what, the program ends in order, and
 /// the runnable begins again at once. Ends otherwise by an error only. The
 /// runnable is healthy once the probe has first succeeded, which says in words
-/// why not yet.
+/// why not yet, and has as long to end as the program has.
 pub async fn run_until_outdated<P, F>(
     ctx: &Context,
     program: &Program,
@@ -313,6 +315,7 @@ where
     P: Fn() -> F,
     F: Future<Output = Result<(), Unwell>>,
 {
+    ctx.ends_within(program.stop_within + GONE_WITHIN);
     let mut outdated_by = None;
     let over = async {
         tokio::select! {
@@ -331,7 +334,8 @@ where
 }
 
 /// The same until something else has happened, for a program that is of use
-/// for a while after the runnable is cancelled. The caller bounds that.
+/// for a while after the runnable is cancelled. The caller bounds that, and
+/// tells the supervisor.
 pub async fn run_until<P, F>(
     ctx: &Context,
     program: &Program,

@@ -64,7 +64,7 @@ const GRACE: Duration = Duration::from_secs(4);
 const DRAIN: Duration = Duration::from_secs(8);
 /// For the whole end, with what it has unpacked being written: as long as the
 /// machine's way down leaves for it.
-const END: Duration = Duration::from_secs(19);
+const END: Duration = Duration::from_secs(24);
 /// Only root of this machine.
 const PRIVATE: u32 = 0o600;
 
@@ -82,6 +82,7 @@ pub(crate) struct Worker {
 
 /// Runs containerd, and ends it when its users have ended.
 pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
+    ctx.ends_within(END);
     let root = &worker.parts.root;
     let connection = Connection::to(&root.ephemeral.containerd_socket());
     let program = worker.program()?;

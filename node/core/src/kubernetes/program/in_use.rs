@@ -7,17 +7,17 @@ use std::time::Duration;
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 use tokio::time::timeout;
 
-use super::STOP_WITHIN;
-
-/// For those who use something to end, when all is to end: a program ends, or
-/// is ended, before that.
-const USERS: Duration = STOP_WITHIN.saturating_add(Duration::from_secs(2));
+use super::{GONE_WITHIN, STOP_WITHIN};
 
 /// Held by those without whom a part has nothing to do: it outlives them.
 #[derive(Clone, Debug, Default)]
 pub struct InUse(Arc<RwLock<()>>);
 
 impl InUse {
+    /// For those who use something to end, when all is to end: a program ends,
+    /// or is ended, before that.
+    pub const USERS: Duration = STOP_WITHIN.saturating_add(GONE_WITHIN);
+
     /// Holds it.
     pub async fn hold(&self) -> OwnedRwLockReadGuard<()> {
         self.0.clone().read_owned().await
@@ -26,8 +26,11 @@ impl InUse {
     /// Waits until nobody does, for as long as an end in order takes. `users`
     /// are named when they take longer.
     pub async fn is_over(&self, users: &str) {
-        if timeout(USERS, self.0.write()).await.is_err() {
-            tracing::warn!("{users} still runs after {USERS:?}; what it uses ends all the same");
+        if timeout(Self::USERS, self.0.write()).await.is_err() {
+            tracing::warn!(
+                "{users} still runs after {:?}; what it uses ends all the same",
+                Self::USERS
+            );
         }
     }
 }
