@@ -7,6 +7,7 @@
 //! | [`bundle`] | what the extension offers, and what its versions understand |
 //! | [`calendar`] | when certificates are due |
 //! | [`program`] | one program of it as a supervised child |
+//! | [`iptables`] | the kernel's packet rules, by the extension's program |
 //! | [`kubeconfig`] | the file by which such a program finds API servers |
 //! | [`store`] | the API server's way to etcd |
 //! | [`controller`] | API server, controller-manager, scheduler |
@@ -48,6 +49,7 @@ mod controller;
 pub mod dns;
 #[cfg(test)]
 mod identities;
+pub(crate) mod iptables;
 pub mod kubeconfig;
 pub mod labels;
 pub mod program;

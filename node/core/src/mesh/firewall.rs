@@ -6,60 +6,23 @@
 //! | mangle | what claims to come from a pod, and comes neither from the bridge nor by the mesh, is dropped: the network between the nodes could forge it |
 //! | mangle | the same of what goes to a service's address, which is for pods and the nodes themselves: by it, anyone out there would be let in |
 //!
-//! By the program of the extension, which Kubernetes' own rules go through,
-//! too: kernel and program have to agree, and two ways to write one table do
-//! not get along. The chains are made whole before anything leads to them, and
+//! The chains are made whole before anything leads to them, and
 //! are left alone while they are what they should be, so that there is no
 //! moment without them.
 
-use std::path::{Path, PathBuf};
-use std::process::ExitStatus;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
-
 use hearth_api::names::{POD_NETWORK, SERVICE_NETWORK};
-use hearth_base::sys::child::{Child, ChildError};
-use tokio::process::Command;
-use tokio::time::timeout;
 
 use super::{BRIDGE, LINK};
+use crate::kubernetes::iptables::{Iptables, IptablesError};
 use crate::networking::PodRange;
 
 const CHAIN: &str = "HEARTH-PODS";
-/// Others may hold the tables' lock: kube-proxy, for as long as it takes to
-/// write some thousands of rules.
-const LOCK: &str = "20";
-const BOUND: Duration = Duration::from_secs(40);
-
-/// Why the rules are not there.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum FirewallError {
-    /// The program did not run.
-    #[error(transparent)]
-    Child(#[from] ChildError),
-    /// It took too long.
-    #[error("iptables {arguments} has not ended within {BOUND:?}")]
-    Late {
-        /// What it was told.
-        arguments: String,
-    },
-    /// It failed.
-    #[error("iptables {arguments}: {status}: {said}")]
-    Failed {
-        /// What it was told.
-        arguments: String,
-        /// How it ended.
-        status: ExitStatus,
-        /// What it said.
-        said: String,
-    },
-}
 
 /// See the module.
 #[derive(Clone, Debug)]
 pub(super) struct Firewall {
     /// The program.
-    pub iptables: PathBuf,
+    pub iptables: Iptables,
 }
 
 /// A table: the rules of our chain, and what leads to it.
@@ -100,36 +63,21 @@ fn tables(range: PodRange) -> [Table; 2] {
     ]
 }
 
-/// How a run of the program has ended.
-struct Ended {
-    arguments: String,
-    status: ExitStatus,
-    said: String,
-}
-
-impl Ended {
-    fn well(self) -> Result<(), FirewallError> {
-        match self.status.success() {
-            true => Ok(()),
-            false => Err(FirewallError::Failed {
-                arguments: self.arguments,
-                status: self.status,
-                said: self.said,
-            }),
-        }
-    }
-}
-
 impl Firewall {
     /// Has the rules.
-    pub async fn make(&self, range: PodRange) -> Result<(), FirewallError> {
+    pub async fn make(&self, range: PodRange) -> Result<(), IptablesError> {
         for table in tables(range) {
             if !self.is_whole(&table).await? {
                 self.fill(&table).await?;
             }
             for lead in table.leads() {
-                if !self.holds(table.name, "-C", table.from, &lead).await? {
-                    self.run(table.name, table.place, table.from, &lead)
+                if !self
+                    .iptables
+                    .holds(table.name, "-C", table.from, &lead)
+                    .await?
+                {
+                    self.iptables
+                        .run(table.name, table.place, table.from, &lead)
                         .await?
                         .well()?;
                 }
@@ -139,94 +87,67 @@ impl Firewall {
     }
 
     /// Has none of them.
-    pub async fn remove(&self) -> Result<(), FirewallError> {
+    pub async fn remove(&self) -> Result<(), IptablesError> {
         // What leads to the chains, and their names, do not depend on the range.
         let any = PodRange::all().next();
         for table in any.map(tables).into_iter().flatten() {
             for lead in table.leads() {
-                while self.holds(table.name, "-C", table.from, &lead).await? {
-                    self.run(table.name, "-D", table.from, &lead)
+                while self
+                    .iptables
+                    .holds(table.name, "-C", table.from, &lead)
+                    .await?
+                {
+                    self.iptables
+                        .run(table.name, "-D", table.from, &lead)
                         .await?
                         .well()?;
                 }
             }
-            if self.holds(table.name, "-S", CHAIN, &[]).await? {
-                self.run(table.name, "-F", CHAIN, &[]).await?.well()?;
-                self.run(table.name, "-X", CHAIN, &[]).await?.well()?;
+            if self.iptables.holds(table.name, "-S", CHAIN, &[]).await? {
+                self.iptables
+                    .run(table.name, "-F", CHAIN, &[])
+                    .await?
+                    .well()?;
+                self.iptables
+                    .run(table.name, "-X", CHAIN, &[])
+                    .await?
+                    .well()?;
             }
         }
         Ok(())
     }
 
-    async fn is_whole(&self, table: &Table) -> Result<bool, FirewallError> {
+    async fn is_whole(&self, table: &Table) -> Result<bool, IptablesError> {
         for rule in &table.rules {
             let rule: Vec<&str> = rule.iter().map(String::as_str).collect();
-            if !self.holds(table.name, "-C", CHAIN, &rule).await? {
+            if !self.iptables.holds(table.name, "-C", CHAIN, &rule).await? {
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    async fn fill(&self, table: &Table) -> Result<(), FirewallError> {
-        match self.holds(table.name, "-S", CHAIN, &[]).await? {
-            true => self.run(table.name, "-F", CHAIN, &[]).await?.well()?,
-            false => self.run(table.name, "-N", CHAIN, &[]).await?.well()?,
+    async fn fill(&self, table: &Table) -> Result<(), IptablesError> {
+        match self.iptables.holds(table.name, "-S", CHAIN, &[]).await? {
+            true => self
+                .iptables
+                .run(table.name, "-F", CHAIN, &[])
+                .await?
+                .well()?,
+            false => self
+                .iptables
+                .run(table.name, "-N", CHAIN, &[])
+                .await?
+                .well()?,
         }
         for rule in &table.rules {
             let rule: Vec<&str> = rule.iter().map(String::as_str).collect();
-            self.run(table.name, "-A", CHAIN, &rule).await?.well()?;
+            self.iptables
+                .run(table.name, "-A", CHAIN, &rule)
+                .await?
+                .well()?;
         }
         Ok(())
-    }
-
-    /// Asks whether something is there. The program tells its absence, as most
-    /// of what goes wrong, by failing; then the next step tells more.
-    async fn holds(
-        &self,
-        table: &str,
-        ask: &str,
-        chain: &str,
-        rule: &[&str],
-    ) -> Result<bool, FirewallError> {
-        Ok(self.run(table, ask, chain, rule).await?.status.success())
-    }
-
-    async fn run(
-        &self,
-        table: &str,
-        what: &str,
-        chain: &str,
-        rule: &[&str],
-    ) -> Result<Ended, FirewallError> {
-        let mut arguments = vec!["-w", LOCK, "-t", table, what, chain];
-        arguments.extend(rule);
-        let mut command = Command::new(&self.iptables);
-        command.args(&arguments).env_clear();
-        command.env("PATH", self.iptables.parent().unwrap_or(Path::new("")));
-        let arguments = arguments.join(" ");
-        let said: Arc<Mutex<Vec<String>>> = Arc::default();
-        let lines = said.clone();
-        let mut child = Child::spawn(command, move |_, line| {
-            let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
-            // An error is a line or two.
-            if lines.len() < 8 {
-                lines.push(line.to_owned());
-            }
-        })
-        .await?;
-        let Ok(status) = timeout(BOUND, child.wait()).await else {
-            return Err(FirewallError::Late { arguments });
-        };
-        let said = said
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .join(" ");
-        Ok(Ended {
-            arguments,
-            status: status?,
-            said,
-        })
     }
 }
 
@@ -241,6 +162,7 @@ impl Table {
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
+    use std::path::Path;
 
     use hearth_api::names::{EXTENSION_KUBERNETES, EXTENSIONS};
     use nix::sched::{CloneFlags, unshare};
@@ -253,7 +175,11 @@ mod tests {
     }
 
     async fn rules(firewall: &Firewall, table: &str, chain: &str) -> String {
-        let ended = firewall.run(table, "-S", chain, &[]).await.unwrap();
+        let ended = firewall
+            .iptables
+            .run(table, "-S", chain, &[])
+            .await
+            .unwrap();
         ended.said
     }
 
@@ -288,6 +214,7 @@ mod tests {
             ("nat", "-A", &["-j", "ACCEPT"]),
         ] {
             firewall
+                .iptables
                 .run(table, what, CHAIN, rest)
                 .await
                 .unwrap()
@@ -311,7 +238,11 @@ mod tests {
                 assert_eq!(left, format!("-P {chain} ACCEPT"));
             }
         }
-        let wrong = firewall.run("nat", "-F", "NOWHERE", &[]).await.unwrap();
+        let wrong = firewall
+            .iptables
+            .run("nat", "-F", "NOWHERE", &[])
+            .await
+            .unwrap();
         let error = wrong.well().unwrap_err().to_string();
         assert!(
             error.contains("-t nat -F NOWHERE") && error.contains("No chain"),
@@ -351,6 +282,7 @@ mod tests {
             std::fs::write(&iptables, script).unwrap();
             let executable = std::fs::Permissions::from_mode(0o755);
             std::fs::set_permissions(&iptables, executable).unwrap();
+            let iptables = Iptables::at(iptables);
             let firewall = Firewall { iptables };
             tokio::runtime::Builder::new_current_thread()
                 .enable_all()

@@ -13,8 +13,9 @@ use hearth_base::sys::netlink::{Netlink, NetlinkError, Route};
 use hearth_base::sys::sysctl::{self, SysctlError};
 use hearth_base::sys::wireguard::{Peer, Wireguard, WireguardError};
 
-use super::firewall::{Firewall, FirewallError};
+use super::firewall::Firewall;
 use super::{BRIDGE, LINK, MTU};
+use crate::kubernetes::iptables::{Iptables, IptablesError};
 use crate::networking::PodRange;
 
 /// Why the kernel is not as it should be.
@@ -31,7 +32,7 @@ pub(crate) enum MachineError {
     Sysctl(#[from] SysctlError),
     /// Rules.
     #[error(transparent)]
-    Firewall(#[from] FirewallError),
+    Firewall(#[from] IptablesError),
     /// The range.
     #[error(transparent)]
     Cidr(#[from] CidrError),
@@ -111,7 +112,7 @@ impl Machine for Kernel {
             sysctl::set(&format!("net.ipv4.conf.{link}.rp_filter"), "1")?;
         }
         let firewall = Firewall {
-            iptables: own.iptables.clone(),
+            iptables: Iptables::at(own.iptables.clone()),
         };
         *self.firewall() = Some(firewall.clone());
         firewall.make(own.range).await?;

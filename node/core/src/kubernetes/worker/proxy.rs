@@ -23,6 +23,7 @@ use serde_json::{Value as Json, json};
 
 use super::super::Parts;
 use super::super::bundle::{Binary, Bundle};
+use super::super::iptables::{Iptables, IptablesError};
 use super::super::program::{self, Program, ProgramError, Progress, probe};
 use super::certificates::{self, Credentials};
 use super::{PRIVATE, save_kubeconfig};
@@ -34,8 +35,6 @@ const HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1025
 const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
 /// For its rules to be taken away.
 const CLEAR: Duration = Duration::from_secs(20);
-/// In seconds: others may hold the tables' lock.
-const LOCK: &str = "10";
 /// The chain in which the plugin for host ports has what leads to its others.
 const HOST_PORTS: &str = "CNI-HOSTPORT-DNAT";
 
@@ -120,14 +119,21 @@ pub(crate) async fn clear_rules(root: &Root, bundle: &Bundle, log: &LogTree) {
         }
         Err(error) => tracing::warn!("the rules of services stay until the next boot: {error}"),
     }
-    let mut program = Program::new(bundle, Binary::Iptables, &work);
-    let arguments = ["-w", LOCK, "-t", "nat", "-F", HOST_PORTS];
-    program.arguments = arguments.map(Into::into).into();
-    match program.complete(log, Binary::Iptables.name(), CLEAR).await {
-        Ok(()) => tracing::info!("the rules of pods' host ports are taken away"),
-        Err(ProgramError::Ended { .. }) => tracing::debug!("no pod has had a host port"),
-        Err(error) => tracing::warn!("the rules of host ports stay until the next boot: {error}"),
+    if let Err(error) = clear_host_ports(bundle).await {
+        let error = hearth_api::chain(&error);
+        tracing::warn!("the rules of host ports stay until the next boot: {error}");
     }
+}
+
+async fn clear_host_ports(bundle: &Bundle) -> Result<(), IptablesError> {
+    let iptables = Iptables::at(bundle.program(Binary::Iptables));
+    // Made when the first pod has one.
+    if iptables.holds("nat", "-S", HOST_PORTS, &[]).await? {
+        let flushed = iptables.run("nat", "-F", HOST_PORTS, &[]).await?;
+        flushed.well()?;
+        tracing::info!("the rules of pods' host ports are taken away");
+    }
+    Ok(())
 }
 
 #[cfg(test)]
