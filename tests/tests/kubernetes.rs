@@ -181,7 +181,8 @@ async fn two_workers_are_one_network_and_survive_a_power_cut() -> Outcome {
 }
 
 /// A claim becomes a directory that holds no more than was claimed, outlives
-/// pods and power cuts, and goes with its claim.
+/// pods and power cuts, and goes with its claim. A Node that somebody removes
+/// while its node has the role is there again, without anybody's help.
 #[tokio::test]
 #[ignore = "long: --long runs it"]
 async fn a_volume_has_its_limit_and_outlives_its_pod() -> Outcome {
@@ -228,6 +229,9 @@ async fn a_volume_has_its_limit_and_outlives_its_pod() -> Outcome {
     kubernetes
         .until("no volume", bounds::WORKLOAD, &["pv"], none)
         .await?;
+
+    kubernetes.kubectl(&["delete", "node", &node]).await?;
+    kubernetes.ready(&[&node]).await?;
     drop(cluster);
     test.passed()
 }

@@ -18,7 +18,7 @@ use tokio::task::JoinSet;
 use tokio_rustls::TlsAcceptor;
 
 use super::fields::{Metadata, Node};
-use super::watch::{Event, Known, watch};
+use super::watch::{Event, Known, Which, watch};
 use super::{ApiError, Client, kinds, message, segment};
 
 /// What a server has been asked for, method and path.
@@ -147,7 +147,10 @@ async fn a_watch_goes_on_where_it_stood_and_begins_anew_when_it_must() {
         told(&[("MODIFIED", node("b", "31"))]),
     ])
     .await;
-    let events = watch::<Node>(server.client.all(kinds::NODES), Some("a=b".to_owned()));
+    let events = watch::<Node>(
+        server.client.all(kinds::NODES),
+        Which::Labelled("a=b".to_owned()),
+    );
     let events: Vec<_> = events.take(7).collect().await;
     let [all, added, gone, again, empty, broken, changed] = <[_; 7]>::try_from(events).unwrap();
     assert_eq!(
@@ -171,6 +174,34 @@ async fn a_watch_goes_on_where_it_stood_and_begins_anew_when_it_must() {
     for (place, version) in [(2, "7"), (3, "10"), (5, "20"), (7, "30"), (8, "30")] {
         assert!(asked[place].ends_with(&since(version)), "{asked:?}");
         assert!(asked[place].contains("watch=true"), "{asked:?}");
+    }
+}
+
+#[tokio::test]
+async fn one_object_can_be_followed_that_comes_and_goes() {
+    let server = Server::with(vec![
+        page("7", "", &[]),
+        told(&[("ADDED", node("a", "8")), ("DELETED", node("a", "9"))]),
+    ])
+    .await;
+    let events = watch::<Node>(
+        server.client.all(kinds::NODES),
+        Which::Named("a".to_owned()),
+    );
+    let events: Vec<_> = events
+        .take(3)
+        .map(|event| shown(event.unwrap()))
+        .collect()
+        .await;
+    let wanted = [
+        ("all", vec![]),
+        ("changed", vec!["a@8".to_owned()]),
+        ("gone", vec!["a@9".to_owned()]),
+    ];
+    assert_eq!(events, wanted);
+    for asked in server.asked() {
+        let selector = "?fieldSelector=metadata.name%3Da&";
+        assert!(asked.contains(selector), "{asked}");
     }
 }
 

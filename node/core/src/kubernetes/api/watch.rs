@@ -60,13 +60,34 @@ impl<T> Event<T> {
     }
 }
 
-/// Follows objects; of those with a label only, if one is given (`KEY=VALUE`).
-/// Never ends.
+/// Which objects are followed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Which {
+    /// All.
+    All,
+    /// Those with this label, `KEY=VALUE`.
+    Labelled(String),
+    /// The one of this name, whether it is there or not.
+    Named(String),
+}
+
+impl Which {
+    /// As it stands in a query, if it has to.
+    fn selector(&self) -> Option<(&'static str, String)> {
+        match self {
+            Self::All => None,
+            Self::Labelled(label) => Some(("labelSelector", label.clone())),
+            Self::Named(name) => Some(("fieldSelector", format!("metadata.name={name}"))),
+        }
+    }
+}
+
+/// Follows objects. Never ends.
 pub fn watch<T: DeserializeOwned>(
     objects: Objects,
-    label: Option<String>,
+    which: Which,
 ) -> impl Stream<Item = Result<Event<T>, ApiError>> + Send {
-    follow(objects, label).map(|told| {
+    follow(objects, which).map(|told| {
         let read = |object: Box<RawValue>| serde_json::from_str(object.get());
         Ok(told?.try_map(read)?)
     })
@@ -75,11 +96,11 @@ pub fn watch<T: DeserializeOwned>(
 /// The same, before anybody reads the objects.
 fn follow(
     objects: Objects,
-    label: Option<String>,
+    which: Which,
 ) -> BoxStream<'static, Result<Event<Box<RawValue>>, ApiError>> {
     let follower = Follower {
         objects,
-        label,
+        which,
         state: State::Unknown,
         pause: false,
     };
@@ -91,7 +112,7 @@ fn follow(
 
 struct Follower {
     objects: Objects,
-    label: Option<String>,
+    which: Which,
     state: State,
     /// The last thing was no success.
     pause: bool,
@@ -135,12 +156,12 @@ impl Follower {
     async fn step(&mut self) -> Result<Option<Event<Box<RawValue>>>, ApiError> {
         match &mut self.state {
             State::Unknown => {
-                let (all, version) = list(&self.objects, self.label.as_deref()).await?;
+                let (all, version) = list(&self.objects, &self.which).await?;
                 self.state = State::Known(version);
                 Ok(Some(Event::All(all)))
             }
             State::Known(version) => {
-                let lines = open(&self.objects, self.label.as_deref(), version).await?;
+                let lines = open(&self.objects, &self.which, version).await?;
                 self.state = State::Following(std::mem::take(version), lines);
                 Ok(None)
             }
@@ -167,10 +188,7 @@ impl Follower {
 }
 
 /// Everything, and of which version it is.
-async fn list(
-    objects: &Objects,
-    label: Option<&str>,
-) -> Result<(Vec<Box<RawValue>>, String), ApiError> {
+async fn list(objects: &Objects, which: &Which) -> Result<(Vec<Box<RawValue>>, String), ApiError> {
     #[derive(Deserialize)]
     struct Page {
         metadata: PageMetadata,
@@ -187,7 +205,7 @@ async fn list(
     let mut more = String::new();
     loop {
         let limit = PAGE.to_string();
-        let query = query(label, &[("limit", &limit), ("continue", &more)]);
+        let query = query(which, &[("limit", &limit), ("continue", &more)]);
         let path = objects.path(None, &query)?;
         let page = objects.client.ask(Method::GET, path, None).await?;
         let page: Page = serde_json::from_slice(&page)?;
@@ -200,10 +218,10 @@ async fn list(
 }
 
 /// What comes after a version.
-async fn open(objects: &Objects, label: Option<&str>, version: &str) -> Result<Lines, ApiError> {
+async fn open(objects: &Objects, which: &Which, version: &str) -> Result<Lines, ApiError> {
     let lasts = LASTS.as_secs().to_string();
     let query = query(
-        label,
+        which,
         &[
             ("watch", "true"),
             ("allowWatchBookmarks", "true"),
@@ -224,9 +242,10 @@ async fn open(objects: &Objects, label: Option<&str>, version: &str) -> Result<L
 }
 
 /// As it stands behind a path. Empty values are left out.
-fn query(label: Option<&str>, rest: &[(&str, &str)]) -> String {
-    let label = label.map(|label| ("labelSelector", label));
-    let all = label.into_iter().chain(rest.iter().copied());
+fn query(which: &Which, rest: &[(&str, &str)]) -> String {
+    let selector = which.selector();
+    let selector = selector.as_ref().map(|(key, value)| (*key, value.as_str()));
+    let all = selector.into_iter().chain(rest.iter().copied());
     let all = all.filter(|(_, value)| !value.is_empty());
     let parts: Vec<String> = all
         .map(|(key, value)| format!("{key}={}", escaped(value)))

@@ -16,7 +16,7 @@ use hearth_base::supervisor::{Failure, Outcome};
 use super::zone::{Endpoint, Endpoints, Port, Service, Target, Zone};
 use crate::kubernetes::access::Watching;
 use crate::kubernetes::api::fields::{self, Object};
-use crate::kubernetes::api::watch::{Event, Known, watch};
+use crate::kubernetes::api::watch::{Event, Known, Which, watch};
 use crate::kubernetes::api::{ApiError, Client, kinds};
 
 /// News that are at hand together make one zone.
@@ -30,8 +30,8 @@ pub async fn follow(
     zone: &Writer<Arc<Zone>>,
     watching: &Watching<'_>,
 ) -> Outcome {
-    let services = watch(client.all(kinds::SERVICES), None).ready_chunks(TOGETHER);
-    let endpoints = watch(client.all(kinds::ENDPOINTS), None).ready_chunks(TOGETHER);
+    let services = watch(client.all(kinds::SERVICES), Which::All).ready_chunks(TOGETHER);
+    let endpoints = watch(client.all(kinds::ENDPOINTS), Which::All).ready_chunks(TOGETHER);
     tokio::pin!(services, endpoints);
     let mut of_services = Known::default();
     let mut of_endpoints = Known::default();

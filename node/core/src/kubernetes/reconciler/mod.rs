@@ -46,7 +46,7 @@ use tokio::time::{Instant, sleep_until};
 use super::access::Watching;
 use super::api::fields::{Claim, Node, Volume};
 use super::api::kinds::{self, Kind};
-use super::api::watch::{Event, Known, watch};
+use super::api::watch::{Event, Known, Which, watch};
 use super::api::{ApiError, Client, Objects};
 use super::volumes::plan::{self, Going, Refusal};
 use lease::Competitor;
@@ -161,7 +161,7 @@ fn followed<'a, T: DeserializeOwned + Send + 'a>(
     news: fn(Event<T>) -> News,
     watching: &'a Watching<'a>,
 ) -> BoxStream<'a, News> {
-    let told = watch(client.all(kind), None);
+    let told = watch(client.all(kind), Which::All);
     let told = told.filter_map(move |told| async move {
         match told {
             Ok(event) => Some(news(event)),

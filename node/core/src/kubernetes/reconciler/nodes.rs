@@ -1,9 +1,10 @@
 //! Kubernetes' nodes as they follow from the cluster's. Pure functions.
 //!
 //! The kubelet makes the Node object of its node, and never again while it
-//! runs. So one is only removed when the cluster has said for some time ([`Patience`]) that
-//! its node is no worker: what a controller knows of the cluster may be older
-//! than what the kubelet was started by.
+//! runs. So one is only removed when the cluster has said for some time
+//! ([`Patience`]) that its node is no worker: what a controller knows of the
+//! cluster may be older than what the kubelet was started by. When it is older
+//! by more than that, the worker sees its Node go and starts the kubelet again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::Ipv4Addr;

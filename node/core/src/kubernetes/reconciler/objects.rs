@@ -78,16 +78,16 @@ pub fn constant() -> Vec<Wanted> {
     ]
 }
 
-/// What nodes do: resolve names, and keep their volumes. Nodes make, change and
-/// remove no volumes' objects (see [`crate::kubernetes::volumes`]), but for
-/// what [`letting_go`] says: one that could make them could have others mount
-/// any of their directories, and one that could change them could have others
-/// remove them.
+/// What nodes do: resolve names, keep their volumes, and see whether they are
+/// nodes of Kubernetes. Nodes make, change and remove no volumes' objects (see
+/// [`crate::kubernetes::volumes`]), but for what [`letting_go`] says: one that
+/// could make them could have others mount any of their directories, and one
+/// that could change them could have others remove them.
 fn role() -> Wanted {
     let body = json!({ "rules": [
         {
             "apiGroups": [""],
-            "resources": ["services", "endpoints"],
+            "resources": ["services", "endpoints", "nodes"],
             "verbs": ["get", "list", "watch"],
         },
         {

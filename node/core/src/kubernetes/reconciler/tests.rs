@@ -293,7 +293,15 @@ async fn nodes_have_no_more_rights_than_they_need(plane: &testing::Cluster) {
     let volumes = node.all(kinds::VOLUMES);
     denied(volumes.create(volume).await);
     denied(volumes.delete("x").await);
-    denied(node.text("/api/v1/nodes").await);
+    // Whether a node is one of Kubernetes it may see, and no more.
+    let nodes = node.all(kinds::NODES);
+    let own: Option<Json> = nodes.get(&id(1).to_string()).await.unwrap();
+    assert!(own.is_some());
+    denied(nodes.delete(&id(1).to_string()).await);
+    denied(nodes.merge(&id(1).to_string(), &json!({})).await);
+    for others in ["pods", "secrets", "configmaps"] {
+        denied(node.text(&format!("/api/v1/{others}")).await);
+    }
 }
 
 async fn another_takes_over(kube: &Client, first: Alone, second: Alone) {

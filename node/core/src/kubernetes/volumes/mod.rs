@@ -40,7 +40,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::access::Watching;
 use super::api::fields::Volume;
-use super::api::watch::{Event, watch};
+use super::api::watch::{Event, Which, watch};
 use super::api::{ApiError, Client, MANAGER, Objects, kinds};
 use disk::{Disk, DiskError};
 
@@ -188,7 +188,7 @@ async fn follow(
 ) -> Outcome {
     let objects = client.all(kinds::VOLUMES);
     let own = format!("{NODE_LABEL}={}", volumes.node);
-    let events = watch::<Volume>(objects.clone(), Some(own));
+    let events = watch::<Volume>(objects.clone(), Which::Labelled(own));
     tokio::pin!(events);
     // What could not be done, newest state by name.
     let mut undone = BTreeMap::new();

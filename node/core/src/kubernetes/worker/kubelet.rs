@@ -5,22 +5,32 @@
 //! extension. What it is told comes from these, so when one of them changes
 //! it starts again; pods do not notice. It is a program that may be killed at
 //! any moment: what it knows is in the API server and in containerd.
+//!
+//! A kubelet makes its Node when it starts, and never again, so one whose Node
+//! is removed, by hand or because a controller knew an older state of the
+//! cluster, runs for nothing. It too starts again.
 
+use std::future::pending;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::pin::pin;
 use std::sync::Arc;
 
+use futures::{Stream, StreamExt as _};
 use hearth_api::names::{KUBERNETES_DOMAIN, PORT_KUBELET};
-use hearth_base::event::{self, Value, Writer};
+use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_base::sys::files;
 use serde_json::{Value as Json, json};
 
 use super::super::Parts;
+use super::super::api::fields::Node;
+use super::super::api::watch::{Event, Which, watch};
+use super::super::api::{ApiError, kinds};
 use super::super::bundle::{Binary, Bundle, Flag};
 use super::super::containerd::{self, Imported, config::PAUSE_IMAGE};
 use super::super::program::{self, InUse, Program, Progress, probe};
 use super::certificates::{self, Credentials};
-use super::{PRIVATE, network, save_kubeconfig};
+use super::{PRIVATE, network, own_client, save_kubeconfig};
 use crate::handover::PodNetwork;
 use crate::layout::Root;
 
@@ -62,21 +72,25 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
         imported.wait_for(Result::is_ok).await?.ok();
         let network = networks.some().await?;
         let address = addresses.next().await?;
-        credentials.next().await?;
-        Ok::<_, event::Closed>(Facts {
+        let client = own_client(&credentials.next().await?)?;
+        let facts = Facts {
             name,
             address,
             network,
-        })
+        };
+        Ok::<_, Failure>((facts, client))
     };
-    let facts = tokio::select! {
-        facts = known => facts?,
+    let (facts, client) = tokio::select! {
+        known = known => known?,
         () = ctx.cancelled() => return Ok(()),
     };
     let program = worker.program(&facts)?;
     let _held = worker.containerd.hold().await;
+    let which = Which::Named(facts.name.clone());
+    let own = watch::<Node>(client.all(kinds::NODES), which);
     let outdated = async {
         tokio::select! {
+            () = removed(own) => Ok("its node was removed from Kubernetes"),
             renewed = credentials.next() => renewed.map(|_| "its certificates are renewed"),
             moved = networks.wait_for(|now| *now != Some(facts.network)) => {
                 moved.map(|_| "the pods' network has changed")
@@ -89,6 +103,29 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let well = || probe::http(HEALTH, "/healthz");
     let (log, progress) = (&parts.log_tree, &worker.progress);
     program::run_until_outdated(&ctx, &program, log, progress, well, outdated).await
+}
+
+/// Waits until what is followed was there and is gone. What cannot be seen for
+/// a while is thought to be as it was.
+async fn removed<T>(one: impl Stream<Item = Result<Event<T>, ApiError>>) {
+    let mut was_there = false;
+    let mut told = pin!(one);
+    while let Some(event) = told.next().await {
+        let is_there = match event {
+            Ok(Event::All(all)) => !all.is_empty(),
+            Ok(Event::Changed(_)) => true,
+            Ok(Event::Gone(_)) => false,
+            Err(error) => {
+                tracing::debug!("the node's own Node: {}", hearth_api::chain(&error));
+                continue;
+            }
+        };
+        if was_there && !is_there {
+            return;
+        }
+        was_there = is_there;
+    }
+    pending().await
 }
 
 impl Worker {
@@ -180,4 +217,39 @@ fn configuration(root: &Root, facts: &Facts, bundle: &Bundle) -> Json {
         file["containerRuntimeEndpoint"] = endpoint(root).into();
     }
     file
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+    use futures::stream::{iter, pending};
+
+    use super::*;
+
+    /// Whether it is over after these.
+    fn is_removed(told: Vec<Result<Event<()>, ApiError>>) -> bool {
+        removed(iter(told).chain(pending()))
+            .now_or_never()
+            .is_some()
+    }
+
+    #[test]
+    fn a_node_is_removed_when_it_was_there() {
+        let failure = || Err(ApiError::Silent(std::time::Duration::from_secs(1)));
+        let (none, one) = (|| Ok(Event::All(vec![])), || Ok(Event::All(vec![()])));
+        let (changed, gone) = (|| Ok(Event::Changed(())), || Ok(Event::Gone(())));
+        // It comes only after the kubelet's start.
+        assert!(!is_removed(vec![
+            none(),
+            none(),
+            failure(),
+            changed(),
+            one()
+        ]));
+        assert!(is_removed(vec![none(), changed(), changed(), gone()]));
+        assert!(is_removed(vec![one(), gone()]));
+        // While nothing could be seen.
+        assert!(!is_removed(vec![one(), failure(), failure()]));
+        assert!(is_removed(vec![one(), failure(), none()]));
+    }
 }
