@@ -18,6 +18,8 @@
 //!   hour; a call for it is answered as one that is not there.
 //! - *Status and alarms* can be read and not changed. Members, users, snapshots
 //!   and the rest are not there.
+//! - *Space.* Where there is no [`room`] any more for this user, nothing is
+//!   passed on that would write.
 //!
 //! Streams are passed on message by message, as fast as the slower side takes
 //! them: nothing is queued here beyond the windows of HTTP/2.
@@ -27,6 +29,8 @@
 //! its own: two stores have two quorums, two sets of members and twice the
 //! memory, on each controller.
 
+pub mod room;
+
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -34,6 +38,7 @@ use futures::StreamExt as _;
 use futures::stream::BoxStream;
 use hearth_api::identity::random_bytes;
 use hearth_api::server::Services;
+use hearth_base::event::Value;
 use tokio_util::sync::CancellationToken;
 use tonic::metadata::MetadataMap;
 use tonic::transport::Channel;
@@ -60,6 +65,7 @@ use super::wire::{
     StatusResponse, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
     alarm_request::AlarmAction,
 };
+use room::Room;
 
 /// A call that etcd has not answered for so long is given up. etcd itself gives
 /// up after seven seconds; a caller that has a bound of its own is shorter.
@@ -80,13 +86,16 @@ const REQUIRE_LEADER: &str = "hasleader";
 /// etcd's words, by which its callers know what is meant.
 const EMPTY_KEY: &str = "etcdserver: key is not provided";
 const NO_SUCH_LEASE: &str = "etcdserver: requested lease not found";
+const NO_SPACE: &str = "etcdserver: mvcc: database space exceeded";
 
 /// The services, for whoever serves them to the one program that they are for.
-/// Streams end when `over` is cancelled.
-pub fn services(client: &NamespacedClient, over: CancellationToken) -> Services {
+/// Nothing is written while `room` says that there is none. Streams end when
+/// `over` is cancelled.
+pub fn services(client: &NamespacedClient, room: Value<Room>, over: CancellationToken) -> Services {
     let confined = Confined {
         channel: client.channel.clone(),
         names: Names::new(client.prefix().as_bytes()),
+        room,
         over,
     };
     Services::new()
@@ -238,6 +247,16 @@ const fn is_ours(lease: i64) -> bool {
     lease >> 32 == LEASE_MARK
 }
 
+/// Whether it may write, by how its comparisons end.
+fn may_put(txn: &TxnRequest) -> bool {
+    let mut operations = txn.success.iter().chain(&txn.failure);
+    operations.any(|operation| match &operation.request {
+        Some(Asked::RequestPut(_)) => true,
+        Some(Asked::RequestTxn(inner)) => may_put(inner),
+        _ => false,
+    })
+}
+
 /// What was said, without what belongs to the way it came.
 fn told(status: Status) -> Status {
     Status::new(status.code(), status.message())
@@ -265,10 +284,19 @@ async fn bounded<T>(call: impl Future<Output = Result<Response<T>, Status>>) -> 
 struct Confined {
     channel: Channel,
     names: Names,
+    room: Value<Room>,
     over: CancellationToken,
 }
 
 impl Confined {
+    /// For what would write.
+    fn has_room(&self) -> Result<(), Status> {
+        match self.room.get() {
+            Some(Room::Full { .. }) => Err(Status::resource_exhausted(NO_SPACE)),
+            Some(Room::Enough) | None => Ok(()),
+        }
+    }
+
     fn kv(&self) -> KvClient<Channel> {
         KvClient::new(self.channel.clone())
             .max_decoding_message_size(LARGEST_MESSAGE)
@@ -300,6 +328,7 @@ impl Kv for Confined {
     async fn put(&self, request: Request<PutRequest>) -> Result<Response<PutResponse>, Status> {
         let (metadata, _, mut message) = request.into_parts();
         self.names.put_up(&mut message)?;
+        self.has_room()?;
         let mut answer = bounded(self.kv().put(onward(&metadata, message))).await?;
         self.names.all_down(&mut answer.prev_kv)?;
         Ok(Response::new(answer))
@@ -319,6 +348,9 @@ impl Kv for Confined {
     async fn txn(&self, request: Request<TxnRequest>) -> Result<Response<TxnResponse>, Status> {
         let (metadata, _, mut message) = request.into_parts();
         self.names.txn_up(&mut message, 0)?;
+        if may_put(&message) {
+            self.has_room()?;
+        }
         // A lease that stands in a comparison is compared as it is: it tells
         // nothing but whether the own key bears it.
         let mut answer = bounded(self.kv().txn(onward(&metadata, message))).await?;
@@ -382,6 +414,7 @@ impl Lease for Confined {
                 "a lease of this user has another kind of number: leave it to be chosen",
             ));
         }
+        self.has_room()?;
         let mut draws = 0..LEASE_DRAWS;
         loop {
             let id = if id == 0 { draw() } else { id };

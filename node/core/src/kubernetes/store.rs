@@ -7,12 +7,18 @@
 //! etcd's clients take `unix://NAME:PORT` for a path below the working
 //! directory.
 //!
+//! The store is the curators', too, and Kubernetes is what grows: what it may
+//! write ends at three quarters of etcd's quota ([`confined::room`]), so that
+//! the cluster itself always has room.
+//!
 //! It never goes to another node's etcd: a node whose consensus does not serve
 //! has an API server that is not ready, and others are asked instead.
 
 use std::io;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
+use hearth_base::event::Writer;
 use hearth_base::supervisor::{Context, Outcome};
 use hearth_base::sys::files::{self, FileError};
 use tokio::net::UnixListener;
@@ -21,14 +27,22 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Server;
 
 use super::program::InUse;
-use crate::consensus::{NamespacedClient, confined};
+use crate::consensus::confined::room::{self, Room};
+use crate::consensus::{DEFAULT_QUOTA, NamespacedClient, confined};
 
 /// The socket's name, which must look like a host with a port.
 const SOCKET: &str = "client:0";
+/// So much of the store may be in use while Kubernetes writes. Between two looks
+/// at it nobody writes the rest.
+const LIMIT: u64 = DEFAULT_QUOTA / 4 * 3;
 /// What may be under way in one direction of one stream, and of the connection.
 /// Lists of objects are megabytes.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 8 << 20;
+
+/// For the API server to end first, and then for its connections, which go with
+/// it.
+const END: Duration = InUse::USERS.saturating_add(Duration::from_secs(2));
 
 /// Why there is no way to etcd.
 #[derive(Debug, thiserror::Error)]
@@ -59,10 +73,12 @@ pub async fn run(
     directory: &Path,
     client: &NamespacedClient,
     in_use: &InUse,
+    room: &Writer<Room>,
 ) -> Outcome {
+    ctx.ends_within(END);
     let listener = listen(directory)?;
     let over = CancellationToken::new();
-    let services = confined::services(client, over.clone());
+    let services = confined::services(client, room.value(), over.clone());
     let end = async {
         ctx.cancelled().await;
         in_use.is_over("the API server").await;
@@ -70,12 +86,14 @@ pub async fn run(
     };
     let incoming = UnixListenerStream::new(listener);
     ctx.healthy();
-    Server::builder()
+    let served = Server::builder()
         .initial_stream_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
-        .serve_with_incoming_shutdown(services, incoming, end)
-        .await?;
-    Ok(())
+        .serve_with_incoming_shutdown(services, incoming, end);
+    tokio::select! {
+        served = served => Ok(served?),
+        never = room::watch(client, LIMIT, room::Timing::default(), room) => match never {},
+    }
 }
 
 fn listen(directory: &Path) -> Result<UnixListener, StoreError> {

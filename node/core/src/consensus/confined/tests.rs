@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use hearth_base::event::{self, Writer};
 use proptest::prelude::*;
 use tokio::net::{UnixListener, UnixStream};
 use tokio_stream::wrappers::UnixListenerStream;
@@ -200,6 +201,7 @@ proptest! {
 /// A real etcd, and the way to it that an API server gets.
 struct Passed {
     etcd: Running,
+    room: Writer<Room>,
     channel: Channel,
     over: CancellationToken,
     server: tokio::task::JoinHandle<()>,
@@ -213,7 +215,8 @@ async fn passed() -> Passed {
     let over = CancellationToken::new();
     let client = etcd.handle().root().namespaced(ConsensusUser::Kubernetes);
     let listener = UnixListener::bind(&socket).unwrap();
-    let routes = services(&client, over.clone());
+    let (writer, room) = event::value();
+    let routes = services(&client, room, over.clone());
     let ended = over.clone().cancelled_owned();
     let server = tokio::spawn(async move {
         let incoming = UnixListenerStream::new(listener);
@@ -232,6 +235,7 @@ async fn passed() -> Passed {
     let channel = Endpoint::from_static("http://confined.invalid");
     Passed {
         etcd,
+        room: writer,
         channel: channel.connect_with_connector_lazy(connector),
         over,
         server,
@@ -245,12 +249,16 @@ impl Passed {
     }
 
     async fn put(&self, key: &str, value: &str) {
+        self.try_put(key, value).await.unwrap();
+    }
+
+    async fn try_put(&self, key: &str, value: &str) -> Result<(), Status> {
         let request = PutRequest {
             key: key.into(),
             value: value.into(),
             ..Default::default()
         };
-        self.kv().put(request).await.unwrap();
+        self.kv().put(request).await.map(drop)
     }
 
     /// Everything that this user is shown.
@@ -505,5 +513,85 @@ async fn what_is_for_the_whole_store_is_not_for_one_user() {
         super::super::wire::cluster_client::ClusterClient::new(passed.channel.clone());
     let members = cluster.member_list(super::super::wire::MemberListRequest {});
     assert_eq!(members.await.unwrap_err().code(), Code::Unimplemented);
+    passed.stop().await;
+}
+
+/// A user that writes without end is stopped while others still can, and may
+/// write again when it has made room.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_fills_the_store_is_refused_before_others_are() {
+    let passed = passed().await;
+    let handle = passed.etcd.handle();
+    let client = handle.root().namespaced(ConsensusUser::Kubernetes);
+    let timing = room::Timing {
+        look: Duration::from_millis(50),
+        keep: Duration::from_millis(500),
+    };
+    let filled = async {
+        let value = "x".repeat(256 << 10);
+        let mut written = 0;
+        loop {
+            match passed
+                .try_put(&format!("/registry/{written}"), &value)
+                .await
+            {
+                Ok(()) => written += 1,
+                Err(status) => break (written, status),
+            }
+            assert!(written < 1000, "nobody stops it");
+        }
+    };
+    let story = async {
+        let (written, refused) = soon("it is full", filled).await;
+        assert_eq!(refused.code(), Code::ResourceExhausted);
+        assert_eq!(refused.message(), NO_SPACE);
+        assert!(written > 8, "{written} of 32 parts of the limit");
+        let txn = |operation| TxnRequest {
+            success: vec![RequestOp {
+                request: Some(operation),
+            }],
+            ..Default::default()
+        };
+        let put = Asked::RequestPut(PutRequest {
+            key: "/registry/more".into(),
+            ..Default::default()
+        });
+        for wrapped in [put.clone(), Asked::RequestTxn(txn(put))] {
+            let refused = passed.kv().txn(txn(wrapped)).await.unwrap_err();
+            assert_eq!(refused.message(), NO_SPACE);
+        }
+        let lease = LeaseGrantRequest { ttl: 60, id: 0 };
+        let mut leases = LeaseClient::new(passed.channel.clone());
+        let refused = leases.lease_grant(lease).await.unwrap_err();
+        assert_eq!(refused.message(), NO_SPACE);
+
+        // It can read and others can write.
+        let count = RangeRequest {
+            key: vec![0],
+            range_end: vec![0],
+            count_only: true,
+            ..Default::default()
+        };
+        let counted = passed.kv().range(count).await.unwrap().into_inner();
+        assert_eq!(usize::try_from(counted.count).unwrap(), written);
+        let write = Write::when(Condition::Absent("authorities".into()));
+        let write = write.put("authorities", b"secret".to_vec());
+        others(&passed.etcd).write(write).await.unwrap();
+        // What it deletes is not used any more when its history is forgotten.
+        let delete = Asked::RequestDeleteRange(DeleteRangeRequest {
+            key: vec![0],
+            range_end: vec![0],
+            prev_kv: false,
+        });
+        passed.kv().txn(txn(delete)).await.unwrap();
+        let mut rooms = passed.room.value().watch();
+        let enough = rooms.wait_for(|room| *room == Room::Enough);
+        soon("there is room", enough).await.unwrap();
+        passed.put("/registry/again", "1").await;
+    };
+    tokio::select! {
+        () = story => {}
+        never = room::watch(&client, 8 << 20, timing, &passed.room) => match never {},
+    }
     passed.stop().await;
 }

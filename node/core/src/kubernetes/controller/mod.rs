@@ -30,6 +30,7 @@ use hearth_base::supervisor::{Context, Failure, Outcome};
 use super::bundle::{Binary, Bundle};
 use super::program::{self, InUse, Progress};
 use super::{Parts, Standing, reconciler, store};
+use crate::consensus::confined::room::Room;
 use crate::consensus::{self, ConsensusUser, NamespacedClient};
 use crate::handover::MemberData;
 use crate::pki::kubernetes::{Authorities, Certificate};
@@ -65,6 +66,8 @@ struct Controller {
     store: NamespacedClient,
     /// Held by the API server.
     store_in_use: InUse,
+    /// Whether there is room in it.
+    room: Writer<Room>,
     /// Whether the API server of this node works.
     apiserver: Value<Progress>,
 }
@@ -102,6 +105,7 @@ pub(crate) async fn run(
         files: shared,
         store,
         store_in_use: InUse::default(),
+        room: event::value().0,
         apiserver: progresses[0].value(),
     });
     let all = controller.clone();
@@ -109,7 +113,7 @@ pub(crate) async fn run(
         let all = all.clone();
         async move {
             let directory = all.parts.root.ephemeral.kubernetes().store();
-            store::run(ctx, &directory, &all.store, &all.store_in_use).await
+            store::run(ctx, &directory, &all.store, &all.store_in_use, &all.room).await
         }
     })?;
     for (binary, progress) in programs.into_iter().zip(&progresses) {
@@ -137,6 +141,7 @@ pub(crate) async fn run(
     tell(
         programs,
         progresses.map(|progress| progress.value()),
+        controller.room.value(),
         standing,
     )
     .await
@@ -166,27 +171,34 @@ async fn reach_consensus(
     }
 }
 
-/// Tells how the role stands, as the programs do.
+/// Tells how the role stands, as the programs do and the store does.
 async fn tell(
     programs: [Binary; 3],
     progresses: [Value<Progress>; 3],
+    room: Value<Room>,
     standing: &Writer<Standing>,
 ) -> Outcome {
     let mut watchers = progresses.each_ref().map(Value::watch);
+    let mut rooms = room.watch();
     loop {
         let now = progresses.each_ref().map(Value::get);
-        standing.set(judge(programs.into_iter().zip(now)));
+        standing.set(judge(programs.into_iter().zip(now), room.get()));
         let [a, b, c] = &mut watchers;
         tokio::select! {
             changed = a.next() => drop(changed?),
             changed = b.next() => drop(changed?),
             changed = c.next() => drop(changed?),
+            changed = rooms.next() => drop(changed?),
         }
     }
 }
 
-/// The first that fails, else the first that is not there yet.
-fn judge(programs: impl Iterator<Item = (Binary, Option<Progress>)>) -> Standing {
+/// The first that fails, else a store without room, else the first that is not
+/// there yet.
+fn judge(
+    programs: impl Iterator<Item = (Binary, Option<Progress>)>,
+    room: Option<Room>,
+) -> Standing {
     let mut starting = None;
     for (binary, progress) in programs {
         match progress {
@@ -198,6 +210,14 @@ fn judge(programs: impl Iterator<Item = (Binary, Option<Progress>)>) -> Standing
                 starting.get_or_insert(binary);
             }
         }
+    }
+    if let Some(Room::Full { in_use, limit }) = room {
+        let [in_use, limit] = [in_use, limit].map(|bytes| bytes >> 20);
+        let message = format!(
+            "Kubernetes may not write: {in_use} MiB of the store were in use, of {limit} up to \
+             which it may. Objects can be deleted; what has changed counts for five minutes"
+        );
+        return Standing::unmet("StoreFull", message);
     }
     match starting {
         Some(binary) => Standing::unmet("Starting", format!("{} starts", binary.name())),

@@ -216,3 +216,37 @@ async fn programs_whose_certificates_are_due_start_again_with_new_ones() {
     plane.works("they work again").await;
     plane.stop().await;
 }
+
+#[test]
+fn a_full_store_is_told_when_nothing_is_worse() {
+    let all = |progress: Option<Progress>| ALL.map(|binary| (binary, progress.clone())).into_iter();
+    let full = Some(Room::Full {
+        in_use: 800 << 20,
+        limit: 768 << 20,
+    });
+    for programs in [Some(Progress::Serving), Some(Progress::Starting), None] {
+        let Standing::Unmet { reason, message } = judge(all(programs), full) else {
+            panic!("it is met");
+        };
+        assert_eq!(reason, "StoreFull");
+        assert!(
+            message.contains("800 MiB") && message.contains("768"),
+            "{message}"
+        );
+    }
+    let failing = judge(all(Some(Progress::Failing("it ended".into()))), full);
+    assert!(
+        matches!(
+            failing,
+            Standing::Unmet {
+                reason: "Failing",
+                ..
+            }
+        ),
+        "{failing:?}"
+    );
+    assert_eq!(
+        judge(all(Some(Progress::Serving)), Some(Room::Enough)),
+        Standing::Met
+    );
+}
