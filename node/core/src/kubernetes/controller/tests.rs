@@ -24,6 +24,8 @@ use crate::roles::testing::Alone;
 const SLOW: Duration = Duration::from_secs(300);
 /// In seconds.
 const DAY: u64 = 24 * 3600;
+/// Where API servers tell that they are there.
+const SERVERS: &str = "/registry/masterleases/";
 
 const ALL: [Binary; 3] = [
     Binary::Apiserver,
@@ -145,10 +147,16 @@ impl Plane {
 
     async fn stop(self) {
         let root = self.root().to_owned();
+        let handle = self.etcd.handle();
+        let store = handle.root().namespaced(ConsensusUser::Kubernetes);
+        let servers = async || store.list(SERVERS).await.unwrap().records.len();
+        assert_eq!(servers().await, 1);
         self.alone.stop().await;
         for binary in ALL {
             assert_eq!(pids(&root, binary), [] as [i32; 0], "{binary:?}");
         }
+        // Its way to the store was there until the API server had ended.
+        assert_eq!(servers().await, 0, "it has not signed off");
         self.etcd.stop().await;
         drop(self.site);
     }
