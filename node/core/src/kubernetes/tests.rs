@@ -199,6 +199,61 @@ async fn a_role_that_is_added_removed_and_added_within_a_second_is_held() {
     alone.stop().await;
 }
 
+/// One that comes back before anybody had the time to see that it had gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_role_has_left_is_cleared_before_it_is_served_again() {
+    let fake = Fake::new(with_bundle);
+    let (writer, standing) = event::value();
+    let gate = Arc::new(Gate {
+        role: Role::Controller,
+        parts: fake.parts.clone(),
+        standing: Arc::new(writer),
+        lost: AtomicBool::new(false),
+    });
+    let serves = async || {
+        let mut standings = standing.watch();
+        let waits = |standing: &Standing| matches!(standing, Standing::Unmet { reason, .. } if *reason == "WaitingForConsensus");
+        soon("it is served", standings.wait_for(waits))
+            .await
+            .unwrap();
+    };
+    let left = fake.parts.root.ephemeral.kubernetes().controller();
+    let left = left.path().join("left");
+
+    fake.roles.set(controller());
+    let (ended, end) = event::value();
+    let (passed, ended) = (gate.clone(), Arc::new(ended));
+    let once = Alone::run(move |ctx| {
+        let (gate, ended) = (passed.clone(), ended.clone());
+        async move {
+            ended.set(
+                pass(ctx.clone(), gate)
+                    .await
+                    .map_err(|error| error.to_string()),
+            );
+            ctx.cancelled().await;
+            Ok(())
+        }
+    });
+    serves().await;
+    fs::create_dir_all(&left).unwrap();
+    fake.roles.set(NodeRoles::default());
+    let end = soon("it ends", end.watch().next()).await.unwrap();
+    assert_eq!(
+        end.unwrap_err(),
+        "this node is no Kubernetes controller now"
+    );
+    once.stop().await;
+    assert!(left.exists());
+
+    fake.roles.set(controller());
+    gate.standing.set(Standing::NotHeld);
+    let again = Alone::run(move |ctx| pass(ctx, gate.clone()));
+    serves().await;
+    assert!(!left.exists());
+    again.stop().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_is_disowned_runs_nothing_whatever_its_roles() {
     let fake = Fake::new(with_bundle);
