@@ -161,7 +161,8 @@ fn line(entry: &Entry) -> String {
     entry.concise(0)
 }
 
-/// How many processes there are, and how many of them nobody has reaped.
+/// How many processes there are, and how many of them nobody has reaped. Without
+/// the kernel's own, of which there are more when there is more to do.
 fn processes() -> (u32, u32) {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let stats = entries.filter_map(|entry| {
@@ -169,12 +170,21 @@ fn processes() -> (u32, u32) {
         name.to_str()?.parse::<u32>().ok()?;
         fs::read_to_string(entry.path().join("stat")).ok()
     });
-    // The state follows the name, which may hold anything but ends with the
-    // last parenthesis.
-    let states = stats.filter_map(|stat| stat.rsplit(") ").next()?.chars().next());
+    let states = stats.filter_map(|stat| state(&stat));
     states.fold((0, 0), |(all, zombies), state| {
         (all + 1, zombies + u32::from(state == 'Z'))
     })
+}
+
+/// The state of a process, of what the kernel tells of it in one line; `None` if
+/// it is one of the kernel's own.
+fn state(stat: &str) -> Option<char> {
+    const KERNEL: u32 = 0x0020_0000;
+    // The name may hold anything but ends with the last parenthesis.
+    let mut fields = stat.rsplit(") ").next()?.split(' ');
+    let state = fields.next()?.chars().next()?;
+    let flags: u32 = fields.nth(5)?.parse().ok()?;
+    (flags & KERNEL == 0).then_some(state)
 }
 
 /// Bytes that a process has resident; 0 if that cannot be read.
@@ -249,5 +259,23 @@ pub fn act_as_provoked() -> Option<ExitCode> {
             Some(ExitCode::SUCCESS)
         }
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_own_are_no_processes() {
+        let kernels = "2 (kthreadd) S 0 0 0 0 -1 2129984 0 0 0 0 0 4 0 0 20 0 1";
+        assert_eq!(state(kernels), None);
+        let named = "17 (a ) Z 0 0) Z 1 17 4 0 -1 4194304 101 0 0";
+        assert_eq!(state(named), Some('Z'));
+        assert_eq!(state("17 (cut"), None);
+        let own = fs::read_to_string("/proc/self/stat").unwrap();
+        assert!(state(&own).is_some());
+        let (processes, _) = processes();
+        assert!(processes > 0);
     }
 }
