@@ -1,33 +1,50 @@
 //! Kubernetes' own conformance cases, as far as they run without a registry:
 //! `tests/conformance.txt` says which, and why not the others.
 //!
-//! Each area has a machine of its own. They take long: about twenty minutes
-//! each without hardware virtualisation.
+//! Each area has machines of its own, most have one. They take long: about
+//! twenty minutes each without hardware virtualisation.
 
 use std::collections::BTreeSet;
 
+use hearth_api::v1::UpdateNodeRolesRequest;
 use hearth_tests::{Cluster, Outcome, TestCtx, here, kubernetes::conformance};
 
-async fn conforms(test: TestCtx, area: &str) -> Outcome {
-    let mut cluster = Cluster::founded_as(&test, 1, |_, plan| plan.kubernetes()).await?;
-    let node = cluster.node(1).id().to_owned();
+/// The first machine has both roles, the others are workers.
+async fn conforms(test: TestCtx, area: &str, machines: u16) -> Outcome {
+    let mut cluster = Cluster::founded_as(&test, machines, |_, plan| plan.kubernetes()).await?;
+    let worker = UpdateNodeRolesRequest {
+        kubernetes_worker: Some(true),
+        ..UpdateNodeRolesRequest::default()
+    };
+    for number in 2..=machines {
+        cluster.register(&[number]).await?;
+        cluster.admit(number).await?;
+        cluster.node(number).home().await?;
+        cluster.set_roles(number, worker.clone()).await?;
+    }
+    let nodes: Vec<_> = (1..=machines)
+        .map(|number| cluster.node(number).id().to_owned())
+        .collect();
+    let nodes: Vec<_> = nodes.iter().map(String::as_str).collect();
     let kubernetes = cluster.kubernetes(&test, 1).await?;
-    kubernetes.ready(&[&node]).await?;
-    kubernetes.conforms(&test, area).await?;
-    cluster.node(1).power_off().await?;
+    kubernetes.ready(&nodes).await?;
+    kubernetes.conforms(&test, area, machines).await?;
+    for number in (1..=machines).rev() {
+        cluster.node(number).power_off().await?;
+    }
     drop(cluster);
     test.passed()
 }
 
-/// A test for each area, and one that there is no other.
+/// A test for each area, with as many machines, and one that there is no other.
 macro_rules! areas {
-    ($($(#[$about:meta])+ $area:ident,)+) => {
+    ($($(#[$about:meta])+ $area:ident on $machines:literal,)+) => {
         $(
             $(#[$about])+
             #[tokio::test]
             #[ignore = "long: --long runs it"]
             async fn $area() -> Outcome {
-                conforms(TestCtx::begin(here!())?, stringify!($area)).await
+                conforms(TestCtx::begin(here!())?, stringify!($area), $machines).await
             }
         )+
 
@@ -41,20 +58,22 @@ macro_rules! areas {
 
 areas! {
     /// What the API server and the controllers do, without a pod or with few.
-    objects,
+    objects on 1,
     /// Containers: how they start, end, are looked at and told of their world.
-    pods,
+    pods on 1,
     /// Files in pods that come from objects, and directories that they share.
-    volumes,
+    volumes on 1,
     /// Pods that others make: deployments, daemon and stateful sets, and who
     /// removes what is left.
-    workloads,
+    workloads on 1,
     /// Services, names and ways between pods.
-    network,
+    network on 1,
     /// Pods that the API server asks.
-    webhooks,
+    webhooks on 1,
     /// What users do by kubectl.
-    kubectl,
+    kubectl on 1,
     /// Where pods go, where not, and who must give way.
-    scheduling,
+    scheduling on 1,
+    /// What one machine cannot show.
+    nodes on 2,
 }

@@ -46,14 +46,14 @@ pub fn areas() -> anyhow::Result<BTreeSet<&'static str>> {
 }
 
 impl Kubernetes {
-    /// Runs the cases of an area of the list.
+    /// Runs the cases of an area of the list, on so many nodes.
     ///
     /// What the program says is in the test's folder; the results are kept
     /// beside it when all have passed, too.
     ///
     /// # Errors
     /// If a case does not pass, or the list is not of this version's cases.
-    pub async fn conforms(&self, test: &TestCtx, area: &str) -> Outcome {
+    pub async fn conforms(&self, test: &TestCtx, area: &str, nodes: u16) -> Outcome {
         let program = test.kubernetes()?.conformance.as_deref();
         let program =
             program.context("Kubernetes' own tests were not built: --long builds them")?;
@@ -61,7 +61,7 @@ impl Kubernetes {
         let cases = list.of(area)?;
         self.names_all(program, &list).await?;
 
-        let passed = self.run(program, cases).await?;
+        let passed = self.run(program, cases, nodes).await?;
         let mut told = String::new();
         for case in cases {
             let result = match passed.get(*case) {
@@ -105,11 +105,16 @@ impl Kubernetes {
     }
 
     /// Runs them; which have passed, and which not.
-    async fn run(&self, program: &Path, cases: &[&str]) -> anyhow::Result<BTreeMap<String, bool>> {
+    async fn run(
+        &self,
+        program: &Path,
+        cases: &[&str],
+        nodes: u16,
+    ) -> anyhow::Result<BTreeMap<String, bool>> {
         let mut command = CommandLine::new(program);
         command
             .arg("--provider=skeleton")
-            .arg("--num-nodes=1")
+            .arg(format!("--num-nodes={nodes}"))
             .arg("--ginkgo.noColor")
             .arg("--disable-log-dump")
             .arg("--dump-logs-on-failure=false")
