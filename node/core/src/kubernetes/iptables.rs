@@ -57,7 +57,7 @@ pub(crate) struct Ended {
 }
 
 impl Ended {
-    /// Whether it has succeeded.
+    /// An error if it has failed.
     pub fn well(self) -> Result<(), IptablesError> {
         match self.status.success() {
             true => Ok(()),
@@ -86,6 +86,17 @@ impl Iptables {
         rule: &[&str],
     ) -> Result<bool, IptablesError> {
         Ok(self.run(table, ask, chain, rule).await?.status.success())
+    }
+
+    /// Changes something.
+    pub async fn change(
+        &self,
+        table: &str,
+        what: &str,
+        chain: &str,
+        rule: &[&str],
+    ) -> Result<(), IptablesError> {
+        self.run(table, what, chain, rule).await?.well()
     }
 
     /// Runs it once: `what` (such as `-A`) is done with the chain of the table.

@@ -6,9 +6,8 @@
 //! | mangle | what claims to come from a pod, and comes neither from the bridge nor by the mesh, is dropped: the network between the nodes could forge it |
 //! | mangle | the same of what goes to a service's address, which is for pods and the nodes themselves: by it, anyone out there would be let in |
 //!
-//! The chains are made whole before anything leads to them, and
-//! are left alone while they are what they should be, so that there is no
-//! moment without them.
+//! The chains are made whole before anything leads to them, and are left alone
+//! while they are what they should be, so that there is no moment without them.
 
 use hearth_api::names::{POD_NETWORK, SERVICE_NETWORK};
 
@@ -77,9 +76,8 @@ impl Firewall {
                     .await?
                 {
                     self.iptables
-                        .run(table.name, table.place, table.from, &lead)
-                        .await?
-                        .well()?;
+                        .change(table.name, table.place, table.from, &lead)
+                        .await?;
                 }
             }
         }
@@ -98,20 +96,13 @@ impl Firewall {
                     .await?
                 {
                     self.iptables
-                        .run(table.name, "-D", table.from, &lead)
-                        .await?
-                        .well()?;
+                        .change(table.name, "-D", table.from, &lead)
+                        .await?;
                 }
             }
             if self.iptables.holds(table.name, "-S", CHAIN, &[]).await? {
-                self.iptables
-                    .run(table.name, "-F", CHAIN, &[])
-                    .await?
-                    .well()?;
-                self.iptables
-                    .run(table.name, "-X", CHAIN, &[])
-                    .await?
-                    .well()?;
+                self.iptables.change(table.name, "-F", CHAIN, &[]).await?;
+                self.iptables.change(table.name, "-X", CHAIN, &[]).await?;
             }
         }
         Ok(())
@@ -129,23 +120,12 @@ impl Firewall {
 
     async fn fill(&self, table: &Table) -> Result<(), IptablesError> {
         match self.iptables.holds(table.name, "-S", CHAIN, &[]).await? {
-            true => self
-                .iptables
-                .run(table.name, "-F", CHAIN, &[])
-                .await?
-                .well()?,
-            false => self
-                .iptables
-                .run(table.name, "-N", CHAIN, &[])
-                .await?
-                .well()?,
+            true => self.iptables.change(table.name, "-F", CHAIN, &[]).await?,
+            false => self.iptables.change(table.name, "-N", CHAIN, &[]).await?,
         }
         for rule in &table.rules {
             let rule: Vec<&str> = rule.iter().map(String::as_str).collect();
-            self.iptables
-                .run(table.name, "-A", CHAIN, &rule)
-                .await?
-                .well()?;
+            self.iptables.change(table.name, "-A", CHAIN, &rule).await?;
         }
         Ok(())
     }
@@ -215,10 +195,8 @@ mod tests {
         ] {
             firewall
                 .iptables
-                .run(table, what, CHAIN, rest)
+                .change(table, what, CHAIN, rest)
                 .await
-                .unwrap()
-                .well()
                 .unwrap();
             if what != "-A" {
                 whole(firewall).await;

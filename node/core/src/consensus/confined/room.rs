@@ -24,13 +24,12 @@ use std::time::Duration;
 
 use hearth_base::event::Writer;
 use tokio::time::{Instant, sleep};
-use tonic::{Code, Status};
+use tonic::Code;
 
-use super::super::client::NamespacedClient;
+use super::super::client::{ConsensusError, NamespacedClient};
 use super::super::wire::kv_client::KvClient;
-use super::super::wire::lease_client::LeaseClient;
 use super::super::wire::maintenance_client::MaintenanceClient;
-use super::super::wire::{CompactionRequest, LeaseGrantRequest, LeaseRevokeRequest, StatusRequest};
+use super::super::wire::{CompactionRequest, StatusRequest};
 use super::bounded;
 
 /// How far below its limit a full store has to be to be none, as a part of it:
@@ -40,8 +39,8 @@ const RELIEF: u64 = 16;
 /// etcd looks through all keys for it.
 const FORGETS: u32 = 5;
 
-/// In seconds. It is revoked at once; etcd makes it longer if it has to.
-const SHORTEST_LEASE: i64 = 1;
+/// Revoked at once; etcd makes it longer if it has to.
+const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 
 /// Whether there is room for more of this user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,7 +88,10 @@ pub async fn watch(
         match look(client, &mut gauge, room).await {
             Ok(()) => {}
             // Then nothing can be written, either.
-            Err(status) => tracing::debug!("the size of the store: {status}"),
+            Err(error) => {
+                let error = hearth_api::chain(&error);
+                tracing::debug!("the room in the store: {error}");
+            }
         }
         sleep(timing.look).await;
     }
@@ -99,9 +101,10 @@ async fn look(
     client: &NamespacedClient,
     gauge: &mut Gauge,
     room: &Writer<Room>,
-) -> Result<(), Status> {
+) -> Result<(), ConsensusError> {
     let mut maintenance = MaintenanceClient::new(client.channel.clone());
-    let status = bounded(maintenance.status(StatusRequest {})).await?;
+    let status = maintenance.status(StatusRequest {});
+    let status = client.step("ask for the store's size", status).await?;
     let in_use = u64::try_from(status.db_size_in_use).unwrap_or_default();
     let revision = status.header.map_or(0, |header| header.revision);
     let (now, forget) = gauge.look(Instant::now(), in_use, revision);
@@ -120,25 +123,18 @@ async fn look(
         };
         let mut kv = KvClient::new(client.channel.clone());
         match bounded(kv.compact(request)).await {
-            // Somebody else has, etcd itself or another controller.
-            Err(status) if status.code() == Code::OutOfRange => {}
-            answer => drop(answer?),
+            // Otherwise somebody else has, etcd itself or another controller.
+            Err(source) if source.code() != Code::OutOfRange => {
+                let what = "forget history";
+                return Err(ConsensusError::Failed { what, source });
+            }
+            _ => {}
         }
-        write(client).await?;
+        // What is freed is free only with the next write, and there may be
+        // nobody else who may write.
+        let lease = client.grant(SHORTEST_LEASE).await?;
+        client.revoke(lease).await?;
     }
-    Ok(())
-}
-
-/// Writes something that is nothing. What a compaction has freed is free only
-/// with the next write, and there may be nobody else who may write.
-async fn write(client: &NamespacedClient) -> Result<(), Status> {
-    let mut leases = LeaseClient::new(client.channel.clone());
-    let request = LeaseGrantRequest {
-        ttl: SHORTEST_LEASE,
-        id: 0,
-    };
-    let id = bounded(leases.lease_grant(request)).await?.id;
-    bounded(leases.lease_revoke(LeaseRevokeRequest { id })).await?;
     Ok(())
 }
 

@@ -129,8 +129,7 @@ async fn clear_host_ports(bundle: &Bundle) -> Result<(), IptablesError> {
     let iptables = Iptables::at(bundle.program(Binary::Iptables));
     // Made when the first pod has one.
     if iptables.holds("nat", "-S", HOST_PORTS, &[]).await? {
-        let flushed = iptables.run("nat", "-F", HOST_PORTS, &[]).await?;
-        flushed.well()?;
+        iptables.change("nat", "-F", HOST_PORTS, &[]).await?;
         tracing::info!("the rules of pods' host ports are taken away");
     }
     Ok(())
