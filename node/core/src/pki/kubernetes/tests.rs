@@ -1,6 +1,7 @@
 use std::{net::IpAddr, path::Path, process::Command, time::Duration};
 
 use hearth_api::identity::{NodeId, UserName};
+use rcgen::PublicKeyData as _;
 use x509_parser::prelude::{GeneralName, ParsedExtension, X509Certificate};
 
 use super::*;
@@ -228,6 +229,16 @@ fn what_is_stored_reads_back_or_is_refused() {
             .unwrap()
             .to_string()
     };
+    // As those that exist were written: by ring, which rcgen makes its keys by.
+    let ring = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
+    let mut older = stored.clone();
+    older.service_account_key = ring.serialize_der();
+    let older = Authorities::decode(&older.encode_to_vec()).unwrap();
+    assert_eq!(
+        older.service_accounts().public_pem(),
+        pem_of("PUBLIC KEY", &ring.subject_public_key_info())
+    );
+
     assert!(refused(|s| s.version = 0).contains("empty"));
     assert!(refused(|s| s.version = 2).contains("version 2"));
     assert!(refused(|s| s.front_proxy = None).contains("missing"));
