@@ -8,8 +8,7 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use hearth_api::provider::provider;
-use hearth_base::event::{Value, Writer};
-use hearth_base::supervisor::{Context, Outcome};
+use hearth_base::supervisor::Context;
 use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::pem::{self, PemObject as _};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -59,26 +58,6 @@ pub fn client(
     own: &KeyAndCertificate,
 ) -> Result<Client, AccessError> {
     Ok(Client::new(url, tls(authority, Some(own))?)?)
-}
-
-/// A certificate and its key as a client, of each newer one a newer client.
-/// Healthy when there was one.
-pub async fn follow<T: Clone + Send + Sync + 'static>(
-    ctx: Context,
-    credentials: Value<T>,
-    client_of: impl Fn(&T) -> Result<Client, AccessError>,
-    clients: &Writer<Client>,
-) -> Outcome {
-    let health = Health::of(&ctx);
-    let mut credentials = credentials.watch();
-    loop {
-        let newer = tokio::select! {
-            newer = credentials.next() => newer?,
-            () = ctx.cancelled() => return Ok(()),
-        };
-        clients.set(client_of(&newer)?);
-        health.good();
-    }
 }
 
 /// A runnable that watches: it is well when it has seen everything once, and

@@ -5,29 +5,20 @@
 
 use std::sync::Arc;
 
-use hearth_base::event::{self, Value};
+use hearth_base::event::Value;
 use hearth_base::supervisor::{Context, Outcome, SpawnError};
 
-use super::access::{self, AccessError};
 use super::api::Client;
 use super::dns::{self, Dns};
 use super::volumes::{self, Volumes};
 use super::{Parts, dns::serve};
 
-/// Adds them below this runnable. `credentials` are the node's own, and
-/// `client_of` makes a client of them.
-pub(crate) fn start<T: Clone + Send + Sync + 'static>(
+/// Adds them below this runnable. `client` is the node's own.
+pub(crate) fn start(
     ctx: &Context,
     parts: &Arc<Parts>,
-    credentials: Value<T>,
-    client_of: fn(&T) -> Result<Client, AccessError>,
+    client: &Value<Client>,
 ) -> Result<(), SpawnError> {
-    let (writer, client) = event::value();
-    let writer = Arc::new(writer);
-    ctx.run("access", move |ctx| {
-        let (writer, credentials) = (writer.clone(), credentials.clone());
-        async move { access::follow(ctx, credentials, client_of, &writer).await }
-    })?;
     let dns = Arc::new(Dns {
         resolv_conf: parts.root.ephemeral.resolv_conf(),
         port: dns::PORT,
@@ -36,7 +27,7 @@ pub(crate) fn start<T: Clone + Send + Sync + 'static>(
         client: client.clone(),
     });
     ctx.run("names", move |ctx| dns::run(ctx, dns.clone()))?;
-    let parts = parts.clone();
+    let (parts, client) = (parts.clone(), client.clone());
     ctx.run("volumes", move |ctx| {
         keep_volumes(ctx, parts.clone(), client.clone())
     })

@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use hearth_api::identity::SigningKey;
+use hearth_api::names::PORT_KUBERNETES_BALANCER;
 use hearth_api::v1::IssueCertificateRequest;
 use hearth_api::v1::issue_certificate_request::{
     Kind, KubernetesWorker, kubernetes_worker::Purpose,
@@ -31,6 +32,7 @@ use rustls_pki_types::CertificateDer;
 use x509_parser::prelude::{GeneralName, ParsedExtension};
 
 use crate::kubernetes::access;
+use crate::kubernetes::api::Client;
 use crate::kubernetes::calendar::Calendar;
 use crate::layout::{EphemeralWorker, KeyFiles};
 use crate::pki::kubernetes::{KeyAndCertificate, to_pem};
@@ -50,14 +52,12 @@ pub const KUBELET_SERVER: &str = "kubelet-server";
 /// The same, of kube-proxy.
 pub const PROXY: &str = "kube-proxy";
 
-/// What a worker has to show. Cheap to clone.
-#[derive(Clone)]
-pub(crate) struct Credentials {
+/// What there is besides files.
+struct Issued {
     /// By which API servers prove themselves.
-    pub authority: CertificateDer<'static>,
-    /// Of the node's own clients, which read it from here; the others read
-    /// files.
-    pub node: Arc<KeyAndCertificate>,
+    authority: CertificateDer<'static>,
+    /// Of the node's own client.
+    node: KeyAndCertificate,
     /// When the next ones are due.
     renew_at: SystemTime,
 }
@@ -72,37 +72,38 @@ pub(crate) struct Worker {
     pub connection: Value<CuratorConnection>,
     /// Will be read: what the kubelet's server is to prove.
     pub address: Value<IpAddr>,
-    /// Will be written: anew, when they are.
-    pub credentials: Writer<Credentials>,
-    /// Will be written with them: the node's own, for TLS.
-    pub client: Writer<Arc<ClientConfig>>,
+    /// Will be written: the node's own, for TLS.
+    pub tls: Writer<Arc<ClientConfig>>,
+    /// Will be written when all the rest is: the node's own client of the API
+    /// servers, behind the balancer. Anew, whenever the certificates are.
+    pub client: Writer<Client>,
     /// Will be written: why there are none yet.
     pub waits: Writer<String>,
 }
 
 /// Gets them, and renews them.
 pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
+    let servers = format!("https://127.0.0.1:{PORT_KUBERNETES_BALANCER}");
     let work = async {
         let mut addresses = worker.address.watch();
         let mut address = addresses.next().await?;
         let mut healthy = false;
         loop {
-            let credentials = tokio::select! {
-                credentials = worker.get(address) => credentials?,
+            let issued = tokio::select! {
+                issued = worker.get(address) => issued?,
                 // What curators would certify is another one.
                 moved = addresses.wait_for(|now| *now != address) => {
                     address = moved?;
                     continue;
                 }
             };
-            let renew_at = credentials.renew_at;
-            let tls = access::tls(&credentials.authority, Some(&credentials.node))?;
-            worker.client.set(Arc::new(tls));
-            worker.credentials.set(credentials);
+            let tls = access::tls(&issued.authority, Some(&issued.node))?;
+            worker.tls.set(Arc::new(tls.clone()));
+            worker.client.set(Client::new(&servers, tls)?);
             if !std::mem::replace(&mut healthy, true) {
                 ctx.healthy();
             }
-            address = worker.due(renew_at, &mut addresses, address).await?;
+            address = worker.due(issued.renew_at, &mut addresses, address).await?;
         }
     };
     tokio::select! {
@@ -126,13 +127,13 @@ impl Worker {
     }
 
     /// Asks the curators for as long as it takes.
-    async fn get(&self, address: IpAddr) -> Result<Credentials, event::Closed> {
+    async fn get(&self, address: IpAddr) -> Result<Issued, event::Closed> {
         let mut said = String::new();
         loop {
             // Before each attempt: it is another one after a reconnection.
             self.connection.watch().next().await?;
             let why = match tokio::time::timeout(ASK_BOUND, self.ask(address)).await {
-                Ok(Ok(credentials)) => return Ok(credentials),
+                Ok(Ok(issued)) => return Ok(issued),
                 Ok(Err(error)) => error.to_string(),
                 Err(_) => format!("no answer for {ASK_BOUND:?}"),
             };
@@ -146,7 +147,7 @@ impl Worker {
     }
 
     /// One attempt. Written are all or none, but for a failing disk.
-    async fn ask(&self, address: IpAddr) -> Result<Credentials, Failure> {
+    async fn ask(&self, address: IpAddr) -> Result<Issued, Failure> {
         let (authority, server) = self.issue(Purpose::KubeletServer).await?;
         if !proves(server.certificate(), address) {
             return Err(Failure::msg(format!(
@@ -162,9 +163,9 @@ impl Worker {
         for (whose, issued) in &all {
             save(&self.files.keys(whose), &authority, issued)?;
         }
-        Ok(Credentials {
+        Ok(Issued {
             authority,
-            node: Arc::new(node),
+            node,
             renew_at,
         })
     }

@@ -25,12 +25,12 @@ use serde_json::{Value as Json, json};
 use super::super::Parts;
 use super::super::api::fields::Node;
 use super::super::api::watch::{Event, Which, watch};
-use super::super::api::{ApiError, kinds};
+use super::super::api::{ApiError, Client, kinds};
 use super::super::bundle::{Binary, Bundle, Flag};
 use super::super::containerd::{self, Imported, config::PAUSE_IMAGE};
 use super::super::program::{self, InUse, Program, Progress, probe};
-use super::certificates::{self, Credentials};
-use super::{PRIVATE, network, own_client, save_kubeconfig};
+use super::certificates;
+use super::{PRIVATE, network, save_kubeconfig};
 use crate::handover::PodNetwork;
 use crate::layout::Root;
 
@@ -43,8 +43,8 @@ pub(crate) struct Worker {
     pub parts: Arc<Parts>,
     /// The programs.
     pub bundle: Arc<Bundle>,
-    /// Will be read.
-    pub credentials: Value<Credentials>,
+    /// Will be read: the node's own, which is there when certificates are.
+    pub client: Value<Client>,
     /// Will be read.
     pub imported: Value<Imported>,
     /// Held while it runs.
@@ -63,7 +63,7 @@ struct Facts {
 /// Runs it.
 pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let parts = &worker.parts;
-    let mut credentials = worker.credentials.watch();
+    let mut clients = worker.client.watch();
     let mut networks = parts.pod_network.watch();
     let mut addresses = parts.address.watch();
     let known = async {
@@ -72,7 +72,7 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
         imported.wait_for(Result::is_ok).await?.ok();
         let network = networks.some().await?;
         let address = addresses.next().await?;
-        let client = own_client(&credentials.next().await?)?;
+        let client = clients.next().await?;
         let facts = Facts {
             name,
             address,
@@ -91,7 +91,7 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let outdated = async {
         tokio::select! {
             () = removed(own) => Ok("its node was removed from Kubernetes"),
-            renewed = credentials.next() => renewed.map(|_| "its certificates are renewed"),
+            renewed = clients.next() => renewed.map(|_| "its certificates are renewed"),
             moved = networks.wait_for(|now| *now != Some(facts.network)) => {
                 moved.map(|_| "the pods' network has changed")
             }

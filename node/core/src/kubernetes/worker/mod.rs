@@ -4,11 +4,11 @@
 //! |---|---|---|
 //! | `containerd` | – | its progress |
 //! | `images` | containerd's progress | imported |
-//! | `certificates` | curator connection, address | credentials |
-//! | `kubelet` | credentials, imported, pod network, address | its progress |
-//! | `kube-proxy` | credentials, address | its progress |
-//! | `access`, `names`, `volumes` | credentials, pod network | – |
-//! | `servers`, `balancer` | view, learned addresses, address, the node's own client | – |
+//! | `certificates` | curator connection, address | the node's own TLS and client |
+//! | `kubelet` | client, imported, pod network, address | its progress |
+//! | `kube-proxy` | client, address | its progress |
+//! | `names`, `volumes` | client, pod network | – |
+//! | `servers`, `balancer` | view, learned addresses, address, the node's own TLS | – |
 //!
 //! Each restarts alone, and waits for what it needs: none is started in vain,
 //! and the order follows from the values. They end in order as well: see
@@ -33,7 +33,6 @@ use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_base::sys::files::{self, FileError};
 
-use super::access::{self, AccessError};
 use super::api::Client;
 use super::balancer;
 use super::bundle::{Binary, Bundle};
@@ -44,7 +43,6 @@ use super::{Parts, Standing, services};
 use crate::handover::{MemberData, PodNetwork};
 use crate::layout::EphemeralWorker;
 
-use certificates::Credentials;
 pub(super) use machine::Turn;
 
 /// Only root of this machine.
@@ -55,7 +53,7 @@ const LONGEST_CA: u64 = 64 << 10;
 /// What is known of the worker's parts.
 struct Facts {
     network: Value<Option<PodNetwork>>,
-    credentials: Value<Credentials>,
+    client: Value<Client>,
     waits: Value<String>,
     images: Value<Imported>,
     programs: [(Binary, Value<Progress>); 3],
@@ -79,7 +77,7 @@ pub(super) async fn run(
     let facts = start(ctx, parts, &bundle, &member)?;
     ctx.healthy();
     let mut network = facts.network.watch();
-    let mut credentials = facts.credentials.watch();
+    let mut client = facts.client.watch();
     let mut waits = facts.waits.watch();
     let mut images = facts.images.watch();
     let [containerd, kubelet, proxy] = &facts.programs;
@@ -90,7 +88,7 @@ pub(super) async fn run(
         standing.set(facts.standing());
         tokio::select! {
             changed = network.next() => changed.map(drop)?,
-            changed = credentials.next() => changed.map(drop)?,
+            changed = client.next() => changed.map(drop)?,
             changed = waits.next() => changed.map(drop)?,
             changed = images.next() => changed.map(drop)?,
             changed = containerd.next() => changed.map(drop)?,
@@ -109,7 +107,7 @@ fn start(
     let in_use = InUse::default();
     let (containerd_writer, containerd) = event::value();
     let (imported_writer, imported) = event::value();
-    let (credentials_writer, credentials) = event::value();
+    let (tls_writer, tls) = event::value();
     let (client_writer, client) = event::value();
     let (waits_writer, waits) = event::value();
     let (kubelet_writer, kubelet) = event::value();
@@ -137,19 +135,19 @@ fn start(
         calendar: parts.calendar.clone(),
         connection: parts.connection.clone(),
         address: parts.address.clone(),
-        credentials: credentials_writer,
+        tls: tls_writer,
         client: client_writer,
         waits: waits_writer,
     });
     ctx.run("certificates", move |ctx| {
         certificates::run(ctx, worker.clone())
     })?;
-    balancer::start(ctx, parts, member, balancer::readyz(client))?;
-    services::start(ctx, parts, credentials.clone(), own_client)?;
+    balancer::start(ctx, parts, member, balancer::readyz(tls))?;
+    services::start(ctx, parts, &client)?;
     let worker = Arc::new(kubelet::Worker {
         parts: parts.clone(),
         bundle: bundle.clone(),
-        credentials: credentials.clone(),
+        client: client.clone(),
         imported: imported.clone(),
         containerd: in_use,
         progress: kubelet_writer,
@@ -158,13 +156,13 @@ fn start(
     let worker = Arc::new(proxy::Worker {
         parts: parts.clone(),
         bundle: bundle.clone(),
-        credentials: credentials.clone(),
+        client: client.clone(),
         progress: proxy_writer,
     });
     ctx.run("kube-proxy", move |ctx| proxy::run(ctx, worker.clone()))?;
     Ok(Facts {
         network: parts.pod_network.clone(),
-        credentials,
+        client,
         waits,
         images: imported,
         programs: [
@@ -175,17 +173,11 @@ fn start(
     })
 }
 
-/// The node's own client, behind the balancer.
-fn own_client(own: &Credentials) -> Result<Client, AccessError> {
-    let url = format!("https://127.0.0.1:{PORT_KUBERNETES_BALANCER}");
-    access::client(&url, &own.authority, &own.node)
-}
-
 impl Facts {
     fn standing(&self) -> Standing {
         let programs = self.programs.each_ref();
         let programs = programs.map(|(binary, progress)| (binary.name(), progress.get()));
-        let waits = match self.credentials.get() {
+        let waits = match self.client.get() {
             Some(_) => None,
             None => Some(self.waits.get().unwrap_or_else(|| "not asked yet".into())),
         };

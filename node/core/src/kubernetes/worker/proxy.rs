@@ -22,10 +22,11 @@ use hearth_base::sys::files;
 use serde_json::{Value as Json, json};
 
 use super::super::Parts;
+use super::super::api::Client;
 use super::super::bundle::{Binary, Bundle};
 use super::super::iptables::{Iptables, IptablesError};
 use super::super::program::{self, Program, ProgramError, Progress, probe};
-use super::certificates::{self, Credentials};
+use super::certificates;
 use super::{PRIVATE, save_kubeconfig};
 use crate::layout::Root;
 
@@ -44,8 +45,8 @@ pub(crate) struct Worker {
     pub parts: Arc<Parts>,
     /// The programs.
     pub bundle: Arc<Bundle>,
-    /// Will be read.
-    pub credentials: Value<Credentials>,
+    /// Will be awaited: it is there when certificates are.
+    pub client: Value<Client>,
     /// Will be written.
     pub progress: Writer<Progress>,
 }
@@ -56,7 +57,7 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let mut addresses = parts.address.watch();
     let known = async {
         let name = parts.member.watch().next().await?.node_id.to_string();
-        worker.credentials.watch().next().await?;
+        worker.client.watch().next().await?;
         Ok::<_, event::Closed>((name, addresses.next().await?))
     };
     let (name, address) = tokio::select! {

@@ -7,6 +7,7 @@ use hearth_api::client::{Curators, Options};
 use hearth_api::testing::TestClock;
 use hearth_api::tls::{self, ExpectedServer, wall_clock};
 use hearth_api::v1::{NodeRoles, NodeState, node_roles};
+use rustls::SignatureScheme::ED25519;
 
 use super::*;
 use crate::consensus::testing::soon;
@@ -36,8 +37,8 @@ async fn what_is_due_is_asked_for_again() {
     connection_writer.set(CuratorConnection::new(id_of(&node), curators));
     let (address_writer, address) = event::value();
     address_writer.set(first.into());
-    let (credentials_writer, credentials) = event::value();
-    let (client, _client) = event::value();
+    let (tls_writer, tls) = event::value::<Arc<ClientConfig>>();
+    let (client_writer, client) = event::value();
     let (waits_writer, waits) = event::value::<String>();
     let clock = TestClock::new();
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
@@ -52,17 +53,19 @@ async fn what_is_due_is_asked_for_again() {
         calendar: Calendar::by(clock.clone(), Duration::from_millis(20)),
         connection,
         address,
-        credentials: credentials_writer,
-        client,
+        tls: tls_writer,
+        client: client_writer,
         waits: waits_writer,
     });
     let alone = Alone::run(move |ctx| run(ctx, worker.clone()));
 
-    let mut given = credentials.watch();
+    let mut given = client.watch();
     let mut next = async |what: &str| {
-        let given: Credentials = soon(what, given.next()).await.unwrap();
+        soon(what, given.next()).await.unwrap();
+        let tls = tls.get().unwrap();
+        let own = tls.client_auth_cert_resolver.resolve(&[], &[ED25519]);
         (
-            given.node.certificate().to_vec(),
+            own.unwrap().cert[0].to_vec(),
             std::fs::read(&server).unwrap(),
         )
     };
