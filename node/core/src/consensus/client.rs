@@ -15,18 +15,22 @@ use hyper_util::rt::TokioIo;
 use tokio::{net::UnixStream, time};
 use tokio_stream::StreamExt as _;
 use tonic::{
-    Response, Status, Streaming,
+    Code, Response, Status, Streaming,
     transport::{Channel, Endpoint},
 };
 
+use super::space::NO_SPACE;
 use super::wire::{
-    KeyValue, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest, RangeRequest,
-    WatchCreateRequest, WatchRequest, WatchResponse, event::EventType, kv_client::KvClient,
-    lease_client::LeaseClient, watch_client::WatchClient, watch_request::RequestUnion,
+    CompactionRequest, KeyValue, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest,
+    RangeRequest, WatchCreateRequest, WatchRequest, WatchResponse, event::EventType,
+    kv_client::KvClient, lease_client::LeaseClient, watch_client::WatchClient,
+    watch_request::RequestUnion,
 };
 
 /// For calls whose caller names no other bound: long enough for an election.
 const CALL_BOUND: Duration = Duration::from_secs(10);
+/// To forget history, for which all keys are looked through.
+const FORGET_BOUND: Duration = Duration::from_secs(60);
 /// How often a socket that nobody serves yet is tried again.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
 /// How long one attempt to connect goes on: what waits longer gets an error.
@@ -95,7 +99,12 @@ pub enum ConsensusError {
 impl ConsensusError {
     /// Whether the lease that was named does not exist (any more).
     pub fn lease_is_gone(&self) -> bool {
-        matches!(self, Self::Failed { source, .. } if source.code() == tonic::Code::NotFound)
+        matches!(self, Self::Failed { source, .. } if source.code() == Code::NotFound)
+    }
+
+    /// Whether it was refused because the store is full (see `space`).
+    pub fn is_full(&self) -> bool {
+        matches!(self, Self::Failed { source, .. } if source.message() == NO_SPACE)
     }
 }
 
@@ -309,6 +318,23 @@ impl NamespacedClient {
                 what,
                 bound: self.bound,
             }),
+        }
+    }
+
+    /// Has etcd forget the history of the whole store up to this revision,
+    /// unless it has already.
+    pub(super) async fn forget(&self, revision: i64) -> Result<(), ConsensusError> {
+        let request = CompactionRequest {
+            revision,
+            physical: true,
+        };
+        let mut kv = self.kv();
+        let patient = self.bounded(FORGET_BOUND);
+        match patient.step("forget history", kv.compact(request)).await {
+            Err(ConsensusError::Failed { source, .. }) if source.code() == Code::OutOfRange => {
+                Ok(())
+            }
+            answer => answer.map(drop),
         }
     }
 

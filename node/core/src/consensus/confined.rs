@@ -45,6 +45,7 @@ use tonic::transport::Channel;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::client::{NamespacedClient, successor};
+use super::space::NO_SPACE;
 use super::wire::kv_client::KvClient;
 use super::wire::kv_server::{Kv, KvServer};
 use super::wire::lease_client::LeaseClient;
@@ -57,13 +58,13 @@ use super::wire::watch_client::WatchClient;
 use super::wire::watch_request::RequestUnion;
 use super::wire::watch_server::{Watch, WatchServer};
 use super::wire::{
-    AlarmRequest, AlarmResponse, CompactionRequest, CompactionResponse, Compare,
-    DeleteRangeRequest, DeleteRangeResponse, KeyValue, LeaseGrantRequest, LeaseGrantResponse,
-    LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseLeasesRequest, LeaseLeasesResponse,
-    LeaseRevokeRequest, LeaseRevokeResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,
-    PutRequest, PutResponse, RangeRequest, RangeResponse, RequestOp, ResponseOp, StatusRequest,
-    StatusResponse, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
-    alarm_request::AlarmAction,
+    AlarmRequest, AlarmResponse, CompactionRequest, CompactionResponse, Compare, DefragmentRequest,
+    DefragmentResponse, DeleteRangeRequest, DeleteRangeResponse, KeyValue, LeaseGrantRequest,
+    LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseLeasesRequest,
+    LeaseLeasesResponse, LeaseRevokeRequest, LeaseRevokeResponse, LeaseTimeToLiveRequest,
+    LeaseTimeToLiveResponse, PutRequest, PutResponse, RangeRequest, RangeResponse, RequestOp,
+    ResponseOp, StatusRequest, StatusResponse, TxnRequest, TxnResponse, WatchRequest,
+    WatchResponse, alarm_request::AlarmAction,
 };
 use room::Room;
 
@@ -86,7 +87,6 @@ const REQUIRE_LEADER: &str = "hasleader";
 /// etcd's words, by which its callers know what is meant.
 const EMPTY_KEY: &str = "etcdserver: key is not provided";
 const NO_SUCH_LEASE: &str = "etcdserver: requested lease not found";
-const NO_SPACE: &str = "etcdserver: mvcc: database space exceeded";
 
 /// The services, for whoever serves them to the one program that they are for.
 /// Nothing is written while `room` says that there is none. Streams end when
@@ -530,6 +530,15 @@ impl Maintenance for Confined {
     ) -> Result<Response<StatusResponse>, Status> {
         let answer = bounded(self.maintenance().status(request.into_inner())).await?;
         Ok(Response::new(answer))
+    }
+
+    async fn defragment(
+        &self,
+        _request: Request<DefragmentRequest>,
+    ) -> Result<Response<DefragmentResponse>, Status> {
+        Err(Status::unimplemented(
+            "the store is shared: its members make room for themselves",
+        ))
     }
 }
 

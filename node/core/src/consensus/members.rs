@@ -19,8 +19,9 @@ use tonic::{Response, Status, transport::Channel};
 use super::{
     client::{ConsensusError, RootClient},
     wire::{
-        self, MemberAddRequest, MemberListRequest, MemberPromoteRequest, MemberRemoveRequest,
-        StatusRequest, cluster_client::ClusterClient, maintenance_client::MaintenanceClient,
+        self, AlarmRequest, AlarmType, DefragmentRequest, MemberAddRequest, MemberListRequest,
+        MemberPromoteRequest, MemberRemoveRequest, StatusRequest, alarm_request::AlarmAction,
+        cluster_client::ClusterClient, maintenance_client::MaintenanceClient,
     },
 };
 
@@ -96,6 +97,21 @@ pub struct MemberStatus {
     pub committed: u64,
     /// Up to where it has been applied here.
     pub applied: u64,
+    /// Of the store.
+    pub revision: i64,
+    /// Bytes that the store's file has here.
+    pub file: u64,
+    /// Bytes of these that hold something, history among it.
+    pub used: u64,
+}
+
+/// What a member of etcd complains of, until somebody takes it back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Alarm {
+    /// Its file has reached the quota: no member takes writes.
+    NoSpace,
+    /// It holds something else than the others.
+    Corrupt,
 }
 
 /// The membership of etcd, by way of the member on this node.
@@ -126,6 +142,10 @@ impl Members {
 
     fn cluster(&self) -> ClusterClient<Channel> {
         ClusterClient::new(self.channel.clone())
+    }
+
+    fn maintenance(&self) -> MaintenanceClient<Channel> {
+        MaintenanceClient::new(self.channel.clone())
     }
 
     async fn step<T>(
@@ -190,7 +210,7 @@ impl Members {
     /// How this etcd is. A learner tells, too.
     pub async fn status(&self) -> Result<MemberStatus, ConsensusError> {
         const WHAT: &str = "ask etcd how it is";
-        let mut client = MaintenanceClient::new(self.channel.clone());
+        let mut client = self.maintenance();
         let answer = self.step(WHAT, client.status(StatusRequest {})).await?;
         let header = answer.header.ok_or(ConsensusError::Malformed {
             what: WHAT,
@@ -202,7 +222,53 @@ impl Members {
             leader: Some(MemberId(answer.leader)).filter(|id| id.0 != 0),
             committed: answer.raft_index,
             applied: answer.raft_applied_index,
+            revision: header.revision,
+            file: answer.db_size.unsigned_abs(),
+            used: answer.db_size_in_use.unsigned_abs(),
         })
+    }
+
+    /// What members complain of, each member of each thing once, as far as this
+    /// etcd knows. Of kinds that etcd does not have today nothing is told.
+    pub async fn alarms(&self) -> Result<Vec<(MemberId, Alarm)>, ConsensusError> {
+        let mut client = self.maintenance();
+        // To ask for the alarms costs etcd an entry in its log; to ask whether
+        // there are any costs nothing.
+        let status = self.step("ask etcd how it is", client.status(StatusRequest {}));
+        let trouble = status.await?.errors;
+        if !trouble.iter().any(|text| text.contains("alarm:")) {
+            return Ok(Vec::new());
+        }
+        let call = client.alarm(AlarmRequest::default());
+        let answer = self.step("ask etcd for its alarms", call).await?;
+        let known = |alarm: &wire::AlarmMember| {
+            let kind = match alarm.alarm() {
+                AlarmType::None => return None,
+                AlarmType::Nospace => Alarm::NoSpace,
+                AlarmType::Corrupt => Alarm::Corrupt,
+            };
+            Some((MemberId(alarm.member_id), kind))
+        };
+        Ok(answer.alarms.iter().filter_map(known).collect())
+    }
+
+    /// Takes back a member's complaint that it has no space.
+    pub async fn has_space(&self, member: MemberId) -> Result<(), ConsensusError> {
+        let mut client = self.maintenance();
+        let call = client.alarm(AlarmRequest {
+            action: AlarmAction::Deactivate.into(),
+            member_id: member.0,
+            alarm: AlarmType::Nospace.into(),
+        });
+        self.step("take back etcd's alarm", call).await.map(drop)
+    }
+
+    /// Writes the file of this etcd anew, without what is free in it. It
+    /// answers nothing else meanwhile.
+    pub async fn defragment(&self) -> Result<(), ConsensusError> {
+        let mut client = self.maintenance();
+        let call = client.defragment(DefragmentRequest {});
+        self.step("defragment etcd's file", call).await.map(drop)
     }
 }
 

@@ -24,6 +24,7 @@ pub mod fenced;
 mod log;
 mod members;
 mod process;
+mod space;
 pub mod standing;
 
 /// etcd's interface, as generated from `proto/etcd.proto`.
@@ -56,13 +57,13 @@ pub use client::{
     Change, Changes, ConsensusError, ConsensusUser, Lease, Listing, NamespacedClient, Record,
     RootClient, WatchEnd,
 };
-pub use members::{Member, MemberId, MemberStatus, Members, peer_url};
+pub use members::{Alarm, Member, MemberId, MemberStatus, Members, peer_url};
 pub use process::ProcessError;
 pub use standing::{Joining, StandingError};
 
-/// etcd's store may grow to this. Its default is twice that, which is more
-/// than small disks have.
-pub const DEFAULT_QUOTA: u64 = 1 << 30;
+/// Bytes that etcd's file may have (see `space`). Its default is twice that, which
+/// is more than small disks have.
+pub const QUOTA: u64 = 1 << 30;
 
 /// How often a learner says how far it is.
 const REPORT_INTERVAL: Duration = Duration::from_millis(250);
@@ -373,12 +374,18 @@ async fn live(
         }
         report_voter(&root, out).await;
         let mut expected = config.company.expected.value().watch();
-        expected.next().await?;
-        if timing == Timing::Cluster {
-            return std::future::pending().await;
+        let company = async {
+            expected.next().await?;
+            if timing == Timing::Cluster {
+                return std::future::pending().await;
+            }
+            standing::note_company(&config.etcd)?;
+            Ok(End::Restart)
+        };
+        tokio::select! {
+            end = company => end,
+            never = space::keep(&root, config.quota_bytes) => match never {},
         }
-        standing::note_company(&config.etcd)?;
-        Ok(End::Restart)
     };
     let outcome = tokio::select! {
         ended = etcd.ended() => Err(ended.into()),

@@ -18,9 +18,7 @@ use hearth_base::{
 };
 use tempfile::TempDir;
 
-use super::{
-    Company, Config, ConsensusUser, DEFAULT_QUOTA, Handle, NamespacedClient, Outlets, run,
-};
+use super::{Company, Config, ConsensusUser, Handle, NamespacedClient, Outlets, QUOTA, run};
 use crate::{
     cluster_state, layout,
     pki::{self, Founder, Lifetime},
@@ -46,6 +44,8 @@ pub struct Site {
     pub cluster_id: ClusterId,
     pub log: LogTree,
     pub state: (cluster_state::Writer, cluster_state::ClusterState),
+    /// May be made smaller before etcd is started.
+    pub quota_bytes: u64,
     peer_listen: SocketAddr,
 }
 
@@ -73,6 +73,7 @@ impl Site {
                 ..Default::default()
             }),
             state: cluster_state::new(),
+            quota_bytes: QUOTA,
             peer_listen: free.local_addr().unwrap(),
         }
     }
@@ -107,7 +108,7 @@ impl Site {
             peer_listen: self.peer_listen,
             founding,
             company: Company::default(),
-            quota_bytes: DEFAULT_QUOTA,
+            quota_bytes: self.quota_bytes,
             binary: PathBuf::from("/usr/bin/etcd"),
             peer_proxy: None,
             state: self.state.1.clone(),
@@ -223,21 +224,7 @@ impl Running {
     }
 }
 
-/// Makes etcd forget the history before a revision, which the node leaves to
-/// etcd itself.
+/// Makes etcd forget the history before a revision.
 pub async fn compact(client: &NamespacedClient, revision: i64) {
-    #[derive(Clone, PartialEq, prost::Message)]
-    struct CompactionRequest {
-        #[prost(int64, tag = "1")]
-        revision: i64,
-    }
-
-    let mut grpc = tonic::client::Grpc::new(client.channel.clone());
-    grpc.ready().await.unwrap();
-    let codec = tonic_prost::ProstCodec::<CompactionRequest, ()>::default();
-    let path = http::uri::PathAndQuery::from_static("/etcdserverpb.KV/Compact");
-    let request = tonic::Request::new(CompactionRequest { revision });
-    soon("compaction", grpc.unary(request, path, codec))
-        .await
-        .unwrap();
+    soon("compaction", client.forget(revision)).await.unwrap();
 }

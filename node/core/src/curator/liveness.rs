@@ -399,6 +399,12 @@ impl Hearing {
 /// What a caller is told when etcd did not do its part.
 pub fn unavailable(error: &ConsensusError) -> Status {
     tracing::warn!("a call failed: {error}");
+    if error.is_full() {
+        return Status::resource_exhausted(
+            "the cluster's store is full, and nothing can be written until there is room again: \
+             `hearthctl etcd members` shows it",
+        );
+    }
     Status::unavailable(format!(
         "consensus did not answer this curator ({error}): ask another one, or try again"
     ))

@@ -22,8 +22,8 @@ use std::{convert::Infallible, time::Duration};
 use hearth_api::{
     identity::NodeId,
     v1::{
-        ConsensusMemberStatus, GetConsensusStatusResponse, MembershipChange,
-        membership_change::Kind,
+        ConsensusMemberStatus, ConsensusStore, GetConsensusStatusResponse, MembershipChange,
+        consensus_member_status, membership_change::Kind,
     },
 };
 use tokio::time::{Instant, sleep, timeout};
@@ -40,7 +40,7 @@ use super::{
     state::{self, Wanted},
 };
 use crate::consensus::{
-    MemberId,
+    Alarm, MemberId, QUOTA,
     fenced::{Condition, Write},
 };
 
@@ -81,6 +81,15 @@ pub async fn let_go(core: &Core, node: NodeId, write: Write) -> Result<Write, St
 pub async fn status(core: &Core) -> Result<GetConsensusStatusResponse, Status> {
     let view = look(core).await?;
     let own = core.members.status().await.map_err(|e| unavailable(&e))?;
+    let alarms = core.members.alarms().await.map_err(|e| unavailable(&e))?;
+    let alarms_of = |id: MemberId| {
+        let of_it = alarms.iter().filter(|(member, _)| *member == id);
+        let told = of_it.map(|(_, alarm)| match alarm {
+            Alarm::NoSpace => consensus_member_status::Alarm::NoSpace,
+            Alarm::Corrupt => consensus_member_status::Alarm::Corrupt,
+        });
+        told.map(i32::from).collect()
+    };
     let members = view.members.iter().map(|member| ConsensusMemberStatus {
         member_id: member.id.0,
         node_id: member
@@ -91,6 +100,7 @@ pub async fn status(core: &Core) -> Result<GetConsensusStatusResponse, Status> {
         learner: member.learner,
         started: member.started(),
         leader: own.leader == Some(member.id),
+        alarms: alarms_of(member.id),
     });
     let changes = view.intents.iter().map(|intent| {
         let (kind, member) = match intent.wanted {
@@ -107,6 +117,11 @@ pub async fn status(core: &Core) -> Result<GetConsensusStatusResponse, Status> {
     Ok(GetConsensusStatusResponse {
         changes: changes.collect(),
         members: members.collect(),
+        store: Some(ConsensusStore {
+            file_bytes: own.file,
+            used_bytes: own.used,
+            quota_bytes: QUOTA,
+        }),
     })
 }
 

@@ -28,13 +28,13 @@ use tonic::transport::Server;
 
 use super::program::InUse;
 use crate::consensus::confined::room::{self, Room};
-use crate::consensus::{DEFAULT_QUOTA, NamespacedClient, confined};
+use crate::consensus::{NamespacedClient, QUOTA, confined};
 
 /// The socket's name, which must look like a host with a port.
 const SOCKET: &str = "client:0";
 /// So much of the store may be in use while Kubernetes writes. Between two looks
 /// at it nobody writes the rest.
-const LIMIT: u64 = DEFAULT_QUOTA / 4 * 3;
+const LIMIT: u64 = QUOTA / 4 * 3;
 /// What may be under way in one direction of one stream, and of the connection.
 /// Lists of objects are megabytes.
 const STREAM_WINDOW: u32 = 1 << 20;

@@ -406,7 +406,7 @@ fn start_consensus(
         peer_listen: worker.etcd_peers,
         founding: matches!(start, Start::Found(_)),
         company: company.clone(),
-        quota_bytes: consensus::DEFAULT_QUOTA,
+        quota_bytes: consensus::QUOTA,
         binary: worker.etcd.clone(),
         peer_proxy: worker.peer_proxy,
         state: inputs.cluster_state.clone(),

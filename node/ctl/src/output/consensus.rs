@@ -1,16 +1,30 @@
 //! Consensus as it is printed.
 
-use hearth_api::v1::{self, membership_change::Kind};
+use hearth_api::v1::{self, consensus_member_status::Alarm, membership_change::Kind};
 use serde::Serialize;
 
 use super::word;
 use crate::table::{Table, printable};
+
+/// Alarms as they are printed.
+const NO_SPACE: &str = "NO_SPACE";
+/// The same.
+const CORRUPT: &str = "CORRUPT";
 
 /// Its members, and what is about to change.
 #[derive(Debug, Serialize)]
 pub struct Consensus {
     members: Vec<Member>,
     changes: Vec<Change>,
+    /// Of the member beside the curator that answered; older ones do not tell.
+    store: Option<Store>,
+}
+
+#[derive(Debug, Serialize)]
+struct Store {
+    file_bytes: u64,
+    used_bytes: u64,
+    quota_bytes: u64,
 }
 
 #[derive(Debug, Serialize)]
@@ -22,6 +36,7 @@ struct Member {
     started: bool,
     leader: bool,
     peer_urls: Vec<String>,
+    alarms: Vec<String>,
 }
 
 #[derive(Debug, Serialize)]
@@ -41,6 +56,7 @@ impl From<&v1::GetConsensusStatusResponse> for Consensus {
             started: member.started,
             leader: member.leader,
             peer_urls: member.peer_urls.clone(),
+            alarms: alarms(member),
         };
         let change = |change: &v1::MembershipChange| Change {
             node_id: change.node_id.clone(),
@@ -48,7 +64,13 @@ impl From<&v1::GetConsensusStatusResponse> for Consensus {
             member_id: (change.member_id != 0).then(|| format!("{:016x}", change.member_id)),
             reason: change.reason.clone(),
         };
+        let store = |store: &v1::ConsensusStore| Store {
+            file_bytes: store.file_bytes,
+            used_bytes: store.used_bytes,
+            quota_bytes: store.quota_bytes,
+        };
         Self {
+            store: status.store.as_ref().map(store),
             members: status.members.iter().map(member).collect(),
             changes: status.changes.iter().map(change).collect(),
         }
@@ -86,6 +108,36 @@ impl Consensus {
             text.push('\n');
             text.push_str(&changes.to_string());
         }
+        if let Some(store) = &self.store {
+            let mut stores = Table::new(&["STORE", "IN USE", "QUOTA"]);
+            stores.row([store.file_bytes, store.used_bytes, store.quota_bytes].map(mebibytes));
+            text.push('\n');
+            text.push_str(&stores.to_string());
+        }
+        for member in &self.members {
+            for alarm in &member.alarms {
+                let meaning = match &alarm[..] {
+                    NO_SPACE => "its store is full; nothing can be written until it has made room",
+                    CORRUPT => "it holds something else than the others",
+                    other => other,
+                };
+                let id = &member.member_id;
+                text.push_str(&format!("\nalarm of member {id}: {}\n", printable(meaning)));
+            }
+        }
         text
     }
+}
+
+fn mebibytes(bytes: u64) -> String {
+    // Tenths are enough, and no number of bytes is too large for them.
+    let tenths = u128::from(bytes) * 10 / (1 << 20);
+    format!("{}.{} MiB", tenths / 10, tenths % 10)
+}
+
+fn alarms(member: &v1::ConsensusMemberStatus) -> Vec<String> {
+    let alarms = member.alarms.iter();
+    alarms
+        .map(|alarm| word(*alarm, Alarm::as_str_name, "ALARM_"))
+        .collect()
 }

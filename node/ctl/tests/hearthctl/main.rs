@@ -12,9 +12,10 @@ use hearth_api::server::Limits;
 use hearth_api::testing::{Script, TestCluster, TestCurator};
 use hearth_api::tls::wall_clock;
 use hearth_api::v1::{
-    self, ClusterConfiguration, ClusterState, ConsensusMemberStatus, GetConsensusStatusResponse,
-    LogEntry, LogSeverity, MembershipChange, NodeHealth, NodeRoles, NodeState, NodeStatus,
-    StorageSecurity, StorageSecurityPolicy, TpmMode, TpmUsage, membership_change, node_roles,
+    self, ClusterConfiguration, ClusterState, ConsensusMemberStatus, ConsensusStore,
+    GetConsensusStatusResponse, LogEntry, LogSeverity, MembershipChange, NodeHealth, NodeRoles,
+    NodeState, NodeStatus, StorageSecurity, StorageSecurityPolicy, TpmMode, TpmUsage,
+    consensus_member_status, membership_change, node_roles,
 };
 use serde_json::{Value, json};
 use tokio::io::{AsyncBufReadExt as _, BufReader};
@@ -634,6 +635,7 @@ async fn tickets_and_members_are_shown() {
                     peer_urls: vec!["https://hearth-a1:7834".into()],
                     started: true,
                     leader: true,
+                    alarms: vec![consensus_member_status::Alarm::NoSpace.into()],
                     ..ConsensusMemberStatus::default()
                 },
                 ConsensusMemberStatus {
@@ -648,6 +650,11 @@ async fn tickets_and_members_are_shown() {
                 member_id: 0xc3,
                 reason: "not in sync yet".into(),
             }],
+            store: Some(ConsensusStore {
+                file_bytes: 1 << 30,
+                used_bytes: (1 << 30) - 1,
+                quota_bytes: 1 << 30,
+            }),
         },
         ..f.script()
     };
@@ -667,12 +674,20 @@ async fn tickets_and_members_are_shown() {
          00000000000000c3  -          learner  no       -\n\
          \n\
          TO COME  NODE       WAITS FOR\n\
-         JOIN     hearth-c3  not in sync yet\n"
+         JOIN     hearth-c3  not in sync yet\n\
+         \n\
+         STORE       IN USE      QUOTA\n\
+         1024.0 MiB  1023.9 MiB  1024.0 MiB\n\
+         \n\
+         alarm of member 00000000000000a1: its store is full; nothing can be written until it \
+         has made room\n"
     );
     let shown = f.json(&["etcd", "members", "-o", "json"]).await;
     assert_eq!(shown["members"][0]["member_id"], "00000000000000a1");
     assert_eq!(shown["members"][1]["node_id"], Value::Null);
     assert_eq!(shown["changes"][0]["kind"], "JOIN");
+    assert_eq!(shown["members"][0]["alarms"], json!(["NO_SPACE"]));
+    assert_eq!(shown["store"]["file_bytes"], 1 << 30);
 }
 
 #[tokio::test]

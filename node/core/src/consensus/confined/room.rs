@@ -1,11 +1,11 @@
 //! Room for the others in a store that one user could fill.
 //!
 //! etcd has one quota for all. When its file has reached that, it refuses
-//! everybody's writes, curators' too, until its members are defragmented: the
-//! file never shrinks by itself. What it has to hold is all that is there and
-//! the history since the last compaction; what has become free is used again.
-//! So the file grows to the most that was ever in use at once, and a user is
-//! kept from the quota by being kept from the *use*:
+//! everybody's writes, curators' too, until its members have written their files
+//! anew (see `consensus::space`): a file never shrinks by itself. What it has to
+//! hold is all that is there and the history since the last compaction; what has
+//! become free is used again. So the file grows to the most that was ever in use
+//! at once, and a user is kept from the quota by being kept from the *use*:
 //!
 //! - From half of its limit on, history is forgotten that is older than
 //!   [`Timing::keep`]. The API server would do that by itself, every five
@@ -24,17 +24,12 @@ use std::time::Duration;
 
 use hearth_base::event::Writer;
 use tokio::time::{Instant, sleep};
-use tonic::Code;
 
 use super::super::client::{ConsensusError, NamespacedClient};
-use super::super::wire::kv_client::KvClient;
+use super::super::space::relieved;
+use super::super::wire::StatusRequest;
 use super::super::wire::maintenance_client::MaintenanceClient;
-use super::super::wire::{CompactionRequest, StatusRequest};
-use super::bounded;
 
-/// How far below its limit a full store has to be to be none, as a part of it:
-/// one that is at its limit would be full and not full by turns.
-const RELIEF: u64 = 16;
 /// History is forgotten at most so many times while it is kept for once:
 /// etcd looks through all keys for it.
 const FORGETS: u32 = 5;
@@ -117,19 +112,7 @@ async fn look(
     }
     if let Some(revision) = forget {
         tracing::info!(revision, "history is forgotten: {in_use} bytes are in use");
-        let request = CompactionRequest {
-            revision,
-            physical: true,
-        };
-        let mut kv = KvClient::new(client.channel.clone());
-        match bounded(kv.compact(request)).await {
-            // Otherwise somebody else has, etcd itself or another controller.
-            Err(source) if source.code() != Code::OutOfRange => {
-                let what = "forget history";
-                return Err(ConsensusError::Failed { what, source });
-            }
-            _ => {}
-        }
+        client.forget(revision).await?;
         // What is freed is free only with the next write, and there may be
         // nobody else who may write.
         let lease = client.grant(SHORTEST_LEASE).await?;
@@ -164,13 +147,13 @@ impl Gauge {
     /// Takes in a look: whether there is room, and up to which revision history
     /// is to be forgotten, if any.
     fn look(&mut self, now: Instant, in_use: u64, revision: i64) -> (Room, Option<i64>) {
-        let (full, relieved) = (self.limit, self.limit - self.limit / RELIEF);
+        let full = self.limit;
         self.room = match self.room {
             Room::Enough if in_use >= full => Room::Full {
                 in_use,
                 limit: full,
             },
-            Room::Full { .. } if in_use < relieved => Room::Enough,
+            Room::Full { .. } if in_use < relieved(full) => Room::Enough,
             as_it_was => as_it_was,
         };
         self.past.push_back((now, revision));
