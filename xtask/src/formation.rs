@@ -283,7 +283,7 @@ mod tests {
             nodes,
             consensus: v1::GetConsensusStatusResponse {
                 members,
-                changes: Vec::new(),
+                ..v1::GetConsensusStatusResponse::default()
             },
         }
     }

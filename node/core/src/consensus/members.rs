@@ -17,7 +17,7 @@ use tokio::time;
 use tonic::{Response, Status, transport::Channel};
 
 use super::{
-    client::{ConsensusError, RootClient},
+    client::{ConsensusError, NamespacedClient, RootClient},
     wire::{
         self, AlarmRequest, AlarmType, DefragmentRequest, MemberAddRequest, MemberListRequest,
         MemberPromoteRequest, MemberRemoveRequest, StatusRequest, alarm_request::AlarmAction,
@@ -103,6 +103,8 @@ pub struct MemberStatus {
     pub file: u64,
     /// Bytes of these that hold something, history among it.
     pub used: u64,
+    /// Some member, this one or another, complains of something.
+    pub alarmed: bool,
 }
 
 /// What a member of etcd complains of, until somebody takes it back.
@@ -124,6 +126,16 @@ pub struct Members {
 impl RootClient {
     /// The membership.
     pub fn members(&self) -> Members {
+        Members {
+            channel: self.channel.clone(),
+            bound: BOUND,
+        }
+    }
+}
+
+impl NamespacedClient {
+    /// The same members; for this module's own use, as they are of all users.
+    pub(super) fn members(&self) -> Members {
         Members {
             channel: self.channel.clone(),
             bound: BOUND,
@@ -225,20 +237,22 @@ impl Members {
             revision: header.revision,
             file: answer.db_size.unsigned_abs(),
             used: answer.db_size_in_use.unsigned_abs(),
+            alarmed: answer.errors.iter().any(|text| text.contains("alarm:")),
         })
     }
 
-    /// What members complain of, each member of each thing once, as far as this
-    /// etcd knows. Of kinds that etcd does not have today nothing is told.
-    pub async fn alarms(&self) -> Result<Vec<(MemberId, Alarm)>, ConsensusError> {
-        let mut client = self.maintenance();
-        // To ask for the alarms costs etcd an entry in its log; to ask whether
-        // there are any costs nothing.
-        let status = self.step("ask etcd how it is", client.status(StatusRequest {}));
-        let trouble = status.await?.errors;
-        if !trouble.iter().any(|text| text.contains("alarm:")) {
+    /// What members complain of by a status, each member of each thing once, as
+    /// far as this etcd knows. Of kinds that etcd does not have today nothing is
+    /// told.
+    pub async fn alarms(
+        &self,
+        status: &MemberStatus,
+    ) -> Result<Vec<(MemberId, Alarm)>, ConsensusError> {
+        // To ask for them costs etcd an entry in its log.
+        if !status.alarmed {
             return Ok(Vec::new());
         }
+        let mut client = self.maintenance();
         let call = client.alarm(AlarmRequest::default());
         let answer = self.step("ask etcd for its alarms", call).await?;
         let known = |alarm: &wire::AlarmMember| {

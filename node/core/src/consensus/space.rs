@@ -78,7 +78,8 @@ impl Keeper {
     }
 
     async fn look(&mut self) -> Result<(), ConsensusError> {
-        let mut full = self.members.alarms().await?;
+        let status = self.members.status().await?;
+        let mut full = self.members.alarms(&status).await?;
         full.retain(|(_, alarm)| *alarm == Alarm::NoSpace);
         if full.is_empty() {
             self.vain = None;
@@ -91,7 +92,6 @@ impl Keeper {
                 self.members.has_space(*id).await?;
             }
         }
-        let status = self.members.status().await?;
         if full.iter().all(|(id, _)| *id != status.id) {
             return Ok(());
         }
@@ -183,8 +183,9 @@ mod tests {
         let client = running.client();
         takes_writes(&client).await;
         let members = running.handle().root().members();
-        assert_eq!(members.alarms().await.unwrap(), []);
-        assert!(members.status().await.unwrap().file < QUOTA / 4);
+        let status = members.status().await.unwrap();
+        assert_eq!(members.alarms(&status).await.unwrap(), []);
+        assert!(status.file < QUOTA / 4);
         assert_eq!(client.get("a0").await.unwrap().unwrap().value, VALUE);
         running.stop().await;
     }
@@ -197,8 +198,9 @@ mod tests {
         let mut keeper = Keeper::of(running.handle().root(), QUOTA);
         keeper.look().await.unwrap();
         assert!(keeper.vain.is_some());
-        let (own, full) = (keeper.members.status().await.unwrap().id, Alarm::NoSpace);
-        assert_eq!(keeper.members.alarms().await.unwrap(), [(own, full)]);
+        let status = keeper.members.status().await.unwrap();
+        let full = [(status.id, Alarm::NoSpace)];
+        assert_eq!(keeper.members.alarms(&status).await.unwrap(), full);
         put_one(&client).await.unwrap_err();
 
         let mut kv = KvClient::new(client.channel.clone());

@@ -81,7 +81,8 @@ pub async fn let_go(core: &Core, node: NodeId, write: Write) -> Result<Write, St
 pub async fn status(core: &Core) -> Result<GetConsensusStatusResponse, Status> {
     let view = look(core).await?;
     let own = core.members.status().await.map_err(|e| unavailable(&e))?;
-    let alarms = core.members.alarms().await.map_err(|e| unavailable(&e))?;
+    let alarms = core.members.alarms(&own).await;
+    let alarms = alarms.map_err(|e| unavailable(&e))?;
     let alarms_of = |id: MemberId| {
         let of_it = alarms.iter().filter(|(member, _)| *member == id);
         let told = of_it.map(|(_, alarm)| match alarm {

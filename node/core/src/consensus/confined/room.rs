@@ -27,8 +27,6 @@ use tokio::time::{Instant, sleep};
 
 use super::super::client::{ConsensusError, NamespacedClient};
 use super::super::space::relieved;
-use super::super::wire::StatusRequest;
-use super::super::wire::maintenance_client::MaintenanceClient;
 
 /// History is forgotten at most so many times while it is kept for once:
 /// etcd looks through all keys for it.
@@ -97,12 +95,9 @@ async fn look(
     gauge: &mut Gauge,
     room: &Writer<Room>,
 ) -> Result<(), ConsensusError> {
-    let mut maintenance = MaintenanceClient::new(client.channel.clone());
-    let status = maintenance.status(StatusRequest {});
-    let status = client.step("ask for the store's size", status).await?;
-    let in_use = u64::try_from(status.db_size_in_use).unwrap_or_default();
-    let revision = status.header.map_or(0, |header| header.revision);
-    let (now, forget) = gauge.look(Instant::now(), in_use, revision);
+    let status = client.members().status().await?;
+    let in_use = status.used;
+    let (now, forget) = gauge.look(Instant::now(), in_use, status.revision);
     if room.value().get() != Some(now) {
         match now {
             Room::Enough => tracing::info!("there is room in the store: {in_use} bytes in use"),

@@ -138,6 +138,11 @@ pub(crate) fn address() -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, PORT_KUBERNETES_BALANCER))
 }
 
+/// Under which this node's programs find the API servers.
+pub(crate) fn url() -> String {
+    format!("https://{}", address())
+}
+
 /// Starts the balancer and what follows the servers, as children of a worker
 /// that is not healthy yet. Gives how many servers are ready.
 pub(crate) fn start(

@@ -19,7 +19,6 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use hearth_api::identity::SigningKey;
-use hearth_api::names::PORT_KUBERNETES_BALANCER;
 use hearth_api::v1::IssueCertificateRequest;
 use hearth_api::v1::issue_certificate_request::{
     Kind, KubernetesWorker, kubernetes_worker::Purpose,
@@ -33,6 +32,7 @@ use x509_parser::prelude::{GeneralName, ParsedExtension};
 
 use crate::kubernetes::access;
 use crate::kubernetes::api::Client;
+use crate::kubernetes::balancer;
 use crate::kubernetes::calendar::Calendar;
 use crate::layout::{EphemeralWorker, KeyFiles};
 use crate::pki::kubernetes::{KeyAndCertificate, to_pem};
@@ -83,7 +83,7 @@ pub(crate) struct Worker {
 
 /// Gets them, and renews them.
 pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
-    let servers = format!("https://127.0.0.1:{PORT_KUBERNETES_BALANCER}");
+    let servers = balancer::url();
     let work = async {
         let mut addresses = worker.address.watch();
         let mut address = addresses.next().await?;

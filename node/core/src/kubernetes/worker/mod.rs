@@ -28,7 +28,7 @@ mod proxy;
 
 use std::sync::Arc;
 
-use hearth_api::names::{EXTENSION_KUBERNETES, PORT_KUBERNETES_BALANCER};
+use hearth_api::names::EXTENSION_KUBERNETES;
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_base::sys::files::{self, FileError};
@@ -230,7 +230,7 @@ fn save_kubeconfig(files: &EphemeralWorker, whose: &str, program: &str) -> Resul
     let keys = files.keys(whose);
     let ca = files::read_limited(&keys.ca(), LONGEST_CA)?.unwrap_or_default();
     Kubeconfig {
-        server: &format!("https://127.0.0.1:{PORT_KUBERNETES_BALANCER}"),
+        server: &balancer::url(),
         ca_pem: &String::from_utf8_lossy(&ca),
         credentials: kubeconfig::Credentials::Files {
             certificate: &keys.certificate(),
