@@ -14,7 +14,7 @@
 //! has one writer at a time.
 
 use std::{
-    ffi::OsString,
+    ffi::{OsStr, OsString},
     fs::{self, File, OpenOptions},
     io::{self, Read, Write},
     os::unix::fs::{OpenOptionsExt, PermissionsExt},
@@ -53,7 +53,7 @@ pub enum FileError {
 }
 
 impl FileError {
-    fn io(path: &Path, step: &'static str) -> impl FnOnce(io::Error) -> Self {
+    pub(super) fn io(path: &Path, step: &'static str) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self::Io { path, step, source }
     }
@@ -164,16 +164,19 @@ pub fn create_dir_durably(directory: &Path, mode: u32) -> Result<(), FileError> 
 }
 
 fn temporary_name(path: &Path) -> Result<PathBuf, FileError> {
-    let name = path.file_name().ok_or_else(|| FileError::NotAFilePath {
-        path: path.to_owned(),
-    })?;
     let mut temporary = OsString::from(".");
-    temporary.push(name);
+    temporary.push(name_of(path)?);
     temporary.push(".tmp");
     Ok(path.with_file_name(temporary))
 }
 
-fn directory_of(path: &Path) -> Result<&Path, FileError> {
+pub(super) fn name_of(path: &Path) -> Result<&OsStr, FileError> {
+    path.file_name().ok_or_else(|| FileError::NotAFilePath {
+        path: path.to_owned(),
+    })
+}
+
+pub(super) fn directory_of(path: &Path) -> Result<&Path, FileError> {
     match path.parent() {
         Some(parent) if parent.as_os_str().is_empty() => Ok(Path::new(".")),
         Some(parent) => Ok(parent),

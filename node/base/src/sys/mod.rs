@@ -29,6 +29,7 @@ mod raw;
 pub mod slots;
 pub mod static_network;
 pub mod sysctl;
+pub mod tree;
 pub mod watchdog;
 pub mod wireguard;
 

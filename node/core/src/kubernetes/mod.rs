@@ -73,6 +73,7 @@ use hearth_api::v1::{NodeCondition, NodeRoles};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::logtree::LogTree;
 use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_base::sys::tree;
 
 use crate::cluster_state::{ClusterState, State};
 use crate::extensions::{Extensions, Missing};
@@ -178,6 +179,11 @@ impl Standing {
             reason,
             message: message.into(),
         }
+    }
+
+    /// Something has failed, and is tried again.
+    fn failing(failure: &Failure) -> Self {
+        Self::unmet("Failing", failure.to_string())
     }
 
     fn condition(self, role: Role) -> Option<NodeCondition> {
@@ -294,7 +300,11 @@ async fn pass(ctx: Context, gate: Arc<Gate>) -> Outcome {
 /// What is to be done with the role or without it; ends by an error only.
 async fn serve(ctx: &Context, gate: &Gate, held: bool) -> Outcome {
     if !held || gate.lost.load(Ordering::Relaxed) {
-        clear(gate).await?;
+        let cleared = clear(gate).await;
+        if let Err(failure) = &cleared {
+            gate.standing.set(Standing::failing(failure));
+        }
+        cleared?;
         gate.lost.store(false, Ordering::Relaxed);
     }
     if !held {
@@ -326,8 +336,7 @@ async fn serve(ctx: &Context, gate: &Gate, held: bool) -> Outcome {
     let outcome = start(ctx, gate, bundle).await;
     if let Err(failure) = &outcome {
         // What its parts have said last is not true any more.
-        let failing = Standing::unmet("Failing", failure.to_string());
-        gate.standing.set(failing);
+        gate.standing.set(Standing::failing(failure));
     }
     outcome
 }
@@ -349,8 +358,7 @@ async fn clear(gate: &Gate) -> Outcome {
         Role::Controller => gate.parts.root.ephemeral.kubernetes().controller(),
         Role::Worker => return worker::clear(&gate.parts).await,
     };
-    match tokio::fs::remove_dir_all(made.path()).await {
-        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
-        _ => Ok(()),
-    }
+    let made = made.path().to_owned();
+    let turn = &gate.parts.machine;
+    Ok(turn.take(move || tree::remove(&made)).await??)
 }

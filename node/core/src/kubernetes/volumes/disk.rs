@@ -26,6 +26,7 @@ use std::sync::Mutex;
 
 use hearth_base::sys::files::{self, FileError};
 use hearth_base::sys::quota::{self, QuotaError};
+use hearth_base::sys::tree;
 
 use super::VolumeName;
 
@@ -170,10 +171,7 @@ impl Disk {
             Ok(directory) if self.without.is_none() => quota::project(&directory).ok(),
             _ => None,
         };
-        match fs::remove_dir_all(path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            removed => removed.map_err(failed("remove", path))?,
-        }
+        tree::remove(path)?;
         match project.filter(|project| *project >= FIRST_PROJECT) {
             Some(project) => self.set_limit(project, 0),
             None => Ok(()),

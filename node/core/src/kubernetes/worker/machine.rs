@@ -24,7 +24,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_base::supervisor::{Failure, Outcome};
-use hearth_base::sys::{cgroups, files, mount_table, mounts::MountFlags, sysctl};
+use hearth_base::sys::{cgroups, files, mount_table, mounts::MountFlags, sysctl, tree};
 use tokio::sync::Mutex;
 use tokio::task::JoinError;
 
@@ -138,10 +138,7 @@ fn remove(root: &Root) -> Outcome {
     let state = root.ephemeral.containerd();
     for directory in [kept.path(), made.path(), &state] {
         mount_table::unmount_below(directory)?;
-        match fs::remove_dir_all(directory) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error.into()),
-            _ => {}
-        }
+        tree::remove(directory)?;
     }
     Ok(())
 }

@@ -1,0 +1,161 @@
+//! The removal of directories that others have filled.
+//!
+//! What a pod leaves behind is as deep as it liked. The standard library goes
+//! down by recursion, a frame of the stack and an open file for each level: a
+//! few thousand levels end the process, and with it the node. Here one
+//! directory is open at a time, the way back is `..`, and what is remembered of
+//! a level is who it was: sixteen bytes.
+//!
+//! Nobody should be at work in there any more, but somebody may. So no link is
+//! followed; no other mount is entered, not even one of the same file system;
+//! and whoever moves directories about meanwhile gets an error instead of
+//! having the way back lead somewhere else. What was removed until then stays
+//! removed, and the call can be repeated.
+
+use std::{
+    io,
+    os::fd::{AsFd, OwnedFd},
+    path::Path,
+};
+
+use rustix::{
+    fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, open, openat2, unlinkat},
+    io::Errno,
+    path::Arg,
+};
+
+use super::files::{self, FileError};
+
+/// Removes a directory with all that is in it. None there is fine.
+pub fn remove(path: &Path) -> Result<(), FileError> {
+    let failed = |step| move |error: Errno| FileError::io(path, step)(error.into());
+    let (parent, name) = (files::directory_of(path)?, files::name_of(path)?);
+    let parent = match open(parent, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
+        Err(Errno::NOENT) => return Ok(()),
+        parent => parent.map_err(failed("open the directory of"))?,
+    };
+    let root = match neighbour(&parent, name) {
+        Err(Errno::NOENT) => return Ok(()),
+        root => root.map_err(failed("open"))?,
+    };
+    let emptied = empty(root);
+    emptied.map_err(FileError::io(path, "remove what is in"))?;
+    let removed = unlinkat(&parent, name, AtFlags::REMOVEDIR);
+    removed.map_err(failed("remove"))
+}
+
+const DIRECTORY: OFlags = OFlags::RDONLY
+    .union(OFlags::DIRECTORY)
+    .union(OFlags::NOFOLLOW)
+    .union(OFlags::CLOEXEC);
+
+/// Device and inode: who a directory is.
+type Identity = (u64, u64);
+
+fn identity(directory: impl AsFd) -> io::Result<Identity> {
+    let stat = fstat(directory)?;
+    Ok((stat.st_dev, stat.st_ino))
+}
+
+fn empty(root: OwnedFd) -> io::Result<()> {
+    let mut here = root;
+    let mut above = Vec::new();
+    loop {
+        if let Some(below) = next_below(&here)? {
+            above.push(identity(&here)?);
+            here = below;
+            continue;
+        }
+        let Some(wanted) = above.pop() else {
+            return Ok(());
+        };
+        here = neighbour(&here, c"..")?;
+        if identity(&here)? != wanted {
+            return Err(io::Error::other("a directory in it was moved meanwhile"));
+        }
+    }
+}
+
+/// Removes what is in a directory, up to the first one that is not empty.
+fn next_below(directory: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if name == c"." || name == c".." {
+            continue;
+        }
+        if entry.file_type() != FileType::Directory {
+            match unlinkat(directory, name, AtFlags::empty()) {
+                Ok(()) | Err(Errno::NOENT) => continue,
+                // Not every file system says in its lists what is what.
+                Err(Errno::ISDIR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        match unlinkat(directory, name, AtFlags::REMOVEDIR) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(Errno::NOTEMPTY | Errno::EXIST) => return Ok(Some(neighbour(directory, name)?)),
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(None)
+}
+
+/// Opens a directory beside, on this mount.
+fn neighbour(directory: &OwnedFd, name: impl Arg) -> Result<OwnedFd, Errno> {
+    let here = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
+    openat2(directory, name, DIRECTORY, Mode::empty(), here)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use rustix::fs::{mkdirat, openat};
+
+    use super::*;
+
+    #[test]
+    fn everything_goes_and_links_lead_nowhere() {
+        let directory = tempfile::tempdir().unwrap();
+        let outside = directory.path().join("outside");
+        fs::create_dir(&outside).unwrap();
+        fs::write(outside.join("file"), "stays").unwrap();
+        let tree = directory.path().join("tree");
+        for name in ["a/b/c", "a/d", "e"] {
+            fs::create_dir_all(tree.join(name)).unwrap();
+            for number in 0..300 {
+                fs::write(tree.join(name).join(number.to_string()), "goes").unwrap();
+            }
+        }
+        std::os::unix::fs::symlink(&outside, tree.join("a/link")).unwrap();
+        std::os::unix::fs::symlink("nowhere", tree.join("a/broken")).unwrap();
+        remove(&tree).unwrap();
+        assert!(!tree.exists());
+        assert!(outside.join("file").exists());
+        remove(&tree).unwrap();
+
+        let link = directory.path().join("link");
+        std::os::unix::fs::symlink(&outside, &link).unwrap();
+        remove(&link).unwrap_err();
+        assert!(outside.join("file").exists());
+    }
+
+    #[test]
+    fn a_tree_may_be_deeper_than_any_stack_and_any_path() {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = directory.path().join("tree");
+        fs::create_dir(&tree).unwrap();
+        let mut here = open(&tree, DIRECTORY, Mode::empty()).unwrap();
+        for _ in 0..20_000 {
+            mkdirat(&here, c"deep", Mode::RWXU).unwrap();
+            here = openat(&here, c"deep", DIRECTORY, Mode::empty()).unwrap();
+        }
+        drop(here);
+        // Far less than a recursion would need.
+        let small = std::thread::Builder::new().stack_size(128 << 10);
+        let removed = small.spawn(move || remove(&tree)).unwrap().join();
+        removed.unwrap().unwrap();
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 0);
+    }
+}
