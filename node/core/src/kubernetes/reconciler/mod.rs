@@ -148,7 +148,7 @@ impl Seen {
     fn take(&mut self, news: News) {
         match news {
             News::Nodes(event) => self.nodes.take(event, Some),
-            News::Claims(event) => self.claims.take(event, Some),
+            News::Claims(event) => self.claims.take(event, plan::waiting),
             News::Volumes(event) => self.volumes.take(event, Some),
         };
     }
@@ -272,11 +272,16 @@ impl<'a> Rounds<'a> {
         };
         let work = nodes::plan(cluster, nodes.values(), &mut self.patience, Instant::now());
         self.follow_nodes(work).await;
-        let workers = cluster.nodes.keys().copied().collect();
-        let directory = &self.reconciler.volumes;
-        let mut work = plan::plan(claims.values(), volumes.values(), &workers, directory);
+        let there = cluster.nodes.keys().copied().collect();
+        let workers = cluster.nodes.iter().filter(|(_, member)| member.worker);
+        let nodes = plan::Nodes {
+            workers: workers.map(|(node, _)| *node).collect(),
+            directory: &self.reconciler.volumes,
+            all: &there,
+        };
+        let mut work = plan::plan(claims.values(), volumes.values(), &nodes);
         let going = std::mem::take(&mut work.going);
-        self.follow_going(going, &workers).await;
+        self.follow_going(going, &there).await;
         self.follow_volumes(work).await;
         true
     }
@@ -348,6 +353,11 @@ impl<'a> Rounds<'a> {
             );
             self.done("let a volume go", volumes.merge(&name, &patch).await);
         }
+        for ((namespace, name, _), patch) in work.choose_again {
+            let claims = self.client.within(&namespace, kinds::CLAIMS);
+            let asked = if_still_so(claims.merge(&name, &patch).await);
+            self.done("have another node chosen for a claim", asked);
+        }
         let mut refused = BTreeSet::new();
         for refusal in work.refuse {
             let key = (refusal.claim.2.clone(), refusal.why.clone());
@@ -388,10 +398,14 @@ impl<'a> Rounds<'a> {
     }
 }
 
-/// Removes an object. That it is gone already, or that another has changed it,
-/// is fine.
+/// Removes an object, if it is still there.
 async fn gone(objects: &Objects, name: &str) -> Result<(), ApiError> {
-    match objects.delete(name).await {
+    if_still_so(objects.delete(name).await)
+}
+
+/// That an object is gone, or another has changed it, is fine: the watch tells.
+fn if_still_so(outcome: Result<(), ApiError>) -> Result<(), ApiError> {
+    match outcome {
         Err(error) if error.is(StatusCode::NOT_FOUND) || error.is(StatusCode::CONFLICT) => Ok(()),
         outcome => outcome,
     }

@@ -213,12 +213,13 @@ async fn nodes_follow_the_cluster(kube: &Client, writer: &Writer<Arc<Cluster>>) 
     .await;
 }
 
+/// On which node a claim's pod is to run.
+const SELECTED: &str = "volume.kubernetes.io/selected-node";
+
 /// As the scheduler leaves it; the class is the default one.
 fn claim(name: &str, mode: &str) -> Json {
     json!({
-        "metadata": { "name": name, "annotations": {
-            "volume.kubernetes.io/selected-node": id(1).to_string(),
-        }},
+        "metadata": { "name": name, "annotations": { SELECTED: id(1).to_string() }},
         "spec": {
             "accessModes": [mode],
             "resources": { "requests": { "storage": "10Mi" } },
@@ -259,16 +260,50 @@ async fn volumes_come_and_go_with_claims(plane: &testing::Cluster, kube: &Client
     let mine = plane.client(&Certificate::Node(id(1))).all(kinds::VOLUMES);
     let patch = json!({ "metadata": { "finalizers": [] } });
     denied(mine.merge(&name, &patch).await);
-    claims.delete("data").await.unwrap();
     let volumes = kube.all(kinds::VOLUMES);
+    // Somebody deletes what is in use, and then another volume is made.
+    volumes.delete(&name).await.unwrap();
+    let kept = claims.create(claim("kept", "ReadWriteOnce")).await.unwrap();
+    let kept = format!("pvc-{}", uid(&kept));
+    eventually("another claim is bound and has a directory", || async {
+        let claim = found(&claims, "kept").await?;
+        let bound = claim["status"]["phase"] == "Bound";
+        (bound && at.join(&kept).is_dir()).then_some(())
+    })
+    .await;
+    assert!(directory.join("file").exists());
+    claims.delete("data").await.unwrap();
     eventually("the directory and the object are gone", || async {
         missing(&volumes, &name).await?;
         (!directory.exists()).then_some(())
     })
     .await;
+
+    let retain = json!({ "spec": { "persistentVolumeReclaimPolicy": "Retain" } });
+    volumes.merge(&kept, &retain).await.unwrap();
+    claims.delete("kept").await.unwrap();
+    eventually("its volume is released", || async {
+        let volume = found(&volumes, &kept).await?;
+        (volume["status"]["phase"] == "Released").then_some(())
+    })
+    .await;
+    volumes.delete(&kept).await.unwrap();
+    eventually("its object is gone", || missing(&volumes, &kept)).await;
+    assert!(at.join(&kept).is_dir());
     let rights = kube.all(kinds::CLUSTER_ROLES);
     let right = super::objects::letting_go_name(id(1));
     eventually("the right to it is gone", || missing(&rights, &right)).await;
+
+    let mut astray = claim("astray", "ReadWriteOnce");
+    astray["metadata"]["annotations"] = json!({ SELECTED: id(2).to_string() });
+    claims.create(astray).await.unwrap();
+    eventually("another node is to be chosen", || async {
+        let claim = found(&claims, "astray").await?;
+        claim["metadata"]["annotations"][SELECTED]
+            .is_null()
+            .then_some(())
+    })
+    .await;
 
     let made = claims.create(claim("wrong", "ReadWriteMany")).await;
     let event = format!("wrong.{}", uid(&made.unwrap()));

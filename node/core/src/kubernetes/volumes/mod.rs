@@ -19,8 +19,11 @@
 //!
 //! Invariants: a directory is where it is by the volume's name, which is
 //! checked, never by a path that came from outside. A directory is only removed
-//! for an object that is being deleted; one without an object is left, and
-//! named in the log: the API servers may have been restored from a backup.
+//! for an object that is being deleted, that no claim is bound to any more, and
+//! of which nobody has said that its data are to be kept
+//! (`persistentVolumeReclaimPolicy: Retain`). One without an object is left, and
+//! named in the log: it was kept, or the API servers have been restored from a
+//! backup.
 
 pub mod disk;
 pub mod plan;
@@ -52,6 +55,8 @@ pub const PROVISIONER: &str = "hearth.dev/local";
 pub const NODE_LABEL: &str = "hearth.dev/node";
 /// Holds a volume's object until its directory is gone.
 pub const FINALIZER: &str = "hearth.dev/volume";
+/// Kubernetes' own finalizer of a volume, for as long as a claim is bound to it.
+const IN_USE: &str = "kubernetes.io/pv-protection";
 /// Annotation by which Kubernetes knows that the volume's end is ours, too.
 pub const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 
@@ -146,6 +151,43 @@ pub fn release(volume: &Volume) -> Option<Json> {
     }}))
 }
 
+/// Whether an object is being deleted and nothing of Kubernetes needs it. Who
+/// deletes the object of a volume that is bound means the time after that, by
+/// Kubernetes' rules.
+pub fn is_let_go(volume: &Volume) -> bool {
+    let metadata = &volume.metadata;
+    metadata.deletion_timestamp.is_some()
+        && !metadata.finalizers.iter().any(|name| name == IN_USE)
+        && volume.status.phase != "Bound"
+}
+
+/// What its object asks of a volume's node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Wish {
+    /// A directory, limited to so many bytes.
+    Have(u64),
+    /// Nothing for now: it is in use, or others have to agree to its end.
+    Wait,
+    /// Let the object go, by this patch; first remove the directory, unless it
+    /// is to be kept.
+    End { patch: Json, keep: bool },
+}
+
+/// `None` if its size is no size.
+fn wish(volume: &Volume) -> Option<Wish> {
+    if volume.metadata.deletion_timestamp.is_none() {
+        return size(volume).map(Wish::Have);
+    }
+    let patch = release(volume).filter(|_| is_let_go(volume));
+    Some(match patch {
+        None => Wish::Wait,
+        Some(patch) => Wish::End {
+            patch,
+            keep: volume.spec.persistent_volume_reclaim_policy != "Delete",
+        },
+    })
+}
+
 /// What this node's volumes are made of.
 pub struct Volumes {
     /// This node.
@@ -160,7 +202,11 @@ pub struct Volumes {
 pub async fn run(ctx: Context, volumes: Arc<Volumes>) -> Outcome {
     let watching = Watching::of(&ctx);
     let directory = volumes.directory.clone();
-    let opened = tokio::task::spawn_blocking(move || Disk::open(&directory)).await?;
+    // What was left half removed may be a lot.
+    let opened = tokio::select! {
+        opened = tokio::task::spawn_blocking(move || Disk::open(&directory)) => opened?,
+        () = ctx.cancelled() => return Ok(()),
+    };
     let disk = Arc::new(opened?);
     if let Some(why) = disk.without_quotas() {
         tracing::warn!("volumes have no limits on this node: {why}");
@@ -270,20 +316,23 @@ async fn attempt(
         return Err(VolumeError::Foreign);
     }
     let on = disk.clone();
-    if volume.metadata.deletion_timestamp.is_none() {
-        let size = size(volume).ok_or(VolumeError::Foreign)?;
-        let made = tokio::task::spawn_blocking(move || on.ensure(&name, size));
-        if made.await.map_err(VolumeError::Dropped)?? {
-            tracing::info!(volume = object, bytes = size, "a volume is made");
+    let (patch, keep) = match wish(volume).ok_or(VolumeError::Foreign)? {
+        Wish::Wait => return Ok(()),
+        Wish::Have(size) => {
+            let made = tokio::task::spawn_blocking(move || on.ensure(&name, size));
+            if made.await.map_err(VolumeError::Dropped)?? {
+                tracing::info!(volume = object, bytes = size, "a volume is made");
+            }
+            return Ok(());
         }
-        return Ok(());
-    }
-    let Some(patch) = release(volume) else {
-        return Ok(());
+        Wish::End { patch, keep } => (patch, keep),
     };
-    let removed = tokio::task::spawn_blocking(move || on.remove(&name));
-    removed.await.map_err(VolumeError::Dropped)??;
+    if !keep {
+        let removed = tokio::task::spawn_blocking(move || on.remove(&name));
+        removed.await.map_err(VolumeError::Dropped)??;
+    }
     match objects.merge(object, &patch).await {
+        Ok(()) if keep => tracing::info!(volume = object, "a volume ends, its directory is kept"),
         Ok(()) => tracing::info!(volume = object, "a volume is removed"),
         // Somebody else was quicker, or changes it: the watch tells.
         Err(error) if error.is(StatusCode::NOT_FOUND) || error.is(StatusCode::CONFLICT) => {}
@@ -369,12 +418,37 @@ mod tests {
     }
 
     #[test]
+    fn nothing_is_removed_that_is_in_use_or_to_be_kept() {
+        let mut volume = object();
+        assert_eq!(wish(&volume), Some(Wish::Have(1 << 30)));
+        // By hand, while a pod writes to it.
+        volume.metadata.deletion_timestamp = Some("2026-01-01T00:00:00Z".into());
+        volume.metadata.finalizers.push(IN_USE.into());
+        volume.status.phase = "Bound".into();
+        assert_eq!(wish(&volume), Some(Wish::Wait));
+        // Before Kubernetes has said that it agrees, and after.
+        volume.status.phase = "Released".into();
+        assert_eq!(wish(&volume), Some(Wish::Wait));
+        volume.metadata.finalizers.pop();
+        let patch = release(&volume).unwrap();
+        let end = |keep| {
+            let patch = patch.clone();
+            Some(Wish::End { patch, keep })
+        };
+        assert_eq!(wish(&volume), end(false));
+        for kept in ["Retain", "Recycle", ""] {
+            volume.spec.persistent_volume_reclaim_policy = kept.into();
+            assert_eq!(wish(&volume), end(true));
+        }
+        volume.metadata.finalizers.clear();
+        assert_eq!(wish(&volume), Some(Wish::Wait));
+    }
+
+    #[test]
     fn only_our_finalizer_is_taken_away() {
         let mut volume = object();
         let metadata = &mut volume.metadata;
-        metadata
-            .finalizers
-            .push("kubernetes.io/pv-protection".into());
+        metadata.finalizers.push(IN_USE.into());
         metadata.resource_version = "7".into();
         let patch = release(&volume).unwrap();
         let metadata = &patch["metadata"];

@@ -8,9 +8,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use hearth_api::identity::NodeId;
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 
-use super::{CLASS, NODE_LABEL, PROVISIONED_BY, PROVISIONER, Planned, VolumeName, release};
+use super::{
+    CLASS, NODE_LABEL, PROVISIONED_BY, PROVISIONER, Planned, VolumeName, is_let_go, release,
+};
 use crate::kubernetes::api::fields::{Claim, Volume};
 
 /// On which node the pod is to run.
@@ -33,9 +35,16 @@ pub struct Work {
     /// Names of objects that are being removed, by the node that has to let
     /// them go.
     pub going: Going,
+    /// Claims for which a node was chosen that runs no pods (any more), and
+    /// merge patches by which the scheduler is asked for another one. It would
+    /// not choose again by itself.
+    pub choose_again: Vec<(Reference, Json)>,
     /// Claims that cannot be served, and why.
     pub refuse: Vec<Refusal>,
 }
+
+/// Namespace, name and UID of a claim.
+pub type Reference = (String, String, String);
 
 /// Names of volumes, by their node.
 pub type Going = BTreeMap<NodeId, BTreeSet<String>>;
@@ -43,19 +52,42 @@ pub type Going = BTreeMap<NodeId, BTreeSet<String>>;
 /// A claim that cannot be served.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Namespace, name and UID of the claim.
-    pub claim: (String, String, String),
+    /// Which one.
+    pub claim: Reference,
     /// For the one who made it.
     pub why: String,
 }
 
-/// `nodes` are those of the cluster, `workers` the ones among them that run
-/// pods; `directory` is where each of them has its volumes.
+/// The nodes of the cluster.
+#[derive(Clone, Debug)]
+pub struct Nodes<'a> {
+    /// All of them.
+    pub all: &'a BTreeSet<NodeId>,
+    /// Those that run pods.
+    pub workers: BTreeSet<NodeId>,
+    /// Where each of them has its volumes.
+    pub directory: &'a Path,
+}
+
+/// What is wanted of a claim: nothing, unless it is one of our class, without a
+/// volume, and its node is chosen. Anybody can write on a claim; what is not
+/// read of that is not kept.
+pub fn waiting(mut claim: Claim) -> Option<Claim> {
+    let metadata = &mut claim.metadata;
+    metadata.labels.clear();
+    metadata.annotations.retain(|key, _| key == SELECTED);
+    let waits = metadata.deletion_timestamp.is_none()
+        && !metadata.annotations.is_empty()
+        && claim.spec.storage_class_name.as_deref() == Some(CLASS)
+        && claim.spec.volume_name.is_empty();
+    waits.then_some(claim)
+}
+
+/// The claims are those that are [`waiting`].
 pub fn plan<'a>(
     claims: impl Iterator<Item = &'a Claim>,
     volumes: impl Iterator<Item = &'a Volume>,
-    nodes: &BTreeSet<NodeId>,
-    directory: &Path,
+    nodes: &Nodes<'_>,
 ) -> Work {
     let mut work = Work::default();
     let mut there = BTreeSet::new();
@@ -72,7 +104,8 @@ pub fn plan<'a>(
             let Some(patch) = release(volume) else {
                 continue;
             };
-            match node.filter(|node| nodes.contains(node)) {
+            match node.filter(|node| nodes.all.contains(node)) {
+                Some(_) if !is_let_go(volume) => {}
                 Some(node) => {
                     let going = work.going.entry(node).or_default();
                     going.insert(metadata.name.clone());
@@ -83,12 +116,11 @@ pub fn plan<'a>(
             work.remove.push(metadata.name.clone());
         }
     }
-    for claim in claims.filter(|claim| is_waiting(claim)) {
-        match serve(claim, nodes, directory) {
-            Ok(Some(planned)) if !there.contains(planned.name.as_str()) => {
-                work.create.push(planned);
-            }
-            Ok(_) => {}
+    for claim in claims {
+        match serve(claim, nodes) {
+            Ok(planned) if there.contains(planned.name.as_str()) => {}
+            Ok(planned) if nodes.workers.contains(&planned.node) => work.create.push(planned),
+            Ok(planned) => work.choose_again.push((planned.claim, choose_again(claim))),
             Err(why) => work.refuse.push(Refusal {
                 claim: reference(claim),
                 why,
@@ -104,30 +136,23 @@ fn is_over(volume: &Volume) -> bool {
         && matches!(volume.status.phase.as_str(), "Released" | "Failed")
 }
 
-/// It is one of our class, without a volume, and its node is chosen.
-fn is_waiting(claim: &Claim) -> bool {
-    claim.metadata.deletion_timestamp.is_none()
-        && claim.spec.storage_class_name.as_deref() == Some(CLASS)
-        && claim.spec.volume_name.is_empty()
-        && claim.metadata.annotations.contains_key(SELECTED)
+fn choose_again(claim: &Claim) -> Json {
+    json!({ "metadata": {
+        "annotations": { SELECTED: null },
+        "resourceVersion": claim.metadata.resource_version,
+    }})
 }
 
-fn reference(claim: &Claim) -> (String, String, String) {
+fn reference(claim: &Claim) -> Reference {
     let metadata = claim.metadata.clone();
     (metadata.namespace, metadata.name, metadata.uid)
 }
 
-/// `None` for a claim whose node is not (or no longer) one of the cluster: the
-/// scheduler will choose another.
-fn serve(
-    claim: &Claim,
-    nodes: &BTreeSet<NodeId>,
-    directory: &Path,
-) -> Result<Option<Planned>, String> {
+/// The volume of a claim, wherever it was to be.
+fn serve(claim: &Claim, nodes: &Nodes<'_>) -> Result<Planned, String> {
     let node = claim.metadata.annotations.get(SELECTED);
-    let Some(node) = node.and_then(|node| node.parse().ok()) else {
-        return Ok(None);
-    };
+    let node = node.and_then(|node| node.parse().ok());
+    let node = node.ok_or("a node is chosen whose name is no node's")?;
     let spec = &claim.spec;
     if spec.volume_mode.as_deref().unwrap_or("Filesystem") != "Filesystem" {
         return Err(format!(
@@ -150,14 +175,14 @@ fn serve(
     let size = size.ok_or_else(|| format!("{request:?} of storage cannot be"))?;
     let claim = reference(claim);
     let name = VolumeName::of_claim(&claim.2).ok_or("the claim has no UID")?;
-    Ok(nodes.contains(&node).then(|| Planned {
-        path: directory.join(name.as_str()),
+    Ok(Planned {
+        path: nodes.directory.join(name.as_str()),
         name,
         // What the object promises is what the quota is.
         size: size.max(SMALLEST).next_multiple_of(4096),
         node,
         claim,
-    }))
+    })
 }
 
 fn is_of_one_node(mode: &str) -> bool {
@@ -213,10 +238,8 @@ fn factor(suffix: &str) -> Option<(u128, u128)> {
 
 #[cfg(test)]
 mod tests {
-    use proptest::prelude::*;
-    use serde_json::json;
-
     use super::*;
+    use proptest::prelude::*;
 
     const UID: &str = "0b2f8c4e-3f0a-4a7e-9d55-0123456789ab";
 
@@ -241,9 +264,15 @@ mod tests {
         serde_json::from_value(claim).unwrap()
     }
 
+    /// Of three nodes one has left, and one runs no pods.
     fn work(claims: &[Claim], volumes: &[Volume]) -> Work {
-        let nodes = BTreeSet::from([id('a')]);
-        plan(claims.iter(), volumes.iter(), &nodes, Path::new("/volumes"))
+        let nodes = Nodes {
+            all: &BTreeSet::from([id('a'), id('c')]),
+            workers: BTreeSet::from([id('a')]),
+            directory: Path::new("/volumes"),
+        };
+        let waiting: Vec<_> = claims.iter().cloned().filter_map(waiting).collect();
+        plan(waiting.iter(), volumes.iter(), &nodes)
     }
 
     fn made() -> Json {
@@ -273,14 +302,45 @@ mod tests {
             claim(|claim| claim["spec"]["storageClassName"] = Json::Null),
             claim(|claim| claim["spec"]["volumeName"] = json!("pv")),
             claim(|claim| claim["metadata"]["annotations"] = json!({})),
-            claim(|claim| claim["metadata"]["annotations"][SELECTED] = json!(id('b').to_string())),
-            claim(|claim| claim["metadata"]["annotations"][SELECTED] = json!("../x")),
             claim(|claim| {
                 claim["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
             }),
         ] {
             assert_eq!(work(&[other], &[]), Work::default());
         }
+    }
+
+    #[test]
+    fn who_runs_no_pods_gets_no_volumes_and_another_node_is_chosen() {
+        for other in ['b', 'c'] {
+            let claim = claim(|claim| {
+                claim["metadata"]["resourceVersion"] = json!("7");
+                claim["metadata"]["annotations"][SELECTED] = json!(id(other).to_string());
+            });
+            let mut volume = made();
+            volume["metadata"]["labels"][NODE_LABEL] = json!(id(other).to_string());
+            let work_of = work(std::slice::from_ref(&claim), &[]);
+            let [(reference, patch)] = &work_of.choose_again[..] else {
+                panic!("{work_of:?}");
+            };
+            assert_eq!(reference.1, "data");
+            assert_eq!(patch["metadata"]["annotations"], json!({ SELECTED: null }));
+            assert_eq!(patch["metadata"]["resourceVersion"], "7");
+            assert_eq!((work_of.create, work_of.refuse), (vec![], vec![]));
+            // It is about to be bound to what was made in time.
+            assert_eq!(work(&[claim], &[read(volume)]), Work::default());
+        }
+    }
+
+    #[test]
+    fn of_a_claim_is_kept_what_is_read() {
+        let kept = waiting(claim(|claim| {
+            claim["metadata"]["annotations"]["long"] = json!("x".repeat(1000));
+            claim["metadata"]["labels"] = json!({ "app": "web" });
+        }));
+        assert_eq!(kept, waiting(claim(|_| {})));
+        let bound = claim(|claim| claim["spec"]["volumeName"] = json!("pv"));
+        assert_eq!(waiting(bound), None);
     }
 
     #[test]
@@ -302,6 +362,10 @@ mod tests {
             (
                 claim(|claim| claim["spec"]["resources"] = json!({})),
                 "no storage",
+            ),
+            (
+                claim(|claim| claim["metadata"]["annotations"][SELECTED] = json!("../x")),
+                "no node's",
             ),
         ] {
             let work = work(&[claim], &[]);
@@ -347,6 +411,11 @@ mod tests {
             ..Work::default()
         };
         assert_eq!(work(&[], &[with(&going)]), its);
+        let used = with(&|volume| {
+            going(volume);
+            volume["status"]["phase"] = json!("Bound");
+        });
+        assert_eq!(work(&[], &[used]), Work::default());
         let let_go = with(&|volume| {
             going(volume);
             volume["metadata"]["finalizers"] = json!(["kubernetes.io/pv-protection"]);
