@@ -19,7 +19,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::fields::{Metadata, Node};
 use super::watch::{Event, Known, Which, watch};
-use super::{ApiError, Client, kinds, message, segment};
+use super::{ApiError, Client, LONGEST, kinds, message, segment};
 
 /// What a server has been asked for, method and path.
 type Asked = Arc<Mutex<Vec<String>>>;
@@ -168,12 +168,31 @@ async fn a_watch_goes_on_where_it_stood_and_begins_anew_when_it_must() {
     assert_eq!(shown(changed.unwrap()), ("changed", vec!["b@31".into()]));
 
     let asked = server.asked();
-    assert_eq!(asked[0], "GET /api/v1/nodes?labelSelector=a%3Db&limit=500");
-    assert!(asked[1].ends_with("&limit=500&continue=next"), "{asked:?}");
+    assert_eq!(asked[0], "GET /api/v1/nodes?labelSelector=a%3Db&limit=100");
+    assert!(asked[1].ends_with("&limit=100&continue=next"), "{asked:?}");
     let since = |version: &str| format!("&resourceVersion={version}");
     for (place, version) in [(2, "7"), (3, "10"), (5, "20"), (7, "30"), (8, "30")] {
         assert!(asked[place].ends_with(&since(version)), "{asked:?}");
         assert!(asked[place].contains("watch=true"), "{asked:?}");
+    }
+}
+
+#[tokio::test]
+async fn large_objects_are_listed_few_at_a_time() {
+    let server = Server::with(vec![
+        (200, " ".repeat(LONGEST + 1)),
+        page("7", "next", &[node("a", "3")]),
+        page("7", "", &[node("b", "4")]),
+    ])
+    .await;
+    let events = watch::<Node>(server.client.all(kinds::NODES), Which::All);
+    let all: Vec<_> = events.take(1).collect().await;
+    let all = all.into_iter().map(|event| shown(event.unwrap()));
+    let wanted = [("all", vec!["a@3".to_owned(), "b@4".to_owned()])];
+    assert_eq!(all.collect::<Vec<_>>(), wanted);
+    let asked = server.asked();
+    for (place, limit) in [(0, "limit=100"), (1, "limit=50"), (2, "limit=50&")] {
+        assert!(asked[place].contains(limit), "{asked:?}");
     }
 }
 

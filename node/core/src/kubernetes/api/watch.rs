@@ -34,8 +34,8 @@ const PAUSE: Duration = Duration::from_secs(1);
 const LASTS: Duration = Duration::from_secs(290);
 /// A watch that has said nothing for so long should have been ended.
 const SILENT: Duration = Duration::from_secs(330);
-/// So many objects are listed at a time.
-const PAGE: usize = 500;
+/// So many objects are listed at a time, if they are not too large for that.
+const PAGE: usize = 100;
 /// An object has at most so many bytes; etcd holds no larger ones.
 const LONGEST: usize = 8 << 20;
 
@@ -203,11 +203,19 @@ async fn list(objects: &Objects, which: &Which) -> Result<(Vec<Box<RawValue>>, S
     }
     let mut all = Vec::new();
     let mut more = String::new();
+    let mut limit = PAGE;
     loop {
-        let limit = PAGE.to_string();
-        let query = query(which, &[("limit", &limit), ("continue", &more)]);
+        let so_many = limit.to_string();
+        let query = query(which, &[("limit", &so_many), ("continue", &more)]);
         let path = objects.path(None, &query)?;
-        let page = objects.client.ask(Method::GET, path, None).await?;
+        let page = match objects.client.ask(Method::GET, path, None).await {
+            // Whoever may make large objects must not stop what follows them.
+            Err(ApiError::Long) if limit > 1 => {
+                limit /= 2;
+                continue;
+            }
+            page => page?,
+        };
         let page: Page = serde_json::from_slice(&page)?;
         all.extend(page.items.into_iter().flatten());
         more = page.metadata.more;

@@ -9,7 +9,7 @@
 //! for names that nobody here can know.
 //!
 //! Bounded are: the questions that are open at one time, the time of each, and
-//! what is kept of the answers ([`Cache`]), which is for the many pods that ask
+//! what is kept of the answers ([`Cache`], by count and size), which is for the many pods that ask
 //! for the same few names, not for saving traffic.
 
 use std::collections::HashMap;
@@ -38,7 +38,7 @@ const EACH: Duration = Duration::from_secs(2);
 const ALTOGETHER: Duration = Duration::from_millis(4500);
 /// Questions that are open at one time.
 const OPEN: usize = 256;
-/// Answers that are kept.
+/// Answers that are kept, each of which fits a datagram.
 const KEPT: usize = 1024;
 /// No answer is kept for longer.
 const KEPT_FOR: u32 = 300;
@@ -122,13 +122,19 @@ impl Forwarder {
         let _place = self.open.try_acquire().map_err(|_| ForwardError::Busy)?;
         let message = timeout(ALTOGETHER, self.ask_in_turn(asked)).await;
         let message = message.map_err(|_| ForwardError::Silent)??;
+        // Pods may ask for what they have written themselves.
+        let is_small = message
+            .to_vec()
+            .is_ok_and(|bytes| bytes.len() <= usize::from(DATAGRAM));
         let reply = Reply {
             code: message.metadata.response_code,
             authoritative: false,
             answers: message.answers,
             authorities: message.authorities,
         };
-        self.cache().keep(asked, &reply, Instant::now());
+        if is_small {
+            self.cache().keep(asked, &reply, Instant::now());
+        }
         Ok(reply)
     }
 

@@ -282,6 +282,24 @@ async fn names_of_others_are_asked_of_them_and_kept() {
 }
 
 #[tokio::test]
+async fn what_is_large_is_told_and_not_kept() {
+    fn large(question: Message) -> Option<Message> {
+        let mut reply = good(question)?;
+        let one = reply.answers[0].clone();
+        reply.answers.extend(vec![one; 99]);
+        Some(reply)
+    }
+    let (port, asked) = other(large).await;
+    let served = Served::with("nameserver 127.0.0.1", port).await;
+    let question = question("a.example.", RecordType::A);
+    for _ in 0..2 {
+        let answer = served.ask_by_stream(&question).await;
+        assert_eq!(answer.answers.len(), 100);
+    }
+    assert_eq!(asked.load(std::sync::atomic::Ordering::SeqCst), 2);
+}
+
+#[tokio::test]
 async fn without_name_servers_there_is_no_waiting() {
     for resolv_conf in ["", "nameserver 10.208.1.1\nnameserver nonsense\n"] {
         let served = Served::with(resolv_conf, 1).await;
