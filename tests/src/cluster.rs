@@ -97,13 +97,7 @@ impl Cluster {
         let others: Vec<u16> = (2..=nodes).collect();
         // Two at once.
         for pair in others.chunks(2) {
-            cluster.register(pair).await?;
-            for &number in pair {
-                cluster.admit(number).await?;
-            }
-            for &number in pair {
-                cluster.node(number).home().await?;
-            }
+            cluster.take_in(pair).await?;
         }
         for &number in &others {
             cluster.set_consensus_member(number, true).await?;
@@ -180,6 +174,21 @@ impl Cluster {
     /// machines' names.
     pub fn network(&self) -> &Network {
         &self.network
+    }
+
+    /// Has machines register, approves them and waits until they are HOME.
+    ///
+    /// # Errors
+    /// If it does not come to that.
+    pub async fn take_in(&mut self, numbers: &[u16]) -> Outcome {
+        self.register(numbers).await?;
+        for &number in numbers {
+            self.admit(number).await?;
+        }
+        for &number in numbers {
+            self.node(number).home().await?;
+        }
+        Ok(())
     }
 
     /// Switches machines on that are to register, and learns their keys from

@@ -17,9 +17,7 @@ async fn conforms(test: TestCtx, area: &str, machines: u16) -> Outcome {
         ..UpdateNodeRolesRequest::default()
     };
     for number in 2..=machines {
-        cluster.register(&[number]).await?;
-        cluster.admit(number).await?;
-        cluster.node(number).home().await?;
+        cluster.take_in(&[number]).await?;
         cluster.set_roles(number, worker.clone()).await?;
     }
     let nodes: Vec<_> = (1..=machines)

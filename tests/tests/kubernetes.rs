@@ -127,9 +127,7 @@ fn with_another_hash(cmdline: &str) -> anyhow::Result<String> {
 async fn two_workers_are_one_network_and_survive_a_power_cut() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let mut cluster = Cluster::founded_as(&test, 2, |_, plan| plan.kubernetes()).await?;
-    cluster.register(&[2]).await?;
-    cluster.admit(2).await?;
-    cluster.node(2).home().await?;
+    cluster.take_in(&[2]).await?;
     cluster.set_roles(2, roles(None, Some(true))).await?;
     let ids = [1, 2].map(|number| cluster.node(number).id().to_owned());
     let kubernetes = cluster.kubernetes(&test, 1).await?;
@@ -252,12 +250,8 @@ async fn one_controller_of_two_may_be_lost() -> Outcome {
     let first = cluster.node(1).id().to_owned();
     let kubernetes = cluster.kubernetes(&test, 1).await?;
     kubernetes.ready(&[&first]).await?;
-    cluster.register(&[2, 3]).await?;
+    cluster.take_in(&[2, 3]).await?;
     for number in [2, 3] {
-        cluster.admit(number).await?;
-    }
-    for number in [2, 3] {
-        cluster.node(number).home().await?;
         cluster.set_consensus_member(number, true).await?;
     }
     cluster.voters_with(&[1, 2, 3]).await?;

@@ -103,9 +103,7 @@ async fn members_leave_and_return_and_the_last_one_stays() -> Outcome {
 async fn a_learner_that_never_starts_votes_never() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let mut cluster = Cluster::founded(&test, 2).await?;
-    cluster.register(&[2]).await?;
-    cluster.admit(2).await?;
-    cluster.node(2).home().await?;
+    cluster.take_in(&[2]).await?;
     cluster.all_healthy().await?;
     cluster.node(2).cut().await?;
 

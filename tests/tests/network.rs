@@ -122,9 +122,7 @@ async fn a_node_joins_over_a_bad_network() -> Outcome {
         ..Faults::default()
     };
     cluster.network().set_faults("node-2", bad).await?;
-    cluster.register(&[2]).await?;
-    cluster.admit(2).await?;
-    cluster.node(2).home().await?;
+    cluster.take_in(&[2]).await?;
     cluster.set_consensus_member(2, true).await?;
     cluster.voters_with(&[1, 2]).await?;
     cluster.all_healthy().await?;

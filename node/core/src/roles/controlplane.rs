@@ -73,6 +73,8 @@ pub(super) struct Worker {
     pub curator: SocketAddr,
     /// The program.
     pub etcd: PathBuf,
+    /// See [`consensus::Config::quota_bytes`].
+    pub etcd_quota: u64,
     /// Of the curator.
     pub timing: curator::Timing,
     /// See [`consensus::Config::peer_proxy`].
@@ -406,7 +408,7 @@ fn start_consensus(
         peer_listen: worker.etcd_peers,
         founding: matches!(start, Start::Found(_)),
         company: company.clone(),
-        quota_bytes: consensus::QUOTA,
+        quota_bytes: worker.etcd_quota,
         binary: worker.etcd.clone(),
         peer_proxy: worker.peer_proxy,
         state: inputs.cluster_state.clone(),

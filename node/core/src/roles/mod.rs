@@ -53,6 +53,7 @@ use hearth_base::sys::hostname;
 use tokio::time::Instant;
 
 use crate::cluster_state::{ClusterState, Desk};
+use crate::consensus;
 use crate::curator;
 use crate::extensions::Extensions;
 use crate::handover::{
@@ -125,6 +126,7 @@ pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
         etcd_peers: any(PORT_ETCD_PEER),
         curator: any(PORT_CURATOR),
         etcd: controlplane::ETCD.into(),
+        etcd_quota: consensus::QUOTA,
         timing: curator::Timing::default(),
         peer_proxy: None,
         local_roles: local_roles.clone(),

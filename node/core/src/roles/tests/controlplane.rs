@@ -83,6 +83,7 @@ fn boot_with(site: &Site, curator: SocketAddr) -> Boot {
         etcd_peers: site.config(false).peer_listen,
         curator,
         etcd: ETCD.into(),
+        etcd_quota: site.quota_bytes,
         timing: Timing::default(),
         peer_proxy: None,
         local_roles,

@@ -97,3 +97,41 @@ async fn a_leader_that_sleeps_is_replaced_and_wakes_up_as_one_of_them() {
     .await;
     cluster.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_is_full_of_history_is_written_to_again_by_all() {
+    static VALUE: [u8; 256 << 10] = [7; 256 << 10];
+    let small = 32 << 20;
+    let cluster = Cluster::with_quota(3, quick(), small).await;
+    cluster.set_member(1, true).await.unwrap();
+    cluster.set_member(2, true).await.unwrap();
+    cluster.becomes(&[0, 1, 2]).await;
+    let put = || Write::when(Condition::Absent("nothing".into())).put("large", VALUE.into());
+    // An etcd sees that it is full when it is asked; here one is.
+    let full = async {
+        loop {
+            match cluster.etcd(0).write(put()).await {
+                Err(WriteError::Consensus(error)) if error.is_full() => return,
+                done => done.map(drop).unwrap(),
+            }
+        }
+    };
+    soon("a full store", full).await;
+    // The other files are as large, and that is seen now.
+    for number in 0..3 {
+        soon("room in the store", async {
+            while cluster.etcd(number).write(put()).await.is_err() {
+                tokio::time::sleep(LOOK).await;
+            }
+        })
+        .await;
+    }
+    let status = cluster.status().await;
+    assert!(status.members.iter().all(|member| member.alarms.is_empty()));
+    let large = cluster.etcd(2).get("large").await.unwrap().unwrap();
+    assert_eq!(large.value, VALUE);
+    // And so do curators.
+    cluster.set_member(2, false).await.unwrap();
+    cluster.becomes(&[0, 1]).await;
+    cluster.end().await;
+}

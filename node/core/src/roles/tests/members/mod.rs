@@ -37,7 +37,7 @@ use crate::cluster_state::Desk;
 use crate::consensus::fenced::{Condition, Write};
 use crate::consensus::testing::Site;
 use crate::consensus::testing::peers::Network;
-use crate::consensus::{ConsensusUser, NamespacedClient, standing};
+use crate::consensus::{ConsensusUser, NamespacedClient, QUOTA, standing};
 use crate::curator::testing::bootstrap_data;
 use crate::curator::{Timing, state};
 use crate::extensions::Extensions;
@@ -112,11 +112,17 @@ impl Cluster {
     /// So many nodes that are UP; the first has founded the cluster and is its
     /// only member. All of them run.
     async fn new(count: usize, timing: Timing) -> Self {
+        Self::with_quota(count, timing, QUOTA).await
+    }
+
+    /// The same, with so many bytes for the file of each etcd.
+    async fn with_quota(count: usize, timing: Timing, quota: u64) -> Self {
         let network = Network::default();
         let owner_key = OwnerKey::generate();
         let mut nodes = Vec::new();
         for number in 0..count {
             let mut site = Site::blank();
+            site.quota_bytes = quota;
             if let Some(first) = nodes.first() {
                 let first: &Node = first;
                 site.cluster_id = first.site.cluster_id;
@@ -228,6 +234,7 @@ impl Cluster {
             etcd_peers: node.site.config(false).peer_listen,
             curator: node.curator,
             etcd: self.network.etcd(),
+            etcd_quota: node.site.quota_bytes,
             timing,
             peer_proxy: Some(node.proxy),
             local_roles,
