@@ -124,11 +124,14 @@ impl TestCtx {
 impl Drop for TestCtx {
     fn drop(&mut self) {
         if !self.passed {
+            // By that it was run, if it is one of the long ones.
+            let long = std::env::args().any(|word| word == "--include-ignored");
             eprintln!(
-                "{0}::{1} leaves its files in {2}\nto repeat it: cargo xtask test e2e {0}::{1}",
+                "{0}::{1} leaves its files in {2}\nto repeat it: cargo xtask test e2e {0}::{1}{3}",
                 self.suite,
                 self.name,
-                self.folder.display()
+                self.folder.display(),
+                if long { " --long" } else { "" },
             );
         }
     }

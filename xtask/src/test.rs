@@ -42,7 +42,7 @@ pub struct Args {
     /// Run everything, whatever fails
     #[arg(long)]
     keep_going: bool,
-    /// With the long end-to-end tests, too: cuts at every step of a bootstrap
+    /// With the long end-to-end tests, too: cuts of power at every step, faults of clusters, Kubernetes' conformance
     #[arg(long)]
     long: bool,
     /// How many machines run at once [default: one for each CPU, at most 4]
@@ -126,7 +126,7 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     if args.list {
         return Ok(());
     }
-    conclude(ui, &stages, filter)
+    conclude(ui, &stages, args)
 }
 
 fn unit(ui: &Ui, args: &Args, filter: Option<&str>) -> Result<(Report, bool)> {
@@ -314,7 +314,7 @@ fn build(ui: &Ui, args: &Args) -> Result<std::path::PathBuf> {
 }
 
 /// Says how it went; an error if anything failed.
-fn conclude(ui: &Ui, stages: &[Stage], filter: Option<&str>) -> Result<()> {
+fn conclude(ui: &Ui, stages: &[Stage], args: &Args) -> Result<()> {
     ui.say("");
     for stage in stages {
         let ok = if stage.ok { "ok" } else { "FAILED" };
@@ -328,6 +328,7 @@ fn conclude(ui: &Ui, stages: &[Stage], filter: Option<&str>) -> Result<()> {
     for stage in stages {
         for failed in stage.report.failed() {
             let again = match stage.name {
+                "e2e" if args.long => format!("e2e {}::{} --long", failed.suite, failed.test),
                 "e2e" => format!("e2e {}::{}", failed.suite, failed.test),
                 name => format!("{name} {}", failed.test),
             };
@@ -348,7 +349,7 @@ fn conclude(ui: &Ui, stages: &[Stage], filter: Option<&str>) -> Result<()> {
         bail!("failed: {}", failed.join(", "));
     }
     let run: u64 = stages.iter().map(|stage| stage.report.run()).sum();
-    if let Some(filter) = filter
+    if let Some(filter) = &args.filter
         && run == 0
     {
         bail!("no test is named {filter:?}; --list shows all");

@@ -6,7 +6,10 @@ pub mod peers;
 use std::{
     net::{Ipv4Addr, SocketAddr, TcpListener},
     path::PathBuf,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU16, Ordering},
+    },
     time::{Duration, SystemTime},
 };
 
@@ -35,6 +38,13 @@ pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     }
 }
 
+/// An address of this machine that no other site of this process has.
+fn own_address() -> Ipv4Addr {
+    static GIVEN: AtomicU16 = AtomicU16::new(0);
+    let [high, low] = GIVEN.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+    Ipv4Addr::new(127, 77, high, low)
+}
+
 /// The disk and the identity of a first node.
 pub struct Site {
     _directory: TempDir,
@@ -60,8 +70,8 @@ impl Site {
         root.data.make_directories().unwrap();
         root.ephemeral.make_directories().unwrap();
         let node_key = NodeKey::generate();
-        // Free now, and etcd takes it at once. Nobody calls it.
-        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        // Free now, and etcd takes it later. Nobody else is at this address.
+        let free = TcpListener::bind((own_address(), 0)).unwrap();
         Self {
             _directory: directory,
             root,

@@ -120,6 +120,8 @@ impl Cluster {
         let network = Network::default();
         let owner_key = OwnerKey::generate();
         let mut nodes = Vec::new();
+        // Each keeps its port from the next ones.
+        let mut listeners = Vec::new();
         for number in 0..count {
             let mut site = Site::blank();
             site.quota_bytes = quota;
@@ -139,7 +141,9 @@ impl Cluster {
                 credentials: None,
                 boot: None,
             });
+            listeners.push(listener);
         }
+        drop(listeners);
         // The founder founds, and stops.
         let first = &mut nodes[0];
         let founding = first.site.start(true).await;
