@@ -3,7 +3,7 @@
 //! The nodes get their roles from the operator: every one works, and as many control as may be lost one at a time. What a
 //! user would do then is done with the user's own tools, `hearthctl kubernetes kubeconfig` and kubectl, so that the line in
 //! the end is known to work. Each look asks the cluster what its nodes say of their roles, and Kubernetes what it thinks of
-//! its nodes; what is missing is said once, as it changes.
+//! its nodes; what is missing is said once, as it changes. The end is that a pod would be taken.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -155,7 +155,7 @@ impl Work {
                         true => self.kubernetes_nodes().await,
                         false => Err(anyhow!("its API server")),
                     };
-                    if self.is_complete(&nodes, ready) {
+                    if self.is_complete(&nodes, ready) && self.takes_pods().await {
                         return Ok(());
                     }
                 }
@@ -243,16 +243,30 @@ impl Work {
 
     /// The nodes by Kubernetes' word: what keeps each from being Ready, or nothing.
     async fn kubernetes_nodes(&self) -> Result<BTreeMap<String, Option<String>>> {
-        let get = Cmd::new(&self.kubectl)
-            .arg("--kubeconfig")
-            .arg(&self.kubeconfig)
-            .args(["--request-timeout=20s", "get", "nodes", "--output=json"]);
-        let said = self.output(get).await;
+        let said = self.kubectl(&["get", "nodes", "--output=json"]).await;
         let said = said.map_err(|error| {
             self.ui.detail(format_args!("asking again: {error:#}"));
             anyhow!("its API server")
         })?;
         parse(&said)
+    }
+
+    /// Whether a pod would be taken. On a new cluster the account that it has by default gets its token a while after the API
+    /// server is ready, and none is taken before. Asked without making one, by a name that is nobody's.
+    async fn takes_pods(&mut self) -> bool {
+        let ask = ["run", "would-be-taken", "--image=none", "--dry-run=server"];
+        let Err(error) = self.kubectl(&ask).await else {
+            return true;
+        };
+        self.ui.detail(format_args!("asking again: {error:#}"));
+        self.tell("pods", "… waiting for their service account".to_owned());
+        false
+    }
+
+    async fn kubectl(&self, words: &[&str]) -> Result<String> {
+        let kubectl = Cmd::new(&self.kubectl).arg("--kubeconfig");
+        let kubectl = kubectl.arg(&self.kubeconfig).arg("--request-timeout=20s");
+        self.output(kubectl.args(words)).await
     }
 
     async fn output(&self, cmd: Cmd) -> Result<String> {
@@ -285,12 +299,17 @@ impl Work {
                 Some(ill) => format!("… waiting for {ill}"),
                 None => "Ready".to_owned(),
             };
-            if self.told.get(&machine) != Some(&what) {
-                self.ui.say(format_args!("  {machine}  {what}"));
-                self.told.insert(machine, what);
-            }
+            self.tell(&machine, what);
         }
         complete
+    }
+
+    /// Says it if it is new.
+    fn tell(&mut self, whose: &str, what: String) {
+        if self.told.get(whose) != Some(&what) {
+            self.ui.say(format_args!("  {whose}  {what}"));
+            self.told.insert(whose.to_owned(), what);
+        }
     }
 }
 

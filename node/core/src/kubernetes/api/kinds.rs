@@ -57,6 +57,8 @@ pub const ENDPOINTS: Kind = Kind::core("Endpoints", "endpoints");
 pub const VOLUMES: Kind = Kind::core("PersistentVolume", "persistentvolumes");
 /// Wishes for volumes.
 pub const CLAIMS: Kind = Kind::core("PersistentVolumeClaim", "persistentvolumeclaims");
+/// Who pods are, when they ask the API server.
+pub const SERVICE_ACCOUNTS: Kind = Kind::core("ServiceAccount", "serviceaccounts");
 /// Words to users.
 pub const EVENTS: Kind = Kind::core("Event", "events");
 /// Who of several works.

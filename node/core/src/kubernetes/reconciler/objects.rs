@@ -74,6 +74,7 @@ pub fn constant() -> Vec<Wanted> {
         binding(),
         storage_class(),
         runtime_class(),
+        default_account(),
         dns_service(),
     ]
 }
@@ -152,6 +153,14 @@ fn storage_class() -> Wanted {
 fn runtime_class() -> Wanted {
     let body = json!({ "handler": RUNTIME });
     Wanted::new(kinds::RUNTIME_CLASSES, None, RUNTIME, body)
+}
+
+/// Of the namespace that users begin in. No pod is taken before its account has
+/// a token. The controller-manager would make this account after all of its
+/// controllers have begun; its tokens come from the first of them.
+fn default_account() -> Wanted {
+    let (namespace, name) = ("default", "default");
+    Wanted::new(kinds::SERVICE_ACCOUNTS, Some(namespace), name, json!({}))
 }
 
 /// Without a selector: what stands behind it are no pods.

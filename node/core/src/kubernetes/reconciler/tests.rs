@@ -159,6 +159,15 @@ async fn constant_objects_are_there_and_stay(kube: &Client) {
     let runtimes = kube.all(kinds::RUNTIME_CLASSES);
     eventually("the class of runtimes", || found(&runtimes, "runc")).await;
 
+    // Ours, and still ours when the controllers have given it a token.
+    let accounts = kube.within("default", kinds::SERVICE_ACCOUNTS);
+    eventually("the first account has a token", || async {
+        let account = found(&accounts, "default").await?;
+        let ours = account["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "hearth";
+        (ours && account["secrets"][0]["name"].is_string()).then_some(())
+    })
+    .await;
+
     // Somebody takes away what nodes need, and changes another.
     classes.delete(volumes::CLASS).await.unwrap();
     let weaker = json!({ "rules": [] });
