@@ -82,7 +82,7 @@ struct Work {
 }
 
 impl Run<'_> {
-    /// Until all nodes that are members are Ready.
+    /// Until all nodes that are members are Ready, and a pod would be taken.
     pub(super) async fn kubernetes(
         &self,
         fleet: &mut Fleet,
@@ -244,29 +244,26 @@ impl Work {
     /// The nodes by Kubernetes' word: what keeps each from being Ready, or nothing.
     async fn kubernetes_nodes(&self) -> Result<BTreeMap<String, Option<String>>> {
         let said = self.kubectl(&["get", "nodes", "--output=json"]).await;
-        let said = said.map_err(|error| {
-            self.ui.detail(format_args!("asking again: {error:#}"));
-            anyhow!("its API server")
-        })?;
-        parse(&said)
+        parse(&said.map_err(|_| anyhow!("its API server"))?)
     }
 
     /// Whether a pod would be taken. On a new cluster the account that it has by default gets its token a while after the API
     /// server is ready, and none is taken before. Asked without making one, by a name that is nobody's.
     async fn takes_pods(&mut self) -> bool {
         let ask = ["run", "would-be-taken", "--image=none", "--dry-run=server"];
-        let Err(error) = self.kubectl(&ask).await else {
-            return true;
-        };
-        self.ui.detail(format_args!("asking again: {error:#}"));
-        self.tell("pods", "… waiting for their service account".to_owned());
-        false
+        let taken = self.kubectl(&ask).await.is_ok();
+        if !taken {
+            self.tell("pods", "… waiting until one would be taken".to_owned());
+        }
+        taken
     }
 
+    /// What kubectl says; why it failed is a detail, for it is asked again.
     async fn kubectl(&self, words: &[&str]) -> Result<String> {
         let kubectl = Cmd::new(&self.kubectl).arg("--kubeconfig");
         let kubectl = kubectl.arg(&self.kubeconfig).arg("--request-timeout=20s");
-        self.output(kubectl.args(words)).await
+        let said = self.output(kubectl.args(words)).await;
+        said.inspect_err(|error| self.ui.detail(format_args!("asking again: {error:#}")))
     }
 
     async fn output(&self, cmd: Cmd) -> Result<String> {
