@@ -150,6 +150,13 @@ impl Plane {
         let handle = self.etcd.handle();
         let store = handle.root().namespaced(ConsensusUser::Kubernetes);
         let servers = async || store.list(SERVERS).await.unwrap().records.len();
+        // It signs on by itself, some time after it has told that it is ready.
+        slowly("the API server has signed on", async {
+            while servers().await == 0 {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        })
+        .await;
         assert_eq!(servers().await, 1);
         self.alone.stop().await;
         for binary in ALL {
