@@ -44,8 +44,12 @@ use crate::consensus::{
     fenced::{Condition, Write},
 };
 
-/// Between two looks, when nothing is heard of meanwhile.
+/// Between two looks while something is wanted, when nothing is heard of
+/// meanwhile.
 const INTERVAL: Duration = Duration::from_secs(1);
+/// The same when all is as it should be: what could change that is heard of, and
+/// each look is asked of etcd.
+const SETTLED: Duration = Duration::from_secs(10);
 /// Between two looks at least, and after a step that failed.
 const REST: Duration = Duration::from_millis(200);
 /// A learner that has applied what was written so long ago is in sync. It
@@ -158,11 +162,11 @@ pub async fn run(core: &Core) -> Infallible {
         let mut changes = core.cache.watch();
         changes.mark_unchanged();
         core.reads.fresh().await;
-        await_company(core).await;
-        let again = match core.cache.leadership() {
+        await_company(core);
+        let next = match core.cache.leadership() {
             None => {
                 term = None;
-                false
+                Next::Later
             }
             Some(leadership) => {
                 let term = match &mut term {
@@ -177,49 +181,65 @@ pub async fn run(core: &Core) -> Infallible {
                     }),
                 };
                 match round(core, term).await {
-                    Ok(again) => again,
+                    Ok(next) => next,
                     Err(error) => {
                         tracing::warn!("consensus membership: {error}");
-                        false
+                        Next::Soon
                     }
                 }
             }
         };
         sleep(REST).await;
-        if !again {
-            // Whatever has changed may be what was waited for.
-            let _ = timeout(INTERVAL, changes.changed()).await;
-        }
+        let pause = match next {
+            Next::AtOnce => continue,
+            Next::Soon => INTERVAL,
+            Next::Later => SETTLED,
+        };
+        // Whatever has changed may be what was waited for.
+        let _ = timeout(pause, changes.changed()).await;
     }
 }
 
 /// Tells etcd in time that it will have company: before anyone can become a
 /// member somebody must be able to register.
-async fn await_company(core: &Core) {
+fn await_company(core: &Core) {
     if core.company.is_ready() {
         return;
     }
     let others = core.cache.nodes(|_| true).len() > 1;
-    let ticket = || core.client.get(state::REGISTER_TICKET);
-    if others || matches!(ticket().await, Ok(Some(_))) {
+    if others || core.cache.ticket().is_some() {
         core.company.expect();
     }
 }
 
-/// Looks, and takes one step. Tells whether there may be another at once.
-async fn round(core: &Core, term: &mut Term) -> Result<bool, StepError> {
+/// When to look again.
+enum Next {
+    /// There may be another step.
+    AtOnce,
+    /// Something is waited for.
+    Soon,
+    /// Nothing is wanted.
+    Later,
+}
+
+/// Looks, and takes one step.
+async fn round(core: &Core, term: &mut Term) -> Result<Next, StepError> {
     let mut view = view::take(core, Learner::default()).await?;
     view.learner = term.note(core, &view);
     let step = plan::plan(&view);
     term.say(&view);
     let Some(step) = step else {
         term.leaving = None;
-        return Ok(false);
+        let is_settled = view.intents.is_empty() && view.members.iter().all(|m| !m.learner);
+        return Ok(match is_settled {
+            true => Next::Later,
+            false => Next::Soon,
+        });
     };
     if let Step::Mark(member) = step {
         let index = steps::mark(core, &term.leadership).await?;
         term.mark = Some((member, index, Instant::now()));
-        return Ok(false);
+        return Ok(Next::Soon);
     }
     if step == Step::HandOver && core.cache.candidates() < 2 {
         if !std::mem::replace(&mut term.is_stuck, true) {
@@ -227,13 +247,13 @@ async fn round(core: &Core, term: &mut Term) -> Result<bool, StepError> {
                 "this node is to leave consensus, and no other curator is ready to lead"
             );
         }
-        return Ok(false);
+        return Ok(Next::Soon);
     }
     if !term.is_sure(core, &view, step) {
-        return Ok(false);
+        return Ok(Next::Soon);
     }
     steps::take(core, &term.leadership, &view, step).await?;
-    Ok(true)
+    Ok(Next::AtOnce)
 }
 
 impl Term {
