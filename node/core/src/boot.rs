@@ -24,7 +24,7 @@ use hearth_base::event;
 use hearth_base::logtree::{self, Entry, LogTree, Severity};
 use hearth_base::supervisor::{Context, Failure, Options, Outcome, Supervisor, runnable};
 use hearth_base::sys::kmsg::{self, Kmsg};
-use hearth_base::sys::{cgroups, files, fw_cfg::FwCfg, mount_table, mounts, watchdog};
+use hearth_base::sys::{cgroups, child, files, fw_cfg::FwCfg, mount_table, mounts, watchdog};
 use nix::sys::signal::SigSet;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -60,6 +60,10 @@ const SHUTDOWN_BOUND: Duration = Duration::from_secs(25);
 /// The control group of the core and its children: the root is for dividing
 /// the machine.
 const GROUP: &str = "hearth";
+/// When processors are busy the node and the cluster's consensus go before
+/// Kubernetes' control plane, three to one: a node that misses its heartbeats
+/// while an API server starts costs all nodes more than that start is worth.
+const NICENESS: i8 = -5;
 
 /// What everything below the root runnable shares.
 struct Node {
@@ -89,6 +93,10 @@ pub fn run() -> ExitCode {
     // by every child of ours, which then could not be asked to end.
     if let Err(errno) = SigSet::empty().thread_set_mask() {
         eprintln!("core: unblock signals: {errno}");
+    }
+    // Before there are threads.
+    if let Err(error) = child::nice_this(NICENESS) {
+        eprintln!("core: niceness: {error}");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(

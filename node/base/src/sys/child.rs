@@ -65,9 +65,16 @@ pub enum ChildError {
 }
 
 /// Lets a command's process, and all that it starts, go after others when the
-/// processors are busy: 0 is as everyone is, 19 the last.
-pub fn nice(command: &mut Command, niceness: u8) {
+/// processors are busy, or before them: 0 is as everyone is, 19 the last, -20
+/// the first.
+pub fn nice(command: &mut Command, niceness: i8) {
     raw::nice(command, niceness);
+}
+
+/// The same of this thread, with all threads and processes that it starts from
+/// here on.
+pub fn nice_this(niceness: i8) -> io::Result<()> {
+    Ok(rustix::process::setpriority_process(None, niceness.into())?)
 }
 
 /// A running child. Dropping it kills it and its process group.
@@ -318,6 +325,16 @@ mod tests {
         assert!(lines.iter().all(|(_, line)| line.len() <= MAX_LINE + 2));
         let all: String = lines.into_iter().map(|(_, line)| line).collect();
         assert_eq!(all, format!("{}\u{fffd}", "x".repeat(20000)));
+    }
+
+    #[test]
+    fn a_thread_and_what_it_starts_can_be_nice() {
+        let seen = std::thread::spawn(|| {
+            nice_this(3).unwrap();
+            let shown = std::process::Command::new("nice").output().unwrap();
+            String::from_utf8(shown.stdout).unwrap()
+        });
+        assert_eq!(seen.join().unwrap().trim(), "3");
     }
 
     #[tokio::test]

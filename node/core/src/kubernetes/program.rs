@@ -53,10 +53,10 @@ const STOP_WITHIN: Duration = Duration::from_secs(4);
 /// For the kernel to take away one that was killed: at a power off, all that
 /// runs ends at once.
 const GONE_WITHIN: Duration = Duration::from_secs(4);
-/// When processors are busy the cluster's own consensus goes first, three to
-/// one: a node that misses its heartbeats while an API server starts costs all
-/// nodes more than that start is worth.
-const NICENESS: u8 = 5;
+/// What keeps pods goes after the control plane that they wait for, three to
+/// one, when the processors are busy; before both go consensus and the node
+/// itself.
+const NICENESS: i8 = 5;
 
 /// Why a program does not run.
 #[derive(Debug, thiserror::Error)]
@@ -143,8 +143,9 @@ pub struct Program {
     pub unwell_after: Duration,
     /// Between two questions whether it works still.
     pub ask_every: Duration,
-    /// How far it goes after others (0 to 19) when the processors are busy.
-    pub niceness: u8,
+    /// How far it goes after others (up to 19) or before them (down to -20) when
+    /// the processors are busy.
+    pub niceness: i8,
 }
 
 impl Program {
@@ -172,10 +173,9 @@ impl Program {
             },
             ask_every: Duration::from_secs(10),
             niceness: match binary {
-                // What it starts are the users' containers, which have control
-                // groups of their own.
-                Binary::Containerd => 0,
-                _ => NICENESS,
+                Binary::Kubelet | Binary::Proxy => NICENESS,
+                // What containerd starts are the users' containers.
+                _ => 0,
             },
         }
     }
