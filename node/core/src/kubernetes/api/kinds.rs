@@ -57,6 +57,8 @@ pub const ENDPOINTS: Kind = Kind::core("Endpoints", "endpoints");
 pub const VOLUMES: Kind = Kind::core("PersistentVolume", "persistentvolumes");
 /// Wishes for volumes.
 pub const CLAIMS: Kind = Kind::core("PersistentVolumeClaim", "persistentvolumeclaims");
+/// Where objects of the same name do not meet.
+pub const NAMESPACES: Kind = Kind::core("Namespace", "namespaces");
 /// Who pods are, when they ask the API server.
 pub const SERVICE_ACCOUNTS: Kind = Kind::core("ServiceAccount", "serviceaccounts");
 /// Words to users.

@@ -13,10 +13,16 @@
 //! Whether a server works is found out by asking each of them all the time
 //! whether it is ready ([`Ask`]), not by connecting alone: the kernel takes
 //! connections for a server that hangs, and a server that has lost etcd says so
-//! if it is asked. What was seen only changes the order in which they are
+//! if it is asked. Connections to a server that does not answer any more are
+//! cut if there is another one: clients wait up to a minute before they look for
+//! themselves.
+//!
+//! While none is ready, connections are held ([`Timing::hold`]) for the first
+//! that is. A server that starts takes connections long before it can answer, and
+//! what it is asked then makes it later; and clients that are refused ask again
+//! and again, and are late when there is one. After that they go to whichever
+//! takes them: what was seen only changes when and in which order servers are
 //! tried, so a balancer that is wrong about all of them still tries each.
-//! Connections to a server that does not answer any more are cut if there is
-//! another one: clients wait up to a minute before they look for themselves.
 //!
 //! Bounds: so many connections at a time ([`MOST`]); the kernel's queue
 //! beyond. A server that takes no connection costs [`Timing::connect`]; a
@@ -34,18 +40,19 @@ use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt as _};
-use hearth_api::names::{KUBERNETES_SERVER, PORT_KUBERNETES, PORT_KUBERNETES_BALANCER};
+use hearth_api::names::{PORT_KUBERNETES, PORT_KUBERNETES_BALANCER};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome, SpawnError};
 use nix::sys::socket::{setsockopt, sockopt};
 use rustls::ClientConfig;
-use rustls_pki_types::ServerName;
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
 
 use super::Parts;
+use super::api::Client;
 use super::program::probe;
 use crate::handover::MemberData;
 use crate::roles::{Known, Learned, View};
@@ -61,27 +68,37 @@ const SIGNS: u32 = 3;
 /// What was sent must be acknowledged within.
 const ACKNOWLEDGED: Duration = Duration::from_secs(20);
 
-/// Whether a server is ready; the bound in time is the balancer's.
-pub(crate) type Ask =
-    Arc<dyn Fn(SocketAddr) -> BoxFuture<'static, Result<(), String>> + Send + Sync>;
+/// How a server is asked.
+pub(crate) type Ask = Arc<dyn Fn(SocketAddr) -> Asking + Send + Sync>;
+
+/// Whether one server is ready, asked again and again; the bound in time is the
+/// balancer's. May keep a connection.
+pub(crate) type Asking = Box<dyn FnMut() -> BoxFuture<'static, Result<(), String>> + Send>;
 
 /// How long things may take.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timing {
     /// Between two questions to a server.
     pub every: Duration,
+    /// The same, while none is ready.
+    pub soon: Duration,
     /// For an answer: TLS on an emulated processor takes seconds.
     pub answer: Duration,
     /// To be connected.
     pub connect: Duration,
+    /// How long a connection waits for a server that is ready. Most clients give
+    /// up after ten seconds without an answer.
+    pub hold: Duration,
 }
 
 impl Default for Timing {
     fn default() -> Self {
         Self {
             every: Duration::from_secs(5),
+            soon: Duration::from_secs(1),
             answer: Duration::from_secs(10),
             connect: Duration::from_secs(3),
+            hold: Duration::from_secs(8),
         }
     }
 }
@@ -178,19 +195,40 @@ pub(crate) fn start(
     Ok(ready)
 }
 
-/// Asks API servers for their readiness as this client, once there is one:
-/// theirs is the certificate of [`KUBERNETES_SERVER`], so it has to trust their authority.
+/// Asks API servers for their readiness as this client, once there is one; it
+/// has to trust their authority.
 pub(crate) fn readyz(client: Value<Arc<ClientConfig>>) -> Ask {
     Arc::new(move |address| {
-        let client = client.get();
-        Box::pin(async move {
-            let client = client.ok_or_else(|| "nobody to ask as yet".to_owned())?;
-            let name =
-                ServerName::try_from(KUBERNETES_SERVER).map_err(|error| error.to_string())?;
-            let ready = probe::https(address, name, "/readyz", client).await;
-            ready.map_err(|unwell| unwell.why)
+        let client = client.clone();
+        let mut kept = None;
+        Box::new(move || {
+            let asked = keep(&mut kept, address, client.get());
+            Box::pin(async move {
+                let ready = probe::https(&asked?, "/readyz").await;
+                ready.map_err(|unwell| unwell.why)
+            })
         })
     })
+}
+
+/// A client of a server, and the certificates that it was made of.
+type Kept = Option<(Arc<ClientConfig>, Client)>;
+
+/// The client that is kept, or a new one when there are new certificates.
+fn keep(
+    kept: &mut Kept,
+    address: SocketAddr,
+    tls: Option<Arc<ClientConfig>>,
+) -> Result<Client, String> {
+    let tls = tls.ok_or("nobody to ask as yet")?;
+    kept.take_if(|(of, _)| !Arc::ptr_eq(of, &tls));
+    if let Some((_, client)) = kept {
+        return Ok(client.clone());
+    }
+    let client = Client::new(&format!("https://{address}"), (*tls).clone());
+    let client = client.map_err(|error| error.to_string())?;
+    *kept = Some((tls, client.clone()));
+    Ok(client)
 }
 
 /// Serves until it is cancelled.
@@ -201,6 +239,7 @@ pub(crate) async fn run(ctx: Context, balancer: Arc<Balancer>) -> Outcome {
     let shared = Arc::new(Shared {
         table: Mutex::default(),
         timing: balancer.timing,
+        better: Notify::new(),
     });
     ctx.healthy();
     tokio::select! {
@@ -213,6 +252,8 @@ pub(crate) async fn run(ctx: Context, balancer: Arc<Balancer>) -> Outcome {
 struct Shared {
     table: Mutex<Table>,
     timing: Timing,
+    /// One answers that did not, or there is another one.
+    better: Notify,
 }
 
 impl Shared {
@@ -229,7 +270,7 @@ async fn watch(balancer: &Balancer, shared: &Shared) -> Outcome {
     let mut asked: Vec<SocketAddr> = Vec::new();
     let mut answers = FuturesUnordered::new();
     loop {
-        let (address, answer) = tokio::select! {
+        let (address, asking, answer) = tokio::select! {
             servers = servers.next() => {
                 let Servers { own, others } = servers?;
                 shared.table().set(own, &others);
@@ -237,9 +278,11 @@ async fn watch(balancer: &Balancer, shared: &Shared) -> Outcome {
                     if !asked.contains(&address) {
                         tracing::info!(%address, "an API server");
                         asked.push(address);
-                        answers.push(ask(balancer, address, Duration::ZERO));
+                        let asking = (balancer.ask)(address);
+                        answers.push(ask(balancer.timing, address, asking, Duration::ZERO));
                     }
                 }
+                shared.better.notify_waiters();
                 tell(balancer, shared);
                 continue;
             }
@@ -250,30 +293,37 @@ async fn watch(balancer: &Balancer, shared: &Shared) -> Outcome {
             asked.retain(|asked| *asked != address);
             continue;
         }
-        answers.push(ask(balancer, address, shared.timing.every));
         let news = match &answer {
             Ok(()) => shared.table().answers(address),
             Err(_) => shared.table().fails(address),
         };
         match answer {
-            Ok(()) if news => tracing::info!(%address, "the API server is ready"),
+            Ok(()) if news => {
+                tracing::info!(%address, "the API server is ready");
+                shared.better.notify_waiters();
+            }
             Err(why) if news => tracing::warn!(%address, "the API server is not ready: {why}"),
             _ => {}
         }
+        let after = match shared.table().answering() {
+            0 => balancer.timing.soon,
+            _ => balancer.timing.every,
+        };
+        answers.push(ask(balancer.timing, address, asking, after));
         tell(balancer, shared);
     }
 }
 
 async fn ask(
-    balancer: &Balancer,
+    timing: Timing,
     address: SocketAddr,
+    mut asking: Asking,
     after: Duration,
-) -> (SocketAddr, Result<(), String>) {
+) -> (SocketAddr, Asking, Result<(), String>) {
     sleep(after).await;
-    let bound = balancer.timing.answer;
-    let answer = timeout(bound, (balancer.ask)(address)).await;
-    let late = || Err(format!("no answer within {bound:?}"));
-    (address, answer.unwrap_or_else(|_| late()))
+    let answer = timeout(timing.answer, asking()).await;
+    let late = |_| Err(format!("no answer within {:?}", timing.answer));
+    (address, asking, answer.unwrap_or_else(late))
 }
 
 fn tell(balancer: &Balancer, shared: &Shared) {
@@ -315,38 +365,56 @@ async fn accept(listener: TcpListener, shared: &Arc<Shared>) -> Outcome {
     }
 }
 
-/// One connection, from a client to the first server that takes it.
+/// One connection, from a client to the first server that takes it. Whatever is
+/// wrong with it, the client sees it end.
 async fn pass_on(mut client: TcpStream, shared: &Shared) {
-    // Whatever is wrong with the connection, the client sees it end.
-    let order = shared.table().order();
-    for (address, cut) in order {
-        let connected = timeout(shared.timing.connect, TcpStream::connect(address)).await;
-        let mut server = match connected {
-            Ok(Ok(server)) => server,
-            Ok(Err(error)) => {
-                tracing::debug!(%address, "cannot connect: {error}");
-                shared.table().refuses(address);
-                continue;
-            }
-            Err(_) => {
-                tracing::debug!(%address, "cannot connect in time");
-                shared.table().refuses(address);
-                continue;
-            }
-        };
-        if let Err(error) = keep_alive(&client).and_then(|()| keep_alive(&server)) {
-            tracing::warn!("cannot bound a connection: {error}");
-            return;
-        }
-        tokio::select! {
-            _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
-            () = cut.cancelled() => {
-                tracing::debug!(%address, "a connection is cut");
-            }
-        }
+    let Some((mut server, cut)) = server(shared).await else {
+        tracing::debug!("no API server takes a connection");
+        return;
+    };
+    if let Err(error) = keep_alive(&client).and_then(|()| keep_alive(&server)) {
+        tracing::warn!("cannot bound a connection: {error}");
         return;
     }
-    tracing::debug!("no API server takes a connection");
+    tokio::select! {
+        _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
+        () = cut.cancelled() => tracing::debug!("a connection is cut"),
+    }
+}
+
+/// A connection to the first server that takes one, and when it is to be cut.
+async fn server(shared: &Shared) -> Option<(TcpStream, CancellationToken)> {
+    let until = Instant::now() + shared.timing.hold;
+    loop {
+        let mut better = std::pin::pin!(shared.better.notified());
+        // Before it is tried, or what happens meanwhile would be missed.
+        better.as_mut().enable();
+        let order = shared.table().order();
+        if let Some(connected) = connect(shared, order).await {
+            return Some(connected);
+        }
+        if timeout_at(until, better).await.is_err() {
+            break;
+        }
+    }
+    let order = shared.table().last_resort();
+    connect(shared, order).await
+}
+
+/// Tries each once.
+async fn connect(
+    shared: &Shared,
+    order: Vec<(SocketAddr, CancellationToken)>,
+) -> Option<(TcpStream, CancellationToken)> {
+    for (address, cut) in order {
+        match timeout(shared.timing.connect, TcpStream::connect(address)).await {
+            Ok(Ok(server)) => return Some((server, cut)),
+            Ok(Err(error)) => tracing::debug!(%address, "cannot connect: {error}"),
+            Err(_) => tracing::debug!(%address, "cannot connect in time"),
+        }
+        shared.table().refuses(address);
+    }
+    None
 }
 
 /// Has the kernel find out when the other end is gone.

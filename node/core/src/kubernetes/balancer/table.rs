@@ -25,6 +25,16 @@ struct Server {
     cut: CancellationToken,
 }
 
+impl Server {
+    fn fails(&self) -> bool {
+        matches!(self.seen, Seen::Fails(_))
+    }
+
+    fn entry(&self) -> (SocketAddr, CancellationToken) {
+        (self.address, self.cut.clone())
+    }
+}
+
 /// The servers of the moment.
 #[derive(Default)]
 pub(super) struct Table {
@@ -75,9 +85,8 @@ impl Table {
     }
 
     /// The order in which a new connection tries them: those that answer, the
-    /// own one before the others; then those of which nothing is known; and
-    /// then all the rest, for what was seen may be wrong by now. Each with what
-    /// ends a connection to it.
+    /// own one before the others; then those of which nothing is known. Each with
+    /// what ends a connection to it.
     pub fn order(&mut self) -> Vec<(SocketAddr, CancellationToken)> {
         self.turn = self.turn.wrapping_add(1);
         let own = usize::from(self.own_is_first);
@@ -85,13 +94,15 @@ impl Table {
         let (late, early) = others.split_at(self.turn.checked_rem(others.len()).unwrap_or(0));
         let mut order: Vec<&Server> = own.iter().chain(early).chain(late).collect();
         // Stable: the turns stay within each kind.
-        order.sort_by_key(|server| match server.seen {
-            Seen::Answers => 0,
-            Seen::Nothing => 1,
-            Seen::Fails(_) => 2,
-        });
-        let entry = |server: &Server| (server.address, server.cut.clone());
-        order.into_iter().map(entry).collect()
+        order.retain(|server| !server.fails());
+        order.sort_by_key(|server| server.seen == Seen::Nothing);
+        order.into_iter().map(Server::entry).collect()
+    }
+
+    /// Those that do not answer, for what was seen may be wrong by now.
+    pub fn last_resort(&self) -> Vec<(SocketAddr, CancellationToken)> {
+        let failing = self.servers.iter().filter(|server| server.fails());
+        failing.map(Server::entry).collect()
     }
 
     /// A server has answered. Tells whether that is news.
@@ -108,7 +119,7 @@ impl Table {
     /// it answers. Nothing is cut for that, which a busy moment is enough for.
     pub fn refuses(&mut self, address: SocketAddr) {
         if let Some(server) = self.find(address)
-            && !matches!(server.seen, Seen::Fails(_))
+            && !server.fails()
         {
             server.seen = Seen::Fails(0);
         }
@@ -152,12 +163,20 @@ mod tests {
         SocketAddr::from(([192, 0, 2, last], 6443))
     }
 
-    fn order(table: &mut Table) -> Vec<u8> {
+    fn last(entries: Vec<(SocketAddr, CancellationToken)>) -> Vec<u8> {
         let last = |(address, _): (SocketAddr, _)| match address.ip() {
             std::net::IpAddr::V4(ip) => ip.octets()[3],
             std::net::IpAddr::V6(_) => 0,
         };
-        table.order().into_iter().map(last).collect()
+        entries.into_iter().map(last).collect()
+    }
+
+    fn order(table: &mut Table) -> Vec<u8> {
+        last(table.order())
+    }
+
+    fn last_resort(table: &Table) -> Vec<u8> {
+        last(table.last_resort())
     }
 
     #[test]
@@ -173,12 +192,13 @@ mod tests {
         assert!(table.fails(at(1)));
         for _ in 0..6 {
             let order = order(&mut table);
-            assert_eq!(order[2], 1, "{order:?}");
+            assert!(order.len() == 2 && !order.contains(&1), "{order:?}");
         }
-        // It is the last resort.
+        assert_eq!(last_resort(&table), [1]);
         table.fails(at(2));
         table.fails(at(3));
-        assert_eq!(order(&mut table).len(), 3);
+        assert!(order(&mut table).is_empty());
+        assert_eq!(last_resort(&table), [1, 2, 3]);
         assert_eq!(table.answering(), 0);
     }
 
@@ -194,7 +214,7 @@ mod tests {
             assert_eq!(order(&mut table)[0], 9);
         }
         table.fails(at(9));
-        assert_eq!(order(&mut table)[2], 9);
+        assert!(!order(&mut table).contains(&9));
         table.answers(at(9));
         assert_eq!(order(&mut table)[0], 9);
     }
@@ -204,8 +224,8 @@ mod tests {
         let mut table = Table::default();
         table.set(None, &[at(1), at(2)]);
         let cut = |table: &mut Table, address| {
-            let mut order = table.order().into_iter();
-            order
+            let all = table.order().into_iter().chain(table.last_resort());
+            all.into_iter()
                 .find(|(a, _)| *a == address)
                 .map(|(_, cut)| cut)
                 .unwrap()
@@ -228,7 +248,7 @@ mod tests {
             table.refuses(at(2));
         }
         assert!(!two.is_cancelled());
-        assert_eq!((order(&mut table)[1], table.answering()), (2, 1));
+        assert_eq!((last_resort(&table), table.answering()), (vec![2], 1));
         table.fails(at(2));
         table.answers(at(2));
         table.fails(at(2));

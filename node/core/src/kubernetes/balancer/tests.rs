@@ -66,17 +66,24 @@ struct World {
 
 impl World {
     async fn new() -> Self {
+        Self::holding(Duration::from_millis(500)).await
+    }
+
+    /// Holds connections for so long.
+    async fn holding(hold: Duration) -> Self {
         let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let listen = free.local_addr().unwrap();
         drop(free);
         let (servers, told) = event::value();
         let (ready_writer, ready) = event::value();
         let ask: Ask = Arc::new(|address| {
-            Box::pin(async move {
-                let connected = TcpStream::connect(address).await;
-                let mut stream = connected.map_err(|error| error.to_string())?;
-                let answer = number(&mut stream).await;
-                answer.map(drop).ok_or_else(|| "it ended".to_owned())
+            Box::new(move || {
+                Box::pin(async move {
+                    let connected = TcpStream::connect(address).await;
+                    let mut stream = connected.map_err(|error| error.to_string())?;
+                    let answer = number(&mut stream).await;
+                    answer.map(drop).ok_or_else(|| "it ended".to_owned())
+                })
             })
         });
         let balancer = Arc::new(Balancer {
@@ -84,8 +91,10 @@ impl World {
             ask,
             timing: Timing {
                 every: Duration::from_millis(50),
+                soon: Duration::from_millis(50),
                 answer: Duration::from_millis(500),
                 connect: Duration::from_millis(500),
+                hold,
             },
             servers: told,
             ready: ready_writer,
@@ -195,6 +204,35 @@ async fn a_server_that_stalls_loses_its_connections_and_gets_no_new_ones() {
     let _back = Server::start_at(address, 3).await;
     world.ready(2).await;
     assert_eq!(world.connect().await.unwrap().1, 3);
+}
+
+#[tokio::test]
+async fn a_connection_waits_for_a_server() {
+    let world = World::holding(Duration::from_secs(600)).await;
+    let server = Server::start(1).await;
+    let address = server.address;
+    drop(server);
+    let connect = || TcpStream::connect(world.listen);
+    let mut nobody = until_ok("the balancer listens", connect).await;
+    nobody.write_all(b"hello").await.unwrap();
+    // One that is there, but takes no connection.
+    world.servers.set(Servers {
+        own: Some(address),
+        others: Vec::new(),
+    });
+    world.ready(0).await;
+    let mut refused = connect().await.unwrap();
+    let _back = Server::start_at(address, 2).await;
+    for waiting in [&mut nobody, &mut refused] {
+        let number = soon("it is passed on", number(waiting)).await;
+        assert_eq!(number, Some(2));
+    }
+    // What was said meanwhile has not been lost.
+    let mut hello = [0; 5];
+    soon("an echo", nobody.read_exact(&mut hello))
+        .await
+        .unwrap();
+    assert_eq!(&hello, b"hello");
 }
 
 #[tokio::test]

@@ -20,7 +20,7 @@ mod programs;
 #[cfg(test)]
 mod tests;
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -70,6 +70,16 @@ struct Controller {
     room: Writer<Room>,
     /// Whether the API server of this node works.
     apiserver: Value<Progress>,
+}
+
+impl Controller {
+    /// Waits until the API server works. Whoever asks it for more than that
+    /// before, takes the processors from it while it makes itself ready.
+    async fn serves(&self) -> Result<(), event::Closed> {
+        let mut progress = self.apiserver.watch();
+        let serves = progress.wait_for(|progress| *progress == Progress::Serving);
+        serves.await.map(drop)
+    }
 }
 
 /// Runs below the role's gate; ends by an error only.
@@ -126,15 +136,23 @@ pub(crate) async fn run(
     let issuer = controller.clone();
     let reconciler = Arc::new(reconciler::controller::Worker {
         parts: parts.clone(),
-        server: format!("https://127.0.0.1:{}", ports.apiserver),
+        server: programs::url(Ipv4Addr::LOCALHOST.into(), ports.apiserver),
         authority: controller.authorities.ca().clone(),
         issue: Box::new(move || {
             let now = issuer.parts.calendar.now();
             Ok(issuer.authorities.issue(&Certificate::Reconciler, now)?)
         }),
     });
+    let all = controller.clone();
     ctx.run("reconciler", move |ctx| {
-        reconciler::controller::on_controller(ctx, reconciler.clone())
+        let (all, reconciler) = (all.clone(), reconciler.clone());
+        async move {
+            tokio::select! {
+                serves = all.serves() => serves?,
+                () = ctx.cancelled() => return Ok(()),
+            }
+            reconciler::controller::on_controller(ctx, reconciler).await
+        }
     })?;
     // The children are all there; how they fare is told by the condition.
     ctx.healthy();
@@ -234,10 +252,9 @@ async fn keep(
 ) -> Outcome {
     let ready = async {
         if binary != Binary::Apiserver {
-            // They would give up without one.
-            let mut apiserver = all.apiserver.watch();
-            let serves = |progress: &Progress| *progress == Progress::Serving;
-            apiserver.wait_for(serves).await?;
+            // They would give up without one. The controller-manager would do so
+            // even as the one that leads, and be waited for by all others.
+            all.serves().await?;
         }
         let address = all.parts.address.watch().next().await?;
         Ok::<_, Failure>(address)

@@ -3,15 +3,13 @@
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::sync::Arc;
 use std::time::SystemTime;
 
 use hearth_api::names::{KUBERNETES_DOMAIN, SERVICE_NETWORK};
 use hearth_base::supervisor::Failure;
-use rustls::ClientConfig;
-use rustls_pki_types::ServerName;
 
 use super::super::access;
+use super::super::api::Client;
 use super::super::bundle::{Binary, Flag};
 use super::super::kubeconfig::{Credentials, Kubeconfig};
 use super::super::program::{Program, Unwell, probe};
@@ -38,16 +36,14 @@ pub struct Prepared {
     pub program: Program,
     /// When its certificates should be new ones.
     pub renew_at: SystemTime,
-    asked: SocketAddr,
+    asked: Client,
     path: &'static str,
-    tls: Arc<ClientConfig>,
 }
 
 impl Prepared {
     /// Asks whether it works.
     pub async fn probe(&self) -> Result<(), Unwell> {
-        let name = ServerName::IpAddress(self.asked.ip().into());
-        probe::https(self.asked, name, self.path, self.tls.clone()).await
+        probe::https(&self.asked, self.path).await
     }
 }
 
@@ -154,9 +150,11 @@ fn apiserver(
     Ok(Prepared {
         program,
         renew_at,
-        asked: (loopback(address), all.ports.apiserver).into(),
+        asked: Client::new(
+            &url(loopback(address), all.ports.apiserver),
+            access::tls(all.authorities.ca(), Some(&asker))?,
+        )?,
         path: "/readyz",
-        tls: access::tls(all.authorities.ca(), Some(&asker))?.into(),
     })
 }
 
@@ -171,7 +169,7 @@ fn companion(all: &Controller, mut program: Program, now: SystemTime) -> Result<
     let kubeconfig = all.files.kubeconfig(name);
     let here: IpAddr = Ipv4Addr::LOCALHOST.into();
     Kubeconfig {
-        server: &format!("https://{here}:{}", all.ports.apiserver),
+        server: &url(here, all.ports.apiserver),
         ca_pem: &all.authorities.ca_pem(),
         credentials: Credentials::Embedded(&speaks),
     }
@@ -227,10 +225,14 @@ fn companion(all: &Controller, mut program: Program, now: SystemTime) -> Result<
     Ok(Prepared {
         program,
         renew_at: speaks.renew_at(),
-        asked: (here, port).into(),
+        asked: Client::new(&url(here, port), access::tls(all.authorities.ca(), None)?)?,
         path: "/healthz",
-        tls: access::tls(all.authorities.ca(), None)?.into(),
     })
+}
+
+/// Of a server on this machine.
+pub fn url(address: IpAddr, port: u16) -> String {
+    format!("https://{}", SocketAddr::new(address, port))
 }
 
 /// Of the same family, which is all that the server listens on.

@@ -1,18 +1,16 @@
-//! Whether a server on this machine answers: one HTTP request, by TLS or
-//! without.
+//! Whether a server on this machine answers: one HTTP request.
 //!
-//! Written out and not a client library's: a probe wants a fresh connection
-//! each time, reads one status line and a few bytes of why, and must be
-//! bounded in all of that. The bound in time is the caller's.
+//! By TLS it is asked by a [`Client`], which keeps its connection: a handshake
+//! costs both sides more than all that is asked, and a program that starts is
+//! asked several times a second. Without TLS it is written out here: one status
+//! line is read and a few bytes of why. The bound in time is the caller's.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 
-use rustls::ClientConfig;
-use rustls_pki_types::ServerName;
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
-use tokio_rustls::TlsConnector;
+
+use crate::kubernetes::api::{ApiError, Client};
 
 /// Why a probe does not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,35 +46,10 @@ const SHOWN: usize = 300;
 
 /// Asks without TLS; well if the answer is 200.
 pub async fn http(address: SocketAddr, path: &str) -> Result<(), Unwell> {
-    let stream = connect(address).await?;
-    ask(stream, &address.to_string(), path).await
-}
-
-/// Asks by TLS as the configuration says; well if the answer is 200.
-pub async fn https(
-    address: SocketAddr,
-    name: ServerName<'static>,
-    path: &str,
-    config: Arc<ClientConfig>,
-) -> Result<(), Unwell> {
-    let stream = connect(address).await?;
-    let host = name.to_str().into_owned();
-    let stream = TlsConnector::from(config).connect(name, stream).await;
-    let stream = stream.map_err(|error| Unwell::silent(format!("TLS with {address}: {error}")))?;
-    ask(stream, &host, path).await
-}
-
-async fn connect(address: SocketAddr) -> Result<TcpStream, Unwell> {
     let stream = TcpStream::connect(address).await;
-    stream.map_err(|error| Unwell::silent(format!("connect to {address}: {error}")))
-}
-
-async fn ask(
-    mut stream: impl AsyncRead + AsyncWrite + Unpin,
-    host: &str,
-    path: &str,
-) -> Result<(), Unwell> {
-    let request = format!("GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n");
+    let mut stream =
+        stream.map_err(|error| Unwell::silent(format!("connect to {address}: {error}")))?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
     let broken = |error| Unwell::silent(format!("GET {path}: {error}"));
     stream.write_all(request.as_bytes()).await.map_err(broken)?;
     stream.flush().await.map_err(broken)?;
@@ -89,16 +62,32 @@ async fn ask(
     judge(path, &String::from_utf8_lossy(&answer))
 }
 
+/// Asks by TLS; well if the answer is a success.
+pub async fn https(client: &Client, path: &str) -> Result<(), Unwell> {
+    let answer = client.text(path).await;
+    answer.map(drop).map_err(|error| {
+        let why = format!("GET {path}: {}", hearth_api::chain(&error));
+        match error {
+            ApiError::Refused { .. } => Unwell::says(words(&why)),
+            _ => Unwell::silent(why),
+        }
+    })
+}
+
 fn judge(path: &str, answer: &str) -> Result<(), Unwell> {
     let (status, rest) = answer.split_once("\r\n").unwrap_or((answer, ""));
     if status.starts_with("HTTP/") && status.split(' ').nth(1) == Some("200") {
         return Ok(());
     }
     let body = rest.split_once("\r\n\r\n").map_or("", |(_, body)| body);
-    let told = format!("{status} {body}");
-    let told = told.split_whitespace().collect::<Vec<_>>().join(" ");
-    let told: String = told.chars().take(SHOWN).collect();
+    let told = words(&format!("{status} {body}"));
     Err(Unwell::says(format!("GET {path}: {told}")))
+}
+
+/// In one line, and not too many.
+fn words(told: &str) -> String {
+    let told = told.split_whitespace().collect::<Vec<_>>().join(" ");
+    told.chars().take(SHOWN).collect()
 }
 
 #[cfg(test)]

@@ -20,6 +20,8 @@ use crate::pki::kubernetes::{Certificate, NODES};
 
 /// Of Kubernetes itself.
 pub const NAMESPACE: &str = "kube-system";
+/// Where users begin.
+const USERS_NAMESPACE: &str = "default";
 /// The service that resolves names, by the name that everybody looks for.
 const DNS: &str = "kube-dns";
 /// The role of the nodes' own clients.
@@ -74,6 +76,7 @@ pub fn constant() -> Vec<Wanted> {
         binding(),
         storage_class(),
         runtime_class(),
+        default_namespace(),
         default_account(),
         dns_service(),
     ]
@@ -155,12 +158,18 @@ fn runtime_class() -> Wanted {
     Wanted::new(kinds::RUNTIME_CLASSES, None, RUNTIME, body)
 }
 
-/// Of the namespace that users begin in. No pod is taken before its account has
-/// a token. The controller-manager would make this account after all of its
-/// controllers have begun; its tokens come from the first of them.
+/// The namespace that users begin in. The API server makes it as well, but some
+/// time after it says that it is ready.
+fn default_namespace() -> Wanted {
+    Wanted::new(kinds::NAMESPACES, None, USERS_NAMESPACE, json!({}))
+}
+
+/// No pod is taken before the account that it has by default has a token. The
+/// controller-manager would make this account after all of its controllers have
+/// begun; its tokens come from the first of them.
 fn default_account() -> Wanted {
-    let (namespace, name) = ("default", "default");
-    Wanted::new(kinds::SERVICE_ACCOUNTS, Some(namespace), name, json!({}))
+    let namespace = Some(USERS_NAMESPACE);
+    Wanted::new(kinds::SERVICE_ACCOUNTS, namespace, "default", json!({}))
 }
 
 /// Without a selector: what stands behind it are no pods.
