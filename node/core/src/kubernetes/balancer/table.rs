@@ -93,8 +93,8 @@ impl Table {
         let (own, others) = self.servers.split_at(own.min(self.servers.len()));
         let (late, early) = others.split_at(self.turn.checked_rem(others.len()).unwrap_or(0));
         let mut order: Vec<&Server> = own.iter().chain(early).chain(late).collect();
-        // Stable: the turns stay within each kind.
         order.retain(|server| !server.fails());
+        // Stable: the turns stay within each kind.
         order.sort_by_key(|server| server.seen == Seen::Nothing);
         order.into_iter().map(Server::entry).collect()
     }
