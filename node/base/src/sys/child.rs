@@ -19,7 +19,10 @@ use std::{
     time::Duration,
 };
 
-use rustix::process::{Pid, Signal};
+use rustix::{
+    io::Errno,
+    process::{Pid, Signal},
+};
 use tokio::{
     io::{AsyncBufReadExt, AsyncRead, BufReader},
     process::Command,
@@ -75,6 +78,48 @@ pub fn nice(command: &mut Command, niceness: i8) {
 /// here on.
 pub fn nice_this(niceness: i8) -> io::Result<()> {
     Ok(rustix::process::setpriority_process(None, niceness.into())?)
+}
+
+/// The same of a process that runs, with all its threads and what they start
+/// from here on. One that has ended is fine.
+pub fn renice(pid: u32, niceness: i8) -> io::Result<()> {
+    // One that is not changed yet may start another that is not in the list, so
+    // they are listed until all are as they should be.
+    loop {
+        let mut changed = false;
+        for thread in threads(pid)? {
+            match renice_thread(thread, niceness.into()) {
+                Ok(was_changed) => changed |= was_changed,
+                // It has ended.
+                Err(Errno::SRCH) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if !changed {
+            return Ok(());
+        }
+    }
+}
+
+/// Whether it had to be changed.
+fn renice_thread(thread: Pid, niceness: i32) -> Result<bool, Errno> {
+    let differs = rustix::process::getpriority_process(Some(thread))? != niceness;
+    if differs {
+        rustix::process::setpriority_process(Some(thread), niceness)?;
+    }
+    Ok(differs)
+}
+
+/// None, of a process that has ended.
+fn threads(pid: u32) -> io::Result<Vec<Pid>> {
+    let entries = match std::fs::read_dir(format!("/proc/{pid}/task")) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries?,
+    };
+    // The list of one that ends meanwhile breaks off.
+    let names = entries.map_while(|entry| Some(entry.ok()?.file_name()));
+    let ids = names.filter_map(|name| name.to_str()?.parse().ok());
+    Ok(ids.filter_map(Pid::from_raw).collect())
 }
 
 /// A running child. Dropping it kills it and its process group.
@@ -356,6 +401,39 @@ mod tests {
             .map(|(_, line)| line)
             .collect();
         assert_eq!(said, ["5", "5"]);
+    }
+
+    #[tokio::test]
+    async fn one_that_runs_changes_with_all_its_threads() {
+        let (stop, stopped) = mpsc::channel::<()>();
+        let (tell, told) = mpsc::channel();
+        let thread = std::thread::spawn(move || {
+            tell.send(rustix::thread::gettid()).unwrap();
+            let _ = stopped.recv();
+            rustix::process::getpriority_process(None).unwrap()
+        });
+        let thread_id = told.recv().unwrap();
+        // That of all threads of this process would outlive the test.
+        assert!(threads(std::process::id()).unwrap().contains(&thread_id));
+        assert!(renice_thread(thread_id, 7).unwrap());
+        assert!(!renice_thread(thread_id, 7).unwrap());
+        drop(stop);
+        assert_eq!(thread.join().unwrap(), 7);
+
+        let mut command = Command::new("/bin/sh");
+        command.arg("-c").arg("read line; nice");
+        nice(&mut command, 19);
+        let mut process = command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let pid = process.id().unwrap();
+        renice(pid, 5).unwrap();
+        drop(process.stdin.take());
+        let output = process.wait_with_output().await.unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap().trim(), "5");
+        renice(pid, 5).unwrap();
     }
 
     #[tokio::test]

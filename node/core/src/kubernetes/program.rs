@@ -16,8 +16,10 @@ mod in_use;
 mod log;
 pub mod probe;
 
+use std::convert::Infallible;
 use std::ffi::OsString;
 use std::fs;
+use std::future::pending;
 use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
@@ -25,7 +27,7 @@ use std::process::ExitStatus;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hearth_base::event::{self, Writer};
+use hearth_base::event::{self, Value, Writer};
 use hearth_base::logtree::LogTree;
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_base::sys::child::{self, Child, ChildError};
@@ -53,10 +55,10 @@ const STOP_WITHIN: Duration = Duration::from_secs(4);
 /// For the kernel to take away one that was killed: at a power off, all that
 /// runs ends at once.
 const GONE_WITHIN: Duration = Duration::from_secs(4);
-/// What keeps pods goes after the control plane that they wait for, three to
-/// one, when the processors are busy; before both go consensus and the node
-/// itself.
-const NICENESS: i8 = 5;
+/// Kubernetes is as everyone else. Before it go consensus and the node itself.
+const ORDINARY: i8 = 0;
+/// After everything else, on processors that nobody else wants.
+const IDLE: i8 = 19;
 
 /// Why a program does not run.
 #[derive(Debug, thiserror::Error)]
@@ -143,9 +145,10 @@ pub struct Program {
     pub unwell_after: Duration,
     /// Between two questions whether it works still.
     pub ask_every: Duration,
-    /// How far it goes after others (up to 19) or before them (down to -20) when
-    /// the processors are busy.
-    pub niceness: i8,
+    /// How many of the servers are ready that it works with, if it needs any.
+    /// While there are none it has little to do and goes after everything else:
+    /// what it waits for may be starting on the same processors.
+    pub servers: Option<Value<usize>>,
 }
 
 impl Program {
@@ -172,12 +175,15 @@ impl Program {
                 _ => HUNG,
             },
             ask_every: Duration::from_secs(10),
-            niceness: match binary {
-                Binary::Kubelet | Binary::Proxy => NICENESS,
-                // What containerd starts are the users' containers.
-                _ => 0,
-            },
+            servers: None,
         }
+    }
+
+    /// Names the servers that it works with, by how many are ready.
+    #[must_use]
+    pub fn with_servers(mut self, ready: Value<usize>) -> Self {
+        self.servers = Some(ready);
+        self
     }
 
     /// Adds `--name=value`.
@@ -207,7 +213,11 @@ impl Program {
             .env_clear()
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .current_dir(&self.directory);
-        child::nice(&mut command, self.niceness);
+        let niceness = match self.servers {
+            Some(_) => IDLE,
+            None => ORDINARY,
+        };
+        child::nice(&mut command, niceness);
         let last_words = Arc::new(Mutex::new(None));
         let (log, dn, words) = (log.clone(), dn.to_owned(), last_words.clone());
         let dialect = self.dialect;
@@ -375,7 +385,8 @@ where
     let begin = Instant::now();
     let dn = format!("{}.{}", ctx.name(), program.binary.name());
     let mut running = program.start(log, &dn).await?;
-    tracing::info!(pid = running.id(), "{} is started", program.binary.name());
+    let pid = running.id();
+    tracing::info!(pid, "{} is started", program.binary.name());
     let watched = async {
         becomes_ready(program, &probe).await?;
         tracing::info!(after = ?begin.elapsed(), "{} works", program.binary.name());
@@ -387,9 +398,22 @@ where
         error = running.ended() => return Err(error),
         () = over => Ok(()),
         outcome = watched => outcome,
+        never = takes_its_place(program, pid) => match never {},
     };
     running.stop().await?;
     outcome
+}
+
+/// Lets a program's process no longer go after everything else, once there is
+/// a server.
+async fn takes_its_place(program: &Program, pid: u32) -> Infallible {
+    if let Some(servers) = &program.servers
+        && servers.watch().wait_for(|ready| *ready > 0).await.is_ok()
+        && let Err(error) = child::renice(pid, ORDINARY)
+    {
+        tracing::warn!("the niceness of {}: {error}", program.binary.name());
+    }
+    pending().await
 }
 
 /// Waits until the probe succeeds, for as long as the program is given.

@@ -215,3 +215,19 @@ async fn one_that_is_not_well_for_too_long_starts_again() {
     until("another process", || scripted.pid() != first).await;
     drop(alone);
 }
+
+/// What waits for servers does not hold up one that starts.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_without_servers_goes_after_everything_else() {
+    let mut scripted = scripted("touch ready; while :; do nice >now; sleep 0.02; done");
+    let (servers, ready) = event::value();
+    scripted.program = scripted.program.clone().with_servers(ready);
+    let alone = scripted.run();
+    let now = || fs::read_to_string(scripted.program.directory.join("now")).unwrap_or_default();
+    until("the last in the queue", || now() == "19\n").await;
+    servers.set(0);
+    alone.is_healthy().await;
+    servers.set(1);
+    until("its own place", || now() == "0\n").await;
+    drop(alone);
+}

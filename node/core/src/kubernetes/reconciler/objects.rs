@@ -69,15 +69,15 @@ impl Wanted {
     }
 }
 
-/// Those that are always the same.
+/// Those that are always the same; what others wait for comes first.
 pub fn constant() -> Vec<Wanted> {
     vec![
+        default_namespace(),
+        default_account(),
         role(),
         binding(),
         storage_class(),
         runtime_class(),
-        default_namespace(),
-        default_account(),
         dns_service(),
     ]
 }

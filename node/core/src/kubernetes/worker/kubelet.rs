@@ -49,6 +49,8 @@ pub(crate) struct Worker {
     pub imported: Value<Imported>,
     /// Held while it runs.
     pub containerd: InUse,
+    /// Will be read: how many API servers are ready.
+    pub ready: Value<usize>,
     /// Will be written.
     pub progress: Writer<Progress>,
 }
@@ -143,6 +145,7 @@ impl Worker {
         files::write_atomic(&config, content.to_string().as_bytes(), PRIVATE)?;
         let work = root.ephemeral.kubernetes().work(name);
         let mut program = Program::new(&self.bundle, Binary::Kubelet, &work)
+            .with_servers(self.ready.clone())
             .flag("config", config)
             .flag("kubeconfig", files.kubeconfig(name))
             .flag("hostname-override", &facts.name)

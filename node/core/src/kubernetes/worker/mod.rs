@@ -5,8 +5,8 @@
 //! | `containerd` | – | its progress |
 //! | `images` | containerd's progress | imported |
 //! | `certificates` | curator connection, address | the node's own TLS and client |
-//! | `kubelet` | client, imported, pod network, address | its progress |
-//! | `kube-proxy` | client, address | its progress |
+//! | `kubelet` | client, imported, pod network, address, ready servers | its progress |
+//! | `kube-proxy` | client, address, ready servers | its progress |
 //! | `names`, `volumes` | client, pod network | – |
 //! | `servers`, `balancer` | view, learned addresses, address, the node's own TLS | – |
 //!
@@ -142,7 +142,7 @@ fn start(
     ctx.run("certificates", move |ctx| {
         certificates::run(ctx, worker.clone())
     })?;
-    balancer::start(ctx, parts, member, balancer::readyz(tls))?;
+    let ready = balancer::start(ctx, parts, member, balancer::readyz(tls))?;
     services::start(ctx, parts, &client)?;
     let worker = Arc::new(kubelet::Worker {
         parts: parts.clone(),
@@ -150,6 +150,7 @@ fn start(
         client: client.clone(),
         imported: imported.clone(),
         containerd: in_use,
+        ready: ready.clone(),
         progress: kubelet_writer,
     });
     ctx.run("kubelet", move |ctx| kubelet::run(ctx, worker.clone()))?;
@@ -157,6 +158,7 @@ fn start(
         parts: parts.clone(),
         bundle: bundle.clone(),
         client: client.clone(),
+        ready,
         progress: proxy_writer,
     });
     ctx.run("kube-proxy", move |ctx| proxy::run(ctx, worker.clone()))?;

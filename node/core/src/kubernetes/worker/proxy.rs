@@ -47,6 +47,8 @@ pub(crate) struct Worker {
     pub bundle: Arc<Bundle>,
     /// Will be awaited: it is there when certificates are.
     pub client: Value<Client>,
+    /// Will be read: how many API servers are ready.
+    pub ready: Value<usize>,
     /// Will be written.
     pub progress: Writer<Progress>,
 }
@@ -84,7 +86,9 @@ impl Worker {
         let content = configuration(&files.kubeconfig(program), name, address);
         files::write_atomic(&config, content.to_string().as_bytes(), PRIVATE)?;
         let work = kubernetes.work(program);
-        Ok(Program::new(&self.bundle, Binary::Proxy, &work).flag("config", config))
+        let program = Program::new(&self.bundle, Binary::Proxy, &work);
+        let program = program.with_servers(self.ready.clone());
+        Ok(program.flag("config", config))
     }
 }
 
