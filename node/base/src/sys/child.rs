@@ -422,18 +422,18 @@ mod tests {
 
         let mut command = Command::new("/bin/sh");
         command.arg("-c").arg("read line; nice");
-        nice(&mut command, 19);
+        nice(&mut command, 3);
         let mut process = command
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
         let pid = process.id().unwrap();
-        renice(pid, 5).unwrap();
+        renice(pid, 7).unwrap();
         drop(process.stdin.take());
         let output = process.wait_with_output().await.unwrap();
-        assert_eq!(String::from_utf8(output.stdout).unwrap().trim(), "5");
-        renice(pid, 5).unwrap();
+        assert_eq!(String::from_utf8(output.stdout).unwrap().trim(), "7");
+        renice(pid, 7).unwrap();
     }
 
     #[tokio::test]
