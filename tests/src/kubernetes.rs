@@ -188,11 +188,15 @@ impl Kubernetes {
         self.runs(pod).await
     }
 
-    /// Claims a volume of this size, of the default class.
+    /// Claims a volume of this size, of the default class, as soon as there is
+    /// one: a claim that was there before never gets any.
     ///
     /// # Errors
     /// If it is not taken.
     pub async fn claim(&self, name: &str, size: &str) -> Outcome {
+        let some = |classes: &Value| !items(classes).is_empty();
+        self.until("a class", bounds::KUBERNETES, &["storageclasses"], some)
+            .await?;
         self.create(&json!({
             "apiVersion": "v1",
             "kind": "PersistentVolumeClaim",

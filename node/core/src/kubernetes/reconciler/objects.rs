@@ -69,15 +69,17 @@ impl Wanted {
     }
 }
 
-/// Those that are always the same; what others wait for comes first.
+/// Those that are always the same, in the order in which they are made. The
+/// class of claims that name none comes before the namespace in which users
+/// make them: a claim that was there first never gets one.
 pub fn constant() -> Vec<Wanted> {
     vec![
+        storage_class(),
+        runtime_class(),
         default_namespace(),
         default_account(),
         role(),
         binding(),
-        storage_class(),
-        runtime_class(),
         dns_service(),
     ]
 }
