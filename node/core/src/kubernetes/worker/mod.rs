@@ -8,7 +8,7 @@
 //! | `kubelet` | client, imported, pod network, address, ready servers | its progress |
 //! | `kube-proxy` | client, address, ready servers | its progress |
 //! | `names`, `volumes` | client, pod network | – |
-//! | `servers`, `balancer` | view, learned addresses, address, the node's own TLS | – |
+//! | `servers`, `balancer` | view, learned addresses, address, the node's own TLS | ready servers |
 //!
 //! Each restarts alone, and waits for what it needs: none is started in vain,
 //! and the order follows from the values. They end in order as well: see
