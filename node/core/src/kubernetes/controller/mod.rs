@@ -133,6 +133,7 @@ pub(crate) async fn run(
             keep(ctx, all.clone(), binary, progress.clone())
         })?;
     }
+    let objects = Arc::new(event::value().0);
     let issuer = controller.clone();
     let reconciler = Arc::new(reconciler::controller::Worker {
         parts: parts.clone(),
@@ -142,6 +143,7 @@ pub(crate) async fn run(
             let now = issuer.parts.calendar.now();
             Ok(issuer.authorities.issue(&Certificate::Reconciler, now)?)
         }),
+        constants: objects.clone(),
     });
     let all = controller.clone();
     ctx.run("reconciler", move |ctx| {
@@ -160,6 +162,7 @@ pub(crate) async fn run(
         programs,
         progresses.map(|progress| progress.value()),
         controller.room.value(),
+        objects.value(),
         standing,
     )
     .await
@@ -189,33 +192,38 @@ async fn reach_consensus(
     }
 }
 
-/// Tells how the role stands, as the programs do and the store does.
+/// Tells how the role stands, as the programs do, the store, and the objects
+/// that users count on.
 async fn tell(
     programs: [Binary; 3],
     progresses: [Value<Progress>; 3],
     room: Value<Room>,
+    objects: Value<Progress>,
     standing: &Writer<Standing>,
 ) -> Outcome {
     let mut watchers = progresses.each_ref().map(Value::watch);
-    let mut rooms = room.watch();
+    let (mut rooms, mut made) = (room.watch(), objects.watch());
     loop {
         let now = progresses.each_ref().map(Value::get);
-        standing.set(judge(programs.into_iter().zip(now), room.get()));
+        let programs = programs.into_iter().zip(now);
+        standing.set(judge(programs, room.get(), objects.get()));
         let [a, b, c] = &mut watchers;
         tokio::select! {
             changed = a.next() => drop(changed?),
             changed = b.next() => drop(changed?),
             changed = c.next() => drop(changed?),
             changed = rooms.next() => drop(changed?),
+            changed = made.next() => drop(changed?),
         }
     }
 }
 
 /// The first that fails, else a store without room, else the first that is not
-/// there yet.
+/// there yet; the objects at last, which come from the programs.
 fn judge(
     programs: impl Iterator<Item = (Binary, Option<Progress>)>,
     room: Option<Room>,
+    objects: Option<Progress>,
 ) -> Standing {
     let mut starting = None;
     for (binary, progress) in programs {
@@ -237,9 +245,17 @@ fn judge(
         );
         return Standing::unmet("StoreFull", message);
     }
-    match starting {
-        Some(binary) => Standing::unmet("Starting", format!("{} starts", binary.name())),
-        None => Standing::Met,
+    if let Some(binary) = starting {
+        return Standing::unmet("Starting", format!("{} starts", binary.name()));
+    }
+    match objects {
+        Some(Progress::Serving) => Standing::Met,
+        Some(Progress::Failing(why)) => {
+            Standing::unmet("Failing", format!("the cluster's first objects: {why}"))
+        }
+        Some(Progress::Starting) | None => {
+            Standing::unmet("Starting", "the cluster's first objects are made")
+        }
     }
 }
 

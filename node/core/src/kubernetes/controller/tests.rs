@@ -240,7 +240,7 @@ fn a_full_store_is_told_when_nothing_is_worse() {
         limit: 768 << 20,
     });
     for programs in [Some(Progress::Serving), Some(Progress::Starting), None] {
-        let Standing::Unmet { reason, message } = judge(all(programs), full) else {
+        let Standing::Unmet { reason, message } = judge(all(programs), full, None) else {
             panic!("it is met");
         };
         assert_eq!(reason, "StoreFull");
@@ -249,7 +249,7 @@ fn a_full_store_is_told_when_nothing_is_worse() {
             "{message}"
         );
     }
-    let failing = judge(all(Some(Progress::Failing("it ended".into()))), full);
+    let failing = judge(all(Some(Progress::Failing("it ended".into()))), full, None);
     assert!(
         matches!(
             failing,
@@ -260,8 +260,21 @@ fn a_full_store_is_told_when_nothing_is_worse() {
         ),
         "{failing:?}"
     );
+}
+
+#[test]
+fn a_controller_stands_when_the_objects_are_there_that_users_count_on() {
+    let programs = || {
+        ALL.map(|binary| (binary, Some(Progress::Serving)))
+            .into_iter()
+    };
+    let now = |objects| judge(programs(), Some(Room::Enough), objects);
+    assert_eq!(now(Some(Progress::Serving)), Standing::Met);
+    let made = "the cluster's first objects are made";
+    assert_eq!(now(None), Standing::unmet("Starting", made));
+    let why = "the cluster's first objects: StorageClass local: denied";
     assert_eq!(
-        judge(all(Some(Progress::Serving)), Some(Room::Enough)),
-        Standing::Met
+        now(Some(Progress::Failing("StorageClass local: denied".into()))),
+        Standing::unmet("Failing", why)
     );
 }

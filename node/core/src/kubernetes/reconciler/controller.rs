@@ -11,6 +11,7 @@ use super::{Reconciler, Timing, cluster, run};
 use crate::kubernetes::Parts;
 use crate::kubernetes::access;
 use crate::kubernetes::api::Client;
+use crate::kubernetes::program::Progress;
 use crate::pki::kubernetes::KeyAndCertificate;
 
 /// Makes a certificate for the reconciler.
@@ -26,6 +27,8 @@ pub(crate) struct Worker {
     pub authority: CertificateDer<'static>,
     /// Who we are.
     pub issue: Box<Issue>,
+    /// Will be written: see [`Reconciler::constants`].
+    pub constants: Arc<Writer<Progress>>,
 }
 
 /// Runs the parts below this runnable.
@@ -54,6 +57,7 @@ pub(crate) async fn on_controller(ctx: Context, worker: Arc<Worker>) -> Outcome 
         timing: Timing::default(),
         client,
         cluster: known,
+        constants: worker.constants.clone(),
     });
     ctx.run("work", move |ctx| run(ctx, reconciler.clone()))?;
     ctx.healthy();

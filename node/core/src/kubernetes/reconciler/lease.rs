@@ -62,14 +62,14 @@ impl Competitor {
         }
     }
 
-    /// Waits until the lease is ours. Errors of the API server are waited out:
-    /// it may start later than this.
-    pub async fn win(&self) {
+    /// Waits until the lease is ours, and tells when it is seen to be another's.
+    /// Errors of the API server are waited out: it may start later than this.
+    pub async fn win(&self, others: impl Fn()) {
         let mut seen = None;
         loop {
             match timeout(self.timing.each, self.attempt(&mut seen)).await {
                 Ok(Ok(true)) => return,
-                Ok(Ok(false)) => {}
+                Ok(Ok(false)) => others(),
                 Ok(Err(error)) => {
                     let error = hearth_api::chain(&error);
                     tracing::debug!("no lease: {error}");

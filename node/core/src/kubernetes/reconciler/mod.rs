@@ -37,7 +37,7 @@ use std::time::Duration;
 
 use futures::stream::{BoxStream, StreamExt as _, select_all};
 use hearth_api::identity::NodeId;
-use hearth_base::event::{Closed, Value, Watcher};
+use hearth_base::event::{Closed, Value, Watcher, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use http::StatusCode;
 use serde::de::DeserializeOwned;
@@ -48,6 +48,7 @@ use super::api::fields::{Claim, Node, Volume};
 use super::api::kinds::{self, Kind};
 use super::api::watch::{Event, Known, Which, watch};
 use super::api::{ApiError, Client, Objects};
+use super::program::Progress;
 use super::volumes::plan::{self, Going, Refusal};
 use lease::Competitor;
 use nodes::{Cluster, Patience};
@@ -94,6 +95,21 @@ pub struct Reconciler {
     pub client: Value<Client>,
     /// Will be read.
     pub cluster: Value<Arc<Cluster>>,
+    /// Will be written: whether the objects that are always the same are there.
+    pub constants: Arc<Writer<Progress>>,
+}
+
+impl Reconciler {
+    /// They were applied, or the first one that was not. Once they are there,
+    /// one that is changed or lost is put right and does not count.
+    fn applied(&self, missing: Option<String>) {
+        if self.constants.value().get() != Some(Progress::Serving) {
+            self.constants.set(match missing {
+                None => Progress::Serving,
+                Some(why) => Progress::Failing(why),
+            });
+        }
+    }
 }
 
 /// Works, or waits for its turn. Healthy in both.
@@ -120,7 +136,8 @@ async fn compete(reconciler: &Reconciler, client: Client, watching: &Watching<'_
     let timing = reconciler.timing.lease;
     let lease = Competitor::new(&client, NAMESPACE, LEASE, identity, timing);
     loop {
-        lease.win().await;
+        // Whoever holds it makes them.
+        lease.win(|| reconciler.applied(None)).await;
         tracing::info!("this controller keeps the objects of the cluster");
         tokio::select! {
             () = lease.hold() => tracing::info!("this controller keeps them no longer"),
@@ -253,14 +270,19 @@ impl<'a> Rounds<'a> {
         self.servers = None;
         // What nobody needs is nobody's concern.
         self.going.take_if(|going| !going.is_empty());
-        let before = self.failed;
+        let mut missing = None;
         for wanted in objects::constant() {
             let applied = wanted.apply(&self.client).await;
-            self.done("apply", applied);
+            let object = format!("{} {}", wanted.kind.name, wanted.name());
+            if let Err(error) = &applied {
+                missing.get_or_insert(format!("{object}: {}", hearth_api::chain(error)));
+            }
+            self.done(&format!("apply {object}"), applied);
         }
-        if self.failed && !before {
+        if missing.is_some() {
             self.drift = Instant::now() + self.reconciler.timing.again;
         }
+        self.reconciler.applied(missing);
     }
 
     /// Everything that follows from what there is; tells whether that is known.

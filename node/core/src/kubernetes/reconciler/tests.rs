@@ -19,6 +19,7 @@ use super::nodes::{Cluster, Member};
 use super::{Reconciler, Timing, lease, run};
 use crate::kubernetes::api::{ApiError, Client, Objects, kinds};
 use crate::kubernetes::dns::{self, Dns};
+use crate::kubernetes::program::Progress;
 use crate::kubernetes::testing::{self, eventually};
 use crate::kubernetes::volumes::{self, Volumes};
 use crate::pki::kubernetes::Certificate;
@@ -27,6 +28,9 @@ use crate::roles::testing::Alone;
 fn id(digit: u8) -> NodeId {
     NodeId::from_bytes([digit; 16])
 }
+
+/// A service with an address that is not its own.
+const SQUATTER: &str = "squatter";
 
 fn quick() -> Timing {
     Timing {
@@ -46,6 +50,7 @@ fn reconciler(
     digit: u8,
     cluster: &Writer<Arc<Cluster>>,
     volumes: &Path,
+    constants: &Arc<Writer<Progress>>,
 ) -> Alone {
     let (client, clients) = event::value();
     client.set(plane.client(&Certificate::Reconciler));
@@ -55,6 +60,7 @@ fn reconciler(
         timing: quick(),
         client: clients,
         cluster: cluster.value(),
+        constants: constants.clone(),
     });
     // The client's writer lives as long as the worker.
     let client = Arc::new(client);
@@ -138,26 +144,71 @@ async fn with_a_real_control_plane() {
     ]));
     let base = tempfile::tempdir().unwrap();
     let volumes = base.path().join("volumes");
-    let first = reconciler(&plane, 1, &writer, &volumes);
+    let squatter = squat(&kube).await;
+    let constants = Arc::new(event::value().0);
+    let first = reconciler(&plane, 1, &writer, &volumes, &constants);
+    what_stands_in_the_way_is_told(&squatter, &constants).await;
     constant_objects_are_there_and_stay(&kube).await;
     nodes_follow_the_cluster(&kube, &writer).await;
     volumes_come_and_go_with_claims(&plane, &kube, &volumes).await;
-    let second = reconciler(&plane, 2, &writer, &volumes);
+    let constants = Arc::new(event::value().0);
+    let second = reconciler(&plane, 2, &writer, &volumes, &constants);
+    are_there(&constants).await;
     another_takes_over(&kube, first, second).await;
     names_follow_services(&mut plane, &kube).await;
 }
 
+/// Somebody has the address of the service of names; gives back the services
+/// beside it.
+async fn squat(kube: &Client) -> Objects {
+    let services = kube.within("kube-system", kinds::SERVICES);
+    let squatter = json!({
+        "metadata": { "name": SQUATTER },
+        "spec": { "clusterIP": "10.224.0.10", "ports": [{ "port": 53 }] },
+    });
+    eventually("a service", || async {
+        services.create(squatter.clone()).await.ok()
+    })
+    .await;
+    services
+}
+
+async fn what_stands_in_the_way_is_told(services: &Objects, constants: &Writer<Progress>) {
+    let mut told = constants.value().watch();
+    let told = told.wait_for(|told| match told {
+        Progress::Serving => panic!("two services have one address"),
+        Progress::Failing(why) => why.starts_with("Service kube-dns: "),
+        Progress::Starting => false,
+    });
+    within(told).await;
+    services.delete(SQUATTER).await.unwrap();
+    are_there(constants).await;
+}
+
+/// Or another makes them.
+async fn are_there(constants: &Writer<Progress>) {
+    let mut told = constants.value().watch();
+    within(told.wait_for(|told| *told == Progress::Serving)).await;
+}
+
+async fn within<T>(told: impl Future<Output = Result<T, event::Closed>>) {
+    tokio::time::timeout(testing::LONG, told)
+        .await
+        .unwrap()
+        .unwrap();
+}
+
 async fn constant_objects_are_there_and_stay(kube: &Client) {
     let classes = kube.all(kinds::STORAGE_CLASSES);
-    let class = eventually("the class of volumes", || found(&classes, volumes::CLASS)).await;
+    let class = found(&classes, volumes::CLASS).await.unwrap();
     assert_eq!(class["volumeBindingMode"], "WaitForFirstConsumer");
     let roles = kube.all(kinds::CLUSTER_ROLES);
-    eventually("the nodes' role", || found(&roles, "hearth:node")).await;
+    found(&roles, "hearth:node").await.unwrap();
     let services = kube.within("kube-system", kinds::SERVICES);
-    let service = eventually("the service of names", || found(&services, "kube-dns")).await;
+    let service = found(&services, "kube-dns").await.unwrap();
     assert_eq!(service["spec"]["clusterIP"], "10.224.0.10");
     let runtimes = kube.all(kinds::RUNTIME_CLASSES);
-    eventually("the class of runtimes", || found(&runtimes, "runc")).await;
+    found(&runtimes, "runc").await.unwrap();
 
     // Ours, and still ours when the controllers have given it a token.
     let accounts = kube.within("default", kinds::SERVICE_ACCOUNTS);
