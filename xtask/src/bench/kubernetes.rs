@@ -1,10 +1,11 @@
 //! Kubernetes: one node from power-on until a pod runs that a user has asked for and the scheduler has placed.
 //!
 //! The node is the image with the debug service and the bundle, direct boot, with both of Kubernetes' roles from its founding.
-//! Meanwhile a user on the host does what users do, with the tools that they have: takes ownership, waits by hearthctl
-//! until the role of a controller works, has a kubeconfig written, runs a pod of the image that rides along, and waits by
-//! kubectl until it is Ready. There the clock stops. Then the node is left alone, and its own processes are weighed: PID 1
-//! and the core, not etcd and not what Kubernetes brings.
+//! Meanwhile a user on the host takes ownership and has a kubeconfig written. As soon as the node says that its API server
+//! works, the user follows the account that pods have until it has a token, asks for a pod of the image that rides along,
+//! and follows it until it runs. There the clock stops. All that is by hearthctl and kubectl, and by kubectl's plain
+//! requests: what it asks besides when it is asked for more comfort is no part of a pod's start. Then the node is left
+//! alone, and its own processes are weighed: PID 1 and the core, not etcd and not what Kubernetes brings.
 //!
 //! In alternation with it, on a machine of the same make, the same programs are started by a script ([`script`]).
 
@@ -16,7 +17,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail, ensure};
 use hearth_api::console::Milestone;
 use hearth_api::v1::node_debug_client::NodeDebugClient;
 use hearth_api::v1::{self, GetStateRequest};
@@ -51,6 +52,10 @@ const PAUSE: Duration = Duration::from_millis(500);
 /// The node is weighed so often, so far apart.
 const WEIGHINGS: usize = 10;
 const POD: &str = "probe";
+/// What the node logs when its API server is ready.
+const API_WORKS: &str = "kube-apiserver works";
+/// Where pods are that nobody puts elsewhere.
+const NAMESPACE: &str = "/api/v1/namespaces/default";
 /// Rides along.
 const IMAGE: &str = "hearth.local/probe:1";
 /// Its name in a machine's folder.
@@ -59,13 +64,21 @@ const DISK: &str = "disk.qcow2";
 /// What a round gave.
 struct Measured {
     node: Node,
-    script: f64,
+    script: Times,
+}
+
+/// From power-on, in seconds.
+struct Times {
+    /// Until the API server is ready.
+    api: f64,
+    /// Until the pod runs.
+    pod: f64,
 }
 
 /// What a round gave of the node.
 struct Node {
     home: f64,
-    pod: f64,
+    times: Times,
     resident: Vec<f64>,
 }
 
@@ -118,8 +131,11 @@ pub fn measure(
 
 fn record(all: &[Measured], records: &mut Records) {
     let of = |part: fn(&Measured) -> f64| all.iter().map(part).collect::<Vec<_>>();
-    let (pod, script) = (of(|m| m.node.pod), of(|m| m.script));
     records.add("kubernetes.home_seconds", "s", &of(|m| m.node.home));
+    let (api, script) = (of(|m| m.node.times.api), of(|m| m.script.api));
+    records.add("kubernetes.api_seconds", "s", &api);
+    records.add("kubernetes.api_seconds_script", "s", &script);
+    let (pod, script) = (of(|m| m.node.times.pod), of(|m| m.script.pod));
     records.add("kubernetes.pod_seconds", "s", &pod);
     records.add("kubernetes.pod_seconds_script", "s", &script);
     let ratios = ratio(&pod, &script);
@@ -167,10 +183,10 @@ impl Round {
             forwarded(names::PORT_KUBERNETES)?,
             forwarded(names::PORT_DEBUG)?,
         );
-        let runs = self.pod_runs(curator, api);
+        let runs = self.pod_runs(&vm, curator, api);
         let runs = vm.while_running("a pod that runs", BOUND, runs).await?;
         let pod = vm.started().elapsed().as_secs_f64();
-        runs.with_context(|| format!("the node's console:\n{}", vm.tail()))?;
+        let api = runs.with_context(|| format!("the node's console:\n{}", vm.tail()))?;
         task.step();
         let resident = weigh(debug).await?;
         task.step();
@@ -178,23 +194,23 @@ impl Round {
         remove_disk(&run_dir)?;
         Ok(Node {
             home,
-            pod,
+            times: Times { api, pod },
             resident,
         })
     }
 
-    /// The same programs without a node; seconds from power-on to the pod.
-    async fn script(&self, task: &Task) -> Result<f64> {
+    /// The same programs without a node.
+    async fn script(&self, task: &Task) -> Result<Times> {
         task.now("script");
         let folder = self.folder.with_file_name("kubernetes-script");
         remove(&folder)?;
         let run_dir = RunDir::create(&folder)?;
         let vm = self.machine(&run_dir, &self.script, Vec::new()).await?;
-        let pod = script::pod_runs(&vm).await?;
+        let times = script::pod_runs(&vm).await?;
         vm.power_cut().await?;
         remove_disk(&run_dir)?;
         task.step();
-        Ok(pod)
+        Ok(times)
     }
 
     fn key(&self) -> PathBuf {
@@ -260,42 +276,50 @@ impl Round {
         Ok(Vm::start(&machine, run_dir, Lifetime::Tied).await?)
     }
 
-    /// What a user does until the pod runs.
-    async fn pod_runs(&self, curator: SocketAddr, api: SocketAddr) -> Result<()> {
+    /// What a user does until the pod runs; tells when the API server was ready, in seconds from power-on.
+    async fn pod_runs(&self, vm: &Vm, curator: SocketAddr, api: SocketAddr) -> Result<f64> {
         let own = self.hearthctl(&["cluster", "take-ownership", "--endpoint"]);
         let own = own.arg(curator.to_string()).arg("--owner-key");
         let own = own.arg(self.key()).arg("--first-contact-secret");
         self.output(own.arg(self.secret())).await?;
-        let nodes = self.hearthctl(&["node", "list", "--output=json"]);
-        let nodes: serde_json::Value = serde_json::from_str(&self.output(nodes).await?)?;
-        let node = nodes[0]["id"].as_str().context("no node in the list")?;
-        // It has the role from the beginning; this waits until that works.
-        let role = ["node", "role", "add", node, "kubernetes-controller"];
-        self.patiently(|| self.hearthctl(&role).arg("--wait")).await;
-        self.patiently(|| {
-            let write = self.hearthctl(&["kubernetes", "kubeconfig", "--server"]);
+        // Nobody has told the cluster where API servers are, at first.
+        self.patiently(async || {
+            let write = self.hearthctl(&["kubernetes", "kubeconfig", "--embed", "--server"]);
             let write = write.arg(format!("https://{api}")).arg("--output");
-            write.arg(self.kubeconfig())
+            self.output(write.arg(self.kubeconfig())).await
         })
         .await;
-        self.ask_for_pod().await;
-        let ready = ["wait", "--for=condition=Ready", "--timeout=600s"];
-        self.patiently(|| self.kubectl(&ready).args(["pod", POD]))
-            .await;
+        let works = |line: &str| line.contains(API_WORKS);
+        let works = vm.wait_for("an API server", BOUND, works).await?;
+        self.told("secrets", "default-token-").await;
+        self.ask_for_pod().await?;
+        self.told("pods", r#""phase":"Running""#).await;
+        Ok(works.at.as_secs_f64())
+    }
+
+    async fn ask_for_pod(&self) -> Result<()> {
+        let (pods, pod) = (format!("{NAMESPACE}/pods"), self.folder.join("pod.json"));
+        fs::write(&pod, script::probe().to_string()).context("the pod's file")?;
+        self.patiently(async || {
+            let create = self.kubectl(&["create", "--raw", &pods, "--filename"]);
+            match self.output(create.arg(&pod)).await {
+                // The server did it, and the answer was lost.
+                Err(error) if format!("{error:#}").contains("already exists") => Ok(String::new()),
+                created => created,
+            }
+        })
+        .await;
         Ok(())
     }
 
-    async fn ask_for_pod(&self) {
-        let run = ["run", POD, "--image-pull-policy=Never", "--image", IMAGE];
-        while let Err(error) = self.output(self.kubectl(&run)).await {
-            let error = format!("{error:#}");
-            // The server did it, and the answer was lost.
-            if error.contains("already exists") {
-                return;
-            }
-            self.ui.detail(format_args!("asking again: {error}"));
-            tokio::time::sleep(PAUSE).await;
-        }
+    /// Follows the objects of a kind until the API server says a word. A connection costs it more than one that waits.
+    async fn told(&self, kind: &str, word: &'static str) {
+        let path = format!("{NAMESPACE}/{kind}?watch=1");
+        self.patiently(async || {
+            let (ui, follow) = (self.ui.clone(), self.kubectl(&["get", "--raw", &path]));
+            tokio::task::spawn_blocking(move || says(&ui, follow, word)).await?
+        })
+        .await;
     }
 
     fn kubeconfig(&self) -> PathBuf {
@@ -313,8 +337,8 @@ impl Round {
     }
 
     /// Again and again until it works; the round has a bound.
-    async fn patiently(&self, cmd: impl Fn() -> Cmd) {
-        while let Err(error) = self.output(cmd()).await {
+    async fn patiently<T>(&self, attempt: impl AsyncFn() -> Result<T>) {
+        while let Err(error) = attempt().await {
             self.ui.detail(format_args!("asking again: {error:#}"));
             tokio::time::sleep(PAUSE).await;
         }
@@ -323,6 +347,20 @@ impl Round {
     async fn output(&self, cmd: Cmd) -> Result<String> {
         let ui = self.ui.clone();
         tokio::task::spawn_blocking(move || cmd.output(&ui)).await?
+    }
+}
+
+/// Runs a command until it says a word, and ends it then.
+fn says(ui: &Ui, cmd: Cmd, word: &str) -> Result<()> {
+    let mut said = false;
+    let ended = cmd.stream(ui, |line| {
+        said = line.contains(word);
+        ensure!(!said, "it has said {word}");
+        Ok(())
+    });
+    match said {
+        true => Ok(()),
+        false => ended.and_then(|()| bail!("it ended and has not said {word}")),
     }
 }
 

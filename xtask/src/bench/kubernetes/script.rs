@@ -4,7 +4,8 @@
 //! the disk it uses the partition of the extension, without dm-verity, and the data partition, as small as it is. What
 //! the script must do, and what it spares itself, stands in `script/init.sh`. It makes the pod itself, at the first moment
 //! when the API server takes it, and says on the console when the API server has told it that the pod runs. The
-//! node's pod is made and looked for by a user on the host, which is slower: what is unfair here is so to the node.
+//! node's pod is made and looked for in the same way, but by a user on the host, which is slower: what is unfair here is so
+//! to the node.
 
 use std::path::{Path, PathBuf};
 
@@ -13,13 +14,14 @@ use hearth_image::initramfs::Tree;
 use hearth_image::output;
 use hearth_qemu::vm::Vm;
 
-use super::{BOUND, IMAGE, POD};
+use super::{BOUND, IMAGE, POD, Times};
 use crate::command::find_program;
 use crate::kubernetes;
 use crate::target;
 use crate::ui::Ui;
 
 /// What the script says.
+const READY: &str = "script: ready";
 const RUNNING: &str = "script: running";
 const FAILED: &str = "script: failed";
 
@@ -75,7 +77,7 @@ pub fn initramfs(ui: &Ui) -> Result<PathBuf> {
 }
 
 /// The pod that the node's user asks for; the scheduler has to place it.
-fn probe() -> serde_json::Value {
+pub fn probe() -> serde_json::Value {
     serde_json::json!({
         "apiVersion": "v1",
         "kind": "Pod",
@@ -104,10 +106,18 @@ fn settings(tree: &mut Tree) -> Result<()> {
     Ok(())
 }
 
-/// Seconds from QEMU's start until the pod runs.
-pub async fn pod_runs(vm: &Vm) -> Result<f64> {
-    let told = |line: &str| line.starts_with(RUNNING) || line.starts_with(FAILED);
-    let line = vm.wait_for("a pod that runs", BOUND, told).await?;
+/// Waits for the script's pod.
+pub async fn pod_runs(vm: &Vm) -> Result<Times> {
+    Ok(Times {
+        api: told(vm, READY).await?,
+        pod: told(vm, RUNNING).await?,
+    })
+}
+
+/// Seconds from QEMU's start until it says so.
+async fn told(vm: &Vm, wanted: &str) -> Result<f64> {
+    let told = |line: &str| line.starts_with(wanted) || line.starts_with(FAILED);
+    let line = vm.wait_for(wanted, BOUND, told).await?;
     if line.text.starts_with(FAILED) {
         bail!(
             "a program of the script has ended: {}\n{}",
