@@ -174,28 +174,24 @@ async fn squat(kube: &Client) -> Objects {
 }
 
 async fn what_stands_in_the_way_is_told(services: &Objects, constants: &Writer<Progress>) {
-    let mut told = constants.value().watch();
-    let told = told.wait_for(|told| match told {
-        Progress::Serving => panic!("two services have one address"),
-        Progress::Failing(why) => why.starts_with("Service kube-dns: "),
-        Progress::Starting => false,
-    });
-    within(told).await;
+    eventually("whose address is taken is told", || async {
+        match constants.value().get()? {
+            Progress::Serving => panic!("two services have one address"),
+            Progress::Failing(why) => why.starts_with("Service kube-dns: ").then_some(()),
+            Progress::Starting => None,
+        }
+    })
+    .await;
     services.delete(SQUATTER).await.unwrap();
     are_there(constants).await;
 }
 
 /// Or another makes them.
 async fn are_there(constants: &Writer<Progress>) {
-    let mut told = constants.value().watch();
-    within(told.wait_for(|told| *told == Progress::Serving)).await;
-}
-
-async fn within<T>(told: impl Future<Output = Result<T, event::Closed>>) {
-    tokio::time::timeout(testing::LONG, told)
-        .await
-        .unwrap()
-        .unwrap();
+    eventually("the first objects are there", || async {
+        (constants.value().get()? == Progress::Serving).then_some(())
+    })
+    .await;
 }
 
 async fn constant_objects_are_there_and_stay(kube: &Client) {
