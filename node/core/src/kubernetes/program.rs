@@ -57,6 +57,8 @@ const STOP_WITHIN: Duration = Duration::from_secs(4);
 const GONE_WITHIN: Duration = Duration::from_secs(4);
 /// Kubernetes is as everyone else. Before it go consensus and the node itself.
 const ORDINARY: i8 = 0;
+/// A tenth of an ordinary one's weight.
+const BEHIND: i8 = 10;
 /// After everything else, on processors that nobody else wants.
 const IDLE: i8 = 19;
 
@@ -145,6 +147,8 @@ pub struct Program {
     pub unwell_after: Duration,
     /// Between two questions whether it works still.
     pub ask_every: Duration,
+    /// Its place when the processors are busy.
+    pub niceness: i8,
     /// How many of the servers are ready that it works with, if it needs any.
     /// While there are none it has little to do and goes after everything else:
     /// what it waits for may be starting on the same processors.
@@ -175,6 +179,13 @@ impl Program {
                 _ => HUNG,
             },
             ask_every: Duration::from_secs(10),
+            niceness: match binary {
+                // As where it is a pod, which by custom asks for a tenth of a
+                // processor: its rules matter to pods that run, and what makes
+                // pods run goes first.
+                Binary::Proxy => BEHIND,
+                _ => ORDINARY,
+            },
             servers: None,
         }
     }
@@ -215,7 +226,7 @@ impl Program {
             .current_dir(&self.directory);
         let niceness = match self.servers {
             Some(_) => IDLE,
-            None => ORDINARY,
+            None => self.niceness,
         };
         child::nice(&mut command, niceness);
         let last_words = Arc::new(Mutex::new(None));
@@ -409,7 +420,7 @@ where
 async fn takes_its_place(program: &Program, pid: u32) -> Infallible {
     if let Some(servers) = &program.servers
         && servers.watch().wait_for(|ready| *ready > 0).await.is_ok()
-        && let Err(error) = child::renice(pid, ORDINARY)
+        && let Err(error) = child::renice(pid, program.niceness)
     {
         tracing::warn!("the niceness of {}: {error}", program.binary.name());
     }

@@ -226,12 +226,13 @@ async fn one_without_servers_goes_after_everything_else() {
     let mut scripted = scripted("touch ready; while :; do nice >now; sleep 0.02; done");
     let (servers, ready) = event::value();
     scripted.program = scripted.program.clone().with_servers(ready);
+    scripted.program.niceness = 10;
     let alone = scripted.run();
     let now = || fs::read_to_string(scripted.program.directory.join("now")).unwrap_or_default();
     until("the last in the queue", || now() == "19\n").await;
     servers.set(0);
     alone.is_healthy().await;
     servers.set(1);
-    until("its own place", || now() == "0\n").await;
+    until("its own place", || now() == "10\n").await;
     drop(alone);
 }
