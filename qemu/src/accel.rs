@@ -13,13 +13,13 @@ use std::{
     fmt,
     fs::{self, File},
     io,
-    str::FromStr,
+    str::{FromStr, SplitWhitespace},
 };
 
 use crate::kvm;
 
 const DEVICE: &str = "/dev/kvm";
-const CPUINFO: &str = "/proc/cpuinfo";
+pub(crate) const CPUINFO: &str = "/proc/cpuinfo";
 
 /// What the user asks for (`--accel`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -195,12 +195,15 @@ fn asked_for(accel: Accel) -> Chosen {
 
 /// Whether `cpuinfo` (the text of `/proc/cpuinfo`) shows VT-x or AMD-V.
 fn has_virtualisation(cpuinfo: &str) -> bool {
-    cpuinfo
-        .lines()
-        .filter_map(|line| line.split_once(':'))
-        .filter(|(key, _)| key.trim() == "flags")
-        .flat_map(|(_, flags)| flags.split_whitespace())
-        .any(|flag| flag == "vmx" || flag == "svm")
+    let mut all = flags(cpuinfo).flatten();
+    all.any(|flag| flag == "vmx" || flag == "svm")
+}
+
+/// Of each processor, what it can.
+pub(crate) fn flags(cpuinfo: &str) -> impl Iterator<Item = SplitWhitespace<'_>> {
+    let lines = cpuinfo.lines().filter_map(|line| line.split_once(':'));
+    let flags = lines.filter(|(key, _)| key.trim() == "flags");
+    flags.map(|(_, flags)| flags.split_whitespace())
 }
 
 fn try_device() -> Result<(), KvmUnusable> {

@@ -22,6 +22,7 @@ use crate::{
     fw_cfg::{Content, Item, Name},
     network::{Link, Nic, UserNetwork},
     run_dir::RunDir,
+    tsc::Rate,
 };
 
 /// The QEMU that is run.
@@ -73,6 +74,9 @@ pub struct Machine {
     pub watchdog: WatchdogAction,
     /// Its clock.
     pub rtc: Rtc,
+    /// The rate of the counter that it sees under TCG; told to a kernel that
+    /// is booted directly.
+    pub tsc: Option<Rate>,
     /// What a guest's reset does.
     pub on_reset: OnReset,
 }
@@ -192,6 +196,10 @@ impl Machine {
             tpm: None,
             watchdog: WatchdogAction::default(),
             rtc: Rtc::default(),
+            tsc: match accel {
+                Accel::Tcg => Rate::of_host(),
+                Accel::Kvm => None,
+            },
             on_reset: OnReset::default(),
         }
     }
@@ -238,10 +246,11 @@ impl Machine {
         if self.memory_mib < 64 {
             return refuse("memory_mib", &self.memory_mib, "at least 64");
         }
-        if let Boot::Direct { append, .. } = &self.boot
-            && (append.len() >= COMMAND_LINE_SIZE || append.contains('\0'))
-        {
-            return refuse("boot.append", append, "at most 2047 bytes without NUL");
+        if let Boot::Direct { append, .. } = &self.boot {
+            let whole = self.append(append);
+            if whole.len() >= COMMAND_LINE_SIZE || whole.contains('\0') {
+                return refuse("boot.append", &whole, "at most 2047 bytes without NUL");
+            }
         }
         if let Rtc::From(date) = &self.rtc
             && !is_date(date)
@@ -340,13 +349,21 @@ impl Machine {
                 if let Some(initrd) = initrd {
                     line.option("-initrd", absolute(initrd));
                 }
-                line.option("-append", append);
+                line.option("-append", self.append(append));
             }
         }
         // No menu and no waiting for a key. Only devices with a boot index: a
         // disk that does not boot is an error at once, and not an attempt at
         // every other device.
         line.option("-boot", Options::with("menu", "off").on("strict", true));
+    }
+
+    /// What the kernel is told, with what it cannot find out by itself.
+    fn append(&self, append: &str) -> String {
+        match self.tsc {
+            Some(rate) => format!("{append} {rate}"),
+            None => append.to_owned(),
+        }
     }
 
     fn disks(&self, line: &mut CommandLine) {

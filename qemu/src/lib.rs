@@ -28,6 +28,7 @@
 //! |---|---|
 //! | [`command`] | what a machine is made of, and QEMU's command line for it |
 //! | [`accel`] | KVM where it truly works, else TCG |
+//! | [`tsc`] | what an emulated machine's kernel is told of time |
 //! | [`firmware`], [`disk`], [`network`], [`fw_cfg`] | the parts of a machine |
 //! | [`switch`] | the network that joins machines: switch, DHCP, gateway, faults |
 //! | [`run_dir`] | a machine's folder: logs, sockets, variables |
@@ -67,4 +68,5 @@ mod readiness;
 pub mod run_dir;
 mod spawn;
 pub mod switch;
+pub mod tsc;
 pub mod vm;

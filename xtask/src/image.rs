@@ -49,7 +49,8 @@ const STUB: &str = "/usr/lib/systemd/boot/efi/linuxx64.efi.stub";
 
 /// The kernel's command line:
 /// - `console=ttyS0`: what a node has to say goes to the serial line; it has no screen.
-/// - `clocksource=hpet`: on an emulated or loaded host the TSC is miscalibrated, and clocks run at a wrong speed.
+/// - `clocksource=hpet`: on an emulated or loaded host the TSC is miscalibrated, and clocks run at a wrong speed. Who boots
+///   the kernel directly may know better, and says so behind it.
 /// - `random.trust_cpu=on`: without it a machine that has no virtio-rng waits for entropy for ever.
 /// - `panic=-1`: a panic reboots at once.
 /// - `gpt`: a damaged primary partition table is no reason not to read the backup.

@@ -26,8 +26,12 @@ fn refused(machine: &Machine) -> String {
     error.expect_err("no machine").to_string()
 }
 
+/// The same on every host.
 fn machine() -> Machine {
-    Machine::new("node-0", Accel::Tcg)
+    Machine {
+        tsc: None,
+        ..Machine::new("node-0", Accel::Tcg)
+    }
 }
 
 /// The first value of an option, as text.
@@ -61,6 +65,25 @@ fn a_direct_boot_has_a_kernel_and_no_flash() {
     // QEMU runs in another folder.
     assert!(Path::new(line.values_of("-initrd")[0]).is_absolute());
     assert_eq!(value(&line, "-machine"), "q35");
+}
+
+#[test]
+fn an_emulated_kernel_is_told_the_counters_rate() {
+    let machine = Machine {
+        boot: Boot::Direct {
+            kernel: "/k".into(),
+            initrd: None,
+            append: "clocksource=hpet quiet".into(),
+        },
+        tsc: Some(Rate::of_khz(2_445_404)),
+        ..machine()
+    };
+    assert_eq!(
+        value(&command(&machine), "-append"),
+        "clocksource=hpet quiet tsc_early_khz=2445404 tsc=reliable clocksource=tsc"
+    );
+    // KVM's guests have a clock of their own.
+    assert_eq!(Machine::new("a", Accel::Kvm).tsc, None);
 }
 
 #[test]
