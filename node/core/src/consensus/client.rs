@@ -9,7 +9,13 @@
 //! Every call has a bound. The connection is made when it is first used and
 //! again whenever it was lost, so a client outlives a restart of etcd.
 
-use std::{future::Future, io, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    io,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use hyper_util::rt::TokioIo;
 use tokio::{net::UnixStream, time};
@@ -190,38 +196,36 @@ impl Lease {
 pub struct RootClient {
     pub(super) channel: Channel,
     /// Where other connections go.
-    socket: Option<PathBuf>,
+    socket: Arc<Path>,
 }
 
 impl RootClient {
     /// A client of the etcd that serves, or is going to serve, this socket.
     /// Does not wait for it. Must be called within a tokio runtime.
     pub fn new(socket: PathBuf) -> Self {
+        let socket: Arc<Path> = socket.into();
         Self {
             channel: channel(socket.clone()),
-            socket: Some(socket),
+            socket,
         }
     }
 
-    /// A client of an etcd that is reached some other way.
+    /// A client of an etcd that is reached some other way. It has no other
+    /// connections.
     #[cfg(any(test, feature = "testing"))]
     pub fn over(channel: Channel) -> Self {
         Self {
             channel,
-            socket: None,
+            socket: PathBuf::new().into(),
         }
     }
 
     /// The part of one user, by a connection of its own: what this user is
     /// told and does not read holds up nobody else's answers.
     pub fn apart(&self, user: ConsensusUser) -> NamespacedClient {
-        let shared = self.namespaced(user);
-        match &self.socket {
-            Some(socket) => NamespacedClient {
-                channel: channel(socket.clone()),
-                ..shared
-            },
-            None => shared,
+        NamespacedClient {
+            channel: channel(self.socket.clone()),
+            ..self.namespaced(user)
         }
     }
 
@@ -230,6 +234,7 @@ impl RootClient {
         let root: Arc<str> = format!("namespaced:{}/", user.name()).into();
         NamespacedClient {
             channel: self.channel.clone(),
+            socket: self.socket.clone(),
             prefix: root.clone(),
             root,
             bound: CALL_BOUND,
@@ -240,30 +245,35 @@ impl RootClient {
 /// The lazily made connection. It tries for a while, because etcd's socket
 /// appears some time after its process does, and the first caller should be
 /// served at that very moment and not after a pause.
-fn channel(socket: PathBuf) -> Channel {
+fn channel(socket: Arc<Path>) -> Channel {
     let connector = tower::service_fn(move |_| {
         let socket = socket.clone();
-        async move {
-            time::timeout(CONNECT_BOUND, async {
-                loop {
-                    match UnixStream::connect(&socket).await {
-                        Ok(stream) => return TokioIo::new(stream),
-                        Err(_) => time::sleep(CONNECT_INTERVAL).await,
-                    }
-                }
-            })
-            .await
-            .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))
-        }
+        async move { connect(&socket).await.map(TokioIo::new) }
     });
     // The authority is only a name in the requests: the socket decides.
     Endpoint::from_static("http://etcd.invalid").connect_with_connector_lazy(connector)
+}
+
+async fn connect(socket: &Path) -> io::Result<UnixStream> {
+    let connected = async {
+        loop {
+            match UnixStream::connect(socket).await {
+                Ok(stream) => return stream,
+                Err(_) => time::sleep(CONNECT_INTERVAL).await,
+            }
+        }
+    };
+    time::timeout(CONNECT_BOUND, connected)
+        .await
+        .map_err(|_| io::ErrorKind::TimedOut.into())
 }
 
 /// One user's part of etcd, or a part of that.
 #[derive(Clone)]
 pub struct NamespacedClient {
     pub(super) channel: Channel,
+    /// Where other connections go.
+    socket: Arc<Path>,
     /// The user's own prefix, where its epoch is.
     pub(super) root: Arc<str>,
     /// Before every key.
@@ -286,6 +296,11 @@ impl NamespacedClient {
             bound,
             ..self.clone()
         }
+    }
+
+    /// A connection to etcd of its own. It is not confined to anything.
+    pub(super) async fn connect(&self) -> io::Result<UnixStream> {
+        connect(&self.socket).await
     }
 
     /// What stands before every key.

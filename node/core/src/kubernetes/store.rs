@@ -14,6 +14,7 @@
 //! It never goes to another node's etcd: a node whose consensus does not serve
 //! has an API server that is not ready, and others are asked instead.
 
+use std::convert::Infallible;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,9 +23,7 @@ use hearth_base::event::Writer;
 use hearth_base::supervisor::{Context, Outcome};
 use hearth_base::sys::files::{self, FileError};
 use tokio::net::UnixListener;
-use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::Server;
 
 use super::program::InUse;
 use crate::consensus::confined::room::{self, Room};
@@ -35,10 +34,6 @@ const SOCKET: &str = "client:0";
 /// So much of the store may be in use while Kubernetes writes. Between two looks
 /// at it nobody writes the rest.
 const LIMIT: u64 = QUOTA / 4 * 3;
-/// What may be under way in one direction of one stream, and of the connection.
-/// Lists of objects are megabytes.
-const STREAM_WINDOW: u32 = 1 << 20;
-const CONNECTION_WINDOW: u32 = 8 << 20;
 
 /// For the API server to end first, and then for its connections, which go with
 /// it.
@@ -78,20 +73,16 @@ pub async fn run(
     ctx.ends_within(END);
     let listener = listen(directory)?;
     let over = CancellationToken::new();
-    let services = confined::services(client, room.value(), over.clone());
     let end = async {
         ctx.cancelled().await;
         in_use.is_over("the API server").await;
         over.cancel();
+        std::future::pending::<Infallible>().await
     };
-    let incoming = UnixListenerStream::new(listener);
     ctx.healthy();
-    let served = Server::builder()
-        .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
-        .serve_with_incoming_shutdown(services, incoming, end);
     tokio::select! {
-        served = served => Ok(served?),
+        () = confined::serve(listener, client, room.value(), over.clone()) => Ok(()),
+        never = end => match never {},
         never = room::watch(client, LIMIT, room::Timing::default(), room) => match never {},
     }
 }

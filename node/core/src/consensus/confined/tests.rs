@@ -1,19 +1,34 @@
 //! The confinement: of arbitrary messages, and against a real etcd.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 
+use futures::StreamExt as _;
 use hearth_base::event::{self, Writer};
 use proptest::prelude::*;
-use tokio::net::{UnixListener, UnixStream};
-use tokio_stream::wrappers::UnixListenerStream;
-use tonic::transport::{Endpoint, Server};
+use tokio::net::UnixStream;
+use tonic::Code;
+use tonic::transport::Endpoint;
 
 use super::super::ConsensusUser;
 use super::super::fenced::{Condition, Write};
 use super::super::testing::{Running, Site, soon};
 use super::super::wire::compare::{CompareTarget, TargetUnion};
 use super::super::wire::event::EventType;
-use super::super::wire::{WatchCancelRequest, WatchCreateRequest, WatchProgressRequest};
+use super::super::wire::kv_client::KvClient;
+use super::super::wire::lease_client::LeaseClient;
+use super::super::wire::request_op::Request as Asked;
+use super::super::wire::response_op::Response as Answered;
+use super::super::wire::watch_client::WatchClient;
+use super::super::wire::watch_request::RequestUnion;
+use super::super::wire::{
+    CompactionRequest, Compare, DeleteRangeRequest, KeyValue, LeaseGrantRequest,
+    LeaseKeepAliveRequest, LeaseLeasesRequest, LeaseRevokeRequest, LeaseTimeToLiveRequest,
+    PutRequest, RangeRequest, RequestOp, TxnRequest, WatchCancelRequest, WatchCreateRequest,
+    WatchProgressRequest, WatchRequest,
+};
+use super::leases::{NO_SUCH_LEASE, is_ours};
+use super::names::EMPTY_KEY;
 use super::*;
 
 const PREFIX: &[u8] = b"namespaced:kubernetes/";
@@ -199,16 +214,17 @@ proptest! {
 }
 
 /// A real etcd, and the way to it that an API server gets.
-struct Passed {
+pub(super) struct Passed {
     etcd: Running,
     room: Writer<Room>,
-    channel: Channel,
+    pub socket: PathBuf,
+    pub channel: Channel,
     over: CancellationToken,
     server: tokio::task::JoinHandle<()>,
-    site: Site,
+    pub site: Site,
 }
 
-async fn passed() -> Passed {
+pub(super) async fn passed() -> Passed {
     let site = Site::new();
     let etcd = site.start(true).await;
     let socket = site.root.ephemeral.path().join("confined");
@@ -216,17 +232,11 @@ async fn passed() -> Passed {
     let client = etcd.handle().root().namespaced(ConsensusUser::Kubernetes);
     let listener = UnixListener::bind(&socket).unwrap();
     let (writer, room) = event::value();
-    let routes = services(&client, room, over.clone());
-    let ended = over.clone().cancelled_owned();
-    let server = tokio::spawn(async move {
-        let incoming = UnixListenerStream::new(listener);
-        Server::builder()
-            .serve_with_incoming_shutdown(routes, incoming, ended)
-            .await
-            .unwrap();
-    });
+    let ended = over.clone();
+    let server = tokio::spawn(async move { serve(listener, &client, room, ended).await });
+    let way = socket.clone();
     let connector = tower::service_fn(move |_| {
-        let socket = socket.clone();
+        let socket = way.clone();
         async move {
             let stream = UnixStream::connect(&socket).await?;
             Ok::<_, std::io::Error>(hyper_util::rt::TokioIo::new(stream))
@@ -236,6 +246,7 @@ async fn passed() -> Passed {
     Passed {
         etcd,
         room: writer,
+        socket,
         channel: channel.connect_with_connector_lazy(connector),
         over,
         server,
@@ -245,14 +256,14 @@ async fn passed() -> Passed {
 
 impl Passed {
     fn kv(&self) -> KvClient<Channel> {
-        KvClient::new(self.channel.clone())
+        KvClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE)
     }
 
-    async fn put(&self, key: &str, value: &str) {
+    pub async fn put(&self, key: &str, value: &str) {
         self.try_put(key, value).await.unwrap();
     }
 
-    async fn try_put(&self, key: &str, value: &str) -> Result<(), Status> {
+    pub async fn try_put(&self, key: &str, value: &str) -> Result<(), Status> {
         let request = PutRequest {
             key: key.into(),
             value: value.into(),
@@ -262,7 +273,7 @@ impl Passed {
     }
 
     /// Everything that this user is shown.
-    async fn all(&self) -> BTreeMap<String, String> {
+    pub async fn all(&self) -> BTreeMap<String, String> {
         let request = RangeRequest {
             key: vec![0],
             range_end: vec![0],
@@ -274,7 +285,7 @@ impl Passed {
         kvs.map(|kv| (text(kv.key), text(kv.value))).collect()
     }
 
-    async fn stop(self) {
+    pub async fn stop(self) {
         self.over.cancel();
         soon("the server ends", self.server).await.unwrap();
         self.etcd.stop().await;

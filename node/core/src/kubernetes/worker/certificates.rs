@@ -10,6 +10,11 @@
 //! the node's address changes, which the kubelet's own server proves. The
 //! curators put the address into that certificate that they know, so one with
 //! an old address is asked for again until they have heard of the new one.
+//!
+//! The kubelet starts again with renewed ones, so its own stands in its
+//! kubeconfig. It has a connection to the API servers of its own for each group
+//! of objects, and would look after files that it is named at each of them,
+//! twice a second.
 
 #[cfg(test)]
 mod tests;
@@ -33,7 +38,9 @@ use x509_parser::prelude::{GeneralName, ParsedExtension};
 use crate::kubernetes::access;
 use crate::kubernetes::api::Client;
 use crate::kubernetes::balancer;
+use crate::kubernetes::bundle::Binary;
 use crate::kubernetes::calendar::Calendar;
+use crate::kubernetes::kubeconfig::{Credentials, Kubeconfig};
 use crate::layout::{EphemeralWorker, KeyFiles};
 use crate::pki::kubernetes::{KeyAndCertificate, to_pem};
 use crate::roles::CuratorConnection;
@@ -45,9 +52,7 @@ const ASK_BOUND: Duration = Duration::from_secs(20);
 /// What is public.
 const PUBLIC: u32 = 0o644;
 
-/// Whose keys are in which directory.
-pub const KUBELET: &str = "kubelet";
-/// The same, of the kubelet's server.
+/// Whose keys are in which directory: the kubelet's, as a server.
 pub const KUBELET_SERVER: &str = "kubelet-server";
 /// The same, of kube-proxy.
 pub const PROXY: &str = "kube-proxy";
@@ -157,12 +162,18 @@ impl Worker {
         let (_, client) = self.issue(Purpose::KubeletClient).await?;
         let (_, proxy) = self.issue(Purpose::Proxy).await?;
         let (_, node) = self.issue(Purpose::Node).await?;
-        let all = [(KUBELET, client), (KUBELET_SERVER, server), (PROXY, proxy)];
-        let renewals = all.iter().map(|(_, issued)| issued.renew_at());
+        let all = [&server, &client, &proxy];
+        let renewals = all.into_iter().map(KeyAndCertificate::renew_at);
         let renew_at = renewals.fold(node.renew_at(), Ord::min);
-        for (whose, issued) in &all {
+        for (whose, issued) in [(KUBELET_SERVER, &server), (PROXY, &proxy)] {
             save(&self.files.keys(whose), &authority, issued)?;
         }
+        Kubeconfig {
+            server: &balancer::url(),
+            ca_pem: &to_pem(&authority),
+            credentials: Credentials::Embedded(&client),
+        }
+        .save(&self.files.kubeconfig(Binary::Kubelet.name()))?;
         Ok(Issued {
             authority,
             node,

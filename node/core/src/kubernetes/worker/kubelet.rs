@@ -30,7 +30,7 @@ use super::super::bundle::{Binary, Bundle, Flag};
 use super::super::containerd::{self, Imported, config::PAUSE_IMAGE};
 use super::super::program::{self, InUse, Program, Progress, probe};
 use super::certificates;
-use super::{PRIVATE, network, save_kubeconfig};
+use super::{PRIVATE, network};
 use crate::handover::PodNetwork;
 use crate::layout::Root;
 
@@ -139,7 +139,6 @@ impl Worker {
         let file = files.network().join(network::FILE);
         files::write_atomic(&file, list.to_string().as_bytes(), PRIVATE)?;
         let name = Binary::Kubelet.name();
-        save_kubeconfig(&files, certificates::KUBELET, name)?;
         let config = files.config(name);
         let content = configuration(root, facts, &self.bundle);
         files::write_atomic(&config, content.to_string().as_bytes(), PRIVATE)?;

@@ -31,24 +31,19 @@ use std::sync::Arc;
 use hearth_api::names::EXTENSION_KUBERNETES;
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
-use hearth_base::sys::files::{self, FileError};
 
 use super::api::Client;
 use super::balancer;
 use super::bundle::{Binary, Bundle};
 use super::containerd::{self, Imported};
-use super::kubeconfig::{self, Kubeconfig};
 use super::program::{InUse, Progress};
 use super::{Parts, Standing, services};
 use crate::handover::{MemberData, PodNetwork};
-use crate::layout::EphemeralWorker;
 
 pub(super) use machine::Turn;
 
 /// Only root of this machine.
 const PRIVATE: u32 = 0o600;
-/// A CA's certificate has at most so many bytes.
-const LONGEST_CA: u64 = 64 << 10;
 
 /// What is known of the worker's parts.
 struct Facts {
@@ -225,21 +220,6 @@ fn judge(
         }
     }
     Standing::Met
-}
-
-/// Writes how a program reaches the API servers, and as whom.
-fn save_kubeconfig(files: &EphemeralWorker, whose: &str, program: &str) -> Result<(), FileError> {
-    let keys = files.keys(whose);
-    let ca = files::read_limited(&keys.ca(), LONGEST_CA)?.unwrap_or_default();
-    Kubeconfig {
-        server: &balancer::url(),
-        ca_pem: &String::from_utf8_lossy(&ca),
-        credentials: kubeconfig::Credentials::Files {
-            certificate: &keys.certificate(),
-            key: &keys.key(),
-        },
-    }
-    .save(&files.kubeconfig(program))
 }
 
 /// Undoes what the role has left on the machine; nothing if it never ran.

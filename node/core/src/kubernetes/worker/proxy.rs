@@ -18,22 +18,26 @@ use hearth_api::names::POD_NETWORK;
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::logtree::LogTree;
 use hearth_base::supervisor::{Context, Failure, Outcome};
-use hearth_base::sys::files;
+use hearth_base::sys::files::{self, FileError};
 use serde_json::{Value as Json, json};
 
 use super::super::Parts;
 use super::super::api::Client;
+use super::super::balancer;
 use super::super::bundle::{Binary, Bundle};
 use super::super::iptables::{Iptables, IptablesError};
+use super::super::kubeconfig::{Credentials, Kubeconfig};
 use super::super::program::{self, Program, ProgramError, Progress, probe};
+use super::PRIVATE;
 use super::certificates;
-use super::{PRIVATE, save_kubeconfig};
-use crate::layout::Root;
+use crate::layout::{EphemeralWorker, Root};
 
 /// Where it tells whether its rules are there.
 const HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10256);
 /// Where it counts, for whoever asks on this machine.
 const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
+/// A CA's certificate has at most so many bytes.
+const LONGEST_CA: u64 = 64 << 10;
 /// For its rules to be taken away.
 const CLEAR: Duration = Duration::from_secs(20);
 /// The chain in which the plugin for host ports has what leads to its others.
@@ -81,7 +85,7 @@ impl Worker {
         let kubernetes = self.parts.root.ephemeral.kubernetes();
         let files = kubernetes.worker();
         let program = Binary::Proxy.name();
-        save_kubeconfig(&files, certificates::PROXY, program)?;
+        save_kubeconfig(&files, program)?;
         let config = files.config(program);
         let content = configuration(&files.kubeconfig(program), name, address);
         files::write_atomic(&config, content.to_string().as_bytes(), PRIVATE)?;
@@ -90,6 +94,22 @@ impl Worker {
         let program = program.with_servers(self.ready.clone());
         Ok(program.flag("config", config))
     }
+}
+
+/// Writes how it reaches the API servers, and as whom: by files, which it reads
+/// again by itself.
+fn save_kubeconfig(files: &EphemeralWorker, program: &str) -> Result<(), FileError> {
+    let keys = files.keys(certificates::PROXY);
+    let ca = files::read_limited(&keys.ca(), LONGEST_CA)?.unwrap_or_default();
+    Kubeconfig {
+        server: &balancer::url(),
+        ca_pem: &String::from_utf8_lossy(&ca),
+        credentials: Credentials::Files {
+            certificate: &keys.certificate(),
+            key: &keys.key(),
+        },
+    }
+    .save(&files.kubeconfig(program))
 }
 
 /// kube-proxy's file.

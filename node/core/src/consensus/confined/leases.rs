@@ -1,0 +1,127 @@
+//! Leases, which have no keys: whose one is stands in its number.
+//!
+//! They are few, and nobody waits for them, so etcd is asked by the node's own
+//! client.
+
+use hearth_api::identity::random_bytes;
+use tonic::transport::Channel;
+use tonic::{Code, Response, Status};
+
+use super::super::wire::lease_client::LeaseClient;
+use super::super::wire::{
+    LeaseGrantRequest, LeaseGrantResponse, LeaseKeepAliveRequest, LeaseKeepAliveResponse,
+    LeaseLeasesRequest, LeaseLeasesResponse, LeaseRevokeRequest, LeaseRevokeResponse,
+    LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,
+};
+use super::{Confined, bounded};
+
+/// How often a lease's number is drawn again that is taken.
+const DRAWS: usize = 4;
+/// The upper half of the number of every lease that is granted here. A number
+/// is positive, and etcd draws its own at random.
+const MARK: i64 = 0x4b75_6265;
+
+/// etcd's words, by which its callers know what is meant.
+pub(super) const NO_SUCH_LEASE: &str = "etcdserver: requested lease not found";
+
+/// Whether a lease was granted here.
+pub(super) const fn is_ours(lease: i64) -> bool {
+    lease >> 32 == MARK
+}
+
+/// A number for a lease that is granted here.
+fn draw() -> i64 {
+    (MARK << 32) | i64::from(u32::from_ne_bytes(random_bytes()))
+}
+
+impl Confined {
+    fn leases(&self) -> LeaseClient<Channel> {
+        LeaseClient::new(self.client.channel.clone())
+    }
+
+    /// Grants one under a number of ours.
+    pub(super) async fn grant(
+        &self,
+        LeaseGrantRequest { ttl, id }: LeaseGrantRequest,
+    ) -> Result<LeaseGrantResponse, Status> {
+        if id != 0 && !is_ours(id) {
+            return Err(Status::invalid_argument(
+                "a lease of this user has another kind of number: leave it to be chosen",
+            ));
+        }
+        self.has_room()?;
+        let mut draws = 0..DRAWS;
+        loop {
+            let id = if id == 0 { draw() } else { id };
+            let request = LeaseGrantRequest { ttl, id };
+            match bounded(self.leases().lease_grant(request)).await {
+                // It is taken.
+                Err(status)
+                    if status.code() == Code::FailedPrecondition && draws.next().is_some() => {}
+                answer => return answer,
+            }
+        }
+    }
+
+    /// Ends one of ours.
+    pub(super) async fn revoke(
+        &self,
+        request: LeaseRevokeRequest,
+    ) -> Result<LeaseRevokeResponse, Status> {
+        if !is_ours(request.id) {
+            return Err(Status::not_found(NO_SUCH_LEASE));
+        }
+        bounded(self.leases().lease_revoke(request)).await
+    }
+
+    /// Renews one of ours; one that is not has no time left.
+    pub(super) async fn renew(
+        &self,
+        LeaseKeepAliveRequest { id }: LeaseKeepAliveRequest,
+    ) -> Result<LeaseKeepAliveResponse, Status> {
+        let gone = LeaseKeepAliveResponse {
+            id,
+            ttl: 0,
+            ..Default::default()
+        };
+        if !is_ours(id) {
+            return Ok(gone);
+        }
+        let request = tokio_stream::once(LeaseKeepAliveRequest { id });
+        let mut client = self.leases();
+        let renewal = async {
+            let mut answers = client.lease_keep_alive(request).await?.into_inner();
+            Ok(Response::new(answers.message().await?))
+        };
+        Ok(bounded(renewal).await?.unwrap_or(gone))
+    }
+
+    /// How long one of ours lasts, and on which keys.
+    pub(super) async fn time_to_live(
+        &self,
+        request: LeaseTimeToLiveRequest,
+    ) -> Result<LeaseTimeToLiveResponse, Status> {
+        if !is_ours(request.id) {
+            return Ok(LeaseTimeToLiveResponse {
+                id: request.id,
+                ttl: -1,
+                ..Default::default()
+            });
+        }
+        let mut answer = bounded(self.leases().lease_time_to_live(request)).await?;
+        for key in &mut answer.keys {
+            self.names.down(key)?;
+        }
+        Ok(answer)
+    }
+
+    /// Those of ours that there are.
+    pub(super) async fn list_leases(
+        &self,
+        request: LeaseLeasesRequest,
+    ) -> Result<LeaseLeasesResponse, Status> {
+        let mut answer = bounded(self.leases().lease_leases(request)).await?;
+        answer.leases.retain(|lease| is_ours(lease.id));
+        Ok(answer)
+    }
+}

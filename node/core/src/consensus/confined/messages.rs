@@ -1,0 +1,266 @@
+//! gRPC's messages on the streams of HTTP/2, as far as passing them on takes.
+//!
+//! A message is five bytes (whether it is compressed, and its length) and its
+//! content; a call's end is a status in its trailers, or in the headers of an
+//! answer that is nothing else. Messages and statuses themselves are the
+//! libraries'.
+
+use std::future::poll_fn;
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use h2::client::{ResponseFuture, SendRequest};
+use h2::server::SendResponse;
+use h2::{RecvStream, SendStream};
+use http::uri::{self, Authority, PathAndQuery, Scheme, Uri};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
+use prost::Message;
+use tonic::{Code, Status};
+
+use super::LARGEST_MESSAGE;
+
+/// Before a message.
+const HEAD: usize = 5;
+const CONTENT: HeaderValue = HeaderValue::from_static("application/grpc");
+/// What of a call's own headers goes on with it: its bound in time, and that
+/// its caller wants to hear at once that there is no leader.
+const KEPT: [HeaderName; 2] = [
+    HeaderName::from_static("grpc-timeout"),
+    HeaderName::from_static("hasleader"),
+];
+
+/// The other side of a connection has broken off. Nobody knows what became of
+/// what it was asked.
+fn broken(error: &h2::Error) -> Status {
+    Status::unavailable(format!("the connection broke off: {error}"))
+}
+
+/// What was said, without what belongs to the way it came.
+pub(super) fn told(status: &Status) -> Status {
+    Status::new(status.code(), status.message())
+}
+
+/// Bytes in which messages are found, however they come.
+#[derive(Default)]
+pub(super) struct Frames {
+    held: BytesMut,
+}
+
+impl Frames {
+    pub fn add(&mut self, chunk: &[u8]) {
+        self.held.extend_from_slice(chunk);
+    }
+
+    /// Whether nothing of another message has come.
+    pub fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// The content of the next message, once all of it has come.
+    pub fn take(&mut self) -> Result<Option<Bytes>, Status> {
+        let Some(&[compressed, a, b, c, d]) = self.held.first_chunk::<HEAD>() else {
+            return Ok(None);
+        };
+        if compressed != 0 {
+            return Err(Status::unimplemented("messages must not be compressed"));
+        }
+        let length = u32::from_be_bytes([a, b, c, d]) as usize;
+        if length > LARGEST_MESSAGE {
+            return Err(too_long(length));
+        }
+        if self.held.len() < HEAD + length {
+            return Ok(None);
+        }
+        self.held.advance(HEAD);
+        Ok(Some(self.held.split_to(length).freeze()))
+    }
+}
+
+fn too_long(length: usize) -> Status {
+    Status::resource_exhausted(format!(
+        "a message has {length} bytes, at most {LARGEST_MESSAGE} are passed on"
+    ))
+}
+
+/// Messages that come by a stream.
+pub(super) struct Messages {
+    stream: RecvStream,
+    frames: Frames,
+}
+
+impl Messages {
+    pub fn of(stream: RecvStream) -> Self {
+        Self {
+            stream,
+            frames: Frames::default(),
+        }
+    }
+
+    /// The next one; none if the stream has ended. Safe to cancel.
+    pub async fn next<M: Message + Default>(&mut self) -> Result<Option<M>, Status> {
+        loop {
+            if let Some(message) = self.frames.take()? {
+                let message = M::decode(message);
+                return message.map(Some).map_err(|error| {
+                    Status::internal(format!("a message cannot be understood: {error}"))
+                });
+            }
+            match self.stream.data().await {
+                Some(chunk) => {
+                    let chunk = chunk.map_err(|error| broken(&error))?;
+                    // The next may come: what is held has a bound of its own.
+                    let flow = self.stream.flow_control();
+                    let released = flow.release_capacity(chunk.len());
+                    released.map_err(|error| broken(&error))?;
+                    self.frames.add(&chunk);
+                }
+                None if self.frames.is_empty() => return Ok(None),
+                None => return Err(Status::internal("a message broke off")),
+            }
+        }
+    }
+
+    /// The only one.
+    pub async fn one<M: Message + Default>(&mut self) -> Result<M, Status> {
+        match self.next().await? {
+            Some(message) => Ok(message),
+            None => Err(Status::internal("a message is wanted, and there is none")),
+        }
+    }
+
+    /// How the other side has ended the call.
+    pub async fn status(&mut self) -> Status {
+        match self.stream.trailers().await {
+            Ok(Some(trailers)) => match Status::from_header_map(&trailers) {
+                Some(status) => told(&status),
+                None => Status::internal("a call ended without a status"),
+            },
+            Ok(None) => Status::internal("a call ended without a status"),
+            Err(error) => broken(&error),
+        }
+    }
+}
+
+/// Where messages go, as fast as the other side takes them.
+pub(super) struct Sink {
+    stream: SendStream<Bytes>,
+}
+
+impl Sink {
+    /// Sends one; nothing may follow the last one of a question.
+    pub async fn send(&mut self, message: &impl Message, last: bool) -> Result<(), Status> {
+        let mut frame = framed(message)?;
+        while !frame.is_empty() {
+            self.stream.reserve_capacity(frame.len());
+            let room = match poll_fn(|cx| self.stream.poll_capacity(cx)).await {
+                Some(room) => room.map_err(|error| broken(&error))?,
+                None => return Err(Status::cancelled("nobody listens any more")),
+            };
+            let part = frame.split_to(room.min(frame.len()));
+            let sent = self.stream.send_data(part, last && frame.is_empty());
+            sent.map_err(|error| broken(&error))?;
+        }
+        Ok(())
+    }
+
+    /// Nothing more comes.
+    pub fn close(&mut self) {
+        // If it fails, the stream has ended anyway.
+        self.stream.send_data(Bytes::new(), true).ok();
+    }
+
+    /// Ends a call that was answered.
+    pub fn end(&mut self, status: &Status) {
+        let mut trailers = HeaderMap::new();
+        // It fails for metadata that are none, and there are none.
+        status.add_header(&mut trailers).ok();
+        self.stream.send_trailers(trailers).ok();
+    }
+
+    /// Waits until the other side wants no more.
+    pub async fn abandoned(&mut self) {
+        poll_fn(|cx| self.stream.poll_reset(cx)).await.ok();
+    }
+}
+
+pub(super) fn framed(message: &impl Message) -> Result<Bytes, Status> {
+    let length = message.encoded_len();
+    let told = u32::try_from(length).map_err(|_| too_long(length))?;
+    let mut frame = BytesMut::with_capacity(HEAD + length);
+    frame.put_u8(0);
+    frame.put_u32(told);
+    // There is room.
+    message.encode(&mut frame).ok();
+    Ok(frame.freeze())
+}
+
+/// Begins an answer.
+pub(super) fn begin(respond: &mut SendResponse<Bytes>) -> Result<Sink, Status> {
+    let mut head = Response::new(());
+    head.headers_mut().insert(header::CONTENT_TYPE, CONTENT);
+    let stream = respond.send_response(head, false);
+    Ok(Sink {
+        stream: stream.map_err(|error| broken(&error))?,
+    })
+}
+
+/// Answers by nothing but a status.
+pub(super) fn refuse(respond: &mut SendResponse<Bytes>, status: Status) {
+    // If it fails, nobody waits for it any more.
+    respond.send_response(status.into_http(), true).ok();
+}
+
+/// Waits until the caller wants no answer any more.
+pub(super) async fn abandoned(respond: &mut SendResponse<Bytes>) {
+    poll_fn(|cx| respond.poll_reset(cx)).await.ok();
+}
+
+/// Begins the same call at etcd, with the headers that matter of the one that came.
+pub(super) async fn call(
+    etcd: &SendRequest<Bytes>,
+    path: &'static str,
+    came_with: &HeaderMap,
+) -> Result<(ResponseFuture, Sink), Status> {
+    let mut request = Request::new(());
+    *request.method_mut() = Method::POST;
+    *request.uri_mut() = uri(path)?;
+    let headers = request.headers_mut();
+    headers.insert(header::CONTENT_TYPE, CONTENT);
+    headers.insert(header::TE, HeaderValue::from_static("trailers"));
+    for name in KEPT {
+        if let Some(value) = came_with.get(&name) {
+            headers.insert(name, value.clone());
+        }
+    }
+    let ready = etcd.clone().ready().await;
+    let mut etcd = ready.map_err(|error| broken(&error))?;
+    let sent = etcd.send_request(request, false);
+    let (answer, stream) = sent.map_err(|error| broken(&error))?;
+    Ok((answer, Sink { stream }))
+}
+
+fn uri(path: &'static str) -> Result<Uri, Status> {
+    let mut parts = uri::Parts::default();
+    parts.scheme = Some(Scheme::HTTP);
+    // Only a name: the connection decides.
+    parts.authority = Some(Authority::from_static("etcd.invalid"));
+    parts.path_and_query = Some(PathAndQuery::from_static(path));
+    Uri::from_parts(parts).map_err(|error| Status::internal(error.to_string()))
+}
+
+/// What etcd answers, message by message; its status, where that is all.
+pub(super) async fn answers(answer: ResponseFuture) -> Result<Messages, Status> {
+    let answer = answer.await.map_err(|error| broken(&error))?;
+    if let Some(status) = Status::from_header_map(answer.headers()) {
+        return Err(told(&status));
+    }
+    match answer.status() {
+        StatusCode::OK => Ok(Messages::of(answer.into_body())),
+        other => Err(Status::new(
+            Code::Unknown,
+            format!("etcd answers with HTTP {other}"),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests;
