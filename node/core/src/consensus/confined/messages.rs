@@ -104,19 +104,24 @@ impl Messages {
                     Status::internal(format!("a message cannot be understood: {error}"))
                 });
             }
-            match self.stream.data().await {
-                Some(chunk) => {
-                    let chunk = chunk.map_err(|error| broken(&error))?;
-                    // The next may come: what is held has a bound of its own.
-                    let flow = self.stream.flow_control();
-                    let released = flow.release_capacity(chunk.len());
-                    released.map_err(|error| broken(&error))?;
-                    self.frames.add(&chunk);
-                }
+            match self.chunk().await? {
+                Some(chunk) => self.frames.add(&chunk),
                 None if self.frames.is_empty() => return Ok(None),
                 None => return Err(Status::internal("a message broke off")),
             }
         }
+    }
+
+    /// What comes next, of whatever length. The other side may send as much
+    /// again: what is held has a bound of its own.
+    async fn chunk(&mut self) -> Result<Option<Bytes>, Status> {
+        let Some(chunk) = self.stream.data().await else {
+            return Ok(None);
+        };
+        let chunk = chunk.map_err(|error| broken(&error))?;
+        let released = self.stream.flow_control().release_capacity(chunk.len());
+        released.map_err(|error| broken(&error))?;
+        Ok(Some(chunk))
     }
 
     /// The only one.
@@ -127,8 +132,16 @@ impl Messages {
         }
     }
 
-    /// How the other side has ended the call.
+    /// How the other side has ended the call; what it says before that is
+    /// passed over.
     pub async fn status(&mut self) -> Status {
+        loop {
+            match self.chunk().await {
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(status) => return status,
+            }
+        }
         match self.stream.trailers().await {
             Ok(Some(trailers)) => match Status::from_header_map(&trailers) {
                 Some(status) => told(&status),
@@ -155,6 +168,9 @@ impl Sink {
                 Some(room) => room.map_err(|error| broken(&error))?,
                 None => return Err(Status::cancelled("nobody listens any more")),
             };
+            if room == 0 {
+                continue;
+            }
             let part = frame.split_to(room.min(frame.len()));
             let sent = self.stream.send_data(part, last && frame.is_empty());
             sent.map_err(|error| broken(&error))?;

@@ -28,7 +28,7 @@ use prost::Message;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
-use tonic::Status;
+use tonic::{Code, Status};
 
 use super::super::wire::{
     DeleteRangeRequest, PutRequest, RangeRequest, TxnRequest, WatchRequest, WatchResponse,
@@ -211,9 +211,10 @@ impl Passage<'_> {
             let (answer, mut sink) = messages::call(&self.etcd, Q::PATH, head).await?;
             sink.send(question, true).await?;
             let mut answers = messages::answers(answer).await?;
-            match answers.next().await? {
-                Some(answer) => Ok(answer),
-                None => Err(answers.status().await),
+            let answer = answers.next().await?;
+            match (answer, answers.status().await) {
+                (Some(answer), status) if status.code() == Code::Ok => Ok(answer),
+                (_, status) => Err(status),
             }
         };
         let silent = |_| Err(Status::unavailable("etcd does not answer"));
