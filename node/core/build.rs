@@ -1,6 +1,5 @@
-//! Generates the clients of etcd and containerd from `proto/`, and the server by
-//! which some of etcd is passed on. protox compiles them in this process, so that
-//! a build needs no `protoc`.
+//! Generates the clients of etcd and containerd from `proto/`. protox compiles
+//! them in this process, so that a build needs no `protoc`.
 
 use std::error::Error;
 
@@ -19,6 +18,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     )?;
     tonic_prost_build::configure()
         .build_transport(false)
+        .build_server(false)
         .compile_fds(descriptors)?;
     Ok(())
 }

@@ -181,7 +181,8 @@ pub struct MachineError {
 
 impl Machine {
     /// A machine with one CPU, 512 MiB, a random number generator and nothing
-    /// else.
+    /// else. The first one under TCG measures this host's counter, which takes
+    /// a moment.
     pub fn new(name: impl Into<String>, accel: Accel) -> Self {
         Self {
             name: name.into(),
