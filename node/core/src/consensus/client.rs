@@ -40,7 +40,7 @@ const FORGET_BOUND: Duration = Duration::from_secs(60);
 /// How often a socket that nobody serves yet is tried again.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
 /// How long one attempt to connect goes on: what waits longer gets an error.
-const CONNECT_BOUND: Duration = Duration::from_secs(10);
+pub(super) const CONNECT_BOUND: Duration = Duration::from_secs(10);
 /// Records per answer. The largest, a node with all the labels it may have, is
 /// 25 KiB; one message may have 4 MiB.
 const PAGE: i64 = 64;

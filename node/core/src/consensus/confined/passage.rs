@@ -88,16 +88,24 @@ pub(super) async fn serve(listener: UnixListener, confined: Confined) {
 fn tell(ended: Result<Result<(), PassageError>, tokio::task::JoinError>) {
     match ended {
         Ok(Ok(())) => {}
+        // There are many, and what ended them says so once.
         Ok(Err(error)) => {
             let error = hearth_api::chain(&error);
-            tracing::info!("a way to the store has ended: {error}");
+            tracing::debug!("a way to the store has ended: {error}");
         }
         Err(error) => tracing::error!("a way to the store has failed: {error}"),
     }
 }
 
-/// One connection, until either side ends it.
-async fn pass(program: UnixStream, confined: &Confined) -> Result<(), PassageError> {
+/// Both sides of a way, and whom etcd is asked by.
+type Opened = (
+    server::Connection<UnixStream, Bytes>,
+    client::Connection<UnixStream, Bytes>,
+    SendRequest<Bytes>,
+);
+
+/// Waits for etcd, if it is away for a moment.
+async fn open(program: UnixStream, confined: &Confined) -> Result<Opened, PassageError> {
     let etcd = confined.client.connect().await?;
     let upward = client::Builder::new()
         .initial_window_size(STREAM_WINDOW)
@@ -110,12 +118,21 @@ async fn pass(program: UnixStream, confined: &Confined) -> Result<(), PassageErr
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_concurrent_streams(CALLS)
         .handshake(program);
-    let mut downward = downward.await.map_err(PassageError::Program)?;
+    let downward = downward.await.map_err(PassageError::Program)?;
+    Ok((downward, upward, etcd))
+}
 
+/// One connection, until either side ends it.
+async fn pass(program: UnixStream, confined: &Confined) -> Result<(), PassageError> {
+    let mut over = pin!(confined.over.cancelled());
+    let (mut downward, upward, etcd) = tokio::select! {
+        opened = open(program, confined) => opened?,
+        // Nothing is under way on it.
+        () = &mut over => return Ok(()),
+    };
     let passage = Passage { etcd, confined };
     let mut calls = FuturesUnordered::new();
     let mut upward = pin!(upward);
-    let mut over = pin!(confined.over.cancelled());
     let mut ending = false;
     loop {
         tokio::select! {

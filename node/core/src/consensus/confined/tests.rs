@@ -215,12 +215,13 @@ proptest! {
 
 /// A real etcd, and the way to it that an API server gets.
 pub(super) struct Passed {
-    etcd: Running,
+    /// Until it is stopped.
+    pub etcd: Option<Running>,
     room: Writer<Room>,
     pub socket: PathBuf,
     pub channel: Channel,
-    over: CancellationToken,
-    server: tokio::task::JoinHandle<()>,
+    pub over: CancellationToken,
+    pub server: tokio::task::JoinHandle<()>,
     pub site: Site,
 }
 
@@ -244,7 +245,7 @@ pub(super) async fn passed() -> Passed {
     });
     let channel = Endpoint::from_static("http://confined.invalid");
     Passed {
-        etcd,
+        etcd: Some(etcd),
         room: writer,
         socket,
         channel: channel.connect_with_connector_lazy(connector),
@@ -257,6 +258,10 @@ pub(super) async fn passed() -> Passed {
 impl Passed {
     fn kv(&self) -> KvClient<Channel> {
         KvClient::new(self.channel.clone()).max_decoding_message_size(LARGEST_MESSAGE)
+    }
+
+    fn etcd(&self) -> &Running {
+        self.etcd.as_ref().unwrap()
     }
 
     pub async fn put(&self, key: &str, value: &str) {
@@ -288,7 +293,9 @@ impl Passed {
     pub async fn stop(self) {
         self.over.cancel();
         soon("the server ends", self.server).await.unwrap();
-        self.etcd.stop().await;
+        if let Some(etcd) = self.etcd {
+            etcd.stop().await;
+        }
         drop(self.site);
     }
 }
@@ -302,7 +309,7 @@ fn others(etcd: &Running) -> super::super::NamespacedClient {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_written_here_stays_here() {
     let passed = passed().await;
-    let others = others(&passed.etcd);
+    let others = others(passed.etcd());
     let write = Write::when(Condition::Absent("authorities".into()));
     let write = write.put("authorities", b"secret".to_vec());
     others.write(write).await.unwrap();
@@ -314,7 +321,7 @@ async fn what_is_written_here_stays_here() {
         ["/registry/a", "/registry/b"]
     );
     let root = passed
-        .etcd
+        .etcd()
         .handle()
         .root()
         .namespaced(ConsensusUser::Kubernetes);
@@ -406,7 +413,7 @@ async fn several_watches_share_a_stream_and_see_their_own() {
 
     // Of others nothing is told.
     let write = Write::when(Condition::Absent("x".into())).put("x", Vec::new());
-    others(&passed.etcd).write(write).await.unwrap();
+    others(passed.etcd()).write(write).await.unwrap();
     passed.put("/a/1", "old").await;
     let mut told = BTreeMap::new();
     while told.len() < 2 {
@@ -457,7 +464,7 @@ async fn leases_of_others_cannot_be_touched() {
     let granted = leases.lease_grant(LeaseGrantRequest { ttl: 60, id: 0 });
     let own = granted.await.unwrap().into_inner().id;
     assert!(own > 0 && is_ours(own));
-    let foreign = others(&passed.etcd)
+    let foreign = others(passed.etcd())
         .grant(Duration::from_secs(60))
         .await
         .unwrap()
@@ -532,7 +539,7 @@ async fn what_is_for_the_whole_store_is_not_for_one_user() {
 #[tokio::test(flavor = "multi_thread")]
 async fn who_fills_the_store_is_refused_before_others_are() {
     let passed = passed().await;
-    let handle = passed.etcd.handle();
+    let handle = passed.etcd().handle();
     let client = handle.root().namespaced(ConsensusUser::Kubernetes);
     let timing = room::Timing {
         look: Duration::from_millis(50),
@@ -587,7 +594,7 @@ async fn who_fills_the_store_is_refused_before_others_are() {
         assert_eq!(usize::try_from(counted.count).unwrap(), written);
         let write = Write::when(Condition::Absent("authorities".into()));
         let write = write.put("authorities", b"secret".to_vec());
-        others(&passed.etcd).write(write).await.unwrap();
+        others(passed.etcd()).write(write).await.unwrap();
         // What it deletes is not used any more when its history is forgotten.
         let delete = Asked::RequestDeleteRange(DeleteRangeRequest {
             key: vec![0],

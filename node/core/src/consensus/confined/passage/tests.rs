@@ -3,6 +3,7 @@
 use nix::sys::signal::Signal;
 use tonic::Code;
 
+use super::super::super::client::CONNECT_BOUND;
 use super::super::super::testing::soon;
 use super::super::super::wire::watch_client::WatchClient;
 use super::super::super::wire::watch_request::RequestUnion;
@@ -44,6 +45,20 @@ async fn an_etcd_that_ends_is_seen_and_the_next_one_reached() {
     soon("etcd is there again", again).await;
     assert_eq!(passed.all().await["/a"], "2");
     passed.stop().await;
+}
+
+/// Who waits for an etcd that is away does not hold up the end.
+#[tokio::test(flavor = "multi_thread")]
+async fn it_is_over_while_etcd_is_away() {
+    let mut passed = passed().await;
+    passed.etcd.take().unwrap().stop().await;
+    let stream = UnixStream::connect(&passed.socket).await.unwrap();
+    // It is taken, and waits for etcd.
+    let (client, _connection) = client::handshake(stream).await.unwrap();
+    passed.over.cancel();
+    let ended = timeout(CONNECT_BOUND / 2, &mut passed.server).await;
+    ended.expect("its end waits for nobody").unwrap();
+    drop(client);
 }
 
 /// etcd's answers that nobody fetches wait, and nobody waits for them.
