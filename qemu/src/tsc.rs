@@ -16,6 +16,7 @@
 // Reading the counter, which the standard library offers no safe way for.
 #![allow(unsafe_code)]
 
+use std::collections::HashSet;
 use std::sync::OnceLock;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -63,12 +64,10 @@ impl fmt::Display for Rate {
 }
 
 fn is_constant(cpuinfo: &str) -> bool {
-    let mut processors = crate::accel::flags(cpuinfo).peekable();
-    let any = processors.peek().is_some();
-    any && processors.all(|mut flags| {
-        let flags: Vec<&str> = flags.by_ref().collect();
-        CONSTANT.iter().all(|wanted| flags.contains(wanted))
-    })
+    let flags = crate::accel::flags(cpuinfo).map(Iterator::collect);
+    let processors: Vec<HashSet<&str>> = flags.collect();
+    let all_have = |flag| processors.iter().all(|flags| flags.contains(flag));
+    !processors.is_empty() && CONSTANT.into_iter().all(all_have)
 }
 
 fn measure() -> Option<Rate> {

@@ -50,14 +50,19 @@ impl Confined {
             ));
         }
         self.has_room()?;
-        let mut draws = 0..DRAWS;
-        loop {
-            let id = if id == 0 { draw() } else { id };
+        let grant = async |id| {
             let request = LeaseGrantRequest { ttl, id };
-            match bounded(self.leases().lease_grant(request)).await {
+            bounded(self.leases().lease_grant(request)).await
+        };
+        if id != 0 {
+            return grant(id).await;
+        }
+        let mut again = 0..DRAWS;
+        loop {
+            match grant(draw()).await {
                 // It is taken.
                 Err(status)
-                    if status.code() == Code::FailedPrecondition && draws.next().is_some() => {}
+                    if status.code() == Code::FailedPrecondition && again.next().is_some() => {}
                 answer => return answer,
             }
         }

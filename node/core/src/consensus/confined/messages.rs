@@ -132,23 +132,16 @@ impl Messages {
         }
     }
 
-    /// How the other side has ended the call; what it says before that is
-    /// passed over.
-    pub async fn status(&mut self) -> Status {
-        loop {
-            match self.chunk().await {
-                Ok(Some(_)) => {}
-                Ok(None) => break,
-                Err(status) => return status,
-            }
-        }
-        match self.stream.trailers().await {
-            Ok(Some(trailers)) => match Status::from_header_map(&trailers) {
-                Some(status) => told(&status),
-                None => Status::internal("a call ended without a status"),
-            },
-            Ok(None) => Status::internal("a call ended without a status"),
-            Err(error) => broken(&error),
+    /// Waits for the end of the call, which it may not have come to well; what
+    /// is said before it is passed over.
+    pub async fn ended(&mut self) -> Result<(), Status> {
+        while self.chunk().await?.is_some() {}
+        let trailers = self.stream.trailers().await;
+        let trailers = trailers.map_err(|error| broken(&error))?;
+        match trailers.as_ref().and_then(Status::from_header_map) {
+            Some(status) if status.code() == Code::Ok => Ok(()),
+            Some(status) => Err(told(&status)),
+            None => Err(Status::internal("a call ended without a status")),
         }
     }
 }
@@ -185,7 +178,8 @@ impl Sink {
     }
 
     /// Ends a call that was answered.
-    pub fn end(&mut self, status: &Status) {
+    pub fn end(&mut self, ended: Result<(), Status>) {
+        let status = ended.err().unwrap_or_else(|| Status::ok(""));
         let mut trailers = HeaderMap::new();
         // It fails for metadata that are none, and there are none.
         status.add_header(&mut trailers).ok();

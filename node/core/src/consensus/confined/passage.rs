@@ -28,7 +28,7 @@ use prost::Message;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
-use tonic::{Code, Status};
+use tonic::Status;
 
 use super::super::wire::{
     DeleteRangeRequest, PutRequest, RangeRequest, TxnRequest, WatchRequest, WatchResponse,
@@ -229,10 +229,8 @@ impl Passage<'_> {
             sink.send(question, true).await?;
             let mut answers = messages::answers(answer).await?;
             let answer = answers.next().await?;
-            match (answer, answers.status().await) {
-                (Some(answer), status) if status.code() == Code::Ok => Ok(answer),
-                (_, status) => Err(status),
-            }
+            answers.ended().await?;
+            answer.ok_or_else(|| Status::internal("etcd ended a call without an answer"))
         };
         let silent = |_| Err(Status::unavailable("etcd does not answer"));
         timeout(CALL_BOUND, asked).await.unwrap_or_else(silent)
@@ -258,7 +256,7 @@ impl Passage<'_> {
                 up.send(&request, false).await?;
             }
             up.close();
-            std::future::pending::<Result<Status, Status>>().await
+            std::future::pending().await
         };
         let downward = async {
             let mut answers = messages::answers(answer).await?;
@@ -268,18 +266,18 @@ impl Passage<'_> {
                     () = down.abandoned() => return Err(Status::cancelled("it was broken off")),
                 };
                 let Some(mut answer) = answer else {
-                    return Ok(answers.status().await);
+                    return answers.ended().await;
                 };
                 names.watch_down(&mut answer)?;
                 down.send(&answer, false).await?;
             }
         };
-        let ended = tokio::select! {
+        let ended: Result<(), Status> = tokio::select! {
             ended = upward => ended,
             ended = downward => ended,
-            () = self.confined.over.cancelled() => Ok(Status::ok("")),
+            () = self.confined.over.cancelled() => Ok(()),
         };
-        down.end(&ended.unwrap_or_else(|status| status));
+        down.end(ended);
     }
 
     /// Renewals: one call upwards for each, since their users renew rarely, if
@@ -299,7 +297,7 @@ impl Passage<'_> {
             ended = renewals => ended,
             () = self.confined.over.cancelled() => Ok(()),
         };
-        down.end(&ended.err().unwrap_or_else(|| Status::ok("")));
+        down.end(ended);
     }
 }
 
@@ -323,11 +321,8 @@ async fn asked<Q, A, F>(
             let Ok(mut sink) = messages::begin(&mut respond) else {
                 return;
             };
-            let status = match sink.send(&answer, false).await {
-                Ok(()) => Status::ok(""),
-                Err(status) => status,
-            };
-            sink.end(&status);
+            let sent = sink.send(&answer, false).await;
+            sink.end(sent);
         }
         Err(status) => messages::refuse(&mut respond, status),
     }
