@@ -1,6 +1,7 @@
 //! With a real containerd, of the bundle that [`testing`](super::super::testing)
 //! finds.
 
+use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use hearth_base::sys::child::Child;
@@ -86,6 +87,8 @@ async fn images_are_imported_once_and_stay() {
 
 /// What makes snapshots is the container runtime's; here it is written out.
 mod wire {
+    use std::collections::HashMap;
+
     #[derive(Clone, PartialEq, prost::Message)]
     pub struct Prepare {
         #[prost(string, tag = "1")]
@@ -94,6 +97,8 @@ mod wire {
         pub key: String,
         #[prost(string, tag = "3")]
         pub parent: String,
+        #[prost(map = "string, string", tag = "4")]
+        pub labels: HashMap<String, String>,
     }
 
     #[derive(Clone, PartialEq, prost::Message)]
@@ -104,6 +109,8 @@ mod wire {
         pub name: String,
         #[prost(string, tag = "3")]
         pub key: String,
+        #[prost(map = "string, string", tag = "4")]
+        pub labels: HashMap<String, String>,
     }
 }
 
@@ -116,6 +123,8 @@ async fn what_is_not_believed_is_forgotten_and_nothing_else() {
     let (mut child, connection) = start(&bundle, place.path()).await;
     images::import(&connection, &archive).await.unwrap();
     let snapshotter = "overlayfs".to_owned();
+    // Of what nothing else names containerd keeps only what bears this.
+    let labels = HashMap::from([("containerd.io/gc.root".to_owned(), "yes".to_owned())]);
     // Three layers, and a container on top of them.
     let mut parent = String::new();
     for layer in ["a", "b", "c", "container"] {
@@ -123,6 +132,7 @@ async fn what_is_not_believed_is_forgotten_and_nothing_else() {
             snapshotter: snapshotter.clone(),
             key: format!("{layer}-new"),
             parent: parent.clone(),
+            labels: labels.clone(),
         };
         let path = format!("{SNAPSHOTS}/Prepare");
         let prepared = connection.ask::<_, ()>(path, connection::request(prepare));
@@ -134,6 +144,7 @@ async fn what_is_not_believed_is_forgotten_and_nothing_else() {
             snapshotter: snapshotter.clone(),
             name: layer.to_owned(),
             key: format!("{layer}-new"),
+            labels: labels.clone(),
         };
         let path = format!("{SNAPSHOTS}/Commit");
         let committed = connection.ask::<_, ()>(path, connection::request(commit));
