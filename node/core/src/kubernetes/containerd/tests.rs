@@ -1,13 +1,13 @@
 //! With a real containerd, of the bundle that [`testing`](super::super::testing)
 //! finds.
 
-use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use hearth_base::sys::child::Child;
 use tokio::process::Command;
 use tokio::time::sleep;
 
+use super::wire::leases::{CreateRequest, CreateResponse};
 use super::*;
 
 /// Machines that test many things at once are slow.
@@ -87,8 +87,6 @@ async fn images_are_imported_once_and_stay() {
 
 /// What makes snapshots is the container runtime's; here it is written out.
 mod wire {
-    use std::collections::HashMap;
-
     #[derive(Clone, PartialEq, prost::Message)]
     pub struct Prepare {
         #[prost(string, tag = "1")]
@@ -97,8 +95,6 @@ mod wire {
         pub key: String,
         #[prost(string, tag = "3")]
         pub parent: String,
-        #[prost(map = "string, string", tag = "4")]
-        pub labels: HashMap<String, String>,
     }
 
     #[derive(Clone, PartialEq, prost::Message)]
@@ -109,8 +105,6 @@ mod wire {
         pub name: String,
         #[prost(string, tag = "3")]
         pub key: String,
-        #[prost(map = "string, string", tag = "4")]
-        pub labels: HashMap<String, String>,
     }
 }
 
@@ -123,8 +117,12 @@ async fn what_is_not_believed_is_forgotten_and_nothing_else() {
     let (mut child, connection) = start(&bundle, place.path()).await;
     images::import(&connection, &archive).await.unwrap();
     let snapshotter = "overlayfs".to_owned();
-    // Of what nothing else names containerd keeps only what bears this.
-    let labels = HashMap::from([("containerd.io/gc.root".to_owned(), "yes".to_owned())]);
+    // containerd collects what nothing names, at any moment.
+    let id = connection::LEASE.to_owned();
+    let path = "/containerd.services.leases.v1.Leases/Create".to_owned();
+    let lease = connection::request(CreateRequest { id });
+    let made = connection.ask::<_, CreateResponse>(path, lease);
+    made.await.unwrap();
     // Three layers, and a container on top of them.
     let mut parent = String::new();
     for layer in ["a", "b", "c", "container"] {
@@ -132,10 +130,9 @@ async fn what_is_not_believed_is_forgotten_and_nothing_else() {
             snapshotter: snapshotter.clone(),
             key: format!("{layer}-new"),
             parent: parent.clone(),
-            labels: labels.clone(),
         };
         let path = format!("{SNAPSHOTS}/Prepare");
-        let prepared = connection.ask::<_, ()>(path, connection::request(prepare));
+        let prepared = connection.ask::<_, ()>(path, connection::leased(prepare));
         prepared.await.unwrap();
         if layer == "container" {
             break;
@@ -144,10 +141,9 @@ async fn what_is_not_believed_is_forgotten_and_nothing_else() {
             snapshotter: snapshotter.clone(),
             name: layer.to_owned(),
             key: format!("{layer}-new"),
-            labels: labels.clone(),
         };
         let path = format!("{SNAPSHOTS}/Commit");
-        let committed = connection.ask::<_, ()>(path, connection::request(commit));
+        let committed = connection.ask::<_, ()>(path, connection::leased(commit));
         committed.await.unwrap();
         parent = layer.to_owned();
     }
