@@ -43,6 +43,7 @@ use std::time::Duration;
 
 use hearth_base::event::Value;
 use tokio::net::UnixListener;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use tonic::{Response, Status};
@@ -130,14 +131,16 @@ fn not_here(path: &str) -> Status {
     })
 }
 
-/// Waits for etcd's answer.
+/// One call by tonic's client, and etcd's answer.
 async fn bounded<T>(call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, Status> {
-    match tokio::time::timeout(CALL_BOUND, call).await {
-        Ok(answer) => answer
-            .map(Response::into_inner)
-            .map_err(|status| messages::told(&status)),
-        Err(_) => Err(Status::unavailable("etcd does not answer")),
-    }
+    let answer = async { call.await.map_err(|status| messages::told(&status)) };
+    answered(answer).await.map(Response::into_inner)
+}
+
+/// Waits for etcd's answer.
+async fn answered<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+    let silent = |_| Err(Status::unavailable("etcd does not answer"));
+    timeout(CALL_BOUND, call).await.unwrap_or_else(silent)
 }
 
 #[cfg(test)]

@@ -27,15 +27,15 @@ use http::{HeaderMap, Request};
 use prost::Message;
 use tokio::net::{UnixListener, UnixStream};
 use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 use tonic::Status;
 
 use super::super::wire::{
     DeleteRangeRequest, PutRequest, RangeRequest, TxnRequest, WatchRequest, WatchResponse,
 };
+use super::Confined;
 use super::messages::{self, Messages};
 use super::names::Keyed;
-use super::{CALL_BOUND, Confined};
 
 /// What may be under way in one direction of one stream, and of a connection.
 /// Lists of objects are megabytes.
@@ -224,7 +224,7 @@ impl Passage<'_> {
     }
 
     async fn ask<Q: Keyed>(&self, head: &HeaderMap, question: &Q) -> Result<Q::Answer, Status> {
-        let asked = async {
+        let answer = async {
             let (answer, mut sink) = messages::call(&self.etcd, Q::PATH, head).await?;
             sink.send(question, true).await?;
             let mut answers = messages::answers(answer).await?;
@@ -232,8 +232,7 @@ impl Passage<'_> {
             answers.ended().await?;
             answer.ok_or_else(|| Status::internal("etcd ended a call without an answer"))
         };
-        let silent = |_| Err(Status::unavailable("etcd does not answer"));
-        timeout(CALL_BOUND, asked).await.unwrap_or_else(silent)
+        super::answered(answer).await
     }
 
     /// Watches, of which one stream has many: requests go up as they come, and

@@ -1,6 +1,7 @@
 //! Connections that end, and callers that do not read, against a real etcd.
 
 use nix::sys::signal::Signal;
+use tokio::time::timeout;
 use tonic::Code;
 
 use super::super::super::client::CONNECT_BOUND;
