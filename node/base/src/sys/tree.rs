@@ -13,7 +13,7 @@
 //! removed, and the call can be repeated.
 
 use std::{
-    io,
+    fs, io,
     os::fd::{AsFd, OwnedFd},
     path::Path,
 };
@@ -28,6 +28,16 @@ use super::files::{self, FileError};
 
 /// Removes a directory with all that is in it. None there is fine.
 pub fn remove(path: &Path) -> Result<(), FileError> {
+    empty(path, &|| false)?;
+    match fs::remove_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed.map_err(FileError::io(path, "remove")),
+    }
+}
+
+/// Removes all that is in a directory, until that is `stopped`, which is an
+/// error. None there is fine.
+pub fn empty(path: &Path, stopped: &dyn Fn() -> bool) -> Result<(), FileError> {
     let failed = |step| move |error: Errno| FileError::io(path, step)(error.into());
     let (parent, name) = (files::directory_of(path)?, files::name_of(path)?);
     let parent = match open(parent, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
@@ -38,10 +48,8 @@ pub fn remove(path: &Path) -> Result<(), FileError> {
         Err(Errno::NOENT) => return Ok(()),
         root => root.map_err(failed("open"))?,
     };
-    let emptied = empty(root);
-    emptied.map_err(FileError::io(path, "remove what is in"))?;
-    let removed = unlinkat(&parent, name, AtFlags::REMOVEDIR);
-    removed.map_err(failed("remove"))
+    let emptied = empty_all(root, stopped);
+    emptied.map_err(FileError::io(path, "remove what is in"))
 }
 
 const DIRECTORY: OFlags = OFlags::RDONLY
@@ -57,11 +65,11 @@ fn identity(directory: impl AsFd) -> io::Result<Identity> {
     Ok((stat.st_dev, stat.st_ino))
 }
 
-fn empty(root: OwnedFd) -> io::Result<()> {
+fn empty_all(root: OwnedFd, stopped: &dyn Fn() -> bool) -> io::Result<()> {
     let mut here = root;
     let mut above = Vec::new();
     loop {
-        if let Some(below) = next_below(&here)? {
+        if let Some(below) = next_below(&here, stopped)? {
             above.push(identity(&here)?);
             here = below;
             continue;
@@ -77,8 +85,11 @@ fn empty(root: OwnedFd) -> io::Result<()> {
 }
 
 /// Removes what is in a directory, up to the first one that is not empty.
-fn next_below(directory: &OwnedFd) -> io::Result<Option<OwnedFd>> {
+fn next_below(directory: &OwnedFd, stopped: &dyn Fn() -> bool) -> io::Result<Option<OwnedFd>> {
     for entry in Dir::read_from(directory)? {
+        if stopped() {
+            return Err(io::Error::other("it was stopped before its end"));
+        }
         let entry = entry?;
         let name = entry.file_name();
         if name == c"." || name == c".." {
@@ -109,7 +120,7 @@ fn neighbour(directory: &OwnedFd, name: impl Arg) -> Result<OwnedFd, Errno> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::cell::Cell;
 
     use rustix::fs::{mkdirat, openat};
 
@@ -139,6 +150,26 @@ mod tests {
         std::os::unix::fs::symlink(&outside, &link).unwrap();
         remove(&link).unwrap_err();
         assert!(outside.join("file").exists());
+    }
+
+    #[test]
+    fn it_stops_when_it_is_told_to_and_can_go_on() {
+        let directory = tempfile::tempdir().unwrap();
+        let tree = directory.path().join("tree");
+        fs::create_dir(&tree).unwrap();
+        for number in 0..10 {
+            fs::write(tree.join(number.to_string()), "goes").unwrap();
+        }
+        let left = || fs::read_dir(&tree).unwrap().count();
+        let looks = Cell::new(0);
+        let sixth = || looks.replace(looks.get() + 1) == 5;
+        empty(&tree, &sixth).unwrap_err();
+        assert!((1..10).contains(&left()), "{} left", left());
+        empty(&tree, &|| false).unwrap();
+        assert_eq!(left(), 0);
+        remove(&tree).unwrap();
+        assert!(!tree.exists());
+        empty(&tree, &|| false).unwrap();
     }
 
     #[test]

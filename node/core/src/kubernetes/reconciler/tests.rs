@@ -334,6 +334,11 @@ async fn volumes_come_and_go_with_claims(plane: &testing::Cluster, kube: &Client
         (!directory.exists()).then_some(())
     })
     .await;
+    let old = at.join(format!(".old-{name}"));
+    eventually("what was in it, too", || async {
+        (!old.exists()).then_some(())
+    })
+    .await;
 
     let retain = json!({ "spec": { "persistentVolumeReclaimPolicy": "Retain" } });
     volumes.merge(&kept, &retain).await.unwrap();

@@ -4,29 +4,35 @@
 //! volumes/             root alone: pods see theirs through the kubelet's mounts
 //! volumes/pvc-UUID     a volume, anybody's: whoever sees it may use it
 //! volumes/.new-NAME    one that is being made
-//! volumes/.old-NAME    one that is being removed
+//! volumes/.old-NAME    one that has been removed, and is being emptied
 //! ```
 //!
 //! A directory has its name only when its quota is set, and loses it before
 //! anything in it is removed; so after a power cut a name that is there means a
 //! whole volume, and what begins with a dot is rubbish.
 //!
+//! A volume is removed when it has lost its name, which is a matter of a moment.
+//! Emptying it takes as long as its files are many, which was up to whoever had
+//! it; nobody waits for that ([`Disk::sweep`]). It keeps its limit to the end,
+//! for a pod whose object is gone may run, and write there, for a while.
+//!
 //! Limits are XFS project quotas: the directory bears a project's number, what
 //! is made in it inherits the number, and the file system counts. The number is
 //! kept nowhere else: that of a new volume is the lowest that no directory
-//! bears. Where the file system has no quotas, volumes are made all the same,
-//! and the node says that they have no limits.
+//! bears, whatever its name. Where the file system has no quotas, volumes are
+//! made all the same, and the node says that they have no limits.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hearth_base::sys::files::{self, FileError};
 use hearth_base::sys::quota::{self, QuotaError};
 use hearth_base::sys::tree;
+use tokio::sync::Notify;
 
 use super::VolumeName;
 
@@ -72,31 +78,36 @@ fn failed<'a>(step: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> D
     }
 }
 
+/// Held while a directory gets its name or loses it, and while a number of a
+/// project is looked for among them, given or limited. It is the process's:
+/// when a [`Disk`] has been dropped, a thread may still be at work on it.
+static NAMING: Mutex<()> = Mutex::new(());
+
+fn naming() -> MutexGuard<'static, ()> {
+    NAMING.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The directory of all volumes.
 #[derive(Debug)]
 pub struct Disk {
     path: PathBuf,
     /// Why there are no quotas.
     without: Option<QuotaError>,
-    /// Numbers of projects are given one after the other.
-    giving: Mutex<()>,
+    /// Something is to be emptied.
+    removed: Notify,
 }
 
 impl Disk {
-    /// Makes it if there is none, and clears away what was left half done.
+    /// Makes it if there is none, and clears away what was left half made.
     pub fn open(path: &Path) -> Result<Self, DiskError> {
         files::create_dir_durably(path, PRIVATE)?;
         let directory = File::open(path).map_err(failed("open", path))?;
         let disk = Self {
             path: path.to_owned(),
             without: quota::available(&directory).err(),
-            giving: Mutex::new(()),
+            removed: Notify::new(),
         };
-        for name in disk.names()? {
-            if name.starts_with(NEW) || name.starts_with(OLD) {
-                disk.clear(&path.join(name))?;
-            }
-        }
+        disk.clear_all(NEW, &|| false)?;
         Ok(disk)
     }
 
@@ -123,30 +134,41 @@ impl Disk {
             return Ok(false);
         }
         let new = self.path.join(format!("{NEW}{}", name.as_str()));
-        self.clear(&new)?;
+        self.clear(&new, &|| false)?;
         let made = DirBuilder::new().mode(PRIVATE).create(&new);
         made.map_err(failed("make", &new))?;
         self.limit(&new, size)?;
         // Whatever the mask of this process is.
         let open = fs::Permissions::from_mode(ANYBODY);
         fs::set_permissions(&new, open).map_err(failed("open to all", &new))?;
-        fs::rename(&new, &path).map_err(failed("name", &path))?;
+        rename(&new, &path).map_err(failed("name", &path))?;
         self.sync()?;
         Ok(true)
     }
 
-    /// Removes a volume with all that is in it, and its limit; nothing if
-    /// there is none.
+    /// Takes a volume's name, durably: from then on nobody finds it. Its limit
+    /// and what is in it go by [`Self::sweep`]. Nothing if there is none.
     pub fn remove(&self, name: &VolumeName) -> Result<(), DiskError> {
         let path = self.path.join(name.as_str());
         let old = self.path.join(format!("{OLD}{}", name.as_str()));
-        self.clear(&old)?;
-        match fs::rename(&path, &old) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        match rename(&path, &old) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             renamed => renamed.map_err(failed("take the name of", &path))?,
         }
         self.sync()?;
-        self.clear(&old)
+        self.removed.notify_one();
+        Ok(())
+    }
+
+    /// Empties what has been removed, until that is `stopped`, which is an
+    /// error. May take long.
+    pub fn sweep(&self, stopped: &dyn Fn() -> bool) -> Result<(), DiskError> {
+        self.clear_all(OLD, stopped)
+    }
+
+    /// Waits for a removal since the last time.
+    pub async fn removed(&self) {
+        self.removed.notified().await;
     }
 
     fn sync(&self) -> Result<(), DiskError> {
@@ -165,16 +187,31 @@ impl Disk {
         read().map_err(failed("list", &self.path))
     }
 
-    /// Removes a directory that has no volume's name (any more).
-    fn clear(&self, path: &Path) -> Result<(), DiskError> {
+    /// What cannot be cleared away does not stop the rest; the first failure is
+    /// told.
+    fn clear_all(&self, prefix: &str, stopped: &dyn Fn() -> bool) -> Result<(), DiskError> {
+        let names = self.names()?;
+        let rubbish = names.iter().filter(|name| name.starts_with(prefix));
+        let cleared = rubbish.map(|name| self.clear(&self.path.join(name), stopped));
+        cleared.fold(Ok(()), Result::and)
+    }
+
+    /// Removes a directory that has no volume's name (any more), and its limit
+    /// if it is nobody else's: who owns a directory can give it any number.
+    fn clear(&self, path: &Path, stopped: &dyn Fn() -> bool) -> Result<(), DiskError> {
+        tree::empty(path, stopped)?;
+        let _naming = naming();
         let project = match File::open(path) {
             Ok(directory) if self.without.is_none() => quota::project(&directory).ok(),
             _ => None,
         };
-        tree::remove(path)?;
+        match fs::remove_dir(path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            removed => removed.map_err(failed("remove", path))?,
+        }
         match project.filter(|project| *project >= FIRST_PROJECT) {
-            Some(project) => self.set_limit(project, 0),
-            None => Ok(()),
+            Some(project) if !self.projects()?.contains(&project) => self.set_limit(project, 0),
+            _ => Ok(()),
         }
     }
 
@@ -187,11 +224,10 @@ impl Disk {
             path: path.to_owned(),
             source,
         };
+        let _naming = naming();
         let directory = File::open(path).map_err(failed("open", path))?;
         let mut project = quota::project(&directory).map_err(wrong)?;
         if project < FIRST_PROJECT {
-            let giving = self.giving.lock();
-            let _giving = giving.unwrap_or_else(std::sync::PoisonError::into_inner);
             project = self.free_project()?;
             quota::set_project(&directory, project).map_err(wrong)?;
         }
@@ -208,20 +244,32 @@ impl Disk {
     }
 
     fn free_project(&self) -> Result<u32, DiskError> {
-        let mut taken = BTreeSet::new();
-        for name in self.names()? {
-            let path = self.path.join(name);
-            let directory = File::open(&path).map_err(failed("open", &path))?;
-            let project = quota::project(&directory);
-            taken.insert(project.map_err(|source| DiskError::Quota { path, source })?);
-        }
+        let taken = self.projects()?;
         let free = (FIRST_PROJECT..).find(|project| !taken.contains(project));
         Ok(free.unwrap_or(FIRST_PROJECT))
     }
+
+    /// The numbers that the directories bear.
+    fn projects(&self) -> Result<BTreeSet<u32>, DiskError> {
+        let project = |name| {
+            let path = self.path.join(name);
+            let directory = File::open(&path).map_err(failed("open", &path))?;
+            let project = quota::project(&directory);
+            project.map_err(|source| DiskError::Quota { path, source })
+        };
+        self.names()?.into_iter().map(project).collect()
+    }
+}
+
+fn rename(from: &Path, to: &Path) -> io::Result<()> {
+    let _naming = naming();
+    fs::rename(from, to)
 }
 
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
+
     use super::*;
 
     fn name(digit: char) -> VolumeName {
@@ -248,7 +296,58 @@ mod tests {
 
         disk.remove(&name('1')).unwrap();
         disk.remove(&name('1')).unwrap();
+        assert_eq!(disk.list().unwrap(), []);
+        disk.sweep(&|| false).unwrap();
         assert_eq!(fs::read_dir(&path).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_name_is_free_before_what_it_named_is_emptied() {
+        let base = tempfile::tempdir().unwrap();
+        let path = base.path().join("volumes");
+        let disk = Disk::open(&path).unwrap();
+        let volume = path.join(name('1').as_str());
+        let fill = || {
+            assert!(disk.ensure(&name('1'), 1 << 20).unwrap());
+            fs::write(volume.join("file"), "content").unwrap();
+            disk.remove(&name('1'))
+        };
+        fill().unwrap();
+        // The one before it has not gone yet: nothing is mixed, and nothing lost.
+        fill().unwrap_err();
+        assert!(volume.join("file").exists());
+        disk.sweep(&|| false).unwrap();
+        disk.remove(&name('1')).unwrap();
+        disk.sweep(&|| false).unwrap();
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 0);
+    }
+
+    #[tokio::test]
+    async fn who_empties_is_told_of_each_removal() {
+        let base = tempfile::tempdir().unwrap();
+        let disk = Disk::open(&base.path().join("volumes")).unwrap();
+        disk.ensure(&name('1'), 1 << 20).unwrap();
+        assert!(disk.removed().now_or_never().is_none());
+        disk.remove(&name('1')).unwrap();
+        disk.removed().await;
+        // An earlier attempt may have ended before its word.
+        disk.remove(&name('1')).unwrap();
+        disk.removed().await;
+        assert!(disk.removed().now_or_never().is_none());
+    }
+
+    #[test]
+    fn what_cannot_be_emptied_does_not_stop_the_rest() {
+        let base = tempfile::tempdir().unwrap();
+        let path = base.path().join("volumes");
+        let disk = Disk::open(&path).unwrap();
+        // A file in place of a directory, before and after one by any order.
+        for digit in ['1', '3'] {
+            fs::write(path.join(format!("{OLD}{}", name(digit).as_str())), "").unwrap();
+        }
+        fs::create_dir(path.join(format!("{OLD}{}", name('2').as_str()))).unwrap();
+        disk.sweep(&|| false).unwrap_err();
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 2);
     }
 
     #[test]
@@ -266,6 +365,7 @@ mod tests {
         drop(disk);
         let disk = Disk::open(&path).unwrap();
         assert_eq!(disk.list().unwrap(), [name('1')]);
+        disk.sweep(&|| false).unwrap();
         assert!(path.join("somebodys").exists());
         assert_eq!(fs::read_dir(&path).unwrap().count(), 2);
     }
@@ -281,6 +381,8 @@ mod tests {
         let volume = base.path().join("volumes").join(name('1').as_str());
         std::os::unix::fs::symlink(&outside, volume.join("link")).unwrap();
         disk.remove(&name('1')).unwrap();
+        disk.sweep(&|| false).unwrap();
         assert!(outside.join("file").exists());
+        assert_eq!(disk.names().unwrap().len(), 0);
     }
 }

@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | [`plan`] | controllers, by the reconciler | makes the object of a volume for a claim whose node is chosen, and removes that of a claim that is gone |
 //! | [`disk`] | the volume's node | the directory and its quota |
-//! | this module | the volume's node | has a directory for each object, and removes it with the object |
+//! | this module | the volume's node | has a directory for each object, and removes it with the object; what was in it goes after that |
 //!
 //! The two sides meet in the object alone. It bears [`FINALIZER`] from its
 //! beginning, so it cannot vanish before its node has removed the directory;
@@ -39,7 +39,9 @@ use hearth_base::event::Value;
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use http::StatusCode;
 use serde_json::{Value as Json, json};
-use tokio::time::MissedTickBehavior;
+use tokio::task::{JoinError, spawn_blocking};
+use tokio::time::{MissedTickBehavior, sleep};
+use tokio_util::sync::CancellationToken;
 
 use super::access::Watching;
 use super::api::fields::Volume;
@@ -53,7 +55,7 @@ pub const CLASS: &str = "local";
 pub const PROVISIONER: &str = "hearth.dev/local";
 /// Label of a volume's object: its node.
 pub const NODE_LABEL: &str = "hearth.dev/node";
-/// Holds a volume's object until its directory is gone.
+/// Holds a volume's object until its directory has lost its name.
 pub const FINALIZER: &str = "hearth.dev/volume";
 /// Kubernetes' own finalizer of a volume, for as long as a claim is bound to it.
 const IN_USE: &str = "kubernetes.io/pv-protection";
@@ -200,27 +202,46 @@ pub struct Volumes {
 
 /// Keeps a directory for each volume of this node.
 pub async fn run(ctx: Context, volumes: Arc<Volumes>) -> Outcome {
-    let watching = Watching::of(&ctx);
     let directory = volumes.directory.clone();
-    // What was left half removed may be a lot.
-    let opened = tokio::select! {
-        opened = tokio::task::spawn_blocking(move || Disk::open(&directory)) => opened?,
-        () = ctx.cancelled() => return Ok(()),
-    };
-    let disk = Arc::new(opened?);
+    let disk = Arc::new(spawn_blocking(move || Disk::open(&directory)).await??);
     if let Some(why) = disk.without_quotas() {
         tracing::warn!("volumes have no limits on this node: {why}");
     }
+    tokio::select! {
+        outcome = keep_all(&ctx, &volumes, &disk) => outcome,
+        outcome = sweep(&disk) => outcome,
+        () = ctx.cancelled() => Ok(()),
+    }
+}
+
+/// Empties what has been removed, beside everything else: it may be a lot. Ends
+/// by an error only; what is at work for it stops when this is dropped.
+async fn sweep(disk: &Arc<Disk>) -> Outcome {
+    let over = CancellationToken::new();
+    let _over = over.clone().drop_guard();
+    loop {
+        let (on, over) = (disk.clone(), over.clone());
+        let swept = spawn_blocking(move || on.sweep(&|| over.is_cancelled())).await?;
+        if let Err(error) = &swept {
+            let why = hearth_api::chain(error);
+            tracing::warn!("what is left of removed volumes: {why}");
+        }
+        tokio::select! {
+            () = disk.removed() => {}
+            () = sleep(AGAIN), if swept.is_err() => {}
+        }
+    }
+}
+
+/// With each newer client from the beginning. Ends by an error only.
+async fn keep_all(ctx: &Context, volumes: &Volumes, disk: &Arc<Disk>) -> Outcome {
+    let watching = Watching::of(ctx);
     let mut clients = volumes.client.watch();
-    let mut client = tokio::select! {
-        client = clients.next() => client?,
-        () = ctx.cancelled() => return Ok(()),
-    };
+    let mut client = clients.next().await?;
     loop {
         client = tokio::select! {
-            outcome = follow(client, &volumes, &disk, &watching) => return outcome,
+            outcome = follow(client, volumes, disk, &watching) => return outcome,
             newer = clients.next() => newer?,
-            () = ctx.cancelled() => return Ok(()),
         };
     }
 }
@@ -299,7 +320,7 @@ enum VolumeError {
     #[error(transparent)]
     Disk(#[from] DiskError),
     #[error("the work on the disk was dropped")]
-    Dropped(#[source] tokio::task::JoinError),
+    Dropped(#[source] JoinError),
     #[error("let its object go")]
     Release(#[source] ApiError),
 }
@@ -319,7 +340,7 @@ async fn attempt(
     let (patch, keep) = match wish(volume).ok_or(VolumeError::Foreign)? {
         Wish::Wait => return Ok(()),
         Wish::Have(size) => {
-            let made = tokio::task::spawn_blocking(move || on.ensure(&name, size));
+            let made = spawn_blocking(move || on.ensure(&name, size));
             if made.await.map_err(VolumeError::Dropped)?? {
                 tracing::info!(volume = object, bytes = size, "a volume is made");
             }
@@ -328,7 +349,7 @@ async fn attempt(
         Wish::End { patch, keep } => (patch, keep),
     };
     if !keep {
-        let removed = tokio::task::spawn_blocking(move || on.remove(&name));
+        let removed = spawn_blocking(move || on.remove(&name));
         removed.await.map_err(VolumeError::Dropped)??;
     }
     match objects.merge(object, &patch).await {
@@ -357,7 +378,7 @@ fn size(volume: &Volume) -> Option<u64> {
 /// Says which directories belong to nothing.
 async fn name_strangers(disk: &Arc<Disk>, volumes: &[Volume]) {
     let on = disk.clone();
-    let Ok(Ok(there)) = tokio::task::spawn_blocking(move || on.list()).await else {
+    let Ok(Ok(there)) = spawn_blocking(move || on.list()).await else {
         return;
     };
     let known = volumes.iter().map(|volume| volume.metadata.name.as_str());
