@@ -18,6 +18,7 @@ use hearth_qemu::{
     vm::{Lifetime, StartError, Vm},
 };
 use madeup::plug;
+use rustix::process::{Pid, Signal, kill_process};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::UnixStream,
@@ -274,6 +275,23 @@ async fn a_network_left_running_is_found_and_stopped() {
     let error = Network::attach(&dir).await.expect_err("it is gone");
     assert!(matches!(error, NetworkError::NotRunning(_)), "{error}");
     start(&dir).await;
+}
+
+/// As where one command powers its machines off, and the one that has started
+/// them sees that.
+#[tokio::test]
+async fn a_network_that_ends_while_it_is_looked_for_is_none() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let network = start(folder.path()).await;
+    let process = Pid::from_raw(network.pid()).expect("a process");
+    // It runs, and does not answer.
+    kill_process(process, Signal::STOP).expect("stopped");
+    let looked = Network::attach(folder.path());
+    let ended = async { kill_process(process, Signal::KILL) };
+    let (looked, ended) = tokio::join!(looked, ended);
+    ended.expect("killed");
+    let error = looked.expect_err("it is gone");
+    assert!(matches!(error, NetworkError::NotRunning(_)), "{error}");
 }
 
 /// A launcher that is killed: nothing of its own runs after that.

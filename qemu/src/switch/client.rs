@@ -226,8 +226,14 @@ impl Network {
             process,
             started: None,
         };
-        network.status().await?;
-        Ok(network)
+        match network.status().await {
+            Ok(_) => Ok(network),
+            // Somebody else ends it just now.
+            Err(NetworkError::Ended { .. }) => {
+                Err(NetworkError::NotRunning(network.dir().to_owned()))
+            }
+            Err(error) => Err(error),
+        }
     }
 
     /// Its folder, absolute.
