@@ -19,8 +19,12 @@
 //! Limits are XFS project quotas: the directory bears a project's number, what
 //! is made in it inherits the number, and the file system counts. The number is
 //! kept nowhere else: that of a new volume is the lowest that no directory
-//! bears, whatever its name. Where the file system has no quotas, volumes are
-//! made all the same, and the node says that they have no limits.
+//! bears, whatever its name. Who owns a directory, as root in a pod does, can
+//! give it another's number. Whose limit that is cannot be told then, and it is
+//! left as it was set for the one that had it alone.
+//!
+//! Where the file system has no quotas, volumes are made all the same, and the
+//! node says that they have no limits.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};
@@ -67,6 +71,14 @@ pub enum DiskError {
         path: PathBuf,
         /// The cause.
         source: QuotaError,
+    },
+    /// Its project is not its own.
+    #[error("limit {path}: another directory bears its project {project}, too")]
+    Shared {
+        /// The directory.
+        path: PathBuf,
+        /// The number.
+        project: u32,
     },
 }
 
@@ -210,12 +222,15 @@ impl Disk {
             removed => removed.map_err(failed("remove", path))?,
         }
         match project.filter(|project| *project >= FIRST_PROJECT) {
-            Some(project) if !self.projects()?.contains(&project) => self.set_limit(project, 0),
+            Some(project) if !self.projects_but(path)?.contains(&project) => {
+                self.set_limit(project, 0)
+            }
             _ => Ok(()),
         }
     }
 
-    /// Gives the directory a project if it has none, and limits the project.
+    /// Gives the directory a project if it has none, and limits the project if
+    /// that is its own.
     fn limit(&self, path: &Path, size: u64) -> Result<(), DiskError> {
         if self.without.is_some() {
             return Ok(());
@@ -226,9 +241,13 @@ impl Disk {
         };
         let _naming = naming();
         let directory = File::open(path).map_err(failed("open", path))?;
-        let mut project = quota::project(&directory).map_err(wrong)?;
-        if project < FIRST_PROJECT {
-            project = self.free_project()?;
+        let borne = quota::project(&directory).map_err(wrong)?;
+        let others = self.projects_but(path)?;
+        let project = project_of_its_own(borne, &others).ok_or_else(|| DiskError::Shared {
+            path: path.to_owned(),
+            project: borne,
+        })?;
+        if project != borne {
             quota::set_project(&directory, project).map_err(wrong)?;
         }
         self.set_limit(project, size)
@@ -243,21 +262,26 @@ impl Disk {
         })
     }
 
-    fn free_project(&self) -> Result<u32, DiskError> {
-        let taken = self.projects()?;
-        let free = (FIRST_PROJECT..).find(|project| !taken.contains(project));
-        Ok(free.unwrap_or(FIRST_PROJECT))
-    }
-
-    /// The numbers that the directories bear.
-    fn projects(&self) -> Result<BTreeSet<u32>, DiskError> {
-        let project = |name| {
-            let path = self.path.join(name);
+    /// The numbers that the directories bear, but for this one.
+    fn projects_but(&self, one: &Path) -> Result<BTreeSet<u32>, DiskError> {
+        let project = |path: PathBuf| {
             let directory = File::open(&path).map_err(failed("open", &path))?;
             let project = quota::project(&directory);
             project.map_err(|source| DiskError::Quota { path, source })
         };
-        self.names()?.into_iter().map(project).collect()
+        let paths = self.names()?.into_iter().map(|name| self.path.join(name));
+        let others = paths.filter(|path| path != one);
+        others.map(project).collect()
+    }
+}
+
+/// The project of a directory that bears this number, beside others that bear
+/// those: the lowest that is free if it has none yet, and none if it has one of
+/// theirs.
+fn project_of_its_own(borne: u32, others: &BTreeSet<u32>) -> Option<u32> {
+    match borne {
+        0..FIRST_PROJECT => (FIRST_PROJECT..).find(|free| !others.contains(free)),
+        borne => Some(borne).filter(|borne| !others.contains(borne)),
     }
 }
 
@@ -275,6 +299,21 @@ mod tests {
     fn name(digit: char) -> VolumeName {
         let uid = "xxxxxxxx-xxxx-4xxx-8xxx-xxxxxxxxxxxx".replace('x', &digit.to_string());
         VolumeName::of_claim(&uid).unwrap()
+    }
+
+    #[test]
+    fn a_number_is_one_directorys_or_is_not_limited() {
+        let others = BTreeSet::from([0, 1000, 1001, 1003]);
+        for (borne, own) in [
+            (0, Some(1002)),
+            (999, Some(1002)),
+            (1002, Some(1002)),
+            (7000, Some(7000)),
+            (1000, None),
+            (1003, None),
+        ] {
+            assert_eq!(project_of_its_own(borne, &others), own, "{borne}");
+        }
     }
 
     #[test]
