@@ -19,6 +19,7 @@ use std::{
     time::Duration,
 };
 
+use nix::time::ClockId;
 use rustix::{
     io::Errno,
     process::{Pid, Signal},
@@ -108,6 +109,13 @@ fn renice_thread(thread: Pid, niceness: i32) -> Result<bool, Errno> {
         rustix::process::setpriority_process(Some(thread), niceness)?;
     }
     Ok(differs)
+}
+
+/// How long a process has had processors, all its threads together. An error if
+/// there is none.
+pub fn processor_time(pid: u32) -> io::Result<Duration> {
+    let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
+    Ok(ClockId::pid_cpu_clock_id(pid)?.now()?.into())
 }
 
 /// None, of a process that has ended.
@@ -401,6 +409,16 @@ mod tests {
             .map(|(_, line)| line)
             .collect();
         assert_eq!(said, ["5", "5"]);
+    }
+
+    #[test]
+    fn whoever_works_has_processors() {
+        let own = || processor_time(std::process::id()).unwrap();
+        let before = own();
+        while own() < before + Duration::from_millis(10) {}
+        let mut over = std::process::Command::new("/bin/true").spawn().unwrap();
+        over.wait().unwrap();
+        processor_time(over.id()).unwrap_err();
     }
 
     #[tokio::test]

@@ -4,9 +4,12 @@
 //! A program counts as working when a probe says so, not when its process is
 //! there; until then its runnable starts. One that does not answer any more is
 //! ended and started again after a while, and so is one that answers that it is
-//! not well, which may take longer: others may have to mend that. A program that
-//! does not end when asked is killed after a bound, so that what depends on its
-//! end (the role is gone, the machine goes down) is never held up.
+//! not well, which may take longer: others may have to mend that. One that does
+//! not answer and has processors all the same is given longer, too: mostly it has
+//! more to do than the machine can, and a start would be still more, from which
+//! an API server on a busy machine may not come back. A program that does not
+//! end when asked is killed after a bound, so that what depends on its end (the
+//! role is gone, the machine goes down) is never held up.
 //!
 //! A program sees nothing of the node's own environment: its variables are
 //! the bundle's `PATH` and what its caller adds, its working directory is its
@@ -47,6 +50,10 @@ const ASK_STARTING: Duration = Duration::from_millis(250);
 const ANSWER: Duration = Duration::from_secs(20);
 /// A program that has not worked for so long is ended and started again.
 const HUNG: Duration = Duration::from_secs(120);
+/// One that says nothing may be at work for so long.
+const SLOW: Duration = Duration::from_secs(600);
+/// It is at work if it has this part of a processor.
+const AT_WORK: f64 = 0.1;
 /// One that says that it lacks others may be right about that for so long.
 const WITHOUT_OTHERS: Duration = Duration::from_secs(1800);
 /// How long one may take to end: an API server ends its connections, and calls
@@ -141,8 +148,10 @@ pub struct Program {
     pub ready_within: Duration,
     /// How long it may take to end when asked.
     pub stop_within: Duration,
-    /// How long it may say nothing, once it has worked.
+    /// How long it may say nothing and do nothing, once it has worked.
     pub hung_after: Duration,
+    /// How long it may say nothing while it is at work.
+    pub slow_after: Duration,
     /// How long it may say of itself that it is not well.
     pub unwell_after: Duration,
     /// Between two questions whether it works still.
@@ -172,6 +181,7 @@ impl Program {
             ready_within: Duration::from_secs(600),
             stop_within: STOP_WITHIN,
             hung_after: HUNG,
+            slow_after: SLOW,
             unwell_after: match binary {
                 // Without a quorum no API server is ready, and none that starts
                 // becomes so; the one that runs knows what it has read.
@@ -403,7 +413,7 @@ where
         tracing::info!(after = ?begin.elapsed(), "{} works", program.binary.name());
         progress.set(Progress::Serving);
         ctx.healthy();
-        Err(stays_ready(program, progress, &probe).await)
+        Err(stays_ready(program, pid, progress, &probe).await)
     };
     let outcome = tokio::select! {
         error = running.ended() => return Err(error),
@@ -449,9 +459,10 @@ where
     }
 }
 
-/// Asks on, and ends when the program has not answered for too long.
+/// Asks on, and ends when the program has not worked for too long.
 async fn stays_ready<P, F>(
     program: &Program,
+    pid: u32,
     progress: &Writer<Progress>,
     probe: &P,
 ) -> ProgramError
@@ -459,31 +470,26 @@ where
     P: Fn() -> F,
     F: Future<Output = Result<(), Unwell>>,
 {
-    // When it was well, and when it last said anything.
-    let (mut good, mut heard) = (Instant::now(), Instant::now());
+    let mut seen = Seen::well(pid);
     let mut said = false;
     loop {
         sleep(program.ask_every).await;
-        match ask(probe).await {
+        let answer = ask(probe).await;
+        seen.note(&answer, pid);
+        match answer {
             Ok(()) => {
-                (good, heard) = (Instant::now(), Instant::now());
                 if std::mem::take(&mut said) {
                     progress.set(Progress::Serving);
                 }
             }
             Err(Unwell { answered, why }) => {
                 let name = program.binary.name();
-                if answered {
-                    heard = Instant::now();
-                }
-                for (since, within) in [(heard, program.hung_after), (good, program.unwell_after)] {
-                    if since.elapsed() > within {
-                        return ProgramError::Hung {
-                            program: name,
-                            within,
-                            why,
-                        };
-                    }
+                if let Some(within) = seen.too_long(program, answered) {
+                    return ProgramError::Hung {
+                        program: name,
+                        within,
+                        why,
+                    };
                 }
                 if !std::mem::replace(&mut said, true) {
                     tracing::warn!("{name} is not well: {why}");
@@ -492,6 +498,58 @@ where
             }
         }
     }
+}
+
+/// When a program that has worked was last seen so.
+struct Seen {
+    /// It said that it was well.
+    well: Instant,
+    /// It said anything.
+    heard: Instant,
+    /// It said or did anything.
+    stirred: Instant,
+    /// When that was looked at, and how long it had had processors.
+    looked: (Instant, Duration),
+}
+
+impl Seen {
+    fn well(pid: u32) -> Self {
+        let now = Instant::now();
+        Self {
+            well: now,
+            heard: now,
+            stirred: now,
+            looked: (now, had_processors(pid)),
+        }
+    }
+
+    fn note(&mut self, answer: &Result<(), Unwell>, pid: u32) {
+        let (now, had) = (Instant::now(), had_processors(pid));
+        let (before, had_before) = std::mem::replace(&mut self.looked, (now, had));
+        let worked = had.saturating_sub(had_before);
+        if worked >= (now - before).mul_f64(AT_WORK) {
+            self.stirred = now;
+        }
+        match answer {
+            Ok(()) => (self.well, self.heard, self.stirred) = (now, now, now),
+            Err(unwell) if unwell.answered => (self.heard, self.stirred) = (now, now),
+            Err(_) => {}
+        }
+    }
+
+    /// What it was given, if that is over.
+    fn too_long(&self, program: &Program, answered: bool) -> Option<Duration> {
+        let over = |since: Instant, within| (since.elapsed() > within).then_some(within);
+        if answered {
+            return over(self.well, program.unwell_after);
+        }
+        over(self.stirred, program.hung_after).or_else(|| over(self.heard, program.slow_after))
+    }
+}
+
+/// None, if that cannot be found out: then it counts as idle.
+fn had_processors(pid: u32) -> Duration {
+    child::processor_time(pid).unwrap_or_default()
 }
 
 async fn ask<P, F>(probe: &P) -> Result<(), Unwell>

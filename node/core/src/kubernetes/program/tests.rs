@@ -178,7 +178,7 @@ async fn one_that_was_told_something_else_ends_in_order_and_starts_again() {
 /// One that needs others is given more time for that than for silence.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_misses_others_is_left_alone_until_it_is_silent() {
-    let mut scripted = scripted("echo $$ >pid; touch ready; while :; do sleep 0.02; done");
+    let mut scripted = scripted("echo $$ >pid; touch ready; while :; do sleep 1000; done");
     scripted.program.ask_every = Duration::from_millis(10);
     scripted.program.hung_after = Duration::from_millis(200);
     let alone = scripted.run();
@@ -194,6 +194,24 @@ async fn one_that_misses_others_is_left_alone_until_it_is_silent() {
     scripted.becomes(|p| *p == Progress::Serving).await;
     scripted.unmake("ready");
     until("another process", || scripted.pid() != first).await;
+    drop(alone);
+}
+
+/// It has more to do than it can: a start would be still more.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_is_silent_but_at_work_is_given_longer() {
+    let mut scripted = scripted("touch ready; while :; do :; done");
+    scripted.program.ask_every = Duration::from_millis(10);
+    scripted.program.hung_after = Duration::from_millis(500);
+    scripted.program.slow_after = Duration::from_secs(3);
+    let alone = scripted.run();
+    alone.is_healthy().await;
+    scripted.unmake("ready");
+    let over = |p: &Progress| matches!(p, Progress::Failing(why) if why.contains("has not worked"));
+    let mut progress = scripted.progress.value().watch();
+    let given_up = soon("its end", progress.wait_for(over)).await.unwrap();
+    let expected = "kube-scheduler has not worked for 3s: not yet";
+    assert_eq!(given_up, Progress::Failing(expected.into()));
     drop(alone);
 }
 
