@@ -475,7 +475,7 @@ where
     loop {
         sleep(program.ask_every).await;
         let answer = ask(probe).await;
-        seen.note(&answer, pid);
+        seen.note(&answer);
         match answer {
             Ok(()) => {
                 if std::mem::take(&mut said) {
@@ -500,14 +500,15 @@ where
     }
 }
 
-/// When a program that has worked was last seen so.
+/// When a program that has begun to work was last seen as it should be.
 struct Seen {
+    pid: u32,
     /// It said that it was well.
     well: Instant,
     /// It said anything.
     heard: Instant,
-    /// It said or did anything.
-    stirred: Instant,
+    /// It was at work, whatever it said.
+    at_work: Instant,
     /// When that was looked at, and how long it had had processors.
     looked: (Instant, Duration),
 }
@@ -516,23 +517,25 @@ impl Seen {
     fn well(pid: u32) -> Self {
         let now = Instant::now();
         Self {
+            pid,
             well: now,
             heard: now,
-            stirred: now,
+            at_work: now,
             looked: (now, had_processors(pid)),
         }
     }
 
-    fn note(&mut self, answer: &Result<(), Unwell>, pid: u32) {
-        let (now, had) = (Instant::now(), had_processors(pid));
-        let (before, had_before) = std::mem::replace(&mut self.looked, (now, had));
-        let worked = had.saturating_sub(had_before);
-        if worked >= (now - before).mul_f64(AT_WORK) {
-            self.stirred = now;
+    fn note(&mut self, answer: &Result<(), Unwell>) {
+        let now = Instant::now();
+        let (before, had_before) = self.looked;
+        self.looked = (now, had_processors(self.pid));
+        let had_since = self.looked.1.saturating_sub(had_before);
+        if had_since >= (now - before).mul_f64(AT_WORK) {
+            self.at_work = now;
         }
         match answer {
-            Ok(()) => (self.well, self.heard, self.stirred) = (now, now, now),
-            Err(unwell) if unwell.answered => (self.heard, self.stirred) = (now, now),
+            Ok(()) => (self.well, self.heard) = (now, now),
+            Err(unwell) if unwell.answered => self.heard = now,
             Err(_) => {}
         }
     }
@@ -543,7 +546,8 @@ impl Seen {
         if answered {
             return over(self.well, program.unwell_after);
         }
-        over(self.stirred, program.hung_after).or_else(|| over(self.heard, program.slow_after))
+        let stirred = self.heard.max(self.at_work);
+        over(stirred, program.hung_after).or_else(|| over(self.heard, program.slow_after))
     }
 }
 
