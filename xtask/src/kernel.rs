@@ -23,6 +23,7 @@ use ring::digest::{Context as Digest, SHA256, digest};
 
 use self::fragment::Fragment;
 use crate::cache::{Builder, Cache};
+use crate::checkout::root;
 use crate::command::Cmd;
 use crate::setup::{self, Needs};
 use crate::ui::{Task, Ui};
@@ -172,7 +173,7 @@ pub fn series() -> Result<String> {
 }
 
 fn config_dir() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../kernel-config")
+    root().join("kernel-config")
 }
 
 /// Builds an entry in `scratch`; returns its folder there.

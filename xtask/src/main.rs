@@ -5,6 +5,7 @@
 
 mod bench;
 mod cache;
+mod checkout;
 mod command;
 mod completion;
 mod ctl;
@@ -78,7 +79,8 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let ui = ui::Ui::new(cli.verbose);
     events::show(&ui);
-    match command::handle_interrupts().and_then(|()| cli.task.run(&ui)) {
+    let ready = checkout::check().and_then(|()| command::handle_interrupts());
+    match ready.and_then(|()| cli.task.run(&ui)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is::<command::Interrupted>() => {
             ExitCode::from(command::INTERRUPTED_EXIT_CODE)

@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 
+use crate::checkout::root;
 use crate::command::Cmd;
-use crate::image::root;
 use crate::setup::{self, Needs};
 use crate::target;
 use crate::ui::Ui;

@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, Result, bail};
 
-use crate::image::root;
+use crate::checkout::root;
 
 /// Cargo's target folder.
 ///

@@ -17,9 +17,10 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use hearth_qemu::artifacts;
 
+use crate::checkout::root;
 use crate::command::{Cmd, Failed};
 use crate::hearthctl;
-use crate::image::{self, Flavour, root};
+use crate::image::{self, Flavour};
 use crate::kubernetes;
 use crate::program;
 use crate::setup::{self, Needs};

@@ -12,6 +12,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
+use crate::checkout::root;
 use crate::ui::Ui;
 
 /// Check the rules of the repository that a program can check.
@@ -102,11 +103,6 @@ pub fn run(ui: &Ui, _args: Args) -> Result<()> {
         }
         n => bail!("{n} rules are broken"),
     }
-}
-
-fn root() -> PathBuf {
-    let manifest = Path::new(env!("CARGO_MANIFEST_DIR"));
-    manifest.parent().unwrap_or(manifest).to_owned()
 }
 
 /// Files that git tracks, or would if they were added.

@@ -74,7 +74,7 @@ mod tests {
 
     #[test]
     fn every_promise_is_explained() {
-        let path = crate::image::root().join("docs/bench.md");
+        let path = crate::checkout::root().join("docs/bench.md");
         let text = std::fs::read_to_string(path).unwrap();
         for (name, _) in PROMISES {
             assert!(text.contains(&format!("`{name}`")), "{name}");

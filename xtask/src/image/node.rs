@@ -10,8 +10,9 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 
-use super::{Example, Flavour, root, write_if_changed};
+use super::{Example, Flavour, write_if_changed};
 use crate::cache;
+use crate::checkout::root;
 use crate::command::Cmd;
 use crate::target;
 use crate::ui::Ui;

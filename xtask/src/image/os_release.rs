@@ -5,7 +5,8 @@ use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, Result, bail};
 
-use super::{Flavour, root};
+use super::Flavour;
+use crate::checkout::root;
 use crate::command::Cmd;
 use crate::kernel::Kernel;
 use crate::ui::Ui;

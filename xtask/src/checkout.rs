@@ -1,0 +1,58 @@
+//! The checkout that the tasks work on: the one this program was built from.
+//!
+//! Cargo judges by the time of the sources alone. Where two checkouts share a target folder it takes what was built
+//! in the younger one for fresh in the other, too, and `cargo xtask` there would build and boot the wrong tree
+//! without a word. So a start from elsewhere is refused.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+
+const MANIFEST: &str = env!("CARGO_MANIFEST_DIR");
+
+/// The root of the workspace.
+pub fn root() -> PathBuf {
+    above(Path::new(MANIFEST)).to_owned()
+}
+
+/// Fails if cargo has started this program for another checkout than its own.
+pub fn check() -> Result<()> {
+    check_started_for(std::env::var_os("CARGO_MANIFEST_DIR").as_deref())
+}
+
+/// `manifest`: the folder of the package that cargo runs; none when cargo has not started this program.
+fn check_started_for(manifest: Option<&OsStr>) -> Result<()> {
+    let Some(manifest) = manifest.map(Path::new) else {
+        return Ok(());
+    };
+    if manifest != Path::new(MANIFEST) {
+        bail!(
+            "cargo has started an xtask that was built from {}, not from {}: the two share a target folder, and \
+             cargo takes the one's build for the other's. Give each its own CARGO_TARGET_DIR, or make the sources \
+             here the younger ones: git ls-files -z | xargs -0 touch",
+            root().display(),
+            above(manifest).display()
+        );
+    }
+    Ok(())
+}
+
+fn above(manifest: &Path) -> &Path {
+    manifest.parent().unwrap_or(manifest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_start_for_another_checkout_is_refused() {
+        assert!(check_started_for(None).is_ok());
+        assert!(check_started_for(Some(OsStr::new(MANIFEST))).is_ok());
+        let error = check_started_for(Some(OsStr::new("/elsewhere/xtask"))).unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("not from /elsewhere:"), "{text}");
+        assert!(text.contains(&root().display().to_string()), "{text}");
+    }
+}
