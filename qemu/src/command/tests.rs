@@ -61,14 +61,15 @@ fn a_direct_boot_has_a_kernel_and_no_flash() {
     });
     // Arguments of their own: nothing is escaped in them.
     assert_eq!(value(&line, "-kernel"), "/k,1");
-    assert_eq!(value(&line, "-append"), "console=ttyS0,115200 quiet");
+    let append = value(&line, "-append");
+    assert_eq!(append, format!("console=ttyS0,115200 quiet {TCG_TICK}"));
     // QEMU runs in another folder.
     assert!(Path::new(line.values_of("-initrd")[0]).is_absolute());
     assert_eq!(value(&line, "-machine"), "q35");
 }
 
 #[test]
-fn an_emulated_kernel_is_told_the_counters_rate() {
+fn an_emulated_kernel_is_told_how_to_keep_time() {
     let machine = Machine {
         boot: Boot::Direct {
             kernel: "/k".into(),
@@ -80,10 +81,18 @@ fn an_emulated_kernel_is_told_the_counters_rate() {
     };
     assert_eq!(
         value(&command(&machine), "-append"),
-        "clocksource=hpet quiet tsc_early_khz=2445404 tsc=reliable clocksource=tsc"
+        "clocksource=hpet quiet tsc_early_khz=2445404 tsc=reliable clocksource=tsc \
+         highres=off nohz=off"
     );
-    // KVM's guests have a clock of their own.
+    // KVM's guests have a clock of their own, and timers that cost little.
     assert_eq!(Machine::new("a", Accel::Kvm).tsc, None);
+    let machine = Machine {
+        accel: Accel::Kvm,
+        tsc: None,
+        ..machine
+    };
+    let append = value(&command(&machine), "-append");
+    assert_eq!(append, "clocksource=hpet quiet");
 }
 
 #[test]
