@@ -44,8 +44,12 @@ pub use in_use::InUse;
 pub use log::Dialect;
 pub use probe::Unwell;
 
-/// Between two questions whether a program works already.
+/// At least so long lies between two questions whether a program works already.
 const ASK_STARTING: Duration = Duration::from_millis(250);
+/// The longer it takes, the rarer it is asked, for each answer takes processors
+/// from what it makes ready: that it works is seen late by at most this part of
+/// its start.
+const SEEN_LATE: f64 = 0.02;
 /// One answer may take so long: emulated machines are slow.
 const ANSWER: Duration = Duration::from_secs(20);
 /// A program that has not worked for so long is ended and started again.
@@ -455,7 +459,7 @@ where
                 why,
             });
         }
-        sleep(ASK_STARTING).await;
+        sleep(ASK_STARTING.max(begin.elapsed().mul_f64(SEEN_LATE))).await;
     }
 }
 

@@ -95,7 +95,7 @@ impl Default for Timing {
     fn default() -> Self {
         Self {
             every: Duration::from_secs(5),
-            soon: Duration::from_secs(1),
+            soon: Duration::from_secs(2),
             answer: Duration::from_secs(10),
             connect: Duration::from_secs(3),
             hold: Duration::from_secs(8),
