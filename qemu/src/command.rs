@@ -51,8 +51,8 @@ const TCG_CPU: &str = "max,-cx16";
 /// and the tick goes on. Where each timer has its own moment, Linux sets the
 /// processor's timer anew at nearly each sleep and each idle moment, and for
 /// QEMU that is an access to a device under its one lock and a change of its own
-/// timers: a tenth of what the processors of a machine with Kubernetes did, and
-/// nearly half of what its kernel did. A timer is late by up to 4 ms instead.
+/// timers: an eighth of what the processors of a machine with Kubernetes did. With
+/// the tick its kernel does half as much. A timer is late by up to 4 ms instead.
 const TCG_TICK: &str = "highres=off nohz=off";
 
 /// What a machine is made of.
