@@ -54,7 +54,7 @@ const SEEN_LATE: f64 = 0.02;
 const ANSWER: Duration = Duration::from_secs(20);
 /// A program that has not worked for so long is ended and started again.
 const HUNG: Duration = Duration::from_secs(120);
-/// One that says nothing may be at work for so long.
+/// One that does not work yet, or says nothing, may be at work for so long.
 const SLOW: Duration = Duration::from_secs(600);
 /// It is at work if it has this part of a processor.
 const AT_WORK: f64 = 0.1;
@@ -148,13 +148,14 @@ pub struct Program {
     pub directory: PathBuf,
     /// How it writes its log.
     pub dialect: Dialect,
-    /// How long it may take to begin to work.
+    /// How long it may take to begin to work. If it is still at work then, it is
+    /// given `slow_after` on top: the next start would have to do the same again.
     pub ready_within: Duration,
     /// How long it may take to end when asked.
     pub stop_within: Duration,
     /// How long it may say nothing and do nothing, once it has worked.
     pub hung_after: Duration,
-    /// How long it may say nothing while it is at work.
+    /// How long it may be at work and not answer.
     pub slow_after: Duration,
     /// How long it may say of itself that it is not well.
     pub unwell_after: Duration,
@@ -413,7 +414,7 @@ where
     let pid = running.id();
     tracing::info!(pid, "{} is started", program.binary.name());
     let watched = async {
-        becomes_ready(program, &probe).await?;
+        becomes_ready(program, pid, &probe).await?;
         tracing::info!(after = ?begin.elapsed(), "{} works", program.binary.name());
         progress.set(Progress::Serving);
         ctx.healthy();
@@ -442,20 +443,23 @@ async fn takes_its_place(program: &Program, pid: u32) -> Infallible {
 }
 
 /// Waits until the probe succeeds, for as long as the program is given.
-async fn becomes_ready<P, F>(program: &Program, probe: &P) -> Result<(), ProgramError>
+async fn becomes_ready<P, F>(program: &Program, pid: u32, probe: &P) -> Result<(), ProgramError>
 where
     P: Fn() -> F,
     F: Future<Output = Result<(), Unwell>>,
 {
-    let begin = Instant::now();
+    let mut seen = Seen::well(pid);
+    let begin = seen.well;
     loop {
-        let Err(Unwell { why, .. }) = ask(probe).await else {
+        let answer = ask(probe).await;
+        seen.note(&answer);
+        let Err(Unwell { why, .. }) = answer else {
             return Ok(());
         };
-        if begin.elapsed() > program.ready_within {
+        if let Some(within) = seen.not_in_time(program) {
             return Err(ProgramError::NotReady {
                 program: program.binary.name(),
-                within: program.ready_within,
+                within,
                 why,
             });
         }
@@ -504,7 +508,7 @@ where
     }
 }
 
-/// When a program that has begun to work was last seen as it should be.
+/// When a program was last seen as it should be. It starts well.
 struct Seen {
     pid: u32,
     /// It said that it was well.
@@ -544,7 +548,19 @@ impl Seen {
         }
     }
 
-    /// What it was given, if that is over.
+    /// What one that starts was given, if that is over.
+    fn not_in_time(&self, program: &Program) -> Option<Duration> {
+        let had = self.well.elapsed();
+        let idle = self.at_work.elapsed() > program.hung_after;
+        let at_most = program.ready_within + program.slow_after;
+        if had > at_most {
+            Some(at_most)
+        } else {
+            (idle && had > program.ready_within).then_some(program.ready_within)
+        }
+    }
+
+    /// What one that works was given, if that is over.
     fn too_long(&self, program: &Program, answered: bool) -> Option<Duration> {
         let over = |since: Instant, within| (since.elapsed() > within).then_some(within);
         if answered {

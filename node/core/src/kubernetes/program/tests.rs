@@ -137,11 +137,25 @@ async fn one_that_ends_says_why_and_starts_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_never_works_is_given_up() {
-    let mut scripted = scripted("touch started; while :; do sleep 0.02; done");
+    let mut scripted = scripted("while :; do sleep 1000; done");
+    scripted.program.hung_after = Duration::from_millis(200);
     scripted.program.ready_within = Duration::from_millis(300);
     let alone = scripted.run();
     alone
         .fails("does not work 300ms after its start: not yet")
+        .await;
+}
+
+/// The next start would have the same to do.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_that_is_at_work_is_given_longer_to_start() {
+    let mut scripted = scripted("while :; do :; done");
+    scripted.program.hung_after = Duration::from_secs(1);
+    scripted.program.ready_within = Duration::from_millis(300);
+    scripted.program.slow_after = Duration::from_secs(3);
+    let alone = scripted.run();
+    alone
+        .fails("does not work 3.3s after its start: not yet")
         .await;
 }
 
