@@ -18,6 +18,7 @@
 use std::{
     fs,
     future::Future,
+    io,
     path::{Path, PathBuf},
     time::{Duration, Instant, SystemTime},
 };
@@ -33,7 +34,7 @@ use hearth_base::sys::{
     mounts::MountFlags,
     netlink::{LinkKind, LinkMonitor, Netlink},
     power_button::PowerButton,
-    quota::{self, Usage},
+    quota::{self, Amount, Usage},
     slots::{Loaded, RegionSlot, SlotFormat, SlotPair},
     watchdog::{self, Watchdog},
 };
@@ -453,7 +454,10 @@ fn in_use(mapper: &DeviceMapper, name: &str, volume: &Path) -> Result<String> {
 
 /// Directories with limits, on the layers of a node's data partition.
 async fn quotas(data: &PartitionDevice) -> Result<((), String)> {
-    const LIMIT: u64 = 2 << 20;
+    const LIMIT: Amount = Amount {
+        bytes: 2 << 20,
+        inodes: 100,
+    };
     let mapper = DeviceMapper::open()?;
     let name = "check-quota";
     let volume = mapper.open_encrypted(name, &data.path, &xts_key(3))?;
@@ -470,11 +474,11 @@ async fn quotas(data: &PartitionDevice) -> Result<((), String)> {
     let used = checked?;
     Ok((
         (),
-        format!("{used} bytes used of {LIMIT}; without: {without}"),
+        format!("{used:?} used of {LIMIT:?}; without: {without}"),
     ))
 }
 
-fn limits(limit: u64) -> Result<u64> {
+fn limits(limit: Amount) -> Result<Amount> {
     let limited = Path::new(TARGET).join("limited");
     fs::create_dir(&limited)?;
     let directory = fs::File::open(&limited)?;
@@ -487,20 +491,34 @@ fn limits(limit: u64) -> Result<u64> {
     );
     quota::limit(&directory, 1000, limit)?;
     fs::create_dir(limited.join("below"))?;
-    let more = vec![7; usize::try_from(limit)? + 1];
+    let more = vec![7; usize::try_from(limit.bytes)? + 1];
     let refused = fs::write(limited.join("below/large"), &more);
-    let refused = refused.err().context("more than the limit was written")?;
-    ensure!(
-        refused.kind() == std::io::ErrorKind::StorageFull,
-        "refused with {refused}"
-    );
+    is_full(refused).context("more than the limit")?;
+    // Itself, the one below and that file are there already.
+    fs::write(limited.join("below/large"), [])?;
+    for number in 3..limit.inodes {
+        fs::write(limited.join(format!("below/{number}")), [])?;
+    }
+    let refused = fs::write(limited.join("below/one-more"), []);
+    is_full(refused).context("more files than the limit")?;
     let Usage { limit: said, used } = quota::usage(&directory, 1000)?;
-    ensure!(said == limit && used <= limit, "{used} of {said} used");
-    // Beside it there is room, and without the limit within it, too.
+    ensure!(
+        said == limit && used.bytes <= limit.bytes && used.inodes == limit.inodes,
+        "{used:?} of {said:?} used"
+    );
+    // Beside it there is room, and without the limits within it, too.
     fs::write(Path::new(TARGET).join("beside"), &more)?;
-    quota::limit(&directory, 1000, 0)?;
+    quota::limit(&directory, 1000, Amount::NONE)?;
     fs::write(limited.join("below/large"), &more)?;
+    fs::write(limited.join("below/one-more"), [])?;
     Ok(used)
+}
+
+fn is_full(refused: io::Result<()>) -> Result<()> {
+    let error = refused.err().context("was written")?;
+    let full = error.kind() == io::ErrorKind::StorageFull;
+    ensure!(full, "was refused with {error}");
+    Ok(())
 }
 
 async fn authenticated(data: &PartitionDevice) -> Result<((), String)> {

@@ -1,9 +1,10 @@
 //! Project quotas of XFS: how much may be below a directory.
 //!
 //! A project is a number that inodes bear; a directory can hand it down to all
-//! that is made in it. The file system counts the blocks of each project and
-//! refuses those over its limit as if the disk were full. It must be mounted
-//! with `prjquota`.
+//! that is made in it. The file system counts the blocks and the inodes of each
+//! project and refuses those over its limits as if the disk were full. It must
+//! be mounted with `prjquota`. Blocks of inodes themselves are nobody's: without
+//! a limit of their number, empty files take as much room as there is for any.
 //!
 //! The kernel is asked by a descriptor of the file system and not by the path
 //! of its device, which may be one of several layers of device-mapper.
@@ -41,13 +42,31 @@ pub enum QuotaError {
     },
 }
 
-/// What a project may have, and has, in bytes.
+/// What a project may have, or has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Amount {
+    /// In blocks that are in use or reserved. As a limit it is rounded up to
+    /// 512; 0 is none.
+    pub bytes: u64,
+    /// Files, directories, links. As a limit 0 is none.
+    pub inodes: u64,
+}
+
+impl Amount {
+    /// Nothing; as a limit, none.
+    pub const NONE: Self = Self {
+        bytes: 0,
+        inodes: 0,
+    };
+}
+
+/// How a project stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// 0 if it has no limit.
-    pub limit: u64,
-    /// Blocks that are in use or reserved.
-    pub used: u64,
+    /// What it may have.
+    pub limit: Amount,
+    /// What it has.
+    pub used: Amount,
 }
 
 /// The unit in which the kernel counts.
@@ -90,11 +109,13 @@ pub fn set_project(directory: impl AsFd, project: u32) -> Result<(), QuotaError>
     })
 }
 
-/// Limits a project of the file system of this file to so many bytes, rounded
-/// up; 0 takes the limit away.
-pub fn limit(file: impl AsFd, project: u32, bytes: u64) -> Result<(), QuotaError> {
-    let limited = raw::limit_project(file.as_fd(), project, bytes.div_ceil(UNIT));
-    limited.map_err(|source| QuotaError::Limit {
+/// Limits a project of the file system of this file.
+pub fn limit(file: impl AsFd, project: u32, limit: Amount) -> Result<(), QuotaError> {
+    let limit = raw::QuotaAmount {
+        units: limit.bytes.div_ceil(UNIT),
+        inodes: limit.inodes,
+    };
+    raw::limit_project(file.as_fd(), project, limit).map_err(|source| QuotaError::Limit {
         step: "set",
         project,
         source,
@@ -109,9 +130,13 @@ pub fn usage(file: impl AsFd, project: u32) -> Result<Usage, QuotaError> {
             project,
             source,
         })?;
+    let amount = |counted: raw::QuotaAmount| Amount {
+        bytes: counted.units.saturating_mul(UNIT),
+        inodes: counted.inodes,
+    };
     Ok(Usage {
-        limit: limit.saturating_mul(UNIT),
-        used: used.saturating_mul(UNIT),
+        limit: amount(limit),
+        used: amount(used),
     })
 }
 

@@ -307,26 +307,43 @@ pub(super) fn quota_state(file: BorrowedFd<'_>) -> io::Result<u16> {
     Ok((buffer[0] >> 16) as u16)
 }
 
-/// Sets the hard limit of `struct fs_disk_quota`, in units of 512 bytes.
-pub(super) fn limit_project(file: BorrowedFd<'_>, project: u32, units: u64) -> io::Result<()> {
+/// Of `struct fs_disk_quota`: units of 512 bytes, and inodes.
+pub(super) struct QuotaAmount {
+    pub(super) units: u64,
+    pub(super) inodes: u64,
+}
+
+/// Sets both hard limits.
+pub(super) fn limit_project(
+    file: BorrowedFd<'_>,
+    project: u32,
+    limit: QuotaAmount,
+) -> io::Result<()> {
     const VERSION: u64 = 1;
     const OF_PROJECT: u64 = 2;
-    const SOFT_AND_HARD: u64 = 1 << 2 | 1 << 3;
+    const SOFT_AND_HARD: u64 = 0b1111;
     let mut buffer = QuotaBuffer::default();
     // version: i8, flags: i8, fieldmask: u16, id: u32
     buffer[0] = VERSION | OF_PROJECT << 8 | SOFT_AND_HARD << 16 | u64::from(project) << 32;
-    // blk_hardlimit, blk_softlimit
-    (buffer[1], buffer[2]) = (units, 0);
+    // blk_hardlimit, blk_softlimit, ino_hardlimit, ino_softlimit
+    buffer[1..5].copy_from_slice(&[limit.units, 0, limit.inodes, 0]);
     project_quota(file, Q_XSETQLIM, project, &mut buffer)
 }
 
-/// The hard limit of `struct fs_disk_quota` and the count of blocks, both in
-/// units of 512 bytes; zeros for a project of which nothing is known.
-pub(super) fn project_usage(file: BorrowedFd<'_>, project: u32) -> io::Result<(u64, u64)> {
+/// The hard limits, and what is counted; zeros for a project of which nothing
+/// is known.
+pub(super) fn project_usage(
+    file: BorrowedFd<'_>,
+    project: u32,
+) -> io::Result<(QuotaAmount, QuotaAmount)> {
     let mut buffer = QuotaBuffer::default();
     match project_quota(file, Q_XGETQUOTA, project, &mut buffer) {
-        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => return Ok((0, 0)),
+        Err(error) if error.raw_os_error() == Some(libc::ENOENT) => buffer.fill(0),
         outcome => outcome?,
     }
-    Ok((buffer[1], buffer[5]))
+    let amount = |units: usize, inodes: usize| QuotaAmount {
+        units: buffer[units],
+        inodes: buffer[inodes],
+    };
+    Ok((amount(1, 3), amount(5, 6)))
 }

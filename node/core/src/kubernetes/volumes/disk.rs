@@ -16,6 +16,10 @@
 //! it; nobody waits for that ([`Disk::sweep`]). It keeps its limit to the end,
 //! for a pod whose object is gone may run, and write there, for a while.
 //!
+//! A volume may have its bytes and one file for each block of them. Inodes are
+//! not counted among the bytes, and files with nothing in them have no others:
+//! unlimited, they would fill the disk from within any volume.
+//!
 //! Limits are XFS project quotas: the directory bears a project's number, what
 //! is made in it inherits the number, and the file system counts. The number is
 //! kept nowhere else: that of a new volume is the lowest that no directory
@@ -34,7 +38,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hearth_base::sys::files::{self, FileError};
-use hearth_base::sys::quota::{self, QuotaError};
+use hearth_base::sys::quota::{self, Amount, QuotaError};
 use hearth_base::sys::tree;
 use tokio::sync::Notify;
 
@@ -42,6 +46,10 @@ use super::VolumeName;
 
 /// The first project of a volume; those before it are nobody's.
 const FIRST_PROJECT: u32 = 1000;
+/// The file system's: a file that is not empty has one at least.
+const BLOCK: u64 = 4096;
+/// So many inodes XFS makes room for at once.
+const INODES: u64 = 64;
 const PRIVATE: u32 = 0o700;
 /// Pods run as anybody.
 const ANYBODY: u32 = 0o777;
@@ -223,7 +231,7 @@ impl Disk {
         }
         match project.filter(|project| *project >= FIRST_PROJECT) {
             Some(project) if !self.projects_but(path)?.contains(&project) => {
-                self.set_limit(project, 0)
+                self.set_limit(project, Amount::NONE)
             }
             _ => Ok(()),
         }
@@ -250,13 +258,12 @@ impl Disk {
         if project != borne {
             quota::set_project(&directory, project).map_err(wrong)?;
         }
-        self.set_limit(project, size)
+        self.set_limit(project, of_size(size))
     }
 
-    /// Bytes; 0 for none.
-    fn set_limit(&self, project: u32, size: u64) -> Result<(), DiskError> {
+    fn set_limit(&self, project: u32, limit: Amount) -> Result<(), DiskError> {
         let directory = File::open(&self.path).map_err(failed("open", &self.path))?;
-        quota::limit(&directory, project, size).map_err(|source| DiskError::Quota {
+        quota::limit(&directory, project, limit).map_err(|source| DiskError::Quota {
             path: self.path.clone(),
             source,
         })
@@ -272,6 +279,14 @@ impl Disk {
         let paths = self.names()?.into_iter().map(|name| self.path.join(name));
         let others = paths.filter(|path| path != one);
         others.map(project).collect()
+    }
+}
+
+/// What may be in a volume of so many bytes.
+fn of_size(bytes: u64) -> Amount {
+    Amount {
+        bytes,
+        inodes: bytes.div_ceil(BLOCK).max(INODES),
     }
 }
 
@@ -314,6 +329,12 @@ mod tests {
         ] {
             assert_eq!(project_of_its_own(borne, &others), own, "{borne}");
         }
+    }
+
+    #[test]
+    fn a_small_volume_has_room_for_some_files() {
+        let inodes = |bytes| of_size(bytes).inodes;
+        assert_eq!([1, 1 << 20, 1 << 30].map(inodes), [64, 256, 1 << 18]);
     }
 
     #[test]
