@@ -22,6 +22,7 @@ const CHECKS: &[&str] = &[
     "slots",
     "zero-range",
     "encrypted",
+    "quotas",
     "authenticated",
 ];
 
