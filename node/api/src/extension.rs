@@ -171,4 +171,14 @@ mod tests {
             assert!(bad.parse::<ExtensionName>().is_err(), "{bad}");
         }
     }
+
+    /// It is part of images that are installed.
+    #[test]
+    fn the_stored_form_stays() {
+        let stored = "hearth.extension=kubernetes:\
+            000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f:12345";
+        assert_eq!(admitted().to_string(), stored);
+        assert_eq!(stored.parse(), Ok(admitted()));
+        assert_eq!(admitted().name.label(), "HEARTH-EXT-KUBERNETES");
+    }
 }

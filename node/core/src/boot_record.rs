@@ -123,6 +123,9 @@ fn delay(restless_boots: u32) -> Duration {
 
 #[cfg(test)]
 mod tests {
+    use hearth_api::stored_form;
+    use hearth_base::sys::slots::{self, HEADER_LEN};
+
     use super::*;
 
     fn file(esp: &tempfile::TempDir) -> StateFile {
@@ -165,5 +168,40 @@ mod tests {
         }
         let keeper = Keeper::begin(&file(&esp)).unwrap();
         assert_eq!(keeper.restless_boots, 1);
+    }
+
+    /// The time in it is the clock's, so it is put in for the comparison.
+    #[test]
+    fn the_stored_form_stays() {
+        const SAVED: i64 = 1_700_000_000;
+        let esp = tempfile::tempdir().unwrap();
+        Keeper::begin(&file(&esp)).unwrap();
+        let [a, b] = file(&esp).paths().map(|path| std::fs::read(path).unwrap());
+        assert_eq!(a, b);
+        let (before, record) = a.split_at(HEADER_LEN);
+        let mut record = BootRecord::decode(record).unwrap();
+        assert!(record.saved_time >= SAVED, "the clock's");
+        assert_eq!(
+            *slots::encode(&FORMAT, 1, &record.encode_to_vec()),
+            a,
+            "nothing else is in it: {before:?}"
+        );
+        record.saved_time = SAVED;
+        let written = slots::encode(&FORMAT, 1, &record.encode_to_vec());
+        let stored = stored_form!("boot-record.slot", written);
+
+        for path in file(&esp).paths() {
+            std::fs::write(path, &stored).unwrap();
+        }
+        let Loaded::Value { payload, .. } = file(&esp).slots(FORMAT).load().unwrap() else {
+            panic!("not read");
+        };
+        let wanted = BootRecord {
+            version: 1,
+            restless_boots: 1,
+            saved_time: SAVED,
+        };
+        assert_eq!(BootRecord::decode(&payload[..]).unwrap(), wanted);
+        assert_eq!(Keeper::begin(&file(&esp)).unwrap().restless_boots, 2);
     }
 }

@@ -108,6 +108,8 @@ fn overwrite(path: &Path) -> std::io::Result<()> {
 mod tests {
     use std::fs;
 
+    use hearth_api::stored_form;
+
     use super::*;
     use crate::layout::Root;
 
@@ -145,5 +147,29 @@ mod tests {
             assert!(load(&files).unwrap().is_none());
             assert_eq!(fs::read_dir(files.path()).unwrap().count(), 0);
         }
+    }
+
+    #[test]
+    fn the_stored_form_stays() {
+        let base = tempfile::tempdir().unwrap();
+        let root = Root::under(base.path());
+        fs::create_dir(root.data.path()).unwrap();
+        root.data.make_directories().unwrap();
+        let files = root.data.node().credentials();
+        let credentials = NodeCredentials {
+            key: NodeKey::from_seed([0x11; 32]),
+            certificate: CertificateDer::from(b"a certificate".to_vec()),
+            ca: CertificateDer::from(b"an authority".to_vec()),
+        };
+        save(&files, &credentials).unwrap();
+        // Certificates are what they are: DER, and nothing around it.
+        assert_eq!(fs::read(files.certificate()).unwrap(), b"a certificate");
+        assert_eq!(fs::read(files.ca()).unwrap(), b"an authority");
+        let key = stored_form!("credentials-key.der", fs::read(files.key()).unwrap());
+        fs::write(files.key(), key).unwrap();
+        let read = load(&files).unwrap().unwrap();
+        assert_eq!(*read.key.expose_seed(), [0x11; 32]);
+        assert_eq!(read.certificate, credentials.certificate);
+        assert_eq!(read.ca, credentials.ca);
     }
 }

@@ -595,4 +595,6 @@ fn write_all(
 }
 
 #[cfg(test)]
+mod stored_forms;
+#[cfg(test)]
 mod tests;

@@ -4,6 +4,7 @@
 
 mod credulous;
 mod curator;
+pub mod fixtures;
 mod nodes;
 mod operators;
 

@@ -551,6 +551,8 @@ pub(super) fn successor(prefix: &[u8]) -> Vec<u8> {
 
 #[cfg(test)]
 mod tests {
+    use hearth_api::stored_form;
+
     use super::*;
 
     #[test]
@@ -559,5 +561,19 @@ mod tests {
         assert_eq!(successor(&[b'a', 0xff]), b"b");
         assert_eq!(successor(&[0xff]), [0]);
         assert_eq!(successor(b""), [0]);
+    }
+
+    /// What stands before every key in etcd, one in a line, and the key that
+    /// every write moves.
+    #[tokio::test]
+    async fn the_stored_prefixes_stay() {
+        let root = RootClient::new(PathBuf::new());
+        let written: String = ConsensusUser::ALL
+            .map(|user| {
+                let epoch = root.namespaced(user).absolute(super::super::fenced::EPOCH);
+                format!("{}\n", String::from_utf8(epoch).unwrap())
+            })
+            .concat();
+        stored_form!("etcd-epochs.txt", written);
     }
 }

@@ -230,6 +230,8 @@ pub fn discard_data(etcd: &layout::Etcd) -> Result<(), StandingError> {
 
 #[cfg(test)]
 mod tests {
+    use hearth_api::stored_form;
+
     use super::*;
     use crate::layout::Root;
 
@@ -357,6 +359,26 @@ mod tests {
         for content in [&b""[..], b"\xff\xff", b"\x08\x02"] {
             fs::write(etcd.member(), content).unwrap();
             assert!(find(&etcd).is_err(), "{content:?}");
+        }
+    }
+
+    #[test]
+    fn the_stored_form_stays() {
+        let (_directory, etcd) = disk();
+        let joining = Joining {
+            member: MemberId(0x0102_0304_0506_0708),
+            initial_cluster: "a=https://a:2380,b=https://b:2380".into(),
+        };
+        save(&etcd, &joining).unwrap();
+        let stored = stored_form!("etcd-member.pb", fs::read(etcd.member()).unwrap());
+        fs::write(etcd.member(), stored).unwrap();
+        assert_eq!(load(&etcd).unwrap(), Some(joining));
+
+        // These say what they say by being there.
+        note_joined(&etcd).unwrap();
+        note_company(&etcd).unwrap();
+        for path in [etcd.joined(), etcd.company()] {
+            assert_eq!(fs::read(path).unwrap(), b"");
         }
     }
 }

@@ -151,3 +151,102 @@ async fn check_own(client: &NamespacedClient, data: &BootstrapData) -> Result<()
     tracing::info!(cluster = %data.cluster_id, "the cluster was founded before");
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use hearth_api::{
+        fixture,
+        identity::{ClusterUnlockKey, FirstContactSecret, NodeId, NodeKey, SigningKey},
+        stored_form,
+        v1::{
+            ClusterConfiguration, ColdStartPolicy, KubernetesConfiguration, Label, NodeRoles,
+            StorageSecurity, StorageSecurityPolicy, TpmMode, TpmUsage, node_roles::ConsensusMember,
+        },
+    };
+
+    use super::*;
+
+    fn data() -> BootstrapData {
+        BootstrapData {
+            cluster_id: ClusterId::from_bytes([0x55; 16]),
+            node_id: NodeId::from_bytes([0x11; 16]),
+            node_key: NodeKey::from_seed([0x22; 32]),
+            cluster_unlock_key: ClusterUnlockKey::from_bytes([0x44; 32]),
+            join_key: SigningKey::from_seed([0x33; 32]).public(),
+            storage_security: StorageSecurity::Encrypted,
+            tpm_usage: TpmUsage::PresentButUnused,
+            owner: SigningKey::from_seed([0x66; 32]).public(),
+            first_contact_secret: FirstContactSecret::from_bytes([0x77; 32]),
+            recovery_recipient: Some([0x99; 32]),
+            configuration: ClusterConfiguration {
+                cluster_domain: "example.internal".into(),
+                tpm_mode: TpmMode::BestEffort.into(),
+                storage_security_policy: StorageSecurityPolicy::NeedsEncryption.into(),
+                cold_start_policy: ColdStartPolicy::Owner.into(),
+                kubernetes: Some(KubernetesConfiguration {
+                    synchronized_labels: vec!["zone".into(), "example.org/*".into()],
+                }),
+            },
+            roles: NodeRoles {
+                consensus_member: Some(ConsensusMember { member_id: 0 }),
+                ..NodeRoles::default()
+            },
+            labels: vec![Label {
+                key: "zone".into(),
+                value: "b".into(),
+            }],
+        }
+    }
+
+    fn authority(fixture: &[u8]) -> Authority {
+        let stored = StoredAuthority::decode(fixture).unwrap();
+        Authority::from_stored(&stored).unwrap()
+    }
+
+    /// Everything that makes a cluster one, as it is put into etcd.
+    #[test]
+    fn the_stored_form_stays() {
+        let data = data();
+        let authorities = Authorities {
+            cluster: authority(fixture!("authority-cluster.pb")),
+            etcd: authority(fixture!("authority-etcd.pb")),
+        };
+        let write = transaction(&data, &authorities);
+        let (_, parts) = write.parts();
+        let mut parts = parts.into_iter();
+        let mut put = |wanted: &str| {
+            let (key, value) = parts.next().unwrap();
+            assert_eq!(key, wanted);
+            value.unwrap().to_vec()
+        };
+        // What is in it, the state's own test says.
+        stored_form!("etcd-cluster.pb", put("cluster"));
+        stored_form!("authority-cluster.pb", put("pki/cluster"));
+        stored_form!("authority-etcd.pb", put("pki/etcd"));
+        let key = "nodes/hearth-11111111111111111111111111111111";
+        let stored = stored_form!("etcd-node-founder.pb", put(key));
+        let owner = put(&format!("join_keys/{}", data.join_key));
+        stored_form!("etcd-owner.txt", owner);
+        assert!(parts.next().is_none());
+
+        let node = state::FullRecord::decode(key, &stored).unwrap();
+        assert_eq!(
+            node.node,
+            NodeRecord {
+                id: data.node_id,
+                public_key: data.node_key.public(),
+                join_key: data.join_key,
+                state: NodeState::Up,
+                roles: data.roles,
+                labels: data.labels,
+                tpm_usage: data.tpm_usage,
+                storage_security: data.storage_security,
+                decommissioning: false,
+                networking: None,
+            }
+        );
+        assert_eq!(node.unlock_key, Some(data.cluster_unlock_key));
+        assert_eq!(node.certificate, None);
+        assert_eq!(node.encode()[..], stored[..]);
+    }
+}

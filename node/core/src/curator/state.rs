@@ -537,6 +537,9 @@ pub fn encode_candidate(curator: NodeId) -> Vec<u8> {
 }
 
 #[cfg(test)]
+mod stored_forms;
+
+#[cfg(test)]
 mod tests {
     use hearth_api::identity::{MeshSecret, SigningKey};
     use proptest::prelude::*;

@@ -90,7 +90,10 @@ fn slots(esp: &Esp) -> SlotPair<FileSlot> {
 mod tests {
     use std::fs;
 
+    use hearth_api::stored_form;
+    use hearth_api::v1::NodeRoles;
     use hearth_api::v1::cluster_directory::{Address, Node};
+    use hearth_api::v1::node_roles::ConsensusMember;
 
     use super::*;
     use crate::layout::Root;
@@ -124,5 +127,55 @@ mod tests {
         assert!(matches!(load(&esp), Err(DirectoryError::Slots(_))));
         save(&esp, &directory("192.0.2.2")).unwrap();
         assert_eq!(load(&esp).unwrap(), Some(directory("192.0.2.2")));
+    }
+
+    #[test]
+    fn the_stored_form_stays() {
+        let fresh = || {
+            let base = tempfile::tempdir().unwrap();
+            let esp = Root::under(base.path()).esp;
+            fs::create_dir(esp.path()).unwrap();
+            esp.make_directories().unwrap();
+            (base, esp)
+        };
+        let kept = ClusterDirectory {
+            nodes: vec![
+                Node {
+                    id: NodeId::from_bytes([0x11; 16]).to_string(),
+                    addresses: vec![
+                        Address {
+                            host: "192.0.2.1".into(),
+                            port: 0,
+                        },
+                        Address {
+                            host: "2001:db8::1".into(),
+                            port: 7835,
+                        },
+                    ],
+                    roles: Some(NodeRoles {
+                        consensus_member: Some(ConsensusMember { member_id: 7 }),
+                        ..NodeRoles::default()
+                    }),
+                },
+                Node {
+                    id: NodeId::from_bytes([0x22; 16]).to_string(),
+                    ..Node::default()
+                },
+            ],
+        };
+        let (_base, esp) = fresh();
+        save(&esp, &kept).unwrap();
+        let [a, b] = esp.cluster_directory().paths();
+        assert!(a.ends_with("hearth/cluster_directory.0"));
+        assert!(b.ends_with("hearth/cluster_directory.1"));
+        let written = fs::read(a).unwrap();
+        assert_eq!(fs::read(b).unwrap(), written);
+        let stored = stored_form!("cluster-directory.slot", written);
+
+        for only in [0, 1] {
+            let (_base, esp) = fresh();
+            fs::write(&esp.cluster_directory().paths()[only], &stored).unwrap();
+            assert_eq!(load(&esp).unwrap(), Some(kept.clone()));
+        }
     }
 }

@@ -115,6 +115,8 @@ pub(super) fn save(path: &Path, kept: &Kept) -> Result<(), KeptError> {
 mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
+    use hearth_api::stored_form;
+
     use super::*;
 
     #[test]
@@ -142,5 +144,28 @@ mod tests {
             assert!(error.contains(said), "{error}");
             assert_eq!(std::fs::read(&path).unwrap(), bytes, "it stays");
         }
+    }
+
+    #[test]
+    fn the_stored_form_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("mesh.pb");
+        let kept = |range| Kept {
+            secret: MeshSecret::try_from(&[0x11; 32][..]).unwrap(),
+            range,
+        };
+        let read = |stored: Vec<u8>, range| {
+            std::fs::write(&path, stored).unwrap();
+            let read = load(&path).unwrap().unwrap();
+            assert_eq!(read.secret.expose(), kept(range).secret.expose());
+            assert_eq!(read.range, range);
+        };
+        save(&path, &kept(None)).unwrap();
+        let written = std::fs::read(&path).unwrap();
+        read(stored_form!("mesh-without-range.pb", written), None);
+        let range = PodRange::all().nth(3);
+        save(&path, &kept(range)).unwrap();
+        let written = std::fs::read(&path).unwrap();
+        read(stored_form!("mesh.pb", written), range);
     }
 }

@@ -161,7 +161,8 @@ pub(super) fn save(path: &Path, roles: &NodeRoles) -> Result<(), RolesError> {
 
 #[cfg(test)]
 mod tests {
-    use hearth_api::v1::node_roles::ConsensusMember;
+    use hearth_api::stored_form;
+    use hearth_api::v1::node_roles::{ConsensusMember, KubernetesController, KubernetesWorker};
 
     use super::*;
 
@@ -184,5 +185,27 @@ mod tests {
             load(&path),
             Err(RolesError::Version { found: 0, .. })
         ));
+    }
+
+    #[test]
+    fn the_stored_form_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("roles.pb");
+        let roles = NodeRoles {
+            consensus_member: Some(ConsensusMember {
+                member_id: 0x0102_0304_0506_0708,
+            }),
+            kubernetes_controller: Some(KubernetesController {}),
+            kubernetes_worker: Some(KubernetesWorker {}),
+        };
+        save(&path, &roles).unwrap();
+        let stored = stored_form!("roles.pb", std::fs::read(&path).unwrap());
+        std::fs::write(&path, stored).unwrap();
+        assert_eq!(load(&path).unwrap(), Some(roles));
+
+        save(&path, &NodeRoles::default()).unwrap();
+        let stored = stored_form!("roles-none.pb", std::fs::read(&path).unwrap());
+        std::fs::write(&path, stored).unwrap();
+        assert_eq!(load(&path).unwrap(), Some(NodeRoles::default()));
     }
 }

@@ -337,6 +337,7 @@ fn read_region(device: &Path) -> io::Result<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use hearth_api::identity::{ClusterUnlockKey, NodeUnlockKey};
+    use hearth_api::stored_form;
     use proptest::prelude::*;
     use tempfile::NamedTempFile;
 
@@ -526,5 +527,61 @@ mod tests {
         fn arbitrary_headers_never_panic(bytes: Vec<u8>) {
             let _ = Header::decode(&bytes);
         }
+    }
+
+    /// The slot of a device on which this is all, and what reading it gives.
+    fn stored(header: &Header) -> Vec<u8> {
+        let device = device();
+        write(device.path(), header).unwrap();
+        let mut region = read_region(device.path()).unwrap();
+        let [a, b] = SLOTS_AT.map(|at| {
+            let slot = &mut region[at as usize..][..LONGEST_RECORD];
+            let record = slot.to_vec();
+            slot.fill(0);
+            record
+        });
+        assert_eq!(a, b);
+        assert!(region.iter().all(|byte| *byte == 0), "nothing else");
+        a
+    }
+
+    fn read_stored(record: &[u8], wanted: &Header, secrets: Option<&Secrets>) {
+        let device = device();
+        for at in SLOTS_AT {
+            put(&device, at, record);
+        }
+        assert_eq!(read(device.path()).unwrap(), Front::Header(wanted.clone()));
+        assert!(wanted.is_authentic(secrets));
+    }
+
+    /// The slots of a data partition, at their places; the rest is zero.
+    #[test]
+    fn the_stored_form_stays() {
+        let of_mode = |mode| Secrets {
+            mode,
+            key_epoch: 3,
+            ..secrets()
+        };
+        let encrypted = of_mode(Mode::Encrypted);
+        let authenticated = of_mode(Mode::AuthenticatedEncrypted);
+        let make = |phase, secrets| Header::new(phase, owner(), [6; 32], secrets);
+        let made = make(Phase::Initialising, None);
+        let record = stored_form!("data-header-initialising-insecure.slot", stored(&made));
+        read_stored(&record, &made, None);
+        let made = make(Phase::Ready, None);
+        let record = stored_form!("data-header-ready-insecure.slot", stored(&made));
+        read_stored(&record, &made, None);
+        let made = make(Phase::Initialising, Some(&encrypted));
+        let record = stored_form!("data-header-initialising-encrypted.slot", stored(&made));
+        read_stored(&record, &made, Some(&encrypted));
+        let made = make(Phase::Ready, Some(&encrypted));
+        let record = stored_form!("data-header-ready-encrypted.slot", stored(&made));
+        read_stored(&record, &made, Some(&encrypted));
+        let made = make(Phase::Initialising, Some(&authenticated));
+        let record = stored_form!("data-header-initialising-authenticated.slot", stored(&made));
+        read_stored(&record, &made, Some(&authenticated));
+        let made = make(Phase::Ready, Some(&authenticated));
+        let record = stored_form!("data-header-ready-authenticated.slot", stored(&made));
+        read_stored(&record, &made, Some(&authenticated));
     }
 }

@@ -317,4 +317,6 @@ impl Sealed {
 }
 
 #[cfg(test)]
+mod stored_forms;
+#[cfg(test)]
 mod tests;

@@ -1,6 +1,10 @@
 use std::{net::IpAddr, path::Path, process::Command, time::Duration};
 
-use hearth_api::identity::{NodeId, UserName};
+use hearth_api::{
+    fixture,
+    identity::{NodeId, UserName},
+    stored_form,
+};
 use rcgen::PublicKeyData as _;
 use x509_parser::prelude::{GeneralName, ParsedExtension, X509Certificate};
 
@@ -395,4 +399,34 @@ async fn what_is_spoilt_is_never_made_anew() {
     let record = client.get(KEY).await.unwrap().unwrap();
     assert_eq!(record.value, b"\xff");
     etcd.stop().await;
+}
+
+/// As they lie in etcd, in the part for Kubernetes' keys.
+#[test]
+fn the_stored_form_stays() {
+    use crate::pki::stored_forms::{authority, is_that};
+
+    const NAMES: [&str; 2] = ["hearth kubernetes", "hearth kubernetes front proxy"];
+    let fixture = fixture!("etcd-kubernetes-authorities.pb");
+    let made = if fixture.is_empty() {
+        let service_accounts = p256::SecretKey::from_slice(&[0x29; 32]).unwrap();
+        let service_accounts = service_accounts.to_pkcs8_der().unwrap();
+        Authorities {
+            kubernetes: authority(b"", NAMES[0], 0x25),
+            front_proxy: authority(b"", NAMES[1], 0x27),
+            service_accounts: ServiceAccountKey::from_pkcs8(service_accounts.as_bytes()).unwrap(),
+        }
+    } else {
+        Authorities::decode(fixture).unwrap()
+    };
+    is_that(&made.kubernetes, NAMES[0], 0x25);
+    is_that(&made.front_proxy, NAMES[1], 0x27);
+    let service_accounts = made.service_accounts.private_pem();
+    let read = p256::SecretKey::from_pkcs8_pem(service_accounts.expose()).unwrap();
+    assert_eq!(read.to_bytes()[..], [0x29; 32]);
+    // A key that is made today is written as this one is.
+    let written = read.to_pkcs8_der().unwrap();
+    assert_eq!(written.as_bytes(), &made.service_accounts.pkcs8[..]);
+    stored_form!("etcd-kubernetes-authorities.pb", made.encode());
+    assert_eq!(KEY, "authorities");
 }

@@ -67,6 +67,8 @@ fn load(path: &Path) -> Result<Option<Located>, FileError> {
 
 #[cfg(test)]
 mod tests {
+    use hearth_api::stored_form;
+
     use super::*;
 
     fn ip(last: u8) -> IpAddr {
@@ -102,5 +104,23 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("missing").join("address.pb");
         assert!(word(&path, ip(1), 0).is_err());
+    }
+
+    #[test]
+    fn the_stored_form_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("address.pb");
+        let read = |stored: Vec<u8>, wanted: Located| {
+            std::fs::write(&path, stored).unwrap();
+            assert_eq!(load(&path).unwrap(), Some(wanted));
+        };
+        let located = word(&path, ip(7), 299).unwrap();
+        assert_eq!(located.counter, 300);
+        let written = std::fs::read(&path).unwrap();
+        read(stored_form!("address.pb", written), located);
+        let located = word(&path, "2001:db8::7".parse().unwrap(), 0).unwrap();
+        assert_eq!(located.counter, 301);
+        let written = std::fs::read(&path).unwrap();
+        read(stored_form!("address-ipv6.pb", written), located);
     }
 }

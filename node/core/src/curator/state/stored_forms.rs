@@ -1,0 +1,262 @@
+//! The records in etcd, against the fixtures.
+
+use hearth_api::{
+    fixture,
+    identity::{ClusterUnlockKey, MeshSecret, SigningKey},
+    stored_form,
+    v1::{
+        ClusterState, ColdStartPolicy, ConsensusProgress, KubernetesConfiguration, NodeCondition,
+        StorageSecurityPolicy, TpmMode, node_roles,
+    },
+};
+
+use super::*;
+
+fn id() -> NodeId {
+    NodeId::from_bytes([0x11; 16])
+}
+
+fn public_key(seed: u8) -> PublicKey {
+    SigningKey::from_seed([seed; 32]).public()
+}
+
+fn mesh_key() -> MeshKey {
+    MeshSecret::try_from(&[0x11; 32][..]).unwrap().public()
+}
+
+fn range() -> PodRange {
+    PodRange::all().nth(3).unwrap()
+}
+
+/// A node of which there is everything.
+fn full_node() -> FullRecord {
+    FullRecord {
+        node: NodeRecord {
+            id: id(),
+            public_key: public_key(0x22),
+            join_key: public_key(0x33),
+            state: NodeState::Up,
+            roles: NodeRoles {
+                consensus_member: Some(node_roles::ConsensusMember {
+                    member_id: 0x0102_0304_0506_0708,
+                }),
+                kubernetes_controller: Some(node_roles::KubernetesController {}),
+                kubernetes_worker: Some(node_roles::KubernetesWorker {}),
+            },
+            labels: vec![
+                Label {
+                    key: "zone".into(),
+                    value: "b".into(),
+                },
+                Label {
+                    key: "example.org/rack".into(),
+                    value: String::new(),
+                },
+            ],
+            tpm_usage: TpmUsage::PresentButUnused,
+            storage_security: StorageSecurity::Encrypted,
+            decommissioning: true,
+            networking: Some(Networking {
+                key: mesh_key(),
+                range: range(),
+            }),
+        },
+        unlock_key: Some(ClusterUnlockKey::from_bytes([0x44; 32])),
+        certificate: Some(b"a certificate".to_vec().into()),
+    }
+}
+
+/// One that has registered, and no more.
+fn new_node() -> FullRecord {
+    let full = full_node();
+    FullRecord {
+        node: NodeRecord {
+            state: NodeState::New,
+            roles: NodeRoles::default(),
+            labels: Vec::new(),
+            tpm_usage: TpmUsage::NotPresent,
+            storage_security: StorageSecurity::Unspecified,
+            decommissioning: false,
+            networking: None,
+            ..full.node
+        },
+        unlock_key: None,
+        certificate: None,
+    }
+}
+
+fn read_node(stored: &[u8], wanted: &FullRecord) {
+    let key = node_key(id());
+    assert_eq!(NodeRecord::decode(&key, stored).as_ref(), Ok(&wanted.node));
+    let read = FullRecord::decode(&key, stored).unwrap();
+    assert_eq!(read.node, wanted.node);
+    assert_eq!(read.unlock_key, wanted.unlock_key);
+    assert_eq!(read.certificate, wanted.certificate);
+}
+
+#[test]
+fn the_stored_form_of_nodes_stays() {
+    let node = full_node();
+    read_node(&stored_form!("etcd-node.pb", node.encode()), &node);
+    let node = new_node();
+    read_node(&stored_form!("etcd-node-new.pb", node.encode()), &node);
+    let mut node = full_node();
+    node.decommission();
+    let stored = stored_form!("etcd-node-decommissioned.pb", node.encode());
+    read_node(&stored, &node);
+
+    let tombstone = Tombstone {
+        id: id(),
+        public_key: public_key(0x22),
+        join_key: public_key(0x33),
+    };
+    let stored = stored_form!("etcd-tombstone.pb", tombstone.encode());
+    let key = tombstone_key(id());
+    assert_eq!(Tombstone::decode(&key, &stored), Ok(tombstone));
+}
+
+/// Made by the founding, whose test writes it too. What nobody decodes, the
+/// recovery recipient, stays in it.
+#[test]
+fn the_stored_form_of_the_cluster_stays() {
+    let stored = fixture!("etcd-cluster.pb");
+    let cluster = ClusterRecord::decode(CLUSTER, stored).unwrap();
+    let configuration = ClusterConfiguration {
+        cluster_domain: "example.internal".into(),
+        tpm_mode: TpmMode::BestEffort.into(),
+        storage_security_policy: StorageSecurityPolicy::NeedsEncryption.into(),
+        cold_start_policy: ColdStartPolicy::Owner.into(),
+        kubernetes: Some(KubernetesConfiguration {
+            synchronized_labels: vec!["zone".into(), "example.org/*".into()],
+        }),
+    };
+    assert_eq!(cluster.id, ClusterId::from_bytes([0x55; 16]));
+    assert_eq!(cluster.configuration, configuration);
+    assert_eq!(cluster.owner, public_key(0x66));
+    assert_eq!(cluster.first_contact_secret.expose(), &[0x77; 32]);
+    let full = FullCluster::decode(CLUSTER, stored).unwrap();
+    assert_eq!(full.configuration(), configuration);
+    assert_eq!(full.encode_with(configuration)[..], *stored);
+    let written = full.encode_with(ClusterConfiguration::default());
+    let stored = stored_form!("etcd-cluster-reconfigured.pb", written);
+    let cluster = ClusterRecord::decode(CLUSTER, &stored).unwrap();
+    assert_eq!(cluster.configuration, ClusterConfiguration::default());
+    assert_eq!(cluster.owner, public_key(0x66));
+}
+
+#[test]
+fn the_stored_form_of_intents_stays() {
+    let read = |stored: &[u8], wanted: Intent| {
+        assert_eq!(Intent::decode(&intent_key(id()), stored), Ok(wanted));
+    };
+    let intent = |wanted, attempts| Intent {
+        node: id(),
+        wanted,
+        attempts,
+    };
+    let made = intent(Wanted::Join { member: None }, 0);
+    read(&stored_form!("etcd-intent-join.pb", made.encode()), made);
+    let member = Some(0x0102_0304_0506_0708);
+    let made = intent(Wanted::Join { member }, 2);
+    read(&stored_form!("etcd-intent-joining.pb", made.encode()), made);
+    let decommission = false;
+    let made = intent(Wanted::Leave { decommission }, 0);
+    read(&stored_form!("etcd-intent-leave.pb", made.encode()), made);
+    let decommission = true;
+    let made = intent(Wanted::Leave { decommission }, 0);
+    read(
+        &stored_form!("etcd-intent-decommission.pb", made.encode()),
+        made,
+    );
+}
+
+#[test]
+fn the_stored_form_of_a_ticket_stays() {
+    let ticket = Ticket::from_bytes([0x88; 32]);
+    let stored = stored_form!("etcd-register-ticket.pb", encode_ticket(&ticket));
+    assert_eq!(decode_ticket(REGISTER_TICKET, &stored), Ok(ticket));
+}
+
+#[test]
+fn the_stored_form_of_what_is_heard_of_a_node_stays() {
+    let status = NodeStatus {
+        external_address: "192.0.2.7".into(),
+        curator_port: 7835,
+        version: "1.2.3".into(),
+        boot_id: "b0071d00-0000-4000-8000-000000000001".into(),
+        sent_at: 1_700_000_000,
+        cluster_state: ClusterState::Home.into(),
+        consensus: Some(ConsensusProgress {
+            member_id: 0x0102_0304_0506_0708,
+            learner: true,
+            applied_index: 300,
+        }),
+        address_counter: 9,
+        conditions: vec![NodeCondition {
+            r#type: "KubernetesWorker".into(),
+            met: false,
+            reason: "NotInstalled".into(),
+            message: "there is none".into(),
+        }],
+    };
+    let stored = stored_form!("etcd-status.pb", encode_status(status.clone()));
+    assert_eq!(decode_status(&status_key(id()), &stored), Ok(status));
+
+    let key = liveness_key(id());
+    let boot_id = "b0071d00-0000-4000-8000-000000000001";
+    let read = |stored: &[u8], wanted| {
+        let read = LivenessRecord::decode(&key, stored);
+        assert_eq!(read, Ok((wanted, boot_id.to_owned())));
+    };
+    let record = LivenessRecord::HeardBy(NodeId::from_bytes([0x99; 16]));
+    let written = record.encode(boot_id);
+    read(&stored_form!("etcd-liveness.pb", written), record);
+    let record = LivenessRecord::GivenUp;
+    let written = record.encode(boot_id);
+    read(&stored_form!("etcd-liveness-given-up.pb", written), record);
+
+    let stored = stored_form!("etcd-candidate.pb", encode_candidate(id()));
+    assert_eq!(decode_candidate(&candidate_key(7), &stored), Ok(id()));
+}
+
+/// Whose a join key, a key of the mesh, a range or the last departure is.
+#[test]
+fn the_stored_form_of_owners_stays() {
+    let stored = stored_form!("etcd-owner.txt", id().to_string());
+    for key in [
+        join_key_key(&public_key(0x33)),
+        pod_range_key(range()),
+        mesh_key_key(&mesh_key()),
+    ] {
+        assert_eq!(decode_owner(&key, &stored), Ok(id()));
+    }
+}
+
+/// Keys are stored, too. One in a line; etcd has the curator's prefix before
+/// each.
+#[test]
+fn the_stored_keys_stay() {
+    let join_key = public_key(0x33);
+    let keys = [
+        (CLUSTER.to_owned(), Key::Cluster),
+        (CLUSTER_AUTHORITY.to_owned(), Key::Other),
+        (ETCD_AUTHORITY.to_owned(), Key::Other),
+        (REGISTER_TICKET.to_owned(), Key::RegisterTicket),
+        (DEPARTURE.to_owned(), Key::Other),
+        (node_key(id()), Key::Node(id())),
+        (status_key(id()), Key::Status(id())),
+        (liveness_key(id()), Key::Liveness(id())),
+        (tombstone_key(id()), Key::Tombstone(id())),
+        (intent_key(id()), Key::Intent(id())),
+        (join_key_key(&join_key), Key::JoinKey(join_key)),
+        (pod_range_key(range()), Key::PodRange(range())),
+        (mesh_key_key(&mesh_key()), Key::MeshKey(mesh_key())),
+        (candidate_key(0x0102_0304), Key::Candidate),
+    ];
+    let written: String = keys.iter().map(|(key, _)| format!("{key}\n")).collect();
+    let stored = stored_form!("etcd-keys.txt", written);
+    let stored = String::from_utf8(stored).unwrap();
+    for (key, (_, wanted)) in stored.lines().zip(keys) {
+        assert_eq!(Key::parse(key), wanted, "{key}");
+    }
+}
