@@ -29,7 +29,7 @@ pub struct Artifacts {
     /// What the tests of Kubernetes boot; built when one of them is to run, for
     /// it takes its time.
     pub kubernetes: Option<Kubernetes>,
-    /// An image, with the extension `sample`, whose init is the example `machine_check` of `hearth-base`,
+    /// An image, with the extension `sample`, whose init is the example `machine_check` of `hearth-sys`,
     /// which tries on a machine what cannot be tried on a host.
     pub machine_check: Image,
     /// The operator's tool.

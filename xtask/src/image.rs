@@ -233,7 +233,7 @@ fn folder_name(flavour: Flavour, extensions: &[Request]) -> String {
     name
 }
 
-/// A program of hearth-base's that is an init of its own.
+/// A program of hearth-sys's that is an init of its own.
 #[derive(Clone, Copy, Debug)]
 pub struct Example {
     name: &'static str,

@@ -3,4 +3,10 @@
 pub mod event;
 pub mod logtree;
 pub mod supervisor;
-pub mod sys;
+#[cfg(any(test, feature = "testing"))]
+#[allow(
+    missing_docs,
+    clippy::unwrap_used,
+    reason = "test code: it fails as tests do"
+)]
+pub mod testing;

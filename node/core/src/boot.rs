@@ -23,27 +23,30 @@ use hearth_api::tls;
 use hearth_base::event;
 use hearth_base::logtree::{self, Entry, LogTree, Severity};
 use hearth_base::supervisor::{Context, Failure, Options, Outcome, Supervisor, runnable};
-use hearth_base::sys::kmsg::{self, Kmsg};
-use hearth_base::sys::{cgroups, child, files, fw_cfg::FwCfg, mount_table, mounts, watchdog};
+use hearth_enrolment::asking::Asker;
+use hearth_enrolment::sealed::SealedStore;
+use hearth_enrolment::{driver, rejoin};
+use hearth_host::boot_record::{self, Keeper};
+use hearth_host::bundle::Binary;
+use hearth_host::cluster_state::{self, ClusterState, Desk, State};
+use hearth_host::console::{report, report_once};
+use hearth_host::extensions::{self, Extensions};
+use hearth_host::image::Image;
+use hearth_host::layout::{self, Root};
+use hearth_host::power::Ending;
+use hearth_host::power::{self, Power};
+use hearth_host::storage::{DataPartition, System};
+use hearth_host::{esp, parameters, pki};
+use hearth_sys::fw_cfg::FwCfg;
+use hearth_sys::kmsg::{self, Kmsg};
+use hearth_sys::{cgroups, child, files, mount_table, mounts, watchdog};
 use nix::sys::signal::SigSet;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::boot_record::{self, Keeper};
-use crate::cluster_state::{self, ClusterState, Desk, State};
-use crate::enrolment::asking::Asker;
-use crate::enrolment::sealed::SealedStore;
-use crate::enrolment::{driver, rejoin};
-use crate::extensions::{self, Extensions};
-use crate::image::Image;
-use crate::kubernetes::bundle::Binary;
-use crate::layout::{self, Root};
+use crate::compose;
 use crate::network::{self, Network};
-use crate::pid1::Ending;
-use crate::power::{self, Power};
-use crate::storage::{DataPartition, System};
-use crate::{esp, parameters, pki, roles};
 
 /// How long the console may take to print what led to the end.
 const FLUSH_BOUND: Duration = Duration::from_secs(5);
@@ -203,28 +206,12 @@ fn link_etc(root: &Root) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Prints a line for programs on the console.
-pub fn report(report: &Report) {
-    println!("{report}");
-}
-
-/// Says that a milestone is reached, at the first time in this boot only: a
-/// service that restarts reaches it again.
-pub fn report_once(milestone: Milestone) {
-    static REACHED: Mutex<Vec<Milestone>> = Mutex::new(Vec::new());
-    let mut reached = REACHED.lock().unwrap_or_else(PoisonError::into_inner);
-    if !reached.contains(&milestone) {
-        reached.push(milestone);
-        report(&Report::Reached(milestone, String::new()));
-    }
-}
-
 fn start_log() -> LogTree {
     let log_tree = LogTree::new(logtree::Options::default());
     // The libraries' own events are of use to their developers.
     let ours = Targets::new()
         .with_default(LevelFilter::WARN)
-        .with_targets(["hearth_core", "hearth_base", "hearth_api"].map(|t| (t, LevelFilter::INFO)));
+        .with_target("hearth_", LevelFilter::INFO);
     tracing_subscriber::registry()
         .with(ours)
         .with(log_tree.layer())
@@ -287,7 +274,7 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     esp::mount(&node.root.esp).await?;
     let fw_cfg = FwCfg::default();
     #[cfg(feature = "failpoints")]
-    if let Some(name) = crate::failpoint::arm_from_fw_cfg(&fw_cfg, report)? {
+    if let Some(name) = hearth_host::failpoint::arm_from_fw_cfg(&fw_cfg, report)? {
         tracing::warn!(name, "test image: a failpoint is armed");
     }
     // The ESP is slow, and may not answer at all.
@@ -351,7 +338,7 @@ fn start_cluster_parts(
     let (refusals_writer, refusals) = event::value();
     let (disowned_writer, disowned) = event::value();
     let asker = Arc::new(Asker::new(tls::wall_clock(), boot_record::boot_id()?));
-    let inputs = Arc::new(roles::Inputs {
+    let inputs = Arc::new(compose::Inputs {
         root: node.root.clone(),
         image: node.image.clone(),
         log_tree: node.log_tree.clone(),
@@ -367,7 +354,7 @@ fn start_cluster_parts(
         extensions,
     });
     let can_run_kubernetes = inputs.extensions.get(EXTENSION_KUBERNETES).is_ok();
-    ctx.run("role", move |ctx| roles::run(ctx, inputs.clone()))?;
+    ctx.run("role", move |ctx| compose::run(ctx, inputs.clone()))?;
     let parts = Arc::new(rejoin::Parts {
         root: node.root.clone(),
         sealed: sealed.clone(),
@@ -412,7 +399,7 @@ fn start_cluster_parts(
 fn start_debug_service(
     ctx: &Context,
     node: &Arc<Node>,
-    member: event::Value<crate::handover::MemberData>,
+    member: event::Value<hearth_host::handover::MemberData>,
 ) -> Outcome {
     let debug = Arc::new(crate::debug::Debug {
         tree: node.tree.clone(),

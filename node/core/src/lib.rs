@@ -1,28 +1,12 @@
-//! The Hearth node. `docs/architecture.md` says how its parts fit together.
+//! The Hearth node: what PID 1 does, and how the parts of a node are put together. `docs/architecture.md` says how they
+//! fit.
 
 pub mod boot;
-pub mod boot_record;
-pub mod cluster_state;
-pub mod consensus;
-pub mod credentials;
-pub mod curator;
+pub mod compose;
+mod controlplane;
 #[cfg(feature = "debug-service")]
 pub mod debug;
-pub mod enrolment;
-pub mod esp;
-pub mod extensions;
-pub mod failpoint;
-pub mod handover;
-pub mod image;
-pub mod kubernetes;
-pub mod layout;
-pub mod logs;
-pub(crate) mod mesh;
-pub mod network;
-pub mod networking;
-pub mod parameters;
+mod network;
 pub mod pid1;
-pub mod pki;
-pub mod power;
-pub mod roles;
-pub mod storage;
+#[cfg(test)]
+mod tests;

@@ -14,15 +14,14 @@ use std::sync::Arc;
 use hearth_api::console::{Milestone, Report};
 use hearth_base::event::{self, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
-use hearth_base::sys::cidr::Cidr;
-use hearth_base::sys::dhcp::{self, Lease};
-use hearth_base::sys::files;
-use hearth_base::sys::netlink::{Link, LinkKind, LinkMonitor, Netlink, Route};
-
-use crate::boot;
-use crate::enrolment::sealed::{SealedStore, Stored};
-use crate::layout::Root;
-use crate::parameters::{self, StaticNetwork};
+use hearth_enrolment::sealed::{SealedStore, Stored};
+use hearth_host::console;
+use hearth_host::layout::Root;
+use hearth_host::parameters::{self, StaticNetwork};
+use hearth_sys::cidr::Cidr;
+use hearth_sys::dhcp::{self, Lease};
+use hearth_sys::files;
+use hearth_sys::netlink::{Link, LinkKind, LinkMonitor, Netlink, Route};
 
 const METRIC: u32 = 100;
 const PUBLIC: u32 = 0o644;
@@ -102,7 +101,7 @@ async fn find_link(netlink: &Netlink, mac: Option<[u8; 6]>) -> Result<Link, Fail
                 ),
             };
             tracing::warn!("the network waits for {why}");
-            boot::report(&Report::Waiting(why));
+            console::report(&Report::Waiting(why));
         }
         monitor.changed().await?;
     }
@@ -184,7 +183,7 @@ fn publish(network: &Network, cidr: Cidr, servers: &[IpAddr]) -> Outcome {
         network.address.set(address);
     }
     if before.is_none() {
-        boot::report(&Report::Reached(Milestone::Network, cidr.to_string()));
+        console::report(&Report::Reached(Milestone::Network, cidr.to_string()));
     }
     Ok(())
 }

@@ -20,6 +20,8 @@ use std::process::{Command, ExitStatus};
 use std::time::{Duration, Instant};
 
 use hearth_api::console::{Milestone, Report};
+use hearth_host::layout;
+use hearth_host::power::Ending;
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot, set_cad_enabled};
@@ -27,35 +29,9 @@ use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, chdir, chroot, sync};
 
-use crate::layout;
-
 /// How long what was killed may take to end. A process that waits for a dead
 /// disk does not end at all.
 const KILLED_BOUND: Duration = Duration::from_secs(10);
-
-/// What the core's exit code asks of PID 1. Any other is a failure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// Everything is unmounted: switch the machine off.
-    PowerOff,
-    /// Everything is unmounted: start again.
-    Reboot,
-}
-
-impl Ending {
-    /// The core's exit code that means this.
-    pub const fn exit_code(self) -> u8 {
-        match self {
-            Self::PowerOff => 80,
-            Self::Reboot => 81,
-        }
-    }
-
-    fn of(status: ExitStatus) -> Option<Self> {
-        let asked = |ending: &Self| status.code() == Some(i32::from(ending.exit_code()));
-        [Self::PowerOff, Self::Reboot].into_iter().find(asked)
-    }
-}
 
 /// Runs as PID 1 until the machine goes down.
 pub fn run() -> ! {

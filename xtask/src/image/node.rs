@@ -69,12 +69,12 @@ pub fn build(ui: &Ui, flavour: Flavour, destination: &Path) -> Result<PathBuf> {
     compile(ui, &product, destination)
 }
 
-/// Compiles an example of hearth-base, as static as the node, and copies it to `destination`.
+/// Compiles an example of hearth-sys, as static as the node, and copies it to `destination`.
 pub fn build_example(ui: &Ui, example: Example, destination: &Path) -> Result<PathBuf> {
     let product = Product {
         what: example.what,
         profile: example.profile,
-        arguments: &["--package", "hearth-base", "--example", example.name],
+        arguments: &["--package", "hearth-sys", "--example", example.name],
         built: &format!("examples/{}", example.name),
     };
     compile(ui, &product, destination)
@@ -87,7 +87,7 @@ pub fn build_curator_host(ui: &Ui, destination: &Path) -> Result<PathBuf> {
         profile: Profile::Node,
         arguments: &[
             "--package",
-            "hearth-core",
+            "hearth-curator",
             "--features",
             "testing",
             "--example",

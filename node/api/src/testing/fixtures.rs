@@ -13,7 +13,7 @@ pub const WRITE: &str = "HEARTH_WRITE_FIXTURES";
 #[macro_export]
 macro_rules! fixture {
     ($name:literal) => {
-        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/", $name)).as_slice()
+        include_bytes!(concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/", $name)).as_slice()
     };
 }
 
@@ -22,7 +22,7 @@ macro_rules! fixture {
 macro_rules! stored_form {
     ($name:literal, $written:expr) => {
         $crate::testing::fixtures::check(
-            concat!(env!("CARGO_MANIFEST_DIR"), "/fixtures/", $name),
+            concat!(env!("CARGO_MANIFEST_DIR"), "/../fixtures/", $name),
             $crate::fixture!($name),
             $written.as_ref(),
         )

@@ -42,6 +42,7 @@ mod backoff;
 mod context;
 mod driver;
 mod failure;
+mod health;
 mod panics;
 #[cfg(test)]
 mod tests;
@@ -60,6 +61,7 @@ use tokio_util::sync::CancellationToken;
 pub use backoff::Backoff;
 pub use context::Context;
 pub use failure::{Failure, Outcome};
+pub use health::Health;
 
 use crate::event;
 use driver::{Ending, Shared};

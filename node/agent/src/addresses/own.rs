@@ -1,0 +1,126 @@
+//! What this node says of itself, and that it never says less than before.
+//!
+//! Of two words of one node the one with the higher counter is true, for ever
+//! and for everyone. So the counter is on the data partition before a word with
+//! it leaves this node, and a new one is only begun when the address is
+//! another one: a node that boots a thousand times at one address says one
+//! thing.
+//!
+//! A file that is lost or damaged cannot be made up for here. But others keep
+//! what this node has signed; when it hears from them of a higher counter than
+//! its own, it goes on above that.
+
+use std::net::IpAddr;
+use std::path::Path;
+
+use hearth_api::private::StoredAddress;
+use hearth_sys::files::{self, FileError};
+use prost::Message;
+
+use super::Located;
+
+const VERSION: u32 = 1;
+const MAX_SIZE: u64 = 4 << 10;
+const PRIVATE: u32 = 0o600;
+
+/// The word for this address: the one on disk, if it is of this address and
+/// its counter is above `heard`, else a new one, which is then on disk.
+pub fn word(path: &Path, host: IpAddr, heard: u64) -> Result<Located, FileError> {
+    let last = load(path)?;
+    if let Some(last) = last
+        && last.host == host
+        && last.counter > heard
+    {
+        return Ok(last);
+    }
+    let before = last.map_or(0, |last| last.counter).max(heard);
+    let located = Located {
+        host,
+        counter: before.saturating_add(1),
+    };
+    let stored = StoredAddress {
+        version: VERSION,
+        host: host.to_string(),
+        counter: located.counter,
+    };
+    files::write_atomic(path, &stored.encode_to_vec(), PRIVATE)?;
+    Ok(located)
+}
+
+fn load(path: &Path) -> Result<Option<Located>, FileError> {
+    let Some(bytes) = files::read_limited(path, MAX_SIZE)? else {
+        return Ok(None);
+    };
+    let stored = StoredAddress::decode(&bytes[..]).ok();
+    let stored = stored.filter(|stored| stored.version == VERSION);
+    let located = stored.and_then(|stored| {
+        let host = stored.host.parse().ok()?;
+        let counter = stored.counter;
+        Some(Located { host, counter })
+    });
+    if located.is_none() {
+        let path = path.display();
+        tracing::warn!("{path}: not the record of an address: it begins anew");
+    }
+    Ok(located)
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_api::stored_form;
+
+    use super::*;
+
+    fn ip(last: u8) -> IpAddr {
+        IpAddr::from([192, 0, 2, last])
+    }
+
+    #[test]
+    fn each_change_has_a_higher_counter_and_nothing_else_has() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("address.pb");
+        let say = |last, heard| word(&path, ip(last), heard).unwrap().counter;
+        assert_eq!(say(1, 0), 1);
+        assert_eq!(say(1, 0), 1, "after any number of boots");
+        assert_eq!(say(2, 0), 2);
+        assert_eq!(say(1, 0), 3, "back again is a change");
+        // Others remember more than this node does.
+        assert_eq!(say(1, 9), 10);
+        assert_eq!(say(1, 9), 10);
+        assert_eq!(say(1, 0), 10);
+    }
+
+    #[test]
+    fn a_damaged_file_is_made_good_by_those_who_remember() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("address.pb");
+        std::fs::write(&path, b"\xff\xff").unwrap();
+        assert_eq!(word(&path, ip(1), 0).unwrap().counter, 1);
+        assert_eq!(word(&path, ip(1), 7).unwrap().counter, 8);
+    }
+
+    #[test]
+    fn what_cannot_be_kept_is_not_said() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("missing").join("address.pb");
+        assert!(word(&path, ip(1), 0).is_err());
+    }
+
+    #[test]
+    fn the_stored_form_stays() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("address.pb");
+        let read = |stored: Vec<u8>, wanted: Located| {
+            std::fs::write(&path, stored).unwrap();
+            assert_eq!(load(&path).unwrap(), Some(wanted));
+        };
+        let located = word(&path, ip(7), 299).unwrap();
+        assert_eq!(located.counter, 300);
+        let written = std::fs::read(&path).unwrap();
+        read(stored_form!("address.pb", written), located);
+        let located = word(&path, "2001:db8::7".parse().unwrap(), 0).unwrap();
+        assert_eq!(located.counter, 301);
+        let written = std::fs::read(&path).unwrap();
+        read(stored_form!("address-ipv6.pb", written), located);
+    }
+}

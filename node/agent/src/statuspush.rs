@@ -1,0 +1,166 @@
+//! Reports this node's status to the curators when it changes, and once over
+//! each new way to them.
+//!
+//! An address is reported only after the cluster directory has been saved on
+//! the ESP beside that very address: others may then rely on this node finding
+//! them, and being found, after the next power cut. This holds for every change
+//! of the address, and no later change of this code can lose it: the address
+//! comes here by no other way than from whoever has saved it. Until then the
+//! last one stays reported.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use crate::LocalControlPlane;
+use hearth_api::v1;
+use hearth_api::v1::{NodeCondition, NodeStatus, UpdateNodeStatusRequest};
+use hearth_base::event::{Closed, Value, Watcher};
+use hearth_base::supervisor::{Context, Health, Outcome};
+use hearth_host::boot_record::boot_id;
+use hearth_host::cluster_state::{ClusterState, State};
+
+use super::addresses::Located;
+use crate::connection::{self, CuratorConnection, refused};
+
+/// One report may take so long.
+const BOUND: Duration = Duration::from_secs(10);
+
+/// Reports this node's status to curators.
+pub struct Worker {
+    /// Of the image.
+    pub version: String,
+    /// Will be read.
+    pub connection: Value<CuratorConnection>,
+    /// Will be read: how this node has signed its address.
+    pub own_address: Value<Located>,
+    /// Will be read.
+    pub control_plane: Value<LocalControlPlane>,
+    /// Will be read.
+    pub cluster_state: ClusterState,
+    /// Will be read: no other address is ever reported.
+    pub directory_saved: Value<IpAddr>,
+    /// Will be read: how the roles stand that can be held and not met.
+    pub conditions: Value<Vec<NodeCondition>>,
+}
+
+/// The address that may be reported.
+struct Addresses {
+    saved: Watcher<IpAddr>,
+    signed: Watcher<Located>,
+    newest: (Option<IpAddr>, Option<Located>),
+}
+
+impl Addresses {
+    fn of(worker: &Worker) -> Self {
+        Self {
+            saved: worker.directory_saved.watch(),
+            signed: worker.own_address.watch(),
+            newest: (None, None),
+        }
+    }
+
+    /// The next one: saved and signed are both the same. Safe to cancel.
+    async fn next(&mut self) -> Result<Located, Closed> {
+        loop {
+            tokio::select! {
+                saved = self.saved.next() => self.newest.0 = Some(saved?),
+                signed = self.signed.next() => self.newest.1 = Some(signed?),
+            }
+            if let (Some(saved), Some(signed)) = self.newest
+                && saved == signed.host
+            {
+                return Ok(signed);
+            }
+        }
+    }
+}
+
+/// Reports what is new, over each connection that there is.
+pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
+    tokio::select! {
+        outcome = report_changes(&ctx, &worker) => outcome,
+        () = ctx.cancelled() => Ok(()),
+    }
+}
+
+/// Ends by an error only; the restart then reports everything anew.
+async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
+    let boot_id = boot_id()?;
+    ctx.restart_within(Some(connection::ASK_AGAIN_WITHIN));
+    let mut addresses = Addresses::of(worker);
+    let mut connections = worker.connection.watch();
+    let mut control_planes = worker.control_plane.watch();
+    let mut states = worker.cluster_state.watch();
+    let mut conditions = worker.conditions.watch();
+    let mut known_conditions = worker.conditions.get().unwrap_or_default();
+
+    let mut connection = connections.next().await?;
+    let mut address = addresses.next().await?;
+    let LocalControlPlane {
+        mut curator_port,
+        mut progress,
+        ..
+    } = control_planes.next().await?;
+    let mut state = states.next().await?;
+    let health = Health::of(ctx);
+    let mut reported = None;
+    loop {
+        let status = NodeStatus {
+            external_address: address.host.to_string(),
+            curator_port: curator_port.unwrap_or_default().into(),
+            version: worker.version.clone(),
+            boot_id: boot_id.clone(),
+            sent_at: 0,
+            cluster_state: v1::ClusterState::from(state).into(),
+            consensus: progress,
+            address_counter: address.counter,
+            conditions: known_conditions.clone(),
+        };
+        // In SPLIT nobody hears us, the report is due when that has passed; in
+        // DISOWNING nobody wants to.
+        let heard = !matches!(state, State::Split | State::Disowning);
+        // Values are set to what they were, too.
+        if heard && reported.as_ref() != Some(&status) {
+            push(&connection, status.clone()).await?;
+            health.good();
+            reported = Some(status);
+        }
+        tokio::select! {
+            // First whether anyone listens, then what there is to say.
+            biased;
+            next = states.next() => state = next?,
+            next = connections.next() => {
+                connection = next?;
+                reported = None;
+            }
+            next = addresses.next() => address = next?,
+            next = conditions.next() => known_conditions = next?,
+            next = control_planes.next() => {
+                let next = next?;
+                curator_port = next.curator_port;
+                progress = next.progress;
+            }
+        }
+    }
+}
+
+async fn push(connection: &CuratorConnection, undated: NodeStatus) -> Outcome {
+    let request = UpdateNodeStatusRequest {
+        node_id: connection.node_id.to_string(),
+        status: Some(NodeStatus {
+            sent_at: now(),
+            ..undated
+        }),
+    };
+    let mut curator = connection.curator();
+    let updated = tokio::time::timeout(BOUND, curator.update_node_status(request)).await?;
+    updated.map(|_| ()).map_err(refused)
+}
+
+fn now() -> i64 {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}

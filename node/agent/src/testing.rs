@@ -1,0 +1,90 @@
+//! A node and a curator with nothing behind it, for tests of what a node asks curators.
+
+use std::sync::Arc;
+
+use hearth_api::client::{Curators, Options as ClientOptions};
+use hearth_api::identity::{NodeCredentials, NodeId};
+use hearth_api::server::Limits;
+use hearth_api::testing::{Script, TestCluster, TestCurator};
+use hearth_api::tls::{self, ExpectedServer, wall_clock};
+use hearth_api::v1::node_roles::ConsensusMember;
+use hearth_api::v1::{ClusterDirectory, Node, NodeRoles, NodeState as Life, NodeStatus};
+use hearth_host::handover::MemberData;
+
+use crate::CuratorConnection;
+
+/// A node, and the curator on it.
+pub struct Fake {
+    pub cluster: Arc<TestCluster>,
+    pub curator: TestCurator,
+    pub node: Arc<NodeCredentials>,
+    pub node_id: NodeId,
+}
+
+impl Fake {
+    pub async fn new(script: Script) -> Self {
+        let cluster = Arc::new(TestCluster::new());
+        let node = cluster.node();
+        Self {
+            curator: {
+                let limits = Limits::default();
+                TestCurator::start_as(&cluster, &node, script, wall_clock(), limits).await
+            },
+            node_id: NodeId::from_public_key(&node.key.public()),
+            node: Arc::new(node),
+            cluster,
+        }
+    }
+
+    /// Another curator of the cluster.
+    pub async fn another(&self, script: Script) -> TestCurator {
+        TestCurator::start(&self.cluster, script, wall_clock()).await
+    }
+
+    /// The node's connection to its curator.
+    pub fn connection(&self) -> CuratorConnection {
+        self.connection_to(&self.curator)
+    }
+
+    pub fn connection_to(&self, curator: &TestCurator) -> CuratorConnection {
+        self.connection_to_all(&[curator])
+    }
+
+    /// The first of them is asked first.
+    pub fn connection_to_all(&self, curators: &[&TestCurator]) -> CuratorConnection {
+        let trust = tls::node_client_config(&self.node, ExpectedServer::AnyNode, wall_clock());
+        let endpoints: Vec<_> = curators.iter().map(|curator| curator.endpoint()).collect();
+        let curators = Curators::new(endpoints, trust.unwrap(), ClientOptions::default());
+        CuratorConnection::new(self.node_id, curators)
+    }
+
+    pub fn member(&self) -> MemberData {
+        MemberData {
+            cluster_id: self.cluster.id,
+            node_id: self.node_id,
+            credentials: self.node.clone(),
+            directory: ClusterDirectory::default(),
+        }
+    }
+}
+
+/// A node as curators know it.
+pub fn record(id: &str, address: &str, roles: NodeRoles) -> Node {
+    Node {
+        id: id.to_owned(),
+        state: Life::Up.into(),
+        status: Some(NodeStatus {
+            external_address: address.into(),
+            ..NodeStatus::default()
+        }),
+        roles: Some(roles),
+        ..Node::default()
+    }
+}
+
+pub fn consensus_member() -> NodeRoles {
+    NodeRoles {
+        consensus_member: Some(ConsensusMember::default()),
+        ..NodeRoles::default()
+    }
+}

@@ -1,0 +1,199 @@
+use std::sync::Arc;
+use std::time::Duration;
+
+use hearth_api::testing::{Heartbeats, Script};
+use hearth_base::event::{self, Value, Writer};
+use hearth_host::boot_record::boot_id;
+use hearth_host::handover::Refusals;
+use tokio::time::Instant;
+
+use crate::CuratorConnection;
+use crate::heartbeat::{Worker, run};
+use crate::testing::Fake;
+use hearth_base::testing::{Alone, next, soon};
+
+const INTERVAL: Duration = Duration::from_millis(100);
+
+fn answer(bound_ms: u32, after: Duration) -> Heartbeats {
+    Heartbeats::Answer {
+        interval_ms: 100,
+        bound_ms,
+        after,
+    }
+}
+
+struct Beating {
+    fake: Fake,
+    worker: Alone,
+    connection: Writer<CuratorConnection>,
+    acknowledged: Value<Instant>,
+    refusals: Value<Refusals>,
+}
+
+/// The worker, and a curator that treats it so.
+async fn beating(heartbeats: Heartbeats) -> Beating {
+    let fake = Fake::new(Script {
+        heartbeats,
+        ..Script::default()
+    })
+    .await;
+    let (connection_writer, connection) = event::value();
+    let (acknowledged_writer, acknowledged) = event::value();
+    let (refusals_writer, refusals) = event::value();
+    connection_writer.set(fake.connection());
+    let worker = Arc::new(Worker {
+        connection,
+        acknowledged: acknowledged_writer,
+        refusals: Arc::new(refusals_writer),
+    });
+    Beating {
+        fake,
+        worker: Alone::run(move |ctx| run(ctx, worker.clone())),
+        connection: connection_writer,
+        acknowledged,
+        refusals,
+    }
+}
+
+#[tokio::test]
+async fn what_is_acknowledged_is_when_it_was_sent() {
+    let after = Duration::from_millis(200);
+    let test = beating(answer(5000, after)).await;
+    let mut acknowledged = test.acknowledged.watch();
+    for _ in 0..3 {
+        let sent = next("an acknowledgement", &mut acknowledged).await;
+        // Sent before it came, and a pause after the one before was answered.
+        for (arrived, _) in test.fake.curator.seen().heartbeats {
+            assert!(
+                sent <= arrived || arrived + after + INTERVAL <= sent,
+                "{sent:?} {arrived:?}"
+            );
+        }
+    }
+    let seen = test.fake.curator.seen();
+    for (_, heartbeat) in seen.heartbeats {
+        assert_eq!(heartbeat.boot_id, boot_id().unwrap());
+        assert_eq!(heartbeat.protocol_version, 1);
+    }
+    assert_eq!(seen.calls, ["Heartbeat"], "all on one stream");
+    test.worker.is_healthy().await;
+    test.worker.is_fine();
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_not_answered_is_not_acknowledged() {
+    let test = beating(Heartbeats::Ignore).await;
+    let arrived = test.fake.curator.until(|seen| !seen.heartbeats.is_empty());
+    soon("a heartbeat", arrived).await;
+    assert_eq!(test.acknowledged.get(), None);
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn silence_is_a_failure_and_the_next_stream_goes_on() {
+    let test = beating(answer(200, Duration::ZERO)).await;
+    let mut acknowledged = test.acknowledged.watch();
+    next("an acknowledgement", &mut acknowledged).await;
+    test.fake.curator.set_heartbeats(Heartbeats::Ignore);
+    test.worker
+        .fails("the curator does not answer heartbeats")
+        .await;
+    let silent = Instant::now();
+    test.fake
+        .curator
+        .set_heartbeats(answer(200, Duration::ZERO));
+    let later = acknowledged.wait_for(|sent| *sent > silent);
+    soon("an acknowledgement after the silence", later)
+        .await
+        .unwrap();
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_curator_that_is_silent_on_a_good_connection_is_left_for_another() {
+    let test = beating(answer(200, Duration::ZERO)).await;
+    let script = Script {
+        heartbeats: answer(5000, Duration::ZERO),
+        ..Script::default()
+    };
+    let second = test.fake.another(script).await;
+    let both = [&test.fake.curator, &second];
+    test.connection.set(test.fake.connection_to_all(&both));
+    let mut acknowledged = test.acknowledged.watch();
+    next("an acknowledgement", &mut acknowledged).await;
+    // For ever, and nothing else is wrong with it.
+    test.fake.curator.set_heartbeats(Heartbeats::Ignore);
+    let arrived = second.until(|seen| !seen.heartbeats.is_empty());
+    soon("a heartbeat elsewhere", arrived).await;
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_stream_that_the_curator_ends_is_opened_again() {
+    let test = beating(answer(5000, Duration::ZERO)).await;
+    let mut acknowledged = test.acknowledged.watch();
+    next("an acknowledgement", &mut acknowledged).await;
+    test.fake.curator.set_heartbeats(Heartbeats::End);
+    test.worker.fails("the curator ended the heartbeats").await;
+    let ended = Instant::now();
+    test.fake
+        .curator
+        .set_heartbeats(answer(5000, Duration::ZERO));
+    let later = acknowledged.wait_for(|sent| *sent > ended);
+    soon("an acknowledgement after the end", later)
+        .await
+        .unwrap();
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_new_connection_is_used_at_once() {
+    let test = beating(answer(5000, Duration::ZERO)).await;
+    let first = &test.fake.curator;
+    soon("the first", first.until(|seen| seen.heartbeats.len() > 1)).await;
+    let second = test.fake.another(Script {
+        heartbeats: answer(5000, Duration::ZERO),
+        ..Script::default()
+    });
+    let second = second.await;
+    test.connection.set(test.fake.connection_to(&second));
+    soon(
+        "the second",
+        second.until(|seen| !seen.heartbeats.is_empty()),
+    )
+    .await;
+    let before = first.seen().heartbeats.len();
+    soon(
+        "the second",
+        second.until(|seen| seen.heartbeats.len() >= 5),
+    )
+    .await;
+    // One may have been on its way.
+    assert!(first.seen().heartbeats.len() <= before + 1);
+    test.worker.is_fine();
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_node_that_is_not_let_in_is_counted_each_time() {
+    let test = beating(Heartbeats::Refuse).await;
+    let mut refusals = test.refusals.watch();
+    test.worker.fails("not a node of this cluster").await;
+    let grown = refusals.wait_for(|count| *count >= 3);
+    soon("refusals", grown).await.unwrap();
+    assert_eq!(test.acknowledged.get(), None);
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn who_cannot_be_reached_has_refused_nothing() {
+    let test = beating(Heartbeats::End).await;
+    test.worker.restarted(2).await;
+    let stranger = Fake::new(Script::default()).await;
+    test.connection
+        .set(test.fake.connection_to(&stranger.curator));
+    test.worker.fails("certificate").await;
+    assert_eq!(test.refusals.get(), None);
+    test.worker.stop().await;
+}

@@ -1,0 +1,307 @@
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use hearth_api::client::{Channel, Curators, Endpoint, Options as ClientOptions};
+use hearth_api::identity::{NodeCredentials, NodeId};
+use hearth_api::testing::TestCluster;
+use hearth_api::tls::{self, ExpectedServer, wall_clock};
+use hearth_api::v1::node_local_client::NodeLocalClient;
+use hearth_api::v1::node_management_client::NodeManagementClient;
+use hearth_api::v1::{
+    ExchangeAddressesRequest, GetLogsRequest, GetLogsResponse, LogSeverity, NodeRoles, NodeState,
+    PowerOffRequest, RebootRequest,
+};
+use hearth_base::event::{self, Writer};
+use hearth_base::logtree::{LogTree, Options, Severity};
+use hearth_host::cluster_state::{self, State};
+use hearth_host::handover::MemberData;
+use hearth_host::power::Ending;
+use hearth_host::power::Power;
+use tonic::{Code, Streaming};
+
+use crate::addresses::Book;
+use crate::known::{Seen, View};
+use crate::nodemgmt::{Worker, run};
+use hearth_base::testing::{Alone, fixed, never, soon, until_ok};
+
+struct Managed {
+    cluster: TestCluster,
+    worker: Alone,
+    address: SocketAddr,
+    log: LogTree,
+    power: Power,
+    view: Writer<Arc<View>>,
+    state: cluster_state::Writer,
+}
+
+/// The worker of a node that is HOME and has not seen its cluster's nodes.
+async fn managed() -> Managed {
+    let cluster = TestCluster::new();
+    let node = Arc::new(cluster.node());
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = free.local_addr().unwrap();
+    drop(free);
+    let log = LogTree::new(Options::default());
+    let power = Power::default();
+    let (view_writer, view) = event::value();
+    let (state_writer, cluster_state) = cluster_state::new();
+    state_writer.set(State::Home).unwrap();
+    let (book, _) = Book::new(wall_clock());
+    book.open(&node).unwrap();
+    let worker = Arc::new(Worker {
+        listen: address,
+        log_tree: log.clone(),
+        power: power.clone(),
+        book,
+        member: fixed(MemberData {
+            cluster_id: cluster.id,
+            node_id: id(&node),
+            credentials: node,
+            directory: hearth_api::v1::ClusterDirectory::default(),
+        }),
+        view,
+        cluster_state,
+    });
+    let worker = Alone::run(move |ctx| run(ctx, worker.clone()));
+    worker.is_healthy().await;
+    Managed {
+        cluster,
+        worker,
+        address,
+        log,
+        power,
+        view: view_writer,
+        state: state_writer,
+    }
+}
+
+fn id(node: &NodeCredentials) -> NodeId {
+    NodeId::from_public_key(&node.key.public())
+}
+
+impl Managed {
+    fn channel(&self, trust: Arc<rustls::ClientConfig>) -> Channel {
+        let endpoint = Endpoint::from(self.address);
+        Curators::new(vec![endpoint], trust, ClientOptions::default()).channel()
+    }
+
+    fn as_user(&self, name: &str) -> NodeManagementClient<Channel> {
+        let user = self.cluster.user(name);
+        let trust = tls::user_client_config(&user, ExpectedServer::AnyNode, wall_clock());
+        NodeManagementClient::new(self.channel(trust.unwrap()))
+    }
+
+    fn as_node(&self, node: &NodeCredentials) -> Channel {
+        let trust = tls::node_client_config(node, ExpectedServer::AnyNode, wall_clock());
+        self.channel(trust.unwrap())
+    }
+
+    /// The curators know of these nodes and no others.
+    fn sees(&self, nodes: &[&NodeCredentials]) {
+        let seen = Seen {
+            state: NodeState::Up,
+            roles: NodeRoles::default(),
+            located: None,
+            curator_port: 0,
+            labels: Vec::new(),
+            networking: None,
+        };
+        self.view.set(Arc::new(View {
+            nodes: nodes.iter().map(|node| (id(node), seen.clone())).collect(),
+            ..View::default()
+        }));
+    }
+}
+
+/// What the node lets this caller do; `Ok` if it exchanges addresses with it.
+async fn exchange(channel: &Channel) -> Result<(), Code> {
+    let request = ExchangeAddressesRequest::default();
+    let mut client = NodeLocalClient::new(channel.clone());
+    let answer = soon("an answer", client.exchange_addresses(request)).await;
+    answer.map(drop).map_err(|status| status.code())
+}
+
+async fn messages(stream: &mut Streaming<GetLogsResponse>, count: usize) -> Vec<String> {
+    let mut all = Vec::new();
+    while all.len() < count {
+        let response = soon("a piece", stream.message()).await.unwrap();
+        let entries = response.expect("it goes on").entries;
+        all.extend(entries.into_iter().map(|entry| entry.message));
+    }
+    all
+}
+
+#[tokio::test]
+async fn the_owner_reads_the_log() {
+    let test = managed().await;
+    for (dn, severity, line) in [
+        ("root.a", Severity::Info, "one"),
+        ("root.a.b", Severity::Warning, "two"),
+        ("root.a.b", Severity::Info, "three"),
+        ("root.ab", Severity::Error, "four"),
+    ] {
+        test.log.append_raw(dn, severity, line);
+    }
+    let mut owner = test.as_user("owner");
+    let all = GetLogsRequest {
+        dn: "root.a".into(),
+        subtree: true,
+        ..GetLogsRequest::default()
+    };
+    let mut ask = async |request: GetLogsRequest| {
+        let stream = soon("an answer", owner.get_logs(request)).await;
+        stream.map(tonic::Response::into_inner)
+    };
+    let mut stream = ask(all.clone()).await.unwrap();
+    assert_eq!(messages(&mut stream, 3).await, ["one", "two", "three"]);
+    assert!(soon("the end", stream.message()).await.unwrap().is_none());
+
+    let grave = GetLogsRequest {
+        min_severity: LogSeverity::Warning.into(),
+        follow: true,
+        ..all.clone()
+    };
+    let mut stream = ask(grave).await.unwrap();
+    assert_eq!(messages(&mut stream, 1).await, ["two"]);
+    test.log.append_raw("root.a", Severity::Info, "five");
+    test.log.append_raw("root.a", Severity::Error, "six");
+    assert_eq!(messages(&mut stream, 1).await, ["six"]);
+    never("more", stream.message()).await;
+
+    let newest = GetLogsRequest {
+        backlog: 1,
+        subtree: false,
+        ..all.clone()
+    };
+    let mut stream = ask(newest).await.unwrap();
+    assert_eq!(messages(&mut stream, 1).await, ["six"]);
+
+    let unknown = GetLogsRequest {
+        min_severity: 77,
+        ..all
+    };
+    assert_eq!(
+        ask(unknown).await.unwrap_err().code(),
+        Code::InvalidArgument
+    );
+    test.worker.is_fine();
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn there_are_so_many_readers_and_no_more() {
+    let test = managed().await;
+    let mut owner = test.as_user("owner");
+    let request = GetLogsRequest {
+        follow: true,
+        ..GetLogsRequest::default()
+    };
+    let mut readers = Vec::new();
+    let refused = loop {
+        match soon("an answer", owner.get_logs(request.clone())).await {
+            Ok(stream) => readers.push(stream),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(refused.code(), Code::ResourceExhausted);
+    assert_eq!(readers.len(), 32);
+    // One goes, another may come.
+    readers.pop();
+    until_ok("a place", || {
+        let (mut owner, request) = (owner.clone(), request.clone());
+        async move { owner.get_logs(request).await }
+    })
+    .await;
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn the_owner_ends_the_machine() {
+    let test = managed().await;
+    let mut owner = test.as_user("owner");
+    soon("an answer", owner.reboot(RebootRequest {}))
+        .await
+        .unwrap();
+    assert_eq!(soon("the end", test.power.asked()).await, Ending::Reboot);
+    test.worker.stop().await;
+
+    let test = managed().await;
+    let mut owner = test.as_user("owner");
+    soon("an answer", owner.power_off(PowerOffRequest {}))
+        .await
+        .unwrap();
+    assert_eq!(soon("the end", test.power.asked()).await, Ending::PowerOff);
+    test.worker.stop().await;
+}
+
+/// In each state of the node's knowledge, the owner may and a node may not.
+#[tokio::test]
+async fn the_log_and_the_power_are_for_the_owner_alone() {
+    let test = managed().await;
+    let node = test.cluster.node();
+    let as_node = test.as_node(&node);
+    for step in 0..4 {
+        match step {
+            0 => {}
+            1 => test.sees(&[&node]),
+            2 => drop(test.state.set(State::Split).unwrap()),
+            _ => drop(test.state.set(State::Disowning).unwrap()),
+        }
+        let mut owner = test.as_user("owner");
+        let logs = owner.get_logs(GetLogsRequest::default());
+        soon("an answer", logs).await.unwrap();
+        let mut other = test.as_user("somebody");
+        let refused = soon("an answer", other.reboot(RebootRequest {})).await;
+        assert_eq!(refused.unwrap_err().code(), Code::PermissionDenied);
+        let mut node = NodeManagementClient::new(as_node.clone());
+        let refused = soon("an answer", node.reboot(RebootRequest {})).await;
+        assert_eq!(refused.unwrap_err().code(), Code::PermissionDenied);
+    }
+    never("an end", test.power.asked()).await;
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn nodes_exchange_addresses_unless_they_are_gone() {
+    let test = managed().await;
+    let (node, gone) = (test.cluster.node(), test.cluster.node());
+    let (as_node, as_gone) = (test.as_node(&node), test.as_node(&gone));
+    // Nothing is known of anyone.
+    assert_eq!(exchange(&as_node).await, Ok(()));
+    assert_eq!(exchange(&as_gone).await, Ok(()));
+    test.sees(&[&node]);
+    let cut = || async { exchange(&as_gone).await.err().ok_or(()) };
+    until_ok("it is refused", cut).await;
+    assert_eq!(exchange(&as_node).await, Ok(()));
+    // Without quorum it is what they need.
+    test.state.set(State::Split).unwrap();
+    assert_eq!(exchange(&as_node).await, Ok(()));
+    test.state.set(State::Disowning).unwrap();
+    assert_eq!(exchange(&as_node).await, Err(Code::PermissionDenied));
+    test.worker.is_fine();
+    test.worker.stop().await;
+}
+
+/// Not only its calls: the connection itself.
+#[tokio::test]
+async fn the_open_connection_of_a_deleted_node_is_cut() {
+    use tokio::io::AsyncReadExt as _;
+    let test = managed().await;
+    let node = test.cluster.node();
+    test.sees(&[&node]);
+    let trust = tls::node_client_config(&node, ExpectedServer::AnyNode, wall_clock()).unwrap();
+    let stream = tokio::net::TcpStream::connect(test.address).await.unwrap();
+    let name = rustls_pki_types::ServerName::IpAddress(test.address.ip().into());
+    let connecting = tokio_rustls::TlsConnector::from(trust).connect(name, stream);
+    let mut stream = soon("a connection", connecting).await.unwrap();
+    let mut settings = [0; 9];
+    soon("the server speaks", stream.read_exact(&mut settings))
+        .await
+        .unwrap();
+    test.sees(&[]);
+    let mut rest = Vec::new();
+    // However it ends.
+    drop(soon("the end", stream.read_to_end(&mut rest)).await);
+    test.worker.is_fine();
+    test.worker.stop().await;
+}

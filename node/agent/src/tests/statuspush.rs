@@ -1,0 +1,243 @@
+use std::net::IpAddr;
+use std::sync::Arc;
+
+use hearth_api::testing::{Script, TestCurator};
+use hearth_api::v1;
+use hearth_api::v1::{NodeCondition, NodeStatus};
+use hearth_base::event::{self, Writer};
+use hearth_host::boot_record::boot_id;
+use hearth_host::cluster_state::{self, State};
+
+use crate::addresses::Located;
+use crate::statuspush::{Worker, run};
+use crate::testing::Fake;
+use crate::{CuratorConnection, LocalControlPlane};
+use hearth_base::testing::{Alone, never, soon};
+
+struct Pushing {
+    fake: Fake,
+    worker: Alone,
+    connection: Writer<CuratorConnection>,
+    own_address: Writer<Located>,
+    control_plane: Writer<LocalControlPlane>,
+    state: cluster_state::Writer,
+    directory_saved: Writer<IpAddr>,
+    conditions: Writer<Vec<NodeCondition>>,
+}
+
+fn ip(last: u8) -> IpAddr {
+    IpAddr::from([192, 0, 2, last])
+}
+
+/// At its n-th address.
+fn located(last: u8) -> Located {
+    Located {
+        host: ip(last),
+        counter: last.into(),
+    }
+}
+
+impl Pushing {
+    /// It has signed another address, and saved the directory beside it.
+    fn moves(&self, last: u8) {
+        self.own_address.set(located(last));
+        self.directory_saved.set(ip(last));
+    }
+}
+
+/// The worker of a node that is HOME at 192.0.2.1, runs a curator, and has not
+/// saved its directory.
+async fn pushing() -> Pushing {
+    let fake = Fake::new(Script::default()).await;
+    let (connection_writer, connection) = event::value();
+    let (own_writer, own_address) = event::value();
+    let (control_plane_writer, control_plane) = event::value();
+    let (directory_writer, directory_saved) = event::value();
+    let (conditions_writer, conditions) = event::value();
+    let (state_writer, cluster_state) = cluster_state::new();
+    connection_writer.set(fake.connection());
+    own_writer.set(located(1));
+    control_plane_writer.set(LocalControlPlane {
+        curator_port: Some(7835),
+        ..LocalControlPlane::default()
+    });
+    state_writer.set(State::Home).unwrap();
+    let worker = Arc::new(Worker {
+        version: "1.2.3".into(),
+        connection,
+        own_address,
+        control_plane,
+        cluster_state,
+        directory_saved,
+        conditions,
+    });
+    Pushing {
+        fake,
+        worker: Alone::run(move |ctx| run(ctx, worker.clone())),
+        connection: connection_writer,
+        own_address: own_writer,
+        control_plane: control_plane_writer,
+        state: state_writer,
+        directory_saved: directory_writer,
+        conditions: conditions_writer,
+    }
+}
+
+/// Waits for the report of this number, counted from 1; there are no others.
+async fn report(curator: &TestCurator, number: usize) -> NodeStatus {
+    let seen = soon("a report", curator.until(|s| s.statuses.len() >= number)).await;
+    assert_eq!(seen.statuses.len(), number, "{:?}", seen.statuses);
+    seen.statuses[number - 1].clone()
+}
+
+async fn no_more_than(curator: &TestCurator, number: usize) {
+    let more = curator.until(|seen| seen.statuses.len() > number);
+    never("another report", more).await;
+}
+
+#[tokio::test]
+async fn nothing_is_reported_before_the_directory_is_saved() {
+    let test = pushing().await;
+    no_more_than(&test.fake.curator, 0).await;
+    test.directory_saved.set(ip(1));
+    let status = report(&test.fake.curator, 1).await;
+    assert!(status.sent_at > 0);
+    let wanted = NodeStatus {
+        external_address: "192.0.2.1".into(),
+        curator_port: 7835,
+        version: "1.2.3".into(),
+        boot_id: boot_id().unwrap(),
+        sent_at: status.sent_at,
+        cluster_state: v1::ClusterState::Home.into(),
+        consensus: None,
+        address_counter: 1,
+        conditions: Vec::new(),
+    };
+    assert_eq!(status, wanted);
+    test.worker.is_healthy().await;
+    test.worker.is_fine();
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_role_that_is_not_met_is_reported_until_it_is() {
+    let test = pushing().await;
+    let curator = &test.fake.curator;
+    test.directory_saved.set(ip(1));
+    assert_eq!(report(curator, 1).await.conditions, []);
+    let unmet = NodeCondition {
+        r#type: "KubernetesWorker".into(),
+        met: false,
+        reason: "NotInstalled".into(),
+        message: "the image has no such extension".into(),
+    };
+    test.conditions.set(vec![unmet.clone()]);
+    assert_eq!(
+        report(curator, 2).await.conditions,
+        std::slice::from_ref(&unmet)
+    );
+    test.conditions.set(vec![unmet]);
+    no_more_than(curator, 2).await;
+    test.conditions.set(Vec::new());
+    assert_eq!(report(curator, 3).await.conditions, []);
+    test.worker.stop().await;
+}
+
+/// For each change, and not for the first address only.
+#[tokio::test]
+async fn no_address_is_reported_before_the_directory_is_saved_with_it() {
+    let test = pushing().await;
+    let curator = &test.fake.curator;
+    test.directory_saved.set(ip(1));
+    assert_eq!(report(curator, 1).await.external_address, "192.0.2.1");
+    for last in [2, 3] {
+        let before = usize::from(last - 1);
+        test.own_address.set(located(last));
+        no_more_than(curator, 2 * before - 1).await;
+        // What else there is to say is said, with the address as it was.
+        test.control_plane.set(LocalControlPlane {
+            curator_port: Some(u16::from(last)),
+            ..LocalControlPlane::default()
+        });
+        let status = report(curator, 2 * before).await;
+        assert_eq!(status.external_address, ip(last - 1).to_string());
+        assert_eq!(status.curator_port, u32::from(last));
+        test.directory_saved.set(ip(last));
+        let status = report(curator, 2 * before + 1).await;
+        assert_eq!(status.external_address, ip(last).to_string());
+        assert_eq!(status.address_counter, u64::from(last));
+    }
+    test.worker.is_fine();
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn what_is_saved_is_not_reported_before_it_is_signed() {
+    let test = pushing().await;
+    test.directory_saved.set(ip(2));
+    no_more_than(&test.fake.curator, 0).await;
+    test.own_address.set(located(2));
+    report(&test.fake.curator, 1).await;
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn what_changes_is_reported_once() {
+    let test = pushing().await;
+    let curator = &test.fake.curator;
+    test.directory_saved.set(ip(1));
+    report(curator, 1).await;
+
+    test.moves(1);
+    test.control_plane.set(LocalControlPlane {
+        curator_port: Some(7835),
+        ..LocalControlPlane::default()
+    });
+    no_more_than(curator, 1).await;
+
+    test.moves(2);
+    let status = report(curator, 2).await;
+    assert_eq!(status.external_address, "192.0.2.2");
+
+    test.control_plane.set(LocalControlPlane::default());
+    assert_eq!(report(curator, 3).await.curator_port, 0);
+
+    // Who is asked now may never have heard of it.
+    let second = test.fake.another(Script::default()).await;
+    test.connection.set(test.fake.connection_to(&second));
+    let status = report(&second, 1).await;
+    assert_eq!(status.external_address, "192.0.2.2");
+    no_more_than(curator, 3).await;
+    test.worker.is_fine();
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn in_split_nothing_is_reported() {
+    let test = pushing().await;
+    let curator = &test.fake.curator;
+    test.directory_saved.set(ip(1));
+    report(curator, 1).await;
+    test.state.set(State::Split).unwrap();
+    test.moves(3);
+    no_more_than(curator, 1).await;
+    test.state.set(State::Home).unwrap();
+    let status = report(curator, 2).await;
+    assert_eq!(status.external_address, "192.0.2.3");
+    test.worker.is_fine();
+    test.worker.stop().await;
+}
+
+#[tokio::test]
+async fn a_report_that_failed_is_made_again() {
+    let test = pushing().await;
+    // A curator that does not know the cluster.
+    let stranger = Fake::new(Script::default()).await;
+    test.connection
+        .set(test.fake.connection_to(&stranger.curator));
+    test.directory_saved.set(ip(1));
+    test.worker.fails("certificate").await;
+    test.connection.set(test.fake.connection());
+    report(&test.fake.curator, 1).await;
+    test.worker.stop().await;
+}

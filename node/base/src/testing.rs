@@ -1,0 +1,207 @@
+//! What tests of runnables share: waits that have a bound, and one runnable alone under a supervisor that starts it
+//! again quickly.
+
+use std::time::Duration;
+
+use tracing_subscriber::layer::SubscriberExt as _;
+
+use crate::event::{self, Value, Watcher};
+use crate::logtree::{self, Backlog, Item, LogTree, Query, Severity};
+use crate::supervisor::{
+    Backoff, Context, NodeState, Options, Outcome, State, Supervisor, runnable,
+};
+
+/// No wait of a test takes longer on a machine that works.
+pub const BOUND: Duration = Duration::from_secs(30);
+
+/// Waits for something that must happen.
+pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(BOUND, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("{what}: not within {BOUND:?}"),
+    }
+}
+
+/// What does not happen is waited for so long. Too short a time hides a bug, but
+/// it never fails a test of what is right.
+const QUIET: Duration = Duration::from_millis(300);
+
+/// Sees that something does not happen.
+pub async fn never<T>(what: &str, future: impl Future<Output = T>) {
+    let happened = tokio::time::timeout(QUIET, future).await.is_ok();
+    assert!(!happened, "{what}");
+}
+
+/// Looks again and again until this holds: for files, which tell nobody.
+pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    soon(what, async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await;
+}
+
+/// Tries again and again until this works.
+pub async fn until_ok<T, E, F: Future<Output = Result<T, E>>>(
+    what: &str,
+    mut attempt: impl FnMut() -> F,
+) -> T {
+    soon(what, async {
+        loop {
+            if let Ok(value) = attempt().await {
+                return value;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await
+}
+
+/// A worker that runs with nobody beside it.
+pub struct Alone {
+    supervisor: Supervisor,
+    log: LogTree,
+}
+
+impl Alone {
+    pub fn run<F, Fut>(worker: F) -> Self
+    where
+        F: Fn(Context) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Outcome> + Send + 'static,
+    {
+        let log = LogTree::new(logtree::Options::default());
+        // The supervisor takes it with it to whatever thread it runs on.
+        let logs = tracing_subscriber::registry().with(log.layer());
+        let _guard = tracing::subscriber::set_default(logs);
+        let worker = runnable(worker);
+        let root = runnable(move |ctx: Context| {
+            let worker = worker.clone();
+            async move {
+                ctx.run_group(vec![("worker", worker)])?;
+                ctx.healthy();
+                ctx.cancelled().await;
+                Ok(())
+            }
+        });
+        let backoff = Backoff {
+            initial: Duration::from_millis(20),
+            cap: Duration::from_millis(100),
+            ..Backoff::default()
+        };
+        let options = Options {
+            backoff,
+            ..Options::default()
+        };
+        Self {
+            supervisor: Supervisor::start(root, options),
+            log,
+        }
+    }
+
+    async fn reaches(&self, what: &str, mut wanted: impl FnMut(&NodeState) -> bool) {
+        let tree = self.supervisor.tree();
+        let mut changes = tree.watch();
+        soon(what, async {
+            while !tree.snapshot().iter().any(&mut wanted) {
+                changes.next().await.unwrap();
+            }
+        })
+        .await;
+    }
+
+    pub async fn is_healthy(&self) {
+        let is_well =
+            |node: &NodeState| node.name.ends_with(".worker") && node.state == State::Healthy;
+        self.reaches("health", is_well).await;
+    }
+
+    /// Waits until the worker, or a part of it, has failed, with these words,
+    /// which operators see.
+    pub async fn fails(&self, why: &str) {
+        self.reaches(why, |node| {
+            let error = node.last_error.as_deref();
+            error.is_some_and(|error| error.contains(why))
+        })
+        .await;
+    }
+
+    /// Waits until the worker, or a part of it, has started so often again.
+    pub async fn restarted(&self, times: u64) {
+        self.reaches("restarts", |node| node.restarts >= times)
+            .await;
+    }
+
+    /// Shows what it has logged, for a test that fails.
+    pub fn print_log(&self) {
+        let query = Query {
+            dn: String::new(),
+            subtree: true,
+            min_severity: Severity::Info,
+            backlog: Backlog::All,
+            follow: false,
+        };
+        for entry in self.log.read(query).backlog {
+            println!("{}", entry.concise(300));
+        }
+    }
+
+    /// The worker has not failed until now.
+    pub fn is_fine(&self) {
+        self.are_fine(|name| name.ends_with(".worker"));
+    }
+
+    /// Nor has any part of it.
+    pub fn all_is_fine(&self) {
+        self.are_fine(|_| true);
+    }
+
+    fn are_fine(&self, of_interest: impl Fn(&str) -> bool) {
+        let nodes = self.supervisor.tree().snapshot();
+        for node in nodes.iter().filter(|node| of_interest(&node.name)) {
+            let found = (node.restarts, &node.last_error);
+            assert_eq!(found, (0, &None), "{}", node.name);
+        }
+    }
+
+    /// Waits until the worker has warned with these words.
+    pub async fn warns(&self, words: &str) {
+        let mut reader = self.log.read(Query {
+            dn: String::new(),
+            subtree: true,
+            min_severity: Severity::Warning,
+            backlog: Backlog::All,
+            follow: true,
+        });
+        if reader.backlog.iter().any(|e| e.message.contains(words)) {
+            return;
+        }
+        let stream = reader.stream.as_mut().unwrap();
+        soon(words, async {
+            loop {
+                match stream.next().await.expect("the log goes on") {
+                    Item::Entry(entry) if entry.message.contains(words) => return,
+                    _ => {}
+                }
+            }
+        })
+        .await;
+    }
+
+    pub async fn stop(self) {
+        let stragglers = soon("the worker stops", self.supervisor.shutdown()).await;
+        assert!(stragglers.is_empty(), "{stragglers:?}");
+    }
+}
+
+/// The next state of a value, which must come.
+pub async fn next<T: Clone + Send + Sync + 'static>(what: &str, watcher: &mut Watcher<T>) -> T {
+    soon(what, watcher.next()).await.unwrap()
+}
+
+/// A value that stays what it is.
+pub fn fixed<T: Clone + Send + Sync + 'static>(state: T) -> Value<T> {
+    let (writer, value) = event::value();
+    writer.set(state);
+    value
+}

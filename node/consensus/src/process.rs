@@ -1,0 +1,200 @@
+//! etcd's command line, and its process from start to end.
+
+use std::{
+    fs, io,
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    process::ExitStatus,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use hearth_sys::child::{Child, ChildError};
+use tokio::process::Command;
+
+use super::{Config, Start, Timing, log, peer_url};
+
+/// etcd wants every client URL to have a port, even of a unix socket. The
+/// whole "host" is the socket's file name, in the working directory.
+const SOCKET: &str = "client:0";
+/// How long etcd may take to end in order before it is killed.
+const STOP_BOUND: Duration = Duration::from_secs(5);
+/// What etcd says, among other things, when the others have removed it. It
+/// ends then, each time that it is started.
+const REMOVED: &str = "has been permanently removed from the cluster";
+
+/// The socket on which etcd serves its clients.
+pub fn socket(directory: &Path) -> PathBuf {
+    directory.join(SOCKET)
+}
+
+/// Why there is no etcd, or no longer one.
+#[derive(Debug, thiserror::Error)]
+pub enum ProcessError {
+    /// The child process.
+    #[error(transparent)]
+    Child(#[from] ChildError),
+    /// The socket of an earlier one cannot be removed.
+    #[error("remove the old socket {socket}")]
+    Socket {
+        /// The socket.
+        socket: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// It ended by itself.
+    #[error("etcd ended with {status}{}", last(.last_words))]
+    Ended {
+        /// How.
+        status: ExitStatus,
+        /// What it said last of its reasons.
+        last_words: Option<String>,
+    },
+}
+
+fn last(words: &Option<String>) -> String {
+    words.as_ref().map(|w| format!(": {w}")).unwrap_or_default()
+}
+
+/// A running etcd. Dropping it kills it; so does the death of this process.
+pub struct Etcd {
+    child: Child,
+    /// The last line that told a reason to give up.
+    last_words: Arc<Mutex<Option<String>>>,
+}
+
+impl Etcd {
+    /// Starts it. Its log lines go into the log tree under `dn`.
+    pub(super) async fn start(
+        config: &Config,
+        start: &Start,
+        timing: Timing,
+        dn: String,
+    ) -> Result<Self, ProcessError> {
+        // An etcd that was killed leaves its socket, on which the next one
+        // would stumble.
+        let socket = socket(&config.socket_dir);
+        match fs::remove_file(&socket) {
+            Err(source) if source.kind() != io::ErrorKind::NotFound => {
+                return Err(ProcessError::Socket { socket, source });
+            }
+            _ => {}
+        }
+        let mut command = Command::new(&config.binary);
+        command
+            .args(arguments(config, start, timing))
+            .env_clear()
+            .current_dir(&config.socket_dir);
+        if let Some(proxy) = config.peer_proxy {
+            command.env("HTTPS_PROXY", format!("http://{proxy}"));
+        }
+        let last_words = Arc::new(Mutex::new(None));
+        let (tree, words) = (config.log.clone(), last_words.clone());
+        let mut shown = log::Shown::default();
+        let child = Child::spawn(command, move |_, line| {
+            let mut parsed = log::parse(line);
+            shown.weigh(&mut parsed, Instant::now());
+            tree.append_raw(&dn, parsed.severity, &parsed.message);
+            if parsed.fatal || parsed.message.contains(REMOVED) {
+                *words.lock().unwrap_or_else(PoisonError::into_inner) = Some(parsed.message);
+            }
+        })
+        .await?;
+        Ok(Self { child, last_words })
+    }
+
+    /// Its process ID.
+    pub fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Waits until it ends by itself, which it should not.
+    pub async fn ended(&mut self) -> ProcessError {
+        match self.child.wait().await {
+            Ok(status) => ProcessError::Ended {
+                status,
+                last_words: self
+                    .last_words
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .take(),
+            },
+            Err(error) => error.into(),
+        }
+    }
+
+    /// Ends it in order, by force if it takes too long.
+    pub async fn stop(mut self) -> Result<(), ProcessError> {
+        self.child.terminate(STOP_BOUND).await?;
+        Ok(())
+    }
+}
+
+/// Everything that etcd is told.
+fn arguments(config: &Config, start: &Start, timing: Timing) -> Vec<String> {
+    let name = config.node_id.to_string();
+    let url = peer_url(config.node_id);
+    let client = format!("unix://{SOCKET}");
+    let peer = config.etcd.peer();
+    let path = |p: PathBuf| p.display().to_string();
+    let (heartbeat, election) = match timing {
+        Timing::Alone => (20, 100),
+        Timing::Cluster => (200, 2000),
+    };
+    // An etcd that has data knows its cluster from them.
+    let alone = || format!("{name}={url}");
+    let (state, initial) = match start {
+        Start::New => ("new", alone()),
+        Start::Existing => ("existing", alone()),
+        Start::Join(joining) => ("existing", joining.initial_cluster.clone()),
+    };
+    let mut arguments: Vec<String> = [
+        ("--name", name.clone()),
+        ("--data-dir", path(config.etcd.data())),
+        ("--listen-client-urls", client.clone()),
+        ("--advertise-client-urls", client),
+        ("--listen-peer-urls", listen_url(config.peer_listen)),
+        ("--initial-advertise-peer-urls", url.clone()),
+        ("--initial-cluster", initial),
+        ("--initial-cluster-state", state.into()),
+        ("--initial-cluster-token", config.cluster_id.to_string()),
+        ("--peer-trusted-ca-file", path(peer.ca())),
+        ("--peer-cert-file", path(peer.certificate())),
+        ("--peer-key-file", path(peer.key())),
+        ("--heartbeat-interval", heartbeat.to_string()),
+        ("--election-timeout", election.to_string()),
+        ("--quota-backend-bytes", config.quota_bytes.to_string()),
+        ("--auto-compaction-mode", "periodic".into()),
+        ("--auto-compaction-retention", "1h".into()),
+        // The default keeps 100,000 entries in memory, which is more than a
+        // small node has.
+        ("--snapshot-count", "10000".into()),
+        ("--logger", "zap".into()),
+        ("--log-outputs", "stderr".into()),
+    ]
+    .into_iter()
+    .flat_map(|(flag, value)| [flag.to_owned(), value])
+    .collect();
+    arguments.extend(
+        [
+            "--peer-client-cert-auth",
+            // A peer is who its certificate says, wherever it calls from.
+            "--experimental-peer-skip-client-san-verification",
+            // A member that was cut off does not disturb the others when it
+            // comes back.
+            "--pre-vote",
+            // etcd adds nobody while a voter is away, nor within five seconds
+            // of the last one: a dead voter could not be replaced. Whether a
+            // change leaves a quorum is decided by the curator that leads.
+            "--strict-reconfig-check=false",
+            // An HTTP translation of the client port, which nobody uses.
+            "--enable-grpc-gateway=false",
+        ]
+        .map(str::to_owned),
+    );
+    arguments
+}
+
+fn listen_url(address: SocketAddr) -> String {
+    format!("https://{address}")
+}

@@ -1,0 +1,238 @@
+//! A real etcd for the tests of this crate: a data partition in a temporary
+//! directory, founded, and consensus under a supervisor of its own.
+
+pub mod peers;
+
+use std::{
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU16, Ordering},
+    },
+    time::{Duration, SystemTime},
+};
+
+use hearth_api::identity::{ClusterId, NodeId, NodeKey};
+use hearth_base::testing::soon;
+use hearth_base::{
+    event,
+    logtree::{self, LogTree, Severity},
+    supervisor::{Backoff, Options, Supervisor, runnable},
+};
+use hearth_host::pki::{self, Founder, Lifetime};
+use hearth_host::{cluster_state, layout};
+use tempfile::TempDir;
+
+use super::{
+    Company, Config, ConsensusUser, NamespacedClient, Outlets, QUOTA, RootClient, RootHandle,
+    process, run,
+};
+
+/// An address of this machine that no other site of this process has.
+fn own_address() -> Ipv4Addr {
+    static GIVEN: AtomicU16 = AtomicU16::new(0);
+    let [high, low] = GIVEN.fetch_add(1, Ordering::Relaxed).to_be_bytes();
+    Ipv4Addr::new(127, 77, high, low)
+}
+
+/// The disk and the identity of a first node.
+pub struct Site {
+    _directory: TempDir,
+    pub root: layout::Root,
+    pub node_key: NodeKey,
+    pub node_id: NodeId,
+    pub cluster_id: ClusterId,
+    pub log: LogTree,
+    pub state: (cluster_state::Writer, cluster_state::ClusterState),
+    /// May be made smaller before etcd is started.
+    pub quota_bytes: u64,
+    peer_listen: SocketAddr,
+}
+
+impl Site {
+    /// A disk on which nothing has been founded.
+    pub fn blank() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let root = layout::Root::under(directory.path());
+        for part in [root.data.path(), root.ephemeral.path()] {
+            std::fs::create_dir(part).unwrap();
+        }
+        root.data.make_directories().unwrap();
+        root.ephemeral.make_directories().unwrap();
+        let node_key = NodeKey::generate();
+        // Free now, and etcd takes it later. Nobody else is at this address.
+        let free = TcpListener::bind((own_address(), 0)).unwrap();
+        Self {
+            _directory: directory,
+            root,
+            node_id: NodeId::from_public_key(&node_key.public()),
+            node_key,
+            cluster_id: ClusterId::generate(),
+            log: LogTree::new(logtree::Options {
+                keep: Severity::Debug,
+                ..Default::default()
+            }),
+            state: cluster_state::new(),
+            quota_bytes: QUOTA,
+            peer_listen: free.local_addr().unwrap(),
+        }
+    }
+
+    /// A disk with authorities, ready to start etcd for the first time.
+    pub fn new() -> Self {
+        let site = Self::blank();
+        site.found_pki();
+        site
+    }
+
+    pub fn found_pki(&self) {
+        pki::found(
+            &self.root.data.etcd(),
+            &Founder {
+                cluster_id: self.cluster_id,
+                node_id: self.node_id,
+                node_key: &self.node_key,
+                lifetime: Lifetime::since_build(SystemTime::now()),
+            },
+        )
+        .unwrap();
+    }
+
+    pub fn config(&self, founding: bool) -> Config {
+        Config {
+            node_id: self.node_id,
+            cluster_id: self.cluster_id,
+            etcd: self.root.data.etcd(),
+            credentials: self.root.data.node().credentials(),
+            socket_dir: self.root.ephemeral.consensus(),
+            peer_listen: self.peer_listen,
+            founding,
+            company: Company::default(),
+            quota_bytes: self.quota_bytes,
+            binary: PathBuf::from("/usr/bin/etcd"),
+            peer_proxy: None,
+            state: self.state.1.clone(),
+            log: self.log.clone(),
+        }
+    }
+
+    /// Starts etcd and waits until it serves.
+    pub async fn start(&self, founding: bool) -> Running {
+        let running = self.start_anyhow(founding);
+        soon("etcd serves", running.handles.watch().next())
+            .await
+            .unwrap();
+        running
+    }
+
+    /// Starts it, whatever comes of it.
+    pub fn start_anyhow(&self, founding: bool) -> Running {
+        let config = Arc::new(self.config(founding));
+        let company = config.company.clone();
+        let (handle, handles) = event::value();
+        let (progress, _) = event::value();
+        let out = Arc::new(Outlets { handle, progress });
+        let supervisor = Supervisor::start(
+            runnable(move |ctx| {
+                let (config, out) = (config.clone(), out.clone());
+                async move {
+                    ctx.run("consensus", move |ctx| {
+                        run(ctx, config.clone(), out.clone())
+                    })?;
+                    ctx.healthy();
+                    ctx.cancelled().await;
+                    Ok(())
+                }
+            }),
+            Options {
+                backoff: Backoff {
+                    initial: Duration::from_millis(20),
+                    ..Default::default()
+                },
+                ..Default::default()
+            },
+        );
+        Running {
+            supervisor,
+            handles,
+            company,
+        }
+    }
+
+    /// A client of the etcd that runs on this site, past everything that hands
+    /// out clients.
+    pub fn back_door(&self, user: ConsensusUser) -> NamespacedClient {
+        let socket = process::socket(&self.root.ephemeral.consensus());
+        RootClient::new(socket).namespaced(user)
+    }
+
+    /// The process ID of the etcd that runs on this site.
+    pub fn etcd_pid(&self) -> i32 {
+        *self.etcd_pids().first().expect("etcd runs")
+    }
+
+    /// All etcds that run on this site: one, or none.
+    pub fn etcd_pids(&self) -> Vec<i32> {
+        let data_dir = self.root.data.etcd().data().display().to_string();
+        std::fs::read_dir("/proc")
+            .unwrap()
+            .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+            .filter(|pid: &i32| {
+                std::fs::read(format!("/proc/{pid}/cmdline")).is_ok_and(|line| {
+                    line.split(|byte| *byte == 0)
+                        .any(|word| word == data_dir.as_bytes())
+                })
+            })
+            .collect()
+    }
+
+    pub fn signal_etcd(&self, signal: nix::sys::signal::Signal) {
+        nix::sys::signal::kill(nix::unistd::Pid::from_raw(self.etcd_pid()), signal).unwrap();
+    }
+}
+
+/// Consensus that runs on a site.
+pub struct Running {
+    pub supervisor: Supervisor,
+    pub handles: event::Value<RootHandle>,
+    pub company: Company,
+}
+
+impl Running {
+    pub fn handle(&self) -> RootHandle {
+        self.handles.get().expect("etcd has served")
+    }
+
+    pub fn client(&self) -> NamespacedClient {
+        self.handle().root().namespaced(ConsensusUser::Curator)
+    }
+
+    pub async fn stop(self) {
+        soon("shutdown", self.supervisor.shutdown()).await;
+    }
+
+    /// The last failure of the runnable, once there is one.
+    pub async fn failure(&self) -> String {
+        let tree = self.supervisor.tree();
+        let mut changes = tree.watch();
+        soon("a failure", async {
+            loop {
+                let failed = tree
+                    .snapshot()
+                    .into_iter()
+                    .find_map(|node| node.last_error.filter(|_| node.name.ends_with("consensus")));
+                match failed {
+                    Some(error) => return error,
+                    None => changes.next().await.unwrap(),
+                };
+            }
+        })
+        .await
+    }
+}
+
+/// Makes etcd forget the history before a revision.
+pub async fn compact(client: &NamespacedClient, revision: i64) {
+    soon("compaction", client.forget(revision)).await.unwrap();
+}

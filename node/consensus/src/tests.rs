@@ -1,0 +1,335 @@
+use std::{fs, time::Instant};
+
+use hearth_base::logtree::{Query, Severity};
+use hearth_base::testing::soon;
+use hearth_host::cluster_state::State;
+use nix::sys::signal::Signal;
+
+use super::{
+    fenced::{Condition, EPOCH, Write, WriteError},
+    testing::Site,
+    *,
+};
+
+fn put_new(key: &str, value: &str) -> Write {
+    Write::when(Condition::Absent(key.into())).put(key, value.into())
+}
+
+/// What the node does when a founding has been acknowledged.
+fn acknowledge(site: &Site) {
+    fs::write(site.root.data.node().credentials().certificate(), "x").unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn etcd_serves_soon_and_keeps_what_was_written() {
+    let site = Site::new();
+    let begin = Instant::now();
+    let first = site.start(true).await;
+    println!("new etcd serves after {:?}", begin.elapsed());
+    first.client().write(put_new("a", "1")).await.unwrap();
+    acknowledge(&site);
+    first.stop().await;
+
+    let begin = Instant::now();
+    let second = site.start(true).await;
+    println!("existing etcd serves after {:?}", begin.elapsed());
+    let record = second.client().get("a").await.unwrap().unwrap();
+    assert_eq!(record.value, b"1");
+    second.stop().await;
+
+    // Its log is in the log tree, under a name of its own.
+    let mut query = Query::exact("root.consensus.etcd");
+    query.min_severity = Severity::Debug;
+    let entries = site.log.read(query).backlog;
+    assert!(
+        entries.iter().any(|e| e.message.contains("became leader")),
+        "{} entries",
+        entries.len()
+    );
+    // And it is quiet: of a start and a stop nobody hears a word.
+    let loud: Vec<_> = entries
+        .iter()
+        .filter(|e| e.severity >= Severity::Error)
+        .map(|e| e.concise(200))
+        .collect();
+    assert!(loud.is_empty(), "{loud:#?}");
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_founding_that_nobody_heard_of_begins_anew() {
+    let site = Site::new();
+    // What a power cut may leave: a log that etcd can make nothing of.
+    let wal = site.root.data.etcd().data().join("member/wal");
+    fs::create_dir_all(&wal).unwrap();
+    fs::write(wal.join("0000000000000000-0000000000000000.wal"), "torn").unwrap();
+    let running = site.start(true).await;
+    running.client().write(put_new("a", "1")).await.unwrap();
+    running.stop().await;
+
+    let running = site.start(true).await;
+    assert!(running.client().get("a").await.unwrap().is_none());
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_missing_never_becomes_a_new_cluster() {
+    // A member whose data are gone.
+    let site = Site::new();
+    acknowledge(&site);
+    let running = site.start_anyhow(false);
+    assert!(running.failure().await.contains("member/wal is missing"));
+    running.stop().await;
+    assert!(!site.root.data.etcd().data().exists());
+
+    // A founder whose credentials say that the founding is over, too.
+    let running = site.start_anyhow(true);
+    assert!(running.failure().await.contains("member/wal is missing"));
+    running.stop().await;
+
+    // A member whose certificates are gone.
+    fs::remove_file(site.root.data.etcd().peer().key()).unwrap();
+    let running = site.start_anyhow(false);
+    assert!(running.failure().await.contains("peer/key is missing"));
+    running.stop().await;
+    assert!(!site.root.data.etcd().data().exists());
+
+    // A founder whose authorities are gone or have no keys.
+    let site = Site::new();
+    hearth_host::pki::remove_authority_keys(&site.root.data.etcd()).unwrap();
+    let running = site.start_anyhow(true);
+    assert!(running.failure().await.contains("member/wal is missing"));
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_dead_etcd_is_started_again_and_its_clients_go_on() {
+    let site = Site::new();
+    let running = site.start(true).await;
+    let client = running.client();
+    // The founding is not acknowledged yet, but somebody is at it.
+    client.write(put_new("a", "1")).await.unwrap();
+    site.state.0.set(State::Home).unwrap();
+    let handle = running.handle().handle();
+    assert!(handle.client(ConsensusUser::Curator).is_ok());
+
+    let mut handles = running.handles.watch();
+    handles.next().await.unwrap();
+    site.signal_etcd(Signal::SIGKILL);
+    soon("a new handle", handles.next()).await.unwrap();
+    assert!(running.failure().await.contains("etcd ended with"));
+    assert!(matches!(
+        handle.client(ConsensusUser::Curator),
+        Err(ConsensusUnavailable::NotConnected)
+    ));
+    // A client of before finds its way to the new process.
+    let record = soon("a read", async {
+        loop {
+            if let Ok(record) = client.get("a").await {
+                return record;
+            }
+        }
+    })
+    .await;
+    assert_eq!(record.unwrap().value, b"1");
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clients_are_for_members_and_keep_to_their_part() {
+    let site = Site::new();
+    let running = site.start(true).await;
+    let handle = running.handle();
+    let refused = |handle: &Handle| handle.client(ConsensusUser::Curator).err();
+    assert_eq!(
+        refused(&handle.handle()),
+        Some(ConsensusUnavailable::RefusedState(State::Unknown))
+    );
+    site.state.0.set(State::Home).unwrap();
+    assert_eq!(refused(&handle.handle()), None);
+    site.state.0.set(State::Split).unwrap();
+    assert_eq!(refused(&handle.handle()), None);
+    site.state.0.set(State::Disowning).unwrap();
+    assert_eq!(
+        refused(&handle.handle()),
+        Some(ConsensusUnavailable::RefusedState(State::Disowning))
+    );
+    assert_eq!(
+        client(None, ConsensusUser::Curator).err(),
+        Some(ConsensusUnavailable::NoLocalConsensus)
+    );
+
+    let [curator, kubernetes, _] = ConsensusUser::ALL.map(|user| handle.root().namespaced(user));
+    curator.write(put_new("a", "mine")).await.unwrap();
+    kubernetes.write(put_new("a", "yours")).await.unwrap();
+    let below = curator.sub("x").sub("y");
+    below.write(put_new("b", "deep")).await.unwrap();
+    let value = |client: NamespacedClient, key: &'static str| async move {
+        let record = client.get(key).await.unwrap();
+        record.map(|record| String::from_utf8(record.value).unwrap())
+    };
+    assert_eq!(value(curator.clone(), "a").await.as_deref(), Some("mine"));
+    assert_eq!(
+        value(kubernetes.clone(), "a").await.as_deref(),
+        Some("yours")
+    );
+    assert_eq!(
+        value(curator.clone(), "x/y/b").await.as_deref(),
+        Some("deep")
+    );
+    assert_eq!(value(below.clone(), "../a").await, None);
+    let keys: Vec<_> = curator.list("").await.unwrap().records;
+    let keys: Vec<_> = keys.into_iter().map(|record| record.key).collect();
+    assert_eq!(keys, ["a", "epoch", "x/y/b"]);
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn writes_are_fenced_and_move_the_epoch() {
+    let site = Site::new();
+    let running = site.start(true).await;
+    let client = running.client();
+    let epoch = || async { client.get(EPOCH).await.unwrap().map(|r| r.mod_revision) };
+
+    let created = client.write(put_new("a", "1")).await.unwrap();
+    assert_eq!(epoch().await, Some(created));
+    assert!(matches!(
+        client.write(put_new("a", "2")).await,
+        Err(WriteError::Conflict)
+    ));
+    let written = client
+        .sub("deep")
+        .write(Write::when(Condition::Absent("b".into())).put("b", vec![]))
+        .await
+        .unwrap();
+    assert_eq!(
+        epoch().await,
+        Some(written),
+        "a sub-client moves its user's epoch"
+    );
+
+    let unchanged = |revision| Condition::Unchanged("a".into(), revision);
+    let changed = client
+        .write(Write::when(unchanged(created)).put("a", b"3".to_vec()))
+        .await
+        .unwrap();
+    let stale = Write::when(unchanged(created)).delete("a");
+    assert!(matches!(
+        client.write(stale).await,
+        Err(WriteError::Conflict)
+    ));
+    // "Created" holds through changes, and not beyond a deletion.
+    let since = |revision| Write::when(Condition::Created("a".into(), revision));
+    client.write(since(created).put("c", vec![])).await.unwrap();
+    client
+        .write(Write::when(unchanged(changed)).delete("a"))
+        .await
+        .unwrap();
+    client.write(put_new("a", "4")).await.unwrap();
+    assert!(matches!(
+        client.write(since(created).put("d", vec![])).await,
+        Err(WriteError::Conflict)
+    ));
+    assert!(client.get("d").await.unwrap().is_none());
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn watches_and_leases_tell_what_happens() {
+    let site = Site::new();
+    let running = site.start(true).await;
+    let client = running.client();
+    let start = client.list("").await.unwrap().revision;
+    let mut changes = client.watch(start + 1).await.unwrap();
+
+    let lease = client.grant(Duration::from_secs(60)).await.unwrap();
+    let write = Write::when(Condition::Absent("l".into())).put_leased("l", b"v".to_vec(), lease);
+    let revision = client.write(write).await.unwrap();
+    let seen = soon("a change", changes.next()).await.unwrap();
+    assert!(seen.iter().all(|change| change.revision() == revision));
+    assert!(
+        seen.iter().any(
+            |change| matches!(change, Change::Put(r) if r.key == "l" && r.lease == lease.id())
+        )
+    );
+
+    assert!(client.renew(lease).await.unwrap());
+    client.revoke(lease).await.unwrap();
+    let seen = soon("a change", changes.next()).await.unwrap();
+    assert!(matches!(&seen[..], [Change::Deleted { key, .. }] if key == "l"));
+    assert!(!client.renew(lease).await.unwrap());
+    assert!(client.revoke(lease).await.unwrap_err().lease_is_gone());
+    let write = Write::when(Condition::Absent("l".into())).put_leased("l", vec![], lease);
+    let Err(WriteError::Consensus(error)) = client.write(write).await else {
+        panic!("a key cannot depend on a lease that has lapsed");
+    };
+    assert!(error.lease_is_gone(), "{error:?}");
+
+    // More than one page, at one revision.
+    for batch in 0..6 {
+        let mut write = Write::when(Condition::Absent(format!("many/{batch}-0")));
+        for number in 0..100 {
+            write = write.put(format!("many/{batch}-{number}"), vec![0; 10]);
+        }
+        client.write(write).await.unwrap();
+    }
+    assert_eq!(client.list("many/").await.unwrap().records.len(), 600);
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_stopped_etcd_is_waited_for_within_a_bound() {
+    let site = Site::new();
+    let running = site.start(true).await;
+    let client = running.client().bounded(Duration::from_millis(200));
+    client.get("a").await.unwrap();
+    site.signal_etcd(Signal::SIGSTOP);
+    let begin = Instant::now();
+    let answer = client.get("a").await;
+    site.signal_etcd(Signal::SIGCONT);
+    assert!(matches!(answer, Err(ConsensusError::TimedOut { .. })));
+    assert!(begin.elapsed() < Duration::from_secs(5));
+    running.client().get("a").await.unwrap();
+    running.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn etcd_becomes_patient_once_and_for_ever_when_company_is_expected() {
+    let site = Site::new();
+    let running = site.start(true).await;
+    acknowledge(&site);
+    let patient = |pid: i32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap();
+        line.split(|byte| *byte == 0).any(|word| word == b"2000")
+    };
+    assert!(!patient(site.etcd_pid()) && !running.company.is_ready());
+    let client = running.client();
+    client.write(put_new("a", "1")).await.unwrap();
+
+    let mut handles = running.handles.watch();
+    handles.next().await.unwrap();
+    running.company.expect();
+    running.company.expect();
+    soon("a new handle", handles.next()).await.unwrap();
+    soon("readiness", running.company.ready.value().watch().next())
+        .await
+        .unwrap();
+    assert!(patient(site.etcd_pid()));
+    assert!(client.get("a").await.unwrap().is_some());
+    // It was no failure: nobody waited for a restart.
+    assert!(
+        running
+            .supervisor
+            .tree()
+            .snapshot()
+            .iter()
+            .all(|node| node.restarts == 0)
+    );
+    running.stop().await;
+
+    let running = site.start(true).await;
+    assert!(patient(site.etcd_pid()));
+    soon("readiness", running.company.ready.value().watch().next())
+        .await
+        .unwrap();
+    running.stop().await;
+}

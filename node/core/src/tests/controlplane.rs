@@ -1,0 +1,368 @@
+//! With a real etcd and a real curator, on ports of their own.
+
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use hearth_agent::testing::consensus_member;
+use hearth_agent::{CuratorConnection, LocalControlPlane, rolefetch};
+use hearth_api::client::{Curators, Options};
+use hearth_api::identity::{NodeCredentials, OwnerKey};
+use hearth_api::tls::{self, ExpectedServer, wall_clock};
+use hearth_api::v1::node_roles::ConsensusMember;
+use hearth_api::v1::{ClusterDirectory, NodeRoles};
+use hearth_base::event::{self, Value, Writer};
+use hearth_base::testing::{Alone, never, next, soon, until, until_ok};
+use hearth_consensus::testing::Site;
+use hearth_consensus::{ConsensusUser, Handle, standing};
+use hearth_curator::testing::bootstrap_data;
+use hearth_curator::{Timing, state};
+use hearth_host::cluster_state::{Desk, State};
+use hearth_host::extensions::Extensions;
+use hearth_host::handover::{BootstrapData, Disowned, Founded, MemberData};
+use hearth_host::image::Image;
+use hearth_host::power::Power;
+use hearth_host::{credentials, pki};
+
+use crate::compose::Inputs;
+use crate::controlplane::{ETCD, Worker, run};
+
+/// One boot of the node.
+struct Boot {
+    worker: Alone,
+    bootstrap: Writer<Arc<BootstrapData>>,
+    member: Writer<MemberData>,
+    roles: Writer<NodeRoles>,
+    founded: Value<Founded>,
+    disowned: Writer<Disowned>,
+    /// To curators; there are none.
+    #[expect(dead_code, reason = "held so that there may be some")]
+    connection: Writer<CuratorConnection>,
+    control_plane: Value<LocalControlPlane>,
+    consensus: Value<Option<Handle>>,
+    /// Where the curator serves.
+    curator: SocketAddr,
+}
+
+/// A port that is free now, for a server that will take it at once.
+fn free_port() -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    listener.local_addr().unwrap()
+}
+
+fn boot(site: &Site) -> Boot {
+    boot_with(site, free_port())
+}
+
+fn boot_with(site: &Site, curator: SocketAddr) -> Boot {
+    let (bootstrap_writer, bootstrap) = event::value();
+    let (member_writer, member) = event::value();
+    let (founded_writer, founded) = event::value();
+    let (roles_writer, local_roles) = event::value();
+    let (disowned_writer, disowned) = event::value();
+    let (connection_writer, connection) = event::value();
+    let (control_plane_writer, control_plane) = event::value();
+    let (consensus_writer, consensus) = event::value();
+    let inputs = Arc::new(Inputs {
+        root: site.root.clone(),
+        image: Image {
+            version: "1.2.3".into(),
+            variant: String::new(),
+            build_time: UNIX_EPOCH,
+        },
+        log_tree: site.log.clone(),
+        address: event::value().1,
+        bootstrap,
+        member,
+        founded: Arc::new(founded_writer),
+        disowned,
+        refusals: Arc::new(event::value().0),
+        power: Power::default(),
+        desk: Desk::empty(),
+        cluster_state: site.state.1.clone(),
+        extensions: Arc::new(Extensions::none()),
+    });
+    let worker = Arc::new(Worker {
+        inputs,
+        etcd_peers: site.config(false).peer_listen,
+        curator,
+        etcd: ETCD.into(),
+        etcd_quota: site.quota_bytes,
+        timing: Timing::default(),
+        peer_proxy: None,
+        local_roles,
+        connection,
+        control_plane: control_plane_writer,
+        consensus: consensus_writer,
+    });
+    Boot {
+        worker: Alone::run(move |ctx| run(ctx, worker.clone())),
+        bootstrap: bootstrap_writer,
+        member: member_writer,
+        roles: roles_writer,
+        founded,
+        disowned: disowned_writer,
+        connection: connection_writer,
+        control_plane,
+        consensus,
+        curator,
+    }
+}
+
+impl Boot {
+    async fn reaches(
+        &self,
+        what: &str,
+        wanted: impl FnMut(&LocalControlPlane) -> bool,
+    ) -> LocalControlPlane {
+        let mut control_plane = self.control_plane.watch();
+        soon(what, control_plane.wait_for(wanted)).await.unwrap()
+    }
+
+    async fn etcd_is(
+        &self,
+        what: &str,
+        wanted: impl FnMut(&Option<Handle>) -> bool,
+    ) -> Option<Handle> {
+        soon(what, self.consensus.watch().wait_for(wanted))
+            .await
+            .unwrap()
+    }
+
+    async fn serves(&self) -> LocalControlPlane {
+        self.reaches("the control plane serves", |now| now.curator_port.is_some())
+            .await
+    }
+
+    /// Waits until nothing of the control plane is there any more.
+    async fn ends(&self, site: &Site) {
+        self.reaches("the curator ends", |now| now.curator_port.is_none())
+            .await;
+        self.etcd_is("etcd is nobody's any more", |handle| handle.is_none())
+            .await;
+        until("etcd ends", || site.etcd_pids().is_empty()).await;
+    }
+}
+
+/// A cluster's name, as asked from the curator that serves there.
+async fn domain(site: &Site, node: &NodeCredentials, port: u16) -> String {
+    let trust = tls::node_client_config(node, ExpectedServer::AnyNode, wall_clock()).unwrap();
+    let curator = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
+    let curators = Curators::new(vec![curator.into()], trust, Options::default());
+    let connection = CuratorConnection::new(site.node_id, curators);
+    soon("an answer", connection.cluster_domain())
+        .await
+        .unwrap()
+}
+
+/// When the cluster was founded, in the history of its etcd.
+async fn founding(site: &Site) -> (i64, i64) {
+    let client = site.back_door(ConsensusUser::Curator);
+    let read = || client.get(state::CLUSTER);
+    let record = until_ok("a read", read).await.expect("a cluster");
+    (record.create_revision, record.mod_revision)
+}
+
+fn member(site: &Site, credentials: Arc<NodeCredentials>) -> MemberData {
+    MemberData {
+        cluster_id: site.cluster_id,
+        node_id: site.node_id,
+        credentials,
+        directory: ClusterDirectory::default(),
+    }
+}
+
+/// A site that was founded and rests, and when.
+async fn founded(site: &Site) -> (Arc<NodeCredentials>, (i64, i64)) {
+    let boot = boot(site);
+    let data = bootstrap_data(site, &OwnerKey::generate());
+    boot.bootstrap.set(Arc::new(data));
+    let founded = next("the founding", &mut boot.founded.watch()).await;
+    boot.serves().await;
+    let when = founding(site).await;
+    boot.worker.stop().await;
+    assert!(site.etcd_pids().is_empty());
+    (founded.credentials, when)
+}
+
+fn nothing() -> NodeRoles {
+    NodeRoles::default()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_cluster_is_founded_once() {
+    let site = Site::new();
+    let boot = boot(&site);
+    let data = bootstrap_data(&site, &OwnerKey::generate());
+    let (roles, wanted) = (data.roles, data.configuration.cluster_domain.clone());
+    boot.bootstrap.set(Arc::new(data));
+    let founded = next("the founding", &mut boot.founded.watch()).await;
+
+    // Whoever hears of it finds it on the disk, and served.
+    let node = site.root.data.node();
+    let saved = credentials::load(&node.credentials()).unwrap().unwrap();
+    assert_eq!(saved.certificate, founded.credentials.certificate);
+    assert_eq!(rolefetch::load(&node.roles()).unwrap(), Some(roles));
+    assert!(!pki::has_authority_keys(&site.root.data.etcd()).unwrap());
+    let control_plane = boot.control_plane.get().unwrap();
+    assert_eq!(control_plane.curator_port, Some(boot.curator.port()));
+    let found = domain(&site, &founded.credentials, boot.curator.port()).await;
+    assert_eq!(found, wanted);
+    founding(&site).await;
+
+    // This worker starts again before enrolment says that this is a member.
+    boot.roles.set(roles);
+    boot.worker.is_healthy().await;
+    boot.worker.is_fine();
+    boot.roles.set(nothing());
+    boot.worker
+        .fails("this node is no consensus member any more")
+        .await;
+    assert!(boot.consensus.get().flatten().is_none());
+    boot.ends(&site).await;
+    // It rests, and nothing of consensus is left to be taken for a member's, or
+    // a founder's.
+    boot.worker.is_healthy().await;
+    until_wiped(&site).await;
+    let kept = credentials::load(&node.credentials()).unwrap().unwrap();
+    assert_eq!(kept.certificate, saved.certificate);
+    boot.roles.set(roles);
+    boot.worker
+        .fails("this node is to become a consensus member")
+        .await;
+    never("a second founding", async {
+        until("etcd", || site.root.data.etcd().data().exists()).await;
+    })
+    .await;
+    boot.worker.stop().await;
+    assert!(site.etcd_pids().is_empty());
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_founding_whose_end_was_not_heard_of_is_found_again() {
+    let site = Site::new();
+    let (credentials, when) = founded(&site).await;
+    // The power was cut before enrolment had noted that it is a member.
+    let boot = boot(&site);
+    let mut data = bootstrap_data(&site, &OwnerKey::generate());
+    data.owner = OwnerKey::generate().public();
+    boot.bootstrap.set(Arc::new(data));
+    let founded = next("the founding", &mut boot.founded.watch()).await;
+    assert_eq!(founded.credentials.certificate, credentials.certificate);
+    boot.serves().await;
+    assert_eq!(founding(&site).await, when);
+    boot.worker.is_fine();
+    boot.worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_member_starts_what_its_roles_on_disk_say() {
+    let site = Site::new();
+    let (credentials, when) = founded(&site).await;
+    let boot = boot(&site);
+    boot.member.set(member(&site, credentials.clone()));
+    // Nothing is started before the roles are known.
+    assert!(site.etcd_pids().is_empty());
+    boot.roles.set(consensus_member());
+    boot.serves().await;
+    assert_eq!(founding(&site).await, when);
+    domain(&site, &credentials, boot.curator.port()).await;
+    assert!(boot.founded.get().is_none());
+
+    // An etcd that dies is started again, and clients can be had again.
+    site.state.0.set(State::Home).unwrap();
+    let client = |handle: &Option<Handle>| {
+        hearth_consensus::client(handle.as_ref(), ConsensusUser::Curator).is_ok()
+    };
+    let old = boot.etcd_is("clients", client).await.unwrap();
+    site.signal_etcd(nix::sys::signal::Signal::SIGKILL);
+    until("etcd is missed", || {
+        old.client(ConsensusUser::Curator).is_err()
+    })
+    .await;
+    boot.etcd_is("clients of the new etcd", client).await;
+    boot.worker.is_fine();
+    boot.worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_that_comes_and_goes_ends_as_it_was_left() {
+    let site = Site::new();
+    let (credentials, _) = founded(&site).await;
+    // The curator cannot start: its port is taken.
+    let taken = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let boot = boot_with(&site, taken.local_addr().unwrap());
+    boot.member.set(member(&site, credentials));
+    boot.roles.set(consensus_member());
+    boot.etcd_is("etcd serves", Option::is_some).await;
+    // Removed while it starts.
+    boot.roles.set(nothing());
+    boot.ends(&site).await;
+    until_wiped(&site).await;
+    drop(taken);
+
+    // Added, removed, added within a second: not at once, but in the middle of
+    // whatever the last one has begun, which is to ask curators that are not
+    // there.
+    for roles in [joiner(7), nothing(), joiner(8)] {
+        boot.roles.set(roles);
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+    // Added and removed at once.
+    for _ in 0..10 {
+        boot.roles.set(nothing());
+        tokio::task::yield_now().await;
+        boot.roles.set(joiner(9));
+        tokio::task::yield_now().await;
+    }
+    boot.roles.set(nothing());
+    boot.ends(&site).await;
+    until_wiped(&site).await;
+    boot.worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_of_another_member_never_starts_the_data_of_the_first() {
+    let site = Site::new();
+    let (credentials, _) = founded(&site).await;
+    let boot = boot(&site);
+    boot.member.set(member(&site, credentials));
+    boot.roles.set(joiner(7));
+    until_wiped(&site).await;
+    boot.roles.set(consensus_member());
+    // The founder's role does not come back to life.
+    never("an etcd", async {
+        until("etcd", || !site.etcd_pids().is_empty()).await;
+    })
+    .await;
+    boot.worker.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disowned_node_ends_consensus_and_keeps_nothing_of_it() {
+    let site = Site::new();
+    let (credentials, _) = founded(&site).await;
+    let boot = boot(&site);
+    boot.member.set(member(&site, credentials));
+    boot.roles.set(consensus_member());
+    boot.serves().await;
+    boot.disowned.set(Disowned);
+    boot.ends(&site).await;
+    until_wiped(&site).await;
+    boot.worker.is_healthy().await;
+    boot.worker.stop().await;
+}
+
+/// The role of one that joins as this member.
+fn joiner(member_id: u64) -> NodeRoles {
+    NodeRoles {
+        consensus_member: Some(ConsensusMember { member_id }),
+        ..NodeRoles::default()
+    }
+}
+
+async fn until_wiped(site: &Site) {
+    let etcd = site.root.data.etcd();
+    let left = || standing::find(&etcd).unwrap().anything;
+    until("nothing of etcd is left", || !left()).await;
+}

@@ -1,0 +1,137 @@
+use hearth_consensus::fenced::WriteError;
+use nix::sys::signal::Signal;
+
+use super::*;
+
+/// Three voters, and one node more.
+async fn three_of_four() -> Cluster {
+    let cluster = Cluster::new(4, quick()).await;
+    cluster.set_member(1, true).await.unwrap();
+    cluster.set_member(2, true).await.unwrap();
+    cluster.becomes(&[0, 1, 2]).await;
+    cluster
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_dies_in_the_middle_of_a_role_change_is_continued_by_the_next() {
+    let mut cluster = three_of_four().await;
+    // The moments lie all over the steps of a change.
+    for (round, delay) in [300, 900, 1600, 2400].into_iter().enumerate() {
+        let wanted = round % 2 == 0;
+        let leader = cluster.leader(&[0, 1, 2]).await;
+        cluster.set_member(3, wanted).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(delay)).await;
+        cluster.cut_power(leader).await;
+        let voters: &[usize] = if wanted { &[0, 1, 2, 3] } else { &[0, 1, 2] };
+        // The others see it done, unless they need the one that is dead for
+        // its word that nobody is missed.
+        cluster.boot(leader);
+        cluster.becomes(voters).await;
+    }
+    cluster.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_is_cut_off_changes_nothing_and_comes_back() {
+    let cluster = three_of_four().await;
+    let old = cluster.leader(&[0, 1, 2]).await;
+    let others: Vec<_> = (0..3).filter(|number| *number != old).collect();
+    // What the old leader would condition its writes on.
+    let candidates = cluster.etcd(old).list(state::ELECTION).await.unwrap();
+    let oldest = candidates.records.iter().min_by_key(|r| r.create_revision);
+    let key = oldest.unwrap().key.clone();
+    let led = Condition::Created(key, oldest.unwrap().create_revision);
+
+    cluster.network.cut_off(&[cluster.nodes[old].id()]);
+    let new = cluster.leader(&others).await;
+    assert_ne!(new, old);
+    // A minority writes nothing.
+    let isolated = cluster.etcd(old).bounded(Duration::from_secs(2));
+    let write = Write::when(led.clone()).put("status/x", vec![]);
+    assert!(isolated.write(write).await.is_err());
+    // The majority takes an operator's word. etcd adds nobody while it misses a
+    // voter, so nothing comes of it yet.
+    cluster.set_member(3, true).await.unwrap();
+
+    cluster.network.cut_off(&[]);
+    cluster.becomes(&[0, 1, 2, 3]).await;
+    // Its late writes are refused, now that they arrive.
+    let write = Write::when(led).put("status/x", vec![]);
+    let late = soon("an answer", async {
+        loop {
+            match cluster.etcd(old).write(write.clone()).await {
+                Err(WriteError::Consensus(_)) => tokio::time::sleep(LOOK).await,
+                done => return done,
+            }
+        }
+    })
+    .await;
+    assert!(matches!(late, Err(WriteError::Conflict)), "{late:?}");
+    cluster.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_leader_that_sleeps_is_replaced_and_wakes_up_as_one_of_them() {
+    let cluster = three_of_four().await;
+    let old = cluster.leader(&[0, 1, 2]).await;
+    let others: Vec<_> = (0..3).filter(|number| *number != old).collect();
+    cluster.nodes[old].site.signal_etcd(Signal::SIGSTOP);
+    let new = cluster.leader(&others).await;
+    assert_ne!(new, old);
+    cluster.set_member(3, true).await.unwrap();
+    cluster.nodes[old].site.signal_etcd(Signal::SIGCONT);
+    cluster.becomes(&[0, 1, 2, 3]).await;
+    // All of them follow one.
+    soon("one leader for all", async {
+        loop {
+            let mut seen = BTreeSet::new();
+            for number in 0..4 {
+                seen.insert(cluster.leader_by(number).await);
+            }
+            if seen.len() == 1 && !seen.contains(&None) && !seen.contains(&Some(old)) {
+                return;
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    })
+    .await;
+    cluster.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_store_that_is_full_of_history_is_written_to_again_by_all() {
+    static VALUE: [u8; 256 << 10] = [7; 256 << 10];
+    let small = 32 << 20;
+    let cluster = Cluster::with_quota(3, quick(), small).await;
+    cluster.set_member(1, true).await.unwrap();
+    cluster.set_member(2, true).await.unwrap();
+    cluster.becomes(&[0, 1, 2]).await;
+    let put = || Write::when(Condition::Absent("nothing".into())).put("large", VALUE.into());
+    // An etcd sees that it is full when it is asked; here one is.
+    let full = async {
+        loop {
+            match cluster.etcd(0).write(put()).await {
+                Err(WriteError::Consensus(error)) if error.is_full() => return,
+                done => done.map(drop).unwrap(),
+            }
+        }
+    };
+    soon("a full store", full).await;
+    // The other files are as large, and that is seen now.
+    for number in 0..3 {
+        soon("room in the store", async {
+            while cluster.etcd(number).write(put()).await.is_err() {
+                tokio::time::sleep(LOOK).await;
+            }
+        })
+        .await;
+    }
+    let status = cluster.status().await;
+    assert!(status.members.iter().all(|member| member.alarms.is_empty()));
+    let large = cluster.etcd(2).get("large").await.unwrap().unwrap();
+    assert_eq!(large.value, VALUE);
+    // And so do curators.
+    cluster.set_member(2, false).await.unwrap();
+    cluster.becomes(&[0, 1]).await;
+    cluster.end().await;
+}

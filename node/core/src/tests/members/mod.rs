@@ -1,0 +1,557 @@
+//! Several nodes on one machine: a real etcd and a real curator on each, joined
+//! by a network that can be cut, with the workers that make members of them.
+
+mod faults;
+mod joining;
+
+use std::any::Any;
+use std::collections::BTreeSet;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::sync::Arc;
+use std::time::{Duration, UNIX_EPOCH};
+
+use hearth_agent::{CuratorConnection, LocalControlPlane, heartbeat, rolefetch};
+use hearth_api::client::{Channel, Curators, Endpoint, Options};
+use hearth_api::identity::{
+    NodeCredentials, NodeId, OwnerKey, SigningKey, UserCredentials, UserName,
+};
+use hearth_api::private::{StoredAuthority, StoredNode};
+use hearth_api::tls::{self, ExpectedServer, wall_clock};
+use hearth_api::v1::curator_client::CuratorClient;
+use hearth_api::v1::curator_local_client::CuratorLocalClient;
+use hearth_api::v1::management_client::ManagementClient;
+use hearth_api::v1::node_selector;
+use hearth_api::v1::{
+    ClusterDirectory, ClusterState, GetConsensusStatusRequest, GetConsensusStatusResponse,
+    GetCurrentLeaderRequest, GetNodesRequest, Node as WireNode, NodeHealth, NodeSelector,
+    NodeState, NodeStatus, UpdateNodeRolesRequest, UpdateNodeStatusRequest,
+};
+use hearth_base::event::{self, Value};
+use hearth_base::logtree::{Query, Severity};
+use hearth_base::testing::Alone;
+use hearth_consensus::fenced::{Condition, Write};
+use hearth_consensus::testing::Site;
+use hearth_consensus::testing::peers::Network;
+use hearth_consensus::{ConsensusUser, NamespacedClient, QUOTA, standing};
+use hearth_curator::testing::bootstrap_data;
+use hearth_curator::{Timing, state};
+use hearth_host::boot_record::boot_id;
+use hearth_host::cluster_state::Desk;
+use hearth_host::extensions::Extensions;
+use hearth_host::handover::MemberData;
+use hearth_host::image::Image;
+use hearth_host::pki::Authority;
+use hearth_host::power::Power;
+use prost::Message as _;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+use tonic::Status;
+
+use crate::compose::Inputs;
+use crate::controlplane;
+
+/// Several etcds that start, join and elect on a busy machine.
+const BOUND: Duration = Duration::from_secs(90);
+/// Between two looks.
+const LOOK: Duration = Duration::from_millis(50);
+
+async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match timeout(BOUND, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("{what}: not within {BOUND:?}"),
+    }
+}
+
+/// Quicker than in a real cluster.
+fn quick() -> Timing {
+    Timing {
+        heartbeat_interval: Duration::from_millis(200),
+        heartbeat_bound: Duration::from_secs(3),
+        session: Duration::from_secs(3),
+        grace: Duration::from_secs(5),
+        ..Timing::default()
+    }
+}
+
+/// What runs of one node.
+struct Boot {
+    control: Alone,
+    fetch: Alone,
+    beat: Alone,
+    _status: JoinSet<()>,
+    /// The writers of what the workers read.
+    _writers: Box<dyn Any + Send>,
+}
+
+struct Node {
+    site: Site,
+    curator: SocketAddr,
+    proxy: SocketAddr,
+    credentials: Option<Arc<NodeCredentials>>,
+    boot: Option<Boot>,
+}
+
+impl Node {
+    fn id(&self) -> NodeId {
+        self.site.node_id
+    }
+
+    /// Whether nothing of etcd is on its disk.
+    fn is_blank(&self) -> bool {
+        standing::find(&self.site.root.data.etcd()).is_ok_and(|found| !found.anything)
+    }
+}
+
+struct Cluster {
+    network: Network,
+    nodes: Vec<Node>,
+    timing: Timing,
+    owner: UserCredentials,
+}
+
+impl Cluster {
+    /// So many nodes that are UP; the first has founded the cluster and is its
+    /// only member. All of them run.
+    async fn new(count: usize, timing: Timing) -> Self {
+        Self::with_quota(count, timing, QUOTA).await
+    }
+
+    /// The same, with so many bytes for the file of each etcd.
+    async fn with_quota(count: usize, timing: Timing, quota: u64) -> Self {
+        let network = Network::default();
+        let owner_key = OwnerKey::generate();
+        let mut nodes = Vec::new();
+        // Each keeps its port from the next ones.
+        let mut listeners = Vec::new();
+        for number in 0..count {
+            let mut site = Site::blank();
+            site.quota_bytes = quota;
+            if let Some(first) = nodes.first() {
+                let first: &Node = first;
+                site.cluster_id = first.site.cluster_id;
+            }
+            if number == 0 {
+                site.found_pki();
+            }
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+            let peers = site.config(false).peer_listen;
+            nodes.push(Node {
+                proxy: network.attach(site.node_id, peers).await,
+                curator: listener.local_addr().unwrap(),
+                site,
+                credentials: None,
+                boot: None,
+            });
+            listeners.push(listener);
+        }
+        drop(listeners);
+        // The founder founds, and stops.
+        let first = &mut nodes[0];
+        let founding = first.site.start(true).await;
+        let data = bootstrap_data(&first.site, &owner_key);
+        let etcd = first.site.root.data.etcd();
+        let authorities = hearth_host::pki::load(&etcd, data.cluster_id).unwrap();
+        let client = founding.client();
+        let founded = hearth_curator::founding::found(&client, &data, &authorities);
+        let credentials = founded.await.unwrap();
+        let disk = first.site.root.data.node();
+        rolefetch::save(&disk.roles(), &data.roles).unwrap();
+        hearth_host::credentials::save(&disk.credentials(), &credentials).unwrap();
+        hearth_host::pki::remove_authority_keys(&etcd).unwrap();
+        let ca = credentials.ca.clone();
+        first.credentials = Some(credentials);
+        let authority = authority(&client).await;
+        for node in &mut nodes[1..] {
+            node.credentials = Some(add(&client, &node.site, &authority).await);
+        }
+        founding.stop().await;
+
+        let key = SigningKey::from_seed(*owner_key.expose_seed());
+        let owner = UserCredentials {
+            certificate: authority
+                .issue_user(nodes[0].site.cluster_id, &UserName::owner(), key.public())
+                .unwrap(),
+            key,
+            ca,
+        };
+        let mut cluster = Self {
+            network,
+            nodes,
+            timing,
+            owner,
+        };
+        for number in 0..count {
+            cluster.boot(number);
+        }
+        cluster
+    }
+
+    fn endpoints(&self) -> Vec<Endpoint> {
+        self.nodes.iter().map(|node| node.curator.into()).collect()
+    }
+
+    /// The node's workers start.
+    fn boot(&mut self, number: usize) {
+        let endpoints = self.endpoints();
+        let timing = self.timing;
+        let node = &mut self.nodes[number];
+        let credentials = node.credentials.clone().unwrap();
+        let trust = tls::node_client_config(&credentials, ExpectedServer::AnyNode, wall_clock());
+        let curators = Curators::new(endpoints, trust.unwrap(), Options::default());
+        let connection = CuratorConnection::new(node.id(), curators);
+        let member = MemberData {
+            cluster_id: node.site.cluster_id,
+            node_id: node.id(),
+            credentials,
+            directory: ClusterDirectory::default(),
+        };
+        let (control_plane_writer, control_plane) = event::value();
+        let (roles_writer, local_roles) = event::value();
+        let (connection_writer, connections) = event::value();
+        let (member_writer, members) = event::value();
+        let (bootstrap_writer, bootstrap) = event::value();
+        let (disowned_writer, disowned) = event::value();
+        let (acknowledged, _) = event::value();
+        let refusals = Arc::new(event::value().0);
+        connection_writer.set(connection.clone());
+        member_writer.set(member);
+        let inputs = Arc::new(Inputs {
+            root: node.site.root.clone(),
+            image: Image {
+                version: "1.2.3".into(),
+                variant: String::new(),
+                build_time: UNIX_EPOCH,
+            },
+            log_tree: node.site.log.clone(),
+            address: event::value().1,
+            bootstrap,
+            member: members.clone(),
+            founded: Arc::new(event::value().0),
+            disowned,
+            refusals: refusals.clone(),
+            power: Power::default(),
+            desk: Desk::empty(),
+            cluster_state: node.site.state.1.clone(),
+            extensions: Arc::new(Extensions::none()),
+        });
+        let control = Arc::new(controlplane::Worker {
+            inputs,
+            etcd_peers: node.site.config(false).peer_listen,
+            curator: node.curator,
+            etcd: self.network.etcd(),
+            etcd_quota: node.site.quota_bytes,
+            timing,
+            peer_proxy: Some(node.proxy),
+            local_roles,
+            connection: connections.clone(),
+            control_plane: control_plane_writer,
+            consensus: event::value().0,
+        });
+        let fetch = Arc::new(rolefetch::Worker {
+            silence: hearth_api::names::WATCH_SILENCE,
+            roles_file: node.site.root.data.node().roles(),
+            member: members,
+            connection: connections.clone(),
+            local_roles: roles_writer,
+            refusals: refusals.clone(),
+        });
+        let beat = Arc::new(heartbeat::Worker {
+            connection: connections,
+            acknowledged,
+            refusals,
+        });
+        let mut status = JoinSet::new();
+        status.spawn(report(
+            connection,
+            control_plane.clone(),
+            node.curator.port(),
+        ));
+        node.boot = Some(Boot {
+            control: Alone::run(move |ctx| controlplane::run(ctx, control.clone())),
+            fetch: Alone::run(move |ctx| rolefetch::run(ctx, fetch.clone())),
+            beat: Alone::run(move |ctx| heartbeat::run(ctx, beat.clone())),
+            _status: status,
+            _writers: Box::new((
+                bootstrap_writer,
+                disowned_writer,
+                connection_writer,
+                member_writer,
+            )),
+        });
+    }
+
+    /// The power of a node fails.
+    async fn cut_power(&mut self, number: usize) {
+        for pid in self.nodes[number].site.etcd_pids() {
+            let pid = nix::unistd::Pid::from_raw(pid);
+            let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+        }
+        self.stop(number).await;
+    }
+
+    async fn stop(&mut self, number: usize) {
+        if let Some(boot) = self.nodes[number].boot.take() {
+            boot.control.stop().await;
+            boot.fetch.stop().await;
+            boot.beat.stop().await;
+        }
+        assert!(self.nodes[number].site.etcd_pids().is_empty());
+    }
+
+    async fn end(mut self) {
+        for number in 0..self.nodes.len() {
+            self.stop(number).await;
+        }
+    }
+
+    fn channel(&self, endpoints: Vec<Endpoint>) -> Channel {
+        let any = ExpectedServer::AnyNode;
+        let trust = tls::user_client_config(&self.owner, any, wall_clock()).unwrap();
+        Curators::new(endpoints, trust, Options::default()).channel()
+    }
+
+    /// The operator's word about a role, to whatever curator takes it.
+    async fn set_member(&self, number: usize, wanted: bool) -> Result<(), Status> {
+        soon("an answer about roles", async {
+            loop {
+                let asked = self.ask_for_member(number, wanted);
+                match timeout(Duration::from_secs(5), asked).await {
+                    Ok(Ok(())) => return Ok(()),
+                    Ok(Err(status)) if !passing(&status) => return Err(status),
+                    _ => tokio::time::sleep(LOOK).await,
+                }
+            }
+        })
+        .await
+    }
+
+    /// The same, once.
+    async fn ask_for_member(&self, number: usize, wanted: bool) -> Result<(), Status> {
+        let mut client = ManagementClient::new(self.channel(self.endpoints()));
+        let request = UpdateNodeRolesRequest {
+            node: Some(self.selector(number)),
+            consensus_member: Some(wanted),
+            ..Default::default()
+        };
+        client.update_node_roles(request).await.map(drop)
+    }
+
+    fn selector(&self, number: usize) -> NodeSelector {
+        let id = self.nodes[number].id().to_string();
+        NodeSelector {
+            node: Some(node_selector::Node::NodeId(id)),
+        }
+    }
+
+    /// The members, as whatever curator tells.
+    async fn status(&self) -> GetConsensusStatusResponse {
+        soon("the members", async {
+            loop {
+                let mut client = CuratorClient::new(self.channel(self.endpoints()));
+                let call = client.get_consensus_status(GetConsensusStatusRequest {});
+                if let Ok(Ok(status)) = timeout(Duration::from_secs(5), call).await {
+                    return status.into_inner();
+                }
+                tokio::time::sleep(LOOK).await;
+            }
+        })
+        .await
+    }
+
+    fn number_of(&self, id: &str) -> usize {
+        let mut ids = self.nodes.iter().map(|node| node.id().to_string());
+        ids.position(|known| known == id).expect("one of the nodes")
+    }
+
+    /// Waits until these vote, and nothing is wanted any more. There is never
+    /// more than one learner.
+    async fn becomes(&self, voters: &[usize]) {
+        let wanted: BTreeSet<_> = voters.iter().copied().collect();
+        let all_vote = async {
+            loop {
+                let status = self.status().await;
+                let learners = status.members.iter().filter(|m| m.learner).count();
+                assert!(learners <= 1, "{status:#?}");
+                let found: BTreeSet<_> = status
+                    .members
+                    .iter()
+                    .map(|m| self.number_of(&m.node_id))
+                    .collect();
+                if learners == 0 && status.changes.is_empty() && found == wanted {
+                    return;
+                }
+                tokio::time::sleep(LOOK).await;
+            }
+        };
+        if timeout(BOUND, all_vote).await.is_err() {
+            self.print_logs();
+            let status = self.status().await;
+            panic!("the voters are not {voters:?} within {BOUND:?}: {status:#?}");
+        }
+        self.roles_follow(&wanted).await;
+    }
+
+    fn print_logs(&self) {
+        for (number, node) in self.nodes.iter().enumerate() {
+            println!("---- node {number}: {}", node.id());
+            let mut query = Query::subtree("root");
+            query.min_severity = Severity::Warning;
+            let etcd = node.site.log.read(query).backlog;
+            for entry in etcd.iter().rev().take(30).rev() {
+                println!("{}", entry.concise(300));
+            }
+            if let Some(boot) = &node.boot {
+                boot.control.print_log();
+                boot.fetch.print_log();
+            }
+        }
+    }
+
+    /// Roles in the records are those of the members.
+    async fn roles_follow(&self, voters: &BTreeSet<usize>) {
+        soon("roles follow", async {
+            loop {
+                let with_role: BTreeSet<_> = self
+                    .records()
+                    .await
+                    .iter()
+                    .filter(|node| node.roles.is_some_and(|r| r.consensus_member.is_some()))
+                    .map(|node| self.number_of(&node.id))
+                    .collect();
+                if with_role == *voters {
+                    return;
+                }
+                tokio::time::sleep(LOOK).await;
+            }
+        })
+        .await;
+    }
+
+    async fn records(&self) -> Vec<WireNode> {
+        soon("the nodes", async {
+            loop {
+                if let Ok(Ok(nodes)) = timeout(Duration::from_secs(5), self.ask_for_nodes()).await {
+                    return nodes;
+                }
+                tokio::time::sleep(LOOK).await;
+            }
+        })
+        .await
+    }
+
+    async fn ask_for_nodes(&self) -> Result<Vec<WireNode>, Status> {
+        let mut client = ManagementClient::new(self.channel(self.endpoints()));
+        let mut answers = client
+            .get_nodes(GetNodesRequest::default())
+            .await?
+            .into_inner();
+        let mut nodes = Vec::new();
+        while let Some(answer) = answers.message().await? {
+            nodes.extend(answer.nodes);
+        }
+        Ok(nodes)
+    }
+
+    /// Who leads, as the curator on this node sees it.
+    async fn leader_by(&self, number: usize) -> Option<usize> {
+        let mut client =
+            CuratorLocalClient::new(self.channel(vec![self.nodes[number].curator.into()]));
+        let call = async {
+            let answers = client.get_current_leader(GetCurrentLeaderRequest {}).await;
+            answers.ok()?.into_inner().message().await.ok()?
+        };
+        let answer = timeout(Duration::from_secs(5), call).await.ok()??;
+        (!answer.leader_node_id.is_empty()).then(|| self.number_of(&answer.leader_node_id))
+    }
+
+    /// Who leads, as a majority of these would say.
+    async fn leader(&self, among: &[usize]) -> usize {
+        soon("a leader", async {
+            loop {
+                for number in among {
+                    let leader = self.leader_by(*number).await;
+                    if let Some(leader) = leader.filter(|leader| among.contains(leader)) {
+                        return leader;
+                    }
+                }
+                tokio::time::sleep(LOOK).await;
+            }
+        })
+        .await
+    }
+
+    /// etcd on a node that votes, by the back door.
+    fn etcd(&self, number: usize) -> NamespacedClient {
+        self.nodes[number].site.back_door(ConsensusUser::Curator)
+    }
+}
+
+/// What is worth another try: nobody to ask, or somebody was quicker.
+fn passing(status: &Status) -> bool {
+    use tonic::Code::{Aborted, Cancelled, DeadlineExceeded, Unavailable, Unknown};
+    matches!(
+        status.code(),
+        Unavailable | Aborted | Cancelled | DeadlineExceeded | Unknown
+    )
+}
+
+async fn authority(client: &NamespacedClient) -> Authority {
+    let record = client.get(state::CLUSTER_AUTHORITY).await.unwrap().unwrap();
+    let stored = StoredAuthority::decode(&record.value[..]).unwrap();
+    Authority::from_stored(&stored).unwrap()
+}
+
+/// The node is UP, as if it had registered.
+async fn add(
+    client: &NamespacedClient,
+    site: &Site,
+    authority: &Authority,
+) -> Arc<NodeCredentials> {
+    let stored = StoredNode {
+        version: state::VERSION,
+        id: site.node_id.to_string(),
+        public_key: site.node_key.public().as_bytes().to_vec(),
+        join_key: SigningKey::generate().public().as_bytes().to_vec(),
+        state: NodeState::Up.into(),
+        ..Default::default()
+    };
+    let key = state::node_key(site.node_id);
+    let write = Write::when(Condition::Absent(key.clone())).put(key, stored.encode_to_vec());
+    client.write(write).await.unwrap();
+    let public = site.node_key.public();
+    Arc::new(NodeCredentials {
+        certificate: authority
+            .issue_node(site.cluster_id, site.node_id, public)
+            .unwrap(),
+        key: site.node_key.clone(),
+        ca: authority.certificate().clone(),
+    })
+}
+
+/// Says how etcd is, whenever that changes.
+async fn report(connection: CuratorConnection, control_plane: Value<LocalControlPlane>, port: u16) {
+    let boot_id = boot_id().unwrap();
+    let mut changes = control_plane.watch();
+    loop {
+        let now = control_plane.get().unwrap_or_default();
+        let request = UpdateNodeStatusRequest {
+            node_id: connection.node_id.to_string(),
+            status: Some(NodeStatus {
+                external_address: Ipv4Addr::LOCALHOST.to_string(),
+                curator_port: now.curator_port.map_or(0, |_| port.into()),
+                version: "1.2.3".into(),
+                boot_id: boot_id.clone(),
+                cluster_state: ClusterState::Home.into(),
+                consensus: now.progress,
+                ..Default::default()
+            }),
+        };
+        let mut curator = connection.curator();
+        let told = timeout(Duration::from_secs(5), curator.update_node_status(request)).await;
+        if matches!(told, Ok(Ok(_))) {
+            let _ = timeout(Duration::from_secs(1), changes.next()).await;
+        } else {
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}

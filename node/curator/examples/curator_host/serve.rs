@@ -1,0 +1,244 @@
+//! The server's side, and how the callers' side starts it.
+
+use std::{
+    io,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+    process::Stdio,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context as _, Result, ensure};
+use hearth_api::{
+    client::{Channel, Curators, Endpoint, Options},
+    identity::{NodeCredentials, NodeKey},
+    tls::{self, ExpectedServer, wall_clock},
+};
+use hearth_consensus::{ConsensusUser, NamespacedClient, RootClient};
+use hearth_curator::{Timing, testing::World};
+use hyper_util::rt::TokioIo;
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader},
+    net::TcpStream,
+    process::{Child, ChildStdin, Command},
+    time::timeout,
+};
+use tokio_rustls::TlsConnector;
+
+/// Long enough for thousands of certificates on a slow machine.
+const START_BOUND: Duration = Duration::from_secs(120);
+/// For an etcd that has just been started.
+const ETCD_BOUND: Duration = Duration::from_secs(20);
+
+/// Founds, serves, and ends with standard input.
+pub async fn run(folder: &Path, count: usize) -> Result<()> {
+    let world = World::new(Timing::default()).await;
+    let mut nodes = vec![(*world.node).clone()];
+    nodes.extend(world.add_nodes(count).await);
+    let lines: Vec<_> = nodes
+        .iter()
+        .map(|node| {
+            let seed = hex::encode(*node.key.expose_seed());
+            format!("{seed} {}\n", hex::encode(&node.certificate))
+        })
+        .collect();
+    std::fs::write(folder.join("nodes"), lines.concat()).context("the nodes' credentials")?;
+    std::fs::write(folder.join("ca.der"), &world.node.ca).context("the CA")?;
+    let (_etcd, raw) = other_etcd(folder, &world.node).await?;
+    let port = world.ready.get().context("the curator's port")?;
+    println!("{port} {raw}");
+    let mut end = Vec::new();
+    tokio::io::stdin().read_to_end(&mut end).await?;
+    world.stop().await;
+    Ok(())
+}
+
+/// An etcd with the flags of the curator's, as far as they concern its work,
+/// that serves its clients over TLS with a node's credentials.
+async fn other_etcd(folder: &Path, node: &NodeCredentials) -> Result<(Child, u16)> {
+    let pem = |label: &str, der: &[u8]| pem::encode(&pem::Pem::new(label, der));
+    let write = |name: &str, text: String| -> Result<PathBuf> {
+        let path = folder.join(name);
+        std::fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
+        Ok(path)
+    };
+    let certificate = write("etcd.pem", pem("CERTIFICATE", &node.certificate))?;
+    let ca = write("ca.pem", pem("CERTIFICATE", &node.ca))?;
+    let key = write("etcd.key", node.key.expose_pkcs8_pem().to_string())?;
+    // Free now, and etcd takes it at once.
+    let port = free_port()?;
+    let url = format!("https://127.0.0.1:{port}");
+    let peer = format!("http://127.0.0.1:{}", free_port()?);
+    let child = Command::new("/usr/bin/etcd")
+        .env_clear()
+        .args([
+            "--data-dir".into(),
+            folder.join("etcd").display().to_string(),
+        ])
+        .args([
+            "--listen-client-urls",
+            &url,
+            "--advertise-client-urls",
+            &url,
+        ])
+        .args([
+            "--listen-peer-urls",
+            &peer,
+            "--initial-advertise-peer-urls",
+            &peer,
+        ])
+        .args(["--name", "raw", "--initial-cluster", &format!("raw={peer}")])
+        .arg("--cert-file")
+        .arg(certificate)
+        .arg("--key-file")
+        .arg(key)
+        .arg("--trusted-ca-file")
+        .arg(ca)
+        .args([
+            "--client-cert-auth",
+            "--enable-grpc-gateway=false",
+            "--pre-vote",
+        ])
+        .args(["--heartbeat-interval", "20", "--election-timeout", "100"])
+        .args(["--snapshot-count", "10000", "--logger", "zap"])
+        .stdout(Stdio::null())
+        .stderr(std::fs::File::create(folder.join("etcd.log")).context("etcd's log")?)
+        .kill_on_drop(true)
+        .spawn()
+        .context("start etcd")?;
+    Ok((child, port))
+}
+
+fn free_port() -> Result<u16> {
+    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("a free port")?;
+    Ok(free.local_addr()?.port())
+}
+
+/// A server that runs as a process of its own.
+pub struct Served {
+    /// Everybody's; the first is that of the curator's own node.
+    pub nodes: Vec<NodeCredentials>,
+    curator: Endpoint,
+    etcd: SocketAddr,
+    process: Child,
+    /// Its end is the server's.
+    _stdin: Option<ChildStdin>,
+    _folder: tempfile::TempDir,
+}
+
+impl Served {
+    /// Starts one, with so many nodes beside the first.
+    pub async fn start(count: usize) -> Result<Self> {
+        let folder = tempfile::tempdir().context("a folder")?;
+        let mut process = Command::new(std::env::current_exe().context("this program")?)
+            .arg("serve")
+            .arg(folder.path())
+            .arg(count.to_string())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .kill_on_drop(true)
+            .spawn()
+            .context("start the server")?;
+        let stdout = process.stdout.take().context("the server's output")?;
+        let mut lines = BufReader::new(stdout).lines();
+        let line = timeout(START_BOUND, lines.next_line()).await;
+        let line = line.context("the server takes too long")??;
+        let line = line.context("the server has ended")?;
+        let (curator, etcd) = line.split_once(' ').context("the server's line")?;
+        let local = |port: &str| -> Result<SocketAddr> {
+            Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port.parse()?)))
+        };
+        Ok(Self {
+            nodes: read_nodes(folder.path())?,
+            curator: local(curator)?.into(),
+            etcd: local(etcd)?,
+            _stdin: process.stdin.take(),
+            process,
+            _folder: folder,
+        })
+    }
+
+    /// A connection of its own to the curator.
+    pub fn curator(&self, node: &NodeCredentials) -> Result<Channel> {
+        let config = tls::node_client_config(node, ExpectedServer::AnyNode, wall_clock())?;
+        let curators = Curators::new(vec![self.curator.clone()], config, Options::default());
+        Ok(curators.channel())
+    }
+
+    /// A connection of its own to the other etcd.
+    pub async fn etcd(&self, node: &NodeCredentials) -> Result<NamespacedClient> {
+        let client = RootClient::over(etcd_channel(self.etcd, node)?);
+        let client = client.namespaced(ConsensusUser::Curator);
+        let ready = async {
+            while client.get("x").await.is_err() {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        };
+        timeout(ETCD_BOUND, ready)
+            .await
+            .context("etcd over TLS does not serve")?;
+        Ok(client)
+    }
+
+    /// Seconds of CPU that the curator's process has used. Its etcd is another.
+    pub fn cpu(&self) -> Result<f64> {
+        let pid = self.process.id().context("the server has ended")?;
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
+        // The name in parentheses may hold anything; state is the next field.
+        let (_, rest) = stat.rsplit_once(')').context("/proc/PID/stat")?;
+        let fields: Vec<&str> = rest.split_whitespace().collect();
+        ensure!(fields.len() > 12, "/proc/PID/stat: too short");
+        let ticks: f64 = fields[11].parse::<f64>()? + fields[12].parse::<f64>()?;
+        let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?;
+        Ok(ticks / per_second.context("CLK_TCK")? as f64)
+    }
+
+    /// Bytes of memory that it has resident.
+    pub fn memory(&self) -> Result<f64> {
+        let pid = self.process.id().context("the server has ended")?;
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
+        let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
+        Ok(kib.context("VmRSS")?.parse::<f64>()? * 1024.0)
+    }
+
+    /// Ends it and waits for that.
+    pub async fn stop(mut self) -> Result<()> {
+        drop(self._stdin.take());
+        let status = timeout(START_BOUND, self.process.wait()).await;
+        let status = status.context("the server does not end")??;
+        ensure!(status.success(), "the server: {status}");
+        Ok(())
+    }
+}
+
+/// A connection as the curators' client makes it, to something else.
+fn etcd_channel(address: SocketAddr, node: &NodeCredentials) -> Result<tonic::transport::Channel> {
+    let config = tls::node_client_config(node, ExpectedServer::AnyNode, wall_clock())?;
+    let connector = tower::service_fn(move |_| {
+        let tls = TlsConnector::from(config.clone());
+        async move {
+            let stream = TcpStream::connect(address).await?;
+            stream.set_nodelay(true)?;
+            let stream = tls.connect(address.ip().into(), stream).await?;
+            Ok::<_, io::Error>(TokioIo::new(stream))
+        }
+    });
+    let endpoint = tonic::transport::Endpoint::from_static("http://etcd.invalid");
+    Ok(endpoint.connect_with_connector_lazy(connector))
+}
+
+fn read_nodes(folder: &Path) -> Result<Vec<NodeCredentials>> {
+    let ca: Arc<[u8]> = std::fs::read(folder.join("ca.der"))?.into();
+    let text = std::fs::read_to_string(folder.join("nodes"))?;
+    let node = |line: &str| -> Result<NodeCredentials> {
+        let (seed, certificate) = line.split_once(' ').context("a node's line")?;
+        Ok(NodeCredentials {
+            key: NodeKey::from_seed_slice(&hex::decode(seed)?)?,
+            certificate: hex::decode(certificate)?.into(),
+            ca: ca.to_vec().into(),
+        })
+    };
+    text.lines().map(node).collect()
+}

@@ -1,0 +1,217 @@
+//! Who may speak with Kubernetes, as whom, and where.
+
+use std::net::{IpAddr, SocketAddr};
+
+use hearth_api::{
+    identity::NodeId,
+    names::{POD_NETWORK, PORT_KUBERNETES, SERVICE_NETWORK},
+    v1::{Node, NodeState, NodeStatus, issue_certificate_request::kubernetes_worker::Purpose},
+};
+use hearth_host::pki::kubernetes::Certificate;
+use hearth_sys::cidr::Cidr;
+
+use super::Refused;
+use crate::state::NodeRecord;
+
+/// What a node gets a certificate for. `node` and `status` are what is known of
+/// it, `controllers` the nodes that [`is_controller`] picked: at which address
+/// it is a node says itself, and whoever has a server's certificate for that of
+/// an API server is one to those who go by addresses.
+pub fn worker(
+    id: NodeId,
+    purpose: Purpose,
+    node: Option<&NodeRecord>,
+    status: Option<&NodeStatus>,
+    controllers: &[Node],
+) -> Result<Certificate<'static>, Refused> {
+    // Decommissioned nodes have no roles, those on the way are still there.
+    let is_worker = node
+        .is_some_and(|node| node.state == NodeState::Up && node.roles.kubernetes_worker.is_some());
+    if !is_worker {
+        return Err(Refused::NoWorker(id));
+    }
+    match purpose {
+        Purpose::KubeletClient => Ok(Certificate::KubeletClient(id)),
+        Purpose::KubeletServer => {
+            let address = status.and_then(address).ok_or(Refused::NoAddress(id))?;
+            if let Some(whose) = belongs_to_others(id, address, controllers) {
+                return Err(Refused::AddressOfOthers {
+                    node: id,
+                    address,
+                    whose,
+                });
+            }
+            Ok(Certificate::KubeletServer { node: id, address })
+        }
+        Purpose::Proxy => Ok(Certificate::Proxy),
+        Purpose::Node => Ok(Certificate::Node(id)),
+        Purpose::Unspecified => Err(Refused::Field {
+            field: "kubernetes_worker.purpose",
+            wanted: "one that this curator knows",
+            found: "none".into(),
+        }),
+    }
+}
+
+/// Whether a node runs, or is about to run, an API server.
+pub fn is_controller(node: &Node) -> bool {
+    let holds = |roles: &hearth_api::v1::NodeRoles| roles.kubernetes_controller.is_some();
+    node.state() == NodeState::Up && node.roles.as_ref().is_some_and(holds)
+}
+
+/// Where API servers are, given the nodes that [`is_controller`] picked.
+pub fn servers(controllers: &[Node]) -> Result<Vec<String>, Refused> {
+    if controllers.is_empty() {
+        return Err(Refused::NoController);
+    }
+    let servers: Vec<_> = controllers
+        .iter()
+        .filter_map(|node| address(node.status.as_ref()?))
+        .map(|address| format!("https://{}", SocketAddr::new(address, PORT_KUBERNETES)))
+        .collect();
+    match servers.is_empty() {
+        true => Err(Refused::NoControllerAddress),
+        false => Ok(servers),
+    }
+}
+
+/// Whose an address is that this node cannot have, if it is one of these.
+fn belongs_to_others(id: NodeId, at: IpAddr, controllers: &[Node]) -> Option<&'static str> {
+    let of = |network: &str| {
+        network
+            .parse()
+            .is_ok_and(|network: Cidr| network.contains(at))
+    };
+    if at.is_loopback() {
+        return Some("everybody's own");
+    }
+    if of(SERVICE_NETWORK) {
+        return Some("a service's");
+    }
+    if of(POD_NETWORK) {
+        return Some("a pod's");
+    }
+    let is_there = |node: &&Node| node.status.as_ref().and_then(address) == Some(at);
+    let other = controllers.iter().filter(is_there);
+    let mut other = other.filter(|node| node.id != id.to_string());
+    other.next().map(|_| "a Kubernetes controller's")
+}
+
+fn address(status: &NodeStatus) -> Option<IpAddr> {
+    status.external_address.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_api::{
+        identity::SigningKey,
+        private::StoredNode,
+        v1::{NodeRoles, node_roles},
+    };
+    use prost::Message as _;
+
+    use super::*;
+    use crate::state;
+
+    fn id() -> NodeId {
+        NodeId::from_bytes([5; 16])
+    }
+
+    fn record(node_state: NodeState) -> NodeRecord {
+        let stored = StoredNode {
+            version: state::VERSION,
+            id: id().to_string(),
+            public_key: SigningKey::from_seed([1; 32]).public().as_bytes().to_vec(),
+            join_key: SigningKey::from_seed([2; 32]).public().as_bytes().to_vec(),
+            state: node_state.into(),
+            roles: Some(NodeRoles {
+                kubernetes_worker: Some(node_roles::KubernetesWorker {}),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        NodeRecord::decode(&state::node_key(id()), &stored.encode_to_vec()).unwrap()
+    }
+
+    #[test]
+    fn only_a_worker_that_is_up_gets_a_certificate() {
+        let purpose = Purpose::KubeletClient;
+        let decide = |node: Option<&NodeRecord>| worker(id(), purpose, node, None, &[]);
+        let refused = Err(Refused::NoWorker(id()));
+        assert_eq!(decide(None), refused);
+        for state in [
+            NodeState::New,
+            NodeState::Standby,
+            NodeState::Decommissioned,
+        ] {
+            assert_eq!(decide(Some(&record(state))), refused, "{state:?}");
+        }
+        let up = record(NodeState::Up);
+        assert_eq!(decide(Some(&up)), Ok(Certificate::KubeletClient(id())));
+        let without = NodeRecord {
+            roles: NodeRoles::default(),
+            ..up
+        };
+        assert_eq!(decide(Some(&without)), refused);
+    }
+
+    #[test]
+    fn a_server_is_certified_for_the_address_it_has() {
+        let up = record(NodeState::Up);
+        let decide = |address: Option<&str>| {
+            let status = address.map(|address| NodeStatus {
+                external_address: address.into(),
+                ..Default::default()
+            });
+            let at = |id: NodeId, address: &str| Node {
+                id: id.to_string(),
+                status: Some(NodeStatus {
+                    external_address: address.into(),
+                    ..Default::default()
+                }),
+                ..Default::default()
+            };
+            let other = NodeId::from_bytes([6; 16]);
+            let controllers = [at(id(), "192.0.2.1"), at(other, "192.0.2.6")];
+            let purpose = Purpose::KubeletServer;
+            worker(id(), purpose, Some(&up), status.as_ref(), &controllers)
+        };
+        for others in ["127.0.0.1", "::1", "10.224.0.1", "10.208.3.4", "192.0.2.6"] {
+            assert!(
+                matches!(decide(Some(others)), Err(Refused::AddressOfOthers { .. })),
+                "{others}"
+            );
+        }
+        assert_eq!(decide(None), Err(Refused::NoAddress(id())));
+        assert_eq!(decide(Some("")), Err(Refused::NoAddress(id())));
+        let address = IpAddr::from([192, 0, 2, 1]);
+        assert_eq!(
+            decide(Some("192.0.2.1")),
+            Ok(Certificate::KubeletServer {
+                node: id(),
+                address
+            })
+        );
+    }
+
+    #[test]
+    fn a_controller_without_an_address_is_no_server_yet() {
+        let node = |address: &str| Node {
+            status: Some(NodeStatus {
+                external_address: address.into(),
+                ..Default::default()
+            }),
+            ..Default::default()
+        };
+        assert_eq!(servers(&[]), Err(Refused::NoController));
+        let silent = [Node::default(), node("")];
+        assert_eq!(servers(&silent), Err(Refused::NoControllerAddress));
+        assert_eq!(
+            servers(&[Node::default(), node("2001:db8::1"), node("192.0.2.1")]),
+            Ok(vec![
+                "https://[2001:db8::1]:6443".to_owned(),
+                "https://192.0.2.1:6443".to_owned()
+            ])
+        );
+    }
+}

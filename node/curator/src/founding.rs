@@ -1,0 +1,248 @@
+//! The founding of a cluster: everything that makes it one, in one
+//! transaction.
+//!
+//! Before it there is no cluster, after it there is all of it, and nothing in
+//! between can be seen or left behind by a power cut. Done again, because the
+//! reply was lost or the node was, it finds its own work and adds nothing.
+
+use std::sync::Arc;
+
+use hearth_api::{
+    identity::{ClusterId, NodeCredentials},
+    private::{StoredAuthority, StoredCluster, StoredNode},
+    v1::NodeState,
+};
+use hearth_consensus::fenced::{Condition, Write, WriteError};
+use hearth_consensus::{ConsensusError, NamespacedClient};
+use hearth_host::failpoint;
+use hearth_host::handover::BootstrapData;
+use hearth_host::pki::{Authorities, Authority, PkiError};
+use prost::Message as _;
+use zeroize::Zeroize as _;
+
+use super::state::{self, ClusterRecord, NodeRecord, RecordError};
+
+/// Why a cluster could not be founded, by the step that failed.
+#[derive(Debug, thiserror::Error)]
+pub enum FoundingError {
+    /// The store holds another cluster.
+    #[error("etcd holds the cluster {found} already: wanted to found {wanted}")]
+    OtherCluster {
+        /// The one that is there.
+        found: ClusterId,
+        /// The one that was to be.
+        wanted: ClusterId,
+    },
+    /// The store holds this cluster, without this node.
+    #[error("etcd holds the cluster already, but not with this node and its key")]
+    OtherNode,
+    /// The transaction.
+    #[error("founding transaction")]
+    Write(#[source] ConsensusError),
+    /// Reading what is there.
+    #[error("read what is founded")]
+    Read(#[source] ConsensusError),
+    /// What is there makes no sense.
+    #[error("read what is founded")]
+    Record(#[from] RecordError),
+    /// The node's certificate.
+    #[error("the first node's certificate")]
+    Pki(#[from] PkiError),
+}
+
+/// Founds the cluster in etcd and returns what the first node speaks with.
+/// The client is that of [`hearth_consensus::ConsensusUser::Curator`].
+/// Idempotent, but for a certificate that is new each time.
+pub async fn found(
+    client: &NamespacedClient,
+    data: &BootstrapData,
+    authorities: &Authorities,
+) -> Result<Arc<NodeCredentials>, FoundingError> {
+    let public_key = data.node_key.public();
+    let certificate = authorities
+        .cluster
+        .issue_node(data.cluster_id, data.node_id, public_key)?;
+    failpoint!("founding.transaction.before");
+    match client.write(transaction(data, authorities)).await {
+        Ok(revision) => tracing::info!(cluster = %data.cluster_id, revision, "cluster founded"),
+        Err(WriteError::Conflict) => check_own(client, data).await?,
+        Err(WriteError::Consensus(error)) => return Err(FoundingError::Write(error)),
+    }
+    failpoint!("founding.transaction.after");
+    Ok(Arc::new(NodeCredentials {
+        key: data.node_key.clone(),
+        certificate,
+        ca: authorities.cluster.certificate().clone(),
+    }))
+}
+
+fn transaction(data: &BootstrapData, authorities: &Authorities) -> Write {
+    let mut cluster = StoredCluster {
+        version: state::VERSION,
+        cluster_id: data.cluster_id.as_bytes().to_vec(),
+        configuration: Some(data.configuration.clone()),
+        owner_public_key: data.owner.as_bytes().to_vec(),
+        first_contact_secret: data.first_contact_secret.expose().to_vec(),
+        recovery_recipient: data.recovery_recipient.map(Vec::from).unwrap_or_default(),
+    };
+    let mut node = StoredNode {
+        version: state::VERSION,
+        id: data.node_id.to_string(),
+        public_key: data.node_key.public().as_bytes().to_vec(),
+        join_key: data.join_key.as_bytes().to_vec(),
+        cluster_unlock_key: data.cluster_unlock_key.expose().to_vec(),
+        state: NodeState::Up.into(),
+        roles: Some(data.roles),
+        labels: data.labels.clone(),
+        tpm_usage: data.tpm_usage.into(),
+        storage_security: data.storage_security.into(),
+        ..StoredNode::default()
+    };
+    let write = Write::when(Condition::Absent(state::CLUSTER.into()))
+        .put(state::CLUSTER, cluster.encode_to_vec())
+        .put(
+            state::CLUSTER_AUTHORITY,
+            encode_authority(&authorities.cluster),
+        )
+        .put(state::ETCD_AUTHORITY, encode_authority(&authorities.etcd))
+        .put(state::node_key(data.node_id), node.encode_to_vec())
+        .put(
+            state::join_key_key(&data.join_key),
+            data.node_id.to_string().into_bytes(),
+        );
+    cluster.first_contact_secret.zeroize();
+    node.cluster_unlock_key.zeroize();
+    write
+}
+
+fn encode_authority(authority: &Authority) -> Vec<u8> {
+    let mut stored: StoredAuthority = authority.to_stored();
+    let bytes = stored.encode_to_vec();
+    stored.private_key.zeroize();
+    bytes
+}
+
+/// There is a cluster: it must be the one that was to be founded.
+async fn check_own(client: &NamespacedClient, data: &BootstrapData) -> Result<(), FoundingError> {
+    let read = |key: String| async move {
+        let record = client.get(&key).await.map_err(FoundingError::Read)?;
+        Ok::<_, FoundingError>(record.map(|record| (key, record.value)))
+    };
+    if let Some((key, value)) = read(state::CLUSTER.into()).await? {
+        let found = ClusterRecord::decode(&key, &value)?.id;
+        if found != data.cluster_id {
+            return Err(FoundingError::OtherCluster {
+                found,
+                wanted: data.cluster_id,
+            });
+        }
+    }
+    let (key, value) = read(state::node_key(data.node_id))
+        .await?
+        .ok_or(FoundingError::OtherNode)?;
+    let node = NodeRecord::decode(&key, &value)?;
+    if node.public_key != data.node_key.public() {
+        return Err(FoundingError::OtherNode);
+    }
+    tracing::info!(cluster = %data.cluster_id, "the cluster was founded before");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_api::{
+        fixture,
+        identity::{ClusterUnlockKey, FirstContactSecret, NodeId, NodeKey, SigningKey},
+        stored_form,
+        v1::{
+            ClusterConfiguration, ColdStartPolicy, KubernetesConfiguration, Label, NodeRoles,
+            StorageSecurity, StorageSecurityPolicy, TpmMode, TpmUsage, node_roles::ConsensusMember,
+        },
+    };
+
+    use super::*;
+
+    fn data() -> BootstrapData {
+        BootstrapData {
+            cluster_id: ClusterId::from_bytes([0x55; 16]),
+            node_id: NodeId::from_bytes([0x11; 16]),
+            node_key: NodeKey::from_seed([0x22; 32]),
+            cluster_unlock_key: ClusterUnlockKey::from_bytes([0x44; 32]),
+            join_key: SigningKey::from_seed([0x33; 32]).public(),
+            storage_security: StorageSecurity::Encrypted,
+            tpm_usage: TpmUsage::PresentButUnused,
+            owner: SigningKey::from_seed([0x66; 32]).public(),
+            first_contact_secret: FirstContactSecret::from_bytes([0x77; 32]),
+            recovery_recipient: Some([0x99; 32]),
+            configuration: ClusterConfiguration {
+                cluster_domain: "example.internal".into(),
+                tpm_mode: TpmMode::BestEffort.into(),
+                storage_security_policy: StorageSecurityPolicy::NeedsEncryption.into(),
+                cold_start_policy: ColdStartPolicy::Owner.into(),
+                kubernetes: Some(KubernetesConfiguration {
+                    synchronized_labels: vec!["zone".into(), "example.org/*".into()],
+                }),
+            },
+            roles: NodeRoles {
+                consensus_member: Some(ConsensusMember { member_id: 0 }),
+                ..NodeRoles::default()
+            },
+            labels: vec![Label {
+                key: "zone".into(),
+                value: "b".into(),
+            }],
+        }
+    }
+
+    fn authority(fixture: &[u8]) -> Authority {
+        let stored = StoredAuthority::decode(fixture).unwrap();
+        Authority::from_stored(&stored).unwrap()
+    }
+
+    /// Everything that makes a cluster one, as it is put into etcd.
+    #[test]
+    fn the_stored_form_stays() {
+        let data = data();
+        let authorities = Authorities {
+            cluster: authority(fixture!("authority-cluster.pb")),
+            etcd: authority(fixture!("authority-etcd.pb")),
+        };
+        let write = transaction(&data, &authorities);
+        let (_, parts) = write.parts();
+        let mut parts = parts.into_iter();
+        let mut put = |wanted: &str| {
+            let (key, value) = parts.next().unwrap();
+            assert_eq!(key, wanted);
+            value.unwrap().to_vec()
+        };
+        // What is in it, the state's own test says.
+        stored_form!("etcd-cluster.pb", put("cluster"));
+        stored_form!("authority-cluster.pb", put("pki/cluster"));
+        stored_form!("authority-etcd.pb", put("pki/etcd"));
+        let key = "nodes/hearth-11111111111111111111111111111111";
+        let stored = stored_form!("etcd-node-founder.pb", put(key));
+        let owner = put(&format!("join_keys/{}", data.join_key));
+        stored_form!("etcd-owner.txt", owner);
+        assert!(parts.next().is_none());
+
+        let node = state::FullRecord::decode(key, &stored).unwrap();
+        assert_eq!(
+            node.node,
+            NodeRecord {
+                id: data.node_id,
+                public_key: data.node_key.public(),
+                join_key: data.join_key,
+                state: NodeState::Up,
+                roles: data.roles,
+                labels: data.labels,
+                tpm_usage: data.tpm_usage,
+                storage_security: data.storage_security,
+                decommissioning: false,
+                networking: None,
+            }
+        );
+        assert_eq!(node.unlock_key, Some(data.cluster_unlock_key));
+        assert_eq!(node.certificate, None);
+        assert_eq!(node.encode()[..], stored[..]);
+    }
+}

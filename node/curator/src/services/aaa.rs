@@ -1,0 +1,72 @@
+//! `Aaa`: credentials for people.
+
+use std::sync::Arc;
+
+use hearth_api::{
+    identity::UserName,
+    server::Caller,
+    v1::{EscrowRequest, EscrowResponse, aaa_server::Aaa},
+};
+use tokio::sync::Semaphore;
+use tonic::{Request, Response, Status};
+
+use crate::authorities;
+use crate::core::Core;
+
+/// Each takes a moment.
+const AT_A_TIME: usize = 4;
+
+/// See the module.
+pub struct Service {
+    core: Arc<Core>,
+    places: Semaphore,
+}
+
+impl Service {
+    pub fn new(core: Arc<Core>) -> Self {
+        Self {
+            core,
+            places: Semaphore::new(AT_A_TIME),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Aaa for Service {
+    async fn escrow(
+        &self,
+        request: Request<EscrowRequest>,
+    ) -> Result<Response<EscrowResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let key = caller.public_key()?;
+        let remote = caller.remote();
+        let wanted = &request.get_ref().identity;
+        if wanted != UserName::OWNER {
+            return Err(Status::invalid_argument(format!(
+                "identity: wanted {:?}, the only user there is",
+                UserName::OWNER
+            )));
+        }
+        // Strangers do not get as far as the places.
+        if self.core.owner().await? != key {
+            return Err(Status::permission_denied(
+                "this is not the owner's key: connect with the key whose public half was in the \
+                 bootstrap parameters",
+            ));
+        }
+        let _place = self
+            .places
+            .try_acquire()
+            .map_err(|_| Status::resource_exhausted("too many calls at a time: try again"))?;
+        let cluster = self.core.cluster()?.content.id;
+        let certificate = authorities::cluster(&self.core)
+            .await?
+            .issue_user(cluster, &UserName::owner(), key)
+            .map_err(|error| authorities::cannot(&error))?;
+        tracing::info!(%remote, "issued a certificate to the owner");
+        Ok(Response::new(EscrowResponse {
+            certificate: certificate.to_vec(),
+            ca_certificate: self.core.ca.to_vec(),
+        }))
+    }
+}

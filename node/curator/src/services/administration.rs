@@ -1,0 +1,253 @@
+//! What operators do with nodes and with the cluster: the part of `Management`
+//! that writes.
+
+use std::sync::Arc;
+
+use hearth_api::{
+    identity::{NodeId, PublicKey, Ticket},
+    v1::{
+        ApproveNodeRequest, ApproveNodeResponse, ConfigureClusterRequest, ConfigureClusterResponse,
+        DecommissionNodeRequest, DecommissionNodeResponse, DeleteNodeRequest, DeleteNodeResponse,
+        GetRegisterTicketRequest, GetRegisterTicketResponse, NodeSelector, UpdateNodeLabelsRequest,
+        UpdateNodeLabelsResponse, UpdateNodeRolesRequest, UpdateNodeRolesResponse, node_selector,
+    },
+};
+use hearth_consensus::fenced::{Condition, Write};
+use tonic::Status;
+
+use super::curator::parse_node_id;
+use crate::core::Core;
+use crate::decisions::labelling::Changes;
+use crate::decisions::removal::{self, Bypass, Removal};
+use crate::decisions::roles::{self, Outcome, Wish};
+use crate::decisions::{FoundNode, Refused, configuration, standing};
+use crate::{membership, state};
+
+/// See the module.
+pub struct Administration {
+    core: Arc<Core>,
+}
+
+/// What a selector picks.
+enum Wanted {
+    Id(NodeId),
+    Key(PublicKey),
+}
+
+impl Wanted {
+    /// Of a node that registered with this key.
+    fn id(&self) -> NodeId {
+        match self {
+            Self::Id(id) => *id,
+            Self::Key(key) => NodeId::from_public_key(key),
+        }
+    }
+}
+
+impl Administration {
+    pub fn new(core: Arc<Core>) -> Self {
+        Self { core }
+    }
+
+    pub async fn register_ticket(
+        &self,
+        request: GetRegisterTicketRequest,
+    ) -> Result<GetRegisterTicketResponse, Status> {
+        let decide = || async {
+            self.core.reads.linearizable().await?;
+            let known = self.core.cache.ticket();
+            let key = state::REGISTER_TICKET;
+            let condition = match known {
+                Some(known) if !request.rotate => return Ok((known.content, None)),
+                Some(known) => Condition::Unchanged(key.into(), known.revision),
+                None => Condition::Absent(key.into()),
+            };
+            let ticket = Ticket::generate();
+            let write = Write::when(condition).put(key, state::encode_ticket(&ticket).to_vec());
+            Ok((ticket, Some(write)))
+        };
+        let (ticket, revision) = self.core.settle(decide).await?;
+        if revision.is_some() {
+            tracing::info!("a new register ticket");
+        }
+        Ok(GetRegisterTicketResponse {
+            register_ticket: ticket.expose().to_vec(),
+        })
+    }
+
+    pub async fn approve(
+        &self,
+        request: ApproveNodeRequest,
+    ) -> Result<ApproveNodeResponse, Status> {
+        let wanted = wanted(request.node)?;
+        let decide = || async {
+            let found = self.find(&wanted).await?;
+            Ok((found.id(), standing::approve(&found)?))
+        };
+        let (id, revision) = self.core.settle(decide).await?;
+        if revision.is_some() {
+            tracing::info!(node = %id, "approved");
+        }
+        let node = Some(self.core.shown(id, revision).await?);
+        Ok(ApproveNodeResponse { node })
+    }
+
+    pub async fn update_roles(
+        &self,
+        request: UpdateNodeRolesRequest,
+    ) -> Result<UpdateNodeRolesResponse, Status> {
+        let wish = Wish {
+            consensus_member: request.consensus_member,
+            kubernetes_controller: request.kubernetes_controller,
+            kubernetes_worker: request.kubernetes_worker,
+        };
+        let decide = |found: &FoundNode| roles::update(wish, found);
+        let (id, pending, revision) = self.change(request.node, decide).await?;
+        if revision.is_some() {
+            tracing::info!(node = %id, ?wish, "other roles are wanted");
+        }
+        let node = Some(self.core.shown(id, revision).await?);
+        Ok(UpdateNodeRolesResponse { node, pending })
+    }
+
+    pub async fn decommission(
+        &self,
+        request: DecommissionNodeRequest,
+    ) -> Result<DecommissionNodeResponse, Status> {
+        let (id, pending, revision) = self.change(request.node, roles::decommission).await?;
+        if revision.is_some() {
+            tracing::info!(node = %id, pending, "taken out of service");
+        }
+        let node = Some(self.core.shown(id, revision).await?);
+        Ok(DecommissionNodeResponse { node, pending })
+    }
+
+    /// What consensus may have to do with, decided and written.
+    async fn change(
+        &self,
+        selector: Option<NodeSelector>,
+        decide: impl Fn(&FoundNode) -> Result<Outcome, Refused> + Sync,
+    ) -> Result<(NodeId, bool, Option<i64>), Status> {
+        let wanted = wanted(selector)?;
+        let (wanted, decide) = (&wanted, &decide);
+        let settle = move || async move {
+            let found = self.find(wanted).await?;
+            let id = found.id();
+            let Outcome {
+                mut write,
+                pending,
+                leaves,
+            } = decide(&found)?;
+            if leaves && let Some(leave) = write {
+                write = Some(membership::let_go(&self.core, id, leave).await?);
+            }
+            Ok(((id, pending), write))
+        };
+        let ((id, pending), revision) = self.core.settle(settle).await?;
+        Ok((id, pending, revision))
+    }
+
+    pub async fn update_labels(
+        &self,
+        request: UpdateNodeLabelsRequest,
+    ) -> Result<UpdateNodeLabelsResponse, Status> {
+        let wanted = wanted(request.node)?;
+        let changes = Changes::new(request.upsert, request.delete)?;
+        let decide = || async {
+            let found = self.find(&wanted).await?;
+            Ok((found.id(), changes.decide(&found)?))
+        };
+        let (id, revision) = self.core.settle(decide).await?;
+        let node = Some(self.core.shown(id, revision).await?);
+        Ok(UpdateNodeLabelsResponse { node })
+    }
+
+    pub async fn configure(
+        &self,
+        request: ConfigureClusterRequest,
+    ) -> Result<ConfigureClusterResponse, Status> {
+        let change = configuration::Change::new(request)?;
+        let decide = || async {
+            let found = self.core.full_cluster().await?;
+            Ok(change.decide(&found))
+        };
+        let (configuration, revision) = self.core.settle(decide).await?;
+        if revision.is_some() {
+            tracing::info!(?change, "the cluster is configured");
+        }
+        Ok(ConfigureClusterResponse {
+            configuration: Some(configuration),
+        })
+    }
+
+    pub async fn delete(&self, request: DeleteNodeRequest) -> Result<DeleteNodeResponse, Status> {
+        let wanted = wanted(request.node)?;
+        let bypass = Bypass {
+            not_decommissioned: request.bypass_not_decommissioned,
+            has_roles: request.bypass_has_roles,
+        };
+        let decide = || async {
+            let found = match self.find(&wanted).await {
+                Ok(found) => found,
+                // Done before: whoever has asked did not hear of it.
+                Err(_) if self.core.cache.tombstone(wanted.id()).is_some() => {
+                    return Ok((wanted.id(), None));
+                }
+                Err(status) => return Err(status),
+            };
+            let Removal { mut write, leaves } = removal::decide(bypass, &found)?;
+            if leaves {
+                write = membership::let_go(&self.core, found.id(), write).await?;
+            }
+            Ok((found.id(), Some(write)))
+        };
+        let (id, revision) = self.core.settle(decide).await?;
+        if revision.is_some() {
+            tracing::info!(node = %id, ?bypass, "deleted");
+        }
+        // Whoever asks this curator next does not meet the node again.
+        let reached = self.core.cache.reached(revision.unwrap_or(0));
+        let _ = tokio::time::timeout(self.core.timing.freshness, reached).await;
+        Ok(DeleteNodeResponse {})
+    }
+
+    /// The node that is meant, as it is now.
+    async fn find(&self, wanted: &Wanted) -> Result<FoundNode, Status> {
+        self.core.reads.linearizable().await?;
+        let (field, text, id) = match wanted {
+            Wanted::Id(id) => ("node.node_id", id.to_string(), Some(*id)),
+            Wanted::Key(key) => {
+                let id = self.core.cache.node_with_key(key);
+                ("node.public_key", key.to_string(), id)
+            }
+        };
+        let found = match id.filter(|id| self.core.cache.node(*id).is_some()) {
+            Some(id) => self.core.find(id).await?,
+            None => None,
+        };
+        found.ok_or_else(|| {
+            let wanted = text;
+            Refused::NoSuchNode { field, wanted }.into()
+        })
+    }
+}
+
+fn wanted(selector: Option<NodeSelector>) -> Result<Wanted, Status> {
+    match selector.and_then(|selector| selector.node) {
+        Some(node_selector::Node::NodeId(id)) => Ok(Wanted::Id(parse_node_id(&id)?)),
+        Some(node_selector::Node::PublicKey(key)) => {
+            let key = PublicKey::try_from(&key[..]).map_err(|error| Refused::Field {
+                field: "node.public_key",
+                wanted: "an Ed25519 public key of 32 bytes",
+                found: error.to_string(),
+            })?;
+            Ok(Wanted::Key(key))
+        }
+        None => Err(Refused::Field {
+            field: "node",
+            wanted: "node_id or public_key",
+            found: "neither".into(),
+        }
+        .into()),
+    }
+}

@@ -1,0 +1,545 @@
+//! `Curator`: the control plane, for nodes.
+
+use std::{net::IpAddr, sync::Arc};
+
+use futures::{
+    StreamExt as _,
+    stream::{self, BoxStream},
+};
+use hearth_api::{
+    identity::NodeId,
+    names::LONGEST_CONDITION,
+    server::Caller,
+    tls::PeerCertificate,
+    v1::{
+        ClusterState, CommitNodeRequest, CommitNodeResponse, GetConsensusStatusRequest,
+        GetConsensusStatusResponse, HeartbeatRequest, HeartbeatResponse, IssueCertificateRequest,
+        IssueCertificateResponse, JoinNodeRequest, JoinNodeResponse, NodeCondition, NodeStatus,
+        RegisterNodeRequest, RegisterNodeResponse, UpdateNodeClusterNetworkingRequest,
+        UpdateNodeClusterNetworkingResponse, UpdateNodeStatusRequest, UpdateNodeStatusResponse,
+        WatchEvent, WatchRequest, curator_server::Curator,
+    },
+};
+use hearth_consensus::fenced::{Condition, Write, WriteError};
+use tonic::{Request, Response, Status, Streaming};
+
+use super::{enrolment::Enrolment, networking};
+use crate::core::Core;
+use crate::liveness::unavailable;
+use crate::{membership, state};
+
+/// The heartbeats that this curator understands.
+const PROTOCOL: u32 = 1;
+/// Characters of a boot ID: a UUID has 36.
+const LONGEST_BOOT_ID: usize = 64;
+/// Characters of an image's version.
+const LONGEST_VERSION: usize = 128;
+/// Of a node.
+const MOST_CONDITIONS: usize = 16;
+/// Bytes of a condition's type or reason.
+const LONGEST_NAME: usize = 64;
+const CAMEL_CASE: &str = "1 to 64 letters and digits in CamelCase";
+/// A node's record may change while its status is written; not for ever.
+const ATTEMPTS: usize = 4;
+
+/// See the module.
+pub struct Service {
+    enrolment: Enrolment,
+    core: Arc<Core>,
+}
+
+impl Service {
+    pub fn new(core: Arc<Core>) -> Self {
+        Self {
+            enrolment: Enrolment::new(core.clone()),
+            core,
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Curator for Service {
+    type WatchStream = BoxStream<'static, Result<WatchEvent, Status>>;
+    type HeartbeatStream = BoxStream<'static, Result<HeartbeatResponse, Status>>;
+
+    /// [`super::watch`] stands in front of this.
+    async fn watch(
+        &self,
+        _request: Request<WatchRequest>,
+    ) -> Result<Response<Self::WatchStream>, Status> {
+        Err(Status::internal("Watch is not served the way it should be"))
+    }
+
+    async fn update_node_status(
+        &self,
+        request: Request<UpdateNodeStatusRequest>,
+    ) -> Result<Response<UpdateNodeStatusResponse>, Status> {
+        let caller = Caller::of(&request)?.node()?;
+        let UpdateNodeStatusRequest { node_id, status } = request.into_inner();
+        if parse_node_id(&node_id)? != caller {
+            return Err(Status::permission_denied(format!(
+                "node_id: {caller} may report about itself only"
+            )));
+        }
+        let status = status.ok_or_else(|| Status::invalid_argument("status: wanted one"))?;
+        let status = check_status(status)?;
+        self.store_status(caller, status).await?;
+        Ok(Response::new(UpdateNodeStatusResponse {}))
+    }
+
+    async fn heartbeat(
+        &self,
+        request: Request<Streaming<HeartbeatRequest>>,
+    ) -> Result<Response<Self::HeartbeatStream>, Status> {
+        let caller = Caller::of(&request)?;
+        let beats = Beats {
+            node: caller.node()?,
+            peer: caller.peer().clone(),
+            stream: self.core.hearing.stream(),
+            core: self.core.clone(),
+            incoming: request.into_inner(),
+            boot_id: None,
+            ended: false,
+        };
+        let stream = stream::unfold(beats, |mut beats| async move {
+            if beats.ended {
+                return None;
+            }
+            let answer = match beats.next().await {
+                Ok(Some(answer)) => Ok(answer),
+                Ok(None) => return None,
+                Err(status) => {
+                    beats.ended = true;
+                    Err(status)
+                }
+            };
+            Some((answer, beats))
+        });
+        Ok(Response::new(stream.boxed()))
+    }
+
+    async fn register_node(
+        &self,
+        request: Request<RegisterNodeRequest>,
+    ) -> Result<Response<RegisterNodeResponse>, Status> {
+        self.enrolment.register(request).await.map(Response::new)
+    }
+
+    async fn commit_node(
+        &self,
+        request: Request<CommitNodeRequest>,
+    ) -> Result<Response<CommitNodeResponse>, Status> {
+        self.enrolment.commit(request).await.map(Response::new)
+    }
+
+    async fn join_node(
+        &self,
+        request: Request<JoinNodeRequest>,
+    ) -> Result<Response<JoinNodeResponse>, Status> {
+        self.enrolment.join(request).await.map(Response::new)
+    }
+
+    async fn issue_certificate(
+        &self,
+        request: Request<IssueCertificateRequest>,
+    ) -> Result<Response<IssueCertificateResponse>, Status> {
+        self.enrolment
+            .issue_certificate(request)
+            .await
+            .map(Response::new)
+    }
+
+    async fn update_node_cluster_networking(
+        &self,
+        request: Request<UpdateNodeClusterNetworkingRequest>,
+    ) -> Result<Response<UpdateNodeClusterNetworkingResponse>, Status> {
+        networking::update(&self.core, request)
+            .await
+            .map(Response::new)
+    }
+
+    async fn get_consensus_status(
+        &self,
+        _request: Request<GetConsensusStatusRequest>,
+    ) -> Result<Response<GetConsensusStatusResponse>, Status> {
+        membership::status(&self.core).await.map(Response::new)
+    }
+}
+
+/// One node's heartbeat stream.
+struct Beats {
+    core: Arc<Core>,
+    node: NodeId,
+    peer: PeerCertificate,
+    stream: u64,
+    incoming: Streaming<HeartbeatRequest>,
+    /// Of the first heartbeat.
+    boot_id: Option<String>,
+    ended: bool,
+}
+
+impl Beats {
+    /// Takes in the next heartbeat and acknowledges it; `None` at the end.
+    async fn next(&mut self) -> Result<Option<HeartbeatResponse>, Status> {
+        let core = self.core.clone();
+        let bound = core.timing.heartbeat_bound;
+        let beat = tokio::select! {
+            biased;
+            status = core.end_of_stream(&self.peer) => return Err(status),
+            beat = self.incoming.message() => beat?,
+            () = tokio::time::sleep(bound) => {
+                return Err(Status::deadline_exceeded(format!("no heartbeat for {bound:?}")));
+            }
+        };
+        let Some(beat) = beat else {
+            return Ok(None);
+        };
+        if beat.protocol_version < PROTOCOL {
+            return Err(Status::failed_precondition(format!(
+                "protocol_version {}: this curator understands {PROTOCOL} and newer",
+                beat.protocol_version
+            )));
+        }
+        check_boot_id(&beat.boot_id)?;
+        let boot_id = self.boot_id.get_or_insert(beat.boot_id.clone());
+        if *boot_id != beat.boot_id {
+            return Err(Status::invalid_argument(
+                "boot_id: changed within a stream: open another one after a boot",
+            ));
+        }
+        core.hearing
+            .heartbeat(self.stream, self.node, &beat.boot_id)
+            .await?;
+        Ok(Some(HeartbeatResponse {
+            interval_ms: Core::millis(core.timing.heartbeat_interval),
+            bound_ms: Core::millis(bound),
+        }))
+    }
+}
+
+impl Service {
+    /// Writes the status, unless it says what is known already.
+    ///
+    /// What the write rests on is compared by etcd, so what is in the cache
+    /// will do. But where nothing is written, or the node is not there, the
+    /// answer is what was read, and that has to be what is stored: a status
+    /// that came between, here or at another curator, would stay otherwise.
+    async fn store_status(&self, node: NodeId, status: NodeStatus) -> Result<(), Status> {
+        let mut read = false;
+        for _ in 0..ATTEMPTS {
+            let known = self.core.cache.status(node);
+            let same = known.is_some_and(|known| same(&known, &status));
+            let write = match self.core.cache.node(node) {
+                Some((_, revision)) if !same => {
+                    Write::when(Condition::Unchanged(state::node_key(node), revision)).put(
+                        state::status_key(node),
+                        state::encode_status(status.clone()),
+                    )
+                }
+                _ if !read => {
+                    self.core.reads.linearizable().await?;
+                    read = true;
+                    continue;
+                }
+                Some(_) => return Ok(()),
+                None => {
+                    return Err(Status::permission_denied(format!(
+                        "{node} is no longer a member of this cluster"
+                    )));
+                }
+            };
+            match self.core.client.write(write).await {
+                Ok(_) => return Ok(()),
+                // Look at the node again as it is now.
+                Err(WriteError::Conflict) => {
+                    self.core.reads.linearizable().await?;
+                    read = true;
+                }
+                Err(WriteError::Consensus(error)) => return Err(unavailable(&error)),
+            }
+        }
+        Err(Status::unavailable(
+            "the node's record keeps changing: send the status again",
+        ))
+    }
+}
+
+/// Whether two statuses say the same, whenever they were sent.
+fn same(known: &NodeStatus, new: &NodeStatus) -> bool {
+    let undated = |status: &NodeStatus| NodeStatus {
+        sent_at: 0,
+        ..status.clone()
+    };
+    undated(known) == undated(new)
+}
+
+pub(super) fn parse_node_id(id: &str) -> Result<NodeId, Status> {
+    id.parse()
+        .map_err(|error| Status::invalid_argument(format!("node_id: {error}")))
+}
+
+/// Refuses a status that other nodes could not use.
+fn check_status(status: NodeStatus) -> Result<NodeStatus, Status> {
+    let wrong = |field: &str, why: &str| Status::invalid_argument(format!("status.{field}: {why}"));
+    // Clusters on one machine live on the loopback, so that is an address.
+    let reachable = |address: IpAddr| {
+        let broadcast = matches!(address, IpAddr::V4(v4) if v4.is_broadcast());
+        !(address.is_unspecified() || address.is_multicast() || broadcast)
+    };
+    // The one spelling of an address, so that it can be compared.
+    let address: IpAddr = status
+        .external_address
+        .parse()
+        .ok()
+        .filter(|address| reachable(*address))
+        .ok_or_else(|| {
+            wrong(
+                "external_address",
+                "wanted the IPv4 or IPv6 address, without a port, by which others reach the node",
+            )
+        })?;
+    if status.curator_port > u32::from(u16::MAX) {
+        return Err(wrong("curator_port", "wanted a port, or 0"));
+    }
+    let version = &status.version;
+    if version.is_empty()
+        || version.chars().count() > LONGEST_VERSION
+        || version.chars().any(char::is_control)
+    {
+        return Err(wrong("version", "wanted 1 to 128 printable characters"));
+    }
+    check_boot_id(&status.boot_id)?;
+    if ClusterState::try_from(status.cluster_state).is_err() {
+        return Err(wrong(
+            "cluster_state",
+            "not a state that this curator knows",
+        ));
+    }
+    check_conditions(&status.conditions)?;
+    Ok(NodeStatus {
+        external_address: address.to_string(),
+        ..status
+    })
+}
+
+/// They are shown to operators, and kept with every node.
+fn check_conditions(conditions: &[NodeCondition]) -> Result<(), Status> {
+    let wrong = |field: &str, why: String| {
+        Err(Status::invalid_argument(format!(
+            "status.conditions{field}: {why}"
+        )))
+    };
+    if conditions.len() > MOST_CONDITIONS {
+        let found = conditions.len();
+        return wrong(
+            "",
+            format!("wanted at most {MOST_CONDITIONS}, found {found}"),
+        );
+    }
+    for (index, condition) in conditions.iter().enumerate() {
+        let before = &conditions[..index];
+        if !is_camel_case(&condition.r#type)
+            || before.iter().any(|other| other.r#type == condition.r#type)
+        {
+            return wrong(".type", format!("wanted each once, {CAMEL_CASE}"));
+        }
+        if !condition.reason.is_empty() && !is_camel_case(&condition.reason) {
+            return wrong(".reason", format!("wanted nothing, or {CAMEL_CASE}"));
+        }
+        let message = &condition.message;
+        if message.len() > LONGEST_CONDITION || message.chars().any(char::is_control) {
+            return wrong(
+                ".message",
+                format!("wanted at most {LONGEST_CONDITION} bytes without control characters"),
+            );
+        }
+    }
+    Ok(())
+}
+
+fn is_camel_case(name: &str) -> bool {
+    name.len() <= LONGEST_NAME
+        && name.starts_with(|first: char| first.is_ascii_uppercase())
+        && name.bytes().all(|byte| byte.is_ascii_alphanumeric())
+}
+
+pub(super) fn check_boot_id(boot_id: &str) -> Result<(), Status> {
+    let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+    if boot_id.is_empty() || boot_id.len() > LONGEST_BOOT_ID || !boot_id.bytes().all(good) {
+        return Err(Status::invalid_argument(
+            "boot_id: wanted 1 to 64 letters, digits and \"-\", as in \
+             /proc/sys/kernel/random/boot_id",
+        ));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn status() -> NodeStatus {
+        NodeStatus {
+            external_address: "192.0.2.1".into(),
+            curator_port: 7835,
+            version: "0.1.0".into(),
+            boot_id: "1b4e28ba-2fa1-11d2-883f-0016d3cca427".into(),
+            sent_at: 1,
+            cluster_state: ClusterState::Home.into(),
+            consensus: None,
+            address_counter: 1,
+            conditions: Vec::new(),
+        }
+    }
+
+    fn condition(r#type: &str, reason: &str, message: &str) -> NodeCondition {
+        NodeCondition {
+            r#type: r#type.into(),
+            met: false,
+            reason: reason.into(),
+            message: message.into(),
+        }
+    }
+
+    #[test]
+    fn conditions_are_few_short_and_printable() {
+        let with = |conditions: Vec<NodeCondition>| {
+            check_status(NodeStatus {
+                conditions,
+                ..status()
+            })
+        };
+        let good = condition("KubernetesWorker", "NotInstalled", "the image has none");
+        assert!(with(vec![good.clone(), condition("Other", "", "")]).is_ok());
+        let long = "x".repeat(LONGEST_CONDITION + 1);
+        for (field, wrong) in [
+            ("type", condition("", "A", "")),
+            ("type", condition("worker", "A", "")),
+            ("type", condition("Kubernetes Worker", "A", "")),
+            ("type", condition(&"A".repeat(65), "A", "")),
+            ("type", good.clone()),
+            ("reason", condition("A", "not installed", "")),
+            ("message", condition("A", "A", "two\nlines")),
+            ("message", condition("A", "A", "\x1b[2J")),
+            ("message", condition("A", "A", &long)),
+        ] {
+            let error = with(vec![good.clone(), wrong]).unwrap_err();
+            assert_eq!(error.code(), tonic::Code::InvalidArgument);
+            assert!(error.message().contains(field), "{error}");
+        }
+        let many = (0..=MOST_CONDITIONS).map(|n| condition(&format!("A{n}"), "", ""));
+        assert!(with(many.collect()).is_err());
+    }
+
+    #[test]
+    fn a_status_has_an_address_that_others_can_use() {
+        assert!(check_status(status()).is_ok());
+        for wrong in [
+            "",
+            "localhost",
+            "192.0.2.1:80",
+            "0.0.0.0",
+            "::",
+            "255.255.255.255",
+            "224.0.0.1",
+            "ff02::1",
+            "192.0.2.01",
+        ] {
+            let status = NodeStatus {
+                external_address: wrong.into(),
+                ..status()
+            };
+            let error = check_status(status).unwrap_err();
+            assert!(
+                error.message().contains("external_address"),
+                "{wrong}: {error}"
+            );
+        }
+        let status = NodeStatus {
+            external_address: "2001:DB8:0::1".into(),
+            ..status()
+        };
+        assert_eq!(
+            check_status(status).unwrap().external_address,
+            "2001:db8::1"
+        );
+    }
+
+    #[test]
+    fn each_wrong_field_is_named() {
+        let wrong = [
+            (
+                "curator_port",
+                NodeStatus {
+                    curator_port: 65_536,
+                    ..status()
+                },
+            ),
+            (
+                "version",
+                NodeStatus {
+                    version: String::new(),
+                    ..status()
+                },
+            ),
+            (
+                "version",
+                NodeStatus {
+                    version: "x\n".into(),
+                    ..status()
+                },
+            ),
+            (
+                "boot_id",
+                NodeStatus {
+                    boot_id: "a b".into(),
+                    ..status()
+                },
+            ),
+            (
+                "cluster_state",
+                NodeStatus {
+                    cluster_state: 99,
+                    ..status()
+                },
+            ),
+        ];
+        for (field, status) in wrong {
+            let error = check_status(status).unwrap_err();
+            assert!(error.message().contains(field), "{error}");
+        }
+    }
+
+    #[test]
+    fn the_time_of_sending_is_no_news() {
+        let later = NodeStatus {
+            sent_at: 2,
+            ..status()
+        };
+        assert!(same(&status(), &later));
+        assert!(!same(
+            &status(),
+            &NodeStatus {
+                curator_port: 1,
+                ..later
+            }
+        ));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn arbitrary_fields_are_judged_without_harm(
+            external_address: String, version: String, boot_id: String,
+            curator_port: u32, cluster_state: i32,
+        ) {
+            let _ = check_status(NodeStatus {
+                external_address, curator_port, version, boot_id, sent_at: 0, cluster_state,
+                consensus: None, address_counter: 0, conditions: Vec::new(),
+            });
+        }
+    }
+}

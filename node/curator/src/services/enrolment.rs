@@ -1,0 +1,457 @@
+//! How a machine becomes a node, and a node comes back: RegisterNode,
+//! CommitNode, JoinNode, and the certificates that nodes ask for.
+//!
+//! Anyone may call the first three, so what they cost is bounded before they
+//! cost anything: a wrong ticket is found out in memory, and paid for from a
+//! [`Bucket`]; an unknown key is looked up in memory. Only who has the ticket,
+//! or is known, causes work in etcd.
+
+use std::{sync::Arc, time::Duration};
+
+use hearth_api::{
+    identity::{ClusterUnlockKey, NodeId, PublicKey, Ticket},
+    proofs,
+    server::Caller,
+    tls::PeerCertificate,
+    v1::{
+        CommitNodeRequest, CommitNodeResponse, IssueCertificateRequest, IssueCertificateResponse,
+        JoinNodeRequest, JoinNodeResponse, NodeState, RegisterNodeRequest, RegisterNodeResponse,
+        StorageSecurity, TpmUsage, issue_certificate_request::Kind, join_node_response,
+    },
+};
+use hearth_consensus::fenced::Write;
+use hearth_host::parameters::labels;
+use tokio::{
+    sync::{Mutex, Semaphore, SemaphorePermit},
+    time::timeout,
+};
+use tonic::{Request, Status};
+use zeroize::Zeroizing;
+
+use super::{bucket::Bucket, curator::check_boot_id, kubernetes};
+use crate::authorities;
+use crate::core::Core;
+use crate::decisions::Refused;
+use crate::decisions::commit::{self, Commit, Committed};
+use crate::decisions::join::{self, Joined};
+use crate::decisions::registration::{self, Found, MOST_WAITING, Registered, Registration};
+use crate::liveness::unavailable;
+use crate::state::{NodeRecord, Wanted};
+
+/// When a machine that waits for approval asks again: soon, for somebody may be
+/// about to approve it, and the later the more of them there are.
+const ASK_AGAIN: Duration = Duration::from_millis(250);
+/// So many cost no more than one would.
+const ASK_AGAIN_TOGETHER: usize = 4;
+
+fn ask_again(waiting: usize) -> Duration {
+    let share = u32::try_from(waiting / ASK_AGAIN_TOGETHER).unwrap_or(u32::MAX);
+    ASK_AGAIN.saturating_mul(share.saturating_add(1))
+}
+/// Wrong tickets at once, and how long each takes to be forgotten.
+const WRONG_TICKETS: u32 = 16;
+const FORGET_ONE: Duration = Duration::from_millis(500);
+/// Calls of this kind that work in etcd at a time, and how long one waits for
+/// its turn.
+const AT_A_TIME: usize = 16;
+const TURN: Duration = Duration::from_secs(5);
+
+/// See the module.
+pub struct Enrolment {
+    core: Arc<Core>,
+    wrong_tickets: Bucket,
+    places: Semaphore,
+    /// Held while a machine is taken in, so that those that wait are counted.
+    taking_in: Mutex<()>,
+}
+
+impl Enrolment {
+    pub fn new(core: Arc<Core>) -> Self {
+        Self {
+            core,
+            wrong_tickets: Bucket::new(WRONG_TICKETS, FORGET_ONE),
+            places: Semaphore::new(AT_A_TIME),
+            taking_in: Mutex::default(),
+        }
+    }
+
+    async fn turn(&self) -> Result<SemaphorePermit<'_>, Status> {
+        let turn = timeout(TURN, self.places.acquire()).await;
+        // The semaphore is never closed.
+        turn.ok().and_then(Result::ok).ok_or_else(busy)
+    }
+
+    pub async fn register(
+        &self,
+        request: Request<RegisterNodeRequest>,
+    ) -> Result<RegisterNodeResponse, Status> {
+        let node_key = stranger(Caller::of(&request)?)?;
+        let remote = Caller::of(&request)?.remote();
+        let mut request = request.into_inner();
+        let ticket = Zeroizing::new(std::mem::take(&mut request.register_ticket));
+        let ticket = Ticket::try_from(&ticket[..]).map_err(|error| Refused::Field {
+            field: "register_ticket",
+            wanted: "32 bytes",
+            found: error.found.to_string(),
+        })?;
+        let id = registration::id_of(&node_key);
+        let is_known = || {
+            let node = self.core.cache.node(id).map(|(node, _)| node.public_key);
+            let known = node.or_else(|| Some(self.core.cache.tombstone(id)?.public_key));
+            known == Some(node_key)
+        };
+        let is_right = || {
+            self.core
+                .cache
+                .ticket()
+                .is_some_and(|t| t.content == ticket)
+        };
+        // It may have been rotated just now, so a wrong one is looked at again
+        // below; that is what the bucket pays for.
+        if !is_known() && !is_right() && !self.wrong_tickets.take() {
+            return Err(Refused::TooManyWrongTickets.into());
+        }
+        self.core.reads.linearizable().await?;
+        if !is_known() && !is_right() {
+            tracing::warn!(%remote, "a machine with a wrong register ticket");
+            return Err(Refused::WrongTicket.into());
+        }
+        let registration = check_registration(node_key, request)?;
+        let node = self.take_in(registration, &ticket).await?;
+        self.registered(node)
+    }
+
+    /// Finds the machine in the records, or takes it in.
+    async fn take_in(
+        &self,
+        registration: Registration,
+        ticket: &Ticket,
+    ) -> Result<NodeRecord, Status> {
+        let id = registration::id_of(&registration.node_key);
+        if let Some((node, _)) = self.core.cache.node(id) {
+            let (node_key, join_key) = (&registration.node_key, &registration.join_key);
+            return Ok(registration::known(node, node_key, join_key)?);
+        }
+        if self.core.cache.tombstone(id).is_some() {
+            return Err(Refused::Deleted(id).into());
+        }
+        if let Some(full) = self.full() {
+            return Err(full.into());
+        }
+        let _turn = timeout(TURN, self.taking_in.lock())
+            .await
+            .map_err(|_| busy())?;
+        let decide = || self.decide(&registration, ticket);
+        let (node, revision) = self.core.settle(decide).await?;
+        if revision.is_some() {
+            tracing::info!(node = %id, "registered: it waits for approval");
+        }
+        Ok(node)
+    }
+
+    fn full(&self) -> Option<Refused> {
+        let waiting = self.core.cache.count(NodeState::New);
+        (waiting >= MOST_WAITING).then_some(Refused::TooManyWaiting(waiting))
+    }
+
+    async fn decide(
+        &self,
+        registration: &Registration,
+        ticket: &Ticket,
+    ) -> Result<(NodeRecord, Option<Write>), Status> {
+        self.core.reads.linearizable().await?;
+        let cache = &self.core.cache;
+        let id = registration::id_of(&registration.node_key);
+        let cluster = self.core.cluster()?;
+        let known = cache.ticket().filter(|known| known.content == *ticket);
+        let ticket = known.ok_or(Refused::WrongTicket)?.revision;
+        let found = Found {
+            node: cache.node(id).map(|(node, _)| node),
+            deleted: cache.tombstone(id).is_some(),
+            join_key_of: cache.join_key_of(&registration.join_key),
+            waiting: cache.count(NodeState::New),
+        };
+        let configuration = cluster.map(|cluster| cluster.configuration);
+        let registered = registration::decide(registration, found, &configuration, ticket)?;
+        Ok(match registered {
+            Registered::Before(node) => (node, None),
+            Registered::Now(node, write) => (node, Some(write)),
+        })
+    }
+
+    fn registered(&self, node: NodeRecord) -> Result<RegisterNodeResponse, Status> {
+        let cluster = self.core.cluster()?.content;
+        Ok(RegisterNodeResponse {
+            cluster_id: cluster.id.as_bytes().to_vec(),
+            node_id: node.id.to_string(),
+            configuration: Some(cluster.configuration),
+            tpm_usage: node.tpm_usage.into(),
+            storage_security: node.storage_security.into(),
+            state: node.state.into(),
+            ask_again_ms: Core::millis(ask_again(self.core.cache.count(NodeState::New))),
+            directory: Some(self.core.cache.directory()),
+        })
+    }
+
+    pub async fn commit(
+        &self,
+        request: Request<CommitNodeRequest>,
+    ) -> Result<CommitNodeResponse, Status> {
+        let node_key = stranger(Caller::of(&request)?)?;
+        let commit = check_commit(node_key, request.into_inner())?;
+        let id = registration::id_of(&node_key);
+        self.core.reads.linearizable().await?;
+        if self.core.cache.node(id).is_none() {
+            let deleted = self.core.cache.tombstone(id).is_some();
+            let configuration = self.core.cluster()?.content.configuration;
+            commit::decide(&commit, None, deleted, &configuration)?;
+        }
+        let _place = self.turn().await?;
+        let settled = self.core.settle(|| self.decide_commit(&commit)).await?;
+        let (certificate, revision) = settled;
+        if revision.is_some() {
+            tracing::info!(node = %id, "committed: it is a node of the cluster now");
+        }
+        let cluster = self.core.cluster()?.content;
+        Ok(CommitNodeResponse {
+            ca_certificate: self.core.ca.to_vec(),
+            node_certificate: certificate,
+            directory: Some(self.core.cache.directory()),
+            owner_public_key: cluster.owner.as_bytes().to_vec(),
+        })
+    }
+
+    /// The certificate, and the write that makes it one.
+    async fn decide_commit(&self, commit: &Commit) -> Result<(Vec<u8>, Option<Write>), Status> {
+        let id = registration::id_of(&commit.node_key);
+        let found = self.core.find(id).await?;
+        // What was deleted while this was under way is in the cache, too.
+        self.core.reads.linearizable().await?;
+        let deleted = self.core.cache.tombstone(id).is_some();
+        let cluster = self.core.cluster()?;
+        let cluster_id = cluster.content.id;
+        let configuration = cluster.map(|cluster| cluster.configuration);
+        let decided = commit::decide(commit, found.as_ref(), deleted, &configuration.content)?;
+        if let Committed::Before(Some(certificate)) = decided {
+            return Ok((certificate.to_vec(), None));
+        }
+        let certificate = authorities::cluster(&self.core)
+            .await?
+            .issue_node(cluster_id, id, commit.node_key)
+            .map_err(|error| authorities::cannot(&error))?;
+        let answer = certificate.to_vec();
+        let write = match (decided, found) {
+            (Committed::Now, Some(found)) => {
+                Some(commit::write(commit, &found, certificate, &configuration)?)
+            }
+            // The node that founded the cluster: another one is as good.
+            _ => None,
+        };
+        Ok((answer, write))
+    }
+
+    pub async fn join(
+        &self,
+        request: Request<JoinNodeRequest>,
+    ) -> Result<JoinNodeResponse, Status> {
+        let join_key = stranger(Caller::of(&request)?)?;
+        let request = request.into_inner();
+        let tpm_usage = known("tpm_usage", request.tpm_usage(), request.tpm_usage)?;
+        if tpm_usage == TpmUsage::Unspecified {
+            return Err(unspecified("tpm_usage").into());
+        }
+        check_boot_id(&request.boot_id)?;
+        self.core.reads.linearizable().await?;
+        let cache = &self.core.cache;
+        let id = cache.join_key_of(&join_key);
+        let tombstone = id.and_then(|id| cache.tombstone(id));
+        let is_member = match &tombstone {
+            Some(tombstone) => self.is_member(tombstone.id).await?,
+            None => false,
+        };
+        let found = join::Found {
+            node: id.and_then(|id| Some(cache.node(id)?.0)),
+            tombstone,
+            is_member,
+        };
+        let joined = join::decide(&join_key, tpm_usage, found)?;
+        let _place = self.turn().await?;
+        let answer = match joined {
+            Joined::Admitted(id) => self.admitted(id, &join_key).await?,
+            Joined::Disowned(id) => {
+                tracing::info!(node = %id, "a node that was removed came back: it is disowned");
+                let cluster = self.core.cluster()?.content.id;
+                let authority = authorities::cluster(&self.core).await?;
+                join_node_response::Answer::Disowned(authority.disown(cluster, id))
+            }
+        };
+        Ok(JoinNodeResponse {
+            answer: Some(answer),
+        })
+    }
+
+    /// Whether etcd has a member for this node, as of the linearizable read
+    /// that the caller has made.
+    async fn is_member(&self, id: NodeId) -> Result<bool, Status> {
+        let _place = self.turn().await?;
+        let members = self.core.members.list().await;
+        let members = members.map_err(|error| unavailable(&error))?;
+        Ok(members.iter().any(|member| member.node() == Some(id)))
+    }
+
+    async fn admitted(
+        &self,
+        id: NodeId,
+        join_key: &PublicKey,
+    ) -> Result<join_node_response::Answer, Status> {
+        let found = self.core.find(id).await?;
+        let full = found.map(|found| found.full.content);
+        let full = full.filter(|full| full.node.join_key == *join_key);
+        // It was there a moment ago; what has become of it is told next time.
+        let unlock_key = full
+            .and_then(|full| full.unlock_key)
+            .ok_or_else(|| Status::unavailable(format!("{id} has changed meanwhile: ask again")))?;
+        tracing::info!(node = %id, "a node came back");
+        Ok(join_node_response::Answer::Admitted(
+            join_node_response::Admitted {
+                cluster_unlock_key: unlock_key.expose().to_vec(),
+                directory: Some(self.core.cache.directory()),
+            },
+        ))
+    }
+
+    pub async fn issue_certificate(
+        &self,
+        request: Request<IssueCertificateRequest>,
+    ) -> Result<IssueCertificateResponse, Status> {
+        let caller = Caller::of(&request)?;
+        let (id, key) = (caller.node()?, caller.public_key()?);
+        let _place = self.turn().await?;
+        match request.into_inner().kind {
+            Some(Kind::EtcdPeer(_)) => self.issue_peer(id, key).await,
+            Some(Kind::KubernetesWorker(wanted)) => {
+                kubernetes::worker_certificate(&self.core, id, key, wanted).await
+            }
+            None => Err(unspecified("kind").into()),
+        }
+    }
+
+    async fn issue_peer(
+        &self,
+        id: NodeId,
+        key: PublicKey,
+    ) -> Result<IssueCertificateResponse, Status> {
+        self.core.reads.linearizable().await?;
+        let cache = &self.core.cache;
+        let is_member = cache
+            .node(id)
+            .is_some_and(|(node, _)| node.roles.consensus_member.is_some());
+        let is_added = || {
+            let wanted = cache.intent(id).map(|intent| intent.content.wanted);
+            matches!(wanted, Some(Wanted::Join { member: Some(_) }))
+        };
+        if !is_member && !is_added() {
+            return Err(Refused::NoMember(id).into());
+        }
+        let authority = authorities::etcd(&self.core).await?;
+        let certificate = authority
+            .issue_peer(id, key)
+            .map_err(|error| authorities::cannot(&error))?;
+        tracing::info!(node = %id, "issued a certificate for etcd's peers");
+        Ok(IssueCertificateResponse {
+            certificate: certificate.to_vec(),
+            ca_certificate: authority.certificate().to_vec(),
+        })
+    }
+}
+
+/// The key of a caller whom the cluster has not named.
+fn stranger(caller: &Caller) -> Result<PublicKey, Status> {
+    if let PeerCertificate::Identified { identity, .. } = caller.peer() {
+        return Err(Status::failed_precondition(format!(
+            "{} has a certificate of this cluster: connect with one that is signed by its own \
+             Ed25519 key",
+            identity.subject
+        )));
+    }
+    caller.public_key()
+}
+
+fn busy() -> Status {
+    Status::unavailable("too many ask at a time: try again")
+}
+
+fn check_registration(
+    node_key: PublicKey,
+    request: RegisterNodeRequest,
+) -> Result<Registration, Status> {
+    let field = |wanted: &'static str| {
+        move |found: String| Refused::Field {
+            field: "join_key",
+            wanted,
+            found,
+        }
+    };
+    let join_key = PublicKey::try_from(&request.join_key[..])
+        .map_err(|error| field("an Ed25519 public key of 32 bytes")(error.to_string()))?;
+    proofs::check_join_key(&node_key, &join_key, &request.join_key_proof)
+        .map_err(|error| Status::invalid_argument(error.to_string()))?;
+    if join_key == node_key {
+        return Err(field("another key than the node's")("the same".into()).into());
+    }
+    let labels = labels::parse("labels", request.labels)
+        .map_err(|error| Refused::Labels(error.to_string()))?;
+    Ok(Registration {
+        node_key,
+        join_key,
+        tpm_is_present: request.tpm_is_present,
+        labels,
+    })
+}
+
+fn check_commit(node_key: PublicKey, mut request: CommitNodeRequest) -> Result<Commit, Status> {
+    let storage_security = request.storage_security();
+    let storage_security = known(
+        "storage_security",
+        storage_security,
+        request.storage_security,
+    )?;
+    let secret = Zeroizing::new(std::mem::take(&mut request.cluster_unlock_key));
+    let unlock_key = ClusterUnlockKey::try_from(&secret[..]).map_err(|error| Refused::Field {
+        field: "cluster_unlock_key",
+        wanted: "32 bytes",
+        found: error.found.to_string(),
+    })?;
+    if storage_security == StorageSecurity::Unspecified {
+        return Err(unspecified("storage_security").into());
+    }
+    Ok(Commit {
+        node_key,
+        unlock_key,
+        storage_security,
+    })
+}
+
+/// An enum's value, if it is one that this curator knows: others are read as 0.
+pub(super) fn known<E: Into<i32> + Copy>(
+    field: &'static str,
+    value: E,
+    number: i32,
+) -> Result<E, Refused> {
+    if value.into() == number {
+        return Ok(value);
+    }
+    Err(Refused::Field {
+        field,
+        wanted: "a value that this curator knows",
+        found: number.to_string(),
+    })
+}
+
+pub(super) fn unspecified(field: &'static str) -> Refused {
+    Refused::Field {
+        field,
+        wanted: "one that this curator knows",
+        found: "none".into(),
+    }
+}

@@ -1,0 +1,95 @@
+//! Certificates of Kubernetes' own authority: for workers, who make their keys
+//! on the node, and for operators, who make them anew for each use.
+
+use std::time::{Duration, SystemTime};
+
+use hearth_api::{
+    identity::{NodeId, PublicKey, UserName},
+    tls,
+    v1::{
+        GetKubernetesAccessRequest, GetKubernetesAccessResponse, IssueCertificateResponse,
+        issue_certificate_request::KubernetesWorker,
+    },
+};
+use hearth_host::pki::kubernetes::Certificate;
+use tonic::Status;
+
+use super::enrolment::known;
+use crate::authorities;
+use crate::core::Core;
+use crate::decisions::{Refused, kubernetes};
+
+/// What a worker asks for. `own` is the key of its identity in the cluster.
+pub async fn worker_certificate(
+    core: &Core,
+    id: NodeId,
+    own: PublicKey,
+    wanted: KubernetesWorker,
+) -> Result<IssueCertificateResponse, Status> {
+    let purpose = known(
+        "kubernetes_worker.purpose",
+        wanted.purpose(),
+        wanted.purpose,
+    )?;
+    let key = parse_key("kubernetes_worker.public_key", &wanted.public_key)?;
+    if key == own {
+        return Err(Refused::Field {
+            field: "kubernetes_worker.public_key",
+            wanted: "a key made for this purpose",
+            found: "that of the node".into(),
+        }
+        .into());
+    }
+    core.reads.linearizable().await?;
+    let node = core.cache.node(id).map(|(node, _)| node);
+    let status = core.cache.status(id);
+    let controllers = core.cache.nodes(kubernetes::is_controller);
+    let what = kubernetes::worker(id, purpose, node.as_ref(), status.as_ref(), &controllers)?;
+    let (certificate, ca_certificate) = issue(core, &what, key).await?;
+    tracing::info!(node = %id, purpose = purpose.as_str_name(), "issued a certificate for Kubernetes");
+    Ok(IssueCertificateResponse {
+        certificate,
+        ca_certificate,
+    })
+}
+
+/// What an operator needs.
+pub async fn access(
+    core: &Core,
+    user: &UserName,
+    request: GetKubernetesAccessRequest,
+) -> Result<GetKubernetesAccessResponse, Status> {
+    let key = parse_key("public_key", &request.public_key)?;
+    core.reads.linearizable().await?;
+    let servers = kubernetes::servers(&core.cache.nodes(kubernetes::is_controller))?;
+    let (certificate, ca_certificate) = issue(core, &Certificate::Operator(user), key).await?;
+    tracing::info!(%user, "issued a certificate for Kubernetes");
+    Ok(GetKubernetesAccessResponse {
+        certificate,
+        ca_certificate,
+        servers,
+    })
+}
+
+/// The certificate and that of the authority, DER.
+async fn issue(
+    core: &Core,
+    what: &Certificate<'_>,
+    key: PublicKey,
+) -> Result<(Vec<u8>, Vec<u8>), Status> {
+    let authorities = authorities::kubernetes(core).await?;
+    let now = tls::now(&core.clock).as_secs();
+    let now = SystemTime::UNIX_EPOCH + Duration::from_secs(now);
+    let issued = authorities
+        .certify(what, key, now)
+        .map_err(|error| authorities::cannot(&error))?;
+    Ok((issued.certificate().to_vec(), authorities.ca().to_vec()))
+}
+
+fn parse_key(field: &'static str, bytes: &[u8]) -> Result<PublicKey, Refused> {
+    PublicKey::try_from(bytes).map_err(|error| Refused::Field {
+        field,
+        wanted: "an Ed25519 public key of 32 bytes",
+        found: error.to_string(),
+    })
+}

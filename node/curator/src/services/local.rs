@@ -1,0 +1,121 @@
+//! `CuratorLocal`: what any curator tells anyone who asks.
+
+use std::sync::Arc;
+
+use futures::{
+    StreamExt as _,
+    stream::{self, BoxStream},
+};
+use hearth_api::{
+    tls::PeerCertificate,
+    v1::{
+        GetCaCertificateRequest, GetCaCertificateResponse, GetCurrentLeaderRequest,
+        GetCurrentLeaderResponse, curator_local_server::CuratorLocal,
+    },
+};
+use tokio::sync::Semaphore;
+use tonic::{Request, Response, Status};
+
+use crate::cache::Leader;
+use crate::core::Core;
+
+/// Strangers who may follow the leader at a time.
+const FOLLOWERS: usize = 64;
+
+/// See the module.
+pub struct Service {
+    core: Arc<Core>,
+    followers: Arc<Semaphore>,
+}
+
+impl Service {
+    pub fn new(core: Arc<Core>) -> Self {
+        Self {
+            core,
+            followers: Arc::new(Semaphore::new(FOLLOWERS)),
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl CuratorLocal for Service {
+    type GetCurrentLeaderStream = BoxStream<'static, Result<GetCurrentLeaderResponse, Status>>;
+
+    async fn get_current_leader(
+        &self,
+        _request: Request<GetCurrentLeaderRequest>,
+    ) -> Result<Response<Self::GetCurrentLeaderStream>, Status> {
+        self.core.reads.check()?;
+        let place = self.followers.clone().try_acquire_owned().map_err(|_| {
+            Status::resource_exhausted("too many follow the leader here: ask another curator")
+        })?;
+        let state = (self.core.clone(), place, Sent::Nothing);
+        let stream = stream::unfold(state, |(core, place, sent)| async move {
+            if matches!(sent, Sent::End) {
+                return None;
+            }
+            // Anyone may know, so it does not matter who has asked.
+            let anyone = PeerCertificate::None;
+            Some(tokio::select! {
+                biased;
+                status = core.end_of_stream(&anyone) => (Err(status), (core, place, Sent::End)),
+                leader = next(&core, &sent) => {
+                    let answer = answer(&core, leader.as_ref());
+                    (Ok(answer), (core, place, Sent::Leader(leader)))
+                }
+            })
+        });
+        Ok(Response::new(stream.boxed()))
+    }
+
+    async fn get_ca_certificate(
+        &self,
+        request: Request<GetCaCertificateRequest>,
+    ) -> Result<Response<GetCaCertificateResponse>, Status> {
+        let nonce = request.into_inner().nonce;
+        let secret = self.core.cluster()?.content.first_contact_secret;
+        let ca = self.core.ca.to_vec();
+        let mac = hearth_api::first_contact::prove(&secret, &nonce, &ca)
+            .map_err(|error| Status::invalid_argument(error.to_string()))?;
+        Ok(Response::new(GetCaCertificateResponse {
+            ca_certificate: ca,
+            first_contact_mac: mac.to_vec(),
+        }))
+    }
+}
+
+/// What a follower has been told last.
+enum Sent {
+    Nothing,
+    Leader(Option<Leader>),
+    End,
+}
+
+/// The leader, once it is another one than was told, or is found elsewhere.
+async fn next(core: &Core, sent: &Sent) -> Option<Leader> {
+    let mut changes = core.cache.watch();
+    loop {
+        changes.mark_unchanged();
+        let leader = core.cache.leader();
+        match sent {
+            Sent::Leader(told) if *told == leader => {
+                // The sender lives in the cache, which `core` holds.
+                let _ = changes.changed().await;
+            }
+            _ => return leader,
+        }
+    }
+}
+
+fn answer(core: &Core, leader: Option<&Leader>) -> GetCurrentLeaderResponse {
+    let mut answer = GetCurrentLeaderResponse {
+        this_node_id: core.node_id.to_string(),
+        ..Default::default()
+    };
+    if let Some(leader) = leader {
+        answer.leader_node_id = leader.node.to_string();
+        answer.leader_host.clone_from(&leader.host);
+        answer.leader_port = leader.port;
+    }
+    answer
+}

@@ -1,0 +1,353 @@
+//! `Management`: the control plane, for operators.
+
+use std::{collections::HashSet, sync::Arc};
+
+use futures::{
+    StreamExt as _,
+    stream::{self, BoxStream},
+};
+use hearth_api::{
+    identity::NodeId,
+    server::Caller,
+    v1::{
+        ApproveNodeRequest, ApproveNodeResponse, ConfigureClusterRequest, ConfigureClusterResponse,
+        DecommissionNodeRequest, DecommissionNodeResponse, DeleteNodeRequest, DeleteNodeResponse,
+        GetClusterInfoRequest, GetClusterInfoResponse, GetKubernetesAccessRequest,
+        GetKubernetesAccessResponse, GetNodesRequest, GetNodesResponse, GetRegisterTicketRequest,
+        GetRegisterTicketResponse, Node, NodeHealth, NodeState, UpdateNodeLabelsRequest,
+        UpdateNodeLabelsResponse, UpdateNodeRolesRequest, UpdateNodeRolesResponse,
+        management_server::Management,
+    },
+};
+use tonic::{Request, Response, Status};
+
+use super::{administration::Administration, kubernetes};
+use crate::core::Core;
+use crate::streams;
+
+/// Terms in one part of a filter.
+const MOST_TERMS: usize = 1024;
+
+/// See the module.
+pub struct Service {
+    administration: Administration,
+    core: Arc<Core>,
+}
+
+impl Service {
+    pub fn new(core: Arc<Core>) -> Self {
+        Self {
+            administration: Administration::new(core.clone()),
+            core,
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl Management for Service {
+    type GetNodesStream = BoxStream<'static, Result<GetNodesResponse, Status>>;
+
+    async fn get_cluster_info(
+        &self,
+        _request: Request<GetClusterInfoRequest>,
+    ) -> Result<Response<GetClusterInfoResponse>, Status> {
+        self.core.reads.linearizable().await?;
+        let cluster = self.core.cluster()?.content;
+        Ok(Response::new(GetClusterInfoResponse {
+            cluster_id: cluster.id.as_bytes().to_vec(),
+            ca_certificate: self.core.ca.to_vec(),
+            configuration: Some(cluster.configuration),
+            directory: Some(self.core.cache.directory()),
+            version: self.core.version.clone(),
+        }))
+    }
+
+    async fn get_nodes(
+        &self,
+        request: Request<GetNodesRequest>,
+    ) -> Result<Response<Self::GetNodesStream>, Status> {
+        let peer = Caller::of(&request)?.peer().clone();
+        let request = request.into_inner();
+        let allow_stale = request.allow_stale;
+        let filter = Filter::new(request)?;
+        if !allow_stale {
+            self.core.reads.linearizable().await?;
+        }
+        // Taken at one moment; the sending may take as long as the caller does,
+        // or until it does not belong to the cluster any more.
+        let cache = &self.core.cache;
+        let nodes = match filter.ids.is_empty() {
+            true => cache.nodes(|node| filter.takes(node)),
+            false => cache.nodes_among(&filter.ids, |node| filter.takes(node)),
+        };
+        let core = self.core.clone();
+        let answers = streams::pieces(nodes).into_iter().map(move |nodes| {
+            core.may_go_on(&peer)?;
+            Ok(GetNodesResponse { nodes })
+        });
+        Ok(Response::new(stream::iter(answers).boxed()))
+    }
+
+    async fn get_register_ticket(
+        &self,
+        request: Request<GetRegisterTicketRequest>,
+    ) -> Result<Response<GetRegisterTicketResponse>, Status> {
+        let request = request.into_inner();
+        self.administration
+            .register_ticket(request)
+            .await
+            .map(Response::new)
+    }
+
+    async fn approve_node(
+        &self,
+        request: Request<ApproveNodeRequest>,
+    ) -> Result<Response<ApproveNodeResponse>, Status> {
+        let request = request.into_inner();
+        self.administration
+            .approve(request)
+            .await
+            .map(Response::new)
+    }
+
+    async fn update_node_roles(
+        &self,
+        request: Request<UpdateNodeRolesRequest>,
+    ) -> Result<Response<UpdateNodeRolesResponse>, Status> {
+        let request = request.into_inner();
+        self.administration
+            .update_roles(request)
+            .await
+            .map(Response::new)
+    }
+
+    async fn update_node_labels(
+        &self,
+        request: Request<UpdateNodeLabelsRequest>,
+    ) -> Result<Response<UpdateNodeLabelsResponse>, Status> {
+        let request = request.into_inner();
+        self.administration
+            .update_labels(request)
+            .await
+            .map(Response::new)
+    }
+
+    async fn decommission_node(
+        &self,
+        request: Request<DecommissionNodeRequest>,
+    ) -> Result<Response<DecommissionNodeResponse>, Status> {
+        let request = request.into_inner();
+        self.administration
+            .decommission(request)
+            .await
+            .map(Response::new)
+    }
+
+    async fn delete_node(
+        &self,
+        request: Request<DeleteNodeRequest>,
+    ) -> Result<Response<DeleteNodeResponse>, Status> {
+        let request = request.into_inner();
+        self.administration.delete(request).await.map(Response::new)
+    }
+
+    async fn get_kubernetes_access(
+        &self,
+        request: Request<GetKubernetesAccessRequest>,
+    ) -> Result<Response<GetKubernetesAccessResponse>, Status> {
+        let user = Caller::of(&request)?.user()?.clone();
+        kubernetes::access(&self.core, &user, request.into_inner())
+            .await
+            .map(Response::new)
+    }
+
+    async fn configure_cluster(
+        &self,
+        request: Request<ConfigureClusterRequest>,
+    ) -> Result<Response<ConfigureClusterResponse>, Status> {
+        let request = request.into_inner();
+        self.administration
+            .configure(request)
+            .await
+            .map(Response::new)
+    }
+}
+
+/// Which nodes are wanted: those that pass every part that is not empty.
+struct Filter {
+    /// Nodes are looked up by these.
+    ids: HashSet<NodeId>,
+    states: HashSet<i32>,
+    health: HashSet<i32>,
+    labels: Vec<(String, String)>,
+}
+
+impl Filter {
+    fn new(request: GetNodesRequest) -> Result<Self, Status> {
+        let GetNodesRequest {
+            node_ids,
+            states,
+            health,
+            labels,
+            allow_stale: _,
+        } = request;
+        let counts = [
+            ("node_ids", node_ids.len()),
+            ("states", states.len()),
+            ("health", health.len()),
+            ("labels", labels.len()),
+        ];
+        for (field, count) in counts {
+            if count > MOST_TERMS {
+                return Err(Status::invalid_argument(format!(
+                    "{field}: {count} terms, wanted at most {MOST_TERMS}"
+                )));
+            }
+        }
+        let ids = node_ids.iter().map(|id| {
+            id.parse::<NodeId>()
+                .map_err(|error| Status::invalid_argument(format!("node_ids: {error}")))
+        });
+        let ids = ids.collect::<Result<_, _>>()?;
+        let unknown = |field: &str, number: i32| {
+            Status::invalid_argument(format!("{field}: {number} is not known to this curator"))
+        };
+        for state in &states {
+            NodeState::try_from(*state).map_err(|_| unknown("states", *state))?;
+        }
+        for number in &health {
+            NodeHealth::try_from(*number).map_err(|_| unknown("health", *number))?;
+        }
+        Ok(Self {
+            ids,
+            states: states.into_iter().collect(),
+            health: health.into_iter().collect(),
+            labels: labels
+                .into_iter()
+                .map(|label| (label.key, label.value))
+                .collect(),
+        })
+    }
+
+    fn takes(&self, node: &Node) -> bool {
+        let has = |(key, value): &(String, String)| {
+            node.labels
+                .iter()
+                .any(|label| label.key == *key && label.value == *value)
+        };
+        let named = |id: &str| id.parse().is_ok_and(|id| self.ids.contains(&id));
+        (self.ids.is_empty() || named(&node.id))
+            && (self.states.is_empty() || self.states.contains(&node.state))
+            && (self.health.is_empty() || self.health.contains(&node.health))
+            && self.labels.iter().all(has)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_api::v1::Label;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn label(key: &str, value: &str) -> Label {
+        Label {
+            key: key.into(),
+            value: value.into(),
+        }
+    }
+
+    fn takes(request: GetNodesRequest) -> bool {
+        let node = Node {
+            id: NodeId::from_bytes([1; 16]).to_string(),
+            state: NodeState::Up.into(),
+            health: NodeHealth::Healthy.into(),
+            labels: vec![label("a", "1"), label("b", "")],
+            ..Default::default()
+        };
+        Filter::new(request).unwrap().takes(&node)
+    }
+
+    #[test]
+    fn parts_are_joined_by_and_their_terms_by_or() {
+        let all = GetNodesRequest::default;
+        let id = |byte| NodeId::from_bytes([byte; 16]).to_string();
+        assert!(takes(all()));
+        assert!(takes(GetNodesRequest {
+            node_ids: vec![id(2), id(1)],
+            ..all()
+        }));
+        assert!(!takes(GetNodesRequest {
+            node_ids: vec![id(2)],
+            ..all()
+        }));
+        let up = vec![NodeState::New.into(), NodeState::Up.into()];
+        assert!(takes(GetNodesRequest {
+            states: up.clone(),
+            ..all()
+        }));
+        let timeout = vec![NodeHealth::Timeout.into()];
+        assert!(!takes(GetNodesRequest {
+            states: up,
+            health: timeout,
+            ..all()
+        }));
+    }
+
+    #[test]
+    fn all_labels_are_wanted_with_their_values() {
+        let with = |labels| {
+            takes(GetNodesRequest {
+                labels,
+                ..Default::default()
+            })
+        };
+        assert!(with(vec![label("a", "1"), label("b", "")]));
+        assert!(!with(vec![label("a", "1"), label("b", "2")]));
+        assert!(!with(vec![label("c", "")]));
+    }
+
+    #[test]
+    fn a_filter_has_bounds_and_known_terms() {
+        let refused = |request| Filter::new(request).err().unwrap().message().to_owned();
+        let node_ids = vec!["x".to_owned()];
+        assert!(
+            refused(GetNodesRequest {
+                node_ids,
+                ..Default::default()
+            })
+            .contains("node_ids")
+        );
+        let states = vec![77];
+        assert!(
+            refused(GetNodesRequest {
+                states,
+                ..Default::default()
+            })
+            .contains("77")
+        );
+        let labels = vec![label("", ""); MOST_TERMS + 1];
+        assert!(
+            refused(GetNodesRequest {
+                labels,
+                ..Default::default()
+            })
+            .contains("labels")
+        );
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn arbitrary_filters_are_judged_without_harm(
+            node_ids: Vec<String>, states: Vec<i32>, health: Vec<i32>,
+            labels: Vec<(String, String)>,
+        ) {
+            let labels = labels.into_iter().map(|(key, value)| Label { key, value }).collect();
+            if let Ok(filter) = Filter::new(GetNodesRequest { node_ids, states, health, labels, ..Default::default() }) {
+                filter.takes(&Node::default());
+            }
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! `Curator.UpdateNodeClusterNetworking`: a worker takes part in the mesh.
+
+use hearth_api::{
+    identity::MeshKey,
+    server::Caller,
+    v1::{UpdateNodeClusterNetworkingRequest, UpdateNodeClusterNetworkingResponse},
+};
+use tonic::{Request, Status};
+
+use super::curator::parse_node_id;
+use crate::core::Core;
+use crate::decisions::{Refused, networking};
+
+/// Gives the caller its range, and makes its key known.
+pub async fn update(
+    core: &Core,
+    request: Request<UpdateNodeClusterNetworkingRequest>,
+) -> Result<UpdateNodeClusterNetworkingResponse, Status> {
+    let caller = Caller::of(&request)?.node()?;
+    let request = request.into_inner();
+    if parse_node_id(&request.node_id)? != caller {
+        return Err(Status::permission_denied(format!(
+            "node_id: {caller} may ask for itself only"
+        )));
+    }
+    let key = MeshKey::try_from(&request.wireguard_public_key[..]);
+    let key = key.map_err(|error| Refused::Field {
+        field: "wireguard_public_key",
+        wanted: "a Curve25519 public key of 32 bytes",
+        found: error.to_string(),
+    })?;
+    let decide = || async {
+        core.reads.linearizable().await?;
+        let node = core.find(caller).await?.ok_or_else(|| {
+            Status::permission_denied(format!("{caller} is no longer a member of this cluster"))
+        })?;
+        Ok(networking::decide(
+            key,
+            &node,
+            core.cache.mesh(caller, &key),
+        )?)
+    };
+    let (networking, revision) = core.settle(decide).await?;
+    if revision.is_some() {
+        let range = networking.range;
+        tracing::info!(node = %caller, %range, %key, "takes part in the mesh of nodes");
+    }
+    Ok(UpdateNodeClusterNetworkingResponse {
+        networking: Some(networking.into()),
+    })
+}

@@ -1,0 +1,101 @@
+//! `Curator.Watch`, in front of the rest of its service.
+//!
+//! The code that is generated for a service encodes each message for each
+//! subscriber. What thousands of them are told is the same, and encoding it
+//! was most of what a subscriber cost; so this one method answers with nodes
+//! that are encoded already.
+
+use std::{
+    convert::Infallible,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::BoxStream};
+use hearth_api::{
+    server::Caller,
+    v1::{WatchRequest, curator_server::CuratorServer},
+};
+use tonic::{
+    Request, Response, Status,
+    body::Body,
+    server::{Grpc, NamedService, ServerStreamingService},
+};
+use tonic_prost::ProstCodec;
+use tower::Service;
+
+use super::{LARGEST_OF_NODES, curator};
+use crate::core::Core;
+use crate::streams::{self, EncodedEvent};
+
+const PATH: &str = "/hearth.v1.Curator/Watch";
+
+/// The whole service.
+#[derive(Clone)]
+pub struct WithWatch {
+    core: Arc<Core>,
+    rest: CuratorServer<curator::Service>,
+}
+
+impl WithWatch {
+    pub fn new(core: Arc<Core>, rest: CuratorServer<curator::Service>) -> Self {
+        Self { core, rest }
+    }
+}
+
+impl NamedService for WithWatch {
+    const NAME: &'static str = <CuratorServer<curator::Service> as NamedService>::NAME;
+}
+
+impl Service<http::Request<Body>> for WithWatch {
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = BoxFuture<'static, Result<Self::Response, Infallible>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, request: http::Request<Body>) -> Self::Future {
+        if request.uri().path() != PATH {
+            return self.rest.call(request);
+        }
+        let method = Watch {
+            core: self.core.clone(),
+        };
+        async move {
+            let codec = ProstCodec::<EncodedEvent, WatchRequest>::default();
+            let mut grpc = Grpc::new(codec).max_decoding_message_size(LARGEST_OF_NODES);
+            Ok(grpc.server_streaming(method, request).await)
+        }
+        .boxed()
+    }
+}
+
+struct Watch {
+    core: Arc<Core>,
+}
+
+impl ServerStreamingService<WatchRequest> for Watch {
+    type Response = EncodedEvent;
+    type ResponseStream = BoxStream<'static, Result<EncodedEvent, Status>>;
+    type Future = BoxFuture<'static, Result<Response<Self::ResponseStream>, Status>>;
+
+    fn call(&mut self, request: Request<WatchRequest>) -> Self::Future {
+        watch(self.core.clone(), request).boxed()
+    }
+}
+
+async fn watch(
+    core: Arc<Core>,
+    request: Request<WatchRequest>,
+) -> Result<Response<BoxStream<'static, Result<EncodedEvent, Status>>>, Status> {
+    let peer = Caller::of(&request)?.peer().clone();
+    let only = match request.get_ref().node_id.as_str() {
+        "" => None,
+        id => Some(curator::parse_node_id(id)?),
+    };
+    core.reads.linearizable().await?;
+    let stream = streams::watch(core, peer, only);
+    Ok(Response::new(stream.boxed()))
+}

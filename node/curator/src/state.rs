@@ -1,0 +1,729 @@
+//! The cluster's records in etcd: their keys, and their way into types.
+//!
+//! | key | record | written |
+//! |---|---|---|
+//! | `cluster` | [`ClusterRecord`] | at founding, and when it is configured |
+//! | `pki/cluster`, `pki/etcd` | an authority with its key | at founding |
+//! | `nodes/ID` | [`NodeRecord`] | when a node's standing changes |
+//! | `join_keys/HEX` | the ID of the node with this join key | with the node |
+//! | `tombstones/ID` | [`Tombstone`] | when a node is deleted |
+//! | `register_ticket` | a `Ticket` | when it is first asked for, or rotated |
+//! | `membership/ID` | [`Intent`] | while a change of consensus is wanted |
+//! | `departure` | the ID of the node that was let go last | when a voter is to leave consensus |
+//! | `status/ID` | `NodeStatus` | when it changes |
+//! | `liveness/ID` | [`LivenessRecord`] | when a node comes or goes |
+//! | `networking/ranges/RANGE` | the ID of the node with these addresses for its pods | when it first asks for them |
+//! | `networking/keys/HEX` | the ID of the node with this key of the mesh | with the node |
+//! | `election/LEASE` | the ID of a curator that is ready to lead | at its start |
+//!
+//! Every record bears a version. One that is newer than this image is an
+//! error of its own ([`RecordError::TooNew`]): whoever meets it must not act
+//! on a half of what it says. What is decoded here has been checked, so that
+//! no code behind this module meets a node without a key.
+
+mod full;
+
+use hearth_api::{
+    identity::{ClusterId, FirstContactSecret, MeshKey, NodeId, PublicKey, Ticket},
+    private::{
+        StoredCandidate, StoredCluster, StoredIntent, StoredLiveness, StoredNode, StoredStatus,
+        StoredTicket, StoredTombstone,
+    },
+    v1::{
+        ClusterConfiguration, Label, NodeRoles, NodeState, NodeStatus, StorageSecurity, TpmUsage,
+        membership_change::Kind,
+    },
+};
+use prost::Message;
+use zeroize::{Zeroize as _, Zeroizing};
+
+pub use full::{FullCluster, FullRecord};
+
+use hearth_host::networking::{Networking, PodRange};
+
+/// Of every record that this image writes, and the newest that it reads.
+pub const VERSION: u32 = 1;
+
+/// The cluster itself.
+pub const CLUSTER: &str = "cluster";
+/// The authority that vouches for nodes and users.
+pub const CLUSTER_AUTHORITY: &str = "pki/cluster";
+/// The authority that vouches for etcd's members.
+pub const ETCD_AUTHORITY: &str = "pki/etcd";
+
+/// What lets a machine ask to be registered.
+pub const REGISTER_TICKET: &str = "register_ticket";
+/// Before the keys of [`intent_key`].
+pub const MEMBERSHIP: &str = "membership/";
+/// Names the node that was let go out of consensus last. Whoever lets the next
+/// one go does so on the condition that nobody was let go since it looked.
+pub const DEPARTURE: &str = "departure";
+/// Before the keys of [`candidate_key`].
+pub const ELECTION: &str = "election/";
+
+/// Before the keys of [`pod_range_key`] and of [`mesh_key_key`].
+const NETWORKING: &str = "networking/";
+const POD_RANGES: &str = "networking/ranges/";
+const MESH_KEYS: &str = "networking/keys/";
+const NODES: &str = "nodes/";
+const STATUS: &str = "status/";
+pub(super) const LIVENESS: &str = "liveness/";
+const TOMBSTONES: &str = "tombstones/";
+const JOIN_KEYS: &str = "join_keys/";
+
+/// Where a node's record is.
+pub fn node_key(id: NodeId) -> String {
+    format!("{NODES}{id}")
+}
+
+/// Where a node's status is.
+pub fn status_key(id: NodeId) -> String {
+    format!("{STATUS}{id}")
+}
+
+/// Where it is told who hears a node.
+pub fn liveness_key(id: NodeId) -> String {
+    format!("{LIVENESS}{id}")
+}
+
+/// Where the node with this join key is named.
+pub fn join_key_key(key: &PublicKey) -> String {
+    format!("{JOIN_KEYS}{key}")
+}
+
+/// Where the node whose pods have these addresses is named.
+pub fn pod_range_key(range: PodRange) -> String {
+    format!("{POD_RANGES}{range}")
+}
+
+/// Where the node with this key of the mesh is named.
+pub fn mesh_key_key(key: &MeshKey) -> String {
+    format!("{MESH_KEYS}{key}")
+}
+
+/// Where a deleted node is remembered.
+pub fn tombstone_key(id: NodeId) -> String {
+    format!("{TOMBSTONES}{id}")
+}
+
+/// Where it stands that a node is to join consensus, or to leave it.
+pub fn intent_key(id: NodeId) -> String {
+    format!("{MEMBERSHIP}{id}")
+}
+
+/// Where a curator with this lease stands for election.
+pub fn candidate_key(lease: i64) -> String {
+    format!("{ELECTION}{lease:016x}")
+}
+
+/// Before every key that is followed. The authorities' keys are not among
+/// them: they are read when something is signed, and do not lie around.
+pub const FOLLOWED: [&str; 10] = [
+    CLUSTER,
+    NODES,
+    JOIN_KEYS,
+    NETWORKING,
+    TOMBSTONES,
+    REGISTER_TICKET,
+    MEMBERSHIP,
+    STATUS,
+    LIVENESS,
+    ELECTION,
+];
+
+/// What a key is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Key {
+    /// See [`CLUSTER`].
+    Cluster,
+    /// See [`node_key`].
+    Node(NodeId),
+    /// See [`status_key`].
+    Status(NodeId),
+    /// See [`liveness_key`].
+    Liveness(NodeId),
+    /// See [`candidate_key`].
+    Candidate,
+    /// See [`tombstone_key`].
+    Tombstone(NodeId),
+    /// See [`intent_key`].
+    Intent(NodeId),
+    /// See [`join_key_key`].
+    JoinKey(PublicKey),
+    /// See [`pod_range_key`].
+    PodRange(PodRange),
+    /// See [`mesh_key_key`].
+    MeshKey(MeshKey),
+    /// See [`REGISTER_TICKET`].
+    RegisterTicket,
+    /// Nothing that is followed.
+    Other,
+}
+
+impl Key {
+    /// Of a key relative to the curator's part of the store.
+    pub fn parse(key: &str) -> Self {
+        let of_node = |prefix, kind: fn(NodeId) -> Self| {
+            let id = key.strip_prefix(prefix)?.parse().ok()?;
+            Some(kind(id))
+        };
+        if key == CLUSTER {
+            return Self::Cluster;
+        }
+        if key.starts_with(ELECTION) {
+            return Self::Candidate;
+        }
+        if key == REGISTER_TICKET {
+            return Self::RegisterTicket;
+        }
+        let join_key = || {
+            let bytes = hex::decode(key.strip_prefix(JOIN_KEYS)?).ok()?;
+            Some(Self::JoinKey(PublicKey::try_from(&bytes[..]).ok()?))
+        };
+        let pod_range = || Some(Self::PodRange(key.strip_prefix(POD_RANGES)?.parse().ok()?));
+        let mesh_key = || {
+            let bytes = hex::decode(key.strip_prefix(MESH_KEYS)?).ok()?;
+            Some(Self::MeshKey(MeshKey::try_from(&bytes[..]).ok()?))
+        };
+        of_node(NODES, Self::Node)
+            .or_else(join_key)
+            .or_else(pod_range)
+            .or_else(mesh_key)
+            .or_else(|| of_node(TOMBSTONES, Self::Tombstone))
+            .or_else(|| of_node(MEMBERSHIP, Self::Intent))
+            .or_else(|| of_node(STATUS, Self::Status))
+            .or_else(|| of_node(LIVENESS, Self::Liveness))
+            .unwrap_or(Self::Other)
+    }
+}
+
+/// Why a record cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RecordError {
+    /// Another image has written it.
+    #[error(
+        "record {key} is of version {found}, this image knows up to {VERSION}: \
+         update this node's image"
+    )]
+    TooNew {
+        /// Where it is.
+        key: String,
+        /// Its version.
+        found: u32,
+    },
+    /// It is none.
+    #[error("record {key}: {why}")]
+    Malformed {
+        /// Where it is.
+        key: String,
+        /// What is wrong with it.
+        why: String,
+    },
+}
+
+/// Takes a record's bytes apart and judges its version.
+fn decode<M: Message + Default>(
+    key: &str,
+    bytes: &[u8],
+    version: fn(&M) -> u32,
+) -> Result<M, RecordError> {
+    let message = M::decode(bytes).map_err(|error| malformed(key)(error.to_string()))?;
+    match version(&message) {
+        0 => Err(malformed(key)("it has no version".into())),
+        1..=VERSION => Ok(message),
+        found => Err(RecordError::TooNew {
+            key: key.to_owned(),
+            found,
+        }),
+    }
+}
+
+fn malformed(key: &str) -> impl Fn(String) -> RecordError {
+    let key = key.to_owned();
+    move |why| RecordError::Malformed {
+        key: key.clone(),
+        why,
+    }
+}
+
+/// A node's standing, without its secrets.
+#[derive(Clone, Debug, PartialEq)]
+pub struct NodeRecord {
+    /// Its name.
+    pub id: NodeId,
+    /// Its identity key.
+    pub public_key: PublicKey,
+    /// By which it asks for its cluster when it comes back.
+    pub join_key: PublicKey,
+    /// How far it has come.
+    pub state: NodeState,
+    /// What it has to run.
+    pub roles: NodeRoles,
+    /// What operators call it.
+    pub labels: Vec<Label>,
+    /// How it uses its TPM.
+    pub tpm_usage: TpmUsage,
+    /// How it protects its data.
+    pub storage_security: StorageSecurity,
+    /// An operator has taken it out of service.
+    pub decommissioning: bool,
+    /// Its part of the mesh, once it has asked for one.
+    pub networking: Option<Networking>,
+}
+
+impl NodeRecord {
+    /// Checks a stored one. Its secrets are wiped.
+    pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
+        let mut stored: StoredNode = decode(key, bytes, |m: &StoredNode| m.version)?;
+        stored.cluster_unlock_key.zeroize();
+        Self::from_stored(key, stored)
+    }
+
+    /// What is not secret in it.
+    fn from_stored(key: &str, stored: StoredNode) -> Result<Self, RecordError> {
+        let wrong = malformed(key);
+        let id: NodeId = stored.id.parse().map_err(|e| wrong(format!("{e}")))?;
+        if node_key(id) != key {
+            return Err(wrong(format!("it is about {id}")));
+        }
+        let networking = stored.networking.as_ref().map(Networking::try_from);
+        let networking = networking.transpose().map_err(|e| wrong(e.to_string()))?;
+        let key = |name: &str, bytes: &[u8]| {
+            PublicKey::try_from(bytes).map_err(|e| wrong(format!("{name}: {e}")))
+        };
+        Ok(Self {
+            id,
+            public_key: key("public key", &stored.public_key)?,
+            join_key: key("join key", &stored.join_key)?,
+            state: stored.state(),
+            tpm_usage: stored.tpm_usage(),
+            storage_security: stored.storage_security(),
+            roles: stored.roles.unwrap_or_default(),
+            labels: stored.labels,
+            decommissioning: stored.decommissioning,
+            networking,
+        })
+    }
+}
+
+/// What stays of a deleted node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tombstone {
+    /// Its name.
+    pub id: NodeId,
+    /// Its identity key.
+    pub public_key: PublicKey,
+    /// By which it asks for its cluster.
+    pub join_key: PublicKey,
+}
+
+impl Tombstone {
+    /// Checks a stored one.
+    pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
+        let stored: StoredTombstone = decode(key, bytes, |m: &StoredTombstone| m.version)?;
+        let wrong = malformed(key);
+        let key = |name: &str, bytes: &[u8]| {
+            PublicKey::try_from(bytes).map_err(|e| wrong(format!("{name}: {e}")))
+        };
+        Ok(Self {
+            id: stored.id.parse().map_err(|e| wrong(format!("{e}")))?,
+            public_key: key("public key", &stored.public_key)?,
+            join_key: key("join key", &stored.join_key)?,
+        })
+    }
+
+    /// As it is stored.
+    pub fn encode(&self) -> Vec<u8> {
+        StoredTombstone {
+            version: VERSION,
+            id: self.id.to_string(),
+            public_key: self.public_key.as_bytes().to_vec(),
+            join_key: self.join_key.as_bytes().to_vec(),
+        }
+        .encode_to_vec()
+    }
+}
+
+/// A change of consensus that is wanted and not complete.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Intent {
+    /// Whose.
+    pub node: NodeId,
+    /// In or out.
+    pub wanted: Wanted,
+    /// Attempts to add it so far.
+    pub attempts: u32,
+}
+
+/// What a node shall become to consensus.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// A voter.
+    Join {
+        /// The learner that was added for it.
+        member: Option<u64>,
+    },
+    /// No member.
+    Leave {
+        /// And then DECOMMISSIONED.
+        decommission: bool,
+    },
+}
+
+impl Intent {
+    /// Checks a stored one.
+    pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
+        let stored: StoredIntent = decode(key, bytes, |m: &StoredIntent| m.version)?;
+        let wrong = malformed(key);
+        let node: NodeId = stored.node_id.parse().map_err(|e| wrong(format!("{e}")))?;
+        if intent_key(node) != key {
+            return Err(wrong(format!("it is about {node}")));
+        }
+        let wanted = match stored.kind() {
+            Kind::Join => Wanted::Join {
+                member: Some(stored.member_id).filter(|id| *id != 0),
+            },
+            Kind::Leave => Wanted::Leave {
+                decommission: stored.decommission,
+            },
+            Kind::Unspecified => return Err(wrong("it wants nothing".into())),
+        };
+        Ok(Self {
+            node,
+            wanted,
+            attempts: stored.attempts,
+        })
+    }
+
+    /// As it is stored.
+    pub fn encode(&self) -> Vec<u8> {
+        let (kind, member_id, decommission) = match self.wanted {
+            Wanted::Join { member } => (Kind::Join, member.unwrap_or_default(), false),
+            Wanted::Leave { decommission } => (Kind::Leave, 0, decommission),
+        };
+        StoredIntent {
+            version: VERSION,
+            node_id: self.node.to_string(),
+            kind: kind.into(),
+            member_id,
+            decommission,
+            attempts: self.attempts,
+        }
+        .encode_to_vec()
+    }
+}
+
+/// What is true of the whole cluster.
+#[derive(Clone)]
+pub struct ClusterRecord {
+    /// Its name.
+    pub id: ClusterId,
+    /// How it is set up.
+    pub configuration: ClusterConfiguration,
+    /// Whose key is exchanged for the owner's certificate.
+    pub owner: PublicKey,
+    /// Proves the CA to the owner.
+    pub first_contact_secret: FirstContactSecret,
+}
+
+impl ClusterRecord {
+    /// Checks a stored one.
+    pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
+        let mut stored: StoredCluster = decode(key, bytes, |m: &StoredCluster| m.version)?;
+        let wrong = malformed(key);
+        let secret = FirstContactSecret::try_from(&stored.first_contact_secret[..]);
+        stored.first_contact_secret.zeroize();
+        Ok(Self {
+            id: ClusterId::try_from(&stored.cluster_id[..]).map_err(|e| wrong(e.to_string()))?,
+            configuration: stored.configuration.unwrap_or_default(),
+            owner: PublicKey::try_from(&stored.owner_public_key[..])
+                .map_err(|e| wrong(format!("owner: {e}")))?,
+            first_contact_secret: secret.map_err(|e| wrong(e.to_string()))?,
+        })
+    }
+}
+
+/// Checks a stored register ticket. What was stored is wiped.
+pub fn decode_ticket(key: &str, bytes: &[u8]) -> Result<Ticket, RecordError> {
+    let mut stored: StoredTicket = decode(key, bytes, |m: &StoredTicket| m.version)?;
+    let ticket = Ticket::try_from(&stored.ticket[..]);
+    stored.ticket.zeroize();
+    ticket.map_err(|e| malformed(key)(e.to_string()))
+}
+
+/// A register ticket as it is stored.
+pub fn encode_ticket(ticket: &Ticket) -> Zeroizing<Vec<u8>> {
+    let mut stored = StoredTicket {
+        version: VERSION,
+        ticket: ticket.expose().to_vec(),
+    };
+    let bytes = Zeroizing::new(stored.encode_to_vec());
+    stored.ticket.zeroize();
+    bytes
+}
+
+/// The node that is named at [`join_key_key`], [`pod_range_key`] or
+/// [`mesh_key_key`].
+pub fn decode_owner(key: &str, bytes: &[u8]) -> Result<NodeId, RecordError> {
+    let wrong = malformed(key);
+    let id = std::str::from_utf8(bytes).map_err(|e| wrong(e.to_string()))?;
+    id.parse().map_err(|e| wrong(format!("{e}")))
+}
+
+/// Takes a node's status apart.
+pub fn decode_status(key: &str, bytes: &[u8]) -> Result<NodeStatus, RecordError> {
+    let stored: StoredStatus = decode(key, bytes, |m: &StoredStatus| m.version)?;
+    Ok(stored.status.unwrap_or_default())
+}
+
+/// A node's status as it is stored.
+pub fn encode_status(status: NodeStatus) -> Vec<u8> {
+    StoredStatus {
+        version: VERSION,
+        status: Some(status),
+    }
+    .encode_to_vec()
+}
+
+/// Who hears a node's heartbeats.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LivenessRecord {
+    /// This curator, as long as its lease lasts.
+    HeardBy(NodeId),
+    /// Nobody: the one that heard it last has given it up.
+    GivenUp,
+}
+
+impl LivenessRecord {
+    /// Checks a stored one. Comes with the boot ID of the node.
+    pub fn decode(key: &str, bytes: &[u8]) -> Result<(Self, String), RecordError> {
+        let stored: StoredLiveness = decode(key, bytes, |m: &StoredLiveness| m.version)?;
+        if stored.curator_id.is_empty() {
+            return Ok((Self::GivenUp, stored.boot_id));
+        }
+        let curator = stored.curator_id.parse();
+        let curator = curator.map_err(|e| malformed(key)(format!("{e}")))?;
+        Ok((Self::HeardBy(curator), stored.boot_id))
+    }
+
+    /// As it is stored; `boot_id` is that of the node.
+    pub fn encode(self, boot_id: &str) -> Vec<u8> {
+        StoredLiveness {
+            version: VERSION,
+            curator_id: match self {
+                Self::HeardBy(curator) => curator.to_string(),
+                Self::GivenUp => String::new(),
+            },
+            boot_id: boot_id.to_owned(),
+        }
+        .encode_to_vec()
+    }
+}
+
+/// Checks a stored candidate.
+pub fn decode_candidate(key: &str, bytes: &[u8]) -> Result<NodeId, RecordError> {
+    let stored: StoredCandidate = decode(key, bytes, |m: &StoredCandidate| m.version)?;
+    let id = stored.curator_id.parse();
+    id.map_err(|e| malformed(key)(format!("{e}")))
+}
+
+/// A curator that is ready to lead, as it is stored.
+pub fn encode_candidate(curator: NodeId) -> Vec<u8> {
+    StoredCandidate {
+        version: VERSION,
+        curator_id: curator.to_string(),
+    }
+    .encode_to_vec()
+}
+
+#[cfg(test)]
+mod stored_forms;
+
+#[cfg(test)]
+mod tests {
+    use hearth_api::identity::{MeshSecret, SigningKey};
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn id() -> NodeId {
+        NodeId::from_bytes([5; 16])
+    }
+
+    fn stored_node() -> StoredNode {
+        StoredNode {
+            version: VERSION,
+            id: id().to_string(),
+            public_key: SigningKey::from_seed([1; 32]).public().as_bytes().to_vec(),
+            join_key: SigningKey::from_seed([2; 32]).public().as_bytes().to_vec(),
+            cluster_unlock_key: vec![7; 32],
+            state: NodeState::Up.into(),
+            ..Default::default()
+        }
+    }
+
+    #[test]
+    fn keys_read_back() {
+        assert_eq!(Key::parse(CLUSTER), Key::Cluster);
+        assert_eq!(Key::parse(&node_key(id())), Key::Node(id()));
+        assert_eq!(Key::parse(&status_key(id())), Key::Status(id()));
+        assert_eq!(Key::parse(&liveness_key(id())), Key::Liveness(id()));
+        assert_eq!(Key::parse(&candidate_key(-1)), Key::Candidate);
+        let join_key = SigningKey::from_seed([2; 32]).public();
+        let key = join_key_key(&join_key);
+        assert_eq!(Key::parse(&key), Key::JoinKey(join_key));
+        assert_eq!(decode_owner(&key, id().to_string().as_bytes()), Ok(id()));
+        let range = PodRange::all().nth(3).unwrap();
+        let pod_range = pod_range_key(range);
+        assert_eq!(pod_range, "networking/ranges/10.208.3.0/24");
+        assert_eq!(Key::parse(&pod_range), Key::PodRange(range));
+        let public = MeshSecret::generate().public();
+        let mesh_key = mesh_key_key(&public);
+        assert_eq!(Key::parse(&mesh_key), Key::MeshKey(public));
+        assert_eq!(Key::parse("networking/keys/00"), Key::Other);
+        assert_eq!(Key::parse("join_keys/xyz"), Key::Other);
+        assert_eq!(Key::parse("epoch"), Key::Other);
+        assert_eq!(Key::parse("nodes/x"), Key::Other);
+        for followed in [
+            CLUSTER,
+            REGISTER_TICKET,
+            &node_key(id()),
+            &status_key(id()),
+            &liveness_key(id()),
+            &tombstone_key(id()),
+            &intent_key(id()),
+            &key,
+            &pod_range,
+            &mesh_key,
+            &candidate_key(7),
+        ] {
+            let by = FOLLOWED.iter().filter(|p| followed.starts_with(**p));
+            assert_eq!(by.count(), 1, "{followed}");
+        }
+        for other in [CLUSTER_AUTHORITY, ETCD_AUTHORITY] {
+            assert!(!FOLLOWED.iter().any(|prefix| other.starts_with(prefix)));
+        }
+    }
+
+    #[test]
+    fn a_newer_record_is_told_apart_from_a_broken_one() {
+        let key = node_key(id());
+        let mut stored = stored_node();
+        assert!(NodeRecord::decode(&key, &stored.encode_to_vec()).is_ok());
+        stored.version = VERSION + 1;
+        assert!(matches!(
+            NodeRecord::decode(&key, &stored.encode_to_vec()),
+            Err(RecordError::TooNew { found, .. }) if found == VERSION + 1
+        ));
+        stored.version = 0;
+        assert!(matches!(
+            NodeRecord::decode(&key, &stored.encode_to_vec()),
+            Err(RecordError::Malformed { .. })
+        ));
+    }
+
+    #[test]
+    fn a_record_is_about_its_key() {
+        let other = node_key(NodeId::from_bytes([6; 16]));
+        let error = NodeRecord::decode(&other, &stored_node().encode_to_vec()).unwrap_err();
+        assert!(error.to_string().contains(&id().to_string()), "{error}");
+    }
+
+    #[test]
+    fn a_node_without_a_usable_key_is_none() {
+        let mut stored = stored_node();
+        stored.public_key = vec![0; 32];
+        assert!(NodeRecord::decode(&node_key(id()), &stored.encode_to_vec()).is_err());
+        let mut stored = stored_node();
+        stored.join_key.clear();
+        assert!(NodeRecord::decode(&node_key(id()), &stored.encode_to_vec()).is_err());
+    }
+
+    #[test]
+    fn intents_and_tombstones_read_back() {
+        for wanted in [
+            Wanted::Join { member: None },
+            Wanted::Join { member: Some(7) },
+            Wanted::Leave { decommission: true },
+        ] {
+            let intent = Intent {
+                node: id(),
+                wanted,
+                attempts: 2,
+            };
+            assert_eq!(
+                Intent::decode(&intent_key(id()), &intent.encode()),
+                Ok(intent)
+            );
+        }
+        let tombstone = Tombstone {
+            id: id(),
+            public_key: SigningKey::from_seed([1; 32]).public(),
+            join_key: SigningKey::from_seed([2; 32]).public(),
+        };
+        let key = tombstone_key(id());
+        assert_eq!(Tombstone::decode(&key, &tombstone.encode()), Ok(tombstone));
+        assert_eq!(Key::parse(&key), Key::Tombstone(id()));
+        assert_eq!(Key::parse(&intent_key(id())), Key::Intent(id()));
+        assert_eq!(Key::parse(REGISTER_TICKET), Key::RegisterTicket);
+    }
+
+    #[test]
+    fn a_ticket_reads_back() {
+        let ticket = Ticket::from_bytes([3; 32]);
+        let stored = encode_ticket(&ticket);
+        assert_eq!(decode_ticket(REGISTER_TICKET, &stored), Ok(ticket));
+    }
+
+    #[test]
+    fn a_full_record_reads_back() {
+        let key = node_key(id());
+        let bytes = stored_node().encode_to_vec();
+        let full = FullRecord::decode(&key, &bytes).unwrap();
+        assert_eq!(full.encode()[..], bytes[..]);
+        assert!(full.unlock_key.is_some() && full.certificate.is_none());
+        assert_eq!(NodeRecord::decode(&key, &bytes), Ok(full.node));
+    }
+
+    #[test]
+    fn liveness_and_candidates_read_back() {
+        for record in [LivenessRecord::HeardBy(id()), LivenessRecord::GivenUp] {
+            assert_eq!(
+                LivenessRecord::decode("liveness/x", &record.encode("boot")),
+                Ok((record, "boot".to_owned()))
+            );
+        }
+        assert_eq!(decode_candidate("x", &encode_candidate(id())), Ok(id()));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(256))]
+
+        #[test]
+        fn arbitrary_bytes_are_a_record_or_an_error(key: String, bytes: Vec<u8>) {
+            let _ = Key::parse(&key);
+            let _ = NodeRecord::decode(&key, &bytes);
+            let _ = ClusterRecord::decode(&key, &bytes);
+            let _ = LivenessRecord::decode(&key, &bytes);
+            let _ = Tombstone::decode(&key, &bytes);
+            let _ = Intent::decode(&key, &bytes);
+            let _ = FullRecord::decode(&key, &bytes);
+            let _ = FullCluster::decode(&key, &bytes);
+            let _ = decode_ticket(&key, &bytes);
+            let _ = decode_owner(&key, &bytes);
+            let _ = decode_status(&key, &bytes);
+            let _ = decode_candidate(&key, &bytes);
+        }
+
+        #[test]
+        fn a_damaged_record_is_a_record_or_an_error(at: prop::sample::Index, value: u8, cut: prop::sample::Index) {
+            let mut bytes = stored_node().encode_to_vec();
+            let index = at.index(bytes.len());
+            bytes[index] = value;
+            bytes.truncate(cut.index(bytes.len() + 1));
+            if let Ok(record) = NodeRecord::decode(&node_key(id()), &bytes) {
+                prop_assert_eq!(record.id, id());
+            }
+        }
+    }
+}

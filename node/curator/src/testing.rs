@@ -1,0 +1,462 @@
+//! A founded cluster of one node, for the tests of the curator and for the
+//! program that measures it: a real etcd, a real curator, and clients over
+//! mutual TLS.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
+
+use hearth_api::{
+    certificates::ClusterCa,
+    client::{Channel, Curators, Endpoint, Options as ClientOptions},
+    identity::{
+        ClusterUnlockKey, FirstContactSecret, JoinKey, NodeCredentials, NodeId, NodeKey, OwnerKey,
+        SigningKey, UserCredentials, UserName,
+    },
+    private::{StoredAuthority, StoredNode},
+    testing::credulous_client_config,
+    tls::{self, Clock, ExpectedServer, wall_clock},
+    v1::{
+        ClusterConfiguration, GetNodesRequest, HeartbeatRequest, HeartbeatResponse, Label, Node,
+        NodeHealth, NodeRoles, NodeState, NodeStatus, StorageSecurity, TpmUsage,
+        UpdateNodeStatusRequest, curator_client::CuratorClient,
+        management_client::ManagementClient, node_roles,
+    },
+};
+use hearth_base::testing::{BOUND, soon};
+use hearth_base::{
+    event,
+    supervisor::{Backoff, Options, Supervisor, runnable},
+};
+use hearth_consensus::fenced::{Condition, Write};
+use hearth_consensus::testing::{Running, Site};
+use hearth_consensus::{Company, ConsensusUser, NamespacedClient, RootClient};
+use hearth_host::handover::BootstrapData;
+use hearth_host::pki::{self, Authority};
+use prost::Message as _;
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Status, Streaming};
+
+use super::{Config, Timing, founding, run, state};
+
+pub const BOOT_ID: &str = "1b4e28ba-2fa1-11d2-883f-0016d3cca427";
+
+/// Quicker than a real cluster, slower than a busy machine stumbles.
+pub fn quick() -> Timing {
+    Timing {
+        heartbeat_interval: Duration::from_millis(100),
+        heartbeat_bound: Duration::from_secs(2),
+        session: Duration::from_secs(3),
+        grace: Duration::from_secs(2),
+        read_interval: Duration::from_millis(200),
+        quiet: Duration::from_millis(300),
+        mark: Duration::from_secs(1),
+        ..Default::default()
+    }
+}
+
+pub fn bootstrap_data(site: &Site, owner: &OwnerKey) -> BootstrapData {
+    BootstrapData {
+        cluster_id: site.cluster_id,
+        node_id: site.node_id,
+        node_key: site.node_key.clone(),
+        cluster_unlock_key: ClusterUnlockKey::generate(),
+        join_key: JoinKey::generate().public(),
+        storage_security: StorageSecurity::Insecure,
+        tpm_usage: TpmUsage::NotPresent,
+        owner: owner.public(),
+        first_contact_secret: FirstContactSecret::generate(),
+        recovery_recipient: None,
+        configuration: ClusterConfiguration {
+            cluster_domain: "cluster.internal".into(),
+            ..Default::default()
+        },
+        roles: NodeRoles {
+            consensus_member: Some(node_roles::ConsensusMember::default()),
+            ..Default::default()
+        },
+        labels: vec![Label {
+            key: "rack".into(),
+            value: "1".into(),
+        }],
+    }
+}
+
+/// Who calls.
+pub enum Who<'a> {
+    Nobody,
+    HolderOf(&'a SigningKey),
+    Node(&'a NodeCredentials),
+    User(&'a UserCredentials),
+}
+
+pub struct World {
+    pub site: Site,
+    pub etcd: Running,
+    pub owner_key: OwnerKey,
+    pub data: BootstrapData,
+    /// Of the first node.
+    pub node: Arc<NodeCredentials>,
+    timing: Timing,
+    curator: Option<Supervisor>,
+    pub ready: event::Value<u16>,
+}
+
+impl World {
+    pub async fn new(timing: Timing) -> Self {
+        let site = Site::new();
+        let etcd = site.start(true).await;
+        let owner_key = OwnerKey::generate();
+        let data = bootstrap_data(&site, &owner_key);
+        let authorities = pki::load(&site.root.data.etcd(), site.cluster_id).unwrap();
+        let node = founding::found(&etcd.client(), &data, &authorities)
+            .await
+            .unwrap();
+        hearth_host::credentials::save(&site.root.data.node().credentials(), &node).unwrap();
+        pki::remove_authority_keys(&site.root.data.etcd()).unwrap();
+        let (_, ready) = event::value();
+        let mut world = Self {
+            site,
+            etcd,
+            owner_key,
+            data,
+            node,
+            timing,
+            curator: None,
+            ready,
+        };
+        world.start_curator().await;
+        world
+    }
+
+    pub async fn start_curator(&mut self) {
+        let (curator, ready) = self.curator_of(&self.node).await;
+        self.curator = Some(curator);
+        self.ready = ready;
+    }
+
+    /// A curator on this node, on the one etcd that there is.
+    pub async fn curator_of(&self, node: &Arc<NodeCredentials>) -> (Supervisor, event::Value<u16>) {
+        self.curator_through(self.etcd.handle().root(), node).await
+    }
+
+    /// The same, which reaches etcd by a way of its own.
+    pub async fn curator_through(
+        &self,
+        etcd: &RootClient,
+        node: &Arc<NodeCredentials>,
+    ) -> (Supervisor, event::Value<u16>) {
+        serve(etcd, node, self.timing, wall_clock()).await
+    }
+
+    /// The same on the one etcd, by a clock of its own.
+    pub async fn curator_by(
+        &self,
+        clock: Clock,
+        node: &Arc<NodeCredentials>,
+    ) -> (Supervisor, event::Value<u16>) {
+        serve(self.etcd.handle().root(), node, self.timing, clock).await
+    }
+
+    pub async fn stop_curator(&mut self) {
+        let curator = self.curator.take().unwrap();
+        soon("the curator stops", curator.shutdown()).await;
+    }
+
+    pub async fn stop(mut self) {
+        self.stop_curator().await;
+        self.etcd.stop().await;
+    }
+
+    pub fn client(&self) -> NamespacedClient {
+        self.etcd.client()
+    }
+
+    pub fn ca(&self) -> ClusterCa {
+        ClusterCa::parse(&self.node.ca).unwrap()
+    }
+
+    pub fn endpoint(&self) -> Endpoint {
+        Endpoint::new(Ipv4Addr::LOCALHOST.into(), self.ready.get().unwrap())
+    }
+
+    pub fn channel(&self, who: &Who<'_>) -> Channel {
+        self.channel_to(self.endpoint(), who)
+    }
+
+    pub fn channel_to(&self, endpoint: Endpoint, who: &Who<'_>) -> Channel {
+        let any = ExpectedServer::AnyNode;
+        let config = match who {
+            Who::Nobody => credulous_client_config(None, &rustls::version::TLS13),
+            Who::HolderOf(key) => {
+                tls::possession_client_config(key, self.ca(), any, wall_clock()).unwrap()
+            }
+            Who::Node(credentials) => {
+                tls::node_client_config(credentials, any, wall_clock()).unwrap()
+            }
+            Who::User(credentials) => {
+                tls::user_client_config(credentials, any, wall_clock()).unwrap()
+            }
+        };
+        let options = ClientOptions::default();
+        Curators::new(vec![endpoint], config, options).channel()
+    }
+
+    async fn authority(&self) -> Authority {
+        let record = self.client().get(state::CLUSTER_AUTHORITY).await.unwrap();
+        let stored = StoredAuthority::decode(&record.unwrap().value[..]).unwrap();
+        Authority::from_stored(&stored).unwrap()
+    }
+
+    pub async fn owner(&self) -> UserCredentials {
+        let key = SigningKey::from_seed(*self.owner_key.expose_seed());
+        let authority = self.authority().await;
+        UserCredentials {
+            certificate: authority
+                .issue_user(self.site.cluster_id, &UserName::owner(), key.public())
+                .unwrap(),
+            key,
+            ca: self.node.ca.clone(),
+        }
+    }
+
+    pub async fn management(&self) -> ManagementClient<Channel> {
+        ManagementClient::new(self.channel(&Who::User(&self.owner().await)))
+    }
+
+    pub fn curator(&self, node: &NodeCredentials) -> CuratorClient<Channel> {
+        CuratorClient::new(self.channel(&Who::Node(node)))
+    }
+
+    /// Writes another node into the records, as if it had registered.
+    pub async fn add_node(&self, node_state: NodeState) -> NodeCredentials {
+        let key = NodeKey::generate();
+        let id = NodeId::from_public_key(&key.public());
+        let (record, stored) = record_of(&key, node_state);
+        let write = Write::when(Condition::Absent(record.clone()));
+        let write = write.put(record, stored.encode_to_vec());
+        self.client().write(write).await.unwrap();
+        let authority = self.authority().await;
+        NodeCredentials {
+            certificate: authority
+                .issue_node(self.site.cluster_id, id, key.public())
+                .unwrap(),
+            key,
+            ca: self.node.ca.clone(),
+        }
+    }
+
+    /// Many of these, UP, in as few writes as etcd takes.
+    pub async fn add_nodes(&self, count: usize) -> Vec<NodeCredentials> {
+        let authority = self.authority().await;
+        let nodes: Vec<_> = (0..count)
+            .map(|_| {
+                let key = NodeKey::generate();
+                let id = NodeId::from_public_key(&key.public());
+                let certificate = authority.issue_node(self.site.cluster_id, id, key.public());
+                NodeCredentials {
+                    certificate: certificate.unwrap(),
+                    key,
+                    ca: self.node.ca.clone(),
+                }
+            })
+            .collect();
+        // etcd takes 128 operations in one transaction.
+        for some in nodes.chunks(100) {
+            let first = Write::when(Condition::Absent(state::node_key(id_of(&some[0]))));
+            let write = some.iter().fold(first, |write, node| {
+                let (record, stored) = record_of(&node.key, NodeState::Up);
+                write.put(record, stored.encode_to_vec())
+            });
+            self.client().write(write).await.unwrap();
+        }
+        nodes
+    }
+
+    /// Its roles, as if a leader had written them.
+    pub async fn set_roles(&self, node: &NodeCredentials, roles: NodeRoles) {
+        let key = state::node_key(id_of(node));
+        let record = self.client().get(&key).await.unwrap().unwrap();
+        let mut stored = StoredNode::decode(&record.value[..]).unwrap();
+        stored.roles = Some(roles);
+        let write = Write::when(Condition::Unchanged(key.clone(), record.mod_revision));
+        let write = write.put(key, stored.encode_to_vec());
+        self.client().write(write).await.unwrap();
+    }
+
+    /// The node says where it is.
+    pub async fn report(&self, node: &NodeCredentials, address: &str) {
+        let request = UpdateNodeStatusRequest {
+            node_id: id_of(node).to_string(),
+            status: Some(NodeStatus {
+                external_address: address.into(),
+                version: "0.1.0".into(),
+                boot_id: BOOT_ID.into(),
+                address_counter: 1,
+                ..Default::default()
+            }),
+        };
+        let mut curator = self.curator(node);
+        soon("a report", curator.update_node_status(request))
+            .await
+            .unwrap();
+    }
+
+    /// Takes a node out of the records.
+    pub async fn delete_node(&self, id: NodeId) {
+        let key = state::node_key(id);
+        let revision = self.client().get(&key).await.unwrap().unwrap().mod_revision;
+        let write = Write::when(Condition::Unchanged(key.clone(), revision));
+        self.client().write(write.delete(key)).await.unwrap();
+    }
+
+    pub async fn nodes(&self) -> Vec<Node> {
+        let mut management = self.management().await;
+        let request = GetNodesRequest::default();
+        let mut answers = management.get_nodes(request).await.unwrap().into_inner();
+        let mut nodes = Vec::new();
+        while let Some(answer) = soon("nodes", answers.message()).await.unwrap() {
+            nodes.extend(answer.nodes);
+        }
+        nodes
+    }
+
+    pub async fn health(&self, id: NodeId) -> NodeHealth {
+        let id = id.to_string();
+        let nodes = self.nodes().await;
+        nodes.iter().find(|node| node.id == id).unwrap().health()
+    }
+
+    /// Waits until a node's health is this, and returns how long it took.
+    pub async fn becomes(&self, id: NodeId, health: NodeHealth) -> Duration {
+        let begin = std::time::Instant::now();
+        soon(health.as_str_name(), async {
+            while self.health(id).await != health {
+                tokio::time::sleep(Duration::from_millis(20)).await;
+            }
+        })
+        .await;
+        begin.elapsed()
+    }
+}
+
+/// Runs a curator of this node on this etcd, and waits until it serves.
+pub async fn serve(
+    etcd: &RootClient,
+    node: &Arc<NodeCredentials>,
+    timing: Timing,
+    clock: Clock,
+) -> (Supervisor, event::Value<u16>) {
+    let config = Arc::new(Config {
+        listen: SocketAddr::from((Ipv4Addr::LOCALHOST, 0)),
+        credentials: node.clone(),
+        client: etcd.namespaced(ConsensusUser::Curator),
+        kubernetes_pki: etcd.namespaced(ConsensusUser::KubernetesPki),
+        members: etcd.members(),
+        company: Company::default(),
+        version: "0.1.0-test".into(),
+        clock,
+        timing,
+    });
+    let (writer, ready) = event::value();
+    let writer = Arc::new(writer);
+    let curator = Supervisor::start(
+        runnable(move |ctx| {
+            let (config, writer) = (config.clone(), writer.clone());
+            async move {
+                ctx.run("curator", move |ctx| {
+                    run(ctx, config.clone(), writer.clone())
+                })?;
+                ctx.healthy();
+                ctx.cancelled().await;
+                Ok(())
+            }
+        }),
+        Options {
+            backoff: Backoff {
+                initial: Duration::from_millis(20),
+                ..Default::default()
+            },
+            ..Default::default()
+        },
+    );
+    soon("the curator serves", ready.watch().next())
+        .await
+        .unwrap();
+    (curator, ready)
+}
+
+fn record_of(key: &NodeKey, node_state: NodeState) -> (String, StoredNode) {
+    let id = NodeId::from_public_key(&key.public());
+    let stored = StoredNode {
+        version: state::VERSION,
+        id: id.to_string(),
+        public_key: key.public().as_bytes().to_vec(),
+        join_key: JoinKey::generate().public().as_bytes().to_vec(),
+        state: node_state.into(),
+        ..Default::default()
+    };
+    (state::node_key(id), stored)
+}
+
+pub fn id_of(node: &NodeCredentials) -> NodeId {
+    NodeId::from_public_key(&node.key.public())
+}
+
+/// A node's heartbeat stream, one beat at a time.
+pub struct Pulse {
+    pub beats: mpsc::Sender<HeartbeatRequest>,
+    pub answers: Streaming<HeartbeatResponse>,
+}
+
+impl Pulse {
+    pub async fn open(world: &World, node: &NodeCredentials) -> Result<Self, Status> {
+        Self::open_at(world.endpoint(), world, node).await
+    }
+
+    pub async fn open_at(
+        endpoint: Endpoint,
+        world: &World,
+        node: &NodeCredentials,
+    ) -> Result<Self, Status> {
+        let (beats, requests) = mpsc::channel(4);
+        let mut client = CuratorClient::new(world.channel_to(endpoint, &Who::Node(node)));
+        let call = client.heartbeat(ReceiverStream::new(requests));
+        let answers = soon("a heartbeat stream", call).await?.into_inner();
+        Ok(Self { beats, answers })
+    }
+
+    pub async fn beat_as(&mut self, boot_id: &str) -> Result<HeartbeatResponse, Status> {
+        let request = HeartbeatRequest {
+            boot_id: boot_id.into(),
+            protocol_version: 1,
+        };
+        // A stream that has ended says so below.
+        let _ = self.beats.send(request).await;
+        let answer = tokio::time::timeout(BOUND, self.answers.message()).await;
+        answer
+            .expect("a heartbeat is answered")?
+            .ok_or_else(|| Status::cancelled("the stream has ended"))
+    }
+
+    pub async fn beat(&mut self) -> Result<HeartbeatResponse, Status> {
+        self.beat_as(BOOT_ID).await
+    }
+
+    /// Waits for the end of the stream without sending anything.
+    pub async fn end(&mut self) -> Status {
+        soon("the end of a stream", async {
+            loop {
+                match self.answers.message().await {
+                    Ok(Some(_)) => {}
+                    Ok(None) => return Status::ok("without a reason"),
+                    Err(status) => return status,
+                }
+            }
+        })
+        .await
+    }
+}

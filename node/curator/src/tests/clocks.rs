@@ -1,0 +1,167 @@
+//! Clocks that differ, and clocks that jump.
+//!
+//! A curator judges certificates by its clock and measures time by none: leases
+//! are etcd's, heartbeats and freshness are monotonic. So what is held here
+//! against two curators five minutes apart, of which one then jumps an hour, is
+//! that nobody notices.
+
+use std::{
+    collections::BTreeMap,
+    net::Ipv4Addr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use hearth_api::{
+    client::Endpoint,
+    tls::wall_clock,
+    v1::{
+        GetCurrentLeaderRequest, NodeHealth, NodeState, WatchEvent, WatchRequest,
+        curator_client::CuratorClient, curator_local_client::CuratorLocalClient,
+    },
+};
+use hearth_base::testing::soon;
+use rustls::time_provider::TimeProvider;
+use rustls_pki_types::UnixTime;
+use tokio::time::Instant;
+use tonic::Streaming;
+
+use super::super::{
+    state,
+    testing::{Pulse, Who, World, id_of, quick},
+};
+
+/// The true time, and so many seconds.
+#[derive(Debug, Default)]
+struct Ahead(AtomicU64);
+
+impl Ahead {
+    fn by(seconds: u64) -> Arc<Self> {
+        Arc::new(Self(AtomicU64::new(seconds)))
+    }
+
+    fn set(&self, seconds: u64) {
+        self.0.store(seconds, Ordering::SeqCst);
+    }
+}
+
+impl TimeProvider for Ahead {
+    fn current_time(&self) -> Option<UnixTime> {
+        let ahead = Duration::from_secs(self.0.load(Ordering::SeqCst));
+        let now = wall_clock().current_time()?;
+        let now = Duration::from_secs(now.as_secs());
+        Some(UnixTime::since_unix_epoch(now + ahead))
+    }
+}
+
+/// Who hears whom under which lease, and who stands for election: whatever
+/// lapses and comes again is another one.
+async fn sessions(world: &World) -> BTreeMap<String, i64> {
+    let mut sessions = BTreeMap::new();
+    for prefix in [state::ELECTION, state::LIVENESS] {
+        for record in world.client().list(prefix).await.unwrap().records {
+            sessions.insert(record.key, record.lease);
+        }
+    }
+    sessions
+}
+
+/// Fails when a node is told to be anything but healthy, once it was.
+async fn all_stay_healthy(mut events: Streaming<WatchEvent>) {
+    let mut healthy = std::collections::BTreeSet::new();
+    loop {
+        let event = events.message().await.expect("the watch goes on");
+        for node in event.expect("the watch goes on").nodes {
+            match node.health() {
+                NodeHealth::Healthy => drop(healthy.insert(node.id)),
+                other => assert!(!healthy.contains(&node.id), "{}: {other:?}", node.id),
+            }
+        }
+    }
+}
+
+/// Keeps a node alive for so long; each heartbeat is acknowledged.
+async fn beats_for(pulse: &mut Pulse, time: Duration) {
+    let begin = Instant::now();
+    let mut due = tokio::time::interval(quick().heartbeat_interval);
+    while begin.elapsed() < time {
+        due.tick().await;
+        pulse.beat().await.expect("an acknowledgement");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn clocks_that_differ_and_clocks_that_jump_are_noticed_by_nobody() {
+    let mut world = World::new(quick()).await;
+    let second = Arc::new(world.add_node(NodeState::Up).await);
+    let (here, there) = (
+        world.add_node(NodeState::Up).await,
+        world.add_node(NodeState::Up).await,
+    );
+    // No clock is behind: what is before the image was built is raised to that.
+    let (leading, other) = (Ahead::by(0), Ahead::by(5 * 60));
+    world.stop_curator().await;
+    let (leader, ready) = world.curator_by(leading.clone(), &world.node).await;
+    let leader_at = Endpoint::new(Ipv4Addr::LOCALHOST.into(), ready.get().unwrap());
+    world.ready = ready;
+    let (follower, ready) = world.curator_by(other.clone(), &second).await;
+    let other_at = Endpoint::new(Ipv4Addr::LOCALHOST.into(), ready.get().unwrap());
+
+    let mut pulses = [
+        Pulse::open_at(leader_at.clone(), &world, &here)
+            .await
+            .unwrap(),
+        Pulse::open_at(other_at.clone(), &world, &there)
+            .await
+            .unwrap(),
+    ];
+    for pulse in &mut pulses {
+        pulse.beat().await.unwrap();
+    }
+    let mut watches = Vec::new();
+    for at in [&leader_at, &other_at] {
+        let channel = world.channel_to(at.clone(), &Who::Node(&world.node));
+        let call = CuratorClient::new(channel)
+            .watch(WatchRequest::default())
+            .await;
+        watches.push(call.unwrap().into_inner());
+    }
+    let [first_watch, second_watch] = <[_; 2]>::try_from(watches).unwrap();
+    let before = sessions(&world).await;
+    assert_eq!(before.len(), 4, "two curators, two nodes: {before:?}");
+    let mut local = CuratorLocalClient::new(world.channel_to(other_at, &Who::Nobody));
+    let leaders = local.get_current_leader(GetCurrentLeaderRequest {}).await;
+    let mut leaders = leaders.unwrap().into_inner();
+    let led = soon("the leader", leaders.message())
+        .await
+        .unwrap()
+        .unwrap();
+    assert_eq!(led.leader_node_id, world.site.node_id.to_string());
+
+    // Longer than a session or a silence may last, by each of these clocks.
+    let while_ = quick().session + quick().heartbeat_bound;
+    let [pulse, other_pulse] = &mut pulses;
+    let scenario = async {
+        for (mine, theirs) in [(0, 300), (3600, 300), (0, 300), (0, 3600)] {
+            leading.set(mine);
+            other.set(theirs);
+            tokio::join!(beats_for(pulse, while_), beats_for(other_pulse, while_));
+        }
+    };
+    tokio::select! {
+        () = scenario => {}
+        () = all_stay_healthy(first_watch) => {}
+        () = all_stay_healthy(second_watch) => {}
+        change = leaders.message() => panic!("{change:?}"),
+    }
+    assert_eq!(sessions(&world).await, before, "nothing has lapsed");
+    for node in [&here, &there] {
+        assert_eq!(world.health(id_of(node)).await, NodeHealth::Healthy);
+    }
+    soon("the curators stop", follower.shutdown()).await;
+    soon("the curators stop", leader.shutdown()).await;
+    world.etcd.stop().await;
+}

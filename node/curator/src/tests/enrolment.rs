@@ -1,0 +1,601 @@
+//! How a machine becomes a node, and a node comes back.
+
+use std::sync::Arc;
+
+use futures::{StreamExt as _, stream};
+use hearth_api::{
+    identity::{ClusterUnlockKey, JoinKey, NodeKey, Ticket},
+    proofs,
+    v1::{
+        CommitNodeRequest, IssueCertificateRequest, JoinNodeRequest, Label, NodeHealth, NodeState,
+        RegisterNodeRequest, StorageSecurity, TpmUsage,
+        curator_client::CuratorClient,
+        issue_certificate_request::{EtcdPeer, Kind},
+        join_node_response::Answer,
+    },
+};
+use hearth_base::testing::soon;
+use tonic::Code;
+
+use super::{
+    super::{
+        Timing,
+        decisions::registration::MOST_WAITING,
+        testing::{BOOT_ID, Pulse, Who, World, quick},
+    },
+    machine::{Machine, approve, ask_ticket, by_key, delete, ticket},
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_machine_becomes_a_node_and_comes_back() {
+    let world = World::new(quick()).await;
+    let machine = Machine::new();
+    let ticket = ticket(&world).await;
+    assert_eq!(
+        machine.commit(&world).await.unwrap_err().code(),
+        Code::NotFound
+    );
+    assert_eq!(
+        machine.join(&world).await.unwrap_err().code(),
+        Code::NotFound
+    );
+
+    let first = machine.register(&world, &ticket).await.unwrap();
+    assert_eq!(first.state(), NodeState::New);
+    assert_eq!(first.cluster_id, world.site.cluster_id.as_bytes());
+    assert_eq!(first.node_id, machine.id().to_string());
+    assert_eq!(first.tpm_usage(), TpmUsage::NotPresent);
+    assert_eq!(first.storage_security(), StorageSecurity::Encrypted);
+    assert!(first.ask_again_ms > 0 && first.configuration.is_some());
+    // Again, with other labels even: the same answer, and nothing changes.
+    let again = RegisterNodeRequest {
+        labels: Vec::new(),
+        ..machine.request(&ticket)
+    };
+    assert_eq!(machine.send(&world, again).await.unwrap(), first);
+    let shown = machine.shown(&world).await.unwrap();
+    assert_eq!((shown.state(), shown.labels.len()), (NodeState::New, 1));
+    assert_eq!(shown.health(), NodeHealth::Unknown);
+
+    // Not before it is approved.
+    for refused in [
+        machine.commit(&world).await.err(),
+        machine.join(&world).await.err(),
+    ] {
+        assert_eq!(refused.unwrap().code(), Code::FailedPrecondition);
+    }
+    for _ in 0..2 {
+        let node = approve(&world, by_key(machine.key.public().as_bytes()))
+            .await
+            .unwrap();
+        assert_eq!(node.state(), NodeState::Standby);
+    }
+    let approved = machine.register(&world, &ticket).await.unwrap();
+    assert_eq!(approved.state(), NodeState::Standby);
+
+    // What the policy does not admit, and what another key commits.
+    let weak = Machine {
+        storage: StorageSecurity::Insecure,
+        ..copy(&machine)
+    };
+    let refused = weak.commit(&world).await.unwrap_err();
+    assert!(refused.message().contains("storage_security"), "{refused}");
+    let other = Machine {
+        key: NodeKey::generate(),
+        ..copy(&machine)
+    };
+    assert_eq!(
+        other.commit(&world).await.unwrap_err().code(),
+        Code::NotFound
+    );
+    assert_eq!(machine.state(&world).await, Some(NodeState::Standby));
+
+    let committed = machine.commit(&world).await.unwrap();
+    assert_eq!(committed.ca_certificate, world.node.ca.to_vec());
+    assert_eq!(committed.owner_public_key, world.data.owner.as_bytes());
+    assert_eq!(machine.commit(&world).await.unwrap(), committed);
+    let other = Machine {
+        unlock_key: ClusterUnlockKey::generate(),
+        ..copy(&machine)
+    };
+    assert_eq!(
+        other.commit(&world).await.unwrap_err().code(),
+        Code::FailedPrecondition
+    );
+    let other = Machine {
+        storage: StorageSecurity::AuthenticatedEncrypted,
+        ..copy(&machine)
+    };
+    assert_eq!(
+        other.commit(&world).await.unwrap_err().code(),
+        Code::FailedPrecondition
+    );
+    let up = machine.register(&world, &ticket).await.unwrap();
+    assert_eq!(up.state(), NodeState::Up);
+    assert_eq!(
+        approve(&world, machine.selector()).await.unwrap().state(),
+        NodeState::Up
+    );
+
+    // It can do what a node can.
+    let node = hearth_api::identity::NodeCredentials {
+        key: machine.key.clone(),
+        certificate: committed.node_certificate.into(),
+        ca: committed.ca_certificate.into(),
+    };
+    let mut pulse = Pulse::open(&world, &node).await.unwrap();
+    pulse.beat().await.unwrap();
+    assert_eq!(world.health(machine.id()).await, NodeHealth::Healthy);
+
+    let admitted = machine.join(&world).await.unwrap().answer.unwrap();
+    let Answer::Admitted(admitted) = admitted else {
+        panic!("{admitted:?}");
+    };
+    assert_eq!(admitted.cluster_unlock_key, machine.unlock_key.expose());
+    let changed = Machine {
+        tpm: TpmUsage::PresentButUnused,
+        ..copy(&machine)
+    };
+    let refused = changed.join(&world).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(
+        refused.message().contains("PRESENT_BUT_UNUSED"),
+        "{refused}"
+    );
+    let unknown = Machine {
+        join_key: JoinKey::generate(),
+        ..copy(&machine)
+    };
+    assert_eq!(
+        unknown.join(&world).await.unwrap_err().code(),
+        Code::NotFound
+    );
+    // Its node key opens nothing there.
+    let wrong = Machine {
+        join_key: JoinKey::from_seed(*machine.key.expose_seed()),
+        ..copy(&machine)
+    };
+    assert_eq!(wrong.join(&world).await.unwrap_err().code(), Code::NotFound);
+    world.stop().await;
+}
+
+/// The same machine, to be changed.
+fn copy(machine: &Machine) -> Machine {
+    Machine {
+        key: machine.key.clone(),
+        join_key: machine.join_key.clone(),
+        unlock_key: machine.unlock_key.clone(),
+        ..*machine
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_deleted_node_is_told_so_and_nothing_of_it_is_used_again() {
+    let world = World::new(quick()).await;
+    let machine = Machine::new();
+    machine.becomes_a_node(&world).await;
+    let ticket = ticket(&world).await;
+    let refused = delete(&world, machine.selector(), false).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("decommission"), "{refused}");
+    // Who did not hear of it asks again.
+    for _ in 0..2 {
+        delete(&world, machine.selector(), true).await.unwrap();
+    }
+    assert_eq!(machine.state(&world).await, None);
+    machine.is_disowned(&world).await;
+    let refused = machine.register(&world, &ticket).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    assert!(refused.message().contains("wipe"), "{refused}");
+    let refused = machine.commit(&world).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    let heir = Machine {
+        key: NodeKey::generate(),
+        ..copy(&machine)
+    };
+    let refused = heir.register(&world, &ticket).await.unwrap_err();
+    assert_eq!(refused.code(), Code::AlreadyExists);
+    // With new keys it is another node.
+    Machine::new().becomes_a_node(&world).await;
+
+    // A rotated ticket does not keep the news from it.
+    ask_ticket(&world, true).await;
+    let refused = machine.register(&world, &ticket).await.unwrap_err();
+    assert!(refused.message().contains("deleted"), "{refused}");
+    // Neither keys nor records stay of it, but for what tells it so.
+    let listing = world.client().list("").await.unwrap();
+    let id = machine.id().to_string();
+    let left = listing.records.iter().filter(|r| r.key.contains(&id));
+    let left: Vec<_> = left.map(|record| record.key.clone()).collect();
+    assert_eq!(left, [format!("tombstones/{id}")]);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_wrong_with_a_machine_is_said() {
+    let world = World::new(quick()).await;
+    let (machine, other) = (Machine::new(), Machine::new());
+    let ticket = ticket(&world).await;
+    let good = || machine.request(&ticket);
+    let label = |key: &str, value: &str| Label {
+        key: key.into(),
+        value: value.into(),
+    };
+    let node_key = machine.key.public();
+    let wrong = [
+        (
+            RegisterNodeRequest {
+                register_ticket: vec![],
+                ..good()
+            },
+            "register_ticket",
+        ),
+        (
+            RegisterNodeRequest {
+                register_ticket: vec![1; 31],
+                ..good()
+            },
+            "register_ticket",
+        ),
+        (
+            RegisterNodeRequest {
+                register_ticket: vec![1; 20 << 10],
+                ..good()
+            },
+            "register_ticket",
+        ),
+        (
+            RegisterNodeRequest {
+                join_key: vec![],
+                ..good()
+            },
+            "join_key",
+        ),
+        (
+            RegisterNodeRequest {
+                join_key: vec![0; 32],
+                ..good()
+            },
+            "join_key",
+        ),
+        (
+            RegisterNodeRequest {
+                join_key_proof: vec![],
+                ..good()
+            },
+            "join_key_proof",
+        ),
+        // That of another machine, played again.
+        (
+            RegisterNodeRequest {
+                ..other.request(&ticket)
+            },
+            "join_key_proof",
+        ),
+        (
+            RegisterNodeRequest {
+                join_key: node_key.as_bytes().to_vec(),
+                join_key_proof: {
+                    let same = JoinKey::from_seed(*machine.key.expose_seed());
+                    proofs::prove_join_key(&node_key, &same).to_vec()
+                },
+                ..good()
+            },
+            "join_key",
+        ),
+        (
+            RegisterNodeRequest {
+                labels: vec![label("a b", "")],
+                ..good()
+            },
+            "labels[0].key",
+        ),
+        (
+            RegisterNodeRequest {
+                labels: vec![label("a", ""); 2],
+                ..good()
+            },
+            "labels[1].key",
+        ),
+        (
+            RegisterNodeRequest {
+                labels: vec![label("a", "é")],
+                ..good()
+            },
+            "labels[0].value",
+        ),
+    ];
+    for (request, field) in wrong {
+        let refused = machine.send(&world, request).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{field}: {refused}");
+        assert!(refused.message().contains(field), "{field}: {refused}");
+    }
+    let huge = RegisterNodeRequest {
+        register_ticket: vec![1; 10 << 20],
+        ..good()
+    };
+    let refused = machine.send(&world, huge).await.unwrap_err();
+    assert_ne!(refused.code(), Code::Ok);
+    assert_eq!(
+        machine.state(&world).await,
+        None,
+        "nothing has come of all that"
+    );
+
+    // Those who cannot be machines.
+    let owner = world.owner().await;
+    for (who, code) in [
+        (Who::Nobody, Code::Unauthenticated),
+        (Who::Node(&world.node), Code::FailedPrecondition),
+        (Who::User(&owner), Code::FailedPrecondition),
+    ] {
+        let mut client = CuratorClient::new(world.channel(&who));
+        let refused = client.register_node(good()).await.unwrap_err();
+        assert_eq!(refused.code(), code, "{refused}");
+        let refused = client
+            .commit_node(CommitNodeRequest::default())
+            .await
+            .unwrap_err();
+        assert_eq!(refused.code(), code, "{refused}");
+        let refused = client
+            .join_node(JoinNodeRequest::default())
+            .await
+            .unwrap_err();
+        assert_eq!(refused.code(), code, "{refused}");
+    }
+
+    let mut client = CuratorClient::new(world.channel(&Who::HolderOf(&machine.key)));
+    let key = machine.unlock_key.expose().to_vec();
+    for (cluster_unlock_key, storage_security, field) in [
+        (
+            vec![],
+            StorageSecurity::Encrypted.into(),
+            "cluster_unlock_key",
+        ),
+        (
+            vec![1; 33],
+            StorageSecurity::Encrypted.into(),
+            "cluster_unlock_key",
+        ),
+        (key.clone(), 0, "storage_security"),
+        (key, 77, "storage_security"),
+    ] {
+        let request = CommitNodeRequest {
+            cluster_unlock_key,
+            storage_security,
+        };
+        let refused = client.commit_node(request).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+        assert!(refused.message().contains(field), "{field}: {refused}");
+    }
+    let usage = TpmUsage::NotPresent.into();
+    for (tpm_usage, boot_id, field) in [
+        (0, BOOT_ID, "tpm_usage"),
+        (9, BOOT_ID, "tpm_usage"),
+        (usage, "", "boot_id"),
+        (usage, "a/b", "boot_id"),
+    ] {
+        let boot_id = boot_id.into();
+        let request = JoinNodeRequest { tpm_usage, boot_id };
+        let refused = client.join_node(request).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+        assert!(refused.message().contains(field), "{field}: {refused}");
+    }
+    world.stop().await;
+}
+
+/// For floods, in which a machine that is slow anyway is slower.
+fn patient() -> Timing {
+    Timing {
+        read_interval: quick().read_interval,
+        ..Timing::default()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn wrong_tickets_are_refused_and_keep_nobody_else_out() {
+    let world = World::new(patient()).await;
+    // There is no ticket yet: nothing opens.
+    let early = Machine::new();
+    let refused = early
+        .register(&world, &Ticket::from_bytes([0; 32]))
+        .await
+        .unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+
+    let old = ticket(&world).await;
+    assert_eq!(ticket(&world).await, old, "asked for again, it is the same");
+    let waiting = Machine::new();
+    waiting.register(&world, &old).await.unwrap();
+    let new = ask_ticket(&world, true).await;
+    assert_ne!(new, old);
+    let refused = early.register(&world, &old).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    assert!(refused.message().contains("operator"), "{refused}");
+    // Who was let in waits on, whatever ticket it shows.
+    let answer = waiting.register(&world, &old).await.unwrap();
+    assert_eq!(answer.state(), NodeState::New);
+
+    let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
+    let guesses = stream::iter(0..200_u32)
+        .map(|_| async {
+            let guess = Machine::new().register(&world, &Ticket::generate()).await;
+            guess.unwrap_err().code()
+        })
+        .buffer_unordered(16);
+    let flood = guesses.collect::<Vec<_>>();
+    let others = async {
+        for _ in 0..5 {
+            pulse.beat().await.unwrap();
+            assert_eq!(world.nodes().await.len(), 2);
+        }
+        // The right ticket opens in the middle of it.
+        Machine::new().register(&world, &new).await.unwrap();
+    };
+    let (codes, ()) = tokio::join!(flood, others);
+    let of = |code| codes.iter().filter(|c| **c == code).count();
+    assert!(of(Code::ResourceExhausted) > 0, "{codes:?}");
+    assert_eq!(
+        of(Code::ResourceExhausted) + of(Code::PermissionDenied),
+        200,
+        "{codes:?}"
+    );
+    assert_eq!(world.nodes().await.len(), 3);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_thousand_machines_that_ask_are_too_many_and_harm_nobody() {
+    let world = World::new(patient()).await;
+    let ticket = ticket(&world).await;
+    let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
+    pulse.beat().await.unwrap();
+    let asking = stream::iter(0..1000_u32)
+        .map(|_| async {
+            let machine = Machine::new();
+            let answer = machine.register(&world, &ticket).await;
+            (machine, answer.map_err(|refused| refused.code()))
+        })
+        .buffer_unordered(24)
+        .collect::<Vec<_>>();
+    let members = async {
+        for _ in 0..20 {
+            pulse.beat().await.unwrap();
+            assert!(!world.nodes().await.is_empty());
+        }
+    };
+    let (answers, ()) = tokio::join!(asking, members);
+    let (taken, refused): (Vec<_>, Vec<_>) = answers.iter().partition(|(_, a)| a.is_ok());
+    assert_eq!(taken.len(), MOST_WAITING);
+    for (_, answer) in refused {
+        // Or too many at a time, on a busy machine.
+        let code = answer.as_ref().unwrap_err();
+        let bounded = [Code::ResourceExhausted, Code::Unavailable];
+        assert!(bounded.contains(code), "{code:?}");
+    }
+    assert_eq!(world.nodes().await.len(), 1 + MOST_WAITING);
+    // Those that wait are served as before, and make room.
+    let (one, another) = (&taken[0].0, &taken[1].0);
+    one.register(&world, &ticket).await.unwrap();
+    let late = Machine::new();
+    let refused = late.register(&world, &ticket).await.unwrap_err();
+    assert!(refused.message().contains("128 machines wait"), "{refused}");
+    approve(&world, one.selector()).await.unwrap();
+    late.register(&world, &ticket).await.unwrap();
+    delete(&world, another.selector(), false).await.unwrap();
+    Machine::new().register(&world, &ticket).await.unwrap();
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_step_may_be_asked_of_any_curator_and_of_all_at_once() {
+    let world = World::new(quick()).await;
+    let second_node = Arc::new(Machine::new().becomes_a_node(&world).await);
+    let (second, ready) = world.curator_of(&second_node).await;
+    let ports = [world.ready.get(), ready.get()];
+    let machine = Machine::new();
+    let at = |port: usize| Machine {
+        curator: ports[port],
+        ..copy(&machine)
+    };
+    let (here, there) = (at(0), at(1));
+    let ticket = ticket(&world).await;
+
+    let both = tokio::join!(
+        here.register(&world, &ticket),
+        there.register(&world, &ticket)
+    );
+    assert_eq!(both.0.unwrap(), both.1.unwrap());
+    assert_eq!(world.nodes().await.len(), 3);
+    approve(&world, machine.selector()).await.unwrap();
+    // What one has answered is asked of the other again.
+    let approved = there.register(&world, &ticket).await.unwrap();
+    assert_eq!(approved.state(), NodeState::Standby);
+
+    // Of two that claim to be the machine, one commits, whole.
+    let forged = Machine {
+        unlock_key: ClusterUnlockKey::generate(),
+        ..at(1)
+    };
+    let (mine, theirs) = tokio::join!(here.commit(&world), forged.commit(&world));
+    assert!(mine.is_ok() != theirs.is_ok(), "exactly one");
+    let (winner, first) = match mine {
+        Ok(answer) => (copy(&machine), answer),
+        Err(refused) => {
+            assert_eq!(refused.code(), Code::FailedPrecondition);
+            (
+                Machine {
+                    curator: None,
+                    ..copy(&forged)
+                },
+                theirs.unwrap(),
+            )
+        }
+    };
+    for port in ports {
+        let again = Machine {
+            curator: port,
+            ..copy(&winner)
+        };
+        assert_eq!(again.commit(&world).await.unwrap(), first);
+        let Some(Answer::Admitted(admitted)) = again.join(&world).await.unwrap().answer else {
+            panic!("not admitted");
+        };
+        assert_eq!(admitted.cluster_unlock_key, winner.unlock_key.expose());
+    }
+
+    // A reply that was lost is asked for again, of whoever is there.
+    let retried = Machine {
+        curator: ports[1],
+        ..Machine::new()
+    };
+    retried.register(&world, &ticket).await.unwrap();
+    approve(&world, retried.selector()).await.unwrap();
+    let lost = retried.commit(&world);
+    let lost = tokio::time::timeout(std::time::Duration::from_millis(3), lost).await;
+    drop(lost);
+    let elsewhere = Machine {
+        curator: ports[0],
+        ..copy(&retried)
+    };
+    let answer = elsewhere.commit(&world).await.unwrap();
+    assert_eq!(retried.commit(&world).await.unwrap(), answer);
+
+    soon("the second curator stops", second.shutdown()).await;
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn members_of_consensus_get_certificates_for_their_peers() {
+    let world = World::new(quick()).await;
+    let other = Machine::new().becomes_a_node(&world).await;
+    let peer = || IssueCertificateRequest {
+        kind: Some(Kind::EtcdPeer(EtcdPeer {})),
+    };
+    let mut member = world.curator(&world.node);
+    let issued = member.issue_certificate(peer()).await.unwrap().into_inner();
+    let (_, leaf) = x509_parser::parse_x509_certificate(&issued.certificate).unwrap();
+    let (_, ca) = x509_parser::parse_x509_certificate(&issued.ca_certificate).unwrap();
+    assert_eq!(leaf.issuer(), ca.subject());
+    assert_eq!(
+        leaf.public_key().subject_public_key.data.as_ref(),
+        world.node.key.public().as_bytes()
+    );
+    let names = leaf.subject_alternative_name().unwrap().unwrap();
+    let name = world.site.node_id.to_string();
+    let dns = x509_parser::extensions::GeneralName::DNSName(&name);
+    assert_eq!(names.value.general_names, [dns]);
+    assert_ne!(
+        issued.ca_certificate,
+        world.node.ca.to_vec(),
+        "etcd's own CA"
+    );
+
+    let mut stranger = world.curator(&other);
+    let refused = stranger.issue_certificate(peer()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    let nothing = IssueCertificateRequest { kind: None };
+    let refused = member.issue_certificate(nothing).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument);
+    world.stop().await;
+}

@@ -1,0 +1,189 @@
+//! etcd stands still, dies, forgets.
+
+use std::time::{Duration, Instant};
+
+use hearth_api::v1::{GetClusterInfoRequest, NodeHealth, NodeState, WatchRequest};
+use hearth_base::testing::soon;
+use hearth_consensus::testing::compact;
+use nix::sys::signal::Signal;
+use tonic::Code;
+use tonic_health::pb::{
+    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
+};
+
+use super::super::{
+    Timing,
+    testing::{Pulse, Who, World, id_of, quick},
+};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn without_consensus_a_curator_says_so_and_afterwards_goes_on() {
+    let world = World::new(Timing {
+        read_interval: quick().read_interval,
+        ..Default::default()
+    })
+    .await;
+    let id = world.site.node_id;
+    let mut management = world.management().await;
+    let mut health = HealthClient::new(world.channel(&Who::Nobody));
+    let check = |service: &str| HealthCheckRequest {
+        service: service.into(),
+    };
+    for service in ["", "hearth.v1.Curator", "hearth.v1.Management"] {
+        let answer = health.check(check(service)).await.unwrap().into_inner();
+        assert_eq!(answer.status(), ServingStatus::Serving, "{service}");
+    }
+    let unknown = health.check(check("x")).await.unwrap_err();
+    assert_eq!(unknown.code(), Code::NotFound);
+
+    let mut curator = world.curator(&world.node);
+    let mut events = curator
+        .watch(WatchRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
+    let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
+    pulse.beat().await.unwrap();
+
+    world.site.signal_etcd(Signal::SIGSTOP);
+    let begin = Instant::now();
+    let end = soon("the watch ends", async {
+        loop {
+            if let Err(status) = events.message().await {
+                return status;
+            }
+        }
+    })
+    .await;
+    let after = begin.elapsed();
+    assert_eq!(end.code(), Code::Unavailable, "{end}");
+    // Fresh for three seconds, and some for a busy machine.
+    assert!(after < Duration::from_secs(5), "{after:?}");
+    assert_eq!(pulse.end().await.code(), Code::Unavailable);
+    let begin = Instant::now();
+    let refused = management.get_cluster_info(GetClusterInfoRequest {}).await;
+    assert_eq!(refused.unwrap_err().code(), Code::Unavailable);
+    assert!(
+        begin.elapsed() < Duration::from_secs(1),
+        "it is refused at once"
+    );
+    soon("health says so", async {
+        loop {
+            let answer = health.check(check("")).await.unwrap().into_inner();
+            if answer.status() == ServingStatus::NotServing {
+                return;
+            }
+        }
+    })
+    .await;
+
+    world.site.signal_etcd(Signal::SIGCONT);
+    soon("calls are answered again", async {
+        while management
+            .get_cluster_info(GetClusterInfoRequest {})
+            .await
+            .is_err()
+        {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    })
+    .await;
+    // The node was not given up for a silence that was not its own.
+    assert_ne!(world.health(id).await, NodeHealth::Timeout);
+    soon("a heartbeat is acknowledged", async {
+        loop {
+            let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
+            if pulse.beat().await.is_ok() {
+                return;
+            }
+        }
+    })
+    .await;
+    assert_eq!(world.health(id).await, NodeHealth::Healthy);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_curator_outlives_its_etcd() {
+    let world = World::new(quick()).await;
+    let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
+    pulse.beat().await.unwrap();
+    let mut handles = world.etcd.handles.watch();
+    handles.next().await.unwrap();
+    world.site.signal_etcd(Signal::SIGKILL);
+    soon("etcd serves again", handles.next()).await.unwrap();
+    // etcd was away for less than the curator's patience: nobody noticed.
+    soon("a heartbeat is acknowledged", async {
+        while pulse.beat().await.is_err() {
+            pulse = Pulse::open(&world, &world.node).await.unwrap();
+        }
+    })
+    .await;
+    let node = world.add_node(NodeState::Up).await;
+    assert_eq!(world.nodes().await.len(), 2);
+    assert_eq!(world.health(id_of(&node)).await, NodeHealth::Unknown);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_lapsed_is_begun_again() {
+    let timing = Timing {
+        freshness: Duration::from_secs(20),
+        ..quick()
+    };
+    let world = World::new(timing).await;
+    let id = world.site.node_id;
+    let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
+    pulse.beat().await.unwrap();
+    // As if it had lapsed: the lease goes, and the key with it.
+    let key = super::super::state::liveness_key(id);
+    let lease = world.client().get(&key).await.unwrap().unwrap().lease;
+    let lease = hearth_consensus::Lease::from_id(lease);
+    world.client().revoke(lease).await.unwrap();
+    world.becomes(id, NodeHealth::Unknown).await;
+    // What is acknowledged now is not what was true before.
+    pulse.beat().await.unwrap();
+    assert_eq!(world.health(id).await, NodeHealth::Healthy);
+    soon("the node is heard under a new session", async {
+        loop {
+            pulse.beat().await.unwrap();
+            let record = world.client().get(&key).await.unwrap();
+            if record.is_some_and(|record| record.lease != lease.id()) {
+                return;
+            }
+        }
+    })
+    .await;
+    assert_eq!(world.health(id).await, NodeHealth::Healthy);
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_compacted_history_is_read_anew() {
+    let mut world = World::new(quick()).await;
+    // The watch of a curator that begins late starts before the compaction.
+    let client = world.client();
+    let mut old = client.watch(1).await.unwrap();
+    soon("the first changes", old.next()).await.unwrap();
+    let revision = client.list("").await.unwrap().revision;
+    compact(&client, revision).await;
+    let mut late = client.watch(1).await.unwrap();
+    let end = soon("the end", async {
+        loop {
+            if let Err(end) = late.next().await {
+                return end;
+            }
+        }
+    });
+    assert!(matches!(
+        end.await,
+        hearth_consensus::WatchEnd::Compacted(_)
+    ));
+    // The curator that runs goes on, and so does one that starts now.
+    world.add_node(NodeState::Up).await;
+    assert_eq!(world.nodes().await.len(), 2);
+    world.stop_curator().await;
+    world.start_curator().await;
+    assert_eq!(world.nodes().await.len(), 2);
+    world.stop().await;
+}

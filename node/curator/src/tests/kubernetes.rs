@@ -1,0 +1,322 @@
+//! Kubernetes' certificates and access, and the configuration of the cluster.
+
+use std::time::{Duration, SystemTime};
+
+use hearth_api::{
+    identity::{NodeCredentials, SigningKey},
+    v1::{
+        ConfigureClusterRequest, GetClusterInfoRequest, GetKubernetesAccessRequest,
+        GetKubernetesAccessResponse, IssueCertificateRequest, IssueCertificateResponse,
+        KubernetesConfiguration, NodeRoles, NodeState,
+        issue_certificate_request::{Kind, KubernetesWorker, kubernetes_worker::Purpose},
+        management_client::ManagementClient,
+        node_roles,
+    },
+};
+use hearth_base::testing::soon;
+use hearth_host::pki::kubernetes::KeyAndCertificate;
+use tonic::{Code, Status};
+use x509_parser::extensions::GeneralName;
+
+use super::super::{
+    state::{self, FullCluster},
+    testing::{Who, World, id_of, quick},
+};
+
+fn worker() -> NodeRoles {
+    NodeRoles {
+        kubernetes_worker: Some(node_roles::KubernetesWorker {}),
+        ..Default::default()
+    }
+}
+
+fn controller() -> NodeRoles {
+    NodeRoles {
+        kubernetes_controller: Some(node_roles::KubernetesController {}),
+        ..Default::default()
+    }
+}
+
+async fn ask(
+    world: &World,
+    node: &NodeCredentials,
+    purpose: i32,
+    public_key: &[u8],
+) -> Result<IssueCertificateResponse, Status> {
+    let request = IssueCertificateRequest {
+        kind: Some(Kind::KubernetesWorker(KubernetesWorker {
+            purpose,
+            public_key: public_key.to_vec(),
+        })),
+    };
+    let mut curator = world.curator(node);
+    let issued = soon("a certificate", curator.issue_certificate(request)).await?;
+    Ok(issued.into_inner())
+}
+
+fn subject(certificate: &[u8]) -> String {
+    let (_, leaf) = x509_parser::parse_x509_certificate(certificate).unwrap();
+    leaf.subject().to_string()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn workers_get_a_certificate_for_each_purpose() {
+    let world = World::new(quick()).await;
+    let node = world.add_node(NodeState::Up).await;
+    let id = id_of(&node);
+    world.set_roles(&node, worker()).await;
+    let mut authorities = Vec::new();
+    for (purpose, wanted) in [
+        (
+            Purpose::KubeletClient,
+            format!("CN=system:node:{id}, O=system:nodes"),
+        ),
+        (Purpose::Proxy, "CN=system:kube-proxy".into()),
+        (
+            Purpose::Node,
+            format!("CN=hearth:node:{id}, O=hearth:nodes"),
+        ),
+    ] {
+        let key = SigningKey::generate();
+        let issued = ask(&world, &node, purpose.into(), key.public().as_bytes())
+            .await
+            .unwrap();
+        assert_eq!(subject(&issued.certificate), wanted);
+        let held = KeyAndCertificate::new(&key, &issued.certificate).unwrap();
+        let due = held.renew_in(SystemTime::now());
+        let day = Duration::from_secs(24 * 3600);
+        assert!(due > 19 * day && due <= 20 * day, "{due:?}");
+        authorities.push(issued.ca_certificate);
+    }
+    assert!(authorities.iter().all(|ca| *ca == authorities[0]));
+    assert_ne!(authorities[0], node.ca.to_vec(), "Kubernetes' own");
+
+    // A server is reached by its address, which has to be known.
+    let key = SigningKey::generate().public();
+    let server = || ask(&world, &node, Purpose::KubeletServer.into(), key.as_bytes());
+    let refused = server().await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("UpdateNodeStatus"), "{refused}");
+    for (address, octets) in [
+        ("192.0.2.9", &[192, 0, 2, 9][..]),
+        ("192.0.2.10", &[192, 0, 2, 10]),
+    ] {
+        world.report(&node, address).await;
+        let issued = server().await.unwrap();
+        let (_, leaf) = x509_parser::parse_x509_certificate(&issued.certificate).unwrap();
+        let names = leaf.subject_alternative_name().unwrap().unwrap();
+        let id = id.to_string();
+        assert_eq!(
+            names.value.general_names,
+            [GeneralName::DNSName(&id), GeneralName::IPAddress(octets)]
+        );
+    }
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nobody_else_gets_one_and_nothing_else_is_signed() {
+    let world = World::new(quick()).await;
+    let node = world.add_node(NodeState::Up).await;
+    let key = SigningKey::generate().public();
+    let key = &key.as_bytes()[..];
+    let kubelet = Purpose::KubeletClient.into();
+    // Whatever roles it has beside.
+    for roles in [NodeRoles::default(), controller()] {
+        world.set_roles(&node, roles).await;
+        let refused = ask(&world, &node, kubelet, key).await.unwrap_err();
+        assert_eq!(refused.code(), Code::FailedPrecondition);
+        assert!(
+            refused.message().contains("no Kubernetes worker"),
+            "{refused}"
+        );
+    }
+    world.set_roles(&node, worker()).await;
+    let own = node.key.public();
+    for (purpose, key, field) in [
+        (0, key, "purpose"),
+        (77, key, "purpose"),
+        (-1, key, "purpose"),
+        (kubelet, &[][..], "public_key"),
+        (kubelet, &key[..31], "public_key"),
+        (kubelet, &[0; 32], "public_key"),
+        (kubelet, &own.as_bytes()[..], "public_key"),
+    ] {
+        let refused = ask(&world, &node, purpose, key).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+        assert!(refused.message().contains(field), "{refused}");
+    }
+    ask(&world, &node, kubelet, key).await.unwrap();
+
+    // The role is taken away, then the node.
+    world.set_roles(&node, NodeRoles::default()).await;
+    let refused = ask(&world, &node, kubelet, key).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    world.delete_node(id_of(&node)).await;
+    let refused = ask(&world, &node, kubelet, key).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+
+    // One that has only registered, and one whom nobody knows.
+    let new = world.add_node(NodeState::Standby).await;
+    world.set_roles(&new, worker()).await;
+    let refused = ask(&world, &new, kubelet, key).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    world.stop().await;
+}
+
+async fn access(world: &World, key: &[u8]) -> Result<GetKubernetesAccessResponse, Status> {
+    let request = GetKubernetesAccessRequest {
+        public_key: key.to_vec(),
+    };
+    let mut management = world.management().await;
+    let call = management.get_kubernetes_access(request);
+    Ok(soon("access", call).await?.into_inner())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn operators_get_short_access_to_the_controllers_there_are() {
+    let world = World::new(quick()).await;
+    let key = SigningKey::generate();
+    let public = key.public();
+    let public = &public.as_bytes()[..];
+    let refused = access(&world, public).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(
+        refused.message().contains("hearthctl node role add"),
+        "{refused}"
+    );
+    let (one, two) = (
+        world.add_node(NodeState::Up).await,
+        world.add_node(NodeState::Up).await,
+    );
+    world.set_roles(&one, controller()).await;
+    let refused = access(&world, public).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition);
+    assert!(refused.message().contains("address"), "{refused}");
+    world.report(&one, "192.0.2.1").await;
+    // It is no controller.
+    world.report(&two, "192.0.2.2").await;
+    let given = access(&world, public).await.unwrap();
+    assert_eq!(given.servers, ["https://192.0.2.1:6443"]);
+    world.set_roles(&two, controller()).await;
+    world.report(&two, "2001:db8::2").await;
+    let mut given = access(&world, public).await.unwrap();
+    given.servers.sort();
+    assert_eq!(
+        given.servers,
+        ["https://192.0.2.1:6443", "https://[2001:db8::2]:6443"]
+    );
+
+    assert_eq!(subject(&given.certificate), "CN=owner, O=system:masters");
+    let held = KeyAndCertificate::new(&key, &given.certificate).unwrap();
+    let left = held.not_after().duration_since(SystemTime::now()).unwrap();
+    let hour = Duration::from_secs(3600);
+    assert!(
+        left <= hour && left > hour - Duration::from_secs(60),
+        "{left:?}"
+    );
+    // Of the same authority as what workers get.
+    world.set_roles(&one, worker()).await;
+    let issued = ask(&world, &one, Purpose::Proxy.into(), public).await;
+    assert_eq!(issued.unwrap().ca_certificate, given.ca_certificate);
+
+    for wrong in [&[][..], &public[..31], &[0; 32]] {
+        let refused = access(&world, wrong).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    }
+    // Nodes are no operators, whatever their roles.
+    let mut management = ManagementClient::new(world.channel(&Who::Node(&one)));
+    let request = GetKubernetesAccessRequest {
+        public_key: public.to_vec(),
+    };
+    let refused = management.get_kubernetes_access(request).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    let request = ConfigureClusterRequest::default();
+    let refused = management.configure_cluster(request).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied);
+    world.stop().await;
+}
+
+fn patterns(patterns: &[&str]) -> ConfigureClusterRequest {
+    ConfigureClusterRequest {
+        kubernetes: Some(KubernetesConfiguration {
+            synchronized_labels: patterns.iter().map(|&p| p.to_owned()).collect(),
+        }),
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_may_change_of_a_cluster_changes_and_nothing_else() {
+    let world = World::new(quick()).await;
+    let read = || async {
+        let record = world.client().get(state::CLUSTER).await.unwrap().unwrap();
+        let cluster = FullCluster::decode(state::CLUSTER, &record.value).unwrap();
+        (record, cluster)
+    };
+    let (before, cluster) = read().await;
+    let mut management = world.management().await;
+    let wanted = cluster.configuration();
+
+    // Nothing is asked for, nothing is written.
+    let nothing = ConfigureClusterRequest::default();
+    let answer = soon("configure", management.configure_cluster(nothing)).await;
+    let answer = answer.unwrap().into_inner().configuration.unwrap();
+    assert_eq!(answer, wanted);
+    assert_eq!(read().await.0.mod_revision, before.mod_revision);
+
+    for labels in [&["rack", "topology.example/*"][..], &[]] {
+        let request = patterns(labels);
+        let expected = hearth_api::v1::ClusterConfiguration {
+            kubernetes: request.kubernetes.clone(),
+            ..wanted.clone()
+        };
+        let call = management.configure_cluster(request.clone());
+        let answer = soon("configure", call).await.unwrap().into_inner();
+        assert_eq!(answer.configuration.as_ref(), Some(&expected));
+        let info = management.get_cluster_info(GetClusterInfoRequest {});
+        let info = soon("info", info).await.unwrap().into_inner();
+        assert_eq!(info.configuration.as_ref(), Some(&expected));
+        let (written, cluster) = read().await;
+        // All the rest is what it was, byte for byte.
+        assert_eq!(
+            cluster.encode_with(wanted.clone())[..],
+            before.value[..],
+            "{labels:?}"
+        );
+        // Once more: it is so already.
+        let call = management.configure_cluster(request);
+        soon("configure", call).await.unwrap();
+        assert_eq!(read().await.0.mod_revision, written.mod_revision);
+    }
+
+    let many: Vec<_> = (0..65).map(|n| format!("k{n}")).collect();
+    let many: Vec<_> = many.iter().map(String::as_str).collect();
+    for wrong in [&[""][..], &["a", "a"], &["a*b"], &["/"], &many] {
+        let call = management.configure_cluster(patterns(wrong));
+        let refused = soon("configure", call).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+        assert!(
+            refused.message().contains("kubernetes.synchronized_labels"),
+            "{refused}"
+        );
+    }
+    world.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn two_who_configure_at_once_both_get_their_word_in() {
+    let world = World::new(quick()).await;
+    let (mut one, mut two) = (world.management().await, world.management().await);
+    for _ in 0..10 {
+        let (a, b) = tokio::join!(
+            one.configure_cluster(patterns(&["a"])),
+            two.configure_cluster(patterns(&["b"])),
+        );
+        assert!(a.is_ok() && b.is_ok(), "{a:?} {b:?}");
+    }
+    let cluster = world.client().get(state::CLUSTER).await.unwrap().unwrap();
+    let cluster = FullCluster::decode(state::CLUSTER, &cluster.value).unwrap();
+    let labels = cluster.configuration().kubernetes.unwrap();
+    assert_eq!(labels.synchronized_labels.len(), 1);
+    world.stop().await;
+}

@@ -1,0 +1,182 @@
+//! A machine that wants to become a node, one call at a time.
+
+use std::net::Ipv4Addr;
+
+use hearth_api::{
+    client::{Channel, Endpoint},
+    identity::{ClusterUnlockKey, JoinKey, NodeCredentials, NodeId, NodeKey, SigningKey, Ticket},
+    proofs,
+    v1::{
+        ApproveNodeRequest, CommitNodeRequest, CommitNodeResponse, DeleteNodeRequest,
+        GetRegisterTicketRequest, JoinNodeRequest, JoinNodeResponse, Label, Node, NodeSelector,
+        NodeState, RegisterNodeRequest, RegisterNodeResponse, StorageSecurity, TpmUsage,
+        curator_client::CuratorClient, join_node_response::Answer, node_selector,
+    },
+};
+use hearth_base::testing::soon;
+use tonic::Status;
+
+use super::super::testing::{BOOT_ID, Who, World};
+
+pub struct Machine {
+    pub key: NodeKey,
+    pub join_key: JoinKey,
+    pub unlock_key: ClusterUnlockKey,
+    pub storage: StorageSecurity,
+    pub tpm: TpmUsage,
+    /// Whom it asks; the world's first curator by default.
+    pub curator: Option<u16>,
+}
+
+impl Machine {
+    pub fn new() -> Self {
+        Self {
+            key: NodeKey::generate(),
+            join_key: JoinKey::generate(),
+            unlock_key: ClusterUnlockKey::generate(),
+            storage: StorageSecurity::Encrypted,
+            tpm: TpmUsage::NotPresent,
+            curator: None,
+        }
+    }
+
+    pub fn id(&self) -> NodeId {
+        NodeId::from_public_key(&self.key.public())
+    }
+
+    pub fn selector(&self) -> Option<NodeSelector> {
+        by_id(&self.id().to_string())
+    }
+
+    fn client(&self, world: &World, key: &SigningKey) -> CuratorClient<Channel> {
+        let endpoint = self.curator.map_or_else(
+            || world.endpoint(),
+            |port| Endpoint::new(Ipv4Addr::LOCALHOST.into(), port),
+        );
+        CuratorClient::new(world.channel_to(endpoint, &Who::HolderOf(key)))
+    }
+
+    pub fn request(&self, ticket: &Ticket) -> RegisterNodeRequest {
+        let public = self.key.public();
+        RegisterNodeRequest {
+            register_ticket: ticket.expose().to_vec(),
+            join_key: self.join_key.public().as_bytes().to_vec(),
+            join_key_proof: proofs::prove_join_key(&public, &self.join_key).to_vec(),
+            tpm_is_present: self.tpm != TpmUsage::NotPresent,
+            labels: vec![Label {
+                key: "rack".into(),
+                value: "7".into(),
+            }],
+        }
+    }
+
+    pub async fn send(
+        &self,
+        world: &World,
+        request: RegisterNodeRequest,
+    ) -> Result<RegisterNodeResponse, Status> {
+        let mut client = self.client(world, &self.key);
+        let call = client.register_node(request);
+        Ok(soon("RegisterNode", call).await?.into_inner())
+    }
+
+    pub async fn register(
+        &self,
+        world: &World,
+        ticket: &Ticket,
+    ) -> Result<RegisterNodeResponse, Status> {
+        self.send(world, self.request(ticket)).await
+    }
+
+    pub async fn commit(&self, world: &World) -> Result<CommitNodeResponse, Status> {
+        let request = CommitNodeRequest {
+            cluster_unlock_key: self.unlock_key.expose().to_vec(),
+            storage_security: self.storage.into(),
+        };
+        let mut client = self.client(world, &self.key);
+        let call = client.commit_node(request);
+        Ok(soon("CommitNode", call).await?.into_inner())
+    }
+
+    pub async fn join(&self, world: &World) -> Result<JoinNodeResponse, Status> {
+        let request = JoinNodeRequest {
+            tpm_usage: self.tpm.into(),
+            boot_id: BOOT_ID.into(),
+        };
+        let mut client = self.client(world, &self.join_key);
+        let call = client.join_node(request);
+        Ok(soon("JoinNode", call).await?.into_inner())
+    }
+
+    /// Joins, and is ordered to wipe its keys by the cluster that it knows.
+    pub async fn is_disowned(&self, world: &World) {
+        let Some(Answer::Disowned(order)) = self.join(world).await.unwrap().answer else {
+            panic!("it is admitted");
+        };
+        let ca = world.ca().public_key();
+        let checked = proofs::check_disown(&order, &ca, world.site.cluster_id, self.id());
+        checked.unwrap();
+    }
+
+    /// All the way.
+    pub async fn becomes_a_node(&self, world: &World) -> NodeCredentials {
+        self.register(world, &ticket(world).await).await.unwrap();
+        approve(world, self.selector()).await.unwrap();
+        let answer = self.commit(world).await.unwrap();
+        NodeCredentials {
+            key: self.key.clone(),
+            certificate: answer.node_certificate.into(),
+            ca: answer.ca_certificate.into(),
+        }
+    }
+
+    /// As the cluster knows it.
+    pub async fn shown(&self, world: &World) -> Option<Node> {
+        let id = self.id().to_string();
+        world.nodes().await.into_iter().find(|node| node.id == id)
+    }
+
+    pub async fn state(&self, world: &World) -> Option<NodeState> {
+        self.shown(world).await.map(|node| node.state())
+    }
+}
+
+pub fn by_id(id: &str) -> Option<NodeSelector> {
+    let node = Some(node_selector::Node::NodeId(id.into()));
+    Some(NodeSelector { node })
+}
+
+pub fn by_key(key: &[u8]) -> Option<NodeSelector> {
+    let node = Some(node_selector::Node::PublicKey(key.into()));
+    Some(NodeSelector { node })
+}
+
+pub async fn ticket(world: &World) -> Ticket {
+    ask_ticket(world, false).await
+}
+
+pub async fn ask_ticket(world: &World, rotate: bool) -> Ticket {
+    let request = GetRegisterTicketRequest { rotate };
+    let mut management = world.management().await;
+    let call = management.get_register_ticket(request);
+    let answer = soon("a ticket", call).await.unwrap().into_inner();
+    Ticket::try_from(&answer.register_ticket[..]).unwrap()
+}
+
+pub async fn approve(world: &World, node: Option<NodeSelector>) -> Result<Node, Status> {
+    let mut management = world.management().await;
+    let call = management.approve_node(ApproveNodeRequest { node });
+    Ok(soon("ApproveNode", call).await?.into_inner().node.unwrap())
+}
+
+/// With every bypass, or none.
+pub async fn delete(world: &World, node: Option<NodeSelector>, bypass: bool) -> Result<(), Status> {
+    let request = DeleteNodeRequest {
+        node,
+        bypass_not_decommissioned: bypass,
+        bypass_has_roles: bypass,
+    };
+    let mut management = world.management().await;
+    let call = management.delete_node(request);
+    soon("DeleteNode", call).await.map(drop)
+}

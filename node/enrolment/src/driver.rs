@@ -1,0 +1,695 @@
+//! Carries out what the machine decides, on the real node.
+//!
+//! One runnable, one work at a time. What fails is shown, with its reason, and
+//! tried again with backoff for ever; what is refused is shown once, and then
+//! nothing is touched any more. Whoever starts this runnable anew starts the
+//! machine anew, which finds its place on the disk.
+//!
+//! A node that its cluster has removed stays with the runnable, which keeps the
+//! cluster state's writer: there is nobody to hand over to.
+//!
+//! *Will be read*: the parameters, the node's address, `Founded`.
+//! *Will be written*: `BootstrapData`, `MemberData`, [`Standing`], and the
+//! cluster state until it is handed over to the membership worker.
+
+use std::{
+    path::Path,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use hearth_api::{
+    console::{Milestone, Report},
+    identity::{
+        ClusterId, ClusterUnlockKey, JoinKey, NodeCredentials, NodeId, NodeKey, NodeUnlockKey,
+    },
+    v1::{ClusterDirectory, TpmUsage},
+};
+use hearth_base::{
+    event,
+    supervisor::{Backoff, Context, Failure as Chain, Outcome},
+};
+use hearth_host::cluster_state::{Desk, ForbiddenChange, State};
+use hearth_host::directory;
+use hearth_host::handover::{BootstrapData, Founded, MemberData};
+use hearth_host::layout::Root;
+use hearth_host::parameters::{self, Bootstrap, Cluster, Parameters, Register};
+use hearth_host::pki::{self, PkiError};
+use hearth_host::storage::header::{Front, Phase};
+use hearth_host::storage::{DataPartition, Machinery, Mode, StorageError, Volume};
+use hearth_host::{credentials, failpoint};
+use tonic::Code;
+use tracing::Instrument;
+
+use super::asking::{AskError, Asker, Joined};
+use super::machine::{
+    Action, Committed, Done, Entering, Event, Failure, Inspection, Keys, Machine, Pace,
+    SealedFound, Standing, Told, Work,
+};
+use super::sealed::{
+    Asking, Disowned, Founding, Identity, Member, Registering, Sealed, SealedStore,
+};
+use super::{EnrolmentId, disowning};
+
+/// What people have to do first may take them so long, and longer.
+const RARE: Duration = Duration::from_secs(60);
+
+/// Puts a line on the console, however quiet the log is.
+pub type Reporter = Arc<dyn Fn(&Report) + Send + Sync>;
+
+/// What enrolment works with. `A` is whatever the network says of an address;
+/// only that there is one matters here.
+pub struct Parts<M, A> {
+    /// What the machine was told, read once at boot.
+    pub parameters: Arc<parameters::Loaded>,
+    /// Where everything is.
+    pub root: Root,
+    /// The sealed configuration.
+    pub sealed: Arc<SealedStore>,
+    /// The data partition.
+    pub data: Arc<Mutex<DataPartition<M>>>,
+    /// The way to the curators.
+    pub asker: Arc<Asker>,
+    /// Of the certificates that a founding makes.
+    pub lifetime: pki::Lifetime,
+    /// Whether there is a TPM; see [`tpm_is_present`].
+    pub tpm_is_present: bool,
+    /// Whether the image has what Kubernetes' roles need: a first node that
+    /// was told no roles holds them then.
+    pub can_run_kubernetes: bool,
+    /// The console.
+    pub report: Reporter,
+    /// Will be read.
+    pub address: event::Value<A>,
+    /// Will be read.
+    pub founded: event::Value<Founded>,
+    /// Will be written.
+    pub bootstrap: event::Writer<Arc<BootstrapData>>,
+    /// Will be written.
+    pub member: event::Writer<MemberData>,
+    /// Will be written.
+    pub standing: event::Writer<Standing>,
+    /// Where the cluster state's writer is taken from.
+    pub desk: Desk,
+    /// Where it is laid when the node is handed over.
+    pub membership_desk: Desk,
+}
+
+/// Whether the kernel has found a TPM.
+pub fn tpm_is_present() -> bool {
+    Path::new("/sys/class/tpm/tpm0").exists()
+}
+
+/// The runnable. Done when the node is handed over to the role server.
+pub async fn run<M, A>(ctx: Context, parts: Arc<Parts<M, A>>) -> Outcome
+where
+    M: Machinery,
+    A: Clone + Send + Sync + 'static,
+{
+    ctx.healthy();
+    let (mut machine, mut actions) = Machine::start(parts.told());
+    let mut retries = Retries::default();
+    loop {
+        let mut event = None;
+        for action in actions {
+            match action {
+                Action::Show(standing) => parts.show(standing),
+                Action::Announce(state) => parts.announce(state)?,
+                Action::Work(turn, work) => {
+                    retries.working_on(&work);
+                    let result = tokio::select! {
+                        result = parts.perform(work) => result,
+                        () = ctx.cancelled() => return Ok(()),
+                    };
+                    event = Some(match result {
+                        Ok(done) => Event::Done(turn, done),
+                        Err(failure) => Event::Failed(turn, failure),
+                    });
+                }
+                Action::BackOff(turn, pace) => {
+                    tokio::select! {
+                        () = tokio::time::sleep(retries.delay(pace)) => {}
+                        () = ctx.cancelled() => return Ok(()),
+                    }
+                    event = Some(Event::RetryDue(turn));
+                }
+            }
+        }
+        let Some(event) = event else { break };
+        (machine, actions) = machine.step(event);
+    }
+    if parts.standing.value().get() == Some(Standing::Settled) {
+        ctx.done();
+    } else {
+        ctx.cancelled().await;
+    }
+    Ok(())
+}
+
+/// Longer each time in a row that the same work fails.
+#[derive(Default)]
+struct Retries {
+    backoff: Backoff,
+    work: String,
+    failures: u32,
+}
+
+impl Retries {
+    fn working_on(&mut self, work: &Work) {
+        let work = work.to_string();
+        if self.work != work {
+            self.work = work;
+            self.failures = 0;
+        }
+    }
+
+    fn delay(&mut self, pace: Pace) -> Duration {
+        match pace {
+            Pace::Growing => {
+                self.failures += 1;
+                self.backoff.delay(self.failures)
+            }
+            // Jittered, so that the nodes of a cluster do not ask as one.
+            Pace::Rare => RARE + self.backoff.delay(u32::MAX),
+            Pace::After(delay) => delay,
+        }
+    }
+}
+
+impl<M, A> Parts<M, A>
+where
+    M: Machinery,
+    A: Clone + Send + Sync + 'static,
+{
+    fn told(&self) -> Told {
+        match &*self.parameters {
+            Ok(Some(found)) => Told::Parameters(Arc::new(found.parameters.clone())),
+            Ok(None) => Told::Nothing,
+            Err(error) => {
+                // A node that has a sealed configuration goes on without.
+                tracing::warn!("{error}");
+                Told::Unusable(error.to_string())
+            }
+        }
+    }
+
+    fn show(&self, standing: Standing) {
+        match &standing {
+            Standing::Working(work) => tracing::info!("enrolment: {work}"),
+            Standing::Retrying { work, reason } => {
+                tracing::warn!("enrolment: cannot {work}: {reason}");
+                (self.report)(&Report::Waiting(format!("another try to {work}: {reason}")));
+            }
+            Standing::Waiting(reason) => {
+                tracing::warn!("enrolment waits for {reason}");
+                (self.report)(&Report::Waiting(reason.clone()));
+            }
+            Standing::Refused(reason) => {
+                tracing::error!("enrolment refused: {reason}");
+                (self.report)(&Report::Refused(reason.clone()));
+            }
+            Standing::Settled => tracing::info!("enrolment has handed over"),
+        }
+        self.standing.set(standing);
+    }
+
+    /// The cluster state has come so far at least. It may be further, if this
+    /// runnable was started again, and elsewhere, if it has handed over.
+    fn announce(&self, state: State) -> Result<(), ForbiddenChange> {
+        let Some(writer) = self.desk.try_take() else {
+            return Ok(());
+        };
+        let way = |state| match state {
+            State::Unknown => 0,
+            State::Foreign => 1,
+            State::Trusted => 2,
+            State::Home | State::Split => 3,
+            State::Disowning => 4,
+        };
+        if way(writer.get()) < way(state) {
+            writer.set(state)?;
+        }
+        Ok(())
+    }
+
+    async fn perform(&self, work: Work) -> Result<Done, Failure> {
+        match work {
+            Work::Inspect => self.inspect().await,
+            Work::Wipe { sealed, data } => self.wipe(sealed, data).await,
+            Work::AwaitAddress => {
+                let waited = self.address.watch().next().await;
+                waited.map(|_| Done::Plain).map_err(again)
+            }
+            Work::MakeKeys(parameters) => self.make_keys(&parameters),
+            Work::SaveSealed(sealed) => self.save_sealed(sealed).await,
+            Work::Initialise(volume) => self.on_data(move |data| data.initialise(&volume)).await,
+            Work::MakeFileSystem(volume) => {
+                self.on_data(move |data| data.make_file_system(&volume))
+                    .await
+            }
+            Work::MarkReady(volume) => self.on_data(move |data| data.mark_ready(&volume)).await,
+            Work::Mount(volume) => self.mount(volume).await,
+            Work::MakeAuthorities(founding) => self.make_authorities(founding).await,
+            Work::AwaitFounded(founding) => self.await_founded(&founding).await,
+            Work::Register(registering) => self.register(&registering).await,
+            Work::Commit(entering) => self.commit(&entering).await,
+            Work::SaveCredentials(committed) => self.save_credentials(committed).await,
+            Work::Unlock(member) => self.unlock(&member).await,
+            Work::WipeDisowned(disowned) => self.wipe_disowned(disowned).await,
+            Work::LoadCredentials(member) => self.load_credentials(member).await,
+            Work::HandOver {
+                member,
+                credentials,
+                home,
+                directory,
+            } => self.hand_over(&member, credentials, home, directory).await,
+        }
+    }
+
+    async fn inspect(&self) -> Result<Done, Failure> {
+        let store = self.sealed.clone();
+        let sealed = match blocking(move || store.load()).await? {
+            Ok(stored) => SealedFound::Stored(stored),
+            Err(error) if error.is_transient() => return Err(again(error)),
+            Err(error) => SealedFound::Corrupt(chain(error)),
+        };
+        let data = self.data.clone();
+        let front = blocking(move || locked(&data).inspect()).await?;
+        let front = front.map_err(storage_failure)?;
+        Ok(Done::Inspected(Box::new(Inspection { sealed, front })))
+    }
+
+    async fn wipe(&self, sealed: bool, data: bool) -> Result<Done, Failure> {
+        tracing::warn!(
+            sealed,
+            data,
+            "the parameters order this node's former life wiped"
+        );
+        if sealed {
+            let store = self.sealed.clone();
+            blocking(move || store.erase()).await?.map_err(again)?;
+        }
+        if data {
+            self.on_data(|data| data.erase()).await?;
+        }
+        Ok(Done::Plain)
+    }
+
+    fn make_keys(&self, parameters: &Parameters) -> Result<Done, Failure> {
+        Ok(Done::Keys(match &parameters.cluster {
+            Cluster::Bootstrap(bootstrap) => {
+                Keys::Founding(Arc::new(self.new_founding(parameters, bootstrap)))
+            }
+            Cluster::Register(register) => {
+                Keys::Registering(Arc::new(new_registering(parameters, register)))
+            }
+        }))
+    }
+
+    fn new_founding(&self, parameters: &Parameters, bootstrap: &Bootstrap) -> Founding {
+        let node_key = NodeKey::generate();
+        let identity = Identity {
+            enrolment_id: EnrolmentId::generate(),
+            cluster_id: ClusterId::generate(),
+            node_id: NodeId::from_public_key(&node_key.public()),
+            node_unlock_key: NodeUnlockKey::generate(),
+            join_key: JoinKey::generate(),
+            storage_security: bootstrap.storage_security,
+            tpm_usage: if self.tpm_is_present {
+                TpmUsage::PresentButUnused
+            } else {
+                TpmUsage::NotPresent
+            },
+            cold_start_policy: bootstrap.cold_start_policy,
+            key_epoch: 0,
+            network: parameters.network.clone(),
+        };
+        tracing::info!(
+            node = %identity.node_id,
+            cluster = %identity.cluster_id,
+            enrolment = %identity.enrolment_id,
+            "a new cluster"
+        );
+        Founding {
+            identity,
+            node_key,
+            cluster_unlock_key: ClusterUnlockKey::generate(),
+            owner: bootstrap.owner,
+            cluster_ca: None,
+            first_contact_secret: bootstrap.first_contact_secret.clone(),
+            recovery_recipient: bootstrap.recovery_recipient,
+            configuration: bootstrap.configuration.clone(),
+            roles: bootstrap.roles(self.can_run_kubernetes),
+            labels: bootstrap.labels.clone(),
+        }
+    }
+
+    async fn save_sealed(&self, sealed: Sealed) -> Result<Done, Failure> {
+        let store = self.sealed.clone();
+        let saved = blocking(move || match &sealed {
+            Sealed::Founding(founding) if founding.cluster_ca.is_none() => {
+                failpoint!("enrolment.sealed_founding.before");
+                store.save(&sealed)?;
+                failpoint!("enrolment.sealed_founding.after");
+                Ok(())
+            }
+            Sealed::Founding(_) => {
+                failpoint!("enrolment.sealed_authority.before");
+                store.save(&sealed)?;
+                failpoint!("enrolment.sealed_authority.after");
+                Ok(())
+            }
+            Sealed::Registering(registering) if registering.answer.is_none() => {
+                failpoint!("enrolment.sealed_registering.before");
+                store.save(&sealed)?;
+                failpoint!("enrolment.sealed_registering.after");
+                Ok(())
+            }
+            Sealed::Registering(_) => {
+                failpoint!("enrolment.sealed_answer.before");
+                store.save(&sealed)?;
+                failpoint!("enrolment.sealed_answer.after");
+                Ok(())
+            }
+            Sealed::Member(_) => {
+                failpoint!("enrolment.sealed_member.before");
+                store.save(&sealed)?;
+                failpoint!("enrolment.sealed_member.after");
+                Ok(())
+            }
+            Sealed::Disowned(disowned) => disowning::seal(&store, *disowned),
+        });
+        saved.await?.map_err(again)?;
+        Ok(Done::Plain)
+    }
+
+    async fn mount(&self, volume: Volume) -> Result<Done, Failure> {
+        let data = self.data.clone();
+        let detail = match volume.secrets.as_ref().map(|secrets| secrets.mode) {
+            Some(Mode::Encrypted) => "encrypted",
+            Some(Mode::AuthenticatedEncrypted) => "encrypted and authenticated",
+            None => "insecure",
+        };
+        let mounted = blocking(move || locked(&data).mount(&volume)).await?;
+        if mounted.map_err(storage_failure)? {
+            (self.report)(&Report::Reached(Milestone::Storage, detail.into()));
+        }
+        Ok(Done::Plain)
+    }
+
+    async fn make_authorities(&self, founding: Arc<Founding>) -> Result<Done, Failure> {
+        let etcd = self.root.data.etcd();
+        let lifetime = self.lifetime;
+        let made = blocking(move || {
+            let founder = pki::Founder {
+                cluster_id: founding.identity.cluster_id,
+                node_id: founding.identity.node_id,
+                node_key: &founding.node_key,
+                lifetime,
+            };
+            pki::found(&etcd, &founder)
+        });
+        match made.await? {
+            Ok(ca) => Ok(Done::Authority(ca)),
+            Err(
+                error
+                @ (PkiError::Spoilt { .. } | PkiError::Lost { .. } | PkiError::Foreign { .. }),
+            ) => Err(Failure::Refuse(chain(error))),
+            Err(error) => Err(again(error)),
+        }
+    }
+
+    async fn await_founded(&self, founding: &Founding) -> Result<Done, Failure> {
+        self.bootstrap.set(Arc::new(bootstrap_data(founding)));
+        let founded = self.founded.watch().next().await.map_err(again)?;
+        Ok(Done::Credentials(founded.credentials))
+    }
+
+    /// Without an address nobody can be asked; that it takes its time is told
+    /// by the network.
+    async fn has_address(&self) -> Result<(), Failure> {
+        let waited = self.address.watch().next().await;
+        waited.map(drop).map_err(again)
+    }
+
+    async fn register(&self, registering: &Registering) -> Result<Done, Failure> {
+        self.has_address().await?;
+        let first = registering.answer.is_none();
+        if first {
+            failpoint!("registering.asked.before");
+        }
+        let asked = self.asker.register(registering, self.tpm_is_present).await;
+        let reply = asked.map_err(|error| match error.code() {
+            Some(Code::InvalidArgument | Code::AlreadyExists) => refuse(error),
+            Some(Code::PermissionDenied | Code::Unauthenticated) => Failure::Denied(chain(error)),
+            _ => again(error),
+        })?;
+        if first {
+            failpoint!("registering.asked.after");
+        }
+        Ok(Done::Answered(Box::new(reply)))
+    }
+
+    async fn commit(&self, entering: &Entering) -> Result<Done, Failure> {
+        self.has_address().await?;
+        failpoint!("registering.committed.before");
+        let committed = self.asker.commit(entering).await;
+        let committed = committed.map_err(|error| match error.code() {
+            Some(Code::InvalidArgument | Code::PermissionDenied) => refuse(error),
+            _ => again(error),
+        })?;
+        failpoint!("registering.committed.after");
+        Ok(Done::Committed(Arc::new(committed)))
+    }
+
+    async fn save_credentials(&self, committed: Arc<Committed>) -> Result<Done, Failure> {
+        let files = self.root.data.node().credentials();
+        let esp = self.root.esp.clone();
+        blocking(move || {
+            failpoint!("registering.credentials.before");
+            credentials::save(&files, &committed.credentials).map_err(again)?;
+            directory::save(&esp, &committed.directory).map_err(again)?;
+            failpoint!("registering.credentials.after");
+            Ok(Done::Plain)
+        })
+        .await?
+    }
+
+    async fn unlock(&self, member: &Member) -> Result<Done, Failure> {
+        self.has_address().await?;
+        let directory = self.known_curators(member).await?;
+        match self.asker.join(member, &directory).await {
+            Ok(Joined::Admitted { key, directory }) => Ok(Done::Unlocked(key, directory)),
+            Ok(Joined::Removed) => Ok(Done::Removed),
+            Err(error) if is_final(&error) => Err(Failure::Denied(chain(error))),
+            Err(error) => Err(again(error)),
+        }
+    }
+
+    /// Those that the ESP knows, and those that the parameters name of the same
+    /// cluster, should the others all be gone.
+    async fn known_curators(&self, member: &Member) -> Result<ClusterDirectory, Failure> {
+        let mut known = self.saved_directory().await?;
+        if let Ok(Some(found)) = &*self.parameters
+            && let Cluster::Register(register) = &found.parameters.cluster
+            && register.ca == member.cluster_ca
+        {
+            known.nodes.extend(register.directory.nodes.clone());
+        }
+        Ok(known)
+    }
+
+    async fn saved_directory(&self) -> Result<ClusterDirectory, Failure> {
+        let esp = self.root.esp.clone();
+        let directory = blocking(move || directory::load(&esp)).await?;
+        let directory = directory.unwrap_or_else(|error| {
+            tracing::warn!("{}", chain(error));
+            None
+        });
+        Ok(directory.unwrap_or_default())
+    }
+
+    /// What is encrypted has no key any more. The rest is removed.
+    async fn wipe_disowned(&self, disowned: Disowned) -> Result<Done, Failure> {
+        let owner = disowned.data_owner();
+        let volume = Volume {
+            owner,
+            secrets: None,
+        };
+        let (data, root) = (self.data.clone(), self.root.clone());
+        blocking(move || {
+            let mut data = locked(&data);
+            let is_open = |header: &hearth_host::storage::header::Header| {
+                header.owner == owner && header.phase == Phase::Ready && header.is_authentic(None)
+            };
+            match data.inspect().map_err(again)? {
+                Front::Header(header) if is_open(&header) => {}
+                _ => return Ok(Done::Plain),
+            }
+            data.mount(&volume).map_err(again)?;
+            disowning::wipe(&root.data).map_err(again)?;
+            Ok(Done::Plain)
+        })
+        .await?
+    }
+
+    async fn load_credentials(&self, member: Arc<Member>) -> Result<Done, Failure> {
+        let files = self.root.data.node().credentials();
+        let loaded = blocking(move || credentials::load(&files)).await?;
+        match loaded.map_err(again)? {
+            Some(credentials) if credentials.ca == member.cluster_ca => {
+                Ok(Done::Credentials(Arc::new(credentials)))
+            }
+            Some(_) => Err(Failure::Refuse(
+                "the credentials on the data partition are of another CA than the sealed \
+                 configuration names"
+                    .into(),
+            )),
+            None => Err(Failure::Refuse(
+                "this node is a member of its cluster, and its data partition holds no credentials"
+                    .into(),
+            )),
+        }
+    }
+
+    async fn hand_over(
+        &self,
+        member: &Member,
+        credentials: Arc<NodeCredentials>,
+        home: bool,
+        directory: Option<Arc<ClusterDirectory>>,
+    ) -> Result<Done, Failure> {
+        let directory = match directory {
+            Some(directory) => ClusterDirectory::clone(&directory),
+            None => self.saved_directory().await?,
+        };
+        // It lies elsewhere if this runnable has handed over in an earlier run.
+        let writer = self.desk.try_take();
+        if let Some(writer) = &writer {
+            // An earlier run may have come no further than to save MEMBER.
+            let entered = matches!(writer.get(), State::Foreign | State::Trusted);
+            if home || entered {
+                if writer.get() == State::Foreign {
+                    writer.set(State::Trusted).map_err(refuse)?;
+                }
+                writer.set(State::Home).map_err(refuse)?;
+            }
+        }
+        self.member.set(MemberData {
+            cluster_id: member.identity.cluster_id,
+            node_id: member.identity.node_id,
+            credentials,
+            directory,
+        });
+        if let Some(writer) = writer {
+            writer.hand_over(&self.membership_desk);
+        }
+        Ok(Done::Plain)
+    }
+
+    /// A step on the data partition, on a thread that may block.
+    async fn on_data(
+        &self,
+        step: impl FnOnce(&mut DataPartition<M>) -> Result<(), StorageError> + Send + 'static,
+    ) -> Result<Done, Failure> {
+        let data = self.data.clone();
+        let result = blocking(move || step(&mut locked(&data))).await?;
+        result.map(|()| Done::Plain).map_err(storage_failure)
+    }
+}
+
+fn new_registering(parameters: &Parameters, register: &Register) -> Registering {
+    let node_key = NodeKey::generate();
+    let registering = Registering {
+        enrolment_id: EnrolmentId::generate(),
+        node_id: NodeId::from_public_key(&node_key.public()),
+        node_key,
+        node_unlock_key: NodeUnlockKey::generate(),
+        cluster_unlock_key: ClusterUnlockKey::generate(),
+        join_key: JoinKey::generate(),
+        cluster_ca: register.ca.clone(),
+        asking: Asking::from(register),
+        answer: None,
+        network: parameters.network.clone(),
+    };
+    tracing::info!(
+        node = %registering.node_id,
+        enrolment = %registering.enrolment_id,
+        "a new node"
+    );
+    registering
+}
+
+/// Whether curators have answered, so that asking again changes nothing before
+/// somebody has done something.
+pub(super) fn is_final(error: &AskError) -> bool {
+    match error {
+        AskError::Refused { code, .. } => matches!(
+            code,
+            Code::NotFound
+                | Code::PermissionDenied
+                | Code::Unauthenticated
+                | Code::FailedPrecondition
+                | Code::InvalidArgument
+        ),
+        AskError::Answer { .. } | AskError::Order(_) => true,
+        AskError::Nobody | AskError::Tls(_) | AskError::Ca(_) => false,
+    }
+}
+
+fn bootstrap_data(founding: &Founding) -> BootstrapData {
+    BootstrapData {
+        cluster_id: founding.identity.cluster_id,
+        node_id: founding.identity.node_id,
+        node_key: founding.node_key.clone(),
+        cluster_unlock_key: founding.cluster_unlock_key.clone(),
+        join_key: founding.identity.join_key.public(),
+        storage_security: founding.identity.storage_security,
+        tpm_usage: founding.identity.tpm_usage,
+        owner: founding.owner,
+        first_contact_secret: founding.first_contact_secret.clone(),
+        recovery_recipient: founding.recovery_recipient,
+        configuration: founding.configuration.clone(),
+        roles: founding.roles,
+        labels: founding.labels.clone(),
+    }
+}
+
+/// Runs what blocks, under the name of the calling runnable.
+pub(super) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Failure> {
+    let span = tracing::Span::current();
+    tokio::task::spawn_blocking(move || span.in_scope(work))
+        .in_current_span()
+        .await
+        .map_err(again)
+}
+
+fn locked<M>(data: &Mutex<DataPartition<M>>) -> std::sync::MutexGuard<'_, DataPartition<M>> {
+    // It holds no state that a panic could leave half changed.
+    data.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+pub(super) fn chain(error: impl std::error::Error + Send + Sync + 'static) -> String {
+    Chain::from(error).to_string()
+}
+
+fn again(error: impl std::error::Error + Send + Sync + 'static) -> Failure {
+    Failure::Again(chain(error))
+}
+
+fn refuse(error: impl std::error::Error + Send + Sync + 'static) -> Failure {
+    Failure::Refuse(chain(error))
+}
+
+fn storage_failure(error: StorageError) -> Failure {
+    if error.is_refusal() {
+        refuse(error)
+    } else {
+        again(error)
+    }
+}
+
+#[cfg(test)]
+pub(super) mod tests;

@@ -1,0 +1,460 @@
+//! The driver on a real ESP directory and a data partition in a file, with the
+//! real certificate authorities and a control plane that does what the real
+//! one does to the disk.
+
+use std::{fs, sync::Mutex as StdMutex};
+
+use hearth_api::tls::wall_clock;
+use hearth_api::v1::StorageSecurityPolicy;
+use hearth_base::supervisor::{Options, Supervisor, runnable};
+use hearth_host::cluster_state::{self, ClusterState};
+use hearth_host::parameters::{Found, Source};
+use hearth_host::storage::header::Front;
+use hearth_host::storage::testing::Files;
+
+use super::{super::testing, *};
+use crate::sealed::Stored;
+
+/// What outlives a power cut.
+pub(crate) struct Machine {
+    _dir: tempfile::TempDir,
+    pub root: Root,
+    pub files: Files,
+}
+
+/// One boot of it.
+pub(crate) struct Boot {
+    supervisor: Supervisor,
+    reports: Arc<StdMutex<Vec<Report>>>,
+    pub state: ClusterState,
+    pub membership_desk: Desk,
+    pub member: event::Value<MemberData>,
+    standing: event::Value<Standing>,
+    address: Option<event::Writer<u8>>,
+}
+
+impl Machine {
+    pub fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let root = Root::under(dir.path());
+        fs::create_dir(root.esp.path()).unwrap();
+        Self {
+            files: Files::new(dir.path()),
+            root,
+            _dir: dir,
+        }
+    }
+
+    /// Switches it on. `parameters` as it finds them; the network has an
+    /// address at once.
+    pub fn boot(&self, parameters: parameters::Loaded) -> Boot {
+        let boot = self.boot_without_address(parameters);
+        boot.address.as_ref().unwrap().set(1);
+        boot
+    }
+
+    fn boot_without_address(&self, parameters: parameters::Loaded) -> Boot {
+        let (writer, state) = cluster_state::new();
+        let (address_writer, address) = event::value();
+        let (bootstrap_writer, bootstrap) = event::value();
+        let (founded_writer, founded) = event::value();
+        let (member_writer, member) = event::value();
+        let (standing_writer, standing) = event::value();
+        let reports = Arc::new(StdMutex::new(Vec::new()));
+        let membership_desk = Desk::empty();
+        let parts = Arc::new(Parts {
+            parameters: Arc::new(parameters),
+            root: self.root.clone(),
+            sealed: Arc::new(SealedStore::new(&self.root.esp)),
+            asker: Arc::new(Asker::new(wall_clock(), "boot".into())),
+            data: Arc::new(Mutex::new(DataPartition::new(
+                self.files.rebooted(),
+                self.root.data.clone(),
+            ))),
+            lifetime: pki::Lifetime::since_build(std::time::SystemTime::now()),
+            tpm_is_present: false,
+            can_run_kubernetes: false,
+            report: {
+                let reports = reports.clone();
+                Arc::new(move |report| reports.lock().unwrap().push(report.clone()))
+            },
+            address,
+            founded,
+            bootstrap: bootstrap_writer,
+            member: member_writer,
+            standing: standing_writer,
+            desk: Desk::with(writer),
+            membership_desk: membership_desk.clone(),
+        });
+        let root = self.root.clone();
+        let founded = Arc::new(founded_writer);
+        let top = runnable(move |ctx: Context| {
+            let (parts, root) = (parts.clone(), root.clone());
+            let (bootstrap, founded) = (bootstrap.clone(), founded.clone());
+            async move {
+                ctx.run("enrolment", move |ctx| run(ctx, parts.clone()))?;
+                ctx.run("controlplane", move |ctx| {
+                    control_plane(ctx, root.clone(), bootstrap.clone(), founded.clone())
+                })?;
+                ctx.healthy();
+                ctx.cancelled().await;
+                Ok(())
+            }
+        });
+        Boot {
+            supervisor: Supervisor::start(top, Options::default()),
+            reports,
+            state,
+            membership_desk,
+            member,
+            standing,
+            address: Some(address_writer),
+        }
+    }
+
+    pub fn sealed(&self) -> Sealed {
+        match SealedStore::new(&self.root.esp).load().unwrap() {
+            Stored::Sealed(sealed) => sealed,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    pub fn front(&self) -> Front {
+        let mut data = DataPartition::new(self.files.rebooted(), self.root.data.clone());
+        data.inspect().unwrap()
+    }
+
+    fn disk(&self) -> Vec<u8> {
+        fs::read(self.files.device_path()).unwrap()
+    }
+}
+
+/// What the control plane leaves on the disk when it founds a cluster.
+async fn control_plane(
+    ctx: Context,
+    root: Root,
+    bootstrap: event::Value<Arc<BootstrapData>>,
+    founded: Arc<event::Writer<Founded>>,
+) -> Outcome {
+    ctx.healthy();
+    let mut bootstrap = bootstrap.watch();
+    let data = tokio::select! {
+        data = bootstrap.next() => data?,
+        () = ctx.cancelled() => return Ok(()),
+    };
+    let (etcd, files) = (root.data.etcd(), root.data.node().credentials());
+    let credentials = match credentials::load(&files)? {
+        Some(credentials) => credentials,
+        None => {
+            let authority = pki::load(&etcd, data.cluster_id)?.cluster;
+            let key = data.node_key.public();
+            let credentials = NodeCredentials {
+                key: data.node_key.clone(),
+                certificate: authority.issue_node(data.cluster_id, data.node_id, key)?,
+                ca: authority.certificate().clone(),
+            };
+            credentials::save(&files, &credentials)?;
+            credentials
+        }
+    };
+    pki::remove_authority_keys(&etcd)?;
+    founded.set(Founded {
+        credentials: Arc::new(credentials),
+    });
+    ctx.cancelled().await;
+    Ok(())
+}
+
+impl Boot {
+    /// Waits until enrolment stands so.
+    pub async fn until(&self, wanted: impl FnMut(&Standing) -> bool) -> Standing {
+        let mut standing = self.standing.watch();
+        let reached = standing.wait_for(wanted);
+        tokio::time::timeout(Duration::from_secs(60), reached)
+            .await
+            .expect("it should get there")
+            .unwrap()
+    }
+
+    pub async fn settled(&self) -> MemberData {
+        self.until(|standing| *standing == Standing::Settled).await;
+        self.member.get().unwrap()
+    }
+
+    /// What is on its console, when its power is cut.
+    pub async fn off(self) -> Vec<String> {
+        self.supervisor.shutdown().await;
+        let reports = self.reports.lock().unwrap();
+        reports.iter().map(Report::to_string).collect()
+    }
+}
+
+fn told(policy: StorageSecurityPolicy, wipe: Option<u8>) -> parameters::Loaded {
+    Ok(Some(Found {
+        source: Source::FwCfg,
+        parameters: testing::bootstrap(policy, wipe),
+        ignored: None,
+    }))
+}
+
+#[tokio::test]
+async fn a_machine_founds_its_cluster_and_returns_to_it() {
+    let machine = Machine::new();
+    let boot = machine.boot(told(StorageSecurityPolicy::NeedsInsecure, None));
+    let first = boot.settled().await;
+    assert_eq!(boot.state.get(), State::Home);
+    let writer = boot.membership_desk.try_take().expect("handed over");
+    assert_eq!(writer.get(), State::Home);
+    drop(writer);
+    assert_eq!(boot.off().await, ["hearth: reached storage insecure"]);
+
+    let Sealed::Member(member) = machine.sealed() else {
+        panic!("not a member");
+    };
+    assert_eq!(member.cluster_ca, first.credentials.ca);
+    assert_eq!(member.identity.cluster_id, first.cluster_id);
+    assert!(!pki::has_authority_keys(&machine.root.data.etcd()).unwrap());
+
+    // A reboot, without parameters, and one with parameters that are no good.
+    let bad = parameters::parse(Source::Esp, b"?").unwrap_err();
+    for parameters in [Ok(None), Err(bad)] {
+        let boot = machine.boot(parameters);
+        let again = boot.settled().await;
+        assert_eq!(again.node_id, first.node_id);
+        assert_eq!(again.credentials.certificate, first.credentials.certificate);
+        assert_eq!(
+            boot.state.get(),
+            State::Unknown,
+            "until its cluster answers"
+        );
+        assert!(boot.membership_desk.try_take().is_some());
+        boot.off().await;
+    }
+}
+
+#[tokio::test]
+async fn nothing_is_made_before_there_is_an_address() {
+    let machine = Machine::new();
+    let boot = machine.boot_without_address(told(StorageSecurityPolicy::NeedsInsecure, None));
+    let waits = Standing::Working("get an address".into());
+    boot.until(|standing| *standing == waits).await;
+    assert_eq!(machine.front(), Front::Blank);
+    let store = SealedStore::new(&machine.root.esp);
+    assert!(matches!(store.load().unwrap(), Stored::Absent));
+    boot.address.as_ref().unwrap().set(1);
+    boot.settled().await;
+    boot.off().await;
+}
+
+/// There is nobody who could have the key.
+#[tokio::test]
+async fn an_encrypted_member_without_a_cluster_says_what_it_lacks() {
+    let machine = Machine::new();
+    let boot = machine.boot(told(StorageSecurityPolicy::NeedsEncryption, None));
+    boot.settled().await;
+    assert_eq!(boot.off().await, ["hearth: reached storage encrypted"]);
+    let boot = machine.boot(Ok(None));
+    boot.until(|standing| matches!(standing, Standing::Retrying { .. }))
+        .await;
+    assert_eq!(boot.state.get(), State::Unknown);
+    assert_eq!(
+        boot.off().await,
+        [
+            "hearth: waiting for another try to ask the cluster for the key of the data partition: \
+             no address of a curator is known"
+        ]
+    );
+}
+
+/// A node whose keys went, and then the power: the next boot wipes the rest,
+/// and says so.
+#[tokio::test]
+async fn a_boot_in_phase_disowned_wipes_and_does_nothing_else() {
+    let machine = Machine::new();
+    let boot = machine.boot(told(StorageSecurityPolicy::NeedsInsecure, None));
+    boot.settled().await;
+    boot.off().await;
+    let Sealed::Member(member) = machine.sealed() else {
+        panic!("not a member");
+    };
+    disowning::seal(&SealedStore::new(&machine.root.esp), member.into_disowned()).unwrap();
+    let key = machine.root.data.node().credentials().key();
+    assert!(key.exists());
+    // Again and again, with the parameters that once made it a node.
+    for _ in 0..2 {
+        let boot = machine.boot(told(StorageSecurityPolicy::NeedsInsecure, None));
+        boot.until(|standing| matches!(standing, Standing::Waiting(_)))
+            .await;
+        assert_eq!(boot.state.get(), State::Disowning);
+        assert!(boot.member.get().is_none());
+        assert!(boot.membership_desk.try_take().is_none());
+        let reports = boot.off().await;
+        let wanted = "hearth: waiting for new parameters: cluster ";
+        assert!(reports[0].starts_with(wanted), "{reports:?}");
+        assert!(!key.exists() && !machine.root.data.etcd().path().exists());
+        assert!(matches!(machine.sealed(), Sealed::Disowned(_)));
+    }
+}
+
+/// FAULTS 11: with bootstrap parameters present.
+#[tokio::test]
+async fn a_corrupt_sealed_configuration_is_refused_and_the_disk_not_touched() {
+    let machine = Machine::new();
+    let boot = machine.boot(told(StorageSecurityPolicy::NeedsInsecure, None));
+    boot.settled().await;
+    boot.off().await;
+    let life = machine.sealed().enrolment_id();
+    let paths = machine.root.esp.sealed_configuration().paths();
+    for path in &paths {
+        fs::write(path, [0x55; 700]).unwrap();
+    }
+    let before = machine.disk();
+    let boot = machine.boot(told(StorageSecurityPolicy::NeedsInsecure, None));
+    boot.until(|standing| matches!(standing, Standing::Refused(_)))
+        .await;
+    let reports = boot.off().await;
+    assert!(reports[0].starts_with("hearth: refused "), "{reports:?}");
+    assert!(
+        reports[0].ends_with(&format!(
+            "put wipe.enrolment_id = {life} into the parameters"
+        )),
+        "{reports:?}"
+    );
+    assert!(machine.disk() == before, "untouched");
+    for path in &paths {
+        assert_eq!(fs::read(path).unwrap(), [0x55; 700], "untouched");
+    }
+
+    // The token that the message names.
+    let mut wiping = testing::bootstrap(StorageSecurityPolicy::NeedsInsecure, None);
+    wiping.wipe = Some(life);
+    let boot = machine.boot(Ok(Some(Found {
+        source: Source::Esp,
+        parameters: wiping,
+        ignored: None,
+    })));
+    boot.settled().await;
+    boot.off().await;
+    assert_ne!(machine.sealed().enrolment_id(), life);
+}
+
+#[tokio::test]
+async fn no_parameters_or_bad_ones_are_refused_with_the_reason() {
+    let machine = Machine::new();
+    let bad = parameters::parse(Source::FwCfg, b"").unwrap_err();
+    for (parameters, wanted) in [
+        (
+            Ok(None),
+            "hearth: refused no parameters, from fw_cfg or on the ESP",
+        ),
+        (
+            Err(bad),
+            "hearth: refused parameters from fw_cfg opt/dev.hearth/parameters.pb: empty",
+        ),
+    ] {
+        let boot = machine.boot(parameters);
+        boot.until(|standing| matches!(standing, Standing::Refused(_)))
+            .await;
+        let reports = boot.off().await;
+        assert!(reports[0].starts_with(wanted), "{reports:?}");
+    }
+    assert_eq!(machine.front(), Front::Blank);
+}
+
+/// The disk fails at each step in turn, and recovers: the reason is shown and
+/// the node comes home all the same.
+#[tokio::test]
+async fn a_failing_disk_is_reported_and_tried_again() {
+    // At the same time: each waits half a second before it tries again.
+    futures::future::join_all((0..13).map(fails_after)).await;
+}
+
+async fn fails_after(steps: u32) {
+    let machine = Machine::new();
+    machine.files.fail_after(steps);
+    let boot = machine.boot(told(StorageSecurityPolicy::NeedsEncryption, None));
+    let standing = boot
+        .until(|standing| matches!(standing, Standing::Retrying { .. } | Standing::Settled))
+        .await;
+    machine.files.fail_after(u32::MAX);
+    boot.settled().await;
+    let reports = boot.off().await;
+    if standing == Standing::Settled {
+        assert!(steps > 10, "{steps} steps are not enough");
+    } else {
+        let tried = "hearth: waiting for another try to ";
+        assert!(reports[0].starts_with(tried), "{reports:?}");
+        assert!(reports[0].contains("injected"), "{reports:?}");
+    }
+}
+
+/// Power cuts between all works, by the real stores: a boot is ended when it
+/// has come to each standing, and the next one goes on.
+#[tokio::test]
+async fn a_boot_that_ends_anywhere_is_continued_by_the_next() {
+    let machine = Machine::new();
+    let told = || {
+        told(
+            StorageSecurityPolicy::NeedsEncryptionAndAuthentication,
+            None,
+        )
+    };
+    let stops = [
+        "make keys",
+        "save the sealed configuration",
+        "begin the data partition",
+        "make the file system",
+        "complete the data partition",
+        "mount the data partition",
+        "make the certificate authorities",
+        "found the cluster",
+    ];
+    for stop in stops {
+        let boot = machine.boot(told());
+        boot.until(|standing| {
+            *standing == Standing::Working(stop.into()) || *standing == Standing::Settled
+        })
+        .await;
+        boot.off().await;
+        if matches!(machine.sealed_if_any(), Some(Sealed::Member(_))) {
+            return;
+        }
+    }
+    let boot = machine.boot(told());
+    boot.settled().await;
+    boot.off().await;
+    assert!(matches!(machine.sealed(), Sealed::Member(_)));
+}
+
+impl Machine {
+    pub fn sealed_if_any(&self) -> Option<Sealed> {
+        match SealedStore::new(&self.root.esp).load().unwrap() {
+            Stored::Sealed(sealed) => Some(sealed),
+            _ => None,
+        }
+    }
+}
+
+#[test]
+fn delays_grow_and_begin_anew_with_other_work() {
+    let mut retries = Retries {
+        backoff: Backoff {
+            jitter: 0.0,
+            ..Backoff::default()
+        },
+        ..Retries::default()
+    };
+    retries.working_on(&Work::Inspect);
+    let delays: Vec<_> = (0..20).map(|_| retries.delay(Pace::Growing)).collect();
+    assert_eq!(delays[0], Duration::from_millis(500));
+    assert_eq!(delays[1], Duration::from_millis(750));
+    assert_eq!(delays[19], Duration::from_secs(60));
+    retries.working_on(&Work::Inspect);
+    assert_eq!(
+        retries.delay(Pace::Growing),
+        Duration::from_secs(60),
+        "the same again"
+    );
+    retries.working_on(&Work::AwaitAddress);
+    assert_eq!(retries.delay(Pace::Growing), Duration::from_millis(500));
+}

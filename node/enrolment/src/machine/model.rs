@@ -1,0 +1,524 @@
+//! Machines that register, against a reference cluster: one with every fault,
+//! several at once in any order.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use hearth_api::{
+    identity::NodeId,
+    v1::{NodeState, StorageSecurity},
+};
+use hearth_host::storage::header::{Header, Phase};
+use proptest::prelude::*;
+
+use super::{deciding::decide, world::*, *};
+use crate::testing;
+
+/// Registers without a fault, and is home.
+fn settles(world: &mut World, cluster: &mut Cluster, told: &Told, script: &Script) {
+    let end = run_in(world, cluster, told, script);
+    assert!(matches!(end, State::Settled), "{script:?}: {end:?}");
+    assert!(world.handed_over);
+    assert_eq!(rank(&world.sealed), 3);
+    let states: Vec<_> = cluster.nodes.values().map(|record| record.state).collect();
+    assert_eq!(states, [NodeState::Up], "{script:?}");
+}
+
+#[test]
+fn a_machine_registers_and_comes_back() {
+    for security in [StorageSecurity::Insecure, StorageSecurity::Encrypted] {
+        let mut cluster = Cluster::new(security);
+        let mut world = World::asking(1);
+        let told = cluster.told(None);
+        settles(&mut world, &mut cluster, &told, &Vec::new());
+        assert!(world.home);
+        // With the parameters, without, with unusable ones, and with a ticket
+        // that was rotated: a member needs none.
+        for told in [told, Told::Nothing, Told::Unusable("bad".into())] {
+            cluster.ticket += 1;
+            world.power_cut();
+            settles(&mut world, &mut cluster, &told, &Vec::new());
+            assert!(!world.home, "the membership worker says so, once it is");
+            assert_eq!(world.lives, 1);
+        }
+    }
+}
+
+/// FAULTS 3, 4, 32, 33: every pair of faults at every pair of works. The node
+/// that the cluster knows is the one that the disk is of, and the only one.
+#[test]
+fn any_two_faults_anywhere_and_it_is_still_the_same_node() {
+    let clean = 15;
+    let blank = Cluster::new(StorageSecurity::Encrypted);
+    let told = blank.told(None);
+    for first in 0..clean {
+        for first_fault in FAULTS {
+            for second in first..first + clean {
+                for second_fault in FAULTS {
+                    let script = vec![(first, first_fault), (second, second_fault)];
+                    let (mut world, mut cluster) = (World::asking(1), blank.clone());
+                    settles(&mut world, &mut cluster, &told, &script);
+                }
+            }
+        }
+    }
+}
+
+fn decided(told: &Told, registering: &Arc<Registering>, front: Front) -> State {
+    let sealed = SealedFound::Stored(Stored::Sealed(Sealed::Registering(registering.clone())));
+    decide(told, Inspection { sealed, front })
+}
+
+/// A disk that is not this life's is not touched, and the way out is named.
+#[test]
+fn a_registration_goes_on_with_its_own_disk_only() {
+    let asks = testing::registering(1, None);
+    let answered = testing::registering(1, Some(StorageSecurity::Insecure));
+    let own = answered.volume(answered.answer.as_ref().unwrap()).owner;
+    let other = founding(2).identity.data_owner();
+    let header = |phase, owner| Front::Header(Header::new(phase, owner, [7; 32], None));
+    let (initialising, ready) = (Phase::Initialising, Phase::Ready);
+    let name = |state: State| match state {
+        State::Asking(_, step) => format!("{step:?}"),
+        State::Entering(_, step) => format!("{step:?}"),
+        State::Refused(why) => {
+            let token = format!("wipe.enrolment_id = {}", asks.enrolment_id);
+            assert!(why.contains(&token), "{why}");
+            "Refused".into()
+        }
+        other => format!("{other:?}"),
+    };
+    for (registering, front, wanted) in [
+        (&asks, Front::Blank, "Ask"),
+        (&asks, Front::Unfinished, "Refused"),
+        (&asks, header(initialising, own), "Refused"),
+        (&asks, header(ready, other), "Refused"),
+        (&asks, Front::Foreign("XFS".into()), "Refused"),
+        (&answered, Front::Blank, "Initialise"),
+        (&answered, Front::Unfinished, "Initialise"),
+        (&answered, header(initialising, own), "Initialise"),
+        (&answered, header(ready, own), "Mount"),
+        (&answered, header(initialising, other), "Refused"),
+        (&answered, header(ready, other), "Refused"),
+        (&answered, Front::Foreign("XFS".into()), "Refused"),
+    ] {
+        let state = decided(&Told::Nothing, registering, front.clone());
+        assert_eq!(name(state), wanted, "{front:?}");
+    }
+}
+
+/// What the parameters of a later boot may change, and what not.
+#[test]
+fn later_parameters_change_how_it_asks_and_nothing_else() {
+    let mut cluster = Cluster::new(StorageSecurity::Insecure);
+    let mut world = World::asking(1);
+    let first = cluster.told(None);
+    let mut boot = Machine::start(first.clone());
+    while !matches!(boot.0.state(), State::Asking(_, AskingStep::Ask)) {
+        let Some(Action::Work(turn, work)) = boot.1.last().cloned() else {
+            panic!("{:?}", boot.1);
+        };
+        let done = world.perform(&mut cluster, &work, None).unwrap();
+        boot = boot.0.step(Event::Done(turn, done));
+    }
+    let Stored::Sealed(Sealed::Registering(asks)) = world.sealed.clone() else {
+        panic!("{:?}", world.sealed);
+    };
+    let same = decided(&first, &asks, Front::Blank);
+    assert!(matches!(same, State::Asking(..)), "{same:?}");
+    // The cluster has named more curators than the parameters did.
+    let mut knows_more = Registering::clone(&asks);
+    let more = testing::directory("192.0.2.77").nodes;
+    knows_more.asking.directory.nodes.extend(more);
+    let same = decided(&first, &Arc::new(knows_more), Front::Blank);
+    assert!(matches!(same, State::Asking(..)), "{same:?}");
+
+    cluster.ticket += 1;
+    let State::Renewing(renewed) = decided(&cluster.told(None), &asks, Front::Blank) else {
+        panic!("another ticket");
+    };
+    assert_ne!(renewed.asking.ticket, asks.asking.ticket);
+    assert_eq!(renewed.node_key.public(), asks.node_key.public());
+    assert_eq!(renewed.enrolment_id, asks.enrolment_id);
+    assert!(renewed.answer.is_none());
+    // To found a cluster is to be another machine.
+    let state = decided(&TOLD, &asks, Front::Blank);
+    assert!(matches!(state, State::AwaitingAddress(_)), "{state:?}");
+    let answered = testing::registering(1, Some(StorageSecurity::Insecure));
+    let state = decided(&TOLD, &answered, Front::Blank);
+    assert!(matches!(state, State::Entering(..)), "{state:?}");
+}
+
+/// What this release cannot do is refused before anything is made.
+#[test]
+fn an_answer_that_asks_for_too_much_is_refused() {
+    use hearth_api::v1::{ColdStartPolicy, TpmUsage};
+    let asks = testing::registering(1, None);
+    let answered = testing::registering(1, Some(StorageSecurity::Encrypted));
+    let right = answered.answer.clone().unwrap();
+    for answer in [
+        super::super::sealed::Answer {
+            tpm_usage: TpmUsage::PresentAndUsed,
+            ..right.clone()
+        },
+        super::super::sealed::Answer {
+            cold_start_policy: ColdStartPolicy::Owner,
+            ..right
+        },
+    ] {
+        let reply = Box::new(Reply {
+            answer,
+            approval: Approval::Given,
+            directory: ClusterDirectory::default(),
+        });
+        let done = Done::Answered(reply);
+        let state = registering::after_asking(&asks, AskingStep::Ask, done).unwrap();
+        assert!(matches!(state, State::Refused(_)), "{state:?}");
+    }
+}
+
+/// A machine, what it was told, and how its cluster looks to it.
+struct Seat {
+    world: World,
+    told: Told,
+    machine: Machine,
+    actions: Vec<Action>,
+    state: cluster_state::State,
+    /// Lives that a cluster has ended.
+    ended: BTreeSet<u8>,
+}
+
+impl Seat {
+    fn new(number: u8, told: Told) -> Self {
+        let (machine, actions) = Machine::start(told.clone());
+        Self {
+            world: World::asking(number),
+            told,
+            machine,
+            actions,
+            state: cluster_state::State::Unknown,
+            ended: BTreeSet::new(),
+        }
+    }
+
+    fn boot(&mut self) {
+        self.world.power_cut();
+        self.state = cluster_state::State::Unknown;
+        (self.machine, self.actions) = Machine::start(self.told.clone());
+    }
+
+    /// As the driver does it; the state's table says what is a bug.
+    fn announce(&mut self) {
+        use cluster_state::State;
+        let way = |state| match state {
+            State::Unknown => 0,
+            State::Foreign => 1,
+            State::Trusted => 2,
+            State::Home | State::Split => 3,
+            State::Disowning => 4,
+        };
+        for action in &self.actions {
+            if let Action::Announce(to) = *action
+                && way(self.state) < way(to)
+            {
+                assert!(self.state.may_become(to), "{} to {to}", self.state);
+                self.state = to;
+            }
+        }
+    }
+
+    /// One thing happens on it. Tells what it asked of the cluster.
+    fn step(&mut self, cluster: &mut Cluster, fault: Option<Fault>) -> Option<Work> {
+        let work = self.actions.iter().find_map(|action| match action {
+            Action::Work(turn, work) => Some((*turn, work.clone())),
+            _ => None,
+        });
+        let event = match (work.clone(), self.actions.last()) {
+            (Some((turn, work)), _) => self.world.suffer(cluster, turn, &work, fault),
+            (None, Some(Action::BackOff(turn, _))) => Some(Event::RetryDue(*turn)),
+            (None, _) => {
+                self.rejoin(cluster);
+                return None;
+            }
+        };
+        match event {
+            Some(event) => {
+                (self.machine, self.actions) = self.machine.clone().step(event);
+                self.announce();
+            }
+            None => self.boot(),
+        }
+        work.map(|(_, work)| work)
+    }
+
+    /// What runs beside a member.
+    fn rejoin(&mut self, cluster: &Cluster) {
+        if let Stored::Sealed(Sealed::Member(member)) = &self.world.sealed
+            && matches!(self.machine.state(), State::Settled)
+            && matches!(cluster.join(member), Ok(Done::Removed))
+        {
+            self.world.sealed = Stored::Sealed(Sealed::Disowned(member.into_disowned()));
+        }
+    }
+
+    fn node_id(&self) -> Option<NodeId> {
+        match &self.world.sealed {
+            Stored::Sealed(Sealed::Registering(registering)) => Some(registering.node_id),
+            Stored::Sealed(Sealed::Member(member)) => Some(member.identity.node_id),
+            Stored::Sealed(Sealed::Disowned(disowned)) => Some(disowned.node_id),
+            _ => None,
+        }
+    }
+}
+
+/// What happens next.
+#[derive(Clone, Debug)]
+enum Op {
+    /// On a machine.
+    Step(usize, Option<usize>),
+    /// A machine is switched off and on, with what it was told.
+    Cut(usize),
+    /// A machine is switched off and on, and is told the present ticket.
+    Tell(usize),
+    /// A machine is told to give up its life.
+    Wipe(usize),
+    Approve(usize),
+    Delete(usize),
+    Decommission(usize),
+    Rotate,
+    /// The cluster loses a node, as by a restored backup.
+    Forget(usize),
+    /// A request that was sent long ago arrives once more.
+    Late(usize),
+}
+
+const MACHINES: usize = 3;
+
+fn op() -> impl Strategy<Value = Op> {
+    let machine = 0..MACHINES;
+    prop_oneof![
+        24 => (machine.clone(), Just(None)).prop_map(|(m, fault)| Op::Step(m, fault)),
+        6 => (machine.clone(), 0..FAULTS.len()).prop_map(|(m, fault)| Op::Step(m, Some(fault))),
+        6 => machine.clone().prop_map(Op::Approve),
+        1 => machine.clone().prop_map(Op::Cut),
+        1 => machine.clone().prop_map(Op::Tell),
+        1 => machine.clone().prop_map(Op::Wipe),
+        1 => machine.clone().prop_map(Op::Delete),
+        1 => machine.clone().prop_map(Op::Decommission),
+        1 => machine.prop_map(Op::Forget),
+        1 => Just(Op::Rotate),
+        3 => (0..16_usize).prop_map(Op::Late),
+    ]
+}
+
+/// All of it.
+struct Model {
+    cluster: Cluster,
+    seats: Vec<Seat>,
+    sent: Vec<Work>,
+    forgotten: BTreeSet<NodeId>,
+    /// Who was deleted or decommissioned at any time: an order holds for ever.
+    removed: BTreeSet<NodeId>,
+}
+
+impl Model {
+    fn new(security: StorageSecurity) -> Self {
+        let cluster = Cluster::new(security);
+        let seats = (0..MACHINES).map(|m| Seat::new(m as u8, cluster.told(None)));
+        Self {
+            seats: seats.collect(),
+            cluster,
+            sent: Vec::new(),
+            forgotten: BTreeSet::new(),
+            removed: BTreeSet::new(),
+        }
+    }
+
+    fn apply(&mut self, op: &Op) {
+        let before = self.cluster.nodes.clone();
+        match *op {
+            Op::Step(machine, fault) => {
+                let fault = fault.map(|fault| FAULTS[fault]);
+                let asked = self.seats[machine].step(&mut self.cluster, fault);
+                if let Some(work @ (Work::Register(_) | Work::Commit(_))) = asked {
+                    self.sent.push(work);
+                }
+            }
+            Op::Cut(machine) => self.seats[machine].boot(),
+            Op::Tell(machine) => {
+                self.seats[machine].told = self.cluster.told(None);
+                self.seats[machine].boot();
+            }
+            Op::Wipe(machine) => {
+                let seat = &mut self.seats[machine];
+                if let Stored::Sealed(sealed) = &seat.world.sealed {
+                    let life = sealed.enrolment_id().as_bytes()[0];
+                    seat.told = self.cluster.told(Some(life));
+                    seat.boot();
+                }
+            }
+            Op::Approve(machine) => self.on_record(machine, Cluster::approve),
+            Op::Delete(machine) => self.on_record(machine, Cluster::delete),
+            Op::Decommission(machine) => self.on_record(machine, Cluster::decommission),
+            Op::Forget(machine) => {
+                if let Some(id) = self.seats[machine].node_id()
+                    && self.cluster.nodes.remove(&id).is_some()
+                {
+                    self.forgotten.insert(id);
+                }
+            }
+            Op::Rotate => self.cluster.ticket += 1,
+            Op::Late(index) => {
+                let index = index % self.sent.len().max(1);
+                match self.sent.get(index) {
+                    Some(Work::Register(asks)) => drop(self.cluster.register(asks)),
+                    Some(Work::Commit(entering)) => drop(self.cluster.commit(entering)),
+                    _ => {}
+                }
+            }
+        }
+        self.check_records(&before);
+        self.removed.extend(self.cluster.tombstones.keys());
+        let nodes = self.cluster.nodes.iter();
+        let out = nodes.filter(|(_, record)| record.state == NodeState::Decommissioned);
+        self.removed.extend(out.map(|(id, _)| id));
+        for seat in &mut self.seats {
+            check_seat(seat, &self.cluster, &self.forgotten, &self.removed);
+        }
+    }
+
+    fn on_record(&mut self, machine: usize, act: fn(&mut Cluster, NodeId)) {
+        if let Some(id) = self.seats[machine].node_id() {
+            act(&mut self.cluster, id);
+        }
+    }
+
+    /// No state is skipped, and there is one node for each key.
+    fn check_records(&self, before: &BTreeMap<NodeId, Record>) {
+        use NodeState::{Decommissioned, New, Standby, Up};
+        let mut join_keys = BTreeSet::new();
+        for (id, record) in &self.cluster.nodes {
+            assert_eq!(*id, NodeId::from_public_key(&record.key));
+            assert!(join_keys.insert(*record.join_key.as_bytes()));
+            assert!(!self.cluster.tombstones.contains_key(id), "risen");
+            let was = before.get(id).map(|record| record.state);
+            assert!(
+                matches!(
+                    (was, record.state),
+                    (None, New)
+                        | (Some(New), New | Standby)
+                        | (Some(Standby), Standby | Up)
+                        | (Some(Up), Up | Decommissioned)
+                        | (Some(Decommissioned), Decommissioned)
+                ),
+                "{was:?} to {:?}",
+                record.state
+            );
+            let committed = record.cluster_unlock_key.is_some();
+            assert_eq!(committed, matches!(record.state, Up | Decommissioned));
+        }
+    }
+
+    /// Everybody gets what he needs, and nothing goes wrong any more.
+    fn settle(&mut self) {
+        for machine in 0..MACHINES {
+            self.apply(&Op::Tell(machine));
+        }
+        for _ in 0..60 {
+            for machine in 0..MACHINES {
+                self.apply(&Op::Approve(machine));
+                self.apply(&Op::Step(machine, None));
+            }
+        }
+        for seat in &self.seats {
+            let Some(id) = seat.node_id() else {
+                // A wipe that was cut off has to be asked for again: without
+                // it, what is on the disk is nobody's.
+                let end = seat.machine.state();
+                assert!(matches!(end, State::Refused(_)), "{end:?}");
+                assert_ne!(seat.world.front, Front::Blank);
+                continue;
+            };
+            let deleted = self.cluster.tombstones.contains_key(&id);
+            let record = self.cluster.nodes.get(&id).map(|record| record.state);
+            let removed = deleted || record == Some(NodeState::Decommissioned);
+            let end = seat.machine.state();
+            let right = match &seat.world.sealed {
+                Stored::Sealed(Sealed::Disowned(_)) => true,
+                Stored::Sealed(Sealed::Member(_)) => match end {
+                    State::Settled => !removed,
+                    // Nobody has the key of one that was forgotten.
+                    State::Unlocking(_) => self.forgotten.contains(&id),
+                    _ => false,
+                },
+                // Without an answer it cannot tell a deletion from a wrong
+                // ticket, and goes on asking.
+                Stored::Sealed(Sealed::Registering(_)) => {
+                    removed && matches!(end, State::Refused(_) | State::Asking(..))
+                }
+                _ => false,
+            };
+            assert!(right, "{end:?}: removed: {removed}, recorded: {record:?}");
+        }
+    }
+}
+
+fn check_seat(
+    seat: &mut Seat,
+    cluster: &Cluster,
+    forgotten: &BTreeSet<NodeId>,
+    removed: &BTreeSet<NodeId>,
+) {
+    let Stored::Sealed(sealed) = &seat.world.sealed else {
+        return;
+    };
+    let life = sealed.enrolment_id().as_bytes()[0];
+    let id = seat.node_id().expect("it is sealed");
+    let record = cluster.nodes.get(&id);
+    match sealed {
+        Sealed::Registering(registering) => {
+            if let Some(kept) = record.and_then(|record| record.cluster_unlock_key.as_ref()) {
+                assert_eq!(*kept, registering.cluster_unlock_key);
+                assert!(registering.answer.is_some(), "committed without an answer");
+            }
+        }
+        Sealed::Member(_) => {
+            let pending = record.is_some_and(|record| record.cluster_unlock_key.is_none());
+            assert!(!pending || forgotten.contains(&id), "a member of nothing");
+            let FileSystem::Made(content) = &seat.world.files else {
+                panic!("a member without a file system");
+            };
+            assert!(content.credentials, "a member without credentials");
+        }
+        Sealed::Disowned(_) => {
+            assert!(removed.contains(&id), "disowned without an order");
+            seat.ended.insert(life);
+        }
+        Sealed::Founding(_) => panic!("it was not told to found"),
+    }
+    let disowned = matches!(sealed, Sealed::Disowned(_));
+    assert_eq!(disowned, seat.ended.contains(&life), "disowned is for ever");
+    if seat.world.home {
+        assert!(rank(&seat.world.sealed) >= 3, "home and no member");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(192))]
+
+    /// FAULTS 32, 33, 34: several machines, everything at any time.
+    #[test]
+    fn whatever_happens_the_promises_hold_and_it_settles(
+        encrypted: bool,
+        ops in prop::collection::vec(op(), 0..250),
+    ) {
+        let security = match encrypted {
+            true => StorageSecurity::Encrypted,
+            false => StorageSecurity::Insecure,
+        };
+        let mut model = Model::new(security);
+        for op in &ops {
+            model.apply(op);
+        }
+        model.settle();
+    }
+}

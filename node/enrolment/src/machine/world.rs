@@ -1,0 +1,702 @@
+//! The machine below the machine: what survives a power cut, and a cluster.
+//!
+//! [`World`] is what survives a power cut: the sealed configuration, the front
+//! of the data partition, its file system and what the node keeps in it. Each
+//! work has an effect on it, which a [`Fault`] may precede, cut in the middle,
+//! or follow before the answer arrives. What is "the middle" is what the slots
+//! and headers promise: the old state, the new one, or a first write that was
+//! never completed. The world asserts the invariants at each effect.
+//!
+//! [`Cluster`] is the smallest cluster that keeps its promises: one table of
+//! nodes, one of those that were deleted.
+
+use std::{collections::BTreeMap, sync::LazyLock, time::Duration};
+
+use hearth_api::{
+    identity::{ClusterId, JoinKey, NodeId, NodeKey, NodeUnlockKey, Ticket},
+    v1::{ColdStartPolicy, NodeState, StorageSecurity, StorageSecurityPolicy},
+};
+use hearth_host::parameters::{self, Register};
+use hearth_host::storage::header::{Header, Owner, Phase};
+
+use super::{
+    super::{
+        EnrolmentId,
+        sealed::{Answer, Asking},
+        testing,
+    },
+    *,
+};
+
+pub(super) static BASE: LazyLock<Arc<Founding>> =
+    LazyLock::new(|| testing::founding(0, StorageSecurity::Insecure));
+pub(super) static TOLD: LazyLock<Told> = LazyLock::new(|| told(None));
+
+pub(super) fn told(wipe: Option<u8>) -> Told {
+    let policy = StorageSecurityPolicy::NeedsInsecure;
+    Told::Parameters(Arc::new(testing::bootstrap(policy, wipe)))
+}
+
+pub(super) fn founding(life: u8) -> Founding {
+    let mut founding = Founding::clone(&BASE);
+    founding.identity.enrolment_id = EnrolmentId::from_bytes([life; 16]);
+    founding.identity.cluster_id = ClusterId::from_bytes([life; 16]);
+    founding.identity.node_id = NodeId::from_bytes([life; 16]);
+    founding
+}
+
+pub(super) fn ca(life: u8) -> CertificateDer<'static> {
+    CertificateDer::from(vec![life; 4])
+}
+
+pub(super) fn credentials(life: u8) -> Arc<NodeCredentials> {
+    static KEY: LazyLock<NodeKey> = LazyLock::new(|| NodeKey::from_seed([0xb3; 32]));
+    Arc::new(NodeCredentials {
+        key: KEY.clone(),
+        certificate: CertificateDer::from(vec![life; 8]),
+        ca: ca(life),
+    })
+}
+
+pub(super) fn header(phase: Phase, owner: Owner) -> Front {
+    Front::Header(Header::new(phase, owner, [7; 32], None))
+}
+
+pub(super) fn ready(life: u8) -> Front {
+    header(Phase::Ready, founding(life).identity.data_owner())
+}
+
+pub(super) fn initialising(life: u8) -> Front {
+    header(Phase::Initialising, founding(life).identity.data_owner())
+}
+
+pub(super) fn sealed_founding(life: u8, cluster_ca: Option<CertificateDer<'static>>) -> Sealed {
+    Sealed::Founding(Arc::new(Founding {
+        cluster_ca,
+        ..founding(life)
+    }))
+}
+
+pub(super) fn sealed_member(life: u8, storage_security: StorageSecurity) -> Sealed {
+    let mut founding = founding(life);
+    founding.identity.storage_security = storage_security;
+    Sealed::Member(Arc::new(founding.into_member(ca(life))))
+}
+
+/// What goes wrong with one work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fault {
+    /// It fails and has done nothing.
+    FailsBefore,
+    /// It is done, and the answer is a failure.
+    FailsAfter,
+    /// The power goes before it.
+    CutBefore,
+    /// The power goes in its midst; the number selects which of the possible
+    /// remains is left.
+    CutDuring(usize),
+    /// The power goes after it, before the answer.
+    CutAfter,
+    /// It is done twice, as by a request that was sent again.
+    Twice,
+}
+
+pub(super) const FAULTS: [Fault; 8] = [
+    Fault::FailsBefore,
+    Fault::FailsAfter,
+    Fault::CutBefore,
+    Fault::CutDuring(0),
+    Fault::CutDuring(1),
+    Fault::CutDuring(2),
+    Fault::CutAfter,
+    Fault::Twice,
+];
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum FileSystem {
+    None,
+    Half,
+    Made(Content),
+}
+
+/// What the control plane leaves on the data partition.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Content {
+    pub(super) authorities: bool,
+    pub(super) authority_keys: bool,
+    /// The founding transaction, and by which life.
+    pub(super) founded: Option<u8>,
+    pub(super) credentials: bool,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct World {
+    pub(super) sealed: Stored,
+    /// How far the last configuration that was acknowledged is; see [`rank`].
+    acknowledged: u8,
+    pub(super) front: Front,
+    pub(super) files: FileSystem,
+    pub(super) mounted: bool,
+    /// The cluster's half of the key that the disk was made with.
+    key: Option<[u8; 32]>,
+    pub(super) lives: u8,
+    /// Which of the machines that register; `None` is one that founds.
+    asks_as: Option<u8>,
+    pub(super) home: bool,
+    pub(super) handed_over: bool,
+}
+
+/// How far a life is, by its configuration.
+pub(super) fn rank(sealed: &Stored) -> u8 {
+    match sealed {
+        Stored::Absent | Stored::NeverCompleted => 0,
+        Stored::Sealed(Sealed::Founding(founding)) if founding.cluster_ca.is_none() => 1,
+        Stored::Sealed(Sealed::Founding(_)) => 2,
+        Stored::Sealed(Sealed::Registering(registering)) if registering.answer.is_none() => 1,
+        Stored::Sealed(Sealed::Registering(_)) => 2,
+        Stored::Sealed(Sealed::Member(_)) => 3,
+        Stored::Sealed(Sealed::Disowned(_)) => 4,
+    }
+}
+
+impl World {
+    pub(super) fn blank() -> Self {
+        Self {
+            sealed: Stored::Absent,
+            acknowledged: 0,
+            front: Front::Blank,
+            files: FileSystem::None,
+            mounted: false,
+            key: None,
+            lives: 0,
+            asks_as: None,
+            home: false,
+            handed_over: false,
+        }
+    }
+
+    /// One that will ask, the so manieth.
+    pub(super) fn asking(machine: u8) -> Self {
+        Self {
+            asks_as: Some(machine),
+            ..Self::blank()
+        }
+    }
+
+    pub(super) fn power_cut(&mut self) {
+        self.mounted = false;
+        self.home = false;
+        self.handed_over = false;
+        assert!(
+            rank(&self.sealed) >= self.acknowledged,
+            "an acknowledged configuration is lost"
+        );
+    }
+
+    pub(super) fn life(&self) -> u8 {
+        match &self.sealed {
+            Stored::Sealed(sealed) => sealed.enrolment_id().as_bytes()[0],
+            other => panic!("no configuration is durable: {other:?}"),
+        }
+    }
+
+    pub(super) fn content(&mut self) -> &mut Content {
+        assert!(self.mounted, "not mounted");
+        match &mut self.files {
+            FileSystem::Made(content) => content,
+            other => panic!("no file system: {other:?}"),
+        }
+    }
+
+    /// What must hold whenever the data partition is made.
+    fn may_make(&self, wanted: &Volume) {
+        assert!(!self.mounted);
+        let durable = match &self.sealed {
+            Stored::Sealed(Sealed::Founding(durable)) => {
+                assert!(durable.cluster_ca.is_none(), "its authorities are made");
+                durable.identity.data_owner()
+            }
+            Stored::Sealed(Sealed::Registering(durable)) => {
+                let answer = durable.answer.as_ref();
+                let answer = answer.expect("the cluster has not answered");
+                durable.volume(answer).owner
+            }
+            other => panic!("made without a life that begins: {other:?}"),
+        };
+        assert_eq!(durable, wanted.owner, "another life is durable");
+        match &self.front {
+            Front::Blank | Front::Unfinished => {}
+            Front::Header(header) => {
+                assert_eq!(header.owner, wanted.owner, "foreign");
+                assert_eq!(
+                    header.phase,
+                    Phase::Initialising,
+                    "READY is never made again"
+                );
+            }
+            Front::Foreign(why) => panic!("foreign: {why}"),
+        }
+    }
+
+    /// Does a work, as far as `during` says: `None` is to its end.
+    pub(super) fn perform(
+        &mut self,
+        cluster: &mut Cluster,
+        work: &Work,
+        during: Option<usize>,
+    ) -> Result<Done, Failure> {
+        match work {
+            Work::Inspect => {
+                return Ok(Done::Inspected(Box::new(Inspection {
+                    sealed: SealedFound::Stored(self.sealed.clone()),
+                    front: self.front.clone(),
+                })));
+            }
+            Work::Wipe { sealed, data } => self.wipe(*sealed, *data, during),
+            Work::AwaitAddress => {}
+            Work::MakeKeys(parameters) => {
+                self.lives += 1;
+                return Ok(Done::Keys(match &parameters.cluster {
+                    parameters::Cluster::Bootstrap(_) => {
+                        Keys::Founding(Arc::new(founding(self.lives)))
+                    }
+                    parameters::Cluster::Register(register) => {
+                        Keys::Registering(Arc::new(self.registering(register)))
+                    }
+                }));
+            }
+            Work::SaveSealed(sealed) => self.save(sealed, during),
+            Work::Initialise(volume) => self.initialise(volume, during),
+            Work::MakeFileSystem(volume) => {
+                self.may_make(volume);
+                assert!(matches!(self.front, Front::Header(_)), "no header yet");
+                self.files = match during {
+                    Some(_) => FileSystem::Half,
+                    None => FileSystem::Made(Content::default()),
+                };
+            }
+            Work::MarkReady(volume) => {
+                assert!(
+                    matches!(self.files, FileSystem::Made(_)),
+                    "{:?}",
+                    self.files
+                );
+                if !matches!(during, Some(0)) {
+                    self.front = header(Phase::Ready, volume.owner);
+                    self.key = unlock_key(volume);
+                }
+            }
+            Work::Mount(volume) => {
+                let Front::Header(header) = &self.front else {
+                    panic!("mounted without a header");
+                };
+                assert_eq!(header.phase, Phase::Ready);
+                assert_eq!(header.owner, volume.owner);
+                assert_eq!(self.key, unlock_key(volume), "another key");
+                assert!(matches!(self.files, FileSystem::Made(_)));
+                self.mounted = true;
+            }
+            Work::MakeAuthorities(_) => {
+                let life = self.life();
+                let content = self.content();
+                if !matches!(during, Some(0)) {
+                    assert_eq!(content.founded, None, "new authorities for an old cluster");
+                    content.authorities = true;
+                    content.authority_keys = true;
+                }
+                return Ok(Done::Authority(ca(life)));
+            }
+            Work::AwaitFounded(founding) => {
+                assert_eq!(rank(&self.sealed), 2, "the CA is not durable");
+                assert!(founding.cluster_ca.is_some());
+                let life = self.life();
+                self.found(life, during);
+                return Ok(Done::Credentials(credentials(life)));
+            }
+            Work::Register(registering) => {
+                let durable = Stored::Sealed(Sealed::Registering(registering.clone()));
+                assert!(rank(&durable) <= rank(&self.sealed), "asks before it saves");
+                if during != Some(0) {
+                    let reply = cluster.register(registering)?;
+                    return Ok(Done::Answered(Box::new(reply)));
+                }
+            }
+            Work::Commit(entering) => {
+                assert!(self.mounted, "commits before it has a file system");
+                if during != Some(0) {
+                    let committed = cluster.commit(entering)?;
+                    return Ok(Done::Committed(Arc::new(committed)));
+                }
+            }
+            Work::SaveCredentials(_) => {
+                if during != Some(0) {
+                    self.content().credentials = true;
+                }
+            }
+            Work::Unlock(member) => {
+                assert!(!self.mounted);
+                return cluster.join(member);
+            }
+            Work::WipeDisowned(disowned) => {
+                assert_eq!(rank(&self.sealed), 4, "wiped before it is disowned");
+                assert_eq!(self.life(), disowned.enrolment_id.as_bytes()[0]);
+                if let (FileSystem::Made(content), None) = (&mut self.files, during) {
+                    content.credentials = false;
+                }
+            }
+            Work::LoadCredentials(_) => {
+                let life = self.life();
+                assert!(self.content().credentials);
+                return Ok(Done::Credentials(credentials(life)));
+            }
+            Work::HandOver { home, .. } => self.hand_over(*home),
+        }
+        Ok(Done::Plain)
+    }
+
+    fn hand_over(&mut self, home: bool) {
+        assert_eq!(
+            rank(&self.sealed),
+            3,
+            "handed over before it is a durable MEMBER"
+        );
+        let (life, founds) = (self.life(), self.asks_as.is_none());
+        let content = self.content();
+        assert!(content.credentials, "home without credentials");
+        assert!(!founds || content.founded == Some(life));
+        assert!(!content.authority_keys, "a CA's key is left on the disk");
+        self.home = home;
+        self.handed_over = true;
+    }
+
+    /// New keys.
+    fn registering(&self, register: &Register) -> Registering {
+        let machine = self.asks_as.expect("it founds");
+        let seed = |purpose: u8| {
+            let mut seed = [purpose; 32];
+            seed[..2].copy_from_slice(&[machine, self.lives]);
+            seed
+        };
+        let node_key = NodeKey::from_seed(seed(1));
+        Registering {
+            enrolment_id: EnrolmentId::from_bytes([self.lives; 16]),
+            node_id: NodeId::from_public_key(&node_key.public()),
+            node_key,
+            node_unlock_key: NodeUnlockKey::from_bytes(seed(2)),
+            cluster_unlock_key: ClusterUnlockKey::from_bytes(seed(3)),
+            join_key: JoinKey::from_seed(seed(4)),
+            cluster_ca: register.ca.clone(),
+            asking: Asking::from(register),
+            answer: None,
+            network: None,
+        }
+    }
+
+    fn wipe(&mut self, sealed: bool, data: bool, during: Option<usize>) {
+        if sealed && during != Some(0) {
+            self.sealed = match during {
+                Some(1) => Stored::NeverCompleted,
+                _ => Stored::Absent,
+            };
+            self.acknowledged = 0;
+        }
+        if data && during.is_none() {
+            self.front = Front::Blank;
+            self.files = FileSystem::None;
+        }
+    }
+
+    fn save(&mut self, new: &Sealed, during: Option<usize>) {
+        let new = Stored::Sealed(new.clone());
+        match during {
+            Some(0) => {}
+            Some(1) if rank(&self.sealed) == 0 => self.sealed = Stored::NeverCompleted,
+            _ => {
+                // A life that was asked for in vain may be followed by another
+                // one, and a ticket by another one.
+                assert!(rank(&new) >= rank(&self.sealed), "back to {new:?}");
+                self.sealed = new;
+            }
+        }
+        if during.is_none() {
+            self.acknowledged = rank(&self.sealed);
+        }
+    }
+
+    fn initialise(&mut self, volume: &Volume, during: Option<usize>) {
+        self.may_make(volume);
+        match during {
+            Some(0) => {}
+            Some(1) if self.front == Front::Blank => self.front = Front::Unfinished,
+            _ => {
+                self.front = header(Phase::Initialising, volume.owner);
+                self.files = FileSystem::Half;
+            }
+        }
+    }
+
+    /// The control plane's part: transaction, credentials, keys removed.
+    fn found(&mut self, life: u8, during: Option<usize>) {
+        let content = self.content();
+        if !content.credentials {
+            assert!(content.authority_keys, "nothing to found with");
+        }
+        let steps = during.unwrap_or(3);
+        if steps >= 1 {
+            assert!(
+                content.founded.is_none_or(|l| l == life),
+                "a second cluster"
+            );
+            content.founded = Some(life);
+        }
+        if steps >= 2 {
+            content.credentials = true;
+        }
+        if steps >= 3 {
+            content.authority_keys = false;
+        }
+    }
+}
+
+/// The cluster's half, if there is one.
+fn unlock_key(volume: &Volume) -> Option<[u8; 32]> {
+    let secrets = volume.secrets.as_ref()?;
+    Some(*secrets.cluster_unlock_key.expose())
+}
+
+/// One node in a cluster's records.
+#[derive(Clone, Debug)]
+pub(super) struct Record {
+    pub(super) key: PublicKey,
+    pub(super) join_key: PublicKey,
+    pub(super) state: NodeState,
+    pub(super) cluster_unlock_key: Option<ClusterUnlockKey>,
+}
+
+/// The reference.
+#[derive(Clone, Debug)]
+pub(super) struct Cluster {
+    pub(super) storage_security: StorageSecurity,
+    pub(super) ticket: u8,
+    pub(super) nodes: BTreeMap<NodeId, Record>,
+    /// The join keys of those that were deleted.
+    pub(super) tombstones: BTreeMap<NodeId, PublicKey>,
+}
+
+/// The CA of the reference.
+pub(super) const CA: u8 = 0xca;
+
+impl Cluster {
+    pub(super) fn new(storage_security: StorageSecurity) -> Self {
+        Self {
+            storage_security,
+            ticket: 0,
+            nodes: BTreeMap::new(),
+            tombstones: BTreeMap::new(),
+        }
+    }
+
+    /// What an operator gives to a machine.
+    pub(super) fn told(&self, wipe: Option<u8>) -> Told {
+        Told::Parameters(Arc::new(Parameters {
+            cluster: parameters::Cluster::Register(Register {
+                directory: testing::directory("192.0.2.1"),
+                ticket: Ticket::from_bytes([self.ticket; 32]),
+                ca: ca(CA),
+                labels: Vec::new(),
+            }),
+            network: None,
+            wipe: wipe.map(|life| EnrolmentId::from_bytes([life; 16])),
+        }))
+    }
+
+    pub(super) fn register(&mut self, asks: &Registering) -> Result<Reply, Failure> {
+        let denied = |why: &str| Err(Failure::Denied(why.into()));
+        if asks.asking.ticket != Ticket::from_bytes([self.ticket; 32]) {
+            return denied("wrong ticket");
+        }
+        let (id, key) = (asks.node_id, asks.node_key.public());
+        if self.tombstones.contains_key(&id) {
+            return denied("deleted");
+        }
+        let join_key = asks.join_key.public();
+        let other =
+            |(other, record): (&NodeId, &Record)| *other != id && record.join_key == join_key;
+        if self.nodes.iter().any(other) {
+            return Err(Failure::Refuse("another node's join key".into()));
+        }
+        let record = self.nodes.entry(id).or_insert(Record {
+            key,
+            join_key,
+            state: NodeState::New,
+            cluster_unlock_key: None,
+        });
+        if record.key != key {
+            return Err(Failure::Refuse("another key".into()));
+        }
+        Ok(Reply {
+            answer: Answer {
+                cluster_id: ClusterId::from_bytes([CA; 16]),
+                storage_security: self.storage_security,
+                tpm_usage: hearth_api::v1::TpmUsage::NotPresent,
+                cold_start_policy: ColdStartPolicy::None,
+            },
+            approval: match record.state {
+                NodeState::New => Approval::Waits {
+                    ask_again: Duration::ZERO,
+                },
+                NodeState::Decommissioned => return denied("out of service"),
+                _ => Approval::Given,
+            },
+            directory: ClusterDirectory::default(),
+        })
+    }
+
+    pub(super) fn commit(&mut self, entering: &Entering) -> Result<Committed, Failure> {
+        let asks = entering.registering();
+        let id = asks.node_id;
+        if self.tombstones.contains_key(&id) {
+            return Err(Failure::Refuse("deleted".into()));
+        }
+        let again = |why: &str| Err(Failure::Again(why.into()));
+        let Some(record) = self.nodes.get_mut(&id) else {
+            return again("unknown");
+        };
+        assert_eq!(record.key, asks.node_key.public());
+        match record.state {
+            NodeState::New => return again("not approved"),
+            NodeState::Standby => {
+                record.state = NodeState::Up;
+                record.cluster_unlock_key = Some(asks.cluster_unlock_key.clone());
+            }
+            NodeState::Up => {
+                let kept = record.cluster_unlock_key.as_ref();
+                assert_eq!(kept, Some(&asks.cluster_unlock_key), "another unlock key");
+            }
+            _ => return Err(Failure::Refuse("out of service".into())),
+        }
+        Ok(Committed {
+            credentials: credentials(CA),
+            directory: Arc::new(testing::directory("192.0.2.2")),
+            owner: None,
+        })
+    }
+
+    pub(super) fn join(&self, member: &Member) -> Result<Done, Failure> {
+        let key = member.identity.join_key.public();
+        if self.tombstones.values().any(|deleted| *deleted == key) {
+            return Ok(Done::Removed);
+        }
+        let mut nodes = self.nodes.values();
+        match nodes.find(|record| record.join_key == key) {
+            None => Err(Failure::Denied("unknown node".into())),
+            Some(record) => match (record.state, &record.cluster_unlock_key) {
+                (NodeState::Up, Some(key)) => Ok(Done::Unlocked(key.clone(), None)),
+                (NodeState::Decommissioned, _) => Ok(Done::Removed),
+                _ => Err(Failure::Denied("not up".into())),
+            },
+        }
+    }
+
+    /// An operator does it, by the public key. One step.
+    pub(super) fn approve(&mut self, id: NodeId) {
+        if let Some(record) = self.nodes.get_mut(&id)
+            && record.state == NodeState::New
+        {
+            record.state = NodeState::Standby;
+        }
+    }
+
+    pub(super) fn delete(&mut self, id: NodeId) {
+        if let Some(record) = self.nodes.remove(&id) {
+            self.tombstones.insert(id, record.join_key);
+        }
+    }
+
+    pub(super) fn decommission(&mut self, id: NodeId) {
+        if let Some(record) = self.nodes.get_mut(&id)
+            && record.state == NodeState::Up
+        {
+            record.state = NodeState::Decommissioned;
+        }
+    }
+}
+
+/// Which work, counted over all boots, meets which fault.
+pub(super) type Script = Vec<(usize, Fault)>;
+
+/// More works than any run can need whose faults end.
+const BOUND: usize = 160;
+
+/// Boots, works and boots again until the machine wants nothing any more. An
+/// operator approves whoever waits.
+pub(super) fn run_in(
+    world: &mut World,
+    cluster: &mut Cluster,
+    told: &Told,
+    script: &Script,
+) -> State {
+    let mut works = 0;
+    'boot: loop {
+        let (mut machine, mut actions) = Machine::start(told.clone());
+        loop {
+            let Some((turn, work)) = actions.iter().find_map(|action| match action {
+                Action::Work(turn, work) => Some((*turn, work.clone())),
+                _ => None,
+            }) else {
+                let Some(Action::BackOff(turn, _)) = actions.last() else {
+                    return machine.state().clone();
+                };
+                for id in cluster.nodes.keys().copied().collect::<Vec<_>>() {
+                    cluster.approve(id);
+                }
+                (machine, actions) = machine.step(Event::RetryDue(*turn));
+                continue;
+            };
+            assert!(works < BOUND, "it does not end: {script:?}");
+            let fault = script.iter().find(|(at, _)| *at == works).map(|(_, f)| *f);
+            works += 1;
+            match world.suffer(cluster, turn, &work, fault) {
+                Some(event) => (machine, actions) = machine.step(event),
+                None => continue 'boot,
+            }
+        }
+    }
+}
+
+impl World {
+    /// Does a work, with this fault. `None`: the power is gone.
+    pub(super) fn suffer(
+        &mut self,
+        cluster: &mut Cluster,
+        turn: Turn,
+        work: &Work,
+        fault: Option<Fault>,
+    ) -> Option<Event> {
+        let injected = || Some(Event::Failed(turn, Failure::Again("injected".into())));
+        match fault {
+            None => {}
+            Some(Fault::Twice) => drop(self.perform(cluster, work, None)),
+            Some(Fault::FailsBefore) => return injected(),
+            Some(Fault::FailsAfter) => {
+                drop(self.perform(cluster, work, None));
+                return injected();
+            }
+            Some(cut) => {
+                match cut {
+                    Fault::CutDuring(remains) => {
+                        drop(self.perform(cluster, work, Some(remains)));
+                    }
+                    Fault::CutAfter => drop(self.perform(cluster, work, None)),
+                    _ => {}
+                }
+                self.power_cut();
+                return None;
+            }
+        }
+        Some(match self.perform(cluster, work, None) {
+            Ok(done) => Event::Done(turn, done),
+            Err(failure) => Event::Failed(turn, failure),
+        })
+    }
+}

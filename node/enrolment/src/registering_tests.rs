@@ -1,0 +1,418 @@
+//! The driver against a real curator: a machine registers, is approved, commits,
+//! comes back, and is removed.
+
+use std::sync::Arc;
+
+use hearth_api::{
+    client::Channel,
+    identity::{PublicKey, Ticket},
+    v1::{
+        ApproveNodeRequest, ClusterDirectory, DeleteNodeRequest, GetRegisterTicketRequest,
+        NodeSelector, NodeState, cluster_directory, management_client::ManagementClient,
+        node_selector,
+    },
+};
+use hearth_curator::testing::{World, quick};
+use hearth_host::cluster_state::State;
+use hearth_host::parameters::{self, Cluster, Found, Parameters, Register, Source};
+use hearth_host::storage::header::{Front, Phase};
+use hearth_host::{credentials, directory};
+
+use super::{
+    driver::tests::{Boot, Machine},
+    machine::Standing,
+    sealed::{Registering, Sealed},
+};
+use crate::EnrolmentId;
+
+/// A cluster, and its owner.
+pub(super) struct Home {
+    pub world: World,
+    management: ManagementClient<Channel>,
+}
+
+impl Home {
+    pub async fn new() -> Self {
+        let world = World::new(quick()).await;
+        let management = world.management().await;
+        Self { world, management }
+    }
+
+    async fn ticket(&mut self, rotate: bool) -> Ticket {
+        let request = GetRegisterTicketRequest { rotate };
+        let answer = self.management.get_register_ticket(request).await.unwrap();
+        answer.into_inner().register_ticket[..].try_into().unwrap()
+    }
+
+    fn directory(&self) -> ClusterDirectory {
+        let port = self.world.ready.get().unwrap();
+        ClusterDirectory {
+            nodes: vec![cluster_directory::Node {
+                id: self.world.site.node_id.to_string(),
+                addresses: vec![cluster_directory::Address {
+                    host: "127.0.0.1".into(),
+                    port: port.into(),
+                }],
+                roles: None,
+            }],
+        }
+    }
+
+    /// What a machine is told.
+    async fn told(&mut self) -> Parameters {
+        Parameters {
+            cluster: Cluster::Register(Register {
+                directory: self.directory(),
+                ticket: self.ticket(false).await,
+                ca: self.world.node.ca.clone(),
+                labels: Vec::new(),
+            }),
+            network: None,
+            wipe: None,
+        }
+    }
+
+    async fn approve(&mut self, key: PublicKey) {
+        let request = ApproveNodeRequest {
+            node: Some(selector(key)),
+        };
+        self.management.approve_node(request).await.unwrap();
+    }
+
+    pub async fn delete(&mut self, key: PublicKey) {
+        let request = DeleteNodeRequest {
+            node: Some(selector(key)),
+            bypass_not_decommissioned: true,
+            bypass_has_roles: true,
+        };
+        self.management.delete_node(request).await.unwrap();
+    }
+
+    /// The nodes but the first, by their keys.
+    async fn others(&self) -> Vec<(Vec<u8>, NodeState)> {
+        let own = self.world.site.node_id.to_string();
+        let nodes = self.world.nodes().await;
+        let others = nodes.iter().filter(|node| node.id != own);
+        others
+            .map(|node| (node.public_key.clone(), node.state()))
+            .collect()
+    }
+}
+
+fn selector(key: PublicKey) -> NodeSelector {
+    NodeSelector {
+        node: Some(node_selector::Node::PublicKey(key.as_bytes().to_vec())),
+    }
+}
+
+pub(super) fn loaded(parameters: &Parameters) -> parameters::Loaded {
+    Ok(Some(Found {
+        source: Source::FwCfg,
+        parameters: parameters.clone(),
+        ignored: None,
+    }))
+}
+
+impl Machine {
+    fn registering(&self) -> Arc<Registering> {
+        match self.sealed() {
+            Sealed::Registering(registering) => registering,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    fn key(&self) -> PublicKey {
+        self.registering().node_key.public()
+    }
+}
+
+impl Boot {
+    async fn waits(&self) -> String {
+        let waits = |standing: &Standing| matches!(standing, Standing::Waiting(_));
+        match self.until(waits).await {
+            Standing::Waiting(reason) => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn refused(&self) -> String {
+        let refused = |standing: &Standing| matches!(standing, Standing::Refused(_));
+        match self.until(refused).await {
+            Standing::Refused(reason) => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    async fn retries(&self) -> String {
+        let retries = |standing: &Standing| matches!(standing, Standing::Retrying { .. });
+        match self.until(retries).await {
+            Standing::Retrying { reason, .. } => reason,
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_machine_registers_is_approved_and_comes_home() {
+    let mut home = Home::new().await;
+    let told = home.told().await;
+    let machine = Machine::new();
+    let boot = machine.boot(loaded(&told));
+    let reason = boot.waits().await;
+    let key = machine.key();
+    assert!(
+        reason.ends_with(&format!("run: hearthctl node approve {key}")),
+        "{reason}"
+    );
+    assert_eq!(boot.state.get(), State::Foreign);
+    assert!(boot.member.get().is_none());
+    assert_eq!(
+        home.others().await,
+        [(key.as_bytes().to_vec(), NodeState::New)]
+    );
+    // Who is known needs the ticket no more.
+    home.ticket(true).await;
+
+    home.approve(key).await;
+    let member = boot.settled().await;
+    assert_eq!(boot.state.get(), State::Home);
+    assert!(boot.membership_desk.try_take().is_some(), "handed over");
+    assert_eq!(member.cluster_id, home.world.site.cluster_id);
+    assert_eq!(member.directory, home.directory());
+    assert_eq!(member.credentials.key.public(), key);
+    assert_eq!(
+        home.others().await,
+        [(key.as_bytes().to_vec(), NodeState::Up)]
+    );
+    let reports = boot.off().await;
+    let approval = "hearth: waiting for approval by an operator of cluster ";
+    assert!(
+        reports[0] == "hearth: reached storage encrypted",
+        "{reports:?}"
+    );
+    assert!(reports[1].starts_with(approval), "{reports:?}");
+    assert_eq!(reports.len(), 2, "it is said once: {reports:?}");
+    assert_eq!(
+        directory::load(&machine.root.esp).unwrap(),
+        Some(home.directory())
+    );
+    let Sealed::Member(sealed) = machine.sealed() else {
+        panic!("{:?}", machine.sealed());
+    };
+    assert_eq!(sealed.owner, Some(home.world.owner_key.public()));
+    assert_eq!(sealed.identity.node_id, member.node_id);
+
+    // It comes back by its join key, without parameters.
+    let boot = machine.boot(Ok(None));
+    let again = boot.settled().await;
+    assert_eq!(again.node_id, member.node_id);
+    assert_eq!(
+        again.credentials.certificate,
+        member.credentials.certificate
+    );
+    assert_eq!(boot.state.get(), State::Unknown, "until it is acknowledged");
+    boot.off().await;
+    home.world.stop().await;
+}
+
+/// FAULTS 3, 4, 33: power cuts between all works.
+#[tokio::test]
+async fn a_registration_that_ends_anywhere_is_continued_by_the_next_boot() {
+    let mut home = Home::new().await;
+    let told = home.told().await;
+    let machine = Machine::new();
+    let stops = [
+        "make keys",
+        "save the sealed configuration",
+        "ask the cluster to take this node in",
+        "begin the data partition",
+        "make the file system",
+        "complete the data partition",
+        "mount the data partition",
+        "commit this node to the cluster",
+        "save the node's credentials",
+        "hand over to the role server",
+    ];
+    for stop in stops {
+        let boot = machine.boot(loaded(&told));
+        boot.until(|standing| match standing {
+            Standing::Working(work) => work == stop,
+            // It is beyond that: a standing that is short-lived may be missed.
+            Standing::Waiting(_) | Standing::Settled => true,
+            _ => false,
+        })
+        .await;
+        if stop.starts_with("mount") {
+            boot.waits().await;
+            home.approve(machine.key()).await;
+        }
+        boot.off().await;
+    }
+    let boot = machine.boot(Ok(None));
+    let member = boot.settled().await;
+    boot.off().await;
+    let key = member.credentials.key.public();
+    assert_eq!(
+        home.others().await,
+        [(key.as_bytes().to_vec(), NodeState::Up)],
+        "one machine, one node"
+    );
+    home.world.stop().await;
+}
+
+#[tokio::test]
+async fn a_wrong_ticket_is_told_and_the_next_parameters_mend_it() {
+    let mut home = Home::new().await;
+    let right = home.told().await;
+    let mut wrong = right.clone();
+    if let Cluster::Register(register) = &mut wrong.cluster {
+        register.ticket = Ticket::generate();
+    }
+    let machine = Machine::new();
+    let boot = machine.boot(loaded(&wrong));
+    let reason = boot.retries().await;
+    assert!(reason.contains("PermissionDenied"), "{reason}");
+    assert!(reason.contains("ticket"), "{reason}");
+    assert_eq!(machine.front(), Front::Blank, "nothing is made for it");
+    let key = machine.key();
+    boot.off().await;
+
+    let boot = machine.boot(loaded(&right));
+    boot.waits().await;
+    assert_eq!(machine.key(), key, "the same life");
+    home.approve(key).await;
+    boot.settled().await;
+    boot.off().await;
+    home.world.stop().await;
+}
+
+/// FAULTS 30.
+#[tokio::test]
+async fn who_is_deleted_while_it_waits_needs_another_life() {
+    let mut home = Home::new().await;
+    let told = home.told().await;
+    let machine = Machine::new();
+    let boot = machine.boot(loaded(&told));
+    boot.waits().await;
+    let (key, life) = (machine.key(), machine.registering().enrolment_id);
+    home.delete(key).await;
+    let reason = boot.refused().await;
+    assert!(reason.contains("PermissionDenied"), "{reason}");
+    let token = format!("wipe.enrolment_id = {life}");
+    assert!(reason.contains(&token), "{reason}");
+    boot.off().await;
+
+    let mut wiping = told;
+    wiping.wipe = Some(life);
+    let boot = machine.boot(loaded(&wiping));
+    boot.waits().await;
+    assert_ne!(machine.key(), key);
+    home.approve(machine.key()).await;
+    let member = boot.settled().await;
+    assert_ne!(member.credentials.key.public(), key);
+    boot.off().await;
+    home.world.stop().await;
+}
+
+/// A machine that is a member, switched off.
+pub(super) async fn member(home: &mut Home) -> (Machine, PublicKey) {
+    let told = home.told().await;
+    let machine = Machine::new();
+    let boot = machine.boot(loaded(&told));
+    boot.waits().await;
+    let key = machine.key();
+    home.approve(key).await;
+    boot.settled().await;
+    boot.off().await;
+    (machine, key)
+}
+
+#[tokio::test]
+async fn a_member_that_was_deleted_is_disowned_when_it_comes_back() {
+    let mut home = Home::new().await;
+    let (machine, key) = member(&mut home).await;
+    let life = machine.sealed().enrolment_id();
+    home.delete(key).await;
+    // At once, and for ever: the cluster is not needed for that any more.
+    for gone in [false, true] {
+        if gone {
+            home.world.stop_curator().await;
+        }
+        let boot = machine.boot(Ok(None));
+        let reason = boot.waits().await;
+        assert!(reason.contains("has removed this node"), "{reason}");
+        let token = format!("wipe.enrolment_id = {life}");
+        assert!(reason.contains(&token), "{reason}");
+        assert_eq!(boot.state.get(), State::Disowning);
+        assert!(boot.member.get().is_none());
+        boot.off().await;
+        let Sealed::Disowned(disowned) = machine.sealed() else {
+            panic!("{:?}", machine.sealed());
+        };
+        assert_eq!(disowned.enrolment_id, life);
+    }
+    home.world.start_curator().await;
+    home.management = home.world.management().await;
+    let mut wiping = home.told().await;
+    wiping.wipe = Some(life);
+    let boot = machine.boot(loaded(&wiping));
+    boot.waits().await;
+    assert_ne!(machine.key(), key);
+    boot.off().await;
+    home.world.stop().await;
+}
+
+/// As after a backup was restored.
+#[tokio::test]
+async fn a_cluster_that_does_not_know_a_member_wipes_nothing() {
+    let mut home = Home::new().await;
+    let (machine, key) = member(&mut home).await;
+    let id = machine.sealed();
+    let Sealed::Member(sealed) = &id else {
+        panic!("{id:?}");
+    };
+    home.world.delete_node(sealed.identity.node_id).await;
+    let boot = machine.boot(Ok(None));
+    let reason = boot.retries().await;
+    assert!(reason.contains("JoinNode: "), "{reason}");
+    assert_eq!(boot.state.get(), State::Unknown);
+    boot.off().await;
+    assert!(machine.sealed().is_same(&id), "untouched");
+    let Front::Header(header) = machine.front() else {
+        panic!("{:?}", machine.front());
+    };
+    assert_eq!(header.phase, Phase::Ready);
+    let files = machine.root.data.node().credentials();
+    let kept = credentials::load(&files).unwrap().unwrap();
+    assert_eq!(kept.key.public(), key);
+    home.world.stop().await;
+}
+
+#[tokio::test]
+async fn parameters_for_another_cluster_begin_anew_only_before_an_answer() {
+    let mut home = Home::new().await;
+    let right = home.told().await;
+    let mut wrong = right.clone();
+    if let Cluster::Register(register) = &mut wrong.cluster {
+        register.ca = hearth_api::testing::TestCluster::new().ca().clone();
+    }
+    let machine = Machine::new();
+    let boot = machine.boot(loaded(&wrong));
+    let reason = boot.retries().await;
+    assert!(reason.contains("certificate is refused"), "{reason}");
+    let first: EnrolmentId = machine.registering().enrolment_id;
+    boot.off().await;
+
+    let boot = machine.boot(loaded(&right));
+    boot.waits().await;
+    let second = machine.registering().enrolment_id;
+    assert_ne!(second, first);
+    boot.off().await;
+
+    // The cluster has answered: what the node is follows from that.
+    let boot = machine.boot(loaded(&wrong));
+    boot.waits().await;
+    assert_eq!(machine.registering().enrolment_id, second);
+    boot.off().await;
+    home.world.stop().await;
+}

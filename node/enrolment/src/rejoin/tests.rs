@@ -1,0 +1,185 @@
+//! A member that runs, and a real curator that knows it, knows it no more, or
+//! has removed it.
+
+use std::{fs, sync::Mutex};
+
+use hearth_api::{identity::PublicKey, tls::wall_clock};
+use hearth_base::supervisor::{Options, Supervisor, runnable};
+use hearth_base::testing::soon;
+
+use super::*;
+use crate::driver::tests::Machine;
+use crate::registering_tests::{Home, member};
+
+/// A member that has been handed over.
+struct Node {
+    machine: Machine,
+    key: PublicKey,
+    handed_over: MemberData,
+    sealed: Arc<SealedStore>,
+}
+
+impl Node {
+    async fn new(home: &mut Home) -> Self {
+        let (machine, key) = member(home).await;
+        let boot = machine.boot(Ok(None));
+        let handed_over = boot.settled().await;
+        boot.off().await;
+        let data = &machine.root.data;
+        fs::write(data.node().roles(), "roles").unwrap();
+        fs::write(data.etcd().peer().key(), "key").unwrap();
+        Self {
+            sealed: Arc::new(SealedStore::new(&machine.root.esp)),
+            machine,
+            key,
+            handed_over,
+        }
+    }
+
+    fn start(&self) -> Running {
+        let (member_writer, member) = event::value();
+        let (refusals_writer, refusals) = event::value();
+        let (disowned_writer, disowned) = event::value();
+        let reports = Arc::new(Mutex::new(Vec::new()));
+        let parts = Arc::new(Parts {
+            root: self.machine.root.clone(),
+            sealed: self.sealed.clone(),
+            asker: Arc::new(Asker::new(wall_clock(), "boot".into())),
+            report: {
+                let reports = reports.clone();
+                Arc::new(move |report| reports.lock().unwrap().push(report.to_string()))
+            },
+            at_most_every: Duration::from_millis(20),
+            member,
+            refusals,
+            disowned: disowned_writer,
+        });
+        member_writer.set(self.handed_over.clone());
+        let top = runnable(move |ctx: Context| {
+            let parts = parts.clone();
+            async move {
+                ctx.run("rejoin", move |ctx| run(ctx, parts.clone()))?;
+                ctx.healthy();
+                ctx.cancelled().await;
+                Ok(())
+            }
+        });
+        Running {
+            supervisor: Supervisor::start(top, Options::default()),
+            _member: member_writer,
+            refusals: refusals_writer,
+            disowned,
+            reports,
+        }
+    }
+
+    /// The keys and roles are. What etcd may have open is the control plane's.
+    fn is_wiped(&self) -> bool {
+        let data = &self.machine.root.data;
+        let gone = !data.node().credentials().key().exists()
+            && !data.node().roles().exists()
+            && !data.etcd().peer().key().exists();
+        gone && matches!(self.machine.sealed(), Sealed::Disowned(_))
+    }
+
+    fn is_whole(&self) -> bool {
+        let data = &self.machine.root.data;
+        data.node().credentials().key().exists()
+            && data.node().roles().exists()
+            && data.etcd().peer().key().exists()
+            && matches!(self.machine.sealed(), Sealed::Member(_))
+    }
+}
+
+struct Running {
+    supervisor: Supervisor,
+    _member: event::Writer<MemberData>,
+    refusals: event::Writer<Refusals>,
+    disowned: event::Value<Disowned>,
+    reports: Arc<Mutex<Vec<String>>>,
+}
+
+impl Running {
+    async fn disowned(&self) {
+        soon("disowned", self.disowned.watch().next())
+            .await
+            .unwrap();
+    }
+
+    /// Sees that it goes on, though it was refused.
+    async fn stays(&self) {
+        for refusals in 1..10 {
+            self.refusals.set(refusals);
+            let disowned = tokio::time::timeout(Duration::from_millis(50), async {
+                self.disowned.watch().next().await
+            });
+            assert!(disowned.await.is_err(), "disowned without an order");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_member_that_runs_obeys_an_order() {
+    let mut home = Home::new().await;
+    let node = Node::new(&mut home).await;
+    let running = node.start();
+    running.stays().await;
+    assert!(node.is_whole());
+
+    home.delete(node.key).await;
+    running.refusals.set(100);
+    running.disowned().await;
+    assert!(node.is_wiped(), "before it is told");
+    let reports = running.reports.lock().unwrap().clone();
+    assert_eq!(reports.len(), 1, "{reports:?}");
+    assert!(
+        reports[0].starts_with("hearth: waiting for new parameters: cluster "),
+        "{reports:?}"
+    );
+    running.supervisor.shutdown().await;
+    home.world.stop().await;
+}
+
+/// A member that was removed while it was away, INSECURE and up before anyone
+/// could tell it.
+#[tokio::test]
+async fn a_member_asks_once_without_being_refused() {
+    let mut home = Home::new().await;
+    let node = Node::new(&mut home).await;
+    home.delete(node.key).await;
+    let running = node.start();
+    running.disowned().await;
+    assert!(node.is_wiped());
+    running.supervisor.shutdown().await;
+    home.world.stop().await;
+}
+
+#[tokio::test]
+async fn unknown_wipes_nothing() {
+    let mut home = Home::new().await;
+    let node = Node::new(&mut home).await;
+    home.world.delete_node(node.handed_over.node_id).await;
+    let running = node.start();
+    running.stays().await;
+    assert!(node.is_whole());
+    assert!(running.reports.lock().unwrap().is_empty());
+    running.supervisor.shutdown().await;
+    home.world.stop().await;
+}
+
+/// The keys are gone, and the power went before the rest was.
+#[tokio::test]
+async fn what_is_half_disowned_is_completed_without_the_cluster() {
+    let mut home = Home::new().await;
+    let node = Node::new(&mut home).await;
+    home.world.stop().await;
+    let Sealed::Member(member) = node.machine.sealed() else {
+        panic!("{:?}", node.machine.sealed());
+    };
+    disowning::seal(&node.sealed, member.into_disowned()).unwrap();
+    assert!(!node.is_wiped());
+    let running = node.start();
+    running.disowned().await;
+    assert!(node.is_wiped());
+    running.supervisor.shutdown().await;
+}

@@ -1,0 +1,363 @@
+//! The sealed configuration as the one protobuf message that is stored, and
+//! back. Fields that do not belong to a phase are refused in it.
+
+use std::sync::Arc;
+
+use hearth_api::{
+    identity::{JoinKey, NodeKey},
+    private::{self, EnrolmentPhase, SealedConfiguration},
+    v1::{ColdStartPolicy, StorageSecurity, TpmUsage},
+};
+use hearth_host::parameters::StaticNetwork;
+use prost::Message;
+use rustls_pki_types::CertificateDer;
+use zeroize::Zeroizing;
+
+use super::{
+    Answer, Asking, Disowned, Founding, Identity, Member, Registering, Sealed, SealedError, VERSION,
+};
+
+impl Sealed {
+    /// Whether both are the same in every field. By their encoding, as the
+    /// secrets among them are not made for comparison.
+    pub fn is_same(&self, other: &Self) -> bool {
+        *self.encode() == *other.encode()
+    }
+
+    pub(crate) fn encode(&self) -> Zeroizing<Vec<u8>> {
+        let mut message = self.to_message();
+        let bytes = Zeroizing::new(message.encode_to_vec());
+        wipe(&mut message);
+        bytes
+    }
+
+    pub(super) fn to_message(&self) -> SealedConfiguration {
+        match self {
+            Self::Founding(founding) => SealedConfiguration {
+                phase: EnrolmentPhase::Founding.into(),
+                cluster_ca: der(founding.cluster_ca.as_ref()),
+                owner_public_key: founding.owner.as_bytes().to_vec(),
+                node_key: founding.node_key.expose_seed().to_vec(),
+                cluster_unlock_key: founding.cluster_unlock_key.expose().to_vec(),
+                founding: Some(private::Founding {
+                    first_contact_secret: founding.first_contact_secret.expose().to_vec(),
+                    recovery_recipient: founding
+                        .recovery_recipient
+                        .map(|recipient| recipient.to_vec())
+                        .unwrap_or_default(),
+                    configuration: Some(founding.configuration.clone()),
+                    roles: Some(founding.roles),
+                    labels: founding.labels.clone(),
+                }),
+                ..identity_message(&founding.identity)
+            },
+            Self::Registering(registering) => registering_message(registering),
+            Self::Member(member) => SealedConfiguration {
+                phase: EnrolmentPhase::Member.into(),
+                cluster_ca: member.cluster_ca.to_vec(),
+                owner_public_key: member
+                    .owner
+                    .map(|owner| owner.as_bytes().to_vec())
+                    .unwrap_or_default(),
+                ..identity_message(&member.identity)
+            },
+            Self::Disowned(disowned) => SealedConfiguration {
+                version: VERSION,
+                phase: EnrolmentPhase::Disowned.into(),
+                enrolment_id: disowned.enrolment_id.as_bytes().to_vec(),
+                cluster_id: disowned.cluster_id.as_bytes().to_vec(),
+                node_id: disowned.node_id.to_string(),
+                ..SealedConfiguration::default()
+            },
+        }
+    }
+
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, SealedError> {
+        let mut message = SealedConfiguration::decode(bytes)
+            .map_err(|error| SealedError::content("message", "a sealed configuration", error))?;
+        let sealed = parse(&message);
+        wipe(&mut message);
+        sealed
+    }
+}
+
+fn der(certificate: Option<&CertificateDer<'_>>) -> Vec<u8> {
+    certificate.map(|c| c.to_vec()).unwrap_or_default()
+}
+
+fn identity_message(identity: &Identity) -> SealedConfiguration {
+    SealedConfiguration {
+        version: VERSION,
+        enrolment_id: identity.enrolment_id.as_bytes().to_vec(),
+        cluster_id: identity.cluster_id.as_bytes().to_vec(),
+        node_id: identity.node_id.to_string(),
+        node_unlock_key: identity.node_unlock_key.expose().to_vec(),
+        join_key: identity.join_key.expose_seed().to_vec(),
+        storage_security: identity.storage_security.into(),
+        tpm_usage: identity.tpm_usage.into(),
+        cold_start_policy: identity.cold_start_policy.into(),
+        key_epoch: identity.key_epoch,
+        network_config: identity.network.as_ref().map(StaticNetwork::to_message),
+        ..SealedConfiguration::default()
+    }
+}
+
+fn registering_message(registering: &Registering) -> SealedConfiguration {
+    let message = SealedConfiguration {
+        version: VERSION,
+        phase: EnrolmentPhase::Registering.into(),
+        enrolment_id: registering.enrolment_id.as_bytes().to_vec(),
+        node_id: registering.node_id.to_string(),
+        node_key: registering.node_key.expose_seed().to_vec(),
+        node_unlock_key: registering.node_unlock_key.expose().to_vec(),
+        cluster_unlock_key: registering.cluster_unlock_key.expose().to_vec(),
+        join_key: registering.join_key.expose_seed().to_vec(),
+        cluster_ca: registering.cluster_ca.to_vec(),
+        registering: Some(private::Registering {
+            directory: Some(registering.asking.directory.clone()),
+            register_ticket: registering.asking.ticket.expose().to_vec(),
+            labels: registering.asking.labels.clone(),
+        }),
+        network_config: registering.network.as_ref().map(StaticNetwork::to_message),
+        ..SealedConfiguration::default()
+    };
+    match &registering.answer {
+        None => message,
+        Some(answer) => SealedConfiguration {
+            cluster_id: answer.cluster_id.as_bytes().to_vec(),
+            storage_security: answer.storage_security.into(),
+            tpm_usage: answer.tpm_usage.into(),
+            cold_start_policy: answer.cold_start_policy.into(),
+            ..message
+        },
+    }
+}
+
+/// The generated type does not wipe itself.
+fn wipe(message: &mut SealedConfiguration) {
+    use zeroize::Zeroize;
+    message.node_unlock_key.zeroize();
+    message.join_key.zeroize();
+    message.node_key.zeroize();
+    message.cluster_unlock_key.zeroize();
+    if let Some(founding) = &mut message.founding {
+        founding.first_contact_secret.zeroize();
+    }
+    if let Some(registering) = &mut message.registering {
+        registering.register_ticket.zeroize();
+    }
+}
+
+fn parse(message: &SealedConfiguration) -> Result<Sealed, SealedError> {
+    if message.version != VERSION {
+        return Err(SealedError::content(
+            "version",
+            format!("{VERSION}"),
+            message.version,
+        ));
+    }
+    match message.phase() {
+        EnrolmentPhase::Founding => parse_founding(message),
+        EnrolmentPhase::Registering => parse_registering(message),
+        EnrolmentPhase::Member => parse_member(message),
+        EnrolmentPhase::Disowned => parse_disowned(message),
+        EnrolmentPhase::Unspecified => Err(SealedError::content("phase", "one", message.phase)),
+    }
+}
+
+/// `field("name", …)` gives the field's error its name.
+fn field<T, E: std::fmt::Display>(
+    name: &'static str,
+    parsed: Result<T, E>,
+) -> Result<T, SealedError> {
+    parsed.map_err(|error| SealedError::content(name, "a valid one", error))
+}
+
+fn absent(name: &'static str, phase: &str, length: usize) -> Result<(), SealedError> {
+    match length {
+        0 => Ok(()),
+        length => Err(SealedError::content(
+            name,
+            format!("nothing in phase {phase}"),
+            format!("{length} bytes"),
+        )),
+    }
+}
+
+fn certificate(bytes: &[u8]) -> Option<CertificateDer<'static>> {
+    (!bytes.is_empty()).then(|| CertificateDer::from(bytes.to_vec()))
+}
+
+fn network(message: &SealedConfiguration) -> Result<Option<StaticNetwork>, SealedError> {
+    let network = message.network_config.clone().map(StaticNetwork::parse);
+    field("network_config", network.transpose())
+}
+
+fn parse_answer(message: &SealedConfiguration) -> Result<Answer, SealedError> {
+    let storage_security = message.storage_security();
+    let tpm_usage = message.tpm_usage();
+    let cold_start_policy = message.cold_start_policy();
+    for (name, given) in [
+        (
+            "storage_security",
+            storage_security != StorageSecurity::Unspecified,
+        ),
+        ("tpm_usage", tpm_usage != TpmUsage::Unspecified),
+        (
+            "cold_start_policy",
+            cold_start_policy != ColdStartPolicy::Unspecified,
+        ),
+    ] {
+        if !given {
+            return Err(SealedError::content(name, "a known value", "none"));
+        }
+    }
+    Ok(Answer {
+        cluster_id: field("cluster_id", message.cluster_id[..].try_into())?,
+        storage_security,
+        tpm_usage,
+        cold_start_policy,
+    })
+}
+
+fn parse_identity(message: &SealedConfiguration) -> Result<Identity, SealedError> {
+    let answer = parse_answer(message)?;
+    Ok(Identity {
+        enrolment_id: field("enrolment_id", message.enrolment_id[..].try_into())?,
+        cluster_id: answer.cluster_id,
+        node_id: field("node_id", message.node_id.parse())?,
+        node_unlock_key: field("node_unlock_key", message.node_unlock_key[..].try_into())?,
+        join_key: field("join_key", JoinKey::from_seed_slice(&message.join_key))?,
+        storage_security: answer.storage_security,
+        tpm_usage: answer.tpm_usage,
+        cold_start_policy: answer.cold_start_policy,
+        key_epoch: message.key_epoch,
+        network: network(message)?,
+    })
+}
+
+fn parse_founding(message: &SealedConfiguration) -> Result<Sealed, SealedError> {
+    absent("registering", "FOUNDING", message.registering.iter().len())?;
+    let Some(founding) = &message.founding else {
+        return Err(SealedError::content(
+            "founding",
+            "it in phase FOUNDING",
+            "none",
+        ));
+    };
+    let recovery_recipient = match &founding.recovery_recipient[..] {
+        [] => None,
+        bytes => Some(field(
+            "founding.recovery_recipient",
+            <[u8; 32]>::try_from(bytes),
+        )?),
+    };
+    Ok(Sealed::Founding(Arc::new(Founding {
+        identity: parse_identity(message)?,
+        node_key: field("node_key", NodeKey::from_seed_slice(&message.node_key))?,
+        cluster_unlock_key: field(
+            "cluster_unlock_key",
+            message.cluster_unlock_key[..].try_into(),
+        )?,
+        owner: field("owner_public_key", message.owner_public_key[..].try_into())?,
+        cluster_ca: certificate(&message.cluster_ca),
+        first_contact_secret: field(
+            "founding.first_contact_secret",
+            founding.first_contact_secret[..].try_into(),
+        )?,
+        recovery_recipient,
+        configuration: founding.configuration.clone().unwrap_or_default(),
+        roles: founding.roles.unwrap_or_default(),
+        labels: founding.labels.clone(),
+    })))
+}
+
+fn parse_registering(message: &SealedConfiguration) -> Result<Sealed, SealedError> {
+    absent("founding", "REGISTERING", message.founding.iter().len())?;
+    absent(
+        "owner_public_key",
+        "REGISTERING",
+        message.owner_public_key.len(),
+    )?;
+    let Some(asking) = &message.registering else {
+        return Err(SealedError::content(
+            "registering",
+            "it in phase REGISTERING",
+            "none",
+        ));
+    };
+    let Some(cluster_ca) = certificate(&message.cluster_ca) else {
+        return Err(SealedError::content("cluster_ca", "it", "none"));
+    };
+    // The answer is there as a whole, or nothing of it is.
+    let unanswered = message.cluster_id.is_empty()
+        && message.storage_security() == StorageSecurity::Unspecified
+        && message.tpm_usage() == TpmUsage::Unspecified
+        && message.cold_start_policy() == ColdStartPolicy::Unspecified;
+    Ok(Sealed::Registering(Arc::new(Registering {
+        enrolment_id: field("enrolment_id", message.enrolment_id[..].try_into())?,
+        node_id: field("node_id", message.node_id.parse())?,
+        node_key: field("node_key", NodeKey::from_seed_slice(&message.node_key))?,
+        node_unlock_key: field("node_unlock_key", message.node_unlock_key[..].try_into())?,
+        cluster_unlock_key: field(
+            "cluster_unlock_key",
+            message.cluster_unlock_key[..].try_into(),
+        )?,
+        join_key: field("join_key", JoinKey::from_seed_slice(&message.join_key))?,
+        cluster_ca,
+        asking: Asking {
+            directory: asking.directory.clone().unwrap_or_default(),
+            ticket: field(
+                "registering.register_ticket",
+                asking.register_ticket[..].try_into(),
+            )?,
+            labels: asking.labels.clone(),
+        },
+        answer: match unanswered {
+            true => None,
+            false => Some(parse_answer(message)?),
+        },
+        network: network(message)?,
+    })))
+}
+
+fn parse_member(message: &SealedConfiguration) -> Result<Sealed, SealedError> {
+    absent("node_key", "MEMBER", message.node_key.len())?;
+    absent(
+        "cluster_unlock_key",
+        "MEMBER",
+        message.cluster_unlock_key.len(),
+    )?;
+    absent("founding", "MEMBER", message.founding.iter().len())?;
+    absent("registering", "MEMBER", message.registering.iter().len())?;
+    let Some(cluster_ca) = certificate(&message.cluster_ca) else {
+        return Err(SealedError::content("cluster_ca", "it", "none"));
+    };
+    let owner = match &message.owner_public_key[..] {
+        [] => None,
+        bytes => Some(field("owner_public_key", bytes.try_into())?),
+    };
+    Ok(Sealed::Member(Arc::new(Member {
+        identity: parse_identity(message)?,
+        cluster_ca,
+        owner,
+    })))
+}
+
+fn parse_disowned(message: &SealedConfiguration) -> Result<Sealed, SealedError> {
+    for (name, length) in [
+        ("node_unlock_key", message.node_unlock_key.len()),
+        ("join_key", message.join_key.len()),
+        ("node_key", message.node_key.len()),
+        ("cluster_unlock_key", message.cluster_unlock_key.len()),
+        ("founding", message.founding.iter().len()),
+        ("registering", message.registering.iter().len()),
+    ] {
+        absent(name, "DISOWNED", length)?;
+    }
+    Ok(Sealed::Disowned(Disowned {
+        enrolment_id: field("enrolment_id", message.enrolment_id[..].try_into())?,
+        cluster_id: field("cluster_id", message.cluster_id[..].try_into())?,
+        node_id: field("node_id", message.node_id.parse())?,
+    }))
+}

@@ -1,0 +1,118 @@
+//! Foundings of known bytes, for tests.
+
+use std::sync::Arc;
+
+use hearth_api::{
+    identity::{
+        ClusterId, ClusterUnlockKey, FirstContactSecret, JoinKey, NodeId, NodeKey, NodeUnlockKey,
+        SigningKey, Ticket,
+    },
+    v1::{
+        ClusterBootstrap, ClusterConfiguration, ClusterDirectory, ColdStartPolicy, NodeParameters,
+        NodeRoles, StorageSecurity, StorageSecurityPolicy, TpmUsage, Wipe, cluster_directory,
+        node_parameters,
+    },
+};
+use hearth_host::parameters::{self, Parameters, Source};
+use prost::Message;
+use rustls_pki_types::CertificateDer;
+
+use super::{
+    EnrolmentId,
+    sealed::{Answer, Asking, Founding, Identity, Registering},
+};
+
+/// A founding whose public names are made of `life`, and whose secrets are the
+/// bytes 0xb1 to 0xb5.
+pub(crate) fn founding(life: u8, storage_security: StorageSecurity) -> Arc<Founding> {
+    Arc::new(Founding {
+        identity: Identity {
+            enrolment_id: EnrolmentId::from_bytes([life; 16]),
+            cluster_id: ClusterId::from_bytes([life; 16]),
+            node_id: NodeId::from_bytes([life; 16]),
+            node_unlock_key: NodeUnlockKey::from_bytes([0xb1; 32]),
+            join_key: JoinKey::from_seed([0xb2; 32]),
+            storage_security,
+            tpm_usage: TpmUsage::NotPresent,
+            cold_start_policy: ColdStartPolicy::None,
+            key_epoch: 0,
+            network: None,
+        },
+        node_key: NodeKey::from_seed([0xb3; 32]),
+        cluster_unlock_key: ClusterUnlockKey::from_bytes([0xb4; 32]),
+        owner: SigningKey::from_seed([1; 32]).public(),
+        cluster_ca: None,
+        first_contact_secret: FirstContactSecret::from_bytes([0xb5; 32]),
+        recovery_recipient: None,
+        configuration: ClusterConfiguration::default(),
+        roles: NodeRoles::default(),
+        labels: Vec::new(),
+    })
+}
+
+/// A registration of the same bytes, answered if the cluster has said how to
+/// store. Its ticket is made of 0xb6.
+pub(crate) fn registering(life: u8, answer: Option<StorageSecurity>) -> Arc<Registering> {
+    Arc::new(Registering {
+        enrolment_id: EnrolmentId::from_bytes([life; 16]),
+        node_id: NodeId::from_bytes([life; 16]),
+        node_key: NodeKey::from_seed([0xb3; 32]),
+        node_unlock_key: NodeUnlockKey::from_bytes([0xb1; 32]),
+        cluster_unlock_key: ClusterUnlockKey::from_bytes([0xb4; 32]),
+        join_key: JoinKey::from_seed([0xb2; 32]),
+        cluster_ca: CertificateDer::from(b"an authority".to_vec()),
+        asking: Asking {
+            directory: directory("192.0.2.1"),
+            ticket: Ticket::from_bytes([0xb6; 32]),
+            labels: Vec::new(),
+        },
+        answer: answer.map(|storage_security| Answer {
+            cluster_id: ClusterId::from_bytes([9; 16]),
+            storage_security,
+            tpm_usage: TpmUsage::NotPresent,
+            cold_start_policy: ColdStartPolicy::None,
+        }),
+        network: None,
+    })
+}
+
+/// A directory of one node.
+pub(crate) fn directory(host: &str) -> ClusterDirectory {
+    ClusterDirectory {
+        nodes: vec![cluster_directory::Node {
+            id: NodeId::from_bytes([0xcc; 16]).to_string(),
+            addresses: vec![cluster_directory::Address {
+                host: host.into(),
+                port: 0,
+            }],
+            roles: None,
+        }],
+    }
+}
+
+/// Parameters that found a cluster, as the node gets them.
+pub(crate) fn bootstrap_message(policy: StorageSecurityPolicy, wipe: Option<u8>) -> Vec<u8> {
+    NodeParameters {
+        cluster: Some(node_parameters::Cluster::ClusterBootstrap(
+            ClusterBootstrap {
+                owner_public_key: SigningKey::from_seed([1; 32]).public().as_bytes().to_vec(),
+                first_contact_secret: vec![2; 32],
+                initial_cluster_configuration: Some(ClusterConfiguration {
+                    storage_security_policy: policy.into(),
+                    ..ClusterConfiguration::default()
+                }),
+                ..ClusterBootstrap::default()
+            },
+        )),
+        wipe: wipe.map(|life| Wipe {
+            enrolment_id: vec![life; 16],
+        }),
+        ..NodeParameters::default()
+    }
+    .encode_to_vec()
+}
+
+/// The same, parsed.
+pub(crate) fn bootstrap(policy: StorageSecurityPolicy, wipe: Option<u8>) -> Parameters {
+    parameters::parse(Source::FwCfg, &bootstrap_message(policy, wipe)).expect("valid parameters")
+}

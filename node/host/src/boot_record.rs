@@ -1,0 +1,207 @@
+//! What one boot tells the next: how restless the machine has been, and what
+//! time it was.
+//!
+//! A core that dies makes PID 1 reboot the machine, and a machine that dies
+//! over and over should not do so at full speed. PID 1 remembers nothing, so
+//! the core counts: each boot adds one, a node that has been well for a while
+//! sets it back to zero, and the delay that follows from the count is left for
+//! PID 1 in a file before anything else can go wrong.
+//!
+//! The clock is raised to the later of the image's build time and the time
+//! saved here, so that a machine whose battery is flat does not take expired
+//! certificates for valid ones.
+//!
+//! All of this is a courtesy. If the ESP cannot be read or written, the boot
+//! goes on with a warning.
+
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use hearth_api::private::BootRecord;
+use hearth_sys::clock;
+use hearth_sys::slots::{FileSlot, Loaded, SlotError, SlotFormat, SlotPair};
+use prost::Message;
+
+use crate::layout::StateFile;
+
+const VERSION: u32 = 1;
+const FORMAT: SlotFormat = SlotFormat {
+    magic: *b"HRTHBOOT",
+    version: VERSION,
+};
+/// Boots that may follow each other without a delay: a power cut or two are
+/// no reason to make anyone wait.
+const FREE_BOOTS: u32 = 3;
+const LONGEST_DELAY: Duration = Duration::from_secs(60);
+
+/// What the kernel calls this boot.
+const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
+
+/// Random for each boot, from the kernel.
+pub fn boot_id() -> std::io::Result<String> {
+    let text = std::fs::read_to_string(BOOT_ID)?;
+    Ok(text.trim().to_owned())
+}
+
+/// The record on one ESP.
+pub struct Keeper {
+    slots: SlotPair<FileSlot>,
+    restless_boots: u32,
+}
+
+impl Keeper {
+    /// Reads the record, raises the clock by it and counts this boot.
+    pub fn begin(file: &StateFile) -> Result<Self, SlotError> {
+        let mut slots = file.slots(FORMAT);
+        let record = match slots.load() {
+            Ok(Loaded::Value { payload, .. }) => BootRecord::decode(payload.as_slice()).ok(),
+            Ok(_) => None,
+            Err(error @ SlotError::OtherVersion { .. }) => return Err(error),
+            Err(error) => {
+                // A counter and a time are not worth a refusal.
+                tracing::warn!(%error, "the boot record is lost; it begins anew");
+                slots.erase()?;
+                None
+            }
+        };
+        let record = record.unwrap_or_default();
+        if let Ok(saved) = u64::try_from(record.saved_time) {
+            raise_clock(UNIX_EPOCH + Duration::from_secs(saved));
+        }
+        let restless_boots = record.restless_boots.saturating_add(1);
+        let mut keeper = Self {
+            slots,
+            restless_boots,
+        };
+        keeper.save()?;
+        Ok(keeper)
+    }
+
+    /// How long PID 1 should wait if the core dies in this boot.
+    pub fn reboot_delay(&self) -> Duration {
+        delay(self.restless_boots)
+    }
+
+    /// The node has been well for a while, or goes down in order.
+    pub fn rest(&mut self) -> Result<(), SlotError> {
+        self.restless_boots = 0;
+        self.save()
+    }
+
+    /// Saves the count and the time as it is now.
+    pub fn save(&mut self) -> Result<(), SlotError> {
+        let now = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
+        let record = BootRecord {
+            version: VERSION,
+            restless_boots: self.restless_boots,
+            saved_time: i64::try_from(now.as_secs()).unwrap_or(i64::MAX),
+        };
+        self.slots.save(&record.encode_to_vec()).map(|_| ())
+    }
+}
+
+/// Sets the clock forward to `floor` if it stands before it.
+pub fn raise_clock(floor: SystemTime) {
+    match clock::raise_to(floor) {
+        Ok(None) => {}
+        Ok(Some(by)) => tracing::warn!(seconds = by.as_secs(), "the clock was behind; raised it"),
+        Err(error) => tracing::warn!(%error, "the clock is behind and cannot be raised"),
+    }
+}
+
+/// Nothing at first, then a second, doubled with each further boot.
+fn delay(restless_boots: u32) -> Duration {
+    match restless_boots.checked_sub(FREE_BOOTS + 1) {
+        None => Duration::ZERO,
+        Some(exponent) => {
+            let seconds = 1u64.checked_shl(exponent).unwrap_or(u64::MAX);
+            Duration::from_secs(seconds).min(LONGEST_DELAY)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_api::stored_form;
+    use hearth_sys::slots::{self, HEADER_LEN};
+
+    use super::*;
+
+    fn file(esp: &tempfile::TempDir) -> StateFile {
+        StateFile {
+            directory: esp.path().to_owned(),
+            name: "boot_record",
+        }
+    }
+
+    #[test]
+    fn the_delay_grows_and_is_bounded() {
+        let delays: Vec<u64> = (0..=12).map(|boots| delay(boots).as_secs()).collect();
+        assert_eq!(delays, [0, 0, 0, 0, 1, 2, 4, 8, 16, 32, 60, 60, 60]);
+        assert_eq!(delay(u32::MAX), LONGEST_DELAY);
+    }
+
+    #[test]
+    fn boots_are_counted_until_the_node_rests() {
+        let esp = tempfile::tempdir().unwrap();
+        for _ in 0..FREE_BOOTS {
+            assert_eq!(
+                Keeper::begin(&file(&esp)).unwrap().reboot_delay(),
+                Duration::ZERO
+            );
+        }
+        let mut keeper = Keeper::begin(&file(&esp)).unwrap();
+        assert_eq!(keeper.reboot_delay(), Duration::from_secs(1));
+        keeper.rest().unwrap();
+        assert_eq!(
+            Keeper::begin(&file(&esp)).unwrap().reboot_delay(),
+            Duration::ZERO
+        );
+    }
+
+    #[test]
+    fn a_broken_record_begins_anew() {
+        let esp = tempfile::tempdir().unwrap();
+        for slot in file(&esp).paths() {
+            std::fs::write(slot, b"garbage").unwrap();
+        }
+        let keeper = Keeper::begin(&file(&esp)).unwrap();
+        assert_eq!(keeper.restless_boots, 1);
+    }
+
+    /// The time in it is the clock's, so it is put in for the comparison.
+    #[test]
+    fn the_stored_form_stays() {
+        const SAVED: i64 = 1_700_000_000;
+        let esp = tempfile::tempdir().unwrap();
+        Keeper::begin(&file(&esp)).unwrap();
+        let [a, b] = file(&esp).paths().map(|path| std::fs::read(path).unwrap());
+        assert_eq!(a, b);
+        let (before, record) = a.split_at(HEADER_LEN);
+        let mut record = BootRecord::decode(record).unwrap();
+        assert!(record.saved_time >= SAVED, "the clock's");
+        assert_eq!(
+            *slots::encode(&FORMAT, 1, &record.encode_to_vec()),
+            a,
+            "nothing else is in it: {before:?}"
+        );
+        record.saved_time = SAVED;
+        let written = slots::encode(&FORMAT, 1, &record.encode_to_vec());
+        let stored = stored_form!("boot-record.slot", written);
+
+        for path in file(&esp).paths() {
+            std::fs::write(path, &stored).unwrap();
+        }
+        let Loaded::Value { payload, .. } = file(&esp).slots(FORMAT).load().unwrap() else {
+            panic!("not read");
+        };
+        let wanted = BootRecord {
+            version: 1,
+            restless_boots: 1,
+            saved_time: SAVED,
+        };
+        assert_eq!(BootRecord::decode(&payload[..]).unwrap(), wanted);
+        assert_eq!(Keeper::begin(&file(&esp)).unwrap().restless_boots, 2);
+    }
+}

@@ -1,0 +1,175 @@
+//! The node's credentials on its data partition: certificate and CA in DER,
+//! the key in PKCS #8, DER.
+//!
+//! The certificate is written last. Where it exists, all three do; where it
+//! does not, there are none, whatever else lies there.
+
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::path::Path;
+
+use hearth_api::identity::{KeyError, NodeCredentials, NodeKey};
+use hearth_sys::files::{self, FileError};
+use rustls_pki_types::CertificateDer;
+use zeroize::Zeroizing;
+
+use crate::layout::KeyFiles;
+
+/// Only root of this machine.
+const PRIVATE: u32 = 0o600;
+/// Certificates and keys of ours are well below a KiB.
+const LARGEST_FILE: u64 = 64 << 10;
+
+/// Why credentials could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum CredentialsError {
+    /// A file cannot be read or written.
+    #[error("the node's credentials")]
+    File(#[from] FileError),
+    /// A key cannot be overwritten.
+    #[error("the node's credentials: cannot overwrite {path}")]
+    Overwrite {
+        /// The file.
+        path: String,
+        /// The cause.
+        source: std::io::Error,
+    },
+    /// The certificate is there, and this file is not.
+    #[error("the node's credentials: {path} is missing")]
+    Missing {
+        /// The file.
+        path: String,
+    },
+    /// The key's file holds no key.
+    #[error("the node's credentials: {path}")]
+    Key {
+        /// The file.
+        path: String,
+        /// What is wrong with it.
+        source: KeyError,
+    },
+}
+
+/// Saves them. Durable when this returns; idempotent.
+pub fn save(files: &KeyFiles, credentials: &NodeCredentials) -> Result<(), CredentialsError> {
+    let key = credentials.key.expose_pkcs8_der();
+    files::write_atomic(&files.key(), &key, PRIVATE)?;
+    files::write_atomic(&files.ca(), &credentials.ca, PRIVATE)?;
+    files::write_atomic(&files.certificate(), &credentials.certificate, PRIVATE)?;
+    Ok(())
+}
+
+/// Reads them; `None` if none were ever saved.
+pub fn load(files: &KeyFiles) -> Result<Option<NodeCredentials>, CredentialsError> {
+    let Some(certificate) = files::read_limited(&files.certificate(), LARGEST_FILE)? else {
+        return Ok(None);
+    };
+    let required = |path: std::path::PathBuf| {
+        files::read_limited(&path, LARGEST_FILE)?.ok_or_else(|| CredentialsError::Missing {
+            path: path.display().to_string(),
+        })
+    };
+    let key = Zeroizing::new(required(files.key())?);
+    let key = NodeKey::from_pkcs8_der(&key).map_err(|source| CredentialsError::Key {
+        path: files.key().display().to_string(),
+        source,
+    })?;
+    Ok(Some(NodeCredentials {
+        key,
+        certificate: CertificateDer::from(certificate),
+        ca: CertificateDer::from(required(files.ca())?),
+    }))
+}
+
+/// Removes them for good: the key is overwritten first. None there is fine.
+pub fn erase(files: &KeyFiles) -> Result<(), CredentialsError> {
+    files::remove_durably(&files.certificate())?;
+    overwrite(&files.key()).map_err(|source| CredentialsError::Overwrite {
+        path: files.key().display().to_string(),
+        source,
+    })?;
+    files::remove_durably(&files.key())?;
+    files::remove_durably(&files.ca())?;
+    Ok(())
+}
+
+/// In place, so that the blocks of the file hold it no more.
+fn overwrite(path: &Path) -> std::io::Result<()> {
+    let mut file = match OpenOptions::new().write(true).open(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        file => file?,
+    };
+    let length = file.metadata()?.len().min(LARGEST_FILE);
+    file.write_all(&vec![0; length as usize])?;
+    file.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use hearth_api::stored_form;
+
+    use super::*;
+    use crate::layout::Root;
+
+    #[test]
+    fn credentials_are_all_there_or_none() {
+        let base = tempfile::tempdir().unwrap();
+        let root = Root::under(base.path());
+        fs::create_dir(root.data.path()).unwrap();
+        root.data.make_directories().unwrap();
+        let files = root.data.node().credentials();
+        let credentials = NodeCredentials {
+            key: NodeKey::generate(),
+            certificate: CertificateDer::from(b"certificate".to_vec()),
+            ca: CertificateDer::from(b"authority".to_vec()),
+        };
+        save(&files, &credentials).unwrap();
+        let loaded = load(&files).unwrap().unwrap();
+        assert_eq!(loaded.key.public(), credentials.key.public());
+        assert_eq!(loaded.certificate, credentials.certificate);
+        assert_eq!(loaded.ca, credentials.ca);
+
+        fs::write(files.key(), "damaged").unwrap();
+        assert!(matches!(load(&files), Err(CredentialsError::Key { .. })));
+        fs::remove_file(files.key()).unwrap();
+        assert!(matches!(
+            load(&files),
+            Err(CredentialsError::Missing { .. })
+        ));
+        fs::remove_file(files.certificate()).unwrap();
+        assert!(load(&files).unwrap().is_none());
+
+        save(&files, &credentials).unwrap();
+        for _ in 0..2 {
+            erase(&files).unwrap();
+            assert!(load(&files).unwrap().is_none());
+            assert_eq!(fs::read_dir(files.path()).unwrap().count(), 0);
+        }
+    }
+
+    #[test]
+    fn the_stored_form_stays() {
+        let base = tempfile::tempdir().unwrap();
+        let root = Root::under(base.path());
+        fs::create_dir(root.data.path()).unwrap();
+        root.data.make_directories().unwrap();
+        let files = root.data.node().credentials();
+        let credentials = NodeCredentials {
+            key: NodeKey::from_seed([0x11; 32]),
+            certificate: CertificateDer::from(b"a certificate".to_vec()),
+            ca: CertificateDer::from(b"an authority".to_vec()),
+        };
+        save(&files, &credentials).unwrap();
+        // Certificates are what they are: DER, and nothing around it.
+        assert_eq!(fs::read(files.certificate()).unwrap(), b"a certificate");
+        assert_eq!(fs::read(files.ca()).unwrap(), b"an authority");
+        let key = stored_form!("credentials-key.der", fs::read(files.key()).unwrap());
+        fs::write(files.key(), key).unwrap();
+        let read = load(&files).unwrap().unwrap();
+        assert_eq!(*read.key.expose_seed(), [0x11; 32]);
+        assert_eq!(read.certificate, credentials.certificate);
+        assert_eq!(read.ca, credentials.ca);
+    }
+}

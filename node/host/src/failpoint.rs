@@ -1,0 +1,307 @@
+//! Named points at which a test image stands still, so that its power is cut
+//! exactly there.
+//!
+//! Every durable step of the enrolment has one before and one after it. The
+//! host arms one of them by a fw_cfg item, waits for its line on the console
+//! and cuts the power; the next boot has to go on from what was durable. A
+//! point that is reached never returns: were it to answer with an error, the
+//! test would show how errors are handled, and a power cut is not an error.
+//!
+//! Without the feature `failpoints`, [`failpoint!`](crate::failpoint) is no
+//! code at all; the name is still checked when the crate is compiled.
+
+#[cfg(feature = "failpoints")]
+pub use armed::{ArmError, arm, arm_from_fw_cfg, reach};
+
+/// Those that a bootstrap meets, in order.
+pub const BOOTSTRAP: &[&str] = &[
+    "enrolment.sealed_founding.before",
+    "enrolment.sealed_founding.after",
+    "storage.header_initialising.before",
+    "storage.header_initialising.after",
+    "storage.file_system.before",
+    "storage.file_system.after",
+    "storage.header_ready.before",
+    "storage.header_ready.after",
+    "founding.authorities.before",
+    "founding.authorities.after",
+    "enrolment.sealed_authority.before",
+    "enrolment.sealed_authority.after",
+    "founding.transaction.before",
+    "founding.transaction.after",
+    "founding.credentials.before",
+    "founding.credentials.after",
+    "founding.authority_keys_removed.before",
+    "founding.authority_keys_removed.after",
+    "enrolment.sealed_member.before",
+    "enrolment.sealed_member.after",
+];
+
+/// Those that a registration meets, in order, on the node that registers. What
+/// is durable in the cluster counts as well: it may be so without the node's
+/// knowledge.
+pub const REGISTER: &[&str] = &[
+    "enrolment.sealed_registering.before",
+    "enrolment.sealed_registering.after",
+    "registering.asked.before",
+    "registering.asked.after",
+    "enrolment.sealed_answer.before",
+    "enrolment.sealed_answer.after",
+    "storage.header_initialising.before",
+    "storage.header_initialising.after",
+    "storage.file_system.before",
+    "storage.file_system.after",
+    "storage.header_ready.before",
+    "storage.header_ready.after",
+    "registering.committed.before",
+    "registering.committed.after",
+    "registering.credentials.before",
+    "registering.credentials.after",
+    "enrolment.sealed_member.before",
+    "enrolment.sealed_member.after",
+];
+
+/// Those that a node meets, in order, that its cluster has removed.
+pub const DISOWN: &[&str] = &[
+    "enrolment.sealed_disowned.before",
+    "enrolment.sealed_disowned.after",
+    "disowning.wiped.before",
+    "disowning.wiped.after",
+];
+
+/// Those of the changes of consensus, on the curator that leads.
+pub const MEMBERSHIP: &[&str] = &[
+    "membership.add.before",
+    "membership.add.after",
+    "membership.promote.before",
+    "membership.promote.after",
+    "membership.remove.before",
+    "membership.remove.after",
+];
+
+/// All there are. A point on the way of two of them stands in both lists.
+pub const ALL: [&[&str]; 4] = [BOOTSTRAP, REGISTER, DISOWN, MEMBERSHIP];
+
+/// Whether there is a failpoint of this name.
+pub const fn is_known(name: &str) -> bool {
+    let mut list = 0;
+    while list < ALL.len() {
+        let mut index = 0;
+        while index < ALL[list].len() {
+            if equal(ALL[list][index].as_bytes(), name.as_bytes()) {
+                return true;
+            }
+            index += 1;
+        }
+        list += 1;
+    }
+    false
+}
+
+/// `==` on slices is not yet usable in constants.
+const fn equal(a: &[u8], b: &[u8]) -> bool {
+    if a.len() != b.len() {
+        return false;
+    }
+    let mut index = 0;
+    while index < a.len() {
+        if a[index] != b[index] {
+            return false;
+        }
+        index += 1;
+    }
+    true
+}
+
+/// Stands still for ever at this point if it is the armed one.
+///
+/// The name is a literal out of [`ALL`](crate::failpoint::ALL); any other does
+/// not compile. The calling thread stops, in asynchronous code too: nothing
+/// that follows the point must happen.
+#[macro_export]
+macro_rules! failpoint {
+    ($name:literal) => {{
+        const { assert!($crate::failpoint::is_known($name), "no such failpoint") };
+        $crate::failpoint::reach($name);
+    }};
+}
+
+/// What [`failpoint!`](crate::failpoint) calls; no code without the feature.
+///
+/// The feature is asked for here and not in the macro, which is expanded in
+/// crates that do not have it.
+#[cfg(not(feature = "failpoints"))]
+#[inline(always)]
+pub const fn reach(_name: &str) {}
+
+#[cfg(feature = "failpoints")]
+mod armed {
+    use std::sync::OnceLock;
+
+    use hearth_api::{console::Report, names};
+    use hearth_sys::fw_cfg::{FwCfg, FwCfgError};
+
+    use super::is_known;
+
+    /// Arms a failpoint where there is no fw_cfg: the node core in tests on
+    /// the developer's machine.
+    const ENVIRONMENT: &str = "HEARTH_FAILPOINT";
+
+    type Print = Box<dyn Fn(&Report) + Send + Sync>;
+
+    static ARMED: OnceLock<Armed> = OnceLock::new();
+
+    struct Armed {
+        name: Option<String>,
+        print: Print,
+    }
+
+    /// Why no failpoint could be armed.
+    #[derive(Debug, thiserror::Error)]
+    pub enum ArmError {
+        /// The item cannot be read.
+        #[error(transparent)]
+        FwCfg(#[from] FwCfgError),
+        /// A typing error would otherwise be a test that tests nothing.
+        #[error("there is no failpoint {0:?}")]
+        Unknown(String),
+        /// It is done once, at boot.
+        #[error("a failpoint was armed before")]
+        Again,
+    }
+
+    /// Arms the failpoint named by the fw_cfg item
+    /// [`FW_CFG_FAILPOINT`](names::FW_CFG_FAILPOINT), if there is one, and
+    /// tells which. `print` puts a report on the console.
+    pub fn arm_from_fw_cfg(
+        fw_cfg: &FwCfg,
+        print: impl Fn(&Report) + Send + Sync + 'static,
+    ) -> Result<Option<String>, ArmError> {
+        let Some(content) = fw_cfg.read(names::FW_CFG_FAILPOINT)? else {
+            return Ok(None);
+        };
+        let name = String::from_utf8_lossy(&content).trim().to_owned();
+        arm(&name, print)?;
+        Ok(Some(name))
+    }
+
+    /// Arms the failpoint `name`.
+    pub fn arm(
+        name: &str,
+        print: impl Fn(&Report) + Send + Sync + 'static,
+    ) -> Result<(), ArmError> {
+        if !is_known(name) {
+            return Err(ArmError::Unknown(name.to_owned()));
+        }
+        let armed = Armed {
+            name: Some(name.to_owned()),
+            print: Box::new(print),
+        };
+        ARMED.set(armed).map_err(|_| ArmError::Again)
+    }
+
+    /// What [`failpoint!`](crate::failpoint) calls.
+    pub fn reach(name: &str) {
+        let armed = ARMED.get_or_init(|| Armed {
+            name: std::env::var(ENVIRONMENT).ok(),
+            print: Box::new(|report| println!("{report}")),
+        });
+        if armed.name.as_deref() == Some(name) {
+            (armed.print)(&Report::Failpoint(name.to_owned()));
+            loop {
+                std::thread::park();
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, fs, path::Path};
+
+    use super::*;
+
+    /// Every `failpoint!("…")` in the sources of the node but this file.
+    fn used(directory: &Path, names: &mut Vec<String>) {
+        for entry in fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                used(&path, names);
+            } else if path.extension().is_some_and(|e| e == "rs")
+                && path.file_name().is_some_and(|n| n != "failpoint.rs")
+            {
+                let source = fs::read_to_string(&path).unwrap();
+                for call in source.split("failpoint!(\"").skip(1) {
+                    names.push(call.split('"').next().unwrap().to_owned());
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn each_failpoint_stands_at_exactly_one_place() {
+        let mut names = Vec::new();
+        used(
+            Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/..")),
+            &mut names,
+        );
+        names.sort();
+        let all: BTreeSet<_> = ALL.iter().copied().flatten().copied().collect();
+        assert_eq!(names, all.into_iter().collect::<Vec<_>>());
+    }
+
+    #[test]
+    fn names_are_unique_and_known() {
+        for list in ALL {
+            assert_eq!(list.iter().collect::<BTreeSet<_>>().len(), list.len());
+            assert!(list.iter().all(|name| is_known(name)));
+        }
+        assert!(!is_known("enrolment.sealed_founding"));
+        assert!(!is_known(""));
+    }
+
+    /// The one test that arms: there is one armed failpoint in a process.
+    #[cfg(feature = "failpoints")]
+    #[test]
+    fn the_armed_one_reports_and_never_returns() {
+        use std::{sync::mpsc, thread, time::Duration};
+
+        use hearth_api::names;
+        use hearth_sys::fw_cfg::FwCfg;
+
+        let dir = tempfile::tempdir().unwrap();
+        let fw_cfg = FwCfg::at(dir.path());
+        assert!(arm_from_fw_cfg(&fw_cfg, |_| ()).unwrap().is_none());
+        let item = dir.path().join("by_name").join(names::FW_CFG_FAILPOINT);
+        fs::create_dir_all(&item).unwrap();
+        fs::write(item.join("raw"), "storage.header_red.after").unwrap();
+        let error = arm_from_fw_cfg(&fw_cfg, |_| ()).unwrap_err();
+        assert!(matches!(error, ArmError::Unknown(_)), "{error}");
+
+        fs::write(item.join("raw"), "storage.header_ready.after\n").unwrap();
+        let (printed, lines) = mpsc::channel();
+        let print = move |report: &hearth_api::console::Report| {
+            printed.send(report.to_string()).unwrap();
+        };
+        let armed = arm_from_fw_cfg(&fw_cfg, print).unwrap();
+        assert_eq!(armed.as_deref(), Some("storage.header_ready.after"));
+        assert!(matches!(
+            arm("storage.header_ready.after", |_| ()),
+            Err(ArmError::Again)
+        ));
+
+        let (passed, marks) = mpsc::channel();
+        thread::spawn(move || {
+            reach("storage.header_ready.before");
+            passed.send("before").unwrap();
+            reach("storage.header_ready.after");
+            passed.send("after").unwrap();
+        });
+        let bound = Duration::from_secs(30);
+        assert_eq!(marks.recv_timeout(bound), Ok("before"));
+        let line = lines.recv_timeout(bound).unwrap();
+        assert_eq!(line, "hearth: failpoint storage.header_ready.after");
+        let still = marks.recv_timeout(Duration::from_millis(200));
+        assert_eq!(still, Err(mpsc::RecvTimeoutError::Timeout));
+    }
+}

@@ -1,0 +1,189 @@
+//! A node's part of the mesh over which pods reach each other: its key and the
+//! addresses of its pods.
+//!
+//! [`POD_NETWORK`] is cut into ranges of [`POD_RANGE_BITS`] bits of prefix, and
+//! a range is known by its number in that order. So ranges either are the same
+//! or have nothing in common, and that no two nodes' overlap needs no more
+//! than that no number is given twice. Everything that comes from elsewhere is
+//! checked here, once.
+
+use std::{fmt, net::Ipv4Addr, str::FromStr, sync::LazyLock};
+
+use hearth_api::{
+    identity::MeshKey,
+    names::{POD_NETWORK, POD_RANGE_BITS},
+    v1::ClusterNetworking,
+};
+use hearth_sys::cidr::Cidr;
+
+/// What is no part of the mesh.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum NetworkingError {
+    /// The key is none.
+    #[error("wireguard_public_key: {0}")]
+    Key(#[from] hearth_api::identity::KeyError),
+    /// The range is none.
+    #[error("pod_range: wanted a /{POD_RANGE_BITS} of {POD_NETWORK}, found {0:?}")]
+    Range(String),
+}
+
+/// The addresses of one node's pods.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PodRange(u16);
+
+/// The first address of [`POD_NETWORK`], and how many ranges it has.
+static NETWORK: LazyLock<(u32, u16)> = LazyLock::new(|| {
+    let network: Cidr = POD_NETWORK.parse().expect("the network of pods");
+    let std::net::IpAddr::V4(first) = network.address() else {
+        unreachable!("the network of pods is of IPv4");
+    };
+    (first.to_bits(), 1 << (POD_RANGE_BITS - network.prefix()))
+});
+
+impl PodRange {
+    /// All there are, the lowest first.
+    pub fn all() -> impl Iterator<Item = Self> {
+        (0..NETWORK.1).map(Self)
+    }
+
+    /// Its first address, which is the node's own among its pods.
+    pub fn gateway(self) -> Ipv4Addr {
+        Ipv4Addr::from_bits(self.first() + 1)
+    }
+
+    /// The range.
+    pub fn cidr(self) -> Cidr {
+        let first = Ipv4Addr::from_bits(self.first()).into();
+        Cidr::new(first, POD_RANGE_BITS).expect("a prefix of IPv4")
+    }
+
+    fn first(self) -> u32 {
+        NETWORK.0 + (u32::from(self.0) << (32 - POD_RANGE_BITS))
+    }
+}
+
+impl FromStr for PodRange {
+    type Err = NetworkingError;
+
+    fn from_str(text: &str) -> Result<Self, NetworkingError> {
+        let range = |text: &str| {
+            let cidr: Cidr = text.parse().ok()?;
+            let std::net::IpAddr::V4(address) = cidr.address() else {
+                return None;
+            };
+            let offset = address.to_bits().checked_sub(NETWORK.0)?;
+            let number = u16::try_from(offset >> (32 - POD_RANGE_BITS)).ok()?;
+            let range = Self(number);
+            // In its one spelling.
+            (number < NETWORK.1 && range.to_string() == text).then_some(range)
+        };
+        range(text).ok_or_else(|| NetworkingError::Range(text.to_owned()))
+    }
+}
+
+impl fmt::Display for PodRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.cidr().fmt(f)
+    }
+}
+
+impl fmt::Debug for PodRange {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// A node's part of the mesh.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Networking {
+    /// Of WireGuard. No two nodes have the same.
+    pub key: MeshKey,
+    /// The addresses of its pods. No two nodes have the same.
+    pub range: PodRange,
+}
+
+impl TryFrom<&ClusterNetworking> for Networking {
+    type Error = NetworkingError;
+
+    fn try_from(wire: &ClusterNetworking) -> Result<Self, NetworkingError> {
+        Ok(Self {
+            key: MeshKey::try_from(&wire.wireguard_public_key[..])?,
+            range: wire.pod_range.parse()?,
+        })
+    }
+}
+
+impl From<Networking> for ClusterNetworking {
+    fn from(networking: Networking) -> Self {
+        Self {
+            wireguard_public_key: networking.key.as_bytes().to_vec(),
+            pod_range: networking.range.to_string(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_api::identity::MeshSecret;
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn ranges_are_cut_from_the_network_of_pods() {
+        let network: Cidr = POD_NETWORK.parse().unwrap();
+        let all: Vec<_> = PodRange::all().collect();
+        assert_eq!(all.len(), 4096);
+        assert_eq!(all[0].to_string(), "10.208.0.0/24");
+        assert_eq!(all[3].gateway().to_string(), "10.208.3.1");
+        assert_eq!(all[4095].to_string(), "10.223.255.0/24");
+        for (number, range) in all.iter().enumerate() {
+            assert!(network.contains(range.cidr().address()), "{range}");
+            assert_eq!(range.to_string().parse(), Ok(*range));
+            let next = all.get(number + 1);
+            assert!(next.is_none_or(|next| !next.cidr().contains(range.gateway().into())));
+        }
+    }
+
+    #[test]
+    fn what_is_no_range_is_refused() {
+        for wrong in [
+            "",
+            "10.208.0.0",
+            "10.208.0.1/24",
+            "10.208.0.0/23",
+            "10.208.0.0/25",
+            "10.208.0.0/024",
+            "10.207.255.0/24",
+            "10.224.0.0/24",
+            "::/24",
+        ] {
+            let refused = wrong.parse::<PodRange>().unwrap_err();
+            assert!(refused.to_string().contains("10.208.0.0/12"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_part_reads_back() {
+        let networking = Networking {
+            key: MeshSecret::generate().public(),
+            range: PodRange(7),
+        };
+        let wire = ClusterNetworking::from(networking);
+        assert_eq!(wire.pod_range, "10.208.7.0/24");
+        assert_eq!(Networking::try_from(&wire), Ok(networking));
+        assert!(Networking::try_from(&ClusterNetworking::default()).is_err());
+    }
+
+    proptest! {
+        #[test]
+        fn arbitrary_parts_are_judged_without_harm(
+            wireguard_public_key: Vec<u8>, pod_range in "[0-9./:a-f]{0,20}",
+        ) {
+            let wire = ClusterNetworking { wireguard_public_key, pod_range };
+            if let Ok(networking) = Networking::try_from(&wire) {
+                prop_assert_eq!(ClusterNetworking::from(networking), wire);
+            }
+        }
+    }
+}

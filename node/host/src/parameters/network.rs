@@ -1,0 +1,191 @@
+//! `network_config`: addresses that are not asked for by DHCP.
+
+use std::{fmt, net::IpAddr, str::FromStr};
+
+use hearth_api::v1::{NetworkConfig, network_config};
+use hearth_sys::cidr::Cidr;
+
+use super::{Problem, labels::quoted};
+
+/// Static configuration of one interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StaticNetwork {
+    /// Which interface; `None` is the one Ethernet link there is.
+    pub mac: Option<Mac>,
+    /// At least one.
+    pub addresses: Vec<Cidr>,
+    /// Beyond those that the addresses imply.
+    pub routes: Vec<Route>,
+    /// In the order in which they are asked.
+    pub nameservers: Vec<IpAddr>,
+    /// 802.1Q, 1 to 4094; `None` is untagged.
+    pub vlan: Option<u16>,
+}
+
+/// The address of an Ethernet interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mac(pub [u8; 6]);
+
+/// Where to send what.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// Where to; a prefix of length 0 is the default route.
+    pub destination: Cidr,
+    /// By whom, of the same family; `None` is on this link.
+    pub gateway: Option<IpAddr>,
+}
+
+impl StaticNetwork {
+    /// From the message, as the parameters and the sealed configuration have
+    /// it.
+    pub fn parse(message: NetworkConfig) -> Result<Self, Problem> {
+        if message.addresses.is_empty() {
+            return Err(Problem::unwanted(
+                "network_config.addresses",
+                "at least one address with its prefix length, such as \"192.0.2.10/24\"",
+                "none",
+            ));
+        }
+        let addresses = each("addresses", &message.addresses, |field, text| {
+            host(cidr(field, text)?, field, text)
+        })?;
+        let nameservers = each("nameservers", &message.nameservers, address)?;
+        let routes = message
+            .routes
+            .iter()
+            .enumerate()
+            .map(|(index, message)| route(&format!("network_config.routes[{index}]"), message))
+            .collect::<Result<_, _>>()?;
+        Ok(Self {
+            mac: mac(&message.mac)?,
+            addresses,
+            routes,
+            nameservers,
+            vlan: vlan(message.vlan)?,
+        })
+    }
+
+    /// The message again.
+    pub fn to_message(&self) -> NetworkConfig {
+        NetworkConfig {
+            mac: self.mac.map(|mac| mac.to_string()).unwrap_or_default(),
+            addresses: self.addresses.iter().map(Cidr::to_string).collect(),
+            routes: self
+                .routes
+                .iter()
+                .map(|route| network_config::Route {
+                    destination: route.destination.to_string(),
+                    gateway: route.gateway.map(|g| g.to_string()).unwrap_or_default(),
+                })
+                .collect(),
+            nameservers: self.nameservers.iter().map(IpAddr::to_string).collect(),
+            vlan: self.vlan.unwrap_or_default().into(),
+        }
+    }
+}
+
+impl fmt::Display for Mac {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl FromStr for Mac {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let mut bytes = [0; 6];
+        let mut parts = text.split(':');
+        for byte in &mut bytes {
+            let part = parts.next().ok_or(())?;
+            if part.len() != 2 || !part.bytes().all(|b| b.is_ascii_hexdigit()) {
+                return Err(());
+            }
+            *byte = u8::from_str_radix(part, 16).map_err(|_| ())?;
+        }
+        parts.next().is_none().then_some(Self(bytes)).ok_or(())
+    }
+}
+
+fn each<T>(
+    name: &str,
+    texts: &[String],
+    parse: impl Fn(&str, &str) -> Result<T, Problem>,
+) -> Result<Vec<T>, Problem> {
+    let indexed = texts.iter().enumerate();
+    indexed
+        .map(|(index, text)| parse(&format!("network_config.{name}[{index}]"), text))
+        .collect()
+}
+
+fn cidr(field: &str, text: &str) -> Result<Cidr, Problem> {
+    text.parse().map_err(|_| {
+        Problem::unwanted(
+            field,
+            "an address with its prefix length, such as \"192.0.2.10/24\"",
+            quoted(text),
+        )
+    })
+}
+
+fn host(cidr: Cidr, field: &str, text: &str) -> Result<Cidr, Problem> {
+    let address = cidr.address();
+    if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
+        return Err(Problem::unwanted(
+            field,
+            "an address that a host can have on a network",
+            quoted(text),
+        ));
+    }
+    Ok(cidr)
+}
+
+fn address(field: &str, text: &str) -> Result<IpAddr, Problem> {
+    text.parse()
+        .map_err(|_| Problem::unwanted(field, "an IP address", quoted(text)))
+}
+
+fn route(field: &str, message: &network_config::Route) -> Result<Route, Problem> {
+    let destination = cidr(&format!("{field}.destination"), &message.destination)?;
+    let gateway = match &message.gateway[..] {
+        "" => None,
+        text => Some(address(&format!("{field}.gateway"), text)?),
+    };
+    if gateway.is_some_and(|g| g.is_ipv4() != destination.address().is_ipv4()) {
+        return Err(Problem::unwanted(
+            format!("{field}.gateway"),
+            "an address of the destination's family",
+            quoted(&message.gateway),
+        ));
+    }
+    Ok(Route {
+        destination,
+        gateway,
+    })
+}
+
+fn mac(text: &str) -> Result<Option<Mac>, Problem> {
+    if text.is_empty() {
+        return Ok(None);
+    }
+    text.parse().map(Some).map_err(|()| {
+        Problem::unwanted(
+            "network_config.mac",
+            "a MAC address such as \"52:54:00:12:34:56\"",
+            quoted(text),
+        )
+    })
+}
+
+fn vlan(tag: u32) -> Result<Option<u16>, Problem> {
+    match u16::try_from(tag) {
+        Ok(0) => Ok(None),
+        Ok(tag) if tag <= 4094 => Ok(Some(tag)),
+        _ => Err(Problem::unwanted(
+            "network_config.vlan",
+            "0 for none, or 1 to 4094",
+            tag.to_string(),
+        )),
+    }
+}

@@ -1,0 +1,156 @@
+//! A certificate that was issued, alone or with its key, and when the next one
+//! is due.
+
+use std::{
+    fmt,
+    path::Path,
+    time::{Duration, SystemTime},
+};
+
+use hearth_api::identity::{PublicKey, SigningKey};
+use hearth_sys::files;
+use rustls_pki_types::CertificateDer;
+use zeroize::Zeroizing;
+
+use super::{KubernetesPkiError, certificate::LIFETIME};
+
+/// How long before its end a certificate is renewed: a third of its life, so
+/// that a renewal may fail for days before anybody notices.
+pub const RENEW_BEFORE: Duration = Duration::from_secs(LIFETIME.as_secs() / 3);
+
+/// Only root of this machine.
+const PRIVATE: u32 = 0o600;
+
+/// A certificate in the form that Kubernetes' programs read.
+pub fn to_pem(certificate: &[u8]) -> String {
+    pem_of("CERTIFICATE", certificate)
+}
+
+pub(super) fn pem_of(kind: &str, der: &[u8]) -> String {
+    let lines = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
+    pem::encode_config(&pem::Pem::new(kind, der), lines)
+}
+
+/// A private key in PEM. Wiped when dropped; does not print.
+#[derive(Clone)]
+pub struct Pem(Zeroizing<String>);
+
+impl Pem {
+    pub(super) fn new(text: Zeroizing<String>) -> Self {
+        Self(text)
+    }
+
+    fn of(key: &SigningKey) -> Self {
+        Self(key.expose_plain_pkcs8_pem())
+    }
+
+    /// The key itself, to be written for the program that uses it.
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+}
+
+impl fmt::Debug for Pem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Pem(redacted)")
+    }
+}
+
+/// A certificate, and when it ends.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Issued {
+    certificate: CertificateDer<'static>,
+    public_key: PublicKey,
+    not_after: SystemTime,
+}
+
+impl Issued {
+    /// Reads a certificate, DER. Who issued it is not looked at.
+    pub fn parse(der: &[u8]) -> Result<Self, KubernetesPkiError> {
+        let wrong = KubernetesPkiError::Issued;
+        let (rest, parsed) =
+            x509_parser::parse_x509_certificate(der).map_err(|_| wrong("is none"))?;
+        if !rest.is_empty() {
+            return Err(wrong("has something behind it"));
+        }
+        let public_key = PublicKey::try_from(&parsed.public_key().subject_public_key.data[..])
+            .map_err(|_| wrong("is not for an Ed25519 key"))?;
+        Ok(Self {
+            certificate: CertificateDer::from(der.to_vec()),
+            public_key,
+            not_after: parsed.validity().not_after.to_datetime().into(),
+        })
+    }
+
+    /// DER.
+    pub fn certificate(&self) -> &CertificateDer<'static> {
+        &self.certificate
+    }
+
+    /// From then on it is no longer good.
+    pub fn not_after(&self) -> SystemTime {
+        self.not_after
+    }
+}
+
+/// A certificate and its private key.
+#[derive(Clone, Debug)]
+pub struct KeyAndCertificate {
+    issued: Issued,
+    key: Pem,
+}
+
+impl KeyAndCertificate {
+    /// Joins a key, and the certificate (DER) that somebody has issued for it.
+    /// Fails if it is for another key.
+    pub fn new(key: &SigningKey, certificate: &[u8]) -> Result<Self, KubernetesPkiError> {
+        let issued = Issued::parse(certificate)?;
+        if issued.public_key != key.public() {
+            return Err(KubernetesPkiError::Issued("is for another key"));
+        }
+        Ok(Self {
+            issued,
+            key: Pem::of(key),
+        })
+    }
+
+    /// The certificate, PEM.
+    pub fn certificate_pem(&self) -> String {
+        to_pem(&self.issued.certificate)
+    }
+
+    /// The certificate, DER.
+    pub fn certificate(&self) -> &CertificateDer<'static> {
+        &self.issued.certificate
+    }
+
+    /// PKCS #8, PEM.
+    pub fn key_pem(&self) -> &Pem {
+        &self.key
+    }
+
+    /// From then on it is no longer good.
+    pub fn not_after(&self) -> SystemTime {
+        self.issued.not_after
+    }
+
+    /// When the next one is due.
+    pub fn renew_at(&self) -> SystemTime {
+        self.issued.not_after - RENEW_BEFORE
+    }
+
+    /// How long until then; zero if it is due.
+    pub fn renew_in(&self, now: SystemTime) -> Duration {
+        self.renew_at().duration_since(now).unwrap_or_default()
+    }
+
+    /// Writes both, each file at once and for root alone. Blocks on the disk.
+    ///
+    /// Programs that follow their files may see the new key beside the old
+    /// certificate for a moment; they keep what they had until both fit.
+    pub fn save(&self, certificate: &Path, key: &Path) -> Result<(), KubernetesPkiError> {
+        files::write_atomic(key, self.key.expose().as_bytes(), PRIVATE)?;
+        files::write_atomic(certificate, self.certificate_pem().as_bytes(), PRIVATE)?;
+        Ok(())
+    }
+}

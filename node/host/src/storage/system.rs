@@ -1,0 +1,144 @@
+//! The data partition of a real machine: partition, device mapper, XFS.
+//!
+//! ```text
+//!   /data                    XFS
+//!   hearth-data              dm-crypt          (not INSECURE)
+//!   hearth-data-integrity    dm-integrity      (AUTHENTICATED_ENCRYPTED)
+//!   hearth-data-payload      dm-linear         everything behind the header
+//!   partition of type DATA_TYPE on the boot disk
+//! ```
+//!
+//! The linear volume is there in every mode, so that nothing above it can
+//! reach the header, and so that all modes share one place of the payload.
+
+use std::path::{Path, PathBuf};
+
+use hearth_api::names;
+use hearth_sys::block::{BlockError, Blocks, PartitionDevice};
+use hearth_sys::dm::{AeadKey, DeviceMapper, DmError, XtsKey};
+use hearth_sys::mounts::MountFlags;
+use hearth_sys::{mkfs, mounts};
+use tokio::runtime::Handle;
+use uuid::Uuid;
+
+use super::{
+    BoxError, Machinery, StorageError,
+    header::REGION,
+    keys::{Mode, VolumeKey},
+};
+
+const VOLUME: &str = "hearth-data";
+const INTEGRITY: &str = "hearth-data-integrity";
+const PAYLOAD: &str = "hearth-data-payload";
+
+/// The kernel of this machine.
+pub struct System {
+    esp: Box<dyn Fn() -> Result<PartitionDevice, BlockError> + Send>,
+    partition: Option<PartitionDevice>,
+}
+
+impl System {
+    /// `esp` finds the partition that this machine was booted from; the data
+    /// partition lies on the same disk.
+    pub fn new(esp: impl Fn() -> Result<PartitionDevice, BlockError> + Send + 'static) -> Self {
+        Self {
+            esp: Box::new(esp),
+            partition: None,
+        }
+    }
+
+    fn partition(&mut self) -> Result<PartitionDevice, StorageError> {
+        if let Some(partition) = &self.partition {
+            return Ok(partition.clone());
+        }
+        let kind: Uuid = names::DATA_TYPE.parse().expect("a GUID");
+        let found = (self.esp)()
+            .and_then(|esp| Blocks::default().only_partition(&esp.disk, kind))
+            .map_err(failed("find the data partition"))?;
+        self.partition = Some(found.clone());
+        Ok(found)
+    }
+}
+
+fn failed<E: Into<BoxError>>(step: &'static str) -> impl FnOnce(E) -> StorageError {
+    move |error| StorageError::machinery(step)(error.into())
+}
+
+/// Closes what an earlier attempt left, from the top, and opens the payload.
+fn reopen_payload(device: &Path) -> Result<(DeviceMapper, PathBuf), DmError> {
+    let mapper = DeviceMapper::open()?;
+    for name in [VOLUME, INTEGRITY, PAYLOAD] {
+        mapper.remove(name)?;
+    }
+    let payload = mapper.open_part(PAYLOAD, device, REGION)?;
+    Ok((mapper, payload))
+}
+
+fn open(key: Option<VolumeKey>, device: &Path) -> Result<PathBuf, DmError> {
+    let (mapper, payload) = reopen_payload(device)?;
+    match key {
+        None => Ok(payload),
+        Some(VolumeKey::Xts(key)) => mapper.open_encrypted(VOLUME, &payload, &XtsKey::new(key)),
+        Some(VolumeKey::Aead(key)) => {
+            let integrity = mapper.open_integrity(INTEGRITY, &payload)?;
+            mapper.open_authenticated(VOLUME, &integrity, &AeadKey::new(key))
+        }
+    }
+}
+
+impl Machinery for System {
+    fn device(&mut self) -> Result<PathBuf, StorageError> {
+        Ok(self.partition()?.path)
+    }
+
+    fn grow(&mut self) -> Result<(), StorageError> {
+        let partition = self.partition()?;
+        let grown = Blocks::default()
+            .grow(&partition)
+            .map_err(failed("grow the data partition"))?;
+        if grown.size() != partition.size() {
+            tracing::info!(
+                from = partition.size(),
+                to = grown.size(),
+                "the data partition now reaches to the disk's end"
+            );
+        }
+        self.partition = Some(grown);
+        Ok(())
+    }
+
+    fn prepare(&mut self, mode: Mode, device: &Path) -> Result<(), StorageError> {
+        match mode {
+            Mode::Encrypted => Ok(()),
+            Mode::AuthenticatedEncrypted => reopen_payload(device)
+                .and_then(|(mapper, payload)| mapper.format_integrity(INTEGRITY, &payload))
+                .map_err(failed("format the data partition for authentication")),
+        }
+    }
+
+    fn open(&mut self, key: Option<VolumeKey>, device: &Path) -> Result<PathBuf, StorageError> {
+        open(key, device).map_err(failed("open the data partition"))
+    }
+
+    /// Blocks on the program. Called on a thread that may block, within the
+    /// runtime that owns the child.
+    fn make_file_system(&mut self, payload: &Path) -> Result<(), StorageError> {
+        Handle::current()
+            .block_on(mkfs::xfs(payload))
+            .map_err(failed("make a file system"))
+    }
+
+    fn is_mounted(&mut self, at: &Path) -> Result<bool, StorageError> {
+        if !at.exists() {
+            return Ok(false);
+        }
+        mounts::is_mount_point(at).map_err(failed("look for a mounted data partition"))
+    }
+
+    fn mount(&mut self, payload: &Path, at: &Path) -> Result<(), StorageError> {
+        let flags = MountFlags::NOEXEC | MountFlags::NODEV | MountFlags::NOSUID;
+        // Volumes of pods have limits by it; it costs nothing where there are none.
+        mounts::mount(payload, at, "xfs", flags, "prjquota")
+            .map_err(failed("mount the data partition"))
+    }
+}

@@ -1,0 +1,124 @@
+//! Follows services and their pods, as the API servers tell of them.
+//!
+//! Of each object only what has a name is kept. Most news are about the rest
+//! (leaders that renew their claims in annotations of endpoints, every two
+//! seconds), and make no new zone. A zone is told when both kinds have been
+//! listed completely; while a listing is repeated, and while no API server
+//! answers, the last one stands: old answers are better than none.
+
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+
+use futures::StreamExt as _;
+use hearth_base::event::Writer;
+use hearth_base::supervisor::{Failure, Outcome};
+use hearth_kubernetes_api::Watching;
+use hearth_kubernetes_api::fields::{self, Object};
+use hearth_kubernetes_api::watch::{Event, Known, Which, watch};
+use hearth_kubernetes_api::{ApiError, Client, kinds};
+
+use super::zone::{Endpoint, Endpoints, Port, Service, Target, Zone};
+
+/// News that are at hand together make one zone.
+const TOGETHER: usize = 256;
+
+/// Follows them by this client. Ends by an error only: watches that are
+/// refused or broken begin again by themselves.
+pub async fn follow(
+    client: Client,
+    server: Ipv4Addr,
+    zone: &Writer<Arc<Zone>>,
+    watching: &Watching<'_>,
+) -> Outcome {
+    let services = watch(client.all(kinds::SERVICES), Which::All).ready_chunks(TOGETHER);
+    let endpoints = watch(client.all(kinds::ENDPOINTS), Which::All).ready_chunks(TOGETHER);
+    tokio::pin!(services, endpoints);
+    let mut of_services = Known::default();
+    let mut of_endpoints = Known::default();
+    loop {
+        let news = tokio::select! {
+            Some(told) = services.next() => {
+                take(&mut of_services, told, service, "services", watching)
+            }
+            Some(told) = endpoints.next() => {
+                take(&mut of_endpoints, told, endpoints_of, "endpoints", watching)
+            }
+            else => return Err(Failure::msg("the watches ended")),
+        };
+        let (Some(services), Some(endpoints)) = (of_services.all(), of_endpoints.all()) else {
+            continue;
+        };
+        if news {
+            zone.set(Arc::new(Zone::new(services, endpoints, server)));
+            watching.good();
+        }
+    }
+}
+
+/// Tells whether anything is different now.
+fn take<O: Object, T: PartialEq>(
+    known: &mut Known<T>,
+    told: Vec<Result<Event<O>, ApiError>>,
+    read: fn(O) -> Option<T>,
+    what: &str,
+    watching: &Watching<'_>,
+) -> bool {
+    let mut news = false;
+    for told in told {
+        match told {
+            Ok(event) => {
+                watching.hears();
+                news |= known.take(event, read);
+            }
+            Err(error) => watching.failed(what, &error),
+        }
+    }
+    news
+}
+
+/// What names need of a service; nothing if it has none.
+fn service(object: fields::Service) -> Option<Service> {
+    let spec = object.spec;
+    let target = match (spec.kind.as_str(), spec.cluster_ip.as_str()) {
+        ("ExternalName", _) => Target::Elsewhere(spec.external_name),
+        (_, "None") => Target::Headless,
+        // An empty one is not admitted yet.
+        (_, address) => Target::Address(address.parse().ok()?),
+    };
+    Some(Service {
+        target,
+        ports: spec.ports.into_iter().filter_map(port).collect(),
+    })
+}
+
+/// A port with a name.
+fn port(port: fields::Port) -> Option<Port> {
+    let protocol = match port.protocol.as_str() {
+        "" => "TCP".to_owned(),
+        _ => port.protocol,
+    };
+    Some(Port {
+        name: Some(port.name).filter(|name| !name.is_empty())?,
+        protocol,
+        number: u16::try_from(port.port).ok()?,
+    })
+}
+
+/// The pods that are ready. (Of a service that wants the others, too, Kubernetes
+/// lists them all as ready.)
+fn endpoints_of(object: fields::Endpoints) -> Option<Endpoints> {
+    let mut all = Endpoints::new();
+    for subset in object.subsets {
+        let ports: Vec<Port> = subset.ports.into_iter().filter_map(port).collect();
+        for address in subset.addresses {
+            if let Ok(ip) = address.ip.parse() {
+                all.push(Endpoint {
+                    address: ip,
+                    hostname: Some(address.hostname).filter(|name| !name.is_empty()),
+                    ports: ports.clone(),
+                });
+            }
+        }
+    }
+    Some(all)
+}

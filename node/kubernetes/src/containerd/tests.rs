@@ -1,0 +1,155 @@
+//! With a real containerd, of the bundle that [`testing`](super::super::testing)
+//! finds.
+
+use std::path::{Path, PathBuf};
+
+use hearth_sys::child::Child;
+use tokio::process::Command;
+use tokio::time::sleep;
+
+use super::wire::leases::{CreateRequest, CreateResponse};
+use super::*;
+
+/// Machines that test many things at once are slow.
+const BOUND: Duration = Duration::from_secs(120);
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
+
+/// A folder with a bundle's tree, or `None`, and says so.
+fn bundle() -> Option<PathBuf> {
+    if !nix::unistd::geteuid().is_root() {
+        eprintln!("skipped: containerd wants to be root");
+        return None;
+    }
+    let bundle = super::super::testing::programs();
+    if bundle.is_none() {
+        eprintln!("skipped: this needs a bundle of Kubernetes: cargo xtask kubernetes");
+    }
+    bundle
+}
+
+/// containerd, and the way to it. Its programs want to lie in `/ext`; this one
+/// is started by the bundle's own loader from wherever it lies.
+async fn start(bundle: &Path, place: &Path) -> (Child, Connection) {
+    let socket = place.join("state/socket");
+    let config = Config {
+        root: &place.join("root"),
+        state: &place.join("state"),
+        socket: &socket,
+        runc: &bundle.join("bin/runc"),
+        network_plugins: &bundle.join("cni"),
+        network: &place.join("network"),
+        registries: None,
+        // The test's machine may have other control groups than a node.
+        group: "",
+    };
+    let file = place.join("config");
+    std::fs::write(&file, config.to_toml()).unwrap();
+    let lib = bundle.join("lib");
+    let mut command = Command::new(lib.join("ld-linux-x86-64.so.2"));
+    command
+        .arg("--library-path")
+        .arg(&lib)
+        .arg(bundle.join("bin/containerd"))
+        .arg("--config")
+        .arg(&file)
+        .env_clear();
+    let child = Child::spawn(command, |_, line| eprintln!("{line}"));
+    let child = child.await.unwrap();
+    let connection = Connection::to(&socket);
+    let works = async {
+        while connection.works().await.is_err() {
+            sleep(LOOK_AGAIN).await;
+        }
+    };
+    timeout(BOUND, works).await.expect("containerd works");
+    (child, connection)
+}
+
+#[tokio::test]
+async fn images_are_imported_once_and_stay() {
+    let Some(bundle) = bundle() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let archive = bundle.join("images/pause.tar");
+    let (mut child, connection) = start(&bundle, place.path()).await;
+    let imported = images::import(&connection, &archive).await.unwrap();
+    assert_eq!(imported, [config::PAUSE_IMAGE]);
+    let again = images::import(&connection, &archive).await.unwrap();
+    assert_eq!(again, [] as [String; 0]);
+    // Nothing runs, so there is nothing to stop.
+    timeout(DRAIN, drain(&connection)).await.unwrap();
+    child.terminate(BOUND).await.unwrap();
+
+    let (mut child, connection) = start(&bundle, place.path()).await;
+    let later = images::import(&connection, &archive).await.unwrap();
+    assert_eq!(later, [] as [String; 0]);
+    child.terminate(BOUND).await.unwrap();
+}
+
+/// What makes snapshots is the container runtime's; here it is written out.
+mod wire {
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub struct Prepare {
+        #[prost(string, tag = "1")]
+        pub snapshotter: String,
+        #[prost(string, tag = "2")]
+        pub key: String,
+        #[prost(string, tag = "3")]
+        pub parent: String,
+    }
+
+    #[derive(Clone, PartialEq, prost::Message)]
+    pub struct Commit {
+        #[prost(string, tag = "1")]
+        pub snapshotter: String,
+        #[prost(string, tag = "2")]
+        pub name: String,
+        #[prost(string, tag = "3")]
+        pub key: String,
+    }
+}
+
+#[tokio::test]
+async fn what_is_not_believed_is_forgotten_and_nothing_else() {
+    const SNAPSHOTS: &str = "/containerd.services.snapshots.v1.Snapshots";
+    let Some(bundle) = bundle() else { return };
+    let place = tempfile::tempdir().unwrap();
+    let archive = bundle.join("images/pause.tar");
+    let (mut child, connection) = start(&bundle, place.path()).await;
+    images::import(&connection, &archive).await.unwrap();
+    let snapshotter = "overlayfs".to_owned();
+    // containerd collects what nothing names, at any moment.
+    let id = connection::LEASE.to_owned();
+    let path = "/containerd.services.leases.v1.Leases/Create".to_owned();
+    let lease = connection::request(CreateRequest { id });
+    let made = connection.ask::<_, CreateResponse>(path, lease);
+    made.await.unwrap();
+    // Three layers, and a container on top of them.
+    let mut parent = String::new();
+    for layer in ["a", "b", "c", "container"] {
+        let prepare = wire::Prepare {
+            snapshotter: snapshotter.clone(),
+            key: format!("{layer}-new"),
+            parent: parent.clone(),
+        };
+        let path = format!("{SNAPSHOTS}/Prepare");
+        let prepared = connection.ask::<_, ()>(path, connection::leased(prepare));
+        prepared.await.unwrap();
+        if layer == "container" {
+            break;
+        }
+        let commit = wire::Commit {
+            snapshotter: snapshotter.clone(),
+            name: layer.to_owned(),
+            key: format!("{layer}-new"),
+        };
+        let path = format!("{SNAPSHOTS}/Commit");
+        let committed = connection.ask::<_, ()>(path, connection::leased(commit));
+        committed.await.unwrap();
+        parent = layer.to_owned();
+    }
+    assert_eq!(unpacked::forget(&connection).await.unwrap(), 4);
+    assert_eq!(unpacked::forget(&connection).await.unwrap(), 0);
+    let kept = images::import(&connection, &archive).await.unwrap();
+    assert_eq!(kept, [] as [String; 0]);
+    child.terminate(BOUND).await.unwrap();
+}

@@ -1,0 +1,199 @@
+//! Whether what containerd has unpacked is on the disk.
+//!
+//! containerd notes that a layer is unpacked before the layer's files are on
+//! the disk, and never looks at them again. So after a power cut an image may
+//! consist of empty files, in that boot and in each later one. The layers as
+//! they came are written through, and named by their digests.
+//!
+//! So what was unpacked is believed if containerd has ended in order and the
+//! whole file system was written after that, of which there is a note on the
+//! disk. Otherwise all of it is forgotten before anybody uses it; whoever wants
+//! an image first has it unpacked again.
+//!
+//! The note is taken away before containerd starts. That it was there, or that
+//! everything was forgotten, is remembered in memory for as long as the role is
+//! held in this boot: containerd may end and start again under its pods.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use hearth_host::layout::Root;
+use hearth_sys::files::{self, FileError};
+use tonic::{Code, Status};
+
+use super::connection::{Connection, request, within};
+use super::wire::snapshots::{
+    Info, ListSnapshotsRequest, ListSnapshotsResponse, RemoveSnapshotRequest,
+    RemoveSnapshotResponse,
+};
+
+const SNAPSHOTS: &str = "/containerd.services.snapshots.v1.Snapshots";
+/// containerd's way to put layers together, the only one here.
+const SNAPSHOTTER: &str = "overlayfs";
+/// For one call; emulated disks are slow, and a layer has thousands of files.
+const CALL_BOUND: Duration = Duration::from_secs(60);
+/// Only root of this machine.
+const PRIVATE: u32 = 0o600;
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub struct Unpacked {
+    /// containerd's own.
+    directory: PathBuf,
+    /// On the disk: all of it is there, too.
+    note: PathBuf,
+    /// In memory: it was, or there is nothing of it.
+    believed: PathBuf,
+}
+
+impl Unpacked {
+    /// Of this node.
+    pub fn of(root: &Root) -> Self {
+        Self {
+            directory: root.data.containerd(),
+            note: root.data.containerd_written(),
+            believed: root.ephemeral.kubernetes().worker().unpacked_believed(),
+        }
+    }
+
+    /// Before containerd starts. Blocks on the disk.
+    pub fn begin(&self) -> Result<(), FileError> {
+        if self.note.exists() {
+            self.believe()?;
+            files::remove_durably(&self.note)?;
+        }
+        Ok(())
+    }
+
+    /// Whether it can be used.
+    pub fn is_believed(&self) -> bool {
+        self.believed.exists()
+    }
+
+    /// From now on it can.
+    pub fn believe(&self) -> Result<(), FileError> {
+        files::write_atomic(&self.believed, b"", PRIVATE)
+    }
+
+    /// When containerd has ended in order. Blocks until all is on the disk.
+    pub fn end(&self) -> Result<(), FileError> {
+        if !self.is_believed() {
+            return Ok(());
+        }
+        files::sync_file_system(&self.directory)?;
+        files::write_atomic(&self.note, b"", PRIVATE)
+    }
+}
+
+/// Has containerd forget everything that is unpacked, and the files that
+/// containers of earlier boots have changed. Tells how many there were.
+pub async fn forget(connection: &Connection) -> Result<usize, Status> {
+    let list = ListSnapshotsRequest {
+        snapshotter: SNAPSHOTTER.to_owned(),
+    };
+    let listed = connection.list(format!("{SNAPSHOTS}/List"), request(list));
+    let listed: Vec<ListSnapshotsResponse> = within(CALL_BOUND, listed).await?;
+    let all = listed.into_iter().flat_map(|part| part.info).collect();
+    let names = leaves_first(all);
+    for name in &names {
+        let remove = RemoveSnapshotRequest {
+            snapshotter: SNAPSHOTTER.to_owned(),
+            key: name.clone(),
+        };
+        let path = format!("{SNAPSHOTS}/Remove");
+        let removed = connection.ask::<_, RemoveSnapshotResponse>(path, request(remove));
+        match within(CALL_BOUND, removed).await {
+            Err(status) if status.code() == Code::NotFound => {}
+            removed => drop(removed?),
+        }
+    }
+    Ok(names.len())
+}
+
+/// Their names, none before one that builds on it.
+fn leaves_first(all: Vec<Info>) -> Vec<String> {
+    let mut above: HashMap<String, usize> = HashMap::new();
+    for info in &all {
+        *above.entry(info.parent.clone()).or_default() += 1;
+    }
+    let is_leaf = |info: &Info| !above.contains_key(&info.name);
+    let mut ready: Vec<String> = all
+        .iter()
+        .filter(|info| is_leaf(info))
+        .map(|info| info.name.clone())
+        .collect();
+    let parents: HashMap<_, _> = all
+        .into_iter()
+        .map(|info| (info.name, info.parent))
+        .collect();
+    let mut names = Vec::with_capacity(parents.len());
+    while let Some(name) = ready.pop() {
+        let parent = parents.get(&name).cloned().unwrap_or_default();
+        if let Some(left) = above.get_mut(&parent) {
+            *left -= 1;
+            if *left == 0 && parents.contains_key(&parent) {
+                ready.push(parent);
+            }
+        }
+        names.push(name);
+    }
+    names
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn it_is_believed_after_an_end_in_order_only() {
+        let directory = tempfile::tempdir().unwrap();
+        let root = Root::under(directory.path());
+        let unpacked = Unpacked::of(&root);
+        let boot = || {
+            let memory = root.ephemeral.path();
+            drop(std::fs::remove_dir_all(memory));
+            std::fs::create_dir_all(root.ephemeral.kubernetes().worker().path()).unwrap();
+        };
+        std::fs::create_dir_all(root.data.containerd()).unwrap();
+        boot();
+        unpacked.begin().unwrap();
+        assert!(!unpacked.is_believed(), "nobody knows what is there");
+        // It ends before that was cleared up.
+        unpacked.end().unwrap();
+        boot();
+        unpacked.begin().unwrap();
+        assert!(!unpacked.is_believed());
+        unpacked.believe().unwrap();
+        // Alone, under its pods.
+        unpacked.begin().unwrap();
+        assert!(unpacked.is_believed());
+        unpacked.end().unwrap();
+        boot();
+        unpacked.begin().unwrap();
+        assert!(unpacked.is_believed());
+        // Without an end.
+        boot();
+        unpacked.begin().unwrap();
+        assert!(!unpacked.is_believed());
+    }
+
+    proptest! {
+        #[test]
+        fn what_is_built_upon_goes_later(parents in prop::collection::vec(0..20_usize, 0..20)) {
+            let info = |(at, parent): (usize, &usize)| Info {
+                name: at.to_string(),
+                parent: if *parent < at { parent.to_string() } else { String::new() },
+            };
+            let all: Vec<Info> = parents.iter().enumerate().map(info).collect();
+            let names = leaves_first(all.clone());
+            prop_assert_eq!(names.len(), all.len());
+            let at = |name: &str| names.iter().position(|other| other == name);
+            for info in all.iter().filter(|info| !info.parent.is_empty()) {
+                prop_assert!(at(&info.name) < at(&info.parent));
+            }
+        }
+    }
+}

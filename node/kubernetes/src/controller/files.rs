@@ -1,0 +1,98 @@
+//! What the programs of the control plane show and trust, as files in memory.
+
+use std::path::{Path, PathBuf};
+
+use hearth_host::layout::{EphemeralController, Root};
+use hearth_host::pki::kubernetes::{Authorities, KeyAndCertificate, KubernetesPkiError};
+use hearth_sys::files::{self, FileError};
+
+/// Only root of this machine.
+const PRIVATE: u32 = 0o600;
+
+/// Where they lie.
+#[derive(Clone, Debug)]
+pub struct Files {
+    directory: EphemeralController,
+}
+
+impl Files {
+    pub fn new(root: &Root) -> Self {
+        Self {
+            directory: root.ephemeral.kubernetes().controller(),
+        }
+    }
+
+    /// Writes what does not end before the authorities do.
+    pub fn prepare(&self, authorities: &Authorities) -> Result<(), FileError> {
+        files::create_dir_durably(self.directory.path(), 0o700)?;
+        let key = authorities.service_accounts();
+        let private = key.private_pem();
+        for (path, content) in [
+            (self.ca(), authorities.ca_pem()),
+            (self.front_proxy_ca(), authorities.front_proxy_ca_pem()),
+            (self.service_accounts(), key.public_pem()),
+        ] {
+            files::write_atomic(&path, content.as_bytes(), PRIVATE)?;
+        }
+        let path = self.service_account_key();
+        files::write_atomic(&path, private.expose().as_bytes(), PRIVATE)
+    }
+
+    /// Writes a certificate and its key, under a name.
+    pub fn save(
+        &self,
+        whose: &str,
+        issued: &KeyAndCertificate,
+    ) -> Result<Pair, KubernetesPkiError> {
+        let keys = self.directory.keys(whose);
+        files::create_dir_durably(keys.path(), 0o700)?;
+        let pair = Pair {
+            certificate: keys.certificate(),
+            key: keys.key(),
+        };
+        issued.save(&pair.certificate, &pair.key)?;
+        Ok(pair)
+    }
+
+    /// Kubernetes' authority.
+    pub fn ca(&self) -> PathBuf {
+        self.directory.ca()
+    }
+
+    /// Of those who pass requests on.
+    pub fn front_proxy_ca(&self) -> PathBuf {
+        self.directory.front_proxy_ca()
+    }
+
+    /// Proves tokens.
+    pub fn service_accounts(&self) -> PathBuf {
+        self.directory.service_accounts()
+    }
+
+    /// Signs tokens. Secret.
+    pub fn service_account_key(&self) -> PathBuf {
+        self.directory.service_account_key()
+    }
+
+    /// Where the API server is, for a program. Secret.
+    pub fn kubeconfig(&self, whose: &str) -> PathBuf {
+        self.directory.kubeconfig(whose)
+    }
+}
+
+/// A certificate and its key, as files.
+#[derive(Clone, Debug)]
+pub struct Pair {
+    pub certificate: PathBuf,
+    pub key: PathBuf,
+}
+
+impl Pair {
+    pub fn certificate(&self) -> &Path {
+        &self.certificate
+    }
+
+    pub fn key(&self) -> &Path {
+        &self.key
+    }
+}

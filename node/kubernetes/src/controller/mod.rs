@@ -1,0 +1,309 @@
+//! The control plane of Kubernetes on this node: an API server on the local
+//! etcd, and controller-manager and scheduler that speak to that API server.
+//!
+//! Each of the programs is a runnable of its own and starts, fails and is
+//! renewed alone. Whatever a program shows or trusts is issued anew when it
+//! starts, from the authorities in etcd, and lies in memory: a program ends in
+//! order and starts again when its certificates are two thirds through their
+//! life, or when the node has another address. Nothing of it is on the disk, so
+//! nothing is left of a role that is gone.
+//!
+//! On several controllers all API servers serve at once; of the others, and of
+//! the [`reconciler`], one of each works, which they settle by leases in the API. They speak to the API
+//! server of their own node: a controller that is cut off leads nobody.
+//!
+//! The API server is of use where etcd is, so the node must be a consensus
+//! member; until its etcd serves, nothing starts, and says so.
+
+mod files;
+mod programs;
+#[cfg(test)]
+mod tests;
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::SystemTime;
+
+use hearth_base::event::{self, Value, Writer};
+use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_consensus::confined::room::Room;
+use hearth_consensus::kubernetes_authorities;
+use hearth_consensus::{ConsensusUser, NamespacedClient};
+use hearth_host::bundle::{Binary, Bundle};
+use hearth_host::handover::MemberData;
+use hearth_host::pki::kubernetes::{Authorities, Certificate};
+
+use super::program::{self, InUse, Progress};
+use super::{Parts, Standing, reconciler, store};
+
+use files::Files;
+
+/// The ports of this machine at which the programs serve.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ports {
+    pub apiserver: u16,
+    pub controller_manager: u16,
+    pub scheduler: u16,
+}
+
+impl Default for Ports {
+    fn default() -> Self {
+        Self {
+            apiserver: hearth_api::names::PORT_KUBERNETES,
+            controller_manager: 10257,
+            scheduler: 10259,
+        }
+    }
+}
+
+/// What the parts of a controller share.
+struct Controller {
+    parts: Arc<Parts>,
+    bundle: Arc<Bundle>,
+    ports: Ports,
+    member: MemberData,
+    authorities: Authorities,
+    files: Files,
+    /// Kubernetes' own part of etcd.
+    store: NamespacedClient,
+    /// Held by the API server.
+    store_in_use: InUse,
+    /// Whether there is room in it.
+    room: Writer<Room>,
+    /// Whether the API server of this node works.
+    apiserver: Value<Progress>,
+}
+
+impl Controller {
+    /// Waits until the API server works. Whoever asks it for more than that
+    /// before, takes the processors from it while it makes itself ready.
+    async fn serves(&self) -> Result<(), event::Closed> {
+        let mut progress = self.apiserver.watch();
+        let serves = progress.wait_for(|progress| *progress == Progress::Serving);
+        serves.await.map(drop)
+    }
+}
+
+/// Runs below the role's gate; ends by an error only.
+pub(crate) async fn run(
+    ctx: &Context,
+    parts: &Arc<Parts>,
+    bundle: Arc<Bundle>,
+    ports: Ports,
+    standing: &Writer<Standing>,
+) -> Outcome {
+    let member = parts.member.watch().next().await?;
+    let (pki, store) = reach_consensus(parts, standing).await?;
+    let authorities = kubernetes_authorities::ensure(&pki, &member.credentials.ca).await?;
+    let files = Files::new(&parts.root);
+    let shared = {
+        let (files, authorities) = (files.clone(), &authorities);
+        files.prepare(authorities)?;
+        files
+    };
+
+    let programs = [
+        Binary::Apiserver,
+        Binary::ControllerManager,
+        Binary::Scheduler,
+    ];
+    let progresses = programs.map(|_| Arc::new(event::value::<Progress>().0));
+    let controller = Arc::new(Controller {
+        parts: parts.clone(),
+        bundle,
+        ports,
+        member,
+        authorities,
+        files: shared,
+        store,
+        store_in_use: InUse::default(),
+        room: event::value().0,
+        apiserver: progresses[0].value(),
+    });
+    let all = controller.clone();
+    ctx.run("store", move |ctx| {
+        let all = all.clone();
+        async move {
+            let directory = all.parts.root.ephemeral.kubernetes().store();
+            store::run(ctx, &directory, &all.store, &all.store_in_use, &all.room).await
+        }
+    })?;
+    for (binary, progress) in programs.into_iter().zip(&progresses) {
+        let (all, progress) = (controller.clone(), progress.clone());
+        let name = binary.name().trim_start_matches("kube-");
+        ctx.run(name, move |ctx| {
+            keep(ctx, all.clone(), binary, progress.clone())
+        })?;
+    }
+    let objects = Arc::new(event::value().0);
+    let issuer = controller.clone();
+    let reconciler = Arc::new(reconciler::controller::Worker {
+        parts: parts.clone(),
+        server: programs::url(Ipv4Addr::LOCALHOST.into(), ports.apiserver),
+        authority: controller.authorities.ca().clone(),
+        issue: Box::new(move || {
+            let now = issuer.parts.calendar.now();
+            Ok(issuer.authorities.issue(&Certificate::Reconciler, now)?)
+        }),
+        constants: objects.clone(),
+    });
+    let all = controller.clone();
+    ctx.run("reconciler", move |ctx| {
+        let (all, reconciler) = (all.clone(), reconciler.clone());
+        async move {
+            tokio::select! {
+                serves = all.serves() => serves?,
+                () = ctx.cancelled() => return Ok(()),
+            }
+            reconciler::controller::on_controller(ctx, reconciler).await
+        }
+    })?;
+    // The children are all there; how they fare is told by the condition.
+    ctx.healthy();
+    tell(
+        programs,
+        progresses.map(|progress| progress.value()),
+        controller.room.value(),
+        objects.value(),
+        standing,
+    )
+    .await
+}
+
+/// Waits until etcd serves on this node and the node belongs to its cluster.
+async fn reach_consensus(
+    parts: &Parts,
+    standing: &Writer<Standing>,
+) -> Result<(NamespacedClient, NamespacedClient), Failure> {
+    let mut consensus = parts.consensus.watch();
+    let mut states = parts.cluster_state.watch();
+    loop {
+        let handle = parts.consensus.get().flatten();
+        let client = |user| hearth_consensus::client(handle.as_ref(), user);
+        let clients = client(ConsensusUser::KubernetesPki)
+            .and_then(|pki| Ok((pki, client(ConsensusUser::Kubernetes)?)));
+        match clients {
+            Ok(clients) => return Ok(clients),
+            Err(why) => standing.set(Standing::unmet("WaitingForConsensus", why.to_string())),
+        }
+        tokio::select! {
+            changed = consensus.next() => drop(changed?),
+            changed = states.next() => drop(changed?),
+        }
+    }
+}
+
+/// Tells how the role stands, as the programs do, the store, and the objects
+/// that users count on.
+async fn tell(
+    programs: [Binary; 3],
+    progresses: [Value<Progress>; 3],
+    room: Value<Room>,
+    objects: Value<Progress>,
+    standing: &Writer<Standing>,
+) -> Outcome {
+    let mut watchers = progresses.each_ref().map(Value::watch);
+    let (mut rooms, mut made) = (room.watch(), objects.watch());
+    loop {
+        let now = progresses.each_ref().map(Value::get);
+        let programs = programs.into_iter().zip(now);
+        standing.set(judge(programs, room.get(), objects.get()));
+        let [a, b, c] = &mut watchers;
+        tokio::select! {
+            changed = a.next() => drop(changed?),
+            changed = b.next() => drop(changed?),
+            changed = c.next() => drop(changed?),
+            changed = rooms.next() => drop(changed?),
+            changed = made.next() => drop(changed?),
+        }
+    }
+}
+
+/// The first that fails, else a store without room, else the first that is not
+/// there yet; the objects at last, which come from the programs.
+fn judge(
+    programs: impl Iterator<Item = (Binary, Option<Progress>)>,
+    room: Option<Room>,
+    objects: Option<Progress>,
+) -> Standing {
+    let mut starting = None;
+    for (binary, progress) in programs {
+        match progress {
+            Some(Progress::Serving) => {}
+            Some(Progress::Failing(why)) => {
+                return Standing::unmet("Failing", format!("{}: {why}", binary.name()));
+            }
+            Some(Progress::Starting) | None => {
+                starting.get_or_insert(binary);
+            }
+        }
+    }
+    if let Some(Room::Full { in_use, limit }) = room {
+        let [in_use, limit] = [in_use, limit].map(|bytes| bytes >> 20);
+        let message = format!(
+            "Kubernetes may not write: {in_use} MiB of the store were in use, of {limit} up to \
+             which it may. Objects can be deleted; what has changed counts for five minutes"
+        );
+        return Standing::unmet("StoreFull", message);
+    }
+    if let Some(binary) = starting {
+        return Standing::unmet("Starting", format!("{} starts", binary.name()));
+    }
+    match objects {
+        Some(Progress::Serving) => Standing::Met,
+        Some(Progress::Failing(why)) => {
+            Standing::unmet("Failing", format!("the cluster's first objects: {why}"))
+        }
+        Some(Progress::Starting) | None => {
+            Standing::unmet("Starting", "the cluster's first objects are made")
+        }
+    }
+}
+
+/// One program with all that it needs, until that is not good any more.
+async fn keep(
+    ctx: Context,
+    all: Arc<Controller>,
+    binary: Binary,
+    progress: Arc<Writer<Progress>>,
+) -> Outcome {
+    let ready = async {
+        if binary != Binary::Apiserver {
+            // They would give up without one. The controller-manager would do so
+            // even as the one that leads, and be waited for by all others.
+            all.serves().await?;
+        }
+        let address = all.parts.address.watch().next().await?;
+        Ok::<_, Failure>(address)
+    };
+    let address = tokio::select! {
+        address = ready => address?,
+        () = ctx.cancelled() => return Ok(()),
+    };
+    let prepared = programs::prepare(&all, binary, address)?;
+    let _held = match binary {
+        Binary::Apiserver => Some(all.store_in_use.hold().await),
+        _ => None,
+    };
+    let outdated = outdated(&all, binary, address, prepared.renew_at);
+    let probe = || prepared.probe();
+    let log = &all.parts.log_tree;
+    program::run_until_outdated(&ctx, &prepared.program, log, &progress, probe, outdated).await
+}
+
+/// Waits until a program has to start again with other files, and says why.
+async fn outdated(
+    all: &Controller,
+    binary: Binary,
+    address: IpAddr,
+    renew_at: SystemTime,
+) -> Result<&'static str, event::Closed> {
+    let mut addresses = all.parts.address.watch();
+    tokio::select! {
+        // Only the API server is reached from elsewhere.
+        moved = addresses.wait_for(|now| *now != address), if binary == Binary::Apiserver => {
+            moved.map(|_| "the node's address has changed")
+        }
+        () = all.parts.calendar.reaches(renew_at) => Ok("it gets new certificates"),
+    }
+}

@@ -1,0 +1,279 @@
+//! A controller of the real programs on a real etcd, on this machine, where
+//! there is a bundle (`cargo xtask kubernetes`); without it the tests say that
+//! they are skipped.
+
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, UNIX_EPOCH};
+
+use hearth_api::testing::TestClock;
+use hearth_base::event::Watcher;
+use hearth_base::testing::Alone;
+use hearth_consensus::testing::Site;
+use hearth_host::extensions::Extensions;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
+use super::*;
+use crate::calendar::Calendar;
+use crate::testing;
+use crate::tests::Fake;
+
+/// Of a machine with other things to do.
+const SLOW: Duration = Duration::from_secs(300);
+/// In seconds.
+const DAY: u64 = 24 * 3600;
+/// Where API servers tell that they are there.
+const SERVERS: &str = "/registry/masterleases/";
+
+const ALL: [Binary; 3] = [
+    Binary::Apiserver,
+    Binary::ControllerManager,
+    Binary::Scheduler,
+];
+
+fn bundle() -> Option<Arc<Bundle>> {
+    let Some(root) = testing::programs() else {
+        println!("skipped: no bundle of Kubernetes on this machine");
+        return None;
+    };
+    Some(Arc::new(Bundle::open(&root).unwrap()))
+}
+
+fn free_ports() -> Ports {
+    let listeners = [(); 3].map(|()| TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap());
+    let [apiserver, controller_manager, scheduler] =
+        listeners.map(|listener| listener.local_addr().unwrap().port());
+    Ports {
+        apiserver,
+        controller_manager,
+        scheduler,
+    }
+}
+
+/// The processes of a program that this test has started: those that work
+/// below its root.
+fn pids(root: &Path, binary: Binary) -> Vec<i32> {
+    let processes = std::fs::read_dir("/proc").unwrap();
+    let ids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
+    ids.filter(|pid| {
+        let process = PathBuf::from(format!("/proc/{pid}"));
+        let works_here =
+            std::fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd.starts_with(root));
+        let line = std::fs::read(process.join("cmdline")).unwrap_or_default();
+        let name = line.split(|byte| *byte == 0).next().unwrap_or_default();
+        works_here && name.ends_with(binary.name().as_bytes())
+    })
+    .collect()
+}
+
+async fn slowly<T>(what: &str, future: impl Future<Output = T>) -> T {
+    match tokio::time::timeout(SLOW, future).await {
+        Ok(value) => value,
+        Err(_) => panic!("{what}: not within {SLOW:?}"),
+    }
+}
+
+/// A control plane of the real programs that works.
+struct Plane {
+    site: Site,
+    etcd: hearth_consensus::testing::Running,
+    fake: Fake,
+    alone: Alone,
+    standings: Watcher<Standing>,
+}
+
+impl Plane {
+    /// None where there is no bundle.
+    async fn start(calendar: Calendar) -> Option<Self> {
+        let bundle = bundle()?;
+        let site = Site::new();
+        site.state
+            .0
+            .set(hearth_host::cluster_state::State::Home)
+            .unwrap();
+        let etcd = site.start(true).await;
+        let fake = Fake::by(calendar, |_| Extensions::none());
+        fake.address.set(Ipv4Addr::LOCALHOST.into());
+        fake.consensus.set(Some(etcd.handle().handle()));
+        let (ports, parts) = (free_ports(), fake.parts.clone());
+        let standing = Arc::new(event::value::<Standing>().0);
+        let standings = standing.value().watch();
+        let alone = Alone::run(move |ctx| {
+            let (parts, bundle, standing) = (parts.clone(), bundle.clone(), standing.clone());
+            async move {
+                tokio::select! {
+                    outcome = run(&ctx, &parts, bundle, ports, &standing) => outcome,
+                    () = ctx.cancelled() => Ok(()),
+                }
+            }
+        });
+        let mut plane = Self {
+            site,
+            etcd,
+            fake,
+            alone,
+            standings,
+        };
+        plane.works("the control plane works").await;
+        Some(plane)
+    }
+
+    async fn works(&mut self, what: &str) {
+        let met = self
+            .standings
+            .wait_for(|standing| *standing == Standing::Met);
+        slowly(what, met).await.unwrap();
+    }
+
+    async fn does_not_work(&mut self, what: &str) {
+        let failed = self
+            .standings
+            .wait_for(|standing| *standing != Standing::Met);
+        slowly(what, failed).await.unwrap();
+    }
+
+    fn root(&self) -> &Path {
+        self.fake.parts.root.ephemeral.path()
+    }
+
+    /// The one process of a program.
+    fn one(&self, binary: Binary) -> i32 {
+        let found = pids(self.root(), binary);
+        assert_eq!(found.len(), 1, "{binary:?}: {found:?}");
+        found[0]
+    }
+
+    async fn stop(self) {
+        let root = self.root().to_owned();
+        let handle = self.etcd.handle();
+        let store = handle.root().namespaced(ConsensusUser::Kubernetes);
+        let servers = async || store.list(SERVERS).await.unwrap().records.len();
+        // It signs on by itself, some time after it has told that it is ready.
+        slowly("the API server has signed on", async {
+            while servers().await == 0 {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        })
+        .await;
+        assert_eq!(servers().await, 1);
+        self.alone.stop().await;
+        for binary in ALL {
+            assert_eq!(pids(&root, binary), [] as [i32; 0], "{binary:?}");
+        }
+        // Its way to the store was there until the API server had ended.
+        assert_eq!(servers().await, 0, "it has not signed off");
+        self.etcd.stop().await;
+        drop(self.site);
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_control_plane_serves_survives_the_death_of_a_part_and_ends() {
+    let calendar = Calendar::of_this_machine();
+    let Some(mut plane) = Plane::start(calendar).await else {
+        return;
+    };
+    // It keeps what it keeps in its own part of the store, and nowhere else.
+    let root = plane.etcd.handle();
+    let store = root.root().namespaced(ConsensusUser::Kubernetes);
+    let kept = store.list("registry/").await.unwrap();
+    let kept = kept.records.len() + store.list("/registry/").await.unwrap().records.len();
+    assert!(kept > 50, "{kept} objects");
+
+    let (apiserver, scheduler) = (plane.one(Binary::Apiserver), plane.one(Binary::Scheduler));
+    kill(Pid::from_raw(scheduler), Signal::SIGKILL).unwrap();
+    plane.does_not_work("the death is told").await;
+    plane.works("the scheduler is back").await;
+    assert_ne!(plane.one(Binary::Scheduler), scheduler);
+    assert_eq!(
+        plane.one(Binary::Apiserver),
+        apiserver,
+        "nobody else restarts"
+    );
+    plane.stop().await;
+}
+
+/// Certificates last for 30 days, and 20 of them go by.
+#[tokio::test(flavor = "multi_thread")]
+async fn programs_whose_certificates_are_due_start_again_with_new_ones() {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
+    let clock = TestClock::new();
+    clock.set(now.as_secs());
+    let calendar = Calendar::by(clock.clone(), Duration::from_millis(50));
+    let Some(mut plane) = Plane::start(calendar).await else {
+        return;
+    };
+    let old = ALL.map(|binary| plane.one(binary));
+    let shown = |plane: &Plane| {
+        let files = plane.fake.parts.root.ephemeral.kubernetes().controller();
+        std::fs::read(files.keys("apiserver").certificate()).unwrap()
+    };
+    let before = shown(&plane);
+    clock.set(now.as_secs() + 21 * DAY);
+    plane.does_not_work("they end").await;
+    slowly("all have started again", async {
+        loop {
+            let new = ALL.map(|binary| pids(plane.root(), binary));
+            if new
+                .iter()
+                .zip(old)
+                .all(|(new, old)| new.len() == 1 && new[0] != old)
+            {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    })
+    .await;
+    assert_ne!(shown(&plane), before);
+    plane.works("they work again").await;
+    plane.stop().await;
+}
+
+#[test]
+fn a_full_store_is_told_when_nothing_is_worse() {
+    let all = |progress: Option<Progress>| ALL.map(|binary| (binary, progress.clone())).into_iter();
+    let full = Some(Room::Full {
+        in_use: 800 << 20,
+        limit: 768 << 20,
+    });
+    for programs in [Some(Progress::Serving), Some(Progress::Starting), None] {
+        let Standing::Unmet { reason, message } = judge(all(programs), full, None) else {
+            panic!("it is met");
+        };
+        assert_eq!(reason, "StoreFull");
+        assert!(
+            message.contains("800 MiB") && message.contains("768"),
+            "{message}"
+        );
+    }
+    let failing = judge(all(Some(Progress::Failing("it ended".into()))), full, None);
+    assert!(
+        matches!(
+            failing,
+            Standing::Unmet {
+                reason: "Failing",
+                ..
+            }
+        ),
+        "{failing:?}"
+    );
+}
+
+#[test]
+fn a_controller_stands_when_the_objects_are_there_that_users_count_on() {
+    let programs = || {
+        ALL.map(|binary| (binary, Some(Progress::Serving)))
+            .into_iter()
+    };
+    let now = |objects| judge(programs(), Some(Room::Enough), objects);
+    assert_eq!(now(Some(Progress::Serving)), Standing::Met);
+    let made = "the cluster's first objects are made";
+    assert_eq!(now(None), Standing::unmet("Starting", made));
+    let why = "the cluster's first objects: StorageClass local: denied";
+    assert_eq!(
+        now(Some(Progress::Failing("StorageClass local: denied".into()))),
+        Standing::unmet("Failing", why)
+    );
+}

@@ -1,0 +1,379 @@
+//! The mesh's worker, alone: a kernel in memory that can fail, and a curator
+//! with nothing behind it.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+use async_trait::async_trait;
+use hearth_agent::testing::{Fake, record};
+use hearth_api::identity::MeshKey;
+use hearth_api::testing::Script;
+use hearth_api::v1::node_roles::KubernetesWorker;
+use hearth_api::v1::{ClusterNetworking, Node};
+use hearth_base::testing::{Alone, fixed, never, next};
+use hearth_sys::netlink::NetlinkError;
+use tokio::sync::watch;
+use tonic::Status;
+
+use super::machine::MachineError;
+use super::*;
+
+/// What a kernel would be like.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct State {
+    /// Public key and range.
+    own: Option<(MeshKey, PodRange)>,
+    peers: Vec<Peer>,
+}
+
+struct Fakery {
+    state: watch::Sender<State>,
+    /// So many of the next changes fail.
+    failing: Mutex<u32>,
+}
+
+impl Fakery {
+    fn failing(&self) -> MutexGuard<'_, u32> {
+        self.failing.lock().unwrap()
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State)) -> Result<(), MachineError> {
+        let mut failing = self.failing();
+        if *failing > 0 {
+            *failing -= 1;
+            return Err(NetlinkError::NoLink("that works".into()).into());
+        }
+        self.state.send_modify(change);
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl Machine for Arc<Fakery> {
+    async fn set_up(&self, own: &Own) -> Result<(), MachineError> {
+        assert!(own.iptables.ends_with("bin/iptables"));
+        let own = (own.secret.public(), own.range);
+        self.change(|state| state.own = Some(own))
+    }
+
+    async fn set_peers(&self, peers: &[Peer]) -> Result<(), MachineError> {
+        let peers = peers.to_vec();
+        self.change(|state| {
+            assert!(state.own.is_some(), "there is an interface to have them");
+            state.peers = peers;
+        })
+    }
+
+    async fn take_down(&self) -> Result<(), MachineError> {
+        self.change(|state| *state = State::default())
+    }
+}
+
+struct Meshing {
+    fake: Fake,
+    machine: Arc<Fakery>,
+    state: watch::Receiver<State>,
+    pods: Writer<MayHavePods>,
+    connection: Writer<CuratorConnection>,
+    view: Writer<Arc<View>>,
+    learned: Writer<Learned>,
+    pod_network: Value<Option<PodNetwork>>,
+    file: PathBuf,
+    worker: Alone,
+    /// Closed, it would end the worker.
+    _address: Writer<IpAddr>,
+    _directory: tempfile::TempDir,
+}
+
+fn held(worker: bool) -> NodeRoles {
+    NodeRoles {
+        kubernetes_worker: worker.then(KubernetesWorker::default),
+        ..NodeRoles::default()
+    }
+}
+
+impl Meshing {
+    /// With an extension. There may be pods, and there is no connection yet.
+    async fn new() -> Self {
+        Self::after(|_| ()).await
+    }
+
+    /// The same, with a file that was prepared so.
+    async fn after(prepare: impl FnOnce(&Path)) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let extension = directory.path().join("extension");
+        std::fs::create_dir(&extension).unwrap();
+        let version = "kubernetes 1.20.2\ncontainerd 1.6.20\n";
+        std::fs::write(extension.join("VERSION"), version).unwrap();
+        let extensions = Extensions::none().with(EXTENSION_KUBERNETES, extension);
+        prepare(&directory.path().join("mesh.pb"));
+        Self::with(directory, extensions, true).await
+    }
+
+    async fn with(directory: tempfile::TempDir, extensions: Extensions, may: bool) -> Self {
+        let file = directory.path().join("mesh.pb");
+        let fake = Fake::new(Script::default()).await;
+        let (pods, may_have_pods) = event::value();
+        let (connection_writer, connection) = event::value();
+        let (view_writer, view) = event::value();
+        let (learned_writer, learned) = event::value();
+        let (pod_network_writer, pod_network) = event::value();
+        let (address_writer, address) = event::value();
+        address_writer.set(IpAddr::from([192, 0, 2, 1]));
+        let (sender, state) = watch::channel(State::default());
+        let machine = Arc::new(Fakery {
+            state: sender,
+            failing: Mutex::default(),
+        });
+        pods.set(may);
+        let worker = Arc::new(Worker {
+            file: file.clone(),
+            machine: machine.clone(),
+            extensions: Arc::new(extensions),
+            member: fixed(fake.member()),
+            may_have_pods,
+            connection,
+            view,
+            learned,
+            address,
+            pod_network: pod_network_writer,
+        });
+        Self {
+            fake,
+            machine,
+            state,
+            pods,
+            connection: connection_writer,
+            view: view_writer,
+            learned: learned_writer,
+            pod_network,
+            file,
+            worker: Alone::run(move |ctx| run(ctx, worker.clone())),
+            _address: address_writer,
+            _directory: directory,
+        }
+    }
+
+    fn connect(&self) {
+        self.connection.set(self.fake.connection());
+    }
+
+    async fn until(&mut self, what: &str, wanted: impl Fn(&State) -> bool) -> State {
+        let found = self.state.wait_for(|state| wanted(state));
+        hearth_base::testing::soon(what, found)
+            .await
+            .unwrap()
+            .clone()
+    }
+
+    fn sees(&self, nodes: &[Node]) {
+        let mut view = View::default();
+        view.apply(nodes, &[]);
+        self.view.set(Arc::new(view));
+    }
+}
+
+fn range(number: usize) -> PodRange {
+    PodRange::all().nth(number).unwrap()
+}
+
+fn key(number: u8) -> MeshKey {
+    MeshSecret::try_from(&[number; 32][..]).unwrap().public()
+}
+
+/// A worker with this number as everything.
+fn worker(number: u8) -> Node {
+    let id = format!("hearth-{number:032x}");
+    let networking = Networking {
+        key: key(number),
+        range: range(number.into()),
+    };
+    Node {
+        networking: Some(networking.into()),
+        ..record(&id, &format!("192.0.2.{number}"), held(true))
+    }
+}
+
+fn peer(number: u8, endpoint: &str) -> Peer {
+    Peer {
+        key: *key(number).as_bytes(),
+        endpoint: Some(endpoint.parse().unwrap()),
+        networks: [range(number.into()).cidr()].into(),
+    }
+}
+
+#[tokio::test]
+async fn a_node_takes_part_while_it_may_have_pods() {
+    let mut test = Meshing::new().await;
+    test.fake.curator.set_pod_range(Ok("10.208.3.0/24".into()));
+    never("a range of nobody's", test.pod_network.watch().next()).await;
+    test.connect();
+    let mut networks = test.pod_network.watch();
+    let network = next("the pods' network", &mut networks).await.unwrap();
+    assert_eq!(network.range.to_string(), "10.208.3.0/24");
+    assert_eq!(network.gateway.to_string(), "10.208.3.1");
+    let state = test
+        .until("it is set up", |state| state.own.is_some())
+        .await;
+    let (public, of) = state.own.unwrap();
+    assert_eq!(of, range(3));
+    let said = test.fake.curator.seen().mesh_keys;
+    assert_eq!(said, [public.as_bytes().to_vec()]);
+
+    test.pods.set(false);
+    assert_eq!(next("its end", &mut networks).await, None);
+    test.until("all is taken away", |state| *state == State::default())
+        .await;
+    // Back within no time, with the same key.
+    test.pods.set(true);
+    let state = test.until("it is back", |state| state.own.is_some()).await;
+    assert_eq!(state.own, Some((public, range(3))));
+    let again = next("the pods' network", &mut networks).await;
+    assert_eq!(again, Some(network));
+}
+
+#[tokio::test]
+async fn peers_are_the_other_workers_wherever_they_are() {
+    let mut test = Meshing::new().await;
+    test.fake.curator.set_pod_range(Ok("10.208.0.0/24".into()));
+    test.connect();
+    let own = Node {
+        networking: None,
+        ..record(&test.fake.node_id.to_string(), "192.0.2.1", held(true))
+    };
+    let not_yet = Node {
+        networking: None,
+        ..worker(7)
+    };
+    let out = Node {
+        state: hearth_api::v1::NodeState::Decommissioned.into(),
+        ..worker(8)
+    };
+    let no_worker = Node {
+        roles: Some(held(false)),
+        ..worker(9)
+    };
+    let spoilt = Node {
+        networking: Some(ClusterNetworking::default()),
+        ..worker(10)
+    };
+    let all = [
+        own.clone(),
+        worker(2),
+        worker(3),
+        not_yet,
+        out,
+        no_worker,
+        spoilt,
+    ];
+    test.sees(&all);
+    let both = vec![peer(2, "192.0.2.2:7839"), peer(3, "192.0.2.3:7839")];
+    test.until("two peers", |state| state.peers == both).await;
+
+    // One has moved and says so itself, before curators know.
+    let id = worker(3).id.parse().unwrap();
+    let moved = hearth_agent::Located {
+        host: "2001:db8::3".parse().unwrap(),
+        counter: 1,
+    };
+    test.learned.set(Arc::new(BTreeMap::from([(id, moved)])));
+    let wanted = vec![peer(2, "192.0.2.2:7839"), peer(3, "[2001:db8::3]:7839")];
+    test.until("it is found", |state| state.peers == wanted)
+        .await;
+
+    // One is gone, one has another key and one is new.
+    let other_key = Node {
+        networking: Some(
+            Networking {
+                key: key(33),
+                range: range(3),
+            }
+            .into(),
+        ),
+        ..worker(3)
+    };
+    test.sees(&[own, other_key, worker(4)]);
+    let mut wanted = vec![peer(3, "[2001:db8::3]:7839"), peer(4, "192.0.2.4:7839")];
+    wanted[0].key = *key(33).as_bytes();
+    test.until("others", |state| state.peers == wanted).await;
+}
+
+#[tokio::test]
+async fn what_fails_is_done_again_and_what_is_asked_for_once_is_known() {
+    let mut test = Meshing::new().await;
+    test.connect();
+    // The curators do not know of the role yet.
+    test.worker.fails("no Kubernetes worker").await;
+    *test.machine.failing() = 2;
+    test.fake.curator.set_pod_range(Ok("10.208.5.0/24".into()));
+    let state = test
+        .until("it is set up", |state| state.own.is_some())
+        .await;
+    assert_eq!(state.own.unwrap().1, range(5));
+    *test.machine.failing() = 1;
+    test.sees(&[worker(2)]);
+    test.until("a peer", |state| state.peers.len() == 1).await;
+    *test.machine.failing() = 1;
+    test.pods.set(false);
+    test.until("all is taken away", |state| *state == State::default())
+        .await;
+}
+
+#[tokio::test]
+async fn a_node_that_was_given_a_range_needs_no_curator_for_it() {
+    let secret = MeshSecret::generate();
+    let public = secret.public();
+    let kept = Kept {
+        secret,
+        range: Some(range(9)),
+    };
+    let mut test = Meshing::after(|file| key::save(file, &kept).unwrap()).await;
+    let given = Some((public, range(9)));
+    test.until("it is set up", |state| state.own == given).await;
+
+    // They know better once they are there: it was restored from a backup.
+    test.fake.curator.set_pod_range(Ok("10.208.6.0/24".into()));
+    test.connect();
+    let given = Some((public, range(6)));
+    test.until("it has the other one", |state| state.own == given)
+        .await;
+    let of_disk = key::load_or_make(&test.file).unwrap();
+    assert_eq!(of_disk.range, Some(range(6)));
+
+    // And they forget it: it is told again.
+    let own = test.fake.node_id.to_string();
+    test.sees(&[record(&own, "192.0.2.1", held(true))]);
+    let again = test.fake.curator.until(|seen| seen.mesh_keys.len() >= 2);
+    hearth_base::testing::soon("it asks again", again).await;
+}
+
+#[tokio::test]
+async fn a_key_that_is_another_nodes_is_left_to_it() {
+    let mut test = Meshing::new().await;
+    let taken = Status::already_exists("it is that of another node");
+    test.fake.curator.set_pod_range(Err(taken));
+    test.connect();
+    let seen = test.fake.curator.until(|seen| seen.mesh_keys.len() >= 2);
+    let keys = hearth_base::testing::soon("another key", seen)
+        .await
+        .mesh_keys;
+    assert_ne!(keys[0], keys[1]);
+    test.fake.curator.set_pod_range(Ok("10.208.1.0/24".into()));
+    let state = test
+        .until("it is set up", |state| state.own.is_some())
+        .await;
+    let (public, _) = state.own.unwrap();
+    assert_ne!(public.as_bytes()[..], keys[0]);
+}
+
+#[tokio::test]
+async fn without_pods_nothing_is_done() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut test = Meshing::with(directory, Extensions::none(), false).await;
+    test.fake.curator.set_pod_range(Ok("10.208.1.0/24".into()));
+    test.connect();
+    never("a network", test.pod_network.watch().some()).await;
+    assert!(!test.file.exists());
+    assert_eq!(*test.state.borrow_and_update(), State::default());
+    assert!(test.fake.curator.calls().is_empty());
+}

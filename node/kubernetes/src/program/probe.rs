@@ -1,0 +1,146 @@
+//! Whether a server on this machine answers: one HTTP request.
+//!
+//! By TLS it is asked by a [`Client`], which keeps its connection: a handshake
+//! costs both sides more than all that is asked, and a program that starts is
+//! asked several times a second. Without TLS it is written out here: one status
+//! line is read and a few bytes of why. The bound in time is the caller's.
+
+use std::net::SocketAddr;
+
+use hearth_kubernetes_api::{ApiError, Client};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::TcpStream;
+
+/// Why a probe does not succeed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unwell {
+    /// The program itself says so; otherwise it says nothing.
+    pub answered: bool,
+    /// For an operator.
+    pub why: String,
+}
+
+impl Unwell {
+    /// There is no answer.
+    pub fn silent(why: impl Into<String>) -> Self {
+        Self {
+            answered: false,
+            why: why.into(),
+        }
+    }
+
+    /// An answer that is none that was hoped for.
+    pub fn says(why: impl Into<String>) -> Self {
+        Self {
+            answered: true,
+            why: why.into(),
+        }
+    }
+}
+
+/// As much of an answer is read.
+const LONGEST: u64 = 4096;
+/// As much of it is told on.
+const SHOWN: usize = 300;
+
+/// Asks without TLS; well if the answer is 200.
+pub async fn http(address: SocketAddr, path: &str) -> Result<(), Unwell> {
+    let stream = TcpStream::connect(address).await;
+    let mut stream =
+        stream.map_err(|error| Unwell::silent(format!("connect to {address}: {error}")))?;
+    let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
+    let broken = |error| Unwell::silent(format!("GET {path}: {error}"));
+    stream.write_all(request.as_bytes()).await.map_err(broken)?;
+    stream.flush().await.map_err(broken)?;
+    let mut answer = Vec::new();
+    // A server that ends a connection roughly has answered all the same.
+    let read = stream.take(LONGEST).read_to_end(&mut answer).await;
+    if answer.is_empty() {
+        read.map_err(broken)?;
+    }
+    judge(path, &String::from_utf8_lossy(&answer))
+}
+
+/// Asks by TLS; well if the answer is a success.
+pub async fn https(client: &Client, path: &str) -> Result<(), Unwell> {
+    let answer = client.text(path).await;
+    answer.map(drop).map_err(|error| {
+        let why = format!("GET {path}: {}", hearth_api::chain(&error));
+        match error {
+            ApiError::Refused { .. } => Unwell::says(words(&why)),
+            _ => Unwell::silent(why),
+        }
+    })
+}
+
+fn judge(path: &str, answer: &str) -> Result<(), Unwell> {
+    let (status, rest) = answer.split_once("\r\n").unwrap_or((answer, ""));
+    if status.starts_with("HTTP/") && status.split(' ').nth(1) == Some("200") {
+        return Ok(());
+    }
+    let body = rest.split_once("\r\n\r\n").map_or("", |(_, body)| body);
+    let told = words(&format!("{status} {body}"));
+    Err(Unwell::says(format!("GET {path}: {told}")))
+}
+
+/// In one line, and not too many.
+fn words(told: &str) -> String {
+    let told = told.split_whitespace().collect::<Vec<_>>().join(" ");
+    told.chars().take(SHOWN).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use tokio::net::TcpListener;
+
+    use super::*;
+
+    #[test]
+    fn only_200_is_well() {
+        assert_eq!(judge("/x", "HTTP/1.1 200 OK\r\n\r\nok"), Ok(()));
+        let refused = judge(
+            "/x",
+            "HTTP/1.1 500 Internal\r\na: b\r\n\r\n[-]etcd failed\n[+]ping ok\n",
+        );
+        assert_eq!(
+            refused.unwrap_err(),
+            Unwell::says("GET /x: HTTP/1.1 500 Internal [-]etcd failed [+]ping ok")
+        );
+        assert!(judge("/x", "").is_err());
+        assert!(judge("/x", "SSH-2.0 200").is_err());
+    }
+
+    #[tokio::test]
+    async fn a_server_is_asked() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let serve = async {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            let mut seen = [0; 512];
+            let length = stream.read(&mut seen).await.unwrap();
+            stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
+            String::from_utf8_lossy(&seen[..length]).into_owned()
+        };
+        let (answer, seen) = tokio::join!(http(address, "/healthz"), serve);
+        assert_eq!(answer, Ok(()));
+        assert!(seen.starts_with("GET /healthz HTTP/1.1\r\nHost: 127.0.0.1:"));
+        drop(listener);
+        let silent = http(address, "/healthz").await.unwrap_err();
+        assert!(
+            !silent.answered && silent.why.contains("connect"),
+            "{silent:?}"
+        );
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn any_answer_is_judged(answer: String) {
+            if let Err(Unwell { why, .. }) = judge("/x", &answer) {
+                prop_assert!(why.chars().count() <= SHOWN + 10);
+            }
+        }
+    }
+}

@@ -1,0 +1,51 @@
+//! What every worker does for its pods beside the kubelet: names and volumes.
+//!
+//! Both are clients of the API servers with the node's own certificate, which
+//! has the rights for just that.
+
+use std::sync::Arc;
+
+use hearth_base::event::Value;
+use hearth_base::supervisor::{Context, Outcome, SpawnError};
+use hearth_kubernetes_api::Client;
+use hearth_kubernetes_dns::Dns;
+use hearth_kubernetes_dns::serve;
+
+use super::Parts;
+use super::volumes::{self, Volumes};
+
+/// Adds them below this runnable. `client` is the node's own.
+pub(crate) fn start(
+    ctx: &Context,
+    parts: &Arc<Parts>,
+    client: &Value<Client>,
+) -> Result<(), SpawnError> {
+    let dns = Arc::new(Dns {
+        resolv_conf: parts.root.ephemeral.resolv_conf(),
+        port: hearth_kubernetes_dns::PORT,
+        admits: serve::pods,
+        pod_network: parts.pod_network.clone(),
+        client: client.clone(),
+    });
+    ctx.run("names", move |ctx| {
+        hearth_kubernetes_dns::run(ctx, dns.clone())
+    })?;
+    let (parts, client) = (parts.clone(), client.clone());
+    ctx.run("volumes", move |ctx| {
+        keep_volumes(ctx, parts.clone(), client.clone())
+    })
+}
+
+async fn keep_volumes(ctx: Context, parts: Arc<Parts>, client: Value<Client>) -> Outcome {
+    let mut members = parts.member.watch();
+    let member = tokio::select! {
+        member = members.next() => member?,
+        () = ctx.cancelled() => return Ok(()),
+    };
+    let volumes = Volumes {
+        node: member.node_id,
+        directory: parts.root.data.volumes(),
+        client,
+    };
+    volumes::run(ctx, Arc::new(volumes)).await
+}

@@ -1,0 +1,265 @@
+//! A real Kubernetes control plane for tests: etcd of this machine, and API
+//! server and controller-manager of a bundle.
+//!
+//! The bundle is that of `HEARTH_KUBERNETES_BUNDLE`, or that where a node has it,
+//! or else the newest that `cargo xtask kubernetes` has left in its cache. Where
+//! there is none, what needs it is skipped, and says so.
+
+use std::fs;
+use std::net::{Ipv4Addr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, SystemTime};
+
+use hearth_api::identity::NodeId;
+use hearth_api::names::{EXTENSION_KUBERNETES, EXTENSIONS, SERVICE_NETWORK};
+use hearth_consensus::ConsensusUser;
+use hearth_consensus::kubernetes_authorities;
+use hearth_consensus::testing::{Running, Site};
+use hearth_host::pki;
+use hearth_host::pki::kubernetes::{Authorities, Certificate, KeyAndCertificate};
+use hearth_kubernetes_api::Client;
+use serde_json::json;
+use tokio::process::{Child, Command};
+use tokio::time::{sleep, timeout};
+
+use super::access;
+
+/// Loaded machines are slow; nothing of a control plane takes longer.
+pub const LONG: Duration = Duration::from_secs(240);
+
+/// Asks again and again until this holds.
+pub async fn eventually<T, F: Future<Output = Option<T>>>(
+    what: &str,
+    mut attempt: impl FnMut() -> F,
+) -> T {
+    let asking = async {
+        loop {
+            if let Some(value) = attempt().await {
+                return value;
+            }
+            sleep(Duration::from_millis(100)).await;
+        }
+    };
+    match timeout(LONG, asking).await {
+        Ok(value) => value,
+        Err(_) => panic!("{what}: not within {LONG:?}"),
+    }
+}
+
+/// Where the programs are.
+pub fn programs() -> Option<PathBuf> {
+    let known = |root: PathBuf| root.join("bin/kube-apiserver").exists().then_some(root);
+    if let Some(root) = std::env::var_os("HEARTH_KUBERNETES_BUNDLE") {
+        let root = known(root.into());
+        assert!(root.is_some(), "HEARTH_KUBERNETES_BUNDLE is no bundle");
+        return root;
+    }
+    let mounted = Path::new(EXTENSIONS).join(EXTENSION_KUBERNETES);
+    if let Some(root) = known(mounted) {
+        return Some(root);
+    }
+    let cache = PathBuf::from(std::env::var_os("HOME")?).join(".cache/hearth/kubernetes");
+    let entries = fs::read_dir(cache).ok()?.filter_map(Result::ok);
+    let found = entries.filter_map(|entry| {
+        let root = known(entry.path().join("root"))?;
+        Some((entry.metadata().ok()?.modified().ok()?, root))
+    });
+    found.max().map(|(_, root)| root)
+}
+
+impl Drop for Cluster {
+    /// A test that fails shows what the programs have said at last.
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        for program in ["kube-apiserver", "kube-controller-manager"] {
+            let log = fs::read_to_string(self.file(&format!("{program}.log")));
+            let log = log.unwrap_or_default();
+            let lines: Vec<&str> = log.lines().collect();
+            let last = &lines[lines.len().saturating_sub(40)..];
+            eprintln!("{program}:\n{}", last.join("\n"));
+        }
+    }
+}
+
+/// A control plane; ends with the value.
+pub struct Cluster {
+    _site: Site,
+    _etcd: Running,
+    directory: PathBuf,
+    programs: PathBuf,
+    authorities: Authorities,
+    port: u16,
+    apiserver: Option<Child>,
+    _manager: Option<Child>,
+}
+
+impl Cluster {
+    /// Starts it and waits until it answers; `None`, and says so, where there
+    /// is no bundle.
+    pub async fn start() -> Option<Self> {
+        let Some(root) = programs() else {
+            eprintln!("skipped: this needs a bundle of Kubernetes: cargo xtask kubernetes");
+            return None;
+        };
+        let site = Site::new();
+        let etcd = site.start(true).await;
+        let handle = etcd.handle();
+        let client = handle.root().namespaced(ConsensusUser::KubernetesPki);
+        let founded = pki::load(&site.root.data.etcd(), site.cluster_id).unwrap();
+        let ca = founded.cluster.certificate();
+        let authorities = kubernetes_authorities::ensure(&client, ca).await.unwrap();
+        let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let directory = site.root.ephemeral.path().join("control-plane");
+        fs::create_dir_all(&directory).unwrap();
+        let mut cluster = Self {
+            directory,
+            programs: root.join("bin"),
+            authorities,
+            port: free.local_addr().unwrap().port(),
+            apiserver: None,
+            _manager: None,
+            _etcd: etcd,
+            _site: site,
+        };
+        drop(free);
+        cluster.write_files();
+        cluster.start_apiserver().await;
+        Some(cluster)
+    }
+
+    /// A client with a certificate of this kind.
+    pub fn client(&self, what: &Certificate<'_>) -> Client {
+        let own = self.issue(what);
+        access::client(&self.url(), self.authorities.ca(), &own).unwrap()
+    }
+
+    fn url(&self) -> String {
+        format!("https://127.0.0.1:{}", self.port)
+    }
+
+    fn issue(&self, what: &Certificate<'_>) -> KeyAndCertificate {
+        self.authorities.issue(what, SystemTime::now()).unwrap()
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.directory.join(name)
+    }
+
+    fn write_files(&self) {
+        let authorities = &self.authorities;
+        let service_accounts = authorities.service_accounts();
+        fs::write(self.file("ca"), authorities.ca_pem()).unwrap();
+        fs::write(self.file("sa.pub"), service_accounts.public_pem()).unwrap();
+        let private = service_accounts.private_pem();
+        fs::write(self.file("sa.key"), private.expose()).unwrap();
+        let serving = Certificate::ApiServer {
+            node: NodeId::from_bytes([7; 16]),
+            address: [192, 0, 2, 7].into(),
+        };
+        let serving = self.issue(&serving);
+        let (certificate, key) = (self.file("serving"), self.file("serving.key"));
+        serving.save(&certificate, &key).unwrap();
+    }
+
+    fn command(&self, program: &str, work: &Path) -> Command {
+        let log = fs::File::create(self.file(&format!("{program}.log"))).unwrap();
+        let mut command = Command::new(self.programs.join(program));
+        command
+            .current_dir(work)
+            .env_clear()
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().unwrap())
+            .stderr(log)
+            .kill_on_drop(true);
+        command
+    }
+
+    /// Starts the API server (again) and waits until it is ready.
+    pub async fn start_apiserver(&mut self) {
+        // etcd's socket is a name in this directory.
+        let work = self._site.root.ephemeral.consensus();
+        let mut command = self.command("kube-apiserver", &work);
+        let issuer = "https://kubernetes.default.svc.cluster.local";
+        for (name, value) in [
+            ("etcd-servers", "unix://client:0".into()),
+            ("bind-address", "127.0.0.1".into()),
+            ("advertise-address", "192.0.2.7".into()),
+            ("secure-port", self.port.to_string()),
+            ("insecure-port", "0".into()),
+            ("service-cluster-ip-range", SERVICE_NETWORK.into()),
+            ("endpoint-reconciler-type", "none".into()),
+            ("service-account-issuer", issuer.into()),
+            ("authorization-mode", "Node,RBAC".into()),
+        ] {
+            command.arg(format!("--{name}={value}"));
+        }
+        for (name, file) in [
+            ("client-ca-file", "ca"),
+            ("tls-cert-file", "serving"),
+            ("tls-private-key-file", "serving.key"),
+            ("service-account-key-file", "sa.pub"),
+            ("service-account-signing-key-file", "sa.key"),
+            ("cert-dir", "made"),
+        ] {
+            command.arg(format!("--{name}={}", self.file(file).display()));
+        }
+        self.apiserver = Some(command.spawn().unwrap());
+        let client = self.client(&Certificate::Reconciler);
+        eventually("the API server is ready", || {
+            let client = client.clone();
+            async move { client.text("/readyz").await.ok() }
+        })
+        .await;
+    }
+
+    /// Ends the API server as a power cut would.
+    pub async fn kill_apiserver(&mut self) {
+        let mut apiserver = self.apiserver.take().expect("it runs");
+        apiserver.kill().await.unwrap();
+    }
+
+    /// Starts what binds volumes to claims.
+    pub fn start_manager(&mut self) {
+        let own = self.issue(&Certificate::ControllerManager);
+        let (certificate, private) = (self.file("manager"), self.file("manager.key"));
+        own.save(&certificate, &private).unwrap();
+        let config = json!({
+            "apiVersion": "v1",
+            "kind": "Config",
+            "clusters": [{ "name": "it", "cluster": {
+                "server": self.url(), "certificate-authority": self.file("ca"),
+            }}],
+            "users": [{ "name": "it", "user": {
+                "client-certificate": certificate, "client-key": private,
+            }}],
+            "contexts": [{ "name": "it", "context": { "cluster": "it", "user": "it" } }],
+            "current-context": "it",
+        });
+        let path = self.file("manager.kubeconfig");
+        fs::write(&path, config.to_string()).unwrap();
+        let work = self.directory.clone();
+        let mut command = self.command("kube-controller-manager", &work);
+        command.arg(format!("--kubeconfig={}", path.display()));
+        let key = self.file("sa.key");
+        command.arg(format!(
+            "--service-account-private-key-file={}",
+            key.display()
+        ));
+        command.arg(format!("--root-ca-file={}", self.file("ca").display()));
+        for flag in [
+            "--port=0",
+            "--secure-port=0",
+            "--leader-elect=false",
+            "--authentication-skip-lookup=true",
+            // Its own user may not do what its controllers do.
+            "--use-service-account-credentials=true",
+            "--controllers=persistentvolume-binder,pv-protection,pvc-protection,serviceaccount-token",
+        ] {
+            command.arg(flag);
+        }
+        self._manager = Some(command.spawn().unwrap());
+    }
+}

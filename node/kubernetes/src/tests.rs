@@ -1,0 +1,275 @@
+//! The launcher against values that the test writes.
+
+use std::fs;
+
+use hearth_api::identity::{ClusterId, NodeId};
+use hearth_api::testing::TestCluster;
+use hearth_api::v1::ClusterDirectory;
+use hearth_api::v1::node_roles::{KubernetesController, KubernetesWorker};
+use hearth_base::testing::{Alone, soon};
+use hearth_host::cluster_state;
+use tempfile::TempDir;
+
+use super::*;
+
+/// A node that is a member, and what tells it its roles.
+pub(super) struct Fake {
+    _directory: TempDir,
+    pub parts: Arc<Parts>,
+    pub roles: Writer<NodeRoles>,
+    pub state: cluster_state::Writer,
+    pub consensus: Writer<Option<hearth_consensus::Handle>>,
+    pub address: Writer<IpAddr>,
+    conditions: Value<Vec<NodeCondition>>,
+    // What nobody writes here.
+    _others: Box<dyn std::any::Any + Send>,
+}
+
+/// A bundle without programs, of the version of ours.
+pub(super) fn with_bundle(directory: &TempDir) -> Extensions {
+    let bundle = directory.path().join("bundle");
+    fs::create_dir(&bundle).unwrap();
+    let versions = "kubernetes 1.20.2\ncontainerd 1.6.20\n";
+    fs::write(bundle.join("VERSION"), versions).unwrap();
+    Extensions::none().with(names::EXTENSION_KUBERNETES, bundle)
+}
+
+impl Fake {
+    pub fn new(extensions: impl FnOnce(&TempDir) -> Extensions) -> Self {
+        Self::by(Calendar::of_this_machine(), extensions)
+    }
+
+    /// Certificates are renewed by this calendar.
+    pub fn by(calendar: Calendar, extensions: impl FnOnce(&TempDir) -> Extensions) -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        let extensions = Arc::new(extensions(&directory));
+        let root = Root::under(&directory.path().join("node"));
+        for part in [root.data.path(), root.ephemeral.path()] {
+            fs::create_dir_all(part).unwrap();
+        }
+        let cluster = TestCluster::new();
+        let credentials = Arc::new(cluster.node());
+        let (member_writer, member) = event::value();
+        member_writer.set(MemberData {
+            cluster_id: ClusterId::generate(),
+            node_id: NodeId::from_public_key(&credentials.key.public()),
+            credentials,
+            directory: ClusterDirectory::default(),
+        });
+        let (state, cluster_state) = cluster_state::new();
+        state.set(State::Home).unwrap();
+        let (roles, local_roles) = event::value();
+        let (consensus_writer, consensus) = event::value();
+        let (address, addresses) = event::value();
+        let (conditions_writer, conditions) = event::value();
+        let (connection_writer, connection) = event::value();
+        let (view_writer, view) = event::value();
+        let (learned_writer, learned) = event::value();
+        let (network_writer, pod_network) = event::value();
+        let (may_have_pods, _) = event::value();
+        let others = (
+            member_writer,
+            connection_writer,
+            view_writer,
+            learned_writer,
+            network_writer,
+        );
+        Self {
+            _directory: directory,
+            parts: Arc::new(Parts {
+                root,
+                log_tree: LogTree::new(hearth_base::logtree::Options::default()),
+                calendar,
+                extensions,
+                cluster_state,
+                member,
+                connection,
+                consensus,
+                local_roles,
+                view,
+                learned,
+                address: addresses,
+                pod_network,
+                machine: worker::Turn::default(),
+                may_have_pods,
+                conditions: conditions_writer,
+            }),
+            roles,
+            state,
+            consensus: consensus_writer,
+            address,
+            conditions,
+            _others: Box::new(others),
+        }
+    }
+
+    pub fn run(&self) -> Alone {
+        let parts = self.parts.clone();
+        Alone::run(move |ctx| run(ctx, parts.clone()))
+    }
+
+    /// Waits until the conditions are these, as type and reason.
+    async fn tells(&self, wanted: &[(&str, &str)]) {
+        let mut conditions = self.conditions.watch();
+        let told = conditions.wait_for(|conditions| {
+            let now = conditions.iter();
+            let now = now.map(|c| (&c.r#type[..], &c.reason[..]));
+            now.eq(wanted.iter().copied())
+        });
+        soon(&format!("{wanted:?}"), told).await.unwrap();
+    }
+}
+
+fn controller() -> NodeRoles {
+    NodeRoles {
+        kubernetes_controller: Some(KubernetesController {}),
+        ..NodeRoles::default()
+    }
+}
+
+fn both() -> NodeRoles {
+    NodeRoles {
+        kubernetes_worker: Some(KubernetesWorker {}),
+        ..controller()
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_without_its_extension_is_held_and_not_met() {
+    let fake = Fake::new(|_| Extensions::none());
+    let alone = fake.run();
+    fake.roles.set(NodeRoles::default());
+    fake.tells(&[]).await;
+    fake.roles.set(both());
+    fake.tells(&[
+        ("KubernetesController", "NotInstalled"),
+        ("KubernetesWorker", "NotInstalled"),
+    ])
+    .await;
+    fake.roles.set(NodeRoles::default());
+    fake.tells(&[]).await;
+    alone.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_extension_that_is_refused_or_none_of_ours_says_so() {
+    let refused = |_: &TempDir| {
+        Extensions::none().with_refused(names::EXTENSION_KUBERNETES, "its root hash differs")
+    };
+    let empty = |directory: &TempDir| {
+        Extensions::none().with(
+            names::EXTENSION_KUBERNETES,
+            directory.path().join("nothing"),
+        )
+    };
+    let fakes = [Fake::new(refused), Fake::new(empty)];
+    for fake in fakes {
+        let alone = fake.run();
+        fake.roles.set(controller());
+        fake.tells(&[("KubernetesController", "ExtensionRefused")])
+            .await;
+        alone.stop().await;
+    }
+}
+
+/// However quickly they come and go, the last word counts, and what a role has
+/// left is gone with it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_role_that_is_added_removed_and_added_within_a_second_is_held() {
+    let fake = Fake::new(with_bundle);
+    let alone = fake.run();
+    let waits = [("KubernetesController", "WaitingForConsensus")];
+    let made = fake.parts.root.ephemeral.kubernetes().controller();
+    for round in 0..5 {
+        fake.roles.set(controller());
+        let starts = round % 2 == 0;
+        if starts {
+            // Removed while it starts.
+            fake.tells(&waits).await;
+            fs::create_dir_all(made.path()).unwrap();
+        }
+        fake.roles.set(NodeRoles::default());
+        fake.roles.set(controller());
+        fake.roles.set(NodeRoles::default());
+        fake.tells(&[]).await;
+        assert!(!(starts && made.path().exists()));
+    }
+    fake.roles.set(controller());
+    fake.tells(&waits).await;
+    alone.stop().await;
+}
+
+/// One that comes back before anybody had the time to see that it had gone.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_role_has_left_is_cleared_before_it_is_served_again() {
+    let fake = Fake::new(with_bundle);
+    let (writer, standing) = event::value();
+    let gate = Arc::new(Gate {
+        role: Role::Controller,
+        parts: fake.parts.clone(),
+        standing: Arc::new(writer),
+        lost: AtomicBool::new(false),
+    });
+    let serves = async || {
+        let mut standings = standing.watch();
+        let waits = |standing: &Standing| matches!(standing, Standing::Unmet { reason, .. } if *reason == "WaitingForConsensus");
+        soon("it is served", standings.wait_for(waits))
+            .await
+            .unwrap();
+    };
+    let left = fake.parts.root.ephemeral.kubernetes().controller();
+    let left = left.path().join("left");
+
+    fake.roles.set(controller());
+    let (ended, end) = event::value();
+    let (passed, ended) = (gate.clone(), Arc::new(ended));
+    let once = Alone::run(move |ctx| {
+        let (gate, ended) = (passed.clone(), ended.clone());
+        async move {
+            ended.set(
+                pass(ctx.clone(), gate)
+                    .await
+                    .map_err(|error| error.to_string()),
+            );
+            ctx.cancelled().await;
+            Ok(())
+        }
+    });
+    serves().await;
+    fs::create_dir_all(&left).unwrap();
+    fake.roles.set(NodeRoles::default());
+    let end = soon("it ends", end.watch().next()).await.unwrap();
+    assert_eq!(
+        end.unwrap_err(),
+        "this node is no Kubernetes controller now"
+    );
+    once.stop().await;
+    assert!(left.exists());
+
+    fake.roles.set(controller());
+    gate.standing.set(Standing::NotHeld);
+    let again = Alone::run(move |ctx| pass(ctx, gate.clone()));
+    serves().await;
+    assert!(!left.exists());
+    again.stop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_is_disowned_runs_nothing_whatever_its_roles() {
+    let fake = Fake::new(with_bundle);
+    let alone = fake.run();
+    fake.roles.set(controller());
+    fake.tells(&[("KubernetesController", "WaitingForConsensus")])
+        .await;
+    fake.state.set(State::Disowning).unwrap();
+    fake.tells(&[]).await;
+    alone.stop().await;
+}
+
+#[test]
+fn what_a_program_said_fits_into_a_condition() {
+    let said = format!("two\nlines\x1b[2J{}", "ä".repeat(names::LONGEST_CONDITION));
+    let told = printable(&said);
+    assert!(told.len() <= names::LONGEST_CONDITION && told.starts_with("two lines [2Jää"));
+    assert!(!told.chars().any(char::is_control));
+}

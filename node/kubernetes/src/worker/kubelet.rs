@@ -1,0 +1,257 @@
+//! The kubelet: what it is told, and when it runs.
+//!
+//! It starts when there is something to start it with: certificates, the
+//! pods' network, a containerd that serves and has the images of the
+//! extension. What it is told comes from these, so when one of them changes
+//! it starts again; pods do not notice. It is a program that may be killed at
+//! any moment: what it knows is in the API server and in containerd.
+//!
+//! A kubelet makes its Node when it starts, and never again, so one whose Node
+//! is removed, by hand or because a controller knew an older state of the
+//! cluster, runs for nothing. It too starts again.
+
+use std::future::pending;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::pin::pin;
+use std::sync::Arc;
+
+use futures::{Stream, StreamExt as _};
+use hearth_api::names::{KUBERNETES_DOMAIN, PORT_KUBELET};
+use hearth_base::event::{Value, Writer};
+use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_host::bundle::{Binary, Bundle, Flag};
+use hearth_host::handover::PodNetwork;
+use hearth_host::layout::Root;
+use hearth_kubernetes_api::fields::Node;
+use hearth_kubernetes_api::watch::{Event, Which, watch};
+use hearth_kubernetes_api::{ApiError, Client, kinds};
+use hearth_sys::files;
+use serde_json::{Value as Json, json};
+
+use super::super::Parts;
+use super::super::containerd::{self, Imported, config::PAUSE_IMAGE};
+use super::super::program::{self, InUse, Program, Progress, probe};
+use super::certificates;
+use super::{PRIVATE, network};
+
+/// Where it tells whether it is well.
+const HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10248);
+
+/// What runs the kubelet.
+pub(crate) struct Worker {
+    /// What all parts have.
+    pub parts: Arc<Parts>,
+    /// The programs.
+    pub bundle: Arc<Bundle>,
+    /// Will be read: the node's own, which is there when certificates are.
+    pub client: Value<Client>,
+    /// Will be read.
+    pub imported: Value<Imported>,
+    /// Held while it runs.
+    pub containerd: InUse,
+    /// Will be read: how many API servers are ready.
+    pub ready: Value<usize>,
+    /// Will be written.
+    pub progress: Writer<Progress>,
+}
+
+/// What it is told about this node.
+struct Facts {
+    name: String,
+    address: IpAddr,
+    network: PodNetwork,
+}
+
+/// Runs it.
+pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
+    let parts = &worker.parts;
+    let mut clients = worker.client.watch();
+    let mut networks = parts.pod_network.watch();
+    let mut addresses = parts.address.watch();
+    let known = async {
+        let name = parts.member.watch().next().await?.node_id.to_string();
+        let mut imported = worker.imported.watch();
+        imported.wait_for(Result::is_ok).await?.ok();
+        let network = networks.some().await?;
+        let address = addresses.next().await?;
+        let client = clients.next().await?;
+        let facts = Facts {
+            name,
+            address,
+            network,
+        };
+        Ok::<_, Failure>((facts, client))
+    };
+    let (facts, client) = tokio::select! {
+        known = known => known?,
+        () = ctx.cancelled() => return Ok(()),
+    };
+    let program = worker.program(&facts)?;
+    let _held = worker.containerd.hold().await;
+    let which = Which::Named(facts.name.clone());
+    let own = watch::<Node>(client.all(kinds::NODES), which);
+    let outdated = async {
+        tokio::select! {
+            () = removed(own) => Ok("its node was removed from Kubernetes"),
+            renewed = clients.next() => renewed.map(|_| "its certificates are renewed"),
+            moved = networks.wait_for(|now| *now != Some(facts.network)) => {
+                moved.map(|_| "the pods' network has changed")
+            }
+            moved = addresses.wait_for(|now| *now != facts.address) => {
+                moved.map(|_| "the node's address has changed")
+            }
+        }
+    };
+    let well = || probe::http(HEALTH, "/healthz");
+    let (log, progress) = (&parts.log_tree, &worker.progress);
+    program::run_until_outdated(&ctx, &program, log, progress, well, outdated).await
+}
+
+/// Waits until what is followed was there and is gone. What cannot be seen for
+/// a while is thought to be as it was.
+async fn removed<T>(one: impl Stream<Item = Result<Event<T>, ApiError>>) {
+    let mut was_there = false;
+    let mut told = pin!(one);
+    while let Some(event) = told.next().await {
+        let is_there = match event {
+            Ok(Event::All(all)) => !all.is_empty(),
+            Ok(Event::Changed(_)) => true,
+            Ok(Event::Gone(_)) => false,
+            Err(error) => {
+                tracing::debug!("the node's own Node: {}", hearth_api::chain(&error));
+                continue;
+            }
+        };
+        if was_there && !is_there {
+            return;
+        }
+        was_there = is_there;
+    }
+    pending().await
+}
+
+impl Worker {
+    /// Writes what it is told, and the plugins of the pods' network.
+    fn program(&self, facts: &Facts) -> Result<Program, Failure> {
+        let root = &self.parts.root;
+        let files = root.ephemeral.kubernetes().worker();
+        let list = network::conflist(&facts.network, &files.addresses());
+        let file = files.network().join(network::FILE);
+        files::write_atomic(&file, list.to_string().as_bytes(), PRIVATE)?;
+        let name = Binary::Kubelet.name();
+        let config = files.config(name);
+        let content = configuration(root, facts, &self.bundle);
+        files::write_atomic(&config, content.to_string().as_bytes(), PRIVATE)?;
+        let work = root.ephemeral.kubernetes().work(name);
+        let mut program = Program::new(&self.bundle, Binary::Kubelet, &work)
+            .with_servers(self.ready.clone())
+            .flag("config", config)
+            .flag("kubeconfig", files.kubeconfig(name))
+            .flag("hostname-override", &facts.name)
+            .flag("node-ip", facts.address.to_string())
+            .flag("root-dir", root.data.kubernetes().kubelet())
+            .flag("cert-dir", work)
+            // Never removed to make room, and not only for that.
+            .flag("pod-infra-container-image", PAUSE_IMAGE)
+            .flag("runtime-cgroups", format!("/{}", containerd::GROUP));
+        if self.bundle.has(Flag::KubeletContainerRuntime) {
+            program = program.flag("container-runtime", "remote");
+        }
+        if !self.bundle.has(Flag::KubeletRuntimeEndpointInFile) {
+            program = program.flag("container-runtime-endpoint", endpoint(root));
+        }
+        Ok(program)
+    }
+}
+
+fn endpoint(root: &Root) -> String {
+    format!("unix://{}", root.ephemeral.containerd_socket().display())
+}
+
+/// The kubelet's file.
+fn configuration(root: &Root, facts: &Facts, bundle: &Bundle) -> Json {
+    let keys = root.ephemeral.kubernetes().worker();
+    let server = keys.keys(certificates::KUBELET_SERVER);
+    let mut file = json!({
+        "apiVersion": "kubelet.config.k8s.io/v1beta1",
+        "kind": "KubeletConfiguration",
+        "address": "0.0.0.0",
+        "port": PORT_KUBELET,
+        "readOnlyPort": 0,
+        "healthzBindAddress": HEALTH.ip(),
+        "healthzPort": HEALTH.port(),
+        "tlsCertFile": server.certificate(),
+        "tlsPrivateKeyFile": server.key(),
+        "tlsMinVersion": "VersionTLS13",
+        // Who asks is known by a certificate, or by a token that the API
+        // server judges; what he may is the API server's to say.
+        "authentication": {
+            "anonymous": { "enabled": false },
+            "webhook": { "enabled": true },
+            "x509": { "clientCAFile": server.ca() },
+        },
+        "authorization": { "mode": "Webhook" },
+        "clusterDomain": KUBERNETES_DOMAIN,
+        // On the node itself, among its pods.
+        "clusterDNS": [facts.network.gateway],
+        "resolvConf": "/etc/resolv.conf",
+        "cgroupDriver": "cgroupfs",
+        "cgroupRoot": "/",
+        // A pod that forks without end takes nobody with it.
+        "podPidsLimit": 4096,
+        "maxPods": 110,
+        "volumePluginDir": root.data.kubernetes().volume_plugins(),
+        // A heartbeat costs a slow machine more than it tells.
+        "nodeStatusUpdateFrequency": "10s",
+        // Pulling and starting take their time on a slow machine.
+        "runtimeRequestTimeout": "10m",
+        "containerLogMaxSize": "10Mi",
+        "containerLogMaxFiles": 3,
+        // Of small disks and machines the defaults take too much.
+        "evictionHard": {
+            "memory.available": "50Mi",
+            "nodefs.available": "5%",
+            "nodefs.inodesFree": "5%",
+            "imagefs.available": "5%",
+        },
+    });
+    if bundle.has(Flag::KubeletRuntimeEndpointInFile) {
+        file["containerRuntimeEndpoint"] = endpoint(root).into();
+    }
+    file
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+    use futures::stream::{iter, pending};
+
+    use super::*;
+
+    /// Whether it is over after these.
+    fn is_removed(told: Vec<Result<Event<()>, ApiError>>) -> bool {
+        removed(iter(told).chain(pending()))
+            .now_or_never()
+            .is_some()
+    }
+
+    #[test]
+    fn a_node_is_removed_when_it_was_there() {
+        let failure = || Err(ApiError::Silent(std::time::Duration::from_secs(1)));
+        let (none, one) = (|| Ok(Event::All(vec![])), || Ok(Event::All(vec![()])));
+        let (changed, gone) = (|| Ok(Event::Changed(())), || Ok(Event::Gone(())));
+        // It comes only after the kubelet's start.
+        assert!(!is_removed(vec![
+            none(),
+            none(),
+            failure(),
+            changed(),
+            one()
+        ]));
+        assert!(is_removed(vec![none(), changed(), changed(), gone()]));
+        assert!(is_removed(vec![one(), gone()]));
+        // While nothing could be seen.
+        assert!(!is_removed(vec![one(), failure(), failure()]));
+        assert!(is_removed(vec![one(), failure(), none()]));
+    }
+}

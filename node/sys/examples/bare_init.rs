@@ -1,0 +1,220 @@
+//! An init that does no more than a machine with etcd on a disk must, for
+//! `cargo xtask bench boot` to hold the node against.
+//!
+//! Packed as `/init`, with `/usr/bin/etcd` and `/sbin/mkfs.xfs`, it gets a DHCP
+//! lease, makes a file system on the data partition (the boot disk's last, grown
+//! to the disk's end first), starts etcd on it and does one put. What of this
+//! does not need the other is done at the same time, by one thread, with the
+//! same code that the node uses, and etcd is told what a node tells it but for
+//! TLS among peers. No keys, no certificates, no supervisor, no log.
+//!
+//! It says how far it is in the lines that a node says it in; `consensus` is
+//! reached when the put was acknowledged. Then it waits for its plug to be
+//! pulled. If the fw_cfg item `opt/dev.hearth/bare-init` holds `off`, it powers
+//! the machine off before all that: what then remains is the floor that
+//! emulator, firmware and kernel lay for everybody.
+
+use std::{
+    fs::DirBuilder, future::Future, net::IpAddr, os::unix::fs::DirBuilderExt, path::Path,
+    time::Duration,
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use bytes::Bytes;
+use hearth_sys::{
+    block::{self, Blocks},
+    child::Child,
+    dhcp::{self, Lease},
+    fw_cfg, mkfs, mounts,
+    mounts::MountFlags,
+    netlink::{Link, LinkKind, LinkMonitor, Netlink},
+};
+use tokio::{net::UnixStream, process::Command};
+
+const MODE: &str = "opt/dev.hearth/bare-init";
+const DATA: &str = "/data";
+const ETCD_DATA: &str = "/data/etcd";
+/// etcd's clients find it on this socket, in its working directory.
+const SOCKET_DIRECTORY: &str = "/ephemeral";
+const SOCKET: &str = "client:0";
+const PEER_PORT: u16 = 7834;
+/// Emulated and loaded machines are slow.
+const BOUND: Duration = Duration::from_secs(300);
+
+fn main() -> Result<()> {
+    reached("kernel", "");
+    if let Err(error) = run() {
+        println!("hearth: core ended: {error:#}");
+    }
+    rustix::fs::sync();
+    rustix::system::reboot(rustix::system::RebootCommand::PowerOff).context("power off")?;
+    Ok(())
+}
+
+fn reached(what: &str, detail: &str) {
+    println!("{}", format!("hearth: reached {what} {detail}").trim_end());
+}
+
+fn run() -> Result<()> {
+    mounts::bring_up()?;
+    match fw_cfg::read(MODE)?.as_deref() {
+        None => {}
+        Some(b"off") => return Ok(()),
+        Some(_) => bail!("fw_cfg item {MODE}: wanted nothing or \"off\""),
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start the runtime")?;
+    runtime.block_on(async {
+        let etcd = tokio::time::timeout(BOUND, come_up());
+        let _etcd = etcd.await.context("take so long")??;
+        std::future::pending().await
+    })
+}
+
+/// Gives the etcd that has acknowledged a put.
+async fn come_up() -> Result<Child> {
+    let (address, ()) = tokio::try_join!(network(), storage())?;
+    let etcd = start_etcd(address).await?;
+    let socket = Path::new(SOCKET_DIRECTORY).join(SOCKET);
+    put(connect(&socket).await).await.context("put")?;
+    reached("consensus", "");
+    Ok(etcd)
+}
+
+async fn network() -> Result<IpAddr> {
+    let netlink = Netlink::open()?;
+    netlink.set_loopback_up().await?;
+    let link = find_link(&netlink).await?;
+    let mut client = dhcp::Client::open(&link.name, dhcp::Options::default()).await?;
+    let (tell, leased) = tokio::sync::oneshot::channel();
+    let mut tell = Some(tell);
+    let on_lease = |lease: Option<&Lease>| {
+        if let (Some(lease), Some(tell)) = (lease, tell.take()) {
+            // The one that waits for it is right below.
+            let _ = tell.send(lease.address);
+        }
+    };
+    let cidr = tokio::select! {
+        error = client.run(on_lease) => return Err(error.into()),
+        leased = leased => leased?,
+    };
+    reached("network", &cidr.to_string());
+    Ok(cidr.address())
+}
+
+/// The first Ethernet interface.
+async fn find_link(netlink: &Netlink) -> Result<Link> {
+    let mut monitor = LinkMonitor::open()?;
+    loop {
+        let links = netlink.list_links().await?;
+        let found = links.into_iter().find(|l| l.kind == LinkKind::Ethernet);
+        match found {
+            Some(link) => return Ok(link),
+            None => monitor.changed().await?,
+        }
+    }
+}
+
+async fn storage() -> Result<()> {
+    let blocks = Blocks::default();
+    let named = block::loader_partition(Path::new(block::EFIVARS))?;
+    let esp = blocks.boot_partition(named)?;
+    let partitions = blocks.partitions(&esp.disk)?;
+    let last = partitions.into_iter().max_by_key(|p| p.entry.first);
+    let data = last.context("no partition")?;
+    ensure!(data.entry.guid != esp.entry.guid, "no data partition");
+    let data = blocks.grow(&data)?;
+    mkfs::xfs(&data.path).await?;
+    let flags = MountFlags::NOEXEC | MountFlags::NODEV | MountFlags::NOSUID;
+    mounts::mount(&data.path, Path::new(DATA), "xfs", flags, "")?;
+    // etcd insists on a directory that is not open to others.
+    let made = DirBuilder::new().mode(0o700).create(ETCD_DATA);
+    made.context("make etcd's directory")?;
+    reached("storage", "");
+    Ok(())
+}
+
+/// As the node core starts it when it founds a cluster, but for TLS.
+async fn start_etcd(address: IpAddr) -> Result<Child> {
+    let peer = format!("http://{address}:{PEER_PORT}");
+    let client = format!("unix://{SOCKET}");
+    let arguments = [
+        ("name", "bare"),
+        ("data-dir", ETCD_DATA),
+        ("listen-client-urls", &client),
+        ("advertise-client-urls", &client),
+        ("listen-peer-urls", &peer),
+        ("initial-advertise-peer-urls", &peer),
+        ("initial-cluster", &format!("bare={peer}")),
+        ("initial-cluster-state", "new"),
+        ("heartbeat-interval", "20"),
+        ("election-timeout", "100"),
+        ("quota-backend-bytes", "1073741824"),
+        ("auto-compaction-mode", "periodic"),
+        ("auto-compaction-retention", "1h"),
+        ("snapshot-count", "10000"),
+        ("pre-vote", "true"),
+        ("enable-grpc-gateway", "false"),
+        ("logger", "zap"),
+        ("log-outputs", "stderr"),
+    ]
+    .map(|(flag, value)| format!("--{flag}={value}"));
+    let mut command = Command::new("/usr/bin/etcd");
+    command
+        .args(arguments)
+        .env_clear()
+        .current_dir(SOCKET_DIRECTORY);
+    Ok(Child::spawn(command, |_, _| {}).await?)
+}
+
+/// etcd listens long before it serves; what comes meanwhile waits in the
+/// socket. An etcd that does not come to that is the caller's time-out.
+async fn connect(socket: &Path) -> UnixStream {
+    loop {
+        match UnixStream::connect(socket).await {
+            Ok(stream) => return stream,
+            Err(_) => tokio::time::sleep(Duration::from_millis(5)).await,
+        }
+    }
+}
+
+/// One put, as gRPC has it, without a library for it.
+async fn put(stream: UnixStream) -> Result<()> {
+    // PutRequest { key: "k", value: "v" }, behind one byte that says that it is
+    // not compressed and four that say its length.
+    const MESSAGE: &[u8] = b"\0\0\0\0\x06\x0a\x01k\x12\x01v";
+    let (client, connection) = h2::client::handshake(stream).await?;
+    let call = async {
+        let mut client = client.ready().await?;
+        let request = http::Request::post("http://etcd/etcdserverpb.KV/Put")
+            .header("content-type", "application/grpc")
+            .header("te", "trailers")
+            .body(())?;
+        let (response, mut body) = client.send_request(request, false)?;
+        body.send_data(Bytes::from_static(MESSAGE), true)?;
+        let mut body = response.await?.into_body();
+        while let Some(data) = body.data().await {
+            let length = data?.len();
+            body.flow_control().release_capacity(length)?;
+        }
+        let trailers = body.trailers().await?.context("no trailers")?;
+        let status = trailers.get("grpc-status").map(|status| status.as_bytes());
+        ensure!(status == Some(b"0"), "answered with {trailers:?}");
+        Ok(())
+    };
+    driven_by(connection, call).await
+}
+
+/// Does `call` while the connection works.
+async fn driven_by(
+    connection: impl Future<Output = Result<(), h2::Error>>,
+    call: impl Future<Output = Result<()>>,
+) -> Result<()> {
+    tokio::select! {
+        biased;
+        done = call => done,
+        ended = connection => bail!("the connection has ended: {ended:?}"),
+    }
+}

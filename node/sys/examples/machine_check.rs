@@ -1,0 +1,576 @@
+//! Checks, on a real kernel and as its first process, what no ordinary test
+//! can: mounts, disks, device-mapper, file systems, devices, the network.
+//!
+//! An end-to-end test packs this program as `/init` (statically linked, with
+//! `/sbin/mkfs.xfs` and its libraries) and boots it on the node's kernel, with
+//!
+//! - a disk that bears an EFI system partition and, last, a small data
+//!   partition, and is larger than its table says by half a GiB at least;
+//! - in a partition between these, the extension `sample` and its word in the
+//!   kernel's command line;
+//! - a network that answers DHCP;
+//! - the fw_cfg item `opt/dev.hearth/machine-check`, holding `hello`.
+//!
+//! Each check prints one line, `machine-check: NAME ok …` or `machine-check:
+//! NAME FAILED why`; then comes `machine-check: done, N failed`, and the
+//! machine is powered off. What is on the disk is lost.
+
+use std::{
+    fs,
+    future::Future,
+    io,
+    path::{Path, PathBuf},
+    time::{Duration, Instant, SystemTime},
+};
+
+use anyhow::{Context, Result, bail, ensure};
+use hearth_sys::{
+    block::{self, Blocks, PartitionDevice},
+    clock,
+    console::{self, Console},
+    dhcp::{self, Lease},
+    dm::{AeadKey, DeviceMapper, Verity, XtsKey},
+    fw_cfg, gpt, hostname, kmsg, mkfs, mounts,
+    mounts::MountFlags,
+    netlink::{LinkKind, LinkMonitor, Netlink},
+    power_button::PowerButton,
+    quota::{self, Amount, Usage},
+    slots::{Loaded, RegionSlot, SlotFormat, SlotPair},
+    watchdog::{self, Watchdog},
+};
+use zeroize::Zeroizing;
+
+#[path = "machine_check/wireguard.rs"]
+mod wireguard;
+
+/// Emulated and loaded machines are slow; nothing here takes longer.
+const BOUND: Duration = Duration::from_secs(120);
+
+const TARGET: &str = "/ephemeral/check";
+
+fn main() -> Result<()> {
+    let brought_up = bring_up();
+    let checks = Checks {
+        console: Console::open(Path::new(console::DEVICE)).context("open the console")?,
+        failed: 0,
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .context("start the runtime")?;
+    let checks = runtime.block_on(all(checks, brought_up));
+    checks
+        .console
+        .line(&format!("machine-check: done, {} failed", checks.failed));
+    rustix::fs::sync();
+    rustix::system::reboot(rustix::system::RebootCommand::PowerOff).context("power off")?;
+    Ok(())
+}
+
+struct Checks {
+    console: Console,
+    failed: u32,
+}
+
+impl Checks {
+    /// Runs a check; gives what it found, if it found anything.
+    async fn check<T>(
+        &mut self,
+        name: &str,
+        check: impl Future<Output = Result<(T, String)>>,
+    ) -> Option<T> {
+        let began = Instant::now();
+        let result = match tokio::time::timeout(BOUND, check).await {
+            Ok(result) => result,
+            Err(_) => Err(anyhow::anyhow!("not done after {BOUND:?}")),
+        };
+        let took = began.elapsed().as_millis();
+        match result {
+            Ok((found, note)) => {
+                let line = format!("machine-check: {name} ok {note} ({took} ms)");
+                self.console.line(&line);
+                Some(found)
+            }
+            Err(error) => {
+                self.failed += 1;
+                let line = format!("machine-check: {name} FAILED {error:#}");
+                self.console.line(&line);
+                None
+            }
+        }
+    }
+}
+
+async fn all(mut checks: Checks, brought_up: Result<String>) -> Checks {
+    let mounts = async { brought_up.map(|note| ((), note)) };
+    checks.check("mounts", mounts).await;
+    checks.check("fw_cfg", fw_cfg_item()).await;
+    checks.check("dhcp", lease()).await;
+    checks.check("power-button", power_button()).await;
+    checks.check("watchdog", watchdog()).await;
+    checks.check("kernel-log", kernel_log()).await;
+    checks.check("clock", raise_clock()).await;
+    checks.check("host-name", host_name()).await;
+    checks.check("wireguard", wireguard::check()).await;
+    let Some(data) = checks.check("partitions", partitions()).await else {
+        return checks;
+    };
+    checks.check("extension", extension(&data)).await;
+    let Some(data) = checks.check("grow", grow(data)).await else {
+        return checks;
+    };
+    checks.check("slots", region_slots(&data)).await;
+    checks.check("zero-range", zero_range(&data)).await;
+    checks.check("encrypted", encrypted(&data)).await;
+    checks.check("quotas", quotas(&data)).await;
+    checks.check("authenticated", authenticated(&data)).await;
+    checks
+}
+
+fn bring_up() -> Result<String> {
+    let first = mounts::bring_up()?;
+    let again = mounts::bring_up()?;
+    ensure!(again.mounted.is_empty(), "mounted twice: {again:?}");
+    for path in [
+        "/proc/self/mountinfo",
+        "/sys/block",
+        "/dev/null",
+        "/dev/pts/ptmx",
+    ] {
+        ensure!(Path::new(path).exists(), "no {path}");
+    }
+    let controllers = fs::read_to_string("/sys/fs/cgroup/cgroup.controllers")?;
+    ensure!(
+        controllers.contains("memory"),
+        "controllers: {controllers:?}"
+    );
+    Ok(format!(
+        "{} mounted, left out: {:?}",
+        first.mounted.len(),
+        first.left_out
+    ))
+}
+
+async fn fw_cfg_item() -> Result<((), String)> {
+    let item = fw_cfg::read("opt/dev.hearth/machine-check")?;
+    ensure!(item.as_deref() == Some(b"hello"), "found {item:?}");
+    let none = fw_cfg::read("opt/dev.hearth/no-such-item")?;
+    ensure!(none.is_none(), "an item out of nowhere");
+    Ok(((), String::new()))
+}
+
+async fn lease() -> Result<((), String)> {
+    let began = Instant::now();
+    let netlink = Netlink::open()?;
+    netlink.set_loopback_up().await?;
+    let mut monitor = LinkMonitor::open()?;
+    let link = loop {
+        let links = netlink.list_links().await?;
+        let found = links.into_iter().find(|l| l.kind == LinkKind::Ethernet);
+        match found {
+            Some(link) => break link,
+            None => monitor.changed().await?,
+        }
+    };
+    let mut client = dhcp::Client::open(&link.name, dhcp::Options::default()).await?;
+    let (tell, leased) = tokio::sync::oneshot::channel();
+    let mut tell = Some(tell);
+    let on_lease = |lease: Option<&Lease>| {
+        if let (Some(lease), Some(tell)) = (lease, tell.take()) {
+            let _ = tell.send(lease.clone());
+        }
+    };
+    let lease = tokio::select! {
+        error = client.run(on_lease) => return Err(error.into()),
+        lease = leased => lease?,
+    };
+    let took = began.elapsed();
+    let addresses = netlink.addresses(link.index).await?;
+    ensure!(
+        addresses.contains(&lease.address),
+        "addresses: {addresses:?}"
+    );
+    let gateway = lease.default_gateway().context("no default route")?;
+    let routes = fs::read_to_string("/proc/net/route")?;
+    let octets = gateway.octets();
+    let hex = format!("{:08X}", u32::from_le_bytes(octets));
+    ensure!(routes.contains(&hex), "routes: {routes}");
+    Ok((
+        (),
+        format!("{} after {} ms", lease.address, took.as_millis()),
+    ))
+}
+
+async fn power_button() -> Result<((), String)> {
+    let button = PowerButton::open()?.context("no power button")?;
+    let pressed = tokio::time::timeout(Duration::from_millis(50), button.pressed()).await;
+    ensure!(pressed.is_err(), "pressed by nobody: {pressed:?}");
+    Ok(((), String::new()))
+}
+
+async fn watchdog() -> Result<((), String)> {
+    let device = Path::new(watchdog::DEVICE);
+    let Some(mut watchdog) = Watchdog::arm(device, Duration::from_secs(60))? else {
+        return Ok(((), "(none on this machine)".into()));
+    };
+    let timeout = watchdog.timeout();
+    watchdog.feed()?;
+    watchdog.disarm()?;
+    Ok(((), format!("with {timeout:?}")))
+}
+
+async fn kernel_log() -> Result<((), String)> {
+    let mut kmsg = kmsg::Kmsg::open(Path::new(kmsg::DEVICE))?;
+    match kmsg.next().await? {
+        kmsg::Item::Record(record) => Ok(((), record.text)),
+        kmsg::Item::Missed => bail!("records are missing right after the start"),
+    }
+}
+
+async fn raise_clock() -> Result<((), String)> {
+    let ahead = SystemTime::now() + Duration::from_secs(3600);
+    let raised = clock::raise_to(ahead)?;
+    ensure!(raised.is_some(), "it was not raised");
+    ensure!(SystemTime::now() >= ahead, "it does not show the floor");
+    ensure!(clock::raise_to(ahead)?.is_none(), "it was raised twice");
+    Ok(((), String::new()))
+}
+
+async fn host_name() -> Result<((), String)> {
+    hostname::set("machine-check")?;
+    let name = fs::read_to_string("/proc/sys/kernel/hostname")?;
+    ensure!(name.trim() == "machine-check", "it is {name:?}");
+    Ok(((), String::new()))
+}
+
+async fn partitions() -> Result<(PartitionDevice, String)> {
+    let blocks = Blocks::default();
+    let named = block::loader_partition(Path::new(block::EFIVARS))?;
+    let esp = blocks.boot_partition(named)?;
+    let partitions = blocks.partitions(&esp.disk)?;
+    let data = partitions.into_iter().max_by_key(|p| p.entry.first);
+    let data = data.context("no partition")?;
+    ensure!(data.entry.guid != esp.entry.guid, "only the ESP");
+    let note = format!("{} and {}", esp.path.display(), data.path.display());
+    Ok((data, note))
+}
+
+/// What the kernel's command line says of the extension: root hash and blocks.
+fn sample() -> Result<Verity> {
+    let line = fs::read_to_string("/proc/cmdline")?;
+    let words = line.split_whitespace();
+    let mut parts = words
+        .filter_map(|word| word.strip_prefix("hearth.extension=sample:"))
+        .flat_map(|word| word.split(':'));
+    let hash = parts.next().context("no extension")?;
+    let mut root_hash = [0; 32];
+    for (n, byte) in root_hash.iter_mut().enumerate() {
+        let digits = hash.get(2 * n..2 * n + 2).context("a short hash")?;
+        *byte = u8::from_str_radix(digits, 16)?;
+    }
+    let blocks = parts.next().context("no number of blocks")?.parse()?;
+    Ok(Verity { blocks, root_hash })
+}
+
+/// The image builder's file system on this kernel, behind hashes.
+async fn extension(data: &PartitionDevice) -> Result<((), String)> {
+    let partitions = Blocks::default().partitions(&data.disk)?;
+    let found = partitions
+        .into_iter()
+        .find(|p| p.entry.name == "HEARTH-EXT-SAMPLE");
+    let device = found.context("no partition of this label")?.path;
+    let mapper = DeviceMapper::open()?;
+    let (name, verity) = ("check-verity", sample()?);
+    let place = Path::new(TARGET);
+    let open = || -> Result<()> {
+        let volume = mapper.open_verity(name, &device, &verity)?;
+        let flags = MountFlags::RDONLY | MountFlags::NODEV | MountFlags::NOSUID;
+        Ok(mounts::mount(&volume, place, "erofs", flags, "")?)
+    };
+    let close = || -> Result<()> {
+        mounts::unmount(place)?;
+        Ok(mapper.remove(name)?)
+    };
+    open()?;
+    let began = Instant::now();
+    read_sample()?;
+    let took = began.elapsed().as_millis();
+    ensure!(
+        fs::write(place.join("new"), b"x").is_err(),
+        "a file was made"
+    );
+    ensure!(mapper.is_intact(name)?, "damaged from the beginning");
+    close()?;
+
+    // The last block is the noise's. It is found when it is read, not before.
+    let last = (verity.blocks - 1) * 4096;
+    let mut byte = block::read_region(&device, last, 1)?;
+    byte[0] = !byte[0];
+    block::write_region(&device, last, &byte)?;
+    open()?;
+    let version = fs::read(place.join("VERSION"));
+    let noise = fs::read(place.join("data/noise"));
+    let intact = mapper.is_intact(name);
+    close()?;
+    ensure!(version? == b"sample 1\n", "another version");
+    let error = noise.err().context("a changed block was read")?;
+    ensure!(error.raw_os_error() == Some(libc::EIO), "{error}");
+    ensure!(!intact?, "a changed block was not noticed");
+    byte[0] = !byte[0];
+    block::write_region(&device, last, &byte)?;
+
+    let mut other = verity.clone();
+    other.root_hash[0] ^= 1;
+    let volume = mapper.open_verity(name, &device, &other)?;
+    let first = block::read_region(&volume, 0, 4096);
+    mapper.remove(name)?;
+    ensure!(first.is_err(), "another root hash will do");
+    Ok(((), format!("read in {took} ms")))
+}
+
+/// Every file of the sample, as the image builder made them.
+fn read_sample() -> Result<()> {
+    let place = Path::new(TARGET);
+    let mut names = Vec::new();
+    for entry in fs::read_dir(place)? {
+        names.push(entry?.file_name().into_string().unwrap_or_default());
+    }
+    names.sort();
+    ensure!(names == ["VERSION", "bin", "data"], "found {names:?}");
+    ensure!(fs::read(place.join("VERSION"))? == b"sample 1\n");
+    // By the link.
+    let lines = fs::read_to_string(place.join("bin/lines"))?;
+    ensure!(lines.len() == 1_600_000, "{} bytes of lines", lines.len());
+    for (number, line) in lines.lines().enumerate() {
+        ensure!(line.parse() == Ok(number), "line {number} is {line:?}");
+    }
+    let noise = fs::read(place.join("data/noise"))?;
+    ensure!(noise.len() == 600_000, "{} bytes of noise", noise.len());
+    let (first, second) = noise.split_at(300_000);
+    ensure!(
+        first.iter().zip(second).all(|(a, b)| *a == !*b),
+        "the noise does not match itself"
+    );
+    Ok(())
+}
+
+async fn grow(data: PartitionDevice) -> Result<(PartitionDevice, String)> {
+    let blocks = Blocks::default();
+    let before = data.size();
+    let grown = blocks.grow(&data)?;
+    let after = block::size_of(&grown.path)?;
+    ensure!(
+        after == grown.size(),
+        "the kernel says {after} bytes, the table {}",
+        grown.size()
+    );
+    ensure!(after > before, "it did not grow beyond {before} bytes");
+    ensure!(blocks.grow(&grown)? == grown, "it grew twice");
+    let disk = fs::File::open(&grown.disk.path)?;
+    let table = gpt::read(&disk, grown.disk.sector_size)?;
+    ensure!(!table.from_backup, "the primary table is damaged");
+    let note = format!("{} to {} MiB", before >> 20, after >> 20);
+    Ok((grown, note))
+}
+
+async fn region_slots(data: &PartitionDevice) -> Result<((), String)> {
+    let format = SlotFormat {
+        magic: *b"HRTHCHCK",
+        version: 1,
+    };
+    let slot = |at| RegionSlot::new(&data.path, at, 4096);
+    let mut slots = SlotPair::new(format, slot(0), slot(4096));
+    slots.erase()?;
+    ensure!(matches!(slots.load()?, Loaded::Absent), "not absent");
+    slots.save(b"first")?;
+    slots.save(b"second")?;
+    match slots.load()? {
+        Loaded::Value {
+            generation: 2,
+            payload,
+            repaired: false,
+            whole: true,
+        } if payload.as_slice() == b"second" => {}
+        other => bail!("found {other:?}"),
+    }
+    Ok(((), String::new()))
+}
+
+async fn zero_range(data: &PartitionDevice) -> Result<((), String)> {
+    const LENGTH: u64 = 64 << 20;
+    block::write_region(&data.path, 4096, b"something")?;
+    block::write_region(&data.path, LENGTH - 9, b"something")?;
+    ensure!(!block::is_blank(&data.path, 0, LENGTH)?, "blank before");
+    block::zero_range(&data.path, 0, LENGTH)?;
+    ensure!(block::is_blank(&data.path, 0, LENGTH)?, "not blank");
+    Ok(((), String::new()))
+}
+
+fn xts_key(byte: u8) -> XtsKey {
+    let key = std::array::from_fn(|i| byte.wrapping_add(i as u8));
+    XtsKey::new(Zeroizing::new(key))
+}
+
+fn aead_key(byte: u8) -> AeadKey {
+    AeadKey::new(Zeroizing::new([byte; 32]))
+}
+
+async fn encrypted(data: &PartitionDevice) -> Result<((), String)> {
+    let mapper = DeviceMapper::open()?;
+    let version = mapper.version()?;
+    let name = "check-crypt";
+    let volume = mapper.open_encrypted(name, &data.path, &xts_key(1))?;
+    ensure!(mapper.find(name)? == Some(volume.clone()), "not found");
+    ensure!(
+        mapper
+            .open_encrypted(name, &data.path, &xts_key(1))
+            .is_err(),
+        "opened twice under one name"
+    );
+    mkfs::xfs(&volume).await?;
+    keep_a_file(&volume)?;
+    let message = in_use(&mapper, name, &volume)?;
+    mapper.remove(name)?;
+    mapper.remove(name)?;
+    ensure!(mapper.find(name)?.is_none(), "still there");
+    // The right key finds the file again, a wrong one finds nothing.
+    let volume = mapper.open_encrypted(name, &data.path, &xts_key(1))?;
+    find_the_file(&volume)?;
+    mapper.remove(name)?;
+    let volume = mapper.open_encrypted(name, &data.path, &xts_key(2))?;
+    ensure!(mount(&volume).is_err(), "a wrong key opened it");
+    mapper.remove(name)?;
+    Ok(((), format!("by interface {version:?}; in use: {message}")))
+}
+
+/// A volume in use cannot be removed, and the error says so.
+fn in_use(mapper: &DeviceMapper, name: &str, volume: &Path) -> Result<String> {
+    mount(volume)?;
+    let refused = mapper.remove(name);
+    mounts::unmount(Path::new(TARGET))?;
+    let error = refused.err().context("removed while it was mounted")?;
+    Ok(error.to_string())
+}
+
+/// Directories with limits, on the layers of a node's data partition.
+async fn quotas(data: &PartitionDevice) -> Result<((), String)> {
+    const LIMIT: Amount = Amount {
+        bytes: 2 << 20,
+        inodes: 100,
+    };
+    let mapper = DeviceMapper::open()?;
+    let name = "check-quota";
+    let volume = mapper.open_encrypted(name, &data.path, &xts_key(3))?;
+    mkfs::xfs(&volume).await?;
+    mount(&volume)?;
+    let without = quota::available(fs::File::open(TARGET)?);
+    mounts::unmount(Path::new(TARGET))?;
+    let without = without.err().context("quotas without the option")?;
+    let flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC;
+    mounts::mount(&volume, Path::new(TARGET), "xfs", flags, "prjquota")?;
+    let checked = limits(LIMIT);
+    mounts::unmount(Path::new(TARGET))?;
+    mapper.remove(name)?;
+    let used = checked?;
+    Ok((
+        (),
+        format!("{used:?} used of {LIMIT:?}; without: {without}"),
+    ))
+}
+
+fn limits(limit: Amount) -> Result<Amount> {
+    let limited = Path::new(TARGET).join("limited");
+    fs::create_dir(&limited)?;
+    let directory = fs::File::open(&limited)?;
+    quota::available(&directory)?;
+    ensure!(quota::project(&directory)? == 0, "a project from nowhere");
+    quota::set_project(&directory, 1000)?;
+    ensure!(
+        quota::project(&directory)? == 1000,
+        "the project was not set"
+    );
+    quota::limit(&directory, 1000, limit)?;
+    fs::create_dir(limited.join("below"))?;
+    let more = vec![7; usize::try_from(limit.bytes)? + 1];
+    let refused = fs::write(limited.join("below/large"), &more);
+    is_full(refused).context("more than the limit")?;
+    // Itself, the one below and that file are there already.
+    fs::write(limited.join("below/large"), [])?;
+    for number in 3..limit.inodes {
+        fs::write(limited.join(format!("below/{number}")), [])?;
+    }
+    let refused = fs::write(limited.join("below/one-more"), []);
+    is_full(refused).context("more files than the limit")?;
+    let Usage { limit: said, used } = quota::usage(&directory, 1000)?;
+    ensure!(
+        said == limit && used.bytes <= limit.bytes && used.inodes == limit.inodes,
+        "{used:?} of {said:?} used"
+    );
+    // Beside it there is room, and without the limits within it, too.
+    fs::write(Path::new(TARGET).join("beside"), &more)?;
+    quota::limit(&directory, 1000, Amount::NONE)?;
+    fs::write(limited.join("below/large"), &more)?;
+    fs::write(limited.join("below/one-more"), [])?;
+    Ok(used)
+}
+
+fn is_full(refused: io::Result<()>) -> Result<()> {
+    let error = refused.err().context("was written")?;
+    let full = error.kind() == io::ErrorKind::StorageFull;
+    ensure!(full, "was refused with {error}");
+    Ok(())
+}
+
+async fn authenticated(data: &PartitionDevice) -> Result<((), String)> {
+    let mapper = DeviceMapper::open()?;
+    let (lower, upper) = ("check-integrity", "check-aead");
+    let error = match mapper.open_integrity(lower, &data.path) {
+        Ok(_) => bail!("opened before it was formatted"),
+        Err(error) => error.to_string(),
+    };
+    let open = |key: u8| -> Result<PathBuf> {
+        let integrity = mapper.open_integrity(lower, &data.path)?;
+        Ok(mapper.open_authenticated(upper, &integrity, &aead_key(key))?)
+    };
+    let close = || -> Result<()> {
+        mapper.remove(upper)?;
+        Ok(mapper.remove(lower)?)
+    };
+    mapper.format_integrity(lower, &data.path)?;
+    let volume = open(1)?;
+    mkfs::xfs(&volume).await?;
+    keep_a_file(&volume)?;
+    let status = mapper.status(lower)?;
+    close()?;
+    let volume = open(1)?;
+    find_the_file(&volume)?;
+    close()?;
+    let volume = open(2)?;
+    ensure!(
+        block::read_region(&volume, 0, 4096).is_err(),
+        "a wrong key could read it"
+    );
+    close()?;
+    Ok(((), format!("status {status:?}; unformatted: {error}")))
+}
+
+fn mount(volume: &Path) -> Result<()> {
+    let flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC;
+    Ok(mounts::mount(volume, Path::new(TARGET), "xfs", flags, "")?)
+}
+
+fn keep_a_file(volume: &Path) -> Result<()> {
+    mount(volume)?;
+    let file = Path::new(TARGET).join("kept");
+    let written = hearth_sys::files::write_atomic(&file, b"content", 0o600);
+    mounts::unmount(Path::new(TARGET))?;
+    Ok(written?)
+}
+
+fn find_the_file(volume: &Path) -> Result<()> {
+    mount(volume)?;
+    let content = fs::read(Path::new(TARGET).join("kept"));
+    mounts::unmount(Path::new(TARGET))?;
+    ensure!(content? == b"content", "the file has changed");
+    Ok(())
+}

@@ -1,0 +1,200 @@
+//! Two network namespaces that talk through WireGuard, each with a range of
+//! addresses: what is said arrives, encrypted; what is said from an address of
+//! somebody else's does not.
+//!
+//! A namespace belongs to the thread that entered it, so the other end is a
+//! thread with a runtime of its own, and is told what to do.
+
+use std::{net::SocketAddr, os::fd::AsRawFd as _, time::Duration};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use hearth_sys::{
+    cidr::Cidr,
+    netlink::{Netlink, Route},
+    wireguard::{Peer, Wireguard},
+};
+use rtnetlink::{LinkUnspec, LinkVeth};
+use tokio::{net::UdpSocket, sync::oneshot, time::timeout};
+
+const LINK: &str = "check-mesh";
+const PORT: u16 = 7839;
+/// For an answer; a handshake takes a second under emulation.
+const BOUND: Duration = Duration::from_secs(30);
+const ALL_PODS: &str = "10.208.0.0/12";
+
+/// One of the two ends.
+struct End {
+    /// Of the network in between.
+    cable: &'static str,
+    outer: &'static str,
+    inner: &'static str,
+    range: &'static str,
+    secret: [u8; 32],
+}
+
+const HERE: End = End {
+    cable: "check-here",
+    outer: "198.51.100.1",
+    inner: "10.208.1.1",
+    range: "10.208.1.0/24",
+    secret: [1; 32],
+};
+const THERE: End = End {
+    cable: "check-there",
+    outer: "198.51.100.2",
+    inner: "10.208.2.1",
+    range: "10.208.2.0/24",
+    secret: [2; 32],
+};
+
+impl End {
+    /// Makes its interface, without a peer. Gives its public key.
+    async fn set_up(&self) -> Result<[u8; 32]> {
+        let netlink = Netlink::open()?;
+        netlink.set_loopback_up().await?;
+        let cable = netlink.link_named(self.cable).await?;
+        let outer = Cidr::new(self.outer.parse()?, 30)?;
+        netlink.add_address(cable.index, outer).await?;
+        netlink.set_up(cable.index).await?;
+        let wireguard = Wireguard::open().await?;
+        for _ in 0..2 {
+            let link = netlink.add_wireguard(LINK).await?;
+            netlink.set_mtu(link.index, 1420).await?;
+            wireguard.set_device(LINK, &self.secret, PORT).await?;
+            let inner = Cidr::new(self.inner.parse()?, 32)?;
+            netlink.set_ipv4_addresses(link.index, &[inner]).await?;
+            let route = Route {
+                destination: ALL_PODS.parse()?,
+                gateway: None,
+                metric: 0,
+                source: Some(self.inner.parse()?),
+            };
+            netlink.replace_route(link.index, route).await?;
+        }
+        let key = wireguard.public_key(LINK).await?;
+        key.context("an interface without a key")
+    }
+
+    /// Has this other end as its only peer.
+    async fn meet(&self, other: &Self, key: [u8; 32]) -> Result<()> {
+        let wireguard = Wireguard::open().await?;
+        let peer = Peer {
+            key,
+            endpoint: Some(SocketAddr::new(other.outer.parse()?, PORT)),
+            networks: [other.range.parse()?].into(),
+        };
+        let strange = Peer {
+            key: [9; 32],
+            endpoint: None,
+            networks: ["10.208.9.0/24".parse()?].into(),
+        };
+        // One that comes and goes leaves the other as it is.
+        wireguard
+            .set_peers(LINK, std::slice::from_ref(&peer))
+            .await?;
+        wireguard.set_peers(LINK, &[strange, peer.clone()]).await?;
+        wireguard
+            .set_peers(LINK, std::slice::from_ref(&peer))
+            .await?;
+        let peers = wireguard.peers(LINK).await?;
+        let seen: Vec<_> = peers.into_values().map(|seen| seen.peer).collect();
+        ensure!(seen == [peer], "peers: {seen:?}");
+        Ok(())
+    }
+}
+
+/// The check.
+pub async fn check() -> Result<((), String)> {
+    let (space, entered) = oneshot::channel();
+    let (keys_here, key_from_here) = oneshot::channel();
+    let (keys_there, key_from_there) = oneshot::channel();
+    let there = std::thread::spawn(move || {
+        nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET)?;
+        let runtime = tokio::runtime::Builder::new_current_thread()
+            .enable_all()
+            .build()?;
+        let fd = std::fs::File::open("/proc/thread-self/ns/net")?;
+        runtime.block_on(answer(fd, space, key_from_here, keys_there))
+    });
+    let asked = timeout(BOUND, ask(entered, keys_here, key_from_there)).await;
+    let note = asked.map_err(|_| anyhow!("not done after {BOUND:?}"))?;
+    // Its waits are bounded, or end with what was sent from here.
+    let answered = tokio::task::spawn_blocking(move || there.join()).await?;
+    let answered = answered.map_err(|_| anyhow!("the other end has panicked"))?;
+    answered.context("the other end")?;
+    Netlink::open()?.remove_link(LINK).await?;
+    Ok(((), note?))
+}
+
+async fn ask(
+    entered: oneshot::Receiver<std::fs::File>,
+    tell_key: oneshot::Sender<[u8; 32]>,
+    key: oneshot::Receiver<[u8; 32]>,
+) -> Result<String> {
+    let space = entered.await?;
+    let (connection, handle, _) = rtnetlink::new_connection()?;
+    let connection = tokio::spawn(connection);
+    let veth = LinkVeth::new(HERE.cable, THERE.cable).build();
+    handle.link().add(veth).execute().await?;
+    let other = Netlink::open()?.link_named(THERE.cable).await?;
+    let moved = LinkUnspec::new_with_index(other.index).setns_by_fd(space.as_raw_fd());
+    handle.link().set(moved.build()).execute().await?;
+    connection.abort();
+    let own = HERE.set_up().await?;
+    tell_key
+        .send(own)
+        .map_err(|_| anyhow!("the other end is gone"))?;
+    HERE.meet(&THERE, key.await?).await?;
+
+    // From an address that is not this end's to speak for.
+    let netlink = Netlink::open()?;
+    let lo = netlink.link_named("lo").await?;
+    netlink
+        .add_address(lo.index, "10.208.7.7/32".parse()?)
+        .await?;
+    let liar = UdpSocket::bind("10.208.7.7:0").await?;
+    let to = SocketAddr::new(THERE.inner.parse()?, PORT + 1);
+    liar.send_to(b"a lie", to).await?;
+    let socket = UdpSocket::bind("0.0.0.0:0").await?;
+    socket.connect(to).await?;
+    let from = socket.local_addr()?;
+    ensure!(from.ip().to_string() == HERE.inner, "it speaks from {from}");
+    socket.send(b"hello").await?;
+    let mut answer = [0; 64];
+    let length = socket.recv(&mut answer).await?;
+    let said = String::from_utf8_lossy(&answer[..length]).into_owned();
+    netlink
+        .remove_address(lo.index, "10.208.7.7/32".parse()?)
+        .await?;
+    ensure!(said == format!("hello from {from}"), "answered: {said:?}");
+    let peers = Wireguard::open().await?.peers(LINK).await?;
+    ensure!(
+        peers.values().all(|seen| seen.handshake.is_some()),
+        "without a handshake: {peers:?}"
+    );
+    Ok(said)
+}
+
+/// The other end: answers what comes first with what it was and from whom.
+async fn answer(
+    space: std::fs::File,
+    entered: oneshot::Sender<std::fs::File>,
+    key: oneshot::Receiver<[u8; 32]>,
+    tell_key: oneshot::Sender<[u8; 32]>,
+) -> Result<()> {
+    let gone = |_| anyhow!("the first end is gone");
+    entered
+        .send(space)
+        .map_err(|_| anyhow!("the first end is gone"))?;
+    let key = key.await?;
+    let own = THERE.set_up().await?;
+    THERE.meet(&HERE, key).await?;
+    let socket = UdpSocket::bind((THERE.inner, PORT + 1)).await?;
+    tell_key.send(own).map_err(gone)?;
+    let mut heard = [0; 64];
+    let (length, from) = timeout(BOUND, socket.recv_from(&mut heard)).await??;
+    let heard = String::from_utf8_lossy(&heard[..length]);
+    let answer = format!("{heard} from {from}");
+    socket.send_to(answer.as_bytes(), from).await?;
+    Ok(())
+}

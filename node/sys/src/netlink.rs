@@ -1,0 +1,535 @@
+//! Links, addresses and routes, through the kernel's rtnetlink.
+//!
+//! Every change is idempotent: adding what is there and removing what is not
+//! succeeds. Watching is level-triggered: [`LinkMonitor`] only says *that*
+//! something about links changed, and its user reads the state again, so that
+//! a lost or merged notification cannot leave it with a wrong view.
+
+use std::{io, net::IpAddr, sync::Arc};
+
+use futures::{StreamExt, TryStreamExt};
+use rtnetlink::{
+    AddressMessageBuilder, Handle, LinkBridge, LinkUnspec, LinkVlan, LinkWireguard, MulticastGroup,
+    RouteMessageBuilder,
+    packet_route::{
+        address::{AddressAttribute, AddressMessage},
+        link::{LinkAttribute, LinkFlags, LinkLayerType, LinkMessage},
+        route::{RouteMessage, RouteScope},
+    },
+};
+use tokio::task::JoinHandle;
+
+use super::cidr::Cidr;
+
+/// Why the kernel's network was not read or changed.
+#[derive(Debug, thiserror::Error)]
+pub enum NetlinkError {
+    /// No socket to the kernel.
+    #[error("cannot open a netlink socket")]
+    Open(#[source] io::Error),
+    /// The kernel refused.
+    #[error("cannot {step}")]
+    Refused {
+        /// The step, as a verb with its object.
+        step: String,
+        /// The cause.
+        source: io::Error,
+    },
+    /// There is no such link.
+    #[error("no network interface {0}")]
+    NoLink(String),
+    /// The connection to the kernel ended.
+    #[error("the connection to the kernel's network is gone")]
+    Gone,
+}
+
+/// A network interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// The kernel's index, which never changes while the interface exists.
+    pub index: u32,
+    /// Its name, such as `eth0`.
+    pub name: String,
+    /// Its hardware address, if it has one of the usual length.
+    pub mac: Option<[u8; 6]>,
+    /// What it is.
+    pub kind: LinkKind,
+    /// Whether it has been set up.
+    pub up: bool,
+    /// Whether it is up and connected to something.
+    pub carrier: bool,
+    /// Its MTU in bytes.
+    pub mtu: u32,
+}
+
+/// What a network interface is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkKind {
+    /// The node talking to itself.
+    Loopback,
+    /// An Ethernet device, emulated ones included.
+    Ethernet,
+    /// Made by software on top of others: VLAN, bridge, tunnel …
+    Virtual,
+    /// Anything else.
+    Other,
+}
+
+/// A route through an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// Which addresses it is for.
+    pub destination: Cidr,
+    /// The neighbour that forwards; none for a directly attached network.
+    pub gateway: Option<IpAddr>,
+    /// Routes of lower metric are preferred.
+    pub metric: u32,
+    /// The address of this machine from which it talks over this route; none
+    /// leaves it to the kernel.
+    pub source: Option<IpAddr>,
+}
+
+impl Route {
+    /// The default route through a gateway.
+    pub fn default_through(gateway: IpAddr, metric: u32) -> Self {
+        let destination = if gateway.is_ipv4() {
+            Cidr::ALL_V4
+        } else {
+            Cidr::ALL_V6
+        };
+        Self {
+            destination,
+            gateway: Some(gateway),
+            metric,
+            source: None,
+        }
+    }
+}
+
+/// Ends a task with its last user.
+#[derive(Debug)]
+struct Owned(JoinHandle<()>);
+
+impl Drop for Owned {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A connection to the kernel. Clones share it.
+#[derive(Clone, Debug)]
+pub struct Netlink {
+    handle: Handle,
+    _connection: Arc<Owned>,
+}
+
+impl Netlink {
+    /// Connects. Must be called within a tokio runtime.
+    pub fn open() -> Result<Self, NetlinkError> {
+        let (connection, handle, _) = rtnetlink::new_connection().map_err(NetlinkError::Open)?;
+        Ok(Self {
+            handle,
+            _connection: Arc::new(Owned(tokio::spawn(connection))),
+        })
+    }
+
+    /// All interfaces, by index.
+    pub async fn list_links(&self) -> Result<Vec<Link>, NetlinkError> {
+        let links = self.handle.link().get().execute();
+        let links = links.map_ok(|message| link(&message)).try_collect();
+        let mut links: Vec<Link> = links.await.map_err(refused("list network interfaces"))?;
+        links.sort_by_key(|link| link.index);
+        Ok(links)
+    }
+
+    /// The interface of this index.
+    pub async fn link(&self, index: u32) -> Result<Link, NetlinkError> {
+        let links = self.list_links().await?;
+        let found = links.into_iter().find(|link| link.index == index);
+        found.ok_or_else(|| NetlinkError::NoLink(format!("with index {index}")))
+    }
+
+    /// The interface of this name.
+    pub async fn link_named(&self, name: &str) -> Result<Link, NetlinkError> {
+        let links = self.list_links().await?;
+        let found = links.into_iter().find(|link| link.name == name);
+        found.ok_or_else(|| NetlinkError::NoLink(name.to_owned()))
+    }
+
+    /// Sets an interface up.
+    pub async fn set_up(&self, index: u32) -> Result<(), NetlinkError> {
+        let message = LinkUnspec::new_with_index(index).up().build();
+        let result = self.handle.link().set(message).execute().await;
+        result.map_err(refused(format!("set interface {index} up")))
+    }
+
+    /// Sets the loopback interface up, and with it 127.0.0.1 and ::1.
+    pub async fn set_loopback_up(&self) -> Result<(), NetlinkError> {
+        let links = self.list_links().await?;
+        let loopback = links.iter().find(|link| link.kind == LinkKind::Loopback);
+        let loopback =
+            loopback.ok_or_else(|| NetlinkError::NoLink("of the loopback kind".into()))?;
+        self.set_up(loopback.index).await
+    }
+
+    /// Sets an interface's MTU in bytes.
+    pub async fn set_mtu(&self, index: u32, mtu: u32) -> Result<(), NetlinkError> {
+        let message = LinkUnspec::new_with_index(index).mtu(mtu).build();
+        let result = self.handle.link().set(message).execute().await;
+        result.map_err(refused(format!(
+            "set the MTU of interface {index} to {mtu}"
+        )))
+    }
+
+    /// Makes a VLAN interface on top of another, set up; one of that name is
+    /// kept as it is. Gives its link.
+    pub async fn add_vlan(&self, parent: u32, name: &str, vlan: u16) -> Result<Link, NetlinkError> {
+        let message = LinkVlan::new(name, parent, vlan).up().build();
+        let result = self.handle.link().add(message).execute().await;
+        if let Err(error) = result
+            && !is(&error, libc::EEXIST)
+        {
+            return Err(refused(format!("make VLAN {vlan} on interface {parent}"))(
+                error,
+            ));
+        }
+        let link = self.link_named(name).await?;
+        self.set_up(link.index).await?;
+        Ok(link)
+    }
+
+    /// Makes a bridge with this hardware address, set up; one of that name is
+    /// kept as it is. Gives its link.
+    ///
+    /// A bridge that was given no address has that of one of its ports, and
+    /// changes it when ports come and go.
+    pub async fn add_bridge(&self, name: &str, mac: [u8; 6]) -> Result<Link, NetlinkError> {
+        let message = LinkBridge::new(name).address(mac.to_vec()).build();
+        self.add_link(name, "a bridge", message).await
+    }
+
+    /// Makes a WireGuard interface, set up; one of that name is kept as it is.
+    /// Gives its link. See [`wireguard`](super::wireguard) for the rest.
+    pub async fn add_wireguard(&self, name: &str) -> Result<Link, NetlinkError> {
+        let message = LinkWireguard::new(name).up().build();
+        self.add_link(name, "a WireGuard interface", message).await
+    }
+
+    async fn add_link(
+        &self,
+        name: &str,
+        what: &str,
+        message: LinkMessage,
+    ) -> Result<Link, NetlinkError> {
+        let result = self.handle.link().add(message).execute().await;
+        if let Err(error) = result
+            && !is(&error, libc::EEXIST)
+        {
+            return Err(refused(format!("make {what} {name}"))(error));
+        }
+        let link = self.link_named(name).await?;
+        self.set_up(link.index).await?;
+        Ok(link)
+    }
+
+    /// Removes an interface that software has made, and all that goes with it.
+    pub async fn remove_link(&self, name: &str) -> Result<(), NetlinkError> {
+        let links = self.list_links().await?;
+        let Some(link) = links.into_iter().find(|link| link.name == name) else {
+            return Ok(());
+        };
+        match self.handle.link().del(link.index).execute().await {
+            Err(error) if is(&error, libc::ENODEV) => Ok(()),
+            other => other.map_err(refused(format!("remove interface {name}"))),
+        }
+    }
+
+    /// The addresses of an interface.
+    pub async fn addresses(&self, index: u32) -> Result<Vec<Cidr>, NetlinkError> {
+        let addresses = self.handle.address().get();
+        let addresses = addresses.set_link_index_filter(index).execute();
+        let addresses = addresses.try_filter_map(async |message| Ok(cidr(&message)));
+        let addresses: Result<Vec<_>, _> = addresses.try_collect().await;
+        addresses.map_err(refused(format!("list the addresses of interface {index}")))
+    }
+
+    /// Gives an interface an address.
+    pub async fn add_address(&self, index: u32, cidr: Cidr) -> Result<(), NetlinkError> {
+        let request = self
+            .handle
+            .address()
+            .add(index, cidr.address(), cidr.prefix());
+        let result = request.replace().execute().await;
+        result.map_err(refused(format!("add {cidr} to interface {index}")))
+    }
+
+    /// Makes an interface hold exactly these IPv4 addresses.
+    ///
+    /// The others go first: an address in the network of another one depends
+    /// on it, and would go with it.
+    pub async fn set_ipv4_addresses(
+        &self,
+        index: u32,
+        wanted: &[Cidr],
+    ) -> Result<(), NetlinkError> {
+        for old in self.addresses(index).await? {
+            if old.address().is_ipv4() && !wanted.contains(&old) {
+                self.remove_address(index, old).await?;
+            }
+        }
+        for cidr in wanted.iter().filter(|cidr| cidr.address().is_ipv4()) {
+            self.add_address(index, *cidr).await?;
+        }
+        Ok(())
+    }
+
+    /// Takes an address from an interface.
+    pub async fn remove_address(&self, index: u32, cidr: Cidr) -> Result<(), NetlinkError> {
+        let message = match cidr.address() {
+            IpAddr::V4(address) => AddressMessageBuilder::<std::net::Ipv4Addr>::new()
+                .index(index)
+                .address(address, cidr.prefix())
+                .build(),
+            IpAddr::V6(address) => AddressMessageBuilder::<std::net::Ipv6Addr>::new()
+                .index(index)
+                .address(address, cidr.prefix())
+                .build(),
+        };
+        match self.handle.address().del(message).execute().await {
+            Err(error) if is(&error, libc::EADDRNOTAVAIL) => Ok(()),
+            other => other.map_err(refused(format!("remove {cidr} from interface {index}"))),
+        }
+    }
+
+    /// Makes a route, in the place of one with the same destination and
+    /// metric.
+    pub async fn replace_route(&self, index: u32, route: Route) -> Result<(), NetlinkError> {
+        let result = self.handle.route().add(message_of(index, route));
+        let result = result.replace().execute().await;
+        result.map_err(refused(format!("make {}", describe(index, route))))
+    }
+
+    /// Removes a route.
+    pub async fn remove_route(&self, index: u32, route: Route) -> Result<(), NetlinkError> {
+        let request = self.handle.route().del(message_of(index, route));
+        match request.execute().await {
+            Err(error) if is(&error, libc::ESRCH) => Ok(()),
+            other => other.map_err(refused(format!("remove {}", describe(index, route)))),
+        }
+    }
+}
+
+/// Tells when something about interfaces changed.
+#[derive(Debug)]
+pub struct LinkMonitor {
+    changes: tokio::sync::watch::Receiver<()>,
+    _connection: Owned,
+}
+
+impl LinkMonitor {
+    /// Begins to watch. Must be called within a tokio runtime.
+    pub fn open() -> Result<Self, NetlinkError> {
+        let groups = [MulticastGroup::Link];
+        let (connection, _, mut messages) =
+            rtnetlink::new_multicast_connection(&groups).map_err(NetlinkError::Open)?;
+        let (tell, changes) = tokio::sync::watch::channel(());
+        // Drained at once, into a value: however many come, none pile up.
+        let drain = async move {
+            while messages.next().await.is_some() {
+                tell.send_replace(());
+            }
+        };
+        let both = async move {
+            tokio::join!(connection, drain);
+        };
+        Ok(Self {
+            changes,
+            _connection: Owned(tokio::spawn(both)),
+        })
+    }
+
+    /// Waits for the next change. Changes since the last call count as one.
+    ///
+    /// May be cancelled without losing any.
+    pub async fn changed(&mut self) -> Result<(), NetlinkError> {
+        self.changes.changed().await.map_err(|_| NetlinkError::Gone)
+    }
+}
+
+fn link(message: &LinkMessage) -> Link {
+    let header = &message.header;
+    let mut link = Link {
+        index: header.index,
+        name: String::new(),
+        mac: None,
+        kind: match header.link_layer_type {
+            LinkLayerType::Loopback => LinkKind::Loopback,
+            LinkLayerType::Ether => LinkKind::Ethernet,
+            _ => LinkKind::Other,
+        },
+        up: header.flags.contains(LinkFlags::Up),
+        carrier: header.flags.contains(LinkFlags::Up | LinkFlags::LowerUp),
+        mtu: 0,
+    };
+    for attribute in &message.attributes {
+        match attribute {
+            LinkAttribute::IfName(name) => link.name.clone_from(name),
+            LinkAttribute::Address(mac) => link.mac = mac.as_slice().try_into().ok(),
+            LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
+            // Only what software made has this attribute.
+            LinkAttribute::LinkInfo(_) if link.kind != LinkKind::Loopback => {
+                link.kind = LinkKind::Virtual;
+            }
+            _ => {}
+        }
+    }
+    link
+}
+
+fn cidr(message: &AddressMessage) -> Option<Cidr> {
+    let mut found = None;
+    for attribute in &message.attributes {
+        match attribute {
+            // On a point-to-point link "address" is the other end.
+            AddressAttribute::Local(local) => found = Some(*local),
+            AddressAttribute::Address(address) if found.is_none() => found = Some(*address),
+            _ => {}
+        }
+    }
+    Cidr::new(found?, message.header.prefix_len).ok()
+}
+
+fn message_of(index: u32, route: Route) -> RouteMessage {
+    let (destination, gateway) = (route.destination, route.gateway);
+    let prefix = destination.prefix();
+    let scope = match gateway {
+        Some(_) => RouteScope::Universe,
+        None => RouteScope::Link,
+    };
+    match destination.address() {
+        IpAddr::V4(address) => {
+            let mut builder = RouteMessageBuilder::<std::net::Ipv4Addr>::new()
+                .destination_prefix(address, prefix)
+                .output_interface(index)
+                .priority(route.metric)
+                .scope(scope);
+            if let Some(IpAddr::V4(gateway)) = gateway {
+                builder = builder.gateway(gateway);
+            }
+            if let Some(IpAddr::V4(source)) = route.source {
+                builder = builder.pref_source(source);
+            }
+            builder.build()
+        }
+        IpAddr::V6(address) => {
+            let mut builder = RouteMessageBuilder::<std::net::Ipv6Addr>::new()
+                .destination_prefix(address, prefix)
+                .output_interface(index)
+                .priority(route.metric);
+            if let Some(IpAddr::V6(gateway)) = gateway {
+                builder = builder.gateway(gateway);
+            }
+            if let Some(IpAddr::V6(source)) = route.source {
+                builder = builder.pref_source(source);
+            }
+            builder.build()
+        }
+    }
+}
+
+fn describe(index: u32, route: Route) -> String {
+    let through = match route.gateway {
+        Some(gateway) => format!(" through {gateway}"),
+        None => String::new(),
+    };
+    let destination = route.destination;
+    format!("the route to {destination}{through} on interface {index}")
+}
+
+fn refused(step: impl Into<String>) -> impl FnOnce(rtnetlink::Error) -> NetlinkError {
+    let step = step.into();
+    move |error| NetlinkError::Refused {
+        step,
+        source: match error {
+            rtnetlink::Error::NetlinkError(message) => message.to_io(),
+            other => io::Error::other(other),
+        },
+    }
+}
+
+fn is(error: &rtnetlink::Error, errno: i32) -> bool {
+    matches!(error, rtnetlink::Error::NetlinkError(message)
+        if message.to_io().raw_os_error() == Some(errno))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::in_own_network;
+
+    #[test]
+    fn links_addresses_and_routes_come_and_go() {
+        in_own_network(async {
+            let netlink = Netlink::open().unwrap();
+            netlink.set_loopback_up().await.unwrap();
+            let mut monitor = LinkMonitor::open().unwrap();
+            let lo = netlink.link_named("lo").await.unwrap();
+            assert_eq!(lo.kind, LinkKind::Loopback);
+            assert!(lo.up && lo.carrier);
+            // A VLAN on the loopback is refused by the kernel; the error says
+            // what was wanted.
+            let error = netlink.add_vlan(9999, "v", 5).await.unwrap_err();
+            assert!(error.to_string().contains("VLAN 5 on interface 9999"));
+
+            netlink.set_mtu(lo.index, 9000).await.unwrap();
+            monitor.changed().await.unwrap();
+            assert_eq!(netlink.link(lo.index).await.unwrap().mtu, 9000);
+
+            let address: Cidr = "10.9.8.7/24".parse().unwrap();
+            for _ in 0..2 {
+                netlink.add_address(lo.index, address).await.unwrap();
+            }
+            let addresses = netlink.addresses(lo.index).await.unwrap();
+            assert!(addresses.contains(&address), "{addresses:?}");
+
+            let gateway = "10.9.8.1".parse().unwrap();
+            let default = Route::default_through(gateway, 100);
+            for _ in 0..2 {
+                netlink.replace_route(lo.index, default).await.unwrap();
+            }
+            let table = std::fs::read_to_string("/proc/thread-self/net/route").unwrap();
+            assert!(table.contains("00000000\t0108090A"), "{table}");
+            for _ in 0..2 {
+                netlink.remove_route(lo.index, default).await.unwrap();
+                netlink.remove_address(lo.index, address).await.unwrap();
+            }
+            let addresses = netlink.addresses(lo.index).await.unwrap();
+            assert!(!addresses.contains(&address), "{addresses:?}");
+            let mac = [0x0a, 0x58, 10, 9, 8, 1];
+            for _ in 0..2 {
+                let bridge = netlink.add_bridge("pods", mac).await.unwrap();
+                assert!(bridge.up && bridge.kind == LinkKind::Virtual);
+                assert_eq!(bridge.mac, Some(mac));
+                netlink.add_address(bridge.index, address).await.unwrap();
+                // Beyond, from the address that it has there.
+                let route = Route {
+                    destination: "10.208.0.0/12".parse().unwrap(),
+                    gateway: None,
+                    metric: 0,
+                    source: Some(address.address()),
+                };
+                netlink.replace_route(bridge.index, route).await.unwrap();
+            }
+            let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
+            socket.connect("10.208.3.2:9").unwrap();
+            assert_eq!(socket.local_addr().unwrap().ip(), address.address());
+            for _ in 0..2 {
+                netlink.remove_link("pods").await.unwrap();
+            }
+            let error = netlink.link_named("pods").await.unwrap_err();
+            assert!(error.to_string().contains("pods"));
+            let error = netlink.link_named("eth77").await.unwrap_err();
+            assert!(error.to_string().contains("eth77"));
+        });
+    }
+}

@@ -1,0 +1,169 @@
+//! Where a slot is kept: a file, or a region of a block device.
+
+use std::{
+    fs::{self, File, OpenOptions},
+    io,
+    os::unix::fs::{FileExt, OpenOptionsExt},
+    path::{Path, PathBuf},
+};
+
+use super::format::{HEADER_LEN, MAX_PAYLOAD};
+use crate::files;
+
+/// One slot's place.
+///
+/// `write_sync` must not return before the bytes survive a power cut. While it
+/// runs, a power cut may leave anything in this slot, and must leave the
+/// other one alone.
+pub trait SlotStore {
+    /// The bytes there, `None` if nothing was ever written.
+    fn read(&self) -> io::Result<Option<Vec<u8>>>;
+    /// Replaces the bytes, durably.
+    fn write_sync(&mut self, bytes: &[u8]) -> io::Result<()>;
+    /// Overwrites the bytes and makes the slot absent, durably.
+    fn erase_sync(&mut self) -> io::Result<()>;
+    /// The most bytes that fit.
+    fn capacity(&self) -> usize;
+    /// Where it is, for people.
+    fn place(&self) -> String;
+    /// Whether nobody else can have left bytes here.
+    fn is_ours_alone(&self) -> bool;
+}
+
+/// A slot in a file of a fixed name.
+///
+/// It is written in place, not truncated first: on a full file system an
+/// update of the same size needs no new block.
+#[derive(Debug)]
+pub struct FileSlot {
+    path: PathBuf,
+}
+
+impl FileSlot {
+    /// The slot in this file, whose directory must exist when it is written.
+    pub fn new(path: PathBuf) -> Self {
+        Self { path }
+    }
+
+    fn directory(&self) -> &Path {
+        match self.path.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        }
+    }
+}
+
+impl SlotStore for FileSlot {
+    fn read(&self) -> io::Result<Option<Vec<u8>>> {
+        files::read_limited(&self.path, self.capacity() as u64).map_err(io::Error::other)
+    }
+
+    fn write_sync(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let file = OpenOptions::new()
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(&self.path)?;
+        file.write_all_at(bytes, 0)?;
+        file.set_len(bytes.len() as u64)?;
+        file.sync_all()?;
+        // The name must last too. Always, since whoever created the file may
+        // have been cut off before this very step.
+        files::sync_dir(self.directory()).map_err(io::Error::other)
+    }
+
+    fn erase_sync(&mut self) -> io::Result<()> {
+        match OpenOptions::new().write(true).open(&self.path) {
+            Ok(file) => {
+                let length = file.metadata()?.len().min(self.capacity() as u64);
+                file.write_all_at(&vec![0; length as usize], 0)?;
+                file.sync_all()?;
+                fs::remove_file(&self.path)?;
+            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                if !self.directory().exists() {
+                    return Ok(());
+                }
+            }
+            Err(error) => return Err(error),
+        }
+        files::sync_dir(self.directory()).map_err(io::Error::other)
+    }
+
+    fn capacity(&self) -> usize {
+        HEADER_LEN + MAX_PAYLOAD
+    }
+
+    fn place(&self) -> String {
+        self.path.display().to_string()
+    }
+
+    fn is_ours_alone(&self) -> bool {
+        true
+    }
+}
+
+/// A slot in a region of a block device.
+///
+/// A region of zeros is absent. Two slots must not share a physical block:
+/// keep their offsets and lengths multiples of 4096.
+#[derive(Debug)]
+pub struct RegionSlot {
+    device: PathBuf,
+    offset: u64,
+    length: usize,
+}
+
+impl RegionSlot {
+    /// The `length` bytes from `offset` of a block device (or of a file).
+    pub fn new(device: impl Into<PathBuf>, offset: u64, length: usize) -> Self {
+        Self {
+            device: device.into(),
+            offset,
+            length,
+        }
+    }
+
+    fn replace(&self, content: &[u8]) -> io::Result<()> {
+        let device = OpenOptions::new().write(true).open(&self.device)?;
+        device.write_all_at(content, self.offset)?;
+        // On a block device this also flushes the disk's own cache.
+        device.sync_all()
+    }
+}
+
+impl SlotStore for RegionSlot {
+    fn read(&self) -> io::Result<Option<Vec<u8>>> {
+        let mut bytes = vec![0; self.length];
+        File::open(&self.device)?.read_exact_at(&mut bytes, self.offset)?;
+        Ok(bytes.iter().any(|byte| *byte != 0).then_some(bytes))
+    }
+
+    fn write_sync(&mut self, bytes: &[u8]) -> io::Result<()> {
+        if bytes.len() > self.length {
+            return Err(io::Error::other("the record is larger than its region"));
+        }
+        // To the region's end, so that nothing of an older, longer state
+        // stays on the disk.
+        let mut content = zeroize::Zeroizing::new(vec![0; self.length]);
+        content[..bytes.len()].copy_from_slice(bytes);
+        self.replace(&content)
+    }
+
+    fn erase_sync(&mut self) -> io::Result<()> {
+        self.replace(&vec![0; self.length])
+    }
+
+    fn capacity(&self) -> usize {
+        self.length
+    }
+
+    fn place(&self) -> String {
+        format!("{} at byte {}", self.device.display(), self.offset)
+    }
+
+    fn is_ours_alone(&self) -> bool {
+        false
+    }
+}
