@@ -25,7 +25,7 @@ use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::{ClusterConfiguration, ClusterDirectory, GetClusterInfoRequest, WatchEvent};
 use hearth_base::event::{Closed, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
-use hearth_host::cluster_state::{Desk, Held, State};
+use hearth_host::cluster_state::Connectivity;
 use hearth_host::directory;
 use hearth_host::handover::{Disowned, MemberData};
 use tokio::time::{Instant, sleep_until, timeout};
@@ -55,8 +55,8 @@ pub struct Worker {
     pub acknowledged: Value<Instant>,
     /// Will be read.
     pub disowned: Value<Disowned>,
-    /// The cluster state's writer is laid here by enrolment.
-    pub desk: Desk,
+    /// Will be written.
+    pub connectivity: Writer<Connectivity>,
     /// Will be written.
     pub connection: Writer<CuratorConnection>,
 }
@@ -169,37 +169,28 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     };
     let curators = Curators::new(Vec::new(), trust, options);
     let connection = CuratorConnection::new(member.node_id, curators);
-    let state = tokio::select! {
-        state = worker.desk.take() => state,
-        () = ctx.cancelled() => return Ok(()),
-    };
     ctx.healthy();
     tokio::select! {
         biased;
-        ended = end(&worker, &state, &connection) => {
-            ended?;
+        () = end(&worker, &connection) => {
             // It stays so, whatever curators still acknowledge.
             ctx.cancelled().await;
             Ok(())
         }
-        outcome = follow_state(&worker, &state) => outcome,
+        outcome = follow_acknowledgements(&worker) => outcome,
         outcome = follow_curators(&worker, &member, &connection) => outcome,
         () = ctx.cancelled() => Ok(()),
     }
 }
 
 /// Waits until the cluster has removed this node, and ends what ties it to it.
-async fn end(worker: &Worker, state: &Held, connection: &CuratorConnection) -> Outcome {
-    if state.get() != State::Disowning {
-        match worker.disowned.watch().next().await {
-            Ok(Disowned) => state.set(State::Disowning)?,
-            // Nobody is left who could say so.
-            Err(Closed) => return std::future::pending().await,
-        };
+async fn end(worker: &Worker, connection: &CuratorConnection) {
+    if worker.disowned.watch().next().await == Err(Closed) {
+        // Nobody is left who could say so.
+        return std::future::pending().await;
     }
     connection.ended.cancel();
     connection.curators.set_endpoints(Endpoints::default());
-    Ok(())
 }
 
 /// Keeps the connection going to where the curators are.
@@ -256,11 +247,12 @@ fn endpoints(
     Endpoints::balanced(own, others.collect()).only(curators)
 }
 
-/// Keeps the cluster state true.
-async fn follow_state(worker: &Worker, state: &Held) -> Outcome {
+/// Tells whether curators acknowledge this node.
+async fn follow_acknowledgements(worker: &Worker) -> Outcome {
     let mut acknowledgements = worker.acknowledged.watch();
-    // Whatever came before this worker held the state counts as an
-    // acknowledgement: enrolment has just announced HOME, or the boot is young.
+    let is_lost = || worker.connectivity.value().get() == Some(Connectivity::Lost);
+    // Whatever came before this worker counts as an acknowledgement: enrolment
+    // has just come home, or the boot is young.
     let mut last = Instant::now();
     loop {
         tokio::select! {
@@ -273,12 +265,12 @@ async fn follow_state(worker: &Worker, state: &Held) -> Outcome {
                 // It may be old news: from before this worker started again,
                 // or the answer took too long.
                 if acknowledged.elapsed() < SPLIT_AFTER {
-                    state.set(State::Home)?;
+                    worker.connectivity.set(Connectivity::InTouch);
                 }
             }
-            () = sleep_until(last + SPLIT_AFTER), if state.get() != State::Split => {
+            () = sleep_until(last + SPLIT_AFTER), if !is_lost() => {
                 tracing::warn!("no curator has acknowledged a heartbeat for {SPLIT_AFTER:?}");
-                state.set(State::Split)?;
+                worker.connectivity.set(Connectivity::Lost);
             }
         }
     }
@@ -290,7 +282,6 @@ mod tests {
     use hearth_base::event;
 
     use super::*;
-    use hearth_host::cluster_state;
 
     fn node(id: &str, addresses: &[(&str, u32)]) -> Node {
         let address = |(host, port): &(&str, u32)| Address {
@@ -323,34 +314,32 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn silence_splits_and_an_acknowledgement_mends() {
-        let (writer, state) = cluster_state::new();
-        writer.set(State::Home).unwrap();
         let (acknowledged_writer, acknowledged) = event::value();
+        let (connectivity_writer, connectivity) = event::value();
         let worker = Worker {
             member: event::value().1,
             control_plane: event::value().1,
             directory: event::value().1,
             acknowledged,
             disowned: event::value().1,
-            desk: Desk::with(writer),
+            connectivity: connectivity_writer,
             connection: event::value().0,
         };
-        let held = worker.desk.take().await;
-        let mut seen = state.watch();
+        let mut seen = connectivity.watch();
         let scenario = async {
-            assert_eq!(seen.next().await.unwrap(), State::Home);
             let begin = Instant::now();
             // Nine seconds of silence are nothing.
             tokio::time::sleep(SPLIT_AFTER - Duration::from_secs(1)).await;
             acknowledged_writer.set(Instant::now());
-            assert_eq!(seen.next().await.unwrap(), State::Split);
+            assert_eq!(seen.next().await.unwrap(), Connectivity::InTouch);
+            assert_eq!(seen.next().await.unwrap(), Connectivity::Lost);
             assert_eq!(begin.elapsed(), 2 * SPLIT_AFTER - Duration::from_secs(1));
             acknowledged_writer.set(Instant::now());
-            assert_eq!(seen.next().await.unwrap(), State::Home);
+            assert_eq!(seen.next().await.unwrap(), Connectivity::InTouch);
         };
         tokio::select! {
             () = scenario => {}
-            outcome = follow_state(&worker, &held) => panic!("{outcome:?}"),
+            outcome = follow_acknowledgements(&worker) => panic!("{outcome:?}"),
         }
     }
 }

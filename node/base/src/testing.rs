@@ -8,7 +8,8 @@ use tracing_subscriber::layer::SubscriberExt as _;
 use crate::event::{self, Value, Watcher};
 use crate::logtree::{self, Backlog, Item, LogTree, Query, Severity};
 use crate::supervisor::{
-    Backoff, Context, NodeState, Options, Outcome, State, Supervisor, runnable,
+    Backoff, Context, Exit, Failure, NodeState, Options, Outcome, Runnable, State, Supervisor,
+    restartable, runnable,
 };
 
 /// No wait of a test takes longer on a machine that works.
@@ -70,11 +71,23 @@ impl Alone {
         F: Fn(Context) -> Fut + Send + Sync + 'static,
         Fut: Future<Output = Outcome> + Send + 'static,
     {
+        Self::run_it(runnable(worker))
+    }
+
+    /// The same of one that may want to be started anew.
+    pub fn run_restartable<F, Fut>(worker: F) -> Self
+    where
+        F: Fn(Context) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Exit, Failure>> + Send + 'static,
+    {
+        Self::run_it(restartable(worker))
+    }
+
+    fn run_it(worker: Runnable) -> Self {
         let log = LogTree::new(logtree::Options::default());
         // The supervisor takes it with it to whatever thread it runs on.
         let logs = tracing_subscriber::registry().with(log.layer());
         let _guard = tracing::subscriber::set_default(logs);
-        let worker = runnable(worker);
         let root = runnable(move |ctx: Context| {
             let worker = worker.clone();
             async move {
@@ -126,6 +139,11 @@ impl Alone {
         .await;
     }
 
+    /// Waits until the worker has asked to be started anew, with these words.
+    pub async fn restarts(&self, why: &str) {
+        self.says(Severity::Info, why).await;
+    }
+
     /// Waits until the worker, or a part of it, has started so often again.
     pub async fn restarted(&self, times: u64) {
         self.reaches("restarts", |node| node.restarts >= times)
@@ -166,10 +184,14 @@ impl Alone {
 
     /// Waits until the worker has warned with these words.
     pub async fn warns(&self, words: &str) {
+        self.says(Severity::Warning, words).await;
+    }
+
+    async fn says(&self, min_severity: Severity, words: &str) {
         let mut reader = self.log.read(Query {
             dn: String::new(),
             subtree: true,
-            min_severity: Severity::Warning,
+            min_severity,
             backlog: Backlog::All,
             follow: true,
         });

@@ -10,7 +10,6 @@
 //!
 //! The exit code tells PID 1 what to do: see [`Ending`].
 
-use std::net::IpAddr;
 use std::path::Path;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -18,25 +17,20 @@ use std::time::Duration;
 
 use hearth_api::chain;
 use hearth_api::console::{Milestone, Report};
-use hearth_api::names::EXTENSION_KUBERNETES;
-use hearth_api::tls;
 use hearth_base::event;
 use hearth_base::logtree::{self, Entry, LogTree, Severity};
 use hearth_base::supervisor::{Context, Failure, Options, Outcome, Supervisor, runnable};
-use hearth_enrolment::asking::Asker;
 use hearth_enrolment::sealed::SealedStore;
-use hearth_enrolment::{driver, rejoin};
 use hearth_host::boot_record::{self, Keeper};
 use hearth_host::bundle::Binary;
-use hearth_host::cluster_state::{self, ClusterState, Desk, State};
+use hearth_host::cluster_state::{self, ClusterState, NotHome, State};
 use hearth_host::console::{report, report_once};
-use hearth_host::extensions::{self, Extensions};
+use hearth_host::extensions;
 use hearth_host::image::Image;
 use hearth_host::layout::{self, Root};
 use hearth_host::power::Ending;
 use hearth_host::power::{self, Power};
-use hearth_host::storage::{DataPartition, System};
-use hearth_host::{esp, parameters, pki};
+use hearth_host::{esp, parameters};
 use hearth_sys::fw_cfg::FwCfg;
 use hearth_sys::kmsg::{self, Kmsg};
 use hearth_sys::{cgroups, child, files, mount_table, mounts, watchdog};
@@ -74,9 +68,6 @@ struct Node {
     root: Root,
     log_tree: LogTree,
     power: Power,
-    cluster_state: ClusterState,
-    enrolment_desk: Desk,
-    membership_desk: Desk,
     record: Mutex<Option<Keeper>>,
     #[cfg(feature = "debug-service")]
     tree: event::Value<hearth_base::supervisor::Tree>,
@@ -144,7 +135,6 @@ async fn core() -> Result<Ending, Error> {
     raise_file_limit();
     tracing::info!(version = image.version, variant = image.variant, "Hearth");
 
-    let (writer, cluster_state) = cluster_state::new();
     #[cfg(feature = "debug-service")]
     let (tree_writer, tree) = event::value();
     let node = Arc::new(Node {
@@ -152,9 +142,6 @@ async fn core() -> Result<Ending, Error> {
         root,
         log_tree,
         power: Power::default(),
-        cluster_state,
-        enrolment_desk: Desk::with(writer),
-        membership_desk: Desk::empty(),
         record: Mutex::new(None),
         #[cfg(feature = "debug-service")]
         tree,
@@ -268,7 +255,8 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     ctx.run("watchdog", |ctx| {
         watchdog::run(ctx, Path::new(watchdog::DEVICE), WATCHDOG_BOUND)
     })?;
-    let state = node.cluster_state.clone();
+    let (cluster_state_writer, cluster_state) = cluster_state::new();
+    let state = cluster_state.clone();
     ctx.run("announce", move |ctx| announce(ctx, state.clone()))?;
 
     esp::mount(&node.root.esp).await?;
@@ -280,7 +268,7 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     // The ESP is slow, and may not answer at all.
     let sealed = Arc::new(SealedStore::new(&node.root.esp));
     let (parameters, configuration) = tokio::task::block_in_place(|| {
-        keep_record(&ctx, &node)?;
+        keep_record(&ctx, &node, &cluster_state)?;
         let parameters = Arc::new(parameters::load(&fw_cfg, &node.root.esp));
         let configuration = network::configuration(&parameters, &sealed);
         Ok::<_, Failure>((parameters, configuration))
@@ -293,7 +281,22 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     });
     ctx.run("network", move |ctx| network::run(ctx, network.clone()))?;
     let extensions = Arc::new(extensions::mount(&node.root.extensions, report).await);
-    start_cluster_parts(&ctx, &node, parameters, sealed, address, extensions)?;
+    let inputs = compose::Inputs {
+        root: node.root.clone(),
+        image: node.image.clone(),
+        log_tree: node.log_tree.clone(),
+        power: node.power.clone(),
+        parameters,
+        sealed,
+        extensions,
+        address,
+        cluster_state: cluster_state_writer,
+    };
+    let member = compose::start(&ctx, inputs)?;
+    #[cfg(feature = "debug-service")]
+    start_debug_service(&ctx, &node, cluster_state, member)?;
+    #[cfg(not(feature = "debug-service"))]
+    drop(member);
     ctx.healthy();
     stay(&ctx, &node).await
 }
@@ -322,89 +325,17 @@ async fn log_kernel(ctx: Context, log_tree: LogTree) -> Outcome {
     }
 }
 
-/// Enrolment, the role server, and the values between them.
-fn start_cluster_parts(
-    ctx: &Context,
-    node: &Arc<Node>,
-    parameters: Arc<parameters::Loaded>,
-    sealed: Arc<SealedStore>,
-    address: event::Value<IpAddr>,
-    extensions: Arc<Extensions>,
-) -> Outcome {
-    let (bootstrap_writer, bootstrap) = event::value();
-    let (member_writer, member) = event::value();
-    let (founded_writer, founded) = event::value();
-    let (standing_writer, _) = event::value();
-    let (refusals_writer, refusals) = event::value();
-    let (disowned_writer, disowned) = event::value();
-    let asker = Arc::new(Asker::new(tls::wall_clock(), boot_record::boot_id()?));
-    let inputs = Arc::new(compose::Inputs {
-        root: node.root.clone(),
-        image: node.image.clone(),
-        log_tree: node.log_tree.clone(),
-        address: address.clone(),
-        bootstrap,
-        member: member.clone(),
-        founded: Arc::new(founded_writer),
-        disowned,
-        refusals: Arc::new(refusals_writer),
-        power: node.power.clone(),
-        desk: node.membership_desk.clone(),
-        cluster_state: node.cluster_state.clone(),
-        extensions,
-    });
-    let can_run_kubernetes = inputs.extensions.get(EXTENSION_KUBERNETES).is_ok();
-    ctx.run("role", move |ctx| compose::run(ctx, inputs.clone()))?;
-    let parts = Arc::new(rejoin::Parts {
-        root: node.root.clone(),
-        sealed: sealed.clone(),
-        asker: asker.clone(),
-        report: Arc::new(report),
-        at_most_every: rejoin::Parts::AT_MOST_EVERY,
-        member: member.clone(),
-        refusals,
-        disowned: disowned_writer,
-    });
-    ctx.run("rejoin", move |ctx| rejoin::run(ctx, parts.clone()))?;
-    let parts = Arc::new(driver::Parts {
-        parameters,
-        root: node.root.clone(),
-        sealed,
-        asker,
-        data: Arc::new(Mutex::new(DataPartition::new(
-            System::new(esp::find),
-            node.root.data.clone(),
-        ))),
-        lifetime: pki::Lifetime::since_build(node.image.build_time),
-        tpm_is_present: driver::tpm_is_present(),
-        can_run_kubernetes,
-        report: Arc::new(report),
-        address,
-        founded,
-        bootstrap: bootstrap_writer,
-        member: member_writer,
-        standing: standing_writer,
-        desk: node.enrolment_desk.clone(),
-        membership_desk: node.membership_desk.clone(),
-    });
-    ctx.run("enrolment", move |ctx| driver::run(ctx, parts.clone()))?;
-    #[cfg(feature = "debug-service")]
-    start_debug_service(ctx, node, member)?;
-    #[cfg(not(feature = "debug-service"))]
-    drop(member);
-    Ok(())
-}
-
 #[cfg(feature = "debug-service")]
 fn start_debug_service(
     ctx: &Context,
     node: &Arc<Node>,
+    cluster_state: ClusterState,
     member: event::Value<hearth_host::handover::MemberData>,
 ) -> Outcome {
     let debug = Arc::new(crate::debug::Debug {
         tree: node.tree.clone(),
         log_tree: node.log_tree.clone(),
-        cluster_state: node.cluster_state.clone(),
+        cluster_state,
         member,
         root: node.root.clone(),
         provocations: node.provocations.clone(),
@@ -448,7 +379,7 @@ async fn announce(ctx: Context, cluster_state: ClusterState) -> Outcome {
 
 /// Counts this boot, tells PID 1 how long to wait should the core die, and
 /// lets the record rest once the node is well.
-fn keep_record(ctx: &Context, node: &Arc<Node>) -> Outcome {
+fn keep_record(ctx: &Context, node: &Arc<Node>, cluster_state: &ClusterState) -> Outcome {
     let keeper = match Keeper::begin(&node.root.esp.boot_record()) {
         Ok(keeper) => keeper,
         Err(error) => {
@@ -459,15 +390,22 @@ fn keep_record(ctx: &Context, node: &Arc<Node>) -> Outcome {
     let delay = keeper.reboot_delay().as_secs().to_string();
     files::write_atomic(Path::new(layout::REBOOT_DELAY), delay.as_bytes(), 0o644)?;
     *node.record.lock().unwrap_or_else(PoisonError::into_inner) = Some(keeper);
-    let node = node.clone();
-    ctx.run("record", move |ctx| rest_when_well(ctx, node.clone()))?;
+    let (node, cluster_state) = (node.clone(), cluster_state.clone());
+    ctx.run("record", move |ctx| {
+        rest_when_well(ctx, node.clone(), cluster_state.clone())
+    })?;
     Ok(())
 }
 
-async fn rest_when_well(ctx: Context, node: Arc<Node>) -> Outcome {
+async fn rest_when_well(ctx: Context, node: Arc<Node>, cluster_state: ClusterState) -> Outcome {
     ctx.healthy();
     tokio::select! {
-        home = node.cluster_state.get_home() => home?,
+        home = cluster_state.get_home() => match home {
+            Ok(()) => {}
+            // It is well as it is: there is nothing for which to boot it again.
+            Err(NotHome::Disowned) => {}
+            Err(error) => return Err(error.into()),
+        },
         () = ctx.cancelled() => return Ok(()),
     }
     let mut due = tokio::time::interval(WELL_AFTER);

@@ -1,236 +1,293 @@
-//! The role server: the workers that live by what this node is.
+//! What runs on a node that is up: enrolment, the workers that live by what this node is, and the values between them.
 //!
-//! | worker | reads | writes |
-//! |---|---|---|
-//! | [`controlplane`] | bootstrap data, member data, local roles, curator connection, disowned | control plane, founded |
-//! | [`rolefetch`] | member data, curator connection | local roles, refusals |
-//! | [`membership`] | member data, control plane, directory, acknowledgements, disowned | curator connection, cluster state |
-//! | [`heartbeat`] | curator connection | acknowledgements, refusals |
-//! | [`statuspush`] | curator connection, own address, control plane, cluster state, directory saved, conditions | – |
-//! | [`hosts`] | member data, curator connection, address, learned addresses | view, directory, directory saved |
-//! | [`addresses`] | member data, address, directory, view, cluster state | own address, learned addresses |
-//! | [`mesh`] | member data, local roles, curator connection, view, learned addresses, address | pod network |
-//! | [`nodemgmt`] | member data, view, cluster state | – |
-//! | [`kubernetes`] | member data, local roles, control plane, curator connection, view, own address, pod network, cluster state | conditions |
+//! Each value is one fact with one writer (refusals alone, a count, has two that add to it), and a worker knows no other
+//! worker: they are joined here and nowhere else. What each reads and writes are the fields of its `Worker`; the table in
+//! `docs/architecture.md` is made of them. A worker that fails restarts alone; the values keep what it wrote, so the others
+//! do not notice.
 //!
-//! Each value is one fact with one writer (refusals alone, a count, has two
-//! that add to it), and a worker knows no other worker:
-//! they are joined here and nowhere else. A worker that fails restarts alone;
-//! the values keep what it wrote, so the others do not notice.
-//!
-//! Metrics, on port 7838, will be one more worker of this kind: it reads the
-//! supervisor's tree and the control plane, and writes nothing.
-//!
-//! The first node and all later ones go the same way: a founding differs only
-//! in where the control plane takes its data from.
+//! The first node and all later ones go the same way: a founding differs only in where the control plane takes its data
+//! from.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use hearth_agent::addresses::{self, Book};
-use hearth_agent::{
-    CuratorConnection, LocalControlPlane, Located, View, connection, heartbeat, hosts, nodemgmt,
-    rolefetch, statuspush,
+use hearth_agent::{connection, heartbeat, hosts, nodemgmt, rolefetch, statuspush};
+use hearth_api::names::{
+    EXTENSION_KUBERNETES, PORT_CURATOR, PORT_ETCD_PEER, PORT_NODE_MANAGEMENT, WATCH_SILENCE,
 };
-use hearth_api::names::{PORT_CURATOR, PORT_ETCD_PEER, PORT_NODE_MANAGEMENT, WATCH_SILENCE};
 use hearth_api::tls;
-use hearth_api::v1::{ClusterDirectory, NodeCondition, NodeRoles};
-use hearth_base::event::{self, Value, Writer};
+use hearth_base::event::{self, Value};
 use hearth_base::logtree::LogTree;
-use hearth_base::supervisor::{Context, Outcome};
-use hearth_host::cluster_state::{ClusterState, Desk};
+use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_enrolment::asking::Asker;
+use hearth_enrolment::sealed::SealedStore;
+use hearth_enrolment::{driver, rejoin};
+use hearth_host::cluster_state::{self, ClusterState};
+use hearth_host::console::report;
 use hearth_host::extensions::Extensions;
-use hearth_host::handover::{
-    BootstrapData, Disowned, Founded, MayHavePods, MemberData, PodNetwork, Refusals,
-};
+use hearth_host::handover::MemberData;
 use hearth_host::image::Image;
 use hearth_host::layout::Root;
 use hearth_host::power::Power;
+use hearth_host::storage::{DataPartition, System};
+use hearth_host::{boot_record, esp, parameters, pki};
 use hearth_kubernetes::calendar::Calendar;
 use hearth_kubernetes::mesh;
 use hearth_sys::hostname;
-use tokio::time::Instant;
 
 use crate::controlplane;
 
-/// What the role server is given.
+/// What is known when the node is up, and does not change before its next boot.
 pub struct Inputs {
     /// Where things lie.
     pub root: Root,
     /// What runs.
     pub image: Image,
-    /// Takes etcd's log lines.
+    /// Takes the log lines of programs.
     pub log_tree: LogTree,
-    /// Under which others reach this node.
-    pub address: Value<IpAddr>,
-    /// From enrolment.
-    pub bootstrap: Value<Arc<BootstrapData>>,
-    /// From enrolment.
-    pub member: Value<MemberData>,
-    /// To enrolment.
-    pub founded: Arc<Writer<Founded>>,
-    /// From enrolment.
-    pub disowned: Value<Disowned>,
-    /// To enrolment.
-    pub refusals: Arc<Writer<Refusals>>,
     /// Goes down when an operator asks for it.
     pub power: Power,
-    /// Where the membership worker finds the cluster state's writer, once
-    /// enrolment has laid it there.
-    pub desk: Desk,
-    /// The same state, to read.
-    pub cluster_state: ClusterState,
-    /// What rides along with the image. Does not change before the next boot.
+    /// What the machine was told.
+    pub parameters: Arc<parameters::Loaded>,
+    /// The sealed configuration.
+    pub sealed: Arc<SealedStore>,
+    /// What is bundled with the image.
     pub extensions: Arc<Extensions>,
+    /// Under which others reach this node.
+    pub address: Value<IpAddr>,
+    /// Of the cluster state.
+    pub cluster_state: cluster_state::Writer,
 }
 
-/// Starts the workers.
-pub async fn run(ctx: Context, inputs: Arc<Inputs>) -> Outcome {
-    let (roles_writer, local_roles) = event::value::<NodeRoles>();
-    let (control_plane_writer, control_plane) = event::value::<LocalControlPlane>();
-    let (consensus_writer, consensus) = event::value();
-    let (connection_writer, connection) = event::value::<CuratorConnection>();
-    let (acknowledged_writer, acknowledged) = event::value::<Instant>();
-    let (saved_writer, directory_saved) = event::value::<IpAddr>();
-    let (directory_writer, directory) = event::value::<ClusterDirectory>();
-    let (view_writer, view) = event::value::<Arc<View>>();
-    let (own_writer, own_address) = event::value::<Located>();
-    let (conditions_writer, conditions) = event::value::<Vec<NodeCondition>>();
-    let (may_have_pods_writer, may_have_pods) = event::value::<MayHavePods>();
-    let (pod_network_writer, pod_network) = event::value::<Option<PodNetwork>>();
-    let (book, learned) = Book::new(tls::wall_clock());
+/// The workers that live by this node's roles, below one runnable.
+struct RoleServer {
+    controlplane: Arc<controlplane::Worker>,
+    rolefetch: Arc<rolefetch::Worker>,
+    connection: Arc<connection::Worker>,
+    heartbeat: Arc<heartbeat::Worker>,
+    hosts: Arc<hosts::Worker>,
+    addresses: Arc<addresses::Worker>,
+    mesh: Arc<mesh::Worker<mesh::machine::Kernel>>,
+    kubernetes: Arc<hearth_kubernetes::Parts>,
+    nodemgmt: Arc<nodemgmt::Worker>,
+    statuspush: Arc<statuspush::Worker>,
+}
 
+/// Starts all of it below the root runnable. Gives what a look inside needs: the member data.
+pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure> {
+    let Inputs {
+        root,
+        image,
+        log_tree,
+        power,
+        parameters,
+        sealed,
+        extensions,
+        address,
+        cluster_state: cluster_state_writer,
+    } = inputs;
+    let cluster_state: ClusterState = cluster_state_writer.value();
+    let (bootstrap_writer, bootstrap) = event::value();
+    let (member_writer, member) = event::value();
+    let (founded_writer, founded) = event::value();
+    let (standing_writer, _) = event::value();
+    let (refusals_writer, refusals) = event::value();
+    let (disowned_writer, disowned) = event::value();
+    let (enrolment_phase_writer, enrolment_phase) = event::value();
+    let (connectivity_writer, connectivity) = event::value();
+    let (local_roles_writer, local_roles) = event::value();
+    let (control_plane_writer, control_plane) = event::value();
+    let (consensus_writer, consensus) = event::value();
+    let (connection_writer, connection) = event::value();
+    let (acknowledged_writer, acknowledged) = event::value();
+    let (directory_saved_writer, directory_saved) = event::value();
+    let (directory_writer, directory) = event::value();
+    let (view_writer, view) = event::value();
+    let (own_address_writer, own_address) = event::value();
+    let (conditions_writer, conditions) = event::value();
+    let (may_have_pods_writer, may_have_pods) = event::value();
+    let (pod_network_writer, pod_network) = event::value();
+    let (book, learned) = Book::new(tls::wall_clock());
+    let refusals_writer = Arc::new(refusals_writer);
     let any = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
-    let worker = Arc::new(controlplane::Worker {
-        inputs: inputs.clone(),
-        etcd_peers: any(PORT_ETCD_PEER),
-        curator: any(PORT_CURATOR),
-        etcd: controlplane::ETCD.into(),
-        etcd_quota: hearth_consensus::QUOTA,
-        timing: hearth_curator::Timing::default(),
-        peer_proxy: None,
-        local_roles: local_roles.clone(),
-        connection: connection.clone(),
-        control_plane: control_plane_writer,
-        consensus: consensus_writer,
+    let can_run_kubernetes = extensions.get(EXTENSION_KUBERNETES).is_ok();
+    let asker = Arc::new(Asker::new(tls::wall_clock(), boot_record::boot_id()?));
+
+    let state = Arc::new(cluster_state::Worker {
+        enrolment_phase,
+        connectivity,
+        disowned: disowned.clone(),
+        cluster_state: cluster_state_writer,
     });
-    ctx.run("controlplane", move |ctx| {
-        controlplane::run(ctx, worker.clone())
-    })?;
-    let worker = Arc::new(rolefetch::Worker {
-        roles_file: inputs.root.data.node().roles(),
-        silence: WATCH_SILENCE,
-        member: inputs.member.clone(),
-        connection: connection.clone(),
-        local_roles: roles_writer,
-        refusals: inputs.refusals.clone(),
+    let roles = Arc::new(RoleServer {
+        controlplane: Arc::new(controlplane::Worker {
+            root: root.clone(),
+            image: image.clone(),
+            log_tree: log_tree.clone(),
+            etcd_peers: any(PORT_ETCD_PEER),
+            curator: any(PORT_CURATOR),
+            etcd: controlplane::ETCD.into(),
+            etcd_quota: hearth_consensus::QUOTA,
+            timing: hearth_curator::Timing::default(),
+            peer_proxy: None,
+            bootstrap,
+            member: member.clone(),
+            local_roles: local_roles.clone(),
+            cluster_state: cluster_state.clone(),
+            disowned: disowned.clone(),
+            connection: connection.clone(),
+            founded: founded_writer,
+            control_plane: control_plane_writer,
+            consensus: consensus_writer,
+        }),
+        rolefetch: Arc::new(rolefetch::Worker {
+            roles_file: root.data.node().roles(),
+            silence: WATCH_SILENCE,
+            member: member.clone(),
+            connection: connection.clone(),
+            local_roles: local_roles_writer,
+            refusals: refusals_writer.clone(),
+        }),
+        connection: Arc::new(connection::Worker {
+            member: member.clone(),
+            control_plane: control_plane.clone(),
+            directory: directory.clone(),
+            acknowledged,
+            disowned,
+            connectivity: connectivity_writer,
+            connection: connection_writer,
+        }),
+        heartbeat: Arc::new(heartbeat::Worker {
+            connection: connection.clone(),
+            acknowledged: acknowledged_writer,
+            refusals: refusals_writer,
+        }),
+        hosts: Arc::new(hosts::Worker {
+            root: root.clone(),
+            set_hostname: hostname::set,
+            rest: hosts::REST,
+            silence: WATCH_SILENCE,
+            writing: Arc::default(),
+            member: member.clone(),
+            connection: connection.clone(),
+            address: address.clone(),
+            learned: learned.clone(),
+            view: view_writer,
+            directory: directory_writer,
+            directory_saved: directory_saved_writer,
+        }),
+        addresses: Arc::new(addresses::Worker {
+            file: root.data.node().address(),
+            book: book.clone(),
+            listen: any(PORT_NODE_MANAGEMENT),
+            port: PORT_NODE_MANAGEMENT,
+            each: addresses::EACH,
+            link: addresses::link,
+            member: member.clone(),
+            address: address.clone(),
+            directory,
+            view: view.clone(),
+            cluster_state: cluster_state.clone(),
+            learned: learned.clone(),
+            own_address: own_address_writer,
+        }),
+        mesh: Arc::new(mesh::Worker {
+            file: root.data.node().mesh(),
+            machine: mesh::machine::Kernel::default(),
+            extensions: extensions.clone(),
+            member: member.clone(),
+            may_have_pods,
+            connection: connection.clone(),
+            view: view.clone(),
+            learned: learned.clone(),
+            address: address.clone(),
+            pod_network: pod_network_writer,
+        }),
+        kubernetes: Arc::new(hearth_kubernetes::Parts {
+            root: root.clone(),
+            log_tree: log_tree.clone(),
+            calendar: Calendar::of_this_machine(),
+            extensions,
+            cluster_state: cluster_state.clone(),
+            member: member.clone(),
+            connection: connection.clone(),
+            consensus,
+            local_roles,
+            view: view.clone(),
+            learned,
+            address: address.clone(),
+            pod_network,
+            machine: Default::default(),
+            may_have_pods: may_have_pods_writer,
+            conditions: conditions_writer,
+        }),
+        nodemgmt: Arc::new(nodemgmt::Worker {
+            listen: any(PORT_NODE_MANAGEMENT),
+            log_tree,
+            power,
+            book,
+            member: member.clone(),
+            view,
+            cluster_state: cluster_state.clone(),
+        }),
+        statuspush: Arc::new(statuspush::Worker {
+            version: image.version.clone(),
+            connection,
+            own_address,
+            control_plane,
+            cluster_state,
+            directory_saved,
+            conditions,
+        }),
     });
-    ctx.run("rolefetch", move |ctx| rolefetch::run(ctx, worker.clone()))?;
-    let worker = Arc::new(connection::Worker {
-        member: inputs.member.clone(),
-        control_plane: control_plane.clone(),
-        directory: directory.clone(),
-        acknowledged,
-        disowned: inputs.disowned.clone(),
-        desk: inputs.desk.clone(),
-        connection: connection_writer,
+    let rejoin = Arc::new(rejoin::Parts {
+        root: root.clone(),
+        sealed: sealed.clone(),
+        asker: asker.clone(),
+        report: Arc::new(report),
+        at_most_every: rejoin::Parts::AT_MOST_EVERY,
+        member: member.clone(),
+        refusals,
+        disowned: disowned_writer,
     });
-    ctx.run("membership", move |ctx| {
-        connection::run(ctx, worker.clone())
-    })?;
-    let worker = Arc::new(heartbeat::Worker {
-        connection: connection.clone(),
-        acknowledged: acknowledged_writer,
-        refusals: inputs.refusals.clone(),
+    let data = DataPartition::new(System::new(esp::find), root.data.clone());
+    let enrolment = Arc::new(driver::Parts {
+        parameters,
+        root,
+        sealed,
+        asker,
+        data: Arc::new(Mutex::new(data)),
+        lifetime: pki::Lifetime::since_build(image.build_time),
+        tpm_is_present: driver::tpm_is_present(),
+        can_run_kubernetes,
+        report: Arc::new(report),
+        address,
+        founded,
+        bootstrap: bootstrap_writer,
+        member: member_writer,
+        standing: standing_writer,
+        enrolment_phase: enrolment_phase_writer,
     });
-    ctx.run("heartbeat", move |ctx| heartbeat::run(ctx, worker.clone()))?;
-    let worker = Arc::new(hosts::Worker {
-        root: inputs.root.clone(),
-        set_hostname: hostname::set,
-        rest: hosts::REST,
-        silence: WATCH_SILENCE,
-        writing: Arc::default(),
-        member: inputs.member.clone(),
-        connection: connection.clone(),
-        address: inputs.address.clone(),
-        learned: learned.clone(),
-        view: view_writer,
-        directory: directory_writer,
-        directory_saved: saved_writer,
-    });
-    ctx.run("hosts", move |ctx| hosts::run(ctx, worker.clone()))?;
-    let worker = Arc::new(addresses::Worker {
-        file: inputs.root.data.node().address(),
-        book: book.clone(),
-        listen: any(PORT_NODE_MANAGEMENT),
-        port: PORT_NODE_MANAGEMENT,
-        each: addresses::EACH,
-        link: addresses::link,
-        member: inputs.member.clone(),
-        address: inputs.address.clone(),
-        directory,
-        view: view.clone(),
-        cluster_state: inputs.cluster_state.clone(),
-        learned: learned.clone(),
-        own_address: own_writer,
-    });
-    ctx.run("addresses", move |ctx| addresses::run(ctx, worker.clone()))?;
-    let worker = Arc::new(mesh::Worker {
-        file: inputs.root.data.node().mesh(),
-        machine: mesh::machine::Kernel::default(),
-        extensions: inputs.extensions.clone(),
-        member: inputs.member.clone(),
-        may_have_pods,
-        connection: connection.clone(),
-        view: view.clone(),
-        learned: learned.clone(),
-        address: inputs.address.clone(),
-        pod_network: pod_network_writer,
-    });
-    ctx.run("mesh", move |ctx| mesh::run(ctx, worker.clone()))?;
-    let parts = Arc::new(hearth_kubernetes::Parts {
-        root: inputs.root.clone(),
-        log_tree: inputs.log_tree.clone(),
-        calendar: Calendar::of_this_machine(),
-        extensions: inputs.extensions.clone(),
-        cluster_state: inputs.cluster_state.clone(),
-        member: inputs.member.clone(),
-        connection: connection.clone(),
-        consensus,
-        local_roles: local_roles.clone(),
-        view: view.clone(),
-        learned: learned.clone(),
-        address: inputs.address.clone(),
-        pod_network,
-        machine: Default::default(),
-        may_have_pods: may_have_pods_writer,
-        conditions: conditions_writer,
-    });
-    ctx.run("kubernetes", move |ctx| {
-        hearth_kubernetes::run(ctx, parts.clone())
-    })?;
-    let worker = Arc::new(nodemgmt::Worker {
-        listen: any(PORT_NODE_MANAGEMENT),
-        log_tree: inputs.log_tree.clone(),
-        power: inputs.power.clone(),
-        book,
-        member: inputs.member.clone(),
-        view,
-        cluster_state: inputs.cluster_state.clone(),
-    });
-    ctx.run("nodemgmt", move |ctx| nodemgmt::run(ctx, worker.clone()))?;
-    let worker = Arc::new(statuspush::Worker {
-        version: inputs.image.version.clone(),
-        connection,
-        own_address,
-        control_plane,
-        cluster_state: inputs.cluster_state.clone(),
-        directory_saved,
-        conditions,
-    });
-    ctx.run("statuspush", move |ctx| {
-        statuspush::run(ctx, worker.clone())
-    })?;
+    ctx.run_worker("state", &state, cluster_state::run)?;
+    ctx.run_worker("role", &roles, serve_roles)?;
+    ctx.run_worker("rejoin", &rejoin, rejoin::run)?;
+    ctx.run_worker("enrolment", &enrolment, driver::run)?;
+    Ok(member)
+}
+
+/// Starts the workers that live by this node's roles.
+async fn serve_roles(ctx: Context, roles: Arc<RoleServer>) -> Outcome {
+    ctx.run_restartable("controlplane", &roles.controlplane, controlplane::run)?;
+    ctx.run_worker("rolefetch", &roles.rolefetch, rolefetch::run)?;
+    ctx.run_worker("membership", &roles.connection, connection::run)?;
+    ctx.run_worker("heartbeat", &roles.heartbeat, heartbeat::run)?;
+    ctx.run_worker("hosts", &roles.hosts, hosts::run)?;
+    ctx.run_worker("addresses", &roles.addresses, addresses::run)?;
+    ctx.run_worker("mesh", &roles.mesh, mesh::run)?;
+    ctx.run_worker("kubernetes", &roles.kubernetes, hearth_kubernetes::run)?;
+    ctx.run_worker("nodemgmt", &roles.nodemgmt, nodemgmt::run)?;
+    ctx.run_worker("statuspush", &roles.statuspush, statuspush::run)?;
     ctx.healthy();
     ctx.cancelled().await;
     Ok(())

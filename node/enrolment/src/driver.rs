@@ -5,12 +5,8 @@
 //! nothing is touched any more. Whoever starts this runnable anew starts the
 //! machine anew, which finds its place on the disk.
 //!
-//! A node that its cluster has removed stays with the runnable, which keeps the
-//! cluster state's writer: there is nobody to hand over to.
-//!
-//! *Will be read*: the parameters, the node's address, `Founded`.
-//! *Will be written*: `BootstrapData`, `MemberData`, [`Standing`], and the
-//! cluster state until it is handed over to the membership worker.
+//! A node that its cluster has removed stays with the runnable: there is nobody
+//! to hand over to.
 
 use std::{
     path::Path,
@@ -29,7 +25,7 @@ use hearth_base::{
     event,
     supervisor::{Backoff, Context, Failure as Chain, Outcome},
 };
-use hearth_host::cluster_state::{Desk, ForbiddenChange, State};
+use hearth_host::cluster_state::EnrolmentPhase;
 use hearth_host::directory;
 use hearth_host::handover::{BootstrapData, Founded, MemberData};
 use hearth_host::layout::Root;
@@ -89,10 +85,8 @@ pub struct Parts<M, A> {
     pub member: event::Writer<MemberData>,
     /// Will be written.
     pub standing: event::Writer<Standing>,
-    /// Where the cluster state's writer is taken from.
-    pub desk: Desk,
-    /// Where it is laid when the node is handed over.
-    pub membership_desk: Desk,
+    /// Will be written: what the cluster state follows.
+    pub enrolment_phase: event::Writer<EnrolmentPhase>,
 }
 
 /// Whether the kernel has found a TPM.
@@ -114,7 +108,7 @@ where
         for action in actions {
             match action {
                 Action::Show(standing) => parts.show(standing),
-                Action::Announce(state) => parts.announce(state)?,
+                Action::Announce(phase) => parts.announce(phase),
                 Action::Work(turn, work) => {
                     retries.working_on(&work);
                     let result = tokio::select! {
@@ -213,23 +207,12 @@ where
         self.standing.set(standing);
     }
 
-    /// The cluster state has come so far at least. It may be further, if this
-    /// runnable was started again, and elsewhere, if it has handed over.
-    fn announce(&self, state: State) -> Result<(), ForbiddenChange> {
-        let Some(writer) = self.desk.try_take() else {
-            return Ok(());
-        };
-        let way = |state| match state {
-            State::Unknown => 0,
-            State::Foreign => 1,
-            State::Trusted => 2,
-            State::Home | State::Split => 3,
-            State::Disowning => 4,
-        };
-        if way(writer.get()) < way(state) {
-            writer.set(state)?;
+    /// Enrolment has come so far at least. It may be further, if this runnable
+    /// was started again.
+    fn announce(&self, phase: EnrolmentPhase) {
+        if self.enrolment_phase.value().get() < Some(phase) {
+            self.enrolment_phase.set(phase);
         }
-        Ok(())
     }
 
     async fn perform(&self, work: Work) -> Result<Done, Failure> {
@@ -563,27 +546,20 @@ where
             Some(directory) => ClusterDirectory::clone(&directory),
             None => self.saved_directory().await?,
         };
-        // It lies elsewhere if this runnable has handed over in an earlier run.
-        let writer = self.desk.try_take();
-        if let Some(writer) = &writer {
-            // An earlier run may have come no further than to save MEMBER.
-            let entered = matches!(writer.get(), State::Foreign | State::Trusted);
-            if home || entered {
-                if writer.get() == State::Foreign {
-                    writer.set(State::Trusted).map_err(refuse)?;
-                }
-                writer.set(State::Home).map_err(refuse)?;
-            }
-        }
+        // An earlier run may have come no further than to save MEMBER.
+        let entered = matches!(
+            self.enrolment_phase.value().get(),
+            Some(EnrolmentPhase::Foreign | EnrolmentPhase::Trusted)
+        );
+        self.announce(EnrolmentPhase::Member {
+            in_touch: home || entered,
+        });
         self.member.set(MemberData {
             cluster_id: member.identity.cluster_id,
             node_id: member.identity.node_id,
             credentials,
             directory,
         });
-        if let Some(writer) = writer {
-            writer.hand_over(&self.membership_desk);
-        }
         Ok(Done::Plain)
     }
 

@@ -164,7 +164,7 @@ async fn a_machine_registers_is_approved_and_comes_home() {
         reason.ends_with(&format!("run: hearthctl node approve {key}")),
         "{reason}"
     );
-    assert_eq!(boot.state.get(), State::Foreign);
+    boot.becomes(State::Foreign).await;
     assert!(boot.member.get().is_none());
     assert_eq!(
         home.others().await,
@@ -175,8 +175,7 @@ async fn a_machine_registers_is_approved_and_comes_home() {
 
     home.approve(key).await;
     let member = boot.settled().await;
-    assert_eq!(boot.state.get(), State::Home);
-    assert!(boot.membership_desk.try_take().is_some(), "handed over");
+    boot.becomes(State::Home).await;
     assert_eq!(member.cluster_id, home.world.site.cluster_id);
     assert_eq!(member.directory, home.directory());
     assert_eq!(member.credentials.key.public(), key);
@@ -343,7 +342,7 @@ async fn a_member_that_was_deleted_is_disowned_when_it_comes_back() {
         assert!(reason.contains("has removed this node"), "{reason}");
         let token = format!("wipe.enrolment_id = {life}");
         assert!(reason.contains(&token), "{reason}");
-        assert_eq!(boot.state.get(), State::Disowning);
+        boot.becomes(State::Disowning).await;
         assert!(boot.member.get().is_none());
         boot.off().await;
         let Sealed::Disowned(disowned) = machine.sealed() else {

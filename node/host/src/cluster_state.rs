@@ -13,21 +13,20 @@
 //! | SPLIT | HOME, DISOWNING |
 //! | DISOWNING | nothing, for ever |
 //!
-//! There is one [`Writer`], and it is handed on: enrolment holds it until the
-//! node has its credentials, the membership worker from then on. A runnable
-//! that restarts would drop what it holds, so between its runs the writer lies
-//! on a [`Desk`]: each of the two has its own, a runnable borrows the writer
-//! from its desk, and handing over means to lay it on the other's.
+//! The state is computed by one [`Worker`] from what others know: how far
+//! enrolment is, whether curators acknowledge this node, and whether its
+//! cluster has removed it ([`judge`]). Each of these is a value of its own with
+//! its own writer, so nobody has to hand the state on, and a part that starts
+//! again finds what it wrote.
 
-use std::{
-    fmt,
-    ops::Deref,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::fmt;
+use std::sync::Arc;
 
 use hearth_api::v1;
-use hearth_base::event;
-use tokio::sync::Notify;
+use hearth_base::event::{self, Value};
+use hearth_base::supervisor::{Context, Outcome};
+
+use crate::handover::Disowned;
 
 /// What a node may think of its cluster. The first of all is UNKNOWN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -183,89 +182,111 @@ impl ClusterState {
     }
 }
 
-/// Where the writer lies while nobody holds it. A cheap handle.
-#[derive(Clone, Debug)]
-pub struct Desk(Arc<Slot>);
-
-#[derive(Debug)]
-struct Slot {
-    writer: Mutex<Option<Writer>>,
-    laid: Notify,
+/// How far this boot has come with its cluster: written by enrolment, forwards
+/// only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum EnrolmentPhase {
+    /// It registers, and waits for approval.
+    Foreign,
+    /// It is approved, and commits.
+    Trusted,
+    /// It has what a member has. `in_touch`: its cluster has just said so. What
+    /// the disk says alone is not news.
+    Member {
+        /// Whether the cluster has answered in this boot.
+        in_touch: bool,
+    },
+    /// The disk says that the cluster has removed this node.
+    Disowned,
 }
 
-impl Desk {
-    /// A desk with the writer on it.
-    pub fn with(writer: Writer) -> Self {
-        let desk = Self::empty();
-        desk.lay(writer);
-        desk
-    }
+/// Whether curators acknowledge this node: written by who keeps the connection
+/// to them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Connectivity {
+    /// They do.
+    InTouch,
+    /// They have not for too long.
+    Lost,
+}
 
-    /// A desk that will be handed the writer later.
-    pub fn empty() -> Self {
-        Self(Arc::new(Slot {
-            writer: Mutex::new(None),
-            laid: Notify::new(),
-        }))
+/// What the cluster state is, by what is known.
+pub fn judge(
+    phase: Option<EnrolmentPhase>,
+    connectivity: Option<Connectivity>,
+    disowned: Option<Disowned>,
+) -> State {
+    use EnrolmentPhase::{Foreign, Member, Trusted};
+    match (phase, connectivity) {
+        _ if disowned.is_some() => State::Disowning,
+        (Some(EnrolmentPhase::Disowned), _) => State::Disowning,
+        (None, _) => State::Unknown,
+        (Some(Foreign), _) => State::Foreign,
+        (Some(Trusted), _) => State::Trusted,
+        (Some(Member { .. }), Some(Connectivity::InTouch)) => State::Home,
+        (Some(Member { .. }), Some(Connectivity::Lost)) => State::Split,
+        (Some(Member { in_touch: true }), None) => State::Home,
+        (Some(Member { in_touch: false }), None) => State::Unknown,
     }
+}
 
-    /// Takes the writer, waiting until it lies here. Has one caller at a time.
-    pub async fn take(&self) -> Held {
-        loop {
-            if let Some(held) = self.try_take() {
-                return held;
+/// The states by which the node goes to `to`, which is the last of them: values
+/// may be overtaken before they are seen, states are not.
+fn way(from: State, to: State) -> &'static [State] {
+    match (from, to) {
+        (State::Unknown, State::Trusted) => &[State::Foreign, State::Trusted],
+        (State::Foreign, State::Home) => &[State::Trusted, State::Home],
+        (State::Foreign, State::Split) => &[State::Trusted, State::Home, State::Split],
+        (State::Trusted, State::Split) => &[State::Home, State::Split],
+        (State::Foreign, State::Disowning) => &[State::Trusted, State::Home, State::Disowning],
+        (State::Trusted, State::Disowning) => &[State::Home, State::Disowning],
+        (_, State::Unknown) => &[State::Unknown],
+        (_, State::Foreign) => &[State::Foreign],
+        (_, State::Trusted) => &[State::Trusted],
+        (_, State::Home) => &[State::Home],
+        (_, State::Split) => &[State::Split],
+        (_, State::Disowning) => &[State::Disowning],
+    }
+}
+
+/// Keeps the cluster state true.
+#[derive(Debug)]
+pub struct Worker {
+    /// How far enrolment is.
+    pub enrolment_phase: Value<EnrolmentPhase>,
+    /// Whether curators acknowledge this node.
+    pub connectivity: Value<Connectivity>,
+    /// Whether its cluster has removed it while it ran.
+    pub disowned: Value<Disowned>,
+    /// What follows.
+    pub cluster_state: Writer,
+}
+
+/// Computes the state anew at each change. Those who know may be gone, which
+/// says nothing new.
+pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
+    let mut phases = worker.enrolment_phase.watch();
+    let mut connectivities = worker.connectivity.watch();
+    let mut removals = worker.disowned.watch();
+    ctx.healthy();
+    loop {
+        let now = worker.cluster_state.get();
+        let to = judge(
+            worker.enrolment_phase.get(),
+            worker.connectivity.get(),
+            worker.disowned.get(),
+        );
+        // Its keys are gone, whatever anybody says later.
+        if now != State::Disowning {
+            for state in way(now, to) {
+                worker.cluster_state.set(*state)?;
             }
-            // `notify_one` keeps a permit if it comes before this line.
-            self.0.laid.notified().await;
         }
-    }
-
-    /// Takes the writer if it lies here.
-    pub fn try_take(&self) -> Option<Held> {
-        self.content().take().map(|writer| Held {
-            writer: Some(writer),
-            desk: self.clone(),
-        })
-    }
-
-    fn lay(&self, writer: Writer) {
-        *self.content() = Some(writer);
-        self.0.laid.notify_one();
-    }
-
-    fn content(&self) -> MutexGuard<'_, Option<Writer>> {
-        // The content is one whole value at any time, a panic elsewhere or not.
-        self.0.writer.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// The writer, borrowed: when this is dropped, it lies on its desk again.
-#[derive(Debug)]
-pub struct Held {
-    writer: Option<Writer>,
-    desk: Desk,
-}
-
-impl Held {
-    /// Hands the writer over for good.
-    pub fn hand_over(mut self, to: &Desk) {
-        self.desk = to.clone();
-    }
-}
-
-impl Deref for Held {
-    type Target = Writer;
-
-    fn deref(&self) -> &Writer {
-        // Only `drop` takes it out.
-        self.writer.as_ref().expect("held until dropped")
-    }
-}
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        if let Some(writer) = self.writer.take() {
-            self.desk.lay(writer);
+        tokio::select! {
+            Ok(_) = phases.next() => {}
+            Ok(_) = connectivities.next() => {}
+            Ok(_) = removals.next() => {}
+            () = ctx.cancelled() => return Ok(()),
         }
     }
 }
@@ -347,34 +368,89 @@ mod tests {
         assert_eq!(state.get_home().await, Err(NotHome::Closed));
     }
 
-    #[tokio::test]
-    async fn the_writer_survives_its_holder_and_is_handed_over_once() {
-        let (writer, state) = new();
-        let (enrolment, membership) = (Desk::with(writer), Desk::empty());
-
-        let held = enrolment.take().await;
-        held.set(Home).unwrap();
-        assert!(enrolment.try_take().is_none(), "there is only one");
-        drop(held);
-
-        let waiting = tokio::spawn({
-            let membership = membership.clone();
-            async move { membership.take().await.set(Split) }
-        });
-        tokio::task::yield_now().await;
-        enrolment.take().await.hand_over(&membership);
-        assert_eq!(waiting.await.unwrap(), Ok(true));
-        assert!(enrolment.try_take().is_none());
-        assert_eq!(state.get(), Split);
-        // A holder that panics puts it back as well.
-        let panics = tokio::spawn({
-            let membership = membership.clone();
-            async move {
-                let _held = membership.take().await;
-                panic!("a bug");
+    #[test]
+    fn each_way_goes_along_the_table() {
+        let phases = [
+            None,
+            Some(EnrolmentPhase::Foreign),
+            Some(EnrolmentPhase::Trusted),
+            Some(EnrolmentPhase::Member { in_touch: false }),
+            Some(EnrolmentPhase::Member { in_touch: true }),
+            Some(EnrolmentPhase::Disowned),
+        ];
+        let connectivities = [None, Some(Connectivity::InTouch), Some(Connectivity::Lost)];
+        // Phases go forwards only, connectivity comes after membership, and who
+        // is removed was a member.
+        for (before, earlier) in phases.iter().enumerate() {
+            for later in &phases[before..] {
+                for (first, second) in connectivities
+                    .iter()
+                    .flat_map(|a| connectivities.iter().map(move |b| (a, b)))
+                {
+                    let is_member = |phase: &Option<EnrolmentPhase>| {
+                        matches!(phase, Some(EnrolmentPhase::Member { .. }))
+                    };
+                    let first = first.filter(|_| is_member(earlier));
+                    let second = second.filter(|_| is_member(later)).or(first);
+                    let writer = at(judge(*earlier, first, None));
+                    let to = judge(*later, second, None);
+                    // Nothing that is known is ever forgotten.
+                    if to == Unknown {
+                        continue;
+                    }
+                    for state in way(writer.get(), to) {
+                        writer.set(*state).unwrap();
+                    }
+                    assert_eq!(writer.get(), to);
+                    if is_member(later) && writer.get() != Disowning && to != Unknown {
+                        let removed = judge(*later, second, Some(Disowned));
+                        for state in way(writer.get(), removed) {
+                            writer.set(*state).unwrap();
+                        }
+                        assert_eq!(writer.get(), Disowning);
+                    }
+                }
             }
+        }
+    }
+
+    #[tokio::test]
+    async fn what_is_known_becomes_the_state() {
+        let (cluster_state, state) = new();
+        let (phase, enrolment_phase) = event::value();
+        let (touch, connectivity) = event::value();
+        let (removed, disowned) = event::value();
+        let worker = Arc::new(Worker {
+            enrolment_phase,
+            connectivity,
+            disowned,
+            cluster_state,
         });
-        assert!(panics.await.is_err());
-        assert!(membership.try_take().is_some());
+        let alone = hearth_base::testing::Alone::run(move |ctx| run(ctx, worker.clone()));
+        let becomes = async |wanted: State| {
+            let mut states = state.watch();
+            let reached = states.wait_for(|now| *now == wanted);
+            hearth_base::testing::soon("the state", reached)
+                .await
+                .unwrap();
+        };
+        phase.set(EnrolmentPhase::Foreign);
+        becomes(Foreign).await;
+        phase.set(EnrolmentPhase::Trusted);
+        becomes(Trusted).await;
+        phase.set(EnrolmentPhase::Member { in_touch: true });
+        becomes(Home).await;
+        touch.set(Connectivity::Lost);
+        becomes(Split).await;
+        touch.set(Connectivity::InTouch);
+        becomes(Home).await;
+        // Enrolment has no more to say.
+        drop(phase);
+        removed.set(Disowned);
+        becomes(Disowning).await;
+        touch.set(Connectivity::InTouch);
+        alone.is_fine();
+        alone.stop().await;
+        assert_eq!(state.get(), Disowning);
     }
 }

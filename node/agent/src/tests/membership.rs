@@ -5,7 +5,7 @@ use hearth_api::testing::{Script, TestCurator};
 use hearth_api::v1::cluster_directory::{Address, Node};
 use hearth_api::v1::{ClusterDirectory, WatchRequest};
 use hearth_base::event::{self, Value, Writer};
-use hearth_host::cluster_state::{self, ClusterState, Desk, State};
+use hearth_host::cluster_state::{self, ClusterState, Connectivity, EnrolmentPhase, State};
 use hearth_host::handover::{Disowned, MemberData};
 use tokio::time::Instant;
 
@@ -21,7 +21,8 @@ struct Member {
     directory: Writer<ClusterDirectory>,
     acknowledged: Writer<Instant>,
     disowned: Writer<Disowned>,
-    desk: Desk,
+    _phase: Writer<EnrolmentPhase>,
+    state_worker: Alone,
     state: ClusterState,
     connection: Value<CuratorConnection>,
 }
@@ -43,9 +44,8 @@ fn member_of(
         ..fake.member()
     };
     let (state_writer, state) = cluster_state::new();
-    for step in before {
-        state_writer.set(*step).unwrap();
-    }
+    let (phase, enrolment_phase) = event::value();
+    let (connectivity_writer, connectivity) = event::value();
     let (control_plane_writer, control_plane) = event::value();
     let (directory_writer, live_directory) = event::value();
     let (acknowledged_writer, acknowledged) = event::value();
@@ -55,14 +55,27 @@ fn member_of(
     if let Some(last) = last {
         acknowledged_writer.set(last);
     }
-    let desk = Desk::with(state_writer);
+    let in_touch = before.first() == Some(&State::Home);
+    phase.set(EnrolmentPhase::Member { in_touch });
+    if before.contains(&State::Split) {
+        connectivity_writer.set(Connectivity::Lost);
+    }
+    if before.contains(&State::Disowning) {
+        disowned_writer.set(Disowned);
+    }
+    let state_worker = Arc::new(cluster_state::Worker {
+        enrolment_phase,
+        connectivity,
+        disowned: disowned.clone(),
+        cluster_state: state_writer,
+    });
     let worker = Arc::new(Worker {
         member: fixed(member),
         control_plane,
         directory: live_directory,
         acknowledged,
         disowned,
-        desk: desk.clone(),
+        connectivity: connectivity_writer,
         connection: connection_writer,
     });
     Member {
@@ -72,7 +85,8 @@ fn member_of(
         directory: directory_writer,
         acknowledged: acknowledged_writer,
         disowned: disowned_writer,
-        desk,
+        _phase: phase,
+        state_worker: Alone::run(move |ctx| cluster_state::run(ctx, state_worker.clone())),
         state,
         connection,
     }
@@ -292,26 +306,24 @@ async fn an_old_acknowledgement_is_not_home() {
 }
 
 #[tokio::test]
-async fn the_writer_of_the_state_lies_on_the_desk_between_runs() {
+async fn what_was_known_outlives_a_worker_that_fails() {
     let test = member(&[State::Home], None).await;
     test.worker.is_healthy().await;
-    assert!(test.desk.try_take().is_none());
-    // Without it the worker cannot go on. It could not even fail again, had it
-    // not found the writer where it left it.
+    test.becomes(State::Home).await;
     drop(test.acknowledged);
     test.worker.fails("the writer of this value is gone").await;
     test.worker.restarted(3).await;
     test.worker.stop().await;
-    let held = test.desk.try_take().expect("on the desk");
-    assert_eq!(held.get(), State::Home);
+    test.state_worker.is_fine();
     assert_eq!(test.state.get(), State::Home);
 }
 
 #[tokio::test]
 async fn disowning_is_for_ever() {
     let test = member(&[State::Home, State::Disowning], None).await;
+    test.becomes(State::Disowning).await;
     let mut states = test.state.watch();
-    assert_eq!(next("the state", &mut states).await, State::Disowning);
+    next("the state", &mut states).await;
     test.worker.is_healthy().await;
     test.acknowledged.set(Instant::now());
     never("a life after", states.next()).await;

@@ -9,7 +9,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::driver::Shared;
 use super::tree::Generation;
-use super::{Outcome, Runnable, SpawnError, runnable};
+use super::{Exit, Failure, Outcome, Runnable, SpawnError, restartable, runnable};
 
 /// One run of one runnable: its name, its signals, its cancellation, and the
 /// place where its children go. Belongs to that run alone: kept beyond it, its
@@ -35,6 +35,48 @@ impl Context {
         Fut: Future<Output = Outcome> + Send + 'static,
     {
         self.run_group(vec![(name, runnable(run))])
+    }
+
+    /// Adds a child that is a function of its context and of a worker that all
+    /// its runs share. Only before [`Context::healthy`].
+    pub fn run_worker<W, F, Fut>(
+        &self,
+        name: &str,
+        worker: &Arc<W>,
+        run: F,
+    ) -> Result<(), SpawnError>
+    where
+        W: Send + Sync + 'static,
+        F: Fn(Context, Arc<W>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Outcome> + Send + 'static,
+    {
+        let worker = worker.clone();
+        self.run(name, move |context| run(context, worker.clone()))
+    }
+
+    /// The same of one that may want to be started anew.
+    pub fn run_restartable<W, F, Fut>(
+        &self,
+        name: &str,
+        worker: &Arc<W>,
+        run: F,
+    ) -> Result<(), SpawnError>
+    where
+        W: Send + Sync + 'static,
+        F: Fn(Context, Arc<W>) -> Fut + Send + Sync + 'static,
+        Fut: Future<Output = Result<Exit, Failure>> + Send + 'static,
+    {
+        let worker = worker.clone();
+        let run = restartable(move |context| run(context, worker.clone()));
+        self.run_group(vec![(name, run)])
+    }
+
+    /// Works until the work ends, or until the runnable is told to return.
+    pub async fn until_cancelled(&self, work: impl Future<Output = Outcome>) -> Outcome {
+        tokio::select! {
+            outcome = work => outcome,
+            () = self.cancelled() => Ok(()),
+        }
     }
 
     /// Adds children that fail together: if one dies, all are stopped and then

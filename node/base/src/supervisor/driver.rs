@@ -21,7 +21,7 @@ use tracing::instrument::WithSubscriber;
 use tracing::subscriber::NoSubscriber;
 
 use super::tree::{Action, End, Generation, Patience, Tree};
-use super::{Context, Options, ROOT, Runnable, panics};
+use super::{Context, Exit, Options, ROOT, Runnable, panics};
 use crate::event;
 use crate::logtree::Severity;
 
@@ -253,7 +253,8 @@ impl Tasks {
             // Calling the function may panic as well as awaiting it.
             let run = panics::caught(async move { (runnable.0)(context).await });
             match run.await {
-                Ok(Ok(())) => End::Returned,
+                Ok(Ok(Exit::Done)) => End::Returned,
+                Ok(Ok(Exit::Restart { why, after })) => End::Restart { why, after },
                 Ok(Err(failure)) => End::Failed(failure.to_string()),
                 Err(panic) => End::Panicked(panic),
             }

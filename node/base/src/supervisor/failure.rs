@@ -2,9 +2,38 @@
 
 use std::error::Error;
 use std::fmt;
+use std::time::Duration;
 
-/// The result of a runnable. `Ok` is right only after `done` was signalled.
+/// The result of a runnable. `Ok` is right only after `done` was signalled, or
+/// when it was told to stop.
 pub type Outcome = Result<(), Failure>;
+
+/// How a runnable ends of which nothing has failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Exit {
+    /// It was told to stop, or is done.
+    Done,
+    /// It wants to be started anew, with all that is below it: what it was
+    /// started for is not so any more. That is no failure: it neither counts
+    /// as one nor is it shown as one.
+    Restart {
+        /// For the log.
+        why: String,
+        /// How long to wait.
+        after: Duration,
+    },
+}
+
+impl Exit {
+    /// To start anew at once, but not so soon that it could do nothing else.
+    pub fn restart(why: impl fmt::Display) -> Self {
+        const AT_ONCE: Duration = Duration::from_millis(10);
+        Self::Restart {
+            why: why.to_string(),
+            after: AT_ONCE,
+        }
+    }
+}
 
 /// Why a runnable gave up: any error with its chain of sources.
 ///

@@ -6,7 +6,8 @@
 //! [`Context::done`] and returns `Ok`: it is *finished* and stays so, while its
 //! children go on. Any other way out (an error, a panic, an early return, a
 //! signal out of order) is a failure: all below it is cancelled, and when all
-//! of that has ended, the runnable starts again after a backoff. The members of
+//! of that has ended, the runnable starts again after a backoff. One that wants
+//! to be started anew says so by [`Exit::Restart`], which is no failure. The members of
 //! a group fail and start again together. Children of a runnable that starts
 //! again are forgotten; it adds them anew.
 //!
@@ -60,7 +61,7 @@ use tokio_util::sync::CancellationToken;
 
 pub use backoff::Backoff;
 pub use context::Context;
-pub use failure::{Failure, Outcome};
+pub use failure::{Exit, Failure, Outcome};
 pub use health::Health;
 
 use crate::event;
@@ -69,7 +70,8 @@ use driver::{Ending, Shared};
 /// The name of the root runnable, and the first part of all others.
 pub const ROOT: &str = "root";
 
-type BoxedRun = dyn Fn(Context) -> Pin<Box<dyn Future<Output = Outcome> + Send>> + Send + Sync;
+type BoxedRun =
+    dyn Fn(Context) -> Pin<Box<dyn Future<Output = Result<Exit, Failure>> + Send>> + Send + Sync;
 
 /// Something the supervisor can start, again and again. Cheap to clone.
 #[derive(Clone)]
@@ -80,6 +82,18 @@ pub fn runnable<F, Fut>(run: F) -> Runnable
 where
     F: Fn(Context) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Outcome> + Send + 'static,
+{
+    restartable(move |context| {
+        let running = run(context);
+        async move { running.await.map(|()| Exit::Done) }
+    })
+}
+
+/// Makes a runnable of an async function that may want to be started anew.
+pub fn restartable<F, Fut>(run: F) -> Runnable
+where
+    F: Fn(Context) -> Fut + Send + Sync + 'static,
+    Fut: Future<Output = Result<Exit, Failure>> + Send + 'static,
 {
     Runnable(Arc::new(move |context| Box::pin(run(context))))
 }
@@ -106,8 +120,8 @@ pub enum State {
     /// It failed and has ended; it starts again when all that goes with it has
     /// ended and the backoff is over.
     Failed,
-    /// It has ended because something above or beside it failed, or because
-    /// the supervisor shuts down.
+    /// It has ended because something above or beside it failed, because it
+    /// asked to be started anew, or because the supervisor shuts down.
     Stopped,
 }
 

@@ -36,6 +36,8 @@ const MAX_ENDED_ABANDONED: usize = 32;
 pub(super) enum End {
     /// It returned `Ok`.
     Returned,
+    /// It asked to be started again after this time.
+    Restart { why: String, after: Duration },
     /// It returned an error.
     Failed(String),
     /// It panicked, or could not even do that.
@@ -86,9 +88,10 @@ enum Phase {
         warned: bool,
         fault: bool,
     },
-    /// Ended by its own failure; `restart_at` is set as soon as all around it
-    /// has ended.
-    Failed {
+    /// Ended by its own failure, or as it asked to; `restart_at` is set as soon
+    /// as all around it has ended.
+    Ended {
+        failed: bool,
         restart_at: Option<Duration>,
     },
     Stopped,
@@ -96,10 +99,7 @@ enum Phase {
 
 impl Phase {
     fn has_ended(self) -> bool {
-        matches!(
-            self,
-            Phase::Finished | Phase::Failed { .. } | Phase::Stopped
-        )
+        matches!(self, Phase::Finished | Phase::Ended { .. } | Phase::Stopped)
     }
 
     fn state(self) -> State {
@@ -109,8 +109,8 @@ impl Phase {
             Phase::Done => State::Done,
             Phase::Finished => State::Finished,
             Phase::Stopping { .. } => State::Stopping,
-            Phase::Failed { .. } => State::Failed,
-            Phase::Stopped => State::Stopped,
+            Phase::Ended { failed: true, .. } => State::Failed,
+            Phase::Ended { failed: false, .. } | Phase::Stopped => State::Stopped,
         }
     }
 }
@@ -129,6 +129,8 @@ struct Node<R> {
     failures: u32,
     /// What this run wants its backoff capped to, if it fails.
     restart_within: Option<Duration>,
+    /// How long it waits for its next start, where it has asked for that.
+    restart_after: Option<Duration>,
     /// What this run may take to end when told, if not what all may.
     ends_within: Option<Duration>,
     last_error: Option<String>,
@@ -308,6 +310,7 @@ impl<R: Clone> Tree<R> {
         match (phase, end) {
             (Phase::Stopping { .. }, end) => self.stopped_by(&name, phase, end, now),
             (_, End::Failed(why) | End::Panicked(why)) => self.failed(&name, why, now),
+            (_, End::Restart { why, after }) => self.asked_for_restart(&name, why, after, now),
             (Phase::Done, End::Returned) => self.enter(&name, Phase::Finished, now),
             (Phase::Healthy, End::Returned) => {
                 self.failed(&name, "returned without being done".into(), now);
@@ -350,7 +353,7 @@ impl<R: Clone> Tree<R> {
             Phase::Stopping { told, .. } => {
                 Some(told + self.warning(node).min(self.patience.bound))
             }
-            Phase::Failed { restart_at } => restart_at,
+            Phase::Ended { restart_at, .. } => restart_at,
             _ => None,
         };
         self.nodes.values().filter_map(next).min()
@@ -421,6 +424,7 @@ impl<R: Clone> Tree<R> {
             restarts: 0,
             failures: 0,
             restart_within: None,
+            restart_after: None,
             ends_within: None,
             last_error: None,
         };
@@ -435,6 +439,7 @@ impl<R: Clone> Tree<R> {
         };
         node.generation = generation;
         node.restart_within = None;
+        node.restart_after = None;
         node.ends_within = None;
         self.actions.push(Action::Start {
             name: name.clone(),
@@ -460,8 +465,30 @@ impl<R: Clone> Tree<R> {
 
     /// The task ended by itself although it should run.
     fn failed(&mut self, name: &Arc<str>, why: String, now: Duration) {
-        self.enter(name, Phase::Failed { restart_at: None }, now);
+        let phase = Phase::Ended {
+            failed: true,
+            restart_at: None,
+        };
+        self.enter(name, phase, now);
         self.blame(name, why, now);
+    }
+
+    /// The task ended to be started anew: nothing has failed, but all that goes
+    /// down with it does. The root cannot ask for it.
+    fn asked_for_restart(&mut self, name: &Arc<str>, why: String, after: Duration, now: Duration) {
+        if *name == self.root {
+            return self.failed(name, why, now);
+        }
+        self.log(name, Severity::Info, why);
+        let phase = Phase::Ended {
+            failed: false,
+            restart_at: None,
+        };
+        self.enter(name, phase, now);
+        if let Some(node) = self.nodes.get_mut(name) {
+            node.restart_after = Some(after);
+        }
+        self.take_down(name, now);
     }
 
     /// The task broke the rules and still runs: it is told to stop, and counts
@@ -479,11 +506,18 @@ impl<R: Clone> Tree<R> {
         };
         node.failures = node.failures.saturating_add(1);
         node.last_error = Some(why.clone());
-        let group = node.group.clone();
         if *name == self.root {
             self.root_failure = Some(why);
             self.closing = true;
         }
+        self.take_down(name, now);
+    }
+
+    /// Stops all that starts again with this one.
+    fn take_down(&mut self, name: &Arc<str>, now: Duration) {
+        let Some(group) = self.nodes.get(name).map(|node| node.group.clone()) else {
+            return;
+        };
         for below in self.below(name) {
             self.cancel_one(&below, now);
         }
@@ -509,7 +543,7 @@ impl<R: Clone> Tree<R> {
             Phase::Starting | Phase::Healthy | Phase::Done => self.stop(name, false, now),
             // Whoever takes it down now also decides when it starts again.
             Phase::Stopping { fault, .. } => *fault = false,
-            Phase::Failed { .. } => self.enter(name, Phase::Stopped, now),
+            Phase::Ended { .. } => self.enter(name, Phase::Stopped, now),
             Phase::Finished | Phase::Stopped => {}
         }
     }
@@ -531,7 +565,7 @@ impl<R: Clone> Tree<R> {
     /// (what it worked with is torn down, too), panics are not.
     fn stopped_by(&mut self, name: &Arc<str>, phase: Phase, end: End, now: Duration) {
         match end {
-            End::Returned => {}
+            End::Returned | End::Restart { .. } => {}
             End::Failed(why) => self.log(name, Severity::Debug, format!("stopped: {why}")),
             End::Panicked(why) => {
                 self.log(name, Severity::Error, format!("while stopping: {why}"));
@@ -547,7 +581,10 @@ impl<R: Clone> Tree<R> {
     fn stopped(&mut self, name: &Arc<str>, phase: Phase, now: Duration) {
         let fault = matches!(phase, Phase::Stopping { fault: true, .. });
         let phase = if fault {
-            Phase::Failed { restart_at: None }
+            Phase::Ended {
+                failed: true,
+                restart_at: None,
+            }
         } else {
             Phase::Stopped
         };
@@ -604,33 +641,45 @@ impl<R: Clone> Tree<R> {
         if self.closing {
             return;
         }
-        let waiting = |node: &Node<R>| node.phase == Phase::Failed { restart_at: None };
-        let failed: Vec<Arc<str>> = self
+        let waiting = |node: &Node<R>| {
+            matches!(
+                node.phase,
+                Phase::Ended {
+                    restart_at: None,
+                    ..
+                }
+            )
+        };
+        let ended: Vec<Arc<str>> = self
             .nodes
             .iter()
             .filter(|(_, node)| waiting(node))
             .map(|(name, _)| name.clone())
             .collect();
-        for name in failed {
+        for name in ended {
             let Some(node) = self.nodes.get(&name) else {
                 continue;
             };
             if !node.group.iter().all(|member| self.subtree_ended(member)) {
                 continue;
             }
-            let delay = self.backoff.delay(node.failures);
-            let delay = node.restart_within.map_or(delay, |bound| delay.min(bound));
+            let delay = node.restart_after.unwrap_or_else(|| {
+                let delay = self.backoff.delay(node.failures);
+                node.restart_within.map_or(delay, |bound| delay.min(bound))
+            });
             self.log(&name, Severity::Info, format!("restarts in {delay:.1?}"));
-            if let Some(node) = self.nodes.get_mut(&name) {
-                node.phase = Phase::Failed {
-                    restart_at: Some(now + delay),
-                };
+            if let Some(Node {
+                phase: Phase::Ended { restart_at, .. },
+                ..
+            }) = self.nodes.get_mut(&name)
+            {
+                *restart_at = Some(now + delay);
             }
         }
     }
 
     fn due(&self, now: Duration) -> Vec<Arc<str>> {
-        let due = |node: &Node<R>| matches!(node.phase, Phase::Failed { restart_at: Some(at) } if at <= now);
+        let due = |node: &Node<R>| matches!(node.phase, Phase::Ended { restart_at: Some(at), .. } if at <= now);
         let due = self.nodes.iter().filter(|(_, node)| due(node));
         due.map(|(name, _)| name.clone()).collect()
     }

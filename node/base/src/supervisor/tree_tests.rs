@@ -309,6 +309,38 @@ fn a_run_can_cap_its_own_backoff() {
 }
 
 #[test]
+fn who_asks_to_be_started_anew_has_not_failed() {
+    let mut world = World::new();
+    world.spawn("root", &["a"]).expect("a");
+    world.spawn("root.a", &["x"]).expect("x");
+    world.fail("root.a");
+    world.come_to_rest();
+    for _ in 0..3 {
+        world.spawn("root.a", &["x"]).expect("x");
+        world.healthy("root.a");
+        let restart = End::Restart {
+            why: "another role".into(),
+            after: Duration::from_millis(10),
+        };
+        world.end("root.a", restart);
+        let views = world.tree.views();
+        let of = |name: &str| views.iter().find(|view| &*view.name == name).expect("it");
+        assert_eq!(of("root.a").state, State::Stopped);
+        assert_eq!(of("root.a").last_error.as_deref(), Some("no luck"));
+        assert_eq!(
+            of("root.a.x").state,
+            State::Stopping,
+            "it goes down with it"
+        );
+        world.end("root.a.x", End::Returned);
+        let wait = world.tree.deadline().map(|at| at - world.now);
+        assert_eq!(wait, Some(Duration::from_millis(10)), "no backoff");
+        world.come_to_rest();
+    }
+    assert!(world.tree.root_failure().is_none());
+}
+
+#[test]
 fn the_backoff_is_capped_with_any_jitter() {
     for random in [0.0, 0.999_999] {
         let backoff = Backoff {
@@ -642,7 +674,7 @@ fn step() -> impl Strategy<Value = Step> {
         6 => who.clone().prop_map(Step::Healthy),
         3 => who.clone().prop_map(Step::Done),
         2 => (who.clone(), 0..60_000_u64).prop_map(|(who, millis)| Step::EndsWithin(who, millis)),
-        6 => (who.clone(), 0..3_u8).prop_map(|(who, how)| Step::End(who, how)),
+        6 => (who.clone(), 0..4_u8).prop_map(|(who, how)| Step::End(who, how)),
         2 => who.prop_map(Step::Stale),
         6 => prop_oneof![0..1000_u64, 0..40_000_u64].prop_map(Step::Advance),
         // Seldom, or no history gets long.
@@ -684,6 +716,10 @@ impl World {
                 let end = match how {
                     0 => End::Returned,
                     1 => End::Failed("error".into()),
+                    2 => End::Restart {
+                        why: "anew".into(),
+                        after: Duration::from_millis(10),
+                    },
                     _ => End::Panicked("panic".into()),
                 };
                 self.end_generation(self.pick(who).0, end);

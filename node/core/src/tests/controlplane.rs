@@ -17,14 +17,11 @@ use hearth_consensus::testing::Site;
 use hearth_consensus::{ConsensusUser, Handle, standing};
 use hearth_curator::testing::bootstrap_data;
 use hearth_curator::{Timing, state};
-use hearth_host::cluster_state::{Desk, State};
-use hearth_host::extensions::Extensions;
+use hearth_host::cluster_state::State;
 use hearth_host::handover::{BootstrapData, Disowned, Founded, MemberData};
 use hearth_host::image::Image;
-use hearth_host::power::Power;
 use hearth_host::{credentials, pki};
 
-use crate::compose::Inputs;
 use crate::controlplane::{ETCD, Worker, run};
 
 /// One boot of the node.
@@ -63,7 +60,7 @@ fn boot_with(site: &Site, curator: SocketAddr) -> Boot {
     let (connection_writer, connection) = event::value();
     let (control_plane_writer, control_plane) = event::value();
     let (consensus_writer, consensus) = event::value();
-    let inputs = Arc::new(Inputs {
+    let worker = Arc::new(Worker {
         root: site.root.clone(),
         image: Image {
             version: "1.2.3".into(),
@@ -71,19 +68,11 @@ fn boot_with(site: &Site, curator: SocketAddr) -> Boot {
             build_time: UNIX_EPOCH,
         },
         log_tree: site.log.clone(),
-        address: event::value().1,
         bootstrap,
         member,
-        founded: Arc::new(founded_writer),
+        founded: founded_writer,
         disowned,
-        refusals: Arc::new(event::value().0),
-        power: Power::default(),
-        desk: Desk::empty(),
         cluster_state: site.state.1.clone(),
-        extensions: Arc::new(Extensions::none()),
-    });
-    let worker = Arc::new(Worker {
-        inputs,
         etcd_peers: site.config(false).peer_listen,
         curator,
         etcd: ETCD.into(),
@@ -96,7 +85,7 @@ fn boot_with(site: &Site, curator: SocketAddr) -> Boot {
         consensus: consensus_writer,
     });
     Boot {
-        worker: Alone::run(move |ctx| run(ctx, worker.clone())),
+        worker: Alone::run_restartable(move |ctx| run(ctx, worker.clone())),
         bootstrap: bootstrap_writer,
         member: member_writer,
         roles: roles_writer,
@@ -216,7 +205,7 @@ async fn a_cluster_is_founded_once() {
     boot.worker.is_fine();
     boot.roles.set(nothing());
     boot.worker
-        .fails("this node is no consensus member any more")
+        .restarts("this node is no consensus member any more")
         .await;
     assert!(boot.consensus.get().flatten().is_none());
     boot.ends(&site).await;
@@ -228,7 +217,7 @@ async fn a_cluster_is_founded_once() {
     assert_eq!(kept.certificate, saved.certificate);
     boot.roles.set(roles);
     boot.worker
-        .fails("this node is to become a consensus member")
+        .restarts("this node is to become a consensus member")
         .await;
     never("a second founding", async {
         until("etcd", || site.root.data.etcd().data().exists()).await;

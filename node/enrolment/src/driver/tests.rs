@@ -7,7 +7,8 @@ use std::{fs, sync::Mutex as StdMutex};
 use hearth_api::tls::wall_clock;
 use hearth_api::v1::StorageSecurityPolicy;
 use hearth_base::supervisor::{Options, Supervisor, runnable};
-use hearth_host::cluster_state::{self, ClusterState};
+use hearth_base::testing::soon;
+use hearth_host::cluster_state::{self, ClusterState, State};
 use hearth_host::parameters::{Found, Source};
 use hearth_host::storage::header::Front;
 use hearth_host::storage::testing::Files;
@@ -27,7 +28,6 @@ pub(crate) struct Boot {
     supervisor: Supervisor,
     reports: Arc<StdMutex<Vec<Report>>>,
     pub state: ClusterState,
-    pub membership_desk: Desk,
     pub member: event::Value<MemberData>,
     standing: event::Value<Standing>,
     address: Option<event::Writer<u8>>,
@@ -54,14 +54,14 @@ impl Machine {
     }
 
     fn boot_without_address(&self, parameters: parameters::Loaded) -> Boot {
-        let (writer, state) = cluster_state::new();
+        let (cluster_state, state) = cluster_state::new();
+        let (phase_writer, enrolment_phase) = event::value();
         let (address_writer, address) = event::value();
         let (bootstrap_writer, bootstrap) = event::value();
         let (founded_writer, founded) = event::value();
         let (member_writer, member) = event::value();
         let (standing_writer, standing) = event::value();
         let reports = Arc::new(StdMutex::new(Vec::new()));
-        let membership_desk = Desk::empty();
         let parts = Arc::new(Parts {
             parameters: Arc::new(parameters),
             root: self.root.clone(),
@@ -83,15 +83,24 @@ impl Machine {
             bootstrap: bootstrap_writer,
             member: member_writer,
             standing: standing_writer,
-            desk: Desk::with(writer),
-            membership_desk: membership_desk.clone(),
+            enrolment_phase: phase_writer,
+        });
+        let state_worker = Arc::new(cluster_state::Worker {
+            enrolment_phase,
+            connectivity: event::value().1,
+            disowned: event::value().1,
+            cluster_state,
         });
         let root = self.root.clone();
         let founded = Arc::new(founded_writer);
         let top = runnable(move |ctx: Context| {
             let (parts, root) = (parts.clone(), root.clone());
             let (bootstrap, founded) = (bootstrap.clone(), founded.clone());
+            let state_worker = state_worker.clone();
             async move {
+                ctx.run("state", move |ctx| {
+                    cluster_state::run(ctx, state_worker.clone())
+                })?;
                 ctx.run("enrolment", move |ctx| run(ctx, parts.clone()))?;
                 ctx.run("controlplane", move |ctx| {
                     control_plane(ctx, root.clone(), bootstrap.clone(), founded.clone())
@@ -105,7 +114,6 @@ impl Machine {
             supervisor: Supervisor::start(top, Options::default()),
             reports,
             state,
-            membership_desk,
             member,
             standing,
             address: Some(address_writer),
@@ -181,6 +189,12 @@ impl Boot {
         self.member.get().unwrap()
     }
 
+    pub async fn becomes(&self, state: State) {
+        let mut states = self.state.watch();
+        let reached = states.wait_for(|now| *now == state);
+        soon("the cluster state", reached).await.unwrap();
+    }
+
     /// What is on its console, when its power is cut.
     pub async fn off(self) -> Vec<String> {
         self.supervisor.shutdown().await;
@@ -202,10 +216,7 @@ async fn a_machine_founds_its_cluster_and_returns_to_it() {
     let machine = Machine::new();
     let boot = machine.boot(told(StorageSecurityPolicy::NeedsInsecure, None));
     let first = boot.settled().await;
-    assert_eq!(boot.state.get(), State::Home);
-    let writer = boot.membership_desk.try_take().expect("handed over");
-    assert_eq!(writer.get(), State::Home);
-    drop(writer);
+    boot.becomes(State::Home).await;
     assert_eq!(boot.off().await, ["hearth: reached storage insecure"]);
 
     let Sealed::Member(member) = machine.sealed() else {
@@ -227,7 +238,6 @@ async fn a_machine_founds_its_cluster_and_returns_to_it() {
             State::Unknown,
             "until its cluster answers"
         );
-        assert!(boot.membership_desk.try_take().is_some());
         boot.off().await;
     }
 }
@@ -285,9 +295,8 @@ async fn a_boot_in_phase_disowned_wipes_and_does_nothing_else() {
         let boot = machine.boot(told(StorageSecurityPolicy::NeedsInsecure, None));
         boot.until(|standing| matches!(standing, Standing::Waiting(_)))
             .await;
-        assert_eq!(boot.state.get(), State::Disowning);
+        boot.becomes(State::Disowning).await;
         assert!(boot.member.get().is_none());
-        assert!(boot.membership_desk.try_take().is_none());
         let reports = boot.off().await;
         let wanted = "hearth: waiting for new parameters: cluster ";
         assert!(reports[0].starts_with(wanted), "{reports:?}");

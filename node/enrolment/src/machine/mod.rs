@@ -49,7 +49,7 @@ use hearth_api::{
     identity::{ClusterUnlockKey, NodeCredentials, PublicKey},
     v1::ClusterDirectory,
 };
-use hearth_host::cluster_state;
+use hearth_host::cluster_state::EnrolmentPhase;
 use hearth_host::parameters::Parameters;
 use hearth_host::storage::Volume;
 use hearth_host::storage::header::Front;
@@ -253,8 +253,8 @@ pub enum Action {
     BackOff(Turn, Pace),
     /// Let everyone know where enrolment stands.
     Show(Standing),
-    /// The cluster state has come so far at least.
-    Announce(cluster_state::State),
+    /// Enrolment has come so far at least.
+    Announce(EnrolmentPhase),
 }
 
 /// How long to wait before the next attempt.
@@ -555,7 +555,7 @@ impl Machine {
                         return self.back_off(state, reason, Pace::Growing);
                     }
                 };
-                actions.splice(0..0, announced.iter().copied().map(Action::Announce));
+                actions.splice(0..0, announced.map(Action::Announce));
                 (machine, actions)
             }
             Event::Failed(turn, failure) if self.awaits(turn, TurnPhase::Working) => {
@@ -583,7 +583,7 @@ impl Machine {
     fn enter(mut self, state: State) -> (Self, Vec<Action>) {
         let mut actions = Vec::new();
         if matches!(state, State::Disowning(_)) {
-            actions.push(Action::Announce(cluster_state::State::Disowning));
+            actions.push(Action::Announce(EnrolmentPhase::Disowned));
         }
         self.turn = Turn(self.turn.0 + 1);
         self.state = state;
@@ -705,14 +705,13 @@ impl Machine {
     }
 }
 
-/// What the cluster state is at least, after this.
-fn announced(done: &Done) -> &'static [cluster_state::State] {
-    use cluster_state::State::{Foreign, Trusted};
+/// How far enrolment is at least, after this.
+fn announced(done: &Done) -> Option<EnrolmentPhase> {
     match done {
-        Done::Answered(reply) if reply.approval == Approval::Given => &[Foreign, Trusted],
-        Done::Answered(_) => &[Foreign],
-        Done::Committed(_) => &[Foreign, Trusted],
-        _ => &[],
+        Done::Answered(reply) if reply.approval == Approval::Given => Some(EnrolmentPhase::Trusted),
+        Done::Answered(_) => Some(EnrolmentPhase::Foreign),
+        Done::Committed(_) => Some(EnrolmentPhase::Trusted),
+        _ => None,
     }
 }
 

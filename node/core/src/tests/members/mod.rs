@@ -36,18 +36,14 @@ use hearth_consensus::{ConsensusUser, NamespacedClient, QUOTA, standing};
 use hearth_curator::testing::bootstrap_data;
 use hearth_curator::{Timing, state};
 use hearth_host::boot_record::boot_id;
-use hearth_host::cluster_state::Desk;
-use hearth_host::extensions::Extensions;
 use hearth_host::handover::MemberData;
 use hearth_host::image::Image;
 use hearth_host::pki::Authority;
-use hearth_host::power::Power;
 use prost::Message as _;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 use tonic::Status;
 
-use crate::compose::Inputs;
 use crate::controlplane;
 
 /// Several etcds that start, join and elect on a busy machine.
@@ -215,7 +211,7 @@ impl Cluster {
         let refusals = Arc::new(event::value().0);
         connection_writer.set(connection.clone());
         member_writer.set(member);
-        let inputs = Arc::new(Inputs {
+        let control = Arc::new(controlplane::Worker {
             root: node.site.root.clone(),
             image: Image {
                 version: "1.2.3".into(),
@@ -223,19 +219,11 @@ impl Cluster {
                 build_time: UNIX_EPOCH,
             },
             log_tree: node.site.log.clone(),
-            address: event::value().1,
             bootstrap,
             member: members.clone(),
-            founded: Arc::new(event::value().0),
+            founded: event::value().0,
             disowned,
-            refusals: refusals.clone(),
-            power: Power::default(),
-            desk: Desk::empty(),
             cluster_state: node.site.state.1.clone(),
-            extensions: Arc::new(Extensions::none()),
-        });
-        let control = Arc::new(controlplane::Worker {
-            inputs,
             etcd_peers: node.site.config(false).peer_listen,
             curator: node.curator,
             etcd: self.network.etcd(),
@@ -267,7 +255,7 @@ impl Cluster {
             node.curator.port(),
         ));
         node.boot = Some(Boot {
-            control: Alone::run(move |ctx| controlplane::run(ctx, control.clone())),
+            control: Alone::run_restartable(move |ctx| controlplane::run(ctx, control.clone())),
             fetch: Alone::run(move |ctx| rolefetch::run(ctx, fetch.clone())),
             beat: Alone::run(move |ctx| heartbeat::run(ctx, beat.clone())),
             _status: status,

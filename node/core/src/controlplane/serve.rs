@@ -1,0 +1,169 @@
+//! etcd and the curator on a node that is a consensus member, or founds its
+//! cluster.
+
+use std::sync::Arc;
+
+use hearth_agent::{LocalControlPlane, rolefetch};
+use hearth_api::console::Milestone;
+use hearth_api::tls;
+use hearth_api::v1::ConsensusProgress;
+use hearth_base::event::{self, Watcher};
+use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_consensus::{Company, ConsensusUser, MemberId, RootHandle};
+use hearth_curator::founding;
+use hearth_host::handover::{BootstrapData, Founded};
+use hearth_host::{console, credentials, failpoint, pki};
+
+use super::{FOUNDER, Member, Start, Worker, join};
+
+/// Starts etcd and the curator and says what of them is there; ends by an
+/// error only.
+pub(super) async fn serve(
+    ctx: &Context,
+    worker: &Arc<Worker>,
+    start: Start,
+    role: MemberId,
+) -> Outcome {
+    let company = Company::default();
+    let (mut handles, mut progresses) = start_consensus(ctx, worker, &start, &company)?;
+    let mut control_plane = LocalControlPlane::default();
+    let mut handle = loop {
+        let joins = async {
+            match &start {
+                Start::Member(member) if role != FOUNDER => {
+                    join::keep_members_true(worker, member, role).await
+                }
+                _ => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            // A learner catches up.
+            progress = progresses.next() => {
+                control_plane.progress = Some(progress?);
+                worker.show(&control_plane, None);
+            }
+            handle = handles.next() => break handle?,
+            failure = joins => return Err(failure),
+        }
+    };
+    worker.show(&control_plane, Some(&handle));
+    console::report_once(Milestone::Consensus);
+
+    let founding = matches!(start, Start::Found(_));
+    let member = match start {
+        Start::Found(data) => found(worker, &handle, &data).await?,
+        Start::Member(member) => member,
+    };
+    let credentials = member.credentials.clone();
+    let port = start_curator(ctx, worker, &handle, member, company).await?;
+    control_plane.curator_port = Some(port);
+    worker.show(&control_plane, Some(&handle));
+    console::report_once(Milestone::Curator);
+    if founding {
+        worker.founded.set(Founded { credentials });
+    }
+    ctx.healthy();
+    loop {
+        tokio::select! {
+            // An etcd that has ended is started again below us; who holds its
+            // old handle is only told that it does not serve.
+            next = handles.next() => handle = next?,
+            progress = progresses.next() => control_plane.progress = Some(progress?),
+        }
+        worker.show(&control_plane, Some(&handle));
+    }
+}
+
+/// Starts etcd below this runnable. There is a handle each time that it serves.
+fn start_consensus(
+    ctx: &Context,
+    worker: &Worker,
+    start: &Start,
+    company: &Company,
+) -> Result<(Watcher<RootHandle>, Watcher<ConsensusProgress>), Failure> {
+    let (node_id, cluster_id) = match start {
+        Start::Found(data) => (data.node_id, data.cluster_id),
+        Start::Member(member) => (member.node_id, member.cluster_id),
+    };
+    let config = Arc::new(hearth_consensus::Config {
+        node_id,
+        cluster_id,
+        etcd: worker.root.data.etcd(),
+        credentials: worker.root.data.node().credentials(),
+        socket_dir: worker.root.ephemeral.consensus(),
+        peer_listen: worker.etcd_peers,
+        founding: matches!(start, Start::Found(_)),
+        company: company.clone(),
+        quota_bytes: worker.etcd_quota,
+        binary: worker.etcd.clone(),
+        peer_proxy: worker.peer_proxy,
+        state: worker.cluster_state.clone(),
+        log: worker.log_tree.clone(),
+    });
+    let (handle, handles) = event::value();
+    let (progress, progresses) = event::value();
+    let out = Arc::new(hearth_consensus::Outlets { handle, progress });
+    ctx.run("consensus", move |ctx| {
+        hearth_consensus::run(ctx, config.clone(), out.clone())
+    })?;
+    Ok((handles.watch(), progresses.watch()))
+}
+
+/// Makes the founding durable in etcd, then on the data partition. Each step
+/// finds what an earlier run has done.
+async fn found(
+    worker: &Worker,
+    handle: &RootHandle,
+    data: &BootstrapData,
+) -> Result<Member, Failure> {
+    let etcd = worker.root.data.etcd();
+    let node = worker.root.data.node();
+    let saved = credentials::load(&node.credentials())?;
+    let credentials = match saved {
+        Some(credentials) => Arc::new(credentials),
+        None => {
+            let authorities = pki::load(&etcd, data.cluster_id)?;
+            let client = handle.root().namespaced(ConsensusUser::Curator);
+            let credentials = founding::found(&client, data, &authorities).await?;
+            rolefetch::save(&node.roles(), &data.roles)?;
+            failpoint!("founding.credentials.before");
+            credentials::save(&node.credentials(), &credentials)?;
+            failpoint!("founding.credentials.after");
+            credentials
+        }
+    };
+    pki::remove_authority_keys(&etcd)?;
+    Ok(Member {
+        cluster_id: data.cluster_id,
+        node_id: data.node_id,
+        credentials,
+    })
+}
+
+/// Starts the curator below this runnable, waits until it serves, and tells at
+/// which port.
+async fn start_curator(
+    ctx: &Context,
+    worker: &Worker,
+    handle: &RootHandle,
+    member: Member,
+    company: Company,
+) -> Result<u16, Failure> {
+    let config = Arc::new(hearth_curator::Config {
+        listen: worker.curator,
+        credentials: member.credentials,
+        client: handle.root().namespaced(ConsensusUser::Curator),
+        kubernetes_pki: handle.root().namespaced(ConsensusUser::KubernetesPki),
+        members: handle.root().members(),
+        company,
+        version: worker.image.version.clone(),
+        clock: tls::wall_clock(),
+        timing: worker.timing,
+    });
+    let (writer, port) = event::value();
+    let writer = Arc::new(writer);
+    ctx.run("curator", move |ctx| {
+        hearth_curator::run(ctx, config.clone(), writer.clone())
+    })?;
+    Ok(port.watch().next().await?)
+}

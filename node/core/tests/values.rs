@@ -1,0 +1,192 @@
+//! Who writes and who reads the values by which the parts of a node know of each other.
+//!
+//! What a worker reads and writes is declared by the fields of its struct: a `Value<T>` is read, a `Writer<T>` is written,
+//! under the field's name. So no declaration can say anything else than what is so. This test reads the structs, checks
+//! that each value has one writer and one type, and compares the table in `docs/architecture.md` with what it found; with
+//! [`WRITE`] in the environment it writes the table.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use syn::{Fields, GenericArgument, Item, PathArguments, Type};
+
+/// In the environment: the table is written, not compared.
+const WRITE: &str = "HEARTH_WRITE_DOCS";
+
+/// A worker's name in the log, the file below `node/`, and the struct that it is given.
+const WORKERS: &[(&str, &str, &str)] = &[
+    ("network", "core/src/network.rs", "Network"),
+    ("state", "host/src/cluster_state.rs", "Worker"),
+    ("enrolment", "enrolment/src/driver.rs", "Parts"),
+    ("rejoin", "enrolment/src/rejoin.rs", "Parts"),
+    ("controlplane", "core/src/controlplane/mod.rs", "Worker"),
+    ("rolefetch", "agent/src/rolefetch.rs", "Worker"),
+    ("membership", "agent/src/connection.rs", "Worker"),
+    ("heartbeat", "agent/src/heartbeat.rs", "Worker"),
+    ("hosts", "agent/src/hosts.rs", "Worker"),
+    ("addresses", "agent/src/addresses/mod.rs", "Worker"),
+    ("mesh", "kubernetes/src/mesh/mod.rs", "Worker"),
+    ("kubernetes", "kubernetes/src/lib.rs", "Parts"),
+    ("nodemgmt", "agent/src/nodemgmt.rs", "Worker"),
+    ("statuspush", "agent/src/statuspush.rs", "Worker"),
+];
+
+/// Types that are a value, or its writer, under a name of their own.
+const HANDLES: &[(&str, Access, &str)] = &[
+    ("ClusterState", Access::Reads, "cluster_state"),
+    ("cluster_state::Writer", Access::Writes, "cluster_state"),
+    ("Book", Access::Writes, "learned"),
+];
+
+/// More than one part adds to these: a count, and addresses by whoever brings them.
+const SHARED: &[&str] = &["refusals", "learned"];
+
+/// Read by nobody who is a worker: the supervisor's tree and the debug service show it.
+const SHOWN: &[&str] = &["standing"];
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Access {
+    Reads,
+    Writes,
+}
+
+#[derive(Default)]
+struct Use {
+    types: BTreeSet<String>,
+    writers: Vec<&'static str>,
+    readers: Vec<&'static str>,
+}
+
+fn node() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+/// What the fields of a worker's struct say of values.
+fn fields(file: &str, name: &str) -> Vec<(String, Access, String)> {
+    let path = node().join(file);
+    let source = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{file}: {e}"));
+    let parsed = syn::parse_file(&source).unwrap_or_else(|e| panic!("{file}: {e}"));
+    let found = parsed.items.into_iter().find_map(|item| match item {
+        Item::Struct(item) if item.ident == name => Some(item.fields),
+        _ => None,
+    });
+    let Some(Fields::Named(fields)) = found else {
+        panic!("{file} has no struct {name} with named fields");
+    };
+    let of = |field: syn::Field| {
+        let name = field.ident.expect("a named field").to_string();
+        let (access, named, carried) = access(file, &field.ty)?;
+        Some((named.unwrap_or(name), access, carried))
+    };
+    fields.named.into_iter().filter_map(of).collect()
+}
+
+/// Whether a type is that of a value or a writer, by which name if not the field's, and what it carries.
+fn access(file: &str, ty: &Type) -> Option<(Access, Option<String>, String)> {
+    let Type::Path(path) = ty else { return None };
+    let last = path.path.segments.last()?;
+    let whole: Vec<String> = path.path.segments.iter().map(|s| s.ident.to_string()).collect();
+    let argument = match &last.arguments {
+        PathArguments::AngleBracketed(arguments) => match arguments.args.first()? {
+            GenericArgument::Type(ty) => Some(ty),
+            _ => None,
+        },
+        _ => None,
+    };
+    match (last.ident.to_string().as_str(), argument) {
+        ("Arc", Some(inner)) => access(file, inner),
+        ("Value", Some(carried)) => Some((Access::Reads, None, text(carried))),
+        ("Writer", Some(carried)) => Some((Access::Writes, None, text(carried))),
+        _ => {
+            let mut whole = whole.join("::");
+            // In its own module it needs no path.
+            if whole == "Writer" && file.ends_with("cluster_state.rs") {
+                whole = "cluster_state::Writer".into();
+            }
+            let handle = HANDLES.iter().find(|(name, ..)| *name == whole)?;
+            Some((handle.1, Some(handle.2.to_owned()), String::new()))
+        }
+    }
+}
+
+/// A type as it is written, by the last part of each path.
+fn text(ty: &Type) -> String {
+    let Type::Path(path) = ty else {
+        return "a type".into();
+    };
+    let last = path.path.segments.last().expect("a path has a part");
+    let name = last.ident.to_string();
+    match &last.arguments {
+        PathArguments::AngleBracketed(arguments) => {
+            let inner = arguments.args.iter().filter_map(|argument| match argument {
+                GenericArgument::Type(ty) => Some(text(ty)),
+                _ => None,
+            });
+            format!("{name}<{}>", inner.collect::<Vec<_>>().join(", "))
+        }
+        _ => name,
+    }
+}
+
+fn values() -> BTreeMap<String, Use> {
+    let mut values: BTreeMap<String, Use> = BTreeMap::new();
+    for (worker, file, name) in WORKERS {
+        for (value, access, carried) in fields(file, name) {
+            let found = values.entry(value).or_default();
+            if !carried.is_empty() {
+                // What enrolment waits for is only that there is an address.
+                found.types.insert(if carried == "A" { "IpAddr".into() } else { carried });
+            }
+            let list = match access {
+                Access::Reads => &mut found.readers,
+                Access::Writes => &mut found.writers,
+            };
+            if !list.contains(worker) {
+                list.push(worker);
+            }
+        }
+    }
+    values
+}
+
+#[test]
+fn each_value_has_one_writer_and_one_type() {
+    for (name, found) in values() {
+        let shared = SHARED.contains(&name.as_str());
+        assert!(
+            found.writers.len() == 1 || shared && found.writers.len() > 1,
+            "{name} is written by {:?}",
+            found.writers
+        );
+        assert!(found.types.len() <= 1, "{name} is of {:?}", found.types);
+        let shown = SHOWN.contains(&name.as_str());
+        assert!(!found.readers.is_empty() || shown, "nobody reads {name}");
+    }
+}
+
+#[test]
+fn the_table_in_the_documentation_is_what_the_workers_declare() {
+    const BEGIN: &str = "<!-- values: made by node/core/tests/values.rs -->\n";
+    const END: &str = "<!-- values end -->\n";
+    let mut table = String::from("| value | written by | read by |\n|---|---|---|\n");
+    for (name, found) in values() {
+        let readers = match found.readers.is_empty() {
+            true => "whoever looks".to_owned(),
+            false => found.readers.join(", "),
+        };
+        table += &format!("| `{name}` | {} | {readers} |\n", found.writers.join(", "));
+    }
+    let path = node().join("../docs/architecture.md");
+    let page = std::fs::read_to_string(&path).expect("the documentation");
+    let (before, rest) = page.split_once(BEGIN).expect("a place for the table");
+    let (stands, after) = rest.split_once(END).expect("the end of the table");
+    if std::env::var_os(WRITE).is_some() {
+        let page = format!("{before}{BEGIN}{table}{END}{after}");
+        std::fs::write(&path, page).expect("the documentation can be written");
+        return;
+    }
+    assert!(
+        stands == table,
+        "docs/architecture.md is behind; {WRITE}=1 cargo test -p hearth-core --test values\nwanted:\n{table}"
+    );
+}
