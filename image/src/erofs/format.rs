@@ -9,6 +9,13 @@ pub(super) const INODE: u64 = 32;
 /// Where the root directory's inode is: the first place behind the super block and zstd's settings.
 pub(super) const FIRST_INODE: u64 = (SETTINGS + 8).next_multiple_of(INODE);
 
+/// Bytes of a file that are compressed together. The kernel takes up to 12 MiB. For a Go program, half as much makes it
+/// 4 % larger; twice as much, 0.1 % smaller, and every page that is read alone costs more.
+pub const CHUNK: u64 = 256 * 1024;
+
+/// What is not longer lies beside its inode.
+pub(super) const INLINE: u64 = 2048;
+
 const SUPER_BLOCK: u64 = 1024;
 const SUPER_BLOCK_SIZE: u64 = 128;
 const SETTINGS: u64 = SUPER_BLOCK + SUPER_BLOCK_SIZE;
@@ -95,7 +102,7 @@ pub(super) fn super_block(
     put(place, 80, &incompatible.to_le_bytes());
     put(place, 84, &(1_u16 << ZSTD).to_le_bytes());
     // Length of the settings; their format, 0; the window's logarithm, of which zstd's least is 10.
-    let window = super::CHUNK.trailing_zeros() as u8 - 10;
+    let window = CHUNK.trailing_zeros() as u8 - 10;
     put(metadata, SETTINGS as usize, &[6, 0, 0, window, 0, 0, 0, 0]);
 }
 
@@ -199,7 +206,7 @@ pub(super) fn index(first: u64, length: u64, chunks: impl Iterator<Item = Placed
     let mut block = first;
     let mut left = length;
     for chunk in chunks {
-        let in_chunk = left.min(super::CHUNK);
+        let in_chunk = left.min(CHUNK);
         // A chunk has 64 pages at most.
         let pages = in_chunk.div_ceil(BLOCK) as u16;
         left -= in_chunk;
@@ -259,12 +266,12 @@ mod tests {
     #[test]
     fn an_index_counts_pages_back_and_forth() {
         let chunks = [Placed::Compressed { blocks: 5 }, Placed::Stored];
-        let length = super::super::CHUNK + BLOCK + 1;
+        let length = CHUNK + BLOCK + 1;
         let bytes = index(7, length, chunks.into_iter());
         assert_eq!(bytes.len() as u64, index_length(length));
         let page = |n: usize| &bytes[16 + 8 * n..24 + 8 * n];
         assert_eq!(page(0), [1, 0, 0, 0, 7, 0, 0, 0]);
-        let pages = (super::super::CHUNK / BLOCK) as u8;
+        let pages = (CHUNK / BLOCK) as u8;
         assert_eq!(page(1), [2, 0, 0, 0, 5, 8, pages - 1, 0]);
         assert_eq!(page(2), [2, 0, 0, 0, 2, 0, pages - 2, 0]);
         assert_eq!(page(pages.into()), [0, 0, 0, 0, 12, 0, 0, 0]);

@@ -35,7 +35,7 @@ use format::{BLOCK, Data, DirectoryEntry, Inode};
 use pack::Packed;
 use tree::Flat;
 
-pub use pack::CHUNK;
+pub use format::CHUNK;
 pub use tree::Tree;
 
 /// Why no file system could be made.
@@ -181,7 +181,7 @@ impl<'a> Plan<'a> {
                 let blocks = packed.blocks();
                 (Data::Compressed { blocks }, index)
             }
-            Packed::Directory { length } if *length <= pack::INLINE => {
+            Packed::Directory { length } if *length <= format::INLINE => {
                 (Data::Inline, self.directory(number))
             }
             Packed::Directory { .. } => (Data::Plain { first }, Vec::new()),

@@ -7,16 +7,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use zstd::bulk::Compressor;
 use zstd::zstd_safe::CParameter;
 
-use super::format::{self, BLOCK, Placed};
+use super::format::{self, BLOCK, CHUNK, INLINE, Placed};
 use super::tree::{Flat, What};
 use super::{ErofsError, Progress, read_part};
-
-/// Bytes of a file that are compressed together. The kernel takes up to 12 MiB. For a Go program, half as much makes it
-/// 4 % larger; twice as much, 0.1 % smaller, and every page that is read alone costs more.
-pub const CHUNK: u64 = 256 * 1024;
-
-/// What is not longer lies beside its inode.
-pub(super) const INLINE: u64 = 2048;
 
 /// zstd's level. In chunks of this size 19 saves another 0.2 % and takes more than twice the time, 12 costs 6 %.
 const LEVEL: i32 = 15;

@@ -7,13 +7,13 @@ use std::path::Path;
 use ring::digest::{Context, SHA256, digest};
 
 use super::ErofsError;
-use super::format::Kind;
+use super::format::{INLINE, Kind};
 use crate::content::Content;
 
 /// The kernel's bound on a name.
 const LONGEST_NAME: usize = 255;
 /// Where a symbolic link points lies beside its inode; the kernel would take twice as much.
-const LONGEST_TARGET: usize = super::pack::INLINE as usize;
+const LONGEST_TARGET: usize = INLINE as usize;
 /// A directory's links, its own directories each being one, have 16 bits.
 const MOST_DIRECTORIES: usize = 60_000;
 
