@@ -3,8 +3,9 @@
 //! ([`disk`], [`fat`]). Larger things ride along in partitions of their own, read-only and sealed by one hash ([`sealed`],
 //! of [`erofs`] and [`verity`]).
 //!
-//! This crate knows nothing of Hearth: names, types and sizes are the caller's, and any static or dynamic x86-64 program
-//! can be the init. Invariants: the same input gives the same bytes, on any machine, in any directory, whatever the
+//! Of Hearth it knows what its images look like from outside: the partitions ([`layout`]), what an image says of itself
+//! ([`os_release`]), and the order in which all of it comes about ([`recipe`]). Everything below these three takes any
+//! names, types and sizes, and any static or dynamic x86-64 program can be the init. Invariants: the same input gives the same bytes, on any machine, in any directory, whatever the
 //! environment says; nothing is mounted, no loop device and no other program is used; an output file is
 //! whole or absent ([`output`]). Other forms of an image than the raw one are for the caller to convert to.
 
@@ -15,8 +16,11 @@ pub mod erofs;
 pub mod fat;
 pub mod initramfs;
 pub mod kernel;
+pub mod layout;
+pub mod os_release;
 pub mod output;
 pub mod pe;
+pub mod recipe;
 pub mod sealed;
 pub mod uki;
 pub mod verity;
@@ -25,8 +29,6 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use content::Content;
-use disk::{Partition, PartitionContent};
 use initramfs::Tree;
 use uki::{CommandLine, Uki};
 pub use uuid::Uuid;
@@ -132,31 +134,4 @@ impl System {
         )?;
         Ok(tree)
     }
-}
-
-/// An EFI system partition that starts `uki`, with `files` beside it by their paths, and room for a second UKI of the
-/// same size and some growth: an update writes the new one before the old one goes.
-pub fn esp_partition(
-    label: &str,
-    type_guid: Uuid,
-    size: u64,
-    uki: Content,
-    mut files: BTreeMap<String, Content>,
-) -> Result<Partition, disk::DiskError> {
-    let volume = fat::VolumeLabel::parse(label).map_err(|source| disk::DiskError::Fat {
-        label: label.to_owned(),
-        source,
-    })?;
-    let reserve = uki.length() + uki.length() / 4;
-    files.insert(uki::BOOT_PATH.to_owned(), uki);
-    Ok(Partition {
-        label: label.to_owned(),
-        type_guid,
-        size,
-        content: PartitionContent::Fat32 {
-            label: volume,
-            files,
-            reserve,
-        },
-    })
 }

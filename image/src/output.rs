@@ -145,6 +145,14 @@ pub fn write(destination: &Path, bytes: &[u8]) -> Result<(), OutputError> {
     output.publish()
 }
 
+/// Writes `bytes` unless they are there already: the file keeps its time of change.
+pub fn write_if_changed(destination: &Path, bytes: &[u8]) -> Result<(), OutputError> {
+    if std::fs::read(destination).is_ok_and(|old| old == bytes) {
+        return Ok(());
+    }
+    write(destination, bytes)
+}
+
 fn directory_of(path: &Path) -> &Path {
     match path.parent() {
         Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -172,7 +180,9 @@ fn named_in(directory: &Path, destination: &Path) -> Result<tempfile::NamedTempF
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::io::Write;
+    use std::os::unix::fs::MetadataExt;
 
     fn names(directory: &Path) -> Vec<String> {
         let mut names: Vec<String> = std::fs::read_dir(directory)
@@ -263,5 +273,18 @@ mod tests {
         assert!(status.success());
         output.publish().unwrap();
         assert!(std::fs::read(&path).unwrap().starts_with(b"cp\0"));
+    }
+
+    #[test]
+    fn an_unchanged_file_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        write_if_changed(&path, b"one").unwrap();
+        let inode = |path| fs::metadata(path).unwrap().ino();
+        let first = inode(&path);
+        write_if_changed(&path, b"one").unwrap();
+        assert_eq!(inode(&path), first);
+        write_if_changed(&path, b"two").unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"two");
     }
 }

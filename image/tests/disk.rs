@@ -12,8 +12,8 @@ use std::process::Command;
 
 use hearth_image::content::Content;
 use hearth_image::disk::{Disk, DiskError, Partition, PartitionContent, Seed};
-use hearth_image::esp_partition;
 use hearth_image::fat::FatError;
+use hearth_image::layout::esp_partition;
 use uuid::{Uuid, uuid};
 
 const MIB: u64 = 1 << 20;

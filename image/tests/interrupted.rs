@@ -7,9 +7,10 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
+use hearth_image::Uuid;
 use hearth_image::content::Content;
 use hearth_image::disk::{Disk, Seed};
-use hearth_image::{Uuid, esp_partition};
+use hearth_image::layout::esp_partition;
 
 const FOLDER: &str = "HEARTH_INTERRUPTED_TEST_FOLDER";
 const UKI_LENGTH: u64 = 8 << 20;

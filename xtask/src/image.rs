@@ -1,61 +1,35 @@
 //! `cargo xtask image`: the disk image, from this checkout.
 //!
-//! The work is done in the library `image/`; here stands what Hearth puts in: which programs, names, sizes and types, and
-//! how the node is compiled ([`node`]). Each flavour has a folder under `target/hearth/`, and whoever needs an image asks
-//! [`ensure`] for it each time. The initramfs and the UKI are made anew on every call, which takes less than finding
-//! out by hashes of all inputs whether it is needed; an output whose content would be the same is left alone, so that it
-//! keeps its time of change. The disk image carries a stamp of its content beside it, with its length and time of change:
-//! one that something has written to since is not taken for ours.
-//!
-//! Outputs are replaced by rename, never written in place: a file that someone has open or has linked stays as it was.
+//! The work is done in the library `image/`; here stands what this checkout puts in: which programs, and how the node is
+//! compiled ([`node`]). Each flavour has a folder under `target/hearth/`, and whoever needs an image asks [`ensure`] for it
+//! each time.
 
 mod extension;
 mod node;
-mod os_release;
+mod release;
 
 pub use extension::{Request, sample};
 
 use extension::Extension;
+pub use hearth_image::layout::{DATA_SIZE, ESP_SIZE};
+pub use hearth_image::recipe::Artifacts;
 pub use node::build_curator_host;
-pub use os_release::revision;
+pub use release::revision;
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use hearth_api::names;
-use hearth_image::content::Content;
-use hearth_image::disk::{Disk, Partition, PartitionContent, Seed};
-use hearth_image::output::{self, Output};
-use hearth_image::uki::CommandLine;
-use hearth_image::{Assembled, System, Uuid, esp_partition};
+use hearth_build::cache;
+use hearth_image::output::Output;
+use hearth_image::{layout, recipe};
 
-use crate::cache;
 use crate::command::{Cmd, check_interrupt, find_program};
 use crate::kernel::{self, Kernel};
 use crate::setup::{self, Needs};
 use crate::target::folder;
 use crate::ui::Ui;
-
-const MIB: u64 = 1 << 20;
-/// Two UKIs and room to grow. Small enough for 1-KiB clusters.
-pub const ESP_SIZE: u64 = 128 * MIB;
-/// What mkfs.xfs wants at least, and etcd's first files. The node grows it to the disk's end at the first boot.
-pub const DATA_SIZE: u64 = 512 * MIB;
-/// systemd's EFI stub, as Debian installs it.
-const STUB: &str = "/usr/lib/systemd/boot/efi/linuxx64.efi.stub";
-
-/// The kernel's command line:
-/// - `console=ttyS0`: what a node has to say goes to the serial line; it has no screen.
-/// - `clocksource=hpet`: on an emulated or loaded host the TSC is miscalibrated, and clocks run at a wrong speed. Who boots
-///   the kernel directly may know better, and says so behind it.
-/// - `random.trust_cpu=on`: without it a machine that has no virtio-rng waits for entropy for ever.
-/// - `panic=-1`: a panic reboots at once.
-/// - `gpt`: a damaged primary partition table is no reason not to read the backup.
-/// - `quiet`: the serial line is slow, and boot waits for it.
-const COMMAND_LINE: &str = "console=ttyS0 clocksource=hpet random.trust_cpu=on panic=-1 gpt quiet";
 
 /// `cargo xtask image`: build the disk image.
 #[derive(clap::Args, Debug)]
@@ -123,27 +97,6 @@ impl Flavour {
     }
 }
 
-/// A built image and what it was built from.
-#[derive(Debug, Clone)]
-pub struct Artifacts {
-    /// The disk, raw and sparse. Not to be written to: boot a copy, or an overlay on a hard link of it.
-    pub image: PathBuf,
-    /// The unified kernel image.
-    pub uki: PathBuf,
-    /// The bare kernel, for direct boot.
-    pub kernel: PathBuf,
-    /// The initramfs, for direct boot.
-    pub initramfs: PathBuf,
-    /// The kernel's command line, for direct boot.
-    pub cmdline: String,
-    /// The program that is PID 1.
-    pub init: PathBuf,
-    /// Path and size of every file in the initramfs.
-    pub contents: Vec<(String, u64)>,
-    /// The content of each extension's partition.
-    pub extensions: Vec<PathBuf>,
-}
-
 /// `cargo xtask assemble`: only the disk, of a UKI that is there. For the benchmark.
 #[derive(clap::Args, Debug)]
 pub struct AssembleArgs {
@@ -160,7 +113,7 @@ pub fn assemble(args: &AssembleArgs) -> Result<()> {
     let read =
         |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
     let parameters = read(&args.parameters)?;
-    disk_of(&args.uki, Some(&parameters), &[])?.write(&args.output)?;
+    layout::disk_of(&args.uki, Some(&parameters), &[])?.write(&args.output)?;
     Ok(())
 }
 
@@ -176,7 +129,7 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
         None => Recipe::of_node(ui, flavour)?,
     };
     if let Some(path) = &args.parameters {
-        recipe.parameters =
+        recipe.parts.parameters =
             Some(fs::read(path).with_context(|| format!("cannot read {}", path.display()))?);
     }
     recipe.extend(ui, &args.extensions, &args.cmdline_extra)?;
@@ -198,7 +151,7 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     let image = match (args.format, &args.output) {
         (Format::Raw, None) => artifacts.image,
         (Format::Raw, Some(path)) => {
-            recipe.disk(&artifacts.uki)?.write(path)?;
+            recipe.parts.disk(&artifacts.uki)?.write(path)?;
             path.clone()
         }
         (Format::Qcow2, path) => {
@@ -292,8 +245,7 @@ fn find_riders(riders: &[Rider]) -> Result<Vec<(PathBuf, String)>> {
 
 /// What goes into an image.
 struct Recipe {
-    system: System,
-    parameters: Option<Vec<u8>>,
+    parts: recipe::Recipe,
     extensions: Vec<Extension>,
 }
 
@@ -304,7 +256,7 @@ impl Recipe {
         let kernel = kernel::ensure(ui)?;
         let init = node::build(ui, flavour, &folder(flavour.name())?.join("init"))?;
         let programs = find_riders(&[ETCD, MKFS])?;
-        let os_release = os_release::of_node(ui, flavour, &kernel, &programs)?;
+        let os_release = release::of_node(ui, flavour, &kernel, &programs)?;
         Recipe::new(kernel, init, programs, os_release)
     }
 
@@ -312,7 +264,7 @@ impl Recipe {
     fn around(ui: &Ui, program: &Path, with: &[Rider]) -> Result<Recipe> {
         setup::ensure(ui, Needs::KERNEL | Needs::IMAGE)?;
         let kernel = kernel::ensure(ui)?;
-        let os_release = os_release::around(program, &kernel);
+        let os_release = release::around(program, &kernel);
         Recipe::new(kernel, program.to_owned(), find_riders(with)?, os_release)
     }
 
@@ -323,141 +275,32 @@ impl Recipe {
         os_release: String,
     ) -> Result<Recipe> {
         Ok(Recipe {
-            system: System {
-                kernel: kernel.bzimage,
-                stub: STUB.into(),
-                init,
-                programs,
-                files: BTreeMap::new(),
-                command_line: CommandLine::parse(COMMAND_LINE)?,
-                os_release,
-            },
-            parameters: None,
+            parts: recipe::Recipe::new(kernel.bzimage, init, programs, os_release)?,
             extensions: Vec::new(),
         })
     }
 
     /// Takes extensions along, and more words of the command line.
-    fn extend(&mut self, ui: &Ui, extensions: &[Request], words: &str) -> Result<()> {
-        let mut line = COMMAND_LINE.to_owned();
-        for request in extensions {
+    fn extend(&mut self, ui: &Ui, requests: &[Request], words: &str) -> Result<()> {
+        for request in requests {
             let extension = request.ensure(ui)?;
             let name = &extension.admitted.name;
             if self.extensions.iter().any(|e| e.admitted.name == *name) {
                 bail!("--extension {name} is given twice");
             }
-            line = format!("{line} {}", extension.admitted);
             self.extensions.push(extension);
         }
-        self.system.command_line = CommandLine::parse(&format!("{line} {words}"))?;
-        Ok(())
-    }
-
-    fn disk(&self, uki: &Path) -> Result<Disk> {
-        disk_of(uki, self.parameters.as_deref(), &self.extensions)
+        let extensions = self.extensions.iter().map(Extension::part).collect();
+        Ok(self.parts.extend(extensions, words)?)
     }
 
     /// Writes all outputs that are not up to date into `folder`.
     fn write(&self, ui: &Ui, folder: &Path) -> Result<Artifacts> {
         let _lock = cache::lock_file(ui, &folder.join("lock"))?;
-        let Assembled {
-            initramfs,
-            uki,
-            contents,
-            ..
-        } = self.system.assemble()?;
+        let assembled = self.parts.assemble()?;
         check_interrupt()?;
-        let artifacts = Artifacts {
-            image: folder.join("hearth.img"),
-            uki: folder.join("hearth.efi"),
-            kernel: self.system.kernel.clone(),
-            initramfs: folder.join("initramfs.zst"),
-            cmdline: self.system.command_line.as_str().to_owned(),
-            init: self.system.init.clone(),
-            contents,
-            extensions: self.extensions.iter().map(|e| e.file.clone()).collect(),
-        };
-        write_if_changed(&artifacts.initramfs, &initramfs)?;
-        write_if_changed(&artifacts.uki, &uki)?;
-        let disk = self.disk(&artifacts.uki)?;
-        let stamp = folder.join("hearth.img.stamp");
-        let current = stamp_of(&disk, &artifacts.image);
-        if current.is_none() || current != fs::read_to_string(&stamp).ok() {
-            disk.write(&artifacts.image)?;
-            let text = stamp_of(&disk, &artifacts.image).context("the new image is gone")?;
-            output::write(&stamp, text.as_bytes())?;
-        }
-        Ok(artifacts)
+        Ok(self.parts.write(assembled, folder)?)
     }
-}
-
-/// The disk with the UKI at `uki`; its seed is made of the content, of which the extensions' hashes are in the UKI.
-fn disk_of(uki: &Path, parameters: Option<&[u8]>, extensions: &[Extension]) -> Result<Disk> {
-    let bytes = fs::read(uki).with_context(|| format!("cannot read {}", uki.display()))?;
-    let content = Content::of_file(uki).with_context(|| format!("cannot use {}", uki.display()))?;
-    disk(
-        Seed::of(&[&bytes, parameters.unwrap_or_default()]),
-        content,
-        parameters,
-        extensions,
-    )
-}
-
-/// Hearth's disk. The data partition comes last, since the node lets it grow.
-fn disk(
-    seed: Seed,
-    uki: Content,
-    parameters: Option<&[u8]>,
-    extensions: &[Extension],
-) -> Result<Disk> {
-    let files = parameters.map(|bytes| {
-        (
-            names::ESP_PARAMETERS.to_owned(),
-            Content::Bytes(bytes.to_vec()),
-        )
-    });
-    let esp = Uuid::parse_str(names::ESP_TYPE).context("the ESP's type")?;
-    let data = Uuid::parse_str(names::DATA_TYPE).context("the data partition's type")?;
-    let files = files.into_iter().collect();
-    let mut partitions = vec![esp_partition(names::ESP_LABEL, esp, ESP_SIZE, uki, files)?];
-    for extension in extensions {
-        partitions.push(extension.partition()?);
-    }
-    partitions.push(Partition {
-        label: names::DATA_LABEL.to_owned(),
-        type_guid: data,
-        size: DATA_SIZE,
-        content: PartitionContent::Blank,
-    });
-    Ok(Disk { seed, partitions })
-}
-
-/// What identifies an image: its content, by the seed made of it; the file as the builder left it; and the builder,
-/// which may lay out the same content in another way after a change. None where there is no such file.
-fn stamp_of(disk: &Disk, image: &Path) -> Option<String> {
-    let file = |path: &Path| {
-        let metadata = fs::metadata(path).ok()?;
-        Some(format!(
-            "{} bytes, changed {}.{:09}",
-            metadata.len(),
-            metadata.mtime(),
-            metadata.mtime_nsec()
-        ))
-    };
-    // Also when the file that this process was started from has been replaced since.
-    let builder = file(Path::new("/proc/self/exe"))?;
-    let image = file(image)?;
-    Some(format!(
-        "content {}\nimage {image}\nbuilder {builder}\n",
-        hex::encode(disk.seed.0)
-    ))
-}
-
-fn write_if_changed(path: &Path, bytes: &[u8]) -> Result<()> {
-    if fs::read(path).is_ok_and(|old| old == bytes) {
-        return Ok(());
-    }
-    Ok(output::write(path, bytes)?)
 }
 
 /// Converts a raw image; the new one appears when it is whole.
@@ -525,7 +368,7 @@ fn sha256(path: &Path) -> Result<String> {
     let context = || format!("cannot read {}", path.display());
     let mut file = fs::File::open(path).with_context(context)?;
     let mut hash = ring::digest::Context::new(&ring::digest::SHA256);
-    let mut block = vec![0; MIB as usize];
+    let mut block = vec![0; 1 << 20];
     loop {
         check_interrupt()?;
         match std::io::Read::read(&mut file, &mut block).with_context(context)? {
@@ -537,38 +380,30 @@ fn sha256(path: &Path) -> Result<String> {
 
 #[cfg(test)]
 mod tests {
+    use hearth_api::extension::ExtensionName;
+    use hearth_api::names;
+    use hearth_image::content::Content;
+    use hearth_image::disk::Seed;
+
     use super::*;
 
-    fn small_disk() -> Disk {
-        disk(
-            Seed::of(&[b"x"]),
-            Content::Bytes(vec![7; 100_000]),
-            Some(b"parameters"),
-            &[],
-        )
-        .unwrap()
-    }
-
+    /// Neither of the two crates knows the other.
     #[test]
-    fn a_stamp_notices_content_and_writers() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("hearth.img");
-        assert_eq!(stamp_of(&small_disk(), &path), None);
-        small_disk().write(&path).unwrap();
-        let stamp = stamp_of(&small_disk(), &path).unwrap();
-        assert_eq!(stamp_of(&small_disk(), &path).as_ref(), Some(&stamp));
-        let mut other = small_disk();
-        other.seed = Seed::of(&[b"y"]);
-        assert_ne!(stamp_of(&other, &path).as_ref(), Some(&stamp));
-        let time = fs::metadata(&path).unwrap().modified().unwrap()
-            + std::time::Duration::from_nanos(1000);
-        fs::File::options()
-            .write(true)
-            .open(&path)
-            .unwrap()
-            .set_modified(time)
-            .unwrap();
-        assert_ne!(stamp_of(&small_disk(), &path).as_ref(), Some(&stamp));
+    fn the_image_and_the_node_agree_on_the_disk() {
+        let types = [
+            (layout::ESP_TYPE, names::ESP_TYPE),
+            (layout::DATA_TYPE, names::DATA_TYPE),
+            (layout::EXTENSION_TYPE, names::EXTENSION_TYPE),
+        ];
+        for (ours, nodes) in types {
+            assert_eq!(ours.to_string(), nodes);
+        }
+        assert_eq!(layout::ESP_LABEL, names::ESP_LABEL);
+        assert_eq!(layout::DATA_LABEL, names::DATA_LABEL);
+        assert_eq!(layout::PARAMETERS, names::ESP_PARAMETERS);
+        let name: ExtensionName = names::EXTENSION_KUBERNETES.parse().unwrap();
+        let mounted = format!("{}/{}", names::EXTENSIONS, name.as_str());
+        assert_eq!(hearth_bundle::MOUNTED_AT, mounted);
     }
 
     #[test]
@@ -576,7 +411,15 @@ mod tests {
         let ui = Ui::new(false);
         let folder = tempfile::tempdir().unwrap();
         let raw = folder.path().join("raw");
-        small_disk().write(&raw).unwrap();
+        layout::disk(
+            Seed::of(&[b"x"]),
+            Content::Bytes(vec![7; 100_000]),
+            None,
+            &[],
+        )
+        .unwrap()
+        .write(&raw)
+        .unwrap();
         let [first, second] = ["1.qcow2", "2.qcow2"].map(|name| folder.path().join(name));
         qcow2(&ui, &raw, &first).unwrap();
         qcow2(&ui, &raw, &second).unwrap();
@@ -596,18 +439,5 @@ mod tests {
             .is_err()
         );
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3);
-    }
-
-    #[test]
-    fn an_unchanged_file_is_left_alone() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("file");
-        write_if_changed(&path, b"one").unwrap();
-        let inode = |path| fs::metadata(path).unwrap().ino();
-        let first = inode(&path);
-        write_if_changed(&path, b"one").unwrap();
-        assert_eq!(inode(&path), first);
-        write_if_changed(&path, b"two").unwrap();
-        assert_eq!(fs::read(&path).unwrap(), b"two");
     }
 }

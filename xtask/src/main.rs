@@ -1,10 +1,9 @@
 //! `cargo xtask`: everything a developer of Hearth does, by one command.
 //!
 //! This file only dispatches; each task is a file beside it. What does work
-//! of its own lives in the libraries `image` and `qemu`.
+//! of its own lives in the libraries below `image/` and `qemu/`.
 
 mod bench;
-mod cache;
 mod checkout;
 mod command;
 mod completion;
@@ -79,10 +78,10 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let ui = ui::Ui::new(cli.verbose);
     events::show(&ui);
-    let ready = checkout::check().and_then(|()| command::handle_interrupts());
+    let ready = checkout::check().and_then(|()| Ok(command::handle_interrupts()?));
     match ready.and_then(|()| cli.task.run(&ui)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.is::<command::Interrupted>() => {
+        Err(error) if command::is_interrupt(&error) => {
             ExitCode::from(command::INTERRUPTED_EXIT_CODE)
         }
         Err(error) => {

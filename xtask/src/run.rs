@@ -27,7 +27,7 @@ use hearth_qemu::accel::{self, Chosen};
 use hearth_qemu::phases::Phase;
 use hearth_qemu::vm::{Cause, Lifetime};
 
-use crate::command::{Interrupted, Interrupts};
+use crate::command::{Interrupted, Interrupts, is_interrupt};
 use crate::formation::VOTERS;
 use crate::hearthctl;
 use crate::setup::{self, Needs};
@@ -223,7 +223,7 @@ impl Run<'_> {
         };
         fleet.finish();
         if let Err(error) = home {
-            if error.is::<Interrupted>() {
+            if is_interrupt(&error) {
                 fleet.power_off(&self.interrupts).await?;
             }
             // Otherwise they are killed when their handles go.

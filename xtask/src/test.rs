@@ -18,7 +18,7 @@ use anyhow::{Context, Result, bail};
 use hearth_qemu::artifacts;
 
 use crate::checkout::root;
-use crate::command::{Cmd, Failed};
+use crate::command::{Cmd, CommandError};
 use crate::hearthctl;
 use crate::image::{self, Flavour};
 use crate::kubernetes;
@@ -196,13 +196,13 @@ fn follow(ui: &Ui, cmd: Cmd) -> Result<(Report, bool)> {
     let mut report = Report::default();
     let result = cmd.stream(ui, |line| {
         report.observe(line);
-        Ok(writeln!(std::io::stdout(), "{line}")?)
+        writeln!(std::io::stdout(), "{line}")
     });
     match result {
         Ok(()) => Ok((report, true)),
         // All that it said has been seen.
-        Err(error) if error.is::<Failed>() => Ok((report, false)),
-        Err(error) => Err(error),
+        Err(CommandError::Failed { .. }) => Ok((report, false)),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -284,7 +284,7 @@ fn build(ui: &Ui, args: &Args) -> Result<std::path::PathBuf> {
                 program = Some(with_tests.program);
                 bundle = with_tests.bundle;
             }
-            let extension = bundle.extension()?;
+            let extension = kubernetes::extension(&bundle)?;
             Some(artifacts::Kubernetes {
                 image: image(image::ensure_extended(ui, Flavour::Test, &[extension])?),
                 kubectl: bundle.kubectl.context("the bundle has no kubectl")?,

@@ -43,6 +43,8 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
         &["hearth-api", "hearth-base", "hearth-host", "hearth-sys"],
     ),
     ("hearth-base", &[]),
+    ("hearth-build", &[]),
+    ("hearth-bundle", &["hearth-build"]),
     (
         "hearth-consensus",
         &["hearth-api", "hearth-base", "hearth-host", "hearth-sys"],
@@ -103,9 +105,20 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("hearth-sys", &["hearth-base"]),
     ("hearth-ctl", &["hearth-api"]),
     ("hearth-image", &[]),
+    ("hearth-kernel", &["hearth-build"]),
     ("hearth-qemu", &["hearth-api"]),
     ("hearth-tests", &["hearth-api", "hearth-qemu"]),
-    ("xtask", &["hearth-api", "hearth-image", "hearth-qemu"]),
+    (
+        "xtask",
+        &[
+            "hearth-api",
+            "hearth-build",
+            "hearth-bundle",
+            "hearth-image",
+            "hearth-kernel",
+            "hearth-qemu",
+        ],
+    ),
 ];
 
 /// A longer file is two files.

@@ -9,6 +9,7 @@ use std::fmt::Display;
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, Instant};
 
+use hearth_build::progress::{self, Length, Progress};
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 /// Handle on the user's terminal; cheap to clone.
@@ -62,13 +63,13 @@ impl Ui {
 
     /// Long work of unknown length.
     pub fn task(&self, what: impl Into<String>) -> Task {
-        self.start(what.into(), None)
+        self.begin(what.into(), None)
     }
 
     /// Work that is done in a moment most of the time: shown only while it lasts, and on a terminal only.
     pub fn quiet_task(&self, what: impl Into<String>) -> Task {
         if self.live {
-            return self.start(what.into(), None);
+            return self.begin(what.into(), None);
         }
         Task {
             ui: self.clone(),
@@ -80,10 +81,10 @@ impl Ui {
 
     /// Long work of about `length` steps.
     pub fn counted_task(&self, what: impl Into<String>, length: u64) -> Task {
-        self.start(what.into(), Some(length))
+        self.begin(what.into(), Some(length))
     }
 
-    fn start(&self, what: String, length: Option<u64>) -> Task {
+    fn begin(&self, what: String, length: Option<u64>) -> Task {
         let bar = if self.live {
             let bar = self.bars.add(match length {
                 Some(length) => ProgressBar::new(length),
@@ -149,5 +150,38 @@ impl Drop for Task {
     fn drop(&mut self) {
         self.bar.finish_and_clear();
         self.ui.bars.remove(&self.bar);
+    }
+}
+
+/// What the builders below the tasks tell.
+impl Progress for Ui {
+    fn say(&self, line: &str) {
+        Ui::say(self, line);
+    }
+
+    fn detail(&self, line: &str) {
+        Ui::detail(self, line);
+    }
+
+    fn start(&self, what: &str, length: Length) -> Box<dyn progress::Task> {
+        Box::new(match length {
+            Length::Unknown => self.task(what),
+            Length::Moment => self.quiet_task(what),
+            Length::Steps(steps) => self.counted_task(what, steps),
+        })
+    }
+}
+
+impl progress::Task for Task {
+    fn now(&self, detail: &str) {
+        Task::now(self, detail);
+    }
+
+    fn step(&self) {
+        Task::step(self);
+    }
+
+    fn done(self: Box<Self>) {
+        Task::done(*self);
     }
 }

@@ -180,7 +180,8 @@ impl Bench {
                 self.path("parameters"),
                 self.path("disk.img"),
             ])
-            .run(&self.ui)
+            .run(&self.ui)?;
+        Ok(())
     }
 
     fn genimage(&self) -> Result<()> {
@@ -194,7 +195,8 @@ impl Bench {
         ] {
             command = command.arg(option).arg(self.path(name));
         }
-        command.run(&self.ui)
+        command.run(&self.ui)?;
+        Ok(())
     }
 
     /// As a script would: one program after the other.
@@ -237,13 +239,15 @@ impl Bench {
                 &self.path("parameters"),
                 Path::new("::hearth/parameters.pb"),
             ],
-        )
+        )?;
+        Ok(())
     }
 
     fn copy(&self) -> Result<()> {
         Cmd::new("cp")
             .args([self.path("uki"), self.path("disk.img")])
-            .run(&self.ui)
+            .run(&self.ui)?;
+        Ok(())
     }
 }
 

@@ -17,7 +17,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use hearth_api::console::Milestone;
 use hearth_api::v1::node_debug_client::NodeDebugClient;
 use hearth_api::v1::{self, GetStateRequest};
@@ -101,7 +101,7 @@ pub fn measure(
 ) -> Result<()> {
     setup::ensure(ui, Needs::RUN)?;
     let bundle = kubernetes::ensure(ui, None)?;
-    let extension = [bundle.extension()?];
+    let extension = [kubernetes::extension(&bundle)?];
     weigh_on_disk(ui, &extension, records)?;
     let round = Round {
         ui: ui.clone(),
@@ -346,7 +346,7 @@ impl Round {
 
     async fn output(&self, cmd: Cmd) -> Result<String> {
         let ui = self.ui.clone();
-        tokio::task::spawn_blocking(move || cmd.output(&ui)).await?
+        Ok(tokio::task::spawn_blocking(move || cmd.output(&ui)).await??)
     }
 }
 
@@ -355,12 +355,17 @@ fn says(ui: &Ui, cmd: Cmd, word: &str) -> Result<()> {
     let mut said = false;
     let ended = cmd.stream(ui, |line| {
         said = line.contains(word);
-        ensure!(!said, "it has said {word}");
+        if said {
+            return Err(std::io::Error::other(format!("it has said {word}")));
+        }
         Ok(())
     });
     match said {
         true => Ok(()),
-        false => ended.and_then(|()| bail!("it ended and has not said {word}")),
+        false => {
+            ended?;
+            bail!("it ended and has not said {word}")
+        }
     }
 }
 

@@ -11,15 +11,13 @@ use std::str::FromStr;
 use anyhow::{Context, Result, bail};
 use hearth_api::extension::{Admitted, ExtensionError, ExtensionName};
 use hearth_api::names;
-use hearth_image::Uuid;
-use hearth_image::content::Content;
-use hearth_image::disk::{Partition, PartitionContent};
+use hearth_build::cache::Cache;
 use hearth_image::erofs::{CHUNK, Tree};
+use hearth_image::layout;
+use hearth_image::output::{self, write_if_changed};
 use hearth_image::sealed::{Sealed, seal};
 use ring::digest::{Context as Digest, SHA256};
 
-use super::{MIB, write_if_changed};
-use crate::cache::Cache;
 use crate::command::check_interrupt;
 use crate::kubernetes;
 use crate::target;
@@ -90,16 +88,13 @@ pub struct Extension {
 }
 
 impl Extension {
-    /// Its partition, in whole MiB.
-    pub fn partition(&self) -> Result<Partition> {
-        let content = Content::of_file(&self.file)
-            .with_context(|| format!("cannot use {}", self.file.display()))?;
-        Ok(Partition {
+    /// As a part of an image.
+    pub fn part(&self) -> layout::Extension {
+        layout::Extension {
             label: self.admitted.name.label(),
-            type_guid: Uuid::parse_str(names::EXTENSION_TYPE).context("the extensions' type")?,
-            size: content.length().next_multiple_of(MIB),
-            content: PartitionContent::Bytes(content),
-        })
+            file: self.file.clone(),
+            word: self.admitted.to_string(),
+        }
     }
 
     /// The same once more, past the cache.
@@ -159,11 +154,11 @@ fn cached(ui: &Ui, name: &ExtensionName, folder: &Path) -> Result<Extension> {
     key.update(&digest);
     key.update(name.as_str().as_bytes());
     let key = hex::encode(&key.finish().as_ref()[..16]);
-    let entry = cache.ensure(ui, &key, |_, scratch| {
+    let entry = cache.ensure(ui, &key, |_, scratch| -> Result<PathBuf> {
         let entry = scratch.join("entry");
         fs::create_dir(&entry).with_context(|| format!("cannot create {}", entry.display()))?;
         let admitted = write(ui, name, &tree, &entry.join(FILE))?;
-        hearth_image::output::write(&entry.join(WORD), format!("{admitted}\n").as_bytes())?;
+        output::write(&entry.join(WORD), format!("{admitted}\n").as_bytes())?;
         Ok(entry)
     })?;
     let word = entry.join(WORD);

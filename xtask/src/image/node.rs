@@ -9,9 +9,10 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use hearth_build::cache;
+use hearth_image::output::write_if_changed;
 
-use super::{Example, Flavour, write_if_changed};
-use crate::cache;
+use super::{Example, Flavour};
 use crate::checkout::root;
 use crate::command::Cmd;
 use crate::target;

@@ -268,7 +268,7 @@ impl Work {
 
     async fn output(&self, cmd: Cmd) -> Result<String> {
         let ui = self.ui.clone();
-        tokio::task::spawn_blocking(move || cmd.output(&ui)).await?
+        Ok(tokio::task::spawn_blocking(move || cmd.output(&ui)).await??)
     }
 
     /// Whether all is as it is to be; says what is not, where that is new.

@@ -13,7 +13,7 @@ use std::net::Ipv4Addr;
 
 use super::state::{Built, Founding, Make};
 use crate::image::{self, Flavour};
-use crate::kubernetes::Bundle;
+use crate::kubernetes::{self, Bundle};
 use crate::program;
 use crate::ui::Ui;
 
@@ -50,7 +50,7 @@ pub struct Workshop {
 impl Workshop {
     /// Builds what machines of this make boot, and what they are plugged into.
     pub fn open(ui: &Ui, make: &Make, bundle: Option<&Bundle>) -> Result<Workshop> {
-        let extensions = bundle.map(Bundle::extension).transpose()?;
+        let extensions = bundle.map(kubernetes::extension).transpose()?;
         let artifacts = image::ensure_extended(ui, make.flavour(), extensions.as_slice())?;
         let built = Built {
             image: artifacts.image,

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow};
 
-use crate::command::{Cmd, Failed};
+use crate::command::{Cmd, CommandError};
 use crate::hearthctl::{CONFIG, Node, may_pass};
 use crate::ui::Ui;
 
@@ -80,7 +80,9 @@ impl Owner {
             let run = |_, step: Cmd| step.output(&ui);
             steps.into_iter().try_fold(String::new(), run)
         });
-        let output = output.await.unwrap_or_else(|error| Err(anyhow!(error)));
+        let output = output
+            .await
+            .map_or_else(|error| Err(anyhow!(error)), |output| Ok(output?));
         self.routed |= output.is_ok();
         let progress = match output {
             Err(error) if may_pass(&error) => Ok(Progress::NotYet(reason(&error))),
@@ -137,9 +139,10 @@ fn judge(json: &str, took: Duration) -> Result<Progress> {
 
 /// What hearthctl said, without the command around it.
 fn reason(error: &anyhow::Error) -> String {
-    let output = error
-        .downcast_ref::<Failed>()
-        .map_or("", |failed| failed.output.as_str());
+    let output = match error.downcast_ref() {
+        Some(CommandError::Failed { output, .. }) => output.as_str(),
+        _ => "",
+    };
     let first = output.lines().next().unwrap_or_default();
     format!("an answer ({first})")
 }
@@ -223,6 +226,6 @@ mod tests {
             .args(["-c", "echo 'hearthctl: cannot' >&2; echo more >&2; exit 3"])
             .output(&Ui::new(false))
             .unwrap_err();
-        assert_eq!(reason(&error), "an answer (hearthctl: cannot)");
+        assert_eq!(reason(&error.into()), "an answer (hearthctl: cannot)");
     }
 }

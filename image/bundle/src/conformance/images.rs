@@ -16,14 +16,16 @@
 //! `httpd` and `nginx` are asked for by two versions each, where a case exchanges one for the other: here one image under
 //! four names, which a cluster cannot tell.
 
-use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use hearth_build::files::{self, FileError, create_dir, failed, set_mode, write};
+use hearth_build::progress::Progress;
 use serde_json::{Value, json};
 
-use crate::kubernetes::{oci, tree};
-use crate::ui::Ui;
+use crate::modes::copy;
+use crate::oci;
+use crate::packages::Packages;
+use crate::rootfs::{self, ImageError, settle};
 
 const AGNHOST: [&str; 2] = [
     "k8s.gcr.io/e2e-test-images/agnhost:2.21",
@@ -66,21 +68,21 @@ const TOOLS: [Tool; 5] = [
 
 /// Makes all of them below `to`, of what was compiled for them and of packages.
 pub fn make(
-    ui: &Ui,
-    packages: &tree::Packages,
+    progress: &dyn Progress,
+    packages: &Packages,
     compiled: &Path,
     stage: &Path,
     to: &Path,
-) -> Result<()> {
+) -> Result<(), ImageError> {
     let work = Work {
-        ui,
+        progress,
         packages,
         compiled,
         stage,
         to,
     };
-    tree::pause_image(
-        ui,
+    rootfs::pause_image(
+        progress,
         "k8s.gcr.io/pause:3.2",
         &stage.join("pause"),
         &to.join("e2e-pause.tar"),
@@ -110,8 +112,8 @@ pub fn make(
 }
 
 struct Work<'a> {
-    ui: &'a Ui,
-    packages: &'a tree::Packages,
+    progress: &'a dyn Progress,
+    packages: &'a Packages,
     compiled: &'a Path,
     stage: &'a Path,
     to: &'a Path,
@@ -124,21 +126,21 @@ impl Work<'_> {
         what: &str,
         names: &[&str],
         config: Value,
-        fill: impl FnOnce(&Path) -> Result<()>,
-    ) -> Result<()> {
+        fill: impl FnOnce(&Path) -> Result<(), ImageError>,
+    ) -> Result<(), ImageError> {
         let rootfs = self.rootfs(what)?;
         fill(&rootfs)?;
-        tree::settle(&rootfs)?;
+        settle(&rootfs)?;
         self.write(what, names, config)
     }
 
     /// One program, which is root's whoever starts it.
-    fn nonewprivs(&self) -> Result<()> {
+    fn nonewprivs(&self) -> Result<(), ImageError> {
         let rootfs = self.rootfs("nonewprivs")?;
         let program = rootfs.join(FIRST).join("nnp");
         self.compiled("nonewprivs", &program)?;
-        tree::settle(&rootfs)?;
-        tree::set_mode(&program, 0o4755)?;
+        settle(&rootfs)?;
+        set_mode(&program, 0o4755)?;
         self.write(
             "nonewprivs",
             &["gcr.io/kubernetes-e2e-test-images/nonewprivs:1.0"],
@@ -146,73 +148,75 @@ impl Work<'_> {
         )
     }
 
-    fn rootfs(&self, what: &str) -> Result<PathBuf> {
+    fn rootfs(&self, what: &str) -> Result<PathBuf, ImageError> {
         let rootfs = self.stage.join(what).join("rootfs");
-        tree::busybox_rootfs(self.ui, self.packages, &rootfs)?;
-        tree::create_dir(&rootfs.join(FIRST))?;
+        rootfs::busybox_rootfs(self.progress, self.packages, &rootfs)?;
+        create_dir(&rootfs.join(FIRST))?;
         Ok(rootfs)
     }
 
-    fn write(&self, what: &str, names: &[&str], mut config: Value) -> Result<()> {
+    fn write(&self, what: &str, names: &[&str], mut config: Value) -> Result<(), ImageError> {
         config["Env"] = json!([PATH]);
         let stage = self.stage.join(what);
         let archive = self.to.join(format!("e2e-{what}.tar"));
         oci::write(
-            self.ui,
+            self.progress,
             names,
             &stage.join("rootfs"),
             &config,
             &stage,
             &archive,
-        )
+        )?;
+        Ok(())
     }
 
-    fn agnhost(&self, rootfs: &Path) -> Result<()> {
-        tree::create_dir(&rootfs.join("uploads"))?;
+    fn agnhost(&self, rootfs: &Path) -> Result<(), ImageError> {
+        create_dir(&rootfs.join("uploads"))?;
         for file in ["agnhost", "localhost.crt", "localhost.key"] {
             self.compiled(file, &rootfs.join(file))?;
         }
-        symlink("agnhost", rootfs.join("agnhost-2")).context("cannot make the link agnhost-2")?;
+        files::link("agnhost", &rootfs.join("agnhost-2"))?;
         // A C library without this asks the names' server only.
-        tree::write(&rootfs.join("etc/nsswitch.conf"), b"hosts: files dns\n")?;
+        write(&rootfs.join("etc/nsswitch.conf"), b"hosts: files dns\n")?;
         self.tools(&TOOLS, rootfs)
     }
 
     /// Programs with their libraries; in place of busybox' where it has that name.
-    fn tools(&self, tools: &[Tool], rootfs: &Path) -> Result<()> {
+    fn tools(&self, tools: &[Tool], rootfs: &Path) -> Result<(), ImageError> {
         let mut programs = Vec::new();
         for Tool(package, path, to) in tools {
             let to = rootfs.join(to);
             if to.is_symlink() {
-                std::fs::remove_file(&to)
-                    .with_context(|| format!("cannot remove {}", to.display()))?;
+                std::fs::remove_file(&to).map_err(failed("remove", &to))?;
             }
-            tree::copy(&self.packages.file(package, path), &to)?;
+            copy(&self.packages.file(package, path), &to)?;
             programs.push(to);
         }
-        self.packages.add_libraries(self.ui, programs, rootfs)
+        self.packages
+            .add_libraries(self.progress, programs, rootfs)?;
+        Ok(())
     }
 
-    fn compiled(&self, file: &str, to: &Path) -> Result<()> {
-        tree::copy(&self.compiled.join(file), to)
+    fn compiled(&self, file: &str, to: &Path) -> Result<(), FileError> {
+        copy(&self.compiled.join(file), to)
     }
 }
 
 /// Pages at port 80, one of which tells a picture.
-fn web_server(rootfs: &Path) -> Result<()> {
+fn web_server(rootfs: &Path) -> Result<(), FileError> {
     let pages = rootfs.join(PAGES);
-    tree::create_dir(&pages)?;
-    tree::write(&pages.join("index.html"), b"It works.\n")?;
-    tree::write(&pages.join("data.json"), br#"{"image": "nautilus.jpg"}"#)?;
-    tree::write(&rootfs.join(FIRST).join("mv"), MV.as_bytes())?;
-    let serve = tree::serve(80, &format!("/{PAGES}"));
-    tree::write(&rootfs.join("bin/serve"), serve.as_bytes())
+    create_dir(&pages)?;
+    write(&pages.join("index.html"), b"It works.\n")?;
+    write(&pages.join("data.json"), br#"{"image": "nautilus.jpg"}"#)?;
+    write(&rootfs.join(FIRST).join("mv"), MV.as_bytes())?;
+    let serve = rootfs::serve(80, &format!("/{PAGES}"));
+    write(&rootfs.join("bin/serve"), serve.as_bytes())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kubernetes::inputs::OF_THE_TESTS;
+    use crate::inputs::OF_THE_TESTS;
 
     #[test]
     fn every_tool_comes_from_a_package_that_is_fetched() {

@@ -5,20 +5,44 @@
 //! one again. One lock per kind keeps builders from doing the same work twice; readers take none.
 
 use std::fs::{File, TryLockError};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use ring::digest::{Context as Digest, SHA256};
 use tempfile::TempDir;
 
-use crate::command::check_interrupt;
-use crate::ui::Ui;
+use crate::files::{self, FileError, failed};
+use crate::interrupt::{Interrupted, check_interrupt};
+use crate::progress::{Length, Progress};
 
 /// How the scratch folders begin; whatever bears it while nobody holds the lock was left by a builder that was killed.
 const SCRATCH: &str = ".scratch-";
 
+/// Why the cache gives nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum CacheError {
+    /// Nobody has said where the user's files are.
+    #[error("no place for the cache: set HOME or XDG_CACHE_HOME to an absolute path")]
+    NoPlace,
+    /// Interrupted while another builder was waited for.
+    #[error("interrupted")]
+    Interrupted(#[from] Interrupted),
+    /// A finished entry could not be made safe from a power failure.
+    #[error("cannot write {} to the disk", folder.display())]
+    Sync {
+        /// The entry, still in its scratch folder.
+        folder: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// The file system refused.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
 /// Hearth's folder in the user's cache. Not created.
-pub fn dir() -> Result<PathBuf> {
+pub fn dir() -> Result<PathBuf, CacheError> {
     let absolute = |name: &str| {
         std::env::var_os(name)
             .map(PathBuf::from)
@@ -27,24 +51,37 @@ pub fn dir() -> Result<PathBuf> {
     absolute("XDG_CACHE_HOME")
         .or_else(|| Some(absolute("HOME")?.join(".cache")))
         .map(|cache| cache.join("hearth"))
-        .context("no place for the cache: set HOME or XDG_CACHE_HOME to an absolute path")
+        .ok_or(CacheError::NoPlace)
+}
+
+/// The key of an entry that depends on these parts alone. Each counts with its length, so that no two lists of parts give
+/// the same key.
+pub fn key<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
+    let mut hash = Digest::new(&SHA256);
+    for part in parts {
+        hash.update(&(part.len() as u64).to_le_bytes());
+        hash.update(part.as_bytes());
+    }
+    hex::encode(&hash.finish().as_ref()[..16])
 }
 
 /// Locks the file at `path`, made if it is not there, for as long as what is returned lives; waits for others.
-pub fn lock_file(ui: &Ui, path: &Path) -> Result<File> {
-    let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
+pub fn lock_file(progress: &dyn Progress, path: &Path) -> Result<File, CacheError> {
+    let file = File::create(path).map_err(failed("create", path))?;
     let mut waiting = None;
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
             Err(TryLockError::WouldBlock) => {
-                waiting.get_or_insert_with(|| ui.task(format!("waiting for {}", path.display())));
+                waiting.get_or_insert_with(|| {
+                    progress.start(&format!("waiting for {}", path.display()), Length::Unknown)
+                });
                 // A lock tells nobody that it is free, and a wait in flock() could not be interrupted.
                 check_interrupt()?;
                 std::thread::sleep(Duration::from_millis(200));
             }
             Err(TryLockError::Error(error)) => {
-                return Err(error).with_context(|| format!("cannot lock {}", path.display()));
+                return Err(failed("lock", path)(error).into());
             }
         }
     }
@@ -57,7 +94,7 @@ pub struct Cache {
 
 impl Cache {
     /// The user's cache of this kind ("kernel").
-    pub fn of_user(kind: &str) -> Result<Cache> {
+    pub fn of_user(kind: &str) -> Result<Cache, CacheError> {
         Ok(Cache {
             dir: dir()?.join(kind),
         })
@@ -79,16 +116,16 @@ impl Cache {
 
     /// The folder of an entry. Where it does not exist, `build` makes it, as the only builder: it is given an empty folder to
     /// work in, and returns the finished one in that.
-    pub fn ensure(
+    pub fn ensure<E: From<CacheError>>(
         &self,
-        ui: &Ui,
+        progress: &dyn Progress,
         key: &str,
-        build: impl FnOnce(&Builder<'_>, &Path) -> Result<PathBuf>,
-    ) -> Result<PathBuf> {
+        build: impl FnOnce(&Builder<'_>, &Path) -> Result<PathBuf, E>,
+    ) -> Result<PathBuf, E> {
         if let Some(entry) = self.get(key) {
             return Ok(entry);
         }
-        let builder = self.lock(ui)?;
+        let builder = self.lock(progress)?;
         // Whoever held the lock may have made just this.
         if let Some(entry) = self.get(key) {
             return Ok(entry);
@@ -96,17 +133,16 @@ impl Cache {
         let scratch = builder.scratch()?;
         let finished = build(&builder, scratch.path())?;
         let entry = builder.publish(&finished, key)?;
-        let _task = ui.quiet_task("removing the build tree");
+        let _task = progress.start("removing the build tree", Length::Moment);
         // Failure leaves a scratch folder, which the next build removes.
         let _ = scratch.close();
         Ok(entry)
     }
 
     /// Becomes the only builder of this kind on this machine; waits for another to finish.
-    pub fn lock(&self, ui: &Ui) -> Result<Builder<'_>> {
-        std::fs::create_dir_all(&self.dir)
-            .with_context(|| format!("cannot create the cache folder {}", self.dir.display()))?;
-        let file = lock_file(ui, &self.dir.join("lock"))?;
+    pub fn lock(&self, progress: &dyn Progress) -> Result<Builder<'_>, CacheError> {
+        std::fs::create_dir_all(&self.dir).map_err(failed("create the cache folder", &self.dir))?;
+        let file = lock_file(progress, &self.dir.join("lock"))?;
         let builder = Builder {
             cache: self,
             _lock: file,
@@ -124,11 +160,12 @@ pub struct Builder<'a> {
 
 impl Builder<'_> {
     /// An empty folder on the cache's file system; removed with what is in it when dropped.
-    pub fn scratch(&self) -> Result<TempDir> {
-        tempfile::Builder::new()
+    pub fn scratch(&self) -> Result<TempDir, CacheError> {
+        let scratch = tempfile::Builder::new()
             .prefix(SCRATCH)
             .tempdir_in(&self.cache.dir)
-            .with_context(|| format!("cannot create a folder in {}", self.cache.dir.display()))
+            .map_err(failed("create a folder in", &self.cache.dir))?;
+        Ok(scratch)
     }
 
     /// Where a builder may leave its log.
@@ -138,23 +175,23 @@ impl Builder<'_> {
 
     /// Makes the finished folder, from within a scratch folder, the entry of this key. All of it is on the disk before: an
     /// entry that exists is whole, even after a power failure.
-    fn publish(&self, finished: &Path, key: &str) -> Result<PathBuf> {
+    fn publish(&self, finished: &Path, key: &str) -> Result<PathBuf, CacheError> {
         let entry = self.cache.dir.join(key);
         File::open(finished)
-            .map_err(anyhow::Error::from)
             .and_then(|folder| Ok(nix::unistd::syncfs(&folder)?))
-            .with_context(|| format!("cannot write {} to the disk", finished.display()))?;
-        std::fs::rename(finished, &entry)
-            .with_context(|| format!("cannot move the result to {}", entry.display()))?;
+            .map_err(|source| CacheError::Sync {
+                folder: finished.to_owned(),
+                source,
+            })?;
+        std::fs::rename(finished, &entry).map_err(failed("move the result to", &entry))?;
         Ok(entry)
     }
 
-    fn sweep(&self) -> Result<()> {
-        let context = || format!("cannot clean {}", self.cache.dir.display());
-        for entry in self.cache.dir.read_dir().with_context(context)? {
-            let entry = entry.with_context(context)?;
+    fn sweep(&self) -> Result<(), CacheError> {
+        let dir = &self.cache.dir;
+        for entry in files::entries(dir)? {
             if entry.file_name().to_string_lossy().starts_with(SCRATCH) {
-                std::fs::remove_dir_all(entry.path()).with_context(context)?;
+                std::fs::remove_dir_all(entry.path()).map_err(failed("clean", dir))?;
             }
         }
         Ok(())
@@ -164,13 +201,13 @@ impl Builder<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::progress::Silent;
 
     #[test]
     fn an_entry_appears_whole_and_scratch_goes() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(&dir.path().join("kind"));
-        let ui = Ui::new(false);
-        let builder = cache.lock(&ui).unwrap();
+        let builder = cache.lock(&Silent).unwrap();
         let scratch = builder.scratch().unwrap();
         let finished = scratch.path().join("finished");
         std::fs::create_dir(&finished).unwrap();
@@ -187,14 +224,21 @@ mod tests {
         assert!(!path.exists());
     }
 
+    /// Entries of earlier builders are found by it.
+    #[test]
+    fn keys_are_what_they_have_always_been() {
+        assert_eq!(key(["1", "linux", ""]), "b9b7ff9348dd71078638f69e6b3670f1");
+        assert_ne!(key(["ab", "c"]), key(["a", "bc"]));
+        assert_ne!(key(["a"]), key(["a", ""]));
+    }
+
     #[test]
     fn the_next_builder_removes_what_a_killed_one_left() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(dir.path());
-        let ui = Ui::new(false);
-        let left = cache.lock(&ui).unwrap().scratch().unwrap().keep();
+        let left = cache.lock(&Silent).unwrap().scratch().unwrap().keep();
         std::fs::create_dir(dir.path().join("key")).unwrap();
-        drop(cache.lock(&ui).unwrap());
+        drop(cache.lock(&Silent).unwrap());
         assert!(!left.exists());
         assert!(cache.get("key").is_some());
     }
@@ -203,8 +247,7 @@ mod tests {
     fn there_is_one_builder_at_a_time() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(dir.path());
-        let ui = Ui::new(false);
-        let first = cache.lock(&ui).unwrap();
+        let first = cache.lock(&Silent).unwrap();
         let other = File::open(dir.path().join("lock")).unwrap();
         assert!(matches!(other.try_lock(), Err(TryLockError::WouldBlock)));
         drop(first);

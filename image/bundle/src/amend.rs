@@ -7,10 +7,9 @@
 //!
 //! Each amendment names the text that it replaces, so a source in which that is not found as it was is an error.
 
-use std::fs;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use hearth_build::files::{self, FileError};
 
 const REFLECT: &str = "vendor/github.com/modern-go/reflect2";
 
@@ -41,19 +40,29 @@ const AMENDMENTS: [Amendment; 3] = [
     },
 ];
 
+/// Why the source was not amended.
+#[derive(Debug, thiserror::Error)]
+pub enum AmendError {
+    /// What was to be replaced is not there, or more than once.
+    #[error(
+        "{} is not as it was in Kubernetes 1.20: what stands there for maps has to be looked at anew",
+        .0.display()
+    )]
+    Unknown(PathBuf),
+    /// The file system refused.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
 /// Amends the unpacked tree.
-pub fn amend(tree: &Path) -> Result<()> {
+pub fn amend(tree: &Path) -> Result<(), AmendError> {
     for amendment in &AMENDMENTS {
         let path = tree.join(REFLECT).join(amendment.file);
-        let text =
-            fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-        ensure!(
-            text.matches(amendment.old).count() == 1,
-            "{} is not as it was in Kubernetes 1.20: what stands there for maps has to be looked at anew",
-            path.display()
-        );
-        fs::write(&path, text.replace(amendment.old, amendment.new))
-            .with_context(|| format!("cannot write {}", path.display()))?;
+        let text = files::read_text(&path)?;
+        if text.matches(amendment.old).count() != 1 {
+            return Err(AmendError::Unknown(path));
+        }
+        files::write(&path, text.replace(amendment.old, amendment.new))?;
     }
     Ok(())
 }
@@ -61,6 +70,7 @@ pub fn amend(tree: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn what_is_not_as_it_was_is_refused() {

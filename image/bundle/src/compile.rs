@@ -10,16 +10,43 @@
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
-use std::fs::{self, File};
-use std::io::{LineWriter, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use hearth_build::command::{Cmd, CommandError};
+use hearth_build::files::{self, FileError, Log, create_dir};
+use hearth_build::progress::{Progress, Task};
 
-use super::amend;
-use super::inputs::{self, Inputs};
-use crate::command::Cmd;
-use crate::ui::{Task, Ui};
+use crate::amend::{self, AmendError};
+use crate::inputs::{self, Inputs, InputsError};
+
+/// Why Kubernetes was not compiled.
+#[derive(Debug, thiserror::Error)]
+pub enum CompileError {
+    /// A program was not to be run, or failed.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    /// The file system refused.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// What it is made of is not there.
+    #[error(transparent)]
+    Inputs(#[from] InputsError),
+    /// The source is not the one that is amended.
+    #[error(transparent)]
+    Amend(#[from] AmendError),
+    /// Debian's packages of Go hold none.
+    #[error("there is no Go in {}", .0.display())]
+    NoGo(PathBuf),
+    /// A colon in the name of the scratch folder.
+    #[error("PATH cannot be extended")]
+    Path(#[from] std::env::JoinPathsError),
+    /// A package was forgotten, or is too many.
+    #[error("the API's description was generated from other packages than upstream's")]
+    Description,
+    /// What the source package's name says is not a version.
+    #[error("{0} is no version of Kubernetes")]
+    Version(String),
+}
 
 /// The node's programs in one.
 pub const MULTICALL: &str = include_str!("multicall.go");
@@ -74,19 +101,18 @@ pub struct Tests {
 
 /// Unpacks and compiles in `scratch`, an empty folder.
 pub fn compile(
-    ui: &Ui,
+    progress: &dyn Progress,
     inputs: &Inputs,
     scratch: &Path,
-    log: &mut LineWriter<File>,
-    task: &Task,
-) -> Result<Built> {
-    let source = Source::unpack(ui, inputs, scratch, task)?;
+    log: &mut Log,
+    task: &dyn Task,
+) -> Result<Built, CompileError> {
+    let source = Source::unpack(progress, inputs, scratch, task)?;
     task.now("generating the API's description");
     source.generate(task, log)?;
     let multicall = source.tree.join("cmd/hearth");
     create_dir(&multicall)?;
-    fs::write(multicall.join("main.go"), MULTICALL)
-        .with_context(|| format!("cannot write into {}", multicall.display()))?;
+    files::write(&multicall.join("main.go"), MULTICALL)?;
     // Without the clouds' own drivers and without docker: a node has neither.
     let node = source
         .go("build")
@@ -100,13 +126,13 @@ pub fn compile(
 
 /// The same for the tests.
 pub fn compile_tests(
-    ui: &Ui,
+    progress: &dyn Progress,
     inputs: &Inputs,
     scratch: &Path,
-    log: &mut LineWriter<File>,
-    task: &Task,
-) -> Result<Tests> {
-    let source = Source::unpack(ui, inputs, scratch, task)?;
+    log: &mut Log,
+    task: &dyn Task,
+) -> Result<Tests, CompileError> {
+    let source = Source::unpack(progress, inputs, scratch, task)?;
     source.embed_test_data(task, log)?;
     // `go test` does not tell what it compiles; and its vet would look at all of it.
     source.follow(source.go("build").arg("./test/e2e/..."), task, log)?;
@@ -129,7 +155,7 @@ pub fn compile_tests(
 
 /// The unpacked tree and its toolchain.
 struct Source<'a> {
-    ui: &'a Ui,
+    progress: &'a dyn Progress,
     scratch: &'a Path,
     goroot: PathBuf,
     tree: PathBuf,
@@ -137,7 +163,12 @@ struct Source<'a> {
 }
 
 impl<'a> Source<'a> {
-    fn unpack(ui: &'a Ui, inputs: &Inputs, scratch: &'a Path, task: &Task) -> Result<Source<'a>> {
+    fn unpack(
+        progress: &'a dyn Progress,
+        inputs: &Inputs,
+        scratch: &'a Path,
+        task: &dyn Task,
+    ) -> Result<Source<'a>, CompileError> {
         let tree = scratch.join("gopath/src").join(WORKSPACE);
         create_dir(&tree)?;
         let (upstream, debian, version) = inputs.source()?;
@@ -150,11 +181,9 @@ impl<'a> Source<'a> {
         tar()
             .args(["--strip-components=1", "--file"])
             .arg(upstream)
-            .run(ui)?;
-        tar().arg("--file").arg(debian).run(ui)?;
-        let series = tree.join("debian/patches/series");
-        let series = fs::read_to_string(&series)
-            .with_context(|| format!("cannot read {}", series.display()))?;
+            .run(progress)?;
+        tar().arg("--file").arg(debian).run(progress)?;
+        let series = files::read_text(&tree.join("debian/patches/series"))?;
         for patch in series.lines().map(str::trim) {
             if !patch.is_empty() && !patch.starts_with('#') {
                 let patch = tree.join("debian/patches").join(patch);
@@ -162,7 +191,7 @@ impl<'a> Source<'a> {
                     .dir(&tree)
                     .args(["--strip=1", "--silent", "--input"])
                     .arg(patch)
-                    .run(ui)?;
+                    .run(progress)?;
             }
         }
         amend::amend(&tree)?;
@@ -176,10 +205,10 @@ impl<'a> Source<'a> {
                 .arg("--extract")
                 .arg(inputs.package(package)?)
                 .arg(&go)
-                .run(ui)?;
+                .run(progress)?;
         }
         Ok(Source {
-            ui,
+            progress,
             scratch,
             goroot: goroot(&go)?,
             tree,
@@ -211,20 +240,21 @@ impl<'a> Source<'a> {
         &self,
         go: Cmd,
         package: &str,
-        task: &Task,
-        log: &mut LineWriter<File>,
-    ) -> Result<PathBuf> {
+        task: &dyn Task,
+        log: &mut Log,
+    ) -> Result<PathBuf, CompileError> {
         let name = package.rsplit('/').next().unwrap_or(package);
         let built = self.scratch.join(name);
         let go = go
             .args(["-ldflags", &linker_flags(&self.version)?, "-o"])
             .arg(&built)
             .arg(package);
-        self.follow(go, task, log).map(|()| built)
+        self.follow(go, task, log)?;
+        Ok(built)
     }
 
     /// Writes the file that the tests have instead of the tree, by the generator that is in the tree.
-    fn embed_test_data(&self, task: &Task, log: &mut LineWriter<File>) -> Result<()> {
+    fn embed_test_data(&self, task: &dyn Task, log: &mut Log) -> Result<(), CompileError> {
         task.now("embedding the tests' data");
         let package = "./vendor/github.com/go-bindata/go-bindata/go-bindata";
         let generator = self.build(self.go("build"), package, task, log)?;
@@ -235,13 +265,14 @@ impl<'a> Source<'a> {
             .args(["-ignore", r"\.jpg", "-ignore", r"\.png", "-ignore", r"\.md"])
             .args(["-ignore", r"BUILD(\.bazel)?"])
             .args(TEST_DATA)
-            .run(self.ui)
+            .run(self.progress)?;
+        Ok(())
     }
 
     /// Writes the one file that is missing in the source package: the description of the API that the server gives out,
     /// made of the comments in all packages that ask for it. The tree's list of known oddities must come out the same, so
     /// a package that was forgotten here is an error and not a smaller description.
-    fn generate(&self, task: &Task, log: &mut LineWriter<File>) -> Result<()> {
+    fn generate(&self, task: &dyn Task, log: &mut Log) -> Result<(), CompileError> {
         let generator = self.scratch.join("openapi-gen");
         let package = "./vendor/k8s.io/kube-openapi/cmd/openapi-gen";
         self.follow(
@@ -268,18 +299,16 @@ impl<'a> Source<'a> {
             .arg("vendor/k8s.io/code-generator/hack/boilerplate.go.txt")
             .arg("--report-filename")
             .arg(&report)
-            .run(self.ui)?;
+            .run(self.progress)?;
         let known = self.tree.join("api/api-rules/violation_exceptions.list");
-        let read =
-            |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
-        if read(&report)? != read(&known)? {
-            bail!("the API's description was generated from other packages than upstream's");
+        if files::read(&report)? != files::read(&known)? {
+            return Err(CompileError::Description);
         }
         Ok(())
     }
 
     /// The packages that ask for a description, by their import paths, sorted.
-    fn described_packages(&self) -> Result<Vec<String>> {
+    fn described_packages(&self) -> Result<Vec<String>, FileError> {
         let mut packages = BTreeSet::new();
         for folder in ["cmd", "pkg", "plugin", "staging/src/k8s.io"] {
             tagged(&self.tree, Path::new(folder), &mut packages)?;
@@ -295,18 +324,18 @@ impl<'a> Source<'a> {
             .collect())
     }
 
-    fn path_with_go(&self) -> Result<OsString> {
+    fn path_with_go(&self) -> Result<OsString, std::env::JoinPathsError> {
         let mut path = vec![self.goroot.join("bin")];
         path.extend(std::env::split_paths(
             &std::env::var_os("PATH").unwrap_or_default(),
         ));
-        std::env::join_paths(path).context("PATH cannot be extended")
+        std::env::join_paths(path)
     }
 
     /// Runs it; each line is a package that was compiled.
-    fn follow(&self, go: Cmd, task: &Task, log: &mut LineWriter<File>) -> Result<()> {
-        go.stream(self.ui, |line| {
-            writeln!(log, "{line}").context("cannot write the log")?;
+    fn follow(&self, go: Cmd, task: &dyn Task, log: &mut Log) -> Result<(), CommandError> {
+        go.stream(self.progress, |line| {
+            log.line(line)?;
             task.step();
             let short = line.rsplit("/vendor/").next().unwrap_or(line);
             task.now(short);
@@ -322,30 +351,26 @@ fn is_gos(name: &std::ffi::OsStr) -> bool {
 }
 
 /// Debian's packages put the toolchain under its series.
-fn goroot(unpacked: &Path) -> Result<PathBuf> {
+fn goroot(unpacked: &Path) -> Result<PathBuf, CompileError> {
     let lib = unpacked.join("usr/lib");
-    let context = || format!("cannot read {}", lib.display());
-    for entry in lib.read_dir().with_context(context)? {
-        let path = entry.with_context(context)?.path();
-        if path.join("bin/go").exists() {
-            return Ok(path);
-        }
-    }
-    bail!("there is no Go in {}", lib.display())
+    let folders = files::entries(&lib)?;
+    folders
+        .into_iter()
+        .map(|folder| folder.path())
+        .find(|folder| folder.join("bin/go").exists())
+        .ok_or(CompileError::NoGo(lib))
 }
 
 /// Adds the folders below `folder`, by path from `tree`, that hold a Go file with the tag.
-fn tagged(tree: &Path, folder: &Path, found: &mut BTreeSet<String>) -> Result<()> {
+fn tagged(tree: &Path, folder: &Path, found: &mut BTreeSet<String>) -> Result<(), FileError> {
     let path = tree.join(folder);
-    let context = || format!("cannot read {}", path.display());
-    for entry in path.read_dir().with_context(context)? {
-        let entry = entry.with_context(context)?;
-        let kind = entry.file_type().with_context(context)?;
+    for entry in files::entries(&path)? {
+        let kind = entry.file_type().map_err(files::failed("read", &path))?;
         let name = entry.file_name();
         if kind.is_dir() {
             tagged(tree, &folder.join(&name), found)?;
         } else if kind.is_file() && name.to_string_lossy().ends_with(".go") {
-            let text = fs::read(entry.path()).with_context(context)?;
+            let text = files::read(&entry.path())?;
             if String::from_utf8_lossy(&text).contains(OPENAPI_TAG) {
                 found.insert(folder.to_string_lossy().into_owned());
             }
@@ -355,10 +380,10 @@ fn tagged(tree: &Path, folder: &Path, found: &mut BTreeSet<String>) -> Result<()
 }
 
 /// What the linker sets: the version that the programs tell. The commit stands in the source already.
-fn linker_flags(version: &str) -> Result<String> {
+fn linker_flags(version: &str) -> Result<String, CompileError> {
     let mut numbers = version.split('.');
     let (Some(major), Some(minor)) = (numbers.next(), numbers.next()) else {
-        bail!("{version} is no version of Kubernetes");
+        return Err(CompileError::Version(version.to_owned()));
     };
     let mut flags = "-s -w -buildid=".to_owned();
     for package in ["component-base/version", "client-go/pkg/version"] {
@@ -371,13 +396,10 @@ fn linker_flags(version: &str) -> Result<String> {
     Ok(flags)
 }
 
-fn create_dir(path: &Path) -> Result<()> {
-    fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
 
     #[test]
     fn the_multicall_program_knows_every_name() {

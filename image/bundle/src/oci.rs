@@ -4,15 +4,24 @@
 //! manifest, and a file that says which form this is. The annotation on the index is where containerd takes the image's
 //! name from. Layers are not compressed: the extension's file system compresses everything once.
 
-use std::fs;
 use std::path::Path;
 
-use anyhow::{Context, Result};
+use hearth_build::command::{Cmd, CommandError};
+use hearth_build::files::{self, FileError};
+use hearth_build::progress::Progress;
 use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 
-use crate::command::Cmd;
-use crate::ui::Ui;
+/// Why there is no archive.
+#[derive(Debug, thiserror::Error)]
+pub enum ArchiveError {
+    /// tar was not to be run, or failed.
+    #[error(transparent)]
+    Tar(#[from] CommandError),
+    /// The file system refused.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
 
 const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
@@ -22,20 +31,19 @@ const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 /// the part of the image's configuration that a container starts with: command, environment, user. Works in `scratch`, an
 /// empty folder.
 pub fn write(
-    ui: &Ui,
+    progress: &dyn Progress,
     names: &[&str],
     rootfs: &Path,
     config: &Value,
     scratch: &Path,
     archive: &Path,
-) -> Result<()> {
+) -> Result<(), ArchiveError> {
     let layout = scratch.join("layout");
     let blobs = layout.join("blobs/sha256");
-    fs::create_dir_all(&blobs).with_context(|| format!("cannot create {}", blobs.display()))?;
+    files::create_dir(&blobs)?;
     let layer = scratch.join("layer");
-    tar(ui, rootfs, &layer)?;
-    let layer = fs::read(&layer).with_context(|| format!("cannot read {}", layer.display()))?;
-    let layer = put(&blobs, LAYER, &layer)?;
+    tar(progress, rootfs, &layer)?;
+    let layer = put(&blobs, LAYER, &files::read(&layer)?)?;
     let config = json!({
         "architecture": "amd64",
         "os": "linux",
@@ -62,16 +70,16 @@ pub fn write(
     let index = json!({ "schemaVersion": 2, "manifests": manifests });
     let form = json!({ "imageLayoutVersion": "1.0.0" });
     for (file, content) in [("index.json", index), ("oci-layout", form)] {
-        fs::write(layout.join(file), content.to_string())
-            .with_context(|| format!("cannot write {file} of {}", archive.display()))?;
+        files::write(&layout.join(file), content.to_string())?;
     }
-    tar(ui, &layout, archive)
+    tar(progress, &layout, archive)?;
+    Ok(())
 }
 
 /// Adds a blob; returns how others refer to it.
-fn put(blobs: &Path, media_type: &str, content: &[u8]) -> Result<Value> {
+fn put(blobs: &Path, media_type: &str, content: &[u8]) -> Result<Value, FileError> {
     let hash = hex::encode(digest(&SHA256, content));
-    fs::write(blobs.join(&hash), content).with_context(|| format!("cannot write blob {hash}"))?;
+    files::write(&blobs.join(&hash), content)?;
     Ok(json!({
         "mediaType": media_type,
         "digest": format!("sha256:{hash}"),
@@ -80,7 +88,7 @@ fn put(blobs: &Path, media_type: &str, content: &[u8]) -> Result<Value> {
 }
 
 /// A tar of what is in `folder` that tells nothing but names, modes and contents.
-fn tar(ui: &Ui, folder: &Path, archive: &Path) -> Result<()> {
+fn tar(progress: &dyn Progress, folder: &Path, archive: &Path) -> Result<(), CommandError> {
     Cmd::new("tar")
         .env("LC_ALL", "C")
         .args(["--create", "--format=ustar", "--sort=name", "--mtime=@0"])
@@ -89,12 +97,14 @@ fn tar(ui: &Ui, folder: &Path, archive: &Path) -> Result<()> {
         .arg("--directory")
         .arg(folder)
         .arg(".")
-        .run(ui)
+        .run(progress)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hearth_build::progress::Silent;
+    use std::fs;
 
     /// The blob with this reference, checked against it.
     fn blob(layout: &Path, reference: &Value) -> Vec<u8> {
@@ -119,7 +129,7 @@ mod tests {
         let config = json!({ "Entrypoint": ["/program"] });
         let path = dir.join("image.tar");
         write(
-            &Ui::new(false),
+            &Silent,
             &["local/name:1", "local/other:2"],
             &rootfs,
             &config,

@@ -1,9 +1,10 @@
-//! os-release: what an image says of itself, to the firmware's tools through the UKI and to the node in `/etc`.
+//! What an image says of itself: asked of the checkout and of the programs, written by `hearth_image::os_release`.
 
 use std::path::{Path, PathBuf};
 use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, Result, bail};
+use hearth_image::os_release::{self, KernelRelease, NodeRelease};
 
 use super::Flavour;
 use crate::checkout::root;
@@ -18,52 +19,41 @@ pub fn of_node(
     kernel: &Kernel,
     programs: &[(PathBuf, String)],
 ) -> Result<String> {
-    let version = env!("CARGO_PKG_VERSION");
     let source = Source::of_checkout(ui)?;
-    let mut fields = vec![
-        ("ID", "hearth".to_owned()),
-        ("NAME", "Hearth".to_owned()),
-        ("PRETTY_NAME", format!("Hearth {version}")),
-        ("VERSION_ID", version.to_owned()),
-        ("IMAGE_ID", "hearth".to_owned()),
-        ("IMAGE_VERSION", version.to_owned()),
-    ];
-    if flavour != Flavour::Release {
-        fields.push(("VARIANT_ID", flavour.name().to_owned()));
-    }
-    if let Some(revision) = source.revision {
-        fields.push(("BUILD_ID", revision));
-    }
-    // No clock before it is right, so it is the node's first guess of the time. The source's time and not the build's:
-    // the same source gives the same image.
-    fields.push(("HEARTH_BUILD_TIME", source.time.to_string()));
-    fields.extend(kernel_fields(kernel));
-    for (program, _) in programs {
-        let (field, flag) = match program.file_name().and_then(|name| name.to_str()) {
-            Some("etcd") => ("HEARTH_ETCD_VERSION", "--version"),
-            Some("mkfs.xfs") => ("HEARTH_XFSPROGS_VERSION", "-V"),
-            other => bail!("how is {other:?} asked for its version?"),
-        };
-        let answer = Cmd::new(program).arg(flag).output(ui)?;
-        fields.push((field, version_in(&answer)?.to_owned()));
-    }
-    Ok(text(&fields))
+    let versions = programs.iter().map(|(program, _)| version_of(ui, program));
+    Ok(os_release::of_node(&NodeRelease {
+        version: env!("CARGO_PKG_VERSION"),
+        variant: (flavour != Flavour::Release).then(|| flavour.name()),
+        revision: source.revision.as_deref(),
+        source_time: source.time,
+        kernel: kernel_release(kernel),
+        programs: versions.collect::<Result<_>>()?,
+    }))
 }
 
 /// That of an image around a program which is not ours.
 pub fn around(program: &Path, kernel: &Kernel) -> String {
     let name = program.file_name().unwrap_or_default().to_string_lossy();
-    let mut fields = vec![("ID", "linux".to_owned()), ("NAME", name.into_owned())];
-    fields.extend(kernel_fields(kernel));
-    text(&fields)
+    os_release::around(&name, &kernel_release(kernel))
 }
 
-fn kernel_fields(kernel: &Kernel) -> [(&'static str, String); 3] {
-    [
-        ("HEARTH_KERNEL_VERSION", kernel.version.clone()),
-        ("HEARTH_KERNEL_SOURCE", kernel.source.clone()),
-        ("HEARTH_KERNEL_CONFIG_SHA256", kernel.config_hash.clone()),
-    ]
+fn kernel_release(kernel: &Kernel) -> KernelRelease<'_> {
+    KernelRelease {
+        version: &kernel.version,
+        source: &kernel.source,
+        config_sha256: &kernel.config_hash,
+    }
+}
+
+/// The version of a program that rides along, with the field for it.
+fn version_of(ui: &Ui, program: &Path) -> Result<(&'static str, String)> {
+    let (field, flag) = match program.file_name().and_then(|name| name.to_str()) {
+        Some("etcd") => ("HEARTH_ETCD_VERSION", "--version"),
+        Some("mkfs.xfs") => ("HEARTH_XFSPROGS_VERSION", "-V"),
+        other => bail!("how is {other:?} asked for its version?"),
+    };
+    let answer = Cmd::new(program).arg(flag).output(ui)?;
+    Ok((field, version_in(&answer)?.to_owned()))
 }
 
 /// The revision that a record of this checkout bears: its commit, with `-dirty` where files differ from it; `unknown`
@@ -109,11 +99,8 @@ impl Source {
 
     fn of_git(ui: &Ui, root: &Path) -> Result<Source> {
         let git = |arguments: &[&str]| {
-            Cmd::new("git")
-                .arg("-C")
-                .arg(root)
-                .args(arguments)
-                .output(ui)
+            let git = Cmd::new("git").arg("-C").arg(root);
+            git.args(arguments).output(ui)
         };
         let commit = git(&["log", "-1", "--format=%ct %H"])?;
         let (time, hash) = commit
@@ -138,42 +125,9 @@ fn version_in(answer: &str) -> Result<&str> {
         .with_context(|| format!("no version in {answer:?}"))
 }
 
-/// Fields as lines for a shell.
-fn text(fields: &[(&str, String)]) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
-    let line = |(name, value): &(&str, String)| {
-        if !value.is_empty() && value.chars().all(plain) {
-            return format!("{name}={value}\n");
-        }
-        let mut quoted = String::new();
-        for c in value.chars().filter(|c| !c.is_control()) {
-            if "\"$`\\".contains(c) {
-                quoted.push('\\');
-            }
-            quoted.push(c);
-        }
-        format!("{name}=\"{quoted}\"\n")
-    };
-    fields.iter().map(line).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn values_are_quoted_where_a_shell_wants_it() {
-        let fields = [
-            ("A", "plain-1.0".to_owned()),
-            ("B", "with blank".to_owned()),
-            ("C", "a\"$`\\\nb".to_owned()),
-            ("D", String::new()),
-        ];
-        assert_eq!(
-            text(&fields),
-            "A=plain-1.0\nB=\"with blank\"\nC=\"a\\\"\\$\\`\\\\b\"\nD=\"\"\n"
-        );
-    }
 
     #[test]
     fn versions_are_found() {

@@ -1,0 +1,449 @@
+//! External commands: announced, and never left behind.
+//!
+//! Every command runs as a process group of its own. Three things can end a task early, and none of them leaves a
+//! process running: an interrupt is passed to all the groups by the handler of [`crate::interrupt`], and what of a group
+//! outlives its leader is killed before the leader is reaped; a panic or an early return drops [`Running`], which does the
+//! same; and when this process is killed the kernel sends the leaders SIGTERM (parent-death signal), on which make takes
+//! its own children along.
+//!
+//! After an interrupt the task that waited gets [`Interrupted`], and returns through its callers, so that their temporary
+//! files go the normal way.
+#![allow(unsafe_code)] // one pre_exec hook, see `parent_death_signal`
+
+use std::ffi::{OsStr, OsString};
+use std::io::{self, BufRead, BufReader, Read};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use nix::sys::signal::{Signal, killpg};
+use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::unistd::{Pid, getpid, getppid};
+
+use crate::interrupt::{self, Interrupted, check_interrupt};
+use crate::progress::Progress;
+
+/// How many lines of a failed command's output are shown.
+const SHOWN_LINES: usize = 25;
+
+/// Why a command came to nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum CommandError {
+    /// It was interrupted, or not started because of an interrupt; nothing of it is left.
+    #[error("interrupted")]
+    Interrupted(#[from] Interrupted),
+    /// There was no pipe for what it says.
+    #[error("cannot make a pipe")]
+    Pipe(#[source] io::Error),
+    /// It did not start.
+    #[error("cannot start `{line}`")]
+    Start {
+        /// The command.
+        line: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// What it said could not be read.
+    #[error("cannot read the output of `{line}`")]
+    Output {
+        /// The command.
+        line: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// Whoever takes its lines wanted no more of them.
+    #[error(transparent)]
+    Taker(io::Error),
+    /// Its end could not be learnt.
+    #[error("cannot wait for a child process")]
+    Wait(#[source] io::Error),
+    /// It ran and failed.
+    #[error("`{line}` failed: {status}\n{output}")]
+    Failed {
+        /// The command.
+        line: String,
+        /// How it ended.
+        status: ExitStatus,
+        /// The last it had to say.
+        output: String,
+    },
+}
+
+/// An external command.
+pub struct Cmd {
+    command: Command,
+    shielded: bool,
+}
+
+impl Cmd {
+    /// A command without arguments, its standard input closed.
+    pub fn new(program: impl AsRef<OsStr>) -> Cmd {
+        let mut command = Command::new(program);
+        command.stdin(Stdio::null());
+        Cmd {
+            command,
+            shielded: false,
+        }
+    }
+
+    /// Adds an argument.
+    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Cmd {
+        self.command.arg(arg);
+        self
+    }
+
+    /// Adds arguments.
+    pub fn args(mut self, args: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Cmd {
+        self.command.args(args);
+        self
+    }
+
+    /// Sets an environment variable.
+    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Cmd {
+        self.command.env(name, value);
+        self
+    }
+
+    /// Removes an environment variable that would otherwise be inherited.
+    pub fn env_remove(mut self, name: &str) -> Cmd {
+        self.command.env_remove(name);
+        self
+    }
+
+    /// Sets the working directory.
+    pub fn dir(mut self, dir: impl AsRef<Path>) -> Cmd {
+        self.command.current_dir(dir);
+        self
+    }
+
+    /// Lets it come to its end whatever happens to this process; an interrupt is then honoured after that. For commands
+    /// that change the machine.
+    pub fn shielded(mut self) -> Cmd {
+        self.shielded = true;
+        self
+    }
+
+    /// The command as a line for a shell.
+    pub fn line(&self) -> String {
+        let mut words = Vec::new();
+        if let Some(dir) = self.command.get_current_dir() {
+            words.push(format!("cd {} &&", quoted(dir.as_os_str())));
+        }
+        for (name, value) in self.command.get_envs() {
+            if let Some(value) = value {
+                words.push(format!("{}={}", name.to_string_lossy(), quoted(value)));
+            }
+        }
+        words.push(quoted(self.command.get_program()));
+        words.extend(self.command.get_args().map(quoted));
+        words.join(" ")
+    }
+
+    /// Runs it to its end; its output is shown when it fails.
+    pub fn run(self, progress: &dyn Progress) -> Result<(), CommandError> {
+        self.stream(progress, |_| Ok(()))
+    }
+
+    /// Runs it; returns what it wrote to standard output.
+    pub fn output(mut self, progress: &dyn Progress) -> Result<String, CommandError> {
+        let line = self.announce(progress);
+        let (errors, writer) = io::pipe().map_err(CommandError::Pipe)?;
+        self.command.stdout(Stdio::piped()).stderr(writer);
+        let mut running = self.spawn(&line)?;
+        drop(self); // our copy of the pipe's writing end
+        let errors = std::thread::spawn(move || {
+            let mut text = Vec::new();
+            BufReader::new(errors).read_to_end(&mut text).map(|_| text)
+        });
+        let mut text = String::new();
+        if let Some(mut stdout) = running.child.stdout.take() {
+            stdout
+                .read_to_string(&mut text)
+                .map_err(|source| unreadable(&line, source))?;
+        }
+        let status = running.wait()?;
+        if !status.success() {
+            let errors = errors.join().ok().and_then(Result::ok).unwrap_or_default();
+            let output = String::from_utf8_lossy(&errors).trim_end().to_owned();
+            return Err(CommandError::Failed {
+                line,
+                status,
+                output,
+            });
+        }
+        Ok(text)
+    }
+
+    /// Runs it; `each` gets every line of its output and errors, in the order written, without the line's end.
+    /// Fails, with the last lines, when the command does.
+    pub fn stream(
+        mut self,
+        progress: &dyn Progress,
+        mut each: impl FnMut(&str) -> io::Result<()>,
+    ) -> Result<(), CommandError> {
+        let line = self.announce(progress);
+        let (reader, writer) = io::pipe().map_err(CommandError::Pipe)?;
+        let second = writer.try_clone().map_err(CommandError::Pipe)?;
+        self.command.stdout(writer).stderr(second);
+        let running = self.spawn(&line)?;
+        drop(self); // our copies of the pipe's writing end, or the reading below never ends
+        let mut last = std::collections::VecDeque::with_capacity(SHOWN_LINES);
+        let mut reader = BufReader::new(reader);
+        let mut bytes = Vec::new();
+        while reader
+            .read_until(b'\n', &mut bytes)
+            .map_err(|source| unreadable(&line, source))?
+            > 0
+        {
+            let text = String::from_utf8_lossy(&bytes);
+            let text = text.trim_end_matches(['\n', '\r']);
+            each(text).map_err(CommandError::Taker)?;
+            if last.len() == SHOWN_LINES {
+                last.pop_front();
+            }
+            last.push_back(text.to_owned());
+            bytes.clear();
+        }
+        let status = running.wait()?;
+        if !status.success() {
+            let output = Vec::from(last).join("\n");
+            return Err(CommandError::Failed {
+                line,
+                status,
+                output,
+            });
+        }
+        Ok(())
+    }
+
+    fn announce(&self, progress: &dyn Progress) -> String {
+        let line = self.line();
+        progress.detail(&format!("$ {line}"));
+        line
+    }
+
+    fn spawn(&mut self, line: &str) -> Result<Running, CommandError> {
+        check_interrupt()?;
+        if !self.shielded {
+            parent_death_signal(&mut self.command);
+        }
+        self.command.process_group(0);
+        let child = self.command.spawn().map_err(|source| CommandError::Start {
+            line: line.to_owned(),
+            source,
+        })?;
+        let running = Running {
+            child,
+            shielded: self.shielded,
+            reaped: false,
+        };
+        if !self.shielded {
+            interrupt::groups().insert(running.pid().as_raw());
+            // The interrupt may have come between the check above and the entry in the set.
+            check_interrupt()?;
+        }
+        Ok(running)
+    }
+}
+
+fn unreadable(line: &str, source: io::Error) -> CommandError {
+    CommandError::Output {
+        line: line.to_owned(),
+        source,
+    }
+}
+
+/// A started command; dropped, it is killed with all its group, or, where it is shielded, waited for.
+struct Running {
+    child: Child,
+    shielded: bool,
+    reaped: bool,
+}
+
+impl Running {
+    fn pid(&self) -> Pid {
+        // Linux process IDs are far below 2^31.
+        Pid::from_raw(self.child.id() as i32)
+    }
+
+    fn wait(mut self) -> Result<ExitStatus, CommandError> {
+        loop {
+            // The leader is left unreaped here, so that its number still names this group and no other below.
+            match waitid(
+                Id::Pid(self.pid()),
+                WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT,
+            ) {
+                Ok(_) => break,
+                Err(nix::errno::Errno::EINTR) => {}
+                Err(errno) => return Err(CommandError::Wait(errno.into())),
+            }
+        }
+        let status = self.reap().map_err(CommandError::Wait)?;
+        check_interrupt()?;
+        Ok(status)
+    }
+
+    fn reap(&mut self) -> io::Result<ExitStatus> {
+        self.reaped = true;
+        if self.shielded {
+            return self.child.wait();
+        }
+        let mut groups = interrupt::groups();
+        // No task wants what its command left running.
+        let _ = killpg(self.pid(), Signal::SIGKILL);
+        groups.remove(&self.pid().as_raw());
+        self.child.wait()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if !self.reaped {
+            // Its group is killed first, unless it is shielded.
+            let _ = self.reap();
+        }
+    }
+}
+
+/// The child gets SIGTERM when the thread that starts it ends, which with every thread that waits for its command
+/// means: when this process does.
+fn parent_death_signal(command: &mut Command) {
+    let parent = getpid();
+    // SAFETY: the hook runs between fork and exec, where only async-signal-safe calls are allowed: prctl and getppid are
+    // plain system calls, and neither allocates nor locks. Building an `io::Error` from an errno does not allocate.
+    unsafe {
+        command.pre_exec(move || {
+            nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?;
+            // Had the parent died before the call above, the signal would never come.
+            if getppid() != parent {
+                return Err(io::Error::from_raw_os_error(nix::libc::ESRCH));
+            }
+            Ok(())
+        });
+    }
+}
+
+/// A word as a shell wants it.
+fn quoted(word: &OsStr) -> String {
+    let word = word.to_string_lossy();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%^".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        return word.into_owned();
+    }
+    format!("'{}'", word.replace('\'', r"'\''"))
+}
+
+/// Where a program is, by PATH and, because an ordinary user's PATH lacks them, the system's administrative folders.
+pub fn find_program(name: &str) -> Option<std::path::PathBuf> {
+    let path: OsString = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path)
+        .chain(["/usr/sbin".into(), "/sbin".into()])
+        .map(|dir| dir.join(name))
+        .find(|file| {
+            nix::unistd::access(file, nix::unistd::AccessFlags::X_OK).is_ok() && file.is_file()
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::progress::Silent;
+
+    fn sh(script: &str) -> Cmd {
+        Cmd::new("sh").arg("-c").arg(script)
+    }
+
+    #[test]
+    fn line_can_be_given_to_a_shell() {
+        let cmd = Cmd::new("make")
+            .dir("/a b")
+            .env("X", "it's")
+            .arg("-j2")
+            .arg("");
+        assert_eq!(cmd.line(), r"cd '/a b' && X='it'\''s' make -j2 ''");
+    }
+
+    #[test]
+    fn lines_come_in_order_from_both_streams() {
+        let mut lines = Vec::new();
+        let each = |line: &str| {
+            lines.push(line.to_owned());
+            Ok(())
+        };
+        sh("echo one; echo two >&2; printf three")
+            .stream(&Silent, each)
+            .unwrap();
+        assert_eq!(lines, ["one", "two", "three"]);
+    }
+
+    #[test]
+    fn failure_carries_the_last_lines() {
+        let error = sh("echo reason; exit 3")
+            .run(&Silent)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("exit status: 3") && error.ends_with("reason"),
+            "{error}"
+        );
+        let error = sh("echo reason >&2; exit 3")
+            .output(&Silent)
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.contains("exit status: 3") && error.ends_with("reason"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn output_is_standard_output_alone() {
+        assert_eq!(
+            sh("echo out; echo err >&2").output(&Silent).unwrap(),
+            "out\n"
+        );
+    }
+
+    #[test]
+    fn what_a_command_left_running_is_killed() {
+        let text = sh("sleep 1000 >/dev/null 2>&1 & echo $!")
+            .output(&Silent)
+            .unwrap();
+        assert_gone(text.trim().parse().unwrap());
+    }
+
+    #[test]
+    fn an_error_of_the_reader_kills_the_command() {
+        let mut child = None;
+        let each = |line: &str| {
+            child = Some(line.parse().unwrap());
+            Err(io::Error::other("enough"))
+        };
+        let error = sh("echo $$; sleep 1000").stream(&Silent, each).unwrap_err();
+        assert_eq!(error.to_string(), "enough");
+        assert_gone(child.unwrap());
+    }
+
+    /// The process is gone, or dead and waiting for whoever inherited it.
+    fn assert_gone(pid: i32) {
+        let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
+        loop {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let state = stat
+                .rsplit(')')
+                .next()
+                .unwrap_or_default()
+                .trim_start()
+                .chars()
+                .next();
+            if matches!(state, None | Some('Z' | 'X')) {
+                return;
+            }
+            assert!(
+                std::time::Instant::now() < deadline,
+                "process {pid} still runs: {stat}"
+            );
+            std::thread::yield_now();
+        }
+    }
+}

@@ -1,0 +1,85 @@
+//! How an entry of the cache is laid out and named.
+
+use std::path::{Path, PathBuf};
+
+use hearth_build::cache;
+use hearth_build::command::{Cmd, CommandError};
+use hearth_build::files::{self, FileError};
+use hearth_build::progress::Progress;
+
+use crate::bundle::Bundle;
+use crate::error::BuildError;
+use crate::inputs::Inputs;
+use crate::{compile, rootfs};
+
+/// Version of the steps, part of the cache's key: to be raised when a change of them changes the result.
+const RECIPE: u32 = 2;
+
+/// The part of an entry that becomes the extension.
+pub const ROOT: &str = "root";
+
+/// The client for the developer's machine, in an entry.
+pub const KUBECTL: &str = "host/kubectl";
+
+/// The bundle in a finished entry.
+pub fn bundle(entry: &Path) -> Result<Bundle, BuildError> {
+    Bundle::read(&entry.join(ROOT)).map_err(|source| BuildError::Damaged {
+        entry: entry.to_owned(),
+        source,
+    })
+}
+
+/// For the source, for what is in between, and for the entry.
+pub fn folders(scratch: &Path) -> Result<[PathBuf; 3], FileError> {
+    let all = ["source", "stage", "entry"].map(|name| scratch.join(name));
+    for folder in all.iter().chain([&all[2].join("host")]) {
+        files::create_dir(folder)?;
+    }
+    Ok(all)
+}
+
+/// The C compiler and its linker, as they call themselves.
+pub fn compiler(progress: &dyn Progress) -> Result<String, CommandError> {
+    let mut tools = String::new();
+    for tool in ["gcc", "ld"] {
+        let version = Cmd::new(tool)
+            .arg("--version")
+            .env("LC_ALL", "C")
+            .output(progress)?;
+        tools += version.lines().next().unwrap_or_default();
+        tools += "\n";
+    }
+    Ok(tools)
+}
+
+/// The key of an entry: all that goes into a bundle.
+pub fn key(inputs: &Inputs, compiler: &str) -> String {
+    let recipe = RECIPE.to_string();
+    cache::key([
+        recipe.as_str(),
+        inputs.record(),
+        compile::MULTICALL,
+        rootfs::PAUSE,
+        compiler,
+    ])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+
+    #[test]
+    fn the_key_covers_what_goes_in() {
+        let dir = tempfile::tempdir().unwrap();
+        let inputs = |name: &str| {
+            fs::write(dir.path().join(name), name).unwrap();
+            Inputs::of_folder(dir.path()).unwrap()
+        };
+        let one = inputs("a_1_amd64.deb");
+        let key_of_one = key(&one, "gcc 12");
+        assert_eq!(key(&one, "gcc 12"), key_of_one);
+        assert_ne!(key(&one, "gcc 13"), key_of_one);
+        assert_ne!(key(&inputs("b_1_amd64.deb"), "gcc 12"), key_of_one);
+    }
+}

@@ -1,0 +1,57 @@
+//! Modes of files that depend on nothing of this machine.
+
+use std::path::Path;
+
+use hearth_build::files::{self, FileError, failed, set_mode};
+
+/// Modes that depend on nothing here: what is a program or a library may be run, all may be read.
+pub fn settle_modes(path: &Path) -> Result<(), FileError> {
+    let metadata = path.symlink_metadata().map_err(failed("settle", path))?;
+    if metadata.is_dir() {
+        for entry in files::entries(path)? {
+            settle_modes(&entry.path())?;
+        }
+        set_mode(path, 0o755)
+    } else if metadata.is_file() {
+        let start = files::read(path)?;
+        let runs = start.starts_with(b"\x7fELF") || start.starts_with(b"#!");
+        set_mode(path, if runs { 0o755 } else { 0o644 })
+    } else {
+        Ok(())
+    }
+}
+
+/// The bytes of the file that `from` leads to. Its mode stays behind, and must not forbid a later change.
+pub fn copy(from: &Path, to: &Path) -> Result<(), FileError> {
+    files::write(to, files::read(from)?)?;
+    set_mode(to, 0o755)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn modes_are_by_content() {
+        let dir = tempfile::tempdir().unwrap();
+        let mode = |name: &str| {
+            let metadata = fs::metadata(dir.path().join(name)).unwrap();
+            metadata.permissions().mode() & 0o7777
+        };
+        for (name, content) in [
+            ("elf", "\x7fELF…"),
+            ("script", "#!/bin/sh"),
+            ("text", "text"),
+        ] {
+            fs::write(dir.path().join(name), content).unwrap();
+            set_mode(&dir.path().join(name), 0o600).unwrap();
+        }
+        settle_modes(dir.path()).unwrap();
+        assert_eq!(
+            [mode("elf"), mode("script"), mode("text")],
+            [0o755, 0o755, 0o644]
+        );
+    }
+}

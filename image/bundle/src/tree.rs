@@ -1,0 +1,216 @@
+//! Lays out the tree that a node mounts at [`crate::packages::MOUNTED_AT`].
+//!
+//! The node's root holds no loader, no libraries and no tools for anybody but the node, and a bundle may be newer than the
+//! node. So the tree is closed in itself: every dynamically linked program is rewritten to name the tree's own loader and
+//! to look for libraries in the tree's `lib` only (patchelf), with all that they need found here, at build time. The other
+//! ways were an LD_LIBRARY_PATH, which every child would inherit down into what runc prepares for a container, and linking
+//! everything statically, which would mean to build Debian's C programs anew.
+//!
+//! Nothing of a file but its bytes, its mode and its name gets into the node; bytes are Debian's or the compiler's, so the
+//! same inputs give the same tree.
+
+use std::path::Path;
+
+use hearth_build::files::{self, FileError, create_dir};
+use hearth_build::progress::Progress;
+
+use crate::compile::{Built, PROGRAMS};
+use crate::inputs::{FOR_THE_NODE, Inputs, InputsError};
+use crate::modes::{copy, settle_modes};
+use crate::packages::{Packages, PackagesError};
+use crate::rootfs::{self, ImageError};
+
+/// Why no tree was laid out.
+#[derive(Debug, thiserror::Error)]
+pub enum TreeError {
+    /// What it is made of is not there.
+    #[error(transparent)]
+    Inputs(#[from] InputsError),
+    /// The programs were not made to find their libraries.
+    #[error(transparent)]
+    Packages(#[from] PackagesError),
+    /// An image was not made.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The file system refused.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// A program taken from a package.
+struct Program {
+    package: &'static str,
+    /// In the package.
+    path: &'static str,
+    /// In the tree.
+    to: &'static str,
+}
+
+const fn program(package: &'static str, path: &'static str, to: &'static str) -> Program {
+    Program { package, path, to }
+}
+
+/// Every program but Kubernetes' own, and who calls it.
+const FROM_PACKAGES: [Program; 14] = [
+    program("containerd", "usr/bin/containerd", "bin/containerd"),
+    // One per pod, started by containerd; it outlives it.
+    program(
+        "containerd",
+        "usr/bin/containerd-shim-runc-v2",
+        "bin/containerd-shim-runc-v2",
+    ),
+    program("runc", "usr/sbin/runc", "bin/runc"),
+    // kube-proxy's services, the kubelet's and portmap's chains, the node's masquerading. The older form of it, because
+    // the kernel has its tables and not nftables.
+    program(
+        "iptables",
+        "usr/sbin/xtables-legacy-multi",
+        "bin/xtables-legacy-multi",
+    ),
+    // kube-proxy forgets flows of UDP services whose endpoint went.
+    program("conntrack", "usr/sbin/conntrack", "bin/conntrack"),
+    // The kubelet mounts volumes by these two.
+    program("mount", "bin/mount", "bin/mount"),
+    program("mount", "bin/umount", "bin/umount"),
+    // The kubelet measures emptyDir volumes by `nice -n 19 du -x -s -B 1` and `find -xdev -printf .`, options that are GNU's.
+    program("coreutils", "usr/bin/nice", "bin/nice"),
+    program("coreutils", "usr/bin/du", "bin/du"),
+    program("findutils", "usr/bin/find", "bin/find"),
+    // Network plugins: containerd calls loopback for every pod; the pods' network of the node is made of the others.
+    program(
+        "containernetworking-plugins",
+        "usr/lib/cni/bridge",
+        "cni/bridge",
+    ),
+    program(
+        "containernetworking-plugins",
+        "usr/lib/cni/host-local",
+        "cni/host-local",
+    ),
+    program(
+        "containernetworking-plugins",
+        "usr/lib/cni/loopback",
+        "cni/loopback",
+    ),
+    program(
+        "containernetworking-plugins",
+        "usr/lib/cni/portmap",
+        "cni/portmap",
+    ),
+];
+
+/// Names under which programs are called: (link, program), both in `bin`. No ip6tables: the kernel has no tables for it.
+const LINKS: [(&str, &str); 3] = [
+    ("iptables", "xtables-legacy-multi"),
+    ("iptables-restore", "xtables-legacy-multi"),
+    ("iptables-save", "xtables-legacy-multi"),
+];
+
+/// The file in `bin` that is all of Kubernetes' programs.
+const KUBERNETES: &str = "kubernetes";
+
+/// Lays the tree out in `root`, which must not exist; works in `scratch`, an empty folder.
+pub fn lay_out(
+    progress: &dyn Progress,
+    inputs: &Inputs,
+    built: &Built,
+    scratch: &Path,
+    root: &Path,
+) -> Result<(), TreeError> {
+    let packages = Packages::unpack(progress, inputs, scratch)?;
+    for folder in ["bin", "cni", "lib/xtables", "images", "licences"] {
+        create_dir(&root.join(folder))?;
+    }
+    copy(&built.multicall, &root.join("bin").join(KUBERNETES))?;
+    for (link, target) in PROGRAMS
+        .map(|name| (name, KUBERNETES))
+        .into_iter()
+        .chain(LINKS)
+    {
+        files::link(target, &root.join("bin").join(link))?;
+    }
+    let mut dynamic = Vec::new();
+    for Program { package, path, to } in &FROM_PACKAGES {
+        let to = root.join(to);
+        copy(&packages.file(package, path), &to)?;
+        dynamic.push(to);
+    }
+    let extensions = packages.copy_iptables_extensions(root)?;
+    packages.relocate(progress, root, dynamic, extensions)?;
+    images(progress, &packages, scratch, root)?;
+    licences(&packages, built, root)?;
+    let (_, _, kubernetes) = inputs.source()?;
+    let version = format!(
+        "kubernetes {kubernetes}\ncontainerd {}\nrunc {}\ncni {}\n",
+        inputs.upstream_version("containerd")?,
+        inputs.upstream_version("runc")?,
+        inputs.upstream_version("containernetworking-plugins")?,
+    );
+    files::write(&root.join("VERSION"), version)?;
+    settle_modes(root)?;
+    Ok(())
+}
+
+/// The images that a node has without a registry.
+fn images(
+    progress: &dyn Progress,
+    packages: &Packages,
+    scratch: &Path,
+    root: &Path,
+) -> Result<(), ImageError> {
+    let archives = root.join("images");
+    rootfs::pause_image(
+        progress,
+        "hearth.local/pause:1",
+        &scratch.join("pause"),
+        &archives.join("pause.tar"),
+    )?;
+    rootfs::probe_image(
+        progress,
+        packages,
+        "hearth.local/probe:1",
+        &scratch.join("probe"),
+        &archives.join("probe.tar"),
+    )
+}
+
+/// Debian's statement of copyright for every package whose files are in the tree; Kubernetes' own covers what it contains.
+fn licences(packages: &Packages, built: &Built, root: &Path) -> Result<(), FileError> {
+    let to = root.join("licences");
+    copy(&built.copyright, &to.join("kubernetes"))?;
+    for package in FOR_THE_NODE {
+        let path = format!("usr/share/doc/{package}/copyright");
+        copy(&packages.file(package, &path), &to.join(package))?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn everything_comes_from_a_package_that_is_fetched() {
+        for program in &FROM_PACKAGES {
+            assert!(
+                FOR_THE_NODE.contains(&program.package),
+                "{}",
+                program.package
+            );
+        }
+    }
+
+    #[test]
+    fn what_a_bundle_must_have_is_laid_out() {
+        let files = FROM_PACKAGES.iter().map(|program| program.to.to_owned());
+        let links = LINKS.iter().map(|(link, _)| format!("bin/{link}"));
+        let laid_out: BTreeSet<String> = files
+            .chain(links)
+            .chain(PROGRAMS.map(|name| format!("bin/{name}")))
+            .collect();
+        for program in crate::bundle::PROGRAMS {
+            assert!(laid_out.contains(program), "{program}");
+        }
+    }
+}

@@ -1,0 +1,400 @@
+//! The kernel, from Debian's source package and our configuration fragment, cached by content.
+//!
+//! The key of the cache covers all that goes in: the version of the source package, the fragments, the compiler and
+//! linker, and [`RECIPE`]. So a build happens once per change of those, wherever the checkout lies, and whoever wants a
+//! kernel simply asks for it each time ([`ensure`]). The source is Debian's and not kernel.org's because Debian ships
+//! security fixes for it under a signature that every Debian machine already checks; its exact version moves, and is
+//! recorded with the result.
+//!
+//! The fragment is applied to tinyconfig. Kconfig silently drops what it does not know or whose dependencies are missing;
+//! here every line of the fragment is compared with the outcome and a difference is an error ([`fragment`]).
+//!
+//! The same inputs give the same bytes: the time, user, host and build number that the kernel would record are fixed, and
+//! the tools that Kconfig only probes for are hidden from it.
+
+pub mod fragment;
+
+use std::path::{Path, PathBuf};
+
+use hearth_build::cache::{self, Builder, Cache, CacheError};
+use hearth_build::command::{Cmd, CommandError};
+use hearth_build::files::{self, FileError, Log};
+use hearth_build::progress::{Length, Progress, Task};
+use ring::digest::{SHA256, digest};
+
+use self::fragment::{Fragment, FragmentError};
+
+/// Version of the steps below, part of the cache's key: to be raised when a change of them changes the result.
+const RECIPE: u32 = 1;
+
+/// About how many steps make announces for the whole build; only the bar depends on it.
+const EXPECTED_STEPS: u64 = 2260;
+
+/// What the environment could smuggle into the build.
+const HIDDEN_ENVIRONMENT: [&str; 12] = [
+    "ARCH",
+    "CC",
+    "CROSS_COMPILE",
+    "KAFLAGS",
+    "KBUILD_OUTPUT",
+    "KCFLAGS",
+    "KCONFIG_ALLCONFIG",
+    "LLVM",
+    "LOCALVERSION",
+    "MAKEFLAGS",
+    "MAKELEVEL",
+    "SOURCE_DATE_EPOCH",
+];
+
+/// Why there is no kernel: the step, with its cause.
+#[derive(Debug, thiserror::Error)]
+pub enum KernelError {
+    /// A fragment is wrong, or Kconfig did not take it over.
+    #[error(transparent)]
+    Fragment(#[from] FragmentError),
+    /// A program was not to be run, or failed.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+    /// The cache gives nothing.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// The file system refused.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// The source is there, and no kernel came of it.
+    #[error("the kernel was not built; the whole log is {}", log.display())]
+    NotBuilt {
+        /// What the compiler said.
+        log: PathBuf,
+        /// Why.
+        source: Box<KernelError>,
+    },
+    /// An entry of the cache is not one of ours.
+    #[error("{} is damaged: remove {}", entry.join("version").display(), entry.display())]
+    Damaged {
+        /// Its folder.
+        entry: PathBuf,
+    },
+}
+
+/// A built kernel, in the cache.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kernel {
+    /// The compressed, bootable kernel; it is also a UEFI application.
+    pub bzimage: PathBuf,
+    /// The kernel's own version ("6.12.117").
+    pub version: String,
+    /// The exact source package ("linux-source-6.12 6.12.117-1~deb12u1").
+    pub source: String,
+    /// SHA-256 of the whole configuration, in hex.
+    pub config_hash: String,
+}
+
+/// The kernel of a folder with `series` and `fragment.config`, and with further fragments laid over that in their order;
+/// built if it is not in the cache. Debian's source package of the series must be installed.
+pub fn ensure(
+    progress: &dyn Progress,
+    config: &Path,
+    fragments: &[PathBuf],
+) -> Result<Kernel, KernelError> {
+    let inputs = Inputs::gather(progress, config, fragments)?;
+    let cache = Cache::of_user("kernel")?;
+    let entry = cache.ensure(progress, &inputs.key(), |builder, scratch| {
+        build(progress, &inputs, builder, scratch)
+    })?;
+    Kernel::read(&entry)
+}
+
+/// The pinned series of the kernel ("6.12"), which names Debian's source package.
+pub fn series(config: &Path) -> Result<String, FileError> {
+    Ok(files::read_text(&config.join("series"))?.trim().to_owned())
+}
+
+/// All that the result depends on.
+struct Inputs {
+    fragment: Fragment,
+    /// Name and version of the source package.
+    package: String,
+    source_version: String,
+    tarball: PathBuf,
+    /// Compiler and linker, as they call themselves.
+    tools: Vec<String>,
+}
+
+impl Inputs {
+    fn gather(
+        progress: &dyn Progress,
+        config: &Path,
+        more_fragments: &[PathBuf],
+    ) -> Result<Inputs, KernelError> {
+        let mut fragment = Fragment::default();
+        for path in std::iter::once(&config.join("fragment.config")).chain(more_fragments) {
+            let text = files::read_text(path)?;
+            fragment = fragment.overlaid(Fragment::parse(&text, &path.display().to_string())?);
+        }
+        let package = format!("linux-source-{}", series(config)?);
+        let query = ["--show", "--showformat=${Version}"];
+        let source_version = Cmd::new("dpkg-query")
+            .args(query)
+            .arg(&package)
+            .output(progress)?
+            .trim()
+            .to_owned();
+        let mut tools = Vec::new();
+        for tool in ["gcc", "ld", "zstd"] {
+            let version = Cmd::new(tool)
+                .arg("--version")
+                .env("LC_ALL", "C")
+                .output(progress)?;
+            tools.push(version.lines().next().unwrap_or_default().to_owned());
+        }
+        Ok(Inputs {
+            fragment,
+            tarball: PathBuf::from(format!("/usr/src/{package}.tar.xz")),
+            package,
+            source_version,
+            tools,
+        })
+    }
+
+    fn key(&self) -> String {
+        let recipe = RECIPE.to_string();
+        let config = self.fragment.to_string();
+        let parts = [
+            recipe.as_str(),
+            &self.package,
+            &self.source_version,
+            &config,
+        ];
+        cache::key(
+            parts
+                .into_iter()
+                .chain(self.tools.iter().map(String::as_str)),
+        )
+    }
+}
+
+/// Builds an entry in `scratch`; returns its folder there.
+fn build(
+    progress: &dyn Progress,
+    inputs: &Inputs,
+    builder: &Builder<'_>,
+    scratch: &Path,
+) -> Result<PathBuf, KernelError> {
+    let log = Log::create(builder.log())?;
+    let log_path = log.path().to_owned();
+    let source = scratch.join("source");
+    files::create_dir(&source)?;
+    progress.say(&format!(
+        "{} {} with this configuration is not in the cache: building it, which takes minutes",
+        inputs.package, inputs.source_version
+    ));
+    let task = progress.start("building the kernel", Length::Steps(EXPECTED_STEPS));
+    let mut make = Make {
+        progress,
+        source,
+        log,
+        task: &*task,
+    };
+
+    task.now("unpacking");
+    let tar = Cmd::new("tar").args(["--extract", "--strip-components=1", "--file"]);
+    tar.arg(&inputs.tarball)
+        .arg("--directory")
+        .arg(&make.source)
+        .run(progress)?;
+    let finished = make
+        .all(&inputs.fragment)
+        .map_err(|error| KernelError::NotBuilt {
+            log: log_path,
+            source: Box::new(error),
+        })?;
+
+    let entry = scratch.join("entry");
+    files::create_dir(&entry)?;
+    let version = format!(
+        "{}\n{} {}\n",
+        finished.version, inputs.package, inputs.source_version
+    );
+    files::write(&entry.join("version"), version)?;
+    files::write(&entry.join("config"), finished.config)?;
+    files::write(&entry.join("bzImage"), finished.bzimage)?;
+    task.done();
+    Ok(entry)
+}
+
+struct Finished {
+    version: String,
+    config: String,
+    bzimage: Vec<u8>,
+}
+
+/// The unpacked source and what is done with it.
+struct Make<'a> {
+    progress: &'a dyn Progress,
+    source: PathBuf,
+    log: Log,
+    task: &'a dyn Task,
+}
+
+impl Make<'_> {
+    fn all(&mut self, fragment: &Fragment) -> Result<Finished, KernelError> {
+        let config_path = self.source.join(".config");
+        self.task.now("configuring");
+        self.target("tinyconfig")?;
+        let config = files::read_text(&config_path)?;
+        files::write(&config_path, format!("{config}{fragment}"))?;
+        self.target("olddefconfig")?;
+        let config = files::read_text(&config_path)?;
+        fragment.verify(&config)?;
+        self.target("bzImage")?;
+        let version = self.source.join("include/config/kernel.release");
+        Ok(Finished {
+            version: files::read_text(&version)?.trim().to_owned(),
+            config,
+            bzimage: files::read(&self.source.join("arch/x86/boot/bzImage"))?,
+        })
+    }
+
+    fn target(&mut self, target: &str) -> Result<(), CommandError> {
+        let jobs = std::thread::available_parallelism().map_or(1, usize::from);
+        let mut make = Cmd::new("make")
+            .arg("-C")
+            .arg(&self.source)
+            .arg(format!("-j{jobs}"));
+        for name in HIDDEN_ENVIRONMENT {
+            make = make.env_remove(name);
+        }
+        make = make
+            .env("LC_ALL", "C")
+            .env("KBUILD_BUILD_TIMESTAMP", "1970-01-01 00:00:00 UTC")
+            .env("KBUILD_BUILD_USER", "hearth")
+            .env("KBUILD_BUILD_HOST", "hearth")
+            .env("KBUILD_BUILD_VERSION", "1")
+            // Kconfig writes the versions of what it finds into the configuration, wanted or not.
+            .args([
+                "ARCH=x86",
+                "CC=gcc",
+                "RUSTC=hidden",
+                "BINDGEN=hidden",
+                "PAHOLE=hidden",
+            ])
+            .arg(target);
+        make.stream(self.progress, |line| {
+            self.log.line(line)?;
+            // "  CC      init/main.o"
+            if let Some(step) = line.strip_prefix("  ") {
+                self.task.step();
+                self.task
+                    .now(&step.split_whitespace().collect::<Vec<_>>().join(" "));
+            }
+            Ok(())
+        })
+    }
+}
+
+impl Kernel {
+    fn read(entry: &Path) -> Result<Kernel, KernelError> {
+        let recorded = files::read_text(&entry.join("version"))?;
+        let Some((version, source)) = recorded.trim_end().split_once('\n') else {
+            return Err(KernelError::Damaged {
+                entry: entry.to_owned(),
+            });
+        };
+        let config = files::read(&entry.join("config"))?;
+        Ok(Kernel {
+            bzimage: entry.join("bzImage"),
+            version: version.to_owned(),
+            source: source.to_owned(),
+            config_hash: hex::encode(digest(&SHA256, &config)),
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn inputs() -> Inputs {
+        Inputs {
+            fragment: Fragment::parse("CONFIG_A=y\n", "test").unwrap(),
+            package: "linux-source-1.0".into(),
+            source_version: "1.0.1-1".into(),
+            tarball: "/nowhere".into(),
+            tools: vec!["gcc 12".into(), "ld 2".into()],
+        }
+    }
+
+    #[test]
+    fn key_depends_on_every_input_and_on_no_comment() {
+        let key = inputs().key();
+        let fragment = |text| Fragment::parse(text, "test").unwrap();
+        let changed = [
+            Inputs {
+                fragment: fragment("# CONFIG_A is not set\n"),
+                ..inputs()
+            },
+            Inputs {
+                source_version: "1.0.2-1".into(),
+                ..inputs()
+            },
+            Inputs {
+                package: "linux-source-1.1".into(),
+                ..inputs()
+            },
+            Inputs {
+                tools: vec!["gcc 12".into(), "ld 3".into()],
+                ..inputs()
+            },
+            Inputs {
+                tools: vec!["gcc 12ld 2".into()],
+                ..inputs()
+            },
+        ];
+        for inputs in changed {
+            assert_ne!(inputs.key(), key);
+        }
+        assert_eq!(
+            Inputs {
+                fragment: fragment("# Why.\n\nCONFIG_A=y\n"),
+                ..inputs()
+            }
+            .key(),
+            key
+        );
+    }
+
+    #[test]
+    fn entry_is_read_back() {
+        let dir = tempfile::tempdir().unwrap();
+        files::write(
+            &dir.path().join("version"),
+            "1.0.1\nlinux-source-1.0 1.0.1-1\n",
+        )
+        .unwrap();
+        files::write(&dir.path().join("config"), "abc").unwrap();
+        let kernel = Kernel::read(dir.path()).unwrap();
+        assert_eq!(kernel.version, "1.0.1");
+        assert_eq!(kernel.source, "linux-source-1.0 1.0.1-1");
+        assert_eq!(
+            kernel.config_hash,
+            "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+        );
+        assert_eq!(kernel.bzimage, dir.path().join("bzImage"));
+    }
+
+    #[test]
+    fn the_fragment_of_the_house_parses() {
+        let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel-config");
+        let path = config.join("fragment.config");
+        let fragment =
+            Fragment::parse(&std::fs::read_to_string(path).unwrap(), "fragment.config").unwrap();
+        assert!(fragment.to_string().contains("CONFIG_64BIT=y\n"));
+        assert!(
+            series(&config)
+                .unwrap()
+                .split('.')
+                .all(|part| part.parse::<u32>().is_ok())
+        );
+    }
+}

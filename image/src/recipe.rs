@@ -1,0 +1,214 @@
+//! From the parts of an image to the files of one: initramfs, unified kernel image, disk.
+//!
+//! The initramfs and the UKI are made anew on every call, which takes less than finding out by hashes of all inputs whether
+//! it is needed; an output whose content would be the same is left alone, so that it keeps its time of change. The disk image
+//! carries a stamp of its content beside it, with its length and time of change: one that something has written to since is
+//! not taken for ours.
+//!
+//! Outputs are replaced by rename, never written in place: a file that someone has open or has linked stays as it was.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use crate::disk::{Disk, DiskError};
+use crate::layout::{self, Extension, LayoutError};
+use crate::output::{self, OutputError, write_if_changed};
+use crate::uki::{CommandLine, UkiError};
+use crate::{Assembled, Error, System};
+
+/// systemd's EFI stub, as Debian installs it.
+const STUB: &str = "/usr/lib/systemd/boot/efi/linuxx64.efi.stub";
+
+/// The kernel's command line:
+/// - `console=ttyS0`: what a node has to say goes to the serial line; it has no screen.
+/// - `clocksource=hpet`: on an emulated or loaded host the TSC is miscalibrated, and clocks run at a wrong speed. Who boots
+///   the kernel directly may know better, and says so behind it.
+/// - `random.trust_cpu=on`: without it a machine that has no virtio-rng waits for entropy for ever.
+/// - `panic=-1`: a panic reboots at once.
+/// - `gpt`: a damaged primary partition table is no reason not to read the backup.
+/// - `quiet`: the serial line is slow, and boot waits for it.
+const COMMAND_LINE: &str = "console=ttyS0 clocksource=hpet random.trust_cpu=on panic=-1 gpt quiet";
+
+/// Why a recipe gave no image.
+#[derive(Debug, thiserror::Error)]
+#[allow(missing_docs)] // The messages say it.
+pub enum RecipeError {
+    #[error(transparent)]
+    Assemble(#[from] Error),
+    #[error(transparent)]
+    CommandLine(#[from] UkiError),
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    #[error(transparent)]
+    Output(#[from] OutputError),
+    #[error("the new image is gone")]
+    Gone,
+}
+
+/// What goes into an image.
+#[derive(Debug, Clone)]
+pub struct Recipe {
+    system: System,
+    /// Of the node, for the ESP.
+    pub parameters: Option<Vec<u8>>,
+    extensions: Vec<Extension>,
+}
+
+/// A built image and what it was built from.
+#[derive(Debug, Clone)]
+pub struct Artifacts {
+    /// The disk, raw and sparse. Not to be written to: boot a copy, or an overlay on a hard link of it.
+    pub image: PathBuf,
+    /// The unified kernel image.
+    pub uki: PathBuf,
+    /// The bare kernel, for direct boot.
+    pub kernel: PathBuf,
+    /// The initramfs, for direct boot.
+    pub initramfs: PathBuf,
+    /// The kernel's command line, for direct boot.
+    pub cmdline: String,
+    /// The program that is PID 1.
+    pub init: PathBuf,
+    /// Path and size of every file in the initramfs.
+    pub contents: Vec<(String, u64)>,
+    /// The content of each extension's partition.
+    pub extensions: Vec<PathBuf>,
+}
+
+impl Recipe {
+    /// An image of this kernel around this program as init, with other programs by their paths in it.
+    pub fn new(
+        kernel: PathBuf,
+        init: PathBuf,
+        programs: Vec<(PathBuf, String)>,
+        os_release: String,
+    ) -> Result<Recipe, RecipeError> {
+        Ok(Recipe {
+            system: System {
+                kernel,
+                stub: STUB.into(),
+                init,
+                programs,
+                files: BTreeMap::new(),
+                command_line: CommandLine::parse(COMMAND_LINE)?,
+                os_release,
+            },
+            parameters: None,
+            extensions: Vec::new(),
+        })
+    }
+
+    /// Takes these extensions along, instead of what was taken before, and more words of the command line.
+    pub fn extend(&mut self, extensions: Vec<Extension>, words: &str) -> Result<(), RecipeError> {
+        let mut line = COMMAND_LINE.to_owned();
+        for extension in &extensions {
+            line = format!("{line} {}", extension.word);
+        }
+        self.system.command_line = CommandLine::parse(&format!("{line} {words}"))?;
+        self.extensions = extensions;
+        Ok(())
+    }
+
+    /// The disk around the UKI at `uki`.
+    pub fn disk(&self, uki: &Path) -> Result<Disk, LayoutError> {
+        layout::disk_of(uki, self.parameters.as_deref(), &self.extensions)
+    }
+
+    /// Makes what boots. The larger half of the work, and nothing of it on the disk.
+    pub fn assemble(&self) -> Result<Assembled, Error> {
+        self.system.assemble()
+    }
+
+    /// Writes all outputs that are not up to date into `folder`. Nobody else may do so at the same time.
+    pub fn write(&self, assembled: Assembled, folder: &Path) -> Result<Artifacts, RecipeError> {
+        let artifacts = Artifacts {
+            image: folder.join("hearth.img"),
+            uki: folder.join("hearth.efi"),
+            kernel: self.system.kernel.clone(),
+            initramfs: folder.join("initramfs.zst"),
+            cmdline: self.system.command_line.as_str().to_owned(),
+            init: self.system.init.clone(),
+            contents: assembled.contents,
+            extensions: self.extensions.iter().map(|e| e.file.clone()).collect(),
+        };
+        write_if_changed(&artifacts.initramfs, &assembled.initramfs)?;
+        write_if_changed(&artifacts.uki, &assembled.uki)?;
+        let disk = self.disk(&artifacts.uki)?;
+        let stamp = folder.join("hearth.img.stamp");
+        let current = stamp_of(&disk, &artifacts.image);
+        if current.is_none() || current != fs::read_to_string(&stamp).ok() {
+            disk.write(&artifacts.image)?;
+            let text = stamp_of(&disk, &artifacts.image).ok_or(RecipeError::Gone)?;
+            output::write(&stamp, text.as_bytes())?;
+        }
+        Ok(artifacts)
+    }
+}
+
+/// What identifies an image: its content, by the seed made of it; the file as the builder left it; and the builder,
+/// which may lay out the same content in another way after a change. None where there is no such file.
+fn stamp_of(disk: &Disk, image: &Path) -> Option<String> {
+    let file = |path: &Path| {
+        let metadata = fs::metadata(path).ok()?;
+        Some(format!(
+            "{} bytes, changed {}.{:09}",
+            metadata.len(),
+            metadata.mtime(),
+            metadata.mtime_nsec()
+        ))
+    };
+    // Also when the file that this process was started from has been replaced since.
+    let builder = file(Path::new("/proc/self/exe"))?;
+    let image = file(image)?;
+    Some(format!(
+        "content {}\nimage {image}\nbuilder {builder}\n",
+        hex(&disk.seed.0)
+    ))
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::content::Content;
+    use crate::disk::Seed;
+
+    fn small_disk() -> Disk {
+        layout::disk(
+            Seed::of(&[b"x"]),
+            Content::Bytes(vec![7; 100_000]),
+            Some(b"parameters"),
+            &[],
+        )
+        .unwrap()
+    }
+
+    #[test]
+    fn a_stamp_notices_content_and_writers() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("hearth.img");
+        assert_eq!(stamp_of(&small_disk(), &path), None);
+        small_disk().write(&path).unwrap();
+        let stamp = stamp_of(&small_disk(), &path).unwrap();
+        assert_eq!(stamp_of(&small_disk(), &path).as_ref(), Some(&stamp));
+        let mut other = small_disk();
+        other.seed = Seed::of(&[b"y"]);
+        assert_ne!(stamp_of(&other, &path).as_ref(), Some(&stamp));
+        let time = fs::metadata(&path).unwrap().modified().unwrap()
+            + std::time::Duration::from_nanos(1000);
+        fs::File::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_modified(time)
+            .unwrap();
+        assert_ne!(stamp_of(&small_disk(), &path).as_ref(), Some(&stamp));
+    }
+}
