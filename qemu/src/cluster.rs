@@ -28,7 +28,7 @@
 //!
 //! Invariants: one launcher at a time (a lock in the folder), a machine that
 //! runs is never started a second time, and a process is only ever taken for
-//! a machine of ours by its whole [`Identity`](crate::process::Identity),
+//! a machine of ours by its whole [`Identity`](hearth_process::process::Identity),
 //! never by its number.
 
 mod attached;
@@ -46,6 +46,8 @@ use std::{
     time::Duration,
 };
 
+use hearth_process::process::Process;
+use hearth_switch::{Network, NetworkError};
 use tokio::task::JoinSet;
 
 pub use attached::{AttachError, Attached, attach};
@@ -59,9 +61,7 @@ use crate::{
     command::Machine,
     disk::{Cache, Disk, DiskError, Format, make_overlay},
     network::{Forwarded, Link, is_free},
-    process::Process,
     run_dir::{RunDir, RunDirError},
-    switch::{Network, NetworkError},
     vm::{Exit, Lifetime, Shutdown, StartError, Tied, Vm},
 };
 

@@ -20,14 +20,12 @@ use std::{
 };
 
 use hearth_api::console::Report;
+use hearth_process::readiness::readable;
 use rustix::fs::inotify;
 use tokio::io::unix::AsyncFd;
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    journal::{Cursor, Journal, Limits, Weigh, Writer, journal},
-    readiness::readable,
-};
+use crate::journal::{Cursor, Journal, Limits, Weigh, Writer, journal};
 use strip::Splitter;
 
 /// A boot writes some hundred lines.

@@ -2,10 +2,11 @@
 
 use std::{io, time::Duration};
 
+use hearth_process::process::Process;
 use serde_json::Value;
 use tokio::time::{sleep, timeout};
 
-use crate::{process::Process, qmp::Qmp};
+use crate::qmp::Qmp;
 
 /// The power button is pressed again this often: firmware and a kernel that
 /// has just begun do not notice it.

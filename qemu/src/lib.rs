@@ -30,13 +30,13 @@
 //! | [`accel`] | KVM where it truly works, else TCG |
 //! | [`tsc`] | what an emulated machine's kernel is told of time |
 //! | [`firmware`], [`disk`], [`network`], [`fw_cfg`] | the parts of a machine |
-//! | [`switch`] | the network that joins machines: switch, DHCP, gateway, faults |
+//! | [`switch`] (the crate `hearth-switch`) | the network that joins machines: switch, DHCP, gateway, faults |
 //! | [`run_dir`] | a machine's folder: logs, sockets, variables |
 //! | [`vm`] | a running machine: waits, power, how it ended |
 //! | [`console`], [`qmp`] | what it says, what QEMU says |
 //! | [`phases`] | the timeline of a boot |
 //! | [`cluster`] | machines that are kept: launched again, left running, found |
-//! | [`process`] | QEMU processes, told apart for ever |
+//! | `hearth-process`, a crate below | processes that do not outlive their handle, told apart for ever |
 //! | [`artifacts`] | what the end-to-end tests boot |
 //!
 //! # Invariants
@@ -62,11 +62,9 @@ mod journal;
 mod kvm;
 pub mod network;
 pub mod phases;
-pub mod process;
 pub mod qmp;
-mod readiness;
 pub mod run_dir;
-mod spawn;
-pub mod switch;
 pub mod tsc;
 pub mod vm;
+
+pub use hearth_switch as switch;

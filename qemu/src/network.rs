@@ -2,74 +2,15 @@
 //!
 //! [`Link`] is the seam: there is QEMU's own user-mode network, a separate one
 //! for each machine, with ports forwarded from the host; and there is a port
-//! of our switch ([`crate::switch`]), which joins machines. Nothing but this
+//! of our switch ([`hearth_switch`]), which joins machines. Nothing but this
 //! module and the command builder needs to know the difference.
 
 use std::{
-    fmt,
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
     path::PathBuf,
-    str::FromStr,
 };
 
-/// An Ethernet address. As text, and in JSON: `52:54:00:48:00:01`.
-#[derive(
-    Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, serde::Serialize, serde::Deserialize,
-)]
-#[serde(into = "String", try_from = "String")]
-pub struct Mac(pub [u8; 6]);
-
-impl Mac {
-    /// The address of the machine with this number in its cluster: QEMU's
-    /// own prefix, so that it cannot meet real hardware. Fixed by the number,
-    /// so that a machine keeps it (and its DHCP lease) over restarts.
-    pub fn of_machine(number: u16) -> Self {
-        let [high, low] = number.to_be_bytes();
-        Self([0x52, 0x54, 0x00, 0x48, high, low])
-    }
-}
-
-impl fmt::Display for Mac {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [a, b, c, d, e, g] = self.0;
-        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
-    }
-}
-
-impl From<Mac> for String {
-    fn from(mac: Mac) -> Self {
-        mac.to_string()
-    }
-}
-
-/// A text is no Ethernet address.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("found {0:?}, wanted an Ethernet address as 52:54:00:48:00:01")]
-pub struct NotMac(String);
-
-impl FromStr for Mac {
-    type Err = NotMac;
-
-    fn from_str(text: &str) -> Result<Self, NotMac> {
-        let byte = |part: &str| {
-            let plain = part.len() == 2 && part.bytes().all(|byte| byte.is_ascii_hexdigit());
-            plain.then(|| u8::from_str_radix(part, 16).ok()).flatten()
-        };
-        let bytes: Option<Vec<u8>> = text.split(':').map(byte).collect();
-        bytes
-            .and_then(|bytes| bytes.try_into().ok())
-            .map(Self)
-            .ok_or_else(|| NotMac(text.to_owned()))
-    }
-}
-
-impl TryFrom<String> for Mac {
-    type Error = NotMac;
-
-    fn try_from(text: String) -> Result<Self, NotMac> {
-        text.parse()
-    }
-}
+pub use hearth_switch::{Forwarded, Mac, NotMac};
 
 /// One network card.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -89,7 +30,7 @@ pub enum Link {
     /// with the gateway 10.0.2.2.
     User(UserNetwork),
     /// A port of a switch that listens at this socket
-    /// ([`crate::switch::Port::socket`]). The switch must run first: QEMU
+    /// ([`hearth_switch::Port::socket`]). The switch must run first: QEMU
     /// plugs in once, when it starts.
     Switch {
         /// The port's socket; its path may be of any length.
@@ -122,15 +63,6 @@ impl Forward {
     pub fn any(guest: u16) -> Self {
         Self { guest, host: 0 }
     }
-}
-
-/// Where a guest's port is found on the host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Forwarded {
-    /// Port of the guest.
-    pub guest: u16,
-    /// Address on the host.
-    pub host: SocketAddr,
 }
 
 /// Whether this host port could be bound now. For an early, clear error; only
@@ -178,32 +110,6 @@ pub(crate) fn parse_plugged(text: &str, card: usize) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn addresses_differ_by_number() {
-        assert_eq!(Mac::of_machine(0).to_string(), "52:54:00:48:00:00");
-        assert_eq!(Mac::of_machine(258).to_string(), "52:54:00:48:01:02");
-        // Neither multicast nor globally assigned.
-        assert_eq!(Mac::of_machine(7).0[0] & 0b11, 0b10);
-    }
-
-    #[test]
-    fn an_address_is_read_back_and_nothing_else_is() {
-        let mac = Mac::of_machine(258);
-        assert_eq!(mac.to_string().parse(), Ok(mac));
-        let json = serde_json::to_string(&mac).expect("JSON");
-        assert_eq!(json, "\"52:54:00:48:01:02\"");
-        assert_eq!(serde_json::from_str::<Mac>(&json).expect("read back"), mac);
-        for text in [
-            "",
-            "52:54:00:48:01",
-            "52:54:00:48:01:02:03",
-            "+1:54:00:48:01:02",
-            "1:2:3:4:5:6",
-        ] {
-            assert_eq!(text.parse::<Mac>(), Err(NotMac(text.to_owned())));
-        }
-    }
 
     #[test]
     fn forwards_are_read_from_the_monitor() {

@@ -15,17 +15,13 @@
 //! `serial.2.log` … up to [`KEPT`], each older than the one before.
 
 use std::{
-    fs::{self, DirBuilder, File, Permissions},
-    io::{self, Write},
-    os::{
-        fd::AsRawFd,
-        unix::{
-            fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt, symlink},
-            net::UnixListener,
-        },
-    },
+    fs, io,
+    os::unix::fs::symlink,
     path::{Path, PathBuf},
 };
+
+pub use hearth_process::folder::FolderError as RunDirError;
+use hearth_process::folder::{Folder, remove, write_with_mode};
 
 /// How many earlier logs are kept.
 pub const KEPT: u32 = 5;
@@ -35,23 +31,7 @@ const LOGS: [&str; 3] = ["serial", "qmp", "qemu"];
 /// A machine's folder. Cheap to clone; several handles are the same folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunDir {
-    path: PathBuf,
-}
-
-/// The folder could not be used.
-#[derive(Debug, thiserror::Error)]
-#[error("machine folder: cannot {step} {path}: {source}")]
-pub struct RunDirError {
-    pub(crate) step: &'static str,
-    pub(crate) path: PathBuf,
-    pub(crate) source: io::Error,
-}
-
-impl RunDirError {
-    fn at(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
-        let path = path.to_owned();
-        move |source| Self { step, path, source }
-    }
+    folder: Folder,
 }
 
 impl RunDir {
@@ -61,13 +41,8 @@ impl RunDir {
     /// # Errors
     /// If it cannot be made.
     pub fn create(path: impl AsRef<Path>) -> Result<Self, RunDirError> {
-        let path = path.as_ref();
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(path)
-            .map_err(RunDirError::at("make", path))?;
-        Self::open(path)
+        let folder = Folder::create(path)?;
+        Ok(Self { folder })
     }
 
     /// Takes this folder, which must be there.
@@ -75,20 +50,23 @@ impl RunDir {
     /// # Errors
     /// If it is not.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, RunDirError> {
-        let path = path.as_ref();
-        // Absolute: QEMU runs in the folder itself.
-        let path = path.canonicalize().map_err(RunDirError::at("find", path))?;
-        Ok(Self { path })
+        let folder = Folder::open(path)?;
+        Ok(Self { folder })
     }
 
     /// The folder, absolute.
     pub fn path(&self) -> &Path {
-        &self.path
+        self.folder.path()
     }
 
     /// A file in it.
     pub fn file(&self, name: &str) -> PathBuf {
-        self.path.join(name)
+        self.folder.file(name)
+    }
+
+    /// What it is beside a machine's.
+    pub(crate) fn folder(&self) -> &Folder {
+        &self.folder
     }
 
     /// The console's log.
@@ -158,7 +136,7 @@ impl RunDir {
                     _ => {}
                 }
             }
-            self.write_private(&self.old_log(log, 0), b"")?;
+            self.folder.write_private(&self.old_log(log, 0), b"")?;
         }
         Ok(())
     }
@@ -168,11 +146,6 @@ impl RunDir {
             0 => self.file(&format!("{log}.log")),
             number => self.file(&format!("{log}.{number}.log")),
         }
-    }
-
-    /// Writes a file that nobody else may read.
-    pub(crate) fn write_private(&self, path: &Path, bytes: &[u8]) -> Result<(), RunDirError> {
-        write_with_mode(path, bytes, 0o600).map_err(RunDirError::at("write", path))
     }
 
     /// Writes the command so that it can be run by hand.
@@ -197,67 +170,14 @@ impl RunDir {
         // By a rename, so that a half-written file is never taken for the
         // variables that are there already.
         let partial = self.file("vars.partial");
-        self.write_private(&partial, &bytes)?;
+        self.folder.write_private(&partial, &bytes)?;
         fs::rename(&partial, &path).map_err(RunDirError::at("make", &path))
     }
-
-    /// Binds a listening socket of this name. It listens before QEMU is even
-    /// started, so a client can connect at once and simply waits.
-    pub(crate) fn listen(&self, path: &Path) -> Result<UnixListener, RunDirError> {
-        remove(path)?;
-        let (_folder, short) = self.short(path)?;
-        UnixListener::bind(short).map_err(RunDirError::at("listen at", path))
-    }
-
-    /// Connects to a socket of this name.
-    pub(crate) async fn connect(&self, path: &Path) -> Result<tokio::net::UnixStream, RunDirError> {
-        let (_folder, short) = self.short(path)?;
-        tokio::net::UnixStream::connect(short)
-            .await
-            .map_err(RunDirError::at("connect to", path))
-    }
-
-    /// A path to the same file that is short enough for a socket address,
-    /// which holds 107 bytes; valid for as long as the folder is held open.
-    fn short(&self, path: &Path) -> Result<(File, PathBuf), RunDirError> {
-        let folder = File::open(&self.path).map_err(RunDirError::at("open", &self.path))?;
-        let name = path.file_name().unwrap_or_default();
-        let short = Path::new("/proc/self/fd")
-            .join(folder.as_raw_fd().to_string())
-            .join(name);
-        Ok((folder, short))
-    }
-}
-
-/// Removes a file, if it is there.
-fn remove(path: &Path) -> Result<(), RunDirError> {
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(RunDirError::at("remove", path)(error))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn write_with_mode(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
-    let mut file = File::options()
-        .write(true)
-        .create(true)
-        .truncate(true)
-        .mode(mode)
-        .open(path)?;
-    // Where the file was there already, its old mode would have stayed.
-    file.set_permissions(Permissions::from_mode(mode))?;
-    file.write_all(bytes)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn mode(path: &Path) -> u32 {
-        fs::metadata(path).expect("metadata").permissions().mode() & 0o777
-    }
 
     #[test]
     fn logs_are_put_aside_and_the_oldest_dropped() {
@@ -273,32 +193,6 @@ mod tests {
         assert_eq!(read("serial.1.log").as_deref(), Some("5"));
         assert_eq!(read("serial.5.log").as_deref(), Some("1"));
         assert_eq!(read("serial.6.log"), None);
-    }
-
-    #[test]
-    fn private_files_are_private_even_if_they_were_not() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let run_dir = RunDir::create(folder.path().join("vm")).expect("a run dir");
-        assert_eq!(mode(run_dir.path()), 0o700);
-        let path = run_dir.fw_cfg(0);
-        fs::write(&path, "old and longer").expect("a file");
-        fs::set_permissions(&path, Permissions::from_mode(0o644)).expect("a mode");
-        run_dir.write_private(&path, b"new").expect("written");
-        assert_eq!(mode(&path), 0o600);
-        assert_eq!(fs::read(&path).expect("a file"), b"new");
-    }
-
-    #[tokio::test]
-    async fn sockets_work_in_folders_of_any_depth() {
-        let folder = tempfile::tempdir().expect("a folder");
-        let deep = folder.path().join("d".repeat(100)).join("e".repeat(100));
-        let run_dir = RunDir::create(deep).expect("a run dir");
-        let path = run_dir.qmp_socket();
-        let listener = run_dir.listen(&path).expect("listens");
-        run_dir.connect(&path).await.expect("connects");
-        drop(listener);
-        // The dead socket's file does not stand in the way.
-        run_dir.listen(&path).expect("listens again");
     }
 
     #[test]

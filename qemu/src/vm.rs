@@ -24,6 +24,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use hearth_process::{
+    process::{Identity, Process},
+    spawn,
+};
 use serde_json::Value;
 use tokio::{
     sync::watch,
@@ -34,18 +38,17 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 pub use exit::{Cause, Exit};
 pub use wait::{Tail, WaitError, Why};
 
+pub use crate::control::Shutdown;
 use crate::{
     command::{Boot, Machine, MachineError, QEMU, Sockets},
     console::{self, Console},
     control,
     fw_cfg::Content,
     network::{self, Forwarded, Link},
-    process::{Identity, Process},
     qmp::{Qmp, QmpError},
     run_dir::{RunDir, RunDirError},
-    spawn,
 };
-pub use crate::{control::Shutdown, process::Usage, spawn::Lifetime};
+pub use hearth_process::{process::Usage, spawn::Lifetime};
 
 /// After its end is noticed: how long the rest of what QEMU said may take to
 /// arrive. It is all in buffers already.
@@ -457,7 +460,9 @@ fn prepare(machine: &Machine, run_dir: &RunDir) -> Result<(), RunDirError> {
     }
     for (number, item) in machine.fw_cfg.iter().enumerate() {
         if let Content::Bytes(bytes) = &item.content {
-            run_dir.write_private(&run_dir.fw_cfg(number), bytes)?;
+            run_dir
+                .folder()
+                .write_private(&run_dir.fw_cfg(number), bytes)?;
         }
     }
     Ok(())
@@ -477,9 +482,11 @@ async fn spawn_qemu(
         source,
     };
     let qmp = run_dir
+        .folder()
         .listen(&run_dir.qmp_socket())
         .map_err(folder_error)?;
     let control = run_dir
+        .folder()
         .listen(&run_dir.control_socket())
         .map_err(folder_error)?;
     let sockets = Sockets::Inherited {
@@ -520,7 +527,7 @@ async fn spawn_qemu(
 }
 
 async fn shake_hands(run_dir: &RunDir, started: Instant) -> Result<Qmp, QmpError> {
-    let stream = run_dir.connect(&run_dir.qmp_socket()).await?;
+    let stream = run_dir.folder().connect(&run_dir.qmp_socket()).await?;
     Qmp::handshake(stream, &run_dir.qmp_log(), started).await
 }
 

@@ -2,6 +2,7 @@
 //! left behind by accident.
 
 mod guest;
+mod switch_program;
 
 use std::{
     io::{BufRead, BufReader},
@@ -22,6 +23,7 @@ use hearth_qemu::{
     switch::NetworkOptions,
     vm::{Cause, Lifetime, Shutdown},
 };
+use switch_program::switch_program;
 
 fn member(name: &str, number: u16, image: &Path) -> Member {
     let user = UserNetwork {
@@ -286,7 +288,7 @@ fn joined(folder: &Path, machines: u16, lifetime: Lifetime) -> ClusterSpec {
         forwards: vec![7835],
     };
     spec.network = Some(NetworkSpec {
-        switch: env!("CARGO_BIN_EXE_hearth-switch").into(),
+        switch: switch_program(),
         options: NetworkOptions::default(),
         // One more than there are machines: it may come later.
         places: (0..=machines).map(place).collect(),

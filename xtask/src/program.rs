@@ -10,9 +10,9 @@ use crate::setup::{self, Needs};
 use crate::target;
 use crate::ui::Ui;
 
-/// Builds the network of machines (`hearth_qemu::switch`); returns the program.
+/// Builds the network of machines (`hearth_switch`); returns the program.
 pub fn switch(ui: &Ui) -> Result<PathBuf> {
-    build(ui, "hearth-qemu", "hearth-switch")
+    build(ui, "hearth-switch", "hearth-switch")
 }
 
 /// Builds a program of a package; returns where it is.

@@ -106,7 +106,12 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("hearth-ctl", &["hearth-api"]),
     ("hearth-image", &[]),
     ("hearth-kernel", &["hearth-build"]),
-    ("hearth-qemu", &["hearth-api"]),
+    ("hearth-process", &[]),
+    (
+        "hearth-qemu",
+        &["hearth-api", "hearth-process", "hearth-switch"],
+    ),
+    ("hearth-switch", &["hearth-process"]),
     ("hearth-tests", &["hearth-api", "hearth-qemu"]),
     (
         "xtask",

@@ -2,6 +2,7 @@
 
 use std::{io, net::SocketAddr, path::Path, time::Duration};
 
+use hearth_process::process::{Process, Usage};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use super::{ClusterError, Record, find, records};
@@ -9,7 +10,6 @@ use crate::{
     console::{self, Console},
     control::{self, Shutdown},
     network::Forwarded,
-    process::{Process, Usage},
     qmp::{Qmp, QmpError},
     run_dir::RunDir,
 };
@@ -90,7 +90,7 @@ impl Attached {
         // Not the launcher's socket, which serves one client at a time, and
         // not the launcher's log.
         let connected = async {
-            let stream = run_dir.connect(&run_dir.control_socket()).await?;
+            let stream = run_dir.folder().connect(&run_dir.control_socket()).await?;
             Qmp::handshake(stream, &run_dir.file("control.log"), started).await
         };
         let qmp = connected.await.map_err(|source| AttachError::Qmp {

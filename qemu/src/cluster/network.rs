@@ -7,12 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use hearth_switch::{Lifetime, Network, NetworkError, NetworkOptions};
+
 use super::ClusterError;
-use crate::{
-    network::{Forwarded, Link, Mac, Nic},
-    spawn::Lifetime,
-    switch::{Network, NetworkError, NetworkOptions},
-};
+use crate::network::{Forwarded, Link, Mac, Nic};
 
 /// Its folder in the cluster's. No machine's: it bears no record of one.
 const FOLDER: &str = "net";

@@ -6,8 +6,10 @@ use std::{
     path::Path,
 };
 
+use hearth_process::process::Identity;
+
 use super::ClusterError;
-use crate::{network::Forwarded, process::Identity};
+use crate::network::Forwarded;
 
 const FILE: &str = "machine.json";
 

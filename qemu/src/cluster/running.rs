@@ -6,8 +6,10 @@
 
 use std::path::Path;
 
+use hearth_process::process::Process;
+
 use super::{ClusterError, find, records};
-use crate::{network::Forwarded, process::Process};
+use crate::network::Forwarded;
 
 /// A machine that runs.
 #[derive(Clone, Debug, PartialEq, Eq)]

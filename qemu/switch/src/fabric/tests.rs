@@ -5,7 +5,7 @@ use std::time::Duration;
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
-use crate::switch::framing::Decoder;
+use crate::framing::Decoder;
 
 const ALL: Address = [0xff; 6];
 

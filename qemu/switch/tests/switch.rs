@@ -1,7 +1,6 @@
-//! The virtual network: the real process, with machines that are made up and
-//! one that is not.
+//! The virtual network: the real process, with machines that are made up.
+//! With one that is not, the tests of hearth-qemu try it.
 
-mod guest;
 mod madeup;
 
 use std::{
@@ -11,11 +10,8 @@ use std::{
     time::Duration,
 };
 
-use guest::{Then, gone, line, runs};
-use hearth_qemu::{
-    network::{Link, Mac, Nic},
-    switch::{Faults, Network, NetworkError, NetworkOptions, NetworkStatus, Refusal},
-    vm::{Lifetime, StartError, Vm},
+use hearth_switch::{
+    Faults, Lifetime, Mac, Network, NetworkError, NetworkOptions, NetworkStatus, Refusal,
 };
 use madeup::plug;
 use rustix::process::{Pid, Signal, kill_process};
@@ -70,6 +66,26 @@ async fn until(network: &Network, wanted: impl Fn(&NetworkStatus) -> bool) {
         }
     };
     timeout(BOUND, reached).await.expect("in time");
+}
+
+/// Whether a process of this number runs; one that is dead and not waited for
+/// does not.
+fn runs(pid: i32) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    stat.rsplit_once(')')
+        .is_some_and(|(_, rest)| !rest.starts_with(" Z"))
+}
+
+/// Waits for the end of a process that is not our child.
+async fn gone(pid: i32) {
+    let ended = async {
+        while runs(pid) {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(BOUND, ended)
+        .await
+        .expect("the process ends");
 }
 
 #[tokio::test]
@@ -330,7 +346,7 @@ fn example() -> PathBuf {
     let example = target.join("examples/hold_network");
     assert!(
         example.exists(),
-        "not built: cargo build -p hearth-qemu --example hold_network"
+        "not built: cargo build -p hearth-switch --example hold_network"
     );
     example
 }
@@ -379,59 +395,4 @@ async fn what_keeps_a_network_from_starting_is_told_in_its_words() {
     .await
     .expect_err("no such program");
     assert!(matches!(error, NetworkError::Spawn { .. }), "{error:?}");
-}
-
-#[tokio::test]
-async fn a_real_machine_is_plugged_in_again_after_every_start() {
-    let folder = tempfile::tempdir().expect("a folder");
-    let deep = folder.path().join("d".repeat(100)).join("net");
-    let network = start(&deep).await;
-    let mac = Mac::of_machine(0);
-    let address = NetworkOptions::default().machine_address(0);
-    let port = network
-        .add_port("node-0", mac, address)
-        .await
-        .expect("a port");
-    let (mut machine, run_dir) = guest::machine(folder.path(), Then::Halt);
-    machine.nics = vec![Nic {
-        mac,
-        link: Link::Switch {
-            socket: port.socket,
-        },
-    }];
-    // Without a switch it would run and never be heard.
-    let mut lonely = machine.clone();
-    let nowhere = folder.path().join("nowhere.sock");
-    lonely.nics[0].link = Link::Switch {
-        socket: nowhere.clone(),
-    };
-    let error = Vm::start(&lonely, &run_dir, Lifetime::Tied)
-        .await
-        .expect_err("no switch");
-    assert!(
-        matches!(&error, StartError::NoSwitch { socket, .. } if *socket == nowhere),
-        "{error}"
-    );
-    for start in 1..=2 {
-        let vm = Vm::start(&machine, &run_dir, Lifetime::Tied)
-            .await
-            .expect("a machine");
-        until(&network, |status| status.ports[0].connected).await;
-        let before = network.status().await.expect("a status").ports[0].counters;
-        vm.wait_for("its line", BOUND, |text| text == line(start))
-            .await
-            .expect("it speaks");
-        // The card says by itself where it is, without the guest's help.
-        let how = serde_json::json!({"initial": 1, "max": 10, "rounds": 1, "step": 1});
-        vm.qmp()
-            .execute("announce-self", how)
-            .await
-            .expect("announced");
-        until(&network, |status| {
-            status.ports[0].counters.received_frames > before.received_frames
-        })
-        .await;
-        vm.power_cut().await.expect("cut");
-        until(&network, |status| !status.ports[0].connected).await;
-    }
 }

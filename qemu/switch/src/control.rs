@@ -8,7 +8,7 @@ use super::{
     NetworkStatus, Port,
     faults::{BadFaults, Faults},
 };
-use crate::network::Mac;
+use crate::Mac;
 
 /// Longer lines are no requests.
 pub(super) const MAX_REQUEST: usize = 64 << 10;

@@ -16,11 +16,9 @@ use tokio::{
 
 use super::{ACCEPT_AGAIN, Shared};
 use crate::{
-    network::Mac,
-    switch::{
-        fabric::Fabric,
-        tunnel::{self, Ends, Way},
-    },
+    Mac,
+    fabric::Fabric,
+    tunnel::{self, Ends, Way},
 };
 
 /// Forwarded connections at once. More wait for others to end.

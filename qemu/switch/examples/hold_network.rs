@@ -10,10 +10,7 @@
 use std::{env, path::PathBuf, time::Duration};
 
 use anyhow::Context;
-use hearth_qemu::{
-    switch::{Network, NetworkOptions},
-    vm::Lifetime,
-};
+use hearth_switch::{Lifetime, Network, NetworkOptions};
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {

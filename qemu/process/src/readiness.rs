@@ -10,7 +10,7 @@ use tokio::io::{Interest, unix::AsyncFd};
 
 /// Registers `fd` with the runtime. A descriptor can be registered only once
 /// at a time.
-pub(crate) fn readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
+pub fn readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
     // SAFETY: an owned descriptor is open, its number never changes, and
     // nobody but the `AsyncFd`, which owns it from now on, can close it or
     // put another in its place.

@@ -36,7 +36,7 @@ use super::{
     fabric::Fabric,
     gateway::{Clock, Gateway},
 };
-use crate::network::{Forwarded, Mac};
+use crate::{Forwarded, Mac};
 
 const CAPTURE: &str = "capture.pcap";
 

@@ -11,6 +11,11 @@ use std::{
     time::Duration,
 };
 
+use hearth_process::{
+    folder::{Folder, FolderError},
+    process::{Identity, Process},
+    spawn::{self, Lifetime},
+};
 use serde::{Deserialize, Serialize};
 use tokio::{
     io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
@@ -21,12 +26,7 @@ use super::{
     Faults, NetworkOptions, NetworkStatus, Port, Refusal,
     control::{Answer, MAX_ANSWER, Reply, Request},
 };
-use crate::{
-    network::Mac,
-    process::{Identity, Process},
-    run_dir::{RunDir, RunDirError},
-    spawn::{self, Lifetime},
-};
+use crate::Mac;
 
 /// What the process is asked through; in the network's folder.
 const CONTROL: &str = "control.sock";
@@ -53,7 +53,7 @@ const WORDS: usize = 2000;
 pub enum NetworkError {
     /// Its folder cannot be used.
     #[error("network: {0}")]
-    Folder(#[from] RunDirError),
+    Folder(#[from] FolderError),
     /// A file in its folder cannot be used.
     #[error("network: cannot {step} {path}: {source}")]
     File {
@@ -148,7 +148,7 @@ struct Record {
 /// way leaves nothing behind, and calls may be made at once.
 #[derive(Debug)]
 pub struct Network {
-    dir: RunDir,
+    dir: Folder,
     process: Process,
     started: Option<Started>,
 }
@@ -187,7 +187,7 @@ impl Network {
         options: NetworkOptions,
         lifetime: Lifetime,
     ) -> Result<Self, NetworkError> {
-        let dir = RunDir::create(dir)?;
+        let dir = Folder::create(dir)?;
         if let Some(process) = running(&dir)? {
             return Err(NetworkError::Running {
                 dir: dir.path().to_owned(),
@@ -217,7 +217,7 @@ impl Network {
         if !dir.exists() {
             return Err(NetworkError::NotRunning(dir.to_owned()));
         }
-        let dir = RunDir::open(dir)?;
+        let dir = Folder::open(dir)?;
         let Some(process) = running(&dir)? else {
             return Err(NetworkError::NotRunning(dir.path().to_owned()));
         };
@@ -487,7 +487,7 @@ fn mistaken(request: &'static str, reply: &Reply) -> NetworkError {
 }
 
 /// The process that runs a network in this folder.
-fn running(dir: &RunDir) -> Result<Option<Process>, NetworkError> {
+fn running(dir: &Folder) -> Result<Option<Process>, NetworkError> {
     let path = dir.file(RECORD);
     let record = match fs::read(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
@@ -507,7 +507,7 @@ fn save(path: &Path, record: &Record) -> io::Result<()> {
 
 async fn spawn_switch(
     binary: &Path,
-    dir: &RunDir,
+    dir: &Folder,
     options: &NetworkOptions,
     lifetime: Lifetime,
 ) -> Result<Started, NetworkError> {

@@ -10,16 +10,14 @@
 //! ```no_run
 //! # async fn network() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::path::Path;
-//! use hearth_qemu::{network::{Link, Mac, Nic}, vm::Lifetime};
-//! use hearth_qemu::switch::{Faults, Network, NetworkOptions};
+//! use hearth_switch::{Faults, Lifetime, Mac, Network, NetworkOptions};
 //!
 //! let options = NetworkOptions::default();
 //! let binary = Path::new("target/debug/hearth-switch");
 //! let network = Network::start(binary, Path::new("net"), options.clone(), Lifetime::Tied).await?;
 //! let mac = Mac::of_machine(0);
 //! let port = network.add_port("node-0", mac, options.machine_address(0)).await?;
-//! let nic = Nic { mac, link: Link::Switch { socket: port.socket } };
-//! // … a machine with this card is started …
+//! // … a machine whose card has this address is plugged into port.socket …
 //! let curator = network.forward("node-0", 7835).await?;
 //! network.set_faults("node-0", Faults { cut: true, ..Faults::default() }).await?;
 //! # Ok(())
@@ -38,6 +36,7 @@
 //! # Parts
 //! | module | what |
 //! |---|---|
+//! | `address` | Ethernet addresses, and ports of the host |
 //! | `framing`, `learning`, `faults`, `fabric`, `capture` | frames: their boundaries, their ways, their losses, their record; no I/O but the capture's file |
 //! | `dhcp` | who has which address, as a pure state machine |
 //! | `gateway`, `tunnel` | the host's place in the network, one TCP connection into it |
@@ -65,6 +64,7 @@
 //! its port number: smoltcp looks for the socket of a packet among all, which
 //! grows with the square of the connections.
 
+mod address;
 mod capture;
 mod client;
 mod control;
@@ -81,12 +81,13 @@ use std::{net::Ipv4Addr, path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
+pub use address::{Forwarded, Mac, NotMac};
 pub use client::{Network, NetworkError};
 pub use control::Refusal;
 pub use faults::Faults;
+pub use hearth_process::folder::FolderError;
+pub use hearth_process::spawn::Lifetime;
 pub use serve::{ServeError, run};
-
-use crate::network::{Forwarded, Mac};
 
 /// The gateway's Ethernet address. No machine's
 /// ([`Mac::of_machine`]).
@@ -150,7 +151,7 @@ impl NetworkOptions {
 /// A machine's place in the network.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Port {
-    /// What QEMU connects to ([`crate::network::Link::Switch`]). One machine
+    /// What QEMU connects to, one machine
     /// at a time: the last to come is the one that is plugged in.
     pub socket: PathBuf,
     /// The address that DHCP gives the machine.

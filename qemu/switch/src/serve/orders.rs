@@ -18,13 +18,10 @@ use tokio::{
 
 use super::{ACCEPT_AGAIN, Entry, Shared, forwards, links};
 use crate::{
-    network::{Forwarded, Mac},
-    switch::{
-        GATEWAY_MAC, NetworkStatus, Port, PortStatus, Refusal,
-        control::{Answer, MAX_REQUEST, Reply, Request},
-        faults::Faults,
-        learning::is_group,
-    },
+    Forwarded, GATEWAY_MAC, Mac, NetworkStatus, Port, PortStatus, Refusal,
+    control::{Answer, MAX_REQUEST, Reply, Request},
+    faults::Faults,
+    learning::is_group,
 };
 
 /// Serves whoever connects.

@@ -50,7 +50,7 @@ struct Order {
 ///
 /// It is not in the terminal's foreground: Ctrl-C reaches this process, which
 /// decides what becomes of the child.
-pub(crate) async fn spawn(
+pub async fn spawn(
     mut command: Command,
     lifetime: Lifetime,
     inherited: Arc<[OwnedFd]>,

@@ -1,4 +1,4 @@
-//! The process of a virtual network (`hearth_qemu::switch`), which starts it:
+//! The process of a virtual network (the library of this name), which starts it:
 //!
 //! ```text
 //! hearth-switch DIR OPTIONS
@@ -20,7 +20,7 @@ fn main() -> ExitCode {
         .with_ansi(false)
         .with_target(false)
         .init();
-    match hearth_qemu::switch::run(env::args_os().skip(1)) {
+    match hearth_switch::run(env::args_os().skip(1)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             tracing::error!(%error, "the network ends");

@@ -12,7 +12,7 @@ use tokio::{
 };
 
 use super::{ACCEPT_AGAIN, Shared};
-use crate::switch::framing::Decoder;
+use crate::framing::Decoder;
 
 /// Read at once.
 const CHUNK: usize = 64 << 10;

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use hearth_qemu::network::Mac;
+use hearth_switch::Mac;
 use smoltcp::{
     iface::{Config, Interface, SocketHandle, SocketSet},
     phy::{self, Device, DeviceCapabilities, Medium},

@@ -10,11 +10,7 @@ use std::{
     time::Duration,
 };
 
-use hearth_qemu::{
-    network::Mac,
-    switch::{Faults, Network, NetworkOptions, NetworkStatus, PortStatus},
-    vm::Lifetime,
-};
+use hearth_switch::{Faults, Lifetime, Mac, Network, NetworkOptions, NetworkStatus, PortStatus};
 use madeup::{Machine, Service};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},

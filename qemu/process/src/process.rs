@@ -1,4 +1,4 @@
-//! A QEMU process, told apart from every other that may come to bear its
+//! A process, told apart from every other that may come to bear its
 //! number.
 //!
 //! Process numbers are used again. A machine that is left running is found
@@ -45,7 +45,7 @@ pub struct Usage {
 
 /// A running process, or one that has ended since.
 #[derive(Debug)]
-pub(crate) struct Process {
+pub struct Process {
     pid: Pid,
     pidfd: OwnedFd,
 }
@@ -53,7 +53,7 @@ pub(crate) struct Process {
 impl Process {
     /// A child that has not been waited for: its number cannot have passed to
     /// another.
-    pub(crate) fn of_child(pid: u32) -> io::Result<Self> {
+    pub fn of_child(pid: u32) -> io::Result<Self> {
         let pid = i32::try_from(pid)
             .ok()
             .and_then(Pid::from_raw)
@@ -64,7 +64,7 @@ impl Process {
 
     /// The process of this identity; `None` if it is gone, whoever bears its
     /// number now.
-    pub(crate) fn find(identity: &Identity) -> io::Result<Option<Self>> {
+    pub fn find(identity: &Identity) -> io::Result<Option<Self>> {
         if boot_id()? != identity.boot_id {
             return Ok(None);
         }
@@ -88,11 +88,16 @@ impl Process {
         }
     }
 
-    pub(crate) fn pid(&self) -> i32 {
+    /// Its number.
+    pub fn pid(&self) -> i32 {
         self.pid.as_raw_nonzero().get()
     }
 
-    pub(crate) fn identity(&self) -> io::Result<Identity> {
+    /// What tells it from all others.
+    ///
+    /// # Errors
+    /// If it is gone.
+    pub fn identity(&self) -> io::Result<Identity> {
         Ok(Identity {
             pid: self.pid(),
             started: Stat::read(self.pid, None)?.started,
@@ -101,7 +106,7 @@ impl Process {
     }
 
     /// When it started.
-    pub(crate) fn started(&self) -> io::Result<Instant> {
+    pub fn started(&self) -> io::Result<Instant> {
         let started = Stat::read(self.pid, None)?.started;
         let started =
             Duration::from_millis(started * 1000 / rustix::param::clock_ticks_per_second());
@@ -121,7 +126,7 @@ impl Process {
     }
 
     /// Kills it. It is no error if it has ended already.
-    pub(crate) fn kill(&self) -> io::Result<()> {
+    pub fn kill(&self) -> io::Result<()> {
         match pidfd_send_signal(&self.pidfd, Signal::KILL) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
             Err(error) => Err(error.into()),
@@ -129,7 +134,7 @@ impl Process {
     }
 
     /// Waits until it has ended.
-    pub(crate) async fn ended(&self) -> io::Result<()> {
+    pub async fn ended(&self) -> io::Result<()> {
         // A descriptor of its own: the runtime takes each only once, and
         // several may wait.
         let fd = readable(self.pidfd.try_clone()?)?;
@@ -138,7 +143,7 @@ impl Process {
     }
 
     /// Blocks until it has ended, for at most this long; whether it has.
-    pub(crate) fn ended_within(&self, bound: Duration) -> bool {
+    pub fn ended_within(&self, bound: Duration) -> bool {
         let bound = Timespec {
             tv_sec: bound.as_secs().cast_signed(),
             tv_nsec: bound.subsec_nanos().into(),
@@ -148,7 +153,7 @@ impl Process {
     }
 
     /// What it has used so far.
-    pub(crate) fn usage(&self) -> io::Result<Usage> {
+    pub fn usage(&self) -> io::Result<Usage> {
         let pid = self.pid();
         let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
         let mut guest_cpu = Duration::ZERO;
