@@ -10,7 +10,6 @@ mod release;
 
 pub use extension::{Request, sample};
 
-use extension::Extension;
 pub use hearth_image::layout::{DATA_SIZE, ESP_SIZE};
 pub use hearth_image::recipe::Artifacts;
 pub use node::build_curator_host;
@@ -22,6 +21,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use hearth_build::cache;
+use hearth_extension::Extension;
 use hearth_image::output::Output;
 use hearth_image::{layout, recipe};
 

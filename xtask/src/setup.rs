@@ -1,17 +1,13 @@
 //! `cargo xtask setup`: the packages that the other tasks need on this machine.
 //!
 //! Each task calls [`ensure`] with its own needs, so that a machine that only builds images is never asked for an
-//! emulator. What is there is found by looking for one file or program of each package, not by asking dpkg: it costs
-//! nothing when nothing is missing, and something installed by other means counts. What is missing is installed by apt
-//! where that needs no question (as root, or by a sudo that asks for no password); otherwise the user gets the one command
-//! that does it.
+//! emulator. How it is found and installed is `hearth_build::host`'s.
 
 use std::ops::BitOr;
-use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::Result;
+use hearth_build::host::{ETCD, Probe, QEMU, command_for_the_user, install};
 
-use crate::command::{Cmd, find_program};
 use crate::kernel;
 use crate::ui::Ui;
 
@@ -60,22 +56,6 @@ impl BitOr for Needs {
     }
 }
 
-/// How it shows that a package is there.
-#[derive(Debug)]
-enum Probe {
-    File(PathBuf),
-    Program(&'static str),
-}
-
-impl Probe {
-    fn finds(&self) -> bool {
-        match self {
-            Probe::File(path) => path.exists(),
-            Probe::Program(name) => find_program(name).is_some(),
-        }
-    }
-}
-
 /// A package of Debian's.
 #[derive(Debug)]
 struct Package {
@@ -83,12 +63,6 @@ struct Package {
     probe: Probe,
     needs: Needs,
 }
-
-/// The emulator and its disk tool: one source package in two halves, which refuse to be installed in different versions.
-const QEMU: [&str; 2] = ["qemu-system-x86", "qemu-utils"];
-
-/// Brings a service of its own, which we do not want on the developer's machine.
-const ETCD: &str = "etcd-server";
 
 /// What there is to need. `series` is the pinned series of the kernel.
 fn packages(series: &str) -> Vec<Package> {
@@ -152,7 +126,7 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
         println!("{}", command_for_the_user(&missing));
         return Ok(());
     }
-    install(ui, &missing)
+    Ok(install(ui, &missing)?)
 }
 
 /// Makes sure that the machine has what these needs take; silent when it has.
@@ -161,7 +135,7 @@ pub fn ensure(ui: &Ui, needs: Needs) -> Result<()> {
     if missing.is_empty() {
         Ok(())
     } else {
-        install(ui, &missing)
+        Ok(install(ui, &missing)?)
     }
 }
 
@@ -173,113 +147,14 @@ fn missing(needs: Needs) -> Result<Vec<String>> {
     Ok(missing.map(|package| package.name).collect())
 }
 
-fn install(ui: &Ui, missing: &[String]) -> Result<()> {
-    if find_program("apt-get").is_none() {
-        bail!(
-            "this machine lacks what Debian has in these packages, and has no apt-get: {}",
-            missing.join(" ")
-        );
-    }
-    let script = install_script(missing);
-    let shell = if nix::unistd::geteuid().is_root() {
-        Cmd::new("sh")
-    } else if sudo_asks_nothing(ui) {
-        Cmd::new("sudo").args(["-n", "sh"])
-    } else {
-        bail!(
-            "packages are missing; install them with:\n\n    {}\n",
-            command_for_the_user(missing)
-        );
-    };
-    ui.say(format_args!("missing here: {}", missing.join(" ")));
-    let task = ui.task("installing packages");
-    // An interrupted dpkg leaves the machine's packages in pieces.
-    shell.arg("-c").arg(script).shielded().stream(ui, |line| {
-        task.now(line);
-        Ok(())
-    })?;
-    task.done();
-    Ok(())
-}
-
-fn sudo_asks_nothing(ui: &Ui) -> bool {
-    find_program("sudo").is_some() && Cmd::new("sudo").args(["-n", "true"]).run(ui).is_ok()
-}
-
-/// The one command that an ordinary user gives.
-fn command_for_the_user(missing: &[String]) -> String {
-    format!(
-        "sudo sh -c '{}'",
-        install_script(missing).replace('\'', r"'\''")
-    )
-}
-
-/// The shell script, to be run as root, that installs packages.
-fn install_script(missing: &[String]) -> String {
-    let is_qemu = |name: &String| QEMU.contains(&name.as_str());
-    let mut words: Vec<String> = missing
-        .iter()
-        .filter(|name| !is_qemu(name))
-        .cloned()
-        .collect();
-    let mut options = "--yes --no-install-recommends".to_owned();
-    let mut script = "set -e; export DEBIAN_FRONTEND=noninteractive; apt-get update; ".to_owned();
-    if missing.iter().any(is_qemu) {
-        // One half may be there from backports, newer than the candidate of the other.
-        script +=
-            r#"v=$(LC_ALL=C apt-cache policy qemu-system-x86 | sed -n "s/^ *Candidate: //p"); "#;
-        options += " --allow-downgrades";
-        words.extend(QEMU.map(|name| format!("{name}=$v")));
-    }
-    script += &format!("apt-get install {options} {}", words.join(" "));
-    if missing.iter().any(|name| name == ETCD) {
-        script += "; if [ -d /run/systemd/system ]; then systemctl disable --now etcd; ";
-        script += "elif [ -x /etc/init.d/etcd ]; then /etc/init.d/etcd stop || true; update-rc.d etcd disable; fi";
-    }
-    script
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    fn script(names: &[&str]) -> String {
-        install_script(
-            &names
-                .iter()
-                .map(|name| (*name).to_owned())
-                .collect::<Vec<_>>(),
-        )
-    }
+    use hearth_build::host::install_script;
 
-    #[test]
-    fn plain_packages_are_installed_after_an_update() {
-        assert_eq!(
-            script(&["flex", "bc"]),
-            "set -e; export DEBIAN_FRONTEND=noninteractive; apt-get update; \
-             apt-get install --yes --no-install-recommends flex bc"
-        );
-    }
-
-    #[test]
-    fn either_half_of_qemu_brings_both_in_one_version() {
-        for missing in [
-            &["qemu-system-x86", "bc"][..],
-            &["bc", "qemu-utils"],
-            &["qemu-system-x86", "bc", "qemu-utils"],
-        ] {
-            let script = script(missing);
-            let end = "apt-get install --yes --no-install-recommends --allow-downgrades bc qemu-system-x86=$v qemu-utils=$v";
-            assert!(script.ends_with(end) && script.contains("v=$("), "{script}");
-        }
-    }
-
-    #[test]
-    fn no_etcd_is_left_running() {
-        assert!(script(&["etcd-server"]).contains("systemctl disable --now etcd"));
-        assert!(!script(&["etcd-client"]).contains("systemctl"));
-    }
+    use crate::command::Cmd;
 
     #[test]
     fn scripts_are_shell_and_survive_the_quoting() {
@@ -314,13 +189,5 @@ mod tests {
         assert!(!names(Needs::KERNEL).contains("qemu-system-x86"));
         assert!(!names(Needs::RUN | Needs::IMAGE).contains("genimage"));
         assert_eq!(names(Needs::ALL).len(), packages("6.12").len());
-    }
-
-    #[test]
-    fn probes_tell_what_is_there() {
-        assert!(Probe::Program("sh").finds() && !Probe::Program("no such program").finds());
-        assert!(
-            Probe::File("/bin/sh".into()).finds() && !Probe::File("/no/such/file".into()).finds()
-        );
     }
 }

@@ -1,37 +1,27 @@
 //! Where build output lies: cargo's target folder, wherever the user has put it, and in it `hearth/`, which is ours.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::sync::OnceLock;
 
-use anyhow::{Context, Result, bail};
+use anyhow::Result;
+use hearth_build::cargo::Checkout;
+pub use hearth_build::cargo::cargo;
 
 use crate::checkout::root;
 
-/// Cargo's target folder.
-///
-/// Cargo alone knows where it is (`CARGO_TARGET_DIR`, `build.target-dir` in any of its configuration files), so it is
-/// asked, once.
-pub fn dir() -> Result<&'static Path> {
-    static DIR: OnceLock<PathBuf> = OnceLock::new();
-    if let Some(dir) = DIR.get() {
-        return Ok(dir);
+/// This checkout as cargo builds it; asked for once.
+pub fn checkout() -> Result<&'static Checkout> {
+    static CHECKOUT: OnceLock<Checkout> = OnceLock::new();
+    if let Some(checkout) = CHECKOUT.get() {
+        return Ok(checkout);
     }
-    let dir = ask_cargo()?;
-    Ok(DIR.get_or_init(|| dir))
+    let checkout = Checkout::at(root())?;
+    Ok(CHECKOUT.get_or_init(|| checkout))
 }
 
 /// `hearth/NAME` in the target folder, made.
 pub fn folder(name: &str) -> Result<PathBuf> {
-    let folder = dir()?.join("hearth").join(name);
-    std::fs::create_dir_all(&folder)
-        .with_context(|| format!("cannot create {}", folder.display()))?;
-    Ok(folder)
-}
-
-/// The program `cargo` that runs this task.
-pub fn cargo() -> PathBuf {
-    std::env::var_os("CARGO").map_or_else(|| "cargo".into(), PathBuf::from)
+    Ok(checkout()?.folder(name)?)
 }
 
 /// A path as the user would type it here: relative where it lies below the current folder.
@@ -42,27 +32,6 @@ pub fn shown(path: &Path) -> std::path::Display<'_> {
     short.unwrap_or(path).display()
 }
 
-fn ask_cargo() -> Result<PathBuf> {
-    let output = Command::new(cargo())
-        .args(["metadata", "--no-deps", "--format-version", "1"])
-        .current_dir(root())
-        .output()
-        .context("cannot start cargo metadata")?;
-    if !output.status.success() {
-        bail!(
-            "cargo metadata failed: {}",
-            String::from_utf8_lossy(&output.stderr).trim_end()
-        );
-    }
-    let metadata: serde_json::Value =
-        serde_json::from_slice(&output.stdout).context("cargo metadata: not JSON")?;
-    let dir = metadata["target_directory"].as_str();
-    Ok(dir
-        .context("cargo metadata: no target_directory")?
-        .to_owned()
-        .into())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -71,7 +40,11 @@ mod tests {
     fn cargo_says_where_its_target_folder_is() {
         // Where this test itself was built, unless it was built for a named target.
         let this = std::env::current_exe().unwrap();
-        assert!(this.starts_with(dir().unwrap()), "{}", this.display());
+        assert!(
+            this.starts_with(checkout().unwrap().target()),
+            "{}",
+            this.display()
+        );
     }
 
     #[test]

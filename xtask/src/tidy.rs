@@ -104,6 +104,10 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ),
     ("hearth-sys", &["hearth-base"]),
     ("hearth-ctl", &["hearth-api"]),
+    (
+        "hearth-extension",
+        &["hearth-api", "hearth-build", "hearth-image"],
+    ),
     ("hearth-image", &[]),
     ("hearth-kernel", &["hearth-build"]),
     ("hearth-process", &[]),
@@ -119,6 +123,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
             "hearth-api",
             "hearth-build",
             "hearth-bundle",
+            "hearth-extension",
             "hearth-image",
             "hearth-kernel",
             "hearth-qemu",

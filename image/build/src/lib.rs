@@ -3,7 +3,9 @@
 //!
 //! - [`command`]: external programs, none of which is ever left behind; [`interrupt`]: how ^C reaches them.
 //! - [`cache`]: results by a hash of their inputs, in the user's cache folder.
+//! - [`cargo`]: programs compiled from a checkout, static ones reproducibly.
 //! - [`apt`]: Debian packages, fetched and not installed.
+//! - [`host`]: packages that this machine lacks, and how they are installed.
 //! - [`files`]: the file system's calls, with errors that name the step and the path.
 //! - [`progress`]: what a builder tells whoever waits for it.
 //!
@@ -12,7 +14,9 @@
 
 pub mod apt;
 pub mod cache;
+pub mod cargo;
 pub mod command;
 pub mod files;
+pub mod host;
 pub mod interrupt;
 pub mod progress;

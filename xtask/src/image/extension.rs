@@ -1,35 +1,18 @@
-//! Extensions of an image: a folder's content as a sealed partition, and the word of the command line that admits it.
-//!
-//! Sealing compresses as hard as it can, which takes a minute for Kubernetes, so the result is cached by content: of the
-//! folder, the name, and [`RECIPE`]. A test holds the hash of a small one, so that nobody changes the writer, or the
-//! compressor under it, and forgets the number.
+//! Extensions as they are asked for on the command line, and the one of the tests.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use anyhow::{Context, Result, bail};
-use hearth_api::extension::{Admitted, ExtensionError, ExtensionName};
+use hearth_api::extension::{ExtensionError, ExtensionName};
 use hearth_api::names;
-use hearth_build::cache::Cache;
-use hearth_image::erofs::{CHUNK, Tree};
-use hearth_image::layout;
-use hearth_image::output::{self, write_if_changed};
-use hearth_image::sealed::{Sealed, seal};
-use ring::digest::{Context as Digest, SHA256};
+use hearth_extension::Extension;
+use hearth_image::output::write_if_changed;
 
-use crate::command::check_interrupt;
 use crate::kubernetes;
 use crate::target;
 use crate::ui::Ui;
-
-/// Version of what a sealed folder looks like, part of the cache's key: to be raised when the same folder gives other bytes.
-const RECIPE: u32 = 2;
-
-/// The sealed file, in an entry of the cache.
-const FILE: &str = "partition";
-/// The word that admits it.
-const WORD: &str = "word";
 
 /// An extension that is asked for: `NAME` or `NAME=DIR`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,47 +48,14 @@ impl Request {
             // One that lacks something is refused here, not by the node.
             folder if self.name() == names::EXTENSION_KUBERNETES => {
                 let bundle = kubernetes::ensure(ui, folder.as_deref())?;
-                cached(ui, &self.name, &bundle.root)
+                Ok(Extension::ensure(ui, &self.name, &bundle.root)?)
             }
-            Some(folder) => cached(ui, &self.name, folder),
+            Some(folder) => Ok(Extension::ensure(ui, &self.name, folder)?),
             None => bail!(
                 "nothing is known of an extension {0}: give its folder, --extension {0}=DIR",
                 self.name
             ),
         }
-    }
-}
-
-/// An extension that is sealed.
-#[derive(Debug, Clone)]
-pub struct Extension {
-    /// What the kernel's command line says of it.
-    pub admitted: Admitted,
-    /// The partition's bytes.
-    pub file: PathBuf,
-    /// Of what it was made.
-    folder: PathBuf,
-}
-
-impl Extension {
-    /// As a part of an image.
-    pub fn part(&self) -> layout::Extension {
-        layout::Extension {
-            label: self.admitted.name.label(),
-            file: self.file.clone(),
-            word: self.admitted.to_string(),
-        }
-    }
-
-    /// The same once more, past the cache.
-    pub fn again(&self, ui: &Ui, into: &Path) -> Result<Extension> {
-        let name = &self.admitted.name;
-        let admitted = write(ui, name, &tree(&self.folder)?, &into.join(FILE))?;
-        Ok(Extension {
-            admitted,
-            file: into.join(FILE),
-            folder: self.folder.clone(),
-        })
     }
 }
 
@@ -143,55 +93,6 @@ pub fn sample() -> Result<Request> {
     })
 }
 
-fn cached(ui: &Ui, name: &ExtensionName, folder: &Path) -> Result<Extension> {
-    let cache = Cache::of_user("extension")?;
-    let tree = tree(folder)?;
-    let digest = tree
-        .digest()
-        .with_context(|| format!("cannot use {}", folder.display()))?;
-    let mut key = Digest::new(&SHA256);
-    key.update(&RECIPE.to_le_bytes());
-    key.update(&digest);
-    key.update(name.as_str().as_bytes());
-    let key = hex::encode(&key.finish().as_ref()[..16]);
-    let entry = cache.ensure(ui, &key, |_, scratch| -> Result<PathBuf> {
-        let entry = scratch.join("entry");
-        fs::create_dir(&entry).with_context(|| format!("cannot create {}", entry.display()))?;
-        let admitted = write(ui, name, &tree, &entry.join(FILE))?;
-        output::write(&entry.join(WORD), format!("{admitted}\n").as_bytes())?;
-        Ok(entry)
-    })?;
-    let word = entry.join(WORD);
-    let text =
-        fs::read_to_string(&word).with_context(|| format!("cannot read {}", word.display()))?;
-    Ok(Extension {
-        admitted: text.trim_end().parse()?,
-        file: entry.join(FILE),
-        folder: folder.to_owned(),
-    })
-}
-
-fn tree(folder: &Path) -> Result<Tree> {
-    Tree::of_folder(folder).with_context(|| format!("cannot use {}", folder.display()))
-}
-
-fn write(ui: &Ui, name: &ExtensionName, tree: &Tree, file: &Path) -> Result<Admitted> {
-    let task = ui.counted_task(format!("sealing extension {name}"), tree.length() / CHUNK);
-    let sealed = seal(tree, name.as_str(), file, &|_, _| {
-        task.step();
-        check_interrupt().is_ok()
-    });
-    check_interrupt()?;
-    let Sealed { root_hash, blocks } =
-        sealed.with_context(|| format!("cannot seal extension {name}"))?;
-    task.done();
-    Ok(Admitted {
-        name: name.clone(),
-        root_hash,
-        blocks,
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -205,29 +106,5 @@ mod tests {
         assert_eq!(with.folder, Some("/some/folder=1".into()));
         assert!(request("=x").is_err());
         assert!(request("A").is_err());
-    }
-
-    /// If this fails because the writer or zstd has changed, [`RECIPE`] must be raised with the hash.
-    #[test]
-    fn the_same_folder_gives_the_bytes_that_this_recipe_gives() {
-        let folder = tempfile::tempdir().unwrap();
-        let text: Vec<u8> = (0..200_000_u32)
-            .flat_map(|n| (n / 7).to_le_bytes())
-            .collect();
-        fs::write(folder.path().join("text"), text).unwrap();
-        std::os::unix::fs::symlink("text", folder.path().join("link")).unwrap();
-        let ui = Ui::new(false);
-        let name = "small".parse().unwrap();
-        let file = folder.path().with_extension("sealed");
-        let admitted = write(&ui, &name, &tree(folder.path()).unwrap(), &file).unwrap();
-        fs::remove_file(file).unwrap();
-        assert_eq!(
-            (RECIPE, hex::encode(admitted.root_hash), admitted.blocks),
-            (
-                2,
-                "c18077da0760ed64a9aa33356d53dc1c320a7e56a96880900bd47f894b7da312".to_owned(),
-                11
-            )
-        );
     }
 }

@@ -1,0 +1,164 @@
+//! Packages that this machine lacks, and how they are installed.
+//!
+//! What is there is found by looking for one file or program of each package, not by asking dpkg: it costs nothing when
+//! nothing is missing, and something installed by other means counts. What is missing is installed by apt where that needs
+//! no question; otherwise the error has the one command that does it.
+
+use std::path::PathBuf;
+
+use crate::command::{Cmd, CommandError, find_program};
+use crate::progress::{Length, Progress};
+
+/// How it shows that a package is there.
+#[derive(Debug)]
+pub enum Probe {
+    /// By a file of it.
+    File(PathBuf),
+    /// By a program of it.
+    Program(&'static str),
+}
+
+impl Probe {
+    /// Whether it does.
+    pub fn finds(&self) -> bool {
+        match self {
+            Probe::File(path) => path.exists(),
+            Probe::Program(name) => find_program(name).is_some(),
+        }
+    }
+}
+
+/// Why packages were not installed.
+#[derive(Debug, thiserror::Error)]
+pub enum HostError {
+    /// Not a Debian.
+    #[error("this machine lacks what Debian has in these packages, and has no apt-get: {0}")]
+    NoApt(String),
+    /// The user has to do it.
+    #[error("packages are missing; install them with:\n\n    {0}\n")]
+    NotRoot(String),
+    /// apt failed.
+    #[error(transparent)]
+    Command(#[from] CommandError),
+}
+
+/// The emulator and its disk tool: one source package in two halves, which refuse to be installed in different versions.
+pub const QEMU: [&str; 2] = ["qemu-system-x86", "qemu-utils"];
+
+/// Brings a service of its own, which we do not want on the developer's machine.
+pub const ETCD: &str = "etcd-server";
+
+/// Installs packages, where that needs no question: as root, or by a sudo that asks for no password.
+pub fn install(progress: &dyn Progress, missing: &[String]) -> Result<(), HostError> {
+    if find_program("apt-get").is_none() {
+        return Err(HostError::NoApt(missing.join(" ")));
+    }
+    let script = install_script(missing);
+    let shell = if nix::unistd::geteuid().is_root() {
+        Cmd::new("sh")
+    } else if sudo_asks_nothing(progress) {
+        Cmd::new("sudo").args(["-n", "sh"])
+    } else {
+        return Err(HostError::NotRoot(command_for_the_user(missing)));
+    };
+    progress.say(&format!("missing here: {}", missing.join(" ")));
+    let task = progress.start("installing packages", Length::Unknown);
+    // An interrupted dpkg leaves the machine's packages in pieces.
+    shell
+        .arg("-c")
+        .arg(script)
+        .shielded()
+        .stream(progress, |line| {
+            task.now(line);
+            Ok(())
+        })?;
+    task.done();
+    Ok(())
+}
+
+fn sudo_asks_nothing(progress: &dyn Progress) -> bool {
+    find_program("sudo").is_some() && Cmd::new("sudo").args(["-n", "true"]).run(progress).is_ok()
+}
+
+/// The one command that an ordinary user gives.
+pub fn command_for_the_user(missing: &[String]) -> String {
+    format!(
+        "sudo sh -c '{}'",
+        install_script(missing).replace('\'', r"'\''")
+    )
+}
+
+/// The shell script, to be run as root, that installs packages.
+pub fn install_script(missing: &[String]) -> String {
+    let is_qemu = |name: &String| QEMU.contains(&name.as_str());
+    let mut words: Vec<String> = missing
+        .iter()
+        .filter(|name| !is_qemu(name))
+        .cloned()
+        .collect();
+    let mut options = "--yes --no-install-recommends".to_owned();
+    let mut script = "set -e; export DEBIAN_FRONTEND=noninteractive; apt-get update; ".to_owned();
+    if missing.iter().any(is_qemu) {
+        // One half may be there from backports, newer than the candidate of the other.
+        script +=
+            r#"v=$(LC_ALL=C apt-cache policy qemu-system-x86 | sed -n "s/^ *Candidate: //p"); "#;
+        options += " --allow-downgrades";
+        words.extend(QEMU.map(|name| format!("{name}=$v")));
+    }
+    script += &format!("apt-get install {options} {}", words.join(" "));
+    if missing.iter().any(|name| name == ETCD) {
+        script += "; if [ -d /run/systemd/system ]; then systemctl disable --now etcd; ";
+        script += "elif [ -x /etc/init.d/etcd ]; then /etc/init.d/etcd stop || true; update-rc.d etcd disable; fi";
+    }
+    script
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn script(names: &[&str]) -> String {
+        install_script(
+            &names
+                .iter()
+                .map(|name| (*name).to_owned())
+                .collect::<Vec<_>>(),
+        )
+    }
+
+    #[test]
+    fn plain_packages_are_installed_after_an_update() {
+        assert_eq!(
+            script(&["flex", "bc"]),
+            "set -e; export DEBIAN_FRONTEND=noninteractive; apt-get update; \
+             apt-get install --yes --no-install-recommends flex bc"
+        );
+    }
+
+    #[test]
+    fn either_half_of_qemu_brings_both_in_one_version() {
+        for missing in [
+            &["qemu-system-x86", "bc"][..],
+            &["bc", "qemu-utils"],
+            &["qemu-system-x86", "bc", "qemu-utils"],
+        ] {
+            let script = script(missing);
+            let end = "apt-get install --yes --no-install-recommends --allow-downgrades bc qemu-system-x86=$v qemu-utils=$v";
+            assert!(script.ends_with(end) && script.contains("v=$("), "{script}");
+        }
+    }
+
+    #[test]
+    fn no_etcd_is_left_running() {
+        assert!(script(&["etcd-server"]).contains("systemctl disable --now etcd"));
+        assert!(!script(&["etcd-client"]).contains("systemctl"));
+    }
+
+    #[test]
+    fn probes_tell_what_is_there() {
+        assert!(Probe::Program("sh").finds() && !Probe::Program("no such program").finds());
+        assert!(
+            Probe::File("/bin/sh".into()).finds() && !Probe::File("/no/such/file".into()).finds()
+        );
+    }
+}

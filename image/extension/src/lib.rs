@@ -1,0 +1,192 @@
+//! Extensions of an image: a folder's content as a sealed partition, and the word of the command line that admits it.
+//!
+//! Sealing compresses as hard as it can, which takes a minute for Kubernetes, so the result is cached by content: of the
+//! folder, the name, and [`RECIPE`]. A test holds the hash of a small one, so that nobody changes the writer, or the
+//! compressor under it, and forgets the number.
+
+use std::path::{Path, PathBuf};
+
+use hearth_api::extension::{Admitted, ExtensionError, ExtensionName};
+use hearth_build::cache::{Cache, CacheError};
+use hearth_build::files::{self, FileError};
+use hearth_build::interrupt::{Interrupted, check_interrupt};
+use hearth_build::progress::{Length, Progress};
+use hearth_image::erofs::{CHUNK, ErofsError, Tree};
+use hearth_image::layout;
+use hearth_image::sealed::{SealError, Sealed, seal};
+use ring::digest::{Context as Digest, SHA256};
+
+/// Version of what a sealed folder looks like, part of the cache's key: to be raised when the same folder gives other bytes.
+const RECIPE: u32 = 2;
+
+/// The sealed file, in an entry of the cache.
+const FILE: &str = "partition";
+/// The word that admits it.
+const WORD: &str = "word";
+
+/// Why nothing was sealed.
+#[derive(Debug, thiserror::Error)]
+pub enum SealingError {
+    /// The folder holds what a file system of a node's cannot.
+    #[error("cannot use {}", folder.display())]
+    Folder {
+        /// The folder.
+        folder: PathBuf,
+        /// What is wrong with it.
+        source: ErofsError,
+    },
+    /// The partition was not made.
+    #[error("cannot seal extension {name}")]
+    NotSealed {
+        /// The extension.
+        name: ExtensionName,
+        /// Why.
+        source: SealError,
+    },
+    /// What the cache has is not the word of an extension.
+    #[error(transparent)]
+    Word(#[from] ExtensionError),
+    /// The cache gives nothing.
+    #[error(transparent)]
+    Cache(#[from] CacheError),
+    /// The file system refused.
+    #[error(transparent)]
+    File(#[from] FileError),
+    /// Interrupted while it was sealed.
+    #[error("interrupted")]
+    Interrupted(#[from] Interrupted),
+}
+
+/// An extension that is sealed.
+#[derive(Debug, Clone)]
+pub struct Extension {
+    /// What the kernel's command line says of it.
+    pub admitted: Admitted,
+    /// The partition's bytes.
+    pub file: PathBuf,
+    /// Of what it was made.
+    folder: PathBuf,
+}
+
+impl Extension {
+    /// As a part of an image.
+    pub fn part(&self) -> layout::Extension {
+        layout::Extension {
+            label: self.admitted.name.label(),
+            file: self.file.clone(),
+            word: self.admitted.to_string(),
+        }
+    }
+
+    /// The content of this folder under this name, sealed where the cache does not have it.
+    pub fn ensure(
+        progress: &dyn Progress,
+        name: &ExtensionName,
+        folder: &Path,
+    ) -> Result<Extension, SealingError> {
+        let cache = Cache::of_user("extension")?;
+        let tree = tree(folder)?;
+        let key = key(name, &tree).map_err(unusable(folder))?;
+        let entry = cache.ensure(progress, &key, |_, scratch| {
+            let entry = scratch.join("entry");
+            files::create_dir(&entry)?;
+            let admitted = write(progress, name, &tree, &entry.join(FILE))?;
+            files::write(&entry.join(WORD), format!("{admitted}\n"))?;
+            Ok::<_, SealingError>(entry)
+        })?;
+        let word = files::read_text(&entry.join(WORD))?;
+        Ok(Extension {
+            admitted: word.trim_end().parse()?,
+            file: entry.join(FILE),
+            folder: folder.to_owned(),
+        })
+    }
+
+    /// The same once more, past the cache.
+    pub fn again(&self, progress: &dyn Progress, into: &Path) -> Result<Extension, SealingError> {
+        let name = &self.admitted.name;
+        let admitted = write(progress, name, &tree(&self.folder)?, &into.join(FILE))?;
+        Ok(Extension {
+            admitted,
+            file: into.join(FILE),
+            folder: self.folder.clone(),
+        })
+    }
+}
+
+fn key(name: &ExtensionName, tree: &Tree) -> Result<String, ErofsError> {
+    let digest = tree.digest()?;
+    let mut key = Digest::new(&SHA256);
+    key.update(&RECIPE.to_le_bytes());
+    key.update(&digest);
+    key.update(name.as_str().as_bytes());
+    Ok(hex::encode(&key.finish().as_ref()[..16]))
+}
+
+fn tree(folder: &Path) -> Result<Tree, SealingError> {
+    Tree::of_folder(folder).map_err(unusable(folder))
+}
+
+fn unusable(folder: &Path) -> impl FnOnce(ErofsError) -> SealingError {
+    let folder = folder.to_owned();
+    move |source| SealingError::Folder { folder, source }
+}
+
+fn write(
+    progress: &dyn Progress,
+    name: &ExtensionName,
+    tree: &Tree,
+    file: &Path,
+) -> Result<Admitted, SealingError> {
+    let task = progress.start(
+        &format!("sealing extension {name}"),
+        Length::Steps(tree.length() / CHUNK),
+    );
+    let sealed = seal(tree, name.as_str(), file, &|_, _| {
+        task.step();
+        check_interrupt().is_ok()
+    });
+    check_interrupt()?;
+    let Sealed { root_hash, blocks } = sealed.map_err(|source| SealingError::NotSealed {
+        name: name.clone(),
+        source,
+    })?;
+    task.done();
+    Ok(Admitted {
+        name: name.clone(),
+        root_hash,
+        blocks,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use hearth_build::progress::Silent;
+
+    use super::*;
+
+    /// If this fails because the writer or zstd has changed, [`RECIPE`] must be raised with the hash.
+    #[test]
+    fn the_same_folder_gives_the_bytes_that_this_recipe_gives() {
+        let folder = tempfile::tempdir().unwrap();
+        let text: Vec<u8> = (0..200_000_u32)
+            .flat_map(|n| (n / 7).to_le_bytes())
+            .collect();
+        fs::write(folder.path().join("text"), text).unwrap();
+        std::os::unix::fs::symlink("text", folder.path().join("link")).unwrap();
+        let name = "small".parse().unwrap();
+        let file = folder.path().with_extension("sealed");
+        let admitted = write(&Silent, &name, &tree(folder.path()).unwrap(), &file).unwrap();
+        fs::remove_file(file).unwrap();
+        assert_eq!(
+            (RECIPE, hex::encode(admitted.root_hash), admitted.blocks),
+            (
+                2,
+                "c18077da0760ed64a9aa33356d53dc1c320a7e56a96880900bd47f894b7da312".to_owned(),
+                11
+            )
+        );
+    }
+}
