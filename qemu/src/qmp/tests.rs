@@ -2,38 +2,14 @@
 //! QEMU talks is tested with a real one (`tests/machine.rs`).
 
 use proptest::prelude::*;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::AsyncWriteExt;
 
-use super::*;
+use super::{fake::next_command, *};
 
-const GREETING: &[u8] = b"{\"QMP\": {\"version\": {}, \"capabilities\": [\"oob\"]}}\r\n";
-
-/// A peer that greets, accepts the capabilities and then says `more`.
 async fn connected(more: &'static [u8]) -> (Qmp, UnixStream, tempfile::TempDir) {
     let folder = tempfile::tempdir().expect("a folder");
-    let (ours, mut theirs) = UnixStream::pair().expect("a pair");
-    theirs.write_all(GREETING).await.expect("greeted");
-    let log = folder.path().join("qmp.log");
-    let peer = async {
-        let command = next_command(&mut theirs).await;
-        assert_eq!(command["execute"], "qmp_capabilities");
-        let answer = json!({ "return": {}, "id": command["id"] });
-        theirs
-            .write_all(format!("{answer}\r\n").as_bytes())
-            .await
-            .expect("answered");
-        theirs.write_all(more).await.expect("written");
-    };
-    let (qmp, ()) = tokio::join!(Qmp::handshake(ours, &log, Instant::now()), peer);
-    (qmp.expect("a handshake"), theirs, folder)
-}
-
-async fn next_command(stream: &mut UnixStream) -> Value {
-    let mut line = Vec::new();
-    while line.last() != Some(&b'\n') {
-        line.push(stream.read_u8().await.expect("a command"));
-    }
-    serde_json::from_slice(&line).expect("JSON")
+    let (qmp, peer) = fake::connected(folder.path(), more).await;
+    (qmp, peer, folder)
 }
 
 #[tokio::test]

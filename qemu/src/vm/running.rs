@@ -1,0 +1,163 @@
+//! The QEMU process of a machine, from its start to its end.
+
+use std::{
+    io,
+    process::{Child, ExitStatus},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use hearth_process::process::Process;
+use tokio::{sync::watch, time::timeout};
+use tokio_util::sync::CancellationToken;
+
+use super::exit::{Cause, Exit};
+use crate::{console::Console, qmp::Qmp};
+
+/// After its end is noticed: how long the rest of what QEMU said may take to
+/// arrive. It is all in buffers already.
+pub(super) const LAST_WORDS: Duration = Duration::from_secs(10);
+
+/// The QEMU process; shared by the handle and the task that waits for its end.
+#[derive(Debug)]
+pub(super) struct Running {
+    pub(super) process: Process,
+    child: Mutex<Child>,
+    /// Set before we kill it, so that its death is known to be ours.
+    cut: AtomicBool,
+}
+
+impl Running {
+    /// Takes over a child that has just been started.
+    pub(super) fn of_child(mut child: Child) -> io::Result<Self> {
+        match Process::of_child(child.id()) {
+            Ok(process) => Ok(Self {
+                process,
+                child: Mutex::new(child),
+                cut: AtomicBool::new(false),
+            }),
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                Err(error)
+            }
+        }
+    }
+
+    pub(super) fn kill(&self) -> io::Result<()> {
+        self.cut.store(true, Ordering::SeqCst);
+        self.process.kill()
+    }
+
+    /// Takes its exit status, if it has ended. May be asked again.
+    pub(super) fn reap(&self) -> io::Result<Option<ExitStatus>> {
+        self.child
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .try_wait()
+    }
+}
+
+/// Kills the process when it goes, and waits until it is gone.
+#[derive(Debug)]
+pub(super) struct KillOnDrop(pub(super) Option<Arc<Running>>);
+
+impl Drop for KillOnDrop {
+    fn drop(&mut self) {
+        let Some(running) = &self.0 else { return };
+        if let Err(error) = running.kill() {
+            tracing::warn!(%error, "cannot kill QEMU");
+        }
+        // Some milliseconds, in which this thread does nothing else: only
+        // when it is gone are its disks and ports free again.
+        if running.process.ended_within(LAST_WORDS) {
+            let _ = running.reap();
+        }
+    }
+}
+
+/// Waits for the end and tells how it was, once all that was said before it
+/// has been read.
+pub(super) async fn watch_process(
+    running: Arc<Running>,
+    console: Console,
+    qmp: Qmp,
+    ended: CancellationToken,
+    started: Instant,
+    exit: watch::Sender<Option<Exit>>,
+) {
+    if let Err(error) = running.process.ended().await {
+        // Readers of `exit` see that nobody watches any more.
+        tracing::error!(%error, "cannot wait for QEMU");
+        return;
+    }
+    let at = started.elapsed();
+    ended.cancel();
+    let read = async { tokio::join!(console.ended(), qmp.ended()) };
+    if timeout(LAST_WORDS, read).await.is_err() {
+        tracing::warn!("not all that QEMU said has been read");
+    }
+    match running.reap() {
+        Ok(Some(status)) => {
+            let cut = running.cut.load(Ordering::SeqCst);
+            let cause = Cause::of(status, cut, &qmp.last_events());
+            exit.send_replace(Some(Exit { cause, status, at }));
+        }
+        Ok(None) => tracing::error!("QEMU has ended and left no status"),
+        Err(error) => tracing::error!(%error, "cannot wait for QEMU"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::{console, qmp::fake};
+
+    /// A process that does this, watched as QEMU is.
+    async fn end_of(script: &str, kill: bool) -> Exit {
+        let folder = tempfile::tempdir().expect("a folder");
+        let child = Command::new("sh").args(["-c", script]).spawn();
+        let running = Arc::new(Running::of_child(child.expect("sh")).expect("its descriptor"));
+        let started = Instant::now();
+        let (qmp, peer) = fake::connected(folder.path(), fake::SHUTDOWN).await;
+        // QEMU's side of the connection goes with QEMU.
+        drop(peer);
+        let ended = CancellationToken::new();
+        let serial = folder.path().join("serial.log");
+        std::fs::write(&serial, "its last line\n").expect("a log");
+        let (console, follower) =
+            console::follow(&serial, started, ended.clone()).expect("a console");
+        let (exit_in, exit) = watch::channel(None);
+        if kill {
+            running.kill().expect("killed");
+        }
+        let watched = watch_process(running, console, qmp, ended, started, exit_in);
+        tokio::join!(follower, watched);
+        let exit = exit.borrow().clone();
+        exit.expect("its end is told")
+    }
+
+    #[tokio::test]
+    async fn an_end_is_told_with_its_cause() {
+        let exit = end_of("exit 0", false).await;
+        assert_eq!(exit.cause, Cause::GuestShutdown, "by QEMU's last event");
+        assert_eq!(end_of("exit 3", false).await.cause, Cause::Failed(3));
+        let exit = end_of("kill -TERM $$", false).await;
+        assert_eq!(exit.cause, Cause::Signal(15));
+        assert_eq!(end_of("sleep 600", true).await.cause, Cause::PowerCut);
+    }
+
+    #[test]
+    fn a_guard_that_goes_takes_its_process_along() {
+        let child = Command::new("sleep").arg("600").spawn().expect("sleep");
+        let running = Arc::new(Running::of_child(child).expect("its descriptor"));
+        assert!(running.reap().expect("asked").is_none());
+        drop(KillOnDrop(Some(running.clone())));
+        assert!(running.reap().expect("asked").is_some());
+    }
+}
