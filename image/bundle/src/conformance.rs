@@ -20,7 +20,7 @@ use crate::bundle::Bundle;
 use crate::compile;
 use crate::entry::{self, ROOT, compiler, folders, key};
 use crate::error::BuildError;
-use crate::inputs::{self, Inputs};
+use crate::inputs::{self, Inputs, KIND};
 use crate::modes::copy;
 use crate::packages::Packages;
 
@@ -46,7 +46,7 @@ pub struct Conformance {
 
 /// Both, built if they are not in the cache. The bundle must have been ensured before.
 pub fn ensure(progress: &dyn Progress, bundle: &Bundle) -> Result<Conformance, BuildError> {
-    let cache = Cache::of_user("kubernetes")?;
+    let cache = Cache::of_user(KIND)?;
     let inputs = Inputs::of_the_bundle()?;
     let of_bundle = key(&inputs, &compiler(progress)?);
     let programs = format!("conformance-programs-{PROGRAMS_RECIPE}-{of_bundle}");
@@ -61,38 +61,10 @@ pub fn ensure(progress: &dyn Progress, bundle: &Bundle) -> Result<Conformance, B
         "conformance-images-{IMAGES_RECIPE}-{PROGRAMS_RECIPE}-{of_bundle}-{}",
         packages.digest()
     );
-    let with_images = cache.ensure(
-        progress,
-        &with_images,
-        |_, scratch| -> Result<_, BuildError> {
-            let task = progress.start(
-                "making the images of Kubernetes' conformance tests",
-                Length::Moment,
-            );
-            let [_, stage, entry] = folders(scratch)?;
-            let root = entry.join(ROOT);
-            // Links and modes are part of a bundle.
-            Cmd::new("cp")
-                .arg("--archive")
-                .arg(&bundle.root)
-                .arg(&root)
-                .run(progress)?;
-            let mut unpacked = Packages::unpack(progress, &inputs, &stage)?;
-            packages.verify()?;
-            for package in packages.packages() {
-                unpacked.add(progress, &package)?;
-            }
-            images::make(
-                progress,
-                &unpacked,
-                &programs.join(FOR_IMAGES),
-                &stage,
-                &root.join("images"),
-            )?;
-            drop(task);
-            Ok(entry)
-        },
-    )?;
+    let with_images = cache.ensure(progress, &with_images, |_, scratch| {
+        let programs = programs.join(FOR_IMAGES);
+        add_images(progress, bundle, &inputs, &packages, &programs, scratch)
+    })?;
     let ours = entry::bundle(&with_images)?;
     Ok(Conformance {
         program: programs.join(PROGRAM),
@@ -101,6 +73,36 @@ pub fn ensure(progress: &dyn Progress, bundle: &Bundle) -> Result<Conformance, B
             ..ours
         },
     })
+}
+
+/// Makes an entry of the bundle with the images in `scratch`; returns its folder there.
+fn add_images(
+    progress: &dyn Progress,
+    bundle: &Bundle,
+    inputs: &Inputs,
+    packages: &Inputs,
+    programs: &Path,
+    scratch: &Path,
+) -> Result<PathBuf, BuildError> {
+    let _task = progress.start(
+        "making the images of Kubernetes' conformance tests",
+        Length::Moment,
+    );
+    let [_, stage, entry] = folders(scratch)?;
+    let root = entry.join(ROOT);
+    // Links and modes are part of a bundle.
+    Cmd::new("cp")
+        .arg("--archive")
+        .arg(&bundle.root)
+        .arg(&root)
+        .run(progress)?;
+    let mut unpacked = Packages::unpack(progress, inputs, &stage)?;
+    packages.verify()?;
+    for package in packages.packages() {
+        unpacked.add(progress, &package)?;
+    }
+    images::make(progress, &unpacked, programs, &stage, &root.join("images"))?;
+    Ok(entry)
 }
 
 /// Builds an entry of what is compiled in `scratch`; returns its folder there.

@@ -54,6 +54,9 @@ pub enum InputsError {
     NoVersion(String),
 }
 
+/// The kind of our entries in the cache, beside which the files are kept.
+pub const KIND: &str = "kubernetes";
+
 /// Debian's release whose packages these are, as apt's `Codename` has it.
 const RELEASE: &str = "bookworm";
 
@@ -290,7 +293,7 @@ impl Wanted {
     }
 
     fn dir(&self) -> Result<PathBuf, CacheError> {
-        Ok(cache::dir()?.join("kubernetes").join(self.folder))
+        Ok(cache::dir()?.join(KIND).join(self.folder))
     }
 }
 

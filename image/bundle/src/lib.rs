@@ -42,10 +42,7 @@ use hearth_build::files::{self, Log, failed};
 use hearth_build::progress::{Length, Progress};
 
 use entry::{KUBECTL, ROOT, compiler, folders, key};
-use inputs::Inputs;
-
-/// The kind of our entries in the cache.
-const KIND: &str = "kubernetes";
+use inputs::{Inputs, KIND};
 
 /// Fetches the newest point release of the packages; of those for the conformance tests, too, where `tests` says so.
 pub fn update(progress: &dyn Progress, tests: bool) -> Result<(), BuildError> {
