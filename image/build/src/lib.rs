@@ -4,6 +4,7 @@
 //! - [`command`]: external programs, none of which is ever left behind; [`interrupt`]: how ^C reaches them.
 //! - [`cache`]: results by a hash of their inputs, in the user's cache folder.
 //! - [`cargo`]: programs compiled from a checkout, static ones reproducibly.
+//! - [`source`]: revision and time of a checkout.
 //! - [`apt`]: Debian packages, fetched and not installed.
 //! - [`host`]: packages that this machine lacks, and how they are installed.
 //! - [`files`]: the file system's calls, with errors that name the step and the path.
@@ -20,3 +21,4 @@ pub mod files;
 pub mod host;
 pub mod interrupt;
 pub mod progress;
+pub mod source;

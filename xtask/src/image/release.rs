@@ -1,9 +1,9 @@
 //! What an image says of itself: asked of the checkout and of the programs, written by `hearth_image::os_release`.
 
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
 
 use anyhow::{Context, Result, bail};
+use hearth_build::source::Source;
 use hearth_image::os_release::{self, KernelRelease, NodeRelease};
 
 use super::Flavour;
@@ -19,7 +19,7 @@ pub fn of_node(
     kernel: &Kernel,
     programs: &[(PathBuf, String)],
 ) -> Result<String> {
-    let source = Source::of_checkout(ui)?;
+    let source = Source::of_checkout(ui, &root())?;
     let versions = programs.iter().map(|(program, _)| version_of(ui, program));
     Ok(os_release::of_node(&NodeRelease {
         version: env!("CARGO_PKG_VERSION"),
@@ -59,62 +59,8 @@ fn version_of(ui: &Ui, program: &Path) -> Result<(&'static str, String)> {
 /// The revision that a record of this checkout bears: its commit, with `-dirty` where files differ from it; `unknown`
 /// outside of a git checkout.
 pub fn revision(ui: &Ui) -> Result<String> {
-    Ok(Source::of_checkout(ui)?
-        .revision
-        .unwrap_or_else(|| "unknown".to_owned()))
-}
-
-struct Source {
-    revision: Option<String>,
-    /// Unix seconds.
-    time: u64,
-}
-
-impl Source {
-    fn of_checkout(ui: &Ui) -> Result<Source> {
-        let root = root();
-        let mut source = if root.join(".git").exists() {
-            Source::of_git(ui, &root)?
-        } else {
-            // Archives carry the commit's time, and this file every checkout has.
-            let path = root.join("Cargo.lock");
-            let changed = std::fs::metadata(&path)
-                .and_then(|metadata| metadata.modified())
-                .with_context(|| format!("cannot look at {}", path.display()))?;
-            let time = changed
-                .duration_since(UNIX_EPOCH)
-                .unwrap_or_default()
-                .as_secs();
-            Source {
-                revision: None,
-                time,
-            }
-        };
-        if let Ok(epoch) = std::env::var("SOURCE_DATE_EPOCH") {
-            let wanted = || format!("SOURCE_DATE_EPOCH is {epoch:?}, Unix seconds are wanted");
-            source.time = epoch.parse().with_context(wanted)?;
-        }
-        Ok(source)
-    }
-
-    fn of_git(ui: &Ui, root: &Path) -> Result<Source> {
-        let git = |arguments: &[&str]| {
-            let git = Cmd::new("git").arg("-C").arg(root);
-            git.args(arguments).output(ui)
-        };
-        let commit = git(&["log", "-1", "--format=%ct %H"])?;
-        let (time, hash) = commit
-            .trim()
-            .split_once(' ')
-            .context("git log says nothing")?;
-        let dirty = !git(&["status", "--porcelain"])?.is_empty();
-        Ok(Source {
-            revision: Some(format!("{:.12}{}", hash, if dirty { "-dirty" } else { "" })),
-            time: time
-                .parse()
-                .with_context(|| format!("git's commit time is {time:?}"))?,
-        })
-    }
+    let revision = Source::of_checkout(ui, &root())?.revision;
+    Ok(revision.unwrap_or_else(|| "unknown".to_owned()))
 }
 
 /// The first word of an answer that is a version.

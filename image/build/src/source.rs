@@ -1,0 +1,123 @@
+//! What a checkout says of itself: its revision and its time, which is the time of all that is built from it.
+
+use std::env;
+use std::io;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use crate::command::{Cmd, CommandError};
+use crate::files::{FileError, failed};
+use crate::progress::Progress;
+
+/// Why a checkout does not say it.
+#[derive(Debug, thiserror::Error)]
+pub enum SourceError {
+    /// git failed.
+    #[error(transparent)]
+    Git(#[from] CommandError),
+    /// A checkout without a commit.
+    #[error("git log says nothing")]
+    NoCommit,
+    /// git's word for the time is no number.
+    #[error("git's commit time is {0:?}")]
+    CommitTime(String),
+    /// Nor is the user's.
+    #[error("SOURCE_DATE_EPOCH is {0:?}, Unix seconds are wanted")]
+    Epoch(String),
+    /// The file system refused.
+    #[error(transparent)]
+    File(#[from] FileError),
+}
+
+/// A checkout's revision and time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Source {
+    /// Its commit, with `-dirty` where files differ from it; none outside of git.
+    pub revision: Option<String>,
+    /// Unix seconds.
+    pub time: u64,
+}
+
+impl Source {
+    /// Of the checkout in this folder. `SOURCE_DATE_EPOCH` overrides the time.
+    pub fn of_checkout(progress: &dyn Progress, root: &Path) -> Result<Source, SourceError> {
+        let mut source = if root.join(".git").exists() {
+            Source::of_git(progress, root)?
+        } else {
+            // Archives carry the commit's time, and this file every checkout has.
+            Source {
+                revision: None,
+                time: changed(&root.join("Cargo.lock"))?,
+            }
+        };
+        if let Ok(epoch) = env::var("SOURCE_DATE_EPOCH") {
+            source.time = epoch.parse().map_err(|_| SourceError::Epoch(epoch))?;
+        }
+        Ok(source)
+    }
+
+    fn of_git(progress: &dyn Progress, root: &Path) -> Result<Source, SourceError> {
+        let git = |arguments: &[&str]| {
+            let git = Cmd::new("git").arg("-C").arg(root);
+            git.args(arguments).output(progress)
+        };
+        let commit = git(&["log", "-1", "--format=%ct %H"])?;
+        let (time, hash) = commit.trim().split_once(' ').ok_or(SourceError::NoCommit)?;
+        let dirty = !git(&["status", "--porcelain"])?.is_empty();
+        Ok(Source {
+            revision: Some(format!("{hash:.12}{}", if dirty { "-dirty" } else { "" })),
+            time: time
+                .parse()
+                .map_err(|_| SourceError::CommitTime(time.to_owned()))?,
+        })
+    }
+}
+
+/// When a file was changed, in Unix seconds.
+fn changed(path: &Path) -> Result<u64, FileError> {
+    let changed: io::Result<SystemTime> = path.metadata().and_then(|file| file.modified());
+    let changed = changed.map_err(failed("look at", path))?;
+    Ok(changed
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default()
+        .as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::progress::Silent;
+
+    fn git(root: &Path, arguments: &[&str]) {
+        Cmd::new("git")
+            .arg("-C")
+            .arg(root)
+            .args(["-c", "user.name=x", "-c", "user.email=x@x"])
+            .args(arguments)
+            .env("GIT_COMMITTER_DATE", "@1700000000 +0000")
+            .run(&Silent)
+            .unwrap();
+    }
+
+    #[test]
+    fn a_checkout_has_its_commits_revision_and_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        fs::write(root.join("Cargo.lock"), "").unwrap();
+        let archive = Source::of_checkout(&Silent, root).unwrap();
+        assert_eq!(archive.revision, None);
+        assert!(archive.time > 1_700_000_000);
+
+        git(root, &["init", "--quiet"]);
+        git(root, &["add", "."]);
+        git(root, &["commit", "--quiet", "--message", "one"]);
+        let clean = Source::of_checkout(&Silent, root).unwrap();
+        let revision = clean.revision.unwrap();
+        assert_eq!((revision.len(), clean.time), (12, 1_700_000_000));
+        fs::write(root.join("new"), "").unwrap();
+        let dirty = Source::of_checkout(&Silent, root).unwrap();
+        assert_eq!(dirty.revision, Some(format!("{revision}-dirty")));
+    }
+}
