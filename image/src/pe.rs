@@ -5,7 +5,7 @@
 //! dependency on the host, wants each section's address computed for it, and puts overlapping sections in without a word.
 //!
 //! The stub is input from outside, so every number in it is checked before it is used; the sections that it has are not
-//! moved or changed. Nothing is read by offset but through [`Bytes`], so no malformed file makes this panic.
+//! moved or changed. Nothing is read by offset but through `Bytes`, so no malformed file makes this panic.
 
 /// Why sections could not be appended. Offsets and sizes are bytes.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]

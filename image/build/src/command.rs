@@ -2,7 +2,7 @@
 //!
 //! Every command runs as a process group of its own. Three things can end a task early, and none of them leaves a
 //! process running: an interrupt is passed to all the groups by the handler of [`crate::interrupt`], and what of a group
-//! outlives its leader is killed before the leader is reaped; a panic or an early return drops [`Running`], which does the
+//! outlives its leader is killed before the leader is reaped; a panic or an early return drops `Running`, which does the
 //! same; and when this process is killed the kernel sends the leaders SIGTERM (parent-death signal), on which make takes
 //! its own children along.
 //!

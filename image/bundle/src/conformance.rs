@@ -1,7 +1,7 @@
 //! Kubernetes' own conformance tests, made of the same source as the bundle.
 //!
 //! The program (`e2e.test`) runs on the developer's machine and asks a cluster; what its pods run comes as images, from
-//! registries that a test's machines have no way to. They are made here instead ([`images`]) and ride along in a bundle that
+//! registries that a test's machines have no way to. They are made here instead (`images`) and ride along in a bundle that
 //! is ours but for that; such a bundle is for tests alone.
 //!
 //! Two entries of the cache: what is compiled, whose key is little more than the bundle's, and the bundle with the images,

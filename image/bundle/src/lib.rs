@@ -1,14 +1,14 @@
 //! The bundle: all that a node needs to run containers and Kubernetes, cached by content.
 //!
 //! A bundle is a folder that becomes the extension `kubernetes` of an image; `docs/kubernetes.md` says what is in it. Ours is
-//! made of Debian packages: Kubernetes is compiled from the source package ([`compile`]), everything else is taken as Debian
-//! built it ([`tree`]). Debian, because its packages are signed, their sources and licences are known, and every machine
+//! made of Debian packages: Kubernetes is compiled from the source package (`compile`), everything else is taken as Debian
+//! built it (`tree`). Debian, because its packages are signed, their sources and licences are known, and every machine
 //! that builds Hearth can fetch them. The price is the version: the last Kubernetes in Debian with its servers is 1.20. So a
 //! bundle is a plain folder with its versions written in it, and a newer one from anywhere takes our place with
 //! [`Bundle::read`]; the node chooses its flags by those versions.
 //!
 //! The key of the cache covers all that goes in: the names and hashes of the packages, the sources here, the C compiler, and
-//! [`RECIPE`]. Nothing is fetched and nothing compiled when the bundle of this key is there.
+//! the recipe's version. Nothing is fetched and nothing compiled when the bundle of this key is there.
 
 mod amend;
 mod bundle;

@@ -1,7 +1,7 @@
 //! Extensions of an image: a folder's content as a sealed partition, and the word of the command line that admits it.
 //!
 //! Sealing compresses as hard as it can, which takes a minute for Kubernetes, so the result is cached by content: of the
-//! folder, the name, and [`RECIPE`]. A test holds the hash of a small one, so that nobody changes the writer, or the
+//! folder, the name, and `RECIPE`. A test holds the hash of a small one, so that nobody changes the writer, or the
 //! compressor under it, and forgets the number.
 
 use std::path::{Path, PathBuf};

@@ -1,7 +1,7 @@
 //! The kernel, from Debian's source package and our configuration fragment, cached by content.
 //!
 //! The key of the cache covers all that goes in: the version of the source package, the fragments, the compiler and
-//! linker, and [`RECIPE`]. So a build happens once per change of those, wherever the checkout lies, and whoever wants a
+//! linker, and `RECIPE`. So a build happens once per change of those, wherever the checkout lies, and whoever wants a
 //! kernel simply asks for it each time ([`ensure`]). The source is Debian's and not kernel.org's because Debian ships
 //! security fixes for it under a signature that every Debian machine already checks; its exact version moves, and is
 //! recorded with the result.

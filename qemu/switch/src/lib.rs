@@ -26,7 +26,7 @@
 //!
 //! # The wire
 //! QEMU's `-netdev stream` connects to a port's socket and sends and takes
-//! frames, each behind its length ([`framing`]). A frame goes: sender's link,
+//! frames, each behind its length (`framing`). A frame goes: sender's link,
 //! switch, receiver's link. Faults belong to a link and act on both of its
 //! directions, the gateway's traffic included; blocks belong to the switch and
 //! act between two machines, so that machines can be parted from each other
