@@ -17,6 +17,8 @@ pub mod first_contact;
 pub mod identity;
 mod lifetime;
 pub mod names;
+#[cfg(any(test, feature = "operator"))]
+pub mod operator;
 pub mod owner;
 pub mod permissions;
 pub mod proofs;

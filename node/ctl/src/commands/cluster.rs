@@ -2,17 +2,16 @@
 
 use std::path::Path;
 
-use hearth_api::certificates::ClusterCa;
-use hearth_api::client::{Endpoint, within};
-use hearth_api::escrow::{self, EscrowError};
-use hearth_api::first_contact::{self, FirstContactError};
-use hearth_api::identity::FirstContactSecret;
+use hearth_api::client::within;
+use hearth_api::escrow::EscrowError;
+use hearth_api::first_contact::FirstContactError;
+use hearth_api::operator::{Operator, OwnershipError};
+use hearth_api::owner;
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::{
     ConfigureClusterRequest, GetClusterInfoRequest, GetRegisterTicketRequest,
     KubernetesConfiguration,
 };
-use hearth_api::{owner, tls};
 
 use super::{print, print_json};
 use crate::args::{Cluster, Configure, Form, Global, Setting};
@@ -114,13 +113,12 @@ async fn take_ownership(
     })?;
     let mut contexts = Contexts::load(global.config.clone())?;
 
-    let ca = meet(global, endpoints, &secret).await?;
     let options = connection::options(global);
-    let exchanged = escrow::exchange(endpoints.to_vec(), &key, &ca, options).await;
-    let (credentials, leaf) = exchanged.map_err(not_issued)?;
+    let owned = Operator::take_ownership(&key, &secret, endpoints.to_vec(), options).await;
+    let (operator, leaf) = owned.map_err(not_owned)?;
     let cluster = leaf.identity.cluster;
     let name = name.unwrap_or_else(|| cluster.to_string()[..8].to_owned());
-    contexts.add(&name, cluster, endpoints, &credentials, key_file)?;
+    contexts.add(&name, cluster, endpoints, operator.credentials(), key_file)?;
     contexts.save()?;
     print(&format!(
         "you are {} of cluster {cluster}; context {name} is now the current one\n",
@@ -128,20 +126,13 @@ async fn take_ownership(
     ))
 }
 
-/// The proven CA of whichever endpoint answers first in their order.
-async fn meet(
-    global: &Global,
-    endpoints: &[Endpoint],
-    secret: &FirstContactSecret,
-) -> Result<ClusterCa, Failure> {
-    let mut last = Failure::new(Kind::Local, "find the cluster").because("no endpoint is given");
-    for endpoint in endpoints {
-        match first_contact::fetch_ca(endpoint, secret, global.timeout, tls::wall_clock()).await {
-            Ok(ca) => return Ok(ca),
-            Err(error) => last = not_met(error),
-        }
+fn not_owned(error: OwnershipError) -> Failure {
+    match error {
+        OwnershipError::NoCurator => Failure::new(Kind::Local, "find the cluster").because(error),
+        OwnershipError::FirstContact(error) => not_met(error),
+        OwnershipError::Escrow(error) => not_issued(error),
+        OwnershipError::Tls(error) => Failure::new(Kind::Local, "set up TLS").because(error),
     }
-    Err(last)
 }
 
 fn not_met(error: FirstContactError) -> Failure {

@@ -7,6 +7,7 @@ mod wait;
 mod watch;
 
 use hearth_api::client::{Channel, within};
+use hearth_api::operator;
 use hearth_api::v1::GetNodesRequest;
 use hearth_api::v1::management_client::ManagementClient;
 use tonic::{Code, Status};
@@ -44,18 +45,10 @@ async fn list(global: &Global, form: Form) -> Result<(), Failure> {
 
 /// All nodes at one moment.
 async fn all(global: &Global, channel: &Channel) -> Result<Vec<hearth_api::v1::Node>, Failure> {
-    let mut management = ManagementClient::new(channel.clone());
-    within(global.timeout, async {
-        let request = GetNodesRequest::default();
-        let mut answers = management.get_nodes(request).await?.into_inner();
-        let mut nodes = Vec::new();
-        while let Some(answer) = answers.message().await? {
-            nodes.extend(answer.nodes);
-        }
-        Ok(nodes)
-    })
-    .await
-    .map_err(|status| Failure::call("list the nodes", status))
+    let management = ManagementClient::new(channel.clone());
+    let call = operator::nodes(management, GetNodesRequest::default());
+    let nodes = within(global.timeout, call).await;
+    nodes.map_err(|status| Failure::call("list the nodes", status))
 }
 
 fn show(node: &output::Node, form: Form) -> Result<(), Failure> {

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use hearth_api::client::{Channel, within};
 use hearth_api::names;
+use hearth_api::operator;
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::{
@@ -224,13 +225,8 @@ async fn look(
             node_ids: vec![id.to_owned()],
             ..GetNodesRequest::default()
         };
-        let mut management = ManagementClient::new(channel.clone());
-        let mut answers = management.get_nodes(request).await?.into_inner();
-        let mut found = None;
-        while let Some(answer) = answers.message().await? {
-            let mut nodes = answer.nodes.into_iter();
-            found = nodes.find(|node| node.id == id).or(found);
-        }
+        let nodes = operator::nodes(ManagementClient::new(channel.clone()), request).await?;
+        let found = nodes.into_iter().find(|node| node.id == id);
         let mut curator = CuratorClient::new(channel.clone());
         let consensus = curator
             .get_consensus_status(GetConsensusStatusRequest {})
