@@ -4,10 +4,11 @@ use std::os::unix::process::CommandExt;
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
+use hearth_lab::hearthctl::Hearthctl;
 use hearth_qemu::cluster;
 
 use crate::hearthctl;
-use crate::run::state::State;
+use crate::run;
 use crate::ui::Ui;
 
 /// Run hearthctl as the owner of the running cluster
@@ -33,8 +34,8 @@ const NEEDS_NO_CLUSTER: [&str; 9] = [
 
 /// Runs the task: becomes hearthctl.
 pub fn run(ui: &Ui, args: &Args) -> Result<()> {
-    let state = State::folder()?;
-    let config = hearthctl::config(&state);
+    let state = run::folder()?;
+    let config = Hearthctl::config_in(&state);
     let first = args.args.first().map(String::as_str);
     if first.is_some_and(|word| !NEEDS_NO_CLUSTER.contains(&word)) {
         if cluster::running(&state)?.is_empty() {

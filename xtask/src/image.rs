@@ -97,6 +97,17 @@ impl Flavour {
     }
 }
 
+/// What machines boot of an image, as the libraries that boot them know it.
+pub fn to_boot(artifacts: &Artifacts) -> hearth_qemu::artifacts::Image {
+    hearth_qemu::artifacts::Image {
+        disk: artifacts.image.clone(),
+        uki: artifacts.uki.clone(),
+        kernel: artifacts.kernel.clone(),
+        initramfs: artifacts.initramfs.clone(),
+        cmdline: artifacts.cmdline.clone(),
+    }
+}
+
 /// `cargo xtask assemble`: only the disk, of a UKI that is there. For the benchmark.
 #[derive(clap::Args, Debug)]
 pub struct AssembleArgs {

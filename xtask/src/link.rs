@@ -6,11 +6,10 @@
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use hearth_lab::{machines, state};
 use hearth_qemu::cluster;
 use hearth_qemu::switch::Faults;
 
-use crate::run::machines;
-use crate::run::state::{self, State};
 use crate::ui::Ui;
 
 /// Pull a node's cable, or make it a bad one
@@ -83,9 +82,9 @@ impl Action {
 
 /// Runs the task.
 pub fn run(ui: &Ui, args: &Args) -> Result<()> {
-    let folder = State::folder()?;
-    let founding = state::founding(&folder)?;
-    let name = machines::name(machines::number(args.action.node(), &founding)?);
+    let folder = crate::run::folder()?;
+    let record = state::record(&folder)?;
+    let name = machines::name(machines::number(args.action.node(), &record)?);
     tokio::runtime::Runtime::new()?.block_on(async {
         let Some(network) = cluster::network(&folder).await? else {
             bail!("nothing is running; `cargo xtask run` boots the cluster");

@@ -1,41 +1,64 @@
 //! `cargo xtask run`: nodes, from source to a healthy cluster.
 //!
-//! Everything that is kept from one run to the next is in [`state`]; what the machines are made of in [`machines`], what
-//! they say in [`fleet`] and [`display`]. What an owner does with the first node is in [`owner`], how the others are taken
-//! in is decided in [`crate::formation`], and [`form`] does it; [`table`] shows the cluster that is complete. Here stands
-//! the order of it all, and what becomes of the machines on every way out: in the foreground they are powered off by the
-//! first interrupt and killed by the second; on any failure they are killed with their handles; only a cluster that is
-//! complete is ever left running (`--detach`).
+//! The work is done by `hearth_lab`, which keeps the cluster from one run to the next, forms it and watches it; [`display`]
+//! and [`table`] show what it tells. Here stands the order of it all, and what becomes of the machines on every way out: in
+//! the foreground they are powered off by the first interrupt and killed by the second; on any failure they are killed
+//! with their handles; only a cluster that is complete is ever left running (`--detach`).
+//!
+//! What is kept is in `hearth/run/` in the target folder, or where the environment says ([`FOLDER`]): tests of this command
+//! leave the developer's own cluster alone.
 
 mod display;
-pub mod fleet;
-mod form;
-pub mod kubernetes;
-pub mod machines;
-mod owner;
-pub mod state;
 mod table;
-mod watch;
 
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use hearth_api::names;
+use hearth_lab::fleet::{Fleet, PoweredOff};
+use hearth_lab::kubernetes::kubeconfig;
+use hearth_lab::machines::Blueprint;
+use hearth_lab::record::{self, Artifacts, ClusterRecord, Conflict, MachineConfig, RunOptions};
+use hearth_lab::session::Session;
+use hearth_lab::state::State;
 use hearth_qemu::accel::{self, Chosen};
 use hearth_qemu::phases::Phase;
-use hearth_qemu::vm::{Cause, Lifetime};
+use hearth_qemu::vm::Lifetime;
 
-use crate::command::{Interrupted, Interrupts, is_interrupt};
-use crate::formation::VOTERS;
+use crate::command::{Interrupted, Interrupts, find_program, is_interrupt};
 use crate::hearthctl;
+use crate::image::{self, Flavour};
+use crate::kubernetes::{self, Bundle};
+use crate::program;
 use crate::setup::{self, Needs};
-use crate::target::shown;
+use crate::target::{self, shown};
 use crate::ui::Ui;
-use fleet::{Fleet, News};
-use machines::Workshop;
-use state::{Founding, Make, State, Storage, Wish};
+use display::Display;
+
+/// Where everything is kept, if not in the target folder.
+const FOLDER: &str = "HEARTH_RUN_FOLDER";
+
+/// How the data partition is protected.
+#[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+enum Storage {
+    /// Raw: the next run can boot this cluster again
+    Insecure,
+    /// dm-crypt: a node that reboots gets its key from the others; once all are down, the cluster cannot be booted again
+    /// yet
+    Encrypted,
+}
+
+impl From<Storage> for record::Storage {
+    fn from(storage: Storage) -> record::Storage {
+        match storage {
+            Storage::Insecure => record::Storage::Insecure,
+            Storage::Encrypted => record::Storage::Encrypted,
+        }
+    }
+}
 
 /// Build everything, boot a node and watch it come home; or a cluster of several
 ///
@@ -96,55 +119,92 @@ pub fn accelerators() -> impl TypedValueParser<Value = accel::Choice> {
     PossibleValuesParser::new(["auto", "kvm", "tcg"]).try_map(|word| word.parse::<accel::Choice>())
 }
 
+/// The folder in which everything is kept, made.
+pub fn folder() -> Result<PathBuf> {
+    let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else {
+        return target::folder("run");
+    };
+    std::fs::create_dir_all(&folder)
+        .with_context(|| format!("cannot create {}", folder.display()))?;
+    Ok(std::path::absolute(folder)?)
+}
+
 /// Runs the task.
 pub fn run(ui: &Ui, args: &Args) -> Result<()> {
-    let wish = args.wish()?;
-    let state = State::open()?;
-    let new = state.check(&wish)?;
+    let state = State::open(folder()?)?;
+    let begin = state.begin(args.options()?)?;
     setup::ensure(ui, Needs::NODE | Needs::KERNEL | Needs::IMAGE | Needs::RUN)?;
     let accel = accel::choose(args.accel)?;
-    let make = args.make(state.make(&wish)?.as_ref());
-    let bundle = match make.kubernetes {
-        true => Some(crate::kubernetes::ensure(ui, make.bundle.as_deref())?),
+    let new = begin.is_new();
+    let config = args.config(begin.config());
+    let bundle = match config.kubernetes {
+        true => Some(kubernetes::ensure(ui, config.bundle.as_deref())?),
         false => None,
     };
-    let kubectl = bundle.as_ref().map(kubernetes::kubectl).transpose()?;
-    let workshop = Workshop::open(ui, &make, bundle.as_ref())?;
+    let kubectl = bundle.as_ref().map(kubectl).transpose()?;
+    let artifacts = build(ui, &config, bundle.as_ref())?;
+    let blueprint = Blueprint::new(config.clone(), artifacts.clone())?;
     let hearthctl = hearthctl::build(ui)?;
-    let (mut founding, parameters) = state.prepare(&wish)?;
-    if args.join_later >= founding.nodes {
-        bail!(
-            "--join-later {}: this cluster has {} nodes, and one of them founds it",
-            args.join_later,
-            founding.nodes
-        );
+    let (mut record, parameters) = state.settle(begin)?;
+    if args.join_later >= record.nodes {
+        let (later, nodes) = (args.join_later, record.nodes);
+        return Err(Conflict::JoinLater { later, nodes }.into());
     }
-    founding.make = Some(make);
-    founding.built = Some(workshop.built().clone());
-    state.save(&founding)?;
-    explain(ui, new, &founding);
+    let made_of = args.made_of(config.memory_mib, &accel);
+    record.config = Some(config);
+    record.artifacts = Some(artifacts);
+    state.save(&record)?;
+    explain(ui, new, &record);
+    let display = Display::new(ui, made_of, record.nodes > 1);
     let run = Run {
-        ui,
         args,
-        state: &state,
-        accel,
-        hearthctl,
         interrupts: Interrupts::take(),
-        parameters,
-        memory_mib: workshop.memory_mib(),
         kubectl,
+        session: Session {
+            state: &state,
+            parameters,
+            hearthctl: Session::tool_in(&state, hearthctl),
+            join_later: args.join_later,
+            timeout: Duration::from_secs(args.timeout),
+            observer: Arc::new(display),
+        },
     };
-    tokio::runtime::Runtime::new()?.block_on(run.boot(workshop, founding))
+    tokio::runtime::Runtime::new()?.block_on(run.boot(blueprint, record))
+}
+
+/// What machines of this kind boot, and what they are plugged into.
+fn build(ui: &Ui, config: &MachineConfig, bundle: Option<&Bundle>) -> Result<Artifacts> {
+    let flavour = match config.debug {
+        true => Flavour::Debug,
+        false => Flavour::Release,
+    };
+    let extensions = bundle.map(Bundle::extension).transpose()?;
+    let built = image::ensure_extended(ui, flavour, extensions.as_slice())?;
+    Ok(Artifacts {
+        image: built.image,
+        kernel: built.kernel,
+        initramfs: built.initramfs,
+        cmdline: built.cmdline,
+        switch: program::switch(ui)?,
+    })
+}
+
+/// Kubernetes' client for this machine: the bundle's, or the user's own.
+pub fn kubectl(bundle: &Bundle) -> Result<PathBuf> {
+    let own = || find_program("kubectl");
+    bundle.kubectl.clone().or_else(own).context(
+        "a bundle of your own brings no kubectl: install one of its version, so that it is found in PATH",
+    )
 }
 
 impl Args {
-    fn wish(&self) -> Result<Wish> {
+    fn options(&self) -> Result<RunOptions> {
         let read = |path: &PathBuf| {
             std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))
         };
-        Ok(Wish {
+        Ok(RunOptions {
             fresh: self.fresh,
-            storage: self.storage,
+            storage: self.storage.map(record::Storage::from),
             parameters: self.parameters.as_ref().map(read).transpose()?,
             disk_bytes: self.disk,
             nodes: self.nodes,
@@ -153,11 +213,11 @@ impl Args {
     }
 
     /// What the machines are made of, after what the last run's were: a cluster that has Kubernetes keeps it.
-    fn make(&self, last: Option<&Make>) -> Make {
-        let last = last.filter(|make| make.kubernetes);
+    fn config(&self, last: Option<&MachineConfig>) -> MachineConfig {
+        let last = last.filter(|config| config.kubernetes);
         let kubernetes = self.kubernetes || last.is_some();
         let usual = if kubernetes { 2048 } else { 512 };
-        Make {
+        MachineConfig {
             cpus: self.cpus,
             memory_mib: self.memory.unwrap_or(usual),
             direct: self.direct,
@@ -167,24 +227,36 @@ impl Args {
             bundle: self
                 .bundle
                 .clone()
-                .or_else(|| last.and_then(|make| make.bundle.clone())),
+                .or_else(|| last.and_then(|config| config.bundle.clone())),
         }
+    }
+
+    /// The same in words.
+    fn made_of(&self, memory_mib: u32, accel: &Chosen) -> String {
+        let firmware = match self.direct {
+            true => "direct boot",
+            false => "UEFI",
+        };
+        let cpus = self.cpus;
+        format!("{cpus} CPUs, {memory_mib} MiB, {firmware}, {accel}")
     }
 }
 
 /// What the user should know of the cluster before it boots, in one line.
-fn explain(ui: &Ui, new: bool, founding: &Founding) {
+fn explain(ui: &Ui, new: bool, record: &ClusterRecord) {
     let what = match new {
         true => "a new cluster",
         false => "the last run's cluster",
     };
-    let nodes = match founding.nodes {
+    let nodes = match record.nodes {
         1 => String::new(),
         nodes => format!(" of {nodes} nodes"),
     };
-    let storage = match founding.storage {
-        Some(Storage::Insecure) => "storage insecure (encrypted ones cannot cold-start yet)",
-        Some(Storage::Encrypted) => {
+    let storage = match record.storage {
+        Some(record::Storage::Insecure) => {
+            "storage insecure (encrypted ones cannot cold-start yet)"
+        }
+        Some(record::Storage::Encrypted) => {
             "storage encrypted (it cannot cold-start yet: lost once all of it is down)"
         }
         None => "parameters of your own",
@@ -194,87 +266,85 @@ fn explain(ui: &Ui, new: bool, founding: &Founding) {
 
 /// One run, once everything is built.
 struct Run<'a> {
-    ui: &'a Ui,
     args: &'a Args,
-    state: &'a State,
-    accel: Chosen,
-    hearthctl: PathBuf,
     interrupts: Interrupts,
-    /// Of the first node.
-    parameters: Vec<u8>,
-    /// Of each machine.
-    memory_mib: u32,
     /// Where there is Kubernetes to be asked.
     kubectl: Option<PathBuf>,
+    session: Session<'a>,
 }
 
 impl Run<'_> {
-    async fn boot(&self, workshop: Workshop, mut founding: Founding) -> Result<()> {
+    async fn boot(&self, blueprint: Blueprint, mut record: ClusterRecord) -> Result<()> {
         let lifetime = match self.args.detach {
             true => Lifetime::Detachable,
             false => Lifetime::Tied,
         };
-        let fleet = Fleet::open(self.ui, self.state, &founding, workshop, lifetime);
+        let (state, observer) = (self.session.state.path(), self.session.observer.clone());
+        let fleet = Fleet::open(state, &record, blueprint, lifetime, observer);
         let mut fleet = fleet.await?;
-        let home = tokio::select! {
+        let complete = tokio::select! {
             biased;
             () = self.interrupts.come(1) => Err(anyhow!(Interrupted)),
-            home = self.complete(&mut fleet, &mut founding) => home,
+            complete = self.complete(&mut fleet, &mut record) => complete,
         };
         fleet.finish();
-        if let Err(error) = home {
+        if let Err(error) = complete {
             if is_interrupt(&error) {
-                fleet.power_off(&self.interrupts).await?;
+                self.power_off(&mut fleet).await?;
             }
             // Otherwise they are killed when their handles go.
             return Err(error);
         }
-        self.tell(&fleet, &founding)?;
+        self.tell(&fleet, &record)?;
         if self.args.detach {
-            return fleet.detach();
+            return Ok(fleet.detach()?);
         }
         let ended = tokio::select! {
             biased;
             () = self.interrupts.come(1) => None,
-            ended = self.stay(&mut fleet, &mut founding) => Some(ended),
+            ended = self.stay(&mut fleet, &mut record) => Some(ended),
         };
         match ended {
-            None => fleet.power_off(&self.interrupts).await,
+            None => self.power_off(&mut fleet).await,
             Some(ended) => ended,
         }
     }
 
     /// Until the cluster is what the user asked for, with Kubernetes or without.
-    async fn complete(&self, fleet: &mut Fleet, founding: &mut Founding) -> Result<()> {
-        self.form(fleet, founding).await?;
-        match &self.kubectl {
-            Some(kubectl) => self.kubernetes(fleet, founding, kubectl).await,
-            None => Ok(()),
+    async fn complete(&self, fleet: &mut Fleet, record: &mut ClusterRecord) -> Result<()> {
+        self.session.form(fleet, record).await?;
+        if let Some(kubectl) = &self.kubectl {
+            self.session.kubernetes(fleet, record, kubectl).await?;
+        }
+        Ok(())
+    }
+
+    /// In the foreground, until the machines have ended.
+    async fn stay(&self, fleet: &mut Fleet, record: &mut ClusterRecord) -> Result<()> {
+        match fleet.nodes.len() {
+            1 => self.session.watch_one(fleet).await?,
+            _ => self.session.watch(fleet, record).await?,
+        }
+        Ok(())
+    }
+
+    /// Ends the machines in order; the next interrupt ends them at once.
+    async fn power_off(&self, fleet: &mut Fleet) -> Result<()> {
+        match fleet.power_off(self.interrupts.come(2)).await? {
+            PoweredOff::InOrder => Ok(()),
+            PoweredOff::Pulled => bail!(Interrupted),
         }
     }
 
-    /// Which machine starts, and how.
-    fn announce(&self, name: &str) {
-        let firmware = match self.args.direct {
-            true => "direct boot",
-            false => "UEFI",
-        };
-        self.ui.say(format_args!(
-            "{name} starts: {} CPUs, {} MiB, {firmware}, {}",
-            self.args.cpus, self.memory_mib, self.accel
-        ));
-    }
-
     /// Where everything is, and what to type next.
-    fn tell(&self, fleet: &Fleet, founding: &Founding) -> Result<()> {
+    fn tell(&self, fleet: &Fleet, record: &ClusterRecord) -> Result<()> {
         use std::io::Write;
         let mut out = std::io::stdout().lock();
         let started = fleet.nodes.iter().enumerate().filter(|(_, node)| node.on);
         for (index, node) in started {
             let (name, vm) = (&node.name, fleet.vm(index)?);
-            let home = node.display.as_ref();
-            let home = home.and_then(|display| display.timeline().get(Phase::Home));
-            match home {
+            let boot = node.boot.as_ref();
+            match boot.and_then(|boot| boot.timeline().get(Phase::Home)) {
                 Some(home) => {
                     let after = home.at.as_secs_f64();
                     writeln!(out, "\n{name} is HOME, {after:.1} s after power-on\n")?;
@@ -293,34 +363,36 @@ impl Run<'_> {
             let console = vm.run_dir().serial_log();
             writeln!(out, "  {:<9} {}", "console", shown(&console))?;
         }
-        if founding.nodes > 1 {
+        if record.nodes > 1 {
             writeln!(out)?;
         }
-        writeln!(out, "  {:<9} {}\n", "all files", shown(self.state.path()))?;
+        let state = self.session.state.path();
+        writeln!(out, "  {:<9} {}\n", "all files", shown(state))?;
         if let Some(kubectl) = &self.kubectl {
-            let kubectl = kubernetes::line(self.state, kubectl);
+            let kubeconfig = kubeconfig(state);
+            let kubectl = format!("{} --kubeconfig {}", shown(kubectl), shown(&kubeconfig));
             writeln!(out, "  {kubectl} get pods --all-namespaces")?;
             writeln!(
                 out,
                 "  {kubectl} run probe --image=hearth.local/probe:1 --image-pull-policy=Never\n"
             )?;
         }
-        for (command, what) in self.next_commands(founding) {
+        for (command, what) in self.next_commands(record) {
             writeln!(out, "  {command:<38} {what}")?;
         }
         Ok(())
     }
 
-    fn next_commands(&self, founding: &Founding) -> Vec<(&'static str, &'static str)> {
+    fn next_commands(&self, record: &ClusterRecord) -> Vec<(&'static str, &'static str)> {
         let mut commands = Vec::new();
-        match founding.storage {
+        match record.storage {
             Some(_) => commands.push(("cargo xtask ctl -- node list", "list the cluster's nodes")),
             None => commands.push((
                 "cargo xtask ctl -- cluster take-ownership --help",
                 "with the owner key of your parameters",
             )),
         }
-        if founding.nodes > 1 {
+        if record.nodes > 1 {
             commands.push((
                 "cargo xtask power cut node-2",
                 "pull a plug; power start node-2",
@@ -330,7 +402,7 @@ impl Run<'_> {
                 "pull a cable; link restore node-2",
             ));
         }
-        commands.push(match (self.args.detach, founding.nodes) {
+        commands.push(match (self.args.detach, record.nodes) {
             (true, 1) => ("cargo xtask stop", "power it off"),
             (true, _) => ("cargo xtask stop", "power them off"),
             (false, 1) => ("Ctrl-C", "power it off"),
@@ -338,46 +410,6 @@ impl Run<'_> {
         });
         commands
     }
-
-    /// In the foreground, until the machines have ended.
-    async fn stay(&self, fleet: &mut Fleet, founding: &mut Founding) -> Result<()> {
-        if fleet.nodes.len() > 1 {
-            return self.watch(fleet, founding).await;
-        }
-        loop {
-            let (index, news) = fleet.next().await?;
-            let name = &fleet.nodes[index].name;
-            match news {
-                News::Line(Some(trouble)) => self.ui.say(format_args!("{name}: {trouble}")),
-                News::Line(None) => {}
-                News::Ended(exit) if fleet.went_down(index, &exit) => {
-                    self.ui.say(format_args!("{name} is down"));
-                    return Ok(());
-                }
-                News::Ended(exit) if exit.cause == Cause::PowerCut => return Ok(()),
-                News::Ended(exit) => {
-                    bail!("{name} ended: {exit}\n\n{}", fleet.vm(index)?.tail())
-                }
-            }
-        }
-    }
-
-    /// As long as its parts together may take.
-    fn bound(&self, founding: &Founding) -> Duration {
-        Duration::from_secs(self.args.timeout) * founding.nodes.into()
-    }
-}
-
-/// Why a node is not home, with its last words.
-fn failure(fleet: &Fleet, index: usize, why: impl std::fmt::Display) -> anyhow::Error {
-    let name = &fleet.nodes[index].name;
-    let words = match fleet.vm(index) {
-        Ok(vm) => format!("{}\n\nits files: {}", vm.tail(), shown(vm.run_dir().path())),
-        Err(error) => error.to_string(),
-    };
-    anyhow!(
-        "{name} did not come home: {why}\n\n{words}\n`cargo xtask run` tries again from where it was, --fresh starts over"
-    )
 }
 
 /// A number of bytes: `8G`, `512M`, `4294967296`.

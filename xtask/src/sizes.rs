@@ -21,7 +21,7 @@ pub struct Args {
 /// Runs the task.
 pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     let artifacts = image::ensure(ui, Flavour::Release)?;
-    let mut records = Records::new(ui)?;
+    let mut records = crate::bench::records(ui)?;
     record(&artifacts, &mut records)?;
     if args.json {
         print!("{}", records.json()?);
@@ -90,7 +90,7 @@ mod tests {
 
     #[test]
     fn only_what_is_over_is_named() {
-        let mut records = Records::of_revision("r");
+        let mut records = Records::new("r");
         records.add("size.init_bytes", "bytes", &[9_000_000.0]);
         records.add("size.uki_bytes", "bytes", &[20_000_001.0]);
         records.add("size.other_bytes", "bytes", &[1e12]);

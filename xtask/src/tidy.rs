@@ -110,13 +110,14 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ),
     ("hearth-image", &[]),
     ("hearth-kernel", &["hearth-build"]),
+    ("hearth-lab", &["hearth-api", "hearth-qemu"]),
     ("hearth-process", &[]),
     (
         "hearth-qemu",
         &["hearth-api", "hearth-process", "hearth-switch"],
     ),
     ("hearth-switch", &["hearth-process"]),
-    ("hearth-tests", &["hearth-api", "hearth-qemu"]),
+    ("hearth-tests", &["hearth-api", "hearth-lab", "hearth-qemu"]),
     (
         "xtask",
         &[
@@ -126,6 +127,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
             "hearth-extension",
             "hearth-image",
             "hearth-kernel",
+            "hearth-lab",
             "hearth-qemu",
         ],
     ),

@@ -7,25 +7,31 @@
 //! in the opposite order, so that neither a slow moment of the host nor what the one before has left in its caches falls
 //! on one of them alone.
 
-pub(super) mod machines;
-pub(super) mod owner;
-
 use std::time::Duration;
 
 use anyhow::Result;
+use hearth_lab::LabError;
+use hearth_lab::measure::{CPUS, Lab, MEMORY, Measured, Way};
 use hearth_qemu::accel;
+use hearth_qemu::artifacts::Image;
 use hearth_qemu::phases::Phase;
-use hearth_qemu::vm::WaitError;
 
 use super::{Records, ratio, until_interrupted};
 use crate::image::{self, Artifacts};
 use crate::setup::{self, Needs};
 use crate::target;
 use crate::ui::{Task, Ui};
-use machines::{CPUS, MEMORY, Machines, Measured, Way};
 
 /// The least memory in which a node must come home.
 const LEAST_MEMORY: u32 = 256;
+
+/// What is booted, and where.
+struct Machines {
+    node: Image,
+    /// What the node is held against.
+    bare: Image,
+    lab: Lab,
+}
 
 /// Measures; `rounds` of each way to start, or as many as are worth their time.
 pub fn measure(
@@ -38,14 +44,16 @@ pub fn measure(
     setup::ensure(ui, Needs::RUN)?;
     let accel = accel::choose(accel)?;
     let machines = Machines {
-        node: node.clone(),
-        bare: image::ensure_example(ui, image::BARE_INIT)?,
-        accel: accel.accel,
-        folder: target::folder("bench")?,
+        node: node.to_boot(),
+        bare: image::ensure_example(ui, image::BARE_INIT)?.to_boot(),
+        lab: Lab {
+            accel: accel.accel,
+            folder: target::folder("bench")?,
+        },
     };
     ui.say(format_args!(
         "machines: {CPUS} CPUs, {MEMORY} MiB, {accel}; logs in {}",
-        target::shown(&machines.folder)
+        target::shown(&machines.lab.folder)
     ));
     until_interrupted(all(ui, &machines, rounds, records))
 }
@@ -86,13 +94,14 @@ async fn all(
 
 /// The boot in the least memory. That the machine does not get there is a result, too; that it cannot be tried is an error.
 async fn comes_home(ui: &Ui, machines: &Machines) -> Result<Option<Measured>> {
-    match machines.node(Way::Direct, LEAST_MEMORY).await {
+    let (lab, node) = (&machines.lab, &machines.node);
+    match lab.node(node, Way::Direct, LEAST_MEMORY).await {
         Ok(boot) => Ok(Some(boot)),
-        Err(error) if error.is::<WaitError>() => {
+        Err(LabError::Wait(error)) => {
             ui.say(format_args!("in {LEAST_MEMORY} MiB: {error}"));
             Ok(None)
         }
-        Err(error) => Err(error),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -117,19 +126,21 @@ impl Samples {
             false => [Kind::Node, Kind::Bare, Kind::Floor],
             true => [Kind::Floor, Kind::Bare, Kind::Node],
         };
+        let Machines { node, bare, lab } = machines;
         for kind in order {
             match kind {
                 Kind::Node => {
                     task.now("node");
-                    self.node.push(machines.node(way, MEMORY).await?);
+                    self.node.push(lab.node(node, way, MEMORY).await?);
                 }
                 Kind::Bare => {
                     task.now("bare init");
-                    self.bare.push(machines.bare(way).await?);
+                    self.bare.push(lab.bare(bare, way).await?);
                 }
                 Kind::Floor => {
                     task.now("floor");
-                    self.floor.push(machines.floor(way).await?);
+                    let floor = lab.floor(bare, way).await?;
+                    self.floor.push(floor.as_secs_f64());
                 }
             }
             task.step();

@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn lines_become_records() {
-        let mut records = Records::of_revision("abc");
+        let mut records = Records::new("abc");
         let line = r#"{"name":"curator.cpu_1000","unit":"cores","samples":[0.25]}"#;
         let lines = take_in(line, &mut records).unwrap();
         assert_eq!(lines[0].samples, [0.25]);

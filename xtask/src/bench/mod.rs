@@ -1,9 +1,7 @@
 //! `cargo xtask bench`: what Hearth promises in numbers, measured.
 //!
-//! A measurement is a [`Record`]: samples under a name, reduced to minimum, median and maximum. Everything is also written as JSON
-//! (`--json`), so that revisions can be compared. Where two ways of doing the same are compared, the rounds alternate
-//! between them and the ratio is taken within each round ([`ratio`]): what disturbs the machine disturbs both, and a
-//! ratio of two separately found medians would not cancel it.
+//! A measurement is a [`Record`] of [`hearth_lab::measure`], where machines are measured. Everything is also written as JSON
+//! (`--json`), so that revisions can be compared. Here stand what is measured, in which order, and what is shown.
 
 mod boot;
 mod cluster;
@@ -14,14 +12,12 @@ mod promises;
 
 pub use promises::Bound;
 
-use std::fs;
-use std::io::ErrorKind;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow};
 use hearth_image::output;
+pub use hearth_lab::measure::records::{Record, Records, ratio};
 use hearth_qemu::accel;
-use serde::Serialize;
 
 use crate::command::{Interrupted, Interrupts};
 use crate::image::{Flavour, ensure, revision};
@@ -61,102 +57,33 @@ enum Part {
     Kubernetes,
 }
 
-/// One thing measured.
-#[derive(Serialize, Debug, Clone, PartialEq)]
-pub struct Record {
-    /// Dotted, from the part to the quantity: `image.wall_ratio_genimage`.
-    pub name: String,
-    /// Number of samples.
-    pub n: usize,
-    /// The least of them.
-    pub min: f64,
-    /// The middle one; of an even number the mean of the two in the middle.
-    pub median: f64,
-    /// The greatest of them.
-    pub max: f64,
-    /// `s`, `bytes`, `ratio`, or `boolean` (1 is yes).
-    pub unit: &'static str,
-    /// Of the source that was measured.
-    pub revision: String,
-}
-
-/// Collects the records of one run.
-#[derive(Debug)]
-pub struct Records {
-    revision: String,
-    records: Vec<Record>,
-}
-
-impl Records {
-    /// No records yet, of this checkout.
-    pub fn new(ui: &Ui) -> Result<Records> {
-        Ok(Records::of_revision(revision(ui)?))
-    }
-
-    /// No records yet, of a named revision.
-    pub fn of_revision(revision: impl Into<String>) -> Records {
-        Records {
-            revision: revision.into(),
-            records: Vec::new(),
-        }
-    }
-
-    /// Adds what was measured. No samples, no record.
-    pub fn add(&mut self, name: impl Into<String>, unit: &'static str, samples: &[f64]) {
-        let mut sorted = samples.to_vec();
-        sorted.sort_by(f64::total_cmp);
-        let (Some(&min), Some(&max)) = (sorted.first(), sorted.last()) else {
-            return;
-        };
-        self.records.push(Record {
-            name: name.into(),
-            n: sorted.len(),
-            min,
-            median: median(&sorted),
-            max,
-            unit,
-            revision: self.revision.clone(),
-        });
-    }
-
-    /// All of them, in the order they came.
-    pub fn all(&self) -> &[Record] {
-        &self.records
-    }
-
-    /// As JSON, an array.
-    pub fn json(&self) -> Result<String> {
-        Ok(serde_json::to_string_pretty(&self.records)? + "\n")
-    }
-
-    /// As a table for people, with what is promised and whether the median keeps it.
-    pub fn table(&self) -> String {
-        let heading = ["", "n", "min", "median", "max", "unit", "promised"].map(str::to_owned);
-        let rows = self.records.iter().map(|record| {
-            let number = |value| number(value, record.unit);
-            [
-                record.name.clone(),
-                record.n.to_string(),
-                number(record.min),
-                number(record.median),
-                number(record.max),
-                record.unit.to_owned(),
-                verdict(record),
-            ]
-        });
-        let rows: Vec<[String; 7]> = std::iter::once(heading).chain(rows).collect();
-        let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
-        let widths: Vec<usize> = (0..6).map(width).collect();
-        let line = |row: &[String; 7]| {
-            let [name, n, min, median, max, unit, promised] = row;
-            let line = format!(
-                "{name:<0$}  {n:>1$}  {min:>2$}  {median:>3$}  {max:>4$}  {unit:<5$}  {promised}\n",
-                widths[0], widths[1], widths[2], widths[3], widths[4], widths[5]
-            );
-            line.trim_end().to_owned() + "\n"
-        };
-        rows.iter().map(line).collect()
-    }
+/// As a table for people, with what is promised and whether the median keeps it.
+fn table(records: &[Record]) -> String {
+    let heading = ["", "n", "min", "median", "max", "unit", "promised"].map(str::to_owned);
+    let rows = records.iter().map(|record| {
+        let number = |value| number(value, record.unit);
+        [
+            record.name.clone(),
+            record.n.to_string(),
+            number(record.min),
+            number(record.median),
+            number(record.max),
+            record.unit.to_owned(),
+            verdict(record),
+        ]
+    });
+    let rows: Vec<[String; 7]> = std::iter::once(heading).chain(rows).collect();
+    let width = |column: usize| rows.iter().map(|row| row[column].len()).max().unwrap_or(0);
+    let widths: Vec<usize> = (0..6).map(width).collect();
+    let line = |row: &[String; 7]| {
+        let [name, n, min, median, max, unit, promised] = row;
+        let line = format!(
+            "{name:<0$}  {n:>1$}  {min:>2$}  {median:>3$}  {max:>4$}  {unit:<5$}  {promised}\n",
+            widths[0], widths[1], widths[2], widths[3], widths[4], widths[5]
+        );
+        line.trim_end().to_owned() + "\n"
+    };
+    rows.iter().map(line).collect()
 }
 
 /// What is promised of a record, and how it stands with that; empty if nothing is.
@@ -180,26 +107,14 @@ fn number(value: f64, unit: &str) -> String {
     }
 }
 
-fn median(sorted: &[f64]) -> f64 {
-    let middle = sorted.len() / 2;
-    if sorted.len() % 2 == 1 {
-        sorted[middle]
-    } else {
-        (sorted[middle - 1] + sorted[middle]) / 2.0
-    }
-}
-
-/// Round by round, how many times the second the first is.
-pub fn ratio(ours: &[f64], theirs: &[f64]) -> Vec<f64> {
-    ours.iter()
-        .zip(theirs)
-        .map(|(ours, theirs)| ours / theirs)
-        .collect()
+/// No records yet, of this checkout.
+pub fn records(ui: &Ui) -> Result<Records> {
+    Ok(Records::new(revision(ui)?))
 }
 
 /// Runs the task. It fails where something cannot be measured, never by what the measurement says.
 pub fn run(ui: &Ui, args: &Args) -> Result<()> {
-    let mut records = Records::new(ui)?;
+    let mut records = records(ui)?;
     let node = ensure(ui, Flavour::Release)?;
     let wanted = |part| args.parts.is_empty() || args.parts.contains(&part);
     if wanted(Part::Image) {
@@ -218,7 +133,7 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
         kubernetes::measure(ui, args.rounds, args.accel, &mut records)?;
     }
     sizes::record(&node, &mut records)?;
-    print!("{}", records.table());
+    print!("{}", table(records.all()));
     if let Some(path) = &args.json {
         output::write(path, records.json()?.as_bytes())?;
     }
@@ -237,62 +152,18 @@ fn until_interrupted(measuring: impl Future<Output = Result<()>>) -> Result<()> 
     })
 }
 
-/// Removes what the last round has left.
-fn remove(folder: &Path) -> Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() != ErrorKind::NotFound => {
-            Err(error).with_context(|| format!("cannot remove {}", folder.display()))
-        }
-        _ => Ok(()),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn samples_are_reduced() {
-        let mut records = Records::of_revision("abc");
-        records.add("odd", "s", &[3.0, 1.0, 2.0]);
-        records.add("even", "s", &[4.0, 1.0, 2.0, 3.0]);
-        records.add("none", "s", &[]);
-        let reduced: Vec<_> = records
-            .all()
-            .iter()
-            .map(|r| (r.n, r.min, r.median, r.max))
-            .collect();
-        assert_eq!(reduced, [(3, 1.0, 2.0, 3.0), (4, 1.0, 2.5, 4.0)]);
-    }
-
-    #[test]
-    fn ratios_are_of_pairs() {
-        // The medians of both are 2; the machine was slow in different rounds.
-        assert_eq!(ratio(&[1.0, 2.0, 9.0], &[2.0, 1.0, 9.0]), [0.5, 2.0, 1.0]);
-    }
-
-    #[test]
-    fn json_has_the_promised_fields() {
-        let mut records = Records::of_revision("abc");
-        records.add("size.init_bytes", "bytes", &[7.0]);
-        let value: serde_json::Value = serde_json::from_str(&records.json().unwrap()).unwrap();
-        assert_eq!(
-            value,
-            serde_json::json!([{
-                "name": "size.init_bytes", "n": 1, "min": 7.0, "median": 7.0, "max": 7.0,
-                "unit": "bytes", "revision": "abc"
-            }])
-        );
-    }
-
-    #[test]
     fn the_table_is_aligned() {
-        let mut records = Records::of_revision("abc");
+        let mut records = Records::new("abc");
         records.add("a", "bytes", &[1_000_000.0]);
         records.add("size.uki_bytes", "bytes", &[1_000_000.0]);
         records.add("boot.uefi.home_ratio_bare", "ratio", &[1.0, 1.4, 2.0]);
         assert_eq!(
-            records.table(),
+            table(records.all()),
             "                           n      min   median      max  unit   promised\n\
              a                          1  1000000  1000000  1000000  bytes\n\
              size.uki_bytes             1  1000000  1000000  1000000  bytes  ≤ 20000000  met\n\

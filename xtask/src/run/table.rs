@@ -1,11 +1,12 @@
 //! The cluster as it stands, a line for each node: redrawn in place on a terminal, and elsewhere each line anew when it has
 //! changed.
 
-use hearth_api::v1::{self, ClusterState, NodeHealth, NodeState};
+use hearth_api::v1::{self, ClusterState, NodeState};
+use hearth_lab::Standing;
+use hearth_lab::events::Snapshot;
+use hearth_lab::formation::{Candidate, is_well, member, wants};
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::formation::{Candidate, member, wants};
-use crate::operator::Standing;
 use crate::ui::Ui;
 
 const HEADING: [&str; 8] = [
@@ -13,7 +14,7 @@ const HEADING: [&str; 8] = [
 ];
 
 /// What is shown of a node.
-pub type Row = [String; 8];
+type Row = [String; 8];
 
 /// Shows them.
 pub struct Table {
@@ -34,8 +35,15 @@ impl Table {
         }
     }
 
-    /// What is to be seen now, with a note below it.
-    pub fn show(&mut self, rows: Vec<Row>, note: &str) {
+    /// What is to be seen now.
+    pub fn show(&mut self, snapshot: &Snapshot<'_>) {
+        let candidates = snapshot.candidates.iter().zip(snapshot.on);
+        let rows = candidates.map(|(candidate, on)| row(candidate, *on, snapshot.standing));
+        self.update(rows.collect(), &note(snapshot));
+    }
+
+    /// The rows, with a note below them.
+    fn update(&mut self, rows: Vec<Row>, note: &str) {
         if rows == self.shown && note == self.note {
             return;
         }
@@ -107,7 +115,7 @@ fn line(row: &Row, widths: &[usize; 8]) -> String {
 }
 
 /// The line of one machine.
-pub fn row(candidate: &Candidate, on: bool, standing: &Standing) -> Row {
+fn row(candidate: &Candidate, on: bool, standing: &Standing) -> Row {
     let dash = || "-".to_owned();
     let machine = match on {
         true => candidate.machine.clone(),
@@ -191,9 +199,30 @@ fn etcd(node: &v1::Node, standing: &Standing) -> String {
     }
 }
 
-/// Whether all that are to be are well; for the note below.
-pub fn is_well(node: &v1::Node) -> bool {
-    let status = node.status.as_ref();
-    node.health() == NodeHealth::Healthy
-        && status.is_some_and(|status| status.cluster_state() == ClusterState::Home)
+/// What the user may want to do, or that all is well.
+fn note(snapshot: &Snapshot<'_>) -> String {
+    if let Some(error) = snapshot.silence {
+        let why = hearth_api::chain(error);
+        return format!("as it was last; now no curator answers: {why}");
+    }
+    let nodes = &snapshot.standing.nodes;
+    let new = |candidate: &&Candidate| {
+        let node = candidate.node(nodes);
+        node.is_some_and(|node| node.state() == NodeState::New)
+    };
+    if let Some(candidate) = snapshot.candidates.iter().find(new)
+        && let Some(key) = &candidate.public_key
+    {
+        let key = hex::encode(key);
+        let machine = &candidate.machine;
+        return format!(
+            "{machine} waits for your approval, with the key that its console shows: cargo xtask ctl -- node approve {key}"
+        );
+    }
+    let members = nodes.iter().filter(|node| node.state() == NodeState::Up);
+    let members: Vec<&v1::Node> = members.collect();
+    match members.iter().filter(|node| !is_well(node)).count() {
+        0 => format!("all {} members are well", members.len()),
+        ill => format!("{ill} of {} members are not well", members.len()),
+    }
 }

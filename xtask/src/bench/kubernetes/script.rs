@@ -9,21 +9,15 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use hearth_image::initramfs::Tree;
 use hearth_image::output;
-use hearth_qemu::vm::Vm;
+use hearth_lab::measure::kubernetes::probe;
 
-use super::{BOUND, IMAGE, POD, Times};
 use crate::command::find_program;
 use crate::kubernetes;
 use crate::target;
 use crate::ui::Ui;
-
-/// What the script says.
-const READY: &str = "script: ready";
-const RUNNING: &str = "script: running";
-const FAILED: &str = "script: failed";
 
 const SCRIPT: &str = include_str!("script/init.sh");
 const KUBECONFIG: &str = include_str!("script/kubeconfig.yaml");
@@ -76,18 +70,6 @@ pub fn initramfs(ui: &Ui) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The pod that the node's user asks for; the scheduler has to place it.
-pub fn probe() -> serde_json::Value {
-    serde_json::json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": { "name": POD },
-        "spec": { "containers": [{
-            "name": POD, "image": IMAGE, "imagePullPolicy": "Never",
-        }] },
-    })
-}
-
 /// All below `/etc`.
 fn settings(tree: &mut Tree) -> Result<()> {
     let mut add = |path: &str, content: String| tree.file(path, 0o600, content.into_bytes());
@@ -104,26 +86,4 @@ fn settings(tree: &mut Tree) -> Result<()> {
     add("/etc/key.pem", own.signing_key.serialize_pem())?;
     add("/etc/pod.json", probe().to_string())?;
     Ok(())
-}
-
-/// Waits for the script's pod.
-pub async fn pod_runs(vm: &Vm) -> Result<Times> {
-    Ok(Times {
-        api: told(vm, READY).await?,
-        pod: told(vm, RUNNING).await?,
-    })
-}
-
-/// Seconds from QEMU's start until it says so.
-async fn told(vm: &Vm, wanted: &str) -> Result<f64> {
-    let told = |line: &str| line.starts_with(wanted) || line.starts_with(FAILED);
-    let line = vm.wait_for(wanted, BOUND, told).await?;
-    if line.text.starts_with(FAILED) {
-        bail!(
-            "a program of the script has ended: {}\n{}",
-            line.text,
-            vm.tail()
-        );
-    }
-    Ok(line.at.as_secs_f64())
 }

@@ -7,10 +7,10 @@
 
 use std::net::Ipv4Addr;
 
-use anyhow::Result;
+use hearth_api::operator::{Operator, Standing};
 use hearth_api::v1::{self, ClusterState, NodeHealth, NodeState};
 
-use crate::operator::{Operator, Standing};
+use crate::{LabError, Result};
 
 /// So many nodes are made consensus members, the first of them: enough to lose one, and each further one makes every
 /// write slower.
@@ -161,21 +161,35 @@ fn up(
 }
 
 /// What one look saw, and what was done about it.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Look {
+    /// How the cluster stood.
     pub standing: Standing,
+    /// What that called for.
     pub plan: Plan,
-    /// Steps that were taken, in words.
-    pub taken: Vec<String>,
+    /// Steps that were taken.
+    pub taken: Vec<Step>,
+}
+
+impl Look {
+    /// Whether the cluster is as wanted.
+    pub fn is_complete(&self) -> bool {
+        self.plan.missing.is_empty() && self.plan.steps.is_empty()
+    }
 }
 
 /// One look, and what it calls for.
-pub async fn look_once(operator: &Operator, candidates: &[Candidate]) -> Result<Look> {
-    let standing = operator.standing().await?;
+///
+/// # Errors
+/// If a call fails. The next look begins with whatever has been done.
+pub async fn reconcile(operator: &Operator, candidates: &[Candidate]) -> Result<Look> {
+    let standing = operator.standing().await;
+    let standing = standing.map_err(LabError::call("GetConsensusStatus and GetNodes"))?;
     let plan = plan(candidates, &standing);
     let mut taken = Vec::new();
     for step in &plan.steps {
         step.take(operator).await?;
-        taken.push(step.to_string());
+        taken.push(step.clone());
     }
     Ok(Look {
         standing,
@@ -193,6 +207,14 @@ pub fn member<'a>(
     members.iter().find(|member| member.node_id == node.id)
 }
 
+/// Whether a node is a member that is HOME and healthy.
+pub fn is_well(node: &v1::Node) -> bool {
+    let status = node.status.as_ref();
+    node.state() == NodeState::Up
+        && node.health() == NodeHealth::Healthy
+        && status.is_some_and(|status| status.cluster_state() == ClusterState::Home)
+}
+
 /// What is about to change for it.
 pub fn wants<'a>(node: &v1::Node, standing: &'a Standing) -> Option<&'a v1::MembershipChange> {
     let changes = &standing.consensus.changes;
@@ -200,11 +222,16 @@ pub fn wants<'a>(node: &v1::Node, standing: &'a Standing) -> Option<&'a v1::Memb
 }
 
 impl Step {
-    /// Takes it.
-    pub async fn take(&self, operator: &Operator) -> Result<()> {
+    async fn take(&self, operator: &Operator) -> Result<()> {
         match self {
-            Step::Approve { public_key, .. } => operator.approve(public_key.clone()).await,
-            Step::MakeMember { id, .. } => operator.make_consensus_member(id).await,
+            Step::Approve { public_key, .. } => {
+                let approved = operator.approve(public_key.clone()).await;
+                approved.map(drop).map_err(LabError::call("ApproveNode"))
+            }
+            Step::MakeMember { id, .. } => {
+                let made = operator.set_consensus_member(id, true).await;
+                made.map_err(LabError::call("UpdateNodeRoles"))
+            }
         }
     }
 }

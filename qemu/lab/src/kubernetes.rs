@@ -8,24 +8,23 @@
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
-use hearth_api::client::Endpoint;
 use hearth_api::names;
-use hearth_api::owner as owner_files;
+use hearth_api::operator::Operator;
 use hearth_api::v1::{self, NodeState};
+use hearth_qemu::command::CommandLine;
 use serde_json::Value;
 
-use super::fleet::Fleet;
-use super::state::{Founding, State};
-use super::{Run, VOTERS};
-use crate::command::{Cmd, find_program};
-use crate::formation::Candidate;
-use crate::hearthctl;
-use crate::kubernetes::Bundle;
-use crate::operator::Operator;
-use crate::ui::Ui;
+use crate::events::{Event, Observer};
+use crate::fleet::Fleet;
+use crate::formation::{Candidate, VOTERS};
+use crate::hearthctl::{Hearthctl, may_pass};
+use crate::record::ClusterRecord;
+use crate::session::Session;
+use crate::tool;
+use crate::{LabError, Result, hearthctl};
 
 /// Between two looks: kubectl is a process of half a second.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -33,28 +32,21 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// busy host.
 const BOUND: Duration = Duration::from_secs(1200);
 
-/// Why, with the first controller's last words.
-fn not_ready(fleet: &Fleet, why: impl std::fmt::Display) -> anyhow::Error {
-    let words = match fleet.vm(0) {
-        Ok(vm) => vm.tail().to_string(),
-        Err(error) => error.to_string(),
-    };
-    anyhow!(
-        "Kubernetes is not ready: {why}\n\n{words}\n`cargo xtask run` tries again from where it was"
-    )
-}
-
-/// Kubernetes' client for this machine: the bundle's, or the user's own.
-pub fn kubectl(bundle: &Bundle) -> Result<PathBuf> {
-    let own = || find_program("kubectl");
-    bundle.kubectl.clone().or_else(own).context(
-        "a bundle of your own brings no kubectl: install one of its version, so that it is found in PATH",
-    )
-}
+/// What is missing where nobody answers.
+const API_SERVER: &str = "its API server";
 
 /// The file that kubectl is told by.
 pub fn kubeconfig(state: &Path) -> PathBuf {
     hearthctl::folder(state).join("kubeconfig")
+}
+
+/// Why, with the first controller's last words.
+fn not_ready(fleet: &Fleet, why: String) -> LabError {
+    let words = match fleet.vm(0) {
+        Ok(vm) => vm.tail().to_string(),
+        Err(error) => error.to_string(),
+    };
+    LabError::NoKubernetes { why, words }
 }
 
 /// How many nodes are controllers, the first ones: of two, neither could be lost.
@@ -68,29 +60,34 @@ struct Wanted {
     controls: bool,
 }
 
+/// What keeps each node from being Ready by Kubernetes' word, or nothing; by node ID.
+type Readiness = BTreeMap<String, Option<String>>;
+
 /// What is at work, with nothing borrowed: the machines are listened to meanwhile.
 struct Work {
-    ui: Ui,
+    observer: Arc<dyn Observer>,
     operator: Operator,
     nodes: Vec<Wanted>,
-    hearthctl: PathBuf,
-    config: PathBuf,
+    hearthctl: Hearthctl,
     kubectl: PathBuf,
     kubeconfig: PathBuf,
     server: SocketAddr,
     told: BTreeMap<String, String>,
 }
 
-impl Run<'_> {
+impl Session<'_> {
     /// Until all nodes that are members are Ready, and a pod would be taken.
-    pub(super) async fn kubernetes(
+    ///
+    /// # Errors
+    /// If a machine fails, or it does not come to that in time.
+    pub async fn kubernetes(
         &self,
         fleet: &mut Fleet,
-        founding: &mut Founding,
+        record: &mut ClusterRecord,
         kubectl: &Path,
     ) -> Result<()> {
-        self.ui.say("the nodes get their Kubernetes roles");
-        let work = self.work(fleet, founding, kubectl).await?;
+        self.tell(&Event::KubernetesBegins);
+        let work = self.work(fleet, record, kubectl).await?;
         let work = tokio::time::timeout(BOUND, work.finish());
         tokio::pin!(work);
         let done = loop {
@@ -98,27 +95,23 @@ impl Run<'_> {
                 done = &mut work => break done,
                 news = fleet.next() => {
                     let (index, news) = news?;
-                    self.heard(fleet, founding, index, news)?;
+                    self.heard(fleet, record, index, news)?;
                 }
             }
         };
         match done {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) => Err(not_ready(fleet, format_args!("{error:#}"))),
-            Err(_) => Err(not_ready(
-                fleet,
-                format_args!("not within {} s", BOUND.as_secs()),
-            )),
+            Ok(Err(error)) => Err(not_ready(fleet, hearth_api::chain(&error))),
+            Err(_) => {
+                let why = format!("not within {} s", BOUND.as_secs());
+                Err(not_ready(fleet, why))
+            }
         }
     }
 
-    async fn work(&self, fleet: &Fleet, founding: &Founding, kubectl: &Path) -> Result<Work> {
-        let key = owner_files::read_key(&self.state.owner_key())?;
-        let secret = owner_files::read_first_contact_secret(&self.state.first_contact_secret())?;
-        let curators: Vec<Endpoint> = fleet.curators().into_iter().map(Endpoint::from).collect();
-        let controllers = controllers(founding.nodes);
-        let candidates = self.candidates(fleet, founding)?;
-        let nodes = candidates.into_iter().zip(1..);
+    async fn work(&self, fleet: &Fleet, record: &ClusterRecord, kubectl: &Path) -> Result<Work> {
+        let controllers = controllers(record.nodes);
+        let nodes = self.candidates(fleet, record)?.into_iter().zip(1..);
         let nodes = nodes.map(|(candidate, number)| Wanted {
             candidate,
             controls: number <= controllers,
@@ -126,14 +119,16 @@ impl Run<'_> {
         let first = &fleet.nodes[0].name;
         let server = fleet.cluster().forwarded(first, names::PORT_KUBERNETES);
         Ok(Work {
-            ui: self.ui.clone(),
-            operator: Operator::take_ownership(&key, &secret, &curators).await?,
+            observer: self.observer.clone(),
+            operator: self.asker(fleet)?.connect().await?,
             nodes: nodes.collect(),
             hearthctl: self.hearthctl.clone(),
-            config: hearthctl::config(self.state.path()),
             kubectl: kubectl.to_owned(),
             kubeconfig: kubeconfig(self.state.path()),
-            server: server.context("the API server's port is not forwarded")?,
+            server: server.ok_or_else(|| LabError::Unplugged {
+                machine: first.clone(),
+                what: "port of the API server on this host",
+            })?,
             told: BTreeMap::new(),
         })
     }
@@ -144,25 +139,30 @@ impl Work {
         let mut has_access = false;
         loop {
             // Curators and API servers come and go while nodes change their roles: whoever does not answer is asked again.
-            match self.operator.nodes().await {
+            let nodes = self.operator.nodes().await;
+            match nodes.map_err(LabError::call("GetNodes")) {
                 Ok(nodes) => {
-                    self.give_roles(&nodes).await?;
+                    self.give_roles(&nodes).await;
                     if !has_access && self.held(&nodes) {
                         has_access = self.ask_access().await?;
                     }
                     // Not before it is worth asking: an API server that starts has better things to do.
                     let ready = match has_access && self.serves(&nodes) {
                         true => self.kubernetes_nodes().await,
-                        false => Err(anyhow!("its API server")),
+                        false => None,
                     };
                     if self.is_complete(&nodes, ready) && self.takes_pods().await {
                         return Ok(());
                     }
                 }
-                Err(error) => self.ui.detail(format_args!("asking again: {error:#}")),
+                Err(error) => self.again(&error),
             }
             tokio::time::sleep(PAUSE).await;
         }
+    }
+
+    fn again(&self, error: &LabError) {
+        self.observer.event(&Event::AskingAgain(error));
     }
 
     /// The members among the machines, with what the cluster knows of them.
@@ -175,32 +175,28 @@ impl Work {
         members.filter(|(_, node)| node.state() == NodeState::Up)
     }
 
-    async fn give_roles(&self, nodes: &[v1::Node]) -> Result<()> {
+    async fn give_roles(&self, nodes: &[v1::Node]) {
         for (wanted, node) in self.members(nodes) {
             let roles = node.roles.unwrap_or_default();
             let lacks_control = wanted.controls && roles.kubernetes_controller.is_none();
             let lacks_work = roles.kubernetes_worker.is_none();
-            if lacks_control || lacks_work {
-                let given = self
-                    .operator
-                    .give_kubernetes_roles(&node.id, lacks_control, lacks_work)
-                    .await;
-                // A consensus member first; it is about to be one.
-                match given {
-                    Ok(()) => {
-                        let machine = &wanted.candidate.machine;
-                        let roles = match (lacks_control, lacks_work) {
-                            (true, true) => "controller and worker",
-                            (true, false) => "controller",
-                            _ => "worker",
-                        };
-                        self.ui.say(format_args!("  {machine}: Kubernetes {roles}"));
-                    }
-                    Err(error) => self.ui.detail(format_args!("asking again: {error:#}")),
-                }
+            if !lacks_control && !lacks_work {
+                continue;
+            }
+            let given = self
+                .operator
+                .give_kubernetes_roles(&node.id, lacks_control, lacks_work)
+                .await;
+            // A consensus member first; it is about to be one.
+            match given.map_err(LabError::call("UpdateNodeRoles")) {
+                Ok(()) => self.observer.event(&Event::KubernetesRoles {
+                    machine: &wanted.candidate.machine,
+                    controller: lacks_control,
+                    worker: lacks_work,
+                }),
+                Err(error) => self.again(&error),
             }
         }
-        Ok(())
     }
 
     /// Whether there is a controller to ask.
@@ -225,26 +221,31 @@ impl Work {
 
     /// Lets hearthctl write the file that kubectl is told by. False: not yet.
     async fn ask_access(&self) -> Result<bool> {
-        let write = Cmd::new(&self.hearthctl)
-            .args(["kubernetes", "kubeconfig", "--server"])
-            .arg(format!("https://{}", self.server))
-            .arg("--output")
-            .arg(&self.kubeconfig)
-            .env(hearthctl::CONFIG, &self.config);
-        match self.output(write).await {
+        let mut write = self.hearthctl.call(["kubernetes", "kubeconfig"]);
+        write
+            .option("--server", format!("https://{}", self.server))
+            .option("--output", &self.kubeconfig);
+        match tool::run(&write).await {
             Ok(_) => Ok(true),
-            Err(error) if hearthctl::may_pass(&error) => {
-                self.ui.detail(format_args!("asking again: {error:#}"));
+            Err(error) if may_pass(&error) => {
+                self.again(&error.into());
                 Ok(false)
             }
-            Err(error) => Err(error),
+            Err(error) => Err(error.into()),
         }
     }
 
-    /// The nodes by Kubernetes' word: what keeps each from being Ready, or nothing.
-    async fn kubernetes_nodes(&self) -> Result<BTreeMap<String, Option<String>>> {
-        let said = self.kubectl(&["get", "nodes", "--output=json"]).await;
-        parse(&said.map_err(|_| anyhow!("its API server"))?)
+    /// The nodes by Kubernetes' word; none if it says nothing that is understood.
+    async fn kubernetes_nodes(&self) -> Option<Readiness> {
+        let said = self
+            .kubectl(&["get", "nodes", "--output=json"])
+            .await
+            .ok()?;
+        let nodes = parse(&said).map_err(|source| LabError::Output {
+            what: "kubectl's nodes are not understood",
+            source,
+        });
+        nodes.inspect_err(|error| self.again(error)).ok()
     }
 
     /// Whether a pod would be taken. On a new cluster the account that it has by default gets its token a while after the API
@@ -260,33 +261,28 @@ impl Work {
 
     /// What kubectl says; why it failed is a detail, for it is asked again.
     async fn kubectl(&self, words: &[&str]) -> Result<String> {
-        let kubectl = Cmd::new(&self.kubectl).arg("--kubeconfig");
-        let kubectl = kubectl.arg(&self.kubeconfig).arg("--request-timeout=20s");
-        let said = self.output(kubectl.args(words)).await;
-        said.inspect_err(|error| self.ui.detail(format_args!("asking again: {error:#}")))
-    }
-
-    async fn output(&self, cmd: Cmd) -> Result<String> {
-        let ui = self.ui.clone();
-        Ok(tokio::task::spawn_blocking(move || cmd.output(&ui)).await??)
+        let mut line = CommandLine::new(&self.kubectl);
+        line.option("--kubeconfig", &self.kubeconfig);
+        line.arg("--request-timeout=20s");
+        for word in words {
+            line.arg(word);
+        }
+        let said = tool::run(&line).await.map_err(LabError::from);
+        said.inspect_err(|error| self.again(error))
     }
 
     /// Whether all is as it is to be; says what is not, where that is new.
-    fn is_complete(
-        &mut self,
-        nodes: &[v1::Node],
-        ready: Result<BTreeMap<String, Option<String>>>,
-    ) -> bool {
+    fn is_complete(&mut self, nodes: &[v1::Node], ready: Option<Readiness>) -> bool {
         let mut missing = Vec::new();
         for (wanted, node) in self.members(nodes) {
             let machine = wanted.candidate.machine.clone();
             let ill = unmet(node).or_else(|| match &ready {
-                Ok(ready) => match ready.get(&node.id) {
+                Some(ready) => match ready.get(&node.id) {
                     Some(None) => None,
                     Some(Some(why)) => Some(why.clone()),
                     None => Some("its kubelet".to_owned()),
                 },
-                Err(error) => Some(error.to_string()),
+                None => Some(API_SERVER.to_owned()),
             });
             missing.push((machine, ill));
         }
@@ -304,7 +300,10 @@ impl Work {
     /// Says it if it is new.
     fn tell(&mut self, whose: &str, what: String) {
         if self.told.get(whose) != Some(&what) {
-            self.ui.say(format_args!("  {whose}  {what}"));
+            self.observer.event(&Event::Kubernetes {
+                machine: whose,
+                how: &what,
+            });
             self.told.insert(whose.to_owned(), what);
         }
     }
@@ -318,11 +317,12 @@ fn unmet(node: &v1::Node) -> Option<String> {
     Some(format!("{} ({})", unmet.r#type, unmet.message))
 }
 
-fn parse(json: &str) -> Result<BTreeMap<String, Option<String>>> {
-    let list: Value = serde_json::from_str(json).context("kubectl's nodes")?;
-    let Some(items) = list["items"].as_array() else {
-        bail!("kubectl's nodes: no list");
-    };
+fn parse(json: &str) -> serde_json::Result<Readiness> {
+    #[derive(serde::Deserialize)]
+    struct List {
+        items: Vec<Value>,
+    }
+    let list: List = serde_json::from_str(json)?;
     let node = |node: &Value| {
         let name = node["metadata"]["name"].as_str()?.to_owned();
         let conditions = node["status"]["conditions"].as_array();
@@ -335,14 +335,7 @@ fn parse(json: &str) -> Result<BTreeMap<String, Option<String>>> {
         };
         Some((name, why))
     };
-    Ok(items.iter().filter_map(node).collect())
-}
-
-/// The first words for kubectl, as they are typed in a shell.
-pub fn line(state: &State, kubectl: &Path) -> String {
-    let kubeconfig = kubeconfig(state.path());
-    let shown = crate::target::shown;
-    format!("{} --kubeconfig {}", shown(kubectl), shown(&kubeconfig))
+    Ok(list.items.iter().filter_map(node).collect())
 }
 
 #[cfg(test)]

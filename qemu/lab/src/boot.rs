@@ -1,0 +1,208 @@
+//! What a console tells of a boot: how far it is, what it waits for, and what ends it.
+
+use hearth_api::console::Report;
+use hearth_qemu::console::Line;
+use hearth_qemu::phases::{Passed, Phase, Timeline};
+
+use crate::formation::shown_key;
+
+/// What a line of the console means for the boot, when it is the end of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Trouble {
+    /// The node will not go on by itself, and why.
+    Refused(String),
+    /// The node core has ended, and why.
+    CoreEnded(String),
+    /// The kernel has panicked: its line.
+    Panic(String),
+    /// The machine boots again, and nobody has asked it to.
+    Rebooted,
+}
+
+impl std::fmt::Display for Trouble {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Trouble::Refused(why) => write!(f, "the node refused: {why}"),
+            Trouble::CoreEnded(why) => write!(f, "the node core ended: {why}"),
+            Trouble::Panic(line) => write!(f, "the kernel panicked: {line}"),
+            Trouble::Rebooted => f.write_str("the machine rebooted by itself"),
+        }
+    }
+}
+
+/// What is new in a line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Sign {
+    /// A part of the boot is over.
+    Passed(Passed),
+    /// It waits for something else.
+    Waiting(String),
+    /// It does without the extension of this name, and why.
+    ExtensionRefused(String, String),
+    /// It goes wrong.
+    Trouble(Trouble),
+}
+
+/// One boot, as far as it has come.
+#[derive(Debug, Default)]
+pub struct Boot {
+    timeline: Timeline,
+    waiting: Option<String>,
+    down: Option<String>,
+    key: Option<Vec<u8>>,
+}
+
+impl Boot {
+    /// Of a machine that is just being switched on.
+    pub fn new() -> Boot {
+        Boot::default()
+    }
+
+    /// Takes the next line of the console; what is new in it.
+    pub fn observe(&mut self, line: &Line) -> Vec<Sign> {
+        let mut signs = Vec::new();
+        let reboots = self.timeline.reboots();
+        if let Some(passed) = self.timeline.observe(line) {
+            self.waiting = None;
+            signs.push(Sign::Passed(passed));
+        }
+        if self.timeline.reboots() > reboots {
+            signs.push(Sign::Trouble(Trouble::Rebooted));
+        } else if let Some(at) = line.text.find("Kernel panic - ") {
+            let line = line.text[at..].to_owned();
+            signs.push(Sign::Trouble(Trouble::Panic(line)));
+        } else if let Some(report) = Report::parse(&line.text) {
+            signs.extend(self.told(report));
+        }
+        signs
+    }
+
+    fn told(&mut self, report: Report) -> Option<Sign> {
+        match report {
+            Report::Refused(why) => Some(Sign::Trouble(Trouble::Refused(why))),
+            Report::CoreEnded(why) => Some(Sign::Trouble(Trouble::CoreEnded(why))),
+            Report::Waiting(why) => {
+                self.key = shown_key(&why).or(self.key.take());
+                self.wait_for(&why).then_some(Sign::Waiting(why))
+            }
+            Report::Extension(name, Some(why)) => Some(Sign::ExtensionRefused(name, why)),
+            Report::Down(how) => {
+                self.down = Some(how);
+                None
+            }
+            Report::Reached(..)
+            | Report::State(_)
+            | Report::Extension(_, None)
+            | Report::Failpoint(_) => None,
+        }
+    }
+
+    /// What it waits for, by whoever else knows. False: it is known.
+    pub fn wait_for(&mut self, why: &str) -> bool {
+        let new = self.waiting.as_deref() != Some(why);
+        self.waiting = Some(why.to_owned());
+        new
+    }
+
+    /// What it has come through.
+    pub fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+
+    /// What it has waited for last, if it still does.
+    pub fn waiting(&self) -> Option<&str> {
+        self.waiting.as_deref()
+    }
+
+    /// How the node said that it goes down, if it has.
+    pub fn down(&self) -> Option<&str> {
+        self.down.as_deref()
+    }
+
+    /// The public key that it shows while it waits for approval.
+    pub fn key(&self) -> Option<&[u8]> {
+        self.key.as_deref()
+    }
+
+    /// Whether the node has said that it is home.
+    pub fn is_home(&self) -> bool {
+        self.timeline.get(Phase::Home).is_some()
+    }
+
+    /// Whether anything of ours runs in the machine that could be asked to go down.
+    pub fn has_begun(&self) -> bool {
+        self.timeline.reboots() > 0 || self.timeline.get(Phase::Kernel).is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn see(boot: &mut Boot, at: u64, text: &str) -> Option<Trouble> {
+        let line = Line {
+            at: Duration::from_millis(at),
+            text: text.into(),
+        };
+        let signs = boot.observe(&line).into_iter();
+        let mut troubles = signs.filter_map(|sign| match sign {
+            Sign::Trouble(trouble) => Some(trouble),
+            _ => None,
+        });
+        troubles.next()
+    }
+
+    #[test]
+    fn what_ends_a_boot_is_told_apart() {
+        let mut boot = Boot::new();
+        assert_eq!(see(&mut boot, 1, "hearth: reached kernel 6.12"), None);
+        assert_eq!(
+            see(&mut boot, 2, "hearth: refused field x: empty"),
+            Some(Trouble::Refused("field x: empty".to_owned()))
+        );
+        assert_eq!(
+            see(&mut boot, 3, "hearth: core ended: exit code 3"),
+            Some(Trouble::CoreEnded("exit code 3".to_owned()))
+        );
+        assert_eq!(
+            see(&mut boot, 4, "[ 1.0] Kernel panic - not syncing: x"),
+            Some(Trouble::Panic("Kernel panic - not syncing: x".to_owned()))
+        );
+        assert_eq!(
+            see(&mut boot, 5, "BdsDxe: starting Boot0001"),
+            Some(Trouble::Rebooted)
+        );
+        // The new boot goes its way.
+        assert_eq!(see(&mut boot, 6, "hearth: reached kernel"), None);
+        assert_eq!(boot.timeline().reboots(), 1);
+    }
+
+    #[test]
+    fn a_reason_to_wait_holds_until_a_phase_is_over() {
+        let mut boot = Boot::new();
+        assert!(!boot.has_begun());
+        see(&mut boot, 1, "hearth: waiting for a DHCP lease");
+        assert_eq!(boot.waiting(), Some("a DHCP lease"));
+        assert!(!boot.wait_for("a DHCP lease") && boot.wait_for("an answer"));
+        see(&mut boot, 2, "hearth: reached network 10.0.2.15/24");
+        assert_eq!(boot.waiting(), None);
+        assert_eq!(boot.down(), None);
+        see(&mut boot, 3, "hearth: down power off");
+        assert_eq!(boot.down(), Some("power off"));
+    }
+
+    #[test]
+    fn a_key_that_was_shown_stays() {
+        let mut boot = Boot::new();
+        let key = "ab".repeat(32);
+        see(
+            &mut boot,
+            1,
+            &format!("hearth: waiting for approval of {key}"),
+        );
+        see(&mut boot, 2, "hearth: waiting for something else");
+        assert_eq!(boot.key(), Some(&[0xab; 32][..]));
+    }
+}

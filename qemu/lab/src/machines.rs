@@ -1,0 +1,179 @@
+//! What the machines of a cluster are made of.
+
+use std::net::Ipv4Addr;
+use std::path::Path;
+
+use hearth_api::names;
+use hearth_qemu::accel::{self, Accel};
+use hearth_qemu::cluster::{Member, NetworkSpec, Place};
+use hearth_qemu::command::{Boot, Machine};
+use hearth_qemu::disk::Cache;
+use hearth_qemu::firmware::Firmware;
+use hearth_qemu::fw_cfg::Item;
+use hearth_qemu::switch::NetworkOptions;
+
+use crate::record::{Artifacts, ClusterRecord, MachineConfig};
+use crate::{LabError, Result};
+
+/// The gateway of the machines' network. Any cluster's: networks of two clusters do not meet.
+const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
+
+/// The name of the machine with this number, from 1.
+pub fn name(number: u16) -> String {
+    format!("node-{number}")
+}
+
+/// The number of the machine that is meant: `node-2`, or `2`.
+///
+/// # Errors
+/// If the cluster has no such machine.
+pub fn number(name: &str, record: &ClusterRecord) -> Result<u16> {
+    let digits = name.strip_prefix("node-").unwrap_or(name);
+    match digits.parse() {
+        Ok(number) if (1..=record.nodes).contains(&number) => Ok(number),
+        _ => Err(LabError::NoMachine {
+            name: name.to_owned(),
+            has: match record.nodes {
+                1 => self::name(1),
+                nodes => format!("{} to {}", self::name(1), self::name(nodes)),
+            },
+        }),
+    }
+}
+
+/// A network with places for so many machines, of which these ports are brought to the host.
+pub fn network(
+    switch: &Path,
+    options: NetworkOptions,
+    nodes: u16,
+    forwards: &[u16],
+) -> NetworkSpec {
+    let place = |number| Place {
+        machine: name(number),
+        number,
+        forwards: forwards.to_vec(),
+    };
+    NetworkSpec {
+        switch: switch.to_owned(),
+        options,
+        places: (1..=nodes).map(place).collect(),
+    }
+}
+
+impl Artifacts {
+    /// How a machine boots from them: by QEMU, or by firmware.
+    fn boot(&self, direct: bool) -> Result<Boot> {
+        Ok(match direct {
+            true => Boot::Direct {
+                kernel: self.kernel.clone(),
+                initrd: Some(self.initramfs.clone()),
+                append: self.cmdline.clone(),
+            },
+            false => Boot::Uefi(Firmware::locate()?),
+        })
+    }
+}
+
+/// By which machines of a cluster are made, all alike.
+pub struct Blueprint {
+    config: MachineConfig,
+    artifacts: Artifacts,
+    accel: Accel,
+}
+
+impl Blueprint {
+    /// Of machines of this kind that boot this.
+    ///
+    /// # Errors
+    /// If they cannot run on what they are to run on.
+    pub fn new(config: MachineConfig, artifacts: Artifacts) -> Result<Blueprint> {
+        let choice: accel::Choice = config.accel.parse()?;
+        Ok(Blueprint {
+            accel: accel::choose(choice)?.accel,
+            config,
+            artifacts,
+        })
+    }
+
+    /// As the last run had it, without building anything.
+    ///
+    /// # Errors
+    /// If there was none.
+    pub fn of_last_run(record: &ClusterRecord) -> Result<Blueprint> {
+        match (&record.config, &record.artifacts) {
+            (Some(config), Some(artifacts)) => Blueprint::new(config.clone(), artifacts.clone()),
+            _ => Err(LabError::Unmade),
+        }
+    }
+
+    /// What the machines are made of.
+    pub fn config(&self) -> &MachineConfig {
+        &self.config
+    }
+
+    /// The network, with a place for each node of the cluster.
+    pub fn network(&self, record: &ClusterRecord) -> NetworkSpec {
+        let mut forwards = vec![names::PORT_CURATOR, names::PORT_NODE_MANAGEMENT];
+        if self.config.debug {
+            forwards.push(names::PORT_DEBUG);
+        }
+        if self.config.kubernetes {
+            forwards.push(names::PORT_KUBERNETES);
+        }
+        let options = NetworkOptions {
+            gateway: GATEWAY,
+            ..NetworkOptions::default()
+        };
+        network(&self.artifacts.switch, options, record.nodes, &forwards)
+    }
+
+    /// A machine. One that has been a member needs no parameters.
+    ///
+    /// # Errors
+    /// If there is no firmware.
+    pub fn member(
+        &self,
+        record: &ClusterRecord,
+        number: u16,
+        parameters: Option<Vec<u8>>,
+    ) -> Result<Member> {
+        let item = |bytes| Item::bytes(names::FW_CFG_PARAMETERS, bytes);
+        let machine = Machine {
+            cpus: self.config.cpus,
+            memory_mib: self.config.memory_mib,
+            boot: self.artifacts.boot(self.config.direct)?,
+            fw_cfg: parameters.map(item).transpose()?.into_iter().collect(),
+            ..Machine::new(name(number), self.accel)
+        };
+        Ok(Member {
+            machine,
+            image: self.artifacts.image.clone(),
+            disk_bytes: Some(record.disk_bytes),
+            cache: Cache::Writeback,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::record::RunOptions;
+
+    #[test]
+    fn a_machine_is_named_or_numbered() {
+        let record = |nodes| {
+            ClusterRecord::new(&RunOptions {
+                nodes: Some(nodes),
+                ..RunOptions::default()
+            })
+        };
+        assert_eq!(number("node-2", &record(3)).unwrap(), 2);
+        assert_eq!(number("3", &record(3)).unwrap(), 3);
+        for wrong in ["node-4", "0", "node-", "x"] {
+            let error = number(wrong, &record(3)).unwrap_err().to_string();
+            assert!(error.ends_with("node-1 to node-3"), "{error}");
+        }
+        let error = number("2", &record(1)).unwrap_err().to_string();
+        assert!(error.ends_with("this cluster has node-1"), "{error}");
+    }
+}

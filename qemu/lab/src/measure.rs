@@ -1,0 +1,470 @@
+//! Boots and formations, timed.
+//!
+//! What is measured is alike in everything but what boots: [`Lab`] makes machines of one kind, each with a new disk and new
+//! firmware variables, and leaves their logs. In which order they run, how often, and what is held against what, is the
+//! benchmark's business. The owner asks from this process and not by hearthctl: the clock runs until the answer is there,
+//! and what it takes to start a program on the host is no part of a boot.
+
+pub mod kubernetes;
+pub mod records;
+
+use std::fs;
+use std::io::ErrorKind;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use hearth_api::client::Endpoint;
+use hearth_api::console::{Milestone, Report};
+use hearth_api::names;
+use hearth_api::operator::Operator;
+use hearth_api::v1::{NodeParameters, StorageSecurityPolicy};
+use hearth_qemu::accel::Accel;
+use hearth_qemu::artifacts::Image;
+use hearth_qemu::cluster::{Cluster, Member};
+use hearth_qemu::command::{Boot, Machine, OnReset};
+use hearth_qemu::disk::{Cache, Disk, Format, make_overlay};
+use hearth_qemu::firmware::Firmware;
+use hearth_qemu::fw_cfg::Item;
+use hearth_qemu::network::{Forward, Link, Mac, Nic, UserNetwork};
+use hearth_qemu::phases::{Phase, Timeline};
+use hearth_qemu::run_dir::RunDir;
+use hearth_qemu::switch::NetworkOptions;
+use hearth_qemu::vm::{Cause, Lifetime, Vm};
+use prost::Message;
+use tokio::task::JoinSet;
+
+use crate::formation::{Candidate, reconcile, shown_key};
+use crate::machines::{name, network};
+use crate::owner::{Owner, with_storage};
+use crate::{LabError, Result};
+
+/// Of every machine that is measured, in MiB, where nothing else is said.
+pub const MEMORY: u32 = 512;
+/// Of every machine that is measured.
+pub const CPUS: u32 = 2;
+/// As large as `cargo xtask run` makes it: the data partition grows to its end at the first boot.
+const DISK_BYTES: u64 = 4 << 30;
+/// Its name in a machine's folder.
+const DISK: &str = "disk.qcow2";
+/// For a whole boot; it takes seconds.
+const BOOT_BOUND: Duration = Duration::from_secs(300);
+/// For a whole formation; it takes less than a minute.
+const FORMATION_BOUND: Duration = Duration::from_secs(600);
+/// Between two looks at a cluster.
+const PAUSE: Duration = Duration::from_millis(200);
+/// For each call. A loaded host is slow, and none of them waits for anything.
+const CALL: Duration = Duration::from_secs(60);
+/// The bare init's fw_cfg item, and its word for "only power off".
+const BARE_MODE: (&str, &str) = ("opt/dev.hearth/bare-init", "off");
+
+/// How machines start.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// QEMU loads the kernel.
+    Direct,
+    /// Firmware finds the UKI on the disk.
+    Uefi,
+}
+
+impl Way {
+    /// Its name in records.
+    pub fn word(self) -> &'static str {
+        match self {
+            Way::Direct => "direct",
+            Way::Uefi => "uefi",
+        }
+    }
+}
+
+/// A boot that was measured.
+pub struct Measured {
+    /// What it came through, as its console told.
+    pub timeline: Timeline,
+    /// From QEMU's start to what the boot was for.
+    pub whole: Duration,
+    /// The most memory QEMU had resident, in bytes.
+    pub peak: u64,
+}
+
+/// A machine to be.
+pub struct Build<'a> {
+    /// Its name, and its folder's.
+    pub name: String,
+    /// In MiB.
+    pub memory_mib: u32,
+    /// What it boots, and how.
+    pub boot: Boot,
+    /// What its disk is made from.
+    pub disk: &'a Path,
+    /// How large it is made.
+    pub disk_bytes: u64,
+    /// Its ports that the host reaches.
+    pub ports: &'a [u16],
+    /// What it is told.
+    pub fw_cfg: Vec<Item>,
+}
+
+/// Makes machines that are measured.
+pub struct Lab {
+    /// What they run on.
+    pub accel: Accel,
+    /// Where they leave their logs.
+    pub folder: PathBuf,
+}
+
+impl Lab {
+    /// Starts a machine with a new disk. Its folder is emptied first.
+    ///
+    /// # Errors
+    /// If it does not start.
+    pub async fn start(&self, build: Build<'_>) -> Result<Vm> {
+        let folder = self.folder.join(&build.name);
+        clear(&folder)?;
+        let run_dir = RunDir::create(&folder)?;
+        let overlay = run_dir.file(DISK);
+        make_overlay(build.disk, &overlay, Some(build.disk_bytes)).await?;
+        let network = UserNetwork {
+            restricted: false,
+            forwards: build.ports.iter().copied().map(Forward::any).collect(),
+        };
+        let machine = Machine {
+            disks: vec![Disk::new(overlay, Format::Qcow2)],
+            nics: vec![Nic {
+                mac: Mac::of_machine(1),
+                link: Link::User(network),
+            }],
+            ..self.machine(build.name, build.memory_mib, build.boot, build.fw_cfg)
+        };
+        Ok(Vm::start(&machine, &run_dir, Lifetime::Tied).await?)
+    }
+
+    /// Boots a node until its owner has been told its nodes.
+    ///
+    /// # Errors
+    /// If it does not come to that.
+    pub async fn node(&self, node: &Image, way: Way, memory_mib: u32) -> Result<Measured> {
+        let owner = Owner::generate();
+        let told = parameters(&insecure(&owner))?;
+        let vm = self.boot("node", node, way, memory_mib, vec![told]).await?;
+        let curator = forwarded(&vm, names::PORT_CURATOR)?;
+        vm.reached(Milestone::Home, BOOT_BOUND).await?;
+        let nodes = async {
+            let operator = owner.take_ownership(vec![curator], CALL).await?;
+            let nodes = operator.nodes().await;
+            nodes.map_err(LabError::call("GetNodes"))
+        };
+        let nodes = vm.while_running("an answer to GetNodes", BOOT_BOUND, nodes);
+        let nodes = nodes.await?;
+        let whole = vm.started().elapsed();
+        let unexpected = |found| LabError::Unexpected {
+            wanted: "one node was to be listed",
+            found,
+            tail: vm.tail().to_string(),
+        };
+        match nodes {
+            Ok(nodes) if nodes.len() == 1 => {}
+            Ok(nodes) => return Err(unexpected(format!("{} were", nodes.len()))),
+            Err(error) => return Err(unexpected(hearth_api::chain(&error))),
+        }
+        self.measured(vm, Phase::Home, whole).await
+    }
+
+    /// Boots the bare init until etcd has acknowledged its put.
+    ///
+    /// # Errors
+    /// If it does not come to that.
+    pub async fn bare(&self, bare: &Image, way: Way) -> Result<Measured> {
+        let vm = self.boot("bare", bare, way, MEMORY, Vec::new()).await?;
+        let put = vm.reached(Milestone::Consensus, BOOT_BOUND).await?;
+        self.measured(vm, Phase::Consensus, put.at).await
+    }
+
+    /// Boots the bare init, which powers off; from QEMU's start to its end.
+    ///
+    /// # Errors
+    /// If it ends in another way.
+    pub async fn floor(&self, bare: &Image, way: Way) -> Result<Duration> {
+        let (item, off) = BARE_MODE;
+        let told = Item::text(item, off)?;
+        let vm = self.boot("floor", bare, way, MEMORY, vec![told]).await?;
+        let exit = vm.exited(BOOT_BOUND).await?;
+        if exit.cause != Cause::GuestShutdown {
+            return Err(LabError::Unexpected {
+                wanted: "the machine was to switch itself off",
+                found: exit.to_string(),
+                tail: vm.tail().to_string(),
+            });
+        }
+        remove_disk(&vm)?;
+        Ok(exit.at)
+    }
+
+    async fn boot(
+        &self,
+        what: &str,
+        image: &Image,
+        way: Way,
+        memory_mib: u32,
+        fw_cfg: Vec<Item>,
+    ) -> Result<Vm> {
+        self.start(Build {
+            name: format!("{what}-{}", way.word()),
+            memory_mib,
+            boot: match way {
+                Way::Direct => image.direct(),
+                Way::Uefi => Boot::Uefi(Firmware::locate()?),
+            },
+            disk: &image.disk,
+            disk_bytes: DISK_BYTES,
+            ports: &[names::PORT_CURATOR],
+            fw_cfg,
+        })
+        .await
+    }
+
+    /// Takes what there is to know of a boot that has come through `last`, and pulls the plug.
+    async fn measured(&self, vm: Vm, last: Phase, whole: Duration) -> Result<Measured> {
+        let mut timeline = Timeline::new();
+        let mut lines = vm.console().lines();
+        while timeline.get(last).is_none() {
+            let Some(line) = lines.next().await else {
+                return Err(LabError::Unexpected {
+                    wanted: "the console was to tell of the whole boot",
+                    found: "it has ended".to_owned(),
+                    tail: vm.tail().to_string(),
+                });
+            };
+            timeline.observe(&line);
+        }
+        let usage = vm.usage().map_err(LabError::process("read QEMU's memory"));
+        let peak = usage?.peak_rss;
+        end(vm).await?;
+        Ok(Measured {
+            timeline,
+            whole,
+            peak,
+        })
+    }
+
+    fn machine(&self, name: String, memory_mib: u32, boot: Boot, fw_cfg: Vec<Item>) -> Machine {
+        Machine {
+            cpus: CPUS,
+            memory_mib,
+            boot,
+            fw_cfg,
+            // A kernel that panics must not boot again until the time is up.
+            on_reset: OnReset::Exit,
+            ..Machine::new(name, self.accel)
+        }
+    }
+}
+
+/// Parameters as a machine is told them.
+///
+/// # Errors
+/// Never, with the name that they have.
+pub fn parameters(parameters: &NodeParameters) -> Result<Item> {
+    let bytes = parameters.encode_to_vec();
+    Ok(Item::bytes(names::FW_CFG_PARAMETERS, bytes)?)
+}
+
+/// Those by which a node founds this owner's cluster. INSECURE, for what it is held against encrypts nothing.
+pub fn insecure(owner: &Owner) -> NodeParameters {
+    owner.parameters(with_storage(StorageSecurityPolicy::NeedsInsecure))
+}
+
+/// Where a port of a machine is found on the host.
+///
+/// # Errors
+/// If QEMU does not bring it there.
+pub fn forwarded(vm: &Vm, port: u16) -> Result<Endpoint> {
+    let address = vm.forwarded(port).ok_or_else(|| LabError::Unplugged {
+        machine: vm.name().to_owned(),
+        what: "port on this host",
+    })?;
+    Ok(address.into())
+}
+
+/// Pulls the plug of a machine. Its disk goes with it; the logs stay.
+///
+/// # Errors
+/// If QEMU cannot be killed.
+pub async fn end(vm: Vm) -> Result<()> {
+    let cut = vm.power_cut().await;
+    cut.map_err(LabError::process("kill QEMU"))?;
+    remove_disk(&vm)
+}
+
+fn remove_disk(vm: &Vm) -> Result<()> {
+    remove_file(&vm.run_dir().file(DISK))
+}
+
+fn remove_file(path: &Path) -> Result<()> {
+    fs::remove_file(path).map_err(LabError::file("remove", path))
+}
+
+/// Removes what the last round has left.
+///
+/// # Errors
+/// If it cannot be removed.
+pub fn clear(folder: &Path) -> Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != ErrorKind::NotFound => {
+            Err(LabError::file("remove", folder)(error))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// What a formation took, from the start of the first machine.
+pub struct Formed {
+    /// Until the first node's owner was answered GetNodes.
+    pub one: Duration,
+    /// Until all of them were voters.
+    pub all: Duration,
+}
+
+/// Forms one cluster of this many nodes, all of them voters, as `cargo xtask run --nodes` does it: the first node founds
+/// it, then the others boot at once, are approved by the keys on their consoles, and are made consensus members. `told`
+/// hears how far it is.
+///
+/// # Errors
+/// If it does not come to that.
+pub async fn form(
+    lab: &Lab,
+    node: &Image,
+    switch: &Path,
+    nodes: u16,
+    mut told: impl FnMut(Progress<'_>),
+) -> Result<Formed> {
+    let formed =
+        tokio::time::timeout(FORMATION_BOUND, formed(lab, node, switch, nodes, &mut told)).await;
+    formed.unwrap_or(Err(LabError::Late {
+        what: "cluster",
+        bound: FORMATION_BOUND,
+    }))
+}
+
+/// How far a formation is.
+#[derive(Clone, Copy, Debug)]
+pub enum Progress<'a> {
+    /// The first node is booting.
+    First,
+    /// The others are, or are about to.
+    Others,
+    /// The others cannot be told yet what to register with, and why.
+    NotYet(&'a LabError),
+}
+
+async fn formed(
+    lab: &Lab,
+    node: &Image,
+    switch: &Path,
+    nodes: u16,
+    told: &mut impl FnMut(Progress<'_>),
+) -> Result<Formed> {
+    clear(&lab.folder)?;
+    let ports = [names::PORT_CURATOR];
+    let network = network(switch, NetworkOptions::default(), nodes, &ports);
+    let cluster = Cluster::open(&lab.folder, Some(&network), Lifetime::Tied);
+    let mut cluster = cluster.await?;
+    let owner = Owner::generate();
+    told(Progress::First);
+    let first = member(lab, node, 1, &insecure(&owner))?;
+    cluster.add(&first).await?;
+    let vm = &cluster.machines()[0];
+    let started = vm.started();
+    vm.reached(Milestone::Home, FORMATION_BOUND).await?;
+    let forwarded = |number| cluster.forwarded(&name(number), names::PORT_CURATOR);
+    let curators = (1..=nodes).filter_map(forwarded).map(Endpoint::from);
+    let operator = owner.take_ownership(curators.collect(), CALL).await?;
+    let listed = operator.nodes().await;
+    listed.map_err(LabError::call("GetNodes"))?;
+    let one = started.elapsed();
+    told(Progress::Others);
+    // The node has just come, and prepares for company when it is first asked for a ticket.
+    let register = loop {
+        let parameters = operator.register_parameters().await;
+        match parameters.map_err(LabError::call("what further nodes are told")) {
+            Ok(parameters) => break parameters,
+            Err(error) => told(Progress::NotYet(&error)),
+        }
+        tokio::time::sleep(PAUSE).await;
+    };
+    for number in 2..=nodes {
+        let member = member(lab, node, number, &register)?;
+        cluster.add(&member).await?;
+    }
+    complete(&cluster, &operator).await?;
+    let all = started.elapsed();
+    drop(cluster);
+    for number in 1..=nodes {
+        // The logs stay.
+        remove_file(&lab.folder.join(name(number)).join(DISK))?;
+    }
+    Ok(Formed { one, all })
+}
+
+fn member(lab: &Lab, node: &Image, number: u16, told: &NodeParameters) -> Result<Member> {
+    let fw_cfg = vec![parameters(told)?];
+    Ok(Member {
+        machine: lab.machine(name(number), MEMORY, node.direct(), fw_cfg),
+        image: node.disk.clone(),
+        disk_bytes: Some(DISK_BYTES),
+        cache: Cache::Writeback,
+    })
+}
+
+/// Until nothing is missing: looks at the cluster, and does what that calls for.
+async fn complete(cluster: &Cluster, operator: &Operator) -> Result<()> {
+    let mut candidates = Vec::new();
+    let mut keys = JoinSet::new();
+    for (index, vm) in cluster.machines().iter().enumerate() {
+        let address = cluster.address(vm.name());
+        candidates.push(Candidate {
+            machine: vm.name().to_owned(),
+            address: address.ok_or_else(|| LabError::Unplugged {
+                machine: vm.name().to_owned(),
+                what: "address",
+            })?,
+            public_key: None,
+            id: None,
+            approve: true,
+            votes: true,
+        });
+        let mut reports = vm.console().reports();
+        keys.spawn(async move {
+            while let Some(reported) = reports.next().await {
+                if let Report::Waiting(why) = &reported.report
+                    && let Some(key) = shown_key(why)
+                {
+                    return Some((index, key));
+                }
+            }
+            None
+        });
+    }
+    loop {
+        while let Some(key) = keys.try_join_next() {
+            if let Ok(Some((index, key))) = key {
+                candidates[index].public_key = Some(key);
+            }
+        }
+        for vm in cluster.machines() {
+            if let Some(exit) = vm.exit() {
+                return Err(LabError::Ended {
+                    machine: vm.name().to_owned(),
+                    exit: exit.to_string(),
+                    tail: vm.tail().to_string(),
+                });
+            }
+        }
+        // A curator that restarts its etcd answers again soon.
+        if let Ok(look) = reconcile(operator, &candidates).await
+            && look.plan.missing.is_empty()
+        {
+            return Ok(());
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}

@@ -1,0 +1,306 @@
+//! From power-on to a pod that runs, on a node and by a script that starts the same programs.
+//!
+//! What is compared, and what of it is fair, stands with the benchmark. A user on the host does what it takes by hearthctl
+//! and kubectl, and by kubectl's plain requests: what it asks besides when it is asked for more comfort is no part of a
+//! pod's start.
+
+use std::fs;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use hearth_api::console::Milestone;
+use hearth_api::names;
+use hearth_api::v1::GetStateRequest;
+use hearth_api::v1::node_debug_client::NodeDebugClient;
+use hearth_qemu::artifacts::Image;
+use hearth_qemu::command::{Boot, CommandLine};
+use hearth_qemu::fw_cfg::Item;
+use hearth_qemu::vm::Vm;
+
+use super::{Build, Lab, clear, end, forwarded, insecure, parameters};
+use crate::hearthctl::Hearthctl;
+use crate::owner::Owner;
+use crate::tool;
+use crate::{LabError, Result};
+
+/// Of the machines, in MiB.
+const MEMORY: u32 = 2048;
+const DISK_BYTES: u64 = 8 << 30;
+/// For a round, two boots that end with a pod: each takes two minutes on a quiet machine.
+const BOUND: Duration = Duration::from_secs(2400);
+/// Between two questions; each is a process on the host.
+const PAUSE: Duration = Duration::from_millis(500);
+/// The node is weighed so often, so far apart.
+const WEIGHINGS: usize = 10;
+const POD: &str = "probe";
+/// Rides along in the image.
+const IMAGE: &str = "hearth.local/probe:1";
+/// What the node logs when its API server is ready.
+const API_WORKS: &str = "kube-apiserver works";
+/// Where pods are that nobody puts elsewhere.
+const NAMESPACE: &str = "/api/v1/namespaces/default";
+/// What the script says.
+const SCRIPT_READY: &str = "script: ready";
+const SCRIPT_RUNNING: &str = "script: running";
+const SCRIPT_FAILED: &str = "script: failed";
+
+/// What a round gave.
+pub struct Measured {
+    /// Of the node.
+    pub node: NodeTimes,
+    /// Of the script.
+    pub script: Times,
+}
+
+/// From power-on, in seconds.
+pub struct Times {
+    /// Until the API server is ready.
+    pub api: f64,
+    /// Until the pod runs.
+    pub pod: f64,
+}
+
+/// What a round gave of the node.
+pub struct NodeTimes {
+    /// Until it was HOME, in seconds.
+    pub home: f64,
+    /// The rest.
+    pub times: Times,
+    /// What Hearth's own processes had resident, in bytes, at several moments.
+    pub resident: Vec<f64>,
+}
+
+/// How far a round is.
+#[derive(Clone, Copy, Debug)]
+pub enum Step<'a> {
+    /// It begins with the node, or the script.
+    Begins(&'static str),
+    /// One of its four parts is done.
+    Done,
+    /// A question was not answered, and is asked again.
+    AskingAgain(&'a LabError),
+}
+
+/// Who is told.
+type Told<'a> = dyn Fn(Step<'_>) + 'a;
+
+/// What a round is made with.
+pub struct Round {
+    /// The node: with the debug service, and Kubernetes.
+    pub node: Image,
+    /// The initramfs of the script, beside the node's kernel and disk.
+    pub script: PathBuf,
+    /// The operator's tool.
+    pub hearthctl: Hearthctl,
+    /// Kubernetes' client.
+    pub kubectl: PathBuf,
+    /// The machines.
+    pub lab: Lab,
+}
+
+impl Round {
+    /// Both, each on a new disk; the script first, if they are swapped.
+    ///
+    /// # Errors
+    /// If one of them does not come to a pod in time.
+    pub async fn run(&self, swapped: bool, told: &Told<'_>) -> Result<Measured> {
+        let round = async {
+            let (node, script) = if swapped {
+                let script = self.script(told).await?;
+                (self.node(told).await?, script)
+            } else {
+                let node = self.node(told).await?;
+                (node, self.script(told).await?)
+            };
+            Ok(Measured { node, script })
+        };
+        let round = tokio::time::timeout(BOUND, round).await;
+        round.unwrap_or(Err(LabError::Late {
+            what: "two pods",
+            bound: BOUND,
+        }))
+    }
+
+    async fn node(&self, told: &Told<'_>) -> Result<NodeTimes> {
+        told(Step::Begins("node"));
+        clear(&self.folder())?;
+        fs::create_dir_all(self.folder()).map_err(LabError::file("make", &self.folder()))?;
+        let owner = Owner::create(&self.folder())?;
+        let item = parameters(&insecure(&owner))?;
+        let vm = self.machine("node", self.node.direct(), vec![item]).await?;
+        let home = vm.reached(Milestone::Home, BOUND).await?.at.as_secs_f64();
+        told(Step::Done);
+        let runs = self.pod_runs(&vm, told);
+        let runs = vm.while_running("a pod that runs", BOUND, runs).await?;
+        let pod = vm.started().elapsed().as_secs_f64();
+        let api = runs.map_err(|error| LabError::Unexpected {
+            wanted: "a pod was to run",
+            found: hearth_api::chain(&error),
+            tail: format!("the node's console:\n{}", vm.tail()),
+        })?;
+        told(Step::Done);
+        let resident = weigh(&vm).await?;
+        told(Step::Done);
+        end(vm).await?;
+        Ok(NodeTimes {
+            home,
+            times: Times { api, pod },
+            resident,
+        })
+    }
+
+    /// The same programs without a node.
+    async fn script(&self, told: &Told<'_>) -> Result<Times> {
+        told(Step::Begins("script"));
+        let mut boot = self.node.direct();
+        if let Boot::Direct { initrd, .. } = &mut boot {
+            *initrd = Some(self.script.clone());
+        }
+        let vm = self.machine("script", boot, Vec::new()).await?;
+        let times = Times {
+            api: script_says(&vm, SCRIPT_READY).await?,
+            pod: script_says(&vm, SCRIPT_RUNNING).await?,
+        };
+        end(vm).await?;
+        told(Step::Done);
+        Ok(times)
+    }
+
+    /// Where the owner's and the user's files are.
+    fn folder(&self) -> PathBuf {
+        self.lab.folder.join("kubernetes")
+    }
+
+    /// A machine with the node's disk as it is when it is new.
+    async fn machine(&self, what: &str, boot: Boot, fw_cfg: Vec<Item>) -> Result<Vm> {
+        let build = Build {
+            name: format!("kubernetes-{what}"),
+            memory_mib: MEMORY,
+            boot,
+            disk: &self.node.disk,
+            disk_bytes: DISK_BYTES,
+            ports: &[
+                names::PORT_CURATOR,
+                names::PORT_KUBERNETES,
+                names::PORT_DEBUG,
+            ],
+            fw_cfg,
+        };
+        self.lab.start(build).await
+    }
+
+    /// What a user does until the pod runs; tells when the API server was ready, in seconds from power-on.
+    async fn pod_runs(&self, vm: &Vm, told: &Told<'_>) -> Result<f64> {
+        let (curator, api) = (
+            forwarded(vm, names::PORT_CURATOR)?,
+            forwarded(vm, names::PORT_KUBERNETES)?,
+        );
+        let folder = self.folder();
+        let mut own = self.hearthctl.call(["cluster", "take-ownership"]);
+        own.option("--endpoint", curator.to_string())
+            .option("--owner-key", crate::owner::key_file(&folder))
+            .option("--first-contact-secret", crate::owner::secret_file(&folder));
+        tool::run(&own).await?;
+        // Nobody has told the cluster where API servers are, at first.
+        let words = ["kubernetes", "kubeconfig", "--embed", "--server"];
+        let mut write = self.hearthctl.call(words);
+        write
+            .arg(format!("https://{api}"))
+            .option("--output", self.kubeconfig());
+        patiently(told, async || Ok(tool::run(&write).await?)).await;
+        let works = |line: &str| line.contains(API_WORKS);
+        let works = vm.wait_for("an API server", BOUND, works).await?;
+        self.told("secrets", "default-token-", told).await;
+        self.ask_for_pod(told).await?;
+        self.told("pods", r#""phase":"Running""#, told).await;
+        Ok(works.at.as_secs_f64())
+    }
+
+    async fn ask_for_pod(&self, told: &Told<'_>) -> Result<()> {
+        let pod = self.folder().join("pod.json");
+        fs::write(&pod, probe().to_string()).map_err(LabError::file("write", &pod))?;
+        let mut create = self.kubectl(&["create", "--raw", &format!("{NAMESPACE}/pods")]);
+        create.option("--filename", &pod);
+        patiently(told, async || match tool::run(&create).await {
+            // The server did it, and the answer was lost.
+            Err(error) if error.to_string().contains("already exists") => Ok(String::new()),
+            created => Ok(created?),
+        })
+        .await;
+        Ok(())
+    }
+
+    /// Follows the objects of a kind until the API server says a word. A connection costs it more than one that waits.
+    async fn told(&self, kind: &str, word: &str, told: &Told<'_>) {
+        let path = format!("{NAMESPACE}/{kind}?watch=1");
+        let follow = self.kubectl(&["get", "--raw", &path]);
+        patiently(told, async || Ok(tool::run_until(&follow, word).await?)).await;
+    }
+
+    fn kubeconfig(&self) -> PathBuf {
+        self.folder().join("kubeconfig")
+    }
+
+    fn kubectl(&self, words: &[&str]) -> CommandLine {
+        let mut line = CommandLine::new(&self.kubectl);
+        line.option("--kubeconfig", self.kubeconfig());
+        for word in words {
+            line.arg(*word);
+        }
+        line
+    }
+}
+
+/// The pod that the user asks for; the scheduler has to place it.
+pub fn probe() -> serde_json::Value {
+    serde_json::json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "name": POD },
+        "spec": { "containers": [{
+            "name": POD, "image": IMAGE, "imagePullPolicy": "Never",
+        }] },
+    })
+}
+
+/// Again and again until it works; the round has a bound.
+async fn patiently<T>(told: &Told<'_>, attempt: impl AsyncFn() -> Result<T>) {
+    while let Err(error) = attempt().await {
+        told(Step::AskingAgain(&error));
+        tokio::time::sleep(PAUSE).await;
+    }
+}
+
+/// Seconds from QEMU's start until the script says so.
+async fn script_says(vm: &Vm, wanted: &'static str) -> Result<f64> {
+    let told = |line: &str| line.starts_with(wanted) || line.starts_with(SCRIPT_FAILED);
+    let line = vm.wait_for(wanted, BOUND, told).await?;
+    if line.text.starts_with(SCRIPT_FAILED) {
+        return Err(LabError::Unexpected {
+            wanted: "the programs of the script were to go on",
+            found: line.text.to_string(),
+            tail: vm.tail().to_string(),
+        });
+    }
+    Ok(line.at.as_secs_f64())
+}
+
+/// What Hearth's own processes have resident, as the node sees it.
+async fn weigh(vm: &Vm) -> Result<Vec<f64>> {
+    let debug = forwarded(vm, names::PORT_DEBUG)?;
+    let mut samples = Vec::new();
+    let failed = |call| move |error: tonic::Status| LabError::call(call)(error);
+    let unreachable = |error: tonic::transport::Error| {
+        failed("the debug service")(tonic::Status::from_error(Box::new(error)))
+    };
+    let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{debug}"));
+    let channel = endpoint.map_err(unreachable)?.connect().await;
+    let mut client = NodeDebugClient::new(channel.map_err(unreachable)?);
+    for _ in 0..WEIGHINGS {
+        tokio::time::sleep(PAUSE * 2).await;
+        let state = client.get_state(GetStateRequest {}).await;
+        let state = state.map_err(failed("GetState"))?.into_inner();
+        samples.push(state.resident_bytes as f64);
+    }
+    Ok(samples)
+}

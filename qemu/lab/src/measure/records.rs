@@ -1,0 +1,130 @@
+//! What was measured: samples under a name, reduced to minimum, median and maximum.
+//!
+//! Where two ways of doing the same are compared, the rounds alternate between them and the ratio is taken within each
+//! round ([`ratio`]): what disturbs the machine disturbs both, and a ratio of two separately found medians would not
+//! cancel it.
+
+use serde::Serialize;
+
+/// One thing measured.
+#[derive(Serialize, Debug, Clone, PartialEq)]
+pub struct Record {
+    /// Dotted, from the part to the quantity: `image.wall_ratio_genimage`.
+    pub name: String,
+    /// Number of samples.
+    pub n: usize,
+    /// The least of them.
+    pub min: f64,
+    /// The middle one; of an even number the mean of the two in the middle.
+    pub median: f64,
+    /// The greatest of them.
+    pub max: f64,
+    /// `s`, `bytes`, `ratio`, or `boolean` (1 is yes).
+    pub unit: &'static str,
+    /// Of the source that was measured.
+    pub revision: String,
+}
+
+/// Collects the records of one run.
+#[derive(Debug)]
+pub struct Records {
+    revision: String,
+    records: Vec<Record>,
+}
+
+impl Records {
+    /// No records yet, of this revision.
+    pub fn new(revision: impl Into<String>) -> Records {
+        Records {
+            revision: revision.into(),
+            records: Vec::new(),
+        }
+    }
+
+    /// Adds what was measured. No samples, no record.
+    pub fn add(&mut self, name: impl Into<String>, unit: &'static str, samples: &[f64]) {
+        let mut sorted = samples.to_vec();
+        sorted.sort_by(f64::total_cmp);
+        let (Some(&min), Some(&max)) = (sorted.first(), sorted.last()) else {
+            return;
+        };
+        self.records.push(Record {
+            name: name.into(),
+            n: sorted.len(),
+            min,
+            median: median(&sorted),
+            max,
+            unit,
+            revision: self.revision.clone(),
+        });
+    }
+
+    /// All of them, in the order they came.
+    pub fn all(&self) -> &[Record] {
+        &self.records
+    }
+
+    /// As JSON, an array.
+    ///
+    /// # Errors
+    /// If a number is none that JSON has.
+    pub fn json(&self) -> serde_json::Result<String> {
+        Ok(serde_json::to_string_pretty(&self.records)? + "\n")
+    }
+}
+
+fn median(sorted: &[f64]) -> f64 {
+    let middle = sorted.len() / 2;
+    if sorted.len() % 2 == 1 {
+        sorted[middle]
+    } else {
+        (sorted[middle - 1] + sorted[middle]) / 2.0
+    }
+}
+
+/// Round by round, how many times the second the first is.
+pub fn ratio(ours: &[f64], theirs: &[f64]) -> Vec<f64> {
+    ours.iter()
+        .zip(theirs)
+        .map(|(ours, theirs)| ours / theirs)
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn samples_are_reduced() {
+        let mut records = Records::new("abc");
+        records.add("odd", "s", &[3.0, 1.0, 2.0]);
+        records.add("even", "s", &[4.0, 1.0, 2.0, 3.0]);
+        records.add("none", "s", &[]);
+        let reduced: Vec<_> = records
+            .all()
+            .iter()
+            .map(|r| (r.n, r.min, r.median, r.max))
+            .collect();
+        assert_eq!(reduced, [(3, 1.0, 2.0, 3.0), (4, 1.0, 2.5, 4.0)]);
+    }
+
+    #[test]
+    fn ratios_are_of_pairs() {
+        // The medians of both are 2; the machine was slow in different rounds.
+        assert_eq!(ratio(&[1.0, 2.0, 9.0], &[2.0, 1.0, 9.0]), [0.5, 2.0, 1.0]);
+    }
+
+    #[test]
+    fn json_has_the_promised_fields() {
+        let mut records = Records::new("abc");
+        records.add("size.init_bytes", "bytes", &[7.0]);
+        let value: serde_json::Value = serde_json::from_str(&records.json().unwrap()).unwrap();
+        assert_eq!(
+            value,
+            serde_json::json!([{
+                "name": "size.init_bytes", "n": 1, "min": 7.0, "median": 7.0, "max": 7.0,
+                "unit": "bytes", "revision": "abc"
+            }])
+        );
+    }
+}

@@ -1,0 +1,158 @@
+//! A run: machines, their owner, and what is kept of their cluster.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use hearth_api::client::Endpoint;
+use hearth_api::operator::{Operator, Standing};
+use hearth_api::v1::NodeState;
+use hearth_qemu::cluster;
+
+use crate::events::{Event, Observer};
+use crate::fleet::{Fleet, News};
+use crate::formation::{Candidate, VOTERS};
+use crate::hearthctl::Hearthctl;
+use crate::owner::Owner;
+use crate::record::ClusterRecord;
+use crate::state::State;
+use crate::{LabError, Result};
+
+/// For each call: none of them waits for anything, and a host that boots machines is busy.
+pub(crate) const CALL: Duration = Duration::from_secs(20);
+
+/// A run of a cluster that is kept.
+pub struct Session<'a> {
+    /// Where it is kept.
+    pub state: &'a State,
+    /// What the first node is told.
+    pub parameters: Vec<u8>,
+    /// The operator's tool, with the contexts of this cluster.
+    pub hearthctl: Hearthctl,
+    /// So many of the last nodes are left for the user to approve.
+    pub join_later: u16,
+    /// How long each node may take to be HOME and answer.
+    pub timeout: Duration,
+    /// Who is told what happens.
+    pub observer: Arc<dyn Observer>,
+}
+
+/// Who asks the cluster from this process: an owner, at these curators.
+pub(crate) struct Asker {
+    owner: Owner,
+    curators: Vec<Endpoint>,
+}
+
+impl Asker {
+    /// A certificate for the owner key.
+    pub(crate) async fn connect(&self) -> Result<Operator> {
+        let taken = self.owner.take_ownership(self.curators.clone(), CALL).await;
+        Ok(taken?)
+    }
+}
+
+impl Session<'_> {
+    pub(crate) fn tell(&self, event: &Event<'_>) {
+        self.observer.event(event);
+    }
+
+    /// The owner of this cluster.
+    pub(crate) fn asker(&self, fleet: &Fleet) -> Result<Asker> {
+        let curators = fleet.curators().into_iter();
+        Ok(Asker {
+            owner: Owner::load(self.state.path())?,
+            curators: curators.map(Endpoint::from).collect(),
+        })
+    }
+
+    /// As long as its parts together may take.
+    pub(crate) fn bound(&self, record: &ClusterRecord) -> Duration {
+        self.timeout * record.nodes.into()
+    }
+
+    /// The contexts file that goes with a cluster's folder, for this program.
+    pub fn tool_in(state: &State, program: PathBuf) -> Hearthctl {
+        Hearthctl {
+            program,
+            config: Hearthctl::config_in(state.path()),
+        }
+    }
+
+    /// The machines that were ever started: whoever was may be a member by now, of which nobody was there to tell, for the
+    /// user approves and gives roles to nodes that were left running, too.
+    pub(crate) fn started_before(&self, fleet: &Fleet) -> Result<Vec<usize>> {
+        let known = cluster::known(self.state.path())?;
+        let members = (0..fleet.nodes.len())
+            .filter(|index| *index == 0 || known.contains(&fleet.nodes[*index].name));
+        Ok(members.collect())
+    }
+
+    /// A machine has spoken, or ended; while a cluster is formed none may fail.
+    pub(crate) fn heard(
+        &self,
+        fleet: &Fleet,
+        record: &mut ClusterRecord,
+        index: usize,
+        news: News,
+    ) -> Result<()> {
+        match news {
+            News::Ended(exit) => return Err(fleet.failure(index, exit)),
+            News::Line(Some(trouble)) => return Err(fleet.failure(index, trouble)),
+            News::Line(None) => {}
+        }
+        if fleet.nodes[0].is_home() && !record.was_home {
+            record.was_home = true;
+            self.state.save(record)?;
+        }
+        Ok(())
+    }
+
+    /// The machines as the plan wants to know them.
+    pub(crate) fn candidates(
+        &self,
+        fleet: &Fleet,
+        record: &ClusterRecord,
+    ) -> Result<Vec<Candidate>> {
+        let approved = record.nodes.saturating_sub(self.join_later);
+        let candidate = |node: &crate::fleet::Node| {
+            let address = fleet.cluster().address(&node.name);
+            Ok(Candidate {
+                machine: node.name.clone(),
+                address: address.ok_or_else(|| LabError::Unplugged {
+                    machine: node.name.clone(),
+                    what: "address",
+                })?,
+                public_key: node.key().map(<[u8]>::to_vec),
+                id: record.members.get(&node.name).cloned(),
+                approve: node.number <= approved,
+                votes: node.number <= VOTERS.min(approved),
+            })
+        };
+        fleet.nodes.iter().map(candidate).collect()
+    }
+
+    /// Machines that have become members are remembered by their node IDs.
+    pub(crate) fn remember(
+        &self,
+        candidates: &[Candidate],
+        record: &mut ClusterRecord,
+        standing: &Standing,
+    ) -> Result<()> {
+        let mut new = false;
+        for candidate in candidates {
+            if record.members.contains_key(&candidate.machine) {
+                continue;
+            }
+            let node = candidate.node(&standing.nodes);
+            if let Some(node) = node.filter(|node| node.state() == NodeState::Up) {
+                let (machine, id) = (candidate.machine.clone(), node.id.clone());
+                record.members.insert(machine, id);
+                new = true;
+            }
+        }
+        match new {
+            true => self.state.save(record),
+            false => Ok(()),
+        }
+    }
+}
