@@ -30,12 +30,14 @@ use std::{net::Ipv4Addr, time::Duration};
 use anyhow::{Context, bail, ensure};
 use futures::future::try_join_all;
 use hearth_api::{
-    client::{Endpoint, within},
+    client::Endpoint,
     names,
-    v1::{
-        self, ClusterState, GetConsensusStatusRequest, GetConsensusStatusResponse, NodeHealth,
-        NodeSelector, NodeState, node_selector,
-    },
+    operator::{self, Standing},
+    v1::{self, ClusterState, NodeHealth, NodeSelector},
+};
+use hearth_lab::{
+    formation::{self, Candidate, is_well},
+    machines,
 };
 use hearth_qemu::{
     network::{Forwarded, Link, Mac, Nic},
@@ -44,7 +46,6 @@ use hearth_qemu::{
 };
 
 use tokio::sync::{Semaphore, SemaphorePermit};
-use tonic::Status;
 
 use crate::{
     Outcome, TestCtx, bounds,
@@ -81,15 +82,6 @@ pub struct Member {
     running: Option<Running>,
 }
 
-/// How a cluster stands, by its own word.
-#[derive(Clone, Debug, Default)]
-pub struct Standing {
-    /// Its nodes.
-    pub nodes: Vec<v1::Node>,
-    /// Its consensus.
-    pub consensus: GetConsensusStatusResponse,
-}
-
 impl Cluster {
     /// All of them voters, HOME and healthy.
     pub(crate) async fn formed(test: &TestCtx, nodes: u16) -> anyhow::Result<Self> {
@@ -99,13 +91,28 @@ impl Cluster {
         for pair in others.chunks(2) {
             cluster.take_in(pair).await?;
         }
-        for &number in &others {
-            cluster.set_consensus_member(number, true).await?;
-        }
+        cluster.complete().await?;
         let all: Vec<u16> = (1..=nodes).collect();
         cluster.voters_with(&all).await?;
         cluster.all_healthy().await?;
         Ok(cluster)
+    }
+
+    /// Has everybody made a consensus member, as `cargo xtask run` does.
+    async fn complete(&self) -> Outcome {
+        let candidate = |member: &Member| Candidate {
+            machine: member.name.clone(),
+            address: member.address,
+            public_key: None,
+            id: Some(member.id.clone()),
+            approve: true,
+            votes: true,
+        };
+        let all: Vec<Candidate> = self.members.iter().map(candidate).collect();
+        let complete = formation::complete(self.owner.once(), || all.clone(), LOOK_AGAIN);
+        let complete = tokio::time::timeout(bounds::FORMED, complete).await;
+        complete.with_context(|| format!("no cluster of voters{}", self.tails()))?;
+        Ok(())
     }
 
     /// Only the first machine is switched on: it has founded a cluster, and its
@@ -146,7 +153,7 @@ impl Cluster {
         let curators = curators(&network).await?;
         Ok(Self {
             members,
-            owner: owner.over(curators)?,
+            owner: owner.at(curators)?,
             network,
             _turn: turn,
         })
@@ -212,17 +219,9 @@ impl Cluster {
     /// If it does not register, or is not approved.
     pub async fn admit(&mut self, number: u16) -> Outcome {
         let key = self.node(number).vm()?.shows_its_key().await?;
-        let request = v1::ApproveNodeRequest {
-            node: Some(NodeSelector {
-                node: Some(node_selector::Node::PublicKey(key)),
-            }),
-        };
-        let approved = patiently(|| async {
-            let mut management = self.owner.management();
-            management.approve_node(request.clone()).await
-        });
-        let approved = approved.await.context("ApproveNode")?.into_inner();
-        let node = approved.node.context("ApproveNode tells no node")?;
+        let operator = self.owner.once();
+        let approved = patiently(|| operator.approve(key.clone())).await;
+        let node = approved.context("ApproveNode")?;
         self.node(number).id = node.id;
         Ok(())
     }
@@ -249,11 +248,9 @@ impl Cluster {
             node: Some(self.node(number).selector()),
             ..request
         };
-        let updated = patiently(|| async {
-            let mut management = self.owner.management();
-            management.update_node_roles(request.clone()).await
-        });
-        updated.await.map(drop).context("UpdateNodeRoles")
+        let operator = self.owner.once();
+        let updated = patiently(|| operator.update_roles(request.clone())).await;
+        updated.map(drop).context("UpdateNodeRoles")
     }
 
     /// How it stands now.
@@ -261,16 +258,7 @@ impl Cluster {
     /// # Errors
     /// If no curator answers.
     pub async fn standing(&self) -> anyhow::Result<Standing> {
-        let standing = patiently(|| self.look()).await;
-        standing.context("GetConsensusStatus and GetNodes")
-    }
-
-    async fn look(&self) -> Result<Standing, Status> {
-        let mut curator = self.owner.curator();
-        let call = curator.get_consensus_status(GetConsensusStatusRequest {});
-        let consensus = within(bounds::CALL, call).await?.into_inner();
-        let nodes = within(bounds::CALL, self.owner.list()).await?;
-        Ok(Standing { nodes, consensus })
+        self.owner.standing().await
     }
 
     /// The number of the node whose curator leads.
@@ -278,7 +266,7 @@ impl Cluster {
     /// # Errors
     /// If no curator says so.
     pub async fn leader(&self) -> anyhow::Result<u16> {
-        let id = patiently(|| self.owner.leader()).await;
+        let id = patiently(|| self.owner.once().leader()).await;
         let id = id.context("GetCurrentLeader")?;
         let leader = self.members.iter().find(|member| member.id == id);
         Ok(leader.with_context(|| format!("{id} leads"))?.number)
@@ -294,7 +282,7 @@ impl Cluster {
             loop {
                 last.clear();
                 for &number in numbers {
-                    let asked = within(bounds::CALL, self.owner_at(number)?.leader()).await;
+                    let asked = self.owner_at(number)?.once().leader().await;
                     last.push(asked.map_err(|status| format!("node-{number}: {status}")));
                 }
                 if last[0].is_ok() && last.iter().all(|leader| *leader == last[0]) {
@@ -330,7 +318,7 @@ impl Cluster {
     /// If the node is switched off.
     pub fn owner_at(&self, number: u16) -> anyhow::Result<Operator> {
         let member = &self.members[usize::from(number) - 1];
-        self.owner.at(member.vm()?.curator()?)
+        Ok(self.owner.at(vec![member.vm()?.curator()?])?)
     }
 
     /// Waits until the cluster has given a node up: it is not heard any more.
@@ -372,7 +360,7 @@ impl Cluster {
         let mut last = None;
         let look = async {
             loop {
-                match self.look().await {
+                match self.owner.once().standing().await {
                     Ok(standing) if predicate(&standing) => return standing,
                     other => last = Some(other),
                 }
@@ -460,9 +448,9 @@ impl Cluster {
     /// # Errors
     /// If the node is switched off, or nobody gets a kubeconfig.
     pub async fn kubernetes(&mut self, test: &TestCtx, number: u16) -> anyhow::Result<Kubernetes> {
-        let owner = self.members[0].node.owner.clone();
+        let founder = self.members[0].node.folder().to_owned();
         let vm = self.node(number).vm()?;
-        Kubernetes::at(test, vm, &owner, &vm.curator()?).await
+        Kubernetes::at(test, vm, &founder).await
     }
 
     /// Writes that go on from now, on the record of this node.
@@ -516,7 +504,7 @@ impl Member {
         number: u16,
         planned: &impl for<'a> Fn(u16, Plan<'a>) -> anyhow::Result<Plan<'a>>,
     ) -> anyhow::Result<Self> {
-        let name = format!("node-{number}");
+        let name = machines::name(number);
         let (mac, address) = (Mac::of_machine(number), options.machine_address(number));
         let port = network.add_port(&name, mac, address).await?;
         let mut forwards = Vec::new();
@@ -565,9 +553,7 @@ impl Member {
 
     /// For calls that are about it.
     pub fn selector(&self) -> NodeSelector {
-        NodeSelector {
-            node: Some(node_selector::Node::NodeId(self.id.clone())),
-        }
+        operator::by_id(&self.id)
     }
 
     /// The machine, which must be switched on.
@@ -643,14 +629,6 @@ impl Member {
     pub fn find<'a>(&self, standing: &'a Standing) -> Option<&'a v1::Node> {
         standing.nodes.iter().find(|node| node.id == self.id)
     }
-}
-
-/// Whether a node is a member that is HOME and healthy.
-pub fn is_well(node: &v1::Node) -> bool {
-    let status = node.status.as_ref();
-    node.state() == NodeState::Up
-        && node.health() == NodeHealth::Healthy
-        && status.is_some_and(|status| status.cluster_state() == ClusterState::Home)
 }
 
 /// Where the network brings the machines' curators.

@@ -12,10 +12,11 @@ use std::{
 
 use anyhow::{Context, ensure};
 use hearth_api::names;
+use hearth_lab::tool;
 use hearth_qemu::command::CommandLine;
 use ring::digest;
 
-use crate::{Outcome, tools};
+use crate::Outcome;
 
 const SECTOR: u64 = 512;
 
@@ -77,7 +78,8 @@ impl RawDisk {
     pub async fn delete_extension(&self) -> Outcome {
         let mut command = CommandLine::new("sgdisk");
         command.option("-d", "2").arg(&self.path);
-        tools::run(&command).await.map(drop)
+        tool::run(&command).await?;
+        Ok(())
     }
 
     /// Whether sgdisk finds nothing to say about the table.
@@ -87,7 +89,7 @@ impl RawDisk {
     pub async fn check_table(&self) -> Outcome {
         let mut command = CommandLine::new("sgdisk");
         command.arg("-v").arg(&self.path);
-        let said = tools::run(&command).await?;
+        let said = tool::run(&command).await?;
         ensure!(said.contains("No problems found"), "{command}:\n{said}");
         Ok(())
     }
@@ -100,7 +102,7 @@ impl RawDisk {
         let scratch = self.scratch();
         let mut command = self.mtool("mcopy");
         command.arg("-n").arg(format!("::{path}")).arg(&scratch);
-        tools::run(&command).await?;
+        tool::run(&command).await?;
         let content = std::fs::read(&scratch).with_context(|| format!("read {path}"))?;
         std::fs::remove_file(&scratch)?;
         Ok(content)
@@ -115,7 +117,7 @@ impl RawDisk {
         std::fs::write(&scratch, content)?;
         let mut command = self.mtool("mcopy");
         command.arg("-o").arg(&scratch).arg(format!("::{path}"));
-        tools::run(&command).await?;
+        tool::run(&command).await?;
         std::fs::remove_file(&scratch)?;
         Ok(())
     }
@@ -127,7 +129,8 @@ impl RawDisk {
     pub async fn remove_esp(&self, path: &str) -> Outcome {
         let mut command = self.mtool("mdel");
         command.arg(format!("::{path}"));
-        tools::run(&command).await.map(drop)
+        tool::run(&command).await?;
+        Ok(())
     }
 
     /// Takes all room that is left on the ESP with one file.
@@ -136,7 +139,7 @@ impl RawDisk {
     /// If there is no room, or it cannot be told how much.
     pub async fn fill_esp(&self, path: &str) -> Outcome {
         // The last line: "  93 847 552 bytes free".
-        let said = tools::run(self.mtool("mdir").arg("::/")).await?;
+        let said = tool::run(self.mtool("mdir").arg("::/")).await?;
         let free = said
             .lines()
             .rev()
@@ -147,7 +150,7 @@ impl RawDisk {
         File::create(&scratch)?.set_len(free)?;
         let mut command = self.mtool("mcopy");
         command.arg(&scratch).arg(format!("::{path}"));
-        tools::run(&command).await?;
+        tool::run(&command).await?;
         std::fs::remove_file(&scratch)?;
         Ok(())
     }
@@ -159,7 +162,8 @@ impl RawDisk {
     pub async fn make_esp_directory(&self, path: &str) -> Outcome {
         let mut command = self.mtool("mmd");
         command.arg(format!("::{path}"));
-        tools::run(&command).await.map(drop)
+        tool::run(&command).await?;
+        Ok(())
     }
 
     /// SHA-256 of all bytes of the data partition.
@@ -245,7 +249,7 @@ impl RawDisk {
 async fn partition(disk: &Path, number: u32, type_guid: &str) -> anyhow::Result<Partition> {
     let mut command = CommandLine::new("sgdisk");
     command.arg("-i").arg(number.to_string()).arg(disk);
-    let said = tools::run(&command).await?;
+    let said = tool::run(&command).await?;
     // "First sector: 2048 (at 1024.0 KiB)"
     let field = |name: &str| {
         let line = said.lines().find_map(|line| line.strip_prefix(name));

@@ -7,14 +7,19 @@
 
 pub mod conformance;
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context, bail};
-use hearth_api::{client::Endpoint, names};
+use hearth_api::names;
+use hearth_lab::{hearthctl::Hearthctl, tool};
 use hearth_qemu::command::CommandLine;
 use serde_json::{Value, json};
 
-use crate::{Outcome, TestCtx, bounds, node::Running, owner::Owner, tools};
+use crate::{Outcome, TestCtx, bounds, node::Running};
 
 /// Between two looks.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -34,42 +39,33 @@ pub struct Kubernetes {
 }
 
 impl Kubernetes {
-    /// By this machine's API server, as the cluster's owner. `owner` is whoever
-    /// founded it, and this its curator.
+    /// By this machine's API server and curator, as the cluster's owner, whose
+    /// files are in the folder `owner`.
     ///
     /// # Errors
     /// If hearthctl does not get so far within the bound.
-    pub async fn at(
-        test: &TestCtx,
-        vm: &Running,
-        owner: &Owner,
-        curator: &Endpoint,
-    ) -> anyhow::Result<Self> {
+    pub async fn at(test: &TestCtx, vm: &Running, owner: &Path) -> anyhow::Result<Self> {
         let server = vm.forwarded(names::PORT_KUBERNETES);
         let server = server.context("the API server's port is not forwarded")?;
         let folder = test.folder().join(format!("kubectl-{}", server.port()));
         fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
-        let hearthctl = || {
-            let mut command = CommandLine::new(&test.artifacts().hearthctl);
-            command.option("--config", folder.join("hearthctl.json"));
-            command
+        let hearthctl = Hearthctl {
+            program: test.artifacts().hearthctl.clone(),
+            config: folder.join("hearthctl.json"),
         };
-        let mut take = hearthctl();
-        take.arg("cluster")
-            .arg("take-ownership")
-            .option("--endpoint", curator.to_string())
-            .option("--owner-key", owner.key_file())
-            .option("--first-contact-secret", owner.secret_file());
-        tools::run(&take).await?;
+        let curator = vm.forwarded(names::PORT_CURATOR);
+        let curator = curator.context("the curator's port is not forwarded")?;
+        tool::run(&hearthctl.take_ownership("test", owner, &[curator])).await?;
         let kubeconfig = folder.join("kubeconfig");
-        let mut write = hearthctl();
+        let mut write = hearthctl.call(["kubernetes", "kubeconfig"]);
         write
-            .arg("kubernetes")
-            .arg("kubeconfig")
             .option("--server", format!("https://{server}"))
             .option("--output", &kubeconfig);
         // Refused until a controller has said where it is.
-        patiently("a kubeconfig", bounds::KUBERNETES, || tools::run(&write)).await?;
+        patiently("a kubeconfig", bounds::KUBERNETES, || async {
+            Ok(tool::run(&write).await?)
+        })
+        .await?;
         Ok(Self {
             kubectl: test.kubernetes()?.kubectl.clone(),
             kubeconfig,
@@ -90,8 +86,8 @@ impl Kubernetes {
             command.arg(word);
         }
         let bound = bounds::CALL * 4;
-        let said = tokio::time::timeout(bound, tools::run(&command)).await;
-        said.with_context(|| format!("{command}: no answer within {bound:?}"))?
+        let said = tokio::time::timeout(bound, tool::run(&command)).await;
+        Ok(said.with_context(|| format!("{command}: no answer within {bound:?}"))??)
     }
 
     /// Objects of a kind, or one object, by kubectl's words for it.

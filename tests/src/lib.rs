@@ -2,7 +2,8 @@
 //!
 //! A test boots a machine, or a cluster of them, looks at it from the outside as
 //! an owner or a stranger would, hurts it, and boots it again. It reads as that
-//! story; how QEMU, disks and gRPC are handled stands here.
+//! story; how disks and debug services are handled stands here, and how clusters
+//! are owned and formed, in `hearth_lab`.
 //!
 //! ```no_run
 //! use hearth_tests::{Outcome, TestCtx, here};
@@ -25,12 +26,11 @@
 //! | [`node`] | a machine and its disk, installed and switched on |
 //! | [`cluster`] | several machines in one network, formed into a cluster |
 //! | [`writer`] | writes that go on whatever happens, and none of which may be lost |
-//! | [`owner`] | who founds a cluster: parameters, first contact, calls |
+//! | [`owner`] | who founds a cluster: parameters, calls that are made again |
 //! | [`debug`] | a look inside a node of the test image |
 //! | [`kubernetes`] | kubectl, and what it is asked |
 //! | [`disk`] | a raw disk between two boots, by tools that are not ours |
 //! | [`secrets`] | looking for secrets where none may be |
-//! | [`tools`] | programs of the host |
 //!
 //! # Rules
 //! - Nothing waits for time to pass. Each wait is for a condition, with a bound
@@ -51,7 +51,6 @@ pub mod kubernetes;
 pub mod node;
 pub mod owner;
 pub mod secrets;
-pub mod tools;
 pub mod writer;
 
 pub use cluster::Cluster;

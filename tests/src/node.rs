@@ -18,6 +18,7 @@ use hearth_api::{
     names,
     v1::{NodeParameters, StorageSecurityPolicy},
 };
+use hearth_lab::{Owner, formation::shown_key, owner::with_storage, tool};
 use hearth_qemu::{
     artifacts::Image,
     command::{Boot, CommandLine, Machine, Rtc},
@@ -30,13 +31,7 @@ use hearth_qemu::{
 };
 use prost::Message;
 
-use crate::{
-    Outcome, TestCtx, bounds,
-    debug::Debug,
-    disk::RawDisk,
-    owner::{Operator, Owner},
-    tools,
-};
+use crate::{Outcome, TestCtx, bounds, debug::Debug, disk::RawDisk, owner::Operator};
 
 /// A machine to be. The usual one: the test image, booted directly, 512 MiB,
 /// two CPUs, an overlay as its disk, a network without a gateway, and parameters that found a cluster with
@@ -65,7 +60,12 @@ enum Kind {
 
 impl<'a> Plan<'a> {
     pub(crate) fn new(test: &'a TestCtx, name: &str) -> Self {
-        let forwards = [names::PORT_CURATOR, names::PORT_DEBUG].map(Forward::any);
+        let ports = [
+            names::PORT_CURATOR,
+            names::PORT_NODE_MANAGEMENT,
+            names::PORT_DEBUG,
+        ];
+        let forwards = ports.map(Forward::any);
         let machine = Machine {
             cpus: 2,
             nics: vec![Nic {
@@ -212,7 +212,7 @@ impl<'a> Plan<'a> {
         self.machine.disks = vec![disk];
         let owner = Owner::create(run_dir.path())?;
         Ok(Node {
-            parameters: Some(owner.parameters(self.storage).encode_to_vec()),
+            parameters: Some(owner.parameters(with_storage(self.storage)).encode_to_vec()),
             failpoint: None,
             more_fw_cfg: Vec::new(),
             machine: self.machine,
@@ -232,7 +232,8 @@ async fn copy(from: &Path, to: &Path) -> Outcome {
         .arg("--no-preserve=all")
         .arg(from)
         .arg(to);
-    tools::run(&command).await.map(drop)
+    tool::run(&command).await?;
+    Ok(())
 }
 
 /// A machine that is installed and switched off.
@@ -309,6 +310,11 @@ impl Node {
     /// The path of its raw disk, whatever is on it.
     pub fn disk_path(&self) -> &Path {
         &self.machine.disks[0].path
+    }
+
+    /// Its folder, where its owner's files are, too.
+    pub fn folder(&self) -> &Path {
+        self.run_dir.path()
     }
 
     /// All serial logs that it has left, the newest first.
@@ -563,7 +569,7 @@ impl Running {
     /// # Errors
     /// If the cluster does not let it.
     pub async fn owned(&self) -> anyhow::Result<Operator> {
-        let take = self.owner.take_ownership(self.curator()?);
+        let take = Operator::take_ownership(&self.owner, self.curator()?);
         self.while_running("ownership", bounds::SOON, take).await?
     }
 
@@ -627,12 +633,4 @@ impl Running {
         ensure!(straggler.is_none(), "a straggler: {straggler:?}");
         Ok(())
     }
-}
-
-/// The public key in the words by which a node waits for approval: the one
-/// token of 64 hexadecimal digits.
-fn shown_key(text: &str) -> Option<Vec<u8>> {
-    let mut words = text.split(|c: char| !c.is_ascii_hexdigit());
-    let key = words.find(|word| word.len() == 64)?;
-    hex::decode(key).ok()
 }

@@ -12,7 +12,8 @@ use std::{collections::BTreeMap, time::Duration};
 use anyhow::{Context, bail, ensure};
 use hearth_api::{
     client::within,
-    v1::{Label, NodeSelector, UpdateNodeLabelsRequest, node_selector},
+    operator::by_id,
+    v1::{Label, UpdateNodeLabelsRequest},
 };
 use tokio::{sync::watch, task::JoinSet};
 use tonic::{Code, Status};
@@ -173,18 +174,15 @@ async fn write(operator: Operator, node: String, history: watch::Sender<History>
 
 async fn write_once(operator: &Operator, node: &str, key: &str, value: u64) -> Result<(), Status> {
     let request = UpdateNodeLabelsRequest {
-        node: Some(NodeSelector {
-            node: Some(node_selector::Node::NodeId(node.to_owned())),
-        }),
+        node: Some(by_id(node)),
         upsert: vec![Label {
             key: key.to_owned(),
             value: value.to_string(),
         }],
         delete: Vec::new(),
     };
-    let mut management = operator.management();
-    within(PATIENCE, management.update_node_labels(request)).await?;
-    Ok(())
+    let write = operator.once().update_labels(request);
+    within(PATIENCE, write).await.map(drop)
 }
 
 /// What a lost connection, a lost leader or a lost race look like.

@@ -14,11 +14,11 @@ use hearth_api::{
     tls,
     v1::NodeState,
 };
-use hearth_qemu::command::CommandLine;
+use hearth_lab::{hearthctl::Hearthctl, tool};
 use hearth_tests::{
     Outcome, TestCtx, bounds, here,
     node::{Node, Running},
-    secrets, tools,
+    secrets,
 };
 use stranger::{Answer, Stranger};
 use tokio::{
@@ -44,7 +44,7 @@ async fn an_owner_takes_the_cluster_that_came_up_through_uefi() -> Outcome {
     ensure!(roles.consensus_member.is_some(), "{listed:?}");
     let info = operator.info().await?;
     ensure!(
-        info.ca_certificate == operator.credentials.ca.as_ref(),
+        info.ca_certificate == operator.credentials().ca.as_ref(),
         "another CA than at first contact"
     );
     hearthctl_lists(&test, &node, &vm, &listed.id).await?;
@@ -60,7 +60,7 @@ async fn an_owner_takes_the_cluster_that_came_up_through_uefi() -> Outcome {
         let texts = [(&*path.to_string_lossy(), &text[..])];
         secrets::in_none(
             "the first-contact secret",
-            node.owner.secret().expose(),
+            node.owner.secret.expose(),
             texts,
         )?;
     }
@@ -79,22 +79,16 @@ async fn a_wrong_secret_proves_nothing(vm: &Running) -> Outcome {
 
 /// The operator's tool, as a person would use it.
 async fn hearthctl_lists(test: &TestCtx, node: &Node, vm: &Running, id: &str) -> Outcome {
-    let hearthctl = || {
-        let mut command = CommandLine::new(&test.artifacts().hearthctl);
-        command.option("--config", test.folder().join("hearthctl.json"));
-        command
+    let hearthctl = Hearthctl {
+        program: test.artifacts().hearthctl.clone(),
+        config: test.folder().join("hearthctl.json"),
     };
-    let mut take = hearthctl();
-    take.arg("cluster")
-        .arg("take-ownership")
-        .option("--endpoint", vm.curator()?.to_string())
-        .option("--owner-key", node.owner.key_file())
-        .option("--first-contact-secret", node.owner.secret_file());
-    let said = tools::run(&take).await?;
+    let curator = vm.forwarded(names::PORT_CURATOR).context("no curator")?;
+    let take = hearthctl.take_ownership("test", node.folder(), &[curator]);
+    let said = tool::run(&take).await?;
     ensure!(said.starts_with("you are "), "{take}:\n{said}");
-    let mut list = hearthctl();
-    list.arg("node").arg("list").option("-o", "json");
-    let nodes: serde_json::Value = serde_json::from_str(&tools::run(&list).await?)?;
+    let list = hearthctl.call(["node", "list", "-o", "json"]);
+    let nodes: serde_json::Value = serde_json::from_str(&tool::run(&list).await?)?;
     ensure!(
         nodes.as_array().is_some_and(|nodes| nodes.len() == 1)
             && nodes[0]["id"] == id
@@ -115,7 +109,8 @@ async fn strangers_are_refused() -> Outcome {
     vm.home().await?;
     let address = vm.forwarded(names::PORT_CURATOR).context("no curator")?;
 
-    let owner = vm.owned().await?.credentials;
+    let owner = vm.owned().await?;
+    let owner = owner.credentials();
     let known = Stranger::with(&owner.certificate, &owner.key);
     match known.lists_nodes(address).await? {
         Answer::Nodes(1) => {}

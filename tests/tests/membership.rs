@@ -3,10 +3,7 @@
 //! Some are left out by default; `cargo xtask test e2e membership --long` runs them all.
 
 use anyhow::{Context, bail, ensure};
-use hearth_api::v1::{
-    ClusterState, DecommissionNodeRequest, DeleteNodeRequest, NodeState, UpdateNodeRolesRequest,
-    Wipe,
-};
+use hearth_api::v1::{ClusterState, DeleteNodeRequest, NodeState, UpdateNodeRolesRequest, Wipe};
 use hearth_tests::{Cluster, Operator, Outcome, TestCtx, bounds, here, patiently};
 use tonic::{Code, Status};
 
@@ -19,12 +16,8 @@ async fn may_not_leave(cluster: &mut Cluster, number: u16, why: &str) -> Outcome
         consensus_member: Some(false),
         ..UpdateNodeRolesRequest::default()
     };
-    let owner = cluster.owner();
-    let asked = patiently(|| async {
-        let mut management = owner.management();
-        management.update_node_roles(request.clone()).await
-    });
-    match asked.await {
+    let owner = cluster.owner().once();
+    match patiently(|| owner.update_roles(request.clone())).await {
         Ok(_) => bail!("node-{number} may leave: {why}"),
         Err(status) => ensure!(
             status.code() == Code::FailedPrecondition,
@@ -35,11 +28,7 @@ async fn may_not_leave(cluster: &mut Cluster, number: u16, why: &str) -> Outcome
 }
 
 async fn delete(owner: &Operator, request: &DeleteNodeRequest) -> Result<(), Status> {
-    let deleted = patiently(|| async {
-        let mut management = owner.management();
-        management.delete_node(request.clone()).await
-    });
-    deleted.await.map(drop)
+    patiently(|| owner.once().delete(request.clone())).await
 }
 
 /// Waits until no etcd runs on a node any more.
@@ -171,14 +160,8 @@ async fn a_node_that_is_taken_out_forgets_its_keys_and_may_begin_anew() -> Outco
     let former = cluster.node(3).id().to_owned();
     let selector = cluster.node(3).selector();
 
-    let request = DecommissionNodeRequest {
-        node: Some(selector.clone()),
-    };
-    let decommissioned = patiently(|| async {
-        let mut management = cluster.owner().management();
-        management.decommission_node(request.clone()).await
-    });
-    decommissioned.await?;
+    let owner = cluster.owner().once();
+    patiently(|| owner.decommission(selector.clone())).await?;
     cluster
         .until("decommissioned", bounds::FORMED, |standing| {
             let mut nodes = standing.nodes.iter();
@@ -234,7 +217,7 @@ async fn a_node_that_is_deleted_alive_is_cut_off() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let mut cluster = test.cluster(3).await?;
     let selector = cluster.node(3).selector();
-    let refused = |answer: Result<_, Status>| match answer {
+    let refused = |answer: Result<(), Status>| match answer {
         Ok(_) => bail!("a node that is UP was deleted without a word"),
         Err(status) => {
             ensure!(status.code() == Code::FailedPrecondition, "{status:?}");

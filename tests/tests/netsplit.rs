@@ -5,10 +5,7 @@
 //! Some are left out by default; `cargo xtask test e2e netsplit --long` runs them all.
 
 use anyhow::{Context, bail, ensure};
-use hearth_api::{
-    client::within,
-    v1::{ClusterState, GetNodesRequest},
-};
+use hearth_api::v1::ClusterState;
 use hearth_tests::{Cluster, Operator, Outcome, TestCtx, bounds, here};
 use tonic::Code;
 
@@ -21,16 +18,8 @@ fn others(than: u16) -> Vec<u16> {
 /// What a curator says that has lost the others: at once or after a while, but
 /// within its bound, and that another one is to be asked.
 async fn refuses_for_want_of_quorum(operator: &Operator) -> Outcome {
-    let mut management = operator.management();
-    let call = async {
-        let answer = management.get_nodes(GetNodesRequest::default()).await;
-        match answer {
-            Ok(stream) => stream.into_inner().message().await.map(drop),
-            Err(status) => Err(status),
-        }
-    };
-    match within(bounds::CALL, call).await {
-        Ok(()) => bail!("a curator without quorum has answered"),
+    match operator.once().nodes().await {
+        Ok(_) => bail!("a curator without quorum has answered"),
         Err(status) => ensure!(
             status.code() == Code::Unavailable,
             "wanted Unavailable: {status:?}"

@@ -6,7 +6,8 @@ use anyhow::{Context, ensure};
 use hearth_api::v1::{
     ClusterRegister, NodeParameters, StorageSecurityPolicy, node_parameters::Cluster,
 };
-use hearth_tests::{Outcome, TestCtx, here, node::Node};
+use hearth_lab::owner::with_storage;
+use hearth_tests::{Outcome, TestCtx, here, node::Node, owner::parameters_for_domain};
 use prost::Message;
 
 const FROM_FW_CFG: &str = "parameters from fw_cfg opt/dev.hearth/parameters.pb: ";
@@ -25,7 +26,9 @@ async fn refuses(node: &mut Node, told: Option<Vec<u8>>, message: &str) -> Outco
 }
 
 fn good(node: &Node) -> Vec<u8> {
-    let parameters = node.owner.parameters(StorageSecurityPolicy::NeedsInsecure);
+    let parameters = node
+        .owner
+        .parameters(with_storage(StorageSecurityPolicy::NeedsInsecure));
     parameters.encode_to_vec()
 }
 
@@ -107,7 +110,9 @@ async fn a_message_that_will_not_do_is_refused() -> Outcome {
         ),
     )
     .await?;
-    let mut parameters = node.owner.parameters(StorageSecurityPolicy::NeedsInsecure);
+    let mut parameters = node
+        .owner
+        .parameters(with_storage(StorageSecurityPolicy::NeedsInsecure));
     if let Some(Cluster::ClusterBootstrap(bootstrap)) = &mut parameters.cluster {
         bootstrap.owner_public_key.pop();
     }
@@ -129,7 +134,7 @@ async fn a_message_that_will_not_do_is_refused() -> Outcome {
 async fn fw_cfg_goes_before_the_esp() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let mut node = test.node("node").raw_disk().install().await?;
-    let on_esp = node.owner.parameters_for_domain("esp.example");
+    let on_esp = parameters_for_domain(&node.owner, "esp.example");
     let disk = node.disk().await?;
     disk.make_esp_directory("hearth").await?;
     disk.write_esp(ESP_FILE, b"not a message").await?;
@@ -147,7 +152,7 @@ async fn fw_cfg_goes_before_the_esp() -> Outcome {
         &format!("{FROM_FW_CFG}empty: wanted a hearth.v1.NodeParameters message, found no bytes"),
     )
     .await?;
-    let in_fw_cfg = node.owner.parameters_for_domain("fw-cfg.example");
+    let in_fw_cfg = parameters_for_domain(&node.owner, "fw-cfg.example");
     node.tell(&in_fw_cfg);
     let vm = node.power_on().await?;
     vm.home().await?;
@@ -171,7 +176,7 @@ async fn fw_cfg_goes_before_the_esp() -> Outcome {
 async fn the_esp_alone_is_enough() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let mut node = test.node("node").raw_disk().install().await?;
-    let parameters = node.owner.parameters_for_domain("esp.example");
+    let parameters = parameters_for_domain(&node.owner, "esp.example");
     let disk = node.disk().await?;
     disk.make_esp_directory("hearth").await?;
     disk.write_esp(ESP_FILE, &parameters.encode_to_vec())

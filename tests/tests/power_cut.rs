@@ -22,7 +22,7 @@ async fn a_member_comes_back_home() -> Outcome {
     for _ in 0..2 {
         let vm = node.power_on().await?;
         vm.home().await?;
-        let operator = operator.at(vm.curator()?)?;
+        let operator = operator.at(vec![vm.curator()?])?;
         // What it reported before the cut stands until it reports anew.
         let anew = |node: &v1::Node| boot_id(node) != boot_id(&before);
         let after = operator.one_healthy_node_that(anew).await?;

@@ -9,8 +9,8 @@ use hearth_api::{
     proofs,
     tls::{self, ExpectedServer},
     v1::{
-        GetRegisterTicketRequest, NodeState, RegisterNodeRequest, RegisterNodeResponse,
-        curator_client::CuratorClient, node_parameters::Cluster as Told,
+        NodeState, RegisterNodeRequest, RegisterNodeResponse, curator_client::CuratorClient,
+        node_parameters::Cluster as Told,
     },
 };
 use hearth_tests::{Cluster, Outcome, TestCtx, bounds, here, patiently};
@@ -94,16 +94,10 @@ async fn a_flood_of_registrations_is_bounded() -> Outcome {
     ensure!(waiting.count() <= WAITING, "more wait than may");
     cluster.all_healthy().await?;
 
-    let rotated = patiently(|| async {
-        let request = GetRegisterTicketRequest { rotate: true };
-        let mut management = cluster.owner().management();
-        management.get_register_ticket(request).await
-    });
-    let rotated = rotated.await.context("rotate the ticket")?.into_inner();
-    ensure!(
-        rotated.register_ticket != told.register_ticket,
-        "the same ticket"
-    );
+    let owner = cluster.owner().once();
+    let rotated = patiently(|| owner.register_ticket(true)).await;
+    let rotated = rotated.context("rotate the ticket")?;
+    ensure!(rotated != told.register_ticket, "the same ticket");
     let late = Stranger::new(curator, &told.ca_certificate, told.register_ticket)?;
     let refused = late
         .registers()

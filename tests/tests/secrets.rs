@@ -54,7 +54,7 @@ async fn no_secret_stands_in_any_log() -> Outcome {
         secrets::in_none(what, secret, texts)?;
     }
     ensure!(
-        founding.first_contact_secret == node.owner.secret().expose(),
+        founding.first_contact_secret == node.owner.secret.expose(),
         "this is not what was sealed"
     );
     test.passed()

@@ -6,6 +6,7 @@
 //! in which something is missing.
 
 use std::net::Ipv4Addr;
+use std::time::Duration;
 
 use hearth_api::operator::{Operator, Standing};
 use hearth_api::v1::{self, ClusterState, NodeHealth, NodeState};
@@ -196,6 +197,23 @@ pub async fn reconcile(operator: &Operator, candidates: &[Candidate]) -> Result<
         plan,
         taken,
     })
+}
+
+/// Looks, and does what that calls for, until the cluster is as wanted. `candidates` are the machines, as they are known at
+/// each look. Calls that fail are made again: a curator that restarts its etcd answers again soon.
+pub async fn complete(
+    operator: &Operator,
+    mut candidates: impl FnMut() -> Vec<Candidate>,
+    pause: Duration,
+) -> Look {
+    loop {
+        match reconcile(operator, &candidates()).await {
+            Ok(look) if look.is_complete() => return look,
+            Ok(_) => {}
+            Err(error) => tracing::debug!(error = hearth_api::chain(&error), "asking again"),
+        }
+        tokio::time::sleep(pause).await;
+    }
 }
 
 /// The member of consensus that this node is.

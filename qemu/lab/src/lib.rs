@@ -17,6 +17,7 @@
 //! | [`session`] | a run: its cluster formed ([`form`]), given Kubernetes ([`kubernetes`]), watched ([`watch`]) |
 //! | [`power`] | plugs of machines that another process may have started |
 //! | [`hearthctl`], [`tool`] | the operator's tool, and programs of the host |
+//! | [`patience`] | calls that are made again |
 //! | [`measure`] | boots and formations, timed |
 //! | [`events`] | what is told while all that goes on |
 //!
@@ -37,6 +38,7 @@ pub mod kubernetes;
 pub mod machines;
 pub mod measure;
 pub mod owner;
+pub mod patience;
 pub mod power;
 pub mod record;
 pub mod session;

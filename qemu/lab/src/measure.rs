@@ -33,7 +33,7 @@ use hearth_qemu::vm::{Cause, Lifetime, Vm};
 use prost::Message;
 use tokio::task::JoinSet;
 
-use crate::formation::{Candidate, reconcile, shown_key};
+use crate::formation::{self, Candidate, shown_key};
 use crate::machines::{name, network};
 use crate::owner::{Owner, with_storage};
 use crate::{LabError, Result};
@@ -444,26 +444,31 @@ async fn complete(cluster: &Cluster, operator: &Operator) -> Result<()> {
             None
         });
     }
-    loop {
+    let known = || {
         while let Some(key) = keys.try_join_next() {
             if let Ok(Some((index, key))) = key {
                 candidates[index].public_key = Some(key);
             }
         }
+        candidates.clone()
+    };
+    tokio::select! {
+        _ = formation::complete(operator, known, PAUSE) => Ok(()),
+        error = one_ends(cluster) => Err(error),
+    }
+}
+
+/// Waits until a machine has ended, which none of them is to do.
+async fn one_ends(cluster: &Cluster) -> LabError {
+    loop {
         for vm in cluster.machines() {
             if let Some(exit) = vm.exit() {
-                return Err(LabError::Ended {
+                return LabError::Ended {
                     machine: vm.name().to_owned(),
                     exit: exit.to_string(),
                     tail: vm.tail().to_string(),
-                });
+                };
             }
-        }
-        // A curator that restarts its etcd answers again soon.
-        if let Ok(look) = reconcile(operator, &candidates).await
-            && look.plan.missing.is_empty()
-        {
-            return Ok(());
         }
         tokio::time::sleep(PAUSE).await;
     }

@@ -13,6 +13,7 @@ use std::{
 };
 
 use anyhow::{Context, bail, ensure};
+use hearth_lab::tool;
 use hearth_qemu::command::CommandLine;
 use serde_json::Value;
 use tokio::{
@@ -21,7 +22,7 @@ use tokio::{
 };
 
 use super::Kubernetes;
-use crate::{Outcome, TestCtx, bounds, tools};
+use crate::{Outcome, TestCtx, bounds};
 
 /// All cases and what becomes of them.
 const LIST: &str = include_str!("../../conformance.txt");
@@ -91,7 +92,7 @@ impl Kubernetes {
     async fn names_all(&self, program: &Path, list: &Cases<'_>) -> Outcome {
         let mut command = CommandLine::new(program);
         command.arg("--list-conformance-tests");
-        let said = tools::run(&command).await?;
+        let said = tool::run(&command).await?;
         let cases = upstream(&said);
         ensure!(!cases.is_empty(), "the program names no cases:\n{said}");
         let listed: BTreeSet<String> = list.all().map(str::to_owned).collect();

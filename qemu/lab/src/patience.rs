@@ -1,0 +1,65 @@
+//! Calls that are made again.
+
+use std::time::Duration;
+
+use tonic::{Code, Status};
+
+/// Between two tries of a curator that is out of touch: it answers at once.
+const ASK_AGAIN: Duration = Duration::from_millis(200);
+
+/// Makes a call again while the curator is out of touch with consensus, as it says to do: a cluster of one node is so for a
+/// moment when it first expects another, and any for a while whose machines get too little of the host.
+///
+/// # Errors
+/// What the call says else, or, when `bound` is over, has said last.
+pub async fn patiently<T, F>(bound: Duration, call: impl Fn() -> F) -> Result<T, Status>
+where
+    F: Future<Output = Result<T, Status>>,
+{
+    let mut last = None;
+    let answered = async {
+        loop {
+            match call().await {
+                Err(status) if status.code() == Code::Unavailable => last = Some(status),
+                answer => return answer,
+            }
+            tokio::time::sleep(ASK_AGAIN).await;
+        }
+    };
+    match tokio::time::timeout(bound, answered).await {
+        Ok(answer) => answer,
+        Err(_) => Err(last.unwrap_or_else(|| Status::deadline_exceeded("no answer"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn only_who_is_out_of_touch_is_asked_again() {
+        let asked = Cell::new(0);
+        let answer = |codes: &'static [Code]| {
+            asked.set(0);
+            let asked = &asked;
+            move || {
+                let code = codes[usize::min(asked.get(), codes.len() - 1)];
+                asked.set(asked.get() + 1);
+                std::future::ready(match code {
+                    Code::Ok => Ok(asked.get()),
+                    code => Err(Status::new(code, "no")),
+                })
+            }
+        };
+        let bound = Duration::from_secs(20);
+        let answered = patiently(bound, answer(&[Code::Unavailable, Code::Ok])).await;
+        assert_eq!(answered.expect("an answer"), 2);
+        let refused = patiently(bound, answer(&[Code::NotFound, Code::Ok])).await;
+        assert_eq!(refused.expect_err("refused").code(), Code::NotFound);
+        let short = Duration::from_millis(1);
+        let silent = patiently(short, answer(&[Code::Unavailable])).await;
+        assert_eq!(silent.expect_err("silent").code(), Code::Unavailable);
+    }
+}
