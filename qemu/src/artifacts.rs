@@ -34,6 +34,8 @@ pub struct Artifacts {
     pub machine_check: Image,
     /// The operator's tool.
     pub hearthctl: PathBuf,
+    /// The developer's tasks, `cargo xtask`.
+    pub xtask: PathBuf,
     /// The network that joins machines ([`crate::switch`]).
     pub switch: PathBuf,
     /// Where a test leaves its logs, in `SUITE/TEST/`.
@@ -162,6 +164,7 @@ mod tests {
             }),
             machine_check: image("machine-check"),
             hearthctl: "/hearthctl".into(),
+            xtask: "/xtask".into(),
             switch: "/hearth-switch".into(),
             logs: "/logs".into(),
         };

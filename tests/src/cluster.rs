@@ -172,6 +172,12 @@ impl Cluster {
         &mut self.members
     }
 
+    /// The numbers of all nodes but this one.
+    pub fn others(&self, than: u16) -> Vec<u16> {
+        let numbers = self.members.iter().map(Member::number);
+        numbers.filter(|number| *number != than).collect()
+    }
+
     /// Its owner, at whichever curator answers.
     pub fn owner(&self) -> &Operator {
         &self.owner
@@ -343,6 +349,24 @@ impl Cluster {
         let what = format!("node-{number} sees {wanted:?}");
         let seen = debug.until(&what, |state| state.cluster_state() == wanted);
         seen.await.map(drop)
+    }
+
+    /// Waits until a node's hosts file has this address for another one, and
+    /// for that name no other.
+    ///
+    /// # Errors
+    /// If it does not come to that.
+    pub async fn resolves(&mut self, number: u16, id: &str, address: Ipv4Addr) -> Outcome {
+        let debug = self.node(number).debug().await?;
+        let wanted = format!("node-{number} finds {id} at {address}");
+        let address = address.to_string();
+        let found = debug.until(&wanted, |state| {
+            let lines = state.hosts.lines().map(str::split_whitespace);
+            let mut of_it = lines.filter(|words| words.clone().skip(1).any(|name| name == id));
+            of_it.next().and_then(|mut words| words.next()) == Some(&address[..])
+                && of_it.next().is_none()
+        });
+        found.await.map(drop)
     }
 
     /// Looks until it stands as wanted; calls that fail meanwhile are made
@@ -609,12 +633,36 @@ impl Member {
         running.home().await.with_context(|| self.name.clone())
     }
 
+    /// Switches it on and waits until it says that it is home.
+    ///
+    /// # Errors
+    /// If it does not come home.
+    pub async fn comes_back(&mut self) -> Outcome {
+        self.start().await?;
+        self.home().await
+    }
+
     /// A look inside.
     ///
     /// # Errors
     /// If its debug service does not answer.
     pub async fn debug(&self) -> anyhow::Result<Debug> {
         self.vm()?.debug().await
+    }
+
+    /// Waits until the machine has the node's names: its ID is the host name,
+    /// and the bare part of it the machine-id.
+    ///
+    /// # Errors
+    /// If it does not come to that.
+    pub async fn is_named(&self) -> Outcome {
+        let bare = self.id.strip_prefix("hearth-").context("no node ID")?;
+        let debug = self.debug().await?;
+        let wanted = format!("{} is named {}", self.name, self.id);
+        let named = debug.until(&wanted, |state| {
+            state.host_name == self.id && state.machine_id == bare
+        });
+        named.await.map(drop)
     }
 
     /// The cluster as it sees it now.

@@ -25,6 +25,7 @@
 //! | [`context`] | a test's name, its folder, what it boots |
 //! | [`node`] | a machine and its disk, installed and switched on |
 //! | [`cluster`] | several machines in one network, formed into a cluster |
+//! | [`mod@cuts`] | power cuts at failpoints |
 //! | [`writer`] | writes that go on whatever happens, and none of which may be lost |
 //! | [`owner`] | who founds a cluster: parameters, calls that are made again |
 //! | [`debug`] | a look inside a node of the test image |
@@ -45,6 +46,7 @@
 pub mod bounds;
 pub mod cluster;
 pub mod context;
+pub mod cuts;
 pub mod debug;
 pub mod disk;
 pub mod kubernetes;

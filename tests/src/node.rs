@@ -13,10 +13,10 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use hearth_api::{
-    client::Endpoint,
+    client::{Channel, Endpoint},
     console::{Milestone, Report},
     names,
-    v1::{NodeParameters, StorageSecurityPolicy},
+    v1::{NodeParameters, StorageSecurityPolicy, node_management_client::NodeManagementClient},
 };
 use hearth_lab::{Owner, formation::shown_key, owner::with_storage, tool};
 use hearth_qemu::{
@@ -360,6 +360,16 @@ impl Running {
         Ok(())
     }
 
+    /// The cluster states that its console has told so far, in order.
+    pub fn states(&self) -> Vec<String> {
+        let lines = self.console().last(usize::MAX);
+        let state = |line: &hearth_qemu::console::Line| match Report::parse(&line.text)? {
+            Report::State(state) => Some(state),
+            _ => None,
+        };
+        lines.iter().filter_map(state).collect()
+    }
+
     /// Waits until it says so in the boot of this number, the first of this
     /// start being 1: a machine that resets itself boots again in the same
     /// QEMU.
@@ -613,6 +623,22 @@ impl Running {
         Ok(exit)
     }
 
+    /// The management of this node, for its cluster's operator; by its ID, so
+    /// that no other node can answer.
+    ///
+    /// # Errors
+    /// If the port is not forwarded, or the ID is none.
+    pub fn management(
+        &self,
+        operator: &Operator,
+        id: &str,
+    ) -> anyhow::Result<NodeManagementClient<Channel>> {
+        let address = self.forwarded(names::PORT_NODE_MANAGEMENT);
+        let address = address.context("the node's port is not forwarded")?;
+        let operator = operator.once();
+        Ok(operator.node_management(id.parse()?, address.into())?)
+    }
+
     /// Presses its power button and waits until it has gone down in order.
     ///
     /// # Errors
@@ -620,8 +646,26 @@ impl Running {
     pub async fn power_off(self) -> Outcome {
         let (shutdown, exit) = self.vm.shutdown(bounds::POWER_OFF).await?;
         ensure!(
-            shutdown == Shutdown::Clean && exit.cause == Cause::GuestShutdown,
+            shutdown == Shutdown::Clean,
             "the power button led to {shutdown:?}: {exit}\n{}",
+            self.tail()
+        );
+        self.has_gone_down(&exit).await
+    }
+
+    /// Waits until it has gone down in order, as somebody has asked it to.
+    ///
+    /// # Errors
+    /// If it goes down in another way.
+    pub async fn goes_down(self) -> Outcome {
+        let exit = self.exited(bounds::POWER_OFF).await?;
+        self.has_gone_down(&exit).await
+    }
+
+    async fn has_gone_down(&self, exit: &Exit) -> Outcome {
+        ensure!(
+            exit.cause == Cause::GuestShutdown,
+            "it did not switch itself off: {exit}\n{}",
             self.tail()
         );
         let down = Report::Down("power off".to_owned());

@@ -8,15 +8,15 @@ use anyhow::{Context, bail, ensure};
 use hearth_api::{
     certificates,
     first_contact::{self, FirstContactError},
-    identity::{FirstContactSecret, SigningKey},
+    identity::{FirstContactSecret, NodeId, SigningKey},
     names,
     testing::TestCluster,
     tls,
-    v1::NodeState,
+    v1::{GetLogsRequest, LogEntry, NodeState, PowerOffRequest},
 };
 use hearth_lab::{hearthctl::Hearthctl, tool};
 use hearth_tests::{
-    Outcome, TestCtx, bounds, here,
+    Operator, Outcome, TestCtx, bounds, here,
     node::{Node, Running},
     secrets,
 };
@@ -25,9 +25,11 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
 };
+use tonic::Code;
 
 /// The release image through UEFI; its owner, with our library and with the
-/// tool; a wrong secret; the power button; and the same node again.
+/// tool; a wrong secret; the power button; and the same node again, which its
+/// owner asks for its log and to go down.
 #[tokio::test]
 async fn an_owner_takes_the_cluster_that_came_up_through_uefi() -> Outcome {
     let test = TestCtx::begin(here!())?;
@@ -52,9 +54,13 @@ async fn an_owner_takes_the_cluster_that_came_up_through_uefi() -> Outcome {
 
     let vm = node.power_on().await?;
     vm.home().await?;
-    let again = vm.owned().await?.one_healthy_node().await?;
+    let operator = vm.owned().await?;
+    let again = operator.one_healthy_node().await?;
     ensure!(again.id == listed.id, "{again:?} was {listed:?}");
-    vm.power_off().await?;
+    the_node_shows_its_log(&vm, &operator, &again.id).await?;
+    let mut management = vm.management(&operator, &again.id)?;
+    management.power_off(PowerOffRequest {}).await?;
+    vm.goes_down().await?;
 
     for (path, text) in node.serial_logs()? {
         let texts = [(&*path.to_string_lossy(), &text[..])];
@@ -75,6 +81,31 @@ async fn a_wrong_secret_proves_nothing(vm: &Running) -> Outcome {
         Err(error) => Err(error).context("with a wrong secret"),
         Ok(_) => bail!("a wrong first-contact secret was believed"),
     }
+}
+
+/// The node's own port, by the owner's certificate: of this node, and not of
+/// another one that is expected there.
+async fn the_node_shows_its_log(vm: &Running, operator: &Operator, id: &str) -> Outcome {
+    let request = GetLogsRequest {
+        subtree: true,
+        ..GetLogsRequest::default()
+    };
+    let mut management = vm.management(operator, id)?;
+    let mut answers = management.get_logs(request.clone()).await?.into_inner();
+    let mut entries = Vec::new();
+    while let Some(answer) = answers.message().await? {
+        entries.extend(answer.entries);
+    }
+    let known = |entry: &LogEntry| entry.time_ms > 0 && entry.dn.starts_with("root.");
+    ensure!(entries.iter().any(known), "{entries:?}");
+
+    let other = NodeId::from_public_key(&SigningKey::generate().public());
+    let mut management = vm.management(operator, &other.to_string())?;
+    match management.get_logs(request).await {
+        Ok(_) => bail!("{id} answers for {other}"),
+        Err(status) => ensure!(status.code() == Code::Unavailable, "{status:?}"),
+    }
+    Ok(())
 }
 
 /// The operator's tool, as a person would use it.

@@ -7,7 +7,7 @@
 //! run with them by `cargo xtask test e2e bootstrap_cuts --long`.
 
 use anyhow::ensure;
-use hearth_tests::{Outcome, TestCtx, here};
+use hearth_tests::{Outcome, TestCtx, cuts};
 
 /// Before this one nothing of the cluster to be is durable.
 const FIRST: &str = "enrolment.sealed_founding.before";
@@ -43,68 +43,43 @@ async fn cut(place: &str, failpoint: &'static str) -> Outcome {
     test.passed()
 }
 
-macro_rules! cuts {
-    ($($(#[$attribute:meta])* $test:ident at $failpoint:literal;)*) => {
-        $(
-            #[tokio::test]
-            $(#[$attribute])*
-            async fn $test() -> Outcome {
-                cut(here!(), $failpoint).await
-            }
-        )*
-
-        /// All of them, in this file's order.
-        const CUTS: &[&str] = &[$($failpoint),*];
-    };
-}
-
 cuts! {
-    before_the_founding_configuration at "enrolment.sealed_founding.before";
-    #[ignore = "long: --long runs it"]
-    after_the_founding_configuration at "enrolment.sealed_founding.after";
-    #[ignore = "long: --long runs it"]
-    before_the_first_header at "storage.header_initialising.before";
-    #[ignore = "long: --long runs it"]
-    after_the_first_header at "storage.header_initialising.after";
-    #[ignore = "long: --long runs it"]
-    before_the_file_system at "storage.file_system.before";
-    after_the_file_system at "storage.file_system.after";
-    #[ignore = "long: --long runs it"]
-    before_the_second_header at "storage.header_ready.before";
-    #[ignore = "long: --long runs it"]
-    after_the_second_header at "storage.header_ready.after";
-    #[ignore = "long: --long runs it"]
-    before_the_authorities at "founding.authorities.before";
-    #[ignore = "long: --long runs it"]
-    after_the_authorities at "founding.authorities.after";
-    #[ignore = "long: --long runs it"]
-    before_the_sealed_authority at "enrolment.sealed_authority.before";
-    #[ignore = "long: --long runs it"]
-    after_the_sealed_authority at "enrolment.sealed_authority.after";
-    #[ignore = "long: --long runs it"]
-    before_the_founding_transaction at "founding.transaction.before";
-    after_the_founding_transaction at "founding.transaction.after";
-    #[ignore = "long: --long runs it"]
-    before_the_credentials at "founding.credentials.before";
-    #[ignore = "long: --long runs it"]
-    after_the_credentials at "founding.credentials.after";
-    #[ignore = "long: --long runs it"]
-    before_the_authorities_keys_are_removed at "founding.authority_keys_removed.before";
-    after_the_authorities_keys_are_removed at "founding.authority_keys_removed.after";
-    #[ignore = "long: --long runs it"]
-    before_the_member_configuration at "enrolment.sealed_member.before";
-    #[ignore = "long: --long runs it"]
-    after_the_member_configuration at "enrolment.sealed_member.after";
-}
-
-/// A failpoint that is added to the node is cut at, too.
-#[test]
-fn no_failpoint_is_left_out() {
-    let source = include_str!("../../node/core/src/failpoint.rs");
-    let (_, rest) = source
-        .split_once("pub const BOOTSTRAP: &[&str] = &[")
-        .expect("BOOTSTRAP");
-    let (list, _) = rest.split_once("];").expect("its end");
-    let all: Vec<&str> = list.split('"').skip(1).step_by(2).collect();
-    assert_eq!(CUTS, all);
+    cut at all of "BOOTSTRAP" {
+        before_the_founding_configuration at "enrolment.sealed_founding.before";
+        #[ignore = "long: --long runs it"]
+        after_the_founding_configuration at "enrolment.sealed_founding.after";
+        #[ignore = "long: --long runs it"]
+        before_the_first_header at "storage.header_initialising.before";
+        #[ignore = "long: --long runs it"]
+        after_the_first_header at "storage.header_initialising.after";
+        #[ignore = "long: --long runs it"]
+        before_the_file_system at "storage.file_system.before";
+        after_the_file_system at "storage.file_system.after";
+        #[ignore = "long: --long runs it"]
+        before_the_second_header at "storage.header_ready.before";
+        #[ignore = "long: --long runs it"]
+        after_the_second_header at "storage.header_ready.after";
+        #[ignore = "long: --long runs it"]
+        before_the_authorities at "founding.authorities.before";
+        #[ignore = "long: --long runs it"]
+        after_the_authorities at "founding.authorities.after";
+        #[ignore = "long: --long runs it"]
+        before_the_sealed_authority at "enrolment.sealed_authority.before";
+        #[ignore = "long: --long runs it"]
+        after_the_sealed_authority at "enrolment.sealed_authority.after";
+        #[ignore = "long: --long runs it"]
+        before_the_founding_transaction at "founding.transaction.before";
+        after_the_founding_transaction at "founding.transaction.after";
+        #[ignore = "long: --long runs it"]
+        before_the_credentials at "founding.credentials.before";
+        #[ignore = "long: --long runs it"]
+        after_the_credentials at "founding.credentials.after";
+        #[ignore = "long: --long runs it"]
+        before_the_authorities_keys_are_removed at "founding.authority_keys_removed.before";
+        after_the_authorities_keys_are_removed at "founding.authority_keys_removed.after";
+        #[ignore = "long: --long runs it"]
+        before_the_member_configuration at "enrolment.sealed_member.before";
+        #[ignore = "long: --long runs it"]
+        after_the_member_configuration at "enrolment.sealed_member.after";
+    }
 }

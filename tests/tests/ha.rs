@@ -13,8 +13,7 @@ async fn each_node_loses_power_in_turn_and_no_write_is_lost() -> Outcome {
         cluster.node(number).cut().await?;
         // Two of three are a quorum, whichever they are.
         writer.goes_on().await?;
-        cluster.node(number).start().await?;
-        cluster.node(number).home().await?;
+        cluster.node(number).comes_back().await?;
         cluster.voters_with(&[1, 2, 3]).await?;
         cluster.all_healthy().await?;
         writer.goes_on().await?;

@@ -159,8 +159,7 @@ async fn two_workers_are_one_network_and_survive_a_power_cut() -> Outcome {
     // Its plug is pulled; it is back by itself, and so is what ran on it.
     cluster.node(2).cut().await?;
     cluster.misses(2).await?;
-    cluster.node(2).start().await?;
-    cluster.node(2).home().await?;
+    cluster.node(2).comes_back().await?;
     let again = |pod: &serde_json::Value| {
         let started = pod["status"]["containerStatuses"][0]["restartCount"].as_u64();
         condition(pod, "Ready") == "True" && started >= Some(1)
@@ -212,8 +211,7 @@ async fn a_volume_has_its_limit_and_outlives_its_pod() -> Outcome {
     // Another pod, after a power cut.
     kubernetes.kubectl(&["delete", "pod", "first"]).await?;
     cluster.node(1).cut().await?;
-    cluster.node(1).start().await?;
-    cluster.node(1).home().await?;
+    cluster.node(1).comes_back().await?;
     let kubernetes = cluster.kubernetes(&test, 1).await?;
     kubernetes.probe_with("second", &node, "files").await?;
     let kept = format!("{VOLUME}/kept");
@@ -266,8 +264,7 @@ async fn one_controller_of_two_may_be_lost() -> Outcome {
     second.service("after").await?;
     // By its bare name a pod reaches itself, for that is its host's name.
     second.reaches("after", "after.default", "after").await?;
-    cluster.node(1).start().await?;
-    cluster.node(1).home().await?;
+    cluster.node(1).comes_back().await?;
     second.ready(&[&ids[0], &ids[1]]).await?;
     drop(cluster);
     test.passed()

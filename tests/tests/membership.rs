@@ -49,7 +49,7 @@ async fn members_leave_and_return_and_the_last_one_stays() -> Outcome {
     let mut cluster = test.cluster(3).await?;
     let writer = cluster.writer(2).await?;
     let leader = cluster.leader().await?;
-    let rest: Vec<u16> = ALL.into_iter().filter(|n| *n != leader).collect();
+    let rest = cluster.others(leader);
 
     cluster.set_consensus_member(leader, false).await?;
     cluster.voters_with(&rest).await?;
@@ -58,8 +58,7 @@ async fn members_leave_and_return_and_the_last_one_stays() -> Outcome {
     // Of two, one that is not there makes the other the last.
     cluster.node(rest[1]).cut().await?;
     let cut = cluster.node(rest[1]).id().to_owned();
-    cluster.node(rest[1]).start().await?;
-    cluster.node(rest[1]).home().await?;
+    cluster.node(rest[1]).comes_back().await?;
     ensure!(cluster.node(rest[1]).id() == cut, "another node");
     cluster.all_healthy().await?;
 
@@ -115,8 +114,7 @@ async fn a_learner_that_never_starts_votes_never() -> Outcome {
     cluster.set_consensus_member(2, false).await?;
     cluster.voters_with(&[1]).await?;
     // And the machine comes back as what it was.
-    cluster.node(2).start().await?;
-    cluster.node(2).home().await?;
+    cluster.node(2).comes_back().await?;
     cluster.all_healthy().await?;
     writer.verify(cluster.owner()).await?;
     drop(cluster);
@@ -132,13 +130,12 @@ async fn a_change_outlives_the_leader_that_began_it() -> Outcome {
     let mut cluster = test.cluster(3).await?;
     let writer = cluster.writer(1).await?;
     let leader = cluster.leader().await?;
-    let rest: Vec<u16> = ALL.into_iter().filter(|n| *n != leader).collect();
+    let rest = cluster.others(leader);
     cluster.set_consensus_member(rest[1], false).await?;
     cluster.node(leader).cut().await?;
     // One of two living is left to vote, or two of them: that depends on how
     // far it was. With the leader back it is complete either way.
-    cluster.node(leader).start().await?;
-    cluster.node(leader).home().await?;
+    cluster.node(leader).comes_back().await?;
     let mut wanted = vec![leader, rest[0]];
     wanted.sort_unstable();
     cluster.voters_with(&wanted).await?;

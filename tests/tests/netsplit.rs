@@ -11,10 +11,6 @@ use tonic::Code;
 
 const ALL: [u16; 3] = [1, 2, 3];
 
-fn others(than: u16) -> Vec<u16> {
-    ALL.into_iter().filter(|number| *number != than).collect()
-}
-
 /// What a curator says that has lost the others: at once or after a while, but
 /// within its bound, and that another one is to be asked.
 async fn refuses_for_want_of_quorum(operator: &Operator) -> Outcome {
@@ -56,7 +52,11 @@ async fn an_isolated_leader_decides_nothing_and_heals() -> Outcome {
     let leader = cluster.leader().await?;
     let writer = cluster.writer(leader).await?;
     let alone = format!("node-{leader}");
-    let rest: Vec<String> = others(leader).iter().map(|n| format!("node-{n}")).collect();
+    let rest: Vec<String> = cluster
+        .others(leader)
+        .iter()
+        .map(|n| format!("node-{n}"))
+        .collect();
     let rest: Vec<&str> = rest.iter().map(String::as_str).collect();
     cluster.network().part(&[&[&alone], &rest]).await?;
 
@@ -95,8 +95,7 @@ async fn one_may_be_lost_and_two_are_one_too_many() -> Outcome {
     falls_silent(&cluster, 1).await?;
     cluster.sees(1, ClusterState::Split).await?;
 
-    cluster.node(2).start().await?;
-    cluster.node(2).home().await?;
+    cluster.node(2).comes_back().await?;
     cluster.sees(1, ClusterState::Home).await?;
     writer.goes_on().await?;
     writer.verify(cluster.owner()).await?;

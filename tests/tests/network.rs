@@ -45,11 +45,14 @@ async fn an_address_changes_and_everyone_follows() -> Outcome {
     cluster.network().set_address("node-1", address).await?;
     is_at(&cluster, &id, address).await?;
     cluster.all_healthy().await?;
+    for number in [1, 2] {
+        cluster.node(number).is_named().await?;
+        cluster.resolves(number, &id, address).await?;
+    }
     writer.goes_on().await?;
 
     // What node 3 has saved is wrong about node 1.
-    cluster.node(3).start().await?;
-    cluster.node(3).home().await?;
+    cluster.node(3).comes_back().await?;
     cluster.all_healthy().await?;
     // The two talk to each other where they are now: the third is gone.
     cluster.node(2).cut().await?;
@@ -73,8 +76,7 @@ async fn one_address_that_lives_is_enough() -> Outcome {
     let writer = cluster.writer(1).await?;
     cluster.node(3).cut().await?;
     cluster.node(2).cut().await?;
-    cluster.node(3).start().await?;
-    cluster.node(3).home().await?;
+    cluster.node(3).comes_back().await?;
     cluster.all_healthy().await?;
     writer.verify(cluster.owner()).await?;
     drop(cluster);
@@ -149,6 +151,8 @@ async fn a_cable_is_pulled_and_put_back() -> Outcome {
     cluster.network().set_faults("node-2", whole).await?;
     cluster.admit(2).await?;
     cluster.node(2).home().await?;
+    let states = cluster.node(2).vm()?.states();
+    ensure!(states == ["FOREIGN", "TRUSTED", "HOME"], "{states:?}");
     cluster.all_healthy().await?;
 
     cluster.network().set_faults("node-2", pulled).await?;

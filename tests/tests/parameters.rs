@@ -4,7 +4,8 @@
 
 use anyhow::{Context, ensure};
 use hearth_api::v1::{
-    ClusterRegister, NodeParameters, StorageSecurityPolicy, node_parameters::Cluster,
+    ClusterRegister, NodeParameters, NodeRoles, StorageSecurityPolicy, node_parameters::Cluster,
+    node_roles,
 };
 use hearth_lab::owner::with_storage;
 use hearth_tests::{Outcome, TestCtx, here, node::Node, owner::parameters_for_domain};
@@ -176,7 +177,16 @@ async fn fw_cfg_goes_before_the_esp() -> Outcome {
 async fn the_esp_alone_is_enough() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let mut node = test.node("node").raw_disk().install().await?;
-    let parameters = parameters_for_domain(&node.owner, "esp.example");
+    let mut parameters = parameters_for_domain(&node.owner, "esp.example");
+    // Others than it would have by itself: this image has no Kubernetes.
+    let roles = NodeRoles {
+        consensus_member: Some(node_roles::ConsensusMember::default()),
+        kubernetes_worker: Some(node_roles::KubernetesWorker {}),
+        ..NodeRoles::default()
+    };
+    if let Some(Cluster::ClusterBootstrap(bootstrap)) = &mut parameters.cluster {
+        bootstrap.initial_roles = Some(roles);
+    }
     let disk = node.disk().await?;
     disk.make_esp_directory("hearth").await?;
     disk.write_esp(ESP_FILE, &parameters.encode_to_vec())
@@ -184,7 +194,16 @@ async fn the_esp_alone_is_enough() -> Outcome {
     node.parameters = None;
     let vm = node.power_on().await?;
     vm.home().await?;
-    let info = vm.owned().await?.info().await?;
+    let operator = vm.owned().await?;
+    let listed = operator.one_healthy_node().await?;
+    let held = listed.roles.context("no roles")?;
+    ensure!(
+        held.consensus_member.is_some()
+            && held.kubernetes_worker.is_some()
+            && held.kubernetes_controller.is_none(),
+        "wanted {roles:?}: {held:?}"
+    );
+    let info = operator.info().await?;
     let domain = info
         .configuration
         .context("no configuration")?

@@ -1,11 +1,12 @@
 //! The plug is pulled out of a member of a cluster.
 
 use anyhow::ensure;
-use hearth_api::v1;
+use hearth_api::v1::{self, RebootRequest};
 use hearth_tests::{Outcome, TestCtx, here};
 
 /// An insecure node comes back to the same cluster by itself, without the
-/// parameters that it was founded with.
+/// parameters that it was founded with: after a power cut, and when its owner
+/// starts it again.
 #[tokio::test]
 async fn a_member_comes_back_home() -> Outcome {
     let test = TestCtx::begin(here!())?;
@@ -19,10 +20,10 @@ async fn a_member_comes_back_home() -> Outcome {
 
     // By the credentials of before: nothing has to be taken anew.
     node.parameters = None;
-    for _ in 0..2 {
-        let vm = node.power_on().await?;
-        vm.home().await?;
-        let operator = operator.at(vec![vm.curator()?])?;
+    let vm = node.power_on().await?;
+    vm.home().await?;
+    let operator = operator.at(vec![vm.curator()?])?;
+    for boot in 1..=2 {
         // What it reported before the cut stands until it reports anew.
         let anew = |node: &v1::Node| boot_id(node) != boot_id(&before);
         let after = operator.one_healthy_node_that(anew).await?;
@@ -35,8 +36,13 @@ async fn a_member_comes_back_home() -> Outcome {
             "the cluster is another one"
         );
         before = after;
-        vm.cut().await?;
+        if boot == 1 {
+            let mut management = vm.management(&operator, &before.id)?;
+            management.reboot(RebootRequest {}).await?;
+            vm.home_in_boot(2).await?;
+        }
     }
+    vm.cut().await?;
     test.passed()
 }
 

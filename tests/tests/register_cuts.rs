@@ -6,7 +6,7 @@
 //! `cargo xtask test e2e register_cuts --long`.
 
 use anyhow::ensure;
-use hearth_tests::{Cluster, Outcome, TestCtx, here};
+use hearth_tests::{Cluster, Outcome, TestCtx, cuts};
 
 /// Before this one nothing of the node to be is durable.
 const FIRST: &str = "enrolment.sealed_registering.before";
@@ -49,71 +49,45 @@ async fn cut(place: &str, failpoint: &'static str) -> Outcome {
     ensure!(nodes.len() == 2, "one machine has become two: {nodes:#?}");
     // And it is a member like any other.
     cluster.node(2).cut().await?;
-    cluster.node(2).start().await?;
-    cluster.node(2).home().await?;
+    cluster.node(2).comes_back().await?;
     cluster.all_healthy().await?;
     drop(cluster);
     test.passed()
 }
 
-macro_rules! cuts {
-    ($($(#[$attribute:meta])* $test:ident at $failpoint:literal;)*) => {
-        $(
-            #[tokio::test]
-            $(#[$attribute])*
-            async fn $test() -> Outcome {
-                cut(here!(), $failpoint).await
-            }
-        )*
-
-        /// All of them, in this file's order.
-        const CUTS: &[&str] = &[$($failpoint),*];
-    };
-}
-
 cuts! {
-    #[ignore = "long: --long runs it"]
-    before_the_first_configuration at "enrolment.sealed_registering.before";
-    #[ignore = "long: --long runs it"]
-    after_the_first_configuration at "enrolment.sealed_registering.after";
-    #[ignore = "long: --long runs it"]
-    before_the_cluster_is_asked at "registering.asked.before";
-    after_the_cluster_is_asked at "registering.asked.after";
-    #[ignore = "long: --long runs it"]
-    before_the_answer_is_sealed at "enrolment.sealed_answer.before";
-    #[ignore = "long: --long runs it"]
-    after_the_answer_is_sealed at "enrolment.sealed_answer.after";
-    #[ignore = "long: --long runs it"]
-    before_the_first_header at "storage.header_initialising.before";
-    #[ignore = "long: --long runs it"]
-    after_the_first_header at "storage.header_initialising.after";
-    #[ignore = "long: --long runs it"]
-    before_the_file_system at "storage.file_system.before";
-    after_the_file_system at "storage.file_system.after";
-    #[ignore = "long: --long runs it"]
-    before_the_second_header at "storage.header_ready.before";
-    #[ignore = "long: --long runs it"]
-    after_the_second_header at "storage.header_ready.after";
-    #[ignore = "long: --long runs it"]
-    before_the_commit at "registering.committed.before";
-    after_the_commit at "registering.committed.after";
-    #[ignore = "long: --long runs it"]
-    before_the_credentials at "registering.credentials.before";
-    #[ignore = "long: --long runs it"]
-    after_the_credentials at "registering.credentials.after";
-    #[ignore = "long: --long runs it"]
-    before_the_member_configuration at "enrolment.sealed_member.before";
-    after_the_member_configuration at "enrolment.sealed_member.after";
-}
-
-/// A failpoint that is added to the node is cut at, too.
-#[test]
-fn no_failpoint_is_left_out() {
-    let source = include_str!("../../node/core/src/failpoint.rs");
-    let (_, rest) = source
-        .split_once("pub const REGISTER: &[&str] = &[")
-        .expect("REGISTER");
-    let (list, _) = rest.split_once("];").expect("its end");
-    let all: Vec<&str> = list.split('"').skip(1).step_by(2).collect();
-    assert_eq!(CUTS, all);
+    cut at all of "REGISTER" {
+        #[ignore = "long: --long runs it"]
+        before_the_first_configuration at "enrolment.sealed_registering.before";
+        #[ignore = "long: --long runs it"]
+        after_the_first_configuration at "enrolment.sealed_registering.after";
+        #[ignore = "long: --long runs it"]
+        before_the_cluster_is_asked at "registering.asked.before";
+        after_the_cluster_is_asked at "registering.asked.after";
+        #[ignore = "long: --long runs it"]
+        before_the_answer_is_sealed at "enrolment.sealed_answer.before";
+        #[ignore = "long: --long runs it"]
+        after_the_answer_is_sealed at "enrolment.sealed_answer.after";
+        #[ignore = "long: --long runs it"]
+        before_the_first_header at "storage.header_initialising.before";
+        #[ignore = "long: --long runs it"]
+        after_the_first_header at "storage.header_initialising.after";
+        #[ignore = "long: --long runs it"]
+        before_the_file_system at "storage.file_system.before";
+        after_the_file_system at "storage.file_system.after";
+        #[ignore = "long: --long runs it"]
+        before_the_second_header at "storage.header_ready.before";
+        #[ignore = "long: --long runs it"]
+        after_the_second_header at "storage.header_ready.after";
+        #[ignore = "long: --long runs it"]
+        before_the_commit at "registering.committed.before";
+        after_the_commit at "registering.committed.after";
+        #[ignore = "long: --long runs it"]
+        before_the_credentials at "registering.credentials.before";
+        #[ignore = "long: --long runs it"]
+        after_the_credentials at "registering.credentials.after";
+        #[ignore = "long: --long runs it"]
+        before_the_member_configuration at "enrolment.sealed_member.before";
+        after_the_member_configuration at "enrolment.sealed_member.after";
+    }
 }

@@ -299,6 +299,7 @@ fn build(ui: &Ui, args: &Args) -> Result<std::path::PathBuf> {
         )?),
         machine_check: image(image::ensure_example(ui, image::MACHINE_CHECK)?),
         hearthctl: hearthctl::build(ui)?,
+        xtask: std::env::current_exe().context("cannot find this program")?,
         switch: program::switch(ui)?,
         logs: folder.clone(),
     };

@@ -14,11 +14,12 @@ use crate::certificates::{ClusterCa, Leaf};
 use crate::client::{Channel, Curators, Endpoint, Options, within};
 use crate::escrow::{self, EscrowError};
 use crate::first_contact::{self, FirstContactError};
-use crate::identity::{FirstContactSecret, OwnerKey, PublicKey, UserCredentials};
+use crate::identity::{FirstContactSecret, NodeId, OwnerKey, PublicKey, UserCredentials};
 use crate::tls::{self, ExpectedServer, TlsError};
 use crate::v1::curator_client::CuratorClient;
 use crate::v1::curator_local_client::CuratorLocalClient;
 use crate::v1::management_client::ManagementClient;
+use crate::v1::node_management_client::NodeManagementClient;
 use crate::v1::{self, node_parameters, node_selector};
 
 /// Ownership was not taken, by the step that failed.
@@ -116,6 +117,21 @@ impl Operator {
     /// The calls of nodes that are also an operator's.
     pub fn curator(&self) -> CuratorClient<Channel> {
         CuratorClient::new(self.channel())
+    }
+
+    /// The management of this very node at this address, and of no other that may answer there.
+    ///
+    /// # Errors
+    /// If the credentials do not belong together.
+    pub fn node_management(
+        &self,
+        id: NodeId,
+        at: Endpoint,
+    ) -> Result<NodeManagementClient<Channel>, TlsError> {
+        let (server, clock) = (ExpectedServer::Node(id), self.options.clock.clone());
+        let tls = tls::user_client_config(&self.credentials, server, clock)?;
+        let node = Curators::new(vec![at], tls, self.options.clone());
+        Ok(NodeManagementClient::new(node.channel()))
     }
 
     /// The nodes.

@@ -1,0 +1,310 @@
+//! The commands with which the README begins, as a developer types them:
+//! `cargo xtask run`, `stop`, `power` and `link`.
+//!
+//! Each test has a folder of its own for what they keep, so that nobody's own
+//! cluster is touched.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    process::{ExitStatus, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context, bail, ensure};
+use hearth_lab::hearthctl::Node;
+use hearth_qemu::cluster;
+use hearth_tests::{Outcome, TestCtx, bounds, here};
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::{
+    io::{AsyncBufReadExt, AsyncReadExt, BufReader},
+    process::{Child, Command},
+};
+
+/// Where `cargo xtask run` keeps everything, if it is told.
+const FOLDER: &str = "HEARTH_RUN_FOLDER";
+/// Between two looks at a file.
+const LOOK_AGAIN: Duration = Duration::from_millis(100);
+/// After an interrupt, as shells have it.
+const INTERRUPTED: i32 = 130;
+
+/// A developer, with a folder for what a run keeps. What is left running goes
+/// with it.
+struct Developer {
+    xtask: PathBuf,
+    folder: PathBuf,
+    accel: &'static str,
+}
+
+/// What a command came to.
+#[derive(Debug)]
+struct Ended {
+    status: ExitStatus,
+    stdout: String,
+    stderr: String,
+}
+
+impl Developer {
+    fn of(test: &TestCtx) -> Self {
+        Self {
+            xtask: test.artifacts().xtask.clone(),
+            folder: test.folder().join("run"),
+            accel: match test.accel() {
+                hearth_qemu::accel::Accel::Kvm => "kvm",
+                hearth_qemu::accel::Accel::Tcg => "tcg",
+            },
+        }
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(&self.xtask);
+        command
+            .args(words)
+            .env(FOLDER, &self.folder)
+            // Cargo says by it for whom this test was started.
+            .env_remove("CARGO_MANIFEST_DIR")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .kill_on_drop(true);
+        command
+    }
+
+    async fn types(&self, words: &[&str]) -> anyhow::Result<Ended> {
+        let output = self.command(words).output();
+        let output = tokio::time::timeout(bounds::FORMED, output).await;
+        let output = output.with_context(|| format!("{words:?} does not end"))??;
+        Ok(Ended {
+            status: output.status,
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
+        })
+    }
+
+    /// What a command says that succeeds.
+    async fn does(&self, words: &[&str]) -> anyhow::Result<Ended> {
+        let ended = self.types(words).await?;
+        ensure!(ended.status.success(), "{words:?}: {ended:#?}");
+        Ok(ended)
+    }
+
+    /// A command succeeds, and says this to its user.
+    async fn is_told(&self, words: &[&str], line: &str) -> Outcome {
+        let ended = self.does(words).await?;
+        ensure!(ended.stderr.contains(line), "{words:?}: {ended:#?}");
+        Ok(())
+    }
+
+    /// A command fails, and says why.
+    async fn is_refused(&self, words: &[&str], why: &str) -> Outcome {
+        let ended = self.types(words).await?;
+        ensure!(
+            ended.status.code() == Some(1) && ended.stderr.contains(why),
+            "{words:?}: {ended:#?}"
+        );
+        Ok(())
+    }
+
+    /// A run in the foreground that is to go on, and what it says.
+    fn runs(&self, words: &[&str]) -> anyhow::Result<Child> {
+        let words = [&["run", "--direct", "--accel", self.accel], words].concat();
+        let child = self.command(&words).spawn();
+        child.with_context(|| format!("start {words:?}"))
+    }
+
+    /// Waits until a machine says this on its console, in its present start.
+    async fn console_says(&self, machine: &str, line: &str) -> Outcome {
+        let path = self.folder.join(machine).join("serial.log");
+        let look = async {
+            while !fs::read_to_string(&path).is_ok_and(|text| text.contains(line)) {
+                tokio::time::sleep(LOOK_AGAIN).await;
+            }
+        };
+        let said = tokio::time::timeout(bounds::HOME, look).await;
+        said.with_context(|| format!("{machine} does not say {line:?}"))
+    }
+
+    fn running(&self) -> anyhow::Result<Vec<String>> {
+        let running = cluster::running(&self.folder)?.into_iter();
+        Ok(running.map(|machine| machine.name).collect())
+    }
+
+    /// Nothing of the cluster is left, by its own records and by the kernel:
+    /// no QEMU, no switch.
+    async fn has_nothing_left(&self) -> Outcome {
+        let running = self.running()?;
+        ensure!(running.is_empty(), "{running:?} run");
+        ensure!(
+            cluster::network(&self.folder).await?.is_none(),
+            "the network runs"
+        );
+        for entry in fs::read_dir("/proc")? {
+            let process = entry?.path();
+            if belongs_to(&process, &self.folder) {
+                let line = fs::read(process.join("cmdline")).unwrap_or_default();
+                let line = String::from_utf8_lossy(&line).replace('\0', " ");
+                bail!("{} is left: {line}", process.display());
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Whether a process works in this folder, or was told of it.
+fn belongs_to(process: &Path, folder: &Path) -> bool {
+    let works_there = fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd.starts_with(folder));
+    let line = fs::read(process.join("cmdline")).unwrap_or_default();
+    works_there || String::from_utf8_lossy(&line).contains(&*folder.to_string_lossy())
+}
+
+impl Drop for Developer {
+    /// A test that has failed leaves no machine behind.
+    fn drop(&mut self) {
+        let _ = std::process::Command::new(&self.xtask)
+            .args(["stop", "--force"])
+            .env(FOLDER, &self.folder)
+            .env_remove("CARGO_MANIFEST_DIR")
+            .stderr(Stdio::null())
+            .status();
+    }
+}
+
+/// What a run prints until it says this.
+async fn prints(run: &mut Child, last: &str) -> anyhow::Result<String> {
+    let stdout = run.stdout.as_mut().context("no output")?;
+    let mut lines = BufReader::new(stdout).lines();
+    let mut text = String::new();
+    let read = async {
+        while let Some(line) = lines.next_line().await? {
+            text.push_str(&line);
+            text.push('\n');
+            if line.contains(last) {
+                return Ok(());
+            }
+        }
+        bail!("it has ended")
+    };
+    let read = tokio::time::timeout(bounds::FORMED, read).await;
+    let read = read.unwrap_or_else(|_| bail!("not in time"));
+    read.with_context(|| format!("{last:?} after {text}"))?;
+    Ok(text)
+}
+
+/// Ctrl-C, and what comes of it.
+async fn interrupted(mut run: Child) -> anyhow::Result<(Option<i32>, String)> {
+    let id = run
+        .id()
+        .and_then(|id| Pid::from_raw(i32::try_from(id).ok()?));
+    kill_process(id.context("it has ended")?, Signal::INT)?;
+    let status = tokio::time::timeout(bounds::POWER_OFF, run.wait()).await;
+    let status = status.context("it does not end")??;
+    let mut said = String::new();
+    if let Some(mut stderr) = run.stderr.take() {
+        stderr.read_to_string(&mut said).await?;
+    }
+    Ok((status.code(), said))
+}
+
+/// Two nodes that are left running; one of them loses its power, its cable, and
+/// gets both back. Then all of it is stopped.
+#[tokio::test]
+async fn a_cluster_in_the_background_is_cut_mended_and_stopped() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let developer = Developer::of(&test);
+    developer
+        .is_refused(&["power", "cut", "2"], "there is no cluster")
+        .await?;
+    developer.is_told(&["stop"], "nothing is running").await?;
+
+    let run = [
+        "run",
+        "--direct",
+        "--accel",
+        developer.accel,
+        "--detach",
+        "--nodes",
+        "2",
+    ];
+    let told = developer.does(&run).await?;
+    for machine in ["node-1 is HOME", "node-2 is HOME"] {
+        ensure!(told.stdout.contains(machine), "{told:#?}");
+    }
+    ensure!(developer.running()? == ["node-1", "node-2"]);
+    let listed = developer
+        .does(&["ctl", "--", "node", "list", "-o", "json"])
+        .await?;
+    let nodes = Node::list(&listed.stdout)?;
+    ensure!(
+        nodes.len() == 2 && nodes.iter().all(Node::is_well),
+        "{nodes:?}"
+    );
+    developer
+        .is_refused(&["run", "--direct"], "is running already")
+        .await?;
+
+    developer
+        .is_told(&["link", "cut", "node-2"], "link of node-2: cut")
+        .await?;
+    developer
+        .is_told(&["link", "restore", "2"], "link of node-2: good")
+        .await?;
+    developer
+        .is_refused(&["link", "cut", "node-3"], "node-1 to node-2")
+        .await?;
+
+    developer
+        .is_told(&["power", "cut", "node-2"], "node-2 is off: a power cut")
+        .await?;
+    ensure!(developer.running()? == ["node-1"]);
+    developer
+        .is_refused(&["power", "cut", "2"], "node-2 is not running")
+        .await?;
+    developer
+        .is_told(&["power", "start", "node-2"], "node-2 is on")
+        .await?;
+    developer
+        .is_refused(&["power", "start", "2"], "node-2 is running already")
+        .await?;
+    developer
+        .console_says("node-2", "hearth: state HOME")
+        .await?;
+
+    let stopped = developer.does(&["stop"]).await?;
+    for machine in ["node-1 is down", "node-2 is down"] {
+        ensure!(stopped.stderr.contains(machine), "{stopped:#?}");
+    }
+    developer.has_nothing_left().await?;
+    developer.is_told(&["stop"], "nothing is running").await?;
+    test.passed()
+}
+
+/// One node in the foreground: Ctrl-C powers it off, once it is HOME and before.
+#[tokio::test]
+async fn a_run_in_the_foreground_ends_with_an_interrupt() -> Outcome {
+    let test = TestCtx::begin(here!())?;
+    let developer = Developer::of(&test);
+    let mut run = developer.runs(&[])?;
+    let text = prints(&mut run, "Ctrl-C").await?;
+    ensure!(text.contains("node-1 is HOME"), "{text}");
+    ensure!(developer.running()? == ["node-1"]);
+    let (code, said) = interrupted(run).await?;
+    ensure!(
+        code == Some(0) && said.contains("node-1 is down"),
+        "{code:?}: {said}"
+    );
+    developer.has_nothing_left().await?;
+
+    // The same cluster again, by somebody who has no patience.
+    let run = developer.runs(&[])?;
+    developer
+        .console_says("node-1", "hearth: reached kernel")
+        .await?;
+    let (code, said) = interrupted(run).await?;
+    ensure!(
+        code == Some(INTERRUPTED) && said.contains("the last run's cluster"),
+        "{code:?}: {said}"
+    );
+    developer.has_nothing_left().await?;
+    test.passed()
+}
