@@ -281,7 +281,13 @@ pub fn shown_key(text: &str) -> Option<Vec<u8>> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use hearth_api::testing::{Script, TestCluster, TestCurator};
+    use hearth_api::tls::wall_clock;
+
     use super::*;
+    use crate::Owner;
 
     fn candidate(number: u8) -> Candidate {
         Candidate {
@@ -423,5 +429,56 @@ mod tests {
         assert_eq!(shown_key(&format!("{key} {other}")), None);
         assert_eq!(shown_key(&format!("{key}0")), None);
         assert_eq!(shown_key("hearth-0123"), None);
+    }
+
+    /// The steps of a formation, against a curator with nothing behind it: what a cluster does by itself in between, this
+    /// test does.
+    #[tokio::test]
+    async fn a_machine_is_taken_in_step_by_step() {
+        let cluster = Arc::new(TestCluster::new());
+        let owner = Owner::generate();
+        let script = Script {
+            owner: Some(owner.key.public()),
+            first_contact_secret: Some(owner.secret.clone()),
+            nodes: vec![home(1), node(2, NodeState::New)],
+            ..Script::default()
+        };
+        let curator = TestCurator::start(&cluster, script, wall_clock()).await;
+        let status = |members| v1::GetConsensusStatusResponse {
+            members,
+            ..v1::GetConsensusStatusResponse::default()
+        };
+        curator.set_consensus(status(vec![voter(1)]));
+        let bound = Duration::from_secs(20);
+        let operator = owner.take_ownership(vec![curator.endpoint()], bound).await;
+        let operator = operator.unwrap();
+
+        let unseen = [candidate(1), candidate(2)];
+        assert_eq!(reconcile(&operator, &unseen).await.unwrap().taken, []);
+        let seen = Candidate {
+            public_key: Some(vec![2; 32]),
+            ..candidate(2)
+        };
+        let candidates = [candidate(1), seen];
+        let look = reconcile(&operator, &candidates).await.unwrap();
+        assert!(matches!(&look.taken[..], [Step::Approve { .. }]) && !look.is_complete());
+        assert_eq!(curator.nodes()[1].state(), NodeState::Standby);
+        assert_eq!(reconcile(&operator, &candidates).await.unwrap().taken, []);
+
+        // The machine commits, and reports.
+        curator.set_nodes(vec![home(1), home(2)]);
+        let look = reconcile(&operator, &candidates).await.unwrap();
+        assert!(matches!(&look.taken[..], [Step::MakeMember { .. }]));
+        assert_eq!(curator.calls().last(), Some(&"UpdateNodeRoles"));
+
+        let known = || candidates.to_vec();
+        let complete = complete(&operator, known, Duration::from_millis(10));
+        let consensus_follows = async {
+            tokio::time::sleep(Duration::from_millis(30)).await;
+            curator.set_consensus(status(vec![voter(1), voter(2)]));
+        };
+        let both = async { tokio::join!(complete, consensus_follows).0 };
+        let look = tokio::time::timeout(bound, both).await.unwrap();
+        assert_eq!(look.taken, []);
     }
 }
