@@ -264,7 +264,7 @@ fn suites() -> Result<Vec<String>> {
 /// it takes minutes.
 fn build(ui: &Ui, args: &Args) -> Result<std::path::PathBuf> {
     setup::ensure(ui, Needs::ALL_BUT_BENCH)?;
-    let image = |artifacts: image::Artifacts| artifacts.to_boot();
+    let image = |artifacts: image::Artifacts| image::to_boot(&artifacts);
     let filter = args.filter.as_deref();
     let selection = Selection::of(filter, &suites()?, |suite, word| suite == word);
     let suite = selection.whole.as_deref();

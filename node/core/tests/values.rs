@@ -85,7 +85,12 @@ fn fields(file: &str, name: &str) -> Vec<(String, Access, String)> {
 fn access(file: &str, ty: &Type) -> Option<(Access, Option<String>, String)> {
     let Type::Path(path) = ty else { return None };
     let last = path.path.segments.last()?;
-    let whole: Vec<String> = path.path.segments.iter().map(|s| s.ident.to_string()).collect();
+    let whole: Vec<String> = path
+        .path
+        .segments
+        .iter()
+        .map(|s| s.ident.to_string())
+        .collect();
     let argument = match &last.arguments {
         PathArguments::AngleBracketed(arguments) => match arguments.args.first()? {
             GenericArgument::Type(ty) => Some(ty),
@@ -135,7 +140,11 @@ fn values() -> BTreeMap<String, Use> {
             let found = values.entry(value).or_default();
             if !carried.is_empty() {
                 // What enrolment waits for is only that there is an address.
-                found.types.insert(if carried == "A" { "IpAddr".into() } else { carried });
+                found.types.insert(if carried == "A" {
+                    "IpAddr".into()
+                } else {
+                    carried
+                });
             }
             let list = match access {
                 Access::Reads => &mut found.readers,

@@ -44,8 +44,8 @@ pub fn measure(
     setup::ensure(ui, Needs::RUN)?;
     let accel = accel::choose(accel)?;
     let machines = Machines {
-        node: node.to_boot(),
-        bare: image::ensure_example(ui, image::BARE_INIT)?.to_boot(),
+        node: image::to_boot(node),
+        bare: image::to_boot(&image::ensure_example(ui, image::BARE_INIT)?),
         lab: Lab {
             accel: accel.accel,
             folder: target::folder("bench")?,

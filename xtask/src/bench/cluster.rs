@@ -10,7 +10,7 @@ use hearth_lab::measure::{Lab, Progress, form};
 use hearth_qemu::accel;
 
 use super::{Records, ratio, until_interrupted};
-use crate::image::Artifacts;
+use crate::image::{self, Artifacts};
 use crate::program;
 use crate::setup::{self, Needs};
 use crate::target;
@@ -32,7 +32,7 @@ pub fn measure(
         accel: accel::choose(accel)?.accel,
         folder: target::folder("bench")?.join("cluster"),
     };
-    let (node, switch) = (node.to_boot(), program::switch(ui)?);
+    let (node, switch) = (image::to_boot(node), program::switch(ui)?);
     let rounds = rounds.unwrap_or(3);
     let task = ui.counted_task("measuring clusters", u64::from(rounds) * 2);
     let (mut one, mut all) = (Vec::new(), Vec::new());

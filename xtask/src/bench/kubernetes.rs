@@ -38,12 +38,12 @@ pub fn measure(
 ) -> Result<()> {
     setup::ensure(ui, Needs::RUN)?;
     let bundle = kubernetes::ensure(ui, None)?;
-    let extension = [bundle.extension()?];
+    let extension = [kubernetes::extension(&bundle)?];
     weigh_on_disk(ui, &extension, records)?;
     let folder = target::folder("bench")?;
     let round = Round {
         // What can be looked into is what is booted.
-        node: image::ensure_extended(ui, Flavour::Debug, &extension)?.to_boot(),
+        node: image::to_boot(&image::ensure_extended(ui, Flavour::Debug, &extension)?),
         script: script::initramfs(ui)?,
         hearthctl: Hearthctl {
             program: hearthctl::build(ui)?,
