@@ -15,6 +15,7 @@
 //! A file that is there and cannot be understood stops this worker, visibly,
 //! and publishes nothing: empty roles would stop the control plane.
 
+use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,15 +25,10 @@ use hearth_api::v1::{NodeRoles, WatchRequest};
 use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Health, Outcome};
 use hearth_host::handover::{MemberData, Refusals};
-use hearth_sys::files::{self, FileError};
-use prost::Message;
+use hearth_host::record::{self, Record as _, RecordError};
 
 use super::heartbeat;
 use crate::connection::{self, CuratorConnection, next_event, over_each, refused};
-
-const VERSION: u32 = 1;
-const MAX_SIZE: u64 = 64 << 10;
-const PRIVATE: u32 = 0o600;
 
 /// Finds out what this node's roles are.
 pub struct Worker {
@@ -48,30 +44,6 @@ pub struct Worker {
     pub local_roles: Writer<NodeRoles>,
     /// Will be written: one more when the curators know of no such node.
     pub refusals: Arc<Writer<Refusals>>,
-}
-
-/// The roles on disk are of no use.
-#[derive(Debug, thiserror::Error)]
-pub enum RolesError {
-    /// The file cannot be read or written.
-    #[error(transparent)]
-    File(#[from] FileError),
-    /// It is no record of roles.
-    #[error("{path}: not a record of roles")]
-    Content {
-        /// The file.
-        path: PathBuf,
-        /// The cause.
-        source: prost::DecodeError,
-    },
-    /// It was written by another version.
-    #[error("{path}: version {found}, this software knows version {VERSION}")]
-    Version {
-        /// The file.
-        path: PathBuf,
-        /// What it bears.
-        found: u32,
-    },
 }
 
 /// Publishes the roles from the disk, then as curators tell them.
@@ -135,30 +107,18 @@ fn publish(local_roles: &Writer<NodeRoles>, roles: NodeRoles) {
 }
 
 /// The roles on disk; `None` if none were ever saved.
-pub fn load(path: &Path) -> Result<Option<NodeRoles>, RolesError> {
-    let Some(bytes) = files::read_limited(path, MAX_SIZE)? else {
-        return Ok(None);
-    };
-    let stored = StoredRoles::decode(&bytes[..]).map_err(|source| RolesError::Content {
-        path: path.to_owned(),
-        source,
-    })?;
-    if stored.version != VERSION {
-        return Err(RolesError::Version {
-            path: path.to_owned(),
-            found: stored.version,
-        });
-    }
-    Ok(Some(stored.roles.unwrap_or_default()))
+pub fn load(path: &Path) -> Result<Option<NodeRoles>, RecordError> {
+    let read = |stored: StoredRoles| Ok::<_, Infallible>(stored.roles.unwrap_or_default());
+    record::load(path, read)
 }
 
 /// Saves them, durably.
-pub fn save(path: &Path, roles: &NodeRoles) -> Result<(), RolesError> {
+pub fn save(path: &Path, roles: &NodeRoles) -> Result<(), RecordError> {
     let stored = StoredRoles {
-        version: VERSION,
+        version: StoredRoles::VERSION,
         roles: Some(*roles),
     };
-    Ok(files::write_atomic(path, &stored.encode_to_vec(), PRIVATE)?)
+    record::save(path, &stored)
 }
 
 #[cfg(test)]
@@ -181,11 +141,11 @@ mod tests {
         assert_eq!(load(&path).unwrap(), Some(roles));
 
         std::fs::write(&path, b"\xff\xff").unwrap();
-        assert!(matches!(load(&path), Err(RolesError::Content { .. })));
+        assert!(matches!(load(&path), Err(RecordError::Message { .. })));
         std::fs::write(&path, b"").unwrap();
         assert!(matches!(
             load(&path),
-            Err(RolesError::Version { found: 0, .. })
+            Err(RecordError::Version { found: 0, .. })
         ));
     }
 

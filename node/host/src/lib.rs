@@ -19,4 +19,5 @@ pub mod networking;
 pub mod parameters;
 pub mod pki;
 pub mod power;
+pub mod record;
 pub mod storage;

@@ -14,18 +14,13 @@ use std::net::IpAddr;
 use std::path::Path;
 
 use hearth_api::private::StoredAddress;
-use hearth_sys::files::{self, FileError};
-use prost::Message;
+use hearth_host::record::{self, Record as _, RecordError};
 
 use super::Located;
 
-const VERSION: u32 = 1;
-const MAX_SIZE: u64 = 4 << 10;
-const PRIVATE: u32 = 0o600;
-
 /// The word for this address: the one on disk, if it is of this address and
 /// its counter is above `heard`, else a new one, which is then on disk.
-pub fn word(path: &Path, host: IpAddr, heard: u64) -> Result<Located, FileError> {
+pub fn word(path: &Path, host: IpAddr, heard: u64) -> Result<Located, RecordError> {
     let last = load(path)?;
     if let Some(last) = last
         && last.host == host
@@ -39,30 +34,22 @@ pub fn word(path: &Path, host: IpAddr, heard: u64) -> Result<Located, FileError>
         counter: before.saturating_add(1),
     };
     let stored = StoredAddress {
-        version: VERSION,
+        version: StoredAddress::VERSION,
         host: host.to_string(),
         counter: located.counter,
     };
-    files::write_atomic(path, &stored.encode_to_vec(), PRIVATE)?;
+    record::save(path, &stored)?;
     Ok(located)
 }
 
-fn load(path: &Path) -> Result<Option<Located>, FileError> {
-    let Some(bytes) = files::read_limited(path, MAX_SIZE)? else {
-        return Ok(None);
-    };
-    let stored = StoredAddress::decode(&bytes[..]).ok();
-    let stored = stored.filter(|stored| stored.version == VERSION);
-    let located = stored.and_then(|stored| {
-        let host = stored.host.parse().ok()?;
-        let counter = stored.counter;
-        Some(Located { host, counter })
-    });
-    if located.is_none() {
-        let path = path.display();
-        tracing::warn!("{path}: not the record of an address: it begins anew");
-    }
-    Ok(located)
+fn load(path: &Path) -> Result<Option<Located>, RecordError> {
+    record::load(path, |stored: StoredAddress| {
+        let host = stored.host.parse();
+        host.map(|host| Located {
+            host,
+            counter: stored.counter,
+        })
+    })
 }
 
 #[cfg(test)]
