@@ -21,7 +21,8 @@ use hearth_host::parameters::{self, StaticNetwork};
 use hearth_sys::cidr::Cidr;
 use hearth_sys::dhcp::{self, Lease};
 use hearth_sys::files;
-use hearth_sys::netlink::{Link, LinkKind, LinkMonitor, Netlink, Route};
+use hearth_sys::netlink::{Link, LinkMonitor, Netlink, Route};
+use hearth_sys::static_network::{self, Device};
 
 const METRIC: u32 = 100;
 const PUBLIC: u32 = 0o644;
@@ -55,18 +56,16 @@ pub struct Network {
 pub async fn run(ctx: Context, network: Arc<Network>) -> Outcome {
     let netlink = Netlink::open()?;
     netlink.set_loopback_up().await?;
-    let mac = network.configuration.as_ref().and_then(|fixed| fixed.mac);
+    let device = device(network.configuration.as_ref());
     let link = tokio::select! {
-        link = find_link(&netlink, mac.map(|mac| mac.0)) => link?,
+        link = find_link(&netlink, device) => link?,
         () = ctx.cancelled() => return Ok(()),
     };
     tracing::info!(interface = link.name, "network interface");
     match &network.configuration {
         Some(fixed) => {
-            configure(&netlink, &link, fixed).await?;
-            let address = fixed.addresses[0];
-            let servers: Vec<IpAddr> = fixed.nameservers.clone();
-            publish(&network, address, &servers)?;
+            as_applied(fixed).apply(&netlink, &link).await?;
+            publish(&network, fixed.addresses[0], &fixed.nameservers)?;
             ctx.healthy();
             ctx.cancelled().await;
             Ok(())
@@ -75,31 +74,26 @@ pub async fn run(ctx: Context, network: Arc<Network>) -> Outcome {
     }
 }
 
-/// The interface of this address, or the only Ethernet interface there is.
-/// Waits for it to appear: a driver may take its time.
-async fn find_link(netlink: &Netlink, mac: Option<[u8; 6]>) -> Result<Link, Failure> {
+fn device(configuration: Option<&StaticNetwork>) -> Device {
+    match configuration.and_then(|fixed| fixed.mac) {
+        Some(mac) => Device::WithMac(mac.0),
+        None => Device::Only,
+    }
+}
+
+/// Waits for the device to appear: a driver may take its time.
+async fn find_link(netlink: &Netlink, device: Device) -> Result<Link, Failure> {
     let mut monitor = LinkMonitor::open()?;
     let mut said = false;
     loop {
         let links = netlink.list_links().await?;
-        let wanted = |link: &&Link| match mac {
-            Some(mac) => link.mac == Some(mac),
-            None => link.kind == LinkKind::Ethernet,
+        let candidates = match device.choose(&links) {
+            Ok(link) => return Ok(link.clone()),
+            Err(candidates) => candidates,
         };
-        let found: Vec<&Link> = links.iter().filter(wanted).collect();
-        if let [only] = found[..] {
-            return Ok(only.clone());
-        }
-        if !std::mem::replace(&mut said, true) {
-            let names: Vec<&str> = found.iter().map(|link| link.name.as_str()).collect();
-            let why = match (mac, names.len()) {
-                (Some(_), _) => "the interface that network_config.mac names".to_owned(),
-                (None, 0) => "an Ethernet interface".to_owned(),
-                (None, _) => format!(
-                    "parameters that name one interface by network_config.mac; there are {}",
-                    names.join(", ")
-                ),
-            };
+        if !said {
+            said = true;
+            let why = awaited(device, &candidates);
             tracing::warn!("the network waits for {why}");
             console::report(&Report::Waiting(why));
         }
@@ -107,28 +101,30 @@ async fn find_link(netlink: &Netlink, mac: Option<[u8; 6]>) -> Result<Link, Fail
     }
 }
 
-async fn configure(netlink: &Netlink, link: &Link, fixed: &StaticNetwork) -> Outcome {
-    netlink.set_up(link.index).await?;
-    let index = match fixed.vlan {
-        Some(vlan) => {
-            let name = format!("{}.{vlan}", link.name);
-            netlink.add_vlan(link.index, &name, vlan).await?.index
-        }
-        None => link.index,
-    };
-    for address in &fixed.addresses {
-        netlink.add_address(index, *address).await?;
+fn awaited(device: Device, candidates: &[&Link]) -> String {
+    let names: Vec<&str> = candidates.iter().map(|link| link.name.as_str()).collect();
+    match (device, names.len()) {
+        (Device::WithMac(_), _) => "the interface that network_config.mac names".to_owned(),
+        (Device::Only, 0) => "an Ethernet interface".to_owned(),
+        (Device::Only, _) => format!(
+            "parameters that name one interface by network_config.mac; there are {}",
+            names.join(", ")
+        ),
     }
-    for route in &fixed.routes {
-        let route = Route {
-            source: None,
-            destination: route.destination,
-            gateway: route.gateway,
-            metric: METRIC,
-        };
-        netlink.replace_route(index, route).await?;
+}
+
+fn as_applied(fixed: &StaticNetwork) -> static_network::StaticNetwork {
+    let routes = fixed.routes.iter().map(|route| Route {
+        source: None,
+        destination: route.destination,
+        gateway: route.gateway,
+        metric: METRIC,
+    });
+    static_network::StaticNetwork {
+        vlan: fixed.vlan,
+        addresses: fixed.addresses.clone(),
+        routes: routes.collect(),
     }
-    Ok(())
 }
 
 async fn lease(ctx: Context, network: &Network, link: Link) -> Outcome {
@@ -186,4 +182,62 @@ fn publish(network: &Network, cidr: Cidr, servers: &[IpAddr]) -> Outcome {
         console::report(&Report::Reached(Milestone::Network, cidr.to_string()));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_sys::netlink::LinkKind;
+
+    use super::*;
+
+    fn configuration(text: &str) -> StaticNetwork {
+        StaticNetwork {
+            mac: text.parse().ok(),
+            addresses: vec!["192.0.2.10/24".parse().unwrap()],
+            routes: vec![parameters::Route {
+                destination: Cidr::ALL_V4,
+                gateway: Some("192.0.2.1".parse().unwrap()),
+            }],
+            nameservers: Vec::new(),
+            vlan: Some(7),
+        }
+    }
+
+    #[test]
+    fn the_parameters_name_a_device_or_leave_it_to_the_machine() {
+        assert_eq!(device(None), Device::Only);
+        assert_eq!(device(Some(&configuration(""))), Device::Only);
+        let named = configuration("52:54:00:12:34:56");
+        let mac = [0x52, 0x54, 0, 0x12, 0x34, 0x56];
+        assert_eq!(device(Some(&named)), Device::WithMac(mac));
+    }
+
+    #[test]
+    fn all_of_the_parameters_is_applied() {
+        let fixed = configuration("");
+        let applied = as_applied(&fixed);
+        assert_eq!(applied.vlan, fixed.vlan);
+        assert_eq!(applied.addresses, fixed.addresses);
+        let default = Route::default_through("192.0.2.1".parse().unwrap(), METRIC);
+        assert_eq!(applied.routes, [default]);
+    }
+
+    #[test]
+    fn whoever_waits_hears_what_for() {
+        let link = |name: &str| Link {
+            index: 2,
+            name: name.to_owned(),
+            mac: None,
+            kind: LinkKind::Ethernet,
+            up: false,
+            carrier: false,
+            mtu: 1500,
+        };
+        let (one, two) = (link("eth0"), link("eth1"));
+        let why = awaited(Device::WithMac([2; 6]), &[]);
+        assert!(why.contains("network_config.mac"), "{why}");
+        assert_eq!(awaited(Device::Only, &[]), "an Ethernet interface");
+        let why = awaited(Device::Only, &[&one, &two]);
+        assert!(why.ends_with("there are eth0, eth1"), "{why}");
+    }
 }

@@ -1,176 +1,98 @@
-//! A network that is configured by hand instead of by DHCP.
+//! A network that is configured by hand instead of by DHCP: which device it is
+//! on, and how it is applied.
 //!
-//! Applying it is idempotent, and makes the interface hold exactly the IPv4
-//! addresses given, so that a change leaves nothing of the old ones behind.
-//! IPv6 addresses are added to those the kernel makes by itself.
-
-use std::net::IpAddr;
+//! Which device is meant is a pure choice among the links there are, for the
+//! caller knows how long to wait for one. It is a device of the machine and
+//! never something made on top of one: a VLAN has the hardware address of its
+//! device, so after a restart two links have it.
+//!
+//! Applying the configuration is idempotent, and makes the interface hold
+//! exactly the IPv4 addresses given, so that a change leaves nothing of the
+//! old ones behind. IPv6 addresses are added to those the kernel makes by
+//! itself. The values are taken as they are: whoever reads them from outside
+//! checks them, and what contradicts itself the kernel refuses by name.
 
 use super::{
     cidr::Cidr,
     netlink::{Link, LinkKind, Netlink, NetlinkError, Route},
 };
 
-/// Which interface is meant.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub enum Selector {
-    /// The only Ethernet device there is.
-    #[default]
+/// The kernel's IFNAMSIZ, without the zero at the end.
+const LONGEST_NAME: usize = 15;
+
+/// Which Ethernet device is meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Device {
+    /// The only one there is.
     Only,
-    /// The one of this name.
-    Name(String),
-    /// The Ethernet device with this hardware address.
-    Mac([u8; 6]),
+    /// The one with this hardware address.
+    WithMac([u8; 6]),
 }
 
-/// The configuration of one interface.
+impl Device {
+    /// The device that is meant, or all that might be: none, or several.
+    pub fn choose<'a>(&self, links: &'a [Link]) -> Result<&'a Link, Vec<&'a Link>> {
+        let is_meant = |link: &&Link| {
+            link.kind == LinkKind::Ethernet
+                && match self {
+                    Self::Only => true,
+                    Self::WithMac(mac) => link.mac == Some(*mac),
+                }
+        };
+        let meant: Vec<&Link> = links.iter().filter(is_meant).collect();
+        match meant[..] {
+            [only] => Ok(only),
+            _ => Err(meant),
+        }
+    }
+}
+
+/// The configuration of one device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StaticNetwork {
-    /// The interface.
-    pub interface: Selector,
-    /// The VLAN to use on it; the addresses are then those of the VLAN.
+    /// The VLAN to use on it, 1 to 4094; the addresses are then those of the
+    /// VLAN.
     pub vlan: Option<u16>,
-    /// The MTU in bytes, if not the device's own.
-    pub mtu: Option<u16>,
-    /// Its addresses, one at least.
+    /// Its addresses.
     pub addresses: Vec<Cidr>,
-    /// Its routes, beyond those of the addresses' own networks.
+    /// Its routes, beyond those of the addresses' own networks, in the order
+    /// in which they are made.
     pub routes: Vec<Route>,
 }
 
-/// Why the configuration was not applied.
-#[derive(Debug, thiserror::Error)]
-pub enum StaticNetworkError {
-    /// There is no interface as selected, or several.
-    #[error("{wanted}: found {found}")]
-    Interface {
-        /// What was wanted.
-        wanted: String,
-        /// The interfaces there are.
-        found: String,
-    },
-    /// The configuration contradicts itself.
-    #[error("network configuration: {field}: {problem}")]
-    Invalid {
-        /// The field.
-        field: &'static str,
-        /// What is wrong with it.
-        problem: String,
-    },
-    /// The kernel refused.
-    #[error("network configuration")]
-    Netlink(#[from] NetlinkError),
-}
-
 impl StaticNetwork {
-    /// Checks what can be checked without a machine.
-    pub fn check(&self) -> Result<(), StaticNetworkError> {
-        let invalid = |field, problem| Err(StaticNetworkError::Invalid { field, problem });
-        if self.addresses.is_empty() {
-            return invalid("addresses", "at least one is needed".into());
-        }
-        for cidr in &self.addresses {
-            let address = cidr.address();
-            if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
-                return invalid("addresses", format!("{cidr} cannot be a node's address"));
-            }
-        }
-        if let Some(vlan) = self.vlan
-            && !(1..=4094).contains(&vlan)
-        {
-            return invalid("vlan", format!("{vlan} is not between 1 and 4094"));
-        }
-        if let Some(mtu) = self.mtu
-            && mtu < 576
-        {
-            return invalid("mtu", format!("{mtu} is less than 576"));
-        }
-        for route in &self.routes {
-            let Some(gateway) = route.gateway else {
-                continue;
-            };
-            if gateway.is_ipv4() != route.destination.address().is_ipv4() {
-                let problem = format!("{} through {gateway}: not one family", route.destination);
-                return invalid("routes", problem);
-            }
-            let link_local = matches!(gateway, IpAddr::V6(v6) if v6.is_unicast_link_local());
-            let reached = self.addresses.iter().any(|cidr| cidr.contains(gateway));
-            if !reached && !link_local {
-                let problem = format!("the gateway {gateway} is in no network of the addresses");
-                return invalid("routes", problem);
-            }
-        }
-        Ok(())
-    }
-
-    /// Applies the configuration; gives the interface that has it.
-    pub async fn apply(&self, netlink: &Netlink) -> Result<Link, StaticNetworkError> {
-        self.check()?;
-        let device = choose(&self.interface, netlink.list_links().await?)?;
-        if let Some(mtu) = self.mtu {
-            netlink.set_mtu(device.index, mtu.into()).await?;
-        }
+    /// Applies the configuration to a device; gives the interface that has it.
+    pub async fn apply(&self, netlink: &Netlink, device: &Link) -> Result<Link, NetlinkError> {
         netlink.set_up(device.index).await?;
-        let link = match self.vlan {
+        let index = match self.vlan {
             Some(vlan) => {
-                let name = vlan_name(&device.name, vlan);
-                netlink.add_vlan(device.index, &name, vlan).await?
+                let name = vlan_name(device, vlan);
+                netlink.add_vlan(device.index, &name, vlan).await?.index
             }
-            None => device,
+            None => device.index,
         };
-        netlink
-            .set_ipv4_addresses(link.index, &self.addresses)
-            .await?;
+        netlink.set_ipv4_addresses(index, &self.addresses).await?;
         for address in self.addresses.iter().filter(|a| a.address().is_ipv6()) {
-            netlink.add_address(link.index, *address).await?;
+            netlink.add_address(index, *address).await?;
         }
         for route in &self.routes {
-            netlink.replace_route(link.index, *route).await?;
+            netlink.replace_route(index, *route).await?;
         }
-        Ok(netlink.link(link.index).await?)
+        netlink.link(index).await
     }
 }
 
-/// Interface names have at most 15 bytes.
-fn vlan_name(device: &str, vlan: u16) -> String {
-    let name = format!("{device}.{vlan}");
-    if name.len() <= 15 {
+/// A name for the VLAN of a device that no other VLAN has.
+///
+/// The usual one is too long for a device of a long name. Its index stands for
+/// that name then, and the dash keeps the two kinds of names apart.
+fn vlan_name(device: &Link, vlan: u16) -> String {
+    let name = format!("{}.{vlan}", device.name);
+    if name.len() <= LONGEST_NAME {
         name
     } else {
-        format!("vlan{vlan}")
+        format!("v{:x}-{vlan}", device.index)
     }
-}
-
-/// Picks the interface meant from all there are.
-pub fn choose(selector: &Selector, links: Vec<Link>) -> Result<Link, StaticNetworkError> {
-    let wanted = match selector {
-        Selector::Only => "exactly one Ethernet device".to_owned(),
-        Selector::Name(name) => format!("an interface {name}"),
-        Selector::Mac(mac) => format!("one Ethernet device {}", mac_text(mac)),
-    };
-    let is_meant = |link: &&Link| match selector {
-        Selector::Only => link.kind == LinkKind::Ethernet,
-        Selector::Name(name) => link.name == *name,
-        Selector::Mac(mac) => link.kind == LinkKind::Ethernet && link.mac == Some(*mac),
-    };
-    let mut meant = links.iter().filter(is_meant);
-    if let (Some(link), None) = (meant.next(), meant.next()) {
-        return Ok(link.clone());
-    }
-    let describe = |link: &Link| match &link.mac {
-        Some(mac) => format!("{} ({})", link.name, mac_text(mac)),
-        None => link.name.clone(),
-    };
-    let found: Vec<_> = links.iter().map(describe).collect();
-    Err(StaticNetworkError::Interface {
-        wanted,
-        found: found.join(", "),
-    })
-}
-
-fn mac_text(mac: &[u8; 6]) -> String {
-    let bytes: Vec<_> = mac.iter().map(|byte| format!("{byte:02x}")).collect();
-    bytes.join(":")
 }
 
 #[cfg(test)]
@@ -178,11 +100,13 @@ mod tests {
     use super::*;
     use crate::in_own_network;
 
-    fn link(index: u32, name: &str, kind: LinkKind) -> Link {
+    const MAC: [u8; 6] = [2, 0, 0, 0, 0, 2];
+
+    fn link(index: u32, name: &str, kind: LinkKind, mac: [u8; 6]) -> Link {
         Link {
             index,
             name: name.into(),
-            mac: Some([2, 0, 0, 0, 0, index as u8]),
+            mac: Some(mac),
             kind,
             up: false,
             carrier: false,
@@ -198,59 +122,46 @@ mod tests {
     }
 
     #[test]
-    fn the_interface_is_picked_or_all_are_told() {
-        let links = vec![
-            link(1, "lo", LinkKind::Loopback),
-            link(2, "eth0", LinkKind::Ethernet),
-            link(3, "br0", LinkKind::Virtual),
-        ];
-        let pick = |selector: Selector, links: &[Link]| choose(&selector, links.to_vec());
-        assert_eq!(pick(Selector::Only, &links).unwrap().name, "eth0");
-        assert_eq!(
-            pick(Selector::Mac([2, 0, 0, 0, 0, 2]), &links)
-                .unwrap()
-                .index,
-            2
-        );
-        assert_eq!(pick(Selector::Name("br0".into()), &links).unwrap().index, 3);
-        let two = [links.clone(), vec![link(4, "eth1", LinkKind::Ethernet)]].concat();
-        let error = pick(Selector::Only, &two).unwrap_err().to_string();
-        assert!(error.contains("eth0 (02:00:00:00:00:02), br0"), "{error}");
-        assert!(pick(Selector::Mac([9; 6]), &two).is_err());
-    }
-
-    #[test]
-    fn contradictions_are_named() {
-        let route = |gateway: &str| Route::default_through(gateway.parse().unwrap(), 0);
-        let good = network("10.0.0.5/24");
-        let with_route = |gateway: &str| StaticNetwork {
-            routes: vec![route(gateway)],
-            ..good.clone()
+    fn the_device_is_chosen_or_all_that_might_be() {
+        let lo = || link(1, "lo", LinkKind::Loopback, [0; 6]);
+        let eth0 = || link(2, "eth0", LinkKind::Ethernet, MAC);
+        let eth1 = || link(3, "eth1", LinkKind::Ethernet, [3; 6]);
+        let twin = || link(4, "eth2", LinkKind::Ethernet, MAC);
+        let vlan = || link(5, "eth0.7", LinkKind::Virtual, MAC);
+        let pods = || link(6, "pods", LinkKind::Virtual, [6; 6]);
+        let without_mac = || Link {
+            mac: None,
+            ..link(7, "ib0", LinkKind::Other, MAC)
         };
-        good.check().unwrap();
-        with_route("10.0.0.1").check().unwrap();
-        with_route("fe80::1").check().unwrap();
-        for (bad, word) in [
-            (StaticNetwork::default(), "at least one"),
-            (network("127.0.0.1/8"), "127.0.0.1/8"),
-            (with_route("10.0.1.1"), "10.0.1.1"),
+        let by_mac = Device::WithMac(MAC);
+        type Names = Result<&'static str, &'static [&'static str]>;
+        let table: [(Device, Vec<Link>, Names); 13] = [
+            (Device::Only, vec![], Err(&[])),
+            (Device::Only, vec![lo(), pods()], Err(&[])),
+            (Device::Only, vec![lo(), eth0()], Ok("eth0")),
+            (Device::Only, vec![lo(), eth0(), vlan()], Ok("eth0")),
             (
-                StaticNetwork {
-                    vlan: Some(4095),
-                    ..good.clone()
-                },
-                "4095",
+                Device::Only,
+                vec![without_mac(), eth1(), pods()],
+                Ok("eth1"),
             ),
-            (
-                StaticNetwork {
-                    mtu: Some(100),
-                    ..good.clone()
-                },
-                "100",
-            ),
-        ] {
-            let error = bad.check().unwrap_err().to_string();
-            assert!(error.contains(word), "{error}");
+            (Device::Only, vec![eth0(), eth1()], Err(&["eth0", "eth1"])),
+            (by_mac, vec![lo(), eth1()], Err(&[])),
+            (by_mac, vec![lo(), eth0()], Ok("eth0")),
+            (by_mac, vec![lo(), eth1(), eth0(), pods()], Ok("eth0")),
+            // The runnable has started again: the VLAN is there already.
+            (by_mac, vec![lo(), eth0(), vlan()], Ok("eth0")),
+            (by_mac, vec![vlan(), eth1(), eth0()], Ok("eth0")),
+            // Only something on a device that is gone.
+            (by_mac, vec![lo(), vlan(), without_mac()], Err(&[])),
+            (by_mac, vec![eth0(), twin()], Err(&["eth0", "eth2"])),
+        ];
+        for (device, links, expected) in table {
+            let chosen = device.choose(&links);
+            let names = chosen.map(|link| &link.name[..]);
+            let names = names.map_err(|all| all.iter().map(|l| &l.name[..]).collect::<Vec<_>>());
+            let expected = expected.map_err(<[_]>::to_vec);
+            assert_eq!(names, expected, "{device:?} of {links:?}");
         }
     }
 
@@ -261,27 +172,95 @@ mod tests {
                 return;
             }
             let netlink = Netlink::open().unwrap();
-            let mut wanted = StaticNetwork {
-                interface: Selector::Name("one".into()),
-                mtu: Some(1400),
-                routes: vec![Route::default_through("10.0.0.1".parse().unwrap(), 5)],
+            let device = netlink.link_named("one").await.unwrap();
+            let on_link = Route {
+                destination: "192.0.2.1/32".parse().unwrap(),
+                gateway: None,
+                metric: 5,
+                source: None,
+            };
+            let mut expected = StaticNetwork {
+                // The second by a gateway that the first one reaches.
+                routes: vec![
+                    on_link,
+                    Route::default_through("192.0.2.1".parse().unwrap(), 5),
+                ],
                 ..network("10.0.0.5/24")
             };
+            expected.addresses.push("fd00::5/64".parse().unwrap());
             for _ in 0..2 {
-                let link = wanted.apply(&netlink).await.unwrap();
-                assert_eq!((link.mtu, link.up), (1400, true));
+                let link = expected.apply(&netlink, &device).await.unwrap();
+                assert_eq!((link.index, link.up), (device.index, true));
+                let addresses = netlink.addresses(link.index).await.unwrap();
+                for address in &expected.addresses {
+                    assert!(addresses.contains(address), "{addresses:?}");
+                }
+                let table = std::fs::read_to_string("/proc/thread-self/net/route").unwrap();
+                assert_eq!(
+                    table.matches("one\t00000000\t010200C0").count(),
+                    1,
+                    "{table}"
+                );
             }
-            wanted.addresses = vec!["10.0.0.6/24".parse().unwrap()];
-            let link = wanted.apply(&netlink).await.unwrap();
+            expected.addresses = vec!["10.0.0.6/24".parse().unwrap()];
+            let link = expected.apply(&netlink, &device).await.unwrap();
             let addresses = netlink.addresses(link.index).await.unwrap();
             let given = addresses.iter().filter(|cidr| cidr.address().is_ipv4());
-            assert!(given.eq(&wanted.addresses), "{addresses:?}");
+            assert!(given.eq(&expected.addresses), "{addresses:?}");
+
+            expected.routes = vec![Route::default_through("172.16.0.1".parse().unwrap(), 5)];
+            let error = expected.apply(&netlink, &device).await.unwrap_err();
+            assert!(error.to_string().contains("172.16.0.1"), "{error}");
         });
     }
 
     #[test]
-    fn vlan_names_fit() {
-        assert_eq!(vlan_name("eth0", 7), "eth0.7");
-        assert_eq!(vlan_name("enp0s31f6abcd", 4094), "vlan4094");
+    fn a_vlan_is_made_once_and_has_the_addresses() {
+        in_own_network(async {
+            if !crate::add_veth("one", "other").await {
+                return;
+            }
+            let netlink = Netlink::open().unwrap();
+            let device = netlink.link_named("one").await.unwrap();
+            let tagged = StaticNetwork {
+                vlan: Some(7),
+                ..network("10.0.0.5/24")
+            };
+            let first = match tagged.apply(&netlink, &device).await {
+                Ok(link) => link,
+                Err(error) => {
+                    assert!(error.to_string().contains("VLAN 7"), "{error}");
+                    eprintln!("skipped: no VLANs here ({error})");
+                    return;
+                }
+            };
+            assert_eq!((&first.name[..], first.mac), ("one.7", device.mac));
+            assert_eq!(first.kind, LinkKind::Virtual);
+            let again = tagged.apply(&netlink, &device).await.unwrap();
+            assert_eq!(again.index, first.index);
+            let addresses = netlink.addresses(device.index).await.unwrap();
+            assert!(!addresses.contains(&tagged.addresses[0]), "{addresses:?}");
+        });
+    }
+
+    #[test]
+    fn vlan_names_fit_and_are_told_apart() {
+        let device = |index, name| link(index, name, LinkKind::Ethernet, MAC);
+        let table = [
+            (device(2, "eth0"), 7, "eth0.7"),
+            (device(2, "enp0s31f6a"), 4094, "enp0s31f6a.4094"),
+            (device(2, "enp0s31f6ab"), 4094, "v2-4094"),
+            (device(3, "enp0s31f6ac"), 4094, "v3-4094"),
+            (device(2, "enp0s31f6ab"), 71, "enp0s31f6ab.71"),
+            (device(2, "v2"), 4094, "v2.4094"),
+            (device(u32::MAX, "enp0s31f6abcde"), 4094, "vffffffff-4094"),
+        ];
+        let mut names = std::collections::BTreeSet::new();
+        for (device, vlan, expected) in table {
+            let name = vlan_name(&device, vlan);
+            assert_eq!(name, expected);
+            assert!(name.len() <= LONGEST_NAME);
+            assert!(names.insert(name));
+        }
     }
 }
