@@ -30,6 +30,7 @@ use std::{
     fmt,
     fs::{self, File, OpenOptions},
     io,
+    ops::Range,
     os::fd::AsFd,
     path::{Path, PathBuf},
 };
@@ -47,8 +48,6 @@ const SECTOR: u64 = 4096;
 const UNIT: u64 = 512;
 /// Bytes of IV and tag beside each sector of an authenticated volume.
 const TAG: u32 = 28;
-/// The kernel's bound on names, with the zero at the end.
-const MAX_NAME: usize = 128;
 /// A table larger than this is a bug of ours.
 const MAX_TABLE: usize = 16 * 1024;
 
@@ -225,7 +224,11 @@ impl DeviceMapper {
     /// The version of the kernel's interface.
     pub fn version(&self) -> Result<(u32, u32, u32), DmError> {
         let answer = self.send("-", command::VERSION, "ask for the version", 0, &[])?;
-        Ok((u32_at(&answer, 0), u32_at(&answer, 4), u32_at(&answer, 8)))
+        Ok((
+            u32_at(&answer, header::VERSION_MAJOR),
+            u32_at(&answer, header::VERSION_MINOR),
+            u32_at(&answer, header::VERSION_PATCH),
+        ))
     }
 
     /// Opens the part of a device from a place on, given in bytes, as a volume
@@ -385,10 +388,10 @@ impl DeviceMapper {
             name: name.to_owned(),
             step,
         };
-        if u32_at(&answer, 28) & flag::BUFFER_FULL != 0 {
+        if u32_at(&answer, header::FLAGS) & flag::BUFFER_FULL != 0 {
             return Err(senseless());
         }
-        let start = u32_at(&answer, 16) as usize + TARGET_HEADER;
+        let start = u32_at(&answer, header::DATA_START) as usize + target_spec::LENGTH;
         let text = answer.get(start..).ok_or_else(senseless)?;
         let end = text.iter().position(|byte| *byte == 0);
         let text = &text[..end.ok_or_else(senseless)?];
@@ -414,7 +417,7 @@ impl DeviceMapper {
         self.send(name, command::TABLE_LOAD, "load its table", flags, &table)?;
         // Without the suspend flag this command resumes.
         let answer = self.send(name, command::DEV_SUSPEND, "activate it", 0, &[])?;
-        if u32_at(&answer, 28) & flag::READ_ONLY != 0 && !target.read_only {
+        if u32_at(&answer, header::FLAGS) & flag::READ_ONLY != 0 && !target.read_only {
             return Err(DmError::Refused {
                 name: name.to_owned(),
                 step: "open it for writing",
@@ -445,22 +448,55 @@ impl DeviceMapper {
     }
 }
 
-/// Length of the kernel's `struct dm_target_spec`.
-const TARGET_HEADER: usize = 40;
+/// Where the fields of the kernel's `struct dm_ioctl` are, with which each
+/// request and each answer begins. The length of the whole, at 12..16, is set
+/// by `raw`, on which the soundness of the call depends.
+mod header {
+    use std::ops::Range;
+
+    pub(super) const VERSION_MAJOR: Range<usize> = 0..4;
+    pub(super) const VERSION_MINOR: Range<usize> = 4..8;
+    pub(super) const VERSION_PATCH: Range<usize> = 8..12;
+    pub(super) const DATA_START: Range<usize> = 16..20;
+    pub(super) const TARGET_COUNT: Range<usize> = 20..24;
+    pub(super) const FLAGS: Range<usize> = 28..32;
+    pub(super) const DEVICE: Range<usize> = 40..48;
+    /// With the zero at its end.
+    pub(super) const NAME: Range<usize> = 48..176;
+}
+
+/// Where the fields of the kernel's `struct dm_target_spec` are, which comes
+/// before a target's parameters. Its start and its status are zeros.
+mod target_spec {
+    use std::ops::Range;
+
+    pub(super) const SECTOR_COUNT: Range<usize> = 8..16;
+    /// How far behind the beginning of this one the next one begins.
+    pub(super) const NEXT: Range<usize> = 20..24;
+    pub(super) const TYPE: Range<usize> = 24..40;
+    pub(super) const LENGTH: usize = 40;
+}
+
+/// Where the fields of dm-integrity's superblock are, which is little-endian.
+mod integrity_superblock {
+    use std::ops::Range;
+
+    pub(super) const MAGIC: Range<usize> = 0..8;
+    pub(super) const TAG_LENGTH: Range<usize> = 10..12;
+    pub(super) const PROVIDED_SECTORS: Range<usize> = 16..24;
+}
 
 impl Target {
     /// The table with this one target.
     fn encode(&self) -> Zeroizing<Vec<u8>> {
         // The parameters end with a zero, and the whole in a multiple of 8.
-        let length = (TARGET_HEADER + self.parameters.len() + 1).next_multiple_of(8);
+        let length = (target_spec::LENGTH + self.parameters.len() + 1).next_multiple_of(8);
         assert!(length <= MAX_TABLE, "parameters of {length} bytes");
         let mut bytes = Zeroizing::new(vec![0; length]);
-        // sector_start: 0; status: 0
-        bytes[8..16].copy_from_slice(&self.sectors.to_ne_bytes());
-        bytes[20..24].copy_from_slice(&(length as u32).to_ne_bytes());
-        bytes[24..24 + self.kind.len()].copy_from_slice(self.kind.as_bytes());
-        let parameters = TARGET_HEADER..TARGET_HEADER + self.parameters.len();
-        bytes[parameters].copy_from_slice(self.parameters.as_bytes());
+        bytes[target_spec::SECTOR_COUNT].copy_from_slice(&self.sectors.to_ne_bytes());
+        bytes[target_spec::NEXT].copy_from_slice(&(length as u32).to_ne_bytes());
+        put_text(&mut bytes[target_spec::TYPE], self.kind);
+        put_text(&mut bytes[target_spec::LENGTH..], &self.parameters);
         bytes
     }
 }
@@ -468,20 +504,19 @@ impl Target {
 /// The header of `dm-ioctl.h`, then the payload.
 fn request(name: &str, flags: u32, payload: &[u8]) -> Result<Zeroizing<Vec<u8>>, DmError> {
     let bad = name.is_empty()
-        || name.len() >= MAX_NAME
+        || name.len() >= header::NAME.len()
         || name.contains(|c: char| c == '/' || c.is_control() || c.is_whitespace());
     if bad {
         return Err(DmError::BadName(name.to_owned()));
     }
     let mut buffer = Zeroizing::new(vec![0; DM_HEADER + payload.len()]);
     // Version 4.0.0 is the oldest that has all of this; newer kernels answer.
-    buffer[0..4].copy_from_slice(&4_u32.to_ne_bytes());
-    // Bytes 12–15, the length, are filled in by the caller of the kernel.
-    buffer[16..20].copy_from_slice(&(DM_HEADER as u32).to_ne_bytes());
+    buffer[header::VERSION_MAJOR].copy_from_slice(&4_u32.to_ne_bytes());
+    buffer[header::DATA_START].copy_from_slice(&(DM_HEADER as u32).to_ne_bytes());
     let targets = u32::from(!payload.is_empty());
-    buffer[20..24].copy_from_slice(&targets.to_ne_bytes());
-    buffer[28..32].copy_from_slice(&flags.to_ne_bytes());
-    buffer[48..48 + name.len()].copy_from_slice(name.as_bytes());
+    buffer[header::TARGET_COUNT].copy_from_slice(&targets.to_ne_bytes());
+    buffer[header::FLAGS].copy_from_slice(&flags.to_ne_bytes());
+    put_text(&mut buffer[header::NAME], name);
     buffer[DM_HEADER..].copy_from_slice(payload);
     Ok(buffer)
 }
@@ -521,14 +556,16 @@ fn superblock(name: &str, device: &Path) -> Result<u64, DmError> {
         device: device.to_owned(),
         problem,
     };
-    if &bytes[..8] != b"integrt\0" {
+    if &bytes[integrity_superblock::MAGIC] != b"integrt\0" {
         return Err(not_ours("no magic".into()));
     }
-    let tag = u32::from(u16::from_le_bytes([bytes[10], bytes[11]]));
+    let tag = u16::from_le_bytes(array_at(&bytes, integrity_superblock::TAG_LENGTH));
+    let tag = u32::from(tag);
     if tag != TAG {
         return Err(not_ours(format!("tags of {tag} bytes")));
     }
-    let sectors = u64::from_le_bytes(std::array::from_fn(|i| bytes[16 + i]));
+    let sectors = array_at(&bytes, integrity_superblock::PROVIDED_SECTORS);
+    let sectors = u64::from_le_bytes(sectors);
     let size = block::size_of(device).map_err(block_failed(name))?;
     if sectors == 0 || sectors > size / UNIT {
         return Err(not_ours(format!("it claims {sectors} sectors")));
@@ -579,7 +616,7 @@ fn with_key(before: &str, key: &[u8], after: &str) -> Zeroizing<String> {
 fn node(answer: &[u8]) -> PathBuf {
     // The kernel's long encoding of device numbers: 12 bits of major, and the
     // minor's 20 bits on both sides of it.
-    let device = u64::from_ne_bytes(std::array::from_fn(|i| answer[40 + i]));
+    let device = u64::from_ne_bytes(array_at(answer, header::DEVICE));
     let minor = (device & 0xff) | ((device >> 12) & 0xf_ff00);
     PathBuf::from(format!("/dev/dm-{minor}"))
 }
@@ -592,8 +629,19 @@ fn device_number(text: &str) -> Option<rustix::fs::Dev> {
     ))
 }
 
-fn u32_at(bytes: &[u8], at: usize) -> u32 {
-    u32::from_ne_bytes(std::array::from_fn(|i| bytes[at + i]))
+/// Puts a text at the beginning of a field of zeros.
+fn put_text(field: &mut [u8], text: &str) {
+    field[..text.len()].copy_from_slice(text.as_bytes());
+}
+
+fn u32_at(bytes: &[u8], field: Range<usize>) -> u32 {
+    u32::from_ne_bytes(array_at(bytes, field))
+}
+
+/// The bytes of a field that is as long as the array.
+fn array_at<const N: usize>(bytes: &[u8], field: Range<usize>) -> [u8; N] {
+    debug_assert_eq!(field.len(), N);
+    std::array::from_fn(|i| bytes[field.start + i])
 }
 
 #[cfg(test)]
@@ -622,16 +670,16 @@ mod tests {
         let request = request("data", flag::SECURE_DATA, b"payload!").unwrap();
         assert_eq!(request.len(), DM_HEADER + 8);
         assert_eq!(request[..4], 4_u32.to_ne_bytes());
-        assert_eq!(u32_at(&request, 16) as usize, DM_HEADER);
-        assert_eq!(u32_at(&request, 20), 1);
-        assert_eq!(u32_at(&request, 28), flag::SECURE_DATA);
+        assert_eq!(u32_at(&request, 16..20) as usize, DM_HEADER);
+        assert_eq!(u32_at(&request, 20..24), 1);
+        assert_eq!(u32_at(&request, 28..32), flag::SECURE_DATA);
         assert_eq!(&request[48..53], b"data\0");
         assert_eq!(&request[DM_HEADER..], b"payload!");
     }
 
     #[test]
     fn names_that_could_not_be_nodes_are_refused() {
-        let long = "x".repeat(MAX_NAME);
+        let long = "x".repeat(header::NAME.len());
         for name in ["", "a/b", "a b", "a\n", long.as_str()] {
             assert!(matches!(request(name, 0, &[]), Err(DmError::BadName(_))));
         }
