@@ -1,5 +1,6 @@
-//! Generates what `src/lib.rs` includes: messages, clients and servers, the
-//! descriptor set, and the table of who may call what.
+//! Generates what `src/` includes: messages, clients and servers, the
+//! descriptor set, the table of who may call what, and the tables of the
+//! fields of messages that are read strictly.
 //!
 //! protox compiles the proto files in this process, so that a build needs no
 //! `protoc`. The method option `hearth.v1.authorization` is read through
@@ -13,7 +14,9 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::{env, fs, io};
 
-use prost_reflect::{DescriptorPool, DynamicMessage, ReflectMessage, Value};
+use prost_reflect::{
+    DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MessageDescriptor, ReflectMessage, Value,
+};
 
 /// Messages with a secret in a field of their own. Their `Debug` is written
 /// by hand in `src/redacted.rs`.
@@ -34,6 +37,10 @@ const SECRET_BEARING: &[&str] = &[
     ".hearth.private.v1.StoredKubernetesAuthorities",
     ".hearth.private.v1.StoredMesh",
 ];
+
+/// Messages that a reader takes only if it knows all their fields. Those in
+/// their fields get tables as well.
+const STRICTLY_READ: &[&str] = &["hearth.v1.NodeParameters"];
 
 fn main() -> Result<(), Box<dyn Error>> {
     let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("cargo sets no OUT_DIR")?);
@@ -58,6 +65,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     fs::write(
         out.join("permissions.rs"),
         permission_table(&compiler.descriptor_pool())?,
+    )?;
+    fs::write(
+        out.join("schema.rs"),
+        field_tables(&compiler.descriptor_pool())?,
     )?;
     Ok(())
 }
@@ -160,4 +171,95 @@ fn permission(option: &DynamicMessage, value: &Value) -> Result<String, String> 
         })
         .collect();
     Ok(format!("Permission::{variant}"))
+}
+
+/// A static for each message that is read strictly, and for each below it.
+fn field_tables(pool: &DescriptorPool) -> Result<String, Box<dyn Error>> {
+    let mut pending = Vec::new();
+    for name in STRICTLY_READ {
+        let message = pool.get_message_by_name(name);
+        pending.push(message.ok_or_else(|| format!("no proto file defines {name}"))?);
+    }
+    let mut tables = BTreeMap::new();
+    while let Some(message) = pending.pop() {
+        if tables.contains_key(message.full_name()) {
+            continue;
+        }
+        let mut rows = String::new();
+        for field in message.fields() {
+            let row = field_row(&field).map_err(|why| format!("{}: {why}", field.full_name()))?;
+            writeln!(rows, "        {row},")?;
+            if let Kind::Message(inner) = field.kind() {
+                pending.push(inner);
+            }
+        }
+        tables.insert(message.full_name().to_owned(), (table_name(&message), rows));
+    }
+    let mut source = String::new();
+    for (message, (table, rows)) in tables {
+        writeln!(source, "/// `{message}`")?;
+        writeln!(
+            source,
+            "pub static {table}: Message = Message {{\n    fields: &[\n{rows}    ],\n}};"
+        )?;
+    }
+    Ok(source)
+}
+
+/// `hearth.v1.NetworkConfig.Route` is `NETWORK_CONFIG_ROUTE`. Two messages of
+/// one name in different packages would be two statics of one name, which the
+/// compiler refuses.
+fn table_name(message: &MessageDescriptor) -> String {
+    let within = message.full_name();
+    let within = within
+        .strip_prefix(message.package_name())
+        .unwrap_or(within);
+    let mut name = String::new();
+    let mut before = '.';
+    for c in within.trim_start_matches('.').chars() {
+        if c == '.' || (c.is_ascii_uppercase() && before.is_ascii_lowercase()) {
+            name.push('_');
+        }
+        if c != '.' {
+            name.push(c.to_ascii_uppercase());
+        }
+        before = c;
+    }
+    name
+}
+
+/// A field as a Rust expression.
+fn field_row(field: &FieldDescriptor) -> Result<String, String> {
+    let kind = match field.kind() {
+        _ if field.is_map() || field.is_group() => {
+            return Err("strict readers know neither maps nor groups".to_owned());
+        }
+        Kind::Message(message) => format!("Kind::Message(&{})", table_name(&message)),
+        Kind::Bytes | Kind::String => "Kind::Bytes".to_owned(),
+        _ if field.is_list() => {
+            return Err("strict readers know no repeated numbers, which are packed".to_owned());
+        }
+        Kind::Fixed64 | Kind::Sfixed64 | Kind::Double => "Kind::Fixed64".to_owned(),
+        Kind::Fixed32 | Kind::Sfixed32 | Kind::Float => {
+            return Err("strict readers know no numbers of four bytes".to_owned());
+        }
+        Kind::Enum(_)
+        | Kind::Bool
+        | Kind::Int32
+        | Kind::Int64
+        | Kind::Uint32
+        | Kind::Uint64
+        | Kind::Sint32
+        | Kind::Sint64 => "Kind::Varint".to_owned(),
+    };
+    // A field that is only marked `optional` is in a oneof of its own.
+    let optional = field.field_descriptor_proto().proto3_optional();
+    let oneof = field.containing_oneof().filter(|_| !optional);
+    let oneof = oneof.map(|oneof| oneof.name().to_owned());
+    Ok(format!(
+        "Field {{ number: {}, name: {:?}, kind: {kind}, repeated: {}, oneof: {oneof:?} }}",
+        field.number(),
+        field.name(),
+        field.is_list(),
+    ))
 }

@@ -24,6 +24,7 @@ pub mod permissions;
 pub mod proofs;
 pub mod provider;
 mod redacted;
+pub mod schema;
 pub mod server;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

@@ -42,6 +42,7 @@ use std::fmt;
 
 use hearth_api::{
     names,
+    schema::NODE_PARAMETERS,
     v1::{NodeParameters, node_parameters},
 };
 use hearth_sys::files::{self, FileError};
@@ -264,7 +265,7 @@ fn parse_message(bytes: &[u8]) -> Result<Parameters, Problem> {
     if bytes.is_empty() {
         return Err(Problem::Empty);
     }
-    wire::check(&wire::NODE_PARAMETERS, bytes)?;
+    wire::check(&NODE_PARAMETERS, bytes)?;
     let message =
         NodeParameters::decode(bytes).map_err(|error| Problem::malformed("", error.to_string()))?;
     let cluster = match message.cluster {

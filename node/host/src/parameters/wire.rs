@@ -9,164 +9,12 @@
 //! right wire type, that stands at most once (unless it is repeated), and of a
 //! oneof at most one field may stand.
 //!
-//! The known fields are in the tables below; a test holds them against the
-//! compiled proto files. A reflection library would do the same with half a
-//! megabyte of code that the node needs for nothing else.
+//! The known fields are those of [`hearth_api::schema`], whose tables are made
+//! from the proto files.
+
+use hearth_api::schema::{Field, Kind, Message};
 
 use super::Problem;
-
-/// A message type.
-pub(super) struct Message {
-    fields: &'static [Field],
-}
-
-/// A field of a message.
-struct Field {
-    number: u32,
-    name: &'static str,
-    kind: Kind,
-    repeated: bool,
-    /// Name of the oneof it belongs to.
-    oneof: Option<&'static str>,
-}
-
-enum Kind {
-    /// Enums and unsigned integers.
-    Varint,
-    /// Eight bytes.
-    Fixed64,
-    /// Bytes and strings; the decoder checks UTF-8.
-    Bytes,
-    Message(&'static Message),
-}
-
-const fn field(number: u32, name: &'static str, kind: Kind) -> Field {
-    Field {
-        number,
-        name,
-        kind,
-        repeated: false,
-        oneof: None,
-    }
-}
-
-impl Field {
-    const fn repeated(mut self) -> Self {
-        self.repeated = true;
-        self
-    }
-
-    const fn in_oneof(mut self, name: &'static str) -> Self {
-        self.oneof = Some(name);
-        self
-    }
-}
-
-/// `hearth.v1.NodeParameters`
-pub(super) static NODE_PARAMETERS: Message = Message {
-    fields: &[
-        field(1, "cluster_bootstrap", Kind::Message(&CLUSTER_BOOTSTRAP)).in_oneof("cluster"),
-        field(2, "cluster_register", Kind::Message(&CLUSTER_REGISTER)).in_oneof("cluster"),
-        field(3, "network_config", Kind::Message(&NETWORK_CONFIG)),
-        field(4, "wipe", Kind::Message(&WIPE)),
-    ],
-};
-
-static CLUSTER_BOOTSTRAP: Message = Message {
-    fields: &[
-        field(1, "owner_public_key", Kind::Bytes),
-        field(2, "first_contact_secret", Kind::Bytes),
-        field(3, "recovery_recipient", Kind::Bytes),
-        field(
-            4,
-            "initial_cluster_configuration",
-            Kind::Message(&CLUSTER_CONFIGURATION),
-        ),
-        field(5, "initial_roles", Kind::Message(&NODE_ROLES)),
-        field(6, "labels", Kind::Message(&LABEL)).repeated(),
-    ],
-};
-
-static CLUSTER_REGISTER: Message = Message {
-    fields: &[
-        field(1, "cluster_directory", Kind::Message(&CLUSTER_DIRECTORY)),
-        field(2, "register_ticket", Kind::Bytes),
-        field(3, "ca_certificate", Kind::Bytes),
-        field(4, "labels", Kind::Message(&LABEL)).repeated(),
-    ],
-};
-
-static CLUSTER_CONFIGURATION: Message = Message {
-    fields: &[
-        field(1, "cluster_domain", Kind::Bytes),
-        field(2, "tpm_mode", Kind::Varint),
-        field(3, "storage_security_policy", Kind::Varint),
-        field(4, "cold_start_policy", Kind::Varint),
-        field(5, "kubernetes", Kind::Message(&KUBERNETES_CONFIGURATION)),
-    ],
-};
-
-static KUBERNETES_CONFIGURATION: Message = Message {
-    fields: &[field(1, "synchronized_labels", Kind::Bytes).repeated()],
-};
-
-static NODE_ROLES: Message = Message {
-    fields: &[
-        field(1, "consensus_member", Kind::Message(&CONSENSUS_MEMBER)),
-        field(2, "kubernetes_controller", Kind::Message(&EMPTY)),
-        field(3, "kubernetes_worker", Kind::Message(&EMPTY)),
-    ],
-};
-
-static CONSENSUS_MEMBER: Message = Message {
-    fields: &[field(1, "member_id", Kind::Fixed64)],
-};
-
-static EMPTY: Message = Message { fields: &[] };
-
-static LABEL: Message = Message {
-    fields: &[field(1, "key", Kind::Bytes), field(2, "value", Kind::Bytes)],
-};
-
-static CLUSTER_DIRECTORY: Message = Message {
-    fields: &[field(1, "nodes", Kind::Message(&DIRECTORY_NODE)).repeated()],
-};
-
-static DIRECTORY_NODE: Message = Message {
-    fields: &[
-        field(1, "id", Kind::Bytes),
-        field(2, "addresses", Kind::Message(&DIRECTORY_ADDRESS)).repeated(),
-        field(3, "roles", Kind::Message(&NODE_ROLES)),
-    ],
-};
-
-static DIRECTORY_ADDRESS: Message = Message {
-    fields: &[
-        field(1, "host", Kind::Bytes),
-        field(2, "port", Kind::Varint),
-    ],
-};
-
-static NETWORK_CONFIG: Message = Message {
-    fields: &[
-        field(1, "mac", Kind::Bytes),
-        field(2, "addresses", Kind::Bytes).repeated(),
-        field(3, "routes", Kind::Message(&ROUTE)).repeated(),
-        field(4, "nameservers", Kind::Bytes).repeated(),
-        field(5, "vlan", Kind::Varint),
-    ],
-};
-
-static ROUTE: Message = Message {
-    fields: &[
-        field(1, "destination", Kind::Bytes),
-        field(2, "gateway", Kind::Bytes),
-    ],
-};
-
-static WIPE: Message = Message {
-    fields: &[field(1, "enrolment_id", Kind::Bytes)],
-};
 
 /// Walks over `bytes` as a message of the given type.
 pub(super) fn check(message: &Message, bytes: &[u8]) -> Result<(), Problem> {
@@ -283,6 +131,7 @@ fn join(path: &str, name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
+    use hearth_api::schema::NODE_PARAMETERS;
     use prost::Message as _;
     use prost_types::{
         DescriptorProto, FileDescriptorSet,
@@ -336,11 +185,8 @@ mod tests {
 
     #[test]
     fn the_tables_are_the_proto_files() {
-        compare(
-            &NODE_PARAMETERS,
-            ".hearth.v1.NodeParameters",
-            &message_types(),
-        );
+        let name = ".hearth.v1.NodeParameters";
+        compare(&NODE_PARAMETERS, name, &message_types());
     }
 
     #[test]
