@@ -15,6 +15,7 @@ pub mod escrow;
 pub mod extension;
 pub mod first_contact;
 pub mod identity;
+pub mod labels;
 mod lifetime;
 pub mod names;
 #[cfg(any(test, feature = "operator"))]

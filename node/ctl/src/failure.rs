@@ -6,6 +6,7 @@ use std::io;
 use std::process::ExitCode;
 
 use hearth_api::client::{AttemptError, ConnectError};
+use hearth_api::labels::LabelError;
 use tonic::{Code, Status};
 
 use crate::table::printable;
@@ -13,7 +14,8 @@ use crate::table::printable;
 /// What kind of failure it is: the exit code, for scripts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// The cluster has answered, and it was an error.
+    /// The cluster has answered, and it was an error; or it would be, by rules
+    /// that both know.
     Cluster = 1,
     // 2 is a wrong command line; clap ends the program itself.
     /// No node can be reached, or none answered in time.
@@ -82,6 +84,12 @@ impl Failure {
         let mut failure = Self::new(kind, what).because(status);
         failure.advice = advice.map(str::to_owned);
         failure
+    }
+
+    /// Labels break the rules, in the words and with the exit code of a
+    /// curator that is asked for the same.
+    pub fn labels(what: impl Into<String>, error: LabelError) -> Self {
+        Self::new(Kind::Cluster, what).because(error)
     }
 
     /// Whether it is only that whoever read our output has stopped reading.

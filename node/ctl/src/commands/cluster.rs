@@ -5,6 +5,7 @@ use std::path::Path;
 use hearth_api::client::within;
 use hearth_api::escrow::EscrowError;
 use hearth_api::first_contact::FirstContactError;
+use hearth_api::labels;
 use hearth_api::operator::{Operator, OwnershipError};
 use hearth_api::owner;
 use hearth_api::v1::management_client::ManagementClient;
@@ -48,10 +49,13 @@ async fn configure(global: &Global, command: Configure) -> Result<(), Failure> {
             values,
             output,
         } => {
+            let kubernetes = KubernetesConfiguration {
+                synchronized_labels: values,
+            };
+            let kubernetes = labels::check_kubernetes("kubernetes", kubernetes)
+                .map_err(|error| Failure::labels("configure the cluster", error))?;
             let request = ConfigureClusterRequest {
-                kubernetes: Some(KubernetesConfiguration {
-                    synchronized_labels: values,
-                }),
+                kubernetes: Some(kubernetes),
             };
             let answer = within(global.timeout, management.configure_cluster(request))
                 .await

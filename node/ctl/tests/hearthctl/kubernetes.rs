@@ -186,6 +186,12 @@ async fn what_can_be_configured_is_shown_and_set() {
     assert_eq!(configuration["cluster_domain"], "cluster.internal");
     let info = fixture.json(&["cluster", "info", "-o", "json"]).await;
     assert_eq!(info["configuration"], configuration);
+    let (code, said) = fixture.fails(&[&set[..], &["rack", "a*b"]].concat()).await;
+    assert_eq!(code, 1);
+    assert!(
+        said.contains("kubernetes.synchronized_labels[1]: wanted"),
+        "{said}"
+    );
     let emptied = fixture.json(&[&set[..], &["-o", "json"]].concat()).await;
     assert_eq!(emptied["synchronized_labels"], json!([]));
     assert_eq!(

@@ -504,17 +504,25 @@ async fn labels_and_roles_are_set_and_removed() {
         "set",
         "c3",
         "zone=b",
-        "hostname=db=1",
+        "hostname=db1",
         "-o",
         "json",
     ];
     let shown = f.json(&args).await;
-    assert_eq!(shown["labels"], json!({"zone": "b", "hostname": "db=1"}));
-    let args = ["node", "label", "remove", "db=1", "zone", "-o", "json"];
+    assert_eq!(shown["labels"], json!({"zone": "b", "hostname": "db1"}));
+    let args = ["node", "label", "remove", "db1", "zone", "-o", "json"];
     let shown = f.json(&args).await;
-    assert_eq!(shown["labels"], json!({"hostname": "db=1"}));
+    assert_eq!(shown["labels"], json!({"hostname": "db1"}));
     let (code, _) = f.fails(&["node", "label", "set", "c3", "zone"]).await;
     assert_eq!(code, 2);
+    // What breaks the rules is not asked for. Only the first "=" divides.
+    let (code, said) = f.fails(&["node", "label", "set", "c3", "zone=b=1"]).await;
+    assert_eq!(code, 1);
+    assert!(
+        said.contains("change the labels of c3: upsert[0].value: wanted"),
+        "{said}"
+    );
+    assert!(said.contains("found \"b=1\""), "{said}");
 
     let args = [
         "node",

@@ -4,9 +4,9 @@
 //! have joined, so they are made at founding, once. What Kubernetes takes over
 //! binds nobody and may change at any time.
 
+use hearth_api::labels;
 use hearth_api::v1::{ClusterConfiguration, ConfigureClusterRequest, KubernetesConfiguration};
 use hearth_consensus::fenced::{Condition, Write};
-use hearth_host::parameters::labels;
 
 use super::{At, Refused};
 use crate::state::{self, FullCluster};

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use hearth_api::labels;
 use hearth_api::v1::Label;
 use hearth_consensus::fenced::Write;
-use hearth_host::parameters::labels;
 
 use super::{FoundNode, Refused, put};
 
@@ -17,27 +17,8 @@ pub struct Changes {
 impl Changes {
     /// Checks what was sent.
     pub fn new(upsert: Vec<Label>, delete: Vec<String>) -> Result<Self, Refused> {
-        let upsert = labels::parse("upsert", upsert).map_err(|e| Refused::Labels(e.to_string()))?;
-        if delete.len() > labels::MOST {
-            return Err(Refused::Labels(format!(
-                "delete: wanted at most {} keys, found {}",
-                labels::MOST,
-                delete.len()
-            )));
-        }
-        for (index, key) in delete.iter().enumerate() {
-            if !labels::is_key(key) {
-                return Err(Refused::Labels(format!(
-                    "delete[{index}]: wanted the key of a label, found {}",
-                    labels::quoted(key)
-                )));
-            }
-            if upsert.iter().any(|label| label.key == *key) {
-                return Err(Refused::Labels(format!(
-                    "delete[{index}]: wanted a key that is not in upsert, found {key:?}"
-                )));
-            }
-        }
+        labels::check_changes(&upsert, &delete)
+            .map_err(|error| Refused::Labels(error.to_string()))?;
         Ok(Self { upsert, delete })
     }
 
@@ -50,11 +31,11 @@ impl Changes {
             new.remove(&key[..]);
         }
         new.extend(self.upsert.iter().map(|l| (&l.key[..], &l.value[..])));
-        if new.len() > labels::MOST {
+        if new.len() > labels::MAX_LABELS {
             return Err(Refused::Labels(format!(
                 "upsert: the node would have {} labels, wanted at most {}",
                 new.len(),
-                labels::MOST
+                labels::MAX_LABELS
             )));
         }
         let label = |(key, value): (&str, &str)| Label {

@@ -10,7 +10,7 @@ use std::{sync::Arc, time::Duration};
 
 use hearth_api::{
     identity::{ClusterUnlockKey, NodeId, PublicKey, Ticket},
-    proofs,
+    labels, proofs,
     server::Caller,
     tls::PeerCertificate,
     v1::{
@@ -20,7 +20,6 @@ use hearth_api::{
     },
 };
 use hearth_consensus::fenced::Write;
-use hearth_host::parameters::labels;
 use tokio::{
     sync::{Mutex, Semaphore, SemaphorePermit},
     time::timeout,

@@ -2,13 +2,14 @@
 
 use hearth_api::{
     identity::{FirstContactSecret, KeyError, PublicKey},
+    labels,
     v1::{
         ClusterBootstrap, ClusterConfiguration, ColdStartPolicy, KubernetesConfiguration, Label,
         NodeRoles, StorageSecurity, StorageSecurityPolicy, TpmMode, node_roles,
     },
 };
 
-use super::{Problem, labels};
+use super::Problem;
 
 /// The names of nodes end with this unless the owner chose another one.
 pub const DEFAULT_CLUSTER_DOMAIN: &str = "cluster.internal";

@@ -30,7 +30,6 @@
 //! A machine that has a sealed configuration needs no parameters.
 
 mod bootstrap;
-pub mod labels;
 mod network;
 mod register;
 mod wire;
@@ -41,6 +40,7 @@ mod tests;
 use std::fmt;
 
 use hearth_api::{
+    labels::LabelError,
     names,
     schema::NODE_PARAMETERS,
     v1::{NodeParameters, node_parameters},
@@ -217,6 +217,12 @@ fn chain(error: &(dyn std::error::Error + 'static)) -> String {
         source = cause.source();
     }
     text
+}
+
+impl From<LabelError> for Problem {
+    fn from(error: LabelError) -> Self {
+        Self::unwanted(error.field, error.expected, error.found)
+    }
 }
 
 /// Reads this machine's parameters. `None` if there are none.

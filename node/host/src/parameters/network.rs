@@ -2,10 +2,11 @@
 
 use std::{fmt, net::IpAddr, str::FromStr};
 
+use hearth_api::labels::quoted;
 use hearth_api::v1::{NetworkConfig, network_config};
 use hearth_sys::cidr::Cidr;
 
-use super::{Problem, labels::quoted};
+use super::Problem;
 
 /// Static configuration of one interface.
 #[derive(Clone, Debug, PartialEq, Eq)]

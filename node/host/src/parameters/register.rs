@@ -6,11 +6,12 @@ use hearth_api::{
     certificates::ClusterCa,
     chain,
     identity::{NodeId, Ticket},
+    labels,
     v1::{ClusterDirectory, ClusterRegister, Label},
 };
 use rustls_pki_types::CertificateDer;
 
-use super::{Problem, labels};
+use super::Problem;
 
 /// More curators than a cluster has, few enough to keep in the sealed
 /// configuration.

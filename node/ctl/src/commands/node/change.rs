@@ -3,6 +3,7 @@
 use std::io::{self, IsTerminal as _};
 
 use hearth_api::client::{Channel, within};
+use hearth_api::labels;
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::{
     self, ApproveNodeRequest, DecommissionNodeRequest, DeleteNodeRequest, NodeSelector, NodeState,
@@ -174,11 +175,15 @@ impl Change<'_> {
                 output,
             } => (which, Vec::new(), keys, output),
         };
-        let node = self.find(&which.node).await?;
         let label = |(key, value)| v1::Label { key, value };
+        let upsert: Vec<_> = upsert.into_iter().map(label).collect();
+        labels::check_changes(&upsert, &delete).map_err(|error| {
+            Failure::labels(format!("change the labels of {}", which.node), error)
+        })?;
+        let node = self.find(&which.node).await?;
         let request = UpdateNodeLabelsRequest {
             node: selector(&node),
-            upsert: upsert.into_iter().map(label).collect(),
+            upsert,
             delete,
         };
         let mut management = self.management();

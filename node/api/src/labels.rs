@@ -1,32 +1,64 @@
-//! Labels and the names they are made of: the one set of rules, for parameters
-//! and for the curator.
+//! Labels and the names they are made of: the one set of rules, for a
+//! machine's parameters, for the curator, and for an operator's tool before it
+//! asks the curator.
 
 use std::collections::BTreeSet;
 
-use hearth_api::v1::{KubernetesConfiguration, Label};
+use crate::v1::{KubernetesConfiguration, Label};
 
-use super::Problem;
-
-/// More than anyone needs, few enough to send around with every node.
-pub const MOST: usize = 64;
+/// Of one node: more than anyone needs, few enough to send around with it.
+pub const MAX_LABELS: usize = 64;
 /// Patterns by which labels are picked.
-const MOST_PATTERNS: usize = 64;
-const LONGEST: usize = 63;
-const LONGEST_PREFIX: usize = 253;
+const MAX_PATTERNS: usize = 64;
+/// Bytes of a name or a value.
+const MAX_WORD_LENGTH: usize = 63;
+/// Bytes of the DNS name before a key's "/".
+const MAX_PREFIX_LENGTH: usize = 253;
+
+/// Labels, or patterns of labels, that break the rules.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{field}: wanted {expected}, found {found}")]
+pub struct LabelError {
+    /// The field, as the message that has it calls it.
+    pub field: String,
+    /// What it should hold.
+    pub expected: String,
+    /// What it holds.
+    pub found: String,
+}
+
+impl LabelError {
+    fn new(
+        field: impl Into<String>,
+        expected: impl Into<String>,
+        found: impl Into<String>,
+    ) -> Self {
+        Self {
+            field: field.into(),
+            expected: expected.into(),
+            found: found.into(),
+        }
+    }
+}
 
 /// Checks them; `field` is what they are called in a message.
-pub fn parse(field: &str, labels: Vec<Label>) -> Result<Vec<Label>, Problem> {
-    if labels.len() > MOST {
-        return Err(Problem::unwanted(
+pub fn parse(field: &str, labels: Vec<Label>) -> Result<Vec<Label>, LabelError> {
+    check(field, &labels)?;
+    Ok(labels)
+}
+
+fn check(field: &str, labels: &[Label]) -> Result<(), LabelError> {
+    if labels.len() > MAX_LABELS {
+        return Err(LabelError::new(
             field,
-            format!("at most {MOST} labels"),
+            format!("at most {MAX_LABELS} labels"),
             labels.len().to_string(),
         ));
     }
     let mut keys = BTreeSet::new();
     for (index, label) in labels.iter().enumerate() {
         if !is_key(&label.key) {
-            return Err(Problem::unwanted(
+            return Err(LabelError::new(
                 format!("{field}[{index}].key"),
                 "1 to 63 letters, digits, \"-\", \"_\" or \".\", beginning and ending with a \
                  letter or digit, after an optional DNS name and \"/\"",
@@ -34,7 +66,7 @@ pub fn parse(field: &str, labels: Vec<Label>) -> Result<Vec<Label>, Problem> {
             ));
         }
         if !label.value.is_empty() && !is_word(&label.value) {
-            return Err(Problem::unwanted(
+            return Err(LabelError::new(
                 format!("{field}[{index}].value"),
                 "nothing, or 1 to 63 letters, digits, \"-\", \"_\" or \".\", beginning and \
                  ending with a letter or digit",
@@ -42,30 +74,58 @@ pub fn parse(field: &str, labels: Vec<Label>) -> Result<Vec<Label>, Problem> {
             ));
         }
         if !keys.insert(&label.key) {
-            return Err(Problem::unwanted(
+            return Err(LabelError::new(
                 format!("{field}[{index}].key"),
                 "a key that no other label has",
                 quoted(&label.key),
             ));
         }
     }
-    Ok(labels)
+    Ok(())
+}
+
+/// Checks a change of a node's labels: those that are set, and the keys of
+/// those that are taken away.
+pub fn check_changes(upsert: &[Label], delete: &[String]) -> Result<(), LabelError> {
+    check("upsert", upsert)?;
+    if delete.len() > MAX_LABELS {
+        return Err(LabelError::new(
+            "delete",
+            format!("at most {MAX_LABELS} keys"),
+            delete.len().to_string(),
+        ));
+    }
+    for (index, key) in delete.iter().enumerate() {
+        let expected = if !is_key(key) {
+            "the key of a label"
+        } else if upsert.iter().any(|label| label.key == *key) {
+            "a key that is not in upsert"
+        } else {
+            continue;
+        };
+        return Err(LabelError::new(
+            format!("delete[{index}]"),
+            expected,
+            quoted(key),
+        ));
+    }
+    Ok(())
 }
 
 /// Checks patterns by which labels are picked: each a key, or the beginning of
 /// one followed by "*", which stands for any rest. `field` is what they are
 /// called in a message.
-pub fn parse_patterns(field: &str, patterns: Vec<String>) -> Result<Vec<String>, Problem> {
-    if patterns.len() > MOST_PATTERNS {
-        return Err(Problem::unwanted(
+pub fn parse_patterns(field: &str, patterns: Vec<String>) -> Result<Vec<String>, LabelError> {
+    if patterns.len() > MAX_PATTERNS {
+        return Err(LabelError::new(
             field,
-            format!("at most {MOST_PATTERNS} patterns"),
+            format!("at most {MAX_PATTERNS} patterns"),
             patterns.len().to_string(),
         ));
     }
     let mut known = BTreeSet::new();
     for (index, pattern) in patterns.iter().enumerate() {
-        let wanted = match pattern.strip_suffix('*') {
+        let expected = match pattern.strip_suffix('*') {
             Some(beginning) if !is_beginning(beginning) => {
                 "the beginning of a label's key before \"*\""
             }
@@ -73,9 +133,9 @@ pub fn parse_patterns(field: &str, patterns: Vec<String>) -> Result<Vec<String>,
             _ if !known.insert(pattern) => "a pattern that is not there before",
             _ => continue,
         };
-        return Err(Problem::unwanted(
+        return Err(LabelError::new(
             format!("{field}[{index}]"),
-            wanted,
+            expected,
             quoted(pattern),
         ));
     }
@@ -86,7 +146,7 @@ pub fn parse_patterns(field: &str, patterns: Vec<String>) -> Result<Vec<String>,
 pub fn check_kubernetes(
     field: &str,
     configuration: KubernetesConfiguration,
-) -> Result<KubernetesConfiguration, Problem> {
+) -> Result<KubernetesConfiguration, LabelError> {
     let KubernetesConfiguration {
         synchronized_labels,
     } = configuration;
@@ -106,7 +166,7 @@ fn is_beginning(text: &str) -> bool {
 
 /// What was found instead, short enough for a console.
 pub fn quoted(text: &str) -> String {
-    let start: String = text.chars().take(LONGEST).collect();
+    let start: String = text.chars().take(MAX_WORD_LENGTH).collect();
     if start.len() < text.len() {
         format!("{start:?}… ({} bytes)", text.len())
     } else {
@@ -115,9 +175,9 @@ pub fn quoted(text: &str) -> String {
 }
 
 /// A DNS name in lower case without a final dot.
-pub(super) fn is_dns_name(name: &str) -> bool {
+pub fn is_dns_name(name: &str) -> bool {
     name.split('.').all(|label| {
-        (1..=LONGEST).contains(&label.len())
+        (1..=MAX_WORD_LENGTH).contains(&label.len())
             && label
                 .bytes()
                 .all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'-'))
@@ -130,7 +190,7 @@ pub(super) fn is_dns_name(name: &str) -> bool {
 pub fn is_key(key: &str) -> bool {
     match key.split_once('/') {
         Some((prefix, name)) => {
-            prefix.len() <= LONGEST_PREFIX && is_dns_name(prefix) && is_word(name)
+            prefix.len() <= MAX_PREFIX_LENGTH && is_dns_name(prefix) && is_word(name)
         }
         None => is_word(key),
     }
@@ -138,7 +198,7 @@ pub fn is_key(key: &str) -> bool {
 
 fn is_word(word: &str) -> bool {
     let bytes = word.as_bytes();
-    (1..=LONGEST).contains(&bytes.len())
+    (1..=MAX_WORD_LENGTH).contains(&bytes.len())
         && bytes
             .iter()
             .all(|b| b.is_ascii_alphanumeric() || matches!(b, b'-' | b'_' | b'.'))
@@ -194,8 +254,69 @@ mod tests {
         assert!(refused(&many).contains("at most 64"));
     }
 
+    fn label(key: &str, value: &str) -> Label {
+        Label {
+            key: key.to_owned(),
+            value: value.to_owned(),
+        }
+    }
+
+    #[test]
+    fn changes_name_the_field_that_is_wrong() {
+        let many: Vec<_> = (0..65).map(|n| format!("k{n}")).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        let table: &[(&[Label], &[&str], &str)] = &[
+            (&[label("zone", "b"), label("rack", "")], &["row"], ""),
+            (&[], &[], ""),
+            (
+                &[label("zone", "a=b")],
+                &[],
+                "upsert[0].value: wanted nothing, or 1 to 63",
+            ),
+            (
+                &[label("a", ""), label("-", "")],
+                &[],
+                "upsert[1].key: wanted 1 to 63",
+            ),
+            (
+                &[label("a", ""), label("a", "b")],
+                &[],
+                "upsert[1].key: wanted a key that no other label has, found \"a\"",
+            ),
+            (
+                &[],
+                &["a", "a b"],
+                "delete[1]: wanted the key of a label, found \"a b\"",
+            ),
+            (
+                &[label("a", "")],
+                &["a"],
+                "delete[0]: wanted a key that is not in upsert, found \"a\"",
+            ),
+            (&[], &many, "delete: wanted at most 64 keys, found 65"),
+        ];
+        for (upsert, delete, expected) in table {
+            let delete: Vec<_> = delete.iter().map(|&key| key.to_owned()).collect();
+            let told = match check_changes(upsert, &delete) {
+                Ok(()) => String::new(),
+                Err(error) => error.to_string(),
+            };
+            assert!(told.starts_with(expected), "{told}");
+            assert_eq!(told.is_empty(), expected.is_empty(), "{told}");
+        }
+    }
+
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(128))]
+
+        #[test]
+        fn arbitrary_changes_are_judged_without_harm(
+            upsert: Vec<(String, String)>,
+            delete: Vec<String>,
+        ) {
+            let upsert: Vec<_> = upsert.iter().map(|(key, value)| label(key, value)).collect();
+            let _ = check_changes(&upsert, &delete);
+        }
 
         #[test]
         fn arbitrary_patterns_are_judged_without_harm(patterns: Vec<String>) {
