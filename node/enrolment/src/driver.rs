@@ -23,7 +23,7 @@ use hearth_api::{
 };
 use hearth_base::{
     event,
-    supervisor::{Backoff, Context, Failure as Chain, Outcome},
+    supervisor::{Backoff, Context, Outcome},
 };
 use hearth_host::cluster_state::EnrolmentPhase;
 use hearth_host::directory;
@@ -648,7 +648,7 @@ fn locked<M>(data: &Mutex<DataPartition<M>>) -> std::sync::MutexGuard<'_, DataPa
 }
 
 pub(super) fn chain(error: impl std::error::Error + Send + Sync + 'static) -> String {
-    Chain::from(error).to_string()
+    hearth_api::chain(&error)
 }
 
 fn again(error: impl std::error::Error + Send + Sync + 'static) -> Failure {

@@ -40,6 +40,7 @@ mod tests;
 use std::fmt;
 
 use hearth_api::{
+    chain,
     labels::LabelError,
     names,
     schema::NODE_PARAMETERS,
@@ -205,18 +206,6 @@ fn colon(path: &str) -> String {
     } else {
         format!("{path}: ")
     }
-}
-
-/// An error and its causes on one line, for a message that stands alone.
-fn chain(error: &(dyn std::error::Error + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        text.push_str(": ");
-        text.push_str(&cause.to_string());
-        source = cause.source();
-    }
-    text
 }
 
 impl From<LabelError> for Problem {
