@@ -6,7 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::names::{EXTENSION_LABEL, EXTENSION_WORD};
+use crate::names::{disk::EXTENSION_LABEL_PREFIX, extensions::KERNEL_WORD};
 
 /// The label with it has at most 36 characters.
 const LONGEST_NAME: usize = 24;
@@ -23,7 +23,7 @@ impl ExtensionName {
 
     /// The label of its partition.
     pub fn label(&self) -> String {
-        format!("{EXTENSION_LABEL}{}", self.0.to_uppercase())
+        format!("{EXTENSION_LABEL_PREFIX}{}", self.0.to_uppercase())
     }
 }
 
@@ -69,14 +69,14 @@ pub enum ExtensionError {
     )]
     Name(String),
     /// Not a word.
-    #[error("{0:?} is not {EXTENSION_WORD}NAME:HASH:BLOCKS")]
+    #[error("{0:?} is not {KERNEL_WORD}NAME:HASH:BLOCKS")]
     Word(String),
 }
 
 impl fmt::Display for Admitted {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hash = hex::encode(self.root_hash);
-        write!(f, "{EXTENSION_WORD}{}:{hash}:{}", self.name, self.blocks)
+        write!(f, "{KERNEL_WORD}{}:{hash}:{}", self.name, self.blocks)
     }
 }
 
@@ -85,7 +85,7 @@ impl FromStr for Admitted {
 
     fn from_str(text: &str) -> Result<Self, ExtensionError> {
         let bad = || ExtensionError::Word(text.to_owned());
-        let rest = text.strip_prefix(EXTENSION_WORD).ok_or_else(bad)?;
+        let rest = text.strip_prefix(KERNEL_WORD).ok_or_else(bad)?;
         let mut parts = rest.split(':');
         let (Some(name), Some(hash), Some(blocks), None) =
             (parts.next(), parts.next(), parts.next(), parts.next())
@@ -112,7 +112,7 @@ impl Admitted {
     pub fn of_command_line(line: &str) -> Vec<Result<Self, (String, ExtensionError)>> {
         let mut all: Vec<Result<Self, (String, ExtensionError)>> = Vec::new();
         for word in line.split_whitespace() {
-            let Some(rest) = word.strip_prefix(EXTENSION_WORD) else {
+            let Some(rest) = word.strip_prefix(KERNEL_WORD) else {
                 continue;
             };
             let name = rest.split(':').next().unwrap_or_default().to_owned();
@@ -156,7 +156,7 @@ mod tests {
             format!("Name:{hash}:1"),
             format!("../x:{hash}:1"),
         ] {
-            let word = format!("{EXTENSION_WORD}{rest}");
+            let word = format!("{KERNEL_WORD}{rest}");
             assert!(word.parse::<Admitted>().is_err(), "{word}");
             let found = Admitted::of_command_line(&word);
             assert!(matches!(&found[..], [Err(_)]), "{word}");

@@ -2,69 +2,148 @@
 
 use std::time::Duration;
 
-/// QEMU fw_cfg item with the serialised `NodeParameters`.
-pub const FW_CFG_PARAMETERS: &str = "opt/dev.hearth/parameters.pb";
-/// QEMU fw_cfg item that arms one failpoint by name. Test images only.
-pub const FW_CFG_FAILPOINT: &str = "opt/dev.hearth/failpoint";
+/// Where nodes are reached.
+pub mod ports {
+    /// etcd peers, mutual TLS from the etcd CA.
+    pub const ETCD_PEER: u16 = 7834;
+    /// The curator.
+    pub const CURATOR: u16 = 7835;
+    /// Node management, and unlocking.
+    pub const NODE_MANAGEMENT: u16 = 7836;
+    /// The debug service, in debug images only.
+    pub const DEBUG: u16 = 7837;
+    /// Metrics.
+    pub const METRICS: u16 = 7838;
+    /// WireGuard of the node mesh, UDP.
+    pub const MESH: u16 = 7839;
+    /// Kubernetes' API servers, on every controller.
+    pub const KUBERNETES: u16 = 6443;
+    /// On this machine only: all API servers behind one address, for the node's
+    /// own clients.
+    pub const KUBERNETES_BALANCER: u16 = 6444;
+    /// The kubelet's own API.
+    pub const KUBELET: u16 = 10250;
+}
 
-/// etcd peers, mutual TLS from the etcd CA.
-pub const PORT_ETCD_PEER: u16 = 7834;
-/// The curator.
-pub const PORT_CURATOR: u16 = 7835;
-/// Node management, and unlocking.
-pub const PORT_NODE_MANAGEMENT: u16 = 7836;
-/// The debug service, in debug images only.
-pub const PORT_DEBUG: u16 = 7837;
-/// Metrics.
-pub const PORT_METRICS: u16 = 7838;
-/// WireGuard of the node mesh, UDP.
-pub const PORT_MESH: u16 = 7839;
-/// Kubernetes' API servers, on every controller.
-pub const PORT_KUBERNETES: u16 = 6443;
-/// On this machine only: all API servers behind one address, for the node's
-/// own clients.
-pub const PORT_KUBERNETES_BALANCER: u16 = 6444;
-/// The kubelet's own API.
-pub const PORT_KUBELET: u16 = 10250;
+/// Addresses and names of pods and services.
+pub mod pods {
+    use std::fmt;
+    use std::net::Ipv4Addr;
 
-/// Addresses of all pods; each node has a [`POD_RANGE_BITS`] part of it.
-pub const POD_NETWORK: &str = "10.208.0.0/12";
-/// Length of the prefix of one node's pods.
-pub const POD_RANGE_BITS: u8 = 24;
-/// Addresses of services.
-pub const SERVICE_NETWORK: &str = "10.224.0.0/16";
-/// The service that is the API servers.
-pub const SERVICE_API: &str = "10.224.0.1";
-/// The service that resolves names.
-pub const SERVICE_DNS: &str = "10.224.0.10";
-/// By this name each API server proves itself, whatever its address is, and
-/// nobody else can: addresses are what nodes say themselves.
-pub const KUBERNETES_SERVER: &str = "kubernetes";
-/// Under which services and pods have names.
-pub const KUBERNETES_DOMAIN: &str = "cluster.local";
+    /// A network of IPv4.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Network {
+        first: Ipv4Addr,
+        prefix: u8,
+    }
 
-/// Bytes of the message of a node's condition, which has no control characters.
-pub const LONGEST_CONDITION: usize = 1024;
-/// How the role of a Kubernetes controller stands on a node.
-pub const CONDITION_KUBERNETES_CONTROLLER: &str = "KubernetesController";
-/// How the role of a Kubernetes worker stands on a node.
-pub const CONDITION_KUBERNETES_WORKER: &str = "KubernetesWorker";
-/// Of a condition: the node's image lacks the extension that the role needs.
-pub const REASON_NOT_INSTALLED: &str = "NotInstalled";
-/// Of a condition: the extension is not the one that the image vouches for.
-pub const REASON_EXTENSION_REFUSED: &str = "ExtensionRefused";
+    impl Network {
+        /// The network that begins with an address, of a prefix of 1 to 32
+        /// bits. Another one is refused, by the compiler if it is a constant.
+        pub const fn new(first: Ipv4Addr, prefix: u8) -> Self {
+            assert!(0 < prefix && prefix <= 32, "a prefix of 1 to 32 bits");
+            let network = Self { first, prefix };
+            assert!(first.to_bits() & !network.mask() == 0, "the first address");
+            network
+        }
 
-/// The extension with Kubernetes' programs.
-pub const EXTENSION_KUBERNETES: &str = "kubernetes";
-/// Partition type of an extension.
-pub const EXTENSION_TYPE: &str = "6c5ab0f2-3d0e-4b5f-9d1c-686561727478";
-/// Label of an extension's partition, before its name in capitals.
-pub const EXTENSION_LABEL: &str = "HEARTH-EXT-";
-/// Word of the kernel's command line that admits an extension, see
-/// [`crate::extension::Admitted`].
-pub const EXTENSION_WORD: &str = "hearth.extension=";
-/// In a folder of extensions: where each is mounted on a node, by its name.
-pub const EXTENSIONS: &str = "/ext";
+        const fn mask(&self) -> u32 {
+            u32::MAX << (32 - self.prefix)
+        }
+
+        /// Its first address.
+        pub const fn first(&self) -> Ipv4Addr {
+            self.first
+        }
+
+        /// The length of its prefix in bits.
+        pub const fn prefix(&self) -> u8 {
+            self.prefix
+        }
+
+        /// Whether this is one of its addresses.
+        pub const fn contains(&self, address: Ipv4Addr) -> bool {
+            address.to_bits() & self.mask() == self.first.to_bits()
+        }
+    }
+
+    impl fmt::Display for Network {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            write!(f, "{}/{}", self.first, self.prefix)
+        }
+    }
+
+    /// Of all pods; each node has a part of it.
+    pub const NETWORK: Network = Network::new(Ipv4Addr::new(10, 208, 0, 0), 12);
+    /// Bits of the prefix of one node's part.
+    pub const RANGE_PREFIX: u8 = 24;
+    /// Of all services.
+    pub const SERVICE_NETWORK: Network = Network::new(Ipv4Addr::new(10, 224, 0, 0), 16);
+    /// The service that is the API servers.
+    pub const API_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 224, 0, 1);
+    /// The service that resolves names.
+    pub const DNS_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 224, 0, 10);
+    /// By this name each API server proves itself, whatever its address is, and
+    /// nobody else can: addresses are what nodes say themselves.
+    pub const API_SERVER_NAME: &str = "kubernetes";
+    /// Under which services and pods have names.
+    pub const DOMAIN: &str = "cluster.local";
+}
+
+/// What nodes say of themselves.
+pub mod conditions {
+    /// Bytes of a condition's message, which has no control characters.
+    pub const MAX_MESSAGE_LENGTH: usize = 1024;
+    /// How the role of a Kubernetes controller stands on a node.
+    pub const KUBERNETES_CONTROLLER: &str = "KubernetesController";
+    /// How the role of a Kubernetes worker stands on a node.
+    pub const KUBERNETES_WORKER: &str = "KubernetesWorker";
+    /// The reason that the node's image lacks the extension that the role
+    /// needs.
+    pub const NOT_INSTALLED: &str = "NotInstalled";
+    /// The reason that the extension is not the one that the image vouches for.
+    pub const EXTENSION_REFUSED: &str = "ExtensionRefused";
+}
+
+/// Extensions of the image.
+pub mod extensions {
+    /// The one with Kubernetes' programs.
+    pub const KUBERNETES: &str = "kubernetes";
+    /// Word of the kernel's command line that admits one, see
+    /// [`Admitted`](crate::extension::Admitted).
+    pub const KERNEL_WORD: &str = "hearth.extension=";
+    /// In this folder each is mounted on a node, by its name.
+    pub const FOLDER: &str = "/ext";
+}
+
+/// The disk that a machine boots from.
+pub mod disk {
+    use uuid::{Uuid, uuid};
+
+    /// Partition type of the EFI system partition.
+    pub const ESP_TYPE: Uuid = uuid!("c12a7328-f81f-11d2-ba4b-00a0c93ec93b");
+    /// Its label.
+    pub const ESP_LABEL: &str = "HEARTH-ESP";
+    /// The parameters' path on it.
+    pub const ESP_PARAMETERS: &str = "hearth/parameters.pb";
+    /// Partition type of the data partition: Hearth's own, so that no other
+    /// system mounts it of itself.
+    pub const DATA_TYPE: Uuid = uuid!("6c5ab0f2-3d0e-4b5f-9d1c-68656172746a");
+    /// Its label.
+    pub const DATA_LABEL: &str = "HEARTH-DATA";
+    /// Partition type of an extension.
+    pub const EXTENSION_TYPE: Uuid = uuid!("6c5ab0f2-3d0e-4b5f-9d1c-686561727478");
+    /// Label of an extension's partition, before its name in capitals.
+    pub const EXTENSION_LABEL_PREFIX: &str = "HEARTH-EXT-";
+}
+
+/// QEMU's firmware configuration items.
+pub mod fw_cfg {
+    /// With the serialised `NodeParameters`.
+    pub const PARAMETERS: &str = "opt/dev.hearth/parameters.pb";
+    /// Arms one failpoint by name. Test images only.
+    pub const FAILPOINT: &str = "opt/dev.hearth/failpoint";
+}
 
 /// A watcher hears from its curator at least so often, even if there is
 /// nothing to tell.
@@ -73,14 +152,79 @@ pub const WATCH_MARK: Duration = Duration::from_secs(15);
 /// though its connection lives.
 pub const WATCH_SILENCE: Duration = Duration::from_secs(45);
 
-/// Partition type of the EFI system partition.
+// What follows are the names of before the modules, for users that have not
+// gone over to them yet. A test holds the texts against the typed values.
+
+pub use conditions::{
+    EXTENSION_REFUSED as REASON_EXTENSION_REFUSED,
+    KUBERNETES_CONTROLLER as CONDITION_KUBERNETES_CONTROLLER,
+    KUBERNETES_WORKER as CONDITION_KUBERNETES_WORKER, MAX_MESSAGE_LENGTH as LONGEST_CONDITION,
+    NOT_INSTALLED as REASON_NOT_INSTALLED,
+};
+pub use disk::{DATA_LABEL, ESP_LABEL, ESP_PARAMETERS};
+pub use extensions::{
+    FOLDER as EXTENSIONS, KERNEL_WORD as EXTENSION_WORD, KUBERNETES as EXTENSION_KUBERNETES,
+};
+pub use fw_cfg::{FAILPOINT as FW_CFG_FAILPOINT, PARAMETERS as FW_CFG_PARAMETERS};
+pub use pods::{API_SERVER_NAME as KUBERNETES_SERVER, DOMAIN as KUBERNETES_DOMAIN};
+pub use ports::{
+    CURATOR as PORT_CURATOR, DEBUG as PORT_DEBUG, ETCD_PEER as PORT_ETCD_PEER,
+    KUBELET as PORT_KUBELET, KUBERNETES as PORT_KUBERNETES,
+    KUBERNETES_BALANCER as PORT_KUBERNETES_BALANCER, MESH as PORT_MESH,
+    NODE_MANAGEMENT as PORT_NODE_MANAGEMENT,
+};
+
+/// [`pods::NETWORK`] as text.
+pub const POD_NETWORK: &str = "10.208.0.0/12";
+/// [`pods::SERVICE_NETWORK`] as text.
+pub const SERVICE_NETWORK: &str = "10.224.0.0/16";
+/// [`pods::DNS_SERVICE`] as text.
+pub const SERVICE_DNS: &str = "10.224.0.10";
+/// [`disk::ESP_TYPE`] as text.
 pub const ESP_TYPE: &str = "c12a7328-f81f-11d2-ba4b-00a0c93ec93b";
-/// Its label.
-pub const ESP_LABEL: &str = "HEARTH-ESP";
-/// Partition type of the data partition: Hearth's own, so that no other
-/// system mounts it of itself.
+/// [`disk::DATA_TYPE`] as text.
 pub const DATA_TYPE: &str = "6c5ab0f2-3d0e-4b5f-9d1c-68656172746a";
-/// Its label.
-pub const DATA_LABEL: &str = "HEARTH-DATA";
-/// The parameters' path on the ESP.
-pub const ESP_PARAMETERS: &str = "hearth/parameters.pb";
+/// [`disk::EXTENSION_TYPE`] as text.
+pub const EXTENSION_TYPE: &str = "6c5ab0f2-3d0e-4b5f-9d1c-686561727478";
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::pods::Network;
+    use super::*;
+
+    #[test]
+    fn texts_are_those_of_the_values() {
+        assert_eq!(POD_NETWORK, pods::NETWORK.to_string());
+        assert_eq!(SERVICE_NETWORK, pods::SERVICE_NETWORK.to_string());
+        assert_eq!(SERVICE_DNS, pods::DNS_SERVICE.to_string());
+        assert_eq!(ESP_TYPE, disk::ESP_TYPE.to_string());
+        assert_eq!(DATA_TYPE, disk::DATA_TYPE.to_string());
+        assert_eq!(EXTENSION_TYPE, disk::EXTENSION_TYPE.to_string());
+    }
+
+    #[test]
+    fn services_are_in_their_network_and_no_pod_is() {
+        for service in [pods::API_SERVICE, pods::DNS_SERVICE] {
+            assert!(pods::SERVICE_NETWORK.contains(service));
+            assert!(!pods::NETWORK.contains(service));
+        }
+    }
+
+    #[test]
+    fn a_network_ends_where_its_prefix_ends() {
+        let table = [
+            ("10.207.255.255", false),
+            ("10.208.0.0", true),
+            ("10.223.255.255", true),
+            ("10.224.0.0", false),
+        ];
+        for (address, expected) in table {
+            let address: Ipv4Addr = address.parse().unwrap();
+            assert_eq!(pods::NETWORK.contains(address), expected, "{address}");
+        }
+        let one = Network::new(Ipv4Addr::LOCALHOST, 32);
+        assert!(one.contains(Ipv4Addr::LOCALHOST) && !one.contains(Ipv4Addr::UNSPECIFIED));
+    }
+}

@@ -24,11 +24,10 @@ use std::path::{Path, PathBuf};
 use hearth_api::chain;
 use hearth_api::console::Report;
 use hearth_api::extension::Admitted;
-use hearth_api::names;
+use hearth_api::names::disk::EXTENSION_TYPE;
 use hearth_sys::block::{self, BlockError, Blocks, Disk, PartitionDevice};
 use hearth_sys::dm::{DeviceMapper, DmError, Verity};
 use hearth_sys::mounts::{self, MountError, MountFlags};
-use uuid::Uuid;
 
 use crate::esp;
 use crate::layout::{self, ExtensionPlaces};
@@ -123,8 +122,6 @@ enum Refusal {
         label: String,
         source: Box<MountError>,
     },
-    #[error("the partition type is not a GUID")]
-    Type(#[from] uuid::Error),
 }
 
 /// Mounts all extensions that the kernel's command line admits, and says on the
@@ -201,11 +198,12 @@ fn mount_one(admitted: &Admitted, places: &ExtensionPlaces) -> Result<PathBuf, R
 
 /// The one partition of this label and the extensions' type.
 fn partition(disk: &Disk, label: &str) -> Result<PartitionDevice, Refusal> {
-    let kind = Uuid::parse_str(names::EXTENSION_TYPE)?;
     let mut found = Blocks::default()
         .partitions(disk)
         .map_err(|error| Refusal::BootDisk(error.into()))?;
-    found.retain(|partition| partition.entry.type_guid == kind && partition.entry.name == label);
+    found.retain(|partition| {
+        partition.entry.type_guid == EXTENSION_TYPE && partition.entry.name == label
+    });
     let label = label.to_owned();
     match <[_; 1]>::try_from(found) {
         Ok([one]) => Ok(one),

@@ -171,13 +171,13 @@ mod armed {
     }
 
     /// Arms the failpoint named by the fw_cfg item
-    /// [`FW_CFG_FAILPOINT`](names::FW_CFG_FAILPOINT), if there is one, and
+    /// [`FAILPOINT`](names::fw_cfg::FAILPOINT), if there is one, and
     /// tells which. `print` puts a report on the console.
     pub fn arm_from_fw_cfg(
         fw_cfg: &FwCfg,
         print: impl Fn(&Report) + Send + Sync + 'static,
     ) -> Result<Option<String>, ArmError> {
-        let Some(content) = fw_cfg.read(names::FW_CFG_FAILPOINT)? else {
+        let Some(content) = fw_cfg.read(names::fw_cfg::FAILPOINT)? else {
             return Ok(None);
         };
         let name = String::from_utf8_lossy(&content).trim().to_owned();
@@ -272,7 +272,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let fw_cfg = FwCfg::at(dir.path());
         assert!(arm_from_fw_cfg(&fw_cfg, |_| ()).unwrap().is_none());
-        let item = dir.path().join("by_name").join(names::FW_CFG_FAILPOINT);
+        let item = dir.path().join("by_name").join(names::fw_cfg::FAILPOINT);
         fs::create_dir_all(&item).unwrap();
         fs::write(item.join("raw"), "storage.header_red.after").unwrap();
         let error = arm_from_fw_cfg(&fw_cfg, |_| ()).unwrap_err();

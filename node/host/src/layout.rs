@@ -90,7 +90,7 @@ impl Root {
                 path: base.join("ephemeral"),
             },
             extensions: ExtensionPlaces {
-                path: base.join(names::EXTENSIONS.trim_start_matches('/')),
+                path: base.join(names::extensions::FOLDER.trim_start_matches('/')),
             },
         }
     }
@@ -124,7 +124,7 @@ impl Esp {
 
     /// The node parameters, as written by the installer. Never written here.
     pub fn parameters(&self) -> PathBuf {
-        self.path.join(names::ESP_PARAMETERS)
+        self.path.join(names::disk::ESP_PARAMETERS)
     }
 
     /// The sealed configuration. Secret.

@@ -1,17 +1,17 @@
 //! A node's part of the mesh over which pods reach each other: its key and the
 //! addresses of its pods.
 //!
-//! [`POD_NETWORK`] is cut into ranges of [`POD_RANGE_BITS`] bits of prefix, and
+//! [`NETWORK`] is cut into ranges of [`RANGE_PREFIX`] bits of prefix, and
 //! a range is known by its number in that order. So ranges either are the same
 //! or have nothing in common, and that no two nodes' overlap needs no more
 //! than that no number is given twice. Everything that comes from elsewhere is
 //! checked here, once.
 
-use std::{fmt, net::Ipv4Addr, str::FromStr, sync::LazyLock};
+use std::{fmt, net::Ipv4Addr, str::FromStr};
 
 use hearth_api::{
     identity::MeshKey,
-    names::{POD_NETWORK, POD_RANGE_BITS},
+    names::pods::{NETWORK, RANGE_PREFIX},
     v1::ClusterNetworking,
 };
 use hearth_sys::cidr::Cidr;
@@ -23,7 +23,7 @@ pub enum NetworkingError {
     #[error("wireguard_public_key: {0}")]
     Key(#[from] hearth_api::identity::KeyError),
     /// The range is none.
-    #[error("pod_range: wanted a /{POD_RANGE_BITS} of {POD_NETWORK}, found {0:?}")]
+    #[error("pod_range: wanted a /{RANGE_PREFIX} of {NETWORK}, found {0:?}")]
     Range(String),
 }
 
@@ -31,19 +31,15 @@ pub enum NetworkingError {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PodRange(u16);
 
-/// The first address of [`POD_NETWORK`], and how many ranges it has.
-static NETWORK: LazyLock<(u32, u16)> = LazyLock::new(|| {
-    let network: Cidr = POD_NETWORK.parse().expect("the network of pods");
-    let std::net::IpAddr::V4(first) = network.address() else {
-        unreachable!("the network of pods is of IPv4");
-    };
-    (first.to_bits(), 1 << (POD_RANGE_BITS - network.prefix()))
-});
+/// The first address of [`NETWORK`].
+const FIRST: u32 = NETWORK.first().to_bits();
+/// How many ranges it has.
+const RANGES: u16 = 1 << (RANGE_PREFIX - NETWORK.prefix());
 
 impl PodRange {
     /// All there are, the lowest first.
     pub fn all() -> impl Iterator<Item = Self> {
-        (0..NETWORK.1).map(Self)
+        (0..RANGES).map(Self)
     }
 
     /// Its first address, which is the node's own among its pods.
@@ -54,11 +50,11 @@ impl PodRange {
     /// The range.
     pub fn cidr(self) -> Cidr {
         let first = Ipv4Addr::from_bits(self.first()).into();
-        Cidr::new(first, POD_RANGE_BITS).expect("a prefix of IPv4")
+        Cidr::new(first, RANGE_PREFIX).expect("a prefix of IPv4")
     }
 
     fn first(self) -> u32 {
-        NETWORK.0 + (u32::from(self.0) << (32 - POD_RANGE_BITS))
+        FIRST + (u32::from(self.0) << (32 - RANGE_PREFIX))
     }
 }
 
@@ -71,11 +67,11 @@ impl FromStr for PodRange {
             let std::net::IpAddr::V4(address) = cidr.address() else {
                 return None;
             };
-            let offset = address.to_bits().checked_sub(NETWORK.0)?;
-            let number = u16::try_from(offset >> (32 - POD_RANGE_BITS)).ok()?;
+            let offset = address.to_bits().checked_sub(FIRST)?;
+            let number = u16::try_from(offset >> (32 - RANGE_PREFIX)).ok()?;
             let range = Self(number);
             // In its one spelling.
-            (number < NETWORK.1 && range.to_string() == text).then_some(range)
+            (number < RANGES && range.to_string() == text).then_some(range)
         };
         range(text).ok_or_else(|| NetworkingError::Range(text.to_owned()))
     }
@@ -131,14 +127,13 @@ mod tests {
 
     #[test]
     fn ranges_are_cut_from_the_network_of_pods() {
-        let network: Cidr = POD_NETWORK.parse().unwrap();
         let all: Vec<_> = PodRange::all().collect();
         assert_eq!(all.len(), 4096);
         assert_eq!(all[0].to_string(), "10.208.0.0/24");
         assert_eq!(all[3].gateway().to_string(), "10.208.3.1");
         assert_eq!(all[4095].to_string(), "10.223.255.0/24");
         for (number, range) in all.iter().enumerate() {
-            assert!(network.contains(range.cidr().address()), "{range}");
+            assert!(NETWORK.contains(range.gateway()), "{range}");
             assert_eq!(range.to_string().parse(), Ok(*range));
             let next = all.get(number + 1);
             assert!(next.is_none_or(|next| !next.cidr().contains(range.gateway().into())));

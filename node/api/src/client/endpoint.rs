@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::names::PORT_CURATOR;
+use crate::names::ports;
 
 /// Where a curator listens: an IP address or a host name, and a port.
 ///
@@ -55,7 +55,7 @@ impl Endpoint {
     pub fn new(host: std::net::IpAddr, port: u16) -> Self {
         Self {
             host: host.to_string(),
-            port: if port == 0 { PORT_CURATOR } else { port },
+            port: if port == 0 { ports::CURATOR } else { port },
         }
     }
 }
@@ -80,6 +80,6 @@ impl FromStr for Endpoint {
     type Err = EndpointError;
 
     fn from_str(text: &str) -> Result<Self, EndpointError> {
-        Self::parse(text, PORT_CURATOR)
+        Self::parse(text, ports::CURATOR)
     }
 }

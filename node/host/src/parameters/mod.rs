@@ -1,8 +1,8 @@
 //! What a machine is told before its first boot: found a cluster, or ask one
 //! to take it in; how to reach the network; what to give up.
 //!
-//! They come from the QEMU fw_cfg item [`names::FW_CFG_PARAMETERS`] or from the
-//! ESP's [`names::ESP_PARAMETERS`]. If both are there, fw_cfg is used and the
+//! They come from the QEMU fw_cfg item [`names::fw_cfg::PARAMETERS`] or from the
+//! ESP's [`names::disk::ESP_PARAMETERS`]. If both are there, fw_cfg is used and the
 //! ESP is not looked into. *Absent* means that there is no such item and no
 //! such file, nothing else: what is there and cannot be used is an error that
 //! names the source, the field, what was wanted and what was found, and never
@@ -92,8 +92,8 @@ pub enum Source {
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::FwCfg => write!(f, "fw_cfg {}", names::FW_CFG_PARAMETERS),
-            Self::Esp => write!(f, "ESP {}", names::ESP_PARAMETERS),
+            Self::FwCfg => write!(f, "fw_cfg {}", names::fw_cfg::PARAMETERS),
+            Self::Esp => write!(f, "ESP {}", names::disk::ESP_PARAMETERS),
         }
     }
 }
@@ -217,7 +217,7 @@ impl From<LabelError> for Problem {
 /// Reads this machine's parameters. `None` if there are none.
 pub fn load(fw_cfg: &FwCfg, esp: &Esp) -> Loaded {
     let from_fw_cfg = fw_cfg
-        .read(names::FW_CFG_PARAMETERS)
+        .read(names::fw_cfg::PARAMETERS)
         .map_err(|error| ParametersError {
             from: Source::FwCfg,
             problem: Problem::FwCfg(error),

@@ -621,7 +621,7 @@ fn machine(in_fw_cfg: Option<&[u8]>, on_esp: Option<&[u8]>) -> Machine {
     let dir = tempfile::tempdir().unwrap();
     let root = Root::under(&dir.path().join("root"));
     if let Some(bytes) = in_fw_cfg {
-        let item = dir.path().join("by_name").join(names::FW_CFG_PARAMETERS);
+        let item = dir.path().join("by_name").join(names::fw_cfg::PARAMETERS);
         fs::create_dir_all(&item).unwrap();
         fs::write(item.join("raw"), bytes).unwrap();
     }
@@ -679,7 +679,7 @@ fn what_is_there_and_bad_never_falls_through() {
         ._dir
         .path()
         .join("by_name")
-        .join(names::FW_CFG_PARAMETERS);
+        .join(names::fw_cfg::PARAMETERS);
     fs::remove_file(item.join("raw")).unwrap();
     assert_eq!(broken.load().unwrap_err().from, Source::FwCfg);
 }

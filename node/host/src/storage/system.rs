@@ -13,13 +13,12 @@
 
 use std::path::{Path, PathBuf};
 
-use hearth_api::names;
+use hearth_api::names::disk::DATA_TYPE;
 use hearth_sys::block::{BlockError, Blocks, PartitionDevice};
 use hearth_sys::dm::{AeadKey, DeviceMapper, DmError, XtsKey};
 use hearth_sys::mounts::MountFlags;
 use hearth_sys::{mkfs, mounts};
 use tokio::runtime::Handle;
-use uuid::Uuid;
 
 use super::{
     BoxError, Machinery, StorageError,
@@ -51,9 +50,8 @@ impl System {
         if let Some(partition) = &self.partition {
             return Ok(partition.clone());
         }
-        let kind: Uuid = names::DATA_TYPE.parse().expect("a GUID");
         let found = (self.esp)()
-            .and_then(|esp| Blocks::default().only_partition(&esp.disk, kind))
+            .and_then(|esp| Blocks::default().only_partition(&esp.disk, DATA_TYPE))
             .map_err(failed("find the data partition"))?;
         self.partition = Some(found.clone());
         Ok(found)

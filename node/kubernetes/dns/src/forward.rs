@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use hearth_api::names::SERVICE_DNS;
+use hearth_api::names::pods;
 use hickory_proto::op::{Edns, Message, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{RData, Record, RecordType};
 use ring::rand::{SecureRandom, SystemRandom};
@@ -219,7 +219,7 @@ fn is_failure(message: &Message) -> bool {
 /// for ever.
 fn name_servers(text: &str) -> Vec<IpAddr> {
     let own = |ip: &IpAddr| match ip {
-        IpAddr::V4(ip) => zone::is_pod(*ip) || Some(*ip) == SERVICE_DNS.parse().ok(),
+        IpAddr::V4(ip) => zone::is_pod(*ip) || *ip == pods::DNS_SERVICE,
         IpAddr::V6(_) => false,
     };
     let words = text.lines().filter_map(|line| {

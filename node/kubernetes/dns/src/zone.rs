@@ -14,11 +14,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::Ipv4Addr;
-use std::sync::LazyLock;
 
-use hearth_api::names::{KUBERNETES_DOMAIN, POD_NETWORK, SERVICE_NETWORK};
+use hearth_api::names::{KUBERNETES_DOMAIN, pods};
 use hearth_kubernetes_api::watch::Key;
-use hearth_sys::cidr::Cidr;
 use hickory_proto::rr::rdata::{A, CNAME, NS, PTR, SOA, SRV, TXT};
 use hickory_proto::rr::{Name, RData};
 
@@ -28,12 +26,9 @@ pub const TTL: u32 = 5;
 const SCHEMA: &str = "1.1.0";
 const REVERSE: &str = "in-addr.arpa";
 
-static PODS: LazyLock<Cidr> = LazyLock::new(|| POD_NETWORK.parse().expect("a network"));
-static SERVICES: LazyLock<Cidr> = LazyLock::new(|| SERVICE_NETWORK.parse().expect("a network"));
-
 /// Whether this is an address of a pod, or of a node among its pods.
 pub fn is_pod(address: Ipv4Addr) -> bool {
-    PODS.contains(address.into())
+    pods::NETWORK.contains(address)
 }
 
 /// What names need of a `Service`.
@@ -195,7 +190,7 @@ impl Zone {
 
     fn add_reverse(&mut self, address: Ipv4Addr, name: &str) {
         // Of other addresses others have to say what they are called.
-        if !(PODS.contains(address.into()) || SERVICES.contains(address.into())) {
+        if !(pods::NETWORK.contains(address) || pods::SERVICE_NETWORK.contains(address)) {
             return;
         }
         if let Some(target) = absolute(name) {
@@ -249,7 +244,7 @@ fn reverse_zone(name: &str) -> bool {
         return false;
     };
     let network = Ipv4Addr::from([a, b, 0, 0]);
-    is_pod(network) || SERVICES.contains(network.into())
+    is_pod(network) || pods::SERVICE_NETWORK.contains(network)
 }
 
 enum Pod {

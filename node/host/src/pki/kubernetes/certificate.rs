@@ -12,7 +12,7 @@ use std::{
 
 use hearth_api::{
     identity::{NodeId, UserName},
-    names::{KUBERNETES_DOMAIN, SERVICE_API},
+    names::pods,
 };
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, SanType};
 use time::OffsetDateTime;
@@ -163,10 +163,10 @@ impl Certificate<'_> {
                     ]
                     .map(str::to_owned),
                 );
-                names.push(format!("kubernetes.default.svc.{KUBERNETES_DOMAIN}"));
+                names.push(format!("kubernetes.default.svc.{}", pods::DOMAIN));
                 names.push(node.to_string());
-                addresses.extend(SERVICE_API.parse::<IpAddr>());
                 addresses.extend([
+                    pods::API_SERVICE.into(),
                     Ipv4Addr::LOCALHOST.into(),
                     Ipv6Addr::LOCALHOST.into(),
                     *address,
