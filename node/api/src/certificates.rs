@@ -30,7 +30,7 @@ use crate::identity::{
 
 /// A certificate larger than this is refused before it is parsed. Ours have a
 /// few hundred bytes.
-const LARGEST: usize = 16 * 1024;
+const MAX_DER_SIZE: usize = 16 * 1024;
 
 /// Why a certificate is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -400,7 +400,7 @@ const fn malformed(why: &'static str) -> CertificateError {
 
 impl<'a> Parsed<'a> {
     fn from_der(der: &'a [u8]) -> Result<Self, CertificateError> {
-        if der.len() > LARGEST {
+        if der.len() > MAX_DER_SIZE {
             return Err(malformed("larger than 16 KiB"));
         }
         let (rest, certificate) =

@@ -54,7 +54,7 @@ use list::List;
 
 /// The next endpoint is tried after this, if the ones before have not
 /// answered.
-const STAGGER: Duration = Duration::from_millis(250);
+const ATTEMPT_STAGGER: Duration = Duration::from_millis(250);
 /// A call that has a connection waits at most so long for a better one.
 const REPLACE_WITHIN: Duration = Duration::from_secs(1);
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
@@ -350,7 +350,7 @@ impl Shared {
             let more = waiting.len() > 0;
             let finished = tokio::select! {
                 finished = running.join_next() => finished,
-                () = tokio::time::sleep(STAGGER), if more => None,
+                () = tokio::time::sleep(ATTEMPT_STAGGER), if more => None,
             };
             let (endpoint, error) = match finished {
                 Some(Ok((_, Ok(line)))) if line.serves => match self.adopt(line) {

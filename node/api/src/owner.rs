@@ -16,7 +16,7 @@ use zeroize::Zeroizing;
 use crate::identity::{FirstContactSecret, OwnerKey};
 
 /// Ours have about a hundred bytes.
-const LARGEST: u64 = 4096;
+const MAX_KEY_FILE_SIZE: u64 = 4096;
 
 /// A file of the owner cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -137,7 +137,7 @@ fn read(path: &Path) -> Result<Zeroizing<String>, OwnerFileError> {
         });
     }
     let mut text = Zeroizing::new(String::new());
-    file.take(LARGEST)
+    file.take(MAX_KEY_FILE_SIZE)
         .read_to_string(&mut text)
         .map_err(failed)?;
     Ok(text)

@@ -22,7 +22,7 @@ use hearth_sys::files::{self, FileError};
 use crate::layout;
 
 /// Longer files are none of ours.
-const LONGEST: u64 = 4096;
+const MAX_VERSION_FILE_SIZE: u64 = 4096;
 
 /// Why an extension cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -170,7 +170,7 @@ impl Bundle {
     pub fn open(mounted: &Path) -> Result<Self, BundleError> {
         let root = layout::Bundle::under(mounted);
         let path = root.version();
-        let bytes = files::read_limited(&path, LONGEST)?;
+        let bytes = files::read_limited(&path, MAX_VERSION_FILE_SIZE)?;
         let bytes = bytes.ok_or_else(|| BundleError::Missing { path: path.clone() })?;
         let text = String::from_utf8_lossy(&bytes);
         let versions = parse(&text).map_err(|line| BundleError::Line {

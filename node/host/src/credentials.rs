@@ -15,8 +15,6 @@ use zeroize::Zeroizing;
 
 use crate::layout::KeyFiles;
 
-/// Only root of this machine.
-const PRIVATE: u32 = 0o600;
 /// Certificates and keys of ours are well below a KiB.
 const LARGEST_FILE: u64 = 64 << 10;
 
@@ -53,9 +51,13 @@ pub enum CredentialsError {
 /// Saves them. Durable when this returns; idempotent.
 pub fn save(files: &KeyFiles, credentials: &NodeCredentials) -> Result<(), CredentialsError> {
     let key = credentials.key.expose_pkcs8_der();
-    files::write_atomic(&files.key(), &key, PRIVATE)?;
-    files::write_atomic(&files.ca(), &credentials.ca, PRIVATE)?;
-    files::write_atomic(&files.certificate(), &credentials.certificate, PRIVATE)?;
+    files::write_atomic(&files.key(), &key, files::PRIVATE_FILE)?;
+    files::write_atomic(&files.ca(), &credentials.ca, files::PRIVATE_FILE)?;
+    files::write_atomic(
+        &files.certificate(),
+        &credentials.certificate,
+        files::PRIVATE_FILE,
+    )?;
     Ok(())
 }
 

@@ -53,8 +53,6 @@ pub fn container_links(root: &Root) -> [(&'static str, PathBuf); 4] {
     ]
 }
 
-/// Only root of this machine.
-const PRIVATE: u32 = 0o700;
 /// The directory of the state files on the ESP.
 const STATE: &str = "hearth";
 
@@ -144,7 +142,7 @@ impl Esp {
 
     /// Makes the directory of the state files.
     pub fn make_directories(&self) -> Result<(), FileError> {
-        files::create_dir_durably(&self.path.join(STATE), PRIVATE)
+        files::create_dir_durably(&self.path.join(STATE), files::PRIVATE_DIRECTORY)
     }
 
     fn state(&self, name: &'static str) -> StateFile {
@@ -235,7 +233,7 @@ impl Data {
             self.node().path,
             self.node().credentials().path,
         ] {
-            files::create_dir_durably(&directory, PRIVATE)?;
+            files::create_dir_durably(&directory, files::PRIVATE_DIRECTORY)?;
         }
         Ok(())
     }
@@ -451,7 +449,7 @@ impl Ephemeral {
     /// Makes the fixed directories.
     pub fn make_directories(&self) -> Result<(), FileError> {
         files::create_dir_durably(&self.path, 0o755)?;
-        files::create_dir_durably(&self.consensus(), PRIVATE)
+        files::create_dir_durably(&self.consensus(), files::PRIVATE_DIRECTORY)
     }
 }
 
@@ -681,7 +679,12 @@ mod tests {
             root.ephemeral.consensus(),
         ] {
             let mode = std::fs::metadata(&directory).unwrap().permissions().mode();
-            assert_eq!(mode & 0o777, 0o700, "{}", directory.display());
+            assert_eq!(
+                mode & 0o777,
+                files::PRIVATE_DIRECTORY,
+                "{}",
+                directory.display()
+            );
         }
     }
 }

@@ -7,10 +7,10 @@ use futures::Stream;
 use hearth_base::logtree::{Entry, Item, LogStream, LogTree, Query};
 
 /// Entries of one piece.
-const MOST: usize = 256;
+const MAX_ENTRIES: usize = 256;
 /// Bytes of the messages in one piece, one entry beyond it included: far from
 /// what a message may hold.
-const LARGEST: usize = 256 << 10;
+const MAX_MESSAGE_BYTES: usize = 256 << 10;
 
 /// A piece of the log.
 #[derive(Debug, Default)]
@@ -45,7 +45,7 @@ struct Reading {
 impl Reading {
     async fn next(&mut self) -> Option<Piece> {
         let mut piece = Piece::default();
-        let mut room = LARGEST;
+        let mut room = MAX_MESSAGE_BYTES;
         while let Some(entry) = self.backlog.pop_front() {
             if !piece.push(entry, &mut room) {
                 break;
@@ -81,7 +81,7 @@ impl Piece {
         let weight = entry.dn.len() + entry.message.len();
         self.entries.push(entry);
         *room = room.saturating_sub(weight);
-        *room > 0 && self.entries.len() < MOST
+        *room > 0 && self.entries.len() < MAX_ENTRIES
     }
 }
 
@@ -109,7 +109,11 @@ mod tests {
         let pieces: Vec<Piece> = read(&tree, Query::exact("a")).collect().await;
         assert!(pieces.len() > 1);
         let weight = |piece: &Piece| piece.entries.iter().map(|e| e.message.len()).sum::<usize>();
-        assert!(pieces.iter().all(|piece| weight(piece) < LARGEST + 20_000));
+        assert!(
+            pieces
+                .iter()
+                .all(|piece| weight(piece) < MAX_MESSAGE_BYTES + 20_000)
+        );
         let entries: Vec<_> = pieces.into_iter().flat_map(|piece| piece.entries).collect();
         assert_eq!(entries.len(), 100);
         assert!(entries.is_sorted_by_key(|entry| entry.sequence));

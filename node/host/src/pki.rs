@@ -52,11 +52,9 @@ pub mod kubernetes;
 const VERSION: u32 = 1;
 /// Two certificates and two keys are well below 2 KiB.
 const LARGEST_FILE: u64 = 64 << 10;
-/// Only root of this machine.
-const PRIVATE: u32 = 0o600;
 /// How long an authority lives. Until certificates are renewed this is also
 /// how long a cluster lives.
-const YEARS: u32 = 20;
+const CA_LIFETIME_YEARS: u32 = 20;
 /// Taken off the beginning: a clock is read in whole seconds, and some run
 /// slow.
 const BACK_DATED: Duration = Duration::from_secs(24 * 3600);
@@ -138,7 +136,8 @@ impl Lifetime {
         let not_before = not_before.replace_nanosecond(0).unwrap_or(not_before);
         Self {
             not_before,
-            not_after: not_before + Duration::from_secs(u64::from(YEARS) * 365 * 24 * 3600),
+            not_after: not_before
+                + Duration::from_secs(u64::from(CA_LIFETIME_YEARS) * 365 * 24 * 3600),
         }
     }
 
@@ -458,7 +457,7 @@ pub fn remove_authority_keys(etcd: &layout::Etcd) -> Result<(), PkiError> {
         {
             authority.private_key.zeroize();
         }
-        files::write_atomic(&path, &stored.encode_to_vec(), PRIVATE)?;
+        files::write_atomic(&path, &stored.encode_to_vec(), files::PRIVATE_FILE)?;
     }
     failpoint!("founding.authority_keys_removed.after");
     Ok(())
@@ -547,7 +546,7 @@ pub fn save_peer(
         (peer.certificate(), as_pem("CERTIFICATE", certificate)),
         (peer.key(), as_pem("PRIVATE KEY", &key.expose_pkcs8_der())),
     ] {
-        files::write_atomic(&path, &bytes, PRIVATE)?;
+        files::write_atomic(&path, &bytes, files::PRIVATE_FILE)?;
     }
     Ok(())
 }
@@ -582,7 +581,9 @@ fn write_all(
     thread::scope(|scope| {
         let writers: Vec<_> = content
             .iter()
-            .map(|(path, bytes)| scope.spawn(move || files::write_atomic(path, bytes, PRIVATE)))
+            .map(|(path, bytes)| {
+                scope.spawn(move || files::write_atomic(path, bytes, files::PRIVATE_FILE))
+            })
             .collect();
         for writer in writers {
             match writer.join() {

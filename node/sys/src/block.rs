@@ -444,7 +444,7 @@ pub fn write_region(device: &Path, offset: u64, bytes: &[u8]) -> Result<(), Bloc
 /// Whether a range holds nothing but zeros.
 pub fn is_blank(device: &Path, offset: u64, length: u64) -> Result<bool, BlockError> {
     let file = File::open(device).map_err(BlockError::io(device, "open"))?;
-    let mut buffer = vec![0; CHUNK];
+    let mut buffer = vec![0; CHUNK_LENGTH];
     for (at, length) in chunks(offset, length) {
         let chunk = &mut buffer[..length];
         file.read_exact_at(chunk, at)
@@ -464,7 +464,7 @@ pub fn zero_range(device: &Path, offset: u64, length: u64) -> Result<(), BlockEr
     let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
     if length > 0 && rustix::fs::fallocate(&file, flags, offset, length).is_err() {
         // Not every device and file system can; writing always works.
-        let zeros = vec![0; CHUNK];
+        let zeros = vec![0; CHUNK_LENGTH];
         for (at, length) in chunks(offset, length) {
             file.write_all_at(&zeros[..length], at)
                 .map_err(BlockError::io(device, "write zeros"))?;
@@ -473,12 +473,15 @@ pub fn zero_range(device: &Path, offset: u64, length: u64) -> Result<(), BlockEr
     file.sync_all().map_err(BlockError::io(device, "sync"))
 }
 
-const CHUNK: usize = 1024 * 1024;
+const CHUNK_LENGTH: usize = 1024 * 1024;
 
 fn chunks(offset: u64, length: u64) -> impl Iterator<Item = (u64, usize)> {
-    (0..length)
-        .step_by(CHUNK)
-        .map(move |done| (offset + done, (length - done).min(CHUNK as u64) as usize))
+    (0..length).step_by(CHUNK_LENGTH).map(move |done| {
+        (
+            offset + done,
+            (length - done).min(CHUNK_LENGTH as u64) as usize,
+        )
+    })
 }
 
 fn number(path: &Path) -> Result<u64, BlockError> {

@@ -36,7 +36,7 @@ use super::raw;
 pub const MAX_LINE: usize = 8 * 1024;
 
 /// How long the pipes of an ended child are read on.
-const DRAIN: Duration = Duration::from_millis(500);
+const DRAIN_LIMIT: Duration = Duration::from_millis(500);
 
 /// Which of its streams a child wrote to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,7 +204,7 @@ impl Child {
             }
         };
         let drained = async { while self.readers.join_next().await.is_some() {} };
-        if tokio::time::timeout(DRAIN, drained).await.is_err() {
+        if tokio::time::timeout(DRAIN_LIMIT, drained).await.is_err() {
             // Somebody else holds the pipe.
             self.readers.abort_all();
         }

@@ -47,7 +47,7 @@ const SECTOR: u64 = 4096;
 /// The unit of device-mapper tables, in bytes.
 const UNIT: u64 = 512;
 /// Bytes of IV and tag beside each sector of an authenticated volume.
-const TAG: u32 = 28;
+const TAG_LENGTH: u32 = 28;
 /// A table larger than this is a bug of ours.
 const MAX_TABLE: usize = 16 * 1024;
 
@@ -298,7 +298,7 @@ impl DeviceMapper {
             "capi:gcm(aes)-random ",
             &key.0[..],
             &format!(
-                " 0 {} 0 2 integrity:{TAG}:aead sector_size:{SECTOR}",
+                " 0 {} 0 2 integrity:{TAG_LENGTH}:aead sector_size:{SECTOR}",
                 integrity.display()
             ),
         );
@@ -526,7 +526,7 @@ fn integrity_target(device: &Path, sectors: u64) -> Target {
     Target {
         kind: "integrity",
         sectors,
-        parameters: Zeroizing::new(format!("{device} 0 {TAG} J 1 block_size:{SECTOR}")),
+        parameters: Zeroizing::new(format!("{device} 0 {TAG_LENGTH} J 1 block_size:{SECTOR}")),
         read_only: false,
     }
 }
@@ -561,7 +561,7 @@ fn superblock(name: &str, device: &Path) -> Result<u64, DmError> {
     }
     let tag = u16::from_le_bytes(array_at(&bytes, integrity_superblock::TAG_LENGTH));
     let tag = u32::from(tag);
-    if tag != TAG {
+    if tag != TAG_LENGTH {
         return Err(not_ours(format!("tags of {tag} bytes")));
     }
     let sectors = array_at(&bytes, integrity_superblock::PROVIDED_SECTORS);

@@ -23,6 +23,11 @@ use std::{
 
 use rustix::fs::OFlags;
 
+/// Mode of a file that only root may read.
+pub const PRIVATE_FILE: u32 = 0o600;
+/// Mode of a directory that only root may enter.
+pub const PRIVATE_DIRECTORY: u32 = 0o700;
+
 /// What went wrong with a file, at which step.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
@@ -198,7 +203,7 @@ mod tests {
     fn written_content_is_read_back_with_its_mode() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("key");
-        write_atomic(&path, b"first", 0o600).unwrap();
+        write_atomic(&path, b"first", PRIVATE_FILE).unwrap();
         write_atomic(&path, b"2nd", 0o640).unwrap();
         assert_eq!(read_limited(&path, 5).unwrap().unwrap(), b"2nd");
         assert_eq!(mode_of(&path), 0o640);
@@ -212,9 +217,9 @@ mod tests {
         let stale = dir.path().join(".roles.pb.tmp");
         fs::write(&stale, [b'x'; 4096]).unwrap();
         fs::set_permissions(&stale, fs::Permissions::from_mode(0o666)).unwrap();
-        write_atomic(&path, b"short", 0o600).unwrap();
+        write_atomic(&path, b"short", PRIVATE_FILE).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"short");
-        assert_eq!(mode_of(&path), 0o600);
+        assert_eq!(mode_of(&path), PRIVATE_FILE);
         assert!(!stale.exists());
     }
 
@@ -224,7 +229,7 @@ mod tests {
         let victim = dir.path().join("victim");
         fs::write(&victim, b"precious").unwrap();
         std::os::unix::fs::symlink(&victim, dir.path().join(".state.tmp")).unwrap();
-        let error = write_atomic(&dir.path().join("state"), b"x", 0o600).unwrap_err();
+        let error = write_atomic(&dir.path().join("state"), b"x", PRIVATE_FILE).unwrap_err();
         assert!(matches!(error, FileError::Io { step: "open", .. }));
         assert_eq!(fs::read(&victim).unwrap(), b"precious");
     }
@@ -251,7 +256,7 @@ mod tests {
     #[test]
     fn a_missing_directory_is_named() {
         let dir = tempfile::tempdir().unwrap();
-        let error = write_atomic(&dir.path().join("no/such"), b"", 0o600).unwrap_err();
+        let error = write_atomic(&dir.path().join("no/such"), b"", PRIVATE_FILE).unwrap_err();
         assert!(error.to_string().contains("no/.such.tmp"), "{error}");
     }
 
@@ -270,9 +275,9 @@ mod tests {
     fn directories_are_made_with_their_parents() {
         let dir = tempfile::tempdir().unwrap();
         let deep = dir.path().join("a/b/c");
-        create_dir_durably(&deep, 0o700).unwrap();
+        create_dir_durably(&deep, PRIVATE_DIRECTORY).unwrap();
         create_dir_durably(&deep, 0o750).unwrap();
         assert_eq!(mode_of(&deep), 0o750);
-        assert_eq!(mode_of(&dir.path().join("a")), 0o700);
+        assert_eq!(mode_of(&dir.path().join("a")), PRIVATE_DIRECTORY);
     }
 }

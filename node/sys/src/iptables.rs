@@ -13,10 +13,10 @@ use tokio::time::timeout;
 
 /// In seconds. Others may hold the tables' lock: kube-proxy, for as long as it
 /// takes to write some thousands of rules.
-const LOCK: &str = "20";
-const BOUND: Duration = Duration::from_secs(40);
+const LOCK_WAIT_SECONDS: &str = "20";
+const RUN_LIMIT: Duration = Duration::from_secs(40);
 /// An error is a line or two.
-const LINES: usize = 8;
+const MAX_QUOTED_LINES: usize = 8;
 
 /// Why the rules are not as they should be.
 #[derive(Debug, thiserror::Error)]
@@ -25,7 +25,7 @@ pub enum IptablesError {
     #[error(transparent)]
     Child(#[from] ChildError),
     /// It took too long.
-    #[error("iptables {arguments} has not ended within {BOUND:?}")]
+    #[error("iptables {arguments} has not ended within {RUN_LIMIT:?}")]
     Late {
         /// What it was told.
         arguments: String,
@@ -107,7 +107,7 @@ impl Iptables {
         chain: &str,
         rule: &[&str],
     ) -> Result<Ended, IptablesError> {
-        let mut arguments = vec!["-w", LOCK, "-t", table, what, chain];
+        let mut arguments = vec!["-w", LOCK_WAIT_SECONDS, "-t", table, what, chain];
         arguments.extend(rule);
         let mut command = Command::new(&self.file);
         command.args(&arguments).env_clear();
@@ -117,12 +117,12 @@ impl Iptables {
         let lines = said.clone();
         let mut child = Child::spawn(command, move |_, line| {
             let mut lines = lines.lock().unwrap_or_else(PoisonError::into_inner);
-            if lines.len() < LINES {
+            if lines.len() < MAX_QUOTED_LINES {
                 lines.push(line.to_owned());
             }
         })
         .await?;
-        let Ok(status) = timeout(BOUND, child.wait()).await else {
+        let Ok(status) = timeout(RUN_LIMIT, child.wait()).await else {
             return Err(IptablesError::Late { arguments });
         };
         let said = said

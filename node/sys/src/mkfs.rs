@@ -20,10 +20,10 @@ pub const MKFS_XFS: &str = "/sbin/mkfs.xfs";
 
 /// How long it may take. Seconds are usual, even emulated; a disk that needs
 /// longer than this is not usable.
-const BOUND: Duration = Duration::from_secs(300);
+const RUN_LIMIT: Duration = Duration::from_secs(300);
 
 /// How many of its last lines an error quotes.
-const QUOTED: usize = 8;
+const MAX_QUOTED_LINES: usize = 8;
 
 /// Why no file system was made.
 #[derive(Debug, thiserror::Error)]
@@ -60,7 +60,7 @@ pub enum MkfsError {
 
 /// Makes an XFS file system on a device, overwriting what is there.
 pub async fn xfs(device: &Path) -> Result<(), MkfsError> {
-    xfs_with(Path::new(MKFS_XFS), device, BOUND).await
+    xfs_with(Path::new(MKFS_XFS), device, RUN_LIMIT).await
 }
 
 /// The same, with the program and the bound given.
@@ -75,7 +75,7 @@ pub async fn xfs_with(program: &Path, device: &Path, bound: Duration) -> Result<
     let keep = lines.clone();
     let child = Child::spawn(command, move |_, line| {
         let mut lines = keep.lock().unwrap_or_else(|broken| broken.into_inner());
-        if lines.len() == QUOTED {
+        if lines.len() == MAX_QUOTED_LINES {
             lines.remove(0);
         }
         lines.push(line.trim().to_owned());

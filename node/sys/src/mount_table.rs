@@ -21,7 +21,7 @@ use super::mounts::{self, MountError};
 /// The table, as this thread sees it.
 const TABLE: &str = "/proc/thread-self/mountinfo";
 /// Below a mount that is undone there may be one that it has covered.
-const ROUNDS: usize = 16;
+const MAX_UNMOUNT_ROUNDS: usize = 16;
 
 /// Every place at or below `path` where something is mounted, in the order in
 /// which it was; a place twice if there are two, one over the other.
@@ -66,7 +66,7 @@ fn octal(digits: &[u8]) -> Option<u8> {
 ///
 /// When this returns without an error, nothing is mounted there.
 pub fn unmount_below(path: &Path) -> Result<(), MountError> {
-    for _ in 0..ROUNDS {
+    for _ in 0..MAX_UNMOUNT_ROUNDS {
         let places = mounts_below(path)?;
         if places.is_empty() {
             return Ok(());

@@ -22,7 +22,7 @@ const KEY_POWER: u16 = 116;
 
 /// Length of the kernel's `struct input_event` on 64-bit machines: two words
 /// of time, type, code, value.
-const EVENT: usize = 24;
+const EVENT_LENGTH: usize = 24;
 
 /// Why the button cannot be watched.
 #[derive(Debug, thiserror::Error)]
@@ -83,13 +83,13 @@ async fn pressed_on(path: &Path, device: &Watched) -> Result<(), PowerButtonErro
         source,
     };
     // The kernel gives whole events only.
-    let mut buffer = [0; EVENT * 16];
+    let mut buffer = [0; EVENT_LENGTH * 16];
     loop {
         let length = device.read(&mut buffer).await.map_err(failed)?;
         if length == 0 {
             return Err(failed(io::ErrorKind::UnexpectedEof.into()));
         }
-        if buffer[..length].chunks_exact(EVENT).any(is_press) {
+        if buffer[..length].chunks_exact(EVENT_LENGTH).any(is_press) {
             return Ok(());
         }
     }

@@ -40,7 +40,7 @@ use tokio::task::JoinHandle;
 use super::cidr::Cidr;
 
 /// Peers in one message to the kernel, which takes 64 KiB at a time or less.
-const AT_ONCE: usize = 64;
+const PEERS_PER_MESSAGE: usize = 64;
 
 /// Why an interface was not read or changed.
 #[derive(Debug, thiserror::Error)]
@@ -155,7 +155,7 @@ impl Wireguard {
     /// Makes an interface have exactly these peers.
     pub async fn set_peers(&self, link: &str, wanted: &[Peer]) -> Result<(), WireguardError> {
         let present = self.peers(link).await?;
-        for some in changes(&present, wanted).chunks(AT_ONCE) {
+        for some in changes(&present, wanted).chunks(PEERS_PER_MESSAGE) {
             let peers = vec![WireguardAttribute::Peers(some.to_vec())];
             self.set(link, "set the peers", peers).await?;
         }

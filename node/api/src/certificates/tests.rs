@@ -339,7 +339,7 @@ fn a_possession_certificate_proves_its_key_and_nothing_else() {
 
 #[test]
 fn size_is_bounded() {
-    let huge = vec![0x30; LARGEST + 1];
+    let huge = vec![0x30; MAX_DER_SIZE + 1];
     assert!(matches!(
         verify_self_signed(&huge, at(NOW)),
         Err(CertificateError::Malformed { .. })

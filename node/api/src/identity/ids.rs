@@ -45,8 +45,8 @@ pub enum IdentityError {
 
 /// Enough of a bad name to recognise it, not enough to fill a log.
 fn shorten(found: &str) -> String {
-    const LONGEST: usize = 80;
-    match found.char_indices().nth(LONGEST) {
+    const MAX_QUOTED_CHARS: usize = 80;
+    match found.char_indices().nth(MAX_QUOTED_CHARS) {
         Some((at, _)) => format!("{}…", &found[..at]),
         None => found.to_owned(),
     }

@@ -28,7 +28,7 @@ impl Machine {
         let device = self.dir.path().join("dev").join(name);
         File::create(&device)
             .unwrap()
-            .set_len(mib * CHUNK as u64)
+            .set_len(mib * CHUNK_LENGTH as u64)
             .unwrap();
         device
     }
@@ -182,14 +182,14 @@ fn a_partition_that_fills_its_disk_is_left_alone() {
 fn ranges_are_zeroed_and_nothing_beside_them() {
     let dir = tempfile::tempdir().unwrap();
     let device = dir.path().join("device");
-    fs::write(&device, vec![7; 3 * CHUNK]).unwrap();
-    let (offset, length) = (1000, CHUNK as u64 + 5000);
+    fs::write(&device, vec![7; 3 * CHUNK_LENGTH]).unwrap();
+    let (offset, length) = (1000, CHUNK_LENGTH as u64 + 5000);
     assert!(!is_blank(&device, offset, length).unwrap());
     zero_range(&device, offset, length).unwrap();
     assert!(is_blank(&device, offset, length).unwrap());
     assert!(!is_blank(&device, offset - 1, length).unwrap());
     assert!(!is_blank(&device, offset, length + 1).unwrap());
-    assert_eq!(size_of(&device).unwrap(), 3 * CHUNK as u64);
+    assert_eq!(size_of(&device).unwrap(), 3 * CHUNK_LENGTH as u64);
     write_region(&device, offset + 7, b"abc").unwrap();
     assert_eq!(read_region(&device, offset + 6, 5).unwrap(), b"\0abc\0");
 }

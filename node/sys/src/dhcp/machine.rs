@@ -36,7 +36,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// It grows no longer than this, so that a server that comes late is found.
 const LONGEST_PAUSE: Duration = Duration::from_secs(16);
 /// An offer, or a held lease, is asked for so many times.
-const REQUESTS: u32 = 4;
+const MAX_REQUESTS: u32 = 4;
 /// Renewing is not asked for more often than this.
 const RENEWAL_PAUSE: Duration = Duration::from_secs(60);
 
@@ -212,7 +212,7 @@ impl Machine {
             }
             Phase::Requesting(exchange, offer) => {
                 let (exchange, offer) = (*exchange, offer.clone());
-                if exchange.asked >= REQUESTS {
+                if exchange.asked >= MAX_REQUESTS {
                     self.shunned = Some(offer.server);
                     self.phase = Phase::Selecting(self.exchange(now));
                     return None;
@@ -224,7 +224,7 @@ impl Machine {
             }
             Phase::Checking(exchange) => {
                 let exchange = *exchange;
-                if exchange.asked >= REQUESTS {
+                if exchange.asked >= MAX_REQUESTS {
                     // The lease stays in use until it expires; meanwhile any
                     // server may grant another.
                     self.phase = Phase::Selecting(self.exchange(now));

@@ -39,7 +39,7 @@ const OPTIONS: usize = 240;
 const SERVER_NAME: std::ops::Range<usize> = 44..108;
 const FILE: std::ops::Range<usize> = 108..236;
 /// Some relays drop shorter messages.
-const SHORTEST: usize = 300;
+const MIN_MESSAGE_LENGTH: usize = 300;
 
 /// The type of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -186,8 +186,8 @@ impl Message {
             bytes.extend_from_slice(value);
         }
         bytes.push(END);
-        if bytes.len() < SHORTEST {
-            bytes.resize(SHORTEST, PAD);
+        if bytes.len() < MIN_MESSAGE_LENGTH {
+            bytes.resize(MIN_MESSAGE_LENGTH, PAD);
         }
         bytes
     }
@@ -265,7 +265,7 @@ mod tests {
         message.in_use = [10, 0, 0, 1].into();
         message.set(code::HOST_NAME, b"node");
         let bytes = message.encode();
-        assert!(bytes.len() >= SHORTEST);
+        assert!(bytes.len() >= MIN_MESSAGE_LENGTH);
         assert_eq!(Message::decode(&bytes).unwrap(), message);
     }
 

@@ -63,7 +63,7 @@ impl SlotStore for FileSlot {
             .write(true)
             .create(true)
             .truncate(false)
-            .mode(0o600)
+            .mode(files::PRIVATE_FILE)
             .open(&self.path)?;
         file.write_all_at(bytes, 0)?;
         file.set_len(bytes.len() as u64)?;

@@ -18,9 +18,6 @@ use super::{KubernetesPkiError, certificate::LIFETIME};
 /// that a renewal may fail for days before anybody notices.
 pub const RENEW_BEFORE: Duration = Duration::from_secs(LIFETIME.as_secs() / 3);
 
-/// Only root of this machine.
-const PRIVATE: u32 = 0o600;
-
 /// A certificate in the form that Kubernetes' programs read.
 pub fn to_pem(certificate: &[u8]) -> String {
     pem_of("CERTIFICATE", certificate)
@@ -149,8 +146,12 @@ impl KeyAndCertificate {
     /// Programs that follow their files may see the new key beside the old
     /// certificate for a moment; they keep what they had until both fit.
     pub fn save(&self, certificate: &Path, key: &Path) -> Result<(), KubernetesPkiError> {
-        files::write_atomic(key, self.key.expose().as_bytes(), PRIVATE)?;
-        files::write_atomic(certificate, self.certificate_pem().as_bytes(), PRIVATE)?;
+        files::write_atomic(key, self.key.expose().as_bytes(), files::PRIVATE_FILE)?;
+        files::write_atomic(
+            certificate,
+            self.certificate_pem().as_bytes(),
+            files::PRIVATE_FILE,
+        )?;
         Ok(())
     }
 }
