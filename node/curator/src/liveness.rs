@@ -111,7 +111,7 @@ impl Hearing {
         for _ in 0..ATTEMPTS {
             let session = self.session().await?;
             if self.renewed(stream, node, boot_id, session)? {
-                self.cache.heard(node);
+                self.cache.record_heartbeat(node);
                 return Ok(());
             }
             let known = self.cache.node(node);
@@ -162,7 +162,7 @@ impl Hearing {
     ) -> Result<bool, Status> {
         // The revision first: what is in the cache is then at least as new.
         let reached = self.cache.revision();
-        let heard_by = self.cache.heard_by(node);
+        let owner = self.cache.heartbeat_owner(node);
         let mut all = self.held();
         let Some(held) = all.get_mut(&node) else {
             return Ok(false);
@@ -172,8 +172,8 @@ impl Hearing {
                 "the node has opened another heartbeat stream meanwhile",
             ));
         }
-        let elsewhere = heard_by
-            .filter(|(curator, revision)| *curator != self.own && *revision > held.revision);
+        let elsewhere =
+            owner.filter(|(curator, revision)| *curator != self.own && *revision > held.revision);
         if let Some((curator, _)) = elsewhere {
             let same_stream = held.stream == stream;
             all.remove(&node);
@@ -188,7 +188,7 @@ impl Hearing {
         }
         // The key was there and is gone: the lease has lapsed and nobody has
         // noticed yet, or the node has just been given up.
-        let gone = heard_by.is_none() && reached >= held.revision;
+        let gone = owner.is_none() && reached >= held.revision;
         if gone || held.lease != session || held.boot_id != boot_id {
             return Ok(false);
         }
@@ -265,7 +265,7 @@ impl Hearing {
         let Some(lease) = *self.session.borrow() else {
             return;
         };
-        let standing = self.cache.heard_under(lease);
+        let standing = self.cache.nodes_in_session(lease);
         let mut all = self.held();
         for (node, revision) in standing {
             let held = all.entry(node).or_insert_with(|| Held {

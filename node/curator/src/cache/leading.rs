@@ -36,10 +36,9 @@ pub struct Leadership {
 impl Cache {
     /// The oldest candidate.
     pub fn leader(&self) -> Option<Leader> {
-        let inner = self.lock();
-        let oldest = inner.candidates.values().min_by_key(|c| c.since)?;
-        let status = inner.nodes.get(&oldest.curator);
-        let status = status.and_then(|e| Some(&e.status.as_ref()?.content));
+        let contents = self.lock();
+        let (_, oldest) = contents.presence.oldest_candidate()?;
+        let status = contents.records.status(oldest.curator);
         let (host, port) = status.map_or((String::new(), 0), |status| {
             (status.external_address.clone(), status.curator_port)
         });
@@ -52,11 +51,9 @@ impl Cache {
 
     /// Whether the oldest candidate is this curator, in its present life.
     pub fn leadership(&self) -> Option<Leadership> {
-        let inner = self.lock();
-        let (key, oldest) = inner.candidates.iter().min_by_key(|(_, c)| c.since)?;
-        let session = inner.session?;
-        let leads = oldest.curator == self.own && oldest.lease == session.id();
-        leads.then(|| Leadership {
+        let contents = self.lock();
+        let (key, oldest) = contents.presence.oldest_candidate()?;
+        contents.presence.is_own(oldest).then(|| Leadership {
             key: key.clone(),
             since: oldest.since,
         })
@@ -64,6 +61,6 @@ impl Cache {
 
     /// How many curators are ready to lead.
     pub fn candidates(&self) -> usize {
-        self.lock().candidates.len()
+        self.lock().presence.candidates()
     }
 }

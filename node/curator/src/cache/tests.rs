@@ -1,12 +1,16 @@
+use std::collections::BTreeMap;
+
 use hearth_api::{
-    identity::SigningKey,
+    identity::{Identity, PublicKey, SigningKey, Ticket, UserName},
     private::{StoredCluster, StoredNode},
-    v1::{Node, NodeHealth},
+    v1::{Node, NodeHealth, NodeState},
 };
+use hearth_consensus::Record;
 use proptest::prelude::*;
 use prost::Message as _;
 
 use super::*;
+use crate::state::{Intent, LivenessRecord, Tombstone};
 
 const LONG: Duration = Duration::from_secs(3600);
 

@@ -1,18 +1,13 @@
 //! Nodes as they are shown: to those who ask, and, encoded once for all of
 //! them, to those who follow.
 
-use std::{
-    collections::HashSet,
-    ops::Bound::{Excluded, Unbounded},
-};
+use std::collections::HashSet;
 
 use bytes::Bytes;
 use hearth_api::{identity::NodeId, v1::Node};
-use prost::Message as _;
 use tokio::time::Instant;
 
-use super::{Cache, Entry, Inner};
-use crate::health;
+use super::Cache;
 
 /// Where a subscriber begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,50 +33,49 @@ pub struct Changes {
 impl Cache {
     /// One node, as it is shown.
     pub fn shown(&self, id: NodeId) -> Option<Node> {
-        let inner = self.lock();
-        self.wire(inner.nodes.get(&id)?, Some(Instant::now()))
+        self.lock().shown(id, Instant::now())
     }
 
     /// Those of these nodes that `wanted` picks, all at one moment.
     pub fn nodes_among(&self, ids: &HashSet<NodeId>, wanted: impl Fn(&Node) -> bool) -> Vec<Node> {
-        let inner = self.lock();
-        let now = Some(Instant::now());
-        let named = ids.iter().filter_map(|id| inner.nodes.get(id));
-        let mut nodes: Vec<_> = named.filter_map(|e| self.wire(e, now)).collect();
-        nodes.retain(wanted);
+        let contents = self.lock();
+        let now = Instant::now();
+        let named = ids.iter().filter_map(|id| contents.shown(*id, now));
+        let mut nodes: Vec<_> = named.filter(wanted).collect();
         nodes.sort_by(|a, b| a.id.cmp(&b.id));
         nodes
     }
 
     /// The nodes that `wanted` picks, all at one moment.
     pub fn nodes(&self, wanted: impl Fn(&Node) -> bool) -> Vec<Node> {
-        let inner = self.lock();
-        let now = Some(Instant::now());
-        let visible = inner.nodes.values().filter_map(|e| self.wire(e, now));
+        let contents = self.lock();
+        let now = Instant::now();
+        let all = contents.records.ids_after(None);
+        let visible = all.filter_map(|id| contents.shown(id, now));
         visible.filter(wanted).collect()
     }
 
     /// One node, as subscribers get it.
     pub fn encoded(&self, id: NodeId) -> Option<Bytes> {
-        self.encode(self.lock().nodes.get_mut(&id)?)
+        self.lock().encoded(id)
     }
 
     /// The version and the revision of what is here, of one moment.
     pub fn moment(&self) -> Moment {
-        let inner = self.lock();
+        let contents = self.lock();
         Moment {
-            version: inner.version,
-            revision: inner.revision,
+            version: contents.versions.newest(),
+            revision: contents.revision,
         }
     }
 
     /// Up to `most` nodes with IDs after this one, as subscribers get them.
     pub fn nodes_after(&self, after: Option<NodeId>, most: usize) -> Vec<(NodeId, Bytes)> {
-        let mut inner = self.lock();
-        let from = after.map_or(Unbounded, Excluded);
-        let nodes = inner.nodes.range_mut((from, Unbounded));
-        let nodes = nodes.filter_map(|(id, e)| Some((*id, self.encode(e)?)));
-        nodes.take(most).collect()
+        let mut contents = self.lock();
+        let ids: Vec<_> = contents.records.ids_after(after).take(most).collect();
+        let nodes = ids.into_iter();
+        let nodes = nodes.filter_map(|id| Some((id, contents.encoded(id)?)));
+        nodes.collect()
     }
 
     /// What has changed since a version, of `only` one node if it is given: at
@@ -93,26 +87,19 @@ impl Cache {
         most: usize,
         bytes: usize,
     ) -> Changes {
-        let mut inner = self.lock();
-        let Inner {
-            nodes,
-            versions,
-            version: newest,
-            revision,
-            ..
-        } = &mut *inner;
+        let mut contents = self.lock();
         let mut changes = Changes {
             nodes: Vec::new(),
             tombstones: Vec::new(),
-            version: *newest,
-            complete: Some(*revision),
+            version: contents.versions.newest(),
+            complete: Some(contents.revision),
         };
+        let newer = contents.versions.since(version);
+        let newer = newer.filter(|(_, id)| only.is_none_or(|only| only == *id));
+        let newer: Vec<_> = newer.take(most).collect();
         let mut size = 0;
-        for (at, id) in versions.range(version + 1..) {
-            if only.is_some_and(|only| only != *id) {
-                continue;
-            }
-            match nodes.get_mut(id).and_then(|e| self.encode(e)) {
+        for (at, id) in newer {
+            match contents.encoded(id) {
                 Some(node) => {
                     size += node.len();
                     changes.nodes.push(node);
@@ -120,52 +107,11 @@ impl Cache {
                 None => changes.tombstones.push(id.to_string()),
             }
             if changes.nodes.len() + changes.tombstones.len() == most || size >= bytes {
-                changes.version = *at;
+                changes.version = at;
                 changes.complete = None;
                 break;
             }
         }
         changes
-    }
-
-    /// All subscribers share these bytes.
-    fn encode(&self, entry: &mut Entry) -> Option<Bytes> {
-        if entry.encoded.is_none() {
-            let node = self.wire(entry, None)?;
-            entry.encoded = Some(node.encode_to_vec().into());
-        }
-        entry.encoded.clone()
-    }
-
-    /// A node as it is shown. How old its last heartbeat is changes all the
-    /// time, so that is for those who ask at some moment, `now`.
-    fn wire(&self, entry: &Entry, now: Option<Instant>) -> Option<Node> {
-        let record = &entry.record.as_ref()?.content;
-        let status = entry.status.as_ref().map(|status| &status.content);
-        let reported = status.map(|status| &status.boot_id[..]);
-        let (health, health_reason) = health::judge(
-            record.state,
-            &entry.liveness,
-            reported,
-            self.bound,
-            self.grace,
-        );
-        Some(Node {
-            id: record.id.to_string(),
-            public_key: record.public_key.as_bytes().to_vec(),
-            state: record.state.into(),
-            roles: Some(record.roles),
-            status: status.cloned(),
-            health: health.into(),
-            health_reason,
-            labels: record.labels.clone(),
-            tpm_usage: record.tpm_usage.into(),
-            storage_security: record.storage_security.into(),
-            heartbeat_age_ms: now.zip(entry.heartbeat).map(|(now, heard)| {
-                u64::try_from(now.duration_since(heard).as_millis()).unwrap_or(u64::MAX)
-            }),
-            decommissioning: record.decommissioning,
-            networking: record.networking.map(Into::into),
-        })
     }
 }

@@ -1,0 +1,196 @@
+//! All that the cache holds, and the one place where its versions move.
+
+use std::{
+    collections::{BTreeSet, HashSet},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use hearth_api::{identity::NodeId, v1::Node};
+use hearth_consensus::{Change, Lease, Listing, Record};
+use prost::Message as _;
+use tokio::time::Instant;
+use zeroize::Zeroize as _;
+
+use super::{
+    presence::Presence,
+    records::{Applied, Records},
+    versions::Versions,
+};
+use crate::health;
+use crate::state::{Key, RecordError};
+
+/// See the module.
+pub(super) struct Contents {
+    pub records: Records,
+    pub presence: Presence,
+    pub versions: Versions,
+    /// Of the store, up to which everything is here.
+    pub revision: i64,
+    /// Moves with the cluster's and the nodes' records: with who is a member.
+    pub members: u64,
+    bound: Duration,
+    grace: Duration,
+}
+
+impl Contents {
+    /// See [`Cache::new`](super::Cache::new).
+    pub fn new(own: NodeId, bound: Duration, grace: Duration) -> Self {
+        Self {
+            records: Records::default(),
+            presence: Presence::new(own),
+            versions: Versions::default(),
+            revision: 0,
+            members: 0,
+            bound,
+            grace,
+        }
+    }
+
+    /// Takes a whole listing for what there is.
+    pub fn replace(&mut self, listing: Listing) -> Result<(), RecordError> {
+        let present: HashSet<&str> = listing.records.iter().map(|r| r.key.as_str()).collect();
+        let held: Vec<_> = self.records.keys().chain(self.presence.keys()).collect();
+        for key in held {
+            if !present.contains(key.as_str()) {
+                self.delete(&key);
+            }
+        }
+        listing
+            .records
+            .into_iter()
+            .try_for_each(|record| self.put(record))
+    }
+
+    /// Takes in what has changed.
+    pub fn apply(&mut self, batch: Vec<Change>) -> Result<(), RecordError> {
+        batch.into_iter().try_for_each(|change| match change {
+            Change::Put(record) => self.put(record),
+            Change::Deleted { key, .. } => {
+                self.delete(&key);
+                Ok(())
+            }
+        })
+    }
+
+    fn put(&mut self, mut record: Record) -> Result<(), RecordError> {
+        let applied = match Key::parse(&record.key) {
+            Key::Liveness(id) => self.presence.put_liveness(id, &record),
+            Key::Candidate => self.presence.put_candidate(&record),
+            key => self.records.put(key, &record),
+        };
+        // Some of them have secrets in them.
+        record.value.zeroize();
+        self.note(applied?);
+        Ok(())
+    }
+
+    fn delete(&mut self, key: &str) {
+        let applied = match Key::parse(key) {
+            Key::Liveness(id) => self.presence.delete_liveness(id),
+            Key::Candidate => self.presence.delete_candidate(key),
+            key => self.records.delete(&key),
+        };
+        self.note(applied);
+    }
+
+    fn note(&mut self, applied: Applied) {
+        match applied {
+            Applied::Unfollowed => {}
+            Applied::Cluster => self.versions.touch_all(),
+            Applied::Members => {
+                self.members += 1;
+                self.versions.touch_all();
+            }
+            Applied::Member(id) => {
+                self.members += 1;
+                self.note(Applied::Node(id));
+            }
+            Applied::Node(id) => {
+                self.presence.expect(id);
+                self.versions.touch(id, self.exists(id));
+            }
+        }
+    }
+
+    fn exists(&self, id: NodeId) -> bool {
+        self.records.record(id).is_some()
+    }
+
+    /// Begins a new life of this curator under this lease. Returns the leases
+    /// that earlier lives have left.
+    pub fn begin_session(&mut self, lease: Lease) -> BTreeSet<i64> {
+        let (applied, former) = self.presence.begin_session(lease);
+        applied.into_iter().for_each(|applied| self.note(applied));
+        former
+    }
+
+    /// When the first grace is over.
+    pub fn next_overdue(&self) -> Option<Instant> {
+        self.presence.next_overdue(self.grace, |id| self.exists(id))
+    }
+
+    /// Notes whose grace is over.
+    pub fn mark_overdue(&mut self) {
+        let applied = self.presence.mark_overdue(Instant::now(), self.grace);
+        applied.into_iter().for_each(|applied| self.note(applied));
+    }
+
+    /// One node, as subscribers get it.
+    pub fn encoded(&mut self, id: NodeId) -> Option<Bytes> {
+        let Self {
+            records,
+            presence,
+            versions,
+            bound,
+            grace,
+            ..
+        } = self;
+        let encode = || {
+            let node = show(records, presence, id, None, *bound, *grace)?;
+            Some(node.encode_to_vec().into())
+        };
+        versions.encoded(id, encode)
+    }
+
+    /// A node as it is shown to somebody who asks `now`.
+    pub fn shown(&self, id: NodeId, now: Instant) -> Option<Node> {
+        let (records, presence) = (&self.records, &self.presence);
+        show(records, presence, id, Some(now), self.bound, self.grace)
+    }
+}
+
+/// A node as it is shown. How old its last heartbeat is changes all the time,
+/// so that is for those who ask at some moment, `now`.
+fn show(
+    records: &Records,
+    presence: &Presence,
+    id: NodeId,
+    now: Option<Instant>,
+    bound: Duration,
+    grace: Duration,
+) -> Option<Node> {
+    let record = &records.record(id)?.content;
+    let status = records.status(id);
+    let reported = status.map(|status| &status.boot_id[..]);
+    let liveness = presence.liveness(id)?;
+    let (health, health_reason) = health::judge(record.state, liveness, reported, bound, grace);
+    let heartbeat = presence.last_heartbeat(id);
+    Some(Node {
+        id: record.id.to_string(),
+        public_key: record.public_key.as_bytes().to_vec(),
+        state: record.state.into(),
+        roles: Some(record.roles),
+        status: status.cloned(),
+        health: health.into(),
+        health_reason,
+        labels: record.labels.clone(),
+        tpm_usage: record.tpm_usage.into(),
+        storage_security: record.storage_security.into(),
+        heartbeat_age_ms: now.zip(heartbeat).map(|(now, heard)| {
+            u64::try_from(now.duration_since(heard).as_millis()).unwrap_or(u64::MAX)
+        }),
+        decommissioning: record.decommissioning,
+        networking: record.networking.map(Into::into),
+    })
+}

@@ -1,0 +1,440 @@
+//! What etcd holds of the records that are followed, decoded. No clock, no lock
+//! and nobody who is told: a change goes in, and what it was about comes out
+//! ([`Applied`]).
+
+use std::{
+    collections::{BTreeMap, HashMap},
+    ops::Bound::{Excluded, Unbounded},
+};
+
+use hearth_api::{
+    identity::{MeshKey, NodeId, PublicKey, Ticket},
+    v1::{ClusterDirectory, NodeState, NodeStatus, cluster_directory},
+};
+use hearth_consensus::Record;
+use hearth_host::networking::PodRange;
+
+use crate::decisions::{At, networking::Found};
+use crate::state::{self, ClusterRecord, Intent, Key, NodeRecord, RecordError, Tombstone};
+
+/// What a change was about, for those who have to be told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Applied {
+    /// Nothing that anybody follows.
+    Unfollowed,
+    /// No node in particular.
+    Cluster,
+    /// The cluster's own record: what everybody's membership rests on.
+    Members,
+    /// This node's record: whether it is a member, and what is shown of it.
+    Member(NodeId),
+    /// What is shown of this node.
+    Node(NodeId),
+}
+
+/// What is stored of one node.
+#[derive(Default)]
+struct Stored {
+    record: Option<At<NodeRecord>>,
+    status: Option<At<NodeStatus>>,
+}
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Records {
+    cluster: Option<At<ClusterRecord>>,
+    ticket: Option<At<Ticket>>,
+    nodes: BTreeMap<NodeId, Stored>,
+    intents: BTreeMap<NodeId, At<Intent>>,
+    /// Of deleted nodes: as many as ever were, at some hundred bytes each.
+    tombstones: HashMap<NodeId, Tombstone>,
+    /// Of nodes and of deleted ones.
+    join_keys: HashMap<PublicKey, NodeId>,
+    /// Of the nodes that have, or had, pods.
+    pod_ranges: BTreeMap<PodRange, At<NodeId>>,
+    /// The same.
+    mesh_keys: HashMap<MeshKey, At<NodeId>>,
+}
+
+impl Records {
+    /// Takes in what `key` holds now.
+    pub fn put(&mut self, key: Key, record: &Record) -> Result<Applied, RecordError> {
+        match key {
+            Key::Cluster => self.put_cluster(record),
+            Key::Node(id) => self.put_node(id, record),
+            Key::Status(id) => self.put_status(id, record),
+            Key::Tombstone(id) => self.put_tombstone(id, record),
+            Key::JoinKey(key) => self.put_join_key(key, record),
+            Key::PodRange(range) => self.put_pod_range(range, record),
+            Key::MeshKey(key) => self.put_mesh_key(key, record),
+            Key::Intent(id) => self.put_intent(id, record),
+            Key::RegisterTicket => self.put_ticket(record),
+            Key::Liveness(_) | Key::Candidate | Key::Other => Ok(Applied::Unfollowed),
+        }
+    }
+
+    /// `key` holds nothing any more.
+    pub fn delete(&mut self, key: &Key) -> Applied {
+        match key {
+            Key::Cluster => {
+                self.cluster = None;
+                return Applied::Members;
+            }
+            Key::Node(id) => {
+                self.change_node(*id, |stored| stored.record = None);
+                return Applied::Member(*id);
+            }
+            Key::Status(id) => {
+                self.change_node(*id, |stored| stored.status = None);
+                return Applied::Node(*id);
+            }
+            Key::Tombstone(id) => drop(self.tombstones.remove(id)),
+            Key::JoinKey(key) => drop(self.join_keys.remove(key)),
+            Key::PodRange(range) => drop(self.pod_ranges.remove(range)),
+            Key::MeshKey(key) => drop(self.mesh_keys.remove(key)),
+            Key::Intent(id) => drop(self.intents.remove(id)),
+            Key::RegisterTicket => self.ticket = None,
+            Key::Liveness(_) | Key::Candidate | Key::Other => {}
+        }
+        Applied::Unfollowed
+    }
+
+    fn put_cluster(&mut self, record: &Record) -> Result<Applied, RecordError> {
+        self.cluster = at(
+            record,
+            usable(ClusterRecord::decode(&record.key, &record.value))?,
+        );
+        Ok(Applied::Members)
+    }
+
+    fn put_node(&mut self, id: NodeId, record: &Record) -> Result<Applied, RecordError> {
+        let known = self.record(id).map(|known| known.revision);
+        if known == Some(record.mod_revision) {
+            return Ok(Applied::Unfollowed);
+        }
+        let node = at(
+            record,
+            usable(NodeRecord::decode(&record.key, &record.value))?,
+        );
+        self.change_node(id, |stored| stored.record = node);
+        Ok(Applied::Member(id))
+    }
+
+    fn put_status(&mut self, id: NodeId, record: &Record) -> Result<Applied, RecordError> {
+        let known = self
+            .nodes
+            .get(&id)
+            .and_then(|stored| stored.status.as_ref());
+        if known.is_some_and(|known| known.revision == record.mod_revision) {
+            return Ok(Applied::Unfollowed);
+        }
+        let status = at(
+            record,
+            usable(state::decode_status(&record.key, &record.value))?,
+        );
+        self.change_node(id, |stored| stored.status = status);
+        Ok(Applied::Node(id))
+    }
+
+    fn put_tombstone(&mut self, id: NodeId, record: &Record) -> Result<Applied, RecordError> {
+        if let Some(tombstone) = usable(Tombstone::decode(&record.key, &record.value))? {
+            self.tombstones.insert(id, tombstone);
+        }
+        Ok(Applied::Unfollowed)
+    }
+
+    fn put_join_key(&mut self, key: PublicKey, record: &Record) -> Result<Applied, RecordError> {
+        if let Some(id) = owner(record)? {
+            self.join_keys.insert(key, id.content);
+        }
+        Ok(Applied::Unfollowed)
+    }
+
+    fn put_pod_range(&mut self, range: PodRange, record: &Record) -> Result<Applied, RecordError> {
+        if let Some(id) = owner(record)? {
+            self.pod_ranges.insert(range, id);
+        }
+        Ok(Applied::Unfollowed)
+    }
+
+    fn put_mesh_key(&mut self, key: MeshKey, record: &Record) -> Result<Applied, RecordError> {
+        if let Some(id) = owner(record)? {
+            self.mesh_keys.insert(key, id);
+        }
+        Ok(Applied::Unfollowed)
+    }
+
+    fn put_intent(&mut self, id: NodeId, record: &Record) -> Result<Applied, RecordError> {
+        match at(record, usable(Intent::decode(&record.key, &record.value))?) {
+            Some(intent) => drop(self.intents.insert(id, intent)),
+            None => drop(self.intents.remove(&id)),
+        }
+        Ok(Applied::Unfollowed)
+    }
+
+    fn put_ticket(&mut self, record: &Record) -> Result<Applied, RecordError> {
+        self.ticket = at(
+            record,
+            usable(state::decode_ticket(&record.key, &record.value))?,
+        );
+        Ok(Applied::Unfollowed)
+    }
+
+    fn change_node(&mut self, id: NodeId, change: impl FnOnce(&mut Stored)) {
+        let stored = self.nodes.entry(id).or_default();
+        change(stored);
+        if stored.record.is_none() && stored.status.is_none() {
+            self.nodes.remove(&id);
+        }
+    }
+
+    /// The keys of everything that is held.
+    pub fn keys(&self) -> impl Iterator<Item = String> {
+        let nodes = self.nodes.iter().flat_map(|(id, stored)| {
+            [
+                stored.record.is_some().then(|| state::node_key(*id)),
+                stored.status.is_some().then(|| state::status_key(*id)),
+            ]
+        });
+        let ranges = self.pod_ranges.keys();
+        let cluster = self.cluster.as_ref().map(|_| state::CLUSTER.to_owned());
+        let ticket = self.ticket.as_ref().map(|_| state::REGISTER_TICKET.into());
+        nodes
+            .flatten()
+            .chain(self.intents.keys().map(|id| state::intent_key(*id)))
+            .chain(self.tombstones.keys().map(|id| state::tombstone_key(*id)))
+            .chain(self.join_keys.keys().map(state::join_key_key))
+            .chain(ranges.map(|range| state::pod_range_key(*range)))
+            .chain(self.mesh_keys.keys().map(state::mesh_key_key))
+            .chain(cluster)
+            .chain(ticket)
+    }
+
+    pub fn cluster(&self) -> Option<&At<ClusterRecord>> {
+        self.cluster.as_ref()
+    }
+
+    pub fn ticket(&self) -> Option<&At<Ticket>> {
+        self.ticket.as_ref()
+    }
+
+    pub fn tombstone(&self, id: NodeId) -> Option<&Tombstone> {
+        self.tombstones.get(&id)
+    }
+
+    pub fn intent(&self, id: NodeId) -> Option<&At<Intent>> {
+        self.intents.get(&id)
+    }
+
+    pub fn intents(&self) -> impl Iterator<Item = &At<Intent>> {
+        self.intents.values()
+    }
+
+    pub fn join_key_owner(&self, key: &PublicKey) -> Option<NodeId> {
+        self.join_keys.get(key).copied()
+    }
+
+    /// A node's record, if there is such a node.
+    pub fn record(&self, id: NodeId) -> Option<&At<NodeRecord>> {
+        self.nodes.get(&id)?.record.as_ref()
+    }
+
+    /// What was reported by this ID last, be it a node's or not.
+    pub fn status(&self, id: NodeId) -> Option<&NodeStatus> {
+        Some(&self.nodes.get(&id)?.status.as_ref()?.content)
+    }
+
+    /// All nodes.
+    pub fn nodes(&self) -> impl Iterator<Item = &NodeRecord> {
+        let records = self
+            .nodes
+            .values()
+            .filter_map(|stored| stored.record.as_ref());
+        records.map(|record| &record.content)
+    }
+
+    /// The nodes with IDs after this one, in order.
+    pub fn ids_after(&self, after: Option<NodeId>) -> impl Iterator<Item = NodeId> {
+        let from = after.map_or(Unbounded, Excluded);
+        let stored = self.nodes.range((from, Unbounded));
+        stored.filter_map(|(id, stored)| stored.record.is_some().then_some(*id))
+    }
+
+    /// What node `id` may have of the mesh with this key.
+    pub fn mesh(&self, id: NodeId, key: &MeshKey) -> Found {
+        let mut own = self.pod_ranges.iter().filter(|(_, at)| at.content == id);
+        Found {
+            own: own.next().map(|(range, at)| at.clone().map(|_| *range)),
+            free: PodRange::all().find(|range| !self.pod_ranges.contains_key(range)),
+            key_of: self.mesh_keys.get(key).cloned(),
+        }
+    }
+
+    /// Where curators can be found: consensus members that are UP and have
+    /// said where they are.
+    pub fn directory(&self) -> ClusterDirectory {
+        let nodes = self.nodes.values().filter_map(|stored| {
+            let record = &stored.record.as_ref()?.content;
+            let status = &stored.status.as_ref()?.content;
+            let serves = record.state == NodeState::Up
+                && record.roles.consensus_member.is_some()
+                && !status.external_address.is_empty();
+            serves.then(|| cluster_directory::Node {
+                id: record.id.to_string(),
+                addresses: vec![cluster_directory::Address {
+                    host: status.external_address.clone(),
+                    port: status.curator_port,
+                }],
+                roles: Some(record.roles),
+            })
+        });
+        ClusterDirectory {
+            nodes: nodes.collect(),
+        }
+    }
+}
+
+/// A spoilt record is reported and counts as absent; a newer one is an error.
+pub(super) fn usable<T>(decoded: Result<T, RecordError>) -> Result<Option<T>, RecordError> {
+    match decoded {
+        Ok(content) => Ok(Some(content)),
+        Err(error @ RecordError::TooNew { .. }) => Err(error),
+        Err(error) => {
+            tracing::error!("{error}; it counts as absent");
+            Ok(None)
+        }
+    }
+}
+
+fn at<T>(record: &Record, content: Option<T>) -> Option<At<T>> {
+    content.map(|content| At {
+        content,
+        revision: record.mod_revision,
+    })
+}
+
+fn owner(record: &Record) -> Result<Option<At<NodeId>>, RecordError> {
+    let id = usable(state::decode_owner(&record.key, &record.value))?;
+    Ok(at(record, id))
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_api::{
+        identity::{MeshSecret, SigningKey},
+        private::{StoredCluster, StoredNode},
+    };
+    use prost::Message as _;
+
+    use super::*;
+    use crate::state::Wanted;
+
+    fn id() -> NodeId {
+        NodeId::from_bytes([5; 16])
+    }
+
+    fn key_of(number: u8) -> PublicKey {
+        SigningKey::from_seed([number; 32]).public()
+    }
+
+    fn node() -> Vec<u8> {
+        StoredNode {
+            version: state::VERSION,
+            id: id().to_string(),
+            public_key: key_of(1).as_bytes().to_vec(),
+            join_key: key_of(2).as_bytes().to_vec(),
+            state: NodeState::Up.into(),
+            ..Default::default()
+        }
+        .encode_to_vec()
+    }
+
+    fn record(key: &str, value: Vec<u8>, revision: i64) -> Record {
+        Record {
+            key: key.to_owned(),
+            value,
+            create_revision: revision,
+            mod_revision: revision,
+            lease: 0,
+        }
+    }
+
+    /// One record of each kind, and what its change is about.
+    fn each() -> Vec<(String, Vec<u8>, Applied)> {
+        let cluster = StoredCluster {
+            version: state::VERSION,
+            cluster_id: vec![9; 16],
+            owner_public_key: key_of(7).as_bytes().to_vec(),
+            first_contact_secret: vec![1; 32],
+            ..Default::default()
+        };
+        let tombstone = Tombstone {
+            id: id(),
+            public_key: key_of(1),
+            join_key: key_of(2),
+        };
+        let intent = Intent {
+            node: id(),
+            wanted: Wanted::Join { member: None },
+            attempts: 0,
+        };
+        let ticket = state::encode_ticket(&Ticket::from_bytes([3; 32]));
+        let status = state::encode_status(NodeStatus::default());
+        let owner = || id().to_string().into_bytes();
+        let range = state::pod_range_key(PodRange::all().nth(3).unwrap());
+        let mesh_key = state::mesh_key_key(&MeshSecret::generate().public());
+        let unfollowed = Applied::Unfollowed;
+        vec![
+            (
+                state::CLUSTER.into(),
+                cluster.encode_to_vec(),
+                Applied::Members,
+            ),
+            (state::node_key(id()), node(), Applied::Member(id())),
+            (state::status_key(id()), status, Applied::Node(id())),
+            (state::tombstone_key(id()), tombstone.encode(), unfollowed),
+            (state::join_key_key(&key_of(2)), owner(), unfollowed),
+            (range, owner(), unfollowed),
+            (mesh_key, owner(), unfollowed),
+            (state::intent_key(id()), intent.encode(), unfollowed),
+            (state::REGISTER_TICKET.into(), ticket.to_vec(), unfollowed),
+        ]
+    }
+
+    #[test]
+    fn each_record_is_held_until_it_is_deleted() {
+        let mut records = Records::default();
+        let each = each();
+        for (key, value, applied) in each.clone() {
+            let record = record(&key, value, 1);
+            assert_eq!(records.put(Key::parse(&key), &record), Ok(applied), "{key}");
+            assert!(records.keys().any(|held| held == key), "{key}");
+        }
+        assert_eq!(records.keys().count(), each.len());
+        for (key, _, applied) in each {
+            assert_eq!(records.delete(&Key::parse(&key)), applied, "{key}");
+            assert!(records.keys().all(|held| held != key), "{key}");
+        }
+        assert_eq!(records.keys().count(), 0);
+    }
+
+    #[test]
+    fn what_is_read_again_is_no_change() {
+        let mut records = Records::default();
+        let key = state::node_key(id());
+        let mut put = |revision| records.put(Key::Node(id()), &record(&key, node(), revision));
+        assert_eq!(put(1), Ok(Applied::Member(id())));
+        assert_eq!(put(1), Ok(Applied::Unfollowed));
+        assert_eq!(put(2), Ok(Applied::Member(id())));
+    }
+
+    #[test]
+    fn a_status_alone_makes_no_node() {
+        let mut records = Records::default();
+        let key = state::status_key(id());
+        let status = record(&key, state::encode_status(NodeStatus::default()), 1);
+        records.put(Key::Status(id()), &status).unwrap();
+        assert!(records.record(id()).is_none() && records.status(id()).is_some());
+        assert_eq!(records.nodes().count() + records.ids_after(None).count(), 0);
+    }
+}

@@ -1,0 +1,117 @@
+//! The versions of visible changes, and whose the last one of each node is.
+
+use std::collections::{BTreeMap, HashMap};
+
+use bytes::Bytes;
+use hearth_api::identity::NodeId;
+
+/// The last visible change of one node.
+struct Last {
+    version: u64,
+    /// The node is there; or else this was its deletion.
+    is_visible: bool,
+    /// As subscribers get it, once one did, until it changes.
+    encoded: Option<Bytes>,
+}
+
+/// See the module. Nodes that are gone are remembered: as many as are deleted
+/// while this curator runs.
+#[derive(Default)]
+pub(super) struct Versions {
+    newest: u64,
+    nodes: HashMap<NodeId, Last>,
+    /// All versions that still stand, and whose they are.
+    standing: BTreeMap<u64, NodeId>,
+}
+
+impl Versions {
+    /// The newest version.
+    pub fn newest(&self) -> u64 {
+        self.newest
+    }
+
+    /// The node has visibly changed, if it is, or was, visible.
+    pub fn touch(&mut self, id: NodeId, is_visible: bool) {
+        let last = self.nodes.get(&id);
+        if !is_visible && last.is_none_or(|last| !last.is_visible) {
+            return;
+        }
+        self.newest += 1;
+        let last = Last {
+            version: self.newest,
+            is_visible,
+            encoded: None,
+        };
+        if let Some(before) = self.nodes.insert(id, last) {
+            self.standing.remove(&before.version);
+        }
+        self.standing.insert(self.newest, id);
+    }
+
+    /// Something has changed that is about no node in particular.
+    pub fn touch_all(&mut self) {
+        self.newest += 1;
+    }
+
+    /// The nodes that have changed since a version, by their last change.
+    pub fn since(&self, version: u64) -> impl Iterator<Item = (u64, NodeId)> {
+        let newer = self.standing.range(version + 1..);
+        newer.map(|(version, id)| (*version, *id))
+    }
+
+    /// The node as subscribers get it, made by `encode` if nobody got it yet.
+    /// All of them share these bytes.
+    pub fn encoded(&mut self, id: NodeId, encode: impl FnOnce() -> Option<Bytes>) -> Option<Bytes> {
+        let last = self.nodes.get_mut(&id)?;
+        if last.encoded.is_none() {
+            last.encoded = encode();
+        }
+        last.encoded.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(number: u8) -> NodeId {
+        NodeId::from_bytes([number; 16])
+    }
+
+    #[test]
+    fn each_node_stands_once_by_its_last_change() {
+        let mut versions = Versions::default();
+        versions.touch(id(1), true);
+        versions.touch(id(2), true);
+        versions.touch(id(1), true);
+        let all: Vec<_> = versions.since(0).collect();
+        assert_eq!(all, [(2, id(2)), (3, id(1))]);
+        // It goes, once, and comes back.
+        versions.touch(id(2), false);
+        versions.touch(id(2), false);
+        assert_eq!(versions.newest(), 4);
+        assert_eq!(versions.since(3).collect::<Vec<_>>(), [(4, id(2))]);
+        versions.touch(id(2), true);
+        assert_eq!(versions.since(3).collect::<Vec<_>>(), [(5, id(2))]);
+    }
+
+    #[test]
+    fn what_nobody_has_seen_does_not_go() {
+        let mut versions = Versions::default();
+        versions.touch(id(1), false);
+        assert_eq!(versions.newest(), 0);
+        assert_eq!(versions.since(0).count(), 0);
+    }
+
+    #[test]
+    fn a_node_is_encoded_once_until_it_changes() {
+        let mut versions = Versions::default();
+        versions.touch(id(1), true);
+        let encode = |byte: u8| move || Some(Bytes::from(vec![byte]));
+        assert_eq!(versions.encoded(id(1), encode(1)).unwrap(), [1][..]);
+        assert_eq!(versions.encoded(id(1), encode(2)).unwrap(), [1][..]);
+        versions.touch(id(1), true);
+        assert_eq!(versions.encoded(id(1), encode(3)).unwrap(), [3][..]);
+        assert_eq!(versions.encoded(id(2), encode(4)), None);
+    }
+}
