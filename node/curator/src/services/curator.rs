@@ -62,7 +62,8 @@ impl Curator for Service {
     type WatchStream = BoxStream<'static, Result<WatchEvent, Status>>;
     type HeartbeatStream = BoxStream<'static, Result<HeartbeatResponse, Status>>;
 
-    /// [`super::watch`] stands in front of this.
+    /// Not reachable: [`super::watch`] stands in front of this service and
+    /// answers in its place.
     async fn watch(
         &self,
         _request: Request<WatchRequest>,

@@ -3,7 +3,10 @@
 //! The code that is generated for a service encodes each message for each
 //! subscriber. What thousands of them are told is the same, and encoding it
 //! was most of what a subscriber cost; so this one method answers with nodes
-//! that are encoded already.
+//! that are encoded already. The message is the same byte for byte, but it is
+//! another Rust type ([`EncodedEvent`]), and the generated trait has room for
+//! one type only, which clients need as well. So the method of the generated
+//! service is never reached, and this layer stands in front of it.
 
 use std::{
     convert::Infallible,
@@ -28,6 +31,7 @@ use super::{LARGEST_OF_NODES, curator};
 use crate::core::Core;
 use crate::streams::{self, EncodedEvent};
 
+/// As `curator.proto` has it; a test compares them.
 const PATH: &str = "/hearth.v1.Curator/Watch";
 
 /// The whole service.
@@ -98,4 +102,31 @@ async fn watch(
     core.reads.linearizable().await?;
     let stream = streams::watch(core, peer, only);
     Ok(Response::new(stream.boxed()))
+}
+
+#[cfg(test)]
+mod tests {
+    use hearth_api::permissions::{Authorization, Permission, authorization};
+    use hearth_base::testing::soon;
+
+    use super::*;
+    use crate::testing::{World, quick};
+
+    #[test]
+    fn the_path_is_that_of_the_method() {
+        let read = Authorization::Need(&[Permission::ReadClusterStatus]);
+        assert_eq!(authorization(PATH), Some(read));
+        assert_eq!(PATH, format!("/{}/Watch", WithWatch::NAME));
+    }
+
+    /// Without the layer, the stub of the generated service would answer.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn the_layer_is_in_front_of_the_service() {
+        let world = World::new(quick()).await;
+        let mut curator = world.curator(&world.node);
+        let answer = soon("Watch", curator.watch(WatchRequest::default())).await;
+        let event = soon("an event", answer.unwrap().into_inner().message()).await;
+        assert_eq!(event.unwrap().unwrap().nodes.len(), 1);
+        world.stop().await;
+    }
 }
