@@ -25,7 +25,6 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-use super::space::NO_SPACE;
 use super::wire::{
     CompactionRequest, KeyValue, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest,
     RangeRequest, WatchCreateRequest, WatchRequest, WatchResponse, event::EventType,
@@ -46,6 +45,9 @@ pub(super) const CONNECT_BOUND: Duration = Duration::from_secs(10);
 const PAGE: i64 = 64;
 /// A watch sends up to a thousand revisions at once.
 const WATCH_MESSAGE: usize = 64 << 20;
+
+/// etcd's words for a store that is full.
+pub(super) const NO_SPACE: &str = "etcdserver: mvcc: database space exceeded";
 
 /// Who has a part of the store of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

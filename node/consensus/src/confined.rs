@@ -48,8 +48,7 @@ use tokio_util::sync::CancellationToken;
 use tonic::transport::Channel;
 use tonic::{Response, Status};
 
-use super::client::NamespacedClient;
-use super::space::NO_SPACE;
+use super::client::{NO_SPACE, NamespacedClient};
 use super::wire::alarm_request::AlarmAction;
 use super::wire::maintenance_client::MaintenanceClient;
 use super::wire::{AlarmRequest, AlarmResponse, StatusRequest, StatusResponse};

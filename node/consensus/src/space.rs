@@ -31,8 +31,6 @@ use tokio::time::{Instant, sleep};
 use super::client::{ConsensusError, ConsensusUser, NamespacedClient, RootClient};
 use super::members::{Alarm, MemberStatus, Members};
 
-/// etcd's words for a store that is full.
-pub(super) const NO_SPACE: &str = "etcdserver: mvcc: database space exceeded";
 /// How far below its limit a full store has to be to be none, as a part of it:
 /// one that is at its limit would be full and not full by turns.
 const RELIEF: u64 = 16;

@@ -11,7 +11,7 @@ use prost::Message as _;
 use tonic::Status;
 use zeroize::{Zeroize as _, Zeroizing};
 
-use super::{core::Core, liveness::unavailable, state};
+use super::{core::Core, state, status::unavailable};
 
 /// Vouches for nodes and users.
 pub async fn cluster(core: &Core) -> Result<Authority, Status> {

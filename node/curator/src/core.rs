@@ -22,10 +22,11 @@ use super::{
     Timing,
     cache::Cache,
     decisions::{At, FoundNode},
-    liveness::{Hearing, unavailable},
+    liveness::Hearing,
     pace::Pace,
     reads::Reads,
-    state::{self, ClusterRecord, FullCluster, FullRecord, Intent, RecordError},
+    state::{self, ClusterRecord, FullCluster, FullRecord, Intent},
+    status::{unavailable, unusable},
 };
 
 /// How often a decision is made again because the records have changed
@@ -184,7 +185,7 @@ impl Core {
             .ok_or_else(|| Status::internal("this cluster has no record of itself"))?;
         let value = Zeroizing::new(record.value);
         Ok(At {
-            content: FullCluster::decode(key, &value).map_err(|error| spoilt(&error))?,
+            content: FullCluster::decode(key, &value).map_err(|error| unusable(&error))?,
             revision: record.mod_revision,
         })
     }
@@ -199,11 +200,11 @@ impl Core {
         };
         let value = Zeroizing::new(record.value);
         let full = At {
-            content: FullRecord::decode(&node, &value).map_err(|error| spoilt(&error))?,
+            content: FullRecord::decode(&node, &value).map_err(|error| unusable(&error))?,
             revision: record.mod_revision,
         };
         let intent = wanted.map(|record| {
-            let content = Intent::decode(&intent, &record.value).map_err(|e| spoilt(&e))?;
+            let content = Intent::decode(&intent, &record.value).map_err(|e| unusable(&e))?;
             Ok::<_, Status>(At {
                 content,
                 revision: record.mod_revision,
@@ -259,10 +260,4 @@ impl Core {
     pub fn millis(duration: Duration) -> u32 {
         u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
     }
-}
-
-/// A record in etcd that this curator cannot use.
-fn spoilt(error: &RecordError) -> Status {
-    tracing::error!("{error}");
-    Status::internal(error.to_string())
 }

@@ -20,6 +20,7 @@
 //! | [`health`] | what that says about a node |
 //! | [`core`] | who may still call; when a stream ends |
 //! | [`pace`] | when subscribers are told |
+//! | [`status`] | what callers are told of errors that are not theirs |
 //! | [`streams`] | backlog and changes, in bounded pieces |
 //! | [`services`] | the gRPC methods |
 //!
@@ -44,6 +45,7 @@ pub mod pace;
 pub mod reads;
 pub mod services;
 pub mod state;
+pub mod status;
 pub mod streams;
 
 use std::{io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};

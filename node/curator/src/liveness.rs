@@ -28,7 +28,7 @@ use std::{
 
 use hearth_api::{identity::NodeId, v1::NodeState};
 use hearth_consensus::fenced::{Condition, Write, WriteError};
-use hearth_consensus::{ConsensusError, Lease, NamespacedClient};
+use hearth_consensus::{Lease, NamespacedClient};
 use tokio::{
     sync::watch,
     time::{Instant, sleep, timeout},
@@ -39,6 +39,7 @@ use super::{
     cache::Cache,
     reads::Reads,
     state::{self, LivenessRecord},
+    status::unavailable,
 };
 
 /// After a step that failed.
@@ -392,18 +393,4 @@ impl Hearing {
             tracing::debug!("cannot end the session: {error}");
         }
     }
-}
-
-/// What a caller is told when etcd did not do its part.
-pub fn unavailable(error: &ConsensusError) -> Status {
-    tracing::warn!("a call failed: {error}");
-    if error.is_full() {
-        return Status::resource_exhausted(
-            "the cluster's store is full, and nothing can be written until there is room again: \
-             `hearthctl etcd members` shows it",
-        );
-    }
-    Status::unavailable(format!(
-        "consensus did not answer this curator ({error}): ask another one, or try again"
-    ))
 }

@@ -38,8 +38,8 @@ use self::{
 use super::{
     cache::Leadership,
     core::Core,
-    liveness::unavailable,
     state::{self, Wanted},
+    status::unavailable,
 };
 
 /// Between two looks while something is wanted, when nothing is heard of

@@ -15,7 +15,7 @@ use hearth_api::{
 use hearth_consensus::fenced::{Condition, Write};
 use tonic::Status;
 
-use super::curator::parse_node_id;
+use super::request::parse_node_id;
 use crate::core::Core;
 use crate::decisions::labelling::Changes;
 use crate::decisions::removal::{self, Bypass, Removal};

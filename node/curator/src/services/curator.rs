@@ -23,15 +23,15 @@ use hearth_api::{
 use hearth_consensus::fenced::{Condition, Write, WriteError};
 use tonic::{Request, Response, Status, Streaming};
 
-use super::{enrolment::Enrolment, networking};
+use super::enrolment::Enrolment;
+use super::networking;
+use super::request::{check_boot_id, parse_node_id};
 use crate::core::Core;
-use crate::liveness::unavailable;
+use crate::status::unavailable;
 use crate::{membership, state};
 
 /// The heartbeats that this curator understands.
 const PROTOCOL: u32 = 1;
-/// Characters of a boot ID: a UUID has 36.
-const LONGEST_BOOT_ID: usize = 64;
 /// Characters of an image's version.
 const LONGEST_VERSION: usize = 128;
 /// Of a node.
@@ -274,11 +274,6 @@ fn same(known: &NodeStatus, new: &NodeStatus) -> bool {
     undated(known) == undated(new)
 }
 
-pub(super) fn parse_node_id(id: &str) -> Result<NodeId, Status> {
-    id.parse()
-        .map_err(|error| Status::invalid_argument(format!("node_id: {error}")))
-}
-
 /// Refuses a status that other nodes could not use.
 fn check_status(status: NodeStatus) -> Result<NodeStatus, Status> {
     let wrong = |field: &str, why: &str| Status::invalid_argument(format!("status.{field}: {why}"));
@@ -362,17 +357,6 @@ fn is_camel_case(name: &str) -> bool {
     name.len() <= LONGEST_NAME
         && name.starts_with(|first: char| first.is_ascii_uppercase())
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric())
-}
-
-pub(super) fn check_boot_id(boot_id: &str) -> Result<(), Status> {
-    let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
-    if boot_id.is_empty() || boot_id.len() > LONGEST_BOOT_ID || !boot_id.bytes().all(good) {
-        return Err(Status::invalid_argument(
-            "boot_id: wanted 1 to 64 letters, digits and \"-\", as in \
-             /proc/sys/kernel/random/boot_id",
-        ));
-    }
-    Ok(())
 }
 
 #[cfg(test)]

@@ -27,15 +27,17 @@ use tokio::{
 use tonic::{Request, Status};
 use zeroize::Zeroizing;
 
-use super::{bucket::Bucket, curator::check_boot_id, kubernetes};
+use super::bucket::Bucket;
+use super::kubernetes;
+use super::request::{check_boot_id, known, unspecified};
 use crate::authorities;
 use crate::core::Core;
 use crate::decisions::Refused;
 use crate::decisions::commit::{self, Commit, Committed};
 use crate::decisions::join::{self, Joined};
 use crate::decisions::registration::{self, Found, MOST_WAITING, Registered, Registration};
-use crate::liveness::unavailable;
 use crate::state::{NodeRecord, Wanted};
+use crate::status::unavailable;
 
 /// When a machine that waits for approval asks again: soon, for somebody may be
 /// about to approve it, and the later the more of them there are.
@@ -429,28 +431,4 @@ fn check_commit(node_key: PublicKey, mut request: CommitNodeRequest) -> Result<C
         unlock_key,
         storage_security,
     })
-}
-
-/// An enum's value, if it is one that this curator knows: others are read as 0.
-pub(super) fn known<E: Into<i32> + Copy>(
-    field: &'static str,
-    value: E,
-    number: i32,
-) -> Result<E, Refused> {
-    if value.into() == number {
-        return Ok(value);
-    }
-    Err(Refused::Field {
-        field,
-        wanted: "a value that this curator knows",
-        found: number.to_string(),
-    })
-}
-
-pub(super) fn unspecified(field: &'static str) -> Refused {
-    Refused::Field {
-        field,
-        wanted: "one that this curator knows",
-        found: "none".into(),
-    }
 }

@@ -14,7 +14,7 @@ use hearth_api::{
 use hearth_host::pki::kubernetes::Certificate;
 use tonic::Status;
 
-use super::enrolment::known;
+use super::request::known;
 use crate::authorities;
 use crate::core::Core;
 use crate::decisions::{Refused, kubernetes};

@@ -10,6 +10,7 @@ mod kubernetes;
 mod local;
 mod management;
 mod networking;
+mod request;
 mod watch;
 
 use std::sync::Arc;

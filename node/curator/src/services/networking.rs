@@ -7,7 +7,7 @@ use hearth_api::{
 };
 use tonic::{Request, Status};
 
-use super::curator::parse_node_id;
+use super::request::parse_node_id;
 use crate::core::Core;
 use crate::decisions::{Refused, networking};
 

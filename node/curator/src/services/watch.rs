@@ -27,7 +27,7 @@ use tonic::{
 use tonic_prost::ProstCodec;
 use tower::Service;
 
-use super::{LARGEST_OF_NODES, curator};
+use super::{LARGEST_OF_NODES, curator, request};
 use crate::core::Core;
 use crate::streams::{self, EncodedEvent};
 
@@ -97,7 +97,7 @@ async fn watch(
     let peer = Caller::of(&request)?.peer().clone();
     let only = match request.get_ref().node_id.as_str() {
         "" => None,
-        id => Some(curator::parse_node_id(id)?),
+        id => Some(request::parse_node_id(id)?),
     };
     core.reads.linearizable().await?;
     let stream = streams::watch(core, peer, only);
