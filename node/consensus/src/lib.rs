@@ -95,7 +95,7 @@ pub struct Config {
     /// Whether this node is founding its cluster (its phase is FOUNDING).
     pub founding: bool,
     /// With the curator above this etcd.
-    pub company: Company,
+    pub peers: PeerReadiness,
     /// Bytes; etcd refuses writes beyond it.
     pub quota_bytes: u64,
     /// The program.
@@ -196,9 +196,9 @@ fn decide(config: &Config, served: bool) -> Result<Start, ConsensusFailure> {
     Ok(start)
 }
 
-/// Who has no company finds its first leader, which is itself, at once.
+/// Who expects no peers finds its first leader, which is itself, at once.
 fn timing(config: &Config) -> Result<Timing, StandingError> {
-    Ok(if standing::expects_company(&config.etcd)? {
+    Ok(if standing::expects_peers(&config.etcd)? {
         Timing::Cluster
     } else {
         Timing::Alone
@@ -206,43 +206,41 @@ fn timing(config: &Config) -> Result<Timing, StandingError> {
 }
 
 /// Between a curator and the etcd below it: whether there will be other
-/// members, and whether etcd is patient enough for them. A copy each for both.
-#[derive(Clone)]
-pub struct Company {
+/// members, and whether etcd is patient enough for them. Clones share it. Each
+/// is a latch: what was said is not taken back, and who asks late learns of it.
+#[derive(Clone, Default)]
+pub struct PeerReadiness {
     /// Set by the curator.
-    expected: Arc<event::Writer<()>>,
+    peers_expected: watch::Sender<bool>,
     /// Set by who runs etcd.
-    ready: Arc<event::Writer<()>>,
+    peer_timing_ready: watch::Sender<bool>,
 }
 
-impl Default for Company {
-    fn default() -> Self {
-        Self {
-            expected: Arc::new(event::value().0),
-            ready: Arc::new(event::value().0),
-        }
-    }
-}
-
-impl Company {
-    /// Of an etcd that is not alone, or does not mind.
-    pub fn is_here() -> Self {
-        let company = Self::default();
-        company.ready.set(());
-        company
-    }
-
-    /// There will be others.
-    pub fn expect(&self) {
-        if self.expected.value().get().is_none() {
-            self.expected.set(());
-        }
+impl PeerReadiness {
+    /// There will be other members.
+    pub fn expect_peers(&self) {
+        self.peers_expected.send_replace(true);
     }
 
     /// Whether others can be added.
-    pub fn is_ready(&self) -> bool {
-        self.ready.value().get().is_some()
+    pub fn is_peer_timing_ready(&self) -> bool {
+        *self.peer_timing_ready.borrow()
     }
+
+    /// Waits until it is known that there will be others.
+    async fn peers_expected(&self) {
+        latched(&self.peers_expected).await;
+    }
+
+    /// Waits until others can be added.
+    pub async fn peer_timing_ready(&self) {
+        latched(&self.peer_timing_ready).await;
+    }
+}
+
+async fn latched(latch: &watch::Sender<bool>) {
+    // The sender is borrowed, so it lives.
+    let _ = latch.subscribe().wait_for(|set| *set).await;
 }
 
 /// Why no client can be had at the moment.
@@ -336,7 +334,7 @@ enum End {
 /// Runs etcd until it is told to stop, or etcd ends. Publishes a handle as
 /// soon as etcd serves.
 ///
-/// When the curator above expects company, etcd is started once more; the
+/// When the curator above expects other members, etcd is started once more; the
 /// curator and its callers wait for that moment.
 pub async fn run(ctx: Context, config: Arc<Config>, out: Arc<Outlets>) -> Outcome {
     let mut healthy = false;
@@ -379,20 +377,19 @@ async fn live(
         tracing::info!(after = ?begin.elapsed(), "etcd serves");
         good();
         if timing == Timing::Cluster {
-            config.company.ready.set(());
+            config.peers.peer_timing_ready.send_replace(true);
         }
         report_voter(&root, out).await;
-        let mut expected = config.company.expected.value().watch();
-        let company = async {
-            expected.next().await?;
+        let other_timing = async {
+            config.peers.peers_expected().await;
             if timing == Timing::Cluster {
                 return std::future::pending().await;
             }
-            standing::note_company(&config.etcd)?;
+            standing::note_peers_expected(&config.etcd)?;
             Ok(End::Restart)
         };
         tokio::select! {
-            end = company => end,
+            end = other_timing => end,
             never = space::keep(&root, config.quota_bytes) => match never {},
         }
     };

@@ -185,12 +185,12 @@ pub fn note_joined(etcd: &layout::Etcd) -> Result<(), StandingError> {
 }
 
 /// Whether there are, or will be, other members.
-pub fn expects_company(etcd: &layout::Etcd) -> Result<bool, StandingError> {
+pub fn expects_peers(etcd: &layout::Etcd) -> Result<bool, StandingError> {
     Ok(etcd.company().exists() || load(etcd)?.is_some())
 }
 
 /// Notes, durably, that there will be.
-pub fn note_company(etcd: &layout::Etcd) -> Result<(), StandingError> {
+pub fn note_peers_expected(etcd: &layout::Etcd) -> Result<(), StandingError> {
     Ok(files::write_atomic(&etcd.company(), b"", PRIVATE)?)
 }
 
@@ -303,7 +303,7 @@ mod tests {
             for step in join_steps(&etcd) {
                 step();
             }
-            note_company(&etcd).unwrap();
+            note_peers_expected(&etcd).unwrap();
             // The data go in pieces.
             if cut > 0 {
                 fs::remove_dir_all(etcd.log()).unwrap();
@@ -376,7 +376,7 @@ mod tests {
 
         // These say what they say by being there.
         note_joined(&etcd).unwrap();
-        note_company(&etcd).unwrap();
+        note_peers_expected(&etcd).unwrap();
         for path in [etcd.joined(), etcd.company()] {
             assert_eq!(fs::read(path).unwrap(), b"");
         }

@@ -25,7 +25,7 @@ use hearth_host::{cluster_state, layout};
 use tempfile::TempDir;
 
 use super::{
-    Company, Config, ConsensusUser, NamespacedClient, Outlets, QUOTA, RootClient, RootHandle,
+    Config, ConsensusUser, NamespacedClient, Outlets, PeerReadiness, QUOTA, RootClient, RootHandle,
     process, run,
 };
 
@@ -108,7 +108,7 @@ impl Site {
             socket_dir: self.root.ephemeral.consensus(),
             peer_listen: self.peer_listen,
             founding,
-            company: Company::default(),
+            peers: PeerReadiness::default(),
             quota_bytes: self.quota_bytes,
             binary: PathBuf::from("/usr/bin/etcd"),
             peer_proxy: None,
@@ -129,7 +129,7 @@ impl Site {
     /// Starts it, whatever comes of it.
     pub fn start_anyhow(&self, founding: bool) -> Running {
         let config = Arc::new(self.config(founding));
-        let company = config.company.clone();
+        let peers = config.peers.clone();
         let (handle, handles) = event::value();
         let (progress, _) = event::value();
         let out = Arc::new(Outlets { handle, progress });
@@ -156,7 +156,7 @@ impl Site {
         Running {
             supervisor,
             handles,
-            company,
+            peers,
         }
     }
 
@@ -196,7 +196,7 @@ impl Site {
 pub struct Running {
     pub supervisor: Supervisor,
     pub handles: event::Value<RootHandle>,
-    pub company: Company,
+    pub peers: PeerReadiness,
 }
 
 impl Running {

@@ -293,7 +293,7 @@ async fn a_stopped_etcd_is_waited_for_within_a_bound() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn etcd_becomes_patient_once_and_for_ever_when_company_is_expected() {
+async fn etcd_becomes_patient_once_and_for_ever_when_peers_are_expected() {
     let site = Site::new();
     let running = site.start(true).await;
     acknowledge(&site);
@@ -301,18 +301,16 @@ async fn etcd_becomes_patient_once_and_for_ever_when_company_is_expected() {
         let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap();
         line.split(|byte| *byte == 0).any(|word| word == b"2000")
     };
-    assert!(!patient(site.etcd_pid()) && !running.company.is_ready());
+    assert!(!patient(site.etcd_pid()) && !running.peers.is_peer_timing_ready());
     let client = running.client();
     client.write(put_new("a", "1")).await.unwrap();
 
     let mut handles = running.handles.watch();
     handles.next().await.unwrap();
-    running.company.expect();
-    running.company.expect();
+    running.peers.expect_peers();
+    running.peers.expect_peers();
     soon("a new handle", handles.next()).await.unwrap();
-    soon("readiness", running.company.ready.value().watch().next())
-        .await
-        .unwrap();
+    soon("readiness", running.peers.peer_timing_ready()).await;
     assert!(patient(site.etcd_pid()));
     assert!(client.get("a").await.unwrap().is_some());
     // It was no failure: nobody waited for a restart.
@@ -328,8 +326,6 @@ async fn etcd_becomes_patient_once_and_for_ever_when_company_is_expected() {
 
     let running = site.start(true).await;
     assert!(patient(site.etcd_pid()));
-    soon("readiness", running.company.ready.value().watch().next())
-        .await
-        .unwrap();
+    soon("readiness", running.peers.peer_timing_ready()).await;
     running.stop().await;
 }

@@ -11,7 +11,7 @@ use hearth_api::{
     v1::Node,
 };
 use hearth_consensus::fenced::{Write, WriteError};
-use hearth_consensus::{Company, Members, NamespacedClient};
+use hearth_consensus::{Members, NamespacedClient, PeerReadiness};
 use rustls_pki_types::CertificateDer;
 use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
@@ -48,7 +48,7 @@ pub struct Core {
     /// The members of etcd.
     pub members: Members,
     /// Whether there are, or will be, other members.
-    pub company: Company,
+    pub peers: PeerReadiness,
     /// The records.
     pub cache: Arc<Cache>,
     /// How recent they are.

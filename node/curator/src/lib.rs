@@ -60,7 +60,7 @@ use hearth_base::{
     event,
     supervisor::{Context, Outcome},
 };
-use hearth_consensus::{Company, Members, NamespacedClient};
+use hearth_consensus::{Members, NamespacedClient, PeerReadiness};
 use tokio::{net::TcpListener, time::timeout};
 use tokio_util::sync::CancellationToken;
 
@@ -128,7 +128,7 @@ pub struct Config {
     /// Those of the etcd that `client` is of.
     pub members: Members,
     /// With the etcd that `client` is of.
-    pub company: Company,
+    pub peers: PeerReadiness,
     /// Of the node's image.
     pub version: String,
     /// Judges certificates, and dates those that do not live as long as the
@@ -184,7 +184,7 @@ pub async fn run(ctx: Context, config: Arc<Config>, ready: Arc<event::Writer<u16
         client: config.client.clone(),
         kubernetes_pki: config.kubernetes_pki.clone(),
         members: config.members.clone(),
-        company: config.company.clone(),
+        peers: config.peers.clone(),
         cache: cache.clone(),
         reads: reads.clone(),
         clock: config.clock.clone(),

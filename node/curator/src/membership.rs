@@ -160,7 +160,7 @@ pub async fn run(core: &Core) -> Infallible {
         let mut changes = core.cache.watch();
         changes.mark_unchanged();
         core.reads.fresh().await;
-        await_company(core);
+        announce_peers(core);
         let next = match core.cache.leadership() {
             None => {
                 term = None;
@@ -198,15 +198,15 @@ pub async fn run(core: &Core) -> Infallible {
     }
 }
 
-/// Tells etcd in time that it will have company: before anyone can become a
+/// Tells etcd in time that there will be other members: before anyone can become a
 /// member somebody must be able to register.
-fn await_company(core: &Core) {
-    if core.company.is_ready() {
+fn announce_peers(core: &Core) {
+    if core.peers.is_peer_timing_ready() {
         return;
     }
     let others = core.cache.nodes(|_| true).len() > 1;
     if others || core.cache.ticket().is_some() {
-        core.company.expect();
+        core.peers.expect_peers();
     }
 }
 

@@ -32,7 +32,7 @@ use hearth_base::{
 };
 use hearth_consensus::fenced::{Condition, Write};
 use hearth_consensus::testing::{Running, Site};
-use hearth_consensus::{Company, ConsensusUser, NamespacedClient, RootClient};
+use hearth_consensus::{ConsensusUser, NamespacedClient, PeerReadiness, RootClient};
 use hearth_host::handover::BootstrapData;
 use hearth_host::pki::{self, Authority};
 use prost::Message as _;
@@ -356,7 +356,7 @@ pub async fn serve(
         client: etcd.namespaced(ConsensusUser::Curator),
         kubernetes_pki: etcd.namespaced(ConsensusUser::KubernetesPki),
         members: etcd.members(),
-        company: Company::default(),
+        peers: PeerReadiness::default(),
         version: "0.1.0-test".into(),
         clock,
         timing,

@@ -9,7 +9,7 @@ use hearth_api::tls;
 use hearth_api::v1::ConsensusProgress;
 use hearth_base::event::{self, Watcher};
 use hearth_base::supervisor::{Context, Failure, Outcome};
-use hearth_consensus::{Company, ConsensusUser, MemberId, RootHandle};
+use hearth_consensus::{ConsensusUser, MemberId, PeerReadiness, RootHandle};
 use hearth_curator::founding;
 use hearth_host::handover::{BootstrapData, Founded};
 use hearth_host::{console, credentials, failpoint, pki};
@@ -24,8 +24,8 @@ pub(super) async fn serve(
     start: Start,
     role: MemberId,
 ) -> Outcome {
-    let company = Company::default();
-    let (mut handles, mut progresses) = start_consensus(ctx, worker, &start, &company)?;
+    let peers = PeerReadiness::default();
+    let (mut handles, mut progresses) = start_consensus(ctx, worker, &start, &peers)?;
     let mut control_plane = LocalControlPlane::default();
     let mut handle = loop {
         let joins = async {
@@ -55,7 +55,7 @@ pub(super) async fn serve(
         Start::Member(member) => member,
     };
     let credentials = member.credentials.clone();
-    let port = start_curator(ctx, worker, &handle, member, company).await?;
+    let port = start_curator(ctx, worker, &handle, member, peers).await?;
     control_plane.curator_port = Some(port);
     worker.show(&control_plane, Some(&handle));
     console::report_once(Milestone::Curator);
@@ -79,7 +79,7 @@ fn start_consensus(
     ctx: &Context,
     worker: &Worker,
     start: &Start,
-    company: &Company,
+    peers: &PeerReadiness,
 ) -> Result<(Watcher<RootHandle>, Watcher<ConsensusProgress>), Failure> {
     let (node_id, cluster_id) = match start {
         Start::Found(data) => (data.node_id, data.cluster_id),
@@ -93,7 +93,7 @@ fn start_consensus(
         socket_dir: worker.root.ephemeral.consensus(),
         peer_listen: worker.etcd_peers,
         founding: matches!(start, Start::Found(_)),
-        company: company.clone(),
+        peers: peers.clone(),
         quota_bytes: worker.etcd_quota,
         binary: worker.etcd.clone(),
         peer_proxy: worker.peer_proxy,
@@ -147,7 +147,7 @@ async fn start_curator(
     worker: &Worker,
     handle: &RootHandle,
     member: Member,
-    company: Company,
+    peers: PeerReadiness,
 ) -> Result<u16, Failure> {
     let config = Arc::new(hearth_curator::Config {
         listen: worker.curator,
@@ -155,7 +155,7 @@ async fn start_curator(
         client: handle.root().namespaced(ConsensusUser::Curator),
         kubernetes_pki: handle.root().namespaced(ConsensusUser::KubernetesPki),
         members: handle.root().members(),
-        company,
+        peers,
         version: worker.image.version.clone(),
         clock: tls::wall_clock(),
         timing: worker.timing,

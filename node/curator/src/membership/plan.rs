@@ -38,7 +38,7 @@ pub struct View {
     /// In the order in which they are served.
     pub intents: Vec<Intent>,
     /// Whether etcd is patient enough for other members.
-    pub company: bool,
+    pub peer_timing_ready: bool,
     /// What is known of the one learner.
     pub learner: Learner,
 }
@@ -338,7 +338,7 @@ fn add(view: &View, node: NodeId) -> Result<Step, String> {
     if other.is_some() {
         return Err("consensus has a learner that no node is known for".into());
     }
-    if !view.company {
+    if !view.peer_timing_ready {
         return Err("etcd is being made ready for other members".into());
     }
     Ok(Step::Add(node))

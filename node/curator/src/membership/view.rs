@@ -42,7 +42,7 @@ pub async fn take(core: &Core, learner: Learner) -> Result<View, ViewError> {
         nodes: nodes.iter().filter_map(standing).collect(),
         intents,
         members: core.members.list().await?,
-        company: core.company.is_ready(),
+        peer_timing_ready: core.peers.is_peer_timing_ready(),
         learner,
     })
 }

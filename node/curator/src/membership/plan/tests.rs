@@ -46,7 +46,7 @@ fn voters(count: u8) -> View {
             })
             .collect(),
         intents: Vec::new(),
-        company: true,
+        peer_timing_ready: true,
         learner: Learner::default(),
     }
 }
@@ -76,9 +76,9 @@ fn a_join_goes_its_way() {
     let mut view = voters(1);
     view.nodes.insert(node(1), up(None));
     view.intents = vec![wants(1, JOIN)];
-    view.company = false;
+    view.peer_timing_ready = false;
     assert_eq!(plan(&view), None, "etcd is not patient yet");
-    view.company = true;
+    view.peer_timing_ready = true;
     assert_eq!(plan(&view), Some(Step::Add(node(1))));
 
     let mut learner = member(1, 7, true);
