@@ -34,17 +34,19 @@ use super::wire::{
 
 /// For calls whose caller names no other bound: long enough for an election.
 const CALL_BOUND: Duration = Duration::from_secs(10);
-/// To forget history, for which all keys are looked through.
-const FORGET_BOUND: Duration = Duration::from_secs(60);
+/// To compact the store, for which all keys are looked through.
+const COMPACT_BOUND: Duration = Duration::from_secs(60);
 /// How often a socket that nobody serves yet is tried again.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
 /// How long one attempt to connect goes on: what waits longer gets an error.
 pub(super) const CONNECT_BOUND: Duration = Duration::from_secs(10);
+/// Bytes of the name of a part of the store.
+const LONGEST_NAME: usize = 64;
 /// Records per answer. The largest, a node with all the labels it may have, is
 /// 25 KiB; one message may have 4 MiB.
-const PAGE: i64 = 64;
+const RECORDS_PER_PAGE: i64 = 64;
 /// A watch sends up to a thousand revisions at once.
-const WATCH_MESSAGE: usize = 64 << 20;
+const LARGEST_WATCH_MESSAGE: usize = 64 << 20;
 
 /// etcd's words for a store that is full.
 pub(super) const NO_SPACE: &str = "etcdserver: mvcc: database space exceeded";
@@ -115,6 +117,28 @@ impl ConsensusError {
         matches!(self, Self::Failed { source, .. } if source.message() == NO_SPACE)
     }
 }
+
+/// Runs one step under a bound.
+pub(super) async fn within<T>(
+    bound: Duration,
+    what: &'static str,
+    call: impl Future<Output = Result<Response<T>, Status>>,
+) -> Result<T, ConsensusError> {
+    match time::timeout(bound, call).await {
+        Ok(Ok(answer)) => Ok(answer.into_inner()),
+        Ok(Err(source)) => Err(ConsensusError::Failed { what, source }),
+        Err(_) => Err(ConsensusError::TimedOut { what, bound }),
+    }
+}
+
+/// What cannot be the name of a part of the store: with a separator in it, it
+/// would lead into another part.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{0:?} names no part of the store: wanted 1 to {LONGEST_NAME} lower-case letters, digits, \
+     \"-\" and \"_\""
+)]
+pub struct MalformedName(pub String);
 
 /// One key and what it holds.
 #[derive(Clone, PartialEq, Eq)]
@@ -225,21 +249,37 @@ impl RootClient {
     /// The part of one user, by a connection of its own: what this user is
     /// told and does not read holds up nobody else's answers.
     pub fn apart(&self, user: ConsensusUser) -> NamespacedClient {
-        NamespacedClient {
+        let store = Self {
             channel: channel(self.socket.clone()),
-            ..self.namespaced(user)
-        }
+            socket: self.socket.clone(),
+        };
+        store.namespaced(user)
     }
 
     /// The part of one user.
     pub fn namespaced(&self, user: ConsensusUser) -> NamespacedClient {
         let root: Arc<str> = format!("namespaced:{}/", user.name()).into();
         NamespacedClient {
-            channel: self.channel.clone(),
-            socket: self.socket.clone(),
+            store: self.clone(),
             prefix: root.clone(),
             root,
             bound: CALL_BOUND,
+        }
+    }
+
+    /// Has etcd forget the history of the whole store up to this revision,
+    /// unless it has already.
+    pub(super) async fn compact(&self, revision: i64) -> Result<(), ConsensusError> {
+        let mut kv = KvClient::new(self.channel.clone());
+        let call = kv.compact(CompactionRequest {
+            revision,
+            physical: true,
+        });
+        match within(COMPACT_BOUND, "forget history", call).await {
+            Err(ConsensusError::Failed { source, .. }) if source.code() == Code::OutOfRange => {
+                Ok(())
+            }
+            answer => answer.map(drop),
         }
     }
 }
@@ -273,9 +313,8 @@ async fn connect(socket: &Path) -> io::Result<UnixStream> {
 /// One user's part of etcd, or a part of that.
 #[derive(Clone)]
 pub struct NamespacedClient {
-    pub(super) channel: Channel,
-    /// Where other connections go.
-    socket: Arc<Path>,
+    /// What it is a part of.
+    store: RootClient,
     /// The user's own prefix, where its epoch is.
     pub(super) root: Arc<str>,
     /// Before every key.
@@ -284,12 +323,16 @@ pub struct NamespacedClient {
 }
 
 impl NamespacedClient {
-    /// The part below `name/`.
-    pub fn sub(&self, name: &str) -> Self {
-        Self {
+    /// The part below `name/`. It has the epoch of the whole.
+    pub fn sub(&self, name: &str) -> Result<Self, MalformedName> {
+        let good = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
+        if name.is_empty() || name.len() > LONGEST_NAME || !name.bytes().all(good) {
+            return Err(MalformedName(name.to_owned()));
+        }
+        Ok(Self {
             prefix: format!("{}{name}/", self.prefix).into(),
             ..self.clone()
-        }
+        })
     }
 
     /// The same with another bound on every call.
@@ -302,7 +345,18 @@ impl NamespacedClient {
 
     /// A connection to etcd of its own. It is not confined to anything.
     pub(super) async fn connect(&self) -> io::Result<UnixStream> {
-        connect(&self.socket).await
+        connect(&self.store.socket).await
+    }
+
+    /// The connection. It is not confined to anything, either.
+    pub(super) fn channel(&self) -> Channel {
+        self.store.channel.clone()
+    }
+
+    /// All of what this is a part of, for what etcd has of the whole store only:
+    /// its members and its history. Stays within this crate.
+    pub(super) fn store(&self) -> &RootClient {
+        &self.store
     }
 
     /// What stands before every key.
@@ -315,11 +369,11 @@ impl NamespacedClient {
     }
 
     pub(super) fn kv(&self) -> KvClient<Channel> {
-        KvClient::new(self.channel.clone())
+        KvClient::new(self.channel())
     }
 
     fn lease(&self) -> LeaseClient<Channel> {
-        LeaseClient::new(self.channel.clone())
+        LeaseClient::new(self.channel())
     }
 
     /// Runs one step under the client's bound.
@@ -328,31 +382,7 @@ impl NamespacedClient {
         what: &'static str,
         call: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, ConsensusError> {
-        match time::timeout(self.bound, call).await {
-            Ok(Ok(answer)) => Ok(answer.into_inner()),
-            Ok(Err(source)) => Err(ConsensusError::Failed { what, source }),
-            Err(_) => Err(ConsensusError::TimedOut {
-                what,
-                bound: self.bound,
-            }),
-        }
-    }
-
-    /// Has etcd forget the history of the whole store up to this revision,
-    /// unless it has already.
-    pub(super) async fn forget(&self, revision: i64) -> Result<(), ConsensusError> {
-        let request = CompactionRequest {
-            revision,
-            physical: true,
-        };
-        let mut kv = self.kv();
-        let patient = self.bounded(FORGET_BOUND);
-        match patient.step("forget history", kv.compact(request)).await {
-            Err(ConsensusError::Failed { source, .. }) if source.code() == Code::OutOfRange => {
-                Ok(())
-            }
-            answer => answer.map(drop),
-        }
+        within(self.bound, what, call).await
     }
 
     /// Reads one key, linearizable: what this returns was true at some moment
@@ -396,7 +426,7 @@ impl NamespacedClient {
             let request = RangeRequest {
                 key,
                 range_end: range_end.clone(),
-                limit: PAGE,
+                limit: RECORDS_PER_PAGE,
                 revision: listing.revision,
                 ..Default::default()
             };
@@ -434,7 +464,7 @@ impl NamespacedClient {
             })),
         };
         let mut client =
-            WatchClient::new(self.channel.clone()).max_decoding_message_size(WATCH_MESSAGE);
+            WatchClient::new(self.channel()).max_decoding_message_size(LARGEST_WATCH_MESSAGE);
         // A watch lasts as long as its requests' stream does.
         let requests = tokio_stream::once(create).chain(tokio_stream::pending());
         let answers = self.step("watch", client.watch(requests)).await?;
@@ -563,6 +593,18 @@ mod tests {
         assert_eq!(successor(&[b'a', 0xff]), b"b");
         assert_eq!(successor(&[0xff]), [0]);
         assert_eq!(successor(b""), [0]);
+    }
+
+    #[tokio::test]
+    async fn a_part_is_named_by_one_plain_word() {
+        let client = RootClient::new(PathBuf::new()).namespaced(ConsensusUser::Curator);
+        let part = client.sub("rack-7").unwrap().sub("a_b").unwrap();
+        assert_eq!(part.absolute("key"), b"namespaced:curator/rack-7/a_b/key");
+        let long = "x".repeat(LONGEST_NAME + 1);
+        for name in ["", "a/b", "/", "..", "a:b", "A", "é", &long] {
+            let error = client.sub(name).err();
+            assert_eq!(error, Some(MalformedName(name.to_owned())), "{name}");
+        }
     }
 
     /// What stands before every key in etcd, one in a line, and the key that

@@ -101,7 +101,7 @@ impl Confined {
     }
 
     fn maintenance(&self) -> MaintenanceClient<Channel> {
-        MaintenanceClient::new(self.client.channel.clone())
+        MaintenanceClient::new(self.client.channel())
     }
 
     /// Tells of alarms.

@@ -50,8 +50,8 @@ use hearth_sys::files::{self, FileError};
 use tokio::{sync::watch, time::Instant};
 
 pub use client::{
-    Change, Changes, ConsensusError, ConsensusUser, Lease, Listing, NamespacedClient, Record,
-    RootClient, WatchEnd,
+    Change, Changes, ConsensusError, ConsensusUser, Lease, Listing, MalformedName,
+    NamespacedClient, Record, RootClient, WatchEnd,
 };
 pub use members::{Alarm, Member, MemberId, MemberStatus, Members, peer_url};
 pub use process::ProcessError;

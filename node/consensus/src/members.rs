@@ -13,11 +13,10 @@
 use std::{fmt, future::Future, time::Duration};
 
 use hearth_api::{identity::NodeId, names::PORT_ETCD_PEER};
-use tokio::time;
 use tonic::{Response, Status, transport::Channel};
 
 use super::{
-    client::{ConsensusError, NamespacedClient, RootClient},
+    client::{ConsensusError, RootClient, within},
     wire::{
         self, AlarmRequest, AlarmType, DefragmentRequest, MemberAddRequest, MemberListRequest,
         MemberPromoteRequest, MemberRemoveRequest, StatusRequest, alarm_request::AlarmAction,
@@ -26,7 +25,7 @@ use super::{
 };
 
 /// A change of the membership waits for the members' agreement.
-const BOUND: Duration = Duration::from_secs(10);
+const CALL_BOUND: Duration = Duration::from_secs(10);
 
 /// etcd's own name of a member. It is made with the member and names no other
 /// one ever after.
@@ -128,17 +127,7 @@ impl RootClient {
     pub fn members(&self) -> Members {
         Members {
             channel: self.channel.clone(),
-            bound: BOUND,
-        }
-    }
-}
-
-impl NamespacedClient {
-    /// The same members; for this module's own use, as they are of all users.
-    pub(super) fn members(&self) -> Members {
-        Members {
-            channel: self.channel.clone(),
-            bound: BOUND,
+            bound: CALL_BOUND,
         }
     }
 }
@@ -165,12 +154,7 @@ impl Members {
         what: &'static str,
         call: impl Future<Output = Result<Response<T>, Status>>,
     ) -> Result<T, ConsensusError> {
-        let bound = self.bound;
-        match time::timeout(bound, call).await {
-            Ok(Ok(answer)) => Ok(answer.into_inner()),
-            Ok(Err(source)) => Err(ConsensusError::Failed { what, source }),
-            Err(_) => Err(ConsensusError::TimedOut { what, bound }),
-        }
+        within(self.bound, what, call).await
     }
 
     /// Those that this etcd knows; see the module for how recent that is.

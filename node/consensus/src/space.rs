@@ -28,7 +28,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
-use super::client::{ConsensusError, ConsensusUser, NamespacedClient, RootClient};
+use super::client::{ConsensusError, RootClient};
 use super::members::{Alarm, MemberStatus, Members};
 
 /// How far below its limit a full store has to be to be none, as a part of it:
@@ -59,7 +59,7 @@ pub(super) async fn keep(root: &RootClient, quota: u64) -> Infallible {
 
 struct Keeper {
     members: Members,
-    client: NamespacedClient,
+    store: RootClient,
     quota: u64,
     /// When there was no room to be made, and at which revision.
     vain: Option<(Instant, i64)>,
@@ -69,7 +69,7 @@ impl Keeper {
     fn of(root: &RootClient, quota: u64) -> Self {
         Self {
             members: root.members(),
-            client: root.namespaced(ConsensusUser::Curator),
+            store: root.clone(),
             quota,
             vain: None,
         }
@@ -105,7 +105,7 @@ impl Keeper {
         }
         let (quota, file) = (self.quota, status.file);
         tracing::warn!(quota, file, "the store is full: history is forgotten");
-        self.client.forget(status.revision).await?;
+        self.store.compact(status.revision).await?;
         self.members.bounded(WRITTEN).defragment().await?;
         let file = self.members.status().await?.file;
         if file > relieved(quota) {
@@ -125,6 +125,7 @@ impl Keeper {
 
 #[cfg(test)]
 mod tests {
+    use super::super::client::NamespacedClient;
     use super::super::fenced::{Condition, Write, WriteError};
     use super::super::testing::{Running, Site};
     use super::super::wire::{DeleteRangeRequest, kv_client::KvClient};
@@ -202,7 +203,7 @@ mod tests {
         assert_eq!(keeper.members.alarms(&status).await.unwrap(), full);
         put_one(&client).await.unwrap_err();
 
-        let mut kv = KvClient::new(client.channel.clone());
+        let mut kv = KvClient::new(client.channel());
         let some = DeleteRangeRequest {
             key: b"namespaced:curator/a1".into(),
             range_end: b"namespaced:curator/a2".into(),

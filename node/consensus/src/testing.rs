@@ -233,6 +233,6 @@ impl Running {
 }
 
 /// Makes etcd forget the history before a revision.
-pub async fn compact(client: &NamespacedClient, revision: i64) {
-    soon("compaction", client.forget(revision)).await.unwrap();
+pub async fn compact(store: &RootClient, revision: i64) {
+    soon("compaction", store.compact(revision)).await.unwrap();
 }

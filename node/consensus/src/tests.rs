@@ -161,7 +161,7 @@ async fn clients_are_for_members_and_keep_to_their_part() {
     let [curator, kubernetes, _] = ConsensusUser::ALL.map(|user| handle.root().namespaced(user));
     curator.write(put_new("a", "mine")).await.unwrap();
     kubernetes.write(put_new("a", "yours")).await.unwrap();
-    let below = curator.sub("x").sub("y");
+    let below = curator.sub("x").unwrap().sub("y").unwrap();
     below.write(put_new("b", "deep")).await.unwrap();
     let value = |client: NamespacedClient, key: &'static str| async move {
         let record = client.get(key).await.unwrap();
@@ -198,6 +198,7 @@ async fn writes_are_fenced_and_move_the_epoch() {
     ));
     let written = client
         .sub("deep")
+        .unwrap()
         .write(Write::when(Condition::Absent("b".into())).put("b", vec![]))
         .await
         .unwrap();

@@ -36,7 +36,7 @@ fn draw() -> i64 {
 
 impl Confined {
     fn leases(&self) -> LeaseClient<Channel> {
-        LeaseClient::new(self.client.channel.clone())
+        LeaseClient::new(self.client.channel())
     }
 
     /// Grants one under a number of ours.

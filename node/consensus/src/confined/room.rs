@@ -95,7 +95,7 @@ async fn look(
     gauge: &mut Gauge,
     room: &Writer<Room>,
 ) -> Result<(), ConsensusError> {
-    let status = client.members().status().await?;
+    let status = client.store().members().status().await?;
     let in_use = status.used;
     let (now, forget) = gauge.look(Instant::now(), in_use, status.revision);
     if room.value().get() != Some(now) {
@@ -108,7 +108,7 @@ async fn look(
     if let Some(revision) = forget {
         // What has failed is tried again at the next look.
         tracing::info!(revision, "history is forgotten: {in_use} bytes are in use");
-        client.forget(revision).await?;
+        client.store().compact(revision).await?;
         // What is freed is free only with the next write, and there may be
         // nobody else who may write.
         let lease = client.grant(SHORTEST_LEASE).await?;

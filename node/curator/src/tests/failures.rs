@@ -166,7 +166,7 @@ async fn a_compacted_history_is_read_anew() {
     let mut old = client.watch(1).await.unwrap();
     soon("the first changes", old.next()).await.unwrap();
     let revision = client.list("").await.unwrap().revision;
-    compact(&client, revision).await;
+    compact(world.etcd.handle().root(), revision).await;
     let mut late = client.watch(1).await.unwrap();
     let end = soon("the end", async {
         loop {
