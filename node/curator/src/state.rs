@@ -211,6 +211,18 @@ pub enum RecordError {
         /// Its version.
         found: u32,
     },
+    /// A field of it holds nothing that this image knows.
+    #[error("record {key}: {field}: wanted {wanted}, found {found}")]
+    Field {
+        /// Where it is.
+        key: String,
+        /// Which field.
+        field: &'static str,
+        /// What it may hold.
+        wanted: &'static str,
+        /// What it holds.
+        found: i32,
+    },
     /// It is none.
     #[error("record {key}: {why}")]
     Malformed {
@@ -243,6 +255,20 @@ fn malformed(key: &str) -> impl Fn(String) -> RecordError {
     move |why| RecordError::Malformed {
         key: key.clone(),
         why,
+    }
+}
+
+/// A state that a node can be in. None is not one, and one that is not known
+/// would be taken for none.
+fn node_state(key: &str, stored: i32) -> Result<NodeState, RecordError> {
+    match NodeState::try_from(stored) {
+        Ok(NodeState::Unspecified) | Err(_) => Err(RecordError::Field {
+            key: key.to_owned(),
+            field: "state",
+            wanted: "1 (NEW), 2 (STANDBY), 3 (UP) or 4 (DECOMMISSIONED)",
+            found: stored,
+        }),
+        Ok(state) => Ok(state),
     }
 }
 
@@ -288,6 +314,7 @@ impl NodeRecord {
         }
         let networking = stored.networking.as_ref().map(Networking::try_from);
         let networking = networking.transpose().map_err(|e| wrong(e.to_string()))?;
+        let state = node_state(key, stored.state)?;
         let key = |name: &str, bytes: &[u8]| {
             PublicKey::try_from(bytes).map_err(|e| wrong(format!("{name}: {e}")))
         };
@@ -295,7 +322,7 @@ impl NodeRecord {
             id,
             public_key: key("public key", &stored.public_key)?,
             join_key: key("join key", &stored.join_key)?,
-            state: stored.state(),
+            state,
             tpm_usage: stored.tpm_usage(),
             storage_security: stored.storage_security(),
             roles: stored.roles.unwrap_or_default(),
@@ -627,6 +654,37 @@ mod tests {
         let other = node_key(NodeId::from_bytes([6; 16]));
         let error = NodeRecord::decode(&other, &stored_node().encode_to_vec()).unwrap_err();
         assert!(error.to_string().contains(&id().to_string()), "{error}");
+    }
+
+    #[test]
+    fn a_node_is_in_a_state_that_this_image_knows() {
+        let key = node_key(id());
+        let of_state = |state: i32| {
+            let stored = StoredNode {
+                state,
+                ..stored_node()
+            };
+            let bytes = stored.encode_to_vec();
+            let record = NodeRecord::decode(&key, &bytes);
+            let full = FullRecord::decode(&key, &bytes).map(|full| full.node);
+            assert_eq!(record, full);
+            record
+        };
+        for state in 1..=4 {
+            assert_eq!(i32::from(of_state(state).unwrap().state), state);
+        }
+        for found in [0, 5, -1, i32::MAX] {
+            let error = of_state(found).unwrap_err();
+            assert!(
+                matches!(&error, RecordError::Field { key: of, field: "state", found: n, .. }
+                    if *of == key && *n == found),
+                "{error}"
+            );
+            let message = error.to_string();
+            for part in [&key, "state", "NEW", &found.to_string()] {
+                assert!(message.contains(part), "{message}");
+            }
+        }
     }
 
     #[test]

@@ -298,11 +298,11 @@ impl Records {
 pub(super) fn usable<T>(decoded: Result<T, RecordError>) -> Result<Option<T>, RecordError> {
     match decoded {
         Ok(content) => Ok(Some(content)),
-        Err(error @ RecordError::TooNew { .. }) => Err(error),
-        Err(error) => {
+        Err(error @ (RecordError::Malformed { .. } | RecordError::Field { .. })) => {
             tracing::error!("{error}; it counts as absent");
             Ok(None)
         }
+        Err(error @ RecordError::TooNew { .. }) => Err(error),
     }
 }
 

@@ -82,12 +82,16 @@ fn a_newer_record_ends_it_and_a_spoilt_one_harms_its_own_node_only() {
     put(&cache, node(2, NodeState::Up, 2));
     put(&cache, record(state::node_key(id(1)), vec![0xff], 3));
     assert!(cache.node(id(1)).is_none());
+    put(&cache, node(1, NodeState::Up, 4));
+    assert!(cache.node(id(1)).is_some());
+    put(&cache, node(1, NodeState::Unspecified, 5));
+    assert!(cache.node(id(1)).is_none());
     assert!(cache.node(id(2)).is_some());
     let newer = StoredNode {
         version: state::VERSION + 1,
         ..Default::default()
     };
-    let newer = record(state::node_key(id(3)), newer.encode_to_vec(), 4);
+    let newer = record(state::node_key(id(3)), newer.encode_to_vec(), 6);
     assert!(matches!(
         cache.apply(vec![Change::Put(newer)]),
         Err(RecordError::TooNew { .. })

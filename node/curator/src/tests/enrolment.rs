@@ -5,6 +5,7 @@ use std::sync::Arc;
 use futures::{StreamExt as _, stream};
 use hearth_api::{
     identity::{ClusterUnlockKey, JoinKey, NodeKey, Ticket},
+    private::StoredNode,
     proofs,
     v1::{
         CommitNodeRequest, IssueCertificateRequest, JoinNodeRequest, Label, NodeHealth, NodeState,
@@ -15,12 +16,15 @@ use hearth_api::{
     },
 };
 use hearth_base::testing::soon;
+use hearth_consensus::fenced::{Condition, Write};
+use prost::Message as _;
 use tonic::Code;
 
 use super::{
     super::{
         Timing,
         decisions::registration::MOST_WAITING,
+        state,
         testing::{BOOT_ID, Pulse, Who, World, quick},
     },
     machine::{Machine, approve, ask_ticket, by_key, delete, ticket},
@@ -381,6 +385,40 @@ async fn what_is_wrong_with_a_machine_is_said() {
         assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
         assert!(refused.message().contains(field), "{field}: {refused}");
     }
+    world.stop().await;
+}
+
+/// An ID is the first half of a key, so two keys can have the same one. Here the
+/// first of them is in the records.
+#[tokio::test(flavor = "multi_thread")]
+async fn another_key_with_the_id_of_a_node_is_refused() {
+    let world = World::new(quick()).await;
+    let ticket = ticket(&world).await;
+    let (first, second) = (Machine::new(), Machine::new());
+    let key = state::node_key(second.id());
+    let stored = StoredNode {
+        version: state::VERSION,
+        id: second.id().to_string(),
+        public_key: first.key.public().as_bytes().to_vec(),
+        join_key: first.join_key.public().as_bytes().to_vec(),
+        state: NodeState::Standby.into(),
+        ..Default::default()
+    };
+    let write = Write::when(Condition::Absent(key.clone()));
+    let write = write.put(key.clone(), stored.encode_to_vec());
+    let revision = world.client().write(write).await.unwrap();
+
+    for refused in [
+        second.register(&world, &ticket).await.err(),
+        second.commit(&world).await.err(),
+    ] {
+        let refused = refused.unwrap();
+        assert_eq!(refused.code(), Code::AlreadyExists, "{refused}");
+        assert!(refused.message().contains("another key"), "{refused}");
+    }
+    // Nothing has come of it.
+    let record = world.client().get(&key).await.unwrap().unwrap();
+    assert_eq!(record.mod_revision, revision);
     world.stop().await;
 }
 

@@ -78,7 +78,7 @@ impl Other {
         write("ca", &node.ca).unwrap();
         write("etcd", etcd.to_str().unwrap().as_bytes()).unwrap();
         let mut process = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "curator::tests::paused::the_other_process"])
+            .args(["--exact", "tests::paused::the_other_process"])
             .args(["--ignored", "--nocapture"])
             .env(FOLDER, folder.path())
             .stdin(Stdio::piped())
