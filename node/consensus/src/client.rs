@@ -59,7 +59,7 @@ pub enum ConsensusUser {
     /// The certificate authorities of Kubernetes.
     KubernetesPki,
     /// What API servers keep, by the one way in that is not a
-    /// [`NamespacedClient`]: see [`confined`](super::confined).
+    /// [`NamespacedClient`]: see [`etcd_proxy`](super::etcd_proxy).
     Kubernetes,
 }
 
@@ -112,7 +112,7 @@ impl ConsensusError {
         matches!(self, Self::Failed { source, .. } if source.code() == Code::NotFound)
     }
 
-    /// Whether it was refused because the store is full (see `space`).
+    /// Whether it was refused because the store is full (see `defrag`).
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Failed { source, .. } if source.message() == NO_SPACE)
     }

@@ -6,7 +6,7 @@
 //! [`NamespacedClient`] that is shut into the prefix of one [`ConsensusUser`],
 //! and writes go through [`fenced`] only. The API server of Kubernetes, which is
 //! no part of the node and speaks etcd's own language, has a prefix of its own
-//! in the same way, by a server that passes its calls on: [`confined`].
+//! in the same way, by a server that passes its calls on: [`etcd_proxy`].
 //!
 //! Why a child process and not the store in our own: etcd's panics end etcd,
 //! not the node, and its memory and descriptors are its own.
@@ -19,13 +19,13 @@
 //! a port.
 
 mod client;
-pub mod confined;
+mod defrag;
+pub mod etcd_proxy;
 pub mod fenced;
 pub mod kubernetes_authorities;
 mod log;
 mod members;
 mod process;
-mod space;
 pub mod standing;
 
 /// etcd's interface, as generated from `proto/etcd.proto`.
@@ -57,7 +57,7 @@ pub use members::{Alarm, Member, MemberId, MemberStatus, Members, peer_url};
 pub use process::ProcessError;
 pub use standing::{Joining, StandingError};
 
-/// Bytes that etcd's file may have (see `space`). Its default is twice that, which
+/// Bytes that etcd's file may have (see `defrag`). Its default is twice that, which
 /// is more than small disks have.
 pub const QUOTA: u64 = 1 << 30;
 
@@ -390,7 +390,7 @@ async fn live(
         };
         tokio::select! {
             end = other_timing => end,
-            never = space::keep(&root, config.quota_bytes) => match never {},
+            never = defrag::keep(&root, config.quota_bytes) => match never {},
         }
     };
     let outcome = tokio::select! {

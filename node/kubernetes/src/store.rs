@@ -1,5 +1,5 @@
 //! The API server's way to etcd: the consensus of the cluster, confined to the
-//! prefix of Kubernetes ([`confined`](hearth_consensus::confined)), on a unix
+//! prefix of Kubernetes ([`etcd_proxy`](hearth_consensus::etcd_proxy)), on a unix
 //! socket of its own.
 //!
 //! Who can open the socket can write all that Kubernetes keeps, so it lies in a
@@ -8,7 +8,7 @@
 //! directory.
 //!
 //! The store is the curators', too, and Kubernetes is what grows: what it may
-//! write ends at three quarters of etcd's quota ([`confined::room`]), so that
+//! write ends at three quarters of etcd's quota ([`etcd_proxy::quota`]), so that
 //! the cluster itself always has room.
 //!
 //! It never goes to another node's etcd: a node whose consensus does not serve
@@ -21,8 +21,8 @@ use std::time::Duration;
 
 use hearth_base::event::Writer;
 use hearth_base::supervisor::{Context, Outcome};
-use hearth_consensus::confined::room::{self, Room};
-use hearth_consensus::{NamespacedClient, QUOTA, confined};
+use hearth_consensus::etcd_proxy::quota::{self, Capacity};
+use hearth_consensus::{NamespacedClient, QUOTA, etcd_proxy};
 use hearth_sys::files::{self, FileError};
 use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
@@ -68,7 +68,7 @@ pub async fn run(
     directory: &Path,
     client: &NamespacedClient,
     in_use: &InUse,
-    room: &Writer<Room>,
+    capacity: &Writer<Capacity>,
 ) -> Outcome {
     ctx.ends_within(END);
     let listener = listen(directory)?;
@@ -81,9 +81,9 @@ pub async fn run(
     };
     ctx.healthy();
     tokio::select! {
-        () = confined::serve(listener, client, room.value(), over.clone()) => Ok(()),
+        () = etcd_proxy::serve(listener, client, capacity.value(), over.clone()) => Ok(()),
         never = end => match never {},
-        never = room::watch(client, LIMIT, room::Timing::default(), room) => match never {},
+        never = quota::watch(client, LIMIT, quota::Timing::default(), capacity) => match never {},
     }
 }
 

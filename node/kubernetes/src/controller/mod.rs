@@ -26,7 +26,7 @@ use std::time::SystemTime;
 
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
-use hearth_consensus::confined::room::Room;
+use hearth_consensus::etcd_proxy::quota::Capacity;
 use hearth_consensus::kubernetes_authorities;
 use hearth_consensus::{ConsensusUser, NamespacedClient};
 use hearth_host::bundle::{Binary, Bundle};
@@ -69,7 +69,7 @@ struct Controller {
     /// Held by the API server.
     store_in_use: InUse,
     /// Whether there is room in it.
-    room: Writer<Room>,
+    room: Writer<Capacity>,
     /// Whether the API server of this node works.
     apiserver: Value<Progress>,
 }
@@ -198,7 +198,7 @@ async fn reach_consensus(
 async fn tell(
     programs: [Binary; 3],
     progresses: [Value<Progress>; 3],
-    room: Value<Room>,
+    room: Value<Capacity>,
     objects: Value<Progress>,
     standing: &Writer<Standing>,
 ) -> Outcome {
@@ -223,7 +223,7 @@ async fn tell(
 /// there yet; the objects at last, which come from the programs.
 fn judge(
     programs: impl Iterator<Item = (Binary, Option<Progress>)>,
-    room: Option<Room>,
+    room: Option<Capacity>,
     objects: Option<Progress>,
 ) -> Standing {
     let mut starting = None;
@@ -238,7 +238,7 @@ fn judge(
             }
         }
     }
-    if let Some(Room::Full { in_use, limit }) = room {
+    if let Some(Capacity::Full { in_use, limit }) = room {
         let [in_use, limit] = [in_use, limit].map(|bytes| bytes >> 20);
         let message = format!(
             "Kubernetes may not write: {in_use} MiB of the store were in use, of {limit} up to \

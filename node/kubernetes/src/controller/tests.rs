@@ -234,7 +234,7 @@ async fn programs_whose_certificates_are_due_start_again_with_new_ones() {
 #[test]
 fn a_full_store_is_told_when_nothing_is_worse() {
     let all = |progress: Option<Progress>| ALL.map(|binary| (binary, progress.clone())).into_iter();
-    let full = Some(Room::Full {
+    let full = Some(Capacity::Full {
         in_use: 800 << 20,
         limit: 768 << 20,
     });
@@ -267,7 +267,7 @@ fn a_controller_stands_when_the_objects_are_there_that_users_count_on() {
         ALL.map(|binary| (binary, Some(Progress::Serving)))
             .into_iter()
     };
-    let now = |objects| judge(programs(), Some(Room::Enough), objects);
+    let now = |objects| judge(programs(), Some(Capacity::Enough), objects);
     assert_eq!(now(Some(Progress::Serving)), Standing::Met);
     let made = "the cluster's first objects are made";
     assert_eq!(now(None), Standing::unmet("Starting", made));

@@ -1,8 +1,8 @@
-//! Room for the others in a store that one user could fill.
+//! Capacity for the others in a store that one user could fill.
 //!
 //! etcd has one quota for all. When its file has reached that, it refuses
 //! everybody's writes, curators' too, until its members have written their files
-//! anew (see `consensus::space`): a file never shrinks by itself. What it has to
+//! anew (see `consensus::defrag`): a file never shrinks by itself. What it has to
 //! hold is all that is there and the history since the last compaction; what has
 //! become free is used again. So the file grows to the most that was ever in use
 //! at once, and a user is kept from the quota by being kept from the *use*:
@@ -26,7 +26,7 @@ use hearth_base::event::Writer;
 use tokio::time::{Instant, sleep};
 
 use super::super::client::{ConsensusError, NamespacedClient};
-use super::super::space::relieved;
+use super::super::defrag::relieved;
 
 /// History is forgotten at most so many times while it is kept for once:
 /// etcd looks through all keys for it.
@@ -37,7 +37,7 @@ const SHORTEST_LEASE: Duration = Duration::from_secs(1);
 
 /// Whether there is room for more of this user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Room {
+pub enum Capacity {
     /// It may write.
     Enough,
     /// It may not.
@@ -74,11 +74,11 @@ pub async fn watch(
     client: &NamespacedClient,
     limit: u64,
     timing: Timing,
-    room: &Writer<Room>,
+    capacity: &Writer<Capacity>,
 ) -> Infallible {
     let mut gauge = Gauge::new(limit, timing.keep);
     loop {
-        match look(client, &mut gauge, room).await {
+        match look(client, &mut gauge, capacity).await {
             Ok(()) => {}
             // Then nothing can be written, either.
             Err(error) => {
@@ -93,17 +93,17 @@ pub async fn watch(
 async fn look(
     client: &NamespacedClient,
     gauge: &mut Gauge,
-    room: &Writer<Room>,
+    capacity: &Writer<Capacity>,
 ) -> Result<(), ConsensusError> {
     let status = client.store().members().status().await?;
     let in_use = status.used;
     let (now, forget) = gauge.look(Instant::now(), in_use, status.revision);
-    if room.value().get() != Some(now) {
+    if capacity.value().get() != Some(now) {
         match now {
-            Room::Enough => tracing::info!("there is room in the store: {in_use} bytes in use"),
-            Room::Full { .. } => tracing::error!("the store is full: {in_use} bytes in use"),
+            Capacity::Enough => tracing::info!("there is room in the store: {in_use} bytes in use"),
+            Capacity::Full { .. } => tracing::error!("the store is full: {in_use} bytes in use"),
         }
-        room.set(now);
+        capacity.set(now);
     }
     if let Some(revision) = forget {
         // What has failed is tried again at the next look.
@@ -122,7 +122,7 @@ async fn look(
 struct Gauge {
     limit: u64,
     keep: Duration,
-    room: Room,
+    capacity: Capacity,
     /// When which revision was the last one, the oldest first. The first is at
     /// least `keep` old, once one is.
     past: VecDeque<(Instant, i64)>,
@@ -135,7 +135,7 @@ impl Gauge {
         Self {
             limit,
             keep,
-            room: Room::Enough,
+            capacity: Capacity::Enough,
             past: VecDeque::new(),
             forgotten: None,
         }
@@ -143,14 +143,14 @@ impl Gauge {
 
     /// Takes in a look: whether there is room, and up to which revision history
     /// is to be forgotten, if any.
-    fn look(&mut self, now: Instant, in_use: u64, revision: i64) -> (Room, Option<i64>) {
+    fn look(&mut self, now: Instant, in_use: u64, revision: i64) -> (Capacity, Option<i64>) {
         let full = self.limit;
-        self.room = match self.room {
-            Room::Enough if in_use >= full => Room::Full {
+        self.capacity = match self.capacity {
+            Capacity::Enough if in_use >= full => Capacity::Full {
                 in_use,
                 limit: full,
             },
-            Room::Full { .. } if in_use < relieved(full) => Room::Enough,
+            Capacity::Full { .. } if in_use < relieved(full) => Capacity::Enough,
             as_it_was => as_it_was,
         };
         self.past.push_back((now, revision));
@@ -170,7 +170,7 @@ impl Gauge {
         let forget = old
             .map(|(_, revision)| *revision)
             .filter(|revision| in_use >= self.limit / 2 && is_due(revision));
-        (self.room, forget)
+        (self.capacity, forget)
     }
 }
 
@@ -197,15 +197,15 @@ mod tests {
             }
         }
 
-        fn look(&mut self, in_use: u64) -> (Room, Option<i64>) {
+        fn look(&mut self, in_use: u64) -> (Capacity, Option<i64>) {
             let now = self.begin + Duration::from_secs(self.second.into());
             let revision = i64::from(self.second);
             self.second += 1;
-            let (room, forget) = self.gauge.look(now, in_use, revision);
+            let (capacity, forget) = self.gauge.look(now, in_use, revision);
             if let Some(revision) = forget {
                 self.gauge.forgotten = Some((now, revision));
             }
-            (room, forget)
+            (capacity, forget)
         }
 
         /// What is forgotten, when, in so many looks.
@@ -218,21 +218,21 @@ mod tests {
     #[test]
     fn full_is_full_until_there_is_some_room() {
         let mut seconds = Seconds::begin();
-        let full = |in_use| Room::Full {
+        let full = |in_use| Capacity::Full {
             in_use,
             limit: LIMIT,
         };
-        for (in_use, room) in [
-            (0, Room::Enough),
-            (1599, Room::Enough),
+        for (in_use, capacity) in [
+            (0, Capacity::Enough),
+            (1599, Capacity::Enough),
             (1600, full(1600)),
             (1700, full(1600)),
             (1500, full(1600)),
-            (1499, Room::Enough),
-            (1599, Room::Enough),
+            (1499, Capacity::Enough),
+            (1599, Capacity::Enough),
             (2000, full(2000)),
         ] {
-            assert_eq!(seconds.look(in_use).0, room, "{in_use}");
+            assert_eq!(seconds.look(in_use).0, capacity, "{in_use}");
         }
     }
 

@@ -13,7 +13,7 @@ use super::super::wire::{
     LeaseLeasesRequest, LeaseLeasesResponse, LeaseRevokeRequest, LeaseRevokeResponse,
     LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,
 };
-use super::{Confined, bounded};
+use super::{EtcdProxy, bounded};
 
 /// How often a lease's number is drawn again that is taken.
 const DRAWS: usize = 4;
@@ -34,7 +34,7 @@ fn draw() -> i64 {
     (MARK << 32) | i64::from(u32::from_ne_bytes(random_bytes()))
 }
 
-impl Confined {
+impl EtcdProxy {
     fn leases(&self) -> LeaseClient<Channel> {
         LeaseClient::new(self.client.channel())
     }
@@ -49,7 +49,7 @@ impl Confined {
                 "a lease of this user has another kind of number: leave it to be chosen",
             ));
         }
-        self.has_room()?;
+        self.has_capacity()?;
         let grant = async |id| {
             let request = LeaseGrantRequest { ttl, id };
             bounded(self.leases().lease_grant(request)).await
@@ -115,7 +115,7 @@ impl Confined {
         }
         let mut answer = bounded(self.leases().lease_time_to_live(request)).await?;
         for key in &mut answer.keys {
-            self.names.down(key)?;
+            self.prefix.down(key)?;
         }
         Ok(answer)
     }

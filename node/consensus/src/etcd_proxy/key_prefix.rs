@@ -26,13 +26,13 @@ pub(super) const EMPTY_KEY: &str = "etcdserver: key is not provided";
 
 /// One user's prefix.
 #[derive(Clone)]
-pub(super) struct Names {
+pub(super) struct KeyPrefix {
     prefix: Arc<[u8]>,
     /// The first key behind it.
     end: Arc<[u8]>,
 }
 
-impl Names {
+impl KeyPrefix {
     pub(super) fn new(prefix: &[u8]) -> Self {
         Self {
             prefix: prefix.into(),
@@ -158,17 +158,17 @@ impl Names {
 }
 
 /// A request about keys, which is passed on.
-pub(super) trait Keyed: Message + Default {
+pub(super) trait HasKeys: Message + Default {
     /// Of the call, by which HTTP/2 names it.
     const PATH: &'static str;
     /// What etcd answers.
     type Answer: Message + Default;
 
     /// As the store has it.
-    fn up(&mut self, names: &Names) -> Result<(), Status>;
+    fn up(&mut self, prefix: &KeyPrefix) -> Result<(), Status>;
 
     /// As the program has it.
-    fn down(answer: &mut Self::Answer, names: &Names) -> Result<(), Status>;
+    fn down(answer: &mut Self::Answer, prefix: &KeyPrefix) -> Result<(), Status>;
 
     /// Whether it may write more than it removes.
     fn may_put(&self) -> bool {
@@ -176,29 +176,29 @@ pub(super) trait Keyed: Message + Default {
     }
 }
 
-impl Keyed for RangeRequest {
+impl HasKeys for RangeRequest {
     const PATH: &'static str = "/etcdserverpb.KV/Range";
     type Answer = RangeResponse;
 
-    fn up(&mut self, names: &Names) -> Result<(), Status> {
-        names.range_up(self)
+    fn up(&mut self, prefix: &KeyPrefix) -> Result<(), Status> {
+        prefix.range_up(self)
     }
 
-    fn down(answer: &mut RangeResponse, names: &Names) -> Result<(), Status> {
-        names.all_down(&mut answer.kvs)
+    fn down(answer: &mut RangeResponse, prefix: &KeyPrefix) -> Result<(), Status> {
+        prefix.all_down(&mut answer.kvs)
     }
 }
 
-impl Keyed for PutRequest {
+impl HasKeys for PutRequest {
     const PATH: &'static str = "/etcdserverpb.KV/Put";
     type Answer = PutResponse;
 
-    fn up(&mut self, names: &Names) -> Result<(), Status> {
-        names.put_up(self)
+    fn up(&mut self, prefix: &KeyPrefix) -> Result<(), Status> {
+        prefix.put_up(self)
     }
 
-    fn down(answer: &mut PutResponse, names: &Names) -> Result<(), Status> {
-        names.all_down(&mut answer.prev_kv)
+    fn down(answer: &mut PutResponse, prefix: &KeyPrefix) -> Result<(), Status> {
+        prefix.all_down(&mut answer.prev_kv)
     }
 
     fn may_put(&self) -> bool {
@@ -206,31 +206,31 @@ impl Keyed for PutRequest {
     }
 }
 
-impl Keyed for DeleteRangeRequest {
+impl HasKeys for DeleteRangeRequest {
     const PATH: &'static str = "/etcdserverpb.KV/DeleteRange";
     type Answer = DeleteRangeResponse;
 
-    fn up(&mut self, names: &Names) -> Result<(), Status> {
-        names.delete_up(self)
+    fn up(&mut self, prefix: &KeyPrefix) -> Result<(), Status> {
+        prefix.delete_up(self)
     }
 
-    fn down(answer: &mut DeleteRangeResponse, names: &Names) -> Result<(), Status> {
-        names.all_down(&mut answer.prev_kvs)
+    fn down(answer: &mut DeleteRangeResponse, prefix: &KeyPrefix) -> Result<(), Status> {
+        prefix.all_down(&mut answer.prev_kvs)
     }
 }
 
-impl Keyed for TxnRequest {
+impl HasKeys for TxnRequest {
     const PATH: &'static str = "/etcdserverpb.KV/Txn";
     type Answer = TxnResponse;
 
     // A lease that stands in a comparison is compared as it is: it tells
     // nothing but whether the own key bears it.
-    fn up(&mut self, names: &Names) -> Result<(), Status> {
-        names.txn_up(self, 0)
+    fn up(&mut self, prefix: &KeyPrefix) -> Result<(), Status> {
+        prefix.txn_up(self, 0)
     }
 
-    fn down(answer: &mut TxnResponse, names: &Names) -> Result<(), Status> {
-        names.txn_down(answer)
+    fn down(answer: &mut TxnResponse, prefix: &KeyPrefix) -> Result<(), Status> {
+        prefix.txn_down(answer)
     }
 
     /// By how its comparisons end.

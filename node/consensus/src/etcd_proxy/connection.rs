@@ -33,9 +33,9 @@ use tonic::Status;
 use super::super::wire::{
     DeleteRangeRequest, PutRequest, RangeRequest, TxnRequest, WatchRequest, WatchResponse,
 };
-use super::Confined;
+use super::EtcdProxy;
+use super::key_prefix::HasKeys;
 use super::messages::{self, Messages};
-use super::names::Keyed;
 
 /// What may be under way in one direction of one stream, and of a connection.
 /// Lists of objects are megabytes.
@@ -48,9 +48,9 @@ const PAUSE: Duration = Duration::from_millis(100);
 
 const WATCH: &str = "/etcdserverpb.Watch/Watch";
 
-/// Why a passage has ended before its time.
+/// Why a connection has ended before its time.
 #[derive(Debug, thiserror::Error)]
-enum PassageError {
+enum ConnectionError {
     #[error("etcd takes no connection")]
     Connect(#[from] io::Error),
     #[error("the connection to etcd")]
@@ -61,31 +61,31 @@ enum PassageError {
 
 /// Takes connections until it is `over`, and then waits for the end of what is
 /// under way on them.
-pub(super) async fn serve(listener: UnixListener, confined: Confined) {
-    let mut passages = JoinSet::new();
+pub(super) async fn serve(listener: UnixListener, proxy: EtcdProxy) {
+    let mut connections = JoinSet::new();
     loop {
         tokio::select! {
             taken = listener.accept() => match taken {
                 Ok((program, _)) => {
-                    let confined = confined.clone();
-                    passages.spawn(async move { pass(program, &confined).await });
+                    let proxy = proxy.clone();
+                    connections.spawn(async move { pass(program, &proxy).await });
                 }
                 Err(error) => {
                     tracing::warn!("a way to the store cannot be opened: {error}");
                     sleep(PAUSE).await;
                 }
             },
-            Some(ended) = passages.join_next() => tell(ended),
-            () = confined.over.cancelled() => break,
+            Some(ended) = connections.join_next() => tell(ended),
+            () = proxy.over.cancelled() => break,
         }
     }
     drop(listener);
-    while let Some(ended) = passages.join_next().await {
+    while let Some(ended) = connections.join_next().await {
         tell(ended);
     }
 }
 
-fn tell(ended: Result<Result<(), PassageError>, tokio::task::JoinError>) {
+fn tell(ended: Result<Result<(), ConnectionError>, tokio::task::JoinError>) {
     match ended {
         Ok(Ok(())) => {}
         // There are many, and what ended them says so once.
@@ -105,32 +105,32 @@ type Opened = (
 );
 
 /// Waits for etcd, if it is away for a moment.
-async fn open(program: UnixStream, confined: &Confined) -> Result<Opened, PassageError> {
-    let etcd = confined.client.connect().await?;
+async fn open(program: UnixStream, proxy: &EtcdProxy) -> Result<Opened, ConnectionError> {
+    let etcd = proxy.client.connect().await?;
     let upward = client::Builder::new()
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .enable_push(false)
         .handshake(etcd);
-    let (etcd, upward) = upward.await.map_err(PassageError::Etcd)?;
+    let (etcd, upward) = upward.await.map_err(ConnectionError::Etcd)?;
     let downward = server::Builder::new()
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
         .max_concurrent_streams(CALLS)
         .handshake(program);
-    let downward = downward.await.map_err(PassageError::Program)?;
+    let downward = downward.await.map_err(ConnectionError::Program)?;
     Ok((downward, upward, etcd))
 }
 
 /// One connection, until either side ends it.
-async fn pass(program: UnixStream, confined: &Confined) -> Result<(), PassageError> {
-    let mut over = pin!(confined.over.cancelled());
+async fn pass(program: UnixStream, proxy: &EtcdProxy) -> Result<(), ConnectionError> {
+    let mut over = pin!(proxy.over.cancelled());
     let (mut downward, upward, etcd) = tokio::select! {
-        opened = open(program, confined) => opened?,
+        opened = open(program, proxy) => opened?,
         // Nothing is under way on it.
         () = &mut over => return Ok(()),
     };
-    let passage = Passage { etcd, confined };
+    let connection = ProxyConnection { etcd, proxy };
     let mut calls = FuturesUnordered::new();
     let mut upward = pin!(upward);
     let mut ending = false;
@@ -138,13 +138,13 @@ async fn pass(program: UnixStream, confined: &Confined) -> Result<(), PassageErr
         tokio::select! {
             call = downward.accept() => match call {
                 Some(call) => {
-                    let (request, respond) = call.map_err(PassageError::Program)?;
-                    calls.push(passage.call(request, respond));
+                    let (request, respond) = call.map_err(ConnectionError::Program)?;
+                    calls.push(connection.call(request, respond));
                 }
                 None => return Ok(()),
             },
             Some(()) = calls.next() => {}
-            ended = &mut upward => return ended.map_err(PassageError::Etcd),
+            ended = &mut upward => return ended.map_err(ConnectionError::Etcd),
             () = &mut over, if !ending => {
                 ending = true;
                 downward.graceful_shutdown();
@@ -154,46 +154,52 @@ async fn pass(program: UnixStream, confined: &Confined) -> Result<(), PassageErr
 }
 
 /// What the calls of one connection share.
-struct Passage<'a> {
+struct ProxyConnection<'a> {
     etcd: SendRequest<Bytes>,
-    confined: &'a Confined,
+    proxy: &'a EtcdProxy,
 }
 
-impl Passage<'_> {
+impl ProxyConnection<'_> {
     /// One call, until it is answered or its caller has lost interest.
     async fn call(&self, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
         let (head, body) = request.into_parts();
-        let (confined, body) = (self.confined, Messages::of(body));
+        let (proxy, body) = (self.proxy, Messages::of(body));
         match head.uri.path() {
             RangeRequest::PATH => {
-                self.keyed::<RangeRequest>(&head.headers, body, respond)
+                self.about_keys::<RangeRequest>(&head.headers, body, respond)
                     .await
             }
-            TxnRequest::PATH => self.keyed::<TxnRequest>(&head.headers, body, respond).await,
-            PutRequest::PATH => self.keyed::<PutRequest>(&head.headers, body, respond).await,
+            TxnRequest::PATH => {
+                self.about_keys::<TxnRequest>(&head.headers, body, respond)
+                    .await
+            }
+            PutRequest::PATH => {
+                self.about_keys::<PutRequest>(&head.headers, body, respond)
+                    .await
+            }
             DeleteRangeRequest::PATH => {
-                self.keyed::<DeleteRangeRequest>(&head.headers, body, respond)
+                self.about_keys::<DeleteRangeRequest>(&head.headers, body, respond)
                     .await;
             }
             WATCH => self.watch(&head.headers, body, respond).await,
             "/etcdserverpb.Lease/LeaseGrant" => {
-                asked(body, respond, |request| confined.grant(request)).await;
+                asked(body, respond, |request| proxy.grant(request)).await;
             }
             "/etcdserverpb.Lease/LeaseRevoke" => {
-                asked(body, respond, |request| confined.revoke(request)).await;
+                asked(body, respond, |request| proxy.revoke(request)).await;
             }
             "/etcdserverpb.Lease/LeaseTimeToLive" => {
-                asked(body, respond, |request| confined.time_to_live(request)).await;
+                asked(body, respond, |request| proxy.time_to_live(request)).await;
             }
             "/etcdserverpb.Lease/LeaseLeases" => {
-                asked(body, respond, |request| confined.list_leases(request)).await;
+                asked(body, respond, |request| proxy.list_leases(request)).await;
             }
             "/etcdserverpb.Lease/LeaseKeepAlive" => self.keep_alive(body, respond).await,
             "/etcdserverpb.Maintenance/Status" => {
-                asked(body, respond, |request| confined.status(request)).await;
+                asked(body, respond, |request| proxy.status(request)).await;
             }
             "/etcdserverpb.Maintenance/Alarm" => {
-                asked(body, respond, |request| confined.alarm(request)).await;
+                asked(body, respond, |request| proxy.alarm(request)).await;
             }
             path => {
                 let mut respond = respond;
@@ -203,27 +209,27 @@ impl Passage<'_> {
     }
 
     /// One question about keys, and etcd's answer.
-    async fn keyed<Q: Keyed>(
+    async fn about_keys<Q: HasKeys>(
         &self,
         head: &HeaderMap,
         body: Messages,
         respond: SendResponse<Bytes>,
     ) {
-        let names = &self.confined.names;
+        let prefix = &self.proxy.prefix;
         let ask = async |mut question: Q| {
             let puts = question.may_put();
-            question.up(names)?;
+            question.up(prefix)?;
             if puts {
-                self.confined.has_room()?;
+                self.proxy.has_capacity()?;
             }
             let mut answer = self.ask(head, &question).await?;
-            Q::down(&mut answer, names)?;
+            Q::down(&mut answer, prefix)?;
             Ok(answer)
         };
         asked(body, respond, ask).await;
     }
 
-    async fn ask<Q: Keyed>(&self, head: &HeaderMap, question: &Q) -> Result<Q::Answer, Status> {
+    async fn ask<Q: HasKeys>(&self, head: &HeaderMap, question: &Q) -> Result<Q::Answer, Status> {
         let answer = async {
             let (answer, mut sink) = messages::call(&self.etcd, Q::PATH, head).await?;
             sink.send(question, true).await?;
@@ -248,10 +254,10 @@ impl Passage<'_> {
         let Ok(mut down) = messages::begin(&mut respond) else {
             return;
         };
-        let names = &self.confined.names;
+        let prefix = &self.proxy.prefix;
         let upward = async {
             while let Some(mut request) = body.next::<WatchRequest>().await? {
-                names.watch_up(&mut request);
+                prefix.watch_up(&mut request);
                 up.send(&request, false).await?;
             }
             up.close();
@@ -267,14 +273,14 @@ impl Passage<'_> {
                 let Some(mut answer) = answer else {
                     return answers.ended().await;
                 };
-                names.watch_down(&mut answer)?;
+                prefix.watch_down(&mut answer)?;
                 down.send(&answer, false).await?;
             }
         };
         let ended: Result<(), Status> = tokio::select! {
             ended = upward => ended,
             ended = downward => ended,
-            () = self.confined.over.cancelled() => Ok(()),
+            () = self.proxy.over.cancelled() => Ok(()),
         };
         down.end(ended);
     }
@@ -287,14 +293,14 @@ impl Passage<'_> {
         };
         let renewals = async {
             while let Some(request) = body.next().await? {
-                let renewed = self.confined.renew(request).await?;
+                let renewed = self.proxy.renew(request).await?;
                 down.send(&renewed, false).await?;
             }
             Ok(())
         };
         let ended: Result<(), Status> = tokio::select! {
             ended = renewals => ended,
-            () = self.confined.over.cancelled() => Ok(()),
+            () = self.proxy.over.cancelled() => Ok(()),
         };
         down.end(ended);
     }

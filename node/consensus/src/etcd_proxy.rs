@@ -1,7 +1,7 @@
 //! etcd's own interface, confined to the prefix of one user: what a program
 //! that speaks to an etcd is given in place of etcd.
 //!
-//! It passes calls on ([`passage`]). Every key that goes up gets the user's
+//! It passes calls on ([`connection`]). Every key that goes up gets the user's
 //! prefix, every key that comes down loses it, and the end of a range that
 //! means "to the end of everything" means the end of the prefix. A range lies
 //! between two keys that begin with the prefix, so everything in it does, and
@@ -18,13 +18,13 @@
 //!   hour; a call for it is answered as one that is not there.
 //! - *Status and alarms* can be read and not changed. Members, users, snapshots
 //!   and the rest are not there.
-//! - *Space.* Where there is no [`room`] any more for this user, nothing is
-//!   passed on that would write.
+//! - *Space.* Where there is no capacity ([`quota`]) any more for this user,
+//!   nothing is passed on that would write.
 //!
 //! Streams are passed on message by message, as fast as the slower side takes
 //! them: nothing is queued here beyond the windows of HTTP/2.
 //!
-//! What is not named in [`passage`] is not there, and a request with an
+//! What is not named in [`connection`] is not there, and a request with an
 //! operation that is not known here is refused: what cannot be confined is not
 //! passed on.
 //!
@@ -33,11 +33,11 @@
 //! its own: two stores have two quorums, two sets of members and twice the
 //! memory, on each controller.
 
+mod connection;
+mod key_prefix;
 mod leases;
 mod messages;
-mod names;
-mod passage;
-pub mod room;
+pub mod quota;
 
 use std::time::Duration;
 
@@ -53,8 +53,8 @@ use super::wire::alarm_request::AlarmAction;
 use super::wire::maintenance_client::MaintenanceClient;
 use super::wire::{AlarmRequest, AlarmResponse, StatusRequest, StatusResponse};
 
-use names::Names;
-use room::Room;
+use key_prefix::KeyPrefix;
+use quota::Capacity;
 
 /// A call that etcd has not answered for so long is given up. etcd itself gives
 /// up after seven seconds; a caller that has a bound of its own is shorter.
@@ -64,39 +64,39 @@ const CALL_BOUND: Duration = Duration::from_secs(60);
 const LARGEST_MESSAGE: usize = 512 << 20;
 
 /// Serves the one program that a client's part of the store is for, by the
-/// connections that the listener takes. Nothing is written while `room` says
+/// connections that the listener takes. Nothing is written while `capacity` says
 /// that there is none. When it is `over`, streams end; returns when what was
 /// under way has ended, too.
 pub async fn serve(
     listener: UnixListener,
     client: &NamespacedClient,
-    room: Value<Room>,
+    capacity: Value<Capacity>,
     over: CancellationToken,
 ) {
-    let confined = Confined {
+    let proxy = EtcdProxy {
         client: client.clone(),
-        names: Names::new(client.prefix().as_bytes()),
-        room,
+        prefix: KeyPrefix::new(client.prefix().as_bytes()),
+        capacity,
         over,
     };
-    passage::serve(listener, confined).await;
+    connection::serve(listener, proxy).await;
 }
 
 /// See the module.
 #[derive(Clone)]
-struct Confined {
+struct EtcdProxy {
     client: NamespacedClient,
-    names: Names,
-    room: Value<Room>,
+    prefix: KeyPrefix,
+    capacity: Value<Capacity>,
     over: CancellationToken,
 }
 
-impl Confined {
+impl EtcdProxy {
     /// For what would write.
-    fn has_room(&self) -> Result<(), Status> {
-        match self.room.get() {
-            Some(Room::Full { .. }) => Err(Status::resource_exhausted(NO_SPACE)),
-            Some(Room::Enough) | None => Ok(()),
+    fn has_capacity(&self) -> Result<(), Status> {
+        match self.capacity.get() {
+            Some(Capacity::Full { .. }) => Err(Status::resource_exhausted(NO_SPACE)),
+            Some(Capacity::Enough) | None => Ok(()),
         }
     }
 

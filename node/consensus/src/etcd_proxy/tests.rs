@@ -27,8 +27,8 @@ use super::super::wire::{
     PutRequest, RangeRequest, RequestOp, TxnRequest, WatchCancelRequest, WatchCreateRequest,
     WatchProgressRequest, WatchRequest,
 };
+use super::key_prefix::EMPTY_KEY;
 use super::leases::{NO_SUCH_LEASE, is_ours};
-use super::names::EMPTY_KEY;
 use super::*;
 use hearth_base::testing::soon;
 
@@ -133,13 +133,13 @@ proptest! {
 
     #[test]
     fn no_request_reaches_a_key_of_others(key in key(), end in key(), own in key()) {
-        let names = Names::new(PREFIX);
+        let prefix = KeyPrefix::new(PREFIX);
         let mut request = RangeRequest {
             key: key.clone(),
             range_end: end.clone(),
             ..Default::default()
         };
-        let passed = names.range_up(&mut request);
+        let passed = prefix.range_up(&mut request);
         prop_assert_eq!(passed.is_ok(), !key.is_empty());
         if passed.is_ok() {
             let above = meant(&request.key, &request.range_end);
@@ -156,7 +156,7 @@ proptest! {
 
     #[test]
     fn nor_does_a_watch(key in key(), end in key(), own in key()) {
-        let names = Names::new(PREFIX);
+        let prefix = KeyPrefix::new(PREFIX);
         let mut request = WatchRequest {
             request_union: Some(RequestUnion::CreateRequest(WatchCreateRequest {
                 key: key.clone(),
@@ -164,7 +164,7 @@ proptest! {
                 ..Default::default()
             })),
         };
-        names.watch_up(&mut request);
+        prefix.watch_up(&mut request);
         let Some(RequestUnion::CreateRequest(create)) = request.request_union else {
             panic!("it is still one");
         };
@@ -180,12 +180,12 @@ proptest! {
 
     #[test]
     fn nor_does_any_part_of_a_transaction(operation in operation()) {
-        let names = Names::new(PREFIX);
+        let prefix = KeyPrefix::new(PREFIX);
         let mut txn = TxnRequest {
             success: vec![operation],
             ..Default::default()
         };
-        if names.txn_up(&mut txn, 0).is_ok() {
+        if prefix.txn_up(&mut txn, 0).is_ok() {
             let mut ranges = Vec::new();
             ranges_of(&txn, &mut ranges);
             for range in ranges {
@@ -198,13 +198,13 @@ proptest! {
 
     #[test]
     fn no_answer_tells_a_key_of_others(mut key in key(), ours: bool) {
-        let names = Names::new(PREFIX);
+        let prefix = KeyPrefix::new(PREFIX);
         let bare = key.clone();
         if ours {
             key = [PREFIX, &key].concat();
         }
         let mut record = KeyValue { key, ..Default::default() };
-        match names.all_down([&mut record]) {
+        match prefix.all_down([&mut record]) {
             Ok(()) => prop_assert_eq!(record.key, bare),
             Err(status) => {
                 prop_assert!(!ours);
@@ -218,7 +218,7 @@ proptest! {
 pub(super) struct Passed {
     /// Until it is stopped.
     pub etcd: Option<Running>,
-    room: Writer<Room>,
+    capacity: Writer<Capacity>,
     pub socket: PathBuf,
     pub channel: Channel,
     pub over: CancellationToken,
@@ -233,9 +233,9 @@ pub(super) async fn passed() -> Passed {
     let over = CancellationToken::new();
     let client = etcd.handle().root().namespaced(ConsensusUser::Kubernetes);
     let listener = UnixListener::bind(&socket).unwrap();
-    let (writer, room) = event::value();
+    let (writer, capacity) = event::value();
     let ended = over.clone();
-    let server = tokio::spawn(async move { serve(listener, &client, room, ended).await });
+    let server = tokio::spawn(async move { serve(listener, &client, capacity, ended).await });
     let way = socket.clone();
     let connector = tower::service_fn(move |_| {
         let socket = way.clone();
@@ -247,7 +247,7 @@ pub(super) async fn passed() -> Passed {
     let channel = Endpoint::from_static("http://confined.invalid");
     Passed {
         etcd: Some(etcd),
-        room: writer,
+        capacity: writer,
         socket,
         channel: channel.connect_with_connector_lazy(connector),
         over,
@@ -542,7 +542,7 @@ async fn who_fills_the_store_is_refused_before_others_are() {
     let passed = passed().await;
     let handle = passed.etcd().handle();
     let client = handle.root().namespaced(ConsensusUser::Kubernetes);
-    let timing = room::Timing {
+    let timing = quota::Timing {
         look: Duration::from_millis(50),
         keep: Duration::from_millis(500),
     };
@@ -603,14 +603,14 @@ async fn who_fills_the_store_is_refused_before_others_are() {
             prev_kv: false,
         });
         passed.kv().txn(txn(delete)).await.unwrap();
-        let mut rooms = passed.room.value().watch();
-        let enough = rooms.wait_for(|room| *room == Room::Enough);
+        let mut capacities = passed.capacity.value().watch();
+        let enough = capacities.wait_for(|now| *now == Capacity::Enough);
         soon("there is room", enough).await.unwrap();
         passed.put("/registry/again", "1").await;
     };
     tokio::select! {
         () = story => {}
-        never = room::watch(&client, 8 << 20, timing, &passed.room) => match never {},
+        never = quota::watch(&client, 8 << 20, timing, &passed.capacity) => match never {},
     }
     passed.stop().await;
 }

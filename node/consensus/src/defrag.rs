@@ -21,7 +21,7 @@
 //! alarm of a member that has been removed is taken back by whoever sees it.
 //!
 //! This is for accidents. Who might fill the store in earnest is kept from it,
-//! see [`confined::room`](super::confined::room).
+//! see [`etcd_proxy::quota`](super::etcd_proxy::quota).
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -62,7 +62,7 @@ struct Keeper {
     store: RootClient,
     quota: u64,
     /// When there was no room to be made, and at which revision.
-    vain: Option<(Instant, i64)>,
+    last_failed_defrag: Option<(Instant, i64)>,
 }
 
 impl Keeper {
@@ -71,7 +71,7 @@ impl Keeper {
             members: root.members(),
             store: root.clone(),
             quota,
-            vain: None,
+            last_failed_defrag: None,
         }
     }
 
@@ -80,7 +80,7 @@ impl Keeper {
         let mut full = self.members.alarms(&status).await?;
         full.retain(|(_, alarm)| *alarm == Alarm::NoSpace);
         if full.is_empty() {
-            self.vain = None;
+            self.last_failed_defrag = None;
             return Ok(());
         }
         let there = self.members.list().await?;
@@ -93,12 +93,12 @@ impl Keeper {
         if full.iter().all(|(id, _)| *id != status.id) {
             return Ok(());
         }
-        self.make_room(status).await
+        self.reclaim_space(status).await
     }
 
     /// This member is out of space.
-    async fn make_room(&mut self, status: MemberStatus) -> Result<(), ConsensusError> {
-        if let Some((at, revision)) = self.vain
+    async fn reclaim_space(&mut self, status: MemberStatus) -> Result<(), ConsensusError> {
+        if let Some((at, revision)) = self.last_failed_defrag
             && (revision == status.revision || at.elapsed() < AGAIN)
         {
             return Ok(());
@@ -114,7 +114,7 @@ impl Keeper {
                 file,
                 "the store is full: something has to be deleted"
             );
-            self.vain = Some((Instant::now(), status.revision));
+            self.last_failed_defrag = Some((Instant::now(), status.revision));
             return Ok(());
         }
         self.members.has_space(status.id).await?;
@@ -197,7 +197,7 @@ mod tests {
         // As the one does that runs beside it.
         let mut keeper = Keeper::of(running.handle().root(), QUOTA);
         keeper.look().await.unwrap();
-        assert!(keeper.vain.is_some());
+        assert!(keeper.last_failed_defrag.is_some());
         let status = keeper.members.status().await.unwrap();
         let full = [(status.id, Alarm::NoSpace)];
         assert_eq!(keeper.members.alarms(&status).await.unwrap(), full);
