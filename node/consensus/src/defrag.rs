@@ -33,17 +33,17 @@ use super::members::{Alarm, MemberStatus, Members};
 
 /// How far below its limit a full store has to be to be none, as a part of it:
 /// one that is at its limit would be full and not full by turns.
-const RELIEF: u64 = 16;
+const RELIEF_DIVISOR: u64 = 16;
 /// Between two looks.
-const LOOK: Duration = Duration::from_secs(5);
+const LOOK_INTERVAL: Duration = Duration::from_secs(5);
 /// After the file was written anew in vain.
-const AGAIN: Duration = Duration::from_secs(10);
+const DEFRAG_INTERVAL: Duration = Duration::from_secs(10);
 /// A file of the quota's size is read, and as much of it written as is in use.
-const WRITTEN: Duration = Duration::from_secs(300);
+const DEFRAG_BOUND: Duration = Duration::from_secs(300);
 
 /// What a store that was full may have in use to be full no more.
 pub(super) const fn relieved(limit: u64) -> u64 {
-    limit - limit / RELIEF
+    limit - limit / RELIEF_DIVISOR
 }
 
 /// Watches over this member's file, which may have `quota` bytes.
@@ -53,7 +53,7 @@ pub(super) async fn keep(root: &RootClient, quota: u64) -> Infallible {
         if let Err(error) = keeper.look().await {
             tracing::warn!("room in the store: {}", hearth_api::chain(&error));
         }
-        sleep(LOOK).await;
+        sleep(LOOK_INTERVAL).await;
     }
 }
 
@@ -99,14 +99,14 @@ impl Keeper {
     /// This member is out of space.
     async fn reclaim_space(&mut self, status: MemberStatus) -> Result<(), ConsensusError> {
         if let Some((at, revision)) = self.last_failed_defrag
-            && (revision == status.revision || at.elapsed() < AGAIN)
+            && (revision == status.revision || at.elapsed() < DEFRAG_INTERVAL)
         {
             return Ok(());
         }
         let (quota, file) = (self.quota, status.file);
         tracing::warn!(quota, file, "the store is full: history is forgotten");
         self.store.compact(status.revision).await?;
-        self.members.bounded(WRITTEN).defragment().await?;
+        self.members.bounded(DEFRAG_BOUND).defragment().await?;
         let file = self.members.status().await?.file;
         if file > relieved(quota) {
             tracing::error!(

@@ -14,9 +14,9 @@ use crate::{ConsensusError, NamespacedClient};
 
 /// Where the record is, in the part of
 /// [`ConsensusUser::KubernetesPki`](crate::ConsensusUser).
-const KEY: &str = "authorities";
+const AUTHORITIES_KEY: &str = "authorities";
 /// Looks at the record: whoever loses the race to make it finds it.
-const ATTEMPTS: usize = 3;
+const WRITE_ATTEMPTS: usize = 3;
 
 /// Why there are no authorities.
 #[derive(Debug, thiserror::Error)]
@@ -41,13 +41,14 @@ pub async fn ensure(
     client: &NamespacedClient,
     cluster_ca: &[u8],
 ) -> Result<Authorities, AuthoritiesError> {
-    for _ in 0..ATTEMPTS {
-        if let Some(record) = client.get(KEY).await? {
+    for _ in 0..WRITE_ATTEMPTS {
+        if let Some(record) = client.get(AUTHORITIES_KEY).await? {
             return Ok(Authorities::decode(&Zeroizing::new(record.value))?);
         }
         let lifetime = Lifetime::of(cluster_ca).map_err(KubernetesPkiError::from)?;
         let made = Authorities::make(lifetime)?;
-        let write = Write::when(Condition::Absent(KEY.into())).put(KEY, made.encode().to_vec());
+        let write = Write::when(Condition::Absent(AUTHORITIES_KEY.into()))
+            .put(AUTHORITIES_KEY, made.encode().to_vec());
         match client.write(write).await {
             Ok(_) => {
                 tracing::info!("made Kubernetes' certificate authorities");
@@ -102,14 +103,15 @@ mod tests {
     async fn what_is_spoilt_is_never_made_anew() {
         let (site, etcd, client) = started().await;
         let ca = ca_of(&site);
-        let spoilt = Write::when(Condition::Absent(KEY.into())).put(KEY, b"\xff".to_vec());
+        let spoilt = Write::when(Condition::Absent(AUTHORITIES_KEY.into()))
+            .put(AUTHORITIES_KEY, b"\xff".to_vec());
         client.write(spoilt).await.unwrap();
         let error = ensure(&client, &ca).await;
         assert!(matches!(
             error,
             Err(AuthoritiesError::Pki(KubernetesPkiError::Spoilt(_)))
         ));
-        let record = client.get(KEY).await.unwrap().unwrap();
+        let record = client.get(AUTHORITIES_KEY).await.unwrap().unwrap();
         assert_eq!(record.value, b"\xff");
         etcd.stop().await;
     }

@@ -414,10 +414,12 @@ async fn catch_up(
     out: &Outlets,
     good: &mut impl FnMut(),
 ) -> Result<(), Failure> {
-    const ATTEMPT: Duration = Duration::from_secs(10);
-    const PAUSE: Duration = Duration::from_millis(20);
-    let client = root.namespaced(ConsensusUser::Curator).bounded(ATTEMPT);
-    let members = root.members().bounded(ATTEMPT);
+    const ATTEMPT_BOUND: Duration = Duration::from_secs(10);
+    const RETRY_DELAY: Duration = Duration::from_millis(20);
+    let client = root
+        .namespaced(ConsensusUser::Curator)
+        .bounded(ATTEMPT_BOUND);
+    let members = root.members().bounded(ATTEMPT_BOUND);
     let mut said = false;
     while let Err(error) = client.get(fenced::EPOCH).await {
         match members.status().await {
@@ -440,7 +442,7 @@ async fn catch_up(
             Ok(status) if status.learner => tokio::time::sleep(REPORT_INTERVAL).await,
             _ => {
                 tracing::info!("etcd does not serve yet: {error}");
-                tokio::time::sleep(PAUSE).await;
+                tokio::time::sleep(RETRY_DELAY).await;
             }
         }
     }

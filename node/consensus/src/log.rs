@@ -6,7 +6,7 @@
 //! object (the trace of a crash) is kept whole, as a warning.
 //!
 //! While a member is away etcd says so many times a second, in several ways.
-//! What is told again within [`HELD_BACK`] becomes "debug", too, and the next
+//! What is told again within [`REPEAT_INTERVAL`] becomes "debug", too, and the next
 //! one that is shown says how many there were: a console is for what is new.
 
 use std::{
@@ -19,14 +19,14 @@ use hearth_base::logtree::Severity;
 use serde_json::{Map, Value};
 
 /// Fields of each line that the log tree has of itself, or nobody needs.
-const DROPPED: [&str; 5] = ["level", "ts", "caller", "msg", "stacktrace"];
+const DROPPED_FIELDS: [&str; 5] = ["level", "ts", "caller", "msg", "stacktrace"];
 /// A single field longer than this is cut.
 const LONGEST_FIELD: usize = 512;
 
 /// For so long after a message its like is not shown.
-const HELD_BACK: Duration = Duration::from_secs(10);
+const REPEAT_INTERVAL: Duration = Duration::from_secs(10);
 /// Messages that are remembered. etcd's are constants of its source.
-const MOST_KINDS: usize = 256;
+const MOST_MESSAGE_KINDS: usize = 256;
 
 /// One line.
 #[derive(Debug, PartialEq, Eq)]
@@ -66,7 +66,7 @@ pub fn parse(line: &str) -> Line {
     };
     let kind = Some(message.clone());
     for (name, value) in &fields {
-        if DROPPED.contains(&name.as_str()) {
+        if DROPPED_FIELDS.contains(&name.as_str()) {
             continue;
         }
         // Writing to a string does not fail.
@@ -103,7 +103,7 @@ impl Shown {
             return;
         }
         if let Some(kind) = self.0.get_mut(name) {
-            if now.saturating_duration_since(kind.last) < HELD_BACK {
+            if now.saturating_duration_since(kind.last) < REPEAT_INTERVAL {
                 kind.held_back += 1;
                 line.severity = Severity::Debug;
                 return;
@@ -113,11 +113,12 @@ impl Shown {
                 let _ = write!(line.message, " ({} more since the last)", kind.held_back);
             }
         }
-        if self.0.len() >= MOST_KINDS {
-            let is_recent = |kind: &Kind| now.saturating_duration_since(kind.last) < HELD_BACK;
+        if self.0.len() >= MOST_MESSAGE_KINDS {
+            let is_recent =
+                |kind: &Kind| now.saturating_duration_since(kind.last) < REPEAT_INTERVAL;
             self.0.retain(|_, kind| is_recent(kind));
         }
-        if self.0.len() < MOST_KINDS {
+        if self.0.len() < MOST_MESSAGE_KINDS {
             let kind = Kind {
                 last: now,
                 held_back: 0,
@@ -200,7 +201,7 @@ mod tests {
             told(&format!(r#"{{"level":"warn","msg":"{kind}"}}"#), 22);
         }
         assert_eq!(told(slow, 40), warning("slow took=1s"));
-        assert!(shown.0.len() <= MOST_KINDS);
+        assert!(shown.0.len() <= MOST_MESSAGE_KINDS);
     }
 
     proptest! {

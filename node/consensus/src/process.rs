@@ -16,16 +16,16 @@ use super::{Config, Start, Timing, log, peer_url};
 
 /// etcd wants every client URL to have a port, even of a unix socket. The
 /// whole "host" is the socket's file name, in the working directory.
-const SOCKET: &str = "client:0";
+const SOCKET_NAME: &str = "client:0";
 /// How long etcd may take to end in order before it is killed.
 const STOP_BOUND: Duration = Duration::from_secs(5);
 /// What etcd says, among other things, when the others have removed it. It
 /// ends then, each time that it is started.
-const REMOVED: &str = "has been permanently removed from the cluster";
+const REMOVED_MESSAGE: &str = "has been permanently removed from the cluster";
 
 /// The socket on which etcd serves its clients.
 pub fn socket(directory: &Path) -> PathBuf {
-    directory.join(SOCKET)
+    directory.join(SOCKET_NAME)
 }
 
 /// Why there is no etcd, or no longer one.
@@ -95,7 +95,7 @@ impl Etcd {
             let mut parsed = log::parse(line);
             shown.weigh(&mut parsed, Instant::now());
             tree.append_raw(&dn, parsed.severity, &parsed.message);
-            if parsed.fatal || parsed.message.contains(REMOVED) {
+            if parsed.fatal || parsed.message.contains(REMOVED_MESSAGE) {
                 *words.lock().unwrap_or_else(PoisonError::into_inner) = Some(parsed.message);
             }
         })
@@ -134,7 +134,7 @@ impl Etcd {
 fn arguments(config: &Config, start: &Start, timing: Timing) -> Vec<String> {
     let name = config.node_id.to_string();
     let url = peer_url(config.node_id);
-    let client = format!("unix://{SOCKET}");
+    let client = format!("unix://{SOCKET_NAME}");
     let peer = config.etcd.peer();
     let path = |p: PathBuf| p.display().to_string();
     let (heartbeat, election) = match timing {

@@ -27,7 +27,7 @@ const VERSION: u32 = 1;
 /// Seven members with their URLs are below 1 KiB.
 const LARGEST_FILE: u64 = 64 << 10;
 /// Only root of this machine.
-const PRIVATE: u32 = 0o600;
+const PRIVATE_FILE_MODE: u32 = 0o600;
 
 /// What the disk says makes no sense, or cannot be read.
 #[derive(Debug, thiserror::Error)]
@@ -170,7 +170,7 @@ pub fn save(etcd: &layout::Etcd, joining: &Joining) -> Result<(), StandingError>
     Ok(files::write_atomic(
         &etcd.member(),
         &stored.encode_to_vec(),
-        PRIVATE,
+        PRIVATE_FILE_MODE,
     )?)
 }
 
@@ -181,7 +181,7 @@ pub fn has_joined(etcd: &layout::Etcd) -> bool {
 
 /// Notes, durably, that it has.
 pub fn note_joined(etcd: &layout::Etcd) -> Result<(), StandingError> {
-    Ok(files::write_atomic(&etcd.joined(), b"", PRIVATE)?)
+    Ok(files::write_atomic(&etcd.joined(), b"", PRIVATE_FILE_MODE)?)
 }
 
 /// Whether there are, or will be, other members.
@@ -191,7 +191,11 @@ pub fn expects_peers(etcd: &layout::Etcd) -> Result<bool, StandingError> {
 
 /// Notes, durably, that there will be.
 pub fn note_peers_expected(etcd: &layout::Etcd) -> Result<(), StandingError> {
-    Ok(files::write_atomic(&etcd.company(), b"", PRIVATE)?)
+    Ok(files::write_atomic(
+        &etcd.company(),
+        b"",
+        PRIVATE_FILE_MODE,
+    )?)
 }
 
 /// Removes everything that makes this node a member, durably. etcd must have

@@ -31,7 +31,7 @@ use super::{
 
 /// How often a decision is made again because the records have changed
 /// meanwhile. Somebody else got on with something each time.
-const ATTEMPTS: usize = 16;
+const DECISION_ATTEMPTS: usize = 16;
 
 /// One curator at work.
 pub struct Core {
@@ -233,7 +233,7 @@ impl Core {
     where
         D: Future<Output = Result<(T, Option<Write>), Status>>,
     {
-        for _ in 0..ATTEMPTS {
+        for _ in 0..DECISION_ATTEMPTS {
             let (answer, write) = decide().await?;
             let Some(write) = write else {
                 return Ok((answer, None));

@@ -69,10 +69,10 @@ use self::{cache::Cache, core::Core, liveness::Hearing, pace::Pace, reads::Reads
 /// Connections of nodes and operators. One costs some 60 KB, most of it the
 /// buffers of TLS and HTTP/2, and only the cluster's own can have one, so this
 /// is what a curator of so many nodes needs anyhow.
-const CONNECTIONS: usize = 8192;
+const MOST_CONNECTIONS: usize = 8192;
 
 /// At the end the session is given up within this, or it lapses by itself.
-const LAST_WORDS: Duration = Duration::from_secs(1);
+const SESSION_END_BOUND: Duration = Duration::from_secs(1);
 
 /// How patient a curator is.
 #[derive(Clone, Copy, Debug)]
@@ -203,7 +203,7 @@ pub async fn run(ctx: Context, config: Arc<Config>, ready: Arc<event::Writer<u16
     let (health, services) = services::all(&core);
     health.not_serving().await;
     let limits = Limits {
-        identified: CONNECTIONS,
+        identified: MOST_CONNECTIONS,
         ..Limits::default()
     };
     let server = Server::new(transport)
@@ -246,7 +246,7 @@ pub async fn run(ctx: Context, config: Arc<Config>, ready: Arc<event::Writer<u16
         error = work => Err(error),
         served = serve => served.map_err(CuratorError::from),
     };
-    let _ = timeout(LAST_WORDS, core.hearing.end()).await;
+    let _ = timeout(SESSION_END_BOUND, core.hearing.end()).await;
     Ok(outcome?)
 }
 

@@ -43,9 +43,9 @@ use super::{
 };
 
 /// After a step that failed.
-const RETRY: Duration = Duration::from_millis(200);
+const RETRY_DELAY: Duration = Duration::from_millis(200);
 /// A node's record may change while its key is written; not for ever.
-const ATTEMPTS: usize = 4;
+const WRITE_ATTEMPTS: usize = 4;
 
 /// See the module.
 pub struct Hearing {
@@ -109,7 +109,7 @@ impl Hearing {
     /// as alive.
     pub async fn heartbeat(&self, stream: u64, node: NodeId, boot_id: &str) -> Result<(), Status> {
         self.reads.check()?;
-        for _ in 0..ATTEMPTS {
+        for _ in 0..WRITE_ATTEMPTS {
             let session = self.session().await?;
             if self.renewed(stream, node, boot_id, session)? {
                 self.cache.record_heartbeat(node);
@@ -322,7 +322,7 @@ impl Hearing {
                 }
                 Err(error) => {
                     tracing::warn!("cannot begin a session: {error}");
-                    sleep(RETRY).await;
+                    sleep(RETRY_DELAY).await;
                 }
             }
         }
@@ -388,7 +388,7 @@ impl Hearing {
     pub async fn end(&self) {
         let lease = *self.session.borrow();
         if let Some(lease) = lease
-            && let Err(error) = self.client.bounded(RETRY * 5).revoke(lease).await
+            && let Err(error) = self.client.bounded(RETRY_DELAY * 5).revoke(lease).await
         {
             tracing::debug!("cannot end the session: {error}");
         }

@@ -44,12 +44,12 @@ use super::{
 
 /// Between two looks while something is wanted, when nothing is heard of
 /// meanwhile.
-const INTERVAL: Duration = Duration::from_secs(1);
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// The same when all is as it should be: what could change that is heard of, and
 /// each look is asked of etcd.
-const SETTLED: Duration = Duration::from_secs(10);
+const SETTLED_LOOK_INTERVAL: Duration = Duration::from_secs(10);
 /// Between two looks at least, and after a step that failed.
-const REST: Duration = Duration::from_millis(200);
+const LEAST_LOOK_INTERVAL: Duration = Duration::from_millis(200);
 /// A learner that has applied what was written so long ago is in sync. It
 /// reports four times a second.
 const MARK_LASTS: Duration = Duration::from_secs(5);
@@ -187,11 +187,11 @@ pub async fn run(core: &Core) -> Infallible {
                 }
             }
         };
-        sleep(REST).await;
+        sleep(LEAST_LOOK_INTERVAL).await;
         let pause = match next {
             Next::AtOnce => continue,
-            Next::Soon => INTERVAL,
-            Next::Later => SETTLED,
+            Next::Soon => LOOK_INTERVAL,
+            Next::Later => SETTLED_LOOK_INTERVAL,
         };
         // Whatever has changed may be what was waited for.
         let _ = timeout(pause, changes.changed()).await;

@@ -3,8 +3,9 @@
 //! A change of one node goes to every subscriber, and a subscriber costs the
 //! same whether its message tells of one change or of ten. So what is bounded
 //! is the number of messages: after each announcement the next one waits for
-//! as long as the subscribers there are take to be served at [`RATE`]. What
-//! changes meanwhile is told together, the latest state of each node. In a
+//! as long as the subscribers there are take to be served at
+//! [`MESSAGES_PER_SECOND`]. What changes meanwhile is told together, the latest
+//! state of each node. In a
 //! cluster of ten the pause cannot be noticed; with thousands of nodes it is
 //! a fraction of a second, and a storm of changes costs no more than a breeze.
 //!
@@ -17,9 +18,9 @@ use tokio::{sync::watch, time::sleep};
 use super::cache::Cache;
 
 /// Messages a second that may be caused, in all.
-const RATE: u32 = 12_500;
+const MESSAGES_PER_SECOND: u32 = 12_500;
 /// However many subscribers there are: nobody hears later than this.
-const LONGEST: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
 /// See the module.
 pub struct Pace {
@@ -58,8 +59,8 @@ impl Pace {
 
 fn pause(subscribers: usize) -> Duration {
     let subscribers = u32::try_from(subscribers).unwrap_or(u32::MAX);
-    let pause = Duration::from_secs(1) / RATE;
-    pause.saturating_mul(subscribers).min(LONGEST)
+    let pause = Duration::from_secs(1) / MESSAGES_PER_SECOND;
+    pause.saturating_mul(subscribers).min(LONGEST_PAUSE)
 }
 
 #[cfg(test)]
@@ -72,6 +73,6 @@ mod tests {
         assert!(pause(10) < Duration::from_millis(1));
         assert_eq!(pause(1000), Duration::from_millis(80));
         assert_eq!(pause(5000), Duration::from_millis(400));
-        assert_eq!(pause(usize::MAX), LONGEST);
+        assert_eq!(pause(usize::MAX), LONGEST_PAUSE);
     }
 }

@@ -26,7 +26,7 @@ use tokio::{
 use super::cache::Cache;
 
 /// After a read that failed.
-const RETRY: Duration = Duration::from_millis(100);
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// This curator has lost touch with consensus.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -98,7 +98,7 @@ impl Reads {
                     if !std::mem::replace(&mut failing, true) {
                         tracing::warn!("no linearizable read: {why}");
                     }
-                    sleep(RETRY).await;
+                    sleep(RETRY_DELAY).await;
                     continue;
                 }
             }

@@ -25,12 +25,12 @@ use super::{cache::Moment, core::Core};
 
 /// Bytes of nodes in one message. Receivers take 4 MiB and were promised less
 /// than 2; one node has far less than the difference.
-const LARGEST: usize = 1 << 20;
+const LARGEST_MESSAGE: usize = 1 << 20;
 /// The same of a stream that lasts: it keeps a buffer as large as its largest
 /// message was.
-const PIECE: usize = 32 << 10;
+const LARGEST_WATCH_PIECE: usize = 32 << 10;
 /// Nodes that are looked at for one piece.
-const MOST: usize = 1024;
+const NODES_PER_PIECE: usize = 1024;
 
 /// A [`hearth_api::v1::WatchEvent`], byte for byte, whose nodes are encoded
 /// already: they were once for all subscribers.
@@ -97,9 +97,12 @@ pub fn watch(
 }
 
 fn backlog(core: &Core, after: Option<NodeId>, began: Moment) -> (EncodedEvent, Position) {
-    let nodes = core.cache.nodes_after(after, MOST);
-    let fitting = fitting(nodes.iter().map(|(_, node)| node.len()), PIECE);
-    let complete = fitting == nodes.len() && fitting < MOST;
+    let nodes = core.cache.nodes_after(after, NODES_PER_PIECE);
+    let fitting = fitting(
+        nodes.iter().map(|(_, node)| node.len()),
+        LARGEST_WATCH_PIECE,
+    );
+    let complete = fitting == nodes.len() && fitting < NODES_PER_PIECE;
     let position = if complete {
         Position::Changes(began)
     } else {
@@ -146,7 +149,9 @@ async fn changes(core: &Core, mut told: Moment, only: Option<NodeId>) -> (Encode
         // The sender lives in `core`.
         let announced = news.wait_for(|newest| *newest > told.version);
         let _ = timeout_at(quiet_until, announced).await;
-        let changes = core.cache.changes_since(told.version, only, MOST, PIECE);
+        let changes =
+            core.cache
+                .changes_since(told.version, only, NODES_PER_PIECE, LARGEST_WATCH_PIECE);
         told.version = changes.version;
         told.revision = changes.complete.unwrap_or(progress).max(progress);
         let is_quiet = changes.nodes.is_empty() && changes.tombstones.is_empty();
@@ -183,7 +188,7 @@ pub fn pieces(mut nodes: Vec<Node>) -> Vec<Vec<Node>> {
     let mut pieces = Vec::new();
     loop {
         let sizes = nodes.iter().map(|node| node.encoded_len());
-        let rest = nodes.split_off(fitting(sizes, LARGEST));
+        let rest = nodes.split_off(fitting(sizes, LARGEST_MESSAGE));
         pieces.push(nodes);
         if rest.is_empty() {
             return pieces;

@@ -42,11 +42,11 @@ use super::messages::{self, Messages};
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 8 << 20;
 /// Calls of one connection at a time; one more waits.
-const CALLS: u32 = 4096;
+const MOST_CONCURRENT_CALLS: u32 = 4096;
 /// When no connection can be taken, because the process has too many.
-const PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
-const WATCH: &str = "/etcdserverpb.Watch/Watch";
+const WATCH_PATH: &str = "/etcdserverpb.Watch/Watch";
 
 /// Why a connection has ended before its time.
 #[derive(Debug, thiserror::Error)]
@@ -72,7 +72,7 @@ pub(super) async fn serve(listener: UnixListener, proxy: EtcdProxy) {
                 }
                 Err(error) => {
                     tracing::warn!("a way to the store cannot be opened: {error}");
-                    sleep(PAUSE).await;
+                    sleep(ACCEPT_RETRY_DELAY).await;
                 }
             },
             Some(ended) = connections.join_next() => tell(ended),
@@ -116,7 +116,7 @@ async fn open(program: UnixStream, proxy: &EtcdProxy) -> Result<Opened, Connecti
     let downward = server::Builder::new()
         .initial_window_size(STREAM_WINDOW)
         .initial_connection_window_size(CONNECTION_WINDOW)
-        .max_concurrent_streams(CALLS)
+        .max_concurrent_streams(MOST_CONCURRENT_CALLS)
         .handshake(program);
     let downward = downward.await.map_err(ConnectionError::Program)?;
     Ok((downward, upward, etcd))
@@ -181,7 +181,7 @@ impl ProxyConnection<'_> {
                 self.about_keys::<DeleteRangeRequest>(&head.headers, body, respond)
                     .await;
             }
-            WATCH => self.watch(&head.headers, body, respond).await,
+            WATCH_PATH => self.watch(&head.headers, body, respond).await,
             "/etcdserverpb.Lease/LeaseGrant" => {
                 asked(body, respond, |request| proxy.grant(request)).await;
             }
@@ -245,7 +245,7 @@ impl ProxyConnection<'_> {
     /// what etcd tells comes down. A caller that breaks off ends them above,
     /// too.
     async fn watch(&self, head: &HeaderMap, mut body: Messages, mut respond: SendResponse<Bytes>) {
-        let (answer, mut up) = match messages::call(&self.etcd, WATCH, head).await {
+        let (answer, mut up) = match messages::call(&self.etcd, WATCH_PATH, head).await {
             Ok(call) => call,
             Err(status) => return messages::refuse(&mut respond, status),
         };

@@ -19,7 +19,7 @@ use super::super::wire::{
 use super::leases;
 
 /// Transactions in transactions; etcd's callers have none.
-const DEEPEST: usize = 4;
+const DEEPEST_TXN: usize = 4;
 
 /// etcd's words, by which its callers know what is meant.
 pub(super) const EMPTY_KEY: &str = "etcdserver: key is not provided";
@@ -102,7 +102,7 @@ impl KeyPrefix {
     }
 
     pub(super) fn txn_up(&self, request: &mut TxnRequest, depth: usize) -> Result<(), Status> {
-        if depth > DEEPEST {
+        if depth > DEEPEST_TXN {
             return Err(Status::invalid_argument("too many transactions in another"));
         }
         for compare in &mut request.compare {

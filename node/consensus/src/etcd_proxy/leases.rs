@@ -16,22 +16,22 @@ use super::super::wire::{
 use super::{EtcdProxy, bounded};
 
 /// How often a lease's number is drawn again that is taken.
-const DRAWS: usize = 4;
+const LEASE_ID_DRAWS: usize = 4;
 /// The upper half of the number of every lease that is granted here. A number
 /// is positive, and etcd draws its own at random.
-const MARK: i64 = 0x4b75_6265;
+const LEASE_ID_MARK: i64 = 0x4b75_6265;
 
 /// etcd's words, by which its callers know what is meant.
 pub(super) const NO_SUCH_LEASE: &str = "etcdserver: requested lease not found";
 
 /// Whether a lease was granted here.
 pub(super) const fn is_ours(lease: i64) -> bool {
-    lease >> 32 == MARK
+    lease >> 32 == LEASE_ID_MARK
 }
 
 /// A number for a lease that is granted here.
 fn draw() -> i64 {
-    (MARK << 32) | i64::from(u32::from_ne_bytes(random_bytes()))
+    (LEASE_ID_MARK << 32) | i64::from(u32::from_ne_bytes(random_bytes()))
 }
 
 impl EtcdProxy {
@@ -57,7 +57,7 @@ impl EtcdProxy {
         if id != 0 {
             return grant(id).await;
         }
-        let mut again = 0..DRAWS;
+        let mut again = 0..LEASE_ID_DRAWS;
         loop {
             match grant(draw()).await {
                 // It is taken.

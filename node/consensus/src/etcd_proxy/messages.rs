@@ -19,11 +19,11 @@ use tonic::{Code, Status};
 use super::LARGEST_MESSAGE;
 
 /// Before a message.
-const HEAD: usize = 5;
-const CONTENT: HeaderValue = HeaderValue::from_static("application/grpc");
+const FRAME_HEADER_BYTES: usize = 5;
+const CONTENT_TYPE_GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
 /// What of a call's own headers goes on with it: its bound in time, and that
 /// its caller wants to hear at once that there is no leader.
-const KEPT: [HeaderName; 2] = [
+const KEPT_HEADERS: [HeaderName; 2] = [
     HeaderName::from_static("grpc-timeout"),
     HeaderName::from_static("hasleader"),
 ];
@@ -57,7 +57,7 @@ impl Frames {
 
     /// The content of the next message, once all of it has come.
     pub fn take(&mut self) -> Result<Option<Bytes>, Status> {
-        let Some(&[compressed, a, b, c, d]) = self.held.first_chunk::<HEAD>() else {
+        let Some(&[compressed, a, b, c, d]) = self.held.first_chunk::<FRAME_HEADER_BYTES>() else {
             return Ok(None);
         };
         if compressed != 0 {
@@ -67,10 +67,10 @@ impl Frames {
         if length > LARGEST_MESSAGE {
             return Err(too_long(length));
         }
-        if self.held.len() < HEAD + length {
+        if self.held.len() < FRAME_HEADER_BYTES + length {
             return Ok(None);
         }
-        self.held.advance(HEAD);
+        self.held.advance(FRAME_HEADER_BYTES);
         Ok(Some(self.held.split_to(length).freeze()))
     }
 }
@@ -195,7 +195,7 @@ impl Sink {
 pub(super) fn framed(message: &impl Message) -> Result<Bytes, Status> {
     let length = message.encoded_len();
     let told = u32::try_from(length).map_err(|_| too_long(length))?;
-    let mut frame = BytesMut::with_capacity(HEAD + length);
+    let mut frame = BytesMut::with_capacity(FRAME_HEADER_BYTES + length);
     frame.put_u8(0);
     frame.put_u32(told);
     // There is room.
@@ -206,7 +206,8 @@ pub(super) fn framed(message: &impl Message) -> Result<Bytes, Status> {
 /// Begins an answer.
 pub(super) fn begin(respond: &mut SendResponse<Bytes>) -> Result<Sink, Status> {
     let mut head = Response::new(());
-    head.headers_mut().insert(header::CONTENT_TYPE, CONTENT);
+    head.headers_mut()
+        .insert(header::CONTENT_TYPE, CONTENT_TYPE_GRPC);
     let stream = respond.send_response(head, false);
     Ok(Sink {
         stream: stream.map_err(|error| broken(&error))?,
@@ -234,9 +235,9 @@ pub(super) async fn call(
     *request.method_mut() = Method::POST;
     *request.uri_mut() = uri(path)?;
     let headers = request.headers_mut();
-    headers.insert(header::CONTENT_TYPE, CONTENT);
+    headers.insert(header::CONTENT_TYPE, CONTENT_TYPE_GRPC);
     headers.insert(header::TE, HeaderValue::from_static("trailers"));
-    for name in KEPT {
+    for name in KEPT_HEADERS {
         if let Some(value) = came_with.get(&name) {
             headers.insert(name, value.clone());
         }

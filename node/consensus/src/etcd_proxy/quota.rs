@@ -30,10 +30,10 @@ use super::super::defrag::relieved;
 
 /// History is forgotten at most so many times while it is kept for once:
 /// etcd looks through all keys for it.
-const FORGETS: u32 = 5;
+const COMPACTIONS_PER_KEEP: u32 = 5;
 
 /// Revoked at once; etcd makes it longer if it has to.
-const SHORTEST_LEASE: Duration = Duration::from_secs(1);
+const SHORTEST_LEASE_TTL: Duration = Duration::from_secs(1);
 
 /// Whether there is room for more of this user.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,7 +111,7 @@ async fn look(
         client.store().compact(revision).await?;
         // What is freed is free only with the next write, and there may be
         // nobody else who may write.
-        let lease = client.grant(SHORTEST_LEASE).await?;
+        let lease = client.grant(SHORTEST_LEASE_TTL).await?;
         client.revoke(lease).await?;
         gauge.forgotten = Some((Instant::now(), revision));
     }
@@ -164,7 +164,9 @@ impl Gauge {
         }
         let old = self.past.front().filter(|(at, _)| since(*at) >= self.keep);
         let is_due = |revision: &i64| match self.forgotten {
-            Some((at, before)) => since(at) >= self.keep / FORGETS && *revision > before,
+            Some((at, before)) => {
+                since(at) >= self.keep / COMPACTIONS_PER_KEEP && *revision > before
+            }
             None => true,
         };
         let forget = old

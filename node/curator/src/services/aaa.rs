@@ -14,7 +14,7 @@ use crate::authorities;
 use crate::core::Core;
 
 /// Each takes a moment.
-const AT_A_TIME: usize = 4;
+const MOST_CONCURRENT_CALLS: usize = 4;
 
 /// See the module.
 pub struct Service {
@@ -26,7 +26,7 @@ impl Service {
     pub fn new(core: Arc<Core>) -> Self {
         Self {
             core,
-            places: Semaphore::new(AT_A_TIME),
+            places: Semaphore::new(MOST_CONCURRENT_CALLS),
         }
     }
 }

@@ -31,16 +31,16 @@ use crate::status::unavailable;
 use crate::{membership, state};
 
 /// The heartbeats that this curator understands.
-const PROTOCOL: u32 = 1;
+const HEARTBEAT_PROTOCOL: u32 = 1;
 /// Characters of an image's version.
 const LONGEST_VERSION: usize = 128;
 /// Of a node.
 const MOST_CONDITIONS: usize = 16;
 /// Bytes of a condition's type or reason.
-const LONGEST_NAME: usize = 64;
+const LONGEST_CONDITION_NAME: usize = 64;
 const CAMEL_CASE: &str = "1 to 64 letters and digits in CamelCase";
 /// A node's record may change while its status is written; not for ever.
-const ATTEMPTS: usize = 4;
+const WRITE_ATTEMPTS: usize = 4;
 
 /// See the module.
 pub struct Service {
@@ -195,9 +195,9 @@ impl Beats {
         let Some(beat) = beat else {
             return Ok(None);
         };
-        if beat.protocol_version < PROTOCOL {
+        if beat.protocol_version < HEARTBEAT_PROTOCOL {
             return Err(Status::failed_precondition(format!(
-                "protocol_version {}: this curator understands {PROTOCOL} and newer",
+                "protocol_version {}: this curator understands {HEARTBEAT_PROTOCOL} and newer",
                 beat.protocol_version
             )));
         }
@@ -227,7 +227,7 @@ impl Service {
     /// that came between, here or at another curator, would stay otherwise.
     async fn store_status(&self, node: NodeId, status: NodeStatus) -> Result<(), Status> {
         let mut read = false;
-        for _ in 0..ATTEMPTS {
+        for _ in 0..WRITE_ATTEMPTS {
             let known = self.core.cache.status(node);
             let same = known.is_some_and(|known| same(&known, &status));
             let write = match self.core.cache.node(node) {
@@ -354,7 +354,7 @@ fn check_conditions(conditions: &[NodeCondition]) -> Result<(), Status> {
 }
 
 fn is_camel_case(name: &str) -> bool {
-    name.len() <= LONGEST_NAME
+    name.len() <= LONGEST_CONDITION_NAME
         && name.starts_with(|first: char| first.is_ascii_uppercase())
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric())
 }

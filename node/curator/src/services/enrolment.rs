@@ -41,21 +41,21 @@ use crate::status::unavailable;
 
 /// When a machine that waits for approval asks again: soon, for somebody may be
 /// about to approve it, and the later the more of them there are.
-const ASK_AGAIN: Duration = Duration::from_millis(250);
+const ASK_AGAIN_DELAY: Duration = Duration::from_millis(250);
 /// So many cost no more than one would.
-const ASK_AGAIN_TOGETHER: usize = 4;
+const MACHINES_PER_DELAY: usize = 4;
 
 fn ask_again(waiting: usize) -> Duration {
-    let share = u32::try_from(waiting / ASK_AGAIN_TOGETHER).unwrap_or(u32::MAX);
-    ASK_AGAIN.saturating_mul(share.saturating_add(1))
+    let share = u32::try_from(waiting / MACHINES_PER_DELAY).unwrap_or(u32::MAX);
+    ASK_AGAIN_DELAY.saturating_mul(share.saturating_add(1))
 }
 /// Wrong tickets at once, and how long each takes to be forgotten.
-const WRONG_TICKETS: u32 = 16;
-const FORGET_ONE: Duration = Duration::from_millis(500);
+const MOST_WRONG_TICKETS: u32 = 16;
+const WRONG_TICKET_LASTS: Duration = Duration::from_millis(500);
 /// Calls of this kind that work in etcd at a time, and how long one waits for
 /// its turn.
-const AT_A_TIME: usize = 16;
-const TURN: Duration = Duration::from_secs(5);
+const MOST_CONCURRENT_CALLS: usize = 16;
+const TURN_BOUND: Duration = Duration::from_secs(5);
 
 /// See the module.
 pub struct Enrolment {
@@ -70,14 +70,14 @@ impl Enrolment {
     pub fn new(core: Arc<Core>) -> Self {
         Self {
             core,
-            wrong_tickets: Bucket::new(WRONG_TICKETS, FORGET_ONE),
-            places: Semaphore::new(AT_A_TIME),
+            wrong_tickets: Bucket::new(MOST_WRONG_TICKETS, WRONG_TICKET_LASTS),
+            places: Semaphore::new(MOST_CONCURRENT_CALLS),
             taking_in: Mutex::default(),
         }
     }
 
     async fn turn(&self) -> Result<SemaphorePermit<'_>, Status> {
-        let turn = timeout(TURN, self.places.acquire()).await;
+        let turn = timeout(TURN_BOUND, self.places.acquire()).await;
         // The semaphore is never closed.
         turn.ok().and_then(Result::ok).ok_or_else(busy)
     }
@@ -139,7 +139,7 @@ impl Enrolment {
         if let Some(full) = self.full() {
             return Err(full.into());
         }
-        let _turn = timeout(TURN, self.taking_in.lock())
+        let _turn = timeout(TURN_BOUND, self.taking_in.lock())
             .await
             .map_err(|_| busy())?;
         let decide = || self.decide(&registration, ticket);

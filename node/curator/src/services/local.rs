@@ -20,7 +20,7 @@ use crate::cache::Leader;
 use crate::core::Core;
 
 /// Strangers who may follow the leader at a time.
-const FOLLOWERS: usize = 64;
+const MOST_LEADER_FOLLOWERS: usize = 64;
 
 /// See the module.
 pub struct Service {
@@ -32,7 +32,7 @@ impl Service {
     pub fn new(core: Arc<Core>) -> Self {
         Self {
             core,
-            followers: Arc::new(Semaphore::new(FOLLOWERS)),
+            followers: Arc::new(Semaphore::new(MOST_LEADER_FOLLOWERS)),
         }
     }
 }

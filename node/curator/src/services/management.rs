@@ -26,7 +26,7 @@ use crate::core::Core;
 use crate::streams;
 
 /// Terms in one part of a filter.
-const MOST_TERMS: usize = 1024;
+const MOST_FILTER_TERMS: usize = 1024;
 
 /// See the module.
 pub struct Service {
@@ -198,9 +198,9 @@ impl Filter {
             ("labels", labels.len()),
         ];
         for (field, count) in counts {
-            if count > MOST_TERMS {
+            if count > MOST_FILTER_TERMS {
                 return Err(Status::invalid_argument(format!(
-                    "{field}: {count} terms, wanted at most {MOST_TERMS}"
+                    "{field}: {count} terms, wanted at most {MOST_FILTER_TERMS}"
                 )));
             }
         }
@@ -326,7 +326,7 @@ mod tests {
             })
             .contains("77")
         );
-        let labels = vec![label("", ""); MOST_TERMS + 1];
+        let labels = vec![label("", ""); MOST_FILTER_TERMS + 1];
         assert!(
             refused(GetNodesRequest {
                 labels,

@@ -28,16 +28,16 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 use super::{core::Core, reads::Reads};
 
 /// Bytes of one request. The largest there is, a filter, has far less.
-const LARGEST_REQUEST: usize = 256 << 10;
+const LARGEST_OPERATOR_REQUEST: usize = 256 << 10;
 /// Bytes of one request of what strangers may call: a nonce, or a name. They
 /// may leave many of them half sent.
-const LARGEST_OF_STRANGERS: usize = 1 << 10;
+const LARGEST_STRANGER_REQUEST: usize = 1 << 10;
 /// Bytes of one request of nodes, and of machines that want to become one: a
 /// registration with all the labels it may have has 26 KiB.
-const LARGEST_OF_NODES: usize = 32 << 10;
+const LARGEST_NODE_REQUEST: usize = 32 << 10;
 
 /// The names by which health is asked for; the empty one is the whole server.
-const NAMES: [&str; 5] = [
+const HEALTH_NAMES: [&str; 5] = [
     "",
     <CuratorServer<curator::Service> as NamedService>::NAME,
     <CuratorLocalServer<local::Service> as NamedService>::NAME,
@@ -52,21 +52,21 @@ pub fn all(core: &Arc<Core>) -> (HealthSwitch, Services) {
         .with(watch::WithWatch::new(
             core.clone(),
             CuratorServer::new(curator::Service::new(core.clone()))
-                .max_decoding_message_size(LARGEST_OF_NODES),
+                .max_decoding_message_size(LARGEST_NODE_REQUEST),
         ))
         .with(
             CuratorLocalServer::new(local::Service::new(core.clone()))
-                .max_decoding_message_size(LARGEST_OF_STRANGERS),
+                .max_decoding_message_size(LARGEST_STRANGER_REQUEST),
         )
         .with(
             AaaServer::new(aaa::Service::new(core.clone()))
-                .max_decoding_message_size(LARGEST_OF_STRANGERS),
+                .max_decoding_message_size(LARGEST_STRANGER_REQUEST),
         )
         .with(
             ManagementServer::new(management::Service::new(core.clone()))
-                .max_decoding_message_size(LARGEST_REQUEST),
+                .max_decoding_message_size(LARGEST_OPERATOR_REQUEST),
         )
-        .with(health.max_decoding_message_size(LARGEST_OF_STRANGERS));
+        .with(health.max_decoding_message_size(LARGEST_STRANGER_REQUEST));
     (HealthSwitch { reporter }, services)
 }
 
@@ -92,7 +92,7 @@ impl HealthSwitch {
     }
 
     async fn set(&self, status: ServingStatus) {
-        for name in NAMES {
+        for name in HEALTH_NAMES {
             self.reporter.set_service_status(name, status).await;
         }
     }

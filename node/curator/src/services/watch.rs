@@ -27,12 +27,12 @@ use tonic::{
 use tonic_prost::ProstCodec;
 use tower::Service;
 
-use super::{LARGEST_OF_NODES, curator, request};
+use super::{LARGEST_NODE_REQUEST, curator, request};
 use crate::core::Core;
 use crate::streams::{self, EncodedEvent};
 
 /// As `curator.proto` has it; a test compares them.
-const PATH: &str = "/hearth.v1.Curator/Watch";
+const WATCH_PATH: &str = "/hearth.v1.Curator/Watch";
 
 /// The whole service.
 #[derive(Clone)]
@@ -61,7 +61,7 @@ impl Service<http::Request<Body>> for WithWatch {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
-        if request.uri().path() != PATH {
+        if request.uri().path() != WATCH_PATH {
             return self.rest.call(request);
         }
         let method = Watch {
@@ -69,7 +69,7 @@ impl Service<http::Request<Body>> for WithWatch {
         };
         async move {
             let codec = ProstCodec::<EncodedEvent, WatchRequest>::default();
-            let mut grpc = Grpc::new(codec).max_decoding_message_size(LARGEST_OF_NODES);
+            let mut grpc = Grpc::new(codec).max_decoding_message_size(LARGEST_NODE_REQUEST);
             Ok(grpc.server_streaming(method, request).await)
         }
         .boxed()
@@ -115,8 +115,8 @@ mod tests {
     #[test]
     fn the_path_is_that_of_the_method() {
         let read = Authorization::Need(&[Permission::ReadClusterStatus]);
-        assert_eq!(authorization(PATH), Some(read));
-        assert_eq!(PATH, format!("/{}/Watch", WithWatch::NAME));
+        assert_eq!(authorization(WATCH_PATH), Some(read));
+        assert_eq!(WATCH_PATH, format!("/{}/Watch", WithWatch::NAME));
     }
 
     /// Without the layer, the stub of the generated service would answer.

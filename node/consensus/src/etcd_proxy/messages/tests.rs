@@ -54,7 +54,7 @@ proptest! {
         frames.add(&bytes);
         let mut found = 0;
         while let Ok(Some(message)) = frames.take() {
-            found += HEAD + message.len();
+            found += FRAME_HEADER_BYTES + message.len();
         }
         prop_assert!(found <= bytes.len());
     }
@@ -62,7 +62,7 @@ proptest! {
 
 #[test]
 fn what_is_compressed_or_too_long_is_refused() {
-    let of = |head: [u8; HEAD]| {
+    let of = |head: [u8; FRAME_HEADER_BYTES]| {
         let mut frames = Frames::default();
         frames.add(&head);
         frames.take().map_err(|status| status.code())
@@ -71,5 +71,5 @@ fn what_is_compressed_or_too_long_is_refused() {
     let [a, b, c, d] = (u32::try_from(LARGEST_MESSAGE).unwrap() + 1).to_be_bytes();
     assert_eq!(of([0, a, b, c, d]), Err(Code::ResourceExhausted));
     assert_eq!(of([0, 0, 0, 0, 1]), Ok(None));
-    assert_eq!(of([0; HEAD]), Ok(Some(Bytes::new())));
+    assert_eq!(of([0; FRAME_HEADER_BYTES]), Ok(Some(Bytes::new())));
 }
