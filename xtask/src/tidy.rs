@@ -4,16 +4,22 @@
 //! one of them. They look at what git tracks or would track, so build output
 //! is never looked at.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod circles;
+mod crates;
+mod licences;
+mod lints;
+
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result, bail};
-use serde::Deserialize;
 
 use crate::checkout::root;
 use crate::ui::Ui;
+
+pub use crates::crates;
 
 /// Check the rules of the repository that a program can check.
 #[derive(clap::Args)]
@@ -35,126 +41,25 @@ const TOP_LEVEL: &[&str] = &[
     "xtask",
 ];
 
-/// Our crates, and which of our crates each may depend on.
-const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
-    ("hearth-api", &[]),
-    (
-        "hearth-agent",
-        &["hearth-api", "hearth-base", "hearth-host", "hearth-sys"],
-    ),
-    ("hearth-base", &[]),
-    ("hearth-build", &[]),
-    ("hearth-bundle", &["hearth-build"]),
-    (
-        "hearth-consensus",
-        &["hearth-api", "hearth-base", "hearth-host", "hearth-sys"],
-    ),
-    (
-        "hearth-core",
-        &[
-            "hearth-agent",
-            "hearth-api",
-            "hearth-base",
-            "hearth-consensus",
-            "hearth-curator",
-            "hearth-enrolment",
-            "hearth-host",
-            "hearth-kubernetes",
-            "hearth-sys",
-        ],
-    ),
-    (
-        "hearth-curator",
-        &[
-            "hearth-api",
-            "hearth-base",
-            "hearth-consensus",
-            "hearth-host",
-            "hearth-sys",
-        ],
-    ),
-    (
-        "hearth-enrolment",
-        &["hearth-api", "hearth-base", "hearth-host", "hearth-sys"],
-    ),
-    ("hearth-host", &["hearth-api", "hearth-base", "hearth-sys"]),
-    (
-        "hearth-kubernetes",
-        &[
-            "hearth-agent",
-            "hearth-api",
-            "hearth-base",
-            "hearth-consensus",
-            "hearth-host",
-            "hearth-kubernetes-api",
-            "hearth-kubernetes-dns",
-            "hearth-sys",
-        ],
-    ),
-    ("hearth-kubernetes-api", &["hearth-api", "hearth-base"]),
-    (
-        "hearth-kubernetes-dns",
-        &[
-            "hearth-api",
-            "hearth-base",
-            "hearth-host",
-            "hearth-kubernetes-api",
-            "hearth-sys",
-        ],
-    ),
-    ("hearth-sys", &["hearth-base"]),
-    ("hearth-ctl", &["hearth-api"]),
-    (
-        "hearth-extension",
-        &["hearth-api", "hearth-build", "hearth-image"],
-    ),
-    ("hearth-image", &[]),
-    ("hearth-kernel", &["hearth-build"]),
-    ("hearth-lab", &["hearth-api", "hearth-qemu"]),
-    ("hearth-process", &[]),
-    (
-        "hearth-qemu",
-        &["hearth-api", "hearth-process", "hearth-switch"],
-    ),
-    ("hearth-switch", &["hearth-process"]),
-    ("hearth-tests", &["hearth-api", "hearth-lab", "hearth-qemu"]),
-    (
-        "xtask",
-        &[
-            "hearth-api",
-            "hearth-build",
-            "hearth-bundle",
-            "hearth-extension",
-            "hearth-image",
-            "hearth-kernel",
-            "hearth-lab",
-            "hearth-qemu",
-        ],
-    ),
-];
-
 /// A longer file is two files.
 const MAX_LINES: usize = 800;
 const MAX_ARCHITECTURE_LINES: usize = 300;
 const MAX_BYTES: u64 = 1 << 20;
 const VAGUE_NAMES: &[&str] = &["util", "utils", "common", "helpers", "misc", "manager"];
 
-/// Our crates.
-pub fn crates() -> impl Iterator<Item = &'static str> {
-    MAY_DEPEND_ON.iter().map(|(name, _)| *name)
-}
-
 /// Checks every rule and reports all that is wrong, not the first thing only.
 pub fn run(ui: &Ui, _args: Args) -> Result<()> {
     let root = root();
     let files = tracked(&root)?;
-    let metadata = metadata(&root)?;
+    let metadata = crates::metadata(&root)?;
     let mut wrong = Vec::new();
     top_level(&files, &mut wrong);
     sizes(&root, &files, &mut wrong)?;
     names(&files, &mut wrong);
-    one_way_between_crates(&metadata, &mut wrong);
-    licences(&metadata, &mut wrong);
+    crates::stated_arrows(&metadata, &mut wrong);
+    circles::between_modules(&root, &metadata, &mut wrong)?;
+    lints::nobody_departs(&root, &metadata, &mut wrong)?;
+    licences::none_is_copyleft(&metadata, &mut wrong);
     for line in &wrong {
         ui.say(line);
     }
@@ -258,148 +163,5 @@ fn names(files: &[PathBuf], wrong: &mut Vec<String>) {
                 ));
             }
         }
-    }
-}
-
-#[derive(Deserialize)]
-struct Metadata {
-    packages: Vec<Package>,
-    resolve: Resolve,
-}
-
-#[derive(Deserialize)]
-struct Package {
-    id: String,
-    name: String,
-    license: Option<String>,
-    dependencies: Vec<Dependency>,
-}
-
-#[derive(Deserialize)]
-struct Dependency {
-    name: String,
-    /// "dev" for what only tests link, "build", or nothing.
-    kind: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct Resolve {
-    nodes: Vec<ResolvedNode>,
-}
-
-#[derive(Deserialize)]
-struct ResolvedNode {
-    id: String,
-    deps: Vec<ResolvedDependency>,
-}
-
-#[derive(Deserialize)]
-struct ResolvedDependency {
-    pkg: String,
-    dep_kinds: Vec<DependencyKind>,
-}
-
-#[derive(Deserialize)]
-struct DependencyKind {
-    kind: Option<String>,
-}
-
-fn metadata(root: &Path) -> Result<Metadata> {
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    let output = Command::new(cargo)
-        .args(["metadata", "--format-version", "1", "--locked"])
-        .args(["--filter-platform", "x86_64-unknown-linux-gnu"])
-        .current_dir(root)
-        .output()
-        .context("cargo metadata")?;
-    if !output.status.success() {
-        bail!(
-            "cargo metadata: {}",
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-    }
-    serde_json::from_slice(&output.stdout).context("cargo metadata: its answer")
-}
-
-fn one_way_between_crates(metadata: &Metadata, wrong: &mut Vec<String>) {
-    let rules: BTreeMap<&str, &[&str]> = MAY_DEPEND_ON.iter().copied().collect();
-    for package in &metadata.packages {
-        let Some(allowed) = rules.get(package.name.as_str()) else {
-            continue;
-        };
-        let product = |dependency: &&Dependency| dependency.kind.as_deref() != Some("dev");
-        for dependency in package.dependencies.iter().filter(product) {
-            let name = dependency.name.as_str();
-            if rules.contains_key(name) && !allowed.contains(&name) {
-                wrong.push(format!("{} must not depend on {name}", package.name));
-            }
-        }
-    }
-}
-
-/// No copyleft in what runs on the node: walks what the binary links.
-fn licences(metadata: &Metadata, wrong: &mut Vec<String>) {
-    let nodes: BTreeMap<&str, &ResolvedNode> = metadata
-        .resolve
-        .nodes
-        .iter()
-        .map(|node| (node.id.as_str(), node))
-        .collect();
-    let core = metadata
-        .packages
-        .iter()
-        .find(|package| package.name == "hearth-core");
-    let mut pending: Vec<&str> = core
-        .map(|package| package.id.as_str())
-        .into_iter()
-        .collect();
-    let mut linked = BTreeSet::new();
-    while let Some(id) = pending.pop() {
-        if !linked.insert(id) {
-            continue;
-        }
-        for dependency in nodes.get(id).into_iter().flat_map(|node| &node.deps) {
-            if dependency.dep_kinds.iter().any(|kind| kind.kind.is_none()) {
-                pending.push(&dependency.pkg);
-            }
-        }
-    }
-    for package in metadata
-        .packages
-        .iter()
-        .filter(|package| linked.contains(package.id.as_str()))
-    {
-        match package.license.as_deref() {
-            Some(licence) if permissive(licence) => {}
-            Some(licence) => wrong.push(format!(
-                "{}: {licence} may not go into the node",
-                package.name
-            )),
-            None => wrong.push(format!("{}: no licence is declared", package.name)),
-        }
-    }
-}
-
-/// Whether an SPDX expression leaves us a choice without copyleft.
-fn permissive(expression: &str) -> bool {
-    let choices = expression
-        .split(" OR ")
-        .flat_map(|choice| choice.split('/'));
-    choices
-        .into_iter()
-        .any(|choice| !choice.contains("GPL") && !choice.contains("MPL"))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::permissive;
-
-    #[test]
-    fn copyleft_is_found_and_a_choice_is_taken() {
-        assert!(permissive("MIT OR Apache-2.0"));
-        assert!(permissive("MIT/Apache-2.0"));
-        assert!(permissive("Apache-2.0 OR LGPL-2.1-or-later"));
-        assert!(!permissive("MPL-2.0"));
-        assert!(!permissive("GPL-3.0-only"));
     }
 }

@@ -1,0 +1,204 @@
+//! Which of our crates depends on which: that it is one way the compiler sees to, and that it is the way we mean is stated here.
+//!
+//! The table says what is, not only what may be: an arrow that is no longer there is wrong, too. So who reads the table knows
+//! the house, and who adds an arrow has to say so.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use serde::Deserialize;
+
+/// Our crates, the lowest first; which of ours each is built from; which beside them its tests are built from. In the second
+/// and the third column `hearth-` is left out.
+#[rustfmt::skip]
+const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
+    ("hearth-api", "", ""),
+    ("hearth-base", "", ""),
+    ("hearth-sys", "base", ""),
+    ("hearth-host", "api base sys", ""),
+    ("hearth-agent", "api base host sys", ""),
+    ("hearth-consensus", "api base host sys", ""),
+    ("hearth-curator", "api base consensus host sys", ""),
+    // A machine registers with a curator that is real.
+    ("hearth-enrolment", "api base host sys", "curator"),
+    ("hearth-kubernetes-api", "api base", ""),
+    ("hearth-kubernetes-dns", "api base host kubernetes-api sys", ""),
+    // A worker asks a curator that is real for its certificates.
+    ("hearth-kubernetes", "agent api base consensus host kubernetes-api kubernetes-dns sys", "curator"),
+    ("hearth-core", "agent api base consensus curator enrolment host kubernetes sys", ""),
+    ("hearth-ctl", "api", ""),
+    ("hearth-image", "", ""),
+    ("hearth-build", "", ""),
+    ("hearth-bundle", "build", ""),
+    ("hearth-kernel", "build", ""),
+    ("hearth-extension", "api build image", ""),
+    ("hearth-process", "", ""),
+    ("hearth-switch", "process", ""),
+    ("hearth-qemu", "api process switch", ""),
+    ("hearth-lab", "api qemu", ""),
+    ("hearth-tests", "api lab qemu", ""),
+    ("xtask", "api build bundle extension image kernel lab qemu", ""),
+];
+
+/// Our crates.
+pub fn crates() -> impl Iterator<Item = &'static str> {
+    MAY_DEPEND_ON.iter().map(|(name, _, _)| *name)
+}
+
+#[derive(Deserialize)]
+pub(super) struct Metadata {
+    pub(super) packages: Vec<Package>,
+    workspace_members: BTreeSet<String>,
+    pub(super) resolve: Resolve,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Package {
+    pub(super) id: String,
+    pub(super) name: String,
+    pub(super) license: Option<String>,
+    pub(super) manifest_path: PathBuf,
+    pub(super) targets: Vec<Target>,
+    pub(super) dependencies: Vec<Dependency>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Target {
+    pub(super) kind: Vec<String>,
+    pub(super) src_path: PathBuf,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Dependency {
+    pub(super) name: String,
+    /// "dev" for what only tests link, "build", or nothing.
+    pub(super) kind: Option<String>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Resolve {
+    pub(super) nodes: Vec<ResolvedNode>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct ResolvedNode {
+    pub(super) id: String,
+    pub(super) deps: Vec<ResolvedDependency>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct ResolvedDependency {
+    pub(super) pkg: String,
+    pub(super) dep_kinds: Vec<DependencyKind>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct DependencyKind {
+    pub(super) kind: Option<String>,
+}
+
+pub(super) fn metadata(root: &Path) -> Result<Metadata> {
+    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
+    let output = Command::new(cargo)
+        .args(["metadata", "--format-version", "1", "--locked"])
+        .args(["--filter-platform", "x86_64-unknown-linux-gnu"])
+        .current_dir(root)
+        .output()
+        .context("cargo metadata")?;
+    if !output.status.success() {
+        bail!(
+            "cargo metadata: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    serde_json::from_slice(&output.stdout).context("cargo metadata: its answer")
+}
+
+impl Metadata {
+    /// Our crates, as cargo knows them.
+    pub(super) fn ours(&self) -> impl Iterator<Item = &Package> {
+        let is_ours = |package: &&Package| self.workspace_members.contains(&package.id);
+        self.packages.iter().filter(is_ours)
+    }
+}
+
+/// Compares the table with what cargo says.
+pub(super) fn stated_arrows(metadata: &Metadata, wrong: &mut Vec<String>) {
+    let ours: BTreeMap<&str, &Package> = metadata
+        .ours()
+        .map(|package| (package.name.as_str(), package))
+        .collect();
+    for name in ours
+        .keys()
+        .filter(|name| !crates().any(|stated| stated == **name))
+    {
+        wrong.push(format!(
+            "{name}: what it may depend on is not stated in MAY_DEPEND_ON"
+        ));
+    }
+    for (name, product, tests) in MAY_DEPEND_ON {
+        let Some(package) = ours.get(name) else {
+            wrong.push(format!(
+                "{name}: stated in MAY_DEPEND_ON, but there is no such crate"
+            ));
+            continue;
+        };
+        let (for_tests, for_product): (Vec<_>, Vec<_>) = package
+            .dependencies
+            .iter()
+            .filter(|dependency| ours.contains_key(dependency.name.as_str()))
+            .partition(|dependency| dependency.kind.as_deref() == Some("dev"));
+        let for_product = names(&for_product);
+        let for_tests = &names(&for_tests) - &for_product;
+        differences(name, "", product, &for_product, wrong);
+        differences(name, " for its tests", tests, &for_tests, wrong);
+    }
+}
+
+fn names<'a>(dependencies: &[&'a Dependency]) -> BTreeSet<&'a str> {
+    let short = |name: &'a str| name.strip_prefix("hearth-").unwrap_or(name);
+    dependencies
+        .iter()
+        .map(|dependency| short(&dependency.name))
+        .collect()
+}
+
+fn differences(
+    name: &str,
+    purpose: &str,
+    stated: &str,
+    found: &BTreeSet<&str>,
+    wrong: &mut Vec<String>,
+) {
+    let stated: BTreeSet<&str> = stated.split_whitespace().collect();
+    for other in found.difference(&stated) {
+        wrong.push(format!("{name} must not depend on {other}{purpose}"));
+    }
+    for other in stated.difference(found) {
+        wrong.push(format!(
+            "{name} does not depend on {other}{purpose}, as MAY_DEPEND_ON states"
+        ));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn arrows_that_are_not_stated_or_no_longer_there_are_found() {
+        let mut wrong = Vec::new();
+        differences(
+            "hearth-x",
+            "",
+            "api base",
+            &BTreeSet::from(["base", "sys"]),
+            &mut wrong,
+        );
+        assert_eq!(wrong.len(), 2);
+        assert!(wrong[0].contains("must not depend on sys"), "{wrong:?}");
+        assert!(wrong[1].contains("does not depend on api"), "{wrong:?}");
+    }
+}
