@@ -34,8 +34,8 @@ use hearth_host::layout::Root;
 use hearth_sys::files;
 use hearth_sys::hostname::HostnameError;
 
-use super::addresses::Learned;
 use super::known::{Known, View};
+use super::learned::Learned;
 use super::names;
 use crate::connection::{self, CuratorConnection, next_event, over_each, refused};
 

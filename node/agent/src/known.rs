@@ -24,7 +24,7 @@ use hearth_api::v1::cluster_directory::{self, Address};
 use hearth_api::v1::{ClusterDirectory, Label, Node, NodeRoles, NodeState};
 use hearth_host::networking::Networking;
 
-use super::addresses::{Learned, Located};
+use super::learned::{Learned, Located};
 use super::names::Addresses;
 
 /// What curators say of one node.

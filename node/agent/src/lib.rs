@@ -9,6 +9,7 @@ pub mod control_plane;
 pub mod heartbeat;
 pub mod hosts;
 pub mod known;
+pub mod learned;
 mod names;
 pub mod nodemgmt;
 pub mod rolefetch;
@@ -23,7 +24,7 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use addresses::{Learned, Located};
 pub use connection::{ASK_AGAIN_WITHIN, CuratorConnection, over_each, refused};
 pub use control_plane::LocalControlPlane;
 pub use known::{Known, Seen, View};
+pub use learned::{Learned, Located};

@@ -20,7 +20,7 @@ use hearth_base::supervisor::{Context, Health, Outcome};
 use hearth_host::boot_record::boot_id;
 use hearth_host::cluster_state::{ClusterState, State};
 
-use super::addresses::Located;
+use super::learned::Located;
 use crate::connection::{self, CuratorConnection, refused};
 
 /// One report may take so long.

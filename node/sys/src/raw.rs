@@ -222,7 +222,7 @@ pub(super) fn own_session_and_die_with_parent(command: &mut tokio::process::Comm
 /// Makes the command's process as nice as this (-20 to 19), and with it all that
 /// it starts.
 pub(super) fn nice(command: &mut tokio::process::Command, niceness: i8) {
-    let prepare = move || super::child::nice_this(niceness);
+    let prepare = move || Ok(rustix::process::setpriority_process(None, niceness.into())?);
     // SAFETY: between fork and exec the closure makes one system call; it takes
     // no locks and allocates nothing.
     unsafe {

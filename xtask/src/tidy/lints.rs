@@ -11,7 +11,12 @@ use anyhow::{Context, Result};
 use super::crates::Metadata;
 
 /// The crates whose own modules may contain `unsafe`: of what runs on a node, the kernel's interfaces alone.
-const MAY_BE_UNSAFE: &[&str] = &["hearth-build", "hearth-process", "hearth-qemu", "hearth-sys"];
+const MAY_BE_UNSAFE: &[&str] = &[
+    "hearth-build",
+    "hearth-process",
+    "hearth-qemu",
+    "hearth-sys",
+];
 
 pub(super) fn nobody_departs(
     root: &Path,

@@ -19,7 +19,7 @@ use rustls_pki_types::UnixTime;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
-use super::store::{Heard, Learned, Located, MOST, Store};
+use crate::learned::{Heard, Learned, Located, MOST, Store};
 
 /// Signatures of those who were not asked: at once, and for each second.
 const CHECKS: (f64, f64) = (512.0, 100.0);

@@ -10,7 +10,7 @@
 //! | part | does |
 //! |---|---|
 //! | `own` | raises the counter and signs, when the address changes |
-//! | [`store`] | keeps the newest word of each node |
+//! | [`learned`](crate::learned) | keeps the newest word of each node |
 //! | [`book`] | the store for all who share it; answers `ExchangeAddresses` |
 //! | [`rounds`] | asks others, and tells them |
 //! | [`announce`] | tells the whole link, when nobody can be found |
@@ -22,7 +22,6 @@ mod announce;
 mod book;
 mod own;
 mod rounds;
-mod store;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -38,9 +37,9 @@ pub use announce::link;
 #[cfg(test)]
 pub use book::Brought;
 pub use book::{Book, Local};
-pub use store::{Learned, Located};
 
-use super::known::View;
+use crate::known::View;
+use crate::learned::{Learned, Located};
 use hearth_host::cluster_state::ClusterState;
 use hearth_host::handover::MemberData;
 

@@ -16,7 +16,7 @@ use std::path::Path;
 use hearth_api::private::StoredAddress;
 use hearth_host::record::{self, Record as _, RecordError};
 
-use super::Located;
+use crate::learned::Located;
 
 /// The word for this address: the one on disk, if it is of this address and
 /// its counter is above `heard`, else a new one, which is then on disk.

@@ -19,8 +19,9 @@ use hearth_host::handover::MemberData;
 use hearth_host::power::Power;
 use prost::Message as _;
 
-use crate::addresses::{Book, Brought, Learned, Located, Worker, run};
+use crate::addresses::{Book, Brought, Worker, run};
 use crate::known::{Seen, View};
+use crate::learned::{Learned, Located};
 use crate::nodemgmt;
 use hearth_base::testing::{Alone, fixed, never, next, soon};
 

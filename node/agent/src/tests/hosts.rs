@@ -12,9 +12,9 @@ use hearth_host::layout::Root;
 use hearth_sys::hostname::HostnameError;
 
 use crate::CuratorConnection;
-use crate::addresses::{Learned, Located};
 use crate::hosts::{Worker, run};
 use crate::known::View;
+use crate::learned::{Learned, Located};
 use crate::testing::{Fake, consensus_member, record};
 use hearth_base::testing::{Alone, fixed, never, next, soon, until};
 

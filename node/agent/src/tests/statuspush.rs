@@ -8,7 +8,7 @@ use hearth_base::event::{self, Writer};
 use hearth_host::boot_record::boot_id;
 use hearth_host::cluster_state::{self, State};
 
-use crate::addresses::Located;
+use crate::learned::Located;
 use crate::statuspush::{Worker, run};
 use crate::testing::Fake;
 use crate::{CuratorConnection, LocalControlPlane};

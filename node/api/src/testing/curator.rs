@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use futures::{Stream, stream};
 use tokio::net::TcpListener;
@@ -15,7 +16,6 @@ use tonic_health::ServingStatus;
 use tonic_health::server::HealthReporter;
 
 use super::TestCluster;
-use super::nodes::Heartbeats;
 use crate::client::Endpoint;
 use crate::first_contact;
 use crate::identity::{FirstContactSecret, NodeCredentials, NodeId, PublicKey};
@@ -83,6 +83,36 @@ impl Default for Script {
             heartbeats: Heartbeats::default(),
             more_to_come: false,
             pod_range: Err(Status::failed_precondition("no Kubernetes worker")),
+        }
+    }
+}
+
+/// How a test curator treats heartbeats.
+#[derive(Clone, Copy, Debug)]
+pub enum Heartbeats {
+    /// It acknowledges them.
+    Answer {
+        /// How often it wants them, in milliseconds.
+        interval_ms: u32,
+        /// How long it waits for them, in milliseconds.
+        bound_ms: u32,
+        /// How long it takes to answer.
+        after: Duration,
+    },
+    /// It says nothing.
+    Ignore,
+    /// It ends the stream.
+    End,
+    /// It does not let the node in.
+    Refuse,
+}
+
+impl Default for Heartbeats {
+    fn default() -> Self {
+        Self::Answer {
+            interval_ms: 1000,
+            bound_ms: 5000,
+            after: Duration::ZERO,
         }
     }
 }

@@ -23,8 +23,7 @@ use crate::identity::{
 };
 
 pub use credulous::credulous_client_config;
-pub use curator::{Script, Seen, TestCurator};
-pub use nodes::Heartbeats;
+pub use curator::{Heartbeats, Script, Seen, TestCurator};
 
 /// The first second in which certificates are valid: 1 January 2020.
 pub const NOT_BEFORE: u64 = 1_577_836_800;

@@ -1,14 +1,12 @@
 //! What the test curator answers to nodes.
 
-use std::time::Duration;
-
 use futures::{StreamExt as _, stream};
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep};
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::{Request, Response, Status};
 
-use super::curator::{Answering, Answers};
+use super::curator::{Answering, Answers, Heartbeats};
 use crate::server::Caller;
 use crate::v1::curator_server::Curator;
 use crate::v1::{
@@ -18,36 +16,6 @@ use crate::v1::{
     RegisterNodeResponse, UpdateNodeClusterNetworkingRequest, UpdateNodeClusterNetworkingResponse,
     UpdateNodeStatusRequest, UpdateNodeStatusResponse, WatchEvent, WatchRequest,
 };
-
-/// How a test curator treats heartbeats.
-#[derive(Clone, Copy, Debug)]
-pub enum Heartbeats {
-    /// It acknowledges them.
-    Answer {
-        /// How often it wants them, in milliseconds.
-        interval_ms: u32,
-        /// How long it waits for them, in milliseconds.
-        bound_ms: u32,
-        /// How long it takes to answer.
-        after: Duration,
-    },
-    /// It says nothing.
-    Ignore,
-    /// It ends the stream.
-    End,
-    /// It does not let the node in.
-    Refuse,
-}
-
-impl Default for Heartbeats {
-    fn default() -> Self {
-        Self::Answer {
-            interval_ms: 1000,
-            bound_ms: 5000,
-            after: Duration::ZERO,
-        }
-    }
-}
 
 #[tonic::async_trait]
 impl Curator for Answering {

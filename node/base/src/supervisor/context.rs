@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use tokio_util::sync::CancellationToken;
 
-use super::driver::Shared;
+use super::shared::Shared;
 use super::tree::Generation;
 use super::{Exit, Failure, Outcome, Runnable, SpawnError, restartable, runnable};
 

@@ -8,11 +8,11 @@
 //! can still name a runnable that blocks, and start it again beside.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant, SystemTime};
+use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::runtime::{Builder, Handle};
-use tokio::sync::{Notify, oneshot};
+use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, Id, JoinError, JoinSet};
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument;
@@ -20,51 +20,10 @@ use tracing::dispatcher::{self, Dispatch};
 use tracing::instrument::WithSubscriber;
 use tracing::subscriber::NoSubscriber;
 
-use super::tree::{Action, End, Generation, Patience, Tree};
-use super::{Context, Exit, Options, ROOT, Runnable, panics};
-use crate::event;
+use super::shared::Shared;
+use super::tree::{Action, End, Generation};
+use super::{Context, Exit, Runnable, panics};
 use crate::logtree::Severity;
-
-/// What contexts, handles and the driver have in common.
-pub(super) struct Shared {
-    tree: Mutex<Tree<Runnable>>,
-    /// The tree has actions, or another deadline.
-    pub(super) wake: Notify,
-    pub(super) revision: event::Writer<u64>,
-    started: Instant,
-}
-
-impl Shared {
-    pub(super) fn new(root: Runnable, options: &Options) -> Shared {
-        let patience = Patience {
-            warning: options.stop_warning,
-            bound: options.stop_bound,
-        };
-        Shared {
-            tree: Mutex::new(Tree::new(ROOT, root, options.backoff.clone(), patience)),
-            wake: Notify::new(),
-            revision: event::value().0,
-            started: Instant::now(),
-        }
-    }
-
-    /// The tree leaves no method half done by a panic short of a bug in it, so
-    /// a poisoned lock is no reason to take everything down.
-    pub(super) fn tree(&self) -> MutexGuard<'_, Tree<Runnable>> {
-        self.tree.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The tree's clock: since the start.
-    pub(super) fn now(&self) -> Duration {
-        self.started.elapsed()
-    }
-
-    /// Turns times of the tree's clock into those of the wall clock.
-    pub(super) fn wall_clock(&self) -> impl Fn(Duration) -> SystemTime + use<> {
-        let (now, wall) = (self.now(), SystemTime::now());
-        move |at| wall.checked_sub(now.saturating_sub(at)).unwrap_or(wall)
-    }
-}
 
 /// How it all ended.
 #[derive(Debug, Clone)]

@@ -45,6 +45,7 @@ mod driver;
 mod failure;
 mod health;
 mod panics;
+mod shared;
 #[cfg(test)]
 mod tests;
 mod tree;
@@ -65,7 +66,8 @@ pub use failure::{Exit, Failure, Outcome};
 pub use health::Health;
 
 use crate::event;
-use driver::{Ending, Shared};
+use driver::Ending;
+use shared::Shared;
 
 /// The name of the root runnable, and the first part of all others.
 pub const ROOT: &str = "root";

@@ -1,9 +1,9 @@
 //! What a boot does with what it finds.
 
-use hearth_host::storage::header::{Front, Phase};
+use hearth_host::storage::header::Front;
 
+use super::refusals::{how_to_give_up, orphaned};
 use super::{Inspection, SealedFound, State, Told, founding, joining, registering};
-use crate::EnrolmentId;
 use crate::sealed::{Sealed, Stored};
 
 /// What a machine is to do that finds this on its disk.
@@ -21,7 +21,7 @@ pub(super) fn decide(told: &Told, inspection: Inspection) -> State {
             Sealed::Disowned(disowned) => State::Disowning(disowned),
         },
         SealedFound::Stored(stored) => match front {
-            Front::Blank => begin(told),
+            Front::Blank => State::begin(told),
             front => State::Refused(orphaned(&stored, &front)),
         },
         SealedFound::Corrupt(why) => State::Refused(format!(
@@ -55,63 +55,4 @@ fn wipe(told: &Told, inspection: &Inspection) -> Option<State> {
         SealedFound::Stored(Stored::Absent) => false,
     };
     (sealed || data).then_some(State::Wiping { sealed, data })
-}
-
-/// The first step of a life.
-pub(super) fn begin(told: &Told) -> State {
-    match told {
-        Told::Nothing => State::Refused(
-            "no parameters, from fw_cfg or on the ESP: this machine was never told which cluster \
-             to found or to ask"
-                .into(),
-        ),
-        Told::Unusable(why) => State::Refused(why.clone()),
-        Told::Parameters(parameters) => State::AwaitingAddress(parameters.clone()),
-    }
-}
-
-fn describe(front: &Front) -> String {
-    match front {
-        Front::Blank => "is blank".into(),
-        Front::Unfinished => "holds the beginning of a header".into(),
-        Front::Header(header) => {
-            let phase = match header.phase {
-                Phase::Initialising => "is being made",
-                Phase::Ready => "is",
-            };
-            format!("{phase} that of {}", header.owner)
-        }
-        Front::Foreign(why) => format!("holds something else ({why})"),
-    }
-}
-
-/// Why a machine that is somebody already does not go on with this disk.
-pub(super) fn mismatch(enrolment: EnrolmentId, is: &str, front: &Front) -> String {
-    format!(
-        "this machine {is}, and its data partition {}. Attach the right disk, or give up this \
-         machine's life by wipe.enrolment_id = {enrolment} in its parameters",
-        describe(front)
-    )
-}
-
-fn orphaned(stored: &Stored, front: &Front) -> String {
-    let sealed = match stored {
-        Stored::NeverCompleted => "only the beginning of a sealed configuration",
-        _ => "no sealed configuration",
-    };
-    format!(
-        "the ESP holds {sealed}, and the data partition {}. {}",
-        describe(front),
-        how_to_give_up(front)
-    )
-}
-
-fn how_to_give_up(front: &Front) -> String {
-    match front {
-        Front::Header(header) => format!(
-            "To give up what is on the disk, put wipe.enrolment_id = {} into the parameters",
-            header.owner.enrolment_id
-        ),
-        _ => "To give up what is on the disk, write the image to it anew".into(),
-    }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use hearth_host::storage::header::{Front, Phase};
 
-use super::{Done, State, misplaced};
+use super::{Done, State, misplaced, refusals};
 use crate::sealed::Founding;
 
 /// How far a founding is: the work that is under way.
@@ -44,7 +44,7 @@ pub(super) fn go_on(founding: Arc<Founding>, front: &Front) -> State {
     };
     match step {
         Some(step) => State::Founding(founding, step),
-        None => State::Refused(super::deciding::mismatch(
+        None => State::Refused(refusals::mismatch(
             owner.enrolment_id,
             &format!("was founding {owner}"),
             front,

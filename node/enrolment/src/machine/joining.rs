@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hearth_api::v1::StorageSecurity;
 use hearth_host::storage::header::{Front, Phase};
 
-use super::{State, deciding};
+use super::{State, refusals};
 use crate::sealed::{Disowned, Member};
 
 /// Where a member goes on that a boot finds on its disk.
@@ -14,7 +14,7 @@ pub(super) fn go_on(member: Arc<Member>, front: &Front) -> State {
     match front {
         Front::Header(header) if header.owner == owner && header.phase == Phase::Ready => {}
         front => {
-            return State::Refused(deciding::mismatch(
+            return State::Refused(refusals::mismatch(
                 owner.enrolment_id,
                 &format!("is {owner}"),
                 front,

@@ -41,6 +41,7 @@
 mod deciding;
 mod founding;
 mod joining;
+mod refusals;
 mod registering;
 
 use std::{fmt, sync::Arc, time::Duration};
@@ -357,6 +358,19 @@ pub enum State {
 }
 
 impl State {
+    /// The first step of a life.
+    fn begin(told: &Told) -> Self {
+        match told {
+            Told::Nothing => Self::Refused(
+                "no parameters, from fw_cfg or on the ESP: this machine was never told which \
+                 cluster to found or to ask"
+                    .into(),
+            ),
+            Told::Unusable(why) => Self::Refused(why.clone()),
+            Told::Parameters(parameters) => Self::AwaitingAddress(parameters.clone()),
+        }
+    }
+
     /// The work that is under way in this state.
     pub fn work(&self) -> Option<Work> {
         Some(match self {

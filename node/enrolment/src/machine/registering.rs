@@ -23,7 +23,7 @@ use hearth_host::parameters::{Cluster, Register};
 use hearth_host::storage::Volume;
 use hearth_host::storage::header::{Front, Phase};
 
-use super::{Done, Next, Pace, State, Told, deciding, misplaced};
+use super::{Done, Next, Pace, State, Told, misplaced, refusals};
 use crate::sealed::{Answer, Asking, Registering};
 
 /// Whatever a curator says, a node asks no more often …
@@ -127,14 +127,14 @@ pub(super) fn go_on(told: &Told, registering: Arc<Registering>, front: &Front) -
     match renewed(told, &registering) {
         Renewal::Same => {}
         Renewal::Asking(renewed) => return State::Renewing(renewed),
-        Renewal::OtherCluster if begun_anew => return deciding::begin(told),
+        Renewal::OtherCluster if begun_anew => return State::begin(told),
         Renewal::OtherCluster => {}
     }
     let enrolment = registering.enrolment_id;
     let Some(entering) = Entering::of(registering.clone()) else {
         return match front {
             Front::Blank => State::Asking(registering, AskingStep::Ask),
-            front => State::Refused(deciding::mismatch(
+            front => State::Refused(refusals::mismatch(
                 enrolment,
                 "has only begun to register with a cluster",
                 front,
@@ -157,7 +157,7 @@ pub(super) fn go_on(told: &Told, registering: Arc<Registering>, front: &Front) -
 
 fn refused_disk(entering: &Entering, front: &Front) -> State {
     let owner = entering.volume().owner;
-    State::Refused(deciding::mismatch(
+    State::Refused(refusals::mismatch(
         owner.enrolment_id,
         &format!("was becoming {owner}"),
         front,
