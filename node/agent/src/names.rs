@@ -11,11 +11,11 @@ use std::net::IpAddr;
 use hearth_api::identity::NodeId;
 
 /// Who stands where. Nodes without an address are left out.
-pub type Addresses = BTreeMap<NodeId, IpAddr>;
+pub(crate) type Addresses = BTreeMap<NodeId, IpAddr>;
 
 /// The hosts file for these nodes. Deterministic, so that an unchanged file is
 /// not written again. Until the cluster's domain is known, the ID has to do.
-pub fn hosts(addresses: &Addresses, domain: Option<&str>) -> String {
+pub(crate) fn hosts(addresses: &Addresses, domain: Option<&str>) -> String {
     let mut text = String::from("127.0.0.1 localhost\n::1 localhost\n");
     for (node, address) in addresses {
         // Writing to a string cannot fail.
@@ -29,7 +29,7 @@ pub fn hosts(addresses: &Addresses, domain: Option<&str>) -> String {
 
 /// What a hosts file says of a name: the check that the file just written
 /// works for its readers.
-pub fn resolve(hosts: &str, name: &str) -> Vec<IpAddr> {
+pub(crate) fn resolve(hosts: &str, name: &str) -> Vec<IpAddr> {
     let entries = hosts
         .lines()
         .map(|line| line.split('#').next().unwrap_or_default());

@@ -7,6 +7,7 @@
 //! what one side demands is what the other side brings.
 //!
 //! It knows nothing of how a node is built: no path, no etcd, no supervisor.
+#![warn(unreachable_pub)]
 
 pub mod certificates;
 pub mod client;
@@ -35,11 +36,11 @@ pub mod tls;
 /// which the generated modules refer to each other.
 #[allow(missing_docs, clippy::all)] // Generated; the documentation is that of the proto files.
 mod generated {
-    pub mod hearth {
+    pub(crate) mod hearth {
         pub mod v1 {
             tonic::include_proto!("hearth.v1");
         }
-        pub mod private {
+        pub(crate) mod private {
             pub mod v1 {
                 tonic::include_proto!("hearth.private.v1");
             }

@@ -1,4 +1,5 @@
 //! What a Hearth node needs and that knows nothing of clusters (see docs/architecture.md).
+#![warn(unreachable_pub)]
 
 pub mod event;
 pub mod logtree;

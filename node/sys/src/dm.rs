@@ -52,19 +52,19 @@ const TAG_LENGTH: u32 = 28;
 const MAX_TABLE: usize = 16 * 1024;
 
 mod command {
-    pub const VERSION: u8 = 0;
-    pub const DEV_CREATE: u8 = 3;
-    pub const DEV_REMOVE: u8 = 4;
-    pub const DEV_SUSPEND: u8 = 6;
-    pub const DEV_STATUS: u8 = 7;
-    pub const TABLE_LOAD: u8 = 9;
+    pub(crate) const VERSION: u8 = 0;
+    pub(crate) const DEV_CREATE: u8 = 3;
+    pub(crate) const DEV_REMOVE: u8 = 4;
+    pub(crate) const DEV_SUSPEND: u8 = 6;
+    pub(crate) const DEV_STATUS: u8 = 7;
+    pub(crate) const TABLE_LOAD: u8 = 9;
     pub const TABLE_STATUS: u8 = 12;
 }
 
 mod flag {
-    pub const READ_ONLY: u32 = 1;
-    pub const BUFFER_FULL: u32 = 1 << 8;
-    pub const SECURE_DATA: u32 = 1 << 15;
+    pub(crate) const READ_ONLY: u32 = 1;
+    pub(crate) const BUFFER_FULL: u32 = 1 << 8;
+    pub(crate) const SECURE_DATA: u32 = 1 << 15;
 }
 
 /// Why a volume was not opened, formatted or closed.

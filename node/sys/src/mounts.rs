@@ -312,7 +312,7 @@ pub(super) mod tests {
     use super::*;
 
     /// Runs in a thread with mounts of its own; false if that is not allowed.
-    pub fn with_own_mounts(test: impl FnOnce() + Send) -> bool {
+    pub(crate) fn with_own_mounts(test: impl FnOnce() + Send) -> bool {
         let run = || {
             use nix::sched::{CloneFlags, unshare};
             if unshare(CloneFlags::CLONE_NEWNS).is_err() {

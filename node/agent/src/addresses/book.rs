@@ -229,7 +229,7 @@ impl NodeLocal for Local {
 }
 
 /// So much at once, and so much for each second.
-pub struct Pace {
+pub(crate) struct Pace {
     most: f64,
     each_second: f64,
     left: f64,
@@ -237,7 +237,7 @@ pub struct Pace {
 }
 
 impl Pace {
-    pub fn new((most, each_second): (f64, f64)) -> Self {
+    pub(crate) fn new((most, each_second): (f64, f64)) -> Self {
         Self {
             most,
             each_second,
@@ -247,7 +247,7 @@ impl Pace {
     }
 
     /// Whether there is one more.
-    pub fn take(&mut self) -> bool {
+    pub(crate) fn take(&mut self) -> bool {
         let now = Instant::now();
         let since = now.duration_since(self.at).as_secs_f64();
         self.at = now;

@@ -20,7 +20,7 @@ use crate::learned::Located;
 
 /// The word for this address: the one on disk, if it is of this address and
 /// its counter is above `heard`, else a new one, which is then on disk.
-pub fn word(path: &Path, host: IpAddr, heard: u64) -> Result<Located, RecordError> {
+pub(crate) fn word(path: &Path, host: IpAddr, heard: u64) -> Result<Located, RecordError> {
     let last = load(path)?;
     if let Some(last) = last
         && last.host == host

@@ -39,7 +39,7 @@ struct State {
 }
 
 /// What a console shows of the entries.
-pub type Wanted = fn(&Entry) -> bool;
+pub(crate) type Wanted = fn(&Entry) -> bool;
 
 /// Starts to print every entry that is wanted, what is stored already first,
 /// in lines of at most `width` columns (0: no bound). Errors of the writer are

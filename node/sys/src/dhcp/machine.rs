@@ -42,7 +42,7 @@ const RENEWAL_PAUSE: Duration = Duration::from_secs(60);
 
 /// What the driver is to do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Action {
+pub(crate) enum Action {
     /// Send a message to all servers.
     Broadcast(Vec<u8>),
     /// Send a message to one server, from the address in use.
@@ -58,9 +58,9 @@ pub enum Action {
 }
 
 /// A source of unpredictable numbers.
-pub type Random = Box<dyn FnMut() -> u64 + Send + Sync>;
+pub(crate) type Random = Box<dyn FnMut() -> u64 + Send + Sync>;
 
-pub struct Machine {
+pub(crate) struct Machine {
     mac: [u8; 6],
     host_name: Option<String>,
     random: Random,
@@ -120,7 +120,7 @@ impl Held {
 }
 
 impl Machine {
-    pub fn new(mac: [u8; 6], host_name: Option<String>, random: Random) -> Self {
+    pub(crate) fn new(mac: [u8; 6], host_name: Option<String>, random: Random) -> Self {
         Self {
             mac,
             host_name,
@@ -132,12 +132,12 @@ impl Machine {
         }
     }
 
-    pub fn mac(&self) -> [u8; 6] {
+    pub(crate) fn mac(&self) -> [u8; 6] {
         self.mac
     }
 
     /// When [`Machine::timeout`] has something to do.
-    pub fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         let next = match &self.phase {
             Phase::Down => None,
             Phase::Resting { until } => Some(*until),
@@ -153,7 +153,7 @@ impl Machine {
     }
 
     /// The interface has a carrier, or has none; telling it again is fine.
-    pub fn carrier(&mut self, present: bool, now: Instant) -> Vec<Action> {
+    pub(crate) fn carrier(&mut self, present: bool, now: Instant) -> Vec<Action> {
         match (present, &self.phase) {
             (true, Phase::Down) => {
                 let exchange = self.exchange(now);
@@ -173,7 +173,7 @@ impl Machine {
     }
 
     /// The time has come that [`Machine::deadline`] told.
-    pub fn timeout(&mut self, now: Instant) -> Vec<Action> {
+    pub(crate) fn timeout(&mut self, now: Instant) -> Vec<Action> {
         let mut actions = Vec::new();
         let expiry = self.held.as_ref().and_then(Held::expiry);
         if expiry.is_some_and(|expiry| expiry <= now) {
@@ -266,7 +266,7 @@ impl Machine {
     }
 
     /// A message came in.
-    pub fn received(&mut self, reply: &Reply, now: Instant) -> Vec<Action> {
+    pub(crate) fn received(&mut self, reply: &Reply, now: Instant) -> Vec<Action> {
         let exchange = match &self.phase {
             Phase::Down | Phase::Bound | Phase::Resting { .. } => return Vec::new(),
             Phase::Selecting(exchange)

@@ -9,25 +9,25 @@
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
 /// Codes of the options that are used.
-pub mod code {
-    pub const SUBNET_MASK: u8 = 1;
-    pub const ROUTERS: u8 = 3;
-    pub const NAME_SERVERS: u8 = 6;
-    pub const HOST_NAME: u8 = 12;
-    pub const DOMAIN: u8 = 15;
-    pub const MTU: u8 = 26;
-    pub const TIME_SERVERS: u8 = 42;
-    pub const WANTED_ADDRESS: u8 = 50;
-    pub const LEASE_TIME: u8 = 51;
-    pub const OVERLOAD: u8 = 52;
-    pub const KIND: u8 = 53;
-    pub const SERVER: u8 = 54;
-    pub const WANTED_OPTIONS: u8 = 55;
-    pub const MAX_SIZE: u8 = 57;
-    pub const RENEW_TIME: u8 = 58;
-    pub const REBIND_TIME: u8 = 59;
-    pub const CLIENT: u8 = 61;
-    pub const CLASSLESS_ROUTES: u8 = 121;
+pub(crate) mod code {
+    pub(crate) const SUBNET_MASK: u8 = 1;
+    pub(crate) const ROUTERS: u8 = 3;
+    pub(crate) const NAME_SERVERS: u8 = 6;
+    pub(crate) const HOST_NAME: u8 = 12;
+    pub(crate) const DOMAIN: u8 = 15;
+    pub(crate) const MTU: u8 = 26;
+    pub(crate) const TIME_SERVERS: u8 = 42;
+    pub(crate) const WANTED_ADDRESS: u8 = 50;
+    pub(crate) const LEASE_TIME: u8 = 51;
+    pub(crate) const OVERLOAD: u8 = 52;
+    pub(crate) const KIND: u8 = 53;
+    pub(crate) const SERVER: u8 = 54;
+    pub(crate) const WANTED_OPTIONS: u8 = 55;
+    pub(crate) const MAX_SIZE: u8 = 57;
+    pub(crate) const RENEW_TIME: u8 = 58;
+    pub(crate) const REBIND_TIME: u8 = 59;
+    pub(crate) const CLIENT: u8 = 61;
+    pub(crate) const CLASSLESS_ROUTES: u8 = 121;
 }
 
 const PAD: u8 = 0;
@@ -44,7 +44,7 @@ const MIN_MESSAGE_LENGTH: usize = 300;
 /// The type of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Kind {
+pub(crate) enum Kind {
     Discover = 1,
     Offer = 2,
     Request = 3,
@@ -67,7 +67,7 @@ impl Kind {
 
 /// Why bytes are not a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Malformed {
+pub(crate) enum Malformed {
     #[error("only {0} bytes")]
     Short(usize),
     #[error("no magic cookie")]
@@ -82,7 +82,7 @@ pub enum Malformed {
 
 /// A message.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Message {
+pub(crate) struct Message {
     /// Whether a server sent it.
     pub from_server: bool,
     /// Its type; `None` is one that a client has no use for.
@@ -102,7 +102,7 @@ pub struct Message {
 
 impl Message {
     /// A client's message, with the options that all of them have.
-    pub fn query(kind: Kind, xid: u32, mac: [u8; 6]) -> Self {
+    pub(crate) fn query(kind: Kind, xid: u32, mac: [u8; 6]) -> Self {
         let mut message = Self {
             from_server: false,
             kind: Some(kind),
@@ -135,23 +135,23 @@ impl Message {
     }
 
     /// Sets an option; of a longer value the first 255 bytes are kept.
-    pub fn set(&mut self, code: u8, value: &[u8]) {
+    pub(crate) fn set(&mut self, code: u8, value: &[u8]) {
         let value = &value[..value.len().min(255)];
         self.options.insert(code, value.to_vec());
     }
 
     /// The bytes of an option.
-    pub fn option(&self, code: u8) -> Option<&[u8]> {
+    pub(crate) fn option(&self, code: u8) -> Option<&[u8]> {
         self.options.get(&code).map(Vec::as_slice)
     }
 
     /// An option that is one address.
-    pub fn address(&self, code: u8) -> Result<Option<Ipv4Addr>, Malformed> {
+    pub(crate) fn address(&self, code: u8) -> Result<Option<Ipv4Addr>, Malformed> {
         Ok(self.number(code)?.map(Ipv4Addr::from))
     }
 
     /// An option that is a number of 32 bits.
-    pub fn number(&self, code: u8) -> Result<Option<u32>, Malformed> {
+    pub(crate) fn number(&self, code: u8) -> Result<Option<u32>, Malformed> {
         let Some(bytes) = self.option(code) else {
             return Ok(None);
         };
@@ -160,14 +160,14 @@ impl Message {
     }
 
     /// An option that is a list of addresses.
-    pub fn addresses(&self, code: u8) -> Vec<Ipv4Addr> {
+    pub(crate) fn addresses(&self, code: u8) -> Vec<Ipv4Addr> {
         let bytes = self.option(code).unwrap_or_default();
         let address = |four: &[u8]| Ipv4Addr::new(four[0], four[1], four[2], four[3]);
         bytes.chunks_exact(4).map(address).collect()
     }
 
     /// The bytes of the message.
-    pub fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![0; OPTIONS];
         bytes[0] = if self.from_server { 2 } else { 1 };
         bytes[1] = 1; // Ethernet
@@ -193,7 +193,7 @@ impl Message {
     }
 
     /// Reads a message.
-    pub fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
+    pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         if bytes.len() < OPTIONS {
             return Err(Malformed::Short(bytes.len()));
         }

@@ -17,12 +17,12 @@ use super::{
 };
 use crate::{cidr::Cidr, raw::FilterStep};
 
-pub const CLIENT_PORT: u16 = 68;
-pub const SERVER_PORT: u16 = 67;
+pub(crate) const CLIENT_PORT: u16 = 68;
+pub(crate) const SERVER_PORT: u16 = 67;
 /// IPv4.
-pub const ETHERTYPE: u16 = 0x0800;
+pub(crate) const ETHERTYPE: u16 = 0x0800;
 /// The largest frame that is received; we tell servers to keep to 1500.
-pub const MAX_FRAME: usize = 2048;
+pub(crate) const MAX_FRAME: usize = 2048;
 
 const UDP: u8 = 17;
 const ETHERNET_HEADER: usize = 14;
@@ -35,7 +35,7 @@ const MIN_MTU: u16 = 576;
 
 /// Lets only unfragmented UDP datagrams to the client's port pass, so that a
 /// busy node does not copy all of its traffic to this socket.
-pub const FILTER: [FilterStep; 11] = [
+pub(crate) const FILTER: [FilterStep; 11] = [
     (0x28, 0, 0, 12),               // load the EtherType
     (0x15, 0, 8, ETHERTYPE as u32), // IPv4, or drop
     (0x30, 0, 0, 23),               // load the protocol
@@ -51,7 +51,7 @@ pub const FILTER: [FilterStep; 11] = [
 
 /// Why something received was dropped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Flaw {
+pub(crate) enum Flaw {
     #[error("not a whole IPv4 UDP datagram")]
     Frame,
     #[error("not for the client's port")]
@@ -74,7 +74,7 @@ pub enum Flaw {
 
 /// A checked message from a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Reply {
+pub(crate) struct Reply {
     pub xid: u32,
     pub mac: [u8; 6],
     pub server: Option<Ipv4Addr>,
@@ -82,14 +82,14 @@ pub struct Reply {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum ReplyKind {
+pub(crate) enum ReplyKind {
     Offer(Lease),
     Ack(Lease),
     Nak,
 }
 
 /// Wraps a message from the client to all servers into a frame.
-pub fn broadcast(mac: [u8; 6], message: &[u8]) -> Vec<u8> {
+pub(crate) fn broadcast(mac: [u8; 6], message: &[u8]) -> Vec<u8> {
     frame(
         (mac, Ipv4Addr::UNSPECIFIED, CLIENT_PORT),
         ([0xff; 6], Ipv4Addr::BROADCAST, SERVER_PORT),
@@ -153,7 +153,7 @@ fn internet_checksum(bytes: &[u8]) -> u16 {
 }
 
 /// Checks a frame and the message in it.
-pub fn parse(frame: &[u8]) -> Result<Reply, Flaw> {
+pub(crate) fn parse(frame: &[u8]) -> Result<Reply, Flaw> {
     parse_message(payload_for(frame, CLIENT_PORT)?)
 }
 
