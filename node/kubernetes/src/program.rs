@@ -4,17 +4,18 @@
 //! A program counts as working when a probe says so, not when its process is
 //! there; until then its runnable starts. One that does not answer any more is
 //! ended and started again after a while, and so is one that answers that it is
-//! not well, which may take longer: others may have to mend that. One that does
-//! not answer and has processors all the same is given longer, too: mostly it has
-//! more to do than the machine can, and a start would be still more, from which
-//! an API server on a busy machine may not come back. A program that does not
-//! end when asked is killed after a bound, so that what depends on its end (the
-//! role is gone, the machine goes down) is never held up.
+//! not well: [`health`] judges when. A program that does not end when asked is
+//! killed after a bound, so that what depends on its end (the role is gone, the
+//! machine goes down) is never held up.
+//!
+//! What sets one program apart from the others ([`Profile`]) stands beside what
+//! runs it; nothing here knows any of them.
 //!
 //! A program sees nothing of the node's own environment: its variables are
 //! the bundle's `PATH` and what its caller adds, its working directory is its
 //! own.
 
+pub mod health;
 mod in_use;
 mod log;
 pub mod probe;
@@ -40,38 +41,23 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::AT_ONCE;
 
+use health::{HealthTracker, Verdict};
+
+pub use health::Thresholds;
 pub use in_use::InUse;
 pub use log::Dialect;
 pub use probe::Unwell;
 
-/// At least so long lies between two questions whether a program works already.
-const ASK_STARTING: Duration = Duration::from_millis(250);
-/// The longer it takes, the rarer it is asked, for each answer takes processors
-/// from what it makes ready: that it works is seen late by at most this part of
-/// its start.
-const SEEN_LATE: f64 = 0.02;
 /// One answer may take so long: emulated machines are slow.
-const ANSWER: Duration = Duration::from_secs(20);
-/// A program that has not worked for so long is ended and started again.
-const HUNG: Duration = Duration::from_secs(120);
-/// One that does not work yet, or says nothing, may be at work for so long.
-const SLOW: Duration = Duration::from_secs(600);
-/// It is at work if it has this part of a processor.
-const AT_WORK: f64 = 0.1;
-/// One that says that it lacks others may be right about that for so long.
-const WITHOUT_OTHERS: Duration = Duration::from_secs(1800);
+const PROBE_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
 /// How long one may take to end: an API server ends its connections, and calls
 /// that are under way.
 const STOP_WITHIN: Duration = Duration::from_secs(4);
 /// For the kernel to take away one that was killed: at a power off, all that
 /// runs ends at once.
 const GONE_WITHIN: Duration = Duration::from_secs(4);
-/// Kubernetes is as everyone else. Before it go consensus and the node itself.
-const ORDINARY: i8 = 0;
-/// A tenth of an ordinary one's weight.
-const BEHIND: i8 = 10;
 /// After everything else, on processors that nobody else wants.
-const IDLE: i8 = 19;
+const NICENESS_WITHOUT_SERVERS: i8 = 19;
 
 /// Why a program does not run.
 #[derive(Debug, thiserror::Error)]
@@ -133,11 +119,40 @@ fn said(words: &Option<String>) -> String {
     words.as_ref().map(|w| format!(": {w}")).unwrap_or_default()
 }
 
+/// What is the same at each start of a program.
+#[derive(Clone, Copy, Debug)]
+pub struct Profile {
+    /// Which one.
+    pub binary: Binary,
+    /// How it writes its log.
+    pub dialect: Dialect,
+    /// Its place when the processors are busy. Before it go consensus and the
+    /// node itself.
+    pub niceness: i8,
+    /// How long it may take to end when asked.
+    pub stop_within: Duration,
+    /// When it is given up.
+    pub health: Thresholds,
+}
+
+impl Profile {
+    /// Of a program of Kubernetes that is as all others.
+    pub const fn usual(binary: Binary) -> Self {
+        Self {
+            binary,
+            dialect: Dialect::Klog,
+            niceness: 0,
+            stop_within: STOP_WITHIN,
+            health: Thresholds::USUAL,
+        }
+    }
+}
+
 /// What runs, and how.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// Which one.
-    pub binary: Binary,
+    /// What it is at each start.
+    pub profile: Profile,
     /// Where it lies.
     pub file: PathBuf,
     /// Without its name.
@@ -146,23 +161,6 @@ pub struct Program {
     pub environment: Vec<(&'static str, OsString)>,
     /// Where it works. Made if it is not there, for root alone.
     pub directory: PathBuf,
-    /// How it writes its log.
-    pub dialect: Dialect,
-    /// How long it may take to begin to work. If it is still at work then, it is
-    /// given `slow_after` on top: the next start would have to do the same again.
-    pub ready_within: Duration,
-    /// How long it may take to end when asked.
-    pub stop_within: Duration,
-    /// How long it may say nothing and do nothing, once it has worked.
-    pub hung_after: Duration,
-    /// How long it may be at work and not answer.
-    pub slow_after: Duration,
-    /// How long it may say of itself that it is not well.
-    pub unwell_after: Duration,
-    /// Between two questions whether it works still.
-    pub ask_every: Duration,
-    /// Its place when the processors are busy.
-    pub niceness: i8,
     /// How many of the servers are ready that it works with, if it needs any.
     /// While there are none it has little to do and goes after everything else:
     /// what it waits for may be starting on the same processors.
@@ -172,37 +170,20 @@ pub struct Program {
 impl Program {
     /// A program of the bundle that works in `directory`, with nothing to be
     /// told yet.
-    pub fn new(bundle: &Bundle, binary: Binary, directory: &Path) -> Self {
+    pub fn new(bundle: &Bundle, profile: Profile, directory: &Path) -> Self {
         Self {
-            binary,
-            file: bundle.program(binary),
+            profile,
+            file: bundle.program(profile.binary),
             arguments: Vec::new(),
             environment: vec![("PATH", bundle.programs().into())],
             directory: directory.to_owned(),
-            dialect: match binary {
-                Binary::Containerd => Dialect::Logrus,
-                _ => Dialect::Klog,
-            },
-            ready_within: Duration::from_secs(600),
-            stop_within: STOP_WITHIN,
-            hung_after: HUNG,
-            slow_after: SLOW,
-            unwell_after: match binary {
-                // Without a quorum no API server is ready, and none that starts
-                // becomes so; the one that runs knows what it has read.
-                Binary::Apiserver => WITHOUT_OTHERS,
-                _ => HUNG,
-            },
-            ask_every: Duration::from_secs(10),
-            niceness: match binary {
-                // As where it is a pod, which by custom asks for a tenth of a
-                // processor: its rules matter to pods that run, and what makes
-                // pods run goes first.
-                Binary::Proxy => BEHIND,
-                _ => ORDINARY,
-            },
             servers: None,
         }
+    }
+
+    /// Its name.
+    pub const fn name(&self) -> &'static str {
+        self.profile.binary.name()
     }
 
     /// Names the servers that it works with, by how many are ready.
@@ -223,7 +204,7 @@ impl Program {
 
     /// Starts it. Its log lines go into the log tree under `dn`.
     pub async fn start(&self, log: &LogTree, dn: &str) -> Result<Running, ProgramError> {
-        let program = self.binary.name();
+        let program = self.name();
         let made = fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
@@ -240,13 +221,13 @@ impl Program {
             .envs(self.environment.iter().map(|(name, value)| (name, value)))
             .current_dir(&self.directory);
         let niceness = match self.servers {
-            Some(_) => IDLE,
-            None => self.niceness,
+            Some(_) => NICENESS_WITHOUT_SERVERS,
+            None => self.profile.niceness,
         };
         child::nice(&mut command, niceness);
         let last_words = Arc::new(Mutex::new(None));
         let (log, dn, words) = (log.clone(), dn.to_owned(), last_words.clone());
-        let dialect = self.dialect;
+        let dialect = self.profile.dialect;
         let child = Child::spawn(command, move |_, line| {
             let parsed = dialect.parse(line);
             log.append_raw(&dn, parsed.severity, &parsed.message);
@@ -257,7 +238,7 @@ impl Program {
         .await?;
         Ok(Running {
             program,
-            stop_within: self.stop_within,
+            stop_within: self.profile.stop_within,
             child,
             last_words,
         })
@@ -351,7 +332,7 @@ where
     P: Fn() -> F,
     F: Future<Output = Result<(), Unwell>>,
 {
-    ctx.ends_within(program.stop_within + GONE_WITHIN);
+    ctx.ends_within(program.profile.stop_within + GONE_WITHIN);
     let mut outdated_by = None;
     let over = async {
         tokio::select! {
@@ -365,7 +346,7 @@ where
     };
     // Nothing has failed that would be better later.
     ctx.restart_within(Some(AT_ONCE));
-    let name = program.binary.name();
+    let name = program.name();
     Err(Failure::msg(format!("{name} starts again: {}", why?)))
 }
 
@@ -408,22 +389,20 @@ where
     P: Fn() -> F,
     F: Future<Output = Result<(), Unwell>>,
 {
-    let begin = Instant::now();
-    let dn = format!("{}.{}", ctx.name(), program.binary.name());
+    let started = Instant::now();
+    let dn = format!("{}.{}", ctx.name(), program.name());
     let mut running = program.start(log, &dn).await?;
     let pid = running.id();
-    tracing::info!(pid, "{} is started", program.binary.name());
-    let watched = async {
-        becomes_ready(program, pid, &probe).await?;
-        tracing::info!(after = ?begin.elapsed(), "{} works", program.binary.name());
+    tracing::info!(pid, "{} is started", program.name());
+    let ready = || {
+        tracing::info!(after = ?started.elapsed(), "{} works", program.name());
         progress.set(Progress::Serving);
         ctx.healthy();
-        Err(stays_ready(program, pid, progress, &probe).await)
     };
     let outcome = tokio::select! {
         error = running.ended() => return Err(error),
         () = over => Ok(()),
-        outcome = watched => outcome,
+        error = watch_health(program, pid, progress, &probe, ready) => Err(error),
         never = takes_its_place(program, pid) => match never {},
     };
     running.stop().await?;
@@ -435,144 +414,62 @@ where
 async fn takes_its_place(program: &Program, pid: u32) -> Infallible {
     if let Some(servers) = &program.servers
         && servers.watch().wait_for(|ready| *ready > 0).await.is_ok()
-        && let Err(error) = child::renice(pid, program.niceness)
+        && let Err(error) = child::renice(pid, program.profile.niceness)
     {
-        tracing::warn!("the niceness of {}: {error}", program.binary.name());
+        tracing::warn!("the niceness of {}: {error}", program.name());
     }
     pending().await
 }
 
-/// Waits until the probe succeeds, for as long as the program is given.
-async fn becomes_ready<P, F>(program: &Program, pid: u32, probe: &P) -> Result<(), ProgramError>
-where
-    P: Fn() -> F,
-    F: Future<Output = Result<(), Unwell>>,
-{
-    let mut seen = Seen::well(pid);
-    let begin = seen.well;
-    loop {
-        let answer = ask(probe).await;
-        seen.note(&answer);
-        let Err(Unwell { why, .. }) = answer else {
-            return Ok(());
-        };
-        if let Some(within) = seen.not_in_time(program) {
-            return Err(ProgramError::NotReady {
-                program: program.binary.name(),
-                within,
-                why,
-            });
-        }
-        sleep(ASK_STARTING.max(begin.elapsed().mul_f64(SEEN_LATE))).await;
-    }
-}
-
-/// Asks on, and ends when the program has not worked for too long.
-async fn stays_ready<P, F>(
+/// Probes the process again and again, calls `ready` when it works for the first
+/// time, and ends when it has not worked for too long.
+async fn watch_health<P, F>(
     program: &Program,
     pid: u32,
     progress: &Writer<Progress>,
     probe: &P,
+    ready: impl Fn(),
 ) -> ProgramError
 where
     P: Fn() -> F,
     F: Future<Output = Result<(), Unwell>>,
 {
-    let mut seen = Seen::well(pid);
-    let mut said = false;
+    let name = program.name();
+    let thresholds = program.profile.health;
+    let mut health = HealthTracker::new(thresholds, Instant::now(), cpu_time(pid));
     loop {
-        sleep(program.ask_every).await;
         let answer = ask(probe).await;
-        seen.note(&answer);
-        match answer {
-            Ok(()) => {
-                if std::mem::take(&mut said) {
-                    progress.set(Progress::Serving);
-                }
-            }
-            Err(Unwell { answered, why }) => {
-                let name = program.binary.name();
-                if let Some(within) = seen.too_long(program, answered) {
-                    return ProgramError::Hung {
-                        program: name,
-                        within,
-                        why,
-                    };
-                }
-                if !std::mem::replace(&mut said, true) {
-                    tracing::warn!("{name} is not well: {why}");
-                    progress.set(Progress::Failing(why));
-                }
-            }
-        }
-    }
-}
-
-/// When a program was last seen as it should be. It starts well.
-struct Seen {
-    pid: u32,
-    /// It said that it was well.
-    well: Instant,
-    /// It said anything.
-    heard: Instant,
-    /// It was at work, whatever it said.
-    at_work: Instant,
-    /// When that was looked at, and how long it had had processors.
-    looked: (Instant, Duration),
-}
-
-impl Seen {
-    fn well(pid: u32) -> Self {
         let now = Instant::now();
-        Self {
-            pid,
-            well: now,
-            heard: now,
-            at_work: now,
-            looked: (now, had_processors(pid)),
+        match health.judge(now, cpu_time(pid), answer) {
+            Verdict::Unchanged => {}
+            Verdict::Ready => ready(),
+            Verdict::Recovered => progress.set(Progress::Serving),
+            Verdict::Failing { why } => {
+                tracing::warn!("{name} is not well: {why}");
+                progress.set(Progress::Failing(why));
+            }
+            Verdict::NotReady { within, why } => {
+                return ProgramError::NotReady {
+                    program: name,
+                    within,
+                    why,
+                };
+            }
+            Verdict::Hung { within, why } => {
+                return ProgramError::Hung {
+                    program: name,
+                    within,
+                    why,
+                };
+            }
         }
-    }
-
-    fn note(&mut self, answer: &Result<(), Unwell>) {
-        let now = Instant::now();
-        let (before, had_before) = self.looked;
-        self.looked = (now, had_processors(self.pid));
-        let had_since = self.looked.1.saturating_sub(had_before);
-        if had_since >= (now - before).mul_f64(AT_WORK) {
-            self.at_work = now;
-        }
-        match answer {
-            Ok(()) => (self.well, self.heard) = (now, now),
-            Err(unwell) if unwell.answered => self.heard = now,
-            Err(_) => {}
-        }
-    }
-
-    /// What one that starts was given, if that is over.
-    fn not_in_time(&self, program: &Program) -> Option<Duration> {
-        let had = self.well.elapsed();
-        let idle = self.at_work.elapsed() > program.hung_after;
-        let at_most = program.ready_within + program.slow_after;
-        if had > at_most {
-            Some(at_most)
-        } else {
-            (idle && had > program.ready_within).then_some(program.ready_within)
-        }
-    }
-
-    /// What one that works was given, if that is over.
-    fn too_long(&self, program: &Program, answered: bool) -> Option<Duration> {
-        let over = |since: Instant, within| (since.elapsed() > within).then_some(within);
-        if answered {
-            return over(self.well, program.unwell_after);
-        }
-        let stirred = self.heard.max(self.at_work);
-        over(stirred, program.hung_after).or_else(|| over(self.heard, program.slow_after))
+        sleep(health.next_probe_in(now)).await;
     }
 }
 
-/// None, if that cannot be found out: then it counts as idle.
-fn had_processors(pid: u32) -> Duration {
+/// How much of processors a process has had. None, if that cannot be found out:
+/// then it counts as idle.
+fn cpu_time(pid: u32) -> Duration {
     child::processor_time(pid).unwrap_or_default()
 }
 
@@ -581,9 +478,12 @@ where
     P: Fn() -> F,
     F: Future<Output = Result<(), Unwell>>,
 {
-    match timeout(ANSWER, probe()).await {
+    match timeout(PROBE_ANSWERS_WITHIN, probe()).await {
         Ok(answer) => answer,
-        Err(_) => Err(Unwell::silent(format!("no answer within {ANSWER:?}"))),
+        Err(_) => {
+            let why = format!("no answer within {PROBE_ANSWERS_WITHIN:?}");
+            Err(Unwell::silent(why))
+        }
     }
 }
 

@@ -49,7 +49,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::Parts;
-use super::program::{self, InUse, Program, Progress};
+use super::program::{self, Dialect, InUse, Profile, Program, Progress};
 
 use config::Config;
 pub use connection::Connection;
@@ -68,6 +68,11 @@ const DRAIN: Duration = Duration::from_secs(8);
 const END: Duration = Duration::from_secs(24);
 /// Only root of this machine.
 const PRIVATE: u32 = 0o600;
+
+const PROFILE: Profile = Profile {
+    dialect: Dialect::Logrus,
+    ..Profile::usual(Binary::Containerd)
+};
 
 /// What runs containerd.
 pub(crate) struct Worker {
@@ -130,8 +135,7 @@ impl Worker {
         let file = worker.config(Binary::Containerd.name());
         files::write_atomic(&file, config.as_bytes(), PRIVATE)?;
         let work = root.ephemeral.kubernetes().work(Binary::Containerd.name());
-        let mut program =
-            Program::new(&self.bundle, Binary::Containerd, &work).flag("config", file);
+        let mut program = Program::new(&self.bundle, PROFILE, &work).flag("config", file);
         if let Some(authorities) = self.bundle.authorities() {
             program
                 .environment

@@ -33,7 +33,7 @@ use hearth_host::bundle::{Binary, Bundle};
 use hearth_host::handover::MemberData;
 use hearth_host::pki::kubernetes::{Authorities, Certificate};
 
-use super::program::{self, InUse, Progress};
+use super::program::{self, InUse, Profile, Progress};
 use super::{Parts, Standing, reconciler, store};
 
 use files::Files;
@@ -102,12 +102,12 @@ pub(crate) async fn run(
         files
     };
 
-    let programs = [
-        Binary::Apiserver,
-        Binary::ControllerManager,
-        Binary::Scheduler,
+    let profiles = [
+        programs::APISERVER,
+        programs::CONTROLLER_MANAGER,
+        programs::SCHEDULER,
     ];
-    let progresses = programs.map(|_| Arc::new(event::value::<Progress>().0));
+    let progresses = profiles.map(|_| Arc::new(event::value::<Progress>().0));
     let controller = Arc::new(Controller {
         parts: parts.clone(),
         bundle,
@@ -128,11 +128,11 @@ pub(crate) async fn run(
             store::run(ctx, &directory, &all.store, &all.store_in_use, &all.room).await
         }
     })?;
-    for (binary, progress) in programs.into_iter().zip(&progresses) {
+    for (profile, progress) in profiles.into_iter().zip(&progresses) {
         let (all, progress) = (controller.clone(), progress.clone());
-        let name = binary.name().trim_start_matches("kube-");
+        let name = profile.binary.name().trim_start_matches("kube-");
         ctx.run(name, move |ctx| {
-            keep(ctx, all.clone(), binary, progress.clone())
+            keep(ctx, all.clone(), profile, progress.clone())
         })?;
     }
     let objects = Arc::new(event::value().0);
@@ -161,7 +161,7 @@ pub(crate) async fn run(
     // The children are all there; how they fare is told by the condition.
     ctx.healthy();
     tell(
-        programs,
+        profiles.map(|profile| profile.binary),
         progresses.map(|progress| progress.value()),
         controller.room.value(),
         objects.value(),
@@ -264,9 +264,10 @@ fn judge(
 async fn keep(
     ctx: Context,
     all: Arc<Controller>,
-    binary: Binary,
+    profile: Profile,
     progress: Arc<Writer<Progress>>,
 ) -> Outcome {
+    let binary = profile.binary;
     let ready = async {
         if binary != Binary::Apiserver {
             // They would give up without one. The controller-manager would do so
@@ -280,7 +281,7 @@ async fn keep(
         address = ready => address?,
         () = ctx.cancelled() => return Ok(()),
     };
-    let prepared = programs::prepare(&all, binary, address)?;
+    let prepared = programs::prepare(&all, profile, address)?;
     let _held = match binary {
         Binary::Apiserver => Some(all.store_in_use.hold().await),
         _ => None,

@@ -3,7 +3,7 @@
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use hearth_api::names::{KUBERNETES_DOMAIN, SERVICE_NETWORK};
 use hearth_base::supervisor::Failure;
@@ -13,7 +13,7 @@ use hearth_kubernetes_api::Client;
 
 use super::super::access;
 use super::super::kubeconfig::{Credentials, Kubeconfig};
-use super::super::program::{Program, Unwell, probe};
+use super::super::program::{Profile, Program, Thresholds, Unwell, probe};
 use super::super::store;
 use super::Controller;
 
@@ -30,6 +30,18 @@ const LEADING: [(&str, &str); 3] = [
 ];
 /// A node that has said nothing for so long is taken for gone.
 const NODE_GRACE: &str = "60s";
+
+/// Without a quorum no API server is ready, and none that starts becomes so; the
+/// one that runs knows what it has read.
+pub const APISERVER: Profile = Profile {
+    health: Thresholds {
+        unhealthy_after: Duration::from_secs(1800),
+        ..Thresholds::USUAL
+    },
+    ..Profile::usual(Binary::Apiserver)
+};
+pub const CONTROLLER_MANAGER: Profile = Profile::usual(Binary::ControllerManager);
+pub const SCHEDULER: Profile = Profile::usual(Binary::Scheduler);
 
 /// A program that is ready to start.
 pub struct Prepared {
@@ -48,19 +60,16 @@ impl Prepared {
 }
 
 /// Issues and writes what the program needs.
-pub fn prepare(all: &Controller, binary: Binary, address: IpAddr) -> Result<Prepared, Failure> {
+pub fn prepare(all: &Controller, profile: Profile, address: IpAddr) -> Result<Prepared, Failure> {
     let now = all.parts.calendar.now();
     let work = all.parts.root.ephemeral.kubernetes();
-    match binary {
-        Binary::Apiserver => {
-            // Its way to etcd is a name below its working directory.
-            let program = Program::new(&all.bundle, binary, &work.store());
-            apiserver(all, program, address, now)
-        }
-        _ => {
-            let program = Program::new(&all.bundle, binary, &work.work(binary.name()));
-            companion(all, program, now)
-        }
+    if profile.binary == Binary::Apiserver {
+        // Its way to etcd is a name below its working directory.
+        let program = Program::new(&all.bundle, profile, &work.store());
+        apiserver(all, program, address, now)
+    } else {
+        let directory = work.work(profile.binary.name());
+        companion(all, Program::new(&all.bundle, profile, &directory), now)
     }
 }
 
@@ -87,12 +96,7 @@ fn apiserver(
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
     let files = &all.files;
-    let certificates = all
-        .parts
-        .root
-        .ephemeral
-        .kubernetes()
-        .work(program.binary.name());
+    let certificates = all.parts.root.ephemeral.kubernetes().work(program.name());
     for (name, value) in [
         ("etcd-servers", OsString::from(store::url())),
         ("etcd-prefix", "/registry".into()),
@@ -160,11 +164,11 @@ fn apiserver(
 
 /// controller-manager and scheduler differ in little.
 fn companion(all: &Controller, mut program: Program, now: SystemTime) -> Result<Prepared, Failure> {
-    let (what, port) = match program.binary {
+    let (what, port) = match program.profile.binary {
         Binary::ControllerManager => (Certificate::ControllerManager, all.ports.controller_manager),
         _ => (Certificate::Scheduler, all.ports.scheduler),
     };
-    let name = program.binary.name();
+    let name = program.name();
     let speaks = all.authorities.issue(&what, now)?;
     let kubeconfig = all.files.kubeconfig(name);
     let here: IpAddr = Ipv4Addr::LOCALHOST.into();
@@ -205,7 +209,7 @@ fn companion(all: &Controller, mut program: Program, now: SystemTime) -> Result<
     if all.bundle.has(Flag::ManagerInsecurePort) {
         program = program.flag("port", "0");
     }
-    if program.binary == Binary::ControllerManager {
+    if program.profile.binary == Binary::ControllerManager {
         let files = &all.files;
         for (name, value) in [
             (

@@ -30,7 +30,7 @@ fn scripted(script: &str) -> Scripted {
     let bundle = Bundle::open(directory.path()).unwrap();
     let work = directory.path().join("work").join("scheduler");
     Scripted {
-        program: Program::new(&bundle, Binary::Scheduler, &work),
+        program: Program::new(&bundle, Profile::usual(Binary::Scheduler), &work),
         directory,
         log: LogTree::new(Options::default()),
         progress: Arc::new(event::value().0),
@@ -138,8 +138,8 @@ async fn one_that_ends_says_why_and_starts_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_never_works_is_given_up() {
     let mut scripted = scripted("while :; do sleep 1000; done");
-    scripted.program.hung_after = Duration::from_millis(200);
-    scripted.program.ready_within = Duration::from_millis(300);
+    scripted.program.profile.health.silent_after = Duration::from_millis(200);
+    scripted.program.profile.health.ready_within = Duration::from_millis(300);
     let alone = scripted.run();
     alone
         .fails("does not work 300ms after its start: not yet")
@@ -150,9 +150,9 @@ async fn one_that_never_works_is_given_up() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_is_at_work_is_given_longer_to_start() {
     let mut scripted = scripted("while :; do :; done");
-    scripted.program.hung_after = Duration::from_secs(1);
-    scripted.program.ready_within = Duration::from_millis(300);
-    scripted.program.slow_after = Duration::from_secs(3);
+    scripted.program.profile.health.silent_after = Duration::from_secs(1);
+    scripted.program.profile.health.ready_within = Duration::from_millis(300);
+    scripted.program.profile.health.busy_after = Duration::from_secs(3);
     let alone = scripted.run();
     alone
         .fails("does not work 3.3s after its start: not yet")
@@ -163,7 +163,7 @@ async fn one_that_is_at_work_is_given_longer_to_start() {
 async fn one_that_ignores_the_request_is_killed_when_the_role_ends() {
     let mut scripted =
         scripted("trap '' TERM; echo $$ >pid; touch ready; while :; do sleep 0.02; done");
-    scripted.program.stop_within = Duration::from_millis(50);
+    scripted.program.profile.stop_within = Duration::from_millis(50);
     let alone = scripted.run();
     alone.is_healthy().await;
     let pid = fs::read_to_string(scripted.program.directory.join("pid")).unwrap();
@@ -193,8 +193,8 @@ async fn one_that_was_told_something_else_ends_in_order_and_starts_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_misses_others_is_left_alone_until_it_is_silent() {
     let mut scripted = scripted("echo $$ >pid; touch ready; while :; do sleep 1000; done");
-    scripted.program.ask_every = Duration::from_millis(10);
-    scripted.program.hung_after = Duration::from_millis(200);
+    scripted.program.profile.health.probe_every = Duration::from_millis(10);
+    scripted.program.profile.health.silent_after = Duration::from_millis(200);
     let alone = scripted.run();
     alone.is_healthy().await;
     let first = scripted.pid();
@@ -202,7 +202,7 @@ async fn one_that_misses_others_is_left_alone_until_it_is_silent() {
     scripted
         .becomes(|p| *p == Progress::Failing("it misses others".into()))
         .await;
-    sleep(3 * scripted.program.hung_after).await;
+    sleep(3 * scripted.program.profile.health.silent_after).await;
     assert_eq!(scripted.pid(), first);
     scripted.unmake("unwell");
     scripted.becomes(|p| *p == Progress::Serving).await;
@@ -215,9 +215,9 @@ async fn one_that_misses_others_is_left_alone_until_it_is_silent() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_is_silent_but_at_work_is_given_longer() {
     let mut scripted = scripted("touch ready; while :; do :; done");
-    scripted.program.ask_every = Duration::from_millis(10);
-    scripted.program.hung_after = Duration::from_millis(500);
-    scripted.program.slow_after = Duration::from_secs(3);
+    scripted.program.profile.health.probe_every = Duration::from_millis(10);
+    scripted.program.profile.health.silent_after = Duration::from_millis(500);
+    scripted.program.profile.health.busy_after = Duration::from_secs(3);
     let alone = scripted.run();
     alone.is_healthy().await;
     scripted.unmake("ready");
@@ -232,8 +232,8 @@ async fn one_that_is_silent_but_at_work_is_given_longer() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_is_not_well_for_too_long_starts_again() {
     let mut scripted = scripted("echo $$ >pid; touch ready; while :; do sleep 0.02; done");
-    scripted.program.ask_every = Duration::from_millis(10);
-    scripted.program.unwell_after = Duration::from_millis(200);
+    scripted.program.profile.health.probe_every = Duration::from_millis(10);
+    scripted.program.profile.health.unhealthy_after = Duration::from_millis(200);
     let alone = scripted.run();
     alone.is_healthy().await;
     let first = scripted.pid();
@@ -258,7 +258,7 @@ async fn one_without_servers_goes_after_everything_else() {
     let mut scripted = scripted("touch ready; while :; do nice >now; sleep 0.02; done");
     let (servers, ready) = event::value();
     scripted.program = scripted.program.clone().with_servers(ready);
-    scripted.program.niceness = 10;
+    scripted.program.profile.niceness = 10;
     let alone = scripted.run();
     let now = || fs::read_to_string(scripted.program.directory.join("now")).unwrap_or_default();
     until("the last in the queue", || now() == "19\n").await;

@@ -30,12 +30,14 @@ use serde_json::{Value as Json, json};
 
 use super::super::Parts;
 use super::super::containerd::{self, Imported, config::PAUSE_IMAGE};
-use super::super::program::{self, InUse, Program, Progress, probe};
+use super::super::program::{self, InUse, Profile, Program, Progress, probe};
 use super::certificates;
 use super::{PRIVATE, network};
 
 /// Where it tells whether it is well.
 const HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10248);
+
+const PROFILE: Profile = Profile::usual(Binary::Kubelet);
 
 /// What runs the kubelet.
 pub(crate) struct Worker {
@@ -143,7 +145,7 @@ impl Worker {
         let content = configuration(root, facts, &self.bundle);
         files::write_atomic(&config, content.to_string().as_bytes(), PRIVATE)?;
         let work = root.ephemeral.kubernetes().work(name);
-        let mut program = Program::new(&self.bundle, Binary::Kubelet, &work)
+        let mut program = Program::new(&self.bundle, PROFILE, &work)
             .with_servers(self.ready.clone())
             .flag("config", config)
             .flag("kubeconfig", files.kubeconfig(name))

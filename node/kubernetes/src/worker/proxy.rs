@@ -28,7 +28,7 @@ use serde_json::{Value as Json, json};
 use super::super::Parts;
 use super::super::balancer;
 use super::super::kubeconfig::{Credentials, Kubeconfig};
-use super::super::program::{self, Program, ProgramError, Progress, probe};
+use super::super::program::{self, Profile, Program, ProgramError, Progress, probe};
 use super::PRIVATE;
 use super::certificates;
 
@@ -42,6 +42,13 @@ const LONGEST_CA: u64 = 64 << 10;
 const CLEAR: Duration = Duration::from_secs(20);
 /// The chain in which the plugin for host ports has what leads to its others.
 const HOST_PORTS: &str = "CNI-HOSTPORT-DNAT";
+
+const PROFILE: Profile = Profile {
+    // As where it is a pod, which by custom asks for a tenth of a processor: its
+    // rules matter to pods that run, and what makes pods run goes first.
+    niceness: 10,
+    ..Profile::usual(Binary::Proxy)
+};
 
 /// What runs kube-proxy.
 pub(crate) struct Worker {
@@ -90,7 +97,7 @@ impl Worker {
         let content = configuration(&files.kubeconfig(program), name, address);
         files::write_atomic(&config, content.to_string().as_bytes(), PRIVATE)?;
         let work = kubernetes.work(program);
-        let program = Program::new(&self.bundle, Binary::Proxy, &work);
+        let program = Program::new(&self.bundle, PROFILE, &work);
         let program = program.with_servers(self.ready.clone());
         Ok(program.flag("config", config))
     }
@@ -136,7 +143,7 @@ fn configuration(kubeconfig: &Path, name: &str, address: IpAddr) -> Json {
 /// nobody's way until the next boot, so it is told and no more.
 pub(crate) async fn clear_rules(root: &Root, bundle: &Bundle, log: &LogTree) {
     let work = root.ephemeral.kubernetes().work(Binary::Proxy.name());
-    let program = Program::new(bundle, Binary::Proxy, &work).flag("cleanup", "true");
+    let program = Program::new(bundle, PROFILE, &work).flag("cleanup", "true");
     match program.complete(log, Binary::Proxy.name(), CLEAR).await {
         Ok(()) => {}
         Err(error @ ProgramError::Ended { .. }) => {
