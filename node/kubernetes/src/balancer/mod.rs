@@ -11,7 +11,7 @@
 //! server, and whoever takes a server's place proves nothing to the clients.
 //!
 //! Whether a server works is found out by asking each of them all the time
-//! whether it is ready ([`Ask`]), not by connecting alone: the kernel takes
+//! whether it is ready ([`readiness`]), not by connecting alone: the kernel takes
 //! connections for a server that hangs, and a server that has lost etcd says so
 //! if it is asked. Connections to a server that does not answer any more are
 //! cut if there is another one: clients wait up to a minute before they look for
@@ -29,6 +29,7 @@
 //! machine that has vanished is found out by keep-alive and by data that is
 //! not acknowledged.
 
+mod readiness;
 mod table;
 #[cfg(test)]
 mod tests;
@@ -38,14 +39,12 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt as _};
 use hearth_agent::{Known, Learned, View};
 use hearth_api::names::{PORT_KUBERNETES, PORT_KUBERNETES_BALANCER};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome, SpawnError};
 use hearth_host::handover::MemberData;
-use hearth_kubernetes_api::Client;
 use nix::sys::socket::{setsockopt, sockopt};
 use rustls::ClientConfig;
 use tokio::net::{TcpListener, TcpStream};
@@ -55,8 +54,8 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::Parts;
-use super::program::probe;
 
+use readiness::{Probe, ProbeError, Probes, Readyz};
 use table::Table;
 
 /// Connections at a time. A node has some tens.
@@ -68,13 +67,6 @@ const AGAIN: Duration = Duration::from_secs(5);
 const SIGNS: u32 = 3;
 /// What was sent must be acknowledged within.
 const ACKNOWLEDGED: Duration = Duration::from_secs(20);
-
-/// How a server is asked.
-pub(crate) type Ask = Arc<dyn Fn(SocketAddr) -> Asking + Send + Sync>;
-
-/// Whether one server is ready, asked again and again; the bound in time is the
-/// balancer's. May keep a connection.
-pub(crate) type Asking = Box<dyn FnMut() -> BoxFuture<'static, Result<(), String>> + Send>;
 
 /// How long things may take.
 #[derive(Clone, Copy, Debug)]
@@ -138,11 +130,11 @@ impl Servers {
 }
 
 /// What the balancer is given.
-pub(crate) struct Balancer {
+pub(crate) struct Balancer<F> {
     /// Where it listens.
     pub listen: SocketAddr,
-    /// See [`Ask`].
-    pub ask: Ask,
+    /// How the servers are asked whether they are ready.
+    pub probes: F,
     /// See there.
     pub timing: Timing,
     /// Will be read.
@@ -162,12 +154,13 @@ pub(crate) fn url() -> String {
 }
 
 /// Starts the balancer and what follows the servers, as children of a worker
-/// that is not healthy yet. Gives how many servers are ready.
+/// that is not healthy yet. The servers are asked with these certificates. Gives
+/// how many are ready.
 pub(crate) fn start(
     ctx: &Context,
     parts: &Parts,
     member: &MemberData,
-    ask: Ask,
+    tls: Value<Arc<ClientConfig>>,
 ) -> Result<Value<usize>, SpawnError> {
     let (servers_writer, servers) = event::value();
     let (ready_writer, ready) = event::value();
@@ -187,7 +180,7 @@ pub(crate) fn start(
     ctx.run("servers", move |ctx| follow(ctx, following.clone()))?;
     let balancer = Arc::new(Balancer {
         listen: address(),
-        ask,
+        probes: Readyz { tls },
         timing: Timing::default(),
         servers,
         ready: ready_writer,
@@ -196,44 +189,8 @@ pub(crate) fn start(
     Ok(ready)
 }
 
-/// Asks API servers for their readiness as this client, once there is one; it
-/// has to trust their authority.
-pub(crate) fn readyz(client: Value<Arc<ClientConfig>>) -> Ask {
-    Arc::new(move |address| {
-        let client = client.clone();
-        let mut kept = None;
-        Box::new(move || {
-            let asked = keep(&mut kept, address, client.get());
-            Box::pin(async move {
-                let ready = probe::https(&asked?, "/readyz").await;
-                ready.map_err(|unwell| unwell.why)
-            })
-        })
-    })
-}
-
-/// A client of a server, and the certificates that it was made of.
-type Kept = Option<(Arc<ClientConfig>, Client)>;
-
-/// The client that is kept, or a new one when there are new certificates.
-fn keep(
-    kept: &mut Kept,
-    address: SocketAddr,
-    tls: Option<Arc<ClientConfig>>,
-) -> Result<Client, String> {
-    let tls = tls.ok_or("nobody to ask as yet")?;
-    kept.take_if(|(of, _)| !Arc::ptr_eq(of, &tls));
-    if let Some((_, client)) = kept {
-        return Ok(client.clone());
-    }
-    let client = Client::new(&format!("https://{address}"), (*tls).clone());
-    let client = client.map_err(|error| error.to_string())?;
-    *kept = Some((tls, client.clone()));
-    Ok(client)
-}
-
 /// Serves until it is cancelled.
-pub(crate) async fn run(ctx: Context, balancer: Arc<Balancer>) -> Outcome {
+pub(crate) async fn run<F: Probes>(ctx: Context, balancer: Arc<Balancer<F>>) -> Outcome {
     let listener = TcpListener::bind(balancer.listen).await;
     let listener = listener
         .map_err(|error| Failure::msg(format!("listen on {}: {error}", balancer.listen)))?;
@@ -266,12 +223,12 @@ impl Shared {
 
 /// Follows which servers there are, and asks each of them again and again.
 /// Ends by an error only.
-async fn watch(balancer: &Balancer, shared: &Shared) -> Outcome {
+async fn watch<F: Probes>(balancer: &Balancer<F>, shared: &Shared) -> Outcome {
     let mut servers = balancer.servers.watch();
     let mut asked: Vec<SocketAddr> = Vec::new();
     let mut answers = FuturesUnordered::new();
     loop {
-        let (address, asking, answer) = tokio::select! {
+        let (address, probe, answer) = tokio::select! {
             servers = servers.next() => {
                 let Servers { own, others } = servers?;
                 shared.table().set(own, &others);
@@ -279,8 +236,8 @@ async fn watch(balancer: &Balancer, shared: &Shared) -> Outcome {
                     if !asked.contains(&address) {
                         tracing::info!(%address, "an API server");
                         asked.push(address);
-                        let asking = (balancer.ask)(address);
-                        answers.push(ask(balancer.timing, address, asking, Duration::ZERO));
+                        let probe = balancer.probes.probe(address);
+                        answers.push(ask(balancer.timing, address, probe, Duration::ZERO));
                     }
                 }
                 shared.better.notify_waiters();
@@ -310,24 +267,26 @@ async fn watch(balancer: &Balancer, shared: &Shared) -> Outcome {
             0 => balancer.timing.soon,
             _ => balancer.timing.every,
         };
-        answers.push(ask(balancer.timing, address, asking, after));
+        answers.push(ask(balancer.timing, address, probe, after));
         tell(balancer, shared);
     }
 }
 
-async fn ask(
+/// Asks one server after a while, and gives back what asks it.
+async fn ask<P: Probe>(
     timing: Timing,
     address: SocketAddr,
-    mut asking: Asking,
+    mut probe: P,
     after: Duration,
-) -> (SocketAddr, Asking, Result<(), String>) {
+) -> (SocketAddr, P, Result<(), ProbeError>) {
     sleep(after).await;
-    let answer = timeout(timing.answer, asking()).await;
-    let late = |_| Err(format!("no answer within {:?}", timing.answer));
-    (address, asking, answer.unwrap_or_else(late))
+    let answer = timeout(timing.answer, probe.ready()).await;
+    let late = |_| Err(ProbeError::Late(timing.answer));
+    let answer = answer.unwrap_or_else(late);
+    (address, probe, answer)
 }
 
-fn tell(balancer: &Balancer, shared: &Shared) {
+fn tell<F>(balancer: &Balancer<F>, shared: &Shared) {
     let ready = shared.table().answering();
     if balancer.ready.value().get() != Some(ready) {
         balancer.ready.set(ready);

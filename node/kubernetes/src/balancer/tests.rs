@@ -57,6 +57,27 @@ async fn number(stream: &mut TcpStream) -> Option<u8> {
     Some(number[0])
 }
 
+/// Ready is who says a number.
+struct SaysItsNumber;
+
+impl Probes for SaysItsNumber {
+    type Probe = SocketAddr;
+
+    fn probe(&self, server: SocketAddr) -> SocketAddr {
+        server
+    }
+}
+
+impl Probe for SocketAddr {
+    async fn ready(&mut self) -> Result<(), ProbeError> {
+        let not_ready = |why: &str| ProbeError::NotReady(why.to_owned());
+        let connected = TcpStream::connect(*self).await;
+        let mut stream = connected.map_err(|error| not_ready(&error.to_string()))?;
+        let answer = number(&mut stream).await;
+        answer.map(drop).ok_or_else(|| not_ready("it ended"))
+    }
+}
+
 struct World {
     _alone: Alone,
     listen: SocketAddr,
@@ -76,19 +97,9 @@ impl World {
         drop(free);
         let (servers, told) = event::value();
         let (ready_writer, ready) = event::value();
-        let ask: Ask = Arc::new(|address| {
-            Box::new(move || {
-                Box::pin(async move {
-                    let connected = TcpStream::connect(address).await;
-                    let mut stream = connected.map_err(|error| error.to_string())?;
-                    let answer = number(&mut stream).await;
-                    answer.map(drop).ok_or_else(|| "it ended".to_owned())
-                })
-            })
-        });
         let balancer = Arc::new(Balancer {
             listen,
-            ask,
+            probes: SaysItsNumber,
             timing: Timing {
                 every: Duration::from_millis(50),
                 soon: Duration::from_millis(50),

@@ -137,7 +137,7 @@ fn start(
     ctx.run("certificates", move |ctx| {
         certificates::run(ctx, worker.clone())
     })?;
-    let ready = balancer::start(ctx, parts, member, balancer::readyz(tls))?;
+    let ready = balancer::start(ctx, parts, member, tls)?;
     services::start(ctx, parts, &client)?;
     let worker = Arc::new(kubelet::Worker {
         parts: parts.clone(),
