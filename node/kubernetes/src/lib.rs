@@ -52,6 +52,8 @@ pub mod mesh;
 pub mod program;
 pub mod reconciler;
 mod services;
+#[cfg(test)]
+mod snapshot;
 mod store;
 #[cfg(test)]
 mod testing;

@@ -3,9 +3,11 @@
 //!
 //! The bundle is that of `HEARTH_KUBERNETES_BUNDLE`, or that where a node has it,
 //! or else the newest that `cargo xtask kubernetes` has left in its cache. Where
-//! there is none, what needs it is skipped, and says so.
+//! there is none, what needs it is skipped, and says so. A folder that is named
+//! and is no bundle is a failure: whoever names one wants the tests to run.
 
 use std::fs;
+use std::io::{self, Write as _};
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -24,6 +26,9 @@ use tokio::process::{Child, Command};
 use tokio::time::{sleep, timeout};
 
 use super::access;
+
+/// Names the bundle to test with.
+const NAMED_BUNDLE: &str = "HEARTH_KUBERNETES_BUNDLE";
 
 /// Loaded machines are slow; nothing of a control plane takes longer.
 pub const LONG: Duration = Duration::from_secs(240);
@@ -47,14 +52,38 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(
     }
 }
 
-/// Where the programs are.
-pub fn programs() -> Option<PathBuf> {
-    let known = |root: PathBuf| root.join("bin/kube-apiserver").exists().then_some(root);
-    if let Some(root) = std::env::var_os("HEARTH_KUBERNETES_BUNDLE") {
-        let root = known(root.into());
-        assert!(root.is_some(), "HEARTH_KUBERNETES_BUNDLE is no bundle");
-        return root;
+/// Says that the test of this thread is skipped: past the capture of a test's
+/// output, which is not shown of tests that succeed.
+pub fn skipped(why: &str) {
+    let thread = std::thread::current();
+    let test = thread.name().unwrap_or("a test");
+    // Where it cannot be said there is nobody to read it.
+    let _ = writeln!(io::stderr(), "{test} is skipped: {why}");
+}
+
+/// Where the bundle is; says so where there is none.
+pub fn bundle_or_skip() -> Option<PathBuf> {
+    let root = match std::env::var_os(NAMED_BUNDLE) {
+        Some(named) => Some(named_bundle(named.into()).unwrap_or_else(|why| panic!("{why}"))),
+        None => found_bundle(),
+    };
+    if root.is_none() {
+        skipped("it needs a bundle of Kubernetes: cargo xtask kubernetes");
     }
+    root
+}
+
+fn known(root: PathBuf) -> Option<PathBuf> {
+    let is_bundle = root.join("bin/kube-apiserver").exists();
+    is_bundle.then_some(root)
+}
+
+fn named_bundle(root: PathBuf) -> Result<PathBuf, String> {
+    let why = format!("{NAMED_BUNDLE} is no bundle: {}", root.display());
+    known(root).ok_or(why)
+}
+
+fn found_bundle() -> Option<PathBuf> {
     let mounted = Path::new(EXTENSIONS).join(EXTENSION_KUBERNETES);
     if let Some(root) = known(mounted) {
         return Some(root);
@@ -100,10 +129,7 @@ impl Cluster {
     /// Starts it and waits until it answers; `None`, and says so, where there
     /// is no bundle.
     pub async fn start() -> Option<Self> {
-        let Some(root) = programs() else {
-            eprintln!("skipped: this needs a bundle of Kubernetes: cargo xtask kubernetes");
-            return None;
-        };
+        let root = bundle_or_skip()?;
         let site = Site::new();
         let etcd = site.start(true).await;
         let handle = etcd.handle();
@@ -262,4 +288,14 @@ impl Cluster {
         }
         self._manager = Some(command.spawn().unwrap());
     }
+}
+
+#[test]
+fn a_folder_that_is_named_and_is_no_bundle_is_refused() {
+    let directory = tempfile::tempdir().unwrap();
+    let named = || named_bundle(directory.path().to_owned());
+    assert!(named().unwrap_err().contains("is no bundle"));
+    fs::create_dir(directory.path().join("bin")).unwrap();
+    fs::write(directory.path().join("bin/kube-apiserver"), "").unwrap();
+    assert_eq!(named().unwrap(), directory.path());
 }

@@ -44,6 +44,7 @@ use std::time::Duration;
 use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_host::bundle::{Binary, Bundle};
+use hearth_host::layout::Root;
 use hearth_sys::{cgroups, files};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout, timeout_at};
@@ -134,15 +135,21 @@ impl Worker {
         .to_toml();
         let file = worker.config(Binary::Containerd.name());
         files::write_atomic(&file, config.as_bytes(), PRIVATE)?;
-        let work = root.ephemeral.kubernetes().work(Binary::Containerd.name());
-        let mut program = Program::new(&self.bundle, PROFILE, &work).flag("config", file);
-        if let Some(authorities) = self.bundle.authorities() {
-            program
-                .environment
-                .push(("SSL_CERT_FILE", authorities.into()));
-        }
-        Ok(program)
+        Ok(command(root, &self.bundle))
     }
+}
+
+/// How it is started.
+fn command(root: &Root, bundle: &Bundle) -> Program {
+    let name = Binary::Containerd.name();
+    let kubernetes = root.ephemeral.kubernetes();
+    let config = kubernetes.worker().config(name);
+    let mut program = Program::new(bundle, PROFILE, &kubernetes.work(name)).flag("config", config);
+    if let Some(authorities) = bundle.authorities() {
+        let authorities = ("SSL_CERT_FILE", authorities.into());
+        program.environment.push(authorities);
+    }
+    program
 }
 
 /// Stops all pods: their containers first, which are given time to end.

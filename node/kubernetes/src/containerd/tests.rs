@@ -1,5 +1,4 @@
-//! With a real containerd, of the bundle that [`testing`](super::super::testing)
-//! finds.
+//! With a real containerd, of the bundle that [`testing`] finds.
 
 use std::path::{Path, PathBuf};
 
@@ -9,6 +8,8 @@ use tokio::time::sleep;
 
 use super::wire::leases::{CreateRequest, CreateResponse};
 use super::*;
+use crate::snapshot::{EmptyBundle, KUBERNETES, check, difference, root};
+use crate::testing;
 
 /// Machines that test many things at once are slow.
 const BOUND: Duration = Duration::from_secs(120);
@@ -17,14 +18,10 @@ const LOOK_AGAIN: Duration = Duration::from_millis(20);
 /// A folder with a bundle's tree, or `None`, and says so.
 fn bundle() -> Option<PathBuf> {
     if !nix::unistd::geteuid().is_root() {
-        eprintln!("skipped: containerd wants to be root");
+        testing::skipped("containerd wants to be root");
         return None;
     }
-    let bundle = super::super::testing::programs();
-    if bundle.is_none() {
-        eprintln!("skipped: this needs a bundle of Kubernetes: cargo xtask kubernetes");
-    }
-    bundle
+    testing::bundle_or_skip()
 }
 
 /// containerd, and the way to it. Its programs want to lie in `/ext`; this one
@@ -152,4 +149,22 @@ async fn what_is_not_believed_is_forgotten_and_nothing_else() {
     let kept = images::import(&connection, &archive).await.unwrap();
     assert_eq!(kept, [] as [String; 0]);
     child.terminate(BOUND).await.unwrap();
+}
+
+#[test]
+fn it_is_started_as_committed() {
+    for version in KUBERNETES {
+        let bundle = EmptyBundle::of(version);
+        let started = bundle.lines(&command(&root(), &bundle.bundle));
+        check(include_str!("../snapshot/containerd.txt"), &started);
+        let authorities = |bundle: &Path| {
+            let registries = bundle.join("registries");
+            std::fs::create_dir(&registries).unwrap();
+            std::fs::write(bundle.join("authorities.pem"), "").unwrap();
+        };
+        let bundle = EmptyBundle::with(version, authorities);
+        let believes = bundle.lines(&command(&root(), &bundle.bundle));
+        let expected = "+SSL_CERT_FILE=/bundle/authorities.pem\n";
+        assert_eq!(difference(&started, &believes), expected);
+    }
 }

@@ -1,8 +1,8 @@
 //! What the programs of the control plane show and trust, as files in memory.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use hearth_host::layout::{EphemeralController, Root};
+use hearth_host::layout::{EphemeralController, KeyFiles, Root};
 use hearth_host::pki::kubernetes::{Authorities, KeyAndCertificate, KubernetesPkiError};
 use hearth_sys::files::{self, FileError};
 
@@ -39,19 +39,15 @@ impl Files {
     }
 
     /// Writes a certificate and its key, under a name.
-    pub fn save(
-        &self,
-        whose: &str,
-        issued: &KeyAndCertificate,
-    ) -> Result<Pair, KubernetesPkiError> {
+    pub fn save(&self, whose: &str, issued: &KeyAndCertificate) -> Result<(), KubernetesPkiError> {
         let keys = self.directory.keys(whose);
         files::create_dir_durably(keys.path(), 0o700)?;
-        let pair = Pair {
-            certificate: keys.certificate(),
-            key: keys.key(),
-        };
-        issued.save(&pair.certificate, &pair.key)?;
-        Ok(pair)
+        issued.save(&keys.certificate(), &keys.key())
+    }
+
+    /// Where they are written.
+    pub fn pair(&self, whose: &str) -> KeyFiles {
+        self.directory.keys(whose)
     }
 
     /// Kubernetes' authority.
@@ -77,22 +73,5 @@ impl Files {
     /// Where the API server is, for a program. Secret.
     pub fn kubeconfig(&self, whose: &str) -> PathBuf {
         self.directory.kubeconfig(whose)
-    }
-}
-
-/// A certificate and its key, as files.
-#[derive(Clone, Debug)]
-pub struct Pair {
-    pub certificate: PathBuf,
-    pub key: PathBuf,
-}
-
-impl Pair {
-    pub fn certificate(&self) -> &Path {
-        &self.certificate
-    }
-
-    pub fn key(&self) -> &Path {
-        &self.key
     }
 }

@@ -7,7 +7,8 @@ use std::time::{Duration, SystemTime};
 
 use hearth_api::names::{KUBERNETES_DOMAIN, SERVICE_NETWORK};
 use hearth_base::supervisor::Failure;
-use hearth_host::bundle::{Binary, Flag};
+use hearth_host::bundle::{Binary, Bundle, Flag};
+use hearth_host::layout::Root;
 use hearth_host::pki::kubernetes::{Certificate, FRONT_PROXY_CLIENT};
 use hearth_kubernetes_api::Client;
 
@@ -15,7 +16,8 @@ use super::super::access;
 use super::super::kubeconfig::{Credentials, Kubeconfig};
 use super::super::program::{Profile, Program, Thresholds, Unwell, probe};
 use super::super::store;
-use super::Controller;
+use super::files::Files;
+use super::{Controller, Ports};
 
 /// Controllers that work on what only clouds or other ways to certificates
 /// have.
@@ -30,6 +32,13 @@ const LEADING: [(&str, &str); 3] = [
 ];
 /// A node that has said nothing for so long is taken for gone.
 const NODE_GRACE: &str = "60s";
+
+/// Under which names there are certificates with their keys: that of the API
+/// server itself, those by which it speaks to kubelets and to servers behind it.
+/// controller-manager and scheduler have theirs under their own names.
+const SERVING: &str = "apiserver";
+const KUBELETS: &str = "kubelets";
+const FRONT_PROXY: &str = "front-proxy";
 
 /// Without a quorum no API server is ready, and none that starts becomes so; the
 /// one that runs knows what it has read.
@@ -62,41 +71,91 @@ impl Prepared {
 /// Issues and writes what the program needs.
 pub fn prepare(all: &Controller, profile: Profile, address: IpAddr) -> Result<Prepared, Failure> {
     let now = all.parts.calendar.now();
-    let work = all.parts.root.ephemeral.kubernetes();
     if profile.binary == Binary::Apiserver {
-        // Its way to etcd is a name below its working directory.
-        let program = Program::new(&all.bundle, profile, &work.store());
-        apiserver(all, program, address, now)
+        prepare_apiserver(all, address, now)
     } else {
-        let directory = work.work(profile.binary.name());
-        companion(all, Program::new(&all.bundle, profile, &directory), now)
+        prepare_companion(all, profile, now)
     }
 }
 
-fn apiserver(
+fn prepare_apiserver(
     all: &Controller,
-    mut program: Program,
     address: IpAddr,
     now: SystemTime,
 ) -> Result<Prepared, Failure> {
     let issue = |whose: &str, what: &Certificate<'_>| {
         let issued = all.authorities.issue(what, now)?;
-        Ok::<_, Failure>((all.files.save(whose, &issued)?, issued.renew_at()))
+        all.files.save(whose, &issued)?;
+        Ok::<_, Failure>(issued.renew_at())
     };
     let node = all.member.node_id;
-    let (serving, renew_at) = issue("apiserver", &Certificate::ApiServer { node, address })?;
-    let (kubelets, _) = issue("kubelets", &Certificate::ApiServerKubeletClient)?;
-    let (front_proxy, _) = issue("front-proxy", &Certificate::FrontProxyClient)?;
+    let renew_at = issue(SERVING, &Certificate::ApiServer { node, address })?;
+    issue(KUBELETS, &Certificate::ApiServerKubeletClient)?;
+    issue(FRONT_PROXY, &Certificate::FrontProxyClient)?;
     // Kept nowhere: it asks whether the server works, as somebody who may.
     let asker = all.authorities.issue(&Certificate::Reconciler, now)?;
+    Ok(Prepared {
+        program: apiserver(&all.bundle, &all.parts.root, all.ports, address),
+        renew_at,
+        asked: Client::new(
+            &url(loopback(address), all.ports.apiserver),
+            access::tls(all.authorities.ca(), Some(&asker))?,
+        )?,
+        path: "/readyz",
+    })
+}
 
+/// controller-manager and scheduler differ in little.
+fn prepare_companion(
+    all: &Controller,
+    profile: Profile,
+    now: SystemTime,
+) -> Result<Prepared, Failure> {
+    let what = match profile.binary {
+        Binary::ControllerManager => Certificate::ControllerManager,
+        _ => Certificate::Scheduler,
+    };
+    let name = profile.binary.name();
+    let speaks = all.authorities.issue(&what, now)?;
+    let here: IpAddr = Ipv4Addr::LOCALHOST.into();
+    Kubeconfig {
+        server: &url(here, all.ports.apiserver),
+        ca_pem: &all.authorities.ca_pem(),
+        credentials: Credentials::Embedded(&speaks),
+    }
+    .save(&all.files.kubeconfig(name))?;
+    // It serves nobody but this machine; the name of the machine's own server
+    // is as good as any.
+    let serving = all.authorities.issue(
+        &Certificate::ApiServer {
+            node: all.member.node_id,
+            address: here,
+        },
+        now,
+    )?;
+    all.files.save(name, &serving)?;
+    let port = companion_port(profile, all.ports);
+    Ok(Prepared {
+        program: companion(&all.bundle, &all.parts.root, all.ports, profile),
+        renew_at: speaks.renew_at(),
+        asked: Client::new(&url(here, port), access::tls(all.authorities.ca(), None)?)?,
+        path: "/healthz",
+    })
+}
+
+/// How the API server is started, with the files that are prepared for it.
+fn apiserver(bundle: &Bundle, root: &Root, ports: Ports, address: IpAddr) -> Program {
+    let work = root.ephemeral.kubernetes();
+    // Its way to etcd is a name below its working directory.
+    let mut program = Program::new(bundle, APISERVER, &work.store());
     let issuer = format!("https://kubernetes.default.svc.{KUBERNETES_DOMAIN}");
     let any: IpAddr = match address {
         IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
         IpAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
     };
-    let files = &all.files;
-    let certificates = all.parts.root.ephemeral.kubernetes().work(program.name());
+    let files = Files::new(root);
+    let [serving, kubelets, front_proxy] =
+        [SERVING, KUBELETS, FRONT_PROXY].map(|whose| files.pair(whose));
     for (name, value) in [
         ("etcd-servers", OsString::from(store::url())),
         ("etcd-prefix", "/registry".into()),
@@ -104,7 +163,7 @@ fn apiserver(
         ("etcd-compaction-interval", "0".into()),
         ("advertise-address", address.to_string().into()),
         ("bind-address", any.to_string().into()),
-        ("secure-port", all.ports.apiserver.to_string().into()),
+        ("secure-port", ports.apiserver.to_string().into()),
         ("service-cluster-ip-range", SERVICE_NETWORK.into()),
         // Several API servers find each other by leases, however many.
         ("endpoint-reconciler-type", "lease".into()),
@@ -144,50 +203,25 @@ fn apiserver(
         ("allow-privileged", "true".into()),
         ("profiling", "false".into()),
         // Where it would make a certificate, had it none.
-        ("cert-dir", certificates.into()),
+        ("cert-dir", work.work(program.name()).into()),
     ] {
         program = program.flag(name, value);
     }
-    if all.bundle.has(Flag::ApiserverInsecurePort) {
+    if bundle.has(Flag::ApiserverInsecurePort) {
         program = program.flag("insecure-port", "0");
     }
-    Ok(Prepared {
-        program,
-        renew_at,
-        asked: Client::new(
-            &url(loopback(address), all.ports.apiserver),
-            access::tls(all.authorities.ca(), Some(&asker))?,
-        )?,
-        path: "/readyz",
-    })
+    program
 }
 
-/// controller-manager and scheduler differ in little.
-fn companion(all: &Controller, mut program: Program, now: SystemTime) -> Result<Prepared, Failure> {
-    let (what, port) = match program.profile.binary {
-        Binary::ControllerManager => (Certificate::ControllerManager, all.ports.controller_manager),
-        _ => (Certificate::Scheduler, all.ports.scheduler),
-    };
-    let name = program.name();
-    let speaks = all.authorities.issue(&what, now)?;
-    let kubeconfig = all.files.kubeconfig(name);
-    let here: IpAddr = Ipv4Addr::LOCALHOST.into();
-    Kubeconfig {
-        server: &url(here, all.ports.apiserver),
-        ca_pem: &all.authorities.ca_pem(),
-        credentials: Credentials::Embedded(&speaks),
-    }
-    .save(&kubeconfig)?;
-    // It serves nobody but this machine; the name of the machine's own server
-    // is as good as any.
-    let serving = all.authorities.issue(
-        &Certificate::ApiServer {
-            node: all.member.node_id,
-            address: here,
-        },
-        now,
-    )?;
-    let serving = all.files.save(name, &serving)?;
+/// The same of controller-manager or scheduler.
+fn companion(bundle: &Bundle, root: &Root, ports: Ports, profile: Profile) -> Program {
+    let name = profile.binary.name();
+    let work = root.ephemeral.kubernetes().work(name);
+    let mut program = Program::new(bundle, profile, &work);
+    let files = Files::new(root);
+    let (kubeconfig, serving) = (files.kubeconfig(name), files.pair(name));
+    let here = Ipv4Addr::LOCALHOST;
+    let port = companion_port(profile, ports);
     for (name, value) in [
         ("kubeconfig", kubeconfig.clone().into_os_string()),
         ("authentication-kubeconfig", kubeconfig.clone().into()),
@@ -206,11 +240,10 @@ fn companion(all: &Controller, mut program: Program, now: SystemTime) -> Result<
     for (name, value) in LEADING {
         program = program.flag(name, value);
     }
-    if all.bundle.has(Flag::ManagerInsecurePort) {
+    if bundle.has(Flag::ManagerInsecurePort) {
         program = program.flag("port", "0");
     }
-    if program.profile.binary == Binary::ControllerManager {
-        let files = &all.files;
+    if profile.binary == Binary::ControllerManager {
         for (name, value) in [
             (
                 "service-account-private-key-file",
@@ -226,12 +259,15 @@ fn companion(all: &Controller, mut program: Program, now: SystemTime) -> Result<
             program = program.flag(name, value);
         }
     }
-    Ok(Prepared {
-        program,
-        renew_at: speaks.renew_at(),
-        asked: Client::new(&url(here, port), access::tls(all.authorities.ca(), None)?)?,
-        path: "/healthz",
-    })
+    program
+}
+
+/// Where it serves.
+const fn companion_port(profile: Profile, ports: Ports) -> u16 {
+    match profile.binary {
+        Binary::ControllerManager => ports.controller_manager,
+        _ => ports.scheduler,
+    }
 }
 
 /// Of a server on this machine.
@@ -246,3 +282,6 @@ fn loopback(address: IpAddr) -> IpAddr {
         IpAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -33,10 +33,7 @@ const ALL: [Binary; 3] = [
 ];
 
 fn bundle() -> Option<Arc<Bundle>> {
-    let Some(root) = testing::programs() else {
-        println!("skipped: no bundle of Kubernetes on this machine");
-        return None;
-    };
+    let root = testing::bundle_or_skip()?;
     Some(Arc::new(Bundle::open(&root).unwrap()))
 }
 

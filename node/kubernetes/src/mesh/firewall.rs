@@ -148,6 +148,7 @@ mod tests {
     use nix::sched::{CloneFlags, unshare};
 
     use super::*;
+    use crate::testing;
     use hearth_host::layout;
 
     fn range(number: usize) -> PodRange {
@@ -235,15 +236,13 @@ mod tests {
         let mounted = Path::new(EXTENSIONS).join(EXTENSION_KUBERNETES);
         let real = layout::Bundle::under(&mounted).programs().join("iptables");
         if !real.exists() {
-            eprintln!(
-                "skipped: no bundle of Kubernetes' programs at {}",
-                mounted.display()
-            );
+            let place = mounted.display();
+            testing::skipped(&format!("no bundle of Kubernetes' programs at {place}"));
             return;
         }
         let run = || {
             if unshare(CloneFlags::CLONE_NEWNET).is_err() {
-                eprintln!("skipped: this needs the right to make network namespaces");
+                testing::skipped("this needs the right to make network namespaces");
                 return;
             }
             let directory = tempfile::tempdir().unwrap();

@@ -9,6 +9,7 @@ use hearth_base::testing::{Alone, soon, until};
 use tempfile::TempDir;
 
 use super::*;
+use crate::testing;
 
 struct Scripted {
     directory: TempDir,
@@ -252,7 +253,7 @@ async fn one_that_is_not_well_for_too_long_starts_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn one_without_servers_goes_after_everything_else() {
     if !nix::unistd::geteuid().is_root() {
-        eprintln!("skipped: this needs the right to put a program before others");
+        testing::skipped("this needs the right to put a program before others");
         return;
     }
     let mut scripted = scripted("touch ready; while :; do nice >now; sleep 0.02; done");

@@ -140,30 +140,35 @@ impl Worker {
         let list = network::conflist(&facts.network, &files.addresses());
         let file = files.network().join(network::FILE);
         files::write_atomic(&file, list.to_string().as_bytes(), PRIVATE)?;
-        let name = Binary::Kubelet.name();
-        let config = files.config(name);
+        let config = files.config(Binary::Kubelet.name());
         let content = configuration(root, facts, &self.bundle);
         files::write_atomic(&config, content.to_string().as_bytes(), PRIVATE)?;
-        let work = root.ephemeral.kubernetes().work(name);
-        let mut program = Program::new(&self.bundle, PROFILE, &work)
-            .with_servers(self.ready.clone())
-            .flag("config", config)
-            .flag("kubeconfig", files.kubeconfig(name))
-            .flag("hostname-override", &facts.name)
-            .flag("node-ip", facts.address.to_string())
-            .flag("root-dir", root.data.kubernetes().kubelet())
-            .flag("cert-dir", work)
-            // Never removed to make room, and not only for that.
-            .flag("pod-infra-container-image", PAUSE_IMAGE)
-            .flag("runtime-cgroups", format!("/{}", containerd::GROUP));
-        if self.bundle.has(Flag::KubeletContainerRuntime) {
-            program = program.flag("container-runtime", "remote");
-        }
-        if !self.bundle.has(Flag::KubeletRuntimeEndpointInFile) {
-            program = program.flag("container-runtime-endpoint", endpoint(root));
-        }
-        Ok(program)
+        Ok(command(root, facts, &self.bundle).with_servers(self.ready.clone()))
     }
+}
+
+/// How it is started.
+fn command(root: &Root, facts: &Facts, bundle: &Bundle) -> Program {
+    let name = Binary::Kubelet.name();
+    let files = root.ephemeral.kubernetes().worker();
+    let work = root.ephemeral.kubernetes().work(name);
+    let mut program = Program::new(bundle, PROFILE, &work)
+        .flag("config", files.config(name))
+        .flag("kubeconfig", files.kubeconfig(name))
+        .flag("hostname-override", &facts.name)
+        .flag("node-ip", facts.address.to_string())
+        .flag("root-dir", root.data.kubernetes().kubelet())
+        .flag("cert-dir", work)
+        // Never removed to make room, and not only for that.
+        .flag("pod-infra-container-image", PAUSE_IMAGE)
+        .flag("runtime-cgroups", format!("/{}", containerd::GROUP));
+    if bundle.has(Flag::KubeletContainerRuntime) {
+        program = program.flag("container-runtime", "remote");
+    }
+    if !bundle.has(Flag::KubeletRuntimeEndpointInFile) {
+        program = program.flag("container-runtime-endpoint", endpoint(root));
+    }
+    program
 }
 
 fn endpoint(root: &Root) -> String {
@@ -229,6 +234,44 @@ mod tests {
     use futures::stream::{iter, pending};
 
     use super::*;
+    use crate::snapshot::{EmptyBundle, KUBERNETES, check, check_json, difference, root};
+
+    fn facts() -> Facts {
+        Facts {
+            name: "hearth-x".into(),
+            address: [192, 0, 2, 7].into(),
+            network: PodNetwork {
+                range: "10.208.3.0/24".parse().unwrap(),
+                gateway: "10.208.3.1".parse().unwrap(),
+            },
+        }
+    }
+
+    #[test]
+    fn it_is_started_as_committed() {
+        let [oldest, no_plain_http, newest] = KUBERNETES.map(|version| {
+            let bundle = EmptyBundle::of(version);
+            bundle.lines(&command(&root(), &facts(), &bundle.bundle))
+        });
+        check(include_str!("../snapshot/kubelet.txt"), &oldest);
+        assert_eq!(difference(&oldest, &no_plain_http), "");
+        let gone = "---container-runtime=remote\n\
+                    ---container-runtime-endpoint=unix:///node/ephemeral/containerd/containerd.sock\n";
+        assert_eq!(difference(&no_plain_http, &newest), gone);
+    }
+
+    #[test]
+    fn its_file_is_as_committed() {
+        let [oldest, no_plain_http, mut newest] = KUBERNETES
+            .map(|version| configuration(&root(), &facts(), &EmptyBundle::of(version).bundle));
+        check_json(include_str!("../snapshot/kubelet.json"), &oldest);
+        assert_eq!(oldest, no_plain_http);
+        let endpoint = newest.as_object_mut().unwrap();
+        let endpoint = endpoint.remove("containerRuntimeEndpoint");
+        let socket = "unix:///node/ephemeral/containerd/containerd.sock";
+        assert_eq!(endpoint, Some(socket.into()));
+        assert_eq!(oldest, newest);
+    }
 
     /// Whether it is over after these.
     fn is_removed(told: Vec<Result<Event<()>, ApiError>>) -> bool {

@@ -89,18 +89,22 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
 
 impl Worker {
     fn program(&self, name: &str, address: IpAddr) -> Result<Program, Failure> {
-        let kubernetes = self.parts.root.ephemeral.kubernetes();
-        let files = kubernetes.worker();
+        let files = self.parts.root.ephemeral.kubernetes().worker();
         let program = Binary::Proxy.name();
         save_kubeconfig(&files, program)?;
         let config = files.config(program);
         let content = configuration(&files.kubeconfig(program), name, address);
         files::write_atomic(&config, content.to_string().as_bytes(), PRIVATE)?;
-        let work = kubernetes.work(program);
-        let program = Program::new(&self.bundle, PROFILE, &work);
-        let program = program.with_servers(self.ready.clone());
-        Ok(program.flag("config", config))
+        Ok(command(&self.parts.root, &self.bundle).with_servers(self.ready.clone()))
     }
+}
+
+/// How it is started.
+fn command(root: &Root, bundle: &Bundle) -> Program {
+    let kubernetes = root.ephemeral.kubernetes();
+    let name = Binary::Proxy.name();
+    let program = Program::new(bundle, PROFILE, &kubernetes.work(name));
+    program.flag("config", kubernetes.worker().config(name))
 }
 
 /// Writes how it reaches the API servers, and as whom: by files, which it reads
@@ -137,13 +141,18 @@ fn configuration(kubeconfig: &Path, name: &str, address: IpAddr) -> Json {
     })
 }
 
+/// How it takes its rules away.
+fn cleanup(root: &Root, bundle: &Bundle) -> Program {
+    let work = root.ephemeral.kubernetes().work(Binary::Proxy.name());
+    Program::new(bundle, PROFILE, &work).flag("cleanup", "true")
+}
+
 /// Takes its rules away. It always says that it has failed: after its rules it
 /// looks for sets of addresses that another mode of it would have made, by a
 /// program that is not in the bundle. What stays if it has failed indeed is in
 /// nobody's way until the next boot, so it is told and no more.
 pub(crate) async fn clear_rules(root: &Root, bundle: &Bundle, log: &LogTree) {
-    let work = root.ephemeral.kubernetes().work(Binary::Proxy.name());
-    let program = Program::new(bundle, PROFILE, &work).flag("cleanup", "true");
+    let program = cleanup(root, bundle);
     match program.complete(log, Binary::Proxy.name(), CLEAR).await {
         Ok(()) => {}
         Err(error @ ProgramError::Ended { .. }) => {
@@ -170,13 +179,26 @@ async fn clear_host_ports(bundle: &Bundle) -> Result<(), IptablesError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::snapshot::{EmptyBundle, KUBERNETES, check, check_json, difference, root};
 
     #[test]
-    fn it_is_told_who_and_where_it_is() {
-        let file = configuration(Path::new("/e/k"), "hearth-x", "192.0.2.1".parse().unwrap());
-        assert_eq!(file["clientConnection"]["kubeconfig"], "/e/k");
-        assert_eq!(file["bindAddress"], "192.0.2.1");
-        assert_eq!(file["healthzBindAddress"], "127.0.0.1:10256");
-        assert_eq!(file["clusterCIDR"], "10.208.0.0/12");
+    fn it_is_started_as_committed() {
+        for version in KUBERNETES {
+            let bundle = EmptyBundle::of(version);
+            let started = bundle.lines(&command(&root(), &bundle.bundle));
+            check(include_str!("../snapshot/kube-proxy.txt"), &started);
+            let cleans = bundle.lines(&cleanup(&root(), &bundle.bundle));
+            let config = "---config=/node/ephemeral/kubernetes/worker/kube-proxy.config\n";
+            assert_eq!(
+                difference(&started, &cleans),
+                format!("{config}+--cleanup=true\n")
+            );
+        }
+    }
+
+    #[test]
+    fn its_file_is_as_committed() {
+        let file = configuration(Path::new("/e/k"), "hearth-x", [192, 0, 2, 7].into());
+        check_json(include_str!("../snapshot/kube-proxy.json"), &file);
     }
 }
