@@ -69,7 +69,7 @@ struct RoleServer {
     hosts: Arc<hosts::Worker>,
     addresses: Arc<addresses::Worker>,
     mesh: Arc<mesh::Worker<mesh::machine::Kernel>>,
-    kubernetes: Arc<hearth_kubernetes::Parts>,
+    kubernetes: Arc<hearth_kubernetes::Worker>,
     nodemgmt: Arc<nodemgmt::Worker>,
     statuspush: Arc<statuspush::Worker>,
 }
@@ -204,7 +204,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
             address: address.clone(),
             pod_network: pod_network_writer,
         }),
-        kubernetes: Arc::new(hearth_kubernetes::Parts {
+        kubernetes: Arc::new(hearth_kubernetes::Worker {
             root: root.clone(),
             log_tree: log_tree.clone(),
             calendar: Calendar::of_this_machine(),

@@ -26,7 +26,7 @@ const WORKERS: &[(&str, &str, &str)] = &[
     ("hosts", "agent/src/hosts.rs", "Worker"),
     ("addresses", "agent/src/addresses/mod.rs", "Worker"),
     ("mesh", "kubernetes/src/mesh/mod.rs", "Worker"),
-    ("kubernetes", "kubernetes/src/lib.rs", "Parts"),
+    ("kubernetes", "kubernetes/src/lib.rs", "Worker"),
     ("nodemgmt", "agent/src/nodemgmt.rs", "Worker"),
     ("statuspush", "agent/src/statuspush.rs", "Worker"),
 ];

@@ -85,8 +85,9 @@ use hearth_host::bundle::Bundle;
 /// Of a restart for a role that came or went.
 const AT_ONCE: Duration = Duration::from_millis(10);
 
-/// What the parts of Kubernetes are given.
-pub struct Parts {
+/// Runs Kubernetes on this node as the node's roles demand. All that runs below
+/// it shares this.
+pub struct Worker {
     /// Where things lie.
     pub root: Root,
     /// Takes the programs' log lines.
@@ -95,15 +96,17 @@ pub struct Parts {
     pub calendar: Calendar,
     /// The programs are one of them.
     pub extensions: Arc<Extensions>,
-    /// Will be read.
+    /// Will be read: a node that is disowned runs nothing, and one that is cut
+    /// off goes on with what it runs.
     pub cluster_state: ClusterState,
-    /// Will be read.
+    /// Will be read: who this node is, and that its data partition is open.
     pub member: Value<MemberData>,
-    /// Will be read.
+    /// Will be read: whom workers ask for certificates, and the reconciler for
+    /// the cluster.
     pub connection: Value<CuratorConnection>,
-    /// Will be read: etcd, while it runs here.
+    /// Will be read, by controllers: etcd, while it runs here.
     pub consensus: Value<Option<hearth_consensus::Handle>>,
-    /// Will be read.
+    /// Will be read: what is to run here.
     pub local_roles: Value<NodeRoles>,
     /// Will be read: who else is a controller or worker.
     pub view: Value<Arc<View>>,
@@ -111,13 +114,14 @@ pub struct Parts {
     pub learned: Value<Learned>,
     /// Will be read: this node's address of the moment.
     pub address: Value<IpAddr>,
-    /// Will be read.
+    /// Will be read, by workers: the addresses of this node's pods.
     pub pod_network: Value<Option<PodNetwork>>,
     /// By whom this machine is changed for pods.
     pub machine: worker::Turn,
-    /// Will be written, by the worker's gate.
+    /// Will be written, by the worker's gate: whether pods may run, or have
+    /// something left to say.
     pub may_have_pods: Writer<MayHavePods>,
-    /// Will be written.
+    /// Will be written: how the roles stand that are held.
     pub conditions: Writer<Vec<NodeCondition>>,
 }
 
@@ -220,7 +224,7 @@ impl From<&Missing> for Standing {
 }
 
 /// Runs the gates, and tells how the roles stand.
-pub async fn run(ctx: Context, parts: Arc<Parts>) -> Outcome {
+pub async fn run(ctx: Context, parts: Arc<Worker>) -> Outcome {
     let mut standings = Vec::new();
     for (name, role) in [("controller", Role::Controller), ("worker", Role::Worker)] {
         let (writer, standing) = event::value();
@@ -251,7 +255,7 @@ pub async fn run(ctx: Context, parts: Arc<Parts>) -> Outcome {
 /// One role on this node.
 struct Gate {
     role: Role,
-    parts: Arc<Parts>,
+    parts: Arc<Worker>,
     /// Will be written, here and by what runs below.
     standing: Arc<Writer<Standing>>,
     /// The role has gone since what it leaves was last cleared away.

@@ -11,13 +11,13 @@ use hearth_kubernetes_api::Client;
 use hearth_kubernetes_dns::Dns;
 use hearth_kubernetes_dns::serve;
 
-use super::Parts;
+use super::Worker;
 use super::volumes::{self, Volumes};
 
 /// Adds them below this runnable. `client` is the node's own.
 pub(crate) fn start(
     ctx: &Context,
-    parts: &Arc<Parts>,
+    parts: &Arc<Worker>,
     client: &Value<Client>,
 ) -> Result<(), SpawnError> {
     let dns = Arc::new(Dns {
@@ -36,7 +36,7 @@ pub(crate) fn start(
     })
 }
 
-async fn keep_volumes(ctx: Context, parts: Arc<Parts>, client: Value<Client>) -> Outcome {
+async fn keep_volumes(ctx: Context, parts: Arc<Worker>, client: Value<Client>) -> Outcome {
     let mut members = parts.member.watch();
     let member = tokio::select! {
         member = members.next() => member?,

@@ -15,7 +15,7 @@ use super::*;
 /// A node that is a member, and what tells it its roles.
 pub(super) struct Fake {
     _directory: TempDir,
-    pub parts: Arc<Parts>,
+    pub parts: Arc<Worker>,
     pub roles: Writer<NodeRoles>,
     pub state: cluster_state::Writer,
     pub consensus: Writer<Option<hearth_consensus::Handle>>,
@@ -76,7 +76,7 @@ impl Fake {
         );
         Self {
             _directory: directory,
-            parts: Arc::new(Parts {
+            parts: Arc::new(Worker {
                 root,
                 log_tree: LogTree::new(hearth_base::logtree::Options::default()),
                 calendar,

@@ -53,7 +53,7 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
-use super::Parts;
+use super::Worker;
 
 use readiness::{Probe, ProbeError, Probes, Readyz};
 use table::Table;
@@ -158,7 +158,7 @@ pub(crate) fn url() -> String {
 /// how many are ready.
 pub(crate) fn start(
     ctx: &Context,
-    parts: &Parts,
+    parts: &Worker,
     member: &MemberData,
     tls: Value<Arc<ClientConfig>>,
 ) -> Result<Value<usize>, SpawnError> {

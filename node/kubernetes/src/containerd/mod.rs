@@ -49,7 +49,6 @@ use hearth_sys::{cgroups, files};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::Parts;
 use super::program::{self, Dialect, InUse, Profile, Program, Progress};
 
 use config::Config;
@@ -77,8 +76,8 @@ const PROFILE: Profile = Profile {
 
 /// What runs containerd.
 pub(crate) struct Worker {
-    /// What all parts have.
-    pub parts: Arc<Parts>,
+    /// What all of Kubernetes on this node has.
+    pub parts: Arc<crate::Worker>,
     /// The programs.
     pub bundle: Arc<Bundle>,
     /// Who uses it.
@@ -189,8 +188,8 @@ async fn told(mut stops: JoinSet<Result<(), tonic::Status>>, what: &str) {
 
 /// What imports the extension's images.
 pub(crate) struct Importer {
-    /// What all parts have.
-    pub parts: Arc<Parts>,
+    /// What all of Kubernetes on this node has.
+    pub parts: Arc<crate::Worker>,
     /// The images are in it.
     pub bundle: Arc<Bundle>,
     /// Will be read: once containerd serves, there is something to import to.

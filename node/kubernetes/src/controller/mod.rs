@@ -34,7 +34,7 @@ use hearth_host::handover::MemberData;
 use hearth_host::pki::kubernetes::{Authorities, Certificate};
 
 use super::program::{self, InUse, Profile, Progress};
-use super::{Parts, Standing, reconciler, store};
+use super::{Standing, Worker, reconciler, store};
 
 use files::Files;
 
@@ -58,7 +58,7 @@ impl Default for Ports {
 
 /// What the parts of a controller share.
 struct Controller {
-    parts: Arc<Parts>,
+    parts: Arc<Worker>,
     bundle: Arc<Bundle>,
     ports: Ports,
     member: MemberData,
@@ -87,7 +87,7 @@ impl Controller {
 /// Runs below the role's gate; ends by an error only.
 pub(crate) async fn run(
     ctx: &Context,
-    parts: &Arc<Parts>,
+    parts: &Arc<Worker>,
     bundle: Arc<Bundle>,
     ports: Ports,
     standing: &Writer<Standing>,
@@ -172,7 +172,7 @@ pub(crate) async fn run(
 
 /// Waits until etcd serves on this node and the node belongs to its cluster.
 async fn reach_consensus(
-    parts: &Parts,
+    parts: &Worker,
     standing: &Writer<Standing>,
 ) -> Result<(NamespacedClient, NamespacedClient), Failure> {
     let mut consensus = parts.consensus.watch();

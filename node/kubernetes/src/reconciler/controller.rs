@@ -10,7 +10,6 @@ use hearth_kubernetes_api::Client;
 use rustls_pki_types::CertificateDer;
 
 use super::{Reconciler, Timing, cluster, run};
-use crate::Parts;
 use crate::access;
 use crate::program::Progress;
 
@@ -20,7 +19,7 @@ pub(crate) type Issue = dyn Fn() -> Result<KeyAndCertificate, Failure> + Send + 
 /// What a controller gives.
 pub(crate) struct Worker {
     /// Of the node.
-    pub parts: Arc<Parts>,
+    pub parts: Arc<crate::Worker>,
     /// Of this node's API server, e.g. `https://127.0.0.1:6443`.
     pub server: String,
     /// By which it proves itself.

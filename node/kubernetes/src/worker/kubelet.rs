@@ -28,7 +28,6 @@ use hearth_kubernetes_api::{ApiError, Client, kinds};
 use hearth_sys::files;
 use serde_json::{Value as Json, json};
 
-use super::super::Parts;
 use super::super::containerd::{self, Imported, config::PAUSE_IMAGE};
 use super::super::program::{self, InUse, Profile, Program, Progress, probe};
 use super::certificates;
@@ -41,8 +40,8 @@ const PROFILE: Profile = Profile::usual(Binary::Kubelet);
 
 /// What runs the kubelet.
 pub(crate) struct Worker {
-    /// What all parts have.
-    pub parts: Arc<Parts>,
+    /// What all of Kubernetes on this node has.
+    pub parts: Arc<crate::Worker>,
     /// The programs.
     pub bundle: Arc<Bundle>,
     /// Will be read: the node's own, which is there when certificates are.

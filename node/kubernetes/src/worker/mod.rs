@@ -38,7 +38,7 @@ use hearth_kubernetes_api::Client;
 use super::balancer;
 use super::containerd::{self, Imported};
 use super::program::{InUse, Progress};
-use super::{Parts, Standing, services};
+use super::{Standing, Worker, services};
 
 pub(super) use machine::Turn;
 
@@ -58,7 +58,7 @@ struct Facts {
 /// by an error only.
 pub(super) async fn run(
     ctx: &Context,
-    parts: &Arc<Parts>,
+    parts: &Arc<Worker>,
     bundle: Arc<Bundle>,
     standing: &Writer<Standing>,
 ) -> Outcome {
@@ -95,7 +95,7 @@ pub(super) async fn run(
 
 fn start(
     ctx: &Context,
-    parts: &Arc<Parts>,
+    parts: &Arc<Worker>,
     bundle: &Arc<Bundle>,
     member: &MemberData,
 ) -> Result<Facts, Failure> {
@@ -223,7 +223,7 @@ fn judge(
 }
 
 /// Undoes what the role has left on the machine; nothing if it never ran.
-pub(super) async fn clear(parts: &Parts) -> Outcome {
+pub(super) async fn clear(parts: &Worker) -> Outcome {
     let root = &parts.root;
     // Made by the worker alone, before anything else of it.
     let ran = root.ephemeral.kubernetes().worker().path().exists();

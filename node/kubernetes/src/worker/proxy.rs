@@ -25,7 +25,6 @@ use hearth_sys::files::{self, FileError};
 use hearth_sys::iptables::{Iptables, IptablesError};
 use serde_json::{Value as Json, json};
 
-use super::super::Parts;
 use super::super::balancer;
 use super::super::kubeconfig::{Credentials, Kubeconfig};
 use super::super::program::{self, Profile, Program, ProgramError, Progress, probe};
@@ -52,8 +51,8 @@ const PROFILE: Profile = Profile {
 
 /// What runs kube-proxy.
 pub(crate) struct Worker {
-    /// What all parts have.
-    pub parts: Arc<Parts>,
+    /// What all of Kubernetes on this node has.
+    pub parts: Arc<crate::Worker>,
     /// The programs.
     pub bundle: Arc<Bundle>,
     /// Will be awaited: it is there when certificates are.
