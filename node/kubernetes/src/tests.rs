@@ -1,12 +1,17 @@
 //! The launcher against values that the test writes.
 
 use std::fs;
+use std::net::Ipv4Addr;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::Path;
 
 use hearth_api::identity::{ClusterId, NodeId};
 use hearth_api::testing::TestCluster;
 use hearth_api::v1::ClusterDirectory;
 use hearth_api::v1::node_roles::{KubernetesController, KubernetesWorker};
-use hearth_base::testing::{Alone, soon};
+use hearth_base::testing::{Alone, never, soon, until};
+use hearth_consensus::testing::Site;
+use hearth_host::bundle::Binary;
 use hearth_host::cluster_state;
 use tempfile::TempDir;
 
@@ -32,6 +37,20 @@ pub(super) fn with_bundle(directory: &TempDir) -> Extensions {
     let versions = "kubernetes 1.20.2\ncontainerd 1.6.20\n";
     fs::write(bundle.join("VERSION"), versions).unwrap();
     Extensions::none().with(names::EXTENSION_KUBERNETES, bundle)
+}
+
+/// One whose programs are this script.
+fn with_script(directory: &TempDir, script: &str) -> Extensions {
+    let extensions = with_bundle(directory);
+    let programs = directory.path().join("bundle/bin");
+    fs::create_dir(&programs).unwrap();
+    let script = format!("#!/bin/sh\nPATH=/bin:/usr/bin\n{script}\n");
+    for binary in Binary::ALL {
+        let file = programs.join(binary.name());
+        fs::write(&file, &script).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    extensions
 }
 
 impl Fake {
@@ -264,6 +283,43 @@ async fn a_node_that_is_disowned_runs_nothing_whatever_its_roles() {
     fake.state.set(State::Disowning).unwrap();
     fake.tells(&[]).await;
     alone.stop().await;
+}
+
+/// Nobody can tell a node that is cut off from the cluster anything new, and what
+/// it runs is as right as before.
+#[tokio::test(flavor = "multi_thread")]
+async fn programs_go_on_in_split() {
+    let site = Site::new();
+    site.state.0.set(State::Home).unwrap();
+    let etcd = site.start(true).await;
+    let script = "echo $$ >>pids; while :; do sleep 0.02; done";
+    let fake = Fake::new(|directory| with_script(directory, script));
+    fake.address.set(Ipv4Addr::LOCALHOST.into());
+    fake.consensus.set(Some(etcd.handle().handle()));
+    let alone = fake.run();
+    fake.roles.set(controller());
+    // Where the API server works. Nothing answers its probe: it starts for ever.
+    let pids = fake.parts.root.ephemeral.kubernetes().store().join("pids");
+    let pids = || fs::read_to_string(&pids).unwrap_or_default();
+    until("a process", || pids().ends_with('\n')).await;
+    let first = pids();
+    let process = Path::new("/proc").join(first.trim());
+    let runs = || process.exists() && pids() == first;
+    let starts = ("KubernetesController", "Starting");
+    fake.tells(&[starts]).await;
+
+    for state in [State::Split, State::Home] {
+        for writer in [&site.state.0, &fake.state] {
+            writer.set(state).unwrap();
+        }
+        never("it ends or another is started", until("", || !runs())).await;
+        fake.tells(&[starts]).await;
+    }
+    // What would end it would have ended it by now.
+    fake.state.set(State::Disowning).unwrap();
+    until("its end", || !process.exists()).await;
+    alone.stop().await;
+    etcd.stop().await;
 }
 
 #[test]
