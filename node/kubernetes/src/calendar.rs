@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use hearth_api::tls::{self, Clock};
 
 /// Between two looks.
-const LOOK: Duration = Duration::from_secs(3600);
+const LOOK_EVERY: Duration = Duration::from_secs(3600);
 
 /// A clock, and how often it is looked at. Cheap to clone.
 #[derive(Clone)]
@@ -24,7 +24,7 @@ impl Calendar {
     pub fn of_this_machine() -> Self {
         Self {
             clock: tls::wall_clock(),
-            look: LOOK,
+            look: LOOK_EVERY,
         }
     }
 

@@ -4,22 +4,23 @@
 //! |---|---|
 //! | this module | starts and ends the two roles' parts as the roles come and go, and tells their conditions |
 //! | [`balancer`] | one address on this machine, behind which all API servers are |
-//! | [`bundle`] | what the extension offers, and what its versions understand |
+//! | [`hearth_host::bundle`] | what the extension offers, and what its versions understand |
 //! | [`calendar`] | when certificates are due |
 //! | [`program`] | one program of it as a supervised child |
-//! | [`iptables`] | the kernel's packet rules, by the extension's program |
+//! | [`hearth_sys::iptables`] | the kernel's packet rules, by the extension's program |
 //! | [`kubeconfig`] | the file by which such a program finds API servers |
 //! | [`store`] | the API server's way to etcd |
 //! | [`controller`] | API server, controller-manager, scheduler |
-//! | [`api`] | Kubernetes' API, as much of it as we use |
+//! | [`hearth_kubernetes_api`] | Kubernetes' API, as much of it as we use |
 //! | [`access`] | our own clients of it |
 //! | [`reconciler`] | on controllers: the objects that a cluster has from us |
 //! | [`labels`] | what Kubernetes' nodes bear of the cluster's labels |
 //! | [`services`] | on workers: starts names and volumes |
-//! | [`dns`] | on workers: names for pods |
+//! | [`hearth_kubernetes_dns`] | on workers: names for pods |
 //! | [`volumes`] | on workers: local volumes with quotas |
 //! | [`containerd`] | runs containers, and has the extension's images |
 //! | [`worker`] | what a worker runs |
+//! | [`mesh`] | a worker of its own: the way between the pods of different nodes |
 //!
 //! Each role is a runnable of its own (a *gate*) with the role's parts below
 //! it. The children of a runnable are fixed once it is healthy, so a role that

@@ -33,11 +33,11 @@ use super::program::InUse;
 const SOCKET: &str = "client:0";
 /// So much of the store may be in use while Kubernetes writes. Between two looks
 /// at it nobody writes the rest.
-const LIMIT: u64 = QUOTA / 4 * 3;
+const MAX_IN_USE_BYTES: u64 = QUOTA / 4 * 3;
 
 /// For the API server to end first, and then for its connections, which go with
 /// it.
-const END: Duration = InUse::USERS.saturating_add(Duration::from_secs(2));
+const END_WITHIN: Duration = InUse::USERS.saturating_add(Duration::from_secs(2));
 
 /// Why there is no way to etcd.
 #[derive(Debug, thiserror::Error)]
@@ -70,7 +70,7 @@ pub async fn run(
     in_use: &InUse,
     capacity: &Writer<Capacity>,
 ) -> Outcome {
-    ctx.ends_within(END);
+    ctx.ends_within(END_WITHIN);
     let listener = listen(directory)?;
     let over = CancellationToken::new();
     let end = async {
@@ -83,7 +83,9 @@ pub async fn run(
     tokio::select! {
         () = etcd_proxy::serve(listener, client, capacity.value(), over.clone()) => Ok(()),
         never = end => match never {},
-        never = quota::watch(client, LIMIT, quota::Timing::default(), capacity) => match never {},
+        never = quota::watch(client, MAX_IN_USE_BYTES, quota::Timing::default(), capacity) => {
+            match never {}
+        }
     }
 }
 

@@ -58,7 +58,7 @@ mod command {
     pub(crate) const DEV_SUSPEND: u8 = 6;
     pub(crate) const DEV_STATUS: u8 = 7;
     pub(crate) const TABLE_LOAD: u8 = 9;
-    pub const TABLE_STATUS: u8 = 12;
+    pub(super) const TABLE_STATUS: u8 = 12;
 }
 
 mod flag {

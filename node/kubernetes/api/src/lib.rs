@@ -52,17 +52,17 @@ use kinds::Kind;
 pub use watching::Watching;
 
 /// To reach an API server, or what stands before it.
-const CONNECT: Duration = Duration::from_secs(10);
+const CONNECT_WITHIN: Duration = Duration::from_secs(10);
 /// A server that is silent for so long, and then for half as long when it is
 /// asked for a sign of life, is gone.
-const QUIET: Duration = Duration::from_secs(10);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 /// For the whole of an answer. A watch is none.
-const ANSWER: Duration = Duration::from_secs(30);
+const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 /// An answer has at most so many bytes: a page of a list has hundreds of
 /// objects, each of which etcd bounds.
-const LONGEST: usize = 64 << 20;
+const MAX_ANSWER_BYTES: usize = 64 << 20;
 /// As much of an answer that nobody understands is told on.
-const SHOWN: usize = 300;
+const MAX_SHOWN_CHARS: usize = 300;
 
 /// By whom the fields are managed that are applied.
 pub const MANAGER: &str = "hearth";
@@ -94,7 +94,7 @@ pub enum ApiError {
     #[error("the API server does not answer within {0:?}")]
     Silent(Duration),
     /// More than is read.
-    #[error("the API server's answer is longer than {LONGEST} bytes")]
+    #[error("the API server's answer is longer than {MAX_ANSWER_BYTES} bytes")]
     Long,
     /// It is understood otherwise.
     #[error("the API server's answer is not as expected")]
@@ -151,9 +151,9 @@ impl Client {
             }
         });
         let endpoint = Endpoint::from(address)
-            .connect_timeout(CONNECT)
-            .http2_keep_alive_interval(QUIET)
-            .keep_alive_timeout(QUIET / 2)
+            .connect_timeout(CONNECT_WITHIN)
+            .http2_keep_alive_interval(KEEPALIVE_INTERVAL)
+            .keep_alive_timeout(KEEPALIVE_INTERVAL / 2)
             .keep_alive_while_idle(true);
         Ok(Self {
             channel: endpoint.connect_with_connector_lazy(connector),
@@ -194,9 +194,9 @@ impl Client {
             let answer = self.begin(method, path, body).await?;
             read(answer.into_body()).await
         };
-        timeout(ANSWER, asked)
+        timeout(ANSWER_WITHIN, asked)
             .await
-            .unwrap_or(Err(ApiError::Silent(ANSWER)))
+            .unwrap_or(Err(ApiError::Silent(ANSWER_WITHIN)))
     }
 
     /// Asks, and gives the answer as soon as it begins; an error, if it is one.
@@ -233,7 +233,7 @@ impl Client {
 }
 
 async fn read(body: Body) -> Result<Bytes, ApiError> {
-    match Limited::new(body, LONGEST).collect().await {
+    match Limited::new(body, MAX_ANSWER_BYTES).collect().await {
         Ok(whole) => Ok(whole.to_bytes()),
         Err(error) if error.is::<LengthLimitError>() => Err(ApiError::Long),
         Err(error) => Err(ApiError::Broken(error)),
@@ -250,7 +250,7 @@ fn message(said: &[u8]) -> String {
         Ok(Status { message }) => message,
         Err(_) => {
             let said = String::from_utf8_lossy(said);
-            said.chars().take(SHOWN).collect()
+            said.chars().take(MAX_SHOWN_CHARS).collect()
         }
     }
 }

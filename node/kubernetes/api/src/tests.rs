@@ -19,7 +19,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::fields::{Metadata, Node};
 use super::watch::{Event, Known, Which, watch};
-use super::{ApiError, Client, LONGEST, kinds, message, segment};
+use super::{ApiError, Client, MAX_ANSWER_BYTES, kinds, message, segment};
 
 /// What a server has been asked for, method and path.
 type Asked = Arc<Mutex<Vec<String>>>;
@@ -180,7 +180,7 @@ async fn a_watch_goes_on_where_it_stood_and_begins_anew_when_it_must() {
 #[tokio::test]
 async fn large_objects_are_listed_few_at_a_time() {
     let server = Server::with(vec![
-        (200, " ".repeat(LONGEST + 1)),
+        (200, " ".repeat(MAX_ANSWER_BYTES + 1)),
         page("7", "next", &[node("a", "3")]),
         page("7", "", &[node("b", "4")]),
     ])
@@ -311,7 +311,7 @@ fn no_name_makes_another_path() {
 proptest! {
     #[test]
     fn any_words_of_a_failure_are_told(said: Vec<u8>) {
-        prop_assert!(message(&said).chars().count() <= super::SHOWN);
+        prop_assert!(message(&said).chars().count() <= super::MAX_SHOWN_CHARS);
     }
 
     /// What is known at last is what a map says that saw the same.

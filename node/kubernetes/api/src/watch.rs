@@ -7,8 +7,8 @@
 //! everything is listed anew: what listeners get is then everything at once, so
 //! that what is missing from it is gone.
 //!
-//! Nothing ends here by itself. A failure is told, and after [`PAUSE`] it goes
-//! on; pauses do not grow, for a node that has just started would have no names
+//! Nothing ends here by itself. A failure is told, and after [`RETRY_DELAY`] it
+//! goes on; pauses do not grow, for a node that has just started would have no names
 //! for as long, when its first attempts were too early.
 
 use std::collections::BTreeMap;
@@ -29,15 +29,15 @@ use super::fields::{Metadata, Object};
 use super::{ApiError, Objects, message};
 
 /// Before it goes on after a failure.
-const PAUSE: Duration = Duration::from_secs(1);
+const RETRY_DELAY: Duration = Duration::from_secs(1);
 /// A server is asked to end a watch after so long.
-const LASTS: Duration = Duration::from_secs(290);
+const WATCH_LASTS: Duration = Duration::from_secs(290);
 /// A watch that has said nothing for so long should have been ended.
-const SILENT: Duration = Duration::from_secs(330);
+const WATCH_ENDS_WITHIN: Duration = Duration::from_secs(330);
 /// So many objects are listed at a time, if they are not too large for that.
-const PAGE: usize = 100;
+const PAGE_OBJECTS: usize = 100;
 /// An object has at most so many bytes; etcd holds no larger ones.
-const LONGEST: usize = 8 << 20;
+const MAX_OBJECT_BYTES: usize = 8 << 20;
 
 /// What a watch tells.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -133,8 +133,9 @@ type Lines = BoxStream<'static, Result<String, ApiError>>;
 impl Follower {
     async fn next(&mut self) -> Result<Event<Box<RawValue>>, ApiError> {
         loop {
-            if std::mem::take(&mut self.pause) {
-                sleep(PAUSE).await;
+            if self.pause {
+                self.pause = false;
+                sleep(RETRY_DELAY).await;
             }
             match self.step().await {
                 Ok(Some(event)) => return Ok(event),
@@ -166,7 +167,7 @@ impl Follower {
                 Ok(None)
             }
             State::Following(version, lines) => {
-                let line = timeout(SILENT, lines.next()).await;
+                let line = timeout(WATCH_ENDS_WITHIN, lines.next()).await;
                 let told = match line {
                     Ok(Some(Ok(line))) => told(&line, version),
                     // One that is ended again and again must not be busy.
@@ -176,7 +177,7 @@ impl Follower {
                         return Ok(None);
                     }
                     Ok(Some(Err(error))) => Err(error),
-                    Err(_) => Err(ApiError::Silent(SILENT)),
+                    Err(_) => Err(ApiError::Silent(WATCH_ENDS_WITHIN)),
                 };
                 if told.is_err() {
                     self.state = State::Known(std::mem::take(version));
@@ -203,7 +204,7 @@ async fn list(objects: &Objects, which: &Which) -> Result<(Vec<Box<RawValue>>, S
     }
     let mut all = Vec::new();
     let mut more = String::new();
-    let mut limit = PAGE;
+    let mut limit = PAGE_OBJECTS;
     loop {
         let so_many = limit.to_string();
         let query = query(which, &[("limit", &so_many), ("continue", &more)]);
@@ -227,7 +228,7 @@ async fn list(objects: &Objects, which: &Which) -> Result<(Vec<Box<RawValue>>, S
 
 /// What comes after a version.
 async fn open(objects: &Objects, which: &Which, version: &str) -> Result<Lines, ApiError> {
-    let lasts = LASTS.as_secs().to_string();
+    let lasts = WATCH_LASTS.as_secs().to_string();
     let query = query(
         which,
         &[
@@ -239,12 +240,12 @@ async fn open(objects: &Objects, which: &Which, version: &str) -> Result<Lines, 
     );
     let path = objects.path(None, &query)?;
     let begun = objects.client.begin(Method::GET, path, None);
-    let answer = timeout(super::ANSWER, begun)
+    let answer = timeout(super::ANSWER_WITHIN, begun)
         .await
-        .unwrap_or(Err(ApiError::Silent(super::ANSWER)))?;
+        .unwrap_or(Err(ApiError::Silent(super::ANSWER_WITHIN)))?;
     let bytes = answer.into_body().into_data_stream();
     let reader = StreamReader::new(bytes.map_err(io::Error::other));
-    let lines = FramedRead::new(reader, LinesCodec::new_with_max_length(LONGEST));
+    let lines = FramedRead::new(reader, LinesCodec::new_with_max_length(MAX_OBJECT_BYTES));
     let broken = |error: tokio_util::codec::LinesCodecError| ApiError::Broken(error.into());
     Ok(lines.map_err(broken).boxed())
 }

@@ -17,11 +17,11 @@ use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use super::zone::{self, Found, TTL, Zone};
 
 /// Of the header, with which every message begins.
-const HEADER: usize = 12;
+const HEADER_BYTES: usize = 12;
 /// Without EDNS, by UDP.
-const PLAIN: u16 = 512;
+const PLAIN_DATAGRAM_BYTES: u16 = 512;
 /// By UDP in one piece through every network, the mesh among them.
-pub const DATAGRAM: u16 = 1232;
+pub const DATAGRAM_BYTES: u16 = 1232;
 /// Names outside to which names inside lead, one after the other.
 const MAX_ALIASES: usize = 8;
 
@@ -90,7 +90,7 @@ impl Reply {
 
 /// Looks at what came.
 pub fn read(bytes: &[u8], transport: Transport) -> Received {
-    let Some(header) = bytes.get(..HEADER) else {
+    let Some(header) = bytes.get(..HEADER_BYTES) else {
         return Received::Noise;
     };
     let is_response = header[2] & 0x80 != 0;
@@ -114,8 +114,10 @@ pub fn read(bytes: &[u8], transport: Transport) -> Received {
     };
     let limit = match (transport, &message.edns) {
         (Transport::Tcp, _) => u16::MAX,
-        (Transport::Udp, Some(edns)) => edns.max_payload().clamp(PLAIN, DATAGRAM),
-        (Transport::Udp, None) => PLAIN,
+        (Transport::Udp, Some(edns)) => edns
+            .max_payload()
+            .clamp(PLAIN_DATAGRAM_BYTES, DATAGRAM_BYTES),
+        (Transport::Udp, None) => PLAIN_DATAGRAM_BYTES,
     };
     let question = Question {
         message,
@@ -167,7 +169,7 @@ impl Question {
         message.insert_authorities(reply.authorities.clone());
         if let Some(asked) = self.edns() {
             let mut edns = Edns::new();
-            edns.set_max_payload(DATAGRAM);
+            edns.set_max_payload(DATAGRAM_BYTES);
             edns.set_dnssec_ok(asked.flags().dnssec_ok);
             message.set_edns(edns);
         }
@@ -223,7 +225,7 @@ fn refusal(header: &[u8], code: ResponseCode) -> Vec<u8> {
     // A response, of the same operation, with the wish for recursion.
     let flags = [0x80 | (header[2] & 0x79), 0x80 | (code.low() & 0xf)];
     let mut bytes = vec![header[0], header[1], flags[0], flags[1]];
-    bytes.resize(HEADER, 0);
+    bytes.resize(HEADER_BYTES, 0);
     bytes
 }
 
@@ -254,9 +256,10 @@ pub fn look_up(zone: Option<&Zone>, query: &Query) -> Local {
             return Local::Reply(Reply { answers, ..reply });
         }
         if !zone::is_ours(&text) {
-            return match answers.is_empty() {
-                true => Local::Foreign,
-                false => Local::Alias(answers, name),
+            return if answers.is_empty() {
+                Local::Foreign
+            } else {
+                Local::Alias(answers, name)
             };
         }
         let Some(zone) = zone else {

@@ -4,9 +4,9 @@
 //! only an answer from the one that was asked, with that ID and the very same
 //! question, counts: a pod that floods this server with answers has to guess
 //! all of it. They are asked in turn, the one that answered last first, each
-//! for [`EACH`], and altogether for not longer than a resolver waits. Without
-//! any, the answer is an error at once, so that programs do not hang which ask
-//! for names that nobody here can know.
+//! for [`SERVER_ANSWERS_WITHIN`], and altogether for not longer than a resolver
+//! waits. Without any, the answer is an error at once, so that programs do not
+//! hang which ask for names that nobody here can know.
 //!
 //! Bounded are: the questions that are open at one time, the time of each, and
 //! what is kept of the answers ([`Cache`], by count and size), which is for the many pods that ask
@@ -29,21 +29,21 @@ use tokio::net::{TcpStream, UdpSocket};
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, timeout};
 
-use super::answer::{self, DATAGRAM, Reply};
+use super::answer::{self, DATAGRAM_BYTES, Reply};
 use super::zone;
 
 /// For one answer of one server.
-const EACH: Duration = Duration::from_secs(2);
+const SERVER_ANSWERS_WITHIN: Duration = Duration::from_secs(2);
 /// For all of them: resolvers usually ask again after five seconds.
-const ALTOGETHER: Duration = Duration::from_millis(4500);
+const ALL_ANSWER_WITHIN: Duration = Duration::from_millis(4500);
 /// Questions that are open at one time.
-const OPEN: usize = 256;
+const MAX_OPEN_QUESTIONS: usize = 256;
 /// Answers that are kept, each of which fits a datagram.
-const KEPT: usize = 1024;
+const MAX_KEPT_ANSWERS: usize = 1024;
 /// No answer is kept for longer.
-const KEPT_FOR: u32 = 300;
+const MAX_KEPT_SECONDS: u32 = 300;
 /// Nor an answer that there is nothing.
-const NOTHING_KEPT_FOR: u32 = 30;
+const MAX_NOTHING_KEPT_SECONDS: u32 = 30;
 /// Of a list of name servers; resolvers know three.
 const MAX_RESOLV_CONF: u64 = 16 << 10;
 const PORT: u16 = 53;
@@ -55,7 +55,7 @@ pub enum ForwardError {
     #[error("the node has no name servers")]
     NoServers,
     /// As many questions as allowed are open.
-    #[error("{OPEN} questions are open")]
+    #[error("{MAX_OPEN_QUESTIONS} questions are open")]
     Busy,
     /// None of them has answered.
     #[error("no name server has answered in time")]
@@ -107,7 +107,7 @@ impl Forwarder {
         Self {
             resolv_conf,
             port,
-            open: Semaphore::new(OPEN),
+            open: Semaphore::new(MAX_OPEN_QUESTIONS),
             preferred: AtomicUsize::new(0),
             cache: Mutex::new(Cache::default()),
             random: SystemRandom::new(),
@@ -120,12 +120,12 @@ impl Forwarder {
             return Ok(reply);
         }
         let _place = self.open.try_acquire().map_err(|_| ForwardError::Busy)?;
-        let message = timeout(ALTOGETHER, self.ask_in_turn(asked)).await;
+        let message = timeout(ALL_ANSWER_WITHIN, self.ask_in_turn(asked)).await;
         let message = message.map_err(|_| ForwardError::Silent)??;
         // Pods may ask for what they have written themselves.
         let is_small = message
             .to_vec()
-            .is_ok_and(|bytes| bytes.len() <= usize::from(DATAGRAM));
+            .is_ok_and(|bytes| bytes.len() <= usize::from(DATAGRAM_BYTES));
         let reply = Reply {
             code: message.metadata.response_code,
             authoritative: false,
@@ -153,7 +153,7 @@ impl Forwarder {
         for turn in 0..2 * servers.len() {
             let at = first.wrapping_add(turn);
             let server = servers[at % servers.len()];
-            match timeout(EACH, self.ask_one(server, asked)).await {
+            match timeout(SERVER_ANSWERS_WITHIN, self.ask_one(server, asked)).await {
                 // It has no answer; another may have.
                 Ok(Ok(message)) if is_failure(&message) && turn + 1 < servers.len() => {}
                 Ok(Ok(message)) => {
@@ -178,7 +178,7 @@ impl Forwarder {
         message.metadata.checking_disabled = asked.checking_disabled;
         message.add_query(asked.query.clone());
         let mut edns = Edns::new();
-        edns.set_max_payload(DATAGRAM);
+        edns.set_max_payload(DATAGRAM_BYTES);
         edns.set_dnssec_ok(asked.signatures);
         message.set_edns(edns);
         let bytes = message.to_vec().map_err(ForwardError::Encode)?;
@@ -305,11 +305,11 @@ impl Cache {
         let Some(seconds) = holds_for(reply) else {
             return;
         };
-        if self.kept.len() >= KEPT {
+        if self.kept.len() >= MAX_KEPT_ANSWERS {
             self.kept.retain(|_, kept| now < kept.until);
         }
         // Full of what still holds: rather what is asked now than what was.
-        if self.kept.len() >= KEPT {
+        if self.kept.len() >= MAX_KEPT_ANSWERS {
             let oldest = self.kept.iter().min_by_key(|(_, kept)| kept.since);
             if let Some(oldest) = oldest.map(|(asked, _)| asked.clone()) {
                 self.kept.remove(&oldest);
@@ -329,7 +329,7 @@ fn holds_for(reply: &Reply) -> Option<u32> {
     let shortest = |records: &[Record]| records.iter().map(|record| record.ttl).min();
     let seconds = match reply.code {
         ResponseCode::NoError if !reply.answers.is_empty() => {
-            shortest(&reply.answers)?.min(KEPT_FOR)
+            shortest(&reply.answers)?.min(MAX_KEPT_SECONDS)
         }
         ResponseCode::NoError | ResponseCode::NXDomain => {
             let of = |record: &Record| match &record.data {
@@ -339,7 +339,7 @@ fn holds_for(reply: &Reply) -> Option<u32> {
                 _ => None,
             };
             let soa = reply.authorities.iter().find_map(of)?;
-            soa.min(NOTHING_KEPT_FOR)
+            soa.min(MAX_NOTHING_KEPT_SECONDS)
         }
         _ => return None,
     };
@@ -394,7 +394,7 @@ mod tests {
         assert!(cache.find(&asked("a.example."), over).is_none());
         // For years, says somebody.
         cache.keep(&asked("a.example."), &reply(u32::MAX), now);
-        let later = now + Duration::from_secs(u64::from(KEPT_FOR));
+        let later = now + Duration::from_secs(u64::from(MAX_KEPT_SECONDS));
         assert!(cache.find(&asked("a.example."), later).is_none());
         // Not at all.
         cache.keep(&asked("b.example."), &reply(0), now);
@@ -424,7 +424,7 @@ mod tests {
                 let asked = asked(&format!("n{name}.example."));
                 cache.keep(&asked, &reply(60), now);
                 prop_assert!(cache.find(&asked, now).is_some());
-                prop_assert!(cache.kept.len() <= KEPT);
+                prop_assert!(cache.kept.len() <= MAX_KEPT_ANSWERS);
             }
         }
     }

@@ -4,7 +4,7 @@
 //! machine beside this one with a route to the pods) gets nothing, so that no
 //! node can be used to ask the world. Answers about our own names are given at
 //! once; questions that others have to be asked wait in tasks of their own, as
-//! many as [`Forwarder`] allows, and streams in as many as [`STREAMS`].
+//! many as [`Forwarder`] allows, and streams in as many as [`MAX_STREAMS`].
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -24,11 +24,11 @@ use super::forward::{Asked, ForwardError, Forwarder, follow};
 use super::zone::{self, Zone};
 
 /// Open at one time.
-const STREAMS: usize = 128;
+const MAX_STREAMS: usize = 128;
 /// Between two questions on one stream, and for one answer to be taken.
-const IDLE: Duration = Duration::from_secs(10);
+const STREAM_WAITS_FOR: Duration = Duration::from_secs(10);
 /// The largest datagram that is looked at.
-const LARGEST: usize = 4096;
+const MAX_DATAGRAM_BYTES: usize = 4096;
 
 /// What answers.
 pub struct Server {
@@ -105,7 +105,7 @@ async fn ask(
 pub async fn datagrams(server: &Server, socket: UdpSocket) -> Result<(), io::Error> {
     let socket = Arc::new(socket);
     let mut asking = JoinSet::new();
-    let mut buffer = vec![0; LARGEST];
+    let mut buffer = vec![0; MAX_DATAGRAM_BYTES];
     loop {
         let received = tokio::select! {
             received = socket.recv_from(&mut buffer) => received,
@@ -139,7 +139,7 @@ pub async fn datagrams(server: &Server, socket: UdpSocket) -> Result<(), io::Err
 
 /// Answers streams. Ends by an error only.
 pub async fn streams(server: Arc<Server>, listener: TcpListener) -> Result<(), io::Error> {
-    let places = Arc::new(Semaphore::new(STREAMS));
+    let places = Arc::new(Semaphore::new(MAX_STREAMS));
     let mut open = JoinSet::new();
     loop {
         let accepted = tokio::select! {
@@ -173,9 +173,9 @@ pub async fn streams(server: Arc<Server>, listener: TcpListener) -> Result<(), i
 async fn stream_of_one(server: &Server, mut stream: TcpStream) -> io::Result<()> {
     let mut bytes = Vec::new();
     loop {
-        let length = timeout(IDLE, stream.read_u16()).await??;
+        let length = timeout(STREAM_WAITS_FOR, stream.read_u16()).await??;
         bytes.resize(length.into(), 0);
-        timeout(IDLE, stream.read_exact(&mut bytes)).await??;
+        timeout(STREAM_WAITS_FOR, stream.read_exact(&mut bytes)).await??;
         let answer = match server.consider(&bytes, Transport::Tcp) {
             // Who talks like this has nothing to ask.
             Next::Nothing => return Ok(()),
@@ -187,7 +187,7 @@ async fn stream_of_one(server: &Server, mut stream: TcpStream) -> io::Result<()>
         let length = u16::try_from(answer.len()).map_err(io::Error::other)?;
         let mut framed = length.to_be_bytes().to_vec();
         framed.extend_from_slice(&answer);
-        timeout(IDLE, stream.write_all(&framed)).await??;
+        timeout(STREAM_WAITS_FOR, stream.write_all(&framed)).await??;
     }
 }
 

@@ -20,7 +20,7 @@ use hearth_kubernetes_api::{ApiError, Client, kinds};
 use super::zone::{Endpoint, Endpoints, Port, Service, Target, Zone};
 
 /// News that are at hand together make one zone.
-const TOGETHER: usize = 256;
+const MAX_NEWS_PER_ZONE: usize = 256;
 
 /// Follows them by this client. Ends by an error only: watches that are
 /// refused or broken begin again by themselves.
@@ -30,8 +30,8 @@ pub async fn follow(
     zone: &Writer<Arc<Zone>>,
     watching: &Watching<'_>,
 ) -> Outcome {
-    let services = watch(client.all(kinds::SERVICES), Which::All).ready_chunks(TOGETHER);
-    let endpoints = watch(client.all(kinds::ENDPOINTS), Which::All).ready_chunks(TOGETHER);
+    let services = watch(client.all(kinds::SERVICES), Which::All).ready_chunks(MAX_NEWS_PER_ZONE);
+    let endpoints = watch(client.all(kinds::ENDPOINTS), Which::All).ready_chunks(MAX_NEWS_PER_ZONE);
     tokio::pin!(services, endpoints);
     let mut of_services = Known::default();
     let mut of_endpoints = Known::default();

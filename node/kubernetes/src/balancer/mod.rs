@@ -24,8 +24,8 @@
 //! takes them: what was seen only changes when and in which order servers are
 //! tried, so a balancer that is wrong about all of them still tries each.
 //!
-//! Bounds: so many connections at a time ([`MOST`]); the kernel's queue
-//! beyond. A server that takes no connection costs [`Timing::connect`]; a
+//! Bounds: so many connections at a time ([`MAX_CONNECTIONS`]); the kernel's
+//! queue beyond. A server that takes no connection costs [`Timing::connect`]; a
 //! machine that has vanished is found out by keep-alive and by data that is
 //! not acknowledged.
 
@@ -59,14 +59,14 @@ use readiness::{Probe, ProbeError, Probes, Readyz};
 use table::Table;
 
 /// Connections at a time. A node has some tens.
-const MOST: usize = 512;
+const MAX_CONNECTIONS: usize = 512;
 /// A connection is asked for a sign of life after so long without any, so
 /// often again, and given up after so many.
-const QUIET: Duration = Duration::from_secs(10);
-const AGAIN: Duration = Duration::from_secs(5);
-const SIGNS: u32 = 3;
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
+const KEEPALIVE_COUNT: u32 = 3;
 /// What was sent must be acknowledged within.
-const ACKNOWLEDGED: Duration = Duration::from_secs(20);
+const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(20);
 
 /// How long things may take.
 #[derive(Clone, Copy, Debug)]
@@ -120,9 +120,10 @@ impl Servers {
                 continue;
             };
             let server = SocketAddr::new(*address, PORT_KUBERNETES);
-            match *id == known.own {
-                true => servers.own = Some(server),
-                false => servers.others.push(server),
+            if *id == known.own {
+                servers.own = Some(server);
+            } else {
+                servers.others.push(server);
             }
         }
         servers
@@ -135,9 +136,9 @@ pub(crate) struct Balancer<F> {
     pub listen: SocketAddr,
     /// How the servers are asked whether they are ready.
     pub probes: F,
-    /// See there.
+    /// How long things may take.
     pub timing: Timing,
-    /// Will be read.
+    /// Will be read: where they are.
     pub servers: Value<Servers>,
     /// Will be written: how many of them are ready.
     pub ready: Writer<usize>,
@@ -295,7 +296,7 @@ fn tell<F>(balancer: &Balancer<F>, shared: &Shared) {
 
 /// Takes connections. Ends by an error only; all of them end with it.
 async fn accept(listener: TcpListener, shared: &Arc<Shared>) -> Outcome {
-    let places = Arc::new(Semaphore::new(MOST));
+    let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut connections = JoinSet::new();
     loop {
         // Whoever finds no place waits in the kernel's queue.
@@ -381,12 +382,12 @@ async fn connect(
 fn keep_alive(stream: &TcpStream) -> nix::Result<()> {
     let fd = stream.as_fd();
     let seconds = |duration: Duration| u32::try_from(duration.as_secs()).unwrap_or(u32::MAX);
-    let acknowledged = u32::try_from(ACKNOWLEDGED.as_millis()).unwrap_or(u32::MAX);
+    let acknowledged = u32::try_from(ACKNOWLEDGED_WITHIN.as_millis()).unwrap_or(u32::MAX);
     setsockopt(&fd, sockopt::TcpNoDelay, &true)?;
     setsockopt(&fd, sockopt::KeepAlive, &true)?;
-    setsockopt(&fd, sockopt::TcpKeepIdle, &seconds(QUIET))?;
-    setsockopt(&fd, sockopt::TcpKeepInterval, &seconds(AGAIN))?;
-    setsockopt(&fd, sockopt::TcpKeepCount, &SIGNS)?;
+    setsockopt(&fd, sockopt::TcpKeepIdle, &seconds(KEEPALIVE_IDLE))?;
+    setsockopt(&fd, sockopt::TcpKeepInterval, &seconds(KEEPALIVE_INTERVAL))?;
+    setsockopt(&fd, sockopt::TcpKeepCount, &KEEPALIVE_COUNT)?;
     setsockopt(&fd, sockopt::TcpUserTimeout, &acknowledged)
 }
 
@@ -394,13 +395,13 @@ fn keep_alive(stream: &TcpStream) -> nix::Result<()> {
 pub(crate) struct Following {
     /// What is known from the beginning.
     pub known: Known,
-    /// Will be read.
+    /// Will be read: who is a controller.
     pub view: Value<Arc<View>>,
-    /// Will be read.
+    /// Will be read: where the others are.
     pub learned: Value<Learned>,
-    /// Will be read.
+    /// Will be read: where this node is.
     pub address: Value<IpAddr>,
-    /// Will be written.
+    /// Will be written: where the API servers are.
     pub servers: Writer<Servers>,
 }
 

@@ -7,7 +7,7 @@ use tokio_util::sync::CancellationToken;
 
 /// How often in a row a server must have failed to answer before connections
 /// that it holds are cut. One unanswered question is a busy machine.
-const GIVEN_UP: u32 = 2;
+const FAILURES_TO_CUT: u32 = 2;
 
 /// What is known of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -142,8 +142,9 @@ impl Table {
         };
         let news = times == 1;
         server.seen = Seen::Fails(times);
-        if times >= GIVEN_UP && others {
-            std::mem::take(&mut server.cut).cancel();
+        if times >= FAILURES_TO_CUT && others {
+            server.cut.cancel();
+            server.cut = CancellationToken::new();
         }
         news
     }

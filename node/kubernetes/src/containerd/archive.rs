@@ -14,16 +14,16 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 
 /// Headers and contents fill up blocks of this size.
-const BLOCK: u64 = 512;
+const BLOCK_BYTES: u64 = 512;
 /// An index, a manifest: longer ones are none.
-const LONGEST_DOCUMENT: u64 = 4 << 20;
+const MAX_DOCUMENT_BYTES: u64 = 4 << 20;
 /// More files are in no image.
-const MOST_ENTRIES: usize = 10_000;
+const MAX_ENTRIES: usize = 10_000;
 /// More names are in no archive, and no deeper nesting of indices.
-const MOST_IMAGES: usize = 100;
+const MAX_IMAGES: usize = 100;
 
 /// What an image's name is in an index, as containerd writes it.
-const NAME: &str = "io.containerd.image.name";
+const IMAGE_NAME: &str = "io.containerd.image.name";
 
 /// Why an archive cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -122,12 +122,12 @@ impl Archive {
         let index = self.find("index.json")?;
         let index = self.document(index)?;
         let manifests = list(&index, "manifests");
-        if manifests.len() > MOST_IMAGES {
+        if manifests.len() > MAX_IMAGES {
             return Err(self.malformed("too many images"));
         }
         let mut images = Vec::new();
         for manifest in manifests {
-            let Some(name) = manifest["annotations"][NAME].as_str() else {
+            let Some(name) = manifest["annotations"][IMAGE_NAME].as_str() else {
                 continue;
             };
             let target = self.descriptor(manifest)?;
@@ -153,7 +153,7 @@ impl Archive {
             return Ok(());
         }
         // An index of indices of manifests is as deep as it gets.
-        if depth > 3 || blobs.len() > MOST_ENTRIES {
+        if depth > 3 || blobs.len() > MAX_ENTRIES {
             return Err(self.malformed("its documents name each other without end"));
         }
         let hex = descriptor.digest.trim_start_matches("sha256:");
@@ -225,7 +225,7 @@ impl Archive {
     }
 
     fn document(&self, extent: Extent) -> Result<Value, ArchiveError> {
-        if extent.length > LONGEST_DOCUMENT {
+        if extent.length > MAX_DOCUMENT_BYTES {
             return Err(self.malformed("a document in it is too long"));
         }
         let mut bytes = vec![0; extent.length as usize];
@@ -241,8 +241,8 @@ impl Archive {
             .len();
         let mut entries = BTreeMap::new();
         let mut at = 0;
-        while at + BLOCK <= length {
-            let mut header = [0; BLOCK as usize];
+        while at + BLOCK_BYTES <= length {
+            let mut header = [0; BLOCK_BYTES as usize];
             self.read_at(&mut header, at)?;
             // The end is marked by empty blocks.
             if header.iter().all(|byte| *byte == 0) {
@@ -250,19 +250,19 @@ impl Archive {
             }
             let header = Header::parse(&header).map_err(|what| self.malformed(what))?;
             let extent = Extent {
-                offset: at + BLOCK,
+                offset: at + BLOCK_BYTES,
                 length: header.length,
             };
             at = extent
                 .length
-                .checked_next_multiple_of(BLOCK)
+                .checked_next_multiple_of(BLOCK_BYTES)
                 .and_then(|filled| extent.offset.checked_add(filled))
                 .filter(|end| *end <= length)
                 .ok_or_else(|| self.malformed("it ends within a file"))?;
             if header.is_file {
                 entries.insert(header.name, extent);
             }
-            if entries.len() > MOST_ENTRIES {
+            if entries.len() > MAX_ENTRIES {
                 return Err(self.malformed("it has too many files"));
             }
         }
@@ -302,7 +302,7 @@ struct Header {
 }
 
 impl Header {
-    fn parse(block: &[u8; BLOCK as usize]) -> Result<Self, &'static str> {
+    fn parse(block: &[u8; BLOCK_BYTES as usize]) -> Result<Self, &'static str> {
         let stored = octal(&block[148..156]).ok_or("a header without checksum")?;
         let sum = block.iter().enumerate().map(|(place, byte)| match place {
             148..156 => u64::from(b' '),
@@ -315,9 +315,10 @@ impl Header {
             b"ustar" => (text(&block[345..500]), text(&block[..100])),
             _ => (String::new(), text(&block[..100])),
         };
-        let name = match prefix.is_empty() {
-            true => name,
-            false => format!("{prefix}/{name}"),
+        let name = if prefix.is_empty() {
+            name
+        } else {
+            format!("{prefix}/{name}")
         };
         Ok(Self {
             name: name.strip_prefix("./").unwrap_or(&name).to_owned(),
@@ -387,7 +388,7 @@ pub(super) mod tests {
         });
         let manifest = manifest.to_string().into_bytes();
         let mut listed = descriptor("manifest.v1+json", &manifest);
-        listed["annotations"] = serde_json::json!({ NAME: name });
+        listed["annotations"] = serde_json::json!({ IMAGE_NAME: name });
         let index = serde_json::json!({ "schemaVersion": 2, "manifests": [listed] }).to_string();
         let place = |content: &[u8]| format!("./blobs/{}", digest(content).replace(':', "/"));
         tar(&[

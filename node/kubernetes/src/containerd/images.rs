@@ -43,9 +43,9 @@ const CALL_BOUND: Duration = Duration::from_secs(60);
 /// For one blob.
 const BLOB_BOUND: Duration = Duration::from_secs(600);
 /// A message to containerd may have 16 MiB.
-const PIECE: u64 = 1 << 20;
+const PIECE_BYTES: u64 = 1 << 20;
 /// As many pieces wait for containerd to take them.
-const PIECES: usize = 2;
+const MAX_WAITING_PIECES: usize = 2;
 
 /// Why an archive was not imported.
 #[derive(Debug, thiserror::Error)]
@@ -213,7 +213,7 @@ impl Import<'_> {
 
     /// Reads a blob from the archive as fast as containerd takes it.
     async fn write_blob(&self, blob: &Blob) -> Result<(), ImportError> {
-        let (pieces, queue) = mpsc::channel(PIECES);
+        let (pieces, queue) = mpsc::channel(MAX_WAITING_PIECES);
         let (archive, sent) = (self.archive.clone(), blob.clone());
         let reader = tokio::task::spawn_blocking(move || send_pieces(&archive, &sent, &pieces));
         let step = || failed(format!("write {}", blob.descriptor.digest));
@@ -255,16 +255,17 @@ fn send_pieces(
     let total = blob.extent.length;
     let mut offset = 0;
     loop {
-        let mut data = vec![0; (total - offset).min(PIECE) as usize];
+        let mut data = vec![0; (total - offset).min(PIECE_BYTES) as usize];
         archive
             .file()
             .read_exact_at(&mut data, blob.extent.offset + offset)?;
         let end = offset + data.len() as u64;
         let last = end == total;
         let piece = WriteContentRequest {
-            action: match last {
-                true => WriteAction::Commit.into(),
-                false => WriteAction::Write.into(),
+            action: if last {
+                WriteAction::Commit.into()
+            } else {
+                WriteAction::Write.into()
             },
             r#ref: format!("{LEASE}-{}", blob.descriptor.digest),
             total: i64::try_from(total).unwrap_or(i64::MAX),
@@ -315,11 +316,11 @@ mod tests {
 
     #[test]
     fn a_blob_goes_in_pieces_and_the_last_commits() {
-        let layer: Vec<u8> = (0..3 * PIECE / 2).map(|n| n as u8).collect();
+        let layer: Vec<u8> = (0..3 * PIECE_BYTES / 2).map(|n| n as u8).collect();
         let pieces = pieces(&layer);
         let actions: Vec<_> = pieces.iter().map(WriteContentRequest::action).collect();
         assert_eq!(actions, [WriteAction::Write, WriteAction::Commit]);
-        assert_eq!(pieces[1].offset, PIECE as i64);
+        assert_eq!(pieces[1].offset, PIECE_BYTES as i64);
         let sent: Vec<u8> = pieces.into_iter().flat_map(|piece| piece.data).collect();
         assert!(sent == layer);
     }

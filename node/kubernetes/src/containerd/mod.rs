@@ -7,7 +7,7 @@
 //! children, and the next containerd finds them again.
 //!
 //! The end is another matter. Whoever runs pods by it ([`InUse`]) ends first;
-//! then the pods are stopped, in order and for no longer than [`DRAIN`],
+//! then the pods are stopped, in order and for no longer than [`DRAIN_WITHIN`],
 //! because nobody watches over them any more; then containerd. What is left
 //! after that is killed with its control group by whoever clears up.
 //!
@@ -58,14 +58,14 @@ use unpacked::Unpacked;
 /// containerd's control group, with the shims.
 pub const GROUP: &str = "containerd";
 /// What a container is given to end by itself.
-const GRACE: Duration = Duration::from_secs(4);
+const CONTAINER_ENDS_WITHIN: Duration = Duration::from_secs(4);
 /// For all pods to be stopped. With what the kubelet and containerd itself take
 /// to end it stays below the bound after which a runnable is given up, and that
 /// of the machine's way down.
-const DRAIN: Duration = Duration::from_secs(8);
+const DRAIN_WITHIN: Duration = Duration::from_secs(8);
 /// For the whole end, with what it has unpacked being written: as long as the
 /// machine's way down leaves for it.
-const END: Duration = Duration::from_secs(24);
+const END_WITHIN: Duration = Duration::from_secs(24);
 /// Only root of this machine.
 const PRIVATE: u32 = 0o600;
 
@@ -82,13 +82,13 @@ pub(crate) struct Worker {
     pub bundle: Arc<Bundle>,
     /// Who uses it.
     pub in_use: InUse,
-    /// Will be written.
+    /// Will be written: how containerd fares.
     pub progress: Writer<Progress>,
 }
 
 /// Runs containerd, and ends it when its users have ended.
 pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
-    ctx.ends_within(END);
+    ctx.ends_within(END_WITHIN);
     let root = &worker.parts.root;
     let connection = Connection::to(&root.ephemeral.containerd_socket());
     let program = worker.program()?;
@@ -98,10 +98,10 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let mut end_by = None;
     let over = async {
         ctx.cancelled().await;
-        end_by = Some(Instant::now() + END);
+        end_by = Some(Instant::now() + END_WITHIN);
         worker.in_use.is_over("the kubelet").await;
-        if timeout(DRAIN, drain(&connection)).await.is_err() {
-            tracing::warn!("not all pods have ended within {DRAIN:?}");
+        if timeout(DRAIN_WITHIN, drain(&connection)).await.is_err() {
+            tracing::warn!("not all pods have ended within {DRAIN_WITHIN:?}");
         }
     };
     let works = || connection.works();
@@ -158,7 +158,9 @@ async fn drain(connection: &Connection) {
         Ok(containers) => {
             for id in containers {
                 let connection = connection.clone();
-                stops.spawn(async move { connection.stop_container(id, GRACE).await });
+                stops.spawn(
+                    async move { connection.stop_container(id, CONTAINER_ENDS_WITHIN).await },
+                );
             }
         }
         Err(status) => tracing::warn!("which containers run: {}", status.message()),
@@ -194,7 +196,7 @@ pub(crate) struct Importer {
     pub bundle: Arc<Bundle>,
     /// Will be read: once containerd serves, there is something to import to.
     pub containerd: Value<Progress>,
-    /// Will be written.
+    /// Will be written: whether the images are there.
     pub imported: Writer<Imported>,
 }
 

@@ -73,7 +73,7 @@ async fn images_are_imported_once_and_stay() {
     let again = images::import(&connection, &archive).await.unwrap();
     assert_eq!(again, [] as [String; 0]);
     // Nothing runs, so there is nothing to stop.
-    timeout(DRAIN, drain(&connection)).await.unwrap();
+    timeout(DRAIN_WITHIN, drain(&connection)).await.unwrap();
     child.terminate(BOUND).await.unwrap();
 
     let (mut child, connection) = start(&bundle, place.path()).await;

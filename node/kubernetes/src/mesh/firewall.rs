@@ -119,10 +119,12 @@ impl Firewall {
     }
 
     async fn fill(&self, table: &Table) -> Result<(), IptablesError> {
-        match self.iptables.holds(table.name, "-S", CHAIN, &[]).await? {
-            true => self.iptables.change(table.name, "-F", CHAIN, &[]).await?,
-            false => self.iptables.change(table.name, "-N", CHAIN, &[]).await?,
-        }
+        let is_there = self.iptables.holds(table.name, "-S", CHAIN, &[]).await?;
+        // Emptied, or made.
+        let command = if is_there { "-F" } else { "-N" };
+        self.iptables
+            .change(table.name, command, CHAIN, &[])
+            .await?;
         for rule in &table.rules {
             let rule: Vec<&str> = rule.iter().map(String::as_str).collect();
             self.iptables.change(table.name, "-A", CHAIN, &rule).await?;

@@ -62,7 +62,7 @@ pub const LINK: &str = "hearth-mesh";
 pub const MTU: u32 = 1420;
 
 /// A curator answers within.
-const ANSWER: Duration = Duration::from_secs(10);
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// Connects the pods of this node with those of the others.
 pub struct Worker<M> {
@@ -72,11 +72,11 @@ pub struct Worker<M> {
     pub machine: M,
     /// One of them has the program for rules.
     pub extensions: Arc<Extensions>,
-    /// Will be read.
+    /// Will be read: who this node is.
     pub member: Value<MemberData>,
     /// Will be read; not known is no.
     pub may_have_pods: Value<MayHavePods>,
-    /// Will be read.
+    /// Will be read: who gives the range.
     pub connection: Value<CuratorConnection>,
     /// Will be read: who takes part.
     pub view: Value<Arc<View>>,
@@ -209,8 +209,8 @@ async fn ask_once<M>(
     };
     let mut curator = connection.curator();
     let call = curator.update_node_cluster_networking(request);
-    let answer = tokio::time::timeout(ANSWER, call).await;
-    match answer.map_err(|_| yet(format!("no answer within {ANSWER:?}")))? {
+    let answer = tokio::time::timeout(ANSWER_WITHIN, call).await;
+    match answer.map_err(|_| yet(format!("no answer within {ANSWER_WITHIN:?}")))? {
         Ok(answer) => {
             let networking = answer.into_inner().networking.unwrap_or_default();
             let networking = Networking::try_from(&networking);

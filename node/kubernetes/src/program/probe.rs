@@ -39,9 +39,9 @@ impl Unwell {
 }
 
 /// As much of an answer is read.
-const LONGEST: u64 = 4096;
+const MAX_ANSWER_BYTES: u64 = 4096;
 /// As much of it is told on.
-const SHOWN: usize = 300;
+const MAX_SHOWN_CHARS: usize = 300;
 
 /// Asks without TLS; well if the answer is 200.
 pub async fn http(address: SocketAddr, path: &str) -> Result<(), Unwell> {
@@ -54,7 +54,7 @@ pub async fn http(address: SocketAddr, path: &str) -> Result<(), Unwell> {
     stream.flush().await.map_err(broken)?;
     let mut answer = Vec::new();
     // A server that ends a connection roughly has answered all the same.
-    let read = stream.take(LONGEST).read_to_end(&mut answer).await;
+    let read = stream.take(MAX_ANSWER_BYTES).read_to_end(&mut answer).await;
     if answer.is_empty() {
         read.map_err(broken)?;
     }
@@ -86,7 +86,7 @@ fn judge(path: &str, answer: &str) -> Result<(), Unwell> {
 /// In one line, and not too many.
 fn words(told: &str) -> String {
     let told = told.split_whitespace().collect::<Vec<_>>().join(" ");
-    told.chars().take(SHOWN).collect()
+    told.chars().take(MAX_SHOWN_CHARS).collect()
 }
 
 #[cfg(test)]
@@ -139,7 +139,7 @@ mod tests {
         #[test]
         fn any_answer_is_judged(answer: String) {
             if let Err(Unwell { why, .. }) = judge("/x", &answer) {
-                prop_assert!(why.chars().count() <= SHOWN + 10);
+                prop_assert!(why.chars().count() <= MAX_SHOWN_CHARS + 10);
             }
         }
     }

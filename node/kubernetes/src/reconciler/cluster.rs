@@ -13,15 +13,15 @@ use tokio::time::{sleep, timeout};
 use super::nodes::{Cluster, Member};
 
 /// A change of the configuration is seen so late.
-const ASK_EACH: Duration = Duration::from_secs(20);
+const ASK_EVERY: Duration = Duration::from_secs(20);
 /// For one answer.
-const ANSWER: Duration = Duration::from_secs(10);
+const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// What it is made of.
 pub struct Worker {
-    /// Will be read.
+    /// Will be read: the nodes.
     pub view: Value<Arc<View>>,
-    /// Will be read.
+    /// Will be read: who tells which labels are passed on.
     pub connection: Value<CuratorConnection>,
     /// Will be written, once both are known.
     pub cluster: Writer<Arc<Cluster>>,
@@ -55,7 +55,7 @@ async fn follow(ctx: &Context, worker: &Worker) -> Outcome {
             answer = &mut asked => {
                 // The old ones hold.
                 patterns = answer.or(patterns);
-                asked.set(ask(connection.clone(), ASK_EACH));
+                asked.set(ask(connection.clone(), ASK_EVERY));
             }
         }
         let Some(patterns) = &patterns else { continue };
@@ -73,7 +73,7 @@ async fn follow(ctx: &Context, worker: &Worker) -> Outcome {
 /// Asks for the patterns of labels, after a while.
 async fn ask(connection: CuratorConnection, after: Duration) -> Option<Vec<String>> {
     sleep(after).await;
-    match timeout(ANSWER, connection.configuration()).await {
+    match timeout(ANSWER_WITHIN, connection.configuration()).await {
         Ok(Ok(configuration)) => {
             let kubernetes = configuration.kubernetes.unwrap_or_default();
             return Some(kubernetes.synchronized_labels);

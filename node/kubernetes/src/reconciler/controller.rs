@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use hearth_base::event::{self, Writer};
-use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_base::supervisor::{Context, Failure, Health, Outcome};
 use hearth_host::pki::kubernetes::KeyAndCertificate;
 use hearth_kubernetes_api::Client;
 use rustls_pki_types::CertificateDer;
@@ -66,13 +66,11 @@ pub(crate) async fn on_controller(ctx: Context, worker: Arc<Worker>) -> Outcome 
 
 /// A client, and a newer one when its certificate is due.
 async fn keep_client(ctx: Context, worker: &Worker, clients: &Writer<Client>) -> Outcome {
-    let mut healthy = false;
+    let health = Health::of(&ctx);
     loop {
         let own = (worker.issue)()?;
         clients.set(access::client(&worker.server, &worker.authority, &own)?);
-        if !std::mem::replace(&mut healthy, true) {
-            ctx.healthy();
-        }
+        health.good();
         tokio::select! {
             () = worker.parts.calendar.reaches(own.renew_at()) => {}
             () = ctx.cancelled() => return Ok(()),

@@ -58,7 +58,7 @@ use objects::NAMESPACE;
 /// The lease under which one of them works.
 const LEASE: &str = "hearth-reconciler";
 /// News that are at hand together make one round.
-const TOGETHER: usize = 1024;
+const MAX_NEWS_PER_ROUND: usize = 1024;
 
 /// How often.
 #[derive(Clone, Copy, Debug)]
@@ -94,7 +94,7 @@ pub struct Reconciler {
     pub timing: Timing,
     /// Will be read: speaks with this node's API server, and may do everything.
     pub client: Value<Client>,
-    /// Will be read.
+    /// Will be read: what the objects are made of.
     pub cluster: Value<Arc<Cluster>>,
     /// Will be written: whether the objects that are always the same are there.
     pub constants: Arc<Writer<Progress>>,
@@ -197,7 +197,7 @@ async fn lead(reconciler: &Reconciler, client: Client, watching: &Watching<'_>) 
     let nodes = followed(&client, kinds::NODES, News::Nodes, watching);
     let claims = followed(&client, kinds::CLAIMS, News::Claims, watching);
     let volumes = followed(&client, kinds::VOLUMES, News::Volumes, watching);
-    let mut news = select_all([nodes, claims, volumes]).ready_chunks(TOGETHER);
+    let mut news = select_all([nodes, claims, volumes]).ready_chunks(MAX_NEWS_PER_ROUND);
     let mut seen = Seen::default();
     let mut clusters = reconciler.cluster.watch();
     let mut cluster = None;
@@ -414,7 +414,8 @@ impl<'a> Rounds<'a> {
         if let Some(again) = self.again.take() {
             self.next = self.next.min(again);
         }
-        if std::mem::take(&mut self.failed) {
+        if self.failed {
+            self.failed = false;
             let again = Instant::now() + self.reconciler.timing.again;
             self.next = self.next.min(again);
         }

@@ -117,14 +117,15 @@ fn binding() -> Wanted {
 pub fn letting_go(node: NodeId, volumes: &BTreeSet<String>) -> [Wanted; 2] {
     let name = letting_go_name(node);
     // Without names it would be a right to all of them.
-    let rules = match volumes.is_empty() {
-        true => json!([]),
-        false => json!([{
+    let rules = if volumes.is_empty() {
+        json!([])
+    } else {
+        json!([{
             "apiGroups": [""],
             "resources": ["persistentvolumes"],
             "resourceNames": volumes,
             "verbs": ["patch"],
-        }]),
+        }])
     };
     let user = Certificate::Node(node).subject();
     let binding = json!({
@@ -196,16 +197,17 @@ fn dns_service() -> Wanted {
 pub fn dns_endpoints(servers: &[(String, Ipv4Addr)]) -> Wanted {
     let address = |(node, ip): &(String, Ipv4Addr)| json!({ "ip": ip, "nodeName": node });
     let addresses: Vec<Value> = servers.iter().map(address).collect();
-    let subsets = match addresses.is_empty() {
+    let subsets = if addresses.is_empty() {
         // A subset without addresses is none.
-        true => json!([]),
-        false => json!([{
+        json!([])
+    } else {
+        json!([{
             "addresses": addresses,
             "ports": [
                 { "name": "dns", "protocol": "UDP", "port": 53 },
                 { "name": "dns-tcp", "protocol": "TCP", "port": 53 },
             ],
-        }]),
+        }])
     };
     let body = json!({ "subsets": subsets });
     Wanted::new(kinds::ENDPOINTS, Some(NAMESPACE), DNS, body)

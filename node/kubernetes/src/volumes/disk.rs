@@ -47,14 +47,14 @@ use super::VolumeName;
 /// The first project of a volume; those before it are nobody's.
 const FIRST_PROJECT: u32 = 1000;
 /// The file system's: a file that is not empty has one at least.
-const BLOCK: u64 = 4096;
+const BLOCK_BYTES: u64 = 4096;
 /// So many inodes XFS makes room for at once.
-const INODES: u64 = 64;
-const PRIVATE: u32 = 0o700;
+const MIN_INODES: u64 = 64;
+const PRIVATE_DIRECTORY: u32 = 0o700;
 /// Pods run as anybody.
-const ANYBODY: u32 = 0o777;
-const NEW: &str = ".new-";
-const OLD: &str = ".old-";
+const OPEN_DIRECTORY: u32 = 0o777;
+const NEW_PREFIX: &str = ".new-";
+const OLD_PREFIX: &str = ".old-";
 
 /// Why a volume is not on the disk, or not gone.
 #[derive(Debug, thiserror::Error)]
@@ -120,14 +120,14 @@ pub struct Disk {
 impl Disk {
     /// Makes it if there is none, and clears away what was left half made.
     pub fn open(path: &Path) -> Result<Self, DiskError> {
-        files::create_dir_durably(path, PRIVATE)?;
+        files::create_dir_durably(path, PRIVATE_DIRECTORY)?;
         let directory = File::open(path).map_err(failed("open", path))?;
         let disk = Self {
             path: path.to_owned(),
             without: quota::available(&directory).err(),
             removed: Notify::new(),
         };
-        disk.clear_all(NEW, &|| false)?;
+        disk.clear_all(NEW_PREFIX, &|| false)?;
         Ok(disk)
     }
 
@@ -153,13 +153,13 @@ impl Disk {
             self.limit(&path, size)?;
             return Ok(false);
         }
-        let new = self.path.join(format!("{NEW}{}", name.as_str()));
+        let new = self.path.join(format!("{NEW_PREFIX}{}", name.as_str()));
         self.clear(&new, &|| false)?;
-        let made = DirBuilder::new().mode(PRIVATE).create(&new);
+        let made = DirBuilder::new().mode(PRIVATE_DIRECTORY).create(&new);
         made.map_err(failed("make", &new))?;
         self.limit(&new, size)?;
         // Whatever the mask of this process is.
-        let open = fs::Permissions::from_mode(ANYBODY);
+        let open = fs::Permissions::from_mode(OPEN_DIRECTORY);
         fs::set_permissions(&new, open).map_err(failed("open to all", &new))?;
         rename(&new, &path).map_err(failed("name", &path))?;
         self.sync()?;
@@ -170,7 +170,7 @@ impl Disk {
     /// and what is in it go by [`Self::sweep`]. Nothing if there is none.
     pub fn remove(&self, name: &VolumeName) -> Result<(), DiskError> {
         let path = self.path.join(name.as_str());
-        let old = self.path.join(format!("{OLD}{}", name.as_str()));
+        let old = self.path.join(format!("{OLD_PREFIX}{}", name.as_str()));
         match rename(&path, &old) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             renamed => renamed.map_err(failed("take the name of", &path))?,
@@ -183,7 +183,7 @@ impl Disk {
     /// Empties what has been removed, until that is `stopped`, which is an
     /// error. May take long.
     pub fn sweep(&self, stopped: &dyn Fn() -> bool) -> Result<(), DiskError> {
-        self.clear_all(OLD, stopped)
+        self.clear_all(OLD_PREFIX, stopped)
     }
 
     /// Waits for a removal since the last time.
@@ -286,7 +286,7 @@ impl Disk {
 fn of_size(bytes: u64) -> Amount {
     Amount {
         bytes,
-        inodes: bytes.div_ceil(BLOCK).max(INODES),
+        inodes: bytes.div_ceil(BLOCK_BYTES).max(MIN_INODES),
     }
 }
 
@@ -346,7 +346,10 @@ mod tests {
         assert!(!disk.ensure(&name('1'), 1 << 20).unwrap());
         let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
         let volume = path.join(name('1').as_str());
-        assert_eq!((mode(&path), mode(&volume)), (PRIVATE, ANYBODY));
+        assert_eq!(
+            (mode(&path), mode(&volume)),
+            (PRIVATE_DIRECTORY, OPEN_DIRECTORY)
+        );
 
         fs::create_dir(volume.join("deep")).unwrap();
         fs::write(volume.join("deep/file"), "content").unwrap();
@@ -403,9 +406,13 @@ mod tests {
         let disk = Disk::open(&path).unwrap();
         // A file in place of a directory, before and after one by any order.
         for digit in ['1', '3'] {
-            fs::write(path.join(format!("{OLD}{}", name(digit).as_str())), "").unwrap();
+            fs::write(
+                path.join(format!("{OLD_PREFIX}{}", name(digit).as_str())),
+                "",
+            )
+            .unwrap();
         }
-        fs::create_dir(path.join(format!("{OLD}{}", name('2').as_str()))).unwrap();
+        fs::create_dir(path.join(format!("{OLD_PREFIX}{}", name('2').as_str()))).unwrap();
         disk.sweep(&|| false).unwrap_err();
         assert_eq!(fs::read_dir(&path).unwrap().count(), 2);
     }

@@ -64,7 +64,7 @@ const IN_USE: &str = "kubernetes.io/pv-protection";
 pub const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 
 /// What failed on the disk is tried again after so long: a full disk, mostly.
-const AGAIN: Duration = Duration::from_secs(10);
+const RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// The name of a volume, and of its directory: `pvc-` and a UUID.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -229,7 +229,7 @@ async fn sweep(disk: &Arc<Disk>) -> Outcome {
         }
         tokio::select! {
             () = disk.removed() => {}
-            () = sleep(AGAIN), if swept.is_err() => {}
+            () = sleep(RETRY_DELAY), if swept.is_err() => {}
         }
     }
 }
@@ -260,7 +260,7 @@ async fn follow(
     tokio::pin!(events);
     // What could not be done, newest state by name.
     let mut undone = BTreeMap::new();
-    let mut again = tokio::time::interval(AGAIN);
+    let mut again = tokio::time::interval(RETRY_DELAY);
     // Not once for each time that there was nothing to do.
     again.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {

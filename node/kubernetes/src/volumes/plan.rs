@@ -16,11 +16,11 @@ use super::{
 };
 
 /// On which node the pod is to run.
-const SELECTED: &str = "volume.kubernetes.io/selected-node";
+const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
 /// Less is rounded up: a file system of nothing helps nobody.
-const SMALLEST: u64 = 1 << 20;
+const MIN_BYTES: u64 = 1 << 20;
 /// More than any disk; and what a quota can say.
-const LARGEST: u64 = 1 << 60;
+const MAX_BYTES: u64 = 1 << 60;
 
 /// What there is to do.
 #[derive(Debug, Default, PartialEq)]
@@ -75,7 +75,7 @@ pub struct Nodes<'a> {
 pub fn waiting(mut claim: Claim) -> Option<Claim> {
     let metadata = &mut claim.metadata;
     metadata.labels.clear();
-    metadata.annotations.retain(|key, _| key == SELECTED);
+    metadata.annotations.retain(|key, _| key == SELECTED_NODE);
     let waits = metadata.deletion_timestamp.is_none()
         && !metadata.annotations.is_empty()
         && claim.spec.storage_class_name.as_deref() == Some(CLASS)
@@ -138,7 +138,7 @@ fn is_over(volume: &Volume) -> bool {
 
 fn choose_again(claim: &Claim) -> Json {
     json!({ "metadata": {
-        "annotations": { SELECTED: null },
+        "annotations": { SELECTED_NODE: null },
         "resourceVersion": claim.metadata.resource_version,
     }})
 }
@@ -150,7 +150,7 @@ fn reference(claim: &Claim) -> Reference {
 
 /// The volume of a claim, wherever it was to be.
 fn serve(claim: &Claim, nodes: &Nodes<'_>) -> Result<Planned, String> {
-    let node = claim.metadata.annotations.get(SELECTED);
+    let node = claim.metadata.annotations.get(SELECTED_NODE);
     let node = node.and_then(|node| node.parse().ok());
     let node = node.ok_or("a node is chosen whose name is no node's")?;
     let spec = &claim.spec;
@@ -171,7 +171,7 @@ fn serve(claim: &Claim, nodes: &Nodes<'_>) -> Result<Planned, String> {
     }
     let request = spec.resources.requests.get("storage");
     let request = request.ok_or("the claim asks for no storage")?;
-    let size = bytes(request).filter(|size| *size <= LARGEST);
+    let size = bytes(request).filter(|size| *size <= MAX_BYTES);
     let size = size.ok_or_else(|| format!("{request:?} of storage cannot be"))?;
     let claim = reference(claim);
     let name = VolumeName::of_claim(&claim.2).ok_or("the claim has no UID")?;
@@ -179,7 +179,7 @@ fn serve(claim: &Claim, nodes: &Nodes<'_>) -> Result<Planned, String> {
         path: nodes.directory.join(name.as_str()),
         name,
         // What the object promises is what the quota is.
-        size: size.max(SMALLEST).next_multiple_of(4096),
+        size: size.max(MIN_BYTES).next_multiple_of(4096),
         node,
         claim,
     })
@@ -259,7 +259,7 @@ mod tests {
                 "resources": { "requests": { "storage": "1Gi" } },
             },
         });
-        claim["metadata"]["annotations"] = json!({ SELECTED: id('a').to_string() });
+        claim["metadata"]["annotations"] = json!({ SELECTED_NODE: id('a').to_string() });
         change(&mut claim);
         serde_json::from_value(claim).unwrap()
     }
@@ -315,7 +315,7 @@ mod tests {
         for other in ['b', 'c'] {
             let claim = claim(|claim| {
                 claim["metadata"]["resourceVersion"] = json!("7");
-                claim["metadata"]["annotations"][SELECTED] = json!(id(other).to_string());
+                claim["metadata"]["annotations"][SELECTED_NODE] = json!(id(other).to_string());
             });
             let mut volume = made();
             volume["metadata"]["labels"][NODE_LABEL] = json!(id(other).to_string());
@@ -324,7 +324,10 @@ mod tests {
                 panic!("{work_of:?}");
             };
             assert_eq!(reference.1, "data");
-            assert_eq!(patch["metadata"]["annotations"], json!({ SELECTED: null }));
+            assert_eq!(
+                patch["metadata"]["annotations"],
+                json!({ SELECTED_NODE: null })
+            );
             assert_eq!(patch["metadata"]["resourceVersion"], "7");
             assert_eq!((work_of.create, work_of.refuse), (vec![], vec![]));
             // It is about to be bound to what was made in time.
@@ -364,7 +367,7 @@ mod tests {
                 "no storage",
             ),
             (
-                claim(|claim| claim["metadata"]["annotations"][SELECTED] = json!("../x")),
+                claim(|claim| claim["metadata"]["annotations"][SELECTED_NODE] = json!("../x")),
                 "no node's",
             ),
         ] {

@@ -30,7 +30,7 @@ use hearth_api::v1::issue_certificate_request::{
     Kind, KubernetesWorker, kubernetes_worker::Purpose,
 };
 use hearth_base::event::{self, Value, Watcher, Writer};
-use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_base::supervisor::{Context, Failure, Health, Outcome};
 use hearth_host::bundle::Binary;
 use hearth_host::layout::{EphemeralWorker, KeyFiles};
 use hearth_host::pki::kubernetes::{KeyAndCertificate, to_pem};
@@ -92,7 +92,7 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let work = async {
         let mut addresses = worker.address.watch();
         let mut address = addresses.next().await?;
-        let mut healthy = false;
+        let health = Health::of(&ctx);
         loop {
             let issued = tokio::select! {
                 issued = worker.get(address) => issued?,
@@ -105,9 +105,7 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
             let tls = access::tls(&issued.authority, Some(&issued.node))?;
             worker.tls.set(Arc::new(tls.clone()));
             worker.client.set(Client::new(&servers, tls)?);
-            if !std::mem::replace(&mut healthy, true) {
-                ctx.healthy();
-            }
+            health.good();
             address = worker.due(issued.renew_at, &mut addresses, address).await?;
         }
     };

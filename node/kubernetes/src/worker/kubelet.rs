@@ -46,13 +46,13 @@ pub(crate) struct Worker {
     pub bundle: Arc<Bundle>,
     /// Will be read: the node's own, which is there when certificates are.
     pub client: Value<Client>,
-    /// Will be read.
+    /// Will be read: whether there are images to run pods from.
     pub imported: Value<Imported>,
     /// Held while it runs.
     pub containerd: InUse,
     /// Will be read: how many API servers are ready.
     pub ready: Value<usize>,
-    /// Will be written.
+    /// Will be written: how the kubelet fares.
     pub progress: Writer<Progress>,
 }
 

@@ -35,7 +35,7 @@ use super::super::containerd;
 /// The kubelet's control group, with all pods.
 const PODS: &str = "kubepods";
 /// How long what is killed may take to end.
-const KILLED: Duration = Duration::from_secs(10);
+const KILLED_WITHIN: Duration = Duration::from_secs(10);
 
 /// What pods need of the kernel. What the kubelet sets by itself is not here.
 const SETTINGS: [(&str, &str); 4] = [
@@ -121,7 +121,7 @@ pub async fn clear(turn: &Turn, root: &Root) -> Outcome {
     for name in [PODS, containerd::GROUP] {
         let group = cgroups::Group::root().child(name);
         group.kill()?;
-        if !group.empties_within(KILLED).await? {
+        if !group.empties_within(KILLED_WITHIN).await? {
             return Err(Failure::msg(format!(
                 "processes of the control group {name} do not end"
             )));

@@ -36,9 +36,9 @@ const HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 1025
 /// Where it counts, for whoever asks on this machine.
 const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
 /// A CA's certificate has at most so many bytes.
-const LONGEST_CA: u64 = 64 << 10;
+const MAX_CA_BYTES: u64 = 64 << 10;
 /// For its rules to be taken away.
-const CLEAR: Duration = Duration::from_secs(20);
+const CLEAR_WITHIN: Duration = Duration::from_secs(20);
 /// The chain in which the plugin for host ports has what leads to its others.
 const HOST_PORTS: &str = "CNI-HOSTPORT-DNAT";
 
@@ -59,7 +59,7 @@ pub(crate) struct Worker {
     pub client: Value<Client>,
     /// Will be read: how many API servers are ready.
     pub ready: Value<usize>,
-    /// Will be written.
+    /// Will be written: how kube-proxy fares.
     pub progress: Writer<Progress>,
 }
 
@@ -110,7 +110,7 @@ fn command(root: &Root, bundle: &Bundle) -> Program {
 /// again by itself.
 fn save_kubeconfig(files: &EphemeralWorker, program: &str) -> Result<(), FileError> {
     let keys = files.keys(certificates::PROXY);
-    let ca = files::read_limited(&keys.ca(), LONGEST_CA)?.unwrap_or_default();
+    let ca = files::read_limited(&keys.ca(), MAX_CA_BYTES)?.unwrap_or_default();
     Kubeconfig {
         server: &balancer::url(),
         ca_pem: &String::from_utf8_lossy(&ca),
@@ -152,7 +152,10 @@ fn cleanup(root: &Root, bundle: &Bundle) -> Program {
 /// nobody's way until the next boot, so it is told and no more.
 pub(crate) async fn clear_rules(root: &Root, bundle: &Bundle, log: &LogTree) {
     let program = cleanup(root, bundle);
-    match program.complete(log, Binary::Proxy.name(), CLEAR).await {
+    match program
+        .complete(log, Binary::Proxy.name(), CLEAR_WITHIN)
+        .await
+    {
         Ok(()) => {}
         Err(error @ ProgramError::Ended { .. }) => {
             tracing::info!("the rules of services are taken away: {error}");

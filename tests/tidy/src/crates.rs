@@ -39,7 +39,8 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-qemu", "api process switch", ""),
     ("hearth-lab", "api qemu", ""),
     ("hearth-tests", "api lab qemu", ""),
-    ("xtask", "api build bundle extension image kernel lab qemu", ""),
+    ("hearth-tidy", "", ""),
+    ("xtask", "api build bundle extension image kernel lab qemu tidy", ""),
 ];
 
 /// Our crates.

@@ -1,0 +1,160 @@
+//! The rules of the repository that a program can check.
+//!
+//! `docs/architecture.md` states them as invariants; each function here is one of them. They look at what git tracks or
+//! would track, so build output is never looked at. `cargo xtask tidy` runs them, and `cargo xtask test` before the tests.
+
+mod circles;
+mod crates;
+mod licences;
+mod lints;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+pub use crates::crates;
+
+/// What a look at the repository has found.
+pub struct Findings {
+    /// How many files were looked at.
+    pub files: usize,
+    /// What is wrong, a line each: all of it, not the first thing only.
+    pub wrong: Vec<String>,
+}
+
+/// What stands at the top of the tree, beside dotfiles.
+const TOP_LEVEL: &[&str] = &[
+    "Cargo.lock",
+    "Cargo.toml",
+    "LICENSE",
+    "README.md",
+    "clippy.toml",
+    "docs",
+    "image",
+    "kernel-config",
+    "node",
+    "qemu",
+    "tests",
+    "xtask",
+];
+
+/// A longer file is two files.
+const MAX_LINES: usize = 800;
+const MAX_ARCHITECTURE_LINES: usize = 300;
+const MAX_BYTES: u64 = 1 << 20;
+const VAGUE_NAMES: &[&str] = &["util", "utils", "common", "helpers", "misc", "manager"];
+
+/// Checks every rule in the repository at `root`.
+///
+/// # Errors
+/// If something cannot be read, or git or cargo cannot be asked.
+pub fn check(root: &Path) -> Result<Findings> {
+    let files = tracked(root)?;
+    let metadata = crates::metadata(root)?;
+    let mut wrong = Vec::new();
+    top_level(&files, &mut wrong);
+    sizes(root, &files, &mut wrong)?;
+    names(&files, &mut wrong);
+    crates::stated_arrows(&metadata, &mut wrong);
+    circles::between_modules(root, &metadata, &mut wrong)?;
+    lints::nobody_departs(root, &metadata, &mut wrong)?;
+    licences::none_is_copyleft(&metadata, &mut wrong);
+    Ok(Findings {
+        files: files.len(),
+        wrong,
+    })
+}
+
+/// Files that git tracks, or would if they were added.
+fn tracked(root: &Path) -> Result<Vec<PathBuf>> {
+    let output = Command::new("git")
+        .args([
+            "ls-files",
+            "--cached",
+            "--others",
+            "--exclude-standard",
+            "-z",
+        ])
+        .current_dir(root)
+        .output()
+        .context("git ls-files")?;
+    if !output.status.success() {
+        bail!(
+            "git ls-files: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    let listing =
+        String::from_utf8(output.stdout).context("git ls-files: names that are not UTF-8")?;
+    let present = listing
+        .split('\0')
+        .filter(|name| !name.is_empty())
+        .map(PathBuf::from);
+    Ok(present.filter(|path| root.join(path).is_file()).collect())
+}
+
+fn top_level(files: &[PathBuf], wrong: &mut Vec<String>) {
+    let found: BTreeSet<String> = files
+        .iter()
+        .filter_map(|path| path.components().next())
+        .map(|part| part.as_os_str().to_string_lossy().into_owned())
+        .filter(|name| !name.starts_with('.'))
+        .collect();
+    for name in found
+        .iter()
+        .filter(|name| !TOP_LEVEL.contains(&name.as_str()))
+    {
+        wrong.push(format!("{name}: not one of the house's rooms"));
+    }
+    for name in TOP_LEVEL.iter().filter(|name| !found.contains(**name)) {
+        wrong.push(format!("{name}: missing"));
+    }
+}
+
+fn sizes(root: &Path, files: &[PathBuf], wrong: &mut Vec<String>) -> Result<()> {
+    for path in files {
+        let full = root.join(path);
+        let bytes = fs::metadata(&full)
+            .with_context(|| full.display().to_string())?
+            .len();
+        if bytes > MAX_BYTES {
+            wrong.push(format!(
+                "{}: {bytes} bytes; binaries are never committed",
+                path.display()
+            ));
+            continue;
+        }
+        let limit = match path.to_str() {
+            Some("docs/architecture.md") => MAX_ARCHITECTURE_LINES,
+            _ if path.extension().is_some_and(|e| e == "rs") => MAX_LINES,
+            _ => continue,
+        };
+        let text = fs::read_to_string(&full).with_context(|| full.display().to_string())?;
+        let lines = text.lines().count();
+        if lines > limit {
+            wrong.push(format!(
+                "{}: {lines} lines, at most {limit}",
+                path.display()
+            ));
+        }
+    }
+    Ok(())
+}
+
+fn names(files: &[PathBuf], wrong: &mut Vec<String>) {
+    for path in files {
+        for part in path.components() {
+            let part = part.as_os_str().to_string_lossy();
+            let stem = part.split('.').next().unwrap_or(&part);
+            if VAGUE_NAMES.contains(&stem) {
+                wrong.push(format!(
+                    "{}: \"{stem}\" says nothing of what it is for",
+                    path.display()
+                ));
+            }
+        }
+    }
+}
