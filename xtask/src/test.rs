@@ -239,7 +239,7 @@ impl Selection {
 
 /// Our crates, but the one of the end-to-end tests.
 fn packages() -> Result<Vec<String>> {
-    let names = tidy::crates().map(str::to_owned);
+    let names = hearth_tidy::crates().map(str::to_owned);
     Ok(names.filter(|name| name != E2E).collect())
 }
 

@@ -21,6 +21,7 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-agent", "api base host sys", ""),
     ("hearth-consensus", "api base host sys", ""),
     ("hearth-curator", "api base consensus host sys", ""),
+    ("hearth-curator-bench", "api consensus curator", ""),
     // A machine registers with a curator that is real.
     ("hearth-enrolment", "api base host sys", "curator"),
     ("hearth-kubernetes-api", "api base", ""),

@@ -1,6 +1,6 @@
 //! The curator on the host: its rates beside an etcd that is called directly, and thousands of nodes that call it.
 //!
-//! What is measured, and by whom, is `node/curator/examples/curator_host`; here it is built as the node is, run, and its
+//! What is measured, and by whom, is `node/curator/bench`; here it is built as the node is, run, and its
 //! records are taken in.
 
 use std::path::Path;

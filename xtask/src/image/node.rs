@@ -48,15 +48,8 @@ pub fn build_curator_host(ui: &Ui, destination: &Path) -> Result<PathBuf> {
     let product = Product {
         what: "the curator on the host",
         profile: Profile::Node,
-        arguments: &[
-            "--package",
-            "hearth-curator",
-            "--features",
-            "testing",
-            "--example",
-            "curator_host",
-        ],
-        built: "examples/curator_host",
+        arguments: &["--package", "hearth-curator-bench"],
+        built: "curator_host",
     };
     compile(ui, &product, destination)
 }
