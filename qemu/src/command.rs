@@ -4,19 +4,17 @@
 //! arguments, one helper for each concern, with a reason beside each flag that
 //! does not explain itself. Nothing here touches the disk or starts anything.
 
-mod line;
-
 use std::{
     fmt,
     os::fd::RawFd,
     path::{Path, PathBuf},
 };
 
-pub use line::CommandLine;
-use line::Options;
+pub use crate::command_line::CommandLine;
 
 use crate::{
     accel::Accel,
+    command_line::Options,
     disk::Disk,
     firmware::Firmware,
     fw_cfg::{Content, Item, Name},

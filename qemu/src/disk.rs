@@ -10,7 +10,7 @@ use std::{
     process::{Output, Stdio},
 };
 
-use crate::command::CommandLine;
+use crate::command_line::CommandLine;
 
 /// How the bytes lie in the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

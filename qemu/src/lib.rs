@@ -53,6 +53,7 @@ pub mod accel;
 pub mod artifacts;
 pub mod cluster;
 pub mod command;
+mod command_line;
 pub mod console;
 mod control;
 pub mod disk;

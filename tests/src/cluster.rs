@@ -82,6 +82,16 @@ pub struct Member {
     running: Option<Running>,
 }
 
+impl TestCtx {
+    /// A cluster of so many nodes, all of them voters, HOME and healthy.
+    ///
+    /// # Errors
+    /// If it does not come to that.
+    pub async fn cluster(&self, nodes: u16) -> anyhow::Result<Cluster> {
+        Cluster::formed(self, nodes).await
+    }
+}
+
 impl Cluster {
     /// All of them voters, HOME and healthy.
     pub(crate) async fn formed(test: &TestCtx, nodes: u16) -> anyhow::Result<Self> {

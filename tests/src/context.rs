@@ -11,11 +11,6 @@ use hearth_qemu::{
     artifacts::{Artifacts, Kubernetes},
 };
 
-use crate::{cluster::Cluster, node::Plan};
-
-/// What a test comes to.
-pub type Outcome = anyhow::Result<()>;
-
 /// QEMU's accelerator, `auto` unless this says `kvm` or `tcg`.
 const ACCEL: &str = "HEARTH_TEST_ACCEL";
 
@@ -68,19 +63,6 @@ impl TestCtx {
         })
     }
 
-    /// A machine of this name, to be planned and then installed.
-    pub fn node(&self, name: &str) -> Plan<'_> {
-        Plan::new(self, name)
-    }
-
-    /// A cluster of so many nodes, all of them voters, HOME and healthy.
-    ///
-    /// # Errors
-    /// If it does not come to that.
-    pub async fn cluster(&self, nodes: u16) -> anyhow::Result<Cluster> {
-        Cluster::formed(self, nodes).await
-    }
-
     /// Where it may leave files.
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -109,7 +91,7 @@ impl TestCtx {
     ///
     /// # Errors
     /// If its folder cannot be removed.
-    pub fn passed(mut self) -> Outcome {
+    pub fn passed(mut self) -> crate::Outcome {
         self.passed = true;
         fs::remove_dir_all(&self.folder)
             .with_context(|| format!("remove {}", self.folder.display()))?;

@@ -56,6 +56,9 @@ pub mod secrets;
 pub mod writer;
 
 pub use cluster::Cluster;
-pub use context::{Outcome, TestCtx};
+pub use context::TestCtx;
 pub use kubernetes::Kubernetes;
 pub use owner::{Operator, patiently};
+
+/// What a test comes to.
+pub type Outcome = anyhow::Result<()>;

@@ -58,6 +58,13 @@ enum Kind {
     Raw,
 }
 
+impl TestCtx {
+    /// A machine of this name, to be planned and then installed.
+    pub fn node(&self, name: &str) -> Plan<'_> {
+        Plan::new(self, name)
+    }
+}
+
 impl<'a> Plan<'a> {
     pub(crate) fn new(test: &'a TestCtx, name: &str) -> Self {
         let ports = [

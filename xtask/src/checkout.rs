@@ -42,6 +42,11 @@ fn above(manifest: &Path) -> &Path {
     manifest.parent().unwrap_or(manifest)
 }
 
+/// The kernel's configuration and its pinned series.
+pub fn kernel_config() -> PathBuf {
+    root().join("kernel-config")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

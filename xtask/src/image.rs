@@ -8,7 +8,7 @@ mod extension;
 mod node;
 mod release;
 
-pub use extension::{Request, sample};
+pub use extension::{Request, of_bundle, sample};
 
 pub use hearth_image::layout::{DATA_SIZE, ESP_SIZE};
 pub use hearth_image::recipe::Artifacts;

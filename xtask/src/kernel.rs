@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use anyhow::Result;
 pub use hearth_kernel::Kernel;
 
-use crate::checkout::root;
+use crate::checkout::kernel_config;
 use crate::setup::{self, Needs};
 use crate::ui::Ui;
 
@@ -35,14 +35,5 @@ pub fn ensure(ui: &Ui) -> Result<Kernel> {
 
 fn ensure_with(ui: &Ui, fragments: &[PathBuf]) -> Result<Kernel> {
     setup::ensure(ui, Needs::KERNEL)?;
-    Ok(hearth_kernel::ensure(ui, &config_dir(), fragments)?)
-}
-
-/// The pinned series of the kernel ("6.12"), which names Debian's source package.
-pub fn series() -> Result<String> {
-    Ok(hearth_kernel::series(&config_dir())?)
-}
-
-fn config_dir() -> PathBuf {
-    root().join("kernel-config")
+    Ok(hearth_kernel::ensure(ui, &kernel_config(), fragments)?)
 }

@@ -3,10 +3,8 @@
 use std::path::Path;
 
 use anyhow::Result;
-use hearth_api::names;
 pub use hearth_bundle::{Bundle, conformance, take_from_package};
 
-use crate::image;
 use crate::setup::{self, Needs};
 use crate::ui::Ui;
 
@@ -52,10 +50,4 @@ pub fn ensure(ui: &Ui, bundle: Option<&Path>) -> Result<Bundle> {
     }
     setup::ensure(ui, Needs::KUBERNETES)?;
     Ok(hearth_bundle::ensure(ui)?)
-}
-
-/// A bundle as the extension of an image.
-pub fn extension(bundle: &Bundle) -> Result<image::Request> {
-    let name = names::EXTENSION_KUBERNETES;
-    Ok(format!("{name}={}", bundle.root.display()).parse()?)
 }

@@ -16,6 +16,7 @@ mod kubernetes;
 mod link;
 mod power;
 mod program;
+mod promises;
 mod run;
 mod setup;
 mod sizes;

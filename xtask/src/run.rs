@@ -178,7 +178,7 @@ fn build(ui: &Ui, config: &MachineConfig, bundle: Option<&Bundle>) -> Result<Art
         true => Flavour::Debug,
         false => Flavour::Release,
     };
-    let extensions = bundle.map(kubernetes::extension).transpose()?;
+    let extensions = bundle.map(image::of_bundle).transpose()?;
     let built = image::ensure_extended(ui, flavour, extensions.as_slice())?;
     Ok(Artifacts {
         image: built.image,

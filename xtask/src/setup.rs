@@ -8,7 +8,7 @@ use std::ops::BitOr;
 use anyhow::Result;
 use hearth_build::host::{ETCD, Probe, QEMU, command_for_the_user, install};
 
-use crate::kernel;
+use crate::checkout::kernel_config;
 use crate::ui::Ui;
 
 /// `cargo xtask setup`: install what is missing on this machine.
@@ -140,7 +140,7 @@ pub fn ensure(ui: &Ui, needs: Needs) -> Result<()> {
 }
 
 fn missing(needs: Needs) -> Result<Vec<String>> {
-    let packages = packages(&kernel::series()?);
+    let packages = packages(&hearth_kernel::series(&kernel_config())?);
     let missing = packages
         .into_iter()
         .filter(|package| package.needs.meets(needs) && !package.probe.finds());

@@ -6,8 +6,10 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-use crate::bench::{Bound, Records};
+use hearth_lab::measure::records::{Record, Records};
+
 use crate::image::{self, Artifacts, Flavour};
+use crate::promises::{self, Bound};
 use crate::ui::Ui;
 
 /// `cargo xtask sizes`: weigh the image's parts; fails where one is over its budget.
@@ -21,7 +23,7 @@ pub struct Args {
 /// Runs the task.
 pub fn run(ui: &Ui, args: &Args) -> Result<()> {
     let artifacts = image::ensure(ui, Flavour::Release)?;
-    let mut records = crate::bench::records(ui)?;
+    let mut records = promises::records(ui)?;
     record(&artifacts, &mut records)?;
     if args.json {
         print!("{}", records.json()?);
@@ -64,7 +66,7 @@ pub fn record(artifacts: &Artifacts, records: &mut Records) -> Result<()> {
 }
 
 fn table(records: &Records) -> String {
-    let line = |record: &crate::bench::Record| {
+    let line = |record: &Record| {
         let allowed = Bound::of(&record.name).map(|bound| format!("  {bound}"));
         let allowed = allowed.unwrap_or_default();
         format!("{:>12}  {}{allowed}\n", record.max, record.name)
@@ -74,7 +76,7 @@ fn table(records: &Records) -> String {
 
 /// What is heavier than allowed, for a message.
 fn over_budget(records: &Records) -> Vec<String> {
-    let over = |record: &crate::bench::Record| {
+    let over = |record: &Record| {
         let bound = Bound::of(&record.name).filter(|bound| !bound.is_met(record.max))?;
         Some(format!(
             "{} is {}, promised is {bound}",

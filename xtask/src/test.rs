@@ -278,7 +278,7 @@ fn build(ui: &Ui, args: &Args) -> Result<std::path::PathBuf> {
                 program = Some(with_tests.program);
                 bundle = with_tests.bundle;
             }
-            let extension = kubernetes::extension(&bundle)?;
+            let extension = image::of_bundle(&bundle)?;
             Some(artifacts::Kubernetes {
                 image: image(image::ensure_extended(ui, Flavour::Test, &[extension])?),
                 kubectl: bundle.kubectl.context("the bundle has no kubectl")?,

@@ -28,7 +28,7 @@ const METRIC: u32 = 100;
 const PUBLIC: u32 = 0o644;
 
 /// What this boot uses; `None` is DHCP.
-pub fn configuration(
+pub(crate) fn configuration(
     parameters: &parameters::Loaded,
     sealed: &SealedStore,
 ) -> Option<StaticNetwork> {
@@ -43,7 +43,7 @@ pub fn configuration(
 }
 
 /// What the worker works with.
-pub struct Network {
+pub(crate) struct Network {
     /// `None` is DHCP.
     pub configuration: Option<StaticNetwork>,
     /// Where name servers are written down.
@@ -53,7 +53,7 @@ pub struct Network {
 }
 
 /// Brings the network up and keeps it up.
-pub async fn run(ctx: Context, network: Arc<Network>) -> Outcome {
+pub(crate) async fn run(ctx: Context, network: Arc<Network>) -> Outcome {
     let netlink = Netlink::open()?;
     netlink.set_loopback_up().await?;
     let device = device(network.configuration.as_ref());

@@ -27,12 +27,12 @@ use crate::EnrolmentId;
 
 /// A cluster, and its owner.
 pub(super) struct Home {
-    pub world: World,
+    pub(crate) world: World,
     management: ManagementClient<Channel>,
 }
 
 impl Home {
-    pub async fn new() -> Self {
+    pub(crate) async fn new() -> Self {
         let world = World::new(quick()).await;
         let management = world.management().await;
         Self { world, management }
@@ -79,7 +79,7 @@ impl Home {
         self.management.approve_node(request).await.unwrap();
     }
 
-    pub async fn delete(&mut self, key: PublicKey) {
+    pub(crate) async fn delete(&mut self, key: PublicKey) {
         let request = DeleteNodeRequest {
             node: Some(selector(key)),
             bypass_not_decommissioned: true,

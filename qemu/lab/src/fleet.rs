@@ -20,10 +20,11 @@ use crate::boot::{Boot, Sign, Trouble};
 use crate::error::shown;
 use crate::events::{Event, Observer};
 use crate::machines::{self, Blueprint};
-use crate::power;
 use crate::record::ClusterRecord;
 use crate::{LabError, Result};
 
+/// How long a node may take to go down: it stops etcd, syncs and unmounts, on a host that may be busy.
+pub const POWER_OFF_BOUND: Duration = Duration::from_secs(60);
 /// After QEMU's end: how long the rest of what it said may take to be read.
 const LAST_WORDS: Duration = Duration::from_secs(20);
 
@@ -322,7 +323,7 @@ impl Fleet {
     async fn shut_down(&mut self, asked: &[usize], started: Instant) -> Result<()> {
         let mut ends = JoinSet::new();
         for &index in asked {
-            let shutdown = self.vm(index)?.shutdown(power::BOUND);
+            let shutdown = self.vm(index)?.shutdown(POWER_OFF_BOUND);
             ends.spawn(async move { (index, shutdown.await) });
         }
         let mut unclean = Vec::new();
@@ -361,7 +362,7 @@ impl Fleet {
             )),
             Shutdown::Quit | Shutdown::Killed => Some(format!(
                 "{name} did not go down within {} s, so QEMU was ended\n\n{}",
-                power::BOUND.as_secs(),
+                POWER_OFF_BOUND.as_secs(),
                 vm.tail()
             )),
         })

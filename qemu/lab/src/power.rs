@@ -13,14 +13,12 @@ use tokio::task::JoinSet;
 
 use crate::error::shown;
 use crate::events::{Event, Observer};
-use crate::fleet::request_start;
+use crate::fleet::{POWER_OFF_BOUND, request_start};
 use crate::machines::{self, Blueprint};
 use crate::record::ClusterRecord;
 use crate::state::parameters_of;
 use crate::{LabError, Result};
 
-/// How long a node may take to go down: it stops etcd, syncs and unmounts, on a host that may be busy.
-pub const BOUND: Duration = Duration::from_secs(60);
 /// How long the run in the foreground may take to start a machine.
 const STARTED_WITHIN: Duration = Duration::from_secs(60);
 /// Between two looks for it.
@@ -105,7 +103,7 @@ pub async fn stop(folder: &Path, machines: Vec<Attached>, observer: &dyn Observe
     let started = Instant::now();
     for machine in machines {
         ends.spawn(async move {
-            let shutdown = machine.shutdown(BOUND).await;
+            let shutdown = machine.shutdown(POWER_OFF_BOUND).await;
             (machine, shutdown)
         });
     }
@@ -124,7 +122,7 @@ pub async fn stop(folder: &Path, machines: Vec<Attached>, observer: &dyn Observe
             }),
             Shutdown::Quit | Shutdown::Killed => unclean.push(format!(
                 "{name} did not go down within {} s, so QEMU was ended; its console: {}",
-                BOUND.as_secs(),
+                POWER_OFF_BOUND.as_secs(),
                 shown(&machine.run_dir().serial_log()).display()
             )),
         }

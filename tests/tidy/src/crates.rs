@@ -25,7 +25,7 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     // A machine registers with a curator that is real.
     ("hearth-enrolment", "api base host sys", "curator"),
     ("hearth-kubernetes-api", "api base", ""),
-    ("hearth-kubernetes-dns", "api base host kubernetes-api sys", ""),
+    ("hearth-kubernetes-dns", "api base host kubernetes-api", ""),
     // A worker asks a curator that is real for its certificates.
     ("hearth-kubernetes", "agent api base consensus host kubernetes-api kubernetes-dns sys", "curator"),
     ("hearth-core", "agent api base consensus curator enrolment host kubernetes sys", ""),

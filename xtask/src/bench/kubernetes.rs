@@ -38,7 +38,7 @@ pub fn measure(
 ) -> Result<()> {
     setup::ensure(ui, Needs::RUN)?;
     let bundle = kubernetes::ensure(ui, None)?;
-    let extension = [kubernetes::extension(&bundle)?];
+    let extension = [image::of_bundle(&bundle)?];
     weigh_on_disk(ui, &extension, records)?;
     let folder = target::folder("bench")?;
     let round = Round {

@@ -8,19 +8,17 @@ mod cluster;
 mod curator;
 mod image;
 mod kubernetes;
-mod promises;
-
-pub use promises::Bound;
 
 use std::path::PathBuf;
 
 use anyhow::{Result, anyhow};
 use hearth_image::output;
-pub use hearth_lab::measure::records::{Record, Records, ratio};
+use hearth_lab::measure::records::{Record, Records, ratio};
 use hearth_qemu::accel;
 
 use crate::command::{Interrupted, Interrupts};
-use crate::image::{Flavour, ensure, revision};
+use crate::image::{Flavour, ensure};
+use crate::promises::{Bound, records};
 use crate::run;
 use crate::sizes;
 use crate::ui::Ui;
@@ -105,11 +103,6 @@ fn number(value: f64, unit: &str) -> String {
     } else {
         format!("{value:.3}")
     }
-}
-
-/// No records yet, of this checkout.
-pub fn records(ui: &Ui) -> Result<Records> {
-    Ok(Records::new(revision(ui)?))
 }
 
 /// Runs the task. It fails where something cannot be measured, never by what the measurement says.

@@ -10,7 +10,7 @@ use hearth_api::names;
 use hearth_extension::Extension;
 use hearth_image::output::write_if_changed;
 
-use crate::kubernetes;
+use crate::kubernetes::{self, Bundle};
 use crate::target;
 use crate::ui::Ui;
 
@@ -57,6 +57,12 @@ impl Request {
             ),
         }
     }
+}
+
+/// A bundle of Kubernetes' programs as the extension of an image.
+pub fn of_bundle(bundle: &Bundle) -> Result<Request> {
+    let name = names::EXTENSION_KUBERNETES;
+    Ok(format!("{name}={}", bundle.root.display()).parse()?)
 }
 
 /// The extension of the tests, `sample`: a few files of every kind, made to be recognised by whoever reads them.

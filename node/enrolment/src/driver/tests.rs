@@ -19,22 +19,22 @@ use crate::sealed::Stored;
 /// What outlives a power cut.
 pub(crate) struct Machine {
     _dir: tempfile::TempDir,
-    pub root: Root,
-    pub files: Files,
+    pub(crate) root: Root,
+    pub(crate) files: Files,
 }
 
 /// One boot of it.
 pub(crate) struct Boot {
     supervisor: Supervisor,
     reports: Arc<StdMutex<Vec<Report>>>,
-    pub state: ClusterState,
-    pub member: event::Value<MemberData>,
+    pub(crate) state: ClusterState,
+    pub(crate) member: event::Value<MemberData>,
     standing: event::Value<Standing>,
     address: Option<event::Writer<u8>>,
 }
 
 impl Machine {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let dir = tempfile::tempdir().unwrap();
         let root = Root::under(dir.path());
         fs::create_dir(root.esp.path()).unwrap();
@@ -47,7 +47,7 @@ impl Machine {
 
     /// Switches it on. `parameters` as it finds them; the network has an
     /// address at once.
-    pub fn boot(&self, parameters: parameters::Loaded) -> Boot {
+    pub(crate) fn boot(&self, parameters: parameters::Loaded) -> Boot {
         let boot = self.boot_without_address(parameters);
         boot.address.as_ref().unwrap().set(1);
         boot
@@ -120,14 +120,14 @@ impl Machine {
         }
     }
 
-    pub fn sealed(&self) -> Sealed {
+    pub(crate) fn sealed(&self) -> Sealed {
         match SealedStore::new(&self.root.esp).load().unwrap() {
             Stored::Sealed(sealed) => sealed,
             other => panic!("{other:?}"),
         }
     }
 
-    pub fn front(&self) -> Front {
+    pub(crate) fn front(&self) -> Front {
         let mut data = DataPartition::new(self.files.rebooted(), self.root.data.clone());
         data.inspect().unwrap()
     }
@@ -175,7 +175,7 @@ async fn control_plane(
 
 impl Boot {
     /// Waits until enrolment stands so.
-    pub async fn until(&self, wanted: impl FnMut(&Standing) -> bool) -> Standing {
+    pub(crate) async fn until(&self, wanted: impl FnMut(&Standing) -> bool) -> Standing {
         let mut standing = self.standing.watch();
         let reached = standing.wait_for(wanted);
         tokio::time::timeout(Duration::from_secs(60), reached)
@@ -184,19 +184,19 @@ impl Boot {
             .unwrap()
     }
 
-    pub async fn settled(&self) -> MemberData {
+    pub(crate) async fn settled(&self) -> MemberData {
         self.until(|standing| *standing == Standing::Settled).await;
         self.member.get().unwrap()
     }
 
-    pub async fn becomes(&self, state: State) {
+    pub(crate) async fn becomes(&self, state: State) {
         let mut states = self.state.watch();
         let reached = states.wait_for(|now| *now == state);
         soon("the cluster state", reached).await.unwrap();
     }
 
     /// What is on its console, when its power is cut.
-    pub async fn off(self) -> Vec<String> {
+    pub(crate) async fn off(self) -> Vec<String> {
         self.supervisor.shutdown().await;
         let reports = self.reports.lock().unwrap();
         reports.iter().map(Report::to_string).collect()
@@ -436,7 +436,7 @@ async fn a_boot_that_ends_anywhere_is_continued_by_the_next() {
 }
 
 impl Machine {
-    pub fn sealed_if_any(&self) -> Option<Sealed> {
+    pub(crate) fn sealed_if_any(&self) -> Option<Sealed> {
         match SealedStore::new(&self.root.esp).load().unwrap() {
             Stored::Sealed(sealed) => Some(sealed),
             _ => None,

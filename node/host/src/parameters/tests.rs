@@ -1,9 +1,9 @@
+mod stored_forms;
+
 use std::fs;
 
 use hearth_api::{
-    fixture,
     identity::SigningKey,
-    stored_form,
     v1::{
         ClusterBootstrap, ClusterConfiguration, ClusterDirectory, ClusterRegister, ColdStartPolicy,
         KubernetesConfiguration, Label, NetworkConfig, NodeRoles, StorageSecurity,
@@ -780,89 +780,4 @@ proptest! {
         bytes.truncate(cut.index(bytes.len()));
         let _ = parse(Source::FwCfg, &bytes);
     }
-}
-
-/// What a fixture says of the authority, or, where there is none yet, any.
-fn stored_ca(fixture: &[u8]) -> Vec<u8> {
-    match NodeParameters::decode(fixture).unwrap().cluster {
-        Some(node_parameters::Cluster::ClusterRegister(register)) => register.ca_certificate,
-        _ => register().ca_certificate,
-    }
-}
-
-/// As installers write them on the ESP.
-#[test]
-fn the_stored_form_stays() {
-    let labels = vec![Label {
-        key: "zone".into(),
-        value: "b".into(),
-    }];
-    let network = NetworkConfig {
-        mac: "52:54:00:12:34:56".into(),
-        addresses: vec!["192.0.2.10/24".into()],
-        routes: vec![network_config::Route {
-            destination: "0.0.0.0/0".into(),
-            gateway: "192.0.2.1".into(),
-        }],
-        nameservers: vec!["192.0.2.53".into()],
-        vlan: 7,
-    };
-    let asked = ClusterBootstrap {
-        initial_cluster_configuration: Some(ClusterConfiguration {
-            cluster_domain: "example.internal".into(),
-            tpm_mode: TpmMode::Disabled.into(),
-            storage_security_policy: StorageSecurityPolicy::NeedsEncryption.into(),
-            cold_start_policy: ColdStartPolicy::None.into(),
-            kubernetes: Some(KubernetesConfiguration {
-                synchronized_labels: vec!["zone".into()],
-            }),
-        }),
-        initial_roles: Some(NodeRoles {
-            consensus_member: Some(node_roles::ConsensusMember { member_id: 0 }),
-            kubernetes_worker: Some(node_roles::KubernetesWorker {}),
-            ..NodeRoles::default()
-        }),
-        labels: labels.clone(),
-        ..bootstrap()
-    };
-    let message = NodeParameters {
-        network_config: Some(network.clone()),
-        wipe: Some(Wipe {
-            enrolment_id: vec![4; 16],
-        }),
-        ..founding(asked.clone())
-    };
-    let stored = stored_form!("parameters-bootstrap.pb", message.encode_to_vec());
-    let read = parse(Source::Esp, &stored).unwrap();
-    let Cluster::Bootstrap(found) = read.cluster else {
-        panic!("no bootstrap");
-    };
-    assert_eq!(found.owner, SigningKey::from_seed([1; 32]).public());
-    assert_eq!(found.first_contact_secret.expose(), &[2; 32]);
-    assert_eq!(found.recovery_recipient, None);
-    assert_eq!(
-        Some(found.configuration),
-        asked.initial_cluster_configuration
-    );
-    assert_eq!(found.roles, asked.initial_roles);
-    assert_eq!(found.labels, labels);
-    assert_eq!(read.network.unwrap().to_message(), network);
-    assert_eq!(read.wipe, Some(EnrolmentId::from_bytes([4; 16])));
-
-    let ca = stored_ca(fixture!("parameters-register.pb"));
-    let message = registering(ClusterRegister {
-        ca_certificate: ca.clone(),
-        labels: labels.clone(),
-        ..register()
-    });
-    let stored = stored_form!("parameters-register.pb", message.encode_to_vec());
-    let read = parse(Source::Esp, &stored).unwrap();
-    let Cluster::Register(found) = read.cluster else {
-        panic!("no registration");
-    };
-    assert_eq!(Some(found.directory), register().cluster_directory);
-    assert_eq!(found.ticket.expose(), &[3; 32]);
-    assert_eq!(found.ca[..], ca);
-    assert_eq!(found.labels, labels);
-    assert!(read.network.is_none() && read.wipe.is_none());
 }

@@ -1,5 +1,11 @@
 //! What Hearth promises in numbers, by the record that shows it. Here and nowhere else; `docs/bench.md` explains them.
 
+use anyhow::Result;
+use hearth_lab::measure::records::Records;
+
+use crate::image::revision;
+use crate::ui::Ui;
+
 /// How far a measured number may go.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Bound {
@@ -57,6 +63,11 @@ impl std::fmt::Display for Bound {
             Bound::AtLeast(least) => write!(f, "≥ {least}"),
         }
     }
+}
+
+/// No records yet, of this checkout.
+pub fn records(ui: &Ui) -> Result<Records> {
+    Ok(Records::new(revision(ui)?))
 }
 
 #[cfg(test)]
