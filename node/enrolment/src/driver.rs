@@ -33,7 +33,7 @@ use hearth_host::parameters::{self, Bootstrap, Cluster, Parameters, Register};
 use hearth_host::pki::{self, PkiError};
 use hearth_host::storage::header::{Front, Phase};
 use hearth_host::storage::{DataPartition, Machinery, Mode, StorageError, Volume};
-use hearth_host::{credentials, failpoint};
+use hearth_host::{around, credentials, failpoint};
 use tonic::Code;
 use tracing::Instrument;
 
@@ -331,35 +331,14 @@ where
         let store = self.sealed.clone();
         let saved = blocking(move || match &sealed {
             Sealed::Founding(founding) if founding.cluster_ca.is_none() => {
-                failpoint!("enrolment.sealed_founding.before");
-                store.save(&sealed)?;
-                failpoint!("enrolment.sealed_founding.after");
-                Ok(())
+                around!("enrolment.sealed_founding", store.save(&sealed))
             }
-            Sealed::Founding(_) => {
-                failpoint!("enrolment.sealed_authority.before");
-                store.save(&sealed)?;
-                failpoint!("enrolment.sealed_authority.after");
-                Ok(())
-            }
+            Sealed::Founding(_) => around!("enrolment.sealed_authority", store.save(&sealed)),
             Sealed::Registering(registering) if registering.answer.is_none() => {
-                failpoint!("enrolment.sealed_registering.before");
-                store.save(&sealed)?;
-                failpoint!("enrolment.sealed_registering.after");
-                Ok(())
+                around!("enrolment.sealed_registering", store.save(&sealed))
             }
-            Sealed::Registering(_) => {
-                failpoint!("enrolment.sealed_answer.before");
-                store.save(&sealed)?;
-                failpoint!("enrolment.sealed_answer.after");
-                Ok(())
-            }
-            Sealed::Member(_) => {
-                failpoint!("enrolment.sealed_member.before");
-                store.save(&sealed)?;
-                failpoint!("enrolment.sealed_member.after");
-                Ok(())
-            }
+            Sealed::Registering(_) => around!("enrolment.sealed_answer", store.save(&sealed)),
+            Sealed::Member(_) => around!("enrolment.sealed_member", store.save(&sealed)),
             Sealed::Disowned(disowned) => disowning::seal(&store, *disowned),
         });
         saved.await?.map_err(again)?;

@@ -126,6 +126,30 @@ macro_rules! failpoint {
     }};
 }
 
+/// Does a durable step between the two failpoints that have its name, `NAME.before` and `NAME.after`. The step is a
+/// `Result`, and so is what comes of it.
+#[macro_export]
+macro_rules! around {
+    ($name:literal, $step:expr) => {{
+        const {
+            assert!(
+                $crate::failpoint::is_known(concat!($name, ".before")),
+                "no such failpoint"
+            )
+        };
+        const {
+            assert!(
+                $crate::failpoint::is_known(concat!($name, ".after")),
+                "no such failpoint"
+            )
+        };
+        $crate::failpoint::reach(concat!($name, ".before"));
+        let done = $step?;
+        $crate::failpoint::reach(concat!($name, ".after"));
+        Ok(done)
+    }};
+}
+
 /// What [`failpoint!`](crate::failpoint) calls; no code without the feature.
 ///
 /// The feature is asked for here and not in the macro, which is expanded in
@@ -231,8 +255,10 @@ mod tests {
                 && path.file_name().is_some_and(|n| n != "failpoint.rs")
             {
                 let source = fs::read_to_string(&path).unwrap();
-                for call in source.split("failpoint!(\"").skip(1) {
-                    names.push(call.split('"').next().unwrap().to_owned());
+                let named = |call: &str| call.split('"').next().unwrap().to_owned();
+                names.extend(source.split("failpoint!(\"").skip(1).map(named));
+                for step in source.split("around!(\"").skip(1).map(named) {
+                    names.extend([format!("{step}.before"), format!("{step}.after")]);
                 }
             }
         }

@@ -66,14 +66,13 @@ mod worker;
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
 
 use hearth_agent::{CuratorConnection, Learned, View};
 use hearth_api::names;
 use hearth_api::v1::{NodeCondition, NodeRoles};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::logtree::LogTree;
-use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_base::supervisor::{Context, Exit, Failure, Outcome};
 use hearth_host::cluster_state::{ClusterState, State};
 use hearth_host::extensions::{Extensions, Missing};
 use hearth_host::handover::{MayHavePods, MemberData, PodNetwork};
@@ -82,9 +81,6 @@ use hearth_sys::tree;
 
 use calendar::Calendar;
 use hearth_host::bundle::Bundle;
-
-/// Of a restart for a role that came or went.
-const AT_ONCE: Duration = Duration::from_millis(10);
 
 /// Runs Kubernetes on this node as the node's roles demand. All that runs below
 /// it shares this.
@@ -236,7 +232,7 @@ pub async fn run(ctx: Context, parts: Arc<Worker>) -> Outcome {
             lost: AtomicBool::new(false),
         });
         standings.push((role, standing.watch(), Standing::NotHeld));
-        ctx.run(name, move |ctx| pass(ctx, gate.clone()))?;
+        ctx.run_restartable(name, &gate, pass)?;
     }
     ctx.healthy();
     let [controller, worker] = &mut standings[..] else {
@@ -264,7 +260,7 @@ struct Gate {
 }
 
 /// Lets the role's parts run while the role is held.
-async fn pass(ctx: Context, gate: Arc<Gate>) -> Outcome {
+async fn pass(ctx: Context, gate: Arc<Gate>) -> Result<Exit, Failure> {
     let work = async {
         // The data partition is open from then on.
         gate.parts.member.watch().next().await?;
@@ -272,7 +268,7 @@ async fn pass(ctx: Context, gate: Arc<Gate>) -> Outcome {
         let disowned = async {
             let mut states = gate.parts.cluster_state.watch();
             while states.next().await? != State::Disowning {}
-            Err(Failure::msg("the cluster has disowned this node"))
+            Ok(Exit::restart("the cluster has disowned this node"))
         };
         let disowning = gate.parts.cluster_state.get() == State::Disowning;
         let held = !disowning && gate.role.is_held(&roles.next().await?);
@@ -281,22 +277,18 @@ async fn pass(ctx: Context, gate: Arc<Gate>) -> Outcome {
             changed.await?;
             gate.lost.fetch_or(held, Ordering::Relaxed);
             let (role, now) = (gate.role.name(), if held { "no" } else { "a" });
-            Err(Failure::msg(format!("this node is {now} {role} now")))
+            Ok(Exit::restart(format_args!("this node is {now} {role} now")))
         };
         tokio::select! {
-            outcome = serve(&ctx, &gate, held) => outcome,
+            outcome = serve(&ctx, &gate, held) => outcome.map(|()| Exit::Done),
             // Without a role there is nothing to end.
             ended = disowned, if held => ended,
-            changed = changed, if !disowning => {
-                // Nothing has failed that would be better later.
-                ctx.restart_within(Some(AT_ONCE));
-                changed
-            }
+            changed = changed, if !disowning => changed,
         }
     };
     tokio::select! {
-        outcome = work => outcome,
-        () = ctx.cancelled() => Ok(()),
+        exit = work => exit,
+        () = ctx.cancelled() => Ok(Exit::Done),
     }
 }
 

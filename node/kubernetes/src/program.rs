@@ -33,13 +33,11 @@ use std::time::Duration;
 
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::logtree::LogTree;
-use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_base::supervisor::{Context, Exit, Failure, Outcome};
 use hearth_host::bundle::{Binary, Bundle};
 use hearth_sys::child::{self, Child, ChildError};
 use tokio::process::Command;
 use tokio::time::{Instant, sleep, timeout};
-
-use super::AT_ONCE;
 
 use health::{HealthTracker, Verdict};
 
@@ -327,7 +325,7 @@ pub async fn run_until_outdated<P, F>(
     progress: &Writer<Progress>,
     probe: P,
     outdated: impl Future<Output = Result<&'static str, event::Closed>>,
-) -> Outcome
+) -> Result<Exit, Failure>
 where
     P: Fn() -> F,
     F: Future<Output = Result<(), Unwell>>,
@@ -342,12 +340,10 @@ where
     };
     run_until(ctx, program, log, progress, probe, over).await?;
     let Some(why) = outdated_by else {
-        return Ok(());
+        return Ok(Exit::Done);
     };
-    // Nothing has failed that would be better later.
-    ctx.restart_within(Some(AT_ONCE));
     let name = program.name();
-    Err(Failure::msg(format!("{name} starts again: {}", why?)))
+    Ok(Exit::restart(format_args!("{name} starts again: {}", why?)))
 }
 
 /// The same until something else has happened, for a program that is of use

@@ -258,16 +258,14 @@ async fn what_a_role_has_left_is_cleared_before_it_is_served_again() {
     fs::create_dir_all(&left).unwrap();
     fake.roles.set(NodeRoles::default());
     let end = soon("it ends", end.watch().next()).await.unwrap();
-    assert_eq!(
-        end.unwrap_err(),
-        "this node is no Kubernetes controller now"
-    );
+    let expected = Exit::restart("this node is no Kubernetes controller now");
+    assert_eq!(end, Ok(expected));
     once.stop().await;
     assert!(left.exists());
 
     fake.roles.set(controller());
     gate.standing.set(Standing::NotHeld);
-    let again = Alone::run(move |ctx| pass(ctx, gate.clone()));
+    let again = Alone::run_restartable(move |ctx| pass(ctx, gate.clone()));
     serves().await;
     assert!(!left.exists());
     again.stop().await;

@@ -25,7 +25,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 use hearth_base::event::{self, Value, Writer};
-use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_base::supervisor::{Context, Exit, Failure, Outcome};
 use hearth_consensus::etcd_proxy::quota::Capacity;
 use hearth_consensus::kubernetes_authorities;
 use hearth_consensus::{ConsensusUser, NamespacedClient};
@@ -129,10 +129,10 @@ pub(crate) async fn run(
         }
     })?;
     for (profile, progress) in profiles.into_iter().zip(&progresses) {
-        let (all, progress) = (controller.clone(), progress.clone());
+        let progress = progress.clone();
         let name = profile.binary.name().trim_start_matches("kube-");
-        ctx.run(name, move |ctx| {
-            keep(ctx, all.clone(), profile, progress.clone())
+        ctx.run_restartable(name, &controller, move |ctx, all| {
+            keep(ctx, all, profile, progress.clone())
         })?;
     }
     let objects = Arc::new(event::value().0);
@@ -266,7 +266,7 @@ async fn keep(
     all: Arc<Controller>,
     profile: Profile,
     progress: Arc<Writer<Progress>>,
-) -> Outcome {
+) -> Result<Exit, Failure> {
     let binary = profile.binary;
     let ready = async {
         if binary != Binary::Apiserver {
@@ -279,7 +279,7 @@ async fn keep(
     };
     let address = tokio::select! {
         address = ready => address?,
-        () = ctx.cancelled() => return Ok(()),
+        () = ctx.cancelled() => return Ok(Exit::Done),
     };
     let prepared = programs::prepare(&all, profile, address)?;
     let _held = match binary {

@@ -45,7 +45,7 @@ impl Scripted {
     fn run(&self) -> Alone {
         let (program, log) = (self.program.clone(), self.log.clone());
         let progress = self.progress.clone();
-        Alone::run(move |ctx| {
+        Alone::run_restartable(move |ctx| {
             let (program, log) = (program.clone(), log.clone());
             let progress = progress.clone();
             async move {

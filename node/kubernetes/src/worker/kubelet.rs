@@ -18,7 +18,7 @@ use std::sync::Arc;
 use futures::{Stream, StreamExt as _};
 use hearth_api::names::{KUBERNETES_DOMAIN, PORT_KUBELET};
 use hearth_base::event::{Value, Writer};
-use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_base::supervisor::{Context, Exit, Failure};
 use hearth_host::bundle::{Binary, Bundle, Flag};
 use hearth_host::handover::PodNetwork;
 use hearth_host::layout::Root;
@@ -64,7 +64,7 @@ struct Facts {
 }
 
 /// Runs it.
-pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
+pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failure> {
     let parts = &worker.parts;
     let mut clients = worker.client.watch();
     let mut networks = parts.pod_network.watch();
@@ -85,7 +85,7 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     };
     let (facts, client) = tokio::select! {
         known = known => known?,
-        () = ctx.cancelled() => return Ok(()),
+        () = ctx.cancelled() => return Ok(Exit::Done),
     };
     let program = worker.program(&facts)?;
     let _held = worker.containerd.hold().await;

@@ -148,7 +148,7 @@ fn start(
         ready: ready.clone(),
         progress: kubelet_writer,
     });
-    ctx.run("kubelet", move |ctx| kubelet::run(ctx, worker.clone()))?;
+    ctx.run_restartable("kubelet", &worker, kubelet::run)?;
     let worker = Arc::new(proxy::Worker {
         parts: parts.clone(),
         bundle: bundle.clone(),
@@ -156,7 +156,7 @@ fn start(
         ready,
         progress: proxy_writer,
     });
-    ctx.run("kube-proxy", move |ctx| proxy::run(ctx, worker.clone()))?;
+    ctx.run_restartable("kube-proxy", &worker, proxy::run)?;
     Ok(Facts {
         network: parts.pod_network.clone(),
         client,

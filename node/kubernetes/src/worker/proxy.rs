@@ -17,7 +17,7 @@ use std::time::Duration;
 use hearth_api::names::POD_NETWORK;
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::logtree::LogTree;
-use hearth_base::supervisor::{Context, Failure, Outcome};
+use hearth_base::supervisor::{Context, Exit, Failure};
 use hearth_host::bundle::{Binary, Bundle};
 use hearth_host::layout::{EphemeralWorker, Root};
 use hearth_kubernetes_api::Client;
@@ -64,7 +64,7 @@ pub(crate) struct Worker {
 }
 
 /// Runs it.
-pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
+pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failure> {
     let parts = &worker.parts;
     let mut addresses = parts.address.watch();
     let known = async {
@@ -74,7 +74,7 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     };
     let (name, address) = tokio::select! {
         known = known => known?,
-        () = ctx.cancelled() => return Ok(()),
+        () = ctx.cancelled() => return Ok(Exit::Done),
     };
     let program = worker.program(&name, address)?;
     let outdated = async {
