@@ -18,14 +18,11 @@ use std::{fs, io, path::PathBuf};
 
 use hearth_api::private::StoredMember;
 use hearth_host::layout;
+use hearth_host::record::{self, Record as _, RecordError};
 use hearth_sys::files::{self, FileError};
-use prost::Message as _;
 
 use super::MemberId;
 
-const VERSION: u32 = 1;
-/// Seven members with their URLs are below 1 KiB.
-const LARGEST_FILE: u64 = 64 << 10;
 /// Only root of this machine.
 const PRIVATE_FILE_MODE: u32 = 0o600;
 
@@ -44,13 +41,8 @@ pub enum StandingError {
         source: io::Error,
     },
     /// The record is none, or of another version.
-    #[error("{path}: {why}")]
-    Record {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        why: String,
-    },
+    #[error(transparent)]
+    Record(#[from] RecordError),
 }
 
 /// As which member a node joins, and with whom.
@@ -136,42 +128,26 @@ pub fn has_log(etcd: &layout::Etcd) -> bool {
 
 /// The record of a join, if there is one.
 pub fn load(etcd: &layout::Etcd) -> Result<Option<Joining>, StandingError> {
-    let path = etcd.member();
-    let Some(bytes) = files::read_limited(&path, LARGEST_FILE)? else {
-        return Ok(None);
+    let read = |stored: StoredMember| {
+        if stored.member_id == 0 || stored.initial_cluster.is_empty() {
+            return Err("names no member");
+        }
+        Ok(Joining {
+            member: MemberId(stored.member_id),
+            initial_cluster: stored.initial_cluster,
+        })
     };
-    let wrong = |why: String| StandingError::Record {
-        path: path.clone(),
-        why,
-    };
-    let stored = StoredMember::decode(&bytes[..]).map_err(|error| wrong(error.to_string()))?;
-    if stored.version != VERSION {
-        return Err(wrong(format!(
-            "version {}, this software knows version {VERSION}",
-            stored.version
-        )));
-    }
-    if stored.member_id == 0 || stored.initial_cluster.is_empty() {
-        return Err(wrong("names no member".into()));
-    }
-    Ok(Some(Joining {
-        member: MemberId(stored.member_id),
-        initial_cluster: stored.initial_cluster,
-    }))
+    Ok(record::load(&etcd.member(), read)?)
 }
 
 /// Writes the record, durably.
 pub fn save(etcd: &layout::Etcd, joining: &Joining) -> Result<(), StandingError> {
     let stored = StoredMember {
-        version: VERSION,
+        version: StoredMember::VERSION,
         member_id: joining.member.0,
         initial_cluster: joining.initial_cluster.clone(),
     };
-    Ok(files::write_atomic(
-        &etcd.member(),
-        &stored.encode_to_vec(),
-        PRIVATE_FILE_MODE,
-    )?)
+    Ok(record::save(&etcd.member(), &stored)?)
 }
 
 /// Whether the member of the record has taken part.

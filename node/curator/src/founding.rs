@@ -80,10 +80,14 @@ fn transaction(data: &BootstrapData, authorities: &Authorities) -> Write {
     let mut cluster = StoredCluster {
         version: state::VERSION,
         cluster_id: data.cluster_id.as_bytes().to_vec(),
-        configuration: Some(data.configuration.clone()),
-        owner_public_key: data.owner.as_bytes().to_vec(),
-        first_contact_secret: data.first_contact_secret.expose().to_vec(),
-        recovery_recipient: data.recovery_recipient.map(Vec::from).unwrap_or_default(),
+        configuration: Some(data.seed.configuration.clone()),
+        owner_public_key: data.seed.owner.as_bytes().to_vec(),
+        first_contact_secret: data.seed.first_contact_secret.expose().to_vec(),
+        recovery_recipient: data
+            .seed
+            .recovery_recipient
+            .map(Vec::from)
+            .unwrap_or_default(),
     };
     let mut node = StoredNode {
         version: state::VERSION,
@@ -93,7 +97,7 @@ fn transaction(data: &BootstrapData, authorities: &Authorities) -> Write {
         cluster_unlock_key: data.cluster_unlock_key.expose().to_vec(),
         state: NodeState::Up.into(),
         roles: Some(data.roles),
-        labels: data.labels.clone(),
+        labels: data.seed.labels.clone(),
         tpm_usage: data.tpm_usage.into(),
         storage_security: data.storage_security.into(),
         ..StoredNode::default()
@@ -161,6 +165,7 @@ mod tests {
     };
 
     use super::*;
+    use hearth_host::handover::ClusterSeed;
 
     fn data() -> BootstrapData {
         BootstrapData {
@@ -171,26 +176,28 @@ mod tests {
             join_key: SigningKey::from_seed([0x33; 32]).public(),
             storage_security: StorageSecurity::Encrypted,
             tpm_usage: TpmUsage::PresentButUnused,
-            owner: SigningKey::from_seed([0x66; 32]).public(),
-            first_contact_secret: FirstContactSecret::from_bytes([0x77; 32]),
-            recovery_recipient: Some([0x99; 32]),
-            configuration: ClusterConfiguration {
-                cluster_domain: "example.internal".into(),
-                tpm_mode: TpmMode::BestEffort.into(),
-                storage_security_policy: StorageSecurityPolicy::NeedsEncryption.into(),
-                cold_start_policy: ColdStartPolicy::Owner.into(),
-                kubernetes: Some(KubernetesConfiguration {
-                    synchronized_labels: vec!["zone".into(), "example.org/*".into()],
-                }),
-            },
             roles: NodeRoles {
                 consensus_member: Some(ConsensusMember { member_id: 0 }),
                 ..NodeRoles::default()
             },
-            labels: vec![Label {
-                key: "zone".into(),
-                value: "b".into(),
-            }],
+            seed: ClusterSeed {
+                owner: SigningKey::from_seed([0x66; 32]).public(),
+                first_contact_secret: FirstContactSecret::from_bytes([0x77; 32]),
+                recovery_recipient: Some([0x99; 32]),
+                configuration: ClusterConfiguration {
+                    cluster_domain: "example.internal".into(),
+                    tpm_mode: TpmMode::BestEffort.into(),
+                    storage_security_policy: StorageSecurityPolicy::NeedsEncryption.into(),
+                    cold_start_policy: ColdStartPolicy::Owner.into(),
+                    kubernetes: Some(KubernetesConfiguration {
+                        synchronized_labels: vec!["zone".into(), "example.org/*".into()],
+                    }),
+                },
+                labels: vec![Label {
+                    key: "zone".into(),
+                    value: "b".into(),
+                }],
+            },
         }
     }
 
@@ -234,7 +241,7 @@ mod tests {
                 join_key: data.join_key,
                 state: NodeState::Up,
                 roles: data.roles,
-                labels: data.labels,
+                labels: data.seed.labels,
                 tpm_usage: data.tpm_usage,
                 storage_security: data.storage_security,
                 decommissioning: false,

@@ -33,7 +33,7 @@ use hearth_base::{
 use hearth_consensus::fenced::{Condition, Write};
 use hearth_consensus::testing::{Running, Site};
 use hearth_consensus::{ConsensusUser, NamespacedClient, PeerReadiness, RootClient};
-use hearth_host::handover::BootstrapData;
+use hearth_host::handover::{BootstrapData, ClusterSeed};
 use hearth_host::pki::{self, Authority};
 use prost::Message as _;
 use tokio::sync::mpsc;
@@ -67,21 +67,23 @@ pub fn bootstrap_data(site: &Site, owner: &OwnerKey) -> BootstrapData {
         join_key: JoinKey::generate().public(),
         storage_security: StorageSecurity::Insecure,
         tpm_usage: TpmUsage::NotPresent,
-        owner: owner.public(),
-        first_contact_secret: FirstContactSecret::generate(),
-        recovery_recipient: None,
-        configuration: ClusterConfiguration {
-            cluster_domain: "cluster.internal".into(),
-            ..Default::default()
-        },
         roles: NodeRoles {
             consensus_member: Some(node_roles::ConsensusMember::default()),
             ..Default::default()
         },
-        labels: vec![Label {
-            key: "rack".into(),
-            value: "1".into(),
-        }],
+        seed: ClusterSeed {
+            owner: owner.public(),
+            first_contact_secret: FirstContactSecret::generate(),
+            recovery_recipient: None,
+            configuration: ClusterConfiguration {
+                cluster_domain: "cluster.internal".into(),
+                ..Default::default()
+            },
+            labels: vec![Label {
+                key: "rack".into(),
+                value: "1".into(),
+            }],
+        },
     }
 }
 

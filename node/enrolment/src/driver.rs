@@ -317,13 +317,9 @@ where
             identity,
             node_key,
             cluster_unlock_key: ClusterUnlockKey::generate(),
-            owner: bootstrap.owner,
             cluster_ca: None,
-            first_contact_secret: bootstrap.first_contact_secret.clone(),
-            recovery_recipient: bootstrap.recovery_recipient,
-            configuration: bootstrap.configuration.clone(),
+            seed: bootstrap.seed.clone(),
             roles: bootstrap.roles(self.can_run_kubernetes),
-            labels: bootstrap.labels.clone(),
         }
     }
 
@@ -601,12 +597,8 @@ fn bootstrap_data(founding: &Founding) -> BootstrapData {
         join_key: founding.identity.join_key.public(),
         storage_security: founding.identity.storage_security,
         tpm_usage: founding.identity.tpm_usage,
-        owner: founding.owner,
-        first_contact_secret: founding.first_contact_secret.clone(),
-        recovery_recipient: founding.recovery_recipient,
-        configuration: founding.configuration.clone(),
+        seed: founding.seed.clone(),
         roles: founding.roles,
-        labels: founding.labels.clone(),
     }
 }
 

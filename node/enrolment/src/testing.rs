@@ -13,6 +13,7 @@ use hearth_api::{
         node_parameters,
     },
 };
+use hearth_host::handover::ClusterSeed;
 use hearth_host::parameters::{self, Parameters, Source};
 use prost::Message;
 use rustls_pki_types::CertificateDer;
@@ -40,13 +41,15 @@ pub(crate) fn founding(life: u8, storage_security: StorageSecurity) -> Arc<Found
         },
         node_key: NodeKey::from_seed([0xb3; 32]),
         cluster_unlock_key: ClusterUnlockKey::from_bytes([0xb4; 32]),
-        owner: SigningKey::from_seed([1; 32]).public(),
         cluster_ca: None,
-        first_contact_secret: FirstContactSecret::from_bytes([0xb5; 32]),
-        recovery_recipient: None,
-        configuration: ClusterConfiguration::default(),
         roles: NodeRoles::default(),
-        labels: Vec::new(),
+        seed: ClusterSeed {
+            owner: SigningKey::from_seed([1; 32]).public(),
+            first_contact_secret: FirstContactSecret::from_bytes([0xb5; 32]),
+            recovery_recipient: None,
+            configuration: ClusterConfiguration::default(),
+            labels: Vec::new(),
+        },
     })
 }
 

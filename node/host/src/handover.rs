@@ -16,6 +16,22 @@ use hearth_api::v1::{
 };
 use hearth_sys::cidr::Cidr;
 
+/// What the owner has said of a cluster that is to be founded. It is carried
+/// whole from the parameters through the sealed configuration to the founding.
+#[derive(Clone, Debug)]
+pub struct ClusterSeed {
+    /// Who may take ownership.
+    pub owner: PublicKey,
+    /// Proves the CA to the owner.
+    pub first_contact_secret: FirstContactSecret,
+    /// X25519; with cold-start policy OWNER only.
+    pub recovery_recipient: Option<[u8; 32]>,
+    /// With every default filled in.
+    pub configuration: ClusterConfiguration,
+    /// Of the first node.
+    pub labels: Vec<Label>,
+}
+
 /// A cluster that is to be founded: written by enrolment, read by the control
 /// plane. Held in an `Arc`, for it has secrets that should lie in one place.
 pub struct BootstrapData {
@@ -33,18 +49,10 @@ pub struct BootstrapData {
     pub storage_security: StorageSecurity,
     /// How the TPM is used.
     pub tpm_usage: TpmUsage,
-    /// Who may take ownership.
-    pub owner: PublicKey,
-    /// Proves the CA to the owner.
-    pub first_contact_secret: FirstContactSecret,
-    /// X25519, for cold-start policy OWNER.
-    pub recovery_recipient: Option<[u8; 32]>,
-    /// Of the cluster.
-    pub configuration: ClusterConfiguration,
+    /// What the owner has said.
+    pub seed: ClusterSeed,
     /// Of the first node.
     pub roles: NodeRoles,
-    /// Of the first node.
-    pub labels: Vec<Label>,
 }
 
 /// The founding is durable, in etcd and on the data partition, and a curator

@@ -210,7 +210,7 @@ impl Tasks {
         };
         let run = async move {
             // Calling the function may panic as well as awaiting it.
-            let run = panics::caught(async move { (runnable.0)(context).await });
+            let run = panics::caught(runnable.run(context));
             match run.await {
                 Ok(Ok(Exit::Done)) => End::Returned,
                 Ok(Ok(Exit::Restart { why, after })) => End::Restart { why, after },

@@ -72,12 +72,29 @@ use shared::Shared;
 /// The name of the root runnable, and the first part of all others.
 pub const ROOT: &str = "root";
 
-type BoxedRun =
-    dyn Fn(Context) -> Pin<Box<dyn Future<Output = Result<Exit, Failure>> + Send>> + Send + Sync;
+type Starts<T> =
+    dyn Fn(Context) -> Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>> + Send + Sync;
 
 /// Something the supervisor can start, again and again. Cheap to clone.
 #[derive(Clone)]
-pub struct Runnable(Arc<BoxedRun>);
+pub struct Runnable(Run);
+
+/// Two kinds, and no common one around them: what wraps a future is compiled
+/// anew for each of them.
+#[derive(Clone)]
+enum Run {
+    Plain(Arc<Starts<()>>),
+    Restartable(Arc<Starts<Exit>>),
+}
+
+impl Runnable {
+    async fn run(self, context: Context) -> Result<Exit, Failure> {
+        match self.0 {
+            Run::Plain(start) => start(context).await.map(|()| Exit::Done),
+            Run::Restartable(start) => start(context).await,
+        }
+    }
+}
 
 /// Makes a runnable of an async function. It is called at each start.
 pub fn runnable<F, Fut>(run: F) -> Runnable
@@ -85,10 +102,7 @@ where
     F: Fn(Context) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Outcome> + Send + 'static,
 {
-    restartable(move |context| {
-        let running = run(context);
-        async move { running.await.map(|()| Exit::Done) }
-    })
+    Runnable(Run::Plain(Arc::new(move |context| Box::pin(run(context)))))
 }
 
 /// Makes a runnable of an async function that may want to be started anew.
@@ -97,7 +111,9 @@ where
     F: Fn(Context) -> Fut + Send + Sync + 'static,
     Fut: Future<Output = Result<Exit, Failure>> + Send + 'static,
 {
-    Runnable(Arc::new(move |context| Box::pin(run(context))))
+    Runnable(Run::Restartable(Arc::new(move |context| {
+        Box::pin(run(context))
+    })))
 }
 
 impl std::fmt::Debug for Runnable {

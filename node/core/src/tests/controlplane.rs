@@ -183,7 +183,7 @@ async fn a_cluster_is_founded_once() {
     let site = Site::new();
     let boot = boot(&site);
     let data = bootstrap_data(&site, &OwnerKey::generate());
-    let (roles, wanted) = (data.roles, data.configuration.cluster_domain.clone());
+    let (roles, wanted) = (data.roles, data.seed.configuration.cluster_domain.clone());
     boot.bootstrap.set(Arc::new(data));
     let founded = next("the founding", &mut boot.founded.watch()).await;
 
@@ -234,7 +234,7 @@ async fn a_founding_whose_end_was_not_heard_of_is_found_again() {
     // The power was cut before enrolment had noted that it is a member.
     let boot = boot(&site);
     let mut data = bootstrap_data(&site, &OwnerKey::generate());
-    data.owner = OwnerKey::generate().public();
+    data.seed.owner = OwnerKey::generate().public();
     boot.bootstrap.set(Arc::new(data));
     let founded = next("the founding", &mut boot.founded.watch()).await;
     assert_eq!(founded.credentials.certificate, credentials.certificate);

@@ -195,7 +195,7 @@ async fn the_owner_takes_ownership_again_and_again_and_nobody_else_does() {
         let endpoint = world.endpoint();
         async move { first_contact::fetch_ca(&endpoint, &secret, BOUND, wall_clock()).await }
     };
-    let ca = fetch(world.data.first_contact_secret.clone())
+    let ca = fetch(world.data.seed.first_contact_secret.clone())
         .await
         .unwrap();
     assert_eq!(ca.certificate(), &world.node.ca);

@@ -96,7 +96,7 @@ async fn a_machine_becomes_a_node_and_comes_back() {
 
     let committed = machine.commit(&world).await.unwrap();
     assert_eq!(committed.ca_certificate, world.node.ca.to_vec());
-    assert_eq!(committed.owner_public_key, world.data.owner.as_bytes());
+    assert_eq!(committed.owner_public_key, world.data.seed.owner.as_bytes());
     assert_eq!(machine.commit(&world).await.unwrap(), committed);
     let other = Machine {
         unlock_key: ClusterUnlockKey::generate(),

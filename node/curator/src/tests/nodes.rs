@@ -359,7 +359,7 @@ async fn a_node_reports_about_itself_and_only_news_is_written() {
     let nodes = world.nodes().await;
     let node = nodes.iter().find(|node| node.id == own).unwrap();
     assert_eq!(node.status, Some(status("192.0.2.1")));
-    assert_eq!(node.labels, world.data.labels);
+    assert_eq!(node.labels, world.data.seed.labels);
     let before = epoch().await;
     let later = NodeStatus {
         sent_at: 99,

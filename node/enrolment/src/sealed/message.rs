@@ -8,6 +8,7 @@ use hearth_api::{
     private::{self, EnrolmentPhase, SealedConfiguration},
     v1::{ColdStartPolicy, StorageSecurity, TpmUsage},
 };
+use hearth_host::handover::ClusterSeed;
 use hearth_host::parameters::StaticNetwork;
 use prost::Message;
 use rustls_pki_types::CertificateDer;
@@ -36,18 +37,19 @@ impl Sealed {
             Self::Founding(founding) => SealedConfiguration {
                 phase: EnrolmentPhase::Founding.into(),
                 cluster_ca: der(founding.cluster_ca.as_ref()),
-                owner_public_key: founding.owner.as_bytes().to_vec(),
+                owner_public_key: founding.seed.owner.as_bytes().to_vec(),
                 node_key: founding.node_key.expose_seed().to_vec(),
                 cluster_unlock_key: founding.cluster_unlock_key.expose().to_vec(),
                 founding: Some(private::Founding {
-                    first_contact_secret: founding.first_contact_secret.expose().to_vec(),
+                    first_contact_secret: founding.seed.first_contact_secret.expose().to_vec(),
                     recovery_recipient: founding
+                        .seed
                         .recovery_recipient
                         .map(|recipient| recipient.to_vec())
                         .unwrap_or_default(),
-                    configuration: Some(founding.configuration.clone()),
+                    configuration: Some(founding.seed.configuration.clone()),
                     roles: Some(founding.roles),
-                    labels: founding.labels.clone(),
+                    labels: founding.seed.labels.clone(),
                 }),
                 ..identity_message(&founding.identity)
             },
@@ -259,16 +261,18 @@ fn parse_founding(message: &SealedConfiguration) -> Result<Sealed, SealedError> 
             "cluster_unlock_key",
             message.cluster_unlock_key[..].try_into(),
         )?,
-        owner: field("owner_public_key", message.owner_public_key[..].try_into())?,
         cluster_ca: certificate(&message.cluster_ca),
-        first_contact_secret: field(
-            "founding.first_contact_secret",
-            founding.first_contact_secret[..].try_into(),
-        )?,
-        recovery_recipient,
-        configuration: founding.configuration.clone().unwrap_or_default(),
         roles: founding.roles.unwrap_or_default(),
-        labels: founding.labels.clone(),
+        seed: ClusterSeed {
+            owner: field("owner_public_key", message.owner_public_key[..].try_into())?,
+            first_contact_secret: field(
+                "founding.first_contact_secret",
+                founding.first_contact_secret[..].try_into(),
+            )?,
+            recovery_recipient,
+            configuration: founding.configuration.clone().unwrap_or_default(),
+            labels: founding.labels.clone(),
+        },
     })))
 }
 

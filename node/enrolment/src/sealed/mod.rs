@@ -15,14 +15,11 @@ use std::sync::Arc;
 
 use hearth_api::{
     identity::{
-        ClusterId, ClusterUnlockKey, FirstContactSecret, JoinKey, NodeId, NodeKey, NodeUnlockKey,
-        PublicKey, Ticket,
+        ClusterId, ClusterUnlockKey, JoinKey, NodeId, NodeKey, NodeUnlockKey, PublicKey, Ticket,
     },
-    v1::{
-        ClusterConfiguration, ClusterDirectory, ColdStartPolicy, Label, NodeRoles, StorageSecurity,
-        TpmUsage,
-    },
+    v1::{ClusterDirectory, ColdStartPolicy, Label, NodeRoles, StorageSecurity, TpmUsage},
 };
+use hearth_host::handover::ClusterSeed;
 use hearth_host::parameters::StaticNetwork;
 use hearth_host::storage::header::Owner;
 use hearth_host::storage::keys::Secrets;
@@ -70,21 +67,13 @@ pub struct Founding {
     pub node_key: NodeKey,
     /// The other half of the data partition's key.
     pub cluster_unlock_key: ClusterUnlockKey,
-    /// Who may take ownership.
-    pub owner: PublicKey,
     /// The cluster's CA. Known from when the authorities are on the data
     /// partition; from then on that must not be made anew.
     pub cluster_ca: Option<CertificateDer<'static>>,
-    /// Proves the CA to the owner.
-    pub first_contact_secret: FirstContactSecret,
-    /// X25519, for cold-start policy OWNER.
-    pub recovery_recipient: Option<[u8; 32]>,
-    /// Of the cluster.
-    pub configuration: ClusterConfiguration,
+    /// What the owner has said of the cluster.
+    pub seed: ClusterSeed,
     /// Of this node.
     pub roles: NodeRoles,
-    /// Of this node.
-    pub labels: Vec<Label>,
 }
 
 /// Phase REGISTERING: what makes a node the same one when it asks again, and,
@@ -223,7 +212,7 @@ impl Founding {
         Member {
             identity: self.identity.clone(),
             cluster_ca,
-            owner: Some(self.owner),
+            owner: Some(self.seed.owner),
         }
     }
 }

@@ -2,6 +2,8 @@
 
 use std::fs;
 
+use hearth_api::identity::FirstContactSecret;
+use hearth_api::v1::ClusterConfiguration;
 use hearth_api::{
     identity::SigningKey,
     stored_form,
@@ -10,6 +12,7 @@ use hearth_api::{
         network_config, node_roles,
     },
 };
+use hearth_host::handover::ClusterSeed;
 use hearth_host::layout::Root;
 
 use super::*;
@@ -83,13 +86,15 @@ fn founding() -> Founding {
         },
         node_key: NodeKey::from_seed([0x66; 32]),
         cluster_unlock_key: ClusterUnlockKey::from_bytes([0x77; 32]),
-        owner: owner(),
         cluster_ca: None,
-        first_contact_secret: FirstContactSecret::from_bytes([0x88; 32]),
-        recovery_recipient: None,
-        configuration: ClusterConfiguration::default(),
+        seed: ClusterSeed {
+            owner: owner(),
+            first_contact_secret: FirstContactSecret::from_bytes([0x88; 32]),
+            recovery_recipient: None,
+            configuration: ClusterConfiguration::default(),
+            labels: Vec::new(),
+        },
         roles: NodeRoles::default(),
-        labels: Vec::new(),
     }
 }
 
@@ -98,18 +103,21 @@ fn full_founding() -> Founding {
     Founding {
         identity: identity(),
         cluster_ca: Some(ca()),
-        recovery_recipient: Some([0x99; 32]),
-        configuration: ClusterConfiguration {
-            cluster_domain: "example.internal".into(),
-            tpm_mode: TpmMode::BestEffort.into(),
-            storage_security_policy: StorageSecurityPolicy::NeedsEncryption.into(),
-            cold_start_policy: ColdStartPolicy::Owner.into(),
-            kubernetes: Some(KubernetesConfiguration {
-                synchronized_labels: vec!["zone".into(), "example.org/*".into()],
-            }),
+        seed: ClusterSeed {
+            recovery_recipient: Some([0x99; 32]),
+            configuration: ClusterConfiguration {
+                cluster_domain: "example.internal".into(),
+                tpm_mode: TpmMode::BestEffort.into(),
+                storage_security_policy: StorageSecurityPolicy::NeedsEncryption.into(),
+                cold_start_policy: ColdStartPolicy::Owner.into(),
+                kubernetes: Some(KubernetesConfiguration {
+                    synchronized_labels: vec!["zone".into(), "example.org/*".into()],
+                }),
+            },
+            labels: labels(),
+            ..founding().seed
         },
         roles: roles(),
-        labels: labels(),
         ..founding()
     }
 }
@@ -221,7 +229,7 @@ fn the_stored_secrets_are_read() {
     assert_eq!(*founding.identity.join_key.expose_seed(), [0x55; 32]);
     assert_eq!(*founding.node_key.expose_seed(), [0x66; 32]);
     assert_eq!(founding.cluster_unlock_key.expose(), &[0x77; 32]);
-    assert_eq!(founding.first_contact_secret.expose(), &[0x88; 32]);
+    assert_eq!(founding.seed.first_contact_secret.expose(), &[0x88; 32]);
 
     let bytes = hearth_api::fixture!("sealed-registering-answered.pb");
     let Sealed::Registering(asking) = Sealed::decode(bytes).unwrap() else {

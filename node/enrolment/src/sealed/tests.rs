@@ -13,6 +13,7 @@ use super::{
     super::testing::{founding, registering},
     *,
 };
+use hearth_api::v1::ClusterConfiguration;
 
 struct Place {
     _dir: tempfile::TempDir,
@@ -80,7 +81,7 @@ fn a_member_leaves_no_byte_of_what_it_was() {
     let place = place();
     let founding = founding(1, StorageSecurity::Encrypted);
     let mut long = Founding::clone(&founding);
-    long.labels = (0..64)
+    long.seed.labels = (0..64)
         .map(|i| Label {
             key: format!("label-{i}"),
             value: "v".repeat(60),
@@ -97,7 +98,7 @@ fn a_member_leaves_no_byte_of_what_it_was() {
         for secret in [
             founding.cluster_unlock_key.expose().as_slice(),
             founding.node_key.expose_seed().as_slice(),
-            founding.first_contact_secret.expose().as_slice(),
+            founding.seed.first_contact_secret.expose().as_slice(),
             b"label-63",
         ] {
             assert!(!bytes.windows(secret.len()).any(|window| window == secret));
@@ -295,19 +296,22 @@ fn a_phase_has_its_own_fields_and_no_others() {
 fn what_a_founding_was_asked_for_is_kept() {
     let base = founding(1, StorageSecurity::Insecure);
     let asked = Founding {
-        recovery_recipient: Some([7; 32]),
-        configuration: ClusterConfiguration {
-            cluster_domain: "example.internal".into(),
-            tpm_mode: TpmMode::Disabled.into(),
-            storage_security_policy: StorageSecurityPolicy::NeedsInsecure.into(),
-            cold_start_policy: ColdStartPolicy::None.into(),
-            kubernetes: None,
-        },
         roles: NodeRoles {
             consensus_member: Some(node_roles::ConsensusMember::default()),
             ..NodeRoles::default()
         },
-        owner: SigningKey::from_seed([9; 32]).public(),
+        seed: ClusterSeed {
+            recovery_recipient: Some([7; 32]),
+            configuration: ClusterConfiguration {
+                cluster_domain: "example.internal".into(),
+                tpm_mode: TpmMode::Disabled.into(),
+                storage_security_policy: StorageSecurityPolicy::NeedsInsecure.into(),
+                cold_start_policy: ColdStartPolicy::None.into(),
+                kubernetes: None,
+            },
+            owner: SigningKey::from_seed([9; 32]).public(),
+            ..base.seed.clone()
+        },
         ..Founding::clone(&base)
     };
     let place = place();
@@ -318,10 +322,10 @@ fn what_a_founding_was_asked_for_is_kept() {
     let Sealed::Founding(again) = loaded(&place) else {
         panic!("another phase");
     };
-    assert_eq!(again.recovery_recipient, asked.recovery_recipient);
-    assert_eq!(again.configuration, asked.configuration);
+    assert_eq!(again.seed.recovery_recipient, asked.seed.recovery_recipient);
+    assert_eq!(again.seed.configuration, asked.seed.configuration);
     assert_eq!(again.roles, asked.roles);
-    assert_eq!(again.owner, asked.owner);
+    assert_eq!(again.seed.owner, asked.seed.owner);
     assert_eq!(again.identity.cluster_id, ClusterId::from_bytes([1; 16]));
 }
 

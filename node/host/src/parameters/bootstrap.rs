@@ -4,10 +4,12 @@ use hearth_api::{
     identity::{FirstContactSecret, KeyError, PublicKey},
     labels,
     v1::{
-        ClusterBootstrap, ClusterConfiguration, ColdStartPolicy, KubernetesConfiguration, Label,
+        ClusterBootstrap, ClusterConfiguration, ColdStartPolicy, KubernetesConfiguration,
         NodeRoles, StorageSecurity, StorageSecurityPolicy, TpmMode, node_roles,
     },
 };
+
+use crate::handover::ClusterSeed;
 
 use super::Problem;
 
@@ -19,14 +21,8 @@ const LONGEST_CLUSTER_DOMAIN: usize = 80;
 /// The cluster that is to be founded.
 #[derive(Clone, Debug)]
 pub struct Bootstrap {
-    /// Its holder can take ownership.
-    pub owner: PublicKey,
-    /// Proves the cluster's CA to the owner.
-    pub first_contact_secret: FirstContactSecret,
-    /// X25519; with cold-start policy OWNER only.
-    pub recovery_recipient: Option<[u8; 32]>,
-    /// With every default filled in.
-    pub configuration: ClusterConfiguration,
+    /// What goes into the founding as it is.
+    pub seed: ClusterSeed,
     /// What the storage security policy makes of this node's data partition.
     pub storage_security: StorageSecurity,
     /// As in the configuration.
@@ -34,8 +30,6 @@ pub struct Bootstrap {
     /// Of the first node; consensus member at least. `None`: what its image can
     /// run.
     pub roles: Option<NodeRoles>,
-    /// Of the first node.
-    pub labels: Vec<Label>,
 }
 
 impl Bootstrap {
@@ -58,21 +52,24 @@ impl Bootstrap {
                 )
             })?;
         let settings = Settings::parse(message.initial_cluster_configuration.unwrap_or_default())?;
+        let recipient = recipient(&message.recovery_recipient, settings.cold_start_policy)?;
         Ok(Self {
-            owner,
-            first_contact_secret,
-            recovery_recipient: recipient(&message.recovery_recipient, settings.cold_start_policy)?,
-            configuration: ClusterConfiguration {
-                cluster_domain: settings.cluster_domain,
-                tpm_mode: settings.tpm_mode.into(),
-                storage_security_policy: settings.storage_security_policy.into(),
-                cold_start_policy: settings.cold_start_policy.into(),
-                kubernetes: settings.kubernetes,
+            seed: ClusterSeed {
+                owner,
+                first_contact_secret,
+                recovery_recipient: recipient,
+                configuration: ClusterConfiguration {
+                    cluster_domain: settings.cluster_domain,
+                    tpm_mode: settings.tpm_mode.into(),
+                    storage_security_policy: settings.storage_security_policy.into(),
+                    cold_start_policy: settings.cold_start_policy.into(),
+                    kubernetes: settings.kubernetes,
+                },
+                labels: labels::parse("cluster_bootstrap.labels", message.labels)?,
             },
             storage_security: storage_security(settings.storage_security_policy),
             cold_start_policy: settings.cold_start_policy,
             roles: roles(message.initial_roles)?,
-            labels: labels::parse("cluster_bootstrap.labels", message.labels)?,
         })
     }
 }

@@ -113,14 +113,17 @@ fn what_is_unset_has_a_default() {
     let Cluster::Bootstrap(bootstrap) = parameters.cluster else {
         panic!("not a bootstrap");
     };
-    assert_eq!(bootstrap.configuration.cluster_domain, "cluster.internal");
-    assert_eq!(bootstrap.configuration.tpm_mode(), TpmMode::BestEffort);
     assert_eq!(
-        bootstrap.configuration.storage_security_policy(),
+        bootstrap.seed.configuration.cluster_domain,
+        "cluster.internal"
+    );
+    assert_eq!(bootstrap.seed.configuration.tpm_mode(), TpmMode::BestEffort);
+    assert_eq!(
+        bootstrap.seed.configuration.storage_security_policy(),
         StorageSecurityPolicy::NeedsEncryption
     );
     assert_eq!(
-        bootstrap.configuration.cold_start_policy(),
+        bootstrap.seed.configuration.cold_start_policy(),
         ColdStartPolicy::None
     );
     assert_eq!(bootstrap.storage_security, StorageSecurity::Encrypted);
@@ -175,7 +178,7 @@ fn what_kubernetes_takes_over_is_kept_and_checked() {
     let Cluster::Bootstrap(bootstrap) = parsed(&founding(message)).unwrap().cluster else {
         panic!("not a bootstrap");
     };
-    assert_eq!(bootstrap.configuration.kubernetes, Some(wanted));
+    assert_eq!(bootstrap.seed.configuration.kubernetes, Some(wanted));
 
     let message = configured(|c| c.kubernetes = Some(patterns(&["rack", "a b"])));
     let refused = refusal(&founding(message));
@@ -756,9 +759,9 @@ proptest! {
         let Some(node_parameters::Cluster::ClusterBootstrap(asked)) = &message.cluster else {
             unreachable!("as generated");
         };
-        prop_assert_eq!(bootstrap.owner.as_bytes().as_slice(), &asked.owner_public_key);
-        prop_assert_eq!(bootstrap.first_contact_secret.expose().as_slice(), &asked.first_contact_secret);
-        prop_assert_eq!(&bootstrap.labels, &asked.labels);
+        prop_assert_eq!(bootstrap.seed.owner.as_bytes().as_slice(), &asked.owner_public_key);
+        prop_assert_eq!(bootstrap.seed.first_contact_secret.expose().as_slice(), &asked.first_contact_secret);
+        prop_assert_eq!(&bootstrap.seed.labels, &asked.labels);
         prop_assert_eq!(parameters.network.map(|n| n.to_message()), message.network_config);
         prop_assert_eq!(
             parameters.wipe.map(|id| id.as_bytes().to_vec()),

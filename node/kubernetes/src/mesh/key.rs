@@ -1,18 +1,13 @@
 //! The node's key of the mesh, and the range that was given for it, on the data
 //! partition.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use hearth_api::identity::{KeyError, MeshSecret};
 use hearth_api::private::StoredMesh;
 use hearth_host::networking::{NetworkingError, PodRange};
-use hearth_sys::files::{self, FileError};
-use prost::Message as _;
-use zeroize::{Zeroize as _, Zeroizing};
-
-const VERSION: u32 = 1;
-const MAX_SIZE: u64 = 4 << 10;
-const PRIVATE: u32 = 0o600;
+use hearth_host::record::{self, Record as _, RecordError};
+use zeroize::Zeroize as _;
 
 /// What is kept.
 pub(super) struct Kept {
@@ -21,37 +16,11 @@ pub(super) struct Kept {
     pub range: Option<PodRange>,
 }
 
-/// What is kept is of no use.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum KeptError {
-    /// The disk.
-    #[error(transparent)]
-    File(#[from] FileError),
-    /// It is no such record.
-    #[error("{path}: not a record of the mesh")]
-    Content {
-        path: PathBuf,
-        source: prost::DecodeError,
-    },
-    /// It was written by another version.
-    #[error("{path}: version {found}, this software knows version {VERSION}")]
-    Version { path: PathBuf, found: u32 },
-    /// Its key is none.
-    #[error("{path}: private_key")]
-    Key { path: PathBuf, source: KeyError },
-    /// Its range is none.
-    #[error("{path}")]
-    Range {
-        path: PathBuf,
-        source: NetworkingError,
-    },
-}
-
 /// What is on disk, or a new key, which is there before it is used.
 ///
 /// A record that cannot be read stops whoever asks: a key can be made anew, but
 /// that somebody else's bytes lie there is nothing to pass over.
-pub(super) fn load_or_make(path: &Path) -> Result<Kept, KeptError> {
+pub(super) fn load_or_make(path: &Path) -> Result<Kept, RecordError> {
     if let Some(kept) = load(path)? {
         return Ok(kept);
     }
@@ -63,51 +32,41 @@ pub(super) fn load_or_make(path: &Path) -> Result<Kept, KeptError> {
     Ok(kept)
 }
 
-fn load(path: &Path) -> Result<Option<Kept>, KeptError> {
-    let Some(bytes) = files::read_limited(path, MAX_SIZE)? else {
-        return Ok(None);
-    };
-    let bytes = Zeroizing::new(bytes);
-    let path = || path.to_owned();
-    let mut stored = StoredMesh::decode(&bytes[..]).map_err(|source| KeptError::Content {
-        path: path(),
-        source,
-    })?;
-    let secret = MeshSecret::try_from(&stored.private_key[..]);
-    stored.private_key.zeroize();
-    if stored.version != VERSION {
-        return Err(KeptError::Version {
-            path: path(),
-            found: stored.version,
-        });
-    }
-    let range = match &stored.pod_range[..] {
-        "" => Ok(None),
-        range => range.parse().map(Some),
-    };
-    Ok(Some(Kept {
-        secret: secret.map_err(|source| KeptError::Key {
-            path: path(),
-            source,
-        })?,
-        range: range.map_err(|source| KeptError::Range {
-            path: path(),
-            source,
-        })?,
-    }))
+fn load(path: &Path) -> Result<Option<Kept>, RecordError> {
+    record::load(path, |mut stored: StoredMesh| {
+        let secret = MeshSecret::try_from(&stored.private_key[..]);
+        stored.private_key.zeroize();
+        let range = match &stored.pod_range[..] {
+            "" => Ok(None),
+            range => range.parse().map(Some),
+        };
+        Ok::<_, FieldError>(Kept {
+            secret: secret.map_err(FieldError::Key)?,
+            range: range.map_err(FieldError::Range)?,
+        })
+    })
+}
+
+/// A field of the record makes no sense.
+#[derive(Debug, thiserror::Error)]
+enum FieldError {
+    #[error("private_key")]
+    Key(#[source] KeyError),
+    #[error("pod_range")]
+    Range(#[source] NetworkingError),
 }
 
 /// Keeps it, durably.
-pub(super) fn save(path: &Path, kept: &Kept) -> Result<(), KeptError> {
+pub(super) fn save(path: &Path, kept: &Kept) -> Result<(), RecordError> {
     let range = kept.range.map(|range| range.to_string());
     let mut stored = StoredMesh {
-        version: VERSION,
+        version: StoredMesh::VERSION,
         private_key: kept.secret.expose().to_vec(),
         pod_range: range.unwrap_or_default(),
     };
-    let bytes = Zeroizing::new(stored.encode_to_vec());
+    let saved = record::save(path, &stored);
     stored.private_key.zeroize();
-    Ok(files::write_atomic(path, &bytes, PRIVATE)?)
+    saved
 }
 
 #[cfg(test)]
@@ -139,7 +98,7 @@ mod tests {
             (b"\x08\x01", "private_key"),
         ] {
             std::fs::write(&path, bytes).unwrap();
-            let error = load_or_make(&path).err().unwrap().to_string();
+            let error = hearth_api::chain(&load_or_make(&path).err().unwrap());
             assert!(error.contains(said), "{error}");
             assert_eq!(std::fs::read(&path).unwrap(), bytes, "it stays");
         }

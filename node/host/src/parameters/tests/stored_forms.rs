@@ -59,15 +59,15 @@ fn the_stored_form_stays() {
     let Cluster::Bootstrap(found) = read.cluster else {
         panic!("no bootstrap");
     };
-    assert_eq!(found.owner, SigningKey::from_seed([1; 32]).public());
-    assert_eq!(found.first_contact_secret.expose(), &[2; 32]);
-    assert_eq!(found.recovery_recipient, None);
+    assert_eq!(found.seed.owner, SigningKey::from_seed([1; 32]).public());
+    assert_eq!(found.seed.first_contact_secret.expose(), &[2; 32]);
+    assert_eq!(found.seed.recovery_recipient, None);
     assert_eq!(
-        Some(found.configuration),
+        Some(found.seed.configuration),
         asked.initial_cluster_configuration
     );
     assert_eq!(found.roles, asked.initial_roles);
-    assert_eq!(found.labels, labels);
+    assert_eq!(found.seed.labels, labels);
     assert_eq!(read.network.unwrap().to_message(), network);
     assert_eq!(read.wipe, Some(EnrolmentId::from_bytes([4; 16])));
 
