@@ -187,7 +187,8 @@ impl Alone {
         self.says(Severity::Warning, words).await;
     }
 
-    async fn says(&self, min_severity: Severity, words: &str) {
+    /// Waits until the worker has logged these words, at this severity or a higher one.
+    pub async fn says(&self, min_severity: Severity, words: &str) {
         let mut reader = self.log.read(Query {
             dn: String::new(),
             subtree: true,

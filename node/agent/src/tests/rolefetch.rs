@@ -7,6 +7,7 @@ use hearth_api::testing::Script;
 use hearth_api::v1::node_roles::KubernetesWorker;
 use hearth_api::v1::{NodeRoles, WatchEvent};
 use hearth_base::event::{self, Value, Writer};
+use hearth_base::logtree::Severity;
 use hearth_host::handover::Refusals;
 
 use crate::CuratorConnection;
@@ -84,6 +85,9 @@ async fn what_is_on_disk_needs_no_curator() {
     let test = fetching(|file| save(file, &consensus_member()).unwrap()).await;
     let mut roles = test.roles.watch();
     assert_eq!(next("roles", &mut roles).await, consensus_member());
+    // Whoever reads the log of a boot sees with which roles it began.
+    let said = "consensus_member=true kubernetes_controller=false kubernetes_worker=false";
+    test.worker.says(Severity::Info, said).await;
 
     // A curator that says the same changes nothing, another word does.
     test.curators_say(consensus_member());
