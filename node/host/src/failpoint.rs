@@ -285,49 +285,4 @@ mod tests {
         assert!(!is_known("enrolment.sealed_founding"));
         assert!(!is_known(""));
     }
-
-    /// The one test that arms: there is one armed failpoint in a process.
-    #[cfg(feature = "failpoints")]
-    #[test]
-    fn the_armed_one_reports_and_never_returns() {
-        use std::{sync::mpsc, thread, time::Duration};
-
-        use hearth_api::names;
-        use hearth_sys::fw_cfg::FwCfg;
-
-        let dir = tempfile::tempdir().unwrap();
-        let fw_cfg = FwCfg::at(dir.path());
-        assert!(arm_from_fw_cfg(&fw_cfg, |_| ()).unwrap().is_none());
-        let item = dir.path().join("by_name").join(names::fw_cfg::FAILPOINT);
-        fs::create_dir_all(&item).unwrap();
-        fs::write(item.join("raw"), "storage.header_red.after").unwrap();
-        let error = arm_from_fw_cfg(&fw_cfg, |_| ()).unwrap_err();
-        assert!(matches!(error, ArmError::Unknown(_)), "{error}");
-
-        fs::write(item.join("raw"), "storage.header_ready.after\n").unwrap();
-        let (printed, lines) = mpsc::channel();
-        let print = move |report: &hearth_api::console::Report| {
-            printed.send(report.to_string()).unwrap();
-        };
-        let armed = arm_from_fw_cfg(&fw_cfg, print).unwrap();
-        assert_eq!(armed.as_deref(), Some("storage.header_ready.after"));
-        assert!(matches!(
-            arm("storage.header_ready.after", |_| ()),
-            Err(ArmError::Again)
-        ));
-
-        let (passed, marks) = mpsc::channel();
-        thread::spawn(move || {
-            reach("storage.header_ready.before");
-            passed.send("before").unwrap();
-            reach("storage.header_ready.after");
-            passed.send("after").unwrap();
-        });
-        let bound = Duration::from_secs(30);
-        assert_eq!(marks.recv_timeout(bound), Ok("before"));
-        let line = lines.recv_timeout(bound).unwrap();
-        assert_eq!(line, "hearth: failpoint storage.header_ready.after");
-        let still = marks.recv_timeout(Duration::from_millis(200));
-        assert_eq!(still, Err(mpsc::RecvTimeoutError::Timeout));
-    }
 }
