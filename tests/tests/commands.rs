@@ -113,9 +113,13 @@ impl Developer {
         child.with_context(|| format!("start {words:?}"))
     }
 
-    /// Waits until a machine says this on its console, in its present start.
+    fn console(&self, machine: &str) -> PathBuf {
+        self.folder.join(machine).join("serial.log")
+    }
+
+    /// Waits until a machine says this on its console.
     async fn console_says(&self, machine: &str, line: &str) -> Outcome {
-        let path = self.folder.join(machine).join("serial.log");
+        let path = self.console(machine);
         let look = async {
             while !fs::read_to_string(&path).is_ok_and(|text| text.contains(line)) {
                 tokio::time::sleep(LOOK_AGAIN).await;
@@ -295,7 +299,9 @@ async fn a_run_in_the_foreground_ends_with_an_interrupt() -> Outcome {
     );
     developer.has_nothing_left().await?;
 
-    // The same cluster again, by somebody who has no patience.
+    // The same cluster again, by somebody who has no patience. What the console
+    // said the last time says nothing of this time.
+    fs::remove_file(developer.console("node-1"))?;
     let run = developer.runs(&[])?;
     developer
         .console_says("node-1", "hearth: reached kernel")
