@@ -152,7 +152,10 @@ async fn a_cable_is_pulled_and_put_back() -> Outcome {
     cluster.admit(2).await?;
     cluster.node(2).home().await?;
     let states = cluster.node(2).vm()?.states();
-    ensure!(states == ["FOREIGN", "TRUSTED", "HOME"], "{states:?}");
+    ensure!(
+        states == ["UNKNOWN", "FOREIGN", "TRUSTED", "HOME"],
+        "{states:?}"
+    );
     cluster.all_healthy().await?;
 
     cluster.network().set_faults("node-2", pulled).await?;
