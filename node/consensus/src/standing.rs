@@ -23,9 +23,6 @@ use hearth_sys::files::{self, FileError};
 
 use super::MemberId;
 
-/// Only root of this machine.
-const PRIVATE_FILE_MODE: u32 = 0o600;
-
 /// What the disk says makes no sense, or cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum StandingError {
@@ -157,7 +154,11 @@ pub fn has_joined(etcd: &layout::Etcd) -> bool {
 
 /// Notes, durably, that it has.
 pub fn note_joined(etcd: &layout::Etcd) -> Result<(), StandingError> {
-    Ok(files::write_atomic(&etcd.joined(), b"", PRIVATE_FILE_MODE)?)
+    Ok(files::write_atomic(
+        &etcd.joined(),
+        b"",
+        files::PRIVATE_FILE,
+    )?)
 }
 
 /// Whether there are, or will be, other members.
@@ -170,7 +171,7 @@ pub fn note_peers_expected(etcd: &layout::Etcd) -> Result<(), StandingError> {
     Ok(files::write_atomic(
         &etcd.company(),
         b"",
-        PRIVATE_FILE_MODE,
+        files::PRIVATE_FILE,
     )?)
 }
 

@@ -15,8 +15,6 @@ use hearth_sys::files::{self, FileError};
 use prost::{DecodeError, Message};
 use zeroize::Zeroizing;
 
-/// Only root of this machine reads them.
-const PRIVATE_FILE: u32 = 0o600;
 /// In bytes; all of them are far below.
 const MAX_SIZE: u64 = 64 << 10;
 
@@ -160,7 +158,7 @@ where
 /// Writes a record, durably. What was there stays whole until the new one is.
 pub fn save<T: Record>(path: &Path, record: &T) -> Result<(), RecordError> {
     let bytes = Zeroizing::new(record.encode_to_vec());
-    Ok(files::write_atomic(path, &bytes, PRIVATE_FILE)?)
+    Ok(files::write_atomic(path, &bytes, files::PRIVATE_FILE)?)
 }
 
 #[cfg(test)]
