@@ -5,7 +5,6 @@ use std::sync::OnceLock;
 
 use anyhow::Result;
 use hearth_build::cargo::Checkout;
-pub use hearth_build::cargo::cargo;
 
 use crate::checkout::root;
 

@@ -15,6 +15,7 @@ use std::thread::available_parallelism;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
+use hearth_build::cargo;
 use hearth_qemu::artifacts;
 
 use crate::checkout::root;
@@ -182,9 +183,7 @@ fn e2e(
 }
 
 fn cargo_test(args: &Args) -> Cmd {
-    let cmd = Cmd::new(target::cargo())
-        .dir(root())
-        .args(["test", "--locked"]);
+    let cmd = cargo::command().dir(root()).args(["test", "--locked"]);
     match args.keep_going {
         true => cmd.arg("--no-fail-fast"),
         false => cmd,

@@ -4,6 +4,7 @@
 //! called within the checkout and the registry, so that it says nothing of the machine that built it.
 
 use std::env;
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -80,9 +81,30 @@ pub struct Product<'a> {
     pub built: &'a str,
 }
 
-/// The program `cargo` that runs this task.
-pub fn cargo() -> PathBuf {
-    env::var_os("CARGO").map_or_else(|| "cargo".into(), PathBuf::from)
+/// A call of cargo: of the one that runs this task, if one does.
+///
+/// Cargo tells the program that it runs of what package it is. Build scripts name the same variables to it as what they
+/// depend on (ring's does), so a call that hands them on builds anew whatever a call from a shell or from another task has
+/// built: they are removed.
+pub fn command() -> Cmd {
+    told_of_no_package(program())
+}
+
+fn told_of_no_package(program: OsString) -> Cmd {
+    env::vars_os()
+        .filter_map(|(name, _)| name.into_string().ok())
+        .filter(|name| describes_a_package(name))
+        .fold(Cmd::new(program), |cmd, name| cmd.env_remove(&name))
+}
+
+fn program() -> OsString {
+    env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
+fn describes_a_package(name: &str) -> bool {
+    ["CARGO_PKG_", "CARGO_MANIFEST_"]
+        .iter()
+        .any(|prefix| name.starts_with(prefix))
 }
 
 /// A checkout, and where cargo builds it.
@@ -98,7 +120,7 @@ impl Checkout {
     /// Cargo alone knows where its target folder is (`CARGO_TARGET_DIR`, `build.target-dir` in any of its configuration
     /// files), so it is asked.
     pub fn at(root: PathBuf) -> Result<Checkout, CargoError> {
-        let output = Command::new(cargo())
+        let output = Command::new(program())
             .args(["metadata", "--no-deps", "--format-version", "1"])
             .current_dir(&root)
             .output()
@@ -136,7 +158,7 @@ impl Checkout {
         name: &str,
     ) -> Result<PathBuf, CargoError> {
         let task = progress.start(&format!("compiling {name}"), Length::Moment);
-        Cmd::new(cargo())
+        command()
             .dir(&self.root)
             .args(["build", "--locked", "--package", package])
             .args(["--bin", name, "--target-dir"])
@@ -175,7 +197,7 @@ impl Checkout {
     ) -> Result<PathBuf, CargoError> {
         let task = progress.start(&format!("compiling {}", product.what), Length::Unknown);
         let flags = self.flags(progress)?.join(SEPARATOR);
-        Cmd::new(cargo())
+        command()
             .dir(&self.root)
             .args(["build", "--locked", "--profile", product.profile.name()])
             .args(product.arguments)
@@ -246,5 +268,25 @@ impl Checkout {
             folders.extend(sources.into_iter().map(|path| (path, "crates")));
         }
         Ok(folders)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::progress::Silent;
+
+    #[test]
+    fn a_call_of_cargo_hands_on_nothing_of_the_calling_package() {
+        let own = |name: &str| {
+            name.starts_with("CARGO_PKG_NAME") || name.starts_with("CARGO_MANIFEST_DIR")
+        };
+        assert!(
+            env::vars().any(|(name, _)| own(&name)),
+            "cargo runs this test"
+        );
+        let seen = told_of_no_package("env".into()).output(&Silent).unwrap();
+        assert!(!seen.lines().any(own), "{seen}");
+        assert!(seen.lines().any(|line| line.starts_with("PATH=")), "{seen}");
     }
 }
