@@ -12,12 +12,12 @@ use anyhow::{Result, bail};
 const MANIFEST: &str = env!("CARGO_MANIFEST_DIR");
 
 /// The root of the workspace.
-pub fn root() -> PathBuf {
+pub(crate) fn root() -> PathBuf {
     above(Path::new(MANIFEST)).to_owned()
 }
 
 /// Fails if cargo has started this program for another checkout than its own.
-pub fn check() -> Result<()> {
+pub(crate) fn check() -> Result<()> {
     check_started_for(std::env::var_os("CARGO_MANIFEST_DIR").as_deref())
 }
 
@@ -43,7 +43,7 @@ fn above(manifest: &Path) -> &Path {
 }
 
 /// The kernel's configuration and its pinned series.
-pub fn kernel_config() -> PathBuf {
+pub(crate) fn kernel_config() -> PathBuf {
     root().join("kernel-config")
 }
 

@@ -13,7 +13,7 @@ use clap_complete::{Shell, generate};
 ///
 /// For bash: eval "$(cargo xtask completion bash)"
 #[derive(clap::Args, Debug)]
-pub struct Args {
+pub(crate) struct Args {
     /// Which shell
     #[arg(value_enum)]
     shell: Known,
@@ -31,7 +31,7 @@ enum Known {
 const NAME: &str = "xtask";
 
 /// Runs the task for this command line.
-pub fn run(args: &Args, command: Command) -> Result<()> {
+pub(crate) fn run(args: &Args, command: Command) -> Result<()> {
     let script = script(args.shell, command);
     std::io::stdout().write_all(&script)?;
     Ok(())

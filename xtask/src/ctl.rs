@@ -13,7 +13,7 @@ use crate::ui::Ui;
 
 /// Run hearthctl as the owner of the running cluster
 #[derive(clap::Args, Debug)]
-pub struct Args {
+pub(crate) struct Args {
     /// Words for hearthctl: `-- node list`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<String>,
@@ -33,7 +33,7 @@ const NEEDS_NO_CLUSTER: [&str; 9] = [
 ];
 
 /// Runs the task: becomes hearthctl.
-pub fn run(ui: &Ui, args: &Args) -> Result<()> {
+pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     let state = run::folder()?;
     let config = Hearthctl::config_in(&state);
     let first = args.args.first().map(String::as_str);

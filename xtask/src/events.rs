@@ -13,7 +13,7 @@ use crate::ui::Ui;
 const COMMAND: &str = "hearth_qemu::command";
 
 /// From now on.
-pub fn show(ui: &Ui) {
+pub(crate) fn show(ui: &Ui) {
     let subscriber = tracing_subscriber::registry().with(Lines(ui.clone()));
     // Only a second call fails, and then the first one's stays.
     let _ = tracing::subscriber::set_global_default(subscriber);

@@ -8,9 +8,9 @@ use crate::program;
 use crate::ui::Ui;
 
 /// The environment variable that names its contexts file to it.
-pub const CONFIG: &str = "HEARTH_CONFIG";
+pub(crate) const CONFIG: &str = "HEARTH_CONFIG";
 
 /// Builds the tool; returns the program.
-pub fn build(ui: &Ui) -> Result<PathBuf> {
+pub(crate) fn build(ui: &Ui) -> Result<PathBuf> {
     program::build(ui, "hearth-ctl", "hearthctl")
 }

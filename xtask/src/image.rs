@@ -8,12 +8,12 @@ mod extension;
 mod node;
 mod release;
 
-pub use extension::{Request, of_bundle, sample};
+pub(crate) use extension::{Request, of_bundle, sample};
 
-pub use hearth_image::layout::{DATA_SIZE, ESP_SIZE};
-pub use hearth_image::recipe::Artifacts;
-pub use node::build_curator_host;
-pub use release::revision;
+pub(crate) use hearth_image::layout::{DATA_SIZE, ESP_SIZE};
+pub(crate) use hearth_image::recipe::Artifacts;
+pub(crate) use node::build_curator_host;
+pub(crate) use release::revision;
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -33,7 +33,7 @@ use crate::ui::Ui;
 
 /// `cargo xtask image`: build the disk image.
 #[derive(clap::Args, Debug)]
-pub struct Args {
+pub(crate) struct Args {
     /// Where to put the image [default: under target/hearth/]
     #[arg(short, long, value_name = "PATH")]
     output: Option<PathBuf>,
@@ -68,7 +68,7 @@ pub struct Args {
 
 /// Forms of an image.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Format {
+pub(crate) enum Format {
     /// The disk's bytes, in a sparse file
     Raw,
     /// QEMU's own
@@ -77,7 +77,7 @@ pub enum Format {
 
 /// Builds of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Flavour {
+pub(crate) enum Flavour {
     /// For users.
     Release,
     /// With the debug service.
@@ -88,7 +88,7 @@ pub enum Flavour {
 
 impl Flavour {
     /// Its folder's name, and the os-release field VARIANT_ID where it is not the release.
-    pub fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             Flavour::Release => "release",
             Flavour::Debug => "debug",
@@ -98,7 +98,7 @@ impl Flavour {
 }
 
 /// What machines boot of an image, as the libraries that boot them know it.
-pub fn to_boot(artifacts: &Artifacts) -> hearth_qemu::artifacts::Image {
+pub(crate) fn to_boot(artifacts: &Artifacts) -> hearth_qemu::artifacts::Image {
     hearth_qemu::artifacts::Image {
         disk: artifacts.image.clone(),
         uki: artifacts.uki.clone(),
@@ -110,7 +110,7 @@ pub fn to_boot(artifacts: &Artifacts) -> hearth_qemu::artifacts::Image {
 
 /// `cargo xtask assemble`: only the disk, of a UKI that is there. For the benchmark.
 #[derive(clap::Args, Debug)]
-pub struct AssembleArgs {
+pub(crate) struct AssembleArgs {
     /// The unified kernel image
     uki: PathBuf,
     /// Node parameters
@@ -120,7 +120,7 @@ pub struct AssembleArgs {
 }
 
 /// Runs the hidden task.
-pub fn assemble(args: &AssembleArgs) -> Result<()> {
+pub(crate) fn assemble(args: &AssembleArgs) -> Result<()> {
     let read =
         |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
     let parameters = read(&args.parameters)?;
@@ -129,7 +129,7 @@ pub fn assemble(args: &AssembleArgs) -> Result<()> {
 }
 
 /// Runs the task.
-pub fn run(ui: &Ui, args: &Args) -> Result<()> {
+pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     let flavour = if args.debug {
         Flavour::Debug
     } else {
@@ -177,12 +177,16 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
 }
 
 /// The image of this flavour and its parts, built where they are not up to date.
-pub fn ensure(ui: &Ui, flavour: Flavour) -> Result<Artifacts> {
+pub(crate) fn ensure(ui: &Ui, flavour: Flavour) -> Result<Artifacts> {
     ensure_extended(ui, flavour, &[])
 }
 
 /// The same with extensions.
-pub fn ensure_extended(ui: &Ui, flavour: Flavour, extensions: &[Request]) -> Result<Artifacts> {
+pub(crate) fn ensure_extended(
+    ui: &Ui,
+    flavour: Flavour,
+    extensions: &[Request],
+) -> Result<Artifacts> {
     let mut recipe = Recipe::of_node(ui, flavour)?;
     recipe.extend(ui, extensions, "")?;
     recipe.write(ui, &folder(&folder_name(flavour, extensions))?)
@@ -199,7 +203,7 @@ fn folder_name(flavour: Flavour, extensions: &[Request]) -> String {
 
 /// A program of hearth-sys's that is an init of its own.
 #[derive(Clone, Copy, Debug)]
-pub struct Example {
+pub(crate) struct Example {
     name: &'static str,
     what: &'static str,
     profile: node::Profile,
@@ -209,7 +213,7 @@ pub struct Example {
 }
 
 /// Tries, as init, what cannot be tried on a host.
-pub const MACHINE_CHECK: Example = Example {
+pub(crate) const MACHINE_CHECK: Example = Example {
     name: "machine_check",
     what: "the machine check",
     profile: node::Profile::Test,
@@ -217,7 +221,7 @@ pub const MACHINE_CHECK: Example = Example {
     sample: true,
 };
 /// Does no more than it must to have etcd serve, for the benchmark.
-pub const BARE_INIT: Example = Example {
+pub(crate) const BARE_INIT: Example = Example {
     name: "bare_init",
     what: "the bare init",
     profile: node::Profile::Node,
@@ -226,7 +230,7 @@ pub const BARE_INIT: Example = Example {
 };
 
 /// The image around an example.
-pub fn ensure_example(ui: &Ui, example: Example) -> Result<Artifacts> {
+pub(crate) fn ensure_example(ui: &Ui, example: Example) -> Result<Artifacts> {
     setup::ensure(ui, Needs::NODE)?;
     let name = example.name.replace('_', "-");
     let program = node::build_example(ui, example, &folder(&name)?.join("init"))?;
@@ -238,12 +242,12 @@ pub fn ensure_example(ui: &Ui, example: Example) -> Result<Artifacts> {
 }
 
 /// A program of Debian's that rides along: its name, and its path in the image.
-pub type Rider = (&'static str, &'static str);
+pub(crate) type Rider = (&'static str, &'static str);
 
 /// The store of the consensus.
-pub const ETCD: Rider = ("etcd", "/usr/bin/etcd");
+pub(crate) const ETCD: Rider = ("etcd", "/usr/bin/etcd");
 /// Formats the data partition.
-pub const MKFS: Rider = ("mkfs.xfs", "/sbin/mkfs.xfs");
+pub(crate) const MKFS: Rider = ("mkfs.xfs", "/sbin/mkfs.xfs");
 
 fn find_riders(riders: &[Rider]) -> Result<Vec<(PathBuf, String)>> {
     let find = |(name, target): &Rider| {

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
-pub use hearth_kernel::Kernel;
+pub(crate) use hearth_kernel::Kernel;
 
 use crate::checkout::kernel_config;
 use crate::setup::{self, Needs};
@@ -11,14 +11,14 @@ use crate::ui::Ui;
 
 /// `cargo xtask kernel`: build the kernel, or find it in the cache; prints where it is.
 #[derive(clap::Args, Debug)]
-pub struct Args {
+pub(crate) struct Args {
     /// Further configuration fragments, laid over kernel-config/fragment.config in this order
     #[arg(long, value_name = "FILE")]
     fragment: Vec<PathBuf>,
 }
 
 /// Runs the task.
-pub fn run(ui: &Ui, args: &Args) -> Result<()> {
+pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     let kernel = ensure_with(ui, &args.fragment)?;
     ui.say(format_args!(
         "kernel {} from {}, configuration {}",
@@ -29,7 +29,7 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
 }
 
 /// The kernel of this checkout's `kernel-config/`, built if it is not in the cache.
-pub fn ensure(ui: &Ui) -> Result<Kernel> {
+pub(crate) fn ensure(ui: &Ui) -> Result<Kernel> {
     ensure_with(ui, &[])
 }
 

@@ -3,14 +3,14 @@
 use std::path::Path;
 
 use anyhow::Result;
-pub use hearth_bundle::{Bundle, conformance, take_from_package};
+pub(crate) use hearth_bundle::{Bundle, conformance, take_from_package};
 
 use crate::setup::{self, Needs};
 use crate::ui::Ui;
 
 /// Build the Kubernetes bundle, or find it in the cache; prints where it is
 #[derive(clap::Args, Debug)]
-pub struct Args {
+pub(crate) struct Args {
     /// Fetch the newest point release of the packages first
     #[arg(long)]
     update: bool,
@@ -23,7 +23,7 @@ pub struct Args {
 }
 
 /// Runs the task.
-pub fn run(ui: &Ui, args: &Args) -> Result<()> {
+pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     setup::ensure(ui, Needs::KUBERNETES)?;
     if args.update {
         hearth_bundle::update(ui, args.conformance)?;
@@ -44,7 +44,7 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
 }
 
 /// The user's bundle, checked, where one is given; otherwise ours, built if it is not in the cache.
-pub fn ensure(ui: &Ui, bundle: Option<&Path>) -> Result<Bundle> {
+pub(crate) fn ensure(ui: &Ui, bundle: Option<&Path>) -> Result<Bundle> {
     if let Some(folder) = bundle {
         return Ok(Bundle::read(folder)?);
     }

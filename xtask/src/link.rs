@@ -14,7 +14,7 @@ use crate::ui::Ui;
 
 /// Pull a node's cable, or make it a bad one
 #[derive(clap::Args, Debug)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(subcommand)]
     action: Action,
 }
@@ -81,7 +81,7 @@ impl Action {
 }
 
 /// Runs the task.
-pub fn run(ui: &Ui, args: &Args) -> Result<()> {
+pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     let folder = crate::run::folder()?;
     let record = state::record(&folder)?;
     let name = machines::name(machines::number(args.action.node(), &record)?);

@@ -12,7 +12,7 @@ use crate::ui::Ui;
 
 /// Pull a node's plug, or switch it on again
 #[derive(clap::Args, Debug)]
-pub struct Args {
+pub(crate) struct Args {
     /// What to do
     #[arg(value_enum)]
     action: Action,
@@ -30,7 +30,7 @@ enum Action {
 }
 
 /// Runs the task.
-pub fn run(ui: &Ui, args: &Args) -> Result<()> {
+pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     let folder = crate::run::folder()?;
     let record = state::record(&folder)?;
     let number = machines::number(&args.node, &record)?;

@@ -9,12 +9,12 @@ use crate::target::checkout;
 use crate::ui::Ui;
 
 /// Builds the network of machines (`hearth_switch`); returns the program.
-pub fn switch(ui: &Ui) -> Result<PathBuf> {
+pub(crate) fn switch(ui: &Ui) -> Result<PathBuf> {
     build(ui, "hearth-switch", "hearth-switch")
 }
 
 /// Builds a program of a package; returns where it is.
-pub fn build(ui: &Ui, package: &str, name: &str) -> Result<PathBuf> {
+pub(crate) fn build(ui: &Ui, package: &str, name: &str) -> Result<PathBuf> {
     setup::ensure(ui, Needs::NODE)?;
     Ok(checkout()?.program(ui, package, name)?)
 }

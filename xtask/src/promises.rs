@@ -8,7 +8,7 @@ use crate::ui::Ui;
 
 /// How far a measured number may go.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Bound {
+pub(crate) enum Bound {
     /// Not above this.
     AtMost(f64),
     /// Not below this.
@@ -42,13 +42,13 @@ const PROMISES: &[(&str, Bound)] = &[
 
 impl Bound {
     /// What is promised of this record, if anything is.
-    pub fn of(record: &str) -> Option<Bound> {
+    pub(crate) fn of(record: &str) -> Option<Bound> {
         let promise = PROMISES.iter().find(|(name, _)| *name == record);
         promise.map(|(_, bound)| *bound)
     }
 
     /// Whether a number keeps the promise.
-    pub fn is_met(self, value: f64) -> bool {
+    pub(crate) fn is_met(self, value: f64) -> bool {
         match self {
             Bound::AtMost(most) => value <= most,
             Bound::AtLeast(least) => value >= least,
@@ -66,7 +66,7 @@ impl std::fmt::Display for Bound {
 }
 
 /// No records yet, of this checkout.
-pub fn records(ui: &Ui) -> Result<Records> {
+pub(crate) fn records(ui: &Ui) -> Result<Records> {
     Ok(Records::new(revision(ui)?))
 }
 

@@ -65,7 +65,7 @@ impl From<Storage> for record::Storage {
 /// The nodes and their cluster are kept: the next run boots them again, and `--nodes` with a greater number adds some.
 /// Ctrl-C powers them off.
 #[derive(clap::Args, Debug)]
-pub struct Args {
+pub(crate) struct Args {
     /// Start over: the cluster that is there is lost
     #[arg(long)]
     fresh: bool,
@@ -115,12 +115,12 @@ pub struct Args {
 }
 
 /// Parses `--accel`.
-pub fn accelerators() -> impl TypedValueParser<Value = accel::Choice> {
+pub(crate) fn accelerators() -> impl TypedValueParser<Value = accel::Choice> {
     PossibleValuesParser::new(["auto", "kvm", "tcg"]).try_map(|word| word.parse::<accel::Choice>())
 }
 
 /// The folder in which everything is kept, made.
-pub fn folder() -> Result<PathBuf> {
+pub(crate) fn folder() -> Result<PathBuf> {
     let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else {
         return target::folder("run");
     };
@@ -130,7 +130,7 @@ pub fn folder() -> Result<PathBuf> {
 }
 
 /// Runs the task.
-pub fn run(ui: &Ui, args: &Args) -> Result<()> {
+pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     let state = State::open(folder()?)?;
     let begin = state.begin(args.options()?)?;
     setup::ensure(ui, Needs::NODE | Needs::KERNEL | Needs::IMAGE | Needs::RUN)?;
@@ -190,7 +190,7 @@ fn build(ui: &Ui, config: &MachineConfig, bundle: Option<&Bundle>) -> Result<Art
 }
 
 /// Kubernetes' client for this machine: the bundle's, or the user's own.
-pub fn kubectl(bundle: &Bundle) -> Result<PathBuf> {
+pub(crate) fn kubectl(bundle: &Bundle) -> Result<PathBuf> {
     let own = || find_program("kubectl");
     bundle.kubectl.clone().or_else(own).context(
         "a bundle of your own brings no kubectl: install one of its version, so that it is found in PATH",

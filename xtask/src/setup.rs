@@ -13,7 +13,7 @@ use crate::ui::Ui;
 
 /// `cargo xtask setup`: install what is missing on this machine.
 #[derive(clap::Args, Debug)]
-pub struct Args {
+pub(crate) struct Args {
     /// Only print the command that would install what is missing
     #[arg(long)]
     dry_run: bool,
@@ -21,27 +21,27 @@ pub struct Args {
 
 /// What a task is about to do, as a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Needs(u8);
+pub(crate) struct Needs(u8);
 
 impl Needs {
     /// Compile the node.
-    pub const NODE: Needs = Needs(1);
+    pub(crate) const NODE: Needs = Needs(1);
     /// Build the kernel.
-    pub const KERNEL: Needs = Needs(1 << 1);
+    pub(crate) const KERNEL: Needs = Needs(1 << 1);
     /// Assemble images from a node and a kernel.
-    pub const IMAGE: Needs = Needs(1 << 2);
+    pub(crate) const IMAGE: Needs = Needs(1 << 2);
     /// Boot images.
-    pub const RUN: Needs = Needs(1 << 3);
+    pub(crate) const RUN: Needs = Needs(1 << 3);
     /// Run the tests, beside what they build and boot.
-    pub const TEST: Needs = Needs(1 << 4);
+    pub(crate) const TEST: Needs = Needs(1 << 4);
     /// Run the benchmarks, beside what they build and boot.
-    pub const BENCH: Needs = Needs(1 << 5);
+    pub(crate) const BENCH: Needs = Needs(1 << 5);
     /// Build the Kubernetes bundle.
-    pub const KUBERNETES: Needs = Needs(1 << 6);
+    pub(crate) const KUBERNETES: Needs = Needs(1 << 6);
     /// All but the benchmarks'.
-    pub const ALL_BUT_BENCH: Needs = Needs(u8::MAX ^ Needs::BENCH.0);
+    pub(crate) const ALL_BUT_BENCH: Needs = Needs(u8::MAX ^ Needs::BENCH.0);
     /// Everything.
-    pub const ALL: Needs = Needs(u8::MAX);
+    pub(crate) const ALL: Needs = Needs(u8::MAX);
 
     fn meets(self, other: Needs) -> bool {
         self.0 & other.0 != 0
@@ -116,7 +116,7 @@ fn packages(series: &str) -> Vec<Package> {
 }
 
 /// Runs the task.
-pub fn run(ui: &Ui, args: &Args) -> Result<()> {
+pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     let missing = missing(Needs::ALL)?;
     if missing.is_empty() {
         ui.say("nothing is missing");
@@ -130,7 +130,7 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
 }
 
 /// Makes sure that the machine has what these needs take; silent when it has.
-pub fn ensure(ui: &Ui, needs: Needs) -> Result<()> {
+pub(crate) fn ensure(ui: &Ui, needs: Needs) -> Result<()> {
     let missing = missing(needs)?;
     if missing.is_empty() {
         Ok(())

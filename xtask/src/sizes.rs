@@ -14,14 +14,14 @@ use crate::ui::Ui;
 
 /// `cargo xtask sizes`: weigh the image's parts; fails where one is over its budget.
 #[derive(clap::Args, Debug)]
-pub struct Args {
+pub(crate) struct Args {
     /// Print records as JSON
     #[arg(long)]
     json: bool,
 }
 
 /// Runs the task.
-pub fn run(ui: &Ui, args: &Args) -> Result<()> {
+pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     let artifacts = image::ensure(ui, Flavour::Release)?;
     let mut records = promises::records(ui)?;
     record(&artifacts, &mut records)?;
@@ -44,7 +44,7 @@ pub fn run(ui: &Ui, args: &Args) -> Result<()> {
 }
 
 /// The sizes as records.
-pub fn record(artifacts: &Artifacts, records: &mut Records) -> Result<()> {
+pub(crate) fn record(artifacts: &Artifacts, records: &mut Records) -> Result<()> {
     let file = |path: &Path| {
         fs::metadata(path).with_context(|| format!("cannot look at {}", path.display()))
     };

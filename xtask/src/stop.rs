@@ -11,7 +11,7 @@ use crate::ui::Ui;
 
 /// Power off the running nodes
 #[derive(clap::Args, Debug)]
-pub struct Args {
+pub(crate) struct Args {
     /// Pull their plugs instead: a power cut
     #[arg(long)]
     force: bool,
@@ -27,7 +27,7 @@ impl Observer for Lines<'_> {
 }
 
 /// Runs the task.
-pub fn run(ui: &Ui, args: &Args) -> Result<()> {
+pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     let runtime = tokio::runtime::Runtime::new()?;
     let interrupts = Interrupts::take();
     runtime.block_on(async {

@@ -9,7 +9,7 @@ use hearth_build::cargo::Checkout;
 use crate::checkout::root;
 
 /// This checkout as cargo builds it; asked for once.
-pub fn checkout() -> Result<&'static Checkout> {
+pub(crate) fn checkout() -> Result<&'static Checkout> {
     static CHECKOUT: OnceLock<Checkout> = OnceLock::new();
     if let Some(checkout) = CHECKOUT.get() {
         return Ok(checkout);
@@ -19,12 +19,12 @@ pub fn checkout() -> Result<&'static Checkout> {
 }
 
 /// `hearth/NAME` in the target folder, made.
-pub fn folder(name: &str) -> Result<PathBuf> {
+pub(crate) fn folder(name: &str) -> Result<PathBuf> {
     Ok(checkout()?.folder(name)?)
 }
 
 /// A path as the user would type it here: relative where it lies below the current folder.
-pub fn shown(path: &Path) -> std::path::Display<'_> {
+pub(crate) fn shown(path: &Path) -> std::path::Display<'_> {
     let short = std::env::current_dir()
         .ok()
         .and_then(|here| path.strip_prefix(here).ok());

@@ -32,7 +32,7 @@ use report::Report;
 
 /// Check the rules of the house, run the tests of every crate and those on booted machines
 #[derive(clap::Args, Debug)]
-pub struct Args {
+pub(crate) struct Args {
     /// Which tests [default: tidy, then both]
     #[arg(value_enum)]
     part: Option<Part>,
@@ -82,7 +82,7 @@ struct Stage {
 }
 
 /// Runs the task.
-pub fn run(ui: &Ui, args: &Args) -> Result<()> {
+pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     let filter = args.filter.as_deref();
     let mut stages: Vec<Stage> = Vec::new();
     let mut go = |name, work: &mut dyn FnMut() -> Result<(Report, bool)>| -> Result<bool> {

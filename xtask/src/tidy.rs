@@ -7,10 +7,10 @@ use crate::ui::Ui;
 
 /// Check the rules of the repository that a program can check.
 #[derive(clap::Args)]
-pub struct Args {}
+pub(crate) struct Args {}
 
 /// Checks every rule and reports all that is wrong, not the first thing only.
-pub fn run(ui: &Ui, _args: Args) -> Result<()> {
+pub(crate) fn run(ui: &Ui, _args: Args) -> Result<()> {
     let found = hearth_tidy::check(&root())?;
     for line in &found.wrong {
         ui.say(line);

@@ -14,7 +14,7 @@ use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
 /// Handle on the user's terminal; cheap to clone.
 #[derive(Clone)]
-pub struct Ui {
+pub(crate) struct Ui {
     verbose: bool,
     live: bool,
     bars: MultiProgress,
@@ -22,7 +22,7 @@ pub struct Ui {
 
 impl Ui {
     /// `verbose`: external commands are printed before they run.
-    pub fn new(verbose: bool) -> Ui {
+    pub(crate) fn new(verbose: bool) -> Ui {
         Ui {
             verbose,
             live: std::io::stderr().is_terminal(),
@@ -31,22 +31,22 @@ impl Ui {
     }
 
     /// Whether external commands are printed.
-    pub fn verbose(&self) -> bool {
+    pub(crate) fn verbose(&self) -> bool {
         self.verbose
     }
 
     /// Whether there is somebody to see a line change.
-    pub fn live(&self) -> bool {
+    pub(crate) fn live(&self) -> bool {
         self.live
     }
 
     /// The bars of the running tasks, for those who draw lines of their own among them.
-    pub fn bars(&self) -> &MultiProgress {
+    pub(crate) fn bars(&self) -> &MultiProgress {
         &self.bars
     }
 
     /// One line, above whatever is in progress.
-    pub fn say(&self, line: impl Display) {
+    pub(crate) fn say(&self, line: impl Display) {
         // Not by indicatif's println, which fills the line up and is thrown off by an echoed ^C.
         self.bars.suspend(|| {
             // Nothing sensible can be done when standard error is closed.
@@ -55,19 +55,19 @@ impl Ui {
     }
 
     /// One line that only `-v` shows.
-    pub fn detail(&self, line: impl Display) {
+    pub(crate) fn detail(&self, line: impl Display) {
         if self.verbose {
             self.say(line);
         }
     }
 
     /// Long work of unknown length.
-    pub fn task(&self, what: impl Into<String>) -> Task {
+    pub(crate) fn task(&self, what: impl Into<String>) -> Task {
         self.begin(what.into(), None)
     }
 
     /// Work that is done in a moment most of the time: shown only while it lasts, and on a terminal only.
-    pub fn quiet_task(&self, what: impl Into<String>) -> Task {
+    pub(crate) fn quiet_task(&self, what: impl Into<String>) -> Task {
         if self.live {
             return self.begin(what.into(), None);
         }
@@ -80,7 +80,7 @@ impl Ui {
     }
 
     /// Long work of about `length` steps.
-    pub fn counted_task(&self, what: impl Into<String>, length: u64) -> Task {
+    pub(crate) fn counted_task(&self, what: impl Into<String>, length: u64) -> Task {
         self.begin(what.into(), Some(length))
     }
 
@@ -114,7 +114,7 @@ impl Ui {
 }
 
 /// A piece of work in progress.
-pub struct Task {
+pub(crate) struct Task {
     ui: Ui,
     what: String,
     bar: ProgressBar,
@@ -123,12 +123,12 @@ pub struct Task {
 
 impl Task {
     /// What is being done right now; shown beside the bar.
-    pub fn now(&self, detail: impl Into<String>) {
+    pub(crate) fn now(&self, detail: impl Into<String>) {
         self.bar.set_message(detail.into());
     }
 
     /// One step further. A bar whose estimate was too low waits at its end.
-    pub fn step(&self) {
+    pub(crate) fn step(&self) {
         if self
             .bar
             .length()
@@ -139,7 +139,7 @@ impl Task {
     }
 
     /// The work succeeded: leaves one line with what it took.
-    pub fn done(self) {
+    pub(crate) fn done(self) {
         let took = self.started.elapsed().as_secs_f64();
         self.bar.finish_and_clear();
         self.ui.say(format_args!("{}: {took:.1} s", self.what));

@@ -55,7 +55,7 @@ pub enum AmendError {
 }
 
 /// Amends the unpacked tree.
-pub fn amend(tree: &Path) -> Result<(), AmendError> {
+pub(crate) fn amend(tree: &Path) -> Result<(), AmendError> {
     for amendment in &AMENDMENTS {
         let path = tree.join(REFLECT).join(amendment.file);
         let text = files::read_text(&path)?;

@@ -6,7 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 /// What a node starts or hands to one of its programs; a bundle without one of them is none.
-pub const PROGRAMS: [&str; 19] = [
+pub(crate) const PROGRAMS: [&str; 19] = [
     "bin/conntrack",
     "bin/containerd",
     "bin/containerd-shim-runc-v2",

@@ -10,7 +10,7 @@ use hearth_build::interrupt::check_interrupt;
 use crate::error::BuildError;
 
 /// Adds the paths below `at` at which the two trees differ in kind, mode or content.
-pub fn compare(
+pub(crate) fn compare(
     one: &Path,
     two: &Path,
     at: &Path,

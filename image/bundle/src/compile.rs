@@ -49,10 +49,10 @@ pub enum CompileError {
 }
 
 /// The node's programs in one.
-pub const MULTICALL: &str = include_str!("multicall.go");
+pub(crate) const MULTICALL: &str = include_str!("multicall.go");
 
 /// The names under which the node's program is called.
-pub const PROGRAMS: [&str; 5] = [
+pub(crate) const PROGRAMS: [&str; 5] = [
     "kube-apiserver",
     "kube-controller-manager",
     "kube-proxy",
@@ -61,10 +61,10 @@ pub const PROGRAMS: [&str; 5] = [
 ];
 
 /// About how many packages are compiled in all; only the bar depends on it.
-pub const EXPECTED_PACKAGES: u64 = 2150;
+pub(crate) const EXPECTED_PACKAGES: u64 = 2150;
 
 /// About how many are compiled for the tests.
-pub const EXPECTED_TEST_PACKAGES: u64 = 1650;
+pub(crate) const EXPECTED_TEST_PACKAGES: u64 = 1650;
 
 /// What the tests read when they run, by upstream's own list (`hack/generate-bindata.sh`).
 const TEST_DATA: [&str; 5] = [
@@ -82,7 +82,7 @@ const WORKSPACE: &str = "k8s.io/kubernetes";
 const OPENAPI_TAG: &str = "+k8s:openapi-gen=";
 
 /// What is built.
-pub struct Built {
+pub(crate) struct Built {
     /// The node's programs in one file.
     pub multicall: PathBuf,
     /// For the developer's machine.
@@ -92,7 +92,7 @@ pub struct Built {
 }
 
 /// Kubernetes' own tests.
-pub struct Tests {
+pub(crate) struct Tests {
     /// The program that asks a cluster (`e2e.test`).
     pub program: PathBuf,
     /// What goes into images of its pods: programs, and what one of them reads.
@@ -100,7 +100,7 @@ pub struct Tests {
 }
 
 /// Unpacks and compiles in `scratch`, an empty folder.
-pub fn compile(
+pub(crate) fn compile(
     progress: &dyn Progress,
     inputs: &Inputs,
     scratch: &Path,
@@ -125,7 +125,7 @@ pub fn compile(
 }
 
 /// The same for the tests.
-pub fn compile_tests(
+pub(crate) fn compile_tests(
     progress: &dyn Progress,
     inputs: &Inputs,
     scratch: &Path,

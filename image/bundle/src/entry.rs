@@ -16,13 +16,13 @@ use crate::{compile, rootfs};
 const RECIPE: u32 = 2;
 
 /// The part of an entry that becomes the extension.
-pub const ROOT: &str = "root";
+pub(crate) const ROOT: &str = "root";
 
 /// The client for the developer's machine, in an entry.
-pub const KUBECTL: &str = "host/kubectl";
+pub(crate) const KUBECTL: &str = "host/kubectl";
 
 /// The bundle in a finished entry.
-pub fn bundle(entry: &Path) -> Result<Bundle, BuildError> {
+pub(crate) fn bundle(entry: &Path) -> Result<Bundle, BuildError> {
     Bundle::read(&entry.join(ROOT)).map_err(|source| BuildError::Damaged {
         entry: entry.to_owned(),
         source,
@@ -30,7 +30,7 @@ pub fn bundle(entry: &Path) -> Result<Bundle, BuildError> {
 }
 
 /// For the source, for what is in between, and for the entry.
-pub fn folders(scratch: &Path) -> Result<[PathBuf; 3], FileError> {
+pub(crate) fn folders(scratch: &Path) -> Result<[PathBuf; 3], FileError> {
     let all = ["source", "stage", "entry"].map(|name| scratch.join(name));
     for folder in all.iter().chain([&all[2].join("host")]) {
         files::create_dir(folder)?;
@@ -39,7 +39,7 @@ pub fn folders(scratch: &Path) -> Result<[PathBuf; 3], FileError> {
 }
 
 /// The C compiler and its linker, as they call themselves.
-pub fn compiler(progress: &dyn Progress) -> Result<String, CommandError> {
+pub(crate) fn compiler(progress: &dyn Progress) -> Result<String, CommandError> {
     let mut tools = String::new();
     for tool in ["gcc", "ld"] {
         let version = Cmd::new(tool)
@@ -53,7 +53,7 @@ pub fn compiler(progress: &dyn Progress) -> Result<String, CommandError> {
 }
 
 /// The key of an entry: all that goes into a bundle.
-pub fn key(inputs: &Inputs, compiler: &str) -> String {
+pub(crate) fn key(inputs: &Inputs, compiler: &str) -> String {
     let recipe = RECIPE.to_string();
     cache::key([
         recipe.as_str(),

@@ -55,16 +55,16 @@ pub enum InputsError {
 }
 
 /// The kind of our entries in the cache, beside which the files are kept.
-pub const KIND: &str = "kubernetes";
+pub(crate) const KIND: &str = "kubernetes";
 
 /// Debian's release whose packages these are, as apt's `Codename` has it.
 const RELEASE: &str = "bookworm";
 
 /// The source package: upstream's whole tree, with all it depends on.
-pub const KUBERNETES: &str = "kubernetes";
+pub(crate) const KUBERNETES: &str = "kubernetes";
 
 /// Packages that the tree's files come from; tree.rs says which files, and why.
-pub const FOR_THE_NODE: [&str; 21] = [
+pub(crate) const FOR_THE_NODE: [&str; 21] = [
     "busybox-static",
     "conntrack",
     "containerd",
@@ -90,10 +90,10 @@ pub const FOR_THE_NODE: [&str; 21] = [
 
 /// Packages that are only used here: the Go toolchain which the source package was made for, and what rewrites where a
 /// program finds its libraries.
-pub const TOOLS: [&str; 3] = ["golang-1.19-go", "golang-1.19-src", "patchelf"];
+pub(crate) const TOOLS: [&str; 3] = ["golang-1.19-go", "golang-1.19-src", "patchelf"];
 
 /// What is fetched together, and kept together.
-pub struct Wanted {
+pub(crate) struct Wanted {
     /// Name of the folder, beside the cache's entries.
     folder: &'static str,
     packages: &'static [&'static [&'static str]],
@@ -103,7 +103,7 @@ pub struct Wanted {
 }
 
 /// For the bundle.
-pub const OF_THE_BUNDLE: Wanted = Wanted {
+pub(crate) const OF_THE_BUNDLE: Wanted = Wanted {
     folder: "inputs",
     packages: &[&FOR_THE_NODE, &TOOLS],
     with_dependencies: false,
@@ -111,7 +111,7 @@ pub const OF_THE_BUNDLE: Wanted = Wanted {
 };
 
 /// For the images of Kubernetes' own tests: what upstream's have from elsewhere.
-pub const OF_THE_TESTS: Wanted = Wanted {
+pub(crate) const OF_THE_TESTS: Wanted = Wanted {
     folder: "inputs-of-tests",
     packages: &[&[
         "bind9-dnsutils",
@@ -129,7 +129,7 @@ const RECORD: &str = "record";
 
 /// The files, each as its hash was when it came.
 #[derive(Debug)]
-pub struct Inputs {
+pub(crate) struct Inputs {
     dir: PathBuf,
     /// One line each, sorted: SHA-256 in hex, two blanks, file name.
     record: String,
@@ -137,7 +137,7 @@ pub struct Inputs {
 
 impl Inputs {
     /// What is kept; fetched, if it is not all there.
-    pub fn ensure(
+    pub(crate) fn ensure(
         progress: &dyn Progress,
         cache: &Cache,
         wanted: &Wanted,
@@ -154,7 +154,7 @@ impl Inputs {
     }
 
     /// What is kept for the bundle, which must have been ensured before.
-    pub fn of_the_bundle() -> Result<Inputs, InputsError> {
+    pub(crate) fn of_the_bundle() -> Result<Inputs, InputsError> {
         Inputs::kept(&OF_THE_BUNDLE)?.ok_or(InputsError::Gone)
     }
 
@@ -173,7 +173,7 @@ impl Inputs {
     }
 
     /// Fetches all anew, and keeps that instead of what was kept before.
-    pub fn fetch(
+    pub(crate) fn fetch(
         progress: &dyn Progress,
         builder: &Builder<'_>,
         wanted: &Wanted,
@@ -205,7 +205,7 @@ impl Inputs {
     }
 
     /// All files of a folder, as they are now.
-    pub fn of_folder(dir: &Path) -> Result<Inputs, FileError> {
+    pub(crate) fn of_folder(dir: &Path) -> Result<Inputs, FileError> {
         Ok(Inputs {
             record: record_of(dir)?,
             dir: dir.to_owned(),
@@ -213,7 +213,7 @@ impl Inputs {
     }
 
     /// The files of all binary packages, by name.
-    pub fn packages(&self) -> impl Iterator<Item = PathBuf> {
+    pub(crate) fn packages(&self) -> impl Iterator<Item = PathBuf> {
         let names = self.record.lines().filter_map(|line| line.split_once("  "));
         names
             .filter(|(_, name)| name.ends_with(".deb"))
@@ -221,12 +221,12 @@ impl Inputs {
     }
 
     /// Names and hashes of all the files.
-    pub fn record(&self) -> &str {
+    pub(crate) fn record(&self) -> &str {
         &self.record
     }
 
     /// The file of a binary package.
-    pub fn package(&self, name: &str) -> Result<PathBuf, InputsError> {
+    pub(crate) fn package(&self, name: &str) -> Result<PathBuf, InputsError> {
         self.file(|file| {
             file.strip_prefix(name)
                 .is_some_and(|rest| rest.starts_with('_') && rest.ends_with(".deb"))
@@ -235,7 +235,7 @@ impl Inputs {
     }
 
     /// Upstream's version of a binary package ("1.6.20" of "1.6.20~ds1-1+deb12u3").
-    pub fn upstream_version(&self, package: &str) -> Result<String, InputsError> {
+    pub(crate) fn upstream_version(&self, package: &str) -> Result<String, InputsError> {
         let path = self.package(package)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         let version = name.split('_').nth(1).unwrap_or_default();
@@ -243,7 +243,7 @@ impl Inputs {
     }
 
     /// Upstream's source, Debian's part of the source package, and upstream's version.
-    pub fn source(&self) -> Result<(PathBuf, PathBuf, String), InputsError> {
+    pub(crate) fn source(&self) -> Result<(PathBuf, PathBuf, String), InputsError> {
         let of_source = |file: &str| file.starts_with(KUBERNETES) && file.contains(".tar.");
         let upstream_tar = self
             .file(|file| of_source(file) && file.contains(".orig.tar."))
@@ -265,12 +265,12 @@ impl Inputs {
     }
 
     /// Stands for names and hashes of all the files, in a key.
-    pub fn digest(&self) -> String {
+    pub(crate) fn digest(&self) -> String {
         hex::encode(&digest(&SHA256, self.record.as_bytes()).as_ref()[..8])
     }
 
     /// Every file against its hash in the record: they may have lain there for months.
-    pub fn verify(&self) -> Result<(), InputsError> {
+    pub(crate) fn verify(&self) -> Result<(), InputsError> {
         if record_of(&self.dir)? != self.record {
             return Err(InputsError::Changed {
                 folder: self.dir.clone(),
@@ -288,7 +288,7 @@ impl Inputs {
 
 impl Wanted {
     /// Of the packages that are asked for.
-    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+    pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> {
         self.packages.iter().copied().flatten().copied()
     }
 

@@ -5,7 +5,7 @@ use std::path::Path;
 use hearth_build::files::{self, FileError, failed, set_mode};
 
 /// Modes that depend on nothing here: what is a program or a library may be run, all may be read.
-pub fn settle_modes(path: &Path) -> Result<(), FileError> {
+pub(crate) fn settle_modes(path: &Path) -> Result<(), FileError> {
     let metadata = path.symlink_metadata().map_err(failed("settle", path))?;
     if metadata.is_dir() {
         for entry in files::entries(path)? {
@@ -22,7 +22,7 @@ pub fn settle_modes(path: &Path) -> Result<(), FileError> {
 }
 
 /// The bytes of the file that `from` leads to. Its mode stays behind, and must not forbid a later change.
-pub fn copy(from: &Path, to: &Path) -> Result<(), FileError> {
+pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), FileError> {
     files::write(to, files::read(from)?)?;
     set_mode(to, 0o755)
 }

@@ -30,7 +30,7 @@ const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 /// Writes an image with the files below `rootfs` to `archive`, under each of `names` ("hearth.local/pause:1"). `config` is
 /// the part of the image's configuration that a container starts with: command, environment, user. Works in `scratch`, an
 /// empty folder.
-pub fn write(
+pub(crate) fn write(
     progress: &dyn Progress,
     names: &[&str],
     rootfs: &Path,

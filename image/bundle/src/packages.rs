@@ -57,7 +57,7 @@ pub enum ExtensionsError {
 }
 
 /// The unpacked packages, and where each library lies in them.
-pub struct Packages {
+pub(crate) struct Packages {
     dir: PathBuf,
     patchelf: PathBuf,
     libraries: BTreeMap<String, PathBuf>,
@@ -65,7 +65,7 @@ pub struct Packages {
 
 impl Packages {
     /// Unpacks them below `scratch`.
-    pub fn unpack(
+    pub(crate) fn unpack(
         progress: &dyn Progress,
         inputs: &Inputs,
         scratch: &Path,
@@ -83,7 +83,11 @@ impl Packages {
     }
 
     /// Unpacks another one.
-    pub fn add(&mut self, progress: &dyn Progress, package: &Path) -> Result<(), PackagesError> {
+    pub(crate) fn add(
+        &mut self,
+        progress: &dyn Progress,
+        package: &Path,
+    ) -> Result<(), PackagesError> {
         let file = package.file_name().unwrap_or_default().to_string_lossy();
         let to = self.dir.join(file.split('_').next().unwrap_or_default());
         create_dir(&to)?;
@@ -105,12 +109,12 @@ impl Packages {
     }
 
     /// A file, by its path in its package.
-    pub fn file(&self, package: &str, path: &str) -> PathBuf {
+    pub(crate) fn file(&self, package: &str, path: &str) -> PathBuf {
         self.dir.join(package).join(path)
     }
 
     /// Makes programs and extensions find the tree's own loader and libraries, and puts those there.
-    pub fn relocate(
+    pub(crate) fn relocate(
         &self,
         progress: &dyn Progress,
         root: &Path,
@@ -152,7 +156,7 @@ impl Packages {
     }
 
     /// Puts the loader and the libraries of these programs where they look for them in a system whose root is `rootfs`.
-    pub fn add_libraries(
+    pub(crate) fn add_libraries(
         &self,
         progress: &dyn Progress,
         programs: Vec<PathBuf>,
@@ -191,7 +195,10 @@ impl Packages {
 
     /// Copies iptables' matches and targets: those for IPv4. The others are for tables that the kernel has not. Returns the
     /// copies that are files.
-    pub fn copy_iptables_extensions(&self, root: &Path) -> Result<Vec<PathBuf>, PackagesError> {
+    pub(crate) fn copy_iptables_extensions(
+        &self,
+        root: &Path,
+    ) -> Result<Vec<PathBuf>, PackagesError> {
         let from = self.file("iptables", "usr/lib/x86_64-linux-gnu/xtables");
         let mut extensions = Vec::new();
         for entry in files::entries(&from)? {

@@ -13,7 +13,7 @@ use crate::oci::{self, ArchiveError};
 use crate::packages::{Packages, PackagesError};
 
 /// The process of a pod's own.
-pub const PAUSE: &str = include_str!("pause.c");
+pub(crate) const PAUSE: &str = include_str!("pause.c");
 
 /// What the compiler is told for [`PAUSE`].
 const PAUSE_FLAGS: [&str; 9] = [
@@ -52,7 +52,7 @@ pub enum ImageError {
 }
 
 /// [`PAUSE`] as an image of this name.
-pub fn pause_image(
+pub(crate) fn pause_image(
     progress: &dyn Progress,
     name: &str,
     scratch: &Path,
@@ -75,7 +75,7 @@ pub fn pause_image(
 }
 
 /// A small system to try a cluster with, as an image of this name: a shell, a web server, clients for the web and for DNS.
-pub fn probe_image(
+pub(crate) fn probe_image(
     progress: &dyn Progress,
     packages: &Packages,
     name: &str,
@@ -114,12 +114,12 @@ fn probe_rootfs(
 
 /// A command for an image with busybox: serves the files of a folder, logs each request, and ends when told to, which a
 /// server that is process 1 of its container would not do by itself.
-pub fn serve(port: u16, folder: &str) -> String {
+pub(crate) fn serve(port: u16, folder: &str) -> String {
     format!("#!/bin/sh\ntrap 'exit 0' TERM INT\nhttpd -f -vv -p {port} -h {folder} &\nwait\n")
 }
 
 /// Busybox under all its names, and what a user's home takes; to be settled when all is there.
-pub fn busybox_rootfs(
+pub(crate) fn busybox_rootfs(
     progress: &dyn Progress,
     packages: &Packages,
     rootfs: &Path,
@@ -147,7 +147,7 @@ pub fn busybox_rootfs(
 }
 
 /// The modes of a system's files, of which everybody may write to one folder.
-pub fn settle(rootfs: &Path) -> Result<(), FileError> {
+pub(crate) fn settle(rootfs: &Path) -> Result<(), FileError> {
     settle_modes(rootfs)?;
     set_mode(&rootfs.join("tmp"), 0o1777)
 }

@@ -110,7 +110,7 @@ const LINKS: [(&str, &str); 3] = [
 const KUBERNETES: &str = "kubernetes";
 
 /// Lays the tree out in `root`, which must not exist; works in `scratch`, an empty folder.
-pub fn lay_out(
+pub(crate) fn lay_out(
     progress: &dyn Progress,
     inputs: &Inputs,
     built: &Built,

@@ -3,15 +3,15 @@
 use super::{FatError, FatSpec};
 
 /// Bytes in a sector.
-pub const SECTOR: u64 = 512;
+pub(super) const SECTOR: u64 = 512;
 /// Copies of the allocation table.
-pub const FATS: u64 = 2;
+pub(super) const FATS: u64 = 2;
 /// Sector of the backup boot sector; where every system looks for it.
-pub const BACKUP: u64 = 6;
+pub(super) const BACKUP: u64 = 6;
 /// Sector of the free-space record, from either boot sector.
-pub const INFO: u64 = 1;
+pub(super) const INFO: u64 = 1;
 /// Media type of a fixed disk.
-pub const MEDIA: u8 = 0xf8;
+pub(super) const MEDIA: u8 = 0xf8;
 
 /// Below it, systems take the file system for FAT16. The format says 65,525, and to keep 16 away from it.
 const FEWEST_CLUSTERS: u64 = 65_525 + 16;
@@ -21,7 +21,7 @@ const ALIGNMENT: u64 = 8;
 
 /// Lengths in sectors, but for the number of clusters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Geometry {
+pub(super) struct Geometry {
     pub sectors: u32,
     pub reserved: u16,
     pub fat: u32,
@@ -31,7 +31,7 @@ pub struct Geometry {
 
 impl Geometry {
     /// The geometry with the largest clusters (up to 32 KiB) of which there are enough to make it FAT32.
-    pub fn of(size: u64) -> Result<Geometry, FatError> {
+    pub(super) fn of(size: u64) -> Result<Geometry, FatError> {
         let refused = |reason| FatError::Size { size, reason };
         if !size.is_multiple_of(SECTOR) {
             return Err(refused("it must be a multiple of 512"));
@@ -62,21 +62,21 @@ impl Geometry {
         })
     }
 
-    pub fn cluster_size(&self) -> u64 {
+    pub(super) fn cluster_size(&self) -> u64 {
         u64::from(self.per_cluster) * SECTOR
     }
 
     /// First sector of a copy of the table.
-    pub fn fat_start(&self, copy: u64) -> u64 {
+    pub(super) fn fat_start(&self, copy: u64) -> u64 {
         u64::from(self.reserved) + copy * u64::from(self.fat)
     }
 
     /// First sector of a cluster; the first cluster is number 2.
-    pub fn cluster_start(&self, cluster: u32) -> u64 {
+    pub(super) fn cluster_start(&self, cluster: u32) -> u64 {
         self.fat_start(FATS) + u64::from(cluster - 2) * u64::from(self.per_cluster)
     }
 
-    pub fn boot_sector(&self, spec: &FatSpec) -> [u8; SECTOR as usize] {
+    pub(super) fn boot_sector(&self, spec: &FatSpec) -> [u8; SECTOR as usize] {
         let mut sector = [0; SECTOR as usize];
         let mut put = |at: usize, bytes: &[u8]| sector[at..at + bytes.len()].copy_from_slice(bytes);
         // A jump over the fields, to code that waits: nobody boots from here, yet the jump is how the format is known.
@@ -108,7 +108,7 @@ impl Geometry {
         sector
     }
 
-    pub fn info_sector(&self, free: u32, next: u32) -> [u8; SECTOR as usize] {
+    pub(super) fn info_sector(&self, free: u32, next: u32) -> [u8; SECTOR as usize] {
         let mut sector = [0; SECTOR as usize];
         let mut put = |at: usize, number: u32| {
             sector[at..at + 4].copy_from_slice(&number.to_le_bytes());

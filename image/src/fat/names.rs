@@ -32,7 +32,7 @@ impl VolumeLabel {
 }
 
 /// Whether `name` can be a long name everywhere (Windows is the strictest).
-pub fn check(name: &str) -> Result<(), &'static str> {
+pub(super) fn check(name: &str) -> Result<(), &'static str> {
     if name.is_empty() {
         return Err("a part of it is empty");
     }
@@ -53,7 +53,7 @@ pub fn check(name: &str) -> Result<(), &'static str> {
 
 /// A name as the directory will hold it.
 #[derive(Debug)]
-pub struct Listing {
+pub(super) struct Listing {
     /// 8.3, padded, without the dot.
     pub short: [u8; 11],
     /// UTF-16; empty where the short name says all.
@@ -62,7 +62,9 @@ pub struct Listing {
 
 /// Gives each name of a directory its short name; in the order given. Fails on a name that differs from another one in
 /// case only.
-pub fn list<'a>(names: impl Iterator<Item = &'a str> + Clone) -> Result<Vec<Listing>, String> {
+pub(super) fn list<'a>(
+    names: impl Iterator<Item = &'a str> + Clone,
+) -> Result<Vec<Listing>, String> {
     let mut folded = BTreeSet::new();
     let mut taken = BTreeSet::new();
     let mut numbers = BTreeMap::new();
@@ -149,12 +151,12 @@ fn numbered(
 
 impl Listing {
     /// How many directory entries the name takes.
-    pub fn entries(&self) -> usize {
+    pub(super) fn entries(&self) -> usize {
         1 + self.long.len().div_ceil(PER_ENTRY)
     }
 
     /// Appends the entries of the long name, which come before the short one, last part first.
-    pub fn write_long(&self, bytes: &mut Vec<u8>) {
+    pub(super) fn write_long(&self, bytes: &mut Vec<u8>) {
         let sum = self
             .short
             .iter()

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::Command;
 
 /// Runs a checker and returns its output; fails the test where it complains or is not installed.
-pub fn run(program: &str, arguments: &[&str], file: &Path) -> String {
+pub(crate) fn run(program: &str, arguments: &[&str], file: &Path) -> String {
     let output = Command::new(program)
         .args(arguments)
         .arg(file)
@@ -24,7 +24,7 @@ pub fn run(program: &str, arguments: &[&str], file: &Path) -> String {
 }
 
 /// `fsck.vfat -n` finds nothing at all to say.
-pub fn fsck(volume: &Path) {
+pub(crate) fn fsck(volume: &Path) {
     let text = run("fsck.vfat", &["-n"], volume);
     let lines: Vec<&str> = text.lines().collect();
     // The version, and "FILE: N files, M/K clusters".

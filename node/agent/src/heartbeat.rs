@@ -47,10 +47,8 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     ctx.restart_within(Some(connection::ASK_AGAIN_WITHIN));
     let health = Health::of(&ctx);
     let beat = |connection| beat(&ctx, &health, &worker, connection, &boot_id);
-    tokio::select! {
-        outcome = over_each(&worker.connection, beat) => outcome,
-        () = ctx.cancelled() => Ok(()),
-    }
+    ctx.until_cancelled(over_each(&worker.connection, beat))
+        .await
 }
 
 /// What a curator has answered that did not acknowledge.

@@ -117,10 +117,8 @@ async fn follow_nodes(ctx: Context, worker: Arc<Worker>) -> Outcome {
     ctx.restart_within(Some(connection::ASK_AGAIN_WITHIN));
     let health = Health::of(&ctx);
     let follow = |connection| follow(&health, &worker, connection);
-    tokio::select! {
-        outcome = over_each(&worker.connection, follow) => outcome,
-        () = ctx.cancelled() => Ok(()),
-    }
+    ctx.until_cancelled(over_each(&worker.connection, follow))
+        .await
 }
 
 /// Follows the curators' nodes. Nothing of a listing is told before it is
@@ -159,10 +157,8 @@ async fn keep_names(
     member: Arc<MemberData>,
     wanted: Arc<Writer<Wanted>>,
 ) -> Outcome {
-    tokio::select! {
-        outcome = follow_names(&ctx, &worker, &member, &wanted) => outcome,
-        () = ctx.cancelled() => Ok(()),
-    }
+    ctx.until_cancelled(follow_names(&ctx, &worker, &member, &wanted))
+        .await
 }
 
 async fn follow_names(
@@ -238,10 +234,8 @@ fn tell_directory(worker: &Worker, known: &Known, wanted: &Writer<Wanted>) {
 
 /// Keeps the newest directory on the ESP.
 async fn keep_directory(ctx: Context, worker: Arc<Worker>, wanted: Value<Wanted>) -> Outcome {
-    tokio::select! {
-        outcome = save_changes(&ctx, &worker, wanted) => outcome,
-        () = ctx.cancelled() => Ok(()),
-    }
+    ctx.until_cancelled(save_changes(&ctx, &worker, wanted))
+        .await
 }
 
 /// Ends by an error only.

@@ -2,7 +2,6 @@
 //!
 //! Each reads and writes event values and knows no other worker; `hearth-core` joins them. One that fails restarts
 //! alone: the values keep what it wrote, so the others do not notice.
-#![warn(unreachable_pub)]
 
 pub mod addresses;
 pub mod connection;

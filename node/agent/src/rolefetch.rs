@@ -58,10 +58,8 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     ctx.restart_within(Some(connection::ASK_AGAIN_WITHIN));
     let health = Health::of(&ctx);
     let follow = |connection| follow(&health, &worker, connection, &member);
-    tokio::select! {
-        outcome = over_each(&worker.connection, follow) => outcome,
-        () = ctx.cancelled() => Ok(()),
-    }
+    ctx.until_cancelled(over_each(&worker.connection, follow))
+        .await
 }
 
 /// Follows the curators' record of this node; ends by an error only.

@@ -78,10 +78,7 @@ impl Addresses {
 
 /// Reports what is new, over each connection that there is.
 pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
-    tokio::select! {
-        outcome = report_changes(&ctx, &worker) => outcome,
-        () = ctx.cancelled() => Ok(()),
-    }
+    ctx.until_cancelled(report_changes(&ctx, &worker)).await
 }
 
 /// Ends by an error only; the restart then reports everything anew.

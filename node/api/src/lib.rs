@@ -7,7 +7,6 @@
 //! what one side demands is what the other side brings.
 //!
 //! It knows nothing of how a node is built: no path, no etcd, no supervisor.
-#![warn(unreachable_pub)]
 
 pub mod certificates;
 pub mod client;
@@ -31,10 +30,11 @@ pub mod server;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod tls;
+pub mod transport;
 
 /// What the proto files become. The nesting follows the package names, by
 /// which the generated modules refer to each other.
-#[allow(missing_docs, clippy::all)] // Generated; the documentation is that of the proto files.
+#[allow(missing_docs, unreachable_pub, clippy::all)] // Generated; the documentation is that of the proto files.
 mod generated {
     pub(crate) mod hearth {
         pub mod v1 {

@@ -1,5 +1,4 @@
 //! What a Hearth node needs and that knows nothing of clusters (see docs/architecture.md).
-#![warn(unreachable_pub)]
 
 pub mod event;
 pub mod logtree;

@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use hyper_util::rt::TokioIo;
+use hearth_api::transport::Connector;
 use tokio::{net::UnixStream, time};
 use tokio_stream::StreamExt as _;
 use tonic::{
@@ -288,12 +288,12 @@ impl RootClient {
 /// appears some time after its process does, and the first caller should be
 /// served at that very moment and not after a pause.
 fn channel(socket: Arc<Path>) -> Channel {
-    let connector = tower::service_fn(move |_| {
+    let connector = Connector::new(move || {
         let socket = socket.clone();
-        async move { connect(&socket).await.map(TokioIo::new) }
+        async move { connect(&socket).await }
     });
     // The authority is only a name in the requests: the socket decides.
-    Endpoint::from_static("http://etcd.invalid").connect_with_connector_lazy(connector)
+    connector.channel(&Endpoint::from_static("http://etcd.invalid"))
 }
 
 async fn connect(socket: &Path) -> io::Result<UnixStream> {

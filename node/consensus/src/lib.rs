@@ -29,7 +29,7 @@ mod process;
 pub mod standing;
 
 /// etcd's interface, as generated from `proto/etcd.proto`.
-#[allow(missing_docs, clippy::all, rust_2018_idioms)]
+#[allow(missing_docs, unreachable_pub, clippy::all, rust_2018_idioms)]
 mod wire {
     tonic::include_proto!("etcdserverpb");
 }

@@ -30,7 +30,7 @@ const MOST_MESSAGE_KINDS: usize = 256;
 
 /// One line.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Line {
+pub(crate) struct Line {
     /// By our scale.
     pub severity: Severity,
     /// The message, then the fields as `name=value`.
@@ -43,7 +43,7 @@ pub struct Line {
 }
 
 /// Takes one line apart. Any text is good.
-pub fn parse(line: &str) -> Line {
+pub(crate) fn parse(line: &str) -> Line {
     let line = line.trim_end();
     let Ok(fields) = serde_json::from_str::<Map<String, Value>>(line) else {
         return Line {
@@ -85,7 +85,7 @@ pub fn parse(line: &str) -> Line {
 
 /// What has been shown lately.
 #[derive(Debug, Default)]
-pub struct Shown(HashMap<String, Kind>);
+pub(crate) struct Shown(HashMap<String, Kind>);
 
 #[derive(Debug)]
 struct Kind {
@@ -95,7 +95,7 @@ struct Kind {
 
 impl Shown {
     /// Lowers the severity of a line that repeats what has just been shown.
-    pub fn weigh(&mut self, line: &mut Line, now: Instant) {
+    pub(crate) fn weigh(&mut self, line: &mut Line, now: Instant) {
         let Some(name) = line.kind.as_ref().filter(|_| !line.fatal) else {
             return;
         };

@@ -24,7 +24,7 @@ const STOP_BOUND: Duration = Duration::from_secs(5);
 const REMOVED_MESSAGE: &str = "has been permanently removed from the cluster";
 
 /// The socket on which etcd serves its clients.
-pub fn socket(directory: &Path) -> PathBuf {
+pub(crate) fn socket(directory: &Path) -> PathBuf {
     directory.join(SOCKET_NAME)
 }
 
@@ -57,7 +57,7 @@ fn last(words: &Option<String>) -> String {
 }
 
 /// A running etcd. Dropping it kills it; so does the death of this process.
-pub struct Etcd {
+pub(crate) struct Etcd {
     child: Child,
     /// The last line that told a reason to give up.
     last_words: Arc<Mutex<Option<String>>>,
@@ -104,12 +104,12 @@ impl Etcd {
     }
 
     /// Its process ID.
-    pub fn id(&self) -> u32 {
+    pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
 
     /// Waits until it ends by itself, which it should not.
-    pub async fn ended(&mut self) -> ProcessError {
+    pub(crate) async fn ended(&mut self) -> ProcessError {
         match self.child.wait().await {
             Ok(status) => ProcessError::Ended {
                 status,
@@ -124,7 +124,7 @@ impl Etcd {
     }
 
     /// Ends it in order, by force if it takes too long.
-    pub async fn stop(mut self) -> Result<(), ProcessError> {
+    pub(crate) async fn stop(mut self) -> Result<(), ProcessError> {
         self.child.terminate(STOP_BOUND).await?;
         Ok(())
     }

@@ -1,6 +1,5 @@
 //! The Hearth node: what PID 1 does, and how the parts of a node are put together. `docs/architecture.md` says how they
 //! fit.
-#![warn(unreachable_pub)]
 
 pub mod boot;
 pub mod compose;

@@ -13,7 +13,7 @@ const HTTPS: u16 = 443;
 /// Looks at and runs clusters of Hearth machines.
 #[derive(Debug, Parser)]
 #[command(name = "hearthctl", version, propagate_version = false)]
-pub struct Args {
+pub(crate) struct Args {
     #[command(flatten)]
     pub global: Global,
     #[command(subcommand)]
@@ -22,7 +22,7 @@ pub struct Args {
 
 /// Options of every command.
 #[derive(Debug, ClapArgs)]
-pub struct Global {
+pub(crate) struct Global {
     /// File with the contexts [default: hearth/config.json in
     /// $XDG_CONFIG_HOME or ~/.config]
     #[arg(long, global = true, env = "HEARTH_CONFIG", value_name = "FILE")]
@@ -42,7 +42,7 @@ pub struct Global {
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Command {
+pub(crate) enum Command {
     /// The cluster as a whole
     #[command(subcommand)]
     Cluster(Cluster),
@@ -71,7 +71,7 @@ pub enum Command {
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Cluster {
+pub(crate) enum Cluster {
     /// Exchange the owner key for a certificate, and remember the cluster
     ///
     /// The cluster proves its CA with the first-contact secret, so that
@@ -112,7 +112,7 @@ pub enum Cluster {
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Configure {
+pub(crate) enum Configure {
     /// Show the configuration
     Get {
         #[command(flatten)]
@@ -133,14 +133,14 @@ pub enum Configure {
 
 /// What of a living cluster can be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Setting {
+pub(crate) enum Setting {
     /// Which labels of nodes Kubernetes' nodes bear, too: keys, or beginnings
     /// of keys followed by "*"
     SynchronizedLabels,
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Kubernetes {
+pub(crate) enum Kubernetes {
     /// Print a file by which kubectl speaks with the cluster
     ///
     /// It holds no secret: kubectl calls this program for a certificate, as
@@ -169,7 +169,7 @@ pub enum Kubernetes {
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Node {
+pub(crate) enum Node {
     /// List the nodes
     List {
         #[command(flatten)]
@@ -278,7 +278,7 @@ pub enum Node {
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Role {
+pub(crate) enum Role {
     /// Give a node roles
     ///
     /// A new consensus member takes part in every write of the cluster once it
@@ -314,7 +314,7 @@ pub enum Role {
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Label {
+pub(crate) enum Label {
     /// Set labels, those that are there already, too
     Set {
         #[command(flatten)]
@@ -338,7 +338,7 @@ pub enum Label {
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Etcd {
+pub(crate) enum Etcd {
     /// Show the members of consensus, and who is about to come or go
     Members {
         #[command(flatten)]
@@ -348,7 +348,7 @@ pub enum Etcd {
 
 /// Which node is meant.
 #[derive(Debug, ClapArgs)]
-pub struct Which {
+pub(crate) struct Which {
     /// By its ID or the beginning of it, by its public key, or by the value of
     /// its label "hostname"
     #[arg(value_name = "NODE")]
@@ -357,7 +357,7 @@ pub struct Which {
 
 /// Where a node is reached, for what it answers itself.
 #[derive(Debug, ClapArgs)]
-pub struct At {
+pub(crate) struct At {
     /// Where the node's management is reached from here [default: its address
     /// as the cluster knows it, port 7836]
     #[arg(long, value_name = "HOST[:PORT]", value_parser = node_endpoint)]
@@ -366,7 +366,7 @@ pub struct At {
 
 /// For what cannot be undone.
 #[derive(Clone, Copy, Debug, ClapArgs)]
-pub struct Sure {
+pub(crate) struct Sure {
     /// Do it without asking back; needed at a terminal
     #[arg(long)]
     pub yes: bool,
@@ -374,7 +374,7 @@ pub struct Sure {
 
 /// For what the cluster goes on with after it has answered.
 #[derive(Clone, Copy, Debug, ClapArgs)]
-pub struct Wait {
+pub(crate) struct Wait {
     /// Wait until it is complete: consensus has followed, a role of Kubernetes
     /// works or has ended. An interrupt ends the waiting only
     #[arg(long)]
@@ -383,7 +383,7 @@ pub struct Wait {
 
 /// A role, as it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum RoleName {
+pub(crate) enum RoleName {
     ConsensusMember,
     KubernetesController,
     KubernetesWorker,
@@ -391,7 +391,7 @@ pub enum RoleName {
 
 /// How bad a log entry is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Severity {
+pub(crate) enum Severity {
     Debug,
     Info,
     Warning,
@@ -399,7 +399,7 @@ pub enum Severity {
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Owner {
+pub(crate) enum Owner {
     /// Make an owner key and a first-contact secret
     ///
     /// Writes owner-key.pem and first-contact-secret, and prints the key's
@@ -416,7 +416,7 @@ pub enum Owner {
 }
 
 #[derive(Debug, Subcommand)]
-pub enum Context {
+pub(crate) enum Context {
     /// List the contexts
     List,
     /// Make a context the current one
@@ -445,14 +445,14 @@ pub enum Context {
 
 /// In which form results are printed.
 #[derive(Clone, Copy, Debug, ClapArgs)]
-pub struct Output {
+pub(crate) struct Output {
     /// For people or for programs
     #[arg(short = 'o', long = "output", value_enum, default_value_t = Form::Table, value_name = "FORM")]
     pub form: Form,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum Form {
+pub(crate) enum Form {
     Table,
     Json,
 }

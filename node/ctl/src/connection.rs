@@ -12,7 +12,7 @@ use crate::context::{Context, Contexts};
 use crate::failure::{Failure, Kind};
 
 /// Which cluster is meant, and who we are to it.
-pub struct Session {
+pub(crate) struct Session {
     /// Of the context.
     pub name: String,
     /// The context.
@@ -24,7 +24,7 @@ pub struct Session {
 
 impl Session {
     /// Of the context that is meant.
-    pub fn new(global: &Global) -> Result<Self, Failure> {
+    pub(crate) fn new(global: &Global) -> Result<Self, Failure> {
         let contexts = Contexts::load(global.config.clone())?;
         let (name, context) = contexts.get(global.context.as_deref())?;
         Ok(Self {
@@ -48,12 +48,12 @@ impl Session {
 }
 
 /// A channel to the cluster that is meant, as the user that we are to it.
-pub fn open(global: &Global) -> Result<Channel, Failure> {
+pub(crate) fn open(global: &Global) -> Result<Channel, Failure> {
     open_session(global, &Session::new(global)?)
 }
 
 /// The same, of a session that is there already.
-pub fn open_session(global: &Global, session: &Session) -> Result<Channel, Failure> {
+pub(crate) fn open_session(global: &Global, session: &Session) -> Result<Channel, Failure> {
     let endpoints = match &global.endpoints[..] {
         [] => session.context.endpoints()?,
         given => given.to_vec(),
@@ -71,7 +71,7 @@ pub fn open_session(global: &Global, session: &Session) -> Result<Channel, Failu
 
 /// A channel to the management of this very node, at this address as the
 /// cluster knows it, or at this one as it is reached from here.
-pub fn open_node(
+pub(crate) fn open_node(
     global: &Global,
     id: NodeId,
     address: Option<std::net::IpAddr>,
@@ -93,7 +93,7 @@ pub fn open_node(
 }
 
 /// How the client behaves.
-pub fn options(global: &Global) -> Options {
+pub(crate) fn options(global: &Global) -> Options {
     Options {
         connect_timeout: global.timeout,
         call_timeout: global.timeout,
@@ -103,7 +103,7 @@ pub fn options(global: &Global) -> Options {
 }
 
 /// The endpoints of a command that has no context to take them from.
-pub fn given_endpoints(global: &Global) -> Result<&[Endpoint], Failure> {
+pub(crate) fn given_endpoints(global: &Global) -> Result<&[Endpoint], Failure> {
     match &global.endpoints[..] {
         [] => Err(Failure::new(Kind::Local, "find the cluster")
             .because("no --endpoint is given")

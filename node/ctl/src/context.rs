@@ -24,7 +24,7 @@ const VERSION: u32 = 1;
 /// A cluster, and who we are to it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Context {
+pub(crate) struct Context {
     /// 32 hexadecimal digits.
     pub cluster_id: String,
     /// The cluster's CA certificate, PEM.
@@ -52,7 +52,7 @@ struct Stored {
 
 /// The contexts file.
 #[derive(Debug)]
-pub struct Contexts {
+pub(crate) struct Contexts {
     path: PathBuf,
     stored: Stored,
 }
@@ -60,7 +60,7 @@ pub struct Contexts {
 impl Contexts {
     /// Reads the file. None at all is an empty one; one that makes no sense is
     /// an error.
-    pub fn load(path: Option<PathBuf>) -> Result<Self, Failure> {
+    pub(crate) fn load(path: Option<PathBuf>) -> Result<Self, Failure> {
         let path = path.map_or_else(default_path, Ok)?;
         let failed = || Failure::new(Kind::Local, format!("read {}", path.display()));
         let stored = match fs::read(&path) {
@@ -86,7 +86,7 @@ impl Contexts {
     }
 
     /// Writes the file.
-    pub fn save(&self) -> Result<(), Failure> {
+    pub(crate) fn save(&self) -> Result<(), Failure> {
         let failed = || Failure::new(Kind::Local, format!("write {}", self.path.display()));
         let mut json =
             serde_json::to_vec_pretty(&self.stored).map_err(|error| failed().because(error))?;
@@ -95,22 +95,25 @@ impl Contexts {
     }
 
     /// The file.
-    pub fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// All, by name.
-    pub fn all(&self) -> &BTreeMap<String, Context> {
+    pub(crate) fn all(&self) -> &BTreeMap<String, Context> {
         &self.stored.contexts
     }
 
     /// The name of the current one.
-    pub fn current(&self) -> Option<&str> {
+    pub(crate) fn current(&self) -> Option<&str> {
         self.stored.current.as_deref()
     }
 
     /// The one of this name, or the current one.
-    pub fn get<'a>(&'a self, name: Option<&'a str>) -> Result<(&'a str, &'a Context), Failure> {
+    pub(crate) fn get<'a>(
+        &'a self,
+        name: Option<&'a str>,
+    ) -> Result<(&'a str, &'a Context), Failure> {
         let Some(name) = name.or(self.current()) else {
             return Err(Failure::new(Kind::Local, "tell which cluster is meant")
                 .because(format!("{} has no current context", self.path.display()))
@@ -131,7 +134,7 @@ impl Contexts {
     }
 
     /// Makes an existing one the current one.
-    pub fn select(&mut self, name: &str) -> Result<(), Failure> {
+    pub(crate) fn select(&mut self, name: &str) -> Result<(), Failure> {
         self.get(Some(name))?;
         self.stored.current = Some(name.to_owned());
         Ok(())
@@ -139,7 +142,7 @@ impl Contexts {
 
     /// Adds one, or replaces the one of this name, and makes it the current
     /// one. Its certificate goes into a file of its own.
-    pub fn add(
+    pub(crate) fn add(
         &mut self,
         name: &str,
         cluster: ClusterId,
@@ -171,7 +174,7 @@ impl Contexts {
     }
 
     /// From now on an address is reached by another one, in one context.
-    pub fn route(
+    pub(crate) fn route(
         &mut self,
         name: Option<&str>,
         address: &Endpoint,
@@ -188,7 +191,11 @@ impl Contexts {
     }
 
     /// Everything that is needed to speak as the user of a context.
-    pub fn credentials(&self, name: &str, context: &Context) -> Result<UserCredentials, Failure> {
+    pub(crate) fn credentials(
+        &self,
+        name: &str,
+        context: &Context,
+    ) -> Result<UserCredentials, Failure> {
         let wrong = |what: &str| Failure::new(Kind::Local, format!("{what} of context {name:?}"));
         let again = "`hearthctl cluster take-ownership` makes it anew";
         let key = owner::read_key(&self.beside(&context.key))
@@ -224,7 +231,7 @@ impl Contexts {
 
 impl Context {
     /// Where its curators listen.
-    pub fn endpoints(&self) -> Result<Vec<Endpoint>, Failure> {
+    pub(crate) fn endpoints(&self) -> Result<Vec<Endpoint>, Failure> {
         let parse = |text: &String| {
             text.parse()
                 .map_err(|error| Failure::new(Kind::Local, "read the contexts").because(error))
@@ -235,7 +242,7 @@ impl Context {
 
 impl Context {
     /// How an address of the cluster is reached from here.
-    pub fn reach(&self, address: Endpoint) -> Result<Endpoint, Failure> {
+    pub(crate) fn reach(&self, address: Endpoint) -> Result<Endpoint, Failure> {
         match self.routes.get(&address.to_string()) {
             Some(via) => via
                 .parse()
@@ -276,7 +283,7 @@ fn default_path() -> Result<PathBuf, Failure> {
 }
 
 /// A certificate in the form that other tools read.
-pub fn to_pem(certificate: &[u8]) -> String {
+pub(crate) fn to_pem(certificate: &[u8]) -> String {
     let pem = pem::Pem::new("CERTIFICATE", certificate);
     let lines = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
     pem::encode_config(&pem, lines)

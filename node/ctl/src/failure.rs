@@ -13,7 +13,7 @@ use crate::table::printable;
 
 /// What kind of failure it is: the exit code, for scripts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// The cluster has answered, and it was an error; or it would be, by rules
     /// that both know.
     Cluster = 1,
@@ -30,7 +30,7 @@ pub enum Kind {
 
 /// A failure: what was to be done, why it was not, and what to do now.
 #[derive(Debug)]
-pub struct Failure {
+pub(crate) struct Failure {
     kind: Kind,
     what: String,
     why: Option<Box<dyn Error + Send + Sync>>,
@@ -39,7 +39,7 @@ pub struct Failure {
 
 impl Failure {
     /// A failure of this kind to do `what`.
-    pub fn new(kind: Kind, what: impl Into<String>) -> Self {
+    pub(crate) fn new(kind: Kind, what: impl Into<String>) -> Self {
         Self {
             kind,
             what: what.into(),
@@ -50,25 +50,25 @@ impl Failure {
 
     /// Because of this.
     #[must_use]
-    pub fn because(mut self, why: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+    pub(crate) fn because(mut self, why: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         self.why = Some(why.into());
         self
     }
 
     /// What to do about it.
     #[must_use]
-    pub fn advise(mut self, advice: impl Into<String>) -> Self {
+    pub(crate) fn advise(mut self, advice: impl Into<String>) -> Self {
         self.advice = Some(advice.into());
         self
     }
 
     /// Our output has nowhere to go.
-    pub fn output(error: io::Error) -> Self {
+    pub(crate) fn output(error: io::Error) -> Self {
         Self::new(Kind::Local, "print the result").because(error)
     }
 
     /// A call has failed.
-    pub fn call(what: impl Into<String>, status: Status) -> Self {
+    pub(crate) fn call(what: impl Into<String>, status: Status) -> Self {
         let kind = kind_of(&status);
         let advice = match kind {
             Kind::Unreachable => Some(
@@ -88,12 +88,12 @@ impl Failure {
 
     /// Labels break the rules, in the words and with the exit code of a
     /// curator that is asked for the same.
-    pub fn labels(what: impl Into<String>, error: LabelError) -> Self {
+    pub(crate) fn labels(what: impl Into<String>, error: LabelError) -> Self {
         Self::new(Kind::Cluster, what).because(error)
     }
 
     /// Whether it is only that whoever read our output has stopped reading.
-    pub fn is_closed_pipe(&self) -> bool {
+    pub(crate) fn is_closed_pipe(&self) -> bool {
         self.why
             .as_ref()
             .and_then(|why| why.downcast_ref::<io::Error>())
@@ -101,7 +101,7 @@ impl Failure {
     }
 
     /// For scripts.
-    pub fn exit_code(&self) -> ExitCode {
+    pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.kind as u8)
     }
 }

@@ -6,7 +6,7 @@ use std::path::Path;
 
 /// Replaces a file by new content, for the user's eyes only. Whenever this is
 /// interrupted, there is either the old file or the new one.
-pub fn write_private(path: &Path, content: &[u8]) -> io::Result<()> {
+pub(crate) fn write_private(path: &Path, content: &[u8]) -> io::Result<()> {
     let folder = path
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty())

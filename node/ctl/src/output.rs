@@ -13,16 +13,16 @@ use serde::Serialize;
 mod consensus;
 mod log;
 
-pub use consensus::Consensus;
-pub use log::{LogLine, rfc3339};
+pub(crate) use consensus::Consensus;
+pub(crate) use log::{LogLine, rfc3339};
 
 use crate::context::to_pem;
-pub use crate::table::printable as safe;
+pub(crate) use crate::table::printable as safe;
 use crate::table::{Table, printable};
 
 /// A node.
 #[derive(Clone, Debug, Serialize)]
-pub struct Node {
+pub(crate) struct Node {
     id: String,
     public_key: String,
     state: String,
@@ -47,7 +47,7 @@ pub struct Node {
 
 /// One thing that holds of a node, or does not.
 #[derive(Clone, Debug, Serialize)]
-pub struct Condition {
+pub(crate) struct Condition {
     r#type: String,
     met: bool,
     /// One word; empty when met.
@@ -68,7 +68,7 @@ impl From<&v1::NodeCondition> for Condition {
 
 impl Condition {
     /// In one line.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         match (self.met, &self.message[..]) {
             (true, _) => format!("{}: met", self.r#type),
             (false, "") => format!("{}: {}", self.r#type, self.reason),
@@ -79,7 +79,7 @@ impl Condition {
 
 /// A node after a change.
 #[derive(Debug, Serialize)]
-pub struct Changed<'a> {
+pub(crate) struct Changed<'a> {
     /// As it is now.
     pub node: &'a Node,
     /// Consensus has to follow before it is complete.
@@ -88,7 +88,7 @@ pub struct Changed<'a> {
 
 /// What `cluster ticket` prints.
 #[derive(Debug, Serialize)]
-pub struct Ticket {
+pub(crate) struct Ticket {
     /// 64 hexadecimal digits.
     pub register_ticket: String,
 }
@@ -181,7 +181,7 @@ impl Node {
     }
 
     /// All of it, for people.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let some = |text: &Option<String>| text.clone().unwrap_or_default();
         let labels: Vec<_> = self
             .labels
@@ -235,7 +235,7 @@ impl Node {
 }
 
 /// Nodes as a table.
-pub fn node_table<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Table {
+pub(crate) fn node_table<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Table {
     let mut table = Table::new(&[
         "NODE", "STATE", "HEALTH", "CLUSTER", "ROLES", "ADDRESS", "VERSION",
     ]);
@@ -248,7 +248,7 @@ pub fn node_table<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Table {
 /// One line of `node list --watch -o json`.
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
-pub enum Change<'a> {
+pub(crate) enum Change<'a> {
     /// A node that was there, has come, or has changed.
     Node {
         /// As it is now.
@@ -265,7 +265,7 @@ pub enum Change<'a> {
 
 /// A cluster.
 #[derive(Debug, Serialize)]
-pub struct Cluster {
+pub(crate) struct Cluster {
     cluster_id: String,
     version: String,
     ca_certificate: String,
@@ -275,7 +275,7 @@ pub struct Cluster {
 
 /// How a cluster is set up.
 #[derive(Debug, Serialize)]
-pub struct Configuration {
+pub(crate) struct Configuration {
     cluster_domain: String,
     tpm_mode: String,
     storage_security_policy: String,
@@ -312,7 +312,7 @@ impl From<v1::ClusterConfiguration> for Configuration {
 
 impl Configuration {
     /// As text for people.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let labels = match &self.synchronized_labels[..] {
             [] => "-".to_owned(),
             patterns => printable(&patterns.join(" ")),
@@ -370,7 +370,7 @@ fn member(node: &v1::cluster_directory::Node) -> Member {
 
 impl Cluster {
     /// As text for people.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let mut text = format!(
             "cluster           {}\n\
              version           {}\n\

@@ -4,20 +4,20 @@ use std::fmt;
 
 /// Rows under headings. Columns are two spaces apart and as wide as they must
 /// be; an empty cell shows as `-`, so that a row always has all its words.
-pub struct Table {
+pub(crate) struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
     /// With these headings.
-    pub fn new(headings: &[&str]) -> Self {
+    pub(crate) fn new(headings: &[&str]) -> Self {
         Self {
             rows: vec![headings.iter().map(|&text| text.to_owned()).collect()],
         }
     }
 
     /// One more row, with as many cells as there are headings.
-    pub fn row<const N: usize>(&mut self, cells: [String; N]) {
+    pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
         debug_assert_eq!(N, self.rows[0].len());
         let cell = |text: String| {
             if text.is_empty() {
@@ -50,7 +50,7 @@ impl fmt::Display for Table {
 }
 
 /// What may come from far away, safe for a terminal: no control characters.
-pub fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { '\u{fffd}' } else { c })
         .collect()

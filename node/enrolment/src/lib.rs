@@ -13,7 +13,6 @@
 //!
 //! The disk is [`hearth_host::storage`]'s; the control plane that a founding needs is
 //! the role server's. Neither knows of enrolment.
-#![warn(unreachable_pub)]
 
 pub mod asking;
 pub mod disowning;

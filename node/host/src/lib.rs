@@ -1,7 +1,6 @@
 //! What one node keeps and knows of itself: where its files are, what it was told, its disk and its certificates.
 //!
 //! Everything here concerns this machine alone. Whatever asks somebody else, curators or etcd, is in a crate above.
-#![warn(unreachable_pub)]
 
 pub mod boot_record;
 pub mod bundle;

@@ -173,7 +173,7 @@ pub(crate) enum Standing {
 
 impl Standing {
     /// A role that does not work.
-    pub fn unmet(reason: &'static str, message: impl Into<String>) -> Self {
+    pub(crate) fn unmet(reason: &'static str, message: impl Into<String>) -> Self {
         Self::Unmet {
             reason,
             message: message.into(),

@@ -14,22 +14,22 @@ use tempfile::TempDir;
 use super::program::Program;
 
 /// The first versions that are told other things than those before.
-pub const KUBERNETES: [&str; 3] = ["1.20.2", "1.24.0", "1.27.0"];
+pub(crate) const KUBERNETES: [&str; 3] = ["1.20.2", "1.24.0", "1.27.0"];
 
 /// A bundle that holds no program.
-pub struct EmptyBundle {
+pub(crate) struct EmptyBundle {
     directory: TempDir,
     pub bundle: Bundle,
 }
 
 impl EmptyBundle {
     /// Of this version of Kubernetes.
-    pub fn of(kubernetes: &str) -> Self {
+    pub(crate) fn of(kubernetes: &str) -> Self {
         Self::with(kubernetes, |_| {})
     }
 
     /// The same, with files that this makes.
-    pub fn with(kubernetes: &str, make: impl FnOnce(&Path)) -> Self {
+    pub(crate) fn with(kubernetes: &str, make: impl FnOnce(&Path)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let versions = format!("kubernetes {kubernetes}\ncontainerd 1.6.20\n");
         fs::write(directory.path().join("VERSION"), versions).unwrap();
@@ -40,7 +40,7 @@ impl EmptyBundle {
 
     /// How the program is started, a line each: directory, environment, file and
     /// arguments. The bundle is at `/bundle`.
-    pub fn lines(&self, program: &Program) -> String {
+    pub(crate) fn lines(&self, program: &Program) -> String {
         let mut lines = vec![format!("in {}", program.directory.display())];
         for (name, value) in &program.environment {
             lines.push(format!("{name}={}", value.display()));
@@ -55,13 +55,13 @@ impl EmptyBundle {
 }
 
 /// The node's files, below `/node`.
-pub fn root() -> Root {
+pub(crate) fn root() -> Root {
     Root::under(Path::new("/node"))
 }
 
 /// Fails unless this is what is committed, and shows the lines that differ.
 #[track_caller]
-pub fn check(committed: &str, now: &str) {
+pub(crate) fn check(committed: &str, now: &str) {
     assert!(
         committed == now,
         "not as committed (- is there, + would be):\n{}\nall of it:\n{now}",
@@ -71,7 +71,7 @@ pub fn check(committed: &str, now: &str) {
 
 /// The same for a file, whose order does not matter.
 #[track_caller]
-pub fn check_json(committed: &str, now: &Value) {
+pub(crate) fn check_json(committed: &str, now: &Value) {
     let committed: Value = serde_json::from_str(committed).unwrap();
     if committed != *now {
         let [committed, now] =
@@ -82,7 +82,7 @@ pub fn check_json(committed: &str, now: &Value) {
 
 /// The lines by which two texts differ, in their order: `-` before those of the
 /// first, `+` before those of the second.
-pub fn difference(first: &str, second: &str) -> String {
+pub(crate) fn difference(first: &str, second: &str) -> String {
     let (first, second): (Vec<_>, Vec<_>) = (first.lines().collect(), second.lines().collect());
     // How many lines the rests from here on have in common.
     let mut common = vec![vec![0; second.len() + 1]; first.len() + 1];

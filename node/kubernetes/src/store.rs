@@ -41,7 +41,7 @@ const END_WITHIN: Duration = InUse::USERS.saturating_add(Duration::from_secs(2))
 
 /// Why there is no way to etcd.
 #[derive(Debug, thiserror::Error)]
-pub enum StoreError {
+pub(crate) enum StoreError {
     /// The directory.
     #[error("make the directory of the API server's way to etcd")]
     Directory(#[from] FileError),
@@ -56,14 +56,14 @@ pub enum StoreError {
 }
 
 /// What the API server is told, whose working directory is the socket's.
-pub fn url() -> String {
+pub(crate) fn url() -> String {
     format!("unix://{SOCKET}")
 }
 
 /// Serves the client's part of the store in the directory, until it is told to
 /// end and the API server has ended: that one signs off in the store, or others
 /// would be sent to it for a while.
-pub async fn run(
+pub(crate) async fn run(
     ctx: Context,
     directory: &Path,
     client: &NamespacedClient,

@@ -31,10 +31,10 @@ use super::access;
 const NAMED_BUNDLE: &str = "HEARTH_KUBERNETES_BUNDLE";
 
 /// Loaded machines are slow; nothing of a control plane takes longer.
-pub const LONG: Duration = Duration::from_secs(240);
+pub(crate) const LONG: Duration = Duration::from_secs(240);
 
 /// Asks again and again until this holds.
-pub async fn eventually<T, F: Future<Output = Option<T>>>(
+pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
     what: &str,
     mut attempt: impl FnMut() -> F,
 ) -> T {
@@ -54,7 +54,7 @@ pub async fn eventually<T, F: Future<Output = Option<T>>>(
 
 /// Says that the test of this thread is skipped: past the capture of a test's
 /// output, which is not shown of tests that succeed.
-pub fn skipped(why: &str) {
+pub(crate) fn skipped(why: &str) {
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("a test");
     // Where it cannot be said there is nobody to read it.
@@ -62,7 +62,7 @@ pub fn skipped(why: &str) {
 }
 
 /// Where the bundle is; says so where there is none.
-pub fn bundle_or_skip() -> Option<PathBuf> {
+pub(crate) fn bundle_or_skip() -> Option<PathBuf> {
     let root = match std::env::var_os(NAMED_BUNDLE) {
         Some(named) => Some(named_bundle(named.into()).unwrap_or_else(|why| panic!("{why}"))),
         None => found_bundle(),
@@ -114,7 +114,7 @@ impl Drop for Cluster {
 }
 
 /// A control plane; ends with the value.
-pub struct Cluster {
+pub(crate) struct Cluster {
     _site: Site,
     _etcd: Running,
     directory: PathBuf,
@@ -128,7 +128,7 @@ pub struct Cluster {
 impl Cluster {
     /// Starts it and waits until it answers; `None`, and says so, where there
     /// is no bundle.
-    pub async fn start() -> Option<Self> {
+    pub(crate) async fn start() -> Option<Self> {
         let root = bundle_or_skip()?;
         let site = Site::new();
         let etcd = site.start(true).await;
@@ -157,7 +157,7 @@ impl Cluster {
     }
 
     /// A client with a certificate of this kind.
-    pub fn client(&self, what: &Certificate<'_>) -> Client {
+    pub(crate) fn client(&self, what: &Certificate<'_>) -> Client {
         let own = self.issue(what);
         access::client(&self.url(), self.authorities.ca(), &own).unwrap()
     }
@@ -204,7 +204,7 @@ impl Cluster {
     }
 
     /// Starts the API server (again) and waits until it is ready.
-    pub async fn start_apiserver(&mut self) {
+    pub(crate) async fn start_apiserver(&mut self) {
         // etcd's socket is a name in this directory.
         let work = self._site.root.ephemeral.consensus();
         let mut command = self.command("kube-apiserver", &work);
@@ -242,13 +242,13 @@ impl Cluster {
     }
 
     /// Ends the API server as a power cut would.
-    pub async fn kill_apiserver(&mut self) {
+    pub(crate) async fn kill_apiserver(&mut self) {
         let mut apiserver = self.apiserver.take().expect("it runs");
         apiserver.kill().await.unwrap();
     }
 
     /// Starts what binds volumes to claims.
-    pub fn start_manager(&mut self) {
+    pub(crate) fn start_manager(&mut self) {
         let own = self.issue(&Certificate::ControllerManager);
         let (certificate, private) = (self.file("manager"), self.file("manager.key"));
         own.save(&certificate, &private).unwrap();

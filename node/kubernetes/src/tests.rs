@@ -54,12 +54,12 @@ fn with_script(directory: &TempDir, script: &str) -> Extensions {
 }
 
 impl Fake {
-    pub fn new(extensions: impl FnOnce(&TempDir) -> Extensions) -> Self {
+    pub(crate) fn new(extensions: impl FnOnce(&TempDir) -> Extensions) -> Self {
         Self::by(Calendar::of_this_machine(), extensions)
     }
 
     /// Certificates are renewed by this calendar.
-    pub fn by(calendar: Calendar, extensions: impl FnOnce(&TempDir) -> Extensions) -> Self {
+    pub(crate) fn by(calendar: Calendar, extensions: impl FnOnce(&TempDir) -> Extensions) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let extensions = Arc::new(extensions(&directory));
         let root = Root::under(&directory.path().join("node"));
@@ -122,7 +122,7 @@ impl Fake {
         }
     }
 
-    pub fn run(&self) -> Alone {
+    pub(crate) fn run(&self) -> Alone {
         let parts = self.parts.clone();
         Alone::run(move |ctx| run(ctx, parts.clone()))
     }

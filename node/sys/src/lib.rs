@@ -5,7 +5,6 @@
 //! failed, and leaves the decision what to do about it to its caller.
 //!
 //! `unsafe` stands in the private module `raw` and nowhere else.
-#![warn(unreachable_pub)]
 
 pub mod block;
 pub mod cgroups;

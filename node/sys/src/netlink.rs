@@ -450,11 +450,29 @@ fn refused(step: impl Into<String>) -> impl FnOnce(rtnetlink::Error) -> NetlinkE
     let step = step.into();
     move |error| NetlinkError::Refused {
         step,
-        source: match error {
-            rtnetlink::Error::NetlinkError(message) => message.to_io(),
-            other => io::Error::other(other),
-        },
+        source: cause(error),
     }
+}
+
+/// The library's error as one that holds no message of the kernel's: the code
+/// that prints those is a hundred kilobytes.
+fn cause(error: rtnetlink::Error) -> io::Error {
+    use rtnetlink::Error;
+    let text = match error {
+        Error::NetlinkError(message) => return message.to_io(),
+        Error::RequestFailed => return io::ErrorKind::NotConnected.into(),
+        Error::UnexpectedMessage(message) => {
+            format!("unexpected answer of type {}", message.header.message_type)
+        }
+        Error::NamespaceError(text) | Error::InvalidNla(text) => text,
+        Error::InvalidHardwareAddress(bytes) | Error::InvalidIp(bytes) => {
+            format!("malformed address {bytes:02x?}")
+        }
+        Error::InvalidAddress(address, mask) => {
+            format!("malformed address {address:02x?} with mask {mask:02x?}")
+        }
+    };
+    io::Error::new(io::ErrorKind::InvalidData, text)
 }
 
 fn is(error: &rtnetlink::Error, errno: i32) -> bool {

@@ -23,7 +23,7 @@ use tonic::{Code, transport::Endpoint};
 
 /// What came of a call.
 #[derive(Debug)]
-pub enum Answer {
+pub(crate) enum Answer {
     /// So many nodes were listed.
     Nodes(usize),
     /// The server talked, and refused this call for want of an identity.
@@ -33,14 +33,14 @@ pub enum Answer {
 }
 
 /// A client.
-pub struct Stranger {
+pub(crate) struct Stranger {
     own: Option<(CertificateDer<'static>, SigningKey)>,
     version: &'static SupportedProtocolVersion,
 }
 
 impl Stranger {
     /// Shows no certificate.
-    pub fn without_certificate() -> Self {
+    pub(crate) fn without_certificate() -> Self {
         Self {
             own: None,
             version: &TLS13,
@@ -48,7 +48,7 @@ impl Stranger {
     }
 
     /// Shows this one.
-    pub fn with(certificate: &CertificateDer<'static>, key: &SigningKey) -> Self {
+    pub(crate) fn with(certificate: &CertificateDer<'static>, key: &SigningKey) -> Self {
         Self {
             own: Some((certificate.clone(), key.clone())),
             version: &TLS13,
@@ -56,7 +56,7 @@ impl Stranger {
     }
 
     /// Speaks nothing newer than TLS 1.2.
-    pub fn over_tls_1_2(self) -> Self {
+    pub(crate) fn over_tls_1_2(self) -> Self {
         Self {
             version: &TLS12,
             ..self
@@ -64,7 +64,7 @@ impl Stranger {
     }
 
     /// Tries to list the nodes of whoever answers there.
-    pub async fn lists_nodes(&self, address: SocketAddr) -> anyhow::Result<Answer> {
+    pub(crate) async fn lists_nodes(&self, address: SocketAddr) -> anyhow::Result<Answer> {
         let stream = match self.connect(address).await {
             Ok(stream) => stream,
             Err(error) => return refused(error.into()),

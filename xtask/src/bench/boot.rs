@@ -34,7 +34,7 @@ struct Machines {
 }
 
 /// Measures; `rounds` of each way to start, or as many as are worth their time.
-pub fn measure(
+pub(super) fn measure(
     ui: &Ui,
     node: &Artifacts,
     rounds: Option<u32>,

@@ -20,7 +20,7 @@ use crate::ui::Ui;
 const NODES: u16 = 3;
 
 /// Measures.
-pub fn measure(
+pub(super) fn measure(
     ui: &Ui,
     node: &Artifacts,
     rounds: Option<u32>,

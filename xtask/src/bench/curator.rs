@@ -30,7 +30,7 @@ struct Line {
 }
 
 /// Measures `rounds` rounds of the rates, and each crowd once.
-pub fn measure(ui: &Ui, rounds: Option<u32>, records: &mut Records) -> Result<()> {
+pub(super) fn measure(ui: &Ui, rounds: Option<u32>, records: &mut Records) -> Result<()> {
     let folder = target::folder("bench")?;
     let program = build_curator_host(ui, &folder.join("curator-host"))?;
     let rounds = rounds.unwrap_or(5).to_string();

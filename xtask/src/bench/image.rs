@@ -31,7 +31,7 @@ struct Samples {
 }
 
 /// Measures `rounds` rounds, or as many as are worth their time.
-pub fn measure(
+pub(super) fn measure(
     ui: &Ui,
     node: &Artifacts,
     rounds: Option<u32>,

@@ -30,7 +30,7 @@ use crate::target;
 use crate::ui::Ui;
 
 /// Measures.
-pub fn measure(
+pub(super) fn measure(
     ui: &Ui,
     rounds: Option<u32>,
     accel: accel::Choice,

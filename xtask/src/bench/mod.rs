@@ -25,7 +25,7 @@ use crate::ui::Ui;
 
 /// `cargo xtask bench`: measure, print a table, write JSON.
 #[derive(clap::Args, Debug)]
-pub struct Args {
+pub(crate) struct Args {
     /// What to measure [default: everything]
     #[arg(value_enum)]
     parts: Vec<Part>,
@@ -106,7 +106,7 @@ fn number(value: f64, unit: &str) -> String {
 }
 
 /// Runs the task. It fails where something cannot be measured, never by what the measurement says.
-pub fn run(ui: &Ui, args: &Args) -> Result<()> {
+pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     let mut records = records(ui)?;
     let node = ensure(ui, Flavour::Release)?;
     let wanted = |part| args.parts.is_empty() || args.parts.contains(&part);

@@ -16,7 +16,7 @@ use crate::ui::Ui;
 
 /// An extension that is asked for: `NAME` or `NAME=DIR`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Request {
+pub(crate) struct Request {
     name: ExtensionName,
     folder: Option<PathBuf>,
 }
@@ -38,12 +38,12 @@ impl FromStr for Request {
 
 impl Request {
     /// Its name.
-    pub fn name(&self) -> &str {
+    pub(crate) fn name(&self) -> &str {
         self.name.as_str()
     }
 
     /// The extension, sealed where the cache does not have it.
-    pub fn ensure(&self, ui: &Ui) -> Result<Extension> {
+    pub(crate) fn ensure(&self, ui: &Ui) -> Result<Extension> {
         match &self.folder {
             // One that lacks something is refused here, not by the node.
             folder if self.name() == names::EXTENSION_KUBERNETES => {
@@ -60,13 +60,13 @@ impl Request {
 }
 
 /// A bundle of Kubernetes' programs as the extension of an image.
-pub fn of_bundle(bundle: &Bundle) -> Result<Request> {
+pub(crate) fn of_bundle(bundle: &Bundle) -> Result<Request> {
     let name = names::EXTENSION_KUBERNETES;
     Ok(format!("{name}={}", bundle.root.display()).parse()?)
 }
 
 /// The extension of the tests, `sample`: a few files of every kind, made to be recognised by whoever reads them.
-pub fn sample() -> Result<Request> {
+pub(crate) fn sample() -> Result<Request> {
     let folder = target::folder("sample-extension")?;
     for inner in ["bin", "data"] {
         let inner = folder.join(inner);

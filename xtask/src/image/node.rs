@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use hearth_build::cargo::Product;
-pub use hearth_build::cargo::Profile;
+pub(super) use hearth_build::cargo::Profile;
 use hearth_build::files;
 use hearth_image::output::write_if_changed;
 
@@ -13,7 +13,7 @@ use crate::target::checkout;
 use crate::ui::Ui;
 
 /// Compiles the node and copies it to `destination`: cargo has one place for the builds of all flavours.
-pub fn build(ui: &Ui, flavour: Flavour, destination: &Path) -> Result<PathBuf> {
+pub(super) fn build(ui: &Ui, flavour: Flavour, destination: &Path) -> Result<PathBuf> {
     let mut arguments = vec!["--package", "hearth-core", "--bin", "init"];
     let (profile, features) = match flavour {
         Flavour::Release => (Profile::Node, None),
@@ -33,7 +33,7 @@ pub fn build(ui: &Ui, flavour: Flavour, destination: &Path) -> Result<PathBuf> {
 }
 
 /// Compiles an example of hearth-sys, as static as the node, and copies it to `destination`.
-pub fn build_example(ui: &Ui, example: Example, destination: &Path) -> Result<PathBuf> {
+pub(super) fn build_example(ui: &Ui, example: Example, destination: &Path) -> Result<PathBuf> {
     let product = Product {
         what: example.what,
         profile: example.profile,
@@ -44,7 +44,7 @@ pub fn build_example(ui: &Ui, example: Example, destination: &Path) -> Result<Pa
 }
 
 /// Compiles the program that runs the curator on this machine, as the node is, and copies it to `destination`.
-pub fn build_curator_host(ui: &Ui, destination: &Path) -> Result<PathBuf> {
+pub(crate) fn build_curator_host(ui: &Ui, destination: &Path) -> Result<PathBuf> {
     let product = Product {
         what: "the curator on the host",
         profile: Profile::Node,

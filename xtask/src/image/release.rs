@@ -13,7 +13,7 @@ use crate::kernel::Kernel;
 use crate::ui::Ui;
 
 /// The node's.
-pub fn of_node(
+pub(super) fn of_node(
     ui: &Ui,
     flavour: Flavour,
     kernel: &Kernel,
@@ -32,7 +32,7 @@ pub fn of_node(
 }
 
 /// That of an image around a program which is not ours.
-pub fn around(program: &Path, kernel: &Kernel) -> String {
+pub(super) fn around(program: &Path, kernel: &Kernel) -> String {
     let name = program.file_name().unwrap_or_default().to_string_lossy();
     os_release::around(&name, &kernel_release(kernel))
 }
@@ -58,7 +58,7 @@ fn version_of(ui: &Ui, program: &Path) -> Result<(&'static str, String)> {
 
 /// The revision that a record of this checkout bears: its commit, with `-dirty` where files differ from it; `unknown`
 /// outside of a git checkout.
-pub fn revision(ui: &Ui) -> Result<String> {
+pub(crate) fn revision(ui: &Ui) -> Result<String> {
     let revision = Source::of_checkout(ui, &root())?.revision;
     Ok(revision.unwrap_or_else(|| "unknown".to_owned()))
 }

@@ -13,7 +13,7 @@ use super::table::Table;
 use crate::ui::Ui;
 
 /// Draws what happens.
-pub struct Display {
+pub(super) struct Display {
     ui: Ui,
     /// What is said of each machine that starts.
     made_of: String,
@@ -31,7 +31,7 @@ struct Drawn {
 
 impl Display {
     /// Of a run of one machine or several, which are all made of this.
-    pub fn new(ui: &Ui, made_of: String, several: bool) -> Display {
+    pub(super) fn new(ui: &Ui, made_of: String, several: bool) -> Display {
         Display {
             ui: ui.clone(),
             made_of,

@@ -17,7 +17,7 @@ const HEADING: [&str; 8] = [
 type Row = [String; 8];
 
 /// Shows them.
-pub struct Table {
+pub(super) struct Table {
     ui: Ui,
     shown: Vec<Row>,
     note: String,
@@ -26,7 +26,7 @@ pub struct Table {
 
 impl Table {
     /// Nothing yet.
-    pub fn new(ui: &Ui) -> Table {
+    pub(super) fn new(ui: &Ui) -> Table {
         Table {
             ui: ui.clone(),
             shown: Vec::new(),
@@ -36,7 +36,7 @@ impl Table {
     }
 
     /// What is to be seen now.
-    pub fn show(&mut self, snapshot: &Snapshot<'_>) {
+    pub(super) fn show(&mut self, snapshot: &Snapshot<'_>) {
         let candidates = snapshot.candidates.iter().zip(snapshot.on);
         let rows = candidates.map(|(candidate, on)| row(candidate, *on, snapshot.standing));
         self.update(rows.collect(), &note(snapshot));

@@ -2,7 +2,7 @@
 
 /// A test that has failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FailedTest {
+pub(super) struct FailedTest {
     /// Name of the test program: the file of a suite, or the crate.
     pub suite: String,
     /// The test's name in it.
@@ -11,7 +11,7 @@ pub struct FailedTest {
 
 /// A run of any number of test programs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Report {
+pub(super) struct Report {
     suite: String,
     passed: u64,
     ignored: u64,
@@ -20,7 +20,7 @@ pub struct Report {
 
 impl Report {
     /// Takes the next line.
-    pub fn observe(&mut self, line: &str) {
+    pub(super) fn observe(&mut self, line: &str) {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
             // Running unittests src/lib.rs (target/debug/deps/hearth_base-0123456789abcdef)
@@ -50,17 +50,17 @@ impl Report {
     }
 
     /// The tests that failed.
-    pub fn failed(&self) -> &[FailedTest] {
+    pub(super) fn failed(&self) -> &[FailedTest] {
         &self.failed
     }
 
     /// How many were run.
-    pub fn run(&self) -> u64 {
+    pub(super) fn run(&self) -> u64 {
         self.passed + self.failed.len() as u64
     }
 
     /// The numbers in words; empty where no test was run.
-    pub fn counts(&self) -> String {
+    pub(super) fn counts(&self) -> String {
         let counts = [
             (self.passed, "passed"),
             (self.failed.len() as u64, "failed"),

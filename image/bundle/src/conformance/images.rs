@@ -67,7 +67,7 @@ const TOOLS: [Tool; 5] = [
 ];
 
 /// Makes all of them below `to`, of what was compiled for them and of packages.
-pub fn make(
+pub(super) fn make(
     progress: &dyn Progress,
     packages: &Packages,
     compiled: &Path,

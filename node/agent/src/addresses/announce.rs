@@ -40,10 +40,7 @@ pub fn link(own: IpAddr, port: u16) -> Vec<SocketAddr> {
 pub(super) async fn run(ctx: Context, worker: Arc<Worker>, own: NodeId) -> Outcome {
     let socket = UdpSocket::bind(worker.listen).await?;
     ctx.healthy();
-    tokio::select! {
-        outcome = talk(&worker, &socket, own) => outcome,
-        () = ctx.cancelled() => Ok(()),
-    }
+    ctx.until_cancelled(talk(&worker, &socket, own)).await
 }
 
 async fn talk(worker: &Worker, socket: &UdpSocket, own: NodeId) -> Outcome {

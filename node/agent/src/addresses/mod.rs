@@ -91,10 +91,7 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
         rounds::run(ctx, all.clone(), who.clone())
     })?;
     ctx.healthy();
-    tokio::select! {
-        outcome = keep_word(&worker, &member) => outcome,
-        () = ctx.cancelled() => Ok(()),
-    }
+    ctx.until_cancelled(keep_word(&worker, &member)).await
 }
 
 /// Keeps this node's own word true; ends by an error only.

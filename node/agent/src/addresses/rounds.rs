@@ -41,10 +41,7 @@ pub(super) async fn run(ctx: Context, worker: Arc<Worker>, member: Arc<MemberDat
         tls::wall_clock(),
     )?;
     ctx.healthy();
-    tokio::select! {
-        outcome = rounds(&worker, &member, &trust) => outcome,
-        () = ctx.cancelled() => Ok(()),
-    }
+    ctx.until_cancelled(rounds(&worker, &member, &trust)).await
 }
 
 async fn rounds(worker: &Worker, member: &MemberData, trust: &Arc<ClientConfig>) -> Outcome {

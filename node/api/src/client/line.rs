@@ -6,8 +6,6 @@ use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use http::Uri;
-use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use rustls_pki_types::{CertificateDer, ServerName};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
@@ -27,6 +25,7 @@ use crate::certificates;
 use crate::identity::Identity;
 use crate::lifetime::End;
 use crate::tls::{self, Clock};
+use crate::transport::Connector;
 
 /// A connection that calls can go by, until it is closed.
 pub(super) struct Line {
@@ -145,19 +144,17 @@ async fn over(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     keep_alive: Duration,
 ) -> Result<Channel, AttemptError> {
-    let mut stream = Some(TokioIo::new(stream));
-    let once = tower::service_fn(move |_: Uri| {
+    let mut stream = Some(stream);
+    let once = Connector::new(move || {
         let stream = stream.take();
         async move { stream.ok_or_else(|| io::Error::other("the connection has ended")) }
     });
     // The name goes into the requests' authority and nowhere else.
-    tonic::transport::Endpoint::from_static("http://curator.hearth")
+    let endpoint = tonic::transport::Endpoint::from_static("http://curator.hearth")
         .http2_keep_alive_interval(keep_alive)
         .keep_alive_timeout(keep_alive / 2)
-        .keep_alive_while_idle(true)
-        .connect_with_connector(once)
-        .await
-        .map_err(AttemptError::Http2)
+        .keep_alive_while_idle(true);
+    once.connect(&endpoint).await.map_err(AttemptError::Http2)
 }
 
 /// Whether the server says that it serves. One that does not know the question

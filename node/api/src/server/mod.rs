@@ -192,7 +192,19 @@ impl Server {
 
     /// Serves until `cancel`. Then new connections are refused at once, calls
     /// that run have a short grace, and everything is over when this returns.
-    pub async fn serve(
+    ///
+    /// Boxed, so that all of it down to HTTP/2 is compiled here, once, and not
+    /// again in each crate that has a server.
+    pub fn serve(
+        self,
+        listener: TcpListener,
+        services: Services,
+        cancel: CancellationToken,
+    ) -> BoxFuture<'static, Result<(), ServeError>> {
+        Box::pin(self.serve_until(listener, services, cancel))
+    }
+
+    async fn serve_until(
         self,
         listener: TcpListener,
         services: Services,

@@ -46,17 +46,17 @@ pub(super) struct Frames {
 }
 
 impl Frames {
-    pub fn add(&mut self, chunk: &[u8]) {
+    pub(super) fn add(&mut self, chunk: &[u8]) {
         self.held.extend_from_slice(chunk);
     }
 
     /// Whether nothing of another message has come.
-    pub fn is_empty(&self) -> bool {
+    pub(super) fn is_empty(&self) -> bool {
         self.held.is_empty()
     }
 
     /// The content of the next message, once all of it has come.
-    pub fn take(&mut self) -> Result<Option<Bytes>, Status> {
+    pub(super) fn take(&mut self) -> Result<Option<Bytes>, Status> {
         let Some(&[compressed, a, b, c, d]) = self.held.first_chunk::<FRAME_HEADER_BYTES>() else {
             return Ok(None);
         };
@@ -88,7 +88,7 @@ pub(super) struct Messages {
 }
 
 impl Messages {
-    pub fn of(stream: RecvStream) -> Self {
+    pub(super) fn of(stream: RecvStream) -> Self {
         Self {
             stream,
             frames: Frames::default(),
@@ -96,7 +96,7 @@ impl Messages {
     }
 
     /// The next one; none if the stream has ended. Safe to cancel.
-    pub async fn next<M: Message + Default>(&mut self) -> Result<Option<M>, Status> {
+    pub(super) async fn next<M: Message + Default>(&mut self) -> Result<Option<M>, Status> {
         loop {
             if let Some(message) = self.frames.take()? {
                 let message = M::decode(message);
@@ -125,7 +125,7 @@ impl Messages {
     }
 
     /// The only one.
-    pub async fn one<M: Message + Default>(&mut self) -> Result<M, Status> {
+    pub(super) async fn one<M: Message + Default>(&mut self) -> Result<M, Status> {
         match self.next().await? {
             Some(message) => Ok(message),
             None => Err(Status::internal("a message is wanted, and there is none")),
@@ -134,7 +134,7 @@ impl Messages {
 
     /// Waits for the end of the call, which it may not have come to well; what
     /// is said before it is passed over.
-    pub async fn ended(&mut self) -> Result<(), Status> {
+    pub(super) async fn ended(&mut self) -> Result<(), Status> {
         while self.chunk().await?.is_some() {}
         let trailers = self.stream.trailers().await;
         let trailers = trailers.map_err(|error| broken(&error))?;
@@ -153,7 +153,7 @@ pub(super) struct Sink {
 
 impl Sink {
     /// Sends one; nothing may follow the last one of a question.
-    pub async fn send(&mut self, message: &impl Message, last: bool) -> Result<(), Status> {
+    pub(super) async fn send(&mut self, message: &impl Message, last: bool) -> Result<(), Status> {
         let mut frame = framed(message)?;
         while !frame.is_empty() {
             self.stream.reserve_capacity(frame.len());
@@ -172,13 +172,13 @@ impl Sink {
     }
 
     /// Nothing more comes.
-    pub fn close(&mut self) {
+    pub(super) fn close(&mut self) {
         // If it fails, the stream has ended anyway.
         self.stream.send_data(Bytes::new(), true).ok();
     }
 
     /// Ends a call that was answered.
-    pub fn end(&mut self, ended: Result<(), Status>) {
+    pub(super) fn end(&mut self, ended: Result<(), Status>) {
         let status = ended.err().unwrap_or_else(|| Status::ok(""));
         let mut trailers = HeaderMap::new();
         // It fails for metadata that are none, and there are none.
@@ -187,7 +187,7 @@ impl Sink {
     }
 
     /// Waits until the other side wants no more.
-    pub async fn abandoned(&mut self) {
+    pub(super) async fn abandoned(&mut self) {
         poll_fn(|cx| self.stream.poll_reset(cx)).await.ok();
     }
 }

@@ -265,11 +265,11 @@ impl Passed {
         self.etcd.as_ref().unwrap()
     }
 
-    pub async fn put(&self, key: &str, value: &str) {
+    pub(super) async fn put(&self, key: &str, value: &str) {
         self.try_put(key, value).await.unwrap();
     }
 
-    pub async fn try_put(&self, key: &str, value: &str) -> Result<(), Status> {
+    pub(super) async fn try_put(&self, key: &str, value: &str) -> Result<(), Status> {
         let request = PutRequest {
             key: key.into(),
             value: value.into(),
@@ -279,7 +279,7 @@ impl Passed {
     }
 
     /// Everything that this user is shown.
-    pub async fn all(&self) -> BTreeMap<String, String> {
+    pub(super) async fn all(&self) -> BTreeMap<String, String> {
         let request = RangeRequest {
             key: vec![0],
             range_end: vec![0],
@@ -291,7 +291,7 @@ impl Passed {
         kvs.map(|kv| (text(kv.key), text(kv.value))).collect()
     }
 
-    pub async fn stop(self) {
+    pub(super) async fn stop(self) {
         self.over.cancel();
         soon("the server ends", self.server).await.unwrap();
         if let Some(etcd) = self.etcd {

@@ -21,7 +21,7 @@ use crate::context::Contexts;
 use crate::failure::{Failure, Kind};
 use crate::output;
 
-pub async fn run(global: &Global, command: Cluster) -> Result<(), Failure> {
+pub(super) async fn run(global: &Global, command: Cluster) -> Result<(), Failure> {
     match command {
         Cluster::TakeOwnership {
             owner_key,

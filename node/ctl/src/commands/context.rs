@@ -6,7 +6,7 @@ use crate::context::Contexts;
 use crate::failure::Failure;
 use crate::table::Table;
 
-pub fn run(global: &Global, command: Context) -> Result<(), Failure> {
+pub(super) fn run(global: &Global, command: Context) -> Result<(), Failure> {
     let mut contexts = Contexts::load(global.config.clone())?;
     match command {
         Context::List => {

@@ -10,7 +10,7 @@ use crate::connection;
 use crate::failure::Failure;
 use crate::output;
 
-pub async fn run(global: &Global, command: Etcd) -> Result<(), Failure> {
+pub(super) async fn run(global: &Global, command: Etcd) -> Result<(), Failure> {
     let Etcd::Members { output } = command;
     let mut curator = CuratorClient::new(connection::open(global)?);
     let request = GetConsensusStatusRequest {};

@@ -32,7 +32,7 @@ const CREDENTIAL: &str = "client.authentication.k8s.io/v1beta1";
 /// How long one of several API servers may take to take a connection.
 const KNOCK: Duration = Duration::from_secs(2);
 
-pub async fn run(global: &Global, command: Kubernetes) -> Result<(), Failure> {
+pub(super) async fn run(global: &Global, command: Kubernetes) -> Result<(), Failure> {
     match command {
         Kubernetes::Kubeconfig {
             output,

@@ -16,7 +16,7 @@ use crate::args::{Args, Command};
 use crate::failure::{Failure, Kind};
 
 /// Runs one command.
-pub async fn run(args: Args) -> Result<(), Failure> {
+pub(crate) async fn run(args: Args) -> Result<(), Failure> {
     let Args { global, command } = args;
     match command {
         Command::Cluster(command) => cluster::run(&global, command).await,

@@ -18,7 +18,7 @@ use crate::connection;
 use crate::failure::Failure;
 use crate::output::{self, node_table};
 
-pub async fn run(global: &Global, command: Node) -> Result<(), Failure> {
+pub(super) async fn run(global: &Global, command: Node) -> Result<(), Failure> {
     match command {
         Node::List { output, watch } if watch => watch::run(global, output.form).await,
         Node::List { output, .. } => list(global, output.form).await,

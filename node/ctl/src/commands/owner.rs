@@ -6,7 +6,7 @@ use super::print;
 use crate::args::Owner;
 use crate::failure::{Failure, Kind};
 
-pub fn run(command: Owner) -> Result<(), Failure> {
+pub(super) fn run(command: Owner) -> Result<(), Failure> {
     let failed = |what: &str| {
         let failure = Failure::new(Kind::Local, what);
         move |error: OwnerFileError| failure.because(error)

@@ -13,7 +13,7 @@ const CORRUPT: &str = "CORRUPT";
 
 /// Its members, and what is about to change.
 #[derive(Debug, Serialize)]
-pub struct Consensus {
+pub(crate) struct Consensus {
     members: Vec<Member>,
     changes: Vec<Change>,
     /// Of the member beside the curator that answered; older ones do not tell.
@@ -79,7 +79,7 @@ impl From<&v1::GetConsensusStatusResponse> for Consensus {
 
 impl Consensus {
     /// As text for people.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         let mut members = Table::new(&["MEMBER", "NODE", "PART", "STARTED", "PEER URLS"]);
         for member in &self.members {
             let part = match (member.leader, member.learner) {

@@ -8,7 +8,7 @@ use crate::table::printable;
 
 /// One entry of a node's log.
 #[derive(Debug, Serialize)]
-pub struct LogLine {
+pub(crate) struct LogLine {
     /// RFC 3339, UTC, by the node's clock.
     time: String,
     dn: String,
@@ -29,7 +29,7 @@ impl From<&LogEntry> for LogLine {
 
 impl LogLine {
     /// On one line, for people.
-    pub fn text(&self) -> String {
+    pub(crate) fn text(&self) -> String {
         format!(
             "{} {:7} {}: {}\n",
             self.time,
@@ -41,7 +41,7 @@ impl LogLine {
 }
 
 /// Unix time in milliseconds as a date, by the calendar's 400-year cycle.
-pub fn rfc3339(unix_ms: i64) -> String {
+pub(crate) fn rfc3339(unix_ms: i64) -> String {
     let (seconds, ms) = (unix_ms.div_euclid(1000), unix_ms.rem_euclid(1000));
     let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
     // Years that begin in March have their leap day at the end. 719468 days lie

@@ -281,7 +281,7 @@ async fn follow(
 }
 
 /// Measures and reports.
-pub async fn run(count: usize, seconds: u64) -> Result<()> {
+pub(crate) async fn run(count: usize, seconds: u64) -> Result<()> {
     let served = Served::start(count).await?;
     let board = Arc::new(Board::new());
     let tasks = Arc::new(Mutex::new(JoinSet::new()));

@@ -145,7 +145,7 @@ async fn one(caller: &mut Caller, way: Way) -> Result<()> {
 }
 
 /// Measures and reports.
-pub async fn run(rounds: usize) -> Result<()> {
+pub(crate) async fn run(rounds: usize) -> Result<()> {
     let most = CALLERS[CALLERS.len() - 1];
     let served = Served::start(most).await?;
     let mut callers = Vec::new();

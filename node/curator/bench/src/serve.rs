@@ -1,7 +1,6 @@
 //! The server's side, and how the callers' side starts it.
 
 use std::{
-    io,
     net::{Ipv4Addr, SocketAddr, TcpListener},
     path::{Path, PathBuf},
     process::Stdio,
@@ -10,6 +9,7 @@ use std::{
 };
 
 use anyhow::{Context as _, Result, ensure};
+use hearth_api::transport::Connector;
 use hearth_api::{
     client::{Channel, Curators, Endpoint, Options},
     identity::{NodeCredentials, NodeKey},
@@ -17,7 +17,6 @@ use hearth_api::{
 };
 use hearth_consensus::{ConsensusUser, NamespacedClient, RootClient};
 use hearth_curator::{Timing, testing::World};
-use hyper_util::rt::TokioIo;
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader},
     net::TcpStream,
@@ -32,7 +31,7 @@ const START_BOUND: Duration = Duration::from_secs(120);
 const ETCD_BOUND: Duration = Duration::from_secs(20);
 
 /// Founds, serves, and ends with standard input.
-pub async fn run(folder: &Path, count: usize) -> Result<()> {
+pub(crate) async fn run(folder: &Path, count: usize) -> Result<()> {
     let world = World::new(Timing::default()).await;
     let mut nodes = vec![(*world.node).clone()];
     nodes.extend(world.add_nodes(count).await);
@@ -116,7 +115,7 @@ fn free_port() -> Result<u16> {
 }
 
 /// A server that runs as a process of its own.
-pub struct Served {
+pub(crate) struct Served {
     /// Everybody's; the first is that of the curator's own node.
     pub nodes: Vec<NodeCredentials>,
     curator: Endpoint,
@@ -129,7 +128,7 @@ pub struct Served {
 
 impl Served {
     /// Starts one, with so many nodes beside the first.
-    pub async fn start(count: usize) -> Result<Self> {
+    pub(crate) async fn start(count: usize) -> Result<Self> {
         let folder = tempfile::tempdir().context("a folder")?;
         let mut process = Command::new(std::env::current_exe().context("this program")?)
             .arg("serve")
@@ -160,14 +159,14 @@ impl Served {
     }
 
     /// A connection of its own to the curator.
-    pub fn curator(&self, node: &NodeCredentials) -> Result<Channel> {
+    pub(crate) fn curator(&self, node: &NodeCredentials) -> Result<Channel> {
         let config = tls::node_client_config(node, ExpectedServer::AnyNode, wall_clock())?;
         let curators = Curators::new(vec![self.curator.clone()], config, Options::default());
         Ok(curators.channel())
     }
 
     /// A connection of its own to the other etcd.
-    pub async fn etcd(&self, node: &NodeCredentials) -> Result<NamespacedClient> {
+    pub(crate) async fn etcd(&self, node: &NodeCredentials) -> Result<NamespacedClient> {
         let client = RootClient::over(etcd_channel(self.etcd, node)?);
         let client = client.namespaced(ConsensusUser::Curator);
         let ready = async {
@@ -182,7 +181,7 @@ impl Served {
     }
 
     /// Seconds of CPU that the curator's process has used. Its etcd is another.
-    pub fn cpu(&self) -> Result<f64> {
+    pub(crate) fn cpu(&self) -> Result<f64> {
         let pid = self.process.id().context("the server has ended")?;
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
         // The name in parentheses may hold anything; state is the next field.
@@ -195,7 +194,7 @@ impl Served {
     }
 
     /// Bytes of memory that it has resident.
-    pub fn memory(&self) -> Result<f64> {
+    pub(crate) fn memory(&self) -> Result<f64> {
         let pid = self.process.id().context("the server has ended")?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -204,7 +203,7 @@ impl Served {
     }
 
     /// Ends it and waits for that.
-    pub async fn stop(mut self) -> Result<()> {
+    pub(crate) async fn stop(mut self) -> Result<()> {
         drop(self._stdin.take());
         let status = timeout(START_BOUND, self.process.wait()).await;
         let status = status.context("the server does not end")??;
@@ -216,17 +215,16 @@ impl Served {
 /// A connection as the curators' client makes it, to something else.
 fn etcd_channel(address: SocketAddr, node: &NodeCredentials) -> Result<tonic::transport::Channel> {
     let config = tls::node_client_config(node, ExpectedServer::AnyNode, wall_clock())?;
-    let connector = tower::service_fn(move |_| {
+    let connector = Connector::new(move || {
         let tls = TlsConnector::from(config.clone());
         async move {
             let stream = TcpStream::connect(address).await?;
             stream.set_nodelay(true)?;
-            let stream = tls.connect(address.ip().into(), stream).await?;
-            Ok::<_, io::Error>(TokioIo::new(stream))
+            tls.connect(address.ip().into(), stream).await
         }
     });
     let endpoint = tonic::transport::Endpoint::from_static("http://etcd.invalid");
-    Ok(endpoint.connect_with_connector_lazy(connector))
+    Ok(connector.channel(&endpoint))
 }
 
 fn read_nodes(folder: &Path) -> Result<Vec<NodeCredentials>> {

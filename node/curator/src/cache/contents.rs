@@ -35,7 +35,7 @@ pub(super) struct Contents {
 
 impl Contents {
     /// See [`Cache::new`](super::Cache::new).
-    pub fn new(own: NodeId, bound: Duration, grace: Duration) -> Self {
+    pub(super) fn new(own: NodeId, bound: Duration, grace: Duration) -> Self {
         Self {
             records: Records::default(),
             presence: Presence::new(own),
@@ -48,7 +48,7 @@ impl Contents {
     }
 
     /// Takes a whole listing for what there is.
-    pub fn replace(&mut self, listing: Listing) -> Result<(), RecordError> {
+    pub(super) fn replace(&mut self, listing: Listing) -> Result<(), RecordError> {
         let present: HashSet<&str> = listing.records.iter().map(|r| r.key.as_str()).collect();
         let held: Vec<_> = self.records.keys().chain(self.presence.keys()).collect();
         for key in held {
@@ -63,7 +63,7 @@ impl Contents {
     }
 
     /// Takes in what has changed.
-    pub fn apply(&mut self, batch: Vec<Change>) -> Result<(), RecordError> {
+    pub(super) fn apply(&mut self, batch: Vec<Change>) -> Result<(), RecordError> {
         batch.into_iter().try_for_each(|change| match change {
             Change::Put(record) => self.put(record),
             Change::Deleted { key, .. } => {
@@ -119,25 +119,25 @@ impl Contents {
 
     /// Begins a new life of this curator under this lease. Returns the leases
     /// that earlier lives have left.
-    pub fn begin_session(&mut self, lease: Lease) -> BTreeSet<i64> {
+    pub(super) fn begin_session(&mut self, lease: Lease) -> BTreeSet<i64> {
         let (applied, former) = self.presence.begin_session(lease);
         applied.into_iter().for_each(|applied| self.note(applied));
         former
     }
 
     /// When the first grace is over.
-    pub fn next_overdue(&self) -> Option<Instant> {
+    pub(super) fn next_overdue(&self) -> Option<Instant> {
         self.presence.next_overdue(self.grace, |id| self.exists(id))
     }
 
     /// Notes whose grace is over.
-    pub fn mark_overdue(&mut self) {
+    pub(super) fn mark_overdue(&mut self) {
         let applied = self.presence.mark_overdue(Instant::now(), self.grace);
         applied.into_iter().for_each(|applied| self.note(applied));
     }
 
     /// One node, as subscribers get it.
-    pub fn encoded(&mut self, id: NodeId) -> Option<Bytes> {
+    pub(super) fn encoded(&mut self, id: NodeId) -> Option<Bytes> {
         let Self {
             records,
             presence,
@@ -154,7 +154,7 @@ impl Contents {
     }
 
     /// A node as it is shown to somebody who asks `now`.
-    pub fn shown(&self, id: NodeId, now: Instant) -> Option<Node> {
+    pub(super) fn shown(&self, id: NodeId, now: Instant) -> Option<Node> {
         let (records, presence) = (&self.records, &self.presence);
         show(records, presence, id, Some(now), self.bound, self.grace)
     }

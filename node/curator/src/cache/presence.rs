@@ -42,7 +42,7 @@ pub(super) struct Presence {
 
 impl Presence {
     /// As the curator on node `own` sees it.
-    pub fn new(own: NodeId) -> Self {
+    pub(super) fn new(own: NodeId) -> Self {
         Self {
             own,
             contacts: HashMap::new(),
@@ -53,12 +53,16 @@ impl Presence {
     }
 
     /// Something is known of this node: from now on it is missed.
-    pub fn expect(&mut self, id: NodeId) {
+    pub(super) fn expect(&mut self, id: NodeId) {
         self.contacts.entry(id).or_default();
     }
 
     /// Takes in who hears the node now.
-    pub fn put_liveness(&mut self, id: NodeId, record: &Record) -> Result<Applied, RecordError> {
+    pub(super) fn put_liveness(
+        &mut self,
+        id: NodeId,
+        record: &Record,
+    ) -> Result<Applied, RecordError> {
         let liveness = match usable(LivenessRecord::decode(&record.key, &record.value))? {
             Some((LivenessRecord::HeardBy(curator), boot_id))
                 if !self.is_former(curator, record.lease) =>
@@ -77,7 +81,7 @@ impl Presence {
     }
 
     /// Nobody hears the node any more.
-    pub fn delete_liveness(&mut self, id: NodeId) -> Applied {
+    pub(super) fn delete_liveness(&mut self, id: NodeId) -> Applied {
         self.set_liveness(id, Liveness::default())
     }
 
@@ -101,7 +105,7 @@ impl Presence {
     }
 
     /// Takes in that a curator is ready to lead.
-    pub fn put_candidate(&mut self, record: &Record) -> Result<Applied, RecordError> {
+    pub(super) fn put_candidate(&mut self, record: &Record) -> Result<Applied, RecordError> {
         let curator = usable(state::decode_candidate(&record.key, &record.value))?;
         let Some(curator) = curator.filter(|id| !self.is_former(*id, record.lease)) else {
             return Ok(Applied::Unfollowed);
@@ -116,7 +120,7 @@ impl Presence {
     }
 
     /// A curator is no longer ready to.
-    pub fn delete_candidate(&mut self, key: &str) -> Applied {
+    pub(super) fn delete_candidate(&mut self, key: &str) -> Applied {
         self.candidates.remove(key);
         Applied::Cluster
     }
@@ -132,7 +136,7 @@ impl Presence {
 
     /// Begins a new life of this curator under this lease. Returns what that
     /// has changed, and the leases that earlier lives have left.
-    pub fn begin_session(&mut self, lease: Lease) -> (Vec<Applied>, BTreeSet<i64>) {
+    pub(super) fn begin_session(&mut self, lease: Lease) -> (Vec<Applied>, BTreeSet<i64>) {
         self.session = Some(lease);
         let own = self.own;
         let heard: Vec<_> = self
@@ -160,7 +164,7 @@ impl Presence {
     }
 
     /// When the first grace is over, of the nodes that `exists` knows.
-    pub fn next_overdue(
+    pub(super) fn next_overdue(
         &self,
         grace: Duration,
         exists: impl Fn(NodeId) -> bool,
@@ -179,7 +183,7 @@ impl Presence {
     }
 
     /// Notes whose grace is over.
-    pub fn mark_overdue(&mut self, now: Instant, grace: Duration) -> Vec<Applied> {
+    pub(super) fn mark_overdue(&mut self, now: Instant, grace: Duration) -> Vec<Applied> {
         let mut applied = Vec::new();
         for (id, contact) in &mut self.contacts {
             if let Liveness::Lost { since, overdue } = &mut contact.liveness
@@ -194,24 +198,24 @@ impl Presence {
     }
 
     /// Notes that this curator has heard the node just now.
-    pub fn record_heartbeat(&mut self, id: NodeId) {
+    pub(super) fn record_heartbeat(&mut self, id: NodeId) {
         if let Some(contact) = self.contacts.get_mut(&id) {
             contact.heartbeat = Some(Instant::now());
         }
     }
 
     /// When this curator heard the node last.
-    pub fn last_heartbeat(&self, id: NodeId) -> Option<Instant> {
+    pub(super) fn last_heartbeat(&self, id: NodeId) -> Option<Instant> {
         self.contacts.get(&id)?.heartbeat
     }
 
     /// Who hears the node, if anything is known of it.
-    pub fn liveness(&self, id: NodeId) -> Option<&Liveness> {
+    pub(super) fn liveness(&self, id: NodeId) -> Option<&Liveness> {
         Some(&self.contacts.get(&id)?.liveness)
     }
 
     /// The nodes that are heard under this lease, and since which revision.
-    pub fn nodes_in_session(&self, session: Lease) -> Vec<(NodeId, i64)> {
+    pub(super) fn nodes_in_session(&self, session: Lease) -> Vec<(NodeId, i64)> {
         let heard = self.contacts.iter();
         let heard = heard.filter_map(|(id, contact)| match contact.liveness {
             Liveness::Heard {
@@ -223,22 +227,22 @@ impl Presence {
     }
 
     /// The curator that leads, and its candidacy's key.
-    pub fn oldest_candidate(&self) -> Option<(&String, &Candidate)> {
+    pub(super) fn oldest_candidate(&self) -> Option<(&String, &Candidate)> {
         self.candidates.iter().min_by_key(|(_, c)| c.since)
     }
 
     /// Whether this candidate is this curator, in its present life.
-    pub fn is_own(&self, candidate: &Candidate) -> bool {
+    pub(super) fn is_own(&self, candidate: &Candidate) -> bool {
         let session = self.session.map(Lease::id);
         candidate.curator == self.own && session == Some(candidate.lease)
     }
 
-    pub fn candidates(&self) -> usize {
+    pub(super) fn candidates(&self) -> usize {
         self.candidates.len()
     }
 
     /// The keys of everything that is held, but those of former lives.
-    pub fn keys(&self) -> impl Iterator<Item = String> {
+    pub(super) fn keys(&self) -> impl Iterator<Item = String> {
         let heard = self.contacts.iter();
         let heard = heard.filter(|(_, contact)| !matches!(contact.liveness, Liveness::Lost { .. }));
         heard

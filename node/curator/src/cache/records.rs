@@ -58,7 +58,7 @@ pub(super) struct Records {
 
 impl Records {
     /// Takes in what `key` holds now.
-    pub fn put(&mut self, key: Key, record: &Record) -> Result<Applied, RecordError> {
+    pub(super) fn put(&mut self, key: Key, record: &Record) -> Result<Applied, RecordError> {
         match key {
             Key::Cluster => self.put_cluster(record),
             Key::Node(id) => self.put_node(id, record),
@@ -74,7 +74,7 @@ impl Records {
     }
 
     /// `key` holds nothing any more.
-    pub fn delete(&mut self, key: &Key) -> Applied {
+    pub(super) fn delete(&mut self, key: &Key) -> Applied {
         match key {
             Key::Cluster => {
                 self.cluster = None;
@@ -189,7 +189,7 @@ impl Records {
     }
 
     /// The keys of everything that is held.
-    pub fn keys(&self) -> impl Iterator<Item = String> {
+    pub(super) fn keys(&self) -> impl Iterator<Item = String> {
         let nodes = self.nodes.iter().flat_map(|(id, stored)| {
             [
                 stored.record.is_some().then(|| state::node_key(*id)),
@@ -210,42 +210,42 @@ impl Records {
             .chain(ticket)
     }
 
-    pub fn cluster(&self) -> Option<&At<ClusterRecord>> {
+    pub(super) fn cluster(&self) -> Option<&At<ClusterRecord>> {
         self.cluster.as_ref()
     }
 
-    pub fn ticket(&self) -> Option<&At<Ticket>> {
+    pub(super) fn ticket(&self) -> Option<&At<Ticket>> {
         self.ticket.as_ref()
     }
 
-    pub fn tombstone(&self, id: NodeId) -> Option<&Tombstone> {
+    pub(super) fn tombstone(&self, id: NodeId) -> Option<&Tombstone> {
         self.tombstones.get(&id)
     }
 
-    pub fn intent(&self, id: NodeId) -> Option<&At<Intent>> {
+    pub(super) fn intent(&self, id: NodeId) -> Option<&At<Intent>> {
         self.intents.get(&id)
     }
 
-    pub fn intents(&self) -> impl Iterator<Item = &At<Intent>> {
+    pub(super) fn intents(&self) -> impl Iterator<Item = &At<Intent>> {
         self.intents.values()
     }
 
-    pub fn join_key_owner(&self, key: &PublicKey) -> Option<NodeId> {
+    pub(super) fn join_key_owner(&self, key: &PublicKey) -> Option<NodeId> {
         self.join_keys.get(key).copied()
     }
 
     /// A node's record, if there is such a node.
-    pub fn record(&self, id: NodeId) -> Option<&At<NodeRecord>> {
+    pub(super) fn record(&self, id: NodeId) -> Option<&At<NodeRecord>> {
         self.nodes.get(&id)?.record.as_ref()
     }
 
     /// What was reported by this ID last, be it a node's or not.
-    pub fn status(&self, id: NodeId) -> Option<&NodeStatus> {
+    pub(super) fn status(&self, id: NodeId) -> Option<&NodeStatus> {
         Some(&self.nodes.get(&id)?.status.as_ref()?.content)
     }
 
     /// All nodes.
-    pub fn nodes(&self) -> impl Iterator<Item = &NodeRecord> {
+    pub(super) fn nodes(&self) -> impl Iterator<Item = &NodeRecord> {
         let records = self
             .nodes
             .values()
@@ -254,14 +254,14 @@ impl Records {
     }
 
     /// The nodes with IDs after this one, in order.
-    pub fn ids_after(&self, after: Option<NodeId>) -> impl Iterator<Item = NodeId> {
+    pub(super) fn ids_after(&self, after: Option<NodeId>) -> impl Iterator<Item = NodeId> {
         let from = after.map_or(Unbounded, Excluded);
         let stored = self.nodes.range((from, Unbounded));
         stored.filter_map(|(id, stored)| stored.record.is_some().then_some(*id))
     }
 
     /// What node `id` may have of the mesh with this key.
-    pub fn mesh(&self, id: NodeId, key: &MeshKey) -> Found {
+    pub(super) fn mesh(&self, id: NodeId, key: &MeshKey) -> Found {
         let mut own = self.pod_ranges.iter().filter(|(_, at)| at.content == id);
         Found {
             own: own.next().map(|(range, at)| at.clone().map(|_| *range)),
@@ -272,7 +272,7 @@ impl Records {
 
     /// Where curators can be found: consensus members that are UP and have
     /// said where they are.
-    pub fn directory(&self) -> ClusterDirectory {
+    pub(super) fn directory(&self) -> ClusterDirectory {
         let nodes = self.nodes.values().filter_map(|stored| {
             let record = &stored.record.as_ref()?.content;
             let status = &stored.status.as_ref()?.content;

@@ -26,12 +26,12 @@ pub(super) struct Versions {
 
 impl Versions {
     /// The newest version.
-    pub fn newest(&self) -> u64 {
+    pub(super) fn newest(&self) -> u64 {
         self.newest
     }
 
     /// The node has visibly changed, if it is, or was, visible.
-    pub fn touch(&mut self, id: NodeId, is_visible: bool) {
+    pub(super) fn touch(&mut self, id: NodeId, is_visible: bool) {
         let last = self.nodes.get(&id);
         if !is_visible && last.is_none_or(|last| !last.is_visible) {
             return;
@@ -49,19 +49,23 @@ impl Versions {
     }
 
     /// Something has changed that is about no node in particular.
-    pub fn touch_all(&mut self) {
+    pub(super) fn touch_all(&mut self) {
         self.newest += 1;
     }
 
     /// The nodes that have changed since a version, by their last change.
-    pub fn since(&self, version: u64) -> impl Iterator<Item = (u64, NodeId)> {
+    pub(super) fn since(&self, version: u64) -> impl Iterator<Item = (u64, NodeId)> {
         let newer = self.standing.range(version + 1..);
         newer.map(|(version, id)| (*version, *id))
     }
 
     /// The node as subscribers get it, made by `encode` if nobody got it yet.
     /// All of them share these bytes.
-    pub fn encoded(&mut self, id: NodeId, encode: impl FnOnce() -> Option<Bytes>) -> Option<Bytes> {
+    pub(super) fn encoded(
+        &mut self,
+        id: NodeId,
+        encode: impl FnOnce() -> Option<Bytes>,
+    ) -> Option<Bytes> {
         let last = self.nodes.get_mut(&id)?;
         if last.encoded.is_none() {
             last.encoded = encode();

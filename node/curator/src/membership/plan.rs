@@ -28,7 +28,7 @@ use crate::state::{Intent, Wanted};
 
 /// Everything that a step is found from.
 #[derive(Clone, Debug)]
-pub struct View {
+pub(super) struct View {
     /// The node that asks.
     pub own: NodeId,
     /// Of etcd.
@@ -45,7 +45,7 @@ pub struct View {
 
 /// A node, as far as it matters here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Standing {
+pub(super) struct Standing {
     /// It is UP.
     pub up: bool,
     /// As which member it is to run consensus; 0 for the founder.
@@ -58,7 +58,7 @@ pub struct Standing {
 
 /// As a node reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Progress {
+pub(super) struct Progress {
     /// As which member.
     pub member: MemberId,
     /// Not a voter.
@@ -69,7 +69,7 @@ pub struct Progress {
 
 /// What the leader has noted of the learner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Learner {
+pub(super) struct Learner {
     /// A place in the log that was written a short while ago: who has applied
     /// it is in sync, and was alive since.
     pub mark: Option<(MemberId, u64)>,
@@ -79,7 +79,7 @@ pub struct Learner {
 
 /// What to do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
+pub(super) enum Step {
     /// Add a learner to etcd.
     Add(NodeId),
     /// Write down who the learner is: in the intent, and in the node's role.
@@ -102,7 +102,7 @@ pub enum Step {
 
 /// Why a node cannot leave consensus.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Stays {
+pub(super) enum Stays {
     /// There would be no voter left.
     Last(NodeId),
     /// Those that stay would have no quorum.
@@ -159,7 +159,7 @@ impl View {
     }
 
     /// Whether the voter on this node can be done without now.
-    pub fn may_leave(&self, node: NodeId) -> Result<(), Stays> {
+    pub(super) fn may_leave(&self, node: NodeId) -> Result<(), Stays> {
         let stay: Vec<_> = self
             .members
             .iter()
@@ -187,7 +187,7 @@ impl View {
 
     /// The same, where those that are about to leave, or whose node is
     /// deleted, count as gone.
-    pub fn may_leave_after_all(&self, node: NodeId) -> Result<(), Stays> {
+    pub(super) fn may_leave_after_all(&self, node: NodeId) -> Result<(), Stays> {
         let stays = |other: NodeId| {
             let intent = self.intent_of(other);
             let leaves = intent.is_some_and(|i| matches!(i.wanted, Wanted::Leave { .. }));
@@ -202,13 +202,13 @@ impl View {
     }
 
     /// Whether there is a voter on this node.
-    pub fn votes(&self, node: NodeId) -> bool {
+    pub(super) fn votes(&self, node: NodeId) -> bool {
         self.member_of(node).is_some_and(|m| !m.learner)
     }
 }
 
 /// The next step; `None` if there is none to take now.
-pub fn plan(view: &View) -> Option<Step> {
+pub(super) fn plan(view: &View) -> Option<Step> {
     let leaving = view
         .intents
         .iter()
@@ -230,7 +230,7 @@ pub fn plan(view: &View) -> Option<Step> {
 }
 
 /// What is to be done for one intent, or what it waits for, for people.
-pub fn step_of(view: &View, intent: &Intent) -> Result<Step, String> {
+pub(super) fn step_of(view: &View, intent: &Intent) -> Result<Step, String> {
     match intent.wanted {
         Wanted::Leave { .. } => match view.member_of(intent.node) {
             None => Ok(Step::Clear(intent.node)),

@@ -22,7 +22,7 @@ use crate::state::{self, Intent, NodeRecord, RecordError, Wanted};
 
 /// Why a step was not done, or is not known to be.
 #[derive(Debug, thiserror::Error)]
-pub enum StepError {
+pub(super) enum StepError {
     /// Nothing is done on old records.
     #[error(transparent)]
     Stale(#[from] Stale),
@@ -70,13 +70,13 @@ async fn confirm(core: &Core, leadership: &Leadership) -> Result<(), StepError> 
 }
 
 /// Writes something, and tells where the log is after that.
-pub async fn mark(core: &Core, leadership: &Leadership) -> Result<u64, StepError> {
+pub(super) async fn mark(core: &Core, leadership: &Leadership) -> Result<u64, StepError> {
     write(core, "mark the log", led(leadership)).await?;
     Ok(core.members.status().await?.applied)
 }
 
 /// Does one step, and says so.
-pub async fn take(
+pub(super) async fn take(
     core: &Core,
     leadership: &Leadership,
     view: &View,

@@ -20,7 +20,7 @@ use crate::state::{self, Intent, RecordError};
 
 /// Why nothing can be seen.
 #[derive(Debug, thiserror::Error)]
-pub enum ViewError {
+pub(super) enum ViewError {
     /// Nothing is seen on old records.
     #[error(transparent)]
     Stale(#[from] Stale),
@@ -33,7 +33,7 @@ pub enum ViewError {
 }
 
 /// Looks.
-pub async fn take(core: &Core, learner: Learner) -> Result<View, ViewError> {
+pub(super) async fn take(core: &Core, learner: Learner) -> Result<View, ViewError> {
     let intents = intents(core).await?;
     core.reads.linearizable().await?;
     let nodes = core.cache.nodes(|_| true);

@@ -17,13 +17,13 @@ use crate::core::Core;
 const MOST_CONCURRENT_CALLS: usize = 4;
 
 /// See the module.
-pub struct Service {
+pub(super) struct Service {
     core: Arc<Core>,
     places: Semaphore,
 }
 
 impl Service {
-    pub fn new(core: Arc<Core>) -> Self {
+    pub(super) fn new(core: Arc<Core>) -> Self {
         Self {
             core,
             places: Semaphore::new(MOST_CONCURRENT_CALLS),

@@ -24,7 +24,7 @@ use crate::decisions::{FoundNode, Refused, configuration, standing};
 use crate::{membership, state};
 
 /// See the module.
-pub struct Administration {
+pub(super) struct Administration {
     core: Arc<Core>,
 }
 
@@ -45,11 +45,11 @@ impl Wanted {
 }
 
 impl Administration {
-    pub fn new(core: Arc<Core>) -> Self {
+    pub(super) fn new(core: Arc<Core>) -> Self {
         Self { core }
     }
 
-    pub async fn register_ticket(
+    pub(super) async fn register_ticket(
         &self,
         request: GetRegisterTicketRequest,
     ) -> Result<GetRegisterTicketResponse, Status> {
@@ -75,7 +75,7 @@ impl Administration {
         })
     }
 
-    pub async fn approve(
+    pub(super) async fn approve(
         &self,
         request: ApproveNodeRequest,
     ) -> Result<ApproveNodeResponse, Status> {
@@ -92,7 +92,7 @@ impl Administration {
         Ok(ApproveNodeResponse { node })
     }
 
-    pub async fn update_roles(
+    pub(super) async fn update_roles(
         &self,
         request: UpdateNodeRolesRequest,
     ) -> Result<UpdateNodeRolesResponse, Status> {
@@ -110,7 +110,7 @@ impl Administration {
         Ok(UpdateNodeRolesResponse { node, pending })
     }
 
-    pub async fn decommission(
+    pub(super) async fn decommission(
         &self,
         request: DecommissionNodeRequest,
     ) -> Result<DecommissionNodeResponse, Status> {
@@ -147,7 +147,7 @@ impl Administration {
         Ok((id, pending, revision))
     }
 
-    pub async fn update_labels(
+    pub(super) async fn update_labels(
         &self,
         request: UpdateNodeLabelsRequest,
     ) -> Result<UpdateNodeLabelsResponse, Status> {
@@ -162,7 +162,7 @@ impl Administration {
         Ok(UpdateNodeLabelsResponse { node })
     }
 
-    pub async fn configure(
+    pub(super) async fn configure(
         &self,
         request: ConfigureClusterRequest,
     ) -> Result<ConfigureClusterResponse, Status> {
@@ -180,7 +180,10 @@ impl Administration {
         })
     }
 
-    pub async fn delete(&self, request: DeleteNodeRequest) -> Result<DeleteNodeResponse, Status> {
+    pub(super) async fn delete(
+        &self,
+        request: DeleteNodeRequest,
+    ) -> Result<DeleteNodeResponse, Status> {
         let wanted = wanted(request.node)?;
         let bypass = Bypass {
             not_decommissioned: request.bypass_not_decommissioned,

@@ -8,7 +8,7 @@ use std::{
 use tokio::time::Instant;
 
 /// Holds so many at once; each is forgotten after a while.
-pub struct Bucket {
+pub(super) struct Bucket {
     most: u32,
     forget_one: Duration,
     level: Mutex<Level>,
@@ -22,7 +22,7 @@ struct Level {
 
 impl Bucket {
     /// `most` at once, and one more each `forget_one`.
-    pub fn new(most: u32, forget_one: Duration) -> Self {
+    pub(super) fn new(most: u32, forget_one: Duration) -> Self {
         let level = Level {
             count: 0,
             at: Instant::now(),
@@ -35,7 +35,7 @@ impl Bucket {
     }
 
     /// One more, if there is room for it.
-    pub fn take(&self) -> bool {
+    pub(super) fn take(&self) -> bool {
         let now = Instant::now();
         let mut level = self.level.lock().unwrap_or_else(PoisonError::into_inner);
         let passed = now.duration_since(level.at).as_nanos() / self.forget_one.as_nanos().max(1);

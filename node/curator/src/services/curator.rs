@@ -43,13 +43,13 @@ const CAMEL_CASE: &str = "1 to 64 letters and digits in CamelCase";
 const WRITE_ATTEMPTS: usize = 4;
 
 /// See the module.
-pub struct Service {
+pub(super) struct Service {
     enrolment: Enrolment,
     core: Arc<Core>,
 }
 
 impl Service {
-    pub fn new(core: Arc<Core>) -> Self {
+    pub(super) fn new(core: Arc<Core>) -> Self {
         Self {
             enrolment: Enrolment::new(core.clone()),
             core,

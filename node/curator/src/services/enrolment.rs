@@ -58,7 +58,7 @@ const MOST_CONCURRENT_CALLS: usize = 16;
 const TURN_BOUND: Duration = Duration::from_secs(5);
 
 /// See the module.
-pub struct Enrolment {
+pub(super) struct Enrolment {
     core: Arc<Core>,
     wrong_tickets: Bucket,
     places: Semaphore,
@@ -67,7 +67,7 @@ pub struct Enrolment {
 }
 
 impl Enrolment {
-    pub fn new(core: Arc<Core>) -> Self {
+    pub(super) fn new(core: Arc<Core>) -> Self {
         Self {
             core,
             wrong_tickets: Bucket::new(MOST_WRONG_TICKETS, WRONG_TICKET_LASTS),
@@ -82,7 +82,7 @@ impl Enrolment {
         turn.ok().and_then(Result::ok).ok_or_else(busy)
     }
 
-    pub async fn register(
+    pub(super) async fn register(
         &self,
         request: Request<RegisterNodeRequest>,
     ) -> Result<RegisterNodeResponse, Status> {
@@ -194,7 +194,7 @@ impl Enrolment {
         })
     }
 
-    pub async fn commit(
+    pub(super) async fn commit(
         &self,
         request: Request<CommitNodeRequest>,
     ) -> Result<CommitNodeResponse, Status> {
@@ -251,7 +251,7 @@ impl Enrolment {
         Ok((answer, write))
     }
 
-    pub async fn join(
+    pub(super) async fn join(
         &self,
         request: Request<JoinNodeRequest>,
     ) -> Result<JoinNodeResponse, Status> {
@@ -321,7 +321,7 @@ impl Enrolment {
         ))
     }
 
-    pub async fn issue_certificate(
+    pub(super) async fn issue_certificate(
         &self,
         request: Request<IssueCertificateRequest>,
     ) -> Result<IssueCertificateResponse, Status> {

@@ -20,7 +20,7 @@ use crate::core::Core;
 use crate::decisions::{Refused, kubernetes};
 
 /// What a worker asks for. `own` is the key of its identity in the cluster.
-pub async fn worker_certificate(
+pub(super) async fn worker_certificate(
     core: &Core,
     id: NodeId,
     own: PublicKey,
@@ -54,7 +54,7 @@ pub async fn worker_certificate(
 }
 
 /// What an operator needs.
-pub async fn access(
+pub(super) async fn access(
     core: &Core,
     user: &UserName,
     request: GetKubernetesAccessRequest,

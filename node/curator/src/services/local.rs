@@ -23,13 +23,13 @@ use crate::core::Core;
 const MOST_LEADER_FOLLOWERS: usize = 64;
 
 /// See the module.
-pub struct Service {
+pub(super) struct Service {
     core: Arc<Core>,
     followers: Arc<Semaphore>,
 }
 
 impl Service {
-    pub fn new(core: Arc<Core>) -> Self {
+    pub(super) fn new(core: Arc<Core>) -> Self {
         Self {
             core,
             followers: Arc::new(Semaphore::new(MOST_LEADER_FOLLOWERS)),

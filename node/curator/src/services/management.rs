@@ -29,13 +29,13 @@ use crate::streams;
 const MOST_FILTER_TERMS: usize = 1024;
 
 /// See the module.
-pub struct Service {
+pub(super) struct Service {
     administration: Administration,
     core: Arc<Core>,
 }
 
 impl Service {
-    pub fn new(core: Arc<Core>) -> Self {
+    pub(super) fn new(core: Arc<Core>) -> Self {
         Self {
             administration: Administration::new(core.clone()),
             core,

@@ -12,7 +12,7 @@ use crate::core::Core;
 use crate::decisions::{Refused, networking};
 
 /// Gives the caller its range, and makes its key known.
-pub async fn update(
+pub(super) async fn update(
     core: &Core,
     request: Request<UpdateNodeClusterNetworkingRequest>,
 ) -> Result<UpdateNodeClusterNetworkingResponse, Status> {

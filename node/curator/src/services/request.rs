@@ -8,12 +8,12 @@ use crate::decisions::Refused;
 /// Characters of a boot ID: a UUID has 36.
 const LONGEST_BOOT_ID: usize = 64;
 
-pub fn parse_node_id(id: &str) -> Result<NodeId, Status> {
+pub(super) fn parse_node_id(id: &str) -> Result<NodeId, Status> {
     id.parse()
         .map_err(|error| Status::invalid_argument(format!("node_id: {error}")))
 }
 
-pub fn check_boot_id(boot_id: &str) -> Result<(), Status> {
+pub(super) fn check_boot_id(boot_id: &str) -> Result<(), Status> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     if boot_id.is_empty() || boot_id.len() > LONGEST_BOOT_ID || !boot_id.bytes().all(good) {
         return Err(Status::invalid_argument(
@@ -25,7 +25,7 @@ pub fn check_boot_id(boot_id: &str) -> Result<(), Status> {
 }
 
 /// An enum's value, if it is one that this curator knows: others are read as 0.
-pub fn known<E: Into<i32> + Copy>(
+pub(super) fn known<E: Into<i32> + Copy>(
     field: &'static str,
     value: E,
     number: i32,
@@ -41,7 +41,7 @@ pub fn known<E: Into<i32> + Copy>(
 }
 
 /// A field that has to say something says nothing.
-pub fn unspecified(field: &'static str) -> Refused {
+pub(super) fn unspecified(field: &'static str) -> Refused {
     Refused::Field {
         field,
         wanted: "one that this curator knows",

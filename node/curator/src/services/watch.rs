@@ -36,13 +36,13 @@ const WATCH_PATH: &str = "/hearth.v1.Curator/Watch";
 
 /// The whole service.
 #[derive(Clone)]
-pub struct WithWatch {
+pub(super) struct WithWatch {
     core: Arc<Core>,
     rest: CuratorServer<curator::Service>,
 }
 
 impl WithWatch {
-    pub fn new(core: Arc<Core>, rest: CuratorServer<curator::Service>) -> Self {
+    pub(super) fn new(core: Arc<Core>, rest: CuratorServer<curator::Service>) -> Self {
         Self { core, rest }
     }
 }

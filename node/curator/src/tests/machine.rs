@@ -18,7 +18,7 @@ use tonic::Status;
 
 use super::super::testing::{BOOT_ID, Who, World};
 
-pub struct Machine {
+pub(super) struct Machine {
     pub key: NodeKey,
     pub join_key: JoinKey,
     pub unlock_key: ClusterUnlockKey,
@@ -29,7 +29,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             key: NodeKey::generate(),
             join_key: JoinKey::generate(),
@@ -40,11 +40,11 @@ impl Machine {
         }
     }
 
-    pub fn id(&self) -> NodeId {
+    pub(super) fn id(&self) -> NodeId {
         NodeId::from_public_key(&self.key.public())
     }
 
-    pub fn selector(&self) -> Option<NodeSelector> {
+    pub(super) fn selector(&self) -> Option<NodeSelector> {
         by_id(&self.id().to_string())
     }
 
@@ -56,7 +56,7 @@ impl Machine {
         CuratorClient::new(world.channel_to(endpoint, &Who::HolderOf(key)))
     }
 
-    pub fn request(&self, ticket: &Ticket) -> RegisterNodeRequest {
+    pub(super) fn request(&self, ticket: &Ticket) -> RegisterNodeRequest {
         let public = self.key.public();
         RegisterNodeRequest {
             register_ticket: ticket.expose().to_vec(),
@@ -70,7 +70,7 @@ impl Machine {
         }
     }
 
-    pub async fn send(
+    pub(super) async fn send(
         &self,
         world: &World,
         request: RegisterNodeRequest,
@@ -80,7 +80,7 @@ impl Machine {
         Ok(soon("RegisterNode", call).await?.into_inner())
     }
 
-    pub async fn register(
+    pub(super) async fn register(
         &self,
         world: &World,
         ticket: &Ticket,
@@ -88,7 +88,7 @@ impl Machine {
         self.send(world, self.request(ticket)).await
     }
 
-    pub async fn commit(&self, world: &World) -> Result<CommitNodeResponse, Status> {
+    pub(super) async fn commit(&self, world: &World) -> Result<CommitNodeResponse, Status> {
         let request = CommitNodeRequest {
             cluster_unlock_key: self.unlock_key.expose().to_vec(),
             storage_security: self.storage.into(),
@@ -98,7 +98,7 @@ impl Machine {
         Ok(soon("CommitNode", call).await?.into_inner())
     }
 
-    pub async fn join(&self, world: &World) -> Result<JoinNodeResponse, Status> {
+    pub(super) async fn join(&self, world: &World) -> Result<JoinNodeResponse, Status> {
         let request = JoinNodeRequest {
             tpm_usage: self.tpm.into(),
             boot_id: BOOT_ID.into(),
@@ -109,7 +109,7 @@ impl Machine {
     }
 
     /// Joins, and is ordered to wipe its keys by the cluster that it knows.
-    pub async fn is_disowned(&self, world: &World) {
+    pub(super) async fn is_disowned(&self, world: &World) {
         let Some(Answer::Disowned(order)) = self.join(world).await.unwrap().answer else {
             panic!("it is admitted");
         };
@@ -119,7 +119,7 @@ impl Machine {
     }
 
     /// All the way.
-    pub async fn becomes_a_node(&self, world: &World) -> NodeCredentials {
+    pub(super) async fn becomes_a_node(&self, world: &World) -> NodeCredentials {
         self.register(world, &ticket(world).await).await.unwrap();
         approve(world, self.selector()).await.unwrap();
         let answer = self.commit(world).await.unwrap();
@@ -131,31 +131,31 @@ impl Machine {
     }
 
     /// As the cluster knows it.
-    pub async fn shown(&self, world: &World) -> Option<Node> {
+    pub(super) async fn shown(&self, world: &World) -> Option<Node> {
         let id = self.id().to_string();
         world.nodes().await.into_iter().find(|node| node.id == id)
     }
 
-    pub async fn state(&self, world: &World) -> Option<NodeState> {
+    pub(super) async fn state(&self, world: &World) -> Option<NodeState> {
         self.shown(world).await.map(|node| node.state())
     }
 }
 
-pub fn by_id(id: &str) -> Option<NodeSelector> {
+pub(super) fn by_id(id: &str) -> Option<NodeSelector> {
     let node = Some(node_selector::Node::NodeId(id.into()));
     Some(NodeSelector { node })
 }
 
-pub fn by_key(key: &[u8]) -> Option<NodeSelector> {
+pub(super) fn by_key(key: &[u8]) -> Option<NodeSelector> {
     let node = Some(node_selector::Node::PublicKey(key.into()));
     Some(NodeSelector { node })
 }
 
-pub async fn ticket(world: &World) -> Ticket {
+pub(super) async fn ticket(world: &World) -> Ticket {
     ask_ticket(world, false).await
 }
 
-pub async fn ask_ticket(world: &World, rotate: bool) -> Ticket {
+pub(super) async fn ask_ticket(world: &World, rotate: bool) -> Ticket {
     let request = GetRegisterTicketRequest { rotate };
     let mut management = world.management().await;
     let call = management.get_register_ticket(request);
@@ -163,14 +163,18 @@ pub async fn ask_ticket(world: &World, rotate: bool) -> Ticket {
     Ticket::try_from(&answer.register_ticket[..]).unwrap()
 }
 
-pub async fn approve(world: &World, node: Option<NodeSelector>) -> Result<Node, Status> {
+pub(super) async fn approve(world: &World, node: Option<NodeSelector>) -> Result<Node, Status> {
     let mut management = world.management().await;
     let call = management.approve_node(ApproveNodeRequest { node });
     Ok(soon("ApproveNode", call).await?.into_inner().node.unwrap())
 }
 
 /// With every bypass, or none.
-pub async fn delete(world: &World, node: Option<NodeSelector>, bypass: bool) -> Result<(), Status> {
+pub(super) async fn delete(
+    world: &World,
+    node: Option<NodeSelector>,
+    bypass: bool,
+) -> Result<(), Status> {
     let request = DeleteNodeRequest {
         node,
         bypass_not_decommissioned: bypass,

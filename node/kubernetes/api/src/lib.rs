@@ -25,17 +25,16 @@ mod tests;
 pub mod watch;
 mod watching;
 
-use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
 use hearth_api::names::KUBERNETES_SERVER;
+use hearth_api::transport::Connector;
 use http::uri::{InvalidUri, PathAndQuery};
 use http::{Method, Request, Response, StatusCode, Uri, header};
 use http_body_util::{BodyExt as _, Full, LengthLimitError, Limited};
-use hyper_util::rt::TokioIo;
 use rustls::ClientConfig;
 use rustls_pki_types::ServerName;
 use serde::Deserialize;
@@ -141,13 +140,12 @@ impl Client {
         tls.alpn_protocols = vec![b"h2".to_vec()];
         let tls = TlsConnector::from(Arc::new(tls));
         let name = ServerName::try_from(KUBERNETES_SERVER).map_err(|_| wrong())?;
-        let connector = tower::service_fn(move |_: Uri| {
+        let connector = Connector::new(move || {
             let (tls, name) = (tls.clone(), name.clone());
             async move {
                 let stream = TcpStream::connect(at).await?;
                 stream.set_nodelay(true)?;
-                let stream = tls.connect(name, stream).await?;
-                Ok::<_, io::Error>(TokioIo::new(stream))
+                tls.connect(name, stream).await
             }
         });
         let endpoint = Endpoint::from(address)
@@ -156,7 +154,7 @@ impl Client {
             .keep_alive_timeout(KEEPALIVE_INTERVAL / 2)
             .keep_alive_while_idle(true);
         Ok(Self {
-            channel: endpoint.connect_with_connector_lazy(connector),
+            channel: connector.channel(&endpoint),
         })
     }
 

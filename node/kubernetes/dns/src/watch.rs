@@ -24,7 +24,7 @@ const MAX_NEWS_PER_ZONE: usize = 256;
 
 /// Follows them by this client. Ends by an error only: watches that are
 /// refused or broken begin again by themselves.
-pub async fn follow(
+pub(crate) async fn follow(
     client: Client,
     server: Ipv4Addr,
     zone: &Writer<Arc<Zone>>,

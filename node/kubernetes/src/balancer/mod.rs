@@ -107,7 +107,7 @@ pub(crate) struct Servers {
 
 impl Servers {
     /// As far as this node knows.
-    pub fn of(known: &Known) -> Self {
+    pub(crate) fn of(known: &Known) -> Self {
         let addresses = known.addresses();
         let controllers = known.view.iter().flat_map(|view| &view.nodes);
         let controllers = controllers.filter(|(id, node)| {

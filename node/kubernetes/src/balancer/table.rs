@@ -48,7 +48,7 @@ pub(super) struct Table {
 impl Table {
     /// These are the servers now. What was seen of those that stay is kept;
     /// the connections of those that go are cut.
-    pub fn set(&mut self, own: Option<SocketAddr>, others: &[SocketAddr]) {
+    pub(super) fn set(&mut self, own: Option<SocketAddr>, others: &[SocketAddr]) {
         let mut old = std::mem::take(&mut self.servers);
         let mut addresses: Vec<SocketAddr> = own.into_iter().collect();
         for other in others {
@@ -74,12 +74,12 @@ impl Table {
     }
 
     /// All of them.
-    pub fn addresses(&self) -> Vec<SocketAddr> {
+    pub(super) fn addresses(&self) -> Vec<SocketAddr> {
         self.servers.iter().map(|server| server.address).collect()
     }
 
     /// How many answer.
-    pub fn answering(&self) -> usize {
+    pub(super) fn answering(&self) -> usize {
         let answers = |server: &&Server| server.seen == Seen::Answers;
         self.servers.iter().filter(answers).count()
     }
@@ -87,7 +87,7 @@ impl Table {
     /// The order in which a new connection tries them: those that answer, the
     /// own one before the others; then those of which nothing is known. Each with
     /// what ends a connection to it.
-    pub fn order(&mut self) -> Vec<(SocketAddr, CancellationToken)> {
+    pub(super) fn order(&mut self) -> Vec<(SocketAddr, CancellationToken)> {
         self.turn = self.turn.wrapping_add(1);
         let own = usize::from(self.own_is_first);
         let (own, others) = self.servers.split_at(own.min(self.servers.len()));
@@ -100,13 +100,13 @@ impl Table {
     }
 
     /// Those that do not answer, for what was seen may be wrong by now.
-    pub fn last_resort(&self) -> Vec<(SocketAddr, CancellationToken)> {
+    pub(super) fn last_resort(&self) -> Vec<(SocketAddr, CancellationToken)> {
         let failing = self.servers.iter().filter(|server| server.fails());
         failing.map(Server::entry).collect()
     }
 
     /// A server has answered. Tells whether that is news.
-    pub fn answers(&mut self, address: SocketAddr) -> bool {
+    pub(super) fn answers(&mut self, address: SocketAddr) -> bool {
         let Some(server) = self.find(address) else {
             return false;
         };
@@ -117,7 +117,7 @@ impl Table {
 
     /// A server has not taken a connection: others are tried before it, until
     /// it answers. Nothing is cut for that, which a busy moment is enough for.
-    pub fn refuses(&mut self, address: SocketAddr) {
+    pub(super) fn refuses(&mut self, address: SocketAddr) {
         if let Some(server) = self.find(address)
             && !server.fails()
         {
@@ -128,7 +128,7 @@ impl Table {
     /// A server has not answered. Tells whether that is news. Once it has
     /// failed often enough, its connections are cut, if there is a server that
     /// they could go to: clients would wait for it far longer than that.
-    pub fn fails(&mut self, address: SocketAddr) -> bool {
+    pub(super) fn fails(&mut self, address: SocketAddr) -> bool {
         let others = self
             .servers
             .iter()

@@ -27,7 +27,7 @@ const IMAGE_NAME: &str = "io.containerd.image.name";
 
 /// Why an archive cannot be used.
 #[derive(Debug, thiserror::Error)]
-pub enum ArchiveError {
+pub(super) enum ArchiveError {
     /// It cannot be read.
     #[error("read {path}")]
     Read {
@@ -48,7 +48,7 @@ pub enum ArchiveError {
 
 /// Where something lies in the archive, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Extent {
+pub(super) struct Extent {
     /// Its beginning.
     pub offset: u64,
     /// Its length.
@@ -57,7 +57,7 @@ pub struct Extent {
 
 /// What a document says of another blob.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Descriptor {
+pub(super) struct Descriptor {
     /// The blob's type.
     pub media_type: String,
     /// `sha256:` and 64 hex digits.
@@ -68,7 +68,7 @@ pub struct Descriptor {
 
 /// A blob that belongs to an image, and the blobs that it names.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Blob {
+pub(super) struct Blob {
     /// What it is.
     pub descriptor: Descriptor,
     /// Where it lies.
@@ -79,7 +79,7 @@ pub struct Blob {
 
 /// An image of the archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Image {
+pub(super) struct Image {
     /// With registry and tag.
     pub name: String,
     /// Its manifest, or an index of them.
@@ -90,7 +90,7 @@ pub struct Image {
 
 /// An opened archive.
 #[derive(Debug)]
-pub struct Archive {
+pub(super) struct Archive {
     path: PathBuf,
     file: File,
     entries: BTreeMap<String, Extent>,
@@ -98,7 +98,7 @@ pub struct Archive {
 
 impl Archive {
     /// Opens one and looks what is in it. Blocks on the disk.
-    pub fn open(path: &Path) -> Result<Self, ArchiveError> {
+    pub(super) fn open(path: &Path) -> Result<Self, ArchiveError> {
         let file = File::open(path).map_err(|source| ArchiveError::Read {
             path: path.to_owned(),
             source,
@@ -113,12 +113,12 @@ impl Archive {
     }
 
     /// Its file, to read blobs from.
-    pub fn file(&self) -> &File {
+    pub(super) fn file(&self) -> &File {
         &self.file
     }
 
     /// The images in it that have a name. Blocks on the disk.
-    pub fn images(&self) -> Result<Vec<Image>, ArchiveError> {
+    pub(super) fn images(&self) -> Result<Vec<Image>, ArchiveError> {
         let index = self.find("index.json")?;
         let index = self.document(index)?;
         let manifests = list(&index, "manifests");
@@ -345,7 +345,7 @@ pub(super) mod tests {
     use super::*;
 
     /// An archive with these files.
-    pub fn tar(files: &[(&str, &[u8])]) -> Vec<u8> {
+    pub(crate) fn tar(files: &[(&str, &[u8])]) -> Vec<u8> {
         let mut archive = Vec::new();
         for (name, content) in files {
             let mut header = [0; 512];
@@ -365,7 +365,7 @@ pub(super) mod tests {
         archive
     }
 
-    pub fn digest(content: &[u8]) -> String {
+    pub(crate) fn digest(content: &[u8]) -> String {
         let digest = ring::digest::digest(&ring::digest::SHA256, content);
         format!("sha256:{}", hex::encode(digest))
     }
@@ -379,7 +379,7 @@ pub(super) mod tests {
     }
 
     /// An archive with one image of one layer, and its name.
-    pub fn image(name: &str, layer: &[u8]) -> Vec<u8> {
+    pub(crate) fn image(name: &str, layer: &[u8]) -> Vec<u8> {
         let config = br#"{"architecture":"amd64","os":"linux"}"#;
         let manifest = serde_json::json!({
             "schemaVersion": 2,

@@ -8,10 +8,10 @@ use std::path::Path;
 
 /// The image that holds a pod's namespaces: part of the extension, imported at
 /// start, so that a node without a registry runs pods.
-pub const PAUSE_IMAGE: &str = "hearth.local/pause:1";
+pub(crate) const PAUSE_IMAGE: &str = "hearth.local/pause:1";
 
 /// What containerd is told.
-pub struct Config<'a> {
+pub(crate) struct Config<'a> {
     /// Images and their snapshots, across boots.
     pub root: &'a Path,
     /// What runs, in this boot.
@@ -46,7 +46,7 @@ const DISABLED: [&str; 8] = [
 
 impl Config<'_> {
     /// The file's content.
-    pub fn to_toml(&self) -> String {
+    pub(crate) fn to_toml(&self) -> String {
         let mut file = Toml::default();
         file.number("version", 2)
             .path("root", self.root)

@@ -2,14 +2,13 @@
 //! in which Kubernetes keeps its things, and the few questions that are asked
 //! of the container runtime.
 
-use std::io;
 use std::path::Path;
 use std::time::Duration;
 
 use bytes::{Buf as _, BufMut as _, Bytes};
 use futures::future::BoxFuture;
+use hearth_api::transport::Connector;
 use http::uri::PathAndQuery;
-use hyper_util::rt::TokioIo;
 use prost::Message;
 use tokio::net::UnixStream;
 use tonic::Status;
@@ -29,7 +28,7 @@ use super::wire::cri::{
 /// Where the kubelet looks for containers and images.
 const NAMESPACE: &str = "k8s.io";
 /// What is content for an image in the making, in containerd's books.
-pub const LEASE: &str = "hearth-import";
+pub(super) const LEASE: &str = "hearth-import";
 /// Where the runtime's methods are.
 const RUNTIME: &str = "/runtime.v1.RuntimeService";
 /// For calls that only look. Emulated machines are slow.
@@ -38,35 +37,28 @@ const CALL_BOUND: Duration = Duration::from_secs(20);
 /// A connection that is made when it is first used, and again whenever it was
 /// lost. Cheap to clone.
 #[derive(Clone)]
-pub struct Connection {
+pub(crate) struct Connection {
     channel: Channel,
 }
 
 impl Connection {
     /// To the containerd that serves, or will, on a socket.
-    pub fn to(socket: &Path) -> Self {
+    pub(crate) fn to(socket: &Path) -> Self {
         let socket = socket.to_owned();
-        let connector = tower::service_fn(move |_| {
-            let socket = socket.clone();
-            async move {
-                let stream = UnixStream::connect(&socket).await?;
-                Ok::<_, io::Error>(TokioIo::new(stream))
-            }
-        });
-        let endpoint = Endpoint::from_static("http://containerd.invalid");
+        let connector = Connector::new(move || UnixStream::connect(socket.clone()));
         Self {
-            channel: endpoint.connect_with_connector_lazy(connector),
+            channel: connector.channel(&Endpoint::from_static("http://containerd.invalid")),
         }
     }
 
     /// For containerd's own services.
-    pub fn channel(&self) -> Channel {
+    pub(crate) fn channel(&self) -> Channel {
         self.channel.clone()
     }
 
     /// Whether the runtime can run containers; `Err` says why not. Whether
     /// pods have a network is told by the kubelet, on the node's object.
-    pub async fn works(&self) -> Result<(), Unwell> {
+    pub(crate) async fn works(&self) -> Result<(), Unwell> {
         let asked = self.runtime("Status", StatusRequest {});
         let asked: StatusResponse = asked
             .await
@@ -247,7 +239,7 @@ impl Decoder for Raw {
 
 /// A request of containerd's own services: these, unlike the runtime's, want
 /// to be told the namespace.
-pub fn request<T>(message: T) -> tonic::Request<T> {
+pub(super) fn request<T>(message: T) -> tonic::Request<T> {
     let mut request = tonic::Request::new(message);
     let metadata = request.metadata_mut();
     metadata.insert(
@@ -258,7 +250,7 @@ pub fn request<T>(message: T) -> tonic::Request<T> {
 }
 
 /// The same for what is made under the lease for imports.
-pub fn leased<T>(message: T) -> tonic::Request<T> {
+pub(super) fn leased<T>(message: T) -> tonic::Request<T> {
     let mut request = request(message);
     let metadata = request.metadata_mut();
     metadata.insert("containerd-lease", MetadataValue::from_static(LEASE));
@@ -266,7 +258,7 @@ pub fn leased<T>(message: T) -> tonic::Request<T> {
 }
 
 /// The answer's message, or an error when it takes too long.
-pub async fn within<T>(
+pub(super) async fn within<T>(
     bound: Duration,
     call: impl Future<Output = Result<T, Status>>,
 ) -> Result<T, Status> {

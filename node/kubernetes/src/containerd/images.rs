@@ -49,7 +49,7 @@ const MAX_WAITING_PIECES: usize = 2;
 
 /// Why an archive was not imported.
 #[derive(Debug, thiserror::Error)]
-pub enum ImportError {
+pub(super) enum ImportError {
     /// The archive.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
@@ -80,7 +80,10 @@ fn failed(step: impl Into<String>) -> impl FnOnce(Status) -> ImportError {
 
 /// Imports the images of an archive that containerd does not have. Gives the
 /// names of those that it had not.
-pub async fn import(connection: &Connection, path: &Path) -> Result<Vec<String>, ImportError> {
+pub(super) async fn import(
+    connection: &Connection,
+    path: &Path,
+) -> Result<Vec<String>, ImportError> {
     let owned = path.to_owned();
     let opened = tokio::task::spawn_blocking(move || {
         let archive = Archive::open(&owned)?;

@@ -15,25 +15,26 @@
 //! there how each is reached, and from `authorities.pem` who vouches for them.
 
 mod archive;
-pub mod config;
+pub(crate) mod config;
 mod connection;
 mod images;
 mod unpacked;
 /// What is sent to containerd and comes back, from `proto/containerd`.
+#[allow(unreachable_pub)] // Generated.
 mod wire {
-    pub mod content {
+    pub(super) mod content {
         tonic::include_proto!("containerd.services.content.v1");
     }
-    pub mod images {
+    pub(super) mod images {
         tonic::include_proto!("containerd.services.images.v1");
     }
-    pub mod leases {
+    pub(super) mod leases {
         tonic::include_proto!("containerd.services.leases.v1");
     }
-    pub mod snapshots {
+    pub(super) mod snapshots {
         tonic::include_proto!("containerd.services.snapshots.v1");
     }
-    pub mod cri {
+    pub(super) mod cri {
         tonic::include_proto!("runtime.v1");
     }
 }
@@ -52,11 +53,11 @@ use tokio::time::{Instant, timeout, timeout_at};
 use super::program::{self, Dialect, InUse, Profile, Program, Progress};
 
 use config::Config;
-pub use connection::Connection;
+pub(crate) use connection::Connection;
 use unpacked::Unpacked;
 
 /// containerd's control group, with the shims.
-pub const GROUP: &str = "containerd";
+pub(crate) const GROUP: &str = "containerd";
 /// What a container is given to end by itself.
 const CONTAINER_ENDS_WITHIN: Duration = Duration::from_secs(4);
 /// For all pods to be stopped. With what the kubelet and containerd itself take
@@ -201,7 +202,7 @@ pub(crate) struct Importer {
 }
 
 /// All that can be imported is, or why it is not yet, for an operator.
-pub type Imported = Result<(), String>;
+pub(crate) type Imported = Result<(), String>;
 
 /// Has what cannot be believed forgotten, imports what is not there yet, and
 /// ends.

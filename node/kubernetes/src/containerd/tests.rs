@@ -85,7 +85,7 @@ async fn images_are_imported_once_and_stay() {
 /// What makes snapshots is the container runtime's; here it is written out.
 mod wire {
     #[derive(Clone, PartialEq, prost::Message)]
-    pub struct Prepare {
+    pub(super) struct Prepare {
         #[prost(string, tag = "1")]
         pub snapshotter: String,
         #[prost(string, tag = "2")]
@@ -95,7 +95,7 @@ mod wire {
     }
 
     #[derive(Clone, PartialEq, prost::Message)]
-    pub struct Commit {
+    pub(super) struct Commit {
         #[prost(string, tag = "1")]
         pub snapshotter: String,
         #[prost(string, tag = "2")]

@@ -38,7 +38,7 @@ const PRIVATE: u32 = 0o600;
 
 /// See the module.
 #[derive(Clone, Debug)]
-pub struct Unpacked {
+pub(super) struct Unpacked {
     /// containerd's own.
     directory: PathBuf,
     /// On the disk: all of it is there, too.
@@ -49,7 +49,7 @@ pub struct Unpacked {
 
 impl Unpacked {
     /// Of this node.
-    pub fn of(root: &Root) -> Self {
+    pub(super) fn of(root: &Root) -> Self {
         Self {
             directory: root.data.containerd(),
             note: root.data.containerd_written(),
@@ -58,7 +58,7 @@ impl Unpacked {
     }
 
     /// Before containerd starts. Blocks on the disk.
-    pub fn begin(&self) -> Result<(), FileError> {
+    pub(super) fn begin(&self) -> Result<(), FileError> {
         if self.note.exists() {
             self.believe()?;
             files::remove_durably(&self.note)?;
@@ -67,17 +67,17 @@ impl Unpacked {
     }
 
     /// Whether it can be used.
-    pub fn is_believed(&self) -> bool {
+    pub(super) fn is_believed(&self) -> bool {
         self.believed.exists()
     }
 
     /// From now on it can.
-    pub fn believe(&self) -> Result<(), FileError> {
+    pub(super) fn believe(&self) -> Result<(), FileError> {
         files::write_atomic(&self.believed, b"", PRIVATE)
     }
 
     /// When containerd has ended in order. Blocks until all is on the disk.
-    pub fn end(&self) -> Result<(), FileError> {
+    pub(super) fn end(&self) -> Result<(), FileError> {
         if !self.is_believed() {
             return Ok(());
         }
@@ -88,7 +88,7 @@ impl Unpacked {
 
 /// Has containerd forget everything that is unpacked, and the files that
 /// containers of earlier boots have changed. Tells how many there were.
-pub async fn forget(connection: &Connection) -> Result<usize, Status> {
+pub(super) async fn forget(connection: &Connection) -> Result<usize, Status> {
     let list = ListSnapshotsRequest {
         snapshotter: SNAPSHOTTER.to_owned(),
     };

@@ -11,19 +11,19 @@ const PRIVATE: u32 = 0o600;
 
 /// Where they lie.
 #[derive(Clone, Debug)]
-pub struct Files {
+pub(super) struct Files {
     directory: EphemeralController,
 }
 
 impl Files {
-    pub fn new(root: &Root) -> Self {
+    pub(super) fn new(root: &Root) -> Self {
         Self {
             directory: root.ephemeral.kubernetes().controller(),
         }
     }
 
     /// Writes what does not end before the authorities do.
-    pub fn prepare(&self, authorities: &Authorities) -> Result<(), FileError> {
+    pub(super) fn prepare(&self, authorities: &Authorities) -> Result<(), FileError> {
         files::create_dir_durably(self.directory.path(), 0o700)?;
         let key = authorities.service_accounts();
         let private = key.private_pem();
@@ -39,39 +39,43 @@ impl Files {
     }
 
     /// Writes a certificate and its key, under a name.
-    pub fn save(&self, whose: &str, issued: &KeyAndCertificate) -> Result<(), KubernetesPkiError> {
+    pub(super) fn save(
+        &self,
+        whose: &str,
+        issued: &KeyAndCertificate,
+    ) -> Result<(), KubernetesPkiError> {
         let keys = self.directory.keys(whose);
         files::create_dir_durably(keys.path(), 0o700)?;
         issued.save(&keys.certificate(), &keys.key())
     }
 
     /// Where they are written.
-    pub fn pair(&self, whose: &str) -> KeyFiles {
+    pub(super) fn pair(&self, whose: &str) -> KeyFiles {
         self.directory.keys(whose)
     }
 
     /// Kubernetes' authority.
-    pub fn ca(&self) -> PathBuf {
+    pub(super) fn ca(&self) -> PathBuf {
         self.directory.ca()
     }
 
     /// Of those who pass requests on.
-    pub fn front_proxy_ca(&self) -> PathBuf {
+    pub(super) fn front_proxy_ca(&self) -> PathBuf {
         self.directory.front_proxy_ca()
     }
 
     /// Proves tokens.
-    pub fn service_accounts(&self) -> PathBuf {
+    pub(super) fn service_accounts(&self) -> PathBuf {
         self.directory.service_accounts()
     }
 
     /// Signs tokens. Secret.
-    pub fn service_account_key(&self) -> PathBuf {
+    pub(super) fn service_account_key(&self) -> PathBuf {
         self.directory.service_account_key()
     }
 
     /// Where the API server is, for a program. Secret.
-    pub fn kubeconfig(&self, whose: &str) -> PathBuf {
+    pub(super) fn kubeconfig(&self, whose: &str) -> PathBuf {
         self.directory.kubeconfig(whose)
     }
 }

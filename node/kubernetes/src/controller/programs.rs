@@ -42,18 +42,18 @@ const FRONT_PROXY: &str = "front-proxy";
 
 /// Without a quorum no API server is ready, and none that starts becomes so; the
 /// one that runs knows what it has read.
-pub const APISERVER: Profile = Profile {
+pub(super) const APISERVER: Profile = Profile {
     health: Thresholds {
         unhealthy_after: Duration::from_secs(1800),
         ..Thresholds::USUAL
     },
     ..Profile::usual(Binary::Apiserver)
 };
-pub const CONTROLLER_MANAGER: Profile = Profile::usual(Binary::ControllerManager);
-pub const SCHEDULER: Profile = Profile::usual(Binary::Scheduler);
+pub(super) const CONTROLLER_MANAGER: Profile = Profile::usual(Binary::ControllerManager);
+pub(super) const SCHEDULER: Profile = Profile::usual(Binary::Scheduler);
 
 /// A program that is ready to start.
-pub struct Prepared {
+pub(super) struct Prepared {
     pub program: Program,
     /// When its certificates should be new ones.
     pub renew_at: SystemTime,
@@ -63,13 +63,17 @@ pub struct Prepared {
 
 impl Prepared {
     /// Asks whether it works.
-    pub async fn probe(&self) -> Result<(), Unwell> {
+    pub(super) async fn probe(&self) -> Result<(), Unwell> {
         probe::https(&self.asked, self.path).await
     }
 }
 
 /// Issues and writes what the program needs.
-pub fn prepare(all: &Controller, profile: Profile, address: IpAddr) -> Result<Prepared, Failure> {
+pub(super) fn prepare(
+    all: &Controller,
+    profile: Profile,
+    address: IpAddr,
+) -> Result<Prepared, Failure> {
     let now = all.parts.calendar.now();
     if profile.binary == Binary::Apiserver {
         prepare_apiserver(all, address, now)
@@ -271,7 +275,7 @@ const fn companion_port(profile: Profile, ports: Ports) -> u16 {
 }
 
 /// Of a server on this machine.
-pub fn url(address: IpAddr, port: u16) -> String {
+pub(super) fn url(address: IpAddr, port: u16) -> String {
     format!("https://{}", SocketAddr::new(address, port))
 }
 

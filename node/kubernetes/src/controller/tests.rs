@@ -99,10 +99,8 @@ impl Plane {
         let alone = Alone::run(move |ctx| {
             let (parts, bundle, standing) = (parts.clone(), bundle.clone(), standing.clone());
             async move {
-                tokio::select! {
-                    outcome = run(&ctx, &parts, bundle, ports, &standing) => outcome,
-                    () = ctx.cancelled() => Ok(()),
-                }
+                ctx.until_cancelled(run(&ctx, &parts, bundle, ports, &standing))
+                    .await
             }
         });
         let mut plane = Self {

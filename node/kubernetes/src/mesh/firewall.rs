@@ -64,7 +64,7 @@ fn tables(range: PodRange) -> [Table; 2] {
 
 impl Firewall {
     /// Has the rules.
-    pub async fn make(&self, range: PodRange) -> Result<(), IptablesError> {
+    pub(super) async fn make(&self, range: PodRange) -> Result<(), IptablesError> {
         for table in tables(range) {
             if !self.is_whole(&table).await? {
                 self.fill(&table).await?;
@@ -85,7 +85,7 @@ impl Firewall {
     }
 
     /// Has none of them.
-    pub async fn remove(&self) -> Result<(), IptablesError> {
+    pub(super) async fn remove(&self) -> Result<(), IptablesError> {
         // What leads to the chains, and their names, do not depend on the range.
         let any = PodRange::all().next();
         for table in any.map(tables).into_iter().flatten() {

@@ -91,10 +91,7 @@ pub struct Worker<M> {
 /// Keeps the mesh on this machine as the view of the nodes says, while there may be pods.
 pub async fn run<M: Machine>(ctx: Context, worker: Arc<Worker<M>>) -> Outcome {
     ctx.restart_within(Some(ASK_AGAIN_WITHIN));
-    tokio::select! {
-        outcome = follow_pods(&ctx, &worker) => outcome,
-        () = ctx.cancelled() => Ok(()),
-    }
+    ctx.until_cancelled(follow_pods(&ctx, &worker)).await
 }
 
 /// Takes part in the mesh while there may be pods. Ends by an error only.

@@ -18,7 +18,7 @@ const ASK_EVERY: Duration = Duration::from_secs(20);
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
 /// What it is made of.
-pub struct Worker {
+pub(crate) struct Worker {
     /// Will be read: the nodes.
     pub view: Value<Arc<View>>,
     /// Will be read: who tells which labels are passed on.
@@ -28,11 +28,8 @@ pub struct Worker {
 }
 
 /// Keeps it up to date.
-pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
-    tokio::select! {
-        outcome = follow(&ctx, &worker) => outcome,
-        () = ctx.cancelled() => Ok(()),
-    }
+pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
+    ctx.until_cancelled(follow(&ctx, &worker)).await
 }
 
 /// Ends by an error only.

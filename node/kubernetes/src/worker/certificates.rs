@@ -53,9 +53,9 @@ const ASK_BOUND: Duration = Duration::from_secs(20);
 const PUBLIC: u32 = 0o644;
 
 /// Whose keys are in which directory: the kubelet's, as a server.
-pub const KUBELET_SERVER: &str = "kubelet-server";
+pub(crate) const KUBELET_SERVER: &str = "kubelet-server";
 /// The same, of kube-proxy.
-pub const PROXY: &str = "kube-proxy";
+pub(crate) const PROXY: &str = "kube-proxy";
 
 /// What there is besides files.
 struct Issued {
@@ -109,10 +109,7 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
             address = worker.due(issued.renew_at, &mut addresses, address).await?;
         }
     };
-    tokio::select! {
-        outcome = work => outcome,
-        () = ctx.cancelled() => Ok(()),
-    }
+    ctx.until_cancelled(work).await
 }
 
 impl Worker {

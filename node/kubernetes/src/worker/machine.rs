@@ -70,7 +70,7 @@ impl Turn {
 
 /// Makes the machine ready for containers. Once is enough, twice harms
 /// nothing.
-pub async fn prepare(turn: &Turn, root: &Root) -> Outcome {
+pub(super) async fn prepare(turn: &Turn, root: &Root) -> Outcome {
     let root = root.clone();
     turn.take(move || make(&root)).await?
 }
@@ -117,7 +117,7 @@ fn make_link(link: &Path, target: &Path) -> io::Result<()> {
 }
 
 /// Takes away what the role has left, so that it may begin anew.
-pub async fn clear(turn: &Turn, root: &Root) -> Outcome {
+pub(super) async fn clear(turn: &Turn, root: &Root) -> Outcome {
     for name in [PODS, containerd::GROUP] {
         let group = cgroups::Group::root().child(name);
         group.kill()?;

@@ -20,7 +20,7 @@
 //! When the role has gone, and at each start without it, [`clear`] takes away
 //! what it left (see [`machine`]).
 
-pub mod certificates;
+pub(crate) mod certificates;
 mod kubelet;
 mod machine;
 mod network;

@@ -18,11 +18,11 @@ const BRIDGE: &str = "hearth-pods";
 const MTU: u32 = 1420;
 
 /// The name of the file in the plugins' directory; there is one only.
-pub const FILE: &str = "10-hearth.conflist";
+pub(super) const FILE: &str = "10-hearth.conflist";
 
 /// The file's content. `addresses` is the directory in which the taken ones
 /// are remembered.
-pub fn conflist(network: &PodNetwork, addresses: &Path) -> Value {
+pub(super) fn conflist(network: &PodNetwork, addresses: &Path) -> Value {
     json!({
         "cniVersion": "0.4.0",
         "name": "hearth",

@@ -24,7 +24,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 /// What is done with the bytes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Service {
+pub(crate) enum Service {
     /// They are sent back, and the end after them.
     Echo,
     /// They are not read.
@@ -36,14 +36,14 @@ pub enum Service {
 }
 
 /// A made-up machine; runs until it is dropped.
-pub struct Machine {
+pub(crate) struct Machine {
     address: watch::Receiver<Option<Ipv4Addr>>,
     _task: AbortOnDropHandle<()>,
 }
 
 impl Machine {
     /// Plugs a machine in that serves some connections at once at some ports.
-    pub async fn start(socket: &Path, mac: Mac, services: &[(u16, Service, usize)]) -> Self {
+    pub(crate) async fn start(socket: &Path, mac: Mac, services: &[(u16, Service, usize)]) -> Self {
         let stream = plug(socket).await;
         let (address_in, address) = watch::channel(None);
         let stack = Stack::new(mac, services);
@@ -55,7 +55,7 @@ impl Machine {
     }
 
     /// Waits until it has an address that is `wanted`.
-    pub async fn has_address(&mut self, wanted: Ipv4Addr) {
+    pub(crate) async fn has_address(&mut self, wanted: Ipv4Addr) {
         self.address
             .wait_for(|address| *address == Some(wanted))
             .await
@@ -63,14 +63,14 @@ impl Machine {
     }
 
     /// Its address.
-    pub fn address(&self) -> Option<Ipv4Addr> {
+    pub(crate) fn address(&self) -> Option<Ipv4Addr> {
         *self.address.borrow()
     }
 }
 
 /// Connects to a port. A socket's address holds 107 bytes; folders are longer
 /// than that.
-pub async fn plug(socket: &Path) -> UnixStream {
+pub(crate) async fn plug(socket: &Path) -> UnixStream {
     let folder = tempfile::tempdir().expect("a folder");
     let link = folder.path().join("s");
     std::os::unix::fs::symlink(socket, &link).expect("a link");

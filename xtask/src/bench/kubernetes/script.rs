@@ -47,7 +47,7 @@ const FROM_PACKAGES: [(&str, &str, &str); 2] = [
 ];
 
 /// Makes the initramfs; a bundle must be there.
-pub fn initramfs(ui: &Ui) -> Result<PathBuf> {
+pub(super) fn initramfs(ui: &Ui) -> Result<PathBuf> {
     let folder = target::folder("kubernetes-script")?;
     let mut tree = Tree::new();
     for empty in ["/new", "/proc"] {

@@ -19,7 +19,7 @@ use crate::connection;
 use crate::failure::{Failure, Kind};
 use crate::output;
 
-pub async fn run(global: &Global, command: Node) -> Result<(), Failure> {
+pub(super) async fn run(global: &Global, command: Node) -> Result<(), Failure> {
     let channel = connection::open(global)?;
     let change = Change { global, channel };
     match command {
@@ -281,7 +281,12 @@ impl Change<'_> {
 
 /// Says what will happen to a node that is UP. At a terminal, where people
 /// mistype, it has to be said again.
-pub fn warn(node: &v1::Node, what: &str, consequence: &str, sure: Sure) -> Result<(), Failure> {
+pub(super) fn warn(
+    node: &v1::Node,
+    what: &str,
+    consequence: &str,
+    sure: Sure,
+) -> Result<(), Failure> {
     if node.state() != NodeState::Up {
         return Ok(());
     }

@@ -13,7 +13,11 @@ use crate::failure::{Failure, Kind};
 const HOSTNAME: &str = "hostname";
 
 /// The one that is meant.
-pub async fn node(global: &Global, channel: &Channel, wanted: &str) -> Result<Node, Failure> {
+pub(super) async fn node(
+    global: &Global,
+    channel: &Channel,
+    wanted: &str,
+) -> Result<Node, Failure> {
     let mut nodes = all(global, channel).await?;
     let failed = || Failure::new(Kind::Cluster, format!("find node {wanted:?}"));
     match &candidates(&nodes, wanted)[..] {

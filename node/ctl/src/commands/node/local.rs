@@ -18,7 +18,7 @@ use crate::connection;
 use crate::failure::{Failure, Kind};
 use crate::output;
 
-pub async fn run(global: &Global, command: Node) -> Result<(), Failure> {
+pub(super) async fn run(global: &Global, command: Node) -> Result<(), Failure> {
     match command {
         Node::Logs {
             which,

@@ -29,7 +29,7 @@ const TAKEN_BACK_AFTER: u32 = 10;
 
 /// What is waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Goal<'a> {
+pub(super) enum Goal<'a> {
     /// It has these roles, and they work.
     Has(&'a [RoleName]),
     /// It has none of these roles, and nothing of them runs.
@@ -133,7 +133,7 @@ fn kubernetes(node: &Node, name: &str, changed: bool, held: bool) -> Look {
 /// Until it is so. The cluster may be out of reach for a while meanwhile. This
 /// has no bound while the change is pending: it takes as long as a node needs to
 /// get in sync, or to be switched on.
-pub async fn until(
+pub(super) async fn until(
     global: &Global,
     channel: &Channel,
     id: &str,

@@ -19,7 +19,7 @@ use crate::output::{self, Change, node_table};
 /// Shows changes until interrupted. A curator that goes away is replaced by
 /// another; only if the very first attempt fails, or one is refused, is that
 /// the end.
-pub async fn run(global: &Global, form: Form) -> Result<(), Failure> {
+pub(super) async fn run(global: &Global, form: Form) -> Result<(), Failure> {
     /// Between two attempts.
     const PAUSE: Duration = Duration::from_secs(1);
     let channel = connection::open(global)?;

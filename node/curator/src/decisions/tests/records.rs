@@ -15,13 +15,13 @@ use crate::state::{self, FullRecord, Intent, NodeRecord, Tombstone};
 type Store = BTreeMap<String, (Vec<u8>, i64, i64)>;
 
 #[derive(Clone, Default)]
-pub struct Records {
+pub(super) struct Records {
     pub store: Store,
     pub revision: i64,
 }
 
 impl Records {
-    pub fn at<T>(
+    pub(super) fn at<T>(
         &self,
         key: String,
         decode: impl Fn(&str, &[u8]) -> Result<T, state::RecordError>,
@@ -32,25 +32,25 @@ impl Records {
         Some(At { content, revision })
     }
 
-    pub fn node(&self, id: NodeId) -> Option<NodeRecord> {
+    pub(super) fn node(&self, id: NodeId) -> Option<NodeRecord> {
         Some(self.find(id)?.full.content.node)
     }
 
-    pub fn find(&self, id: NodeId) -> Option<FoundNode> {
+    pub(super) fn find(&self, id: NodeId) -> Option<FoundNode> {
         Some(FoundNode {
             full: self.at(state::node_key(id), FullRecord::decode)?,
             intent: self.at(state::intent_key(id), Intent::decode),
         })
     }
 
-    pub fn tombstone(&self, id: NodeId) -> Option<Tombstone> {
+    pub(super) fn tombstone(&self, id: NodeId) -> Option<Tombstone> {
         Some(
             self.at(state::tombstone_key(id), Tombstone::decode)?
                 .content,
         )
     }
 
-    pub fn join_key_of(&self, key: &PublicKey) -> Option<NodeId> {
+    pub(super) fn join_key_of(&self, key: &PublicKey) -> Option<NodeId> {
         let at = self.at(state::join_key_key(key), state::decode_owner)?;
         Some(at.content)
     }
@@ -64,7 +64,7 @@ impl Records {
         }
     }
 
-    pub fn apply(&mut self, write: &Write) -> bool {
+    pub(super) fn apply(&mut self, write: &Write) -> bool {
         let (conditions, operations) = write.parts();
         if !conditions.iter().all(|condition| self.holds(condition)) {
             return false;
@@ -83,7 +83,7 @@ impl Records {
         true
     }
 
-    pub fn configuration(&self) -> At<ClusterConfiguration> {
+    pub(super) fn configuration(&self) -> At<ClusterConfiguration> {
         At {
             content: ClusterConfiguration::default(),
             revision: self.store[state::CLUSTER].2,
