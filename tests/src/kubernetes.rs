@@ -218,6 +218,17 @@ impl Kubernetes {
         Ok(())
     }
 
+    /// The ID of a pod's container: another one after every start.
+    ///
+    /// # Errors
+    /// If it has none.
+    pub async fn container(&self, pod: &str) -> anyhow::Result<String> {
+        let object = self.get(&["pod", pod]).await?;
+        let id = object["status"]["containerStatuses"][0]["containerID"].as_str();
+        id.map(str::to_owned)
+            .with_context(|| format!("pod {pod} has no container"))
+    }
+
     /// A service of this name, which is the pod of this name, at port 80; its
     /// ClusterIP.
     ///

@@ -4,7 +4,10 @@
 //! machines, or breaks one, is long.
 
 use anyhow::{Context, bail, ensure};
-use hearth_api::{names, v1::UpdateNodeRolesRequest};
+use hearth_api::{
+    names,
+    v1::{ClusterState, UpdateNodeRolesRequest},
+};
 use hearth_qemu::artifacts::Image;
 use hearth_tests::{
     Cluster, Outcome, TestCtx, bounds, here,
@@ -120,11 +123,11 @@ fn with_another_hash(cmdline: &str) -> anyhow::Result<String> {
 }
 
 /// Pods of two nodes reach each other by service and name, over a network on
-/// which nobody can read along. A node that loses power comes back with its
-/// pods.
+/// which nobody can read along. A node that loses touch with its cluster keeps
+/// its pods; one that loses power comes back with them.
 #[tokio::test]
 #[ignore = "long: --long runs it"]
-async fn two_workers_are_one_network_and_survive_a_power_cut() -> Outcome {
+async fn two_workers_are_one_network_and_survive_split_and_power_cut() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let mut cluster = Cluster::founded_as(&test, 2, |_, plan| plan.kubernetes()).await?;
     cluster.take_in(&[2]).await?;
@@ -155,6 +158,20 @@ async fn two_workers_are_one_network_and_survive_a_power_cut() -> Outcome {
     let request = b"GET /cgi-bin/hostname";
     let is_readable = wire.windows(request.len()).any(|bytes| bytes == request);
     ensure!(!is_readable, "requests can be read: {capture:?}");
+
+    // It loses touch with its cluster: what it runs goes on.
+    let container = kubernetes.container("there").await?;
+    cluster.network().part(&[&["node-1"], &["node-2"]]).await?;
+    cluster.sees(2, ClusterState::Split).await?;
+    cluster.network().part(&[]).await?;
+    cluster.sees(2, ClusterState::Home).await?;
+    kubernetes.ready(&[&ids[0], &ids[1]]).await?;
+    kubernetes.reaches("here", "there", "there").await?;
+    let after = kubernetes.container("there").await?;
+    ensure!(
+        after == container,
+        "{container} did not outlive SPLIT: {after}"
+    );
 
     // Its plug is pulled; it is back by itself, and so is what ran on it.
     cluster.node(2).cut().await?;

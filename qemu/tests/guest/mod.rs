@@ -16,11 +16,11 @@ use hearth_qemu::{
 };
 
 /// For what takes a second on a quiet machine.
-pub const BOUND: Duration = Duration::from_secs(60);
+pub(crate) const BOUND: Duration = Duration::from_secs(60);
 
 /// What the guest does after it has spoken.
 #[derive(Clone, Copy)]
-pub enum Then {
+pub(crate) enum Then {
     /// Nothing.
     Halt,
     /// Switches the machine off.
@@ -33,7 +33,7 @@ pub enum Then {
 
 /// What the guest says at its start with this number, without the control
 /// sequences that it puts around it.
-pub fn line(start: u8) -> String {
+pub(crate) fn line(start: u8) -> String {
     format!("hearth: state {start}")
 }
 
@@ -81,7 +81,7 @@ const WAIT_FOR_BUTTON: &[u8] = &[
 ];
 
 /// A raw disk image of 1 MiB with this guest.
-pub fn image(then: Then) -> Vec<u8> {
+pub(crate) fn image(then: Then) -> Vec<u8> {
     let end = match then {
         Then::Halt => HALT.to_vec(),
         Then::Shutdown => SHUTDOWN.to_vec(),
@@ -103,7 +103,7 @@ pub fn image(then: Then) -> Vec<u8> {
 }
 
 /// A machine with this guest, its disk in its folder.
-pub fn machine(folder: &Path, then: Then) -> (Machine, RunDir) {
+pub(crate) fn machine(folder: &Path, then: Then) -> (Machine, RunDir) {
     let run_dir = RunDir::create(folder.join("guest")).expect("a run dir");
     let disk = run_dir.file("disk.img");
     std::fs::write(&disk, image(then)).expect("a disk");
@@ -118,14 +118,14 @@ pub fn machine(folder: &Path, then: Then) -> (Machine, RunDir) {
 
 /// Whether a process of this number runs; one that is dead and not waited for
 /// does not.
-pub fn runs(pid: i32) -> bool {
+pub(crate) fn runs(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')')
         .is_some_and(|(_, rest)| !rest.starts_with(" Z"))
 }
 
 /// Waits for the end of a process that is not our child.
-pub async fn gone(pid: i32) {
+pub(crate) async fn gone(pid: i32) {
     let ended = async {
         while runs(pid) {
             tokio::time::sleep(Duration::from_millis(10)).await;

@@ -9,7 +9,7 @@ use std::{
 };
 
 /// Where it is.
-pub fn switch_program() -> PathBuf {
+pub(crate) fn switch_program() -> PathBuf {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(build).clone()
 }

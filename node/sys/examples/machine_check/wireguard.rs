@@ -104,7 +104,7 @@ impl End {
 }
 
 /// The check.
-pub async fn check() -> Result<((), String)> {
+pub(crate) async fn check() -> Result<((), String)> {
     let (space, entered) = oneshot::channel();
     let (keys_here, key_from_here) = oneshot::channel();
     let (keys_there, key_from_there) = oneshot::channel();
