@@ -5,6 +5,7 @@
 
 mod circles;
 mod crates;
+mod faults;
 mod licences;
 mod lints;
 
@@ -62,6 +63,7 @@ pub fn check(root: &Path) -> Result<Findings> {
     circles::between_modules(root, &metadata, &mut wrong)?;
     lints::nobody_departs(root, &metadata, &mut wrong)?;
     licences::none_is_copyleft(&metadata, &mut wrong);
+    faults::are_tested_as_stated(root, &files, &metadata, &mut wrong)?;
     Ok(Findings {
         files: files.len(),
         wrong,

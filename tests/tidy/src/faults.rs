@@ -1,0 +1,124 @@
+//! The tests that `tests/README.md` names for each fault exist.
+//!
+//! A name is `SUITE::TEST` or `CRATE::MODULE::TEST`, the crate without its `hearth-`. Braces hold alternatives, as in a
+//! shell, and `…` stands for several tests, which are not looked for. A test counts as there if its name stands as a word
+//! in the suite's file, or in a source file of the crate: macros make tests, too.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use super::crates::Metadata;
+
+const TABLE: &str = "tests/README.md";
+
+pub(super) fn are_tested_as_stated(
+    root: &Path,
+    files: &[PathBuf],
+    metadata: &Metadata,
+    wrong: &mut Vec<String>,
+) -> Result<()> {
+    let read = |path: &Path| fs::read_to_string(path).with_context(|| path.display().to_string());
+    let table = read(&root.join(TABLE))?;
+    let crates: Vec<(&str, &Path)> = metadata
+        .ours()
+        .filter_map(|package| {
+            let name = package.name.strip_prefix("hearth-")?;
+            let folder = package.manifest_path.parent()?.strip_prefix(root).ok()?;
+            Some((name, folder))
+        })
+        .collect();
+    for name in named(&table) {
+        let (first, test) = (first(&name), last(&name));
+        let suite = Path::new("tests/tests").join(format!("{first}.rs"));
+        let folder = crates.iter().find(|(name, _)| *name == first);
+        let is_its = |path: &&PathBuf| match folder {
+            _ if **path == suite => true,
+            Some((_, folder)) => {
+                path.starts_with(folder) && path.extension() == Some("rs".as_ref())
+            }
+            None => false,
+        };
+        let mut texts = files
+            .iter()
+            .filter(is_its)
+            .map(|path| read(&root.join(path)));
+        let mut is_there = false;
+        let mut any = false;
+        for text in &mut texts {
+            any = true;
+            is_there |= has_word(&text?, test);
+        }
+        if !any {
+            wrong.push(format!(
+                "{TABLE}: {name}: {first} is neither a suite nor a crate"
+            ));
+        } else if !is_there && test != "…" {
+            wrong.push(format!("{TABLE}: {name}: no such test"));
+        }
+    }
+    Ok(())
+}
+
+/// The names of tests in the table's rows.
+fn named(table: &str) -> Vec<String> {
+    let rows = table.lines().filter(|line| {
+        let number = line
+            .strip_prefix("| ")
+            .and_then(|rest| rest.split(' ').next());
+        number.is_some_and(|number| number.parse::<u32>().is_ok())
+    });
+    rows.flat_map(|row| row.split('`').skip(1).step_by(2))
+        .filter(|name| name.contains("::"))
+        .flat_map(alternatives)
+        .collect()
+}
+
+/// `a{b,c}d` is `abd` and `acd`.
+fn alternatives(name: &str) -> Vec<String> {
+    let Some((before, rest)) = name.split_once('{') else {
+        return vec![name.to_owned()];
+    };
+    let Some((inner, after)) = rest.split_once('}') else {
+        return vec![name.to_owned()];
+    };
+    let all = inner.split(',');
+    all.flat_map(|one| alternatives(&format!("{before}{one}{after}")))
+        .collect()
+}
+
+fn first(name: &str) -> &str {
+    name.split("::").next().unwrap_or(name)
+}
+
+fn last(name: &str) -> &str {
+    let last = name.rsplit("::").next().unwrap_or(name);
+    if last.ends_with('…') { "…" } else { last }
+}
+
+fn has_word(text: &str, word: &str) -> bool {
+    let is_part = |c: char| c.is_alphanumeric() || c == '_';
+    text.match_indices(word).any(|(at, _)| {
+        !text[..at].ends_with(is_part) && !text[at + word.len()..].starts_with(is_part)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_stand_in_rows_between_backquotes() {
+        let table = "Text `a::b`.\n| number | fault |\n| 7 | cut | E `s::{x,y}_z`; U `c::m::t`, `d` (`e::…`) |\n";
+        assert_eq!(named(table), ["s::x_z", "s::y_z", "c::m::t", "e::…"]);
+        assert_eq!(alternatives("{a,b}{c,d}"), ["ac", "ad", "bc", "bd"]);
+    }
+
+    #[test]
+    fn a_name_is_looked_for_as_a_word() {
+        assert!(has_word("fn it_boots() {", "it_boots"));
+        assert!(!has_word("fn it_boots_twice() {", "it_boots"));
+        assert_eq!(last("boot::an_owner_…"), "…");
+    }
+}
