@@ -5,7 +5,6 @@
 //! to HTTP/2 is compiled again for each way. [`Connector`] is one type for all
 //! of them, so the node has that code once.
 
-use std::fmt;
 use std::future::Future;
 use std::io;
 use std::task::{Context, Poll};
@@ -50,12 +49,6 @@ impl Connector {
     /// A channel that is connected.
     pub(crate) async fn connect(self, endpoint: &Endpoint) -> Result<Channel, Error> {
         endpoint.connect_with_connector(self).await
-    }
-}
-
-impl fmt::Debug for Connector {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Connector")
     }
 }
 

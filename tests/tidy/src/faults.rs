@@ -4,6 +4,8 @@
 //! shell, and `…` stands for several tests, which are not looked for. A test counts as there if its name stands as a word
 //! in the suite's file, or in a source file of the crate: macros make tests, too.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -19,9 +21,9 @@ pub(super) fn are_tested_as_stated(
     metadata: &Metadata,
     wrong: &mut Vec<String>,
 ) -> Result<()> {
-    let read = |path: &Path| fs::read_to_string(path).with_context(|| path.display().to_string());
-    let table = read(&root.join(TABLE))?;
-    let crates: Vec<(&str, &Path)> = metadata
+    let path = root.join(TABLE);
+    let table = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    let crates: BTreeMap<&str, &Path> = metadata
         .ours()
         .filter_map(|package| {
             let name = package.name.strip_prefix("hearth-")?;
@@ -29,36 +31,40 @@ pub(super) fn are_tested_as_stated(
             Some((name, folder))
         })
         .collect();
+    let mut sources: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for name in named(&table) {
         let (first, test) = (first(&name), last(&name));
-        let suite = Path::new("tests/tests").join(format!("{first}.rs"));
-        let folder = crates.iter().find(|(name, _)| *name == first);
-        let is_its = |path: &&PathBuf| match folder {
-            _ if **path == suite => true,
-            Some((_, folder)) => {
-                path.starts_with(folder) && path.extension() == Some("rs".as_ref())
+        let texts = match sources.entry(first.to_owned()) {
+            Entry::Occupied(read) => read.into_mut(),
+            Entry::Vacant(unread) => {
+                let texts = texts(root, files, first, crates.get(first).copied())?;
+                unread.insert(texts)
             }
-            None => false,
         };
-        let mut texts = files
-            .iter()
-            .filter(is_its)
-            .map(|path| read(&root.join(path)));
-        let mut is_there = false;
-        let mut any = false;
-        for text in &mut texts {
-            any = true;
-            is_there |= has_word(&text?, test);
-        }
-        if !any {
+        if texts.is_empty() {
             wrong.push(format!(
                 "{TABLE}: {name}: {first} is neither a suite nor a crate"
             ));
-        } else if !is_there && test != "…" {
+        } else if test != "…" && !texts.iter().any(|text| has_word(text, test)) {
             wrong.push(format!("{TABLE}: {name}: no such test"));
         }
     }
     Ok(())
+}
+
+/// The sources of the suite of this name and of the crate, if there is one, in this folder.
+fn texts(root: &Path, files: &[PathBuf], name: &str, folder: Option<&Path>) -> Result<Vec<String>> {
+    let suite = Path::new("tests/tests").join(format!("{name}.rs"));
+    let of_crate = |path: &Path| {
+        folder.is_some_and(|folder| path.starts_with(folder))
+            && path.extension() == Some("rs".as_ref())
+    };
+    files
+        .iter()
+        .filter(|path| **path == suite || of_crate(path))
+        .map(|path| root.join(path))
+        .map(|path| fs::read_to_string(&path).with_context(|| path.display().to_string()))
+        .collect()
 }
 
 /// The names of tests in the table's rows.
