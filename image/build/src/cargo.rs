@@ -91,10 +91,7 @@ pub fn command() -> Cmd {
 }
 
 fn told_of_no_package(program: OsString) -> Cmd {
-    env::vars_os()
-        .filter_map(|(name, _)| name.into_string().ok())
-        .filter(|name| describes_a_package(name))
-        .fold(Cmd::new(program), |cmd, name| cmd.env_remove(&name))
+    Cmd::new(program).env_remove_if(describes_a_package)
 }
 
 fn program() -> OsString {

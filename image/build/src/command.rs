@@ -110,6 +110,16 @@ impl Cmd {
         self
     }
 
+    /// Removes the environment variables of which this holds and which would otherwise be inherited.
+    pub fn env_remove_if(mut self, is_unwanted: impl Fn(&str) -> bool) -> Cmd {
+        for (name, _) in std::env::vars_os() {
+            if is_unwanted(&name.to_string_lossy()) {
+                self.command.env_remove(name);
+            }
+        }
+        self
+    }
+
     /// Sets the working directory.
     pub fn dir(mut self, dir: impl AsRef<Path>) -> Cmd {
         self.command.current_dir(dir);
