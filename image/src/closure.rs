@@ -1,9 +1,9 @@
-//! The shared libraries that a program needs, found as the program's loader will find them.
+//! The shared libraries that a program needs, resolved as the program's loader resolves them.
 //!
-//! There is no `ld.so.cache` in the image, so what matters is the loader's search without one: the object's run path,
-//! then the loader's built-in directories, those of Debian's. A library found here in a directory goes into the same
-//! directory of the image, so that what is found at build time is found at run time. Running `ldd` instead would execute
-//! the program, and would answer by the build host's cache.
+//! The image has no `ld.so.cache`, so what matters is the loader's search without one: the object's run path, then the
+//! loader's built-in directories, which are Debian's. A library found in a directory here goes into the same directory
+//! of the image, so build time and run time resolve alike. Running `ldd` instead would execute the program, and would
+//! use the build host's cache.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -12,7 +12,7 @@ use std::path::{Component, Path, PathBuf};
 use goblin::elf::Elf;
 use goblin::elf::header::{EM_X86_64, ET_DYN, ET_EXEC};
 
-/// Where Debian's loader for x86-64 looks of itself.
+/// The built-in search path of Debian's loader for x86-64.
 const BUILT_IN: [&str; 4] = [
     "/lib/x86_64-linux-gnu",
     "/usr/lib/x86_64-linux-gnu",
@@ -26,25 +26,25 @@ pub enum ClosureError {
     /// A file could not be read.
     #[error("cannot read {}", path.display())]
     Read {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why.
+        /// The underlying I/O error.
         source: io::Error,
     },
-    /// A file is not what it must be.
-    #[error("{} is no program or library for x86-64 Linux: {reason}", path.display())]
+    /// A file is not a usable ELF object.
+    #[error("{} is not a program or library for x86-64 Linux: {reason}", path.display())]
     NotElf {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong with the file.
         reason: String,
     },
-    /// A library is nowhere to be found.
+    /// A library is in none of the searched directories.
     #[error("{} needs {library}, which is in none of {}", needed_by.display(), searched.join(", "))]
     NotFound {
-        /// Its name.
+        /// Name of the library.
         library: String,
-        /// Who asks for it.
+        /// Path of the object that needs it.
         needed_by: PathBuf,
         /// The directories that were searched.
         searched: Vec<String>,
@@ -54,27 +54,27 @@ pub enum ClosureError {
     Conflict {
         /// The path in the image.
         target: String,
-        /// One file.
+        /// Source path of one file.
         first: PathBuf,
-        /// The other.
+        /// Source path of the other.
         second: PathBuf,
     },
 }
 
-/// A file read for the image.
+/// A file to be put into the image.
 #[derive(Debug)]
 pub struct Object {
-    /// Where it was found.
+    /// Its path on the build host.
     pub source: PathBuf,
-    /// Its bytes.
+    /// Its content.
     pub bytes: Vec<u8>,
 }
 
-/// The program at `source`, to be put at `target` (absolute) in the image, and all that its loader will look for:
-/// interpreter and libraries, by path in the image. A static program is a closure of one.
+/// The program at `source`, which will be `target` (absolute) in the image, and everything that its loader will load:
+/// interpreter and libraries, by path in the image. For a static program that is the program alone.
 pub fn closure(source: &Path, target: &str) -> Result<BTreeMap<String, Object>, ClosureError> {
     let mut found: BTreeMap<String, Object> = BTreeMap::new();
-    // The loader is loaded before it looks for anything, so a library that asks for it by name has it already.
+    // The loader is already loaded when it searches, so it satisfies a library that needs it by name.
     let mut loader = String::new();
     let mut open = vec![(source.to_owned(), target.to_owned())];
     while let Some((source, target)) = open.pop() {
@@ -102,7 +102,7 @@ pub fn closure(source: &Path, target: &str) -> Result<BTreeMap<String, Object>, 
     Ok(found)
 }
 
-/// What one object asks for: pairs of path here and path in the image.
+/// The files that one object needs: pairs of source path and path in the image.
 fn needs(
     source: &Path,
     target: &str,
@@ -116,7 +116,7 @@ fn needs(
     let here = directory(source);
     let there = directory(Path::new(target));
     let mut directories: Vec<(PathBuf, PathBuf)> = Vec::new();
-    // As the loader has it: the old DT_RPATH counts only where there is no DT_RUNPATH.
+    // The loader, too, ignores the old DT_RPATH if there is a DT_RUNPATH.
     let run_paths = if elf.runpaths.is_empty() {
         &elf.rpaths
     } else {
@@ -168,15 +168,18 @@ fn parse<'a>(path: &Path, bytes: &'a [u8]) -> Result<Elf<'a>, ClosureError> {
     };
     let elf = Elf::parse(bytes).map_err(|e| wrong(e.to_string()))?;
     if !elf.is_64 || elf.header.e_machine != EM_X86_64 {
-        return Err(wrong(format!("it is for machine {}", elf.header.e_machine)));
+        return Err(wrong(format!(
+            "its machine type is {}",
+            elf.header.e_machine
+        )));
     }
     if !matches!(elf.header.e_type, ET_EXEC | ET_DYN) {
-        return Err(wrong("it is neither linked nor a library".into()));
+        return Err(wrong("it is neither a linked program nor a library".into()));
     }
     Ok(elf)
 }
 
-/// The loader passes over files of another architecture, and so does this.
+/// The loader skips files of another architecture, and so does this.
 fn usable(path: &Path) -> bool {
     use std::io::Read;
     let mut header = [0; 20];
@@ -194,7 +197,7 @@ fn directory(path: &Path) -> PathBuf {
     path.parent().unwrap_or(Path::new("/")).to_owned()
 }
 
-/// Absolute, without `.` and `..`: what the image's paths look like.
+/// Makes a path absolute, without `.` and `..`, as paths in the image are.
 fn normal(path: &Path) -> String {
     let mut parts: Vec<String> = Vec::new();
     for component in path.components() {

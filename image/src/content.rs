@@ -1,25 +1,25 @@
-//! The bytes of a file that goes into an image: in memory, or in a file that is copied when the image is written.
+//! The content of a file that goes into an image: in memory, or in a file that is copied when the image is written.
 
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-/// A file's content. Big ones stay on disk and are copied by the kernel.
+/// A file's content. Large content stays on disk and is copied by the kernel.
 #[derive(Debug, Clone)]
 pub enum Content {
     /// Held in memory.
     Bytes(Vec<u8>),
-    /// To be copied from the file at `path`, which held `length` bytes when it was looked at.
+    /// To be copied from the file at `path`, which had `length` bytes when this was created.
     File {
-        /// Where the bytes are.
+        /// Path of the file.
         path: PathBuf,
-        /// How many they are; another number at the time of copying is an error.
+        /// Length in bytes; a different length at the time of copying is an error.
         length: u64,
     },
 }
 
 impl Content {
-    /// Refers to the file at `path`, which must be a regular one.
+    /// Refers to the file at `path`, which must be a regular file.
     pub fn of_file(path: &Path) -> io::Result<Content> {
         let metadata = std::fs::metadata(path)?;
         if !metadata.is_file() {
@@ -42,24 +42,24 @@ impl Content {
         }
     }
 
-    /// Writes all of it to `out`. Between two files the kernel copies (`copy_file_range`).
+    /// Writes all of it to `out`. A copy between two files is done by the kernel (`copy_file_range`).
     pub(crate) fn copy_to<W: Write>(&self, out: &mut W) -> io::Result<()> {
         match self {
             Content::Bytes(bytes) => out.write_all(bytes),
             Content::File { path, length } => {
                 let changed = |found| {
                     io::Error::other(format!(
-                        "{} changed while it was copied: {length} bytes expected, {found}",
+                        "{} changed while it was copied: expected {length} bytes, got {found}",
                         path.display()
                     ))
                 };
                 let mut source = File::open(path)?.take(*length);
                 let copied = io::copy(&mut source, out)?;
                 if copied != *length {
-                    return Err(changed(format!("{copied} found")));
+                    return Err(changed(format!("{copied}")));
                 }
                 if source.into_inner().read(&mut [0])? != 0 {
-                    return Err(changed("more found".into()));
+                    return Err(changed("more".into()));
                 }
                 Ok(())
             }

@@ -1,9 +1,9 @@
-//! Disk images: partitions in a GPT, sparse.
+//! Disk images: partitions in a GPT, written sparsely.
 //!
-//! Partitions lie one behind the other from 1 MiB on, in whole MiB, and 1 MiB is left behind the last one for the backup
-//! table. Only what is not zero is written, so an image takes as much of the host's disk as it has content. All GUIDs
-//! and volume ids come of a seed that the caller makes of the content: the same content gives the same image, and two
-//! different images in one machine can be told apart.
+//! Partitions follow each other from 1 MiB on, in whole MiB; 1 MiB after the last one is left for the backup table.
+//! Only data that is not zero is written, so an image takes as much of the host's disk as it has content. All GUIDs and
+//! volume IDs are derived from a seed that the caller makes of the content: the same content gives the same image, and
+//! two different images in one machine can be told apart.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,9 +19,9 @@ use crate::output::{Output, OutputError};
 
 /// Why an image could not be written. Sizes are bytes.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // The messages say it.
+#[allow(missing_docs)] // Documented by the messages.
 pub enum DiskError {
-    #[error("partition {label}: its size is {size}, a multiple of 1 MiB is wanted")]
+    #[error("partition {label}: expected a size that is a multiple of 1 MiB, got {size}")]
     PartitionSize { label: String, size: u64 },
     #[error("partition label {label:?} is not 1 to 36 UTF-16 units long")]
     PartitionLabel { label: String },
@@ -31,9 +31,9 @@ pub enum DiskError {
         size: u64,
         length: u64,
     },
-    #[error("{0} partitions are more than the 128 of a GPT")]
+    #[error("{0} partitions exceed the GPT's limit of 128")]
     TooManyPartitions(usize),
-    #[error("partition {label}: its file system cannot be planned")]
+    #[error("partition {label}: cannot lay out its file system")]
     Fat { label: String, source: FatError },
     #[error("cannot write the {part}")]
     Write { part: String, source: io::Error },
@@ -48,12 +48,12 @@ pub enum DiskError {
 const MIB: u64 = 1 << 20;
 const SECTOR: u64 = 512;
 
-/// From which GUIDs and volume ids are derived; a hash of the content, say.
+/// The seed of GUIDs and volume IDs; a hash of the content, say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seed(pub [u8; 32]);
 
 impl Seed {
-    /// A seed from the content's parts.
+    /// A seed made of the content's parts.
     pub fn of(parts: &[&[u8]]) -> Seed {
         let mut context = ring::digest::Context::new(&ring::digest::SHA256);
         for part in parts {
@@ -76,7 +76,7 @@ impl Seed {
     pub(crate) fn guid(&self, purpose: &str) -> Uuid {
         let mut bytes = [0; 16];
         bytes.copy_from_slice(&self.derive(purpose)[..16]);
-        // Version 8, "made in a way of one's own".
+        // Version 8: custom.
         uuid::Builder::from_custom_bytes(bytes).into_uuid()
     }
 
@@ -89,29 +89,29 @@ impl Seed {
 /// A disk to be written.
 #[derive(Debug, Clone)]
 pub struct Disk {
-    /// For GUIDs and volume ids.
+    /// Seed of GUIDs and volume IDs.
     pub seed: Seed,
-    /// In the order they lie on the disk.
+    /// In their order on the disk.
     pub partitions: Vec<Partition>,
 }
 
 /// One partition.
 #[derive(Debug, Clone)]
 pub struct Partition {
-    /// Its name in the table.
+    /// Its name in the partition table.
     pub label: String,
-    /// What it is for.
+    /// Its type.
     pub type_guid: Uuid,
-    /// Bytes, a multiple of 1 MiB.
+    /// Size in bytes, a multiple of 1 MiB.
     pub size: u64,
-    /// What it holds.
+    /// Its content.
     pub content: PartitionContent,
 }
 
-/// What a partition holds.
+/// The content of a partition.
 #[derive(Debug, Clone)]
 pub enum PartitionContent {
-    /// Nothing: all zero.
+    /// All zero.
     Blank,
     /// A FAT32 file system.
     Fat32 {
@@ -119,10 +119,10 @@ pub enum PartitionContent {
         label: VolumeLabel,
         /// Files by path.
         files: BTreeMap<String, Content>,
-        /// Bytes to stay free.
+        /// Bytes that must stay free.
         reserve: u64,
     },
-    /// These bytes at its beginning, zeros behind them.
+    /// These bytes, followed by zeros.
     Bytes(Content),
 }
 
@@ -132,7 +132,7 @@ impl Disk {
         2 * MIB + self.partitions.iter().map(|p| p.size).sum::<u64>()
     }
 
-    /// Writes the image to `destination`, which appears, or is replaced, when it is whole.
+    /// Writes the image to `destination`, which appears, or is replaced, when the image is complete.
     pub fn write(&self, destination: &Path) -> Result<(), DiskError> {
         let mut output = Output::create(destination)?;
         self.write_into(output.file())?;
@@ -201,7 +201,7 @@ impl Disk {
     }
 
     fn write_tables(&self, file: &mut File) -> Result<(), DiskError> {
-        // All sectors but the first; more than the field can say is said by its largest number.
+        // All sectors but the first; the field's largest number also means any larger one.
         let protected = u32::try_from(self.size() / SECTOR - 1).unwrap_or(u32::MAX);
         ProtectiveMBR::with_lb_size(protected).overwrite_lba0(file)?;
         file.rewind().map_err(|source| DiskError::Write {
@@ -249,7 +249,7 @@ impl Partition {
         };
         Some(FatSpec {
             size: self.size,
-            // Informative; systems that look at it are not those with an ESP beyond 2 TiB.
+            // Informative; systems that read it do not have an ESP beyond 2 TiB.
             hidden_sectors: u32::try_from(start / SECTOR).unwrap_or(0),
             label: label.clone(),
             volume_id: seed.volume_id(&format!("volume {number}")),

@@ -1,9 +1,9 @@
-//! The initramfs: a tree of files as a `newc` archive under zstd.
+//! The initramfs: a tree of files as a `newc` archive, compressed with zstd.
 //!
 //! The same tree gives the same bytes: entries are sorted, numbered from 1, owned by root and dated 1970. Parent
-//! directories come of themselves, before what they hold. The archive starts with `/dev/console` and `/dev/null`: the
-//! kernel opens the first one for init before anything is mounted, and a program that is started with a closed standard
-//! descriptor is a well of odd faults.
+//! directories are created implicitly, before their entries. The archive starts with `/dev/console` and `/dev/null`:
+//! the kernel opens the former for init before anything is mounted, and a program that starts with closed standard
+//! descriptors can fail in obscure ways.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -18,15 +18,15 @@ const LEVEL: i32 = 3;
 
 /// Why an initramfs could not be made.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // The messages say it.
+#[allow(missing_docs)] // Documented by the messages.
 pub enum InitramfsError {
-    #[error("{path:?} is no path for an initramfs: {reason}")]
+    #[error("invalid initramfs path {path:?}: {reason}")]
     Path { path: String, reason: &'static str },
-    #[error("{0} would be in the initramfs twice, with different content")]
+    #[error("{0} was added to the initramfs twice, with different content")]
     Conflict(String),
-    #[error("{0} is 4 GiB or more, which the archive's format cannot hold")]
+    #[error("{0} is 4 GiB or more, which exceeds the limit of the cpio format")]
     TooLarge(String),
-    #[error("cannot collect what {path} needs")]
+    #[error("cannot collect the libraries of {path}")]
     Program { path: String, source: ClosureError },
     #[error("cannot compress the initramfs")]
     Compress(#[source] io::Error),
@@ -40,7 +40,7 @@ enum Node {
     Device { mode: u32, major: u32, minor: u32 },
 }
 
-/// Files by absolute path, as the running system will see them.
+/// Files by absolute path in the running system.
 #[derive(Debug, Clone)]
 pub struct Tree {
     nodes: BTreeMap<String, Node>,
@@ -66,12 +66,12 @@ impl Tree {
         }
     }
 
-    /// Adds an empty directory, mode 0755. It may be there already.
+    /// Adds an empty directory, mode 0755. Not an error if it exists.
     pub fn directory(&mut self, path: &str) -> Result<(), InitramfsError> {
         self.insert(path, Node::Directory)
     }
 
-    /// Adds a file; `mode` is its permission bits. The same file once more is no error.
+    /// Adds a file; `mode` is its permission bits. Adding the same file twice is not an error.
     pub fn file(&mut self, path: &str, mode: u32, bytes: Vec<u8>) -> Result<(), InitramfsError> {
         self.insert(
             path,
@@ -92,7 +92,8 @@ impl Tree {
         )
     }
 
-    /// Adds the program at `source` as `path`, with its interpreter and shared libraries, each where the loader looks.
+    /// Adds the program at `source` as `path`, with its interpreter and shared libraries at the paths that the loader
+    /// searches.
     pub fn program(&mut self, source: &Path, path: &str) -> Result<(), InitramfsError> {
         let objects = closure::closure(source, path).map_err(|source| InitramfsError::Program {
             path: path.to_owned(),
@@ -104,7 +105,7 @@ impl Tree {
         Ok(())
     }
 
-    /// The paths in the tree and the sizes of the files among them, sorted.
+    /// The paths in the tree, sorted, with the sizes of files.
     pub fn files(&self) -> impl Iterator<Item = (&str, u64)> {
         self.nodes.iter().filter_map(|(path, node)| match node {
             Node::File { bytes, .. } => Some((path.as_str(), bytes.len() as u64)),
@@ -131,9 +132,9 @@ impl Tree {
         {
             return refused("it has an empty, \".\" or \"..\" part");
         }
-        // What the archive's format ends with.
+        // The entry that ends an archive.
         if relative == "TRAILER!!!" {
-            return refused("it is the archive's end mark");
+            return refused("it is the end marker of cpio archives");
         }
         if let Node::File { bytes, .. } = &node
             && u32::try_from(bytes.len()).is_err()
@@ -167,9 +168,9 @@ impl Tree {
             .map(|(path, size)| size as usize + path.len() + 256)
             .sum();
         let mut archive = Vec::with_capacity(size + 4096);
-        // A directory sorts before what it holds, so the kernel finds each parent made.
+        // A directory sorts before its entries, so the kernel creates each parent first.
         for (index, (path, node)) in self.nodes.iter().enumerate() {
-            // Infallible: the sizes were checked when the files came in, and a Vec takes every write.
+            // Infallible: the sizes were checked when the files were added, and writing to a Vec cannot fail.
             archive = write_node(archive, index as u32 + 1, path, node)
                 .expect("writing to memory does not fail");
         }

@@ -1,14 +1,14 @@
-//! Looks at a Linux kernel before it is built into an image: a wrong file is better refused here than by a firmware
-//! that falls through to its shell.
+//! Checks a Linux kernel before it is built into an image: otherwise a wrong file only shows when the firmware falls
+//! back to its shell.
 
 /// Why a file is not a kernel that this image can boot.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum KernelError {
-    /// No boot header where x86 kernels have it.
+    /// There is no boot header at the offset of x86 kernels.
     #[error("not an x86 bzImage: {0}")]
     NotBzImage(&'static str),
-    /// The kernel was configured without what UEFI needs.
-    #[error("the kernel cannot be started by 64-bit UEFI: it lacks {0}")]
+    /// The kernel was configured without an option that UEFI needs.
+    #[error("64-bit UEFI cannot start the kernel: it lacks {0}")]
     NoEfiStub(&'static str),
 }
 
@@ -16,7 +16,7 @@ pub enum KernelError {
 const KERNEL_64: u16 = 1;
 const EFI_HANDOVER_64: u16 = 1 << 3;
 
-/// Checks that `image` is a 64-bit bzImage with the EFI stub, and returns what it calls itself ("6.12.1 (…) #1 …").
+/// Checks that `image` is a 64-bit bzImage with the EFI stub, and returns its version string ("6.12.1 (…) #1 …").
 pub fn check(image: &[u8]) -> Result<String, KernelError> {
     let word = |offset: usize| -> Option<u16> {
         Some(u16::from_le_bytes([
@@ -29,7 +29,7 @@ pub fn check(image: &[u8]) -> Result<String, KernelError> {
             "no boot header (\"HdrS\") at offset 0x202",
         ));
     }
-    // Protocol 2.12 brought xloadflags.
+    // Protocol 2.12 introduced xloadflags.
     if word(0x206).is_none_or(|version| version < 0x20c) {
         return Err(KernelError::NotBzImage(
             "its boot protocol is older than 2.12",
@@ -78,21 +78,21 @@ mod tests {
     fn says_what_is_wrong() {
         assert_eq!(check(&bzimage()), Ok("6.12.9 ".into()));
         assert!(matches!(check(b"\x7fELF"), Err(KernelError::NotBzImage(_))));
-        let spoilt = |offset: usize, value: u8| {
+        let corrupt = |offset: usize, value: u8| {
             let mut image = bzimage();
             image[offset] = value;
             check(&image)
         };
-        assert!(matches!(spoilt(0, 0), Err(KernelError::NoEfiStub(m)) if m.contains("EFI_STUB")));
+        assert!(matches!(corrupt(0, 0), Err(KernelError::NoEfiStub(m)) if m.contains("EFI_STUB")));
         assert!(
-            matches!(spoilt(0x236, 1), Err(KernelError::NoEfiStub(m)) if m.contains("HANDOVER"))
+            matches!(corrupt(0x236, 1), Err(KernelError::NoEfiStub(m)) if m.contains("HANDOVER"))
         );
         assert!(
-            matches!(spoilt(0x236, 8), Err(KernelError::NotBzImage(m)) if m.contains("32-bit"))
+            matches!(corrupt(0x236, 8), Err(KernelError::NotBzImage(m)) if m.contains("32-bit"))
         );
-        assert!(matches!(spoilt(0x207, 1), Err(KernelError::NotBzImage(m)) if m.contains("2.12")));
+        assert!(matches!(corrupt(0x207, 1), Err(KernelError::NotBzImage(m)) if m.contains("2.12")));
         assert!(
-            matches!(spoilt(0x20f, 0xff), Err(KernelError::NotBzImage(m)) if m.contains("version"))
+            matches!(corrupt(0x20f, 0xff), Err(KernelError::NotBzImage(m)) if m.contains("version"))
         );
     }
 

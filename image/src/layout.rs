@@ -1,13 +1,13 @@
-//! The disk that a node boots from: which partitions it has, and by what the node finds them.
+//! The disk that a node boots from: its partitions, and the labels and types that the node finds them by.
 //!
 //! ```text
 //! HEARTH-ESP        FAT32: the unified kernel image, perhaps parameters; room for a second image
 //! HEARTH-EXT-NAME   one for each extension, sealed
-//! HEARTH-DATA       blank; last, since the node lets it grow to the disk's end
+//! HEARTH-DATA       blank; last, because the node grows it to the disk's end
 //! ```
 //!
-//! The node holds the same names and types (`hearth_api::names`), and neither side knows the other: both can be built
-//! without it. A test of `xtask`, which knows both, compares them.
+//! The node defines the same names and types (`hearth_api::names`); neither side depends on the other, so each can be
+//! built alone. A test of `xtask`, which depends on both, compares them.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -22,50 +22,50 @@ use crate::uki::BOOT_PATH;
 
 const MIB: u64 = 1 << 20;
 
-/// Two UKIs and room to grow. Small enough for 1-KiB clusters.
+/// Two UKIs and space to grow. Small enough for 1-KiB clusters.
 pub const ESP_SIZE: u64 = 128 * MIB;
 /// Label of the EFI system partition.
 pub const ESP_LABEL: &str = "HEARTH-ESP";
-/// UEFI's type of it.
+/// UEFI's type GUID of it.
 pub const ESP_TYPE: Uuid = uuid!("c12a7328-f81f-11d2-ba4b-00a0c93ec93b");
-/// Where parameters of the node lie on it.
+/// Path of the node's parameters on it.
 pub const PARAMETERS: &str = "hearth/parameters.pb";
 
-/// What mkfs.xfs wants at least, and etcd's first files. The node grows it to the disk's end at the first boot.
+/// The minimum of mkfs.xfs plus etcd's first files. The node grows it to the disk's end at the first boot.
 pub const DATA_SIZE: u64 = 512 * MIB;
 /// Label of the data partition.
 pub const DATA_LABEL: &str = "HEARTH-DATA";
-/// Its type, Hearth's own.
+/// Its type GUID, specific to Hearth.
 pub const DATA_TYPE: Uuid = uuid!("6c5ab0f2-3d0e-4b5f-9d1c-68656172746a");
 
-/// Type of an extension's partition.
+/// Type GUID of an extension's partition.
 pub const EXTENSION_TYPE: Uuid = uuid!("6c5ab0f2-3d0e-4b5f-9d1c-686561727478");
 
 /// Why the disk could not be laid out.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // The messages say it.
+#[allow(missing_docs)] // Documented by the messages.
 pub enum LayoutError {
     #[error("cannot read {}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    #[error("cannot use {}", path.display())]
+    #[error("cannot add {} to the disk", path.display())]
     Unusable { path: PathBuf, source: io::Error },
     #[error(transparent)]
     Disk(#[from] DiskError),
 }
 
-/// An extension that is sealed.
+/// A sealed extension.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Extension {
     /// Label of its partition.
     pub label: String,
-    /// The partition's bytes.
+    /// Path of the file with the partition's bytes.
     pub file: PathBuf,
-    /// The word of the kernel's command line that admits it.
+    /// The kernel command line argument that admits it.
     pub word: String,
 }
 
 impl Extension {
-    /// Its partition, in whole MiB.
+    /// Its partition, rounded up to whole MiB.
     fn partition(&self) -> Result<Partition, LayoutError> {
         let content = content(&self.file)?;
         Ok(Partition {
@@ -77,7 +77,7 @@ impl Extension {
     }
 }
 
-/// The disk with the UKI at `uki`; its seed is made of the content, of which the extensions' hashes are in the UKI.
+/// The disk with the UKI at `uki`. Its seed is made of the content; the UKI contains the extensions' hashes.
 pub fn disk_of(
     uki: &Path,
     parameters: Option<&[u8]>,
@@ -124,8 +124,8 @@ fn content(path: &Path) -> Result<Content, LayoutError> {
     })
 }
 
-/// An EFI system partition that starts `uki`, with `files` beside it by their paths, and room for a second UKI of the
-/// same size and some growth: an update writes the new one before the old one goes.
+/// An EFI system partition that starts `uki`, with `files` by their paths, and space for a second UKI of the same size
+/// and some growth: an update writes the new one before it removes the old one.
 pub fn esp_partition(
     label: &str,
     type_guid: Uuid,

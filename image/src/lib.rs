@@ -1,13 +1,14 @@
-//! Builds bootable disk images without privileges: programs and files to an initramfs ([`initramfs`]), that and a kernel
-//! to a unified kernel image ([`uki`]), that to a disk with an EFI system partition and a blank data partition
-//! ([`disk`], [`fat`]). Larger things ride along in partitions of their own, read-only and sealed by one hash ([`sealed`],
-//! of [`erofs`] and [`verity`]).
+//! Builds bootable disk images without privileges: programs and files become an initramfs ([`initramfs`]), which with a
+//! kernel becomes a unified kernel image ([`uki`]), which becomes a disk with an EFI system partition and a blank data
+//! partition ([`disk`], [`fat`]). Larger content goes into partitions of its own, read-only and sealed by one hash
+//! ([`sealed`], made of [`erofs`] and [`verity`]).
 //!
-//! Of Hearth it knows what its images look like from outside: the partitions ([`layout`]), what an image says of itself
-//! ([`os_release`]), and the order in which all of it comes about ([`recipe`]). Everything below these three takes any
-//! names, types and sizes, and any static or dynamic x86-64 program can be the init. Invariants: the same input gives the same bytes, on any machine, in any directory, whatever the
-//! environment says; nothing is mounted, no loop device and no other program is used; an output file is
-//! whole or absent ([`output`]). Other forms of an image than the raw one are for the caller to convert to.
+//! Three modules are specific to Hearth's images: the partitions ([`layout`]), the description of an image
+//! ([`os_release`]), and the build steps in their order ([`recipe`]). Everything below these three accepts any names,
+//! types and sizes, and any static or dynamic x86-64 program as init. Invariants: the same input gives the same bytes,
+//! on any machine, in any directory, in any environment; nothing is mounted, and no loop device or other program is
+//! used; an output file is complete or absent ([`output`]). Converting the raw image to other formats is up to the
+//! caller.
 
 pub mod closure;
 pub mod content;
@@ -35,7 +36,7 @@ pub use uuid::Uuid;
 
 /// Why an image could not be built: the step, with its cause.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // The messages say it.
+#[allow(missing_docs)] // Documented by the messages.
 pub enum Error {
     #[error("cannot read the {what} {}", path.display())]
     Read {
@@ -51,7 +52,7 @@ pub enum Error {
     Disk(#[from] disk::DiskError),
 }
 
-/// What boots: kernel and user space.
+/// The kernel and user space to boot.
 #[derive(Debug, Clone)]
 pub struct System {
     /// bzImage with an EFI stub.
@@ -60,9 +61,9 @@ pub struct System {
     pub stub: PathBuf,
     /// The program that is PID 1; `/init` in the initramfs.
     pub init: PathBuf,
-    /// More programs: path here, path in the initramfs. Libraries come along.
+    /// Further programs: source path, path in the initramfs. Their libraries are added.
     pub programs: Vec<(PathBuf, String)>,
-    /// More files by their path in the initramfs, mode 0644.
+    /// Further files by their path in the initramfs, mode 0644.
     pub files: BTreeMap<String, Vec<u8>>,
     /// The kernel's command line.
     pub command_line: CommandLine,
@@ -70,12 +71,12 @@ pub struct System {
     pub os_release: String,
 }
 
-/// What a [`System`] is assembled to.
+/// The parts assembled from a [`System`].
 #[derive(Debug, Clone)]
 pub struct Assembled {
-    /// The kernel as it was read.
+    /// The kernel, unchanged.
     pub kernel: Vec<u8>,
-    /// cpio under zstd.
+    /// cpio archive under zstd.
     pub initramfs: Vec<u8>,
     /// The unified kernel image, for [`uki::BOOT_PATH`].
     pub uki: Vec<u8>,
@@ -84,7 +85,7 @@ pub struct Assembled {
 }
 
 impl System {
-    /// Reads all the parts and puts them together.
+    /// Reads all parts and puts them together.
     pub fn assemble(&self) -> Result<Assembled, Error> {
         let read = |what, path: &Path| {
             std::fs::read(path).map_err(|source| Error::Read {
@@ -117,7 +118,7 @@ impl System {
         })
     }
 
-    /// The initramfs' files.
+    /// The files of the initramfs.
     pub fn tree(&self) -> Result<Tree, initramfs::InitramfsError> {
         let mut tree = Tree::new();
         tree.program(&self.init, "/init")?;

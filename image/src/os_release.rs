@@ -1,29 +1,29 @@
-//! os-release: what an image says of itself, to the firmware's tools through the UKI and to the node in `/etc`.
+//! os-release: the description of an image, for the firmware's tools in the UKI and for the node in `/etc`.
 
-/// What a node's image says.
+/// The description of a node's image.
 #[derive(Debug, Clone)]
 pub struct NodeRelease<'a> {
-    /// Hearth's own.
+    /// Hearth's version.
     pub version: &'a str,
-    /// What kind of image it is where it is not the one for users ("debug").
+    /// Variant of the image, for all but the standard one ("debug").
     pub variant: Option<&'a str>,
-    /// Of the source, where that is known.
+    /// Revision of the source, if known.
     pub revision: Option<&'a str>,
-    /// Of the source, in Unix seconds. No clock before it is right, so it is the node's first guess of the time. The source's
-    /// time and not the build's: the same source gives the same image.
+    /// Time of the source, in Unix seconds. A correct clock is never before it, so it is the node's first estimate of
+    /// the time. The source's time and not the build's: the same source gives the same image.
     pub source_time: u64,
     /// Its kernel.
     pub kernel: KernelRelease<'a>,
-    /// Programs that ride along: the field for the version of each, and the version.
+    /// Bundled programs: the field for the version of each, and the version.
     pub programs: Vec<(&'static str, String)>,
 }
 
-/// What is said of a kernel.
+/// The description of a kernel.
 #[derive(Debug, Clone, Copy)]
 pub struct KernelRelease<'a> {
-    /// Its own version.
+    /// Version of the kernel.
     pub version: &'a str,
-    /// The source package.
+    /// Name and version of the source package.
     pub source: &'a str,
     /// SHA-256 of its configuration, in hex.
     pub config_sha256: &'a str,
@@ -62,14 +62,14 @@ pub fn of_node(release: &NodeRelease<'_>) -> String {
     text(&fields)
 }
 
-/// The text for an image around a program which is not ours.
+/// The text for an image around a program that is not Hearth's.
 pub fn around(program: &str, kernel: &KernelRelease<'_>) -> String {
     let mut fields = vec![("ID", "linux".to_owned()), ("NAME", program.to_owned())];
     fields.extend(kernel.fields());
     text(&fields)
 }
 
-/// Fields as lines for a shell.
+/// Fields as shell assignments.
 fn text(fields: &[(&str, String)]) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-._".contains(c);
     let line = |(name, value): &(&str, String)| {

@@ -1,13 +1,13 @@
-//! Output files that exist whole or not at all.
+//! Output files that are complete or absent.
 //!
-//! A build that is interrupted must leave nothing that looks like an image (a truncated disk boots just far enough to
-//! be puzzling). So the bytes go to a file *without a name* (`O_TMPFILE`) in the destination's directory, which gets its
-//! name when it is complete: whatever ends the build, SIGKILL included, the kernel takes the unnamed file away. The
-//! obvious other way, a named temporary file that a guard removes, leaves hundreds of megabytes behind when the guard
-//! does not run; it is kept for file systems that cannot do the first.
+//! An interrupted build must leave nothing that looks like an image (a truncated disk boots just far enough to be
+//! confusing). So the bytes go to an *unnamed* file (`O_TMPFILE`) in the destination's directory, which gets its name
+//! when it is complete. However the build ends, SIGKILL included, the kernel removes the unnamed file. A named
+//! temporary file that a guard removes would leave hundreds of megabytes behind if the guard does not run; it is the
+//! fallback for file systems without `O_TMPFILE`.
 //!
-//! Nothing is synced to the disk: an image is a build product, as easily made again as an object file, and a sync costs
-//! more than the whole assembly.
+//! Nothing is synced to the disk: an image is a build product that can be rebuilt like an object file, and a sync takes
+//! longer than the whole assembly.
 
 use std::fs::File;
 use std::io;
@@ -20,11 +20,11 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags};
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {step} {}", path.display())]
 pub struct OutputError {
-    /// What was tried.
+    /// The step that failed ("open").
     pub step: &'static str,
-    /// The path it was tried on.
+    /// The path that it failed on.
     pub path: PathBuf,
-    /// What the system said.
+    /// The underlying I/O error.
     pub source: io::Error,
 }
 
@@ -41,7 +41,7 @@ pub struct Output {
 
 impl Output {
     /// Starts an output that will appear at `destination`, whose directory must exist. A destination that exists and is
-    /// anything but a regular file (a disk, say) is refused: publishing would put a file in its place.
+    /// not a regular file (a disk, say) is refused: publishing would replace it by a file.
     pub fn create(destination: &Path) -> Result<Output, OutputError> {
         match std::fs::metadata(destination) {
             Ok(found) if !found.is_file() => {
@@ -53,7 +53,7 @@ impl Output {
                 return Err(OutputError {
                     step: "replace",
                     path: destination.to_owned(),
-                    source: io::Error::other(format!("it is {what}, not a regular file")),
+                    source: io::Error::other(format!("expected a regular file, got {what}")),
                 });
             }
             _ => {}
@@ -66,7 +66,7 @@ impl Output {
             Mode::from_raw_mode(0o666),
         ) {
             Ok(descriptor) => Backing::Unnamed(File::from(descriptor)),
-            // A missing directory or permission fails here too, and says so better.
+            // A missing directory or permission fails here too, with a better error.
             Err(_) => Backing::Named(named_in(directory, destination)?),
         };
         Ok(Output {
@@ -83,7 +83,7 @@ impl Output {
         }
     }
 
-    /// A path by which a child process of this one can open the file.
+    /// A path that a child process of this one can open the file by.
     pub fn reachable_path(&self) -> PathBuf {
         match &self.backing {
             Backing::Unnamed(file) => descriptor_path(file, std::process::id()),
@@ -91,11 +91,11 @@ impl Output {
         }
     }
 
-    /// Gives the file its name, replacing what had it. Every reader sees the old file or the whole new one.
+    /// Gives the file its name, replacing an existing file. Readers see either the old file or the complete new one.
     pub fn publish(self) -> Result<(), OutputError> {
         let destination = self.destination;
         let failed = |source| OutputError {
-            step: "put in place",
+            step: "publish",
             path: destination.clone(),
             source,
         };
@@ -104,7 +104,7 @@ impl Output {
                 file.persist(&destination).map_err(|e| failed(e.error))?;
             }
             Backing::Unnamed(file) => {
-                // A link cannot replace a name, a rename can: link under a name of our own, then rename.
+                // link() cannot replace an existing name, rename() can: link to a temporary name, then rename.
                 let step = destination.with_file_name(format!(
                     ".{}.{}",
                     destination
@@ -116,7 +116,7 @@ impl Output {
                 let own = descriptor_path(&file, std::process::id());
                 let link = || rustix::fs::linkat(CWD, &own, CWD, &step, AtFlags::SYMLINK_FOLLOW);
                 match link() {
-                    // Left by a process of the same number that died between the two calls.
+                    // Left by a process with the same ID that died between the two calls.
                     Err(rustix::io::Errno::EXIST) => {
                         std::fs::remove_file(&step).map_err(failed)?;
                         link().map_err(|e| failed(e.into()))?;
@@ -124,7 +124,7 @@ impl Output {
                     other => other.map_err(|e| failed(e.into()))?,
                 }
                 if let Err(error) = std::fs::rename(&step, &destination) {
-                    // The error that matters is the rename's; a failure here would only add to it.
+                    // The rename's error matters; a failure here would hide it.
                     let _ = std::fs::remove_file(&step);
                     return Err(failed(error));
                 }
@@ -134,7 +134,7 @@ impl Output {
     }
 }
 
-/// Writes `bytes` to `destination`, whole or not at all.
+/// Writes `bytes` to `destination`, completely or not at all.
 pub fn write(destination: &Path, bytes: &[u8]) -> Result<(), OutputError> {
     let mut output = Output::create(destination)?;
     io::Write::write_all(output.file(), bytes).map_err(|source| OutputError {
@@ -145,7 +145,7 @@ pub fn write(destination: &Path, bytes: &[u8]) -> Result<(), OutputError> {
     output.publish()
 }
 
-/// Writes `bytes` unless they are there already: the file keeps its time of change.
+/// Writes `bytes` unless the file has them already, so that its modification time is kept.
 pub fn write_if_changed(destination: &Path, bytes: &[u8]) -> Result<(), OutputError> {
     if std::fs::read(destination).is_ok_and(|old| old == bytes) {
         return Ok(());

@@ -1,39 +1,39 @@
 //! Appends sections to a PE32+ executable.
 //!
-//! A unified kernel image is an EFI stub with a few more sections. All that takes is more rows in the section table,
-//! the data behind the file, and four numbers in the headers; so it is done here rather than by objcopy, which costs a
-//! dependency on the host, wants each section's address computed for it, and puts overlapping sections in without a word.
+//! A unified kernel image is an EFI stub with a few more sections. That takes more rows in the section table, the data
+//! after the file's end, and four numbers in the headers. objcopy would be a dependency on the host, needs each
+//! section's address computed for it, and silently accepts overlapping sections.
 //!
-//! The stub is input from outside, so every number in it is checked before it is used; the sections that it has are not
-//! moved or changed. Nothing is read by offset but through `Bytes`, so no malformed file makes this panic.
+//! The stub is external input, so every number in it is checked before it is used; its own sections are not moved or
+//! changed. All reads by offset go through `Bytes`, so a malformed file cannot cause a panic.
 
 /// Why sections could not be appended. Offsets and sizes are bytes.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[allow(missing_docs)] // The messages say it.
+#[allow(missing_docs)] // Documented by the messages.
 pub enum PeError {
-    #[error("the stub ends at {length} bytes, inside its {part}")]
+    #[error("the stub is truncated at {length} bytes, inside its {part}")]
     Truncated { part: &'static str, length: usize },
-    #[error("the stub is no PE32+ program for x86-64: {field} is {found:#x}, wanted {wanted:#x}")]
+    #[error(
+        "the stub is not a PE32+ program for x86-64: {field}: expected {wanted:#x}, got {found:#x}"
+    )]
     NotX64 {
         field: &'static str,
         found: u64,
         wanted: u64,
     },
-    #[error("the stub's {field} is {found:#x}, which is no power of two from 512 to 65536")]
+    #[error("the stub's {field}: expected a power of two from 512 to 65536, got {found:#x}")]
     Alignment { field: &'static str, found: u32 },
     #[error("the stub's section {name} and {other} overlap")]
     Overlap { name: String, other: String },
-    #[error(
-        "the stub is signed, and more sections would break the signature: an unsigned one is wanted"
-    )]
+    #[error("expected an unsigned stub: adding sections would break its signature")]
     Signed,
-    #[error("the stub's headers have room for {room} more sections, {wanted} are wanted")]
+    #[error("the stub's headers have space for {room} more sections, but {wanted} are needed")]
     NoRoom { room: usize, wanted: usize },
-    #[error("the stub's headers hold something where the new sections' rows would go")]
+    #[error("the stub's headers have data after the section table")]
     RoomInUse,
-    #[error("section name {0:?} is not 1 to 8 ASCII characters")]
+    #[error("section name: expected 1 to 8 ASCII characters, got {0:?}")]
     Name(String),
-    #[error("section {0} would be there twice")]
+    #[error("duplicate section {0}")]
     Duplicate(String),
     #[error("section {0} is empty")]
     Empty(String),
@@ -44,22 +44,22 @@ pub enum PeError {
 /// A section to append: read-only initialised data.
 #[derive(Debug, Clone, Copy)]
 pub struct Section<'a> {
-    /// Name with its dot, at most 8 bytes.
+    /// Name including its dot, at most 8 bytes.
     pub name: &'a str,
     /// Content; not empty.
     pub data: &'a [u8],
 }
 
 const ROW: usize = 40;
-/// New sections start at pages, whatever smaller alignment the stub is content with: what they hold is mapped or handed
-/// on as a whole.
+/// New sections start at pages even if the stub has a smaller alignment: their content is mapped or passed on as a
+/// whole.
 const PAGE: u32 = 4096;
 /// IMAGE_SCN_CNT_INITIALIZED_DATA | IMAGE_SCN_MEM_READ
 const READ_ONLY_DATA: u32 = 0x4000_0040;
-/// No image is anywhere near, and below it no sum of two numbers overflows.
+/// Far larger than any image; sums of two numbers below it cannot overflow.
 const LARGEST: u64 = 1 << 31;
 
-/// `stub` with `sections` appended in the order given, and a correct checksum.
+/// Returns `stub` with `sections` appended in the order given, and a correct checksum.
 pub fn append_sections(stub: &[u8], sections: &[Section<'_>]) -> Result<Vec<u8>, PeError> {
     let headers = Headers::parse(stub)?;
     let first_row = headers.room_for(stub, sections.len())?;
@@ -169,7 +169,7 @@ struct Existing {
 }
 
 impl Existing {
-    /// Bytes of address space the loader fills: the virtual size, or the stored one where that is not given.
+    /// Bytes of address space that the loader fills: the virtual size, or the stored size if that is zero.
     fn loaded(&self) -> u64 {
         if self.virtual_size == 0 {
             self.stored
@@ -215,7 +215,7 @@ impl Headers {
             bytes.u32(pe, "PE header")?.into(),
             0x4550,
         )?;
-        // As the format demands; the checksum is summed in words on the strength of it.
+        // Required by the format; the checksum, which is summed in words, relies on it.
         expect("the PE header's offset modulo 8", pe as u64 % 8, 0)?;
         let coff = pe + 4;
         expect("Machine", bytes.u16(coff, "COFF header")?.into(), 0x8664)?;
@@ -234,7 +234,7 @@ impl Headers {
             bytes.u16(optional, part)?.into(),
             0x20b,
         )?;
-        // Up to and including the directory of certificates.
+        // Up to and including the certificate directory.
         let directories = bytes.u32(optional + 108, part)?;
         if directories >= 5 && bytes.u32(optional + 112 + 4 * 8 + 4, part)? != 0 {
             return Err(PeError::Signed);
@@ -264,7 +264,7 @@ impl Headers {
         Ok(headers)
     }
 
-    /// What the stub has must make sense by itself, or appending to it only hides that it is broken.
+    /// Checks the stub's own sections: appending to a broken stub would only hide the fault.
     fn check(&self, length: usize) -> Result<(), PeError> {
         if self.size_of_headers as usize > length {
             return Err(PeError::Truncated {
@@ -290,7 +290,7 @@ impl Headers {
         check_overlap(&self.sections, headers, in_file)
     }
 
-    /// Where the first new row goes, if `wanted` of them fit before the headers' end and the first section's data.
+    /// The offset of the first new row, if `wanted` of them fit before the headers' end and the first section's data.
     fn room_for(&self, stub: &[u8], wanted: usize) -> Result<usize, PeError> {
         let first_row = self.table + self.sections.len() * ROW;
         let data = self
@@ -331,7 +331,7 @@ fn parse_row(bytes: &Bytes<'_>, row: usize) -> Result<Existing, PeError> {
     })
 }
 
-/// Sections that take space must neither share it nor reach into the headers.
+/// Sections that take space must not overlap each other or the headers.
 fn check_overlap(
     sections: &[Existing],
     headers: u64,
@@ -355,10 +355,10 @@ fn check_overlap(
     Ok(())
 }
 
-/// The PE checksum: the 16-bit one's complement sum of the file, its own field left out, plus the file's length.
+/// The PE checksum: the 16-bit one's complement sum of the file without the checksum field, plus the file's length.
 fn checksum(image: &[u8], field: usize) -> u32 {
     let sum = |bytes: &[u8]| -> u64 {
-        // In 32-bit words: the end-around carry makes the fold at the end come to the same, in half the time.
+        // In 32-bit words: with the end-around carry the final fold gives the same sum, in half the time.
         let words = bytes.chunks_exact(4);
         let mut tail = [0u8; 4];
         tail[..words.remainder().len()].copy_from_slice(words.remainder());
@@ -367,7 +367,7 @@ fn checksum(image: &[u8], field: usize) -> u32 {
             .sum();
         all + u64::from(u32::from_le_bytes(tail))
     };
-    // The field is at an even offset, as all before it is; its neighbours are summed apart.
+    // The field is at an even offset, as are all parts before it; the bytes around it are summed separately.
     let mut total = sum(&image[..field]) + sum(&image[field + 4..]);
     while total > 0xffff {
         total = (total >> 16) + (total & 0xffff);

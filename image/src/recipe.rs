@@ -1,11 +1,11 @@
-//! From the parts of an image to the files of one: initramfs, unified kernel image, disk.
+//! Builds an image's files from its parts: initramfs, unified kernel image, disk.
 //!
-//! The initramfs and the UKI are made anew on every call, which takes less than finding out by hashes of all inputs whether
-//! it is needed; an output whose content would be the same is left alone, so that it keeps its time of change. The disk image
-//! carries a stamp of its content beside it, with its length and time of change: one that something has written to since is
-//! not taken for ours.
+//! The initramfs and the UKI are rebuilt on every call, which takes less time than deciding by hashes of all inputs
+//! whether they have to be. An output whose content would be the same is not written, so that it keeps its modification
+//! time. A stamp file beside the disk image has a hash of its content, its length and its modification time: an image
+//! that was written to since is rebuilt.
 //!
-//! Outputs are replaced by rename, never written in place: a file that someone has open or has linked stays as it was.
+//! Outputs are replaced by rename, never written in place: a file that is open or linked elsewhere is not changed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,22 +18,22 @@ use crate::output::{self, OutputError, write_if_changed};
 use crate::uki::{CommandLine, UkiError};
 use crate::{Assembled, Error, System};
 
-/// systemd's EFI stub, as Debian installs it.
+/// systemd's EFI stub, at Debian's path.
 const STUB: &str = "/usr/lib/systemd/boot/efi/linuxx64.efi.stub";
 
 /// The kernel's command line:
-/// - `console=ttyS0`: what a node has to say goes to the serial line; it has no screen.
-/// - `clocksource=hpet`: on an emulated or loaded host the TSC is miscalibrated, and clocks run at a wrong speed. Who boots
-///   the kernel directly may know better, and says so behind it.
-/// - `random.trust_cpu=on`: without it a machine that has no virtio-rng waits for entropy for ever.
+/// - `console=ttyS0`: a node logs to the serial line; it has no screen.
+/// - `clocksource=hpet`: on an emulated or loaded host the TSC is miscalibrated, and clocks run at a wrong speed. A
+///   direct boot of the kernel can append another value.
+/// - `random.trust_cpu=on`: without it a machine that has no virtio-rng waits for entropy forever.
 /// - `panic=-1`: a panic reboots at once.
-/// - `gpt`: a damaged primary partition table is no reason not to read the backup.
+/// - `gpt`: read the backup if the primary partition table is damaged.
 /// - `quiet`: the serial line is slow, and boot waits for it.
 const COMMAND_LINE: &str = "console=ttyS0 clocksource=hpet random.trust_cpu=on panic=-1 gpt quiet";
 
-/// Why a recipe gave no image.
+/// Why an image could not be built.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // The messages say it.
+#[allow(missing_docs)] // Documented by the messages.
 pub enum RecipeError {
     #[error(transparent)]
     Assemble(#[from] Error),
@@ -45,15 +45,15 @@ pub enum RecipeError {
     Disk(#[from] DiskError),
     #[error(transparent)]
     Output(#[from] OutputError),
-    #[error("the new image is gone")]
+    #[error("the new image has been removed")]
     Gone,
 }
 
-/// What goes into an image.
+/// The specification of an image.
 #[derive(Debug, Clone)]
-pub struct Recipe {
+pub struct ImageSpec {
     system: System,
-    /// Of the node, for the ESP.
+    /// Parameters of the node, for the ESP.
     pub parameters: Option<Vec<u8>>,
     extensions: Vec<Extension>,
 }
@@ -61,7 +61,7 @@ pub struct Recipe {
 /// A built image and what it was built from.
 #[derive(Debug, Clone)]
 pub struct Artifacts {
-    /// The disk, raw and sparse. Not to be written to: boot a copy, or an overlay on a hard link of it.
+    /// The disk, raw and sparse. Must not be written to: boot a copy, or an overlay on a hard link of it.
     pub image: PathBuf,
     /// The unified kernel image.
     pub uki: PathBuf,
@@ -79,15 +79,15 @@ pub struct Artifacts {
     pub extensions: Vec<PathBuf>,
 }
 
-impl Recipe {
-    /// An image of this kernel around this program as init, with other programs by their paths in it.
+impl ImageSpec {
+    /// An image of this kernel with this program as init, and further programs by their paths in it.
     pub fn new(
         kernel: PathBuf,
         init: PathBuf,
         programs: Vec<(PathBuf, String)>,
         os_release: String,
-    ) -> Result<Recipe, RecipeError> {
-        Ok(Recipe {
+    ) -> Result<ImageSpec, RecipeError> {
+        Ok(ImageSpec {
             system: System {
                 kernel,
                 stub: STUB.into(),
@@ -102,7 +102,7 @@ impl Recipe {
         })
     }
 
-    /// Takes these extensions along, instead of what was taken before, and more words of the command line.
+    /// Sets the extensions, replacing previous ones, and appends words to the command line.
     pub fn extend(&mut self, extensions: Vec<Extension>, words: &str) -> Result<(), RecipeError> {
         let mut line = COMMAND_LINE.to_owned();
         for extension in &extensions {
@@ -118,12 +118,12 @@ impl Recipe {
         layout::disk_of(uki, self.parameters.as_deref(), &self.extensions)
     }
 
-    /// Makes what boots. The larger half of the work, and nothing of it on the disk.
+    /// Builds the bootable parts in memory. Most of the work is done here.
     pub fn assemble(&self) -> Result<Assembled, Error> {
         self.system.assemble()
     }
 
-    /// Writes all outputs that are not up to date into `folder`. Nobody else may do so at the same time.
+    /// Writes all outputs that are not up to date into `folder`. Must not run concurrently for the same folder.
     pub fn write(&self, assembled: Assembled, folder: &Path) -> Result<Artifacts, RecipeError> {
         let artifacts = Artifacts {
             image: folder.join("hearth.img"),
@@ -149,8 +149,8 @@ impl Recipe {
     }
 }
 
-/// What identifies an image: its content, by the seed made of it; the file as the builder left it; and the builder,
-/// which may lay out the same content in another way after a change. None where there is no such file.
+/// Identifies an image: its content, by its seed; the file as the builder left it; and the builder, which may lay out
+/// the same content differently after a change. None if there is no such file.
 fn stamp_of(disk: &Disk, image: &Path) -> Option<String> {
     let file = |path: &Path| {
         let metadata = fs::metadata(path).ok()?;
@@ -161,7 +161,7 @@ fn stamp_of(disk: &Disk, image: &Path) -> Option<String> {
             metadata.mtime_nsec()
         ))
     };
-    // Also when the file that this process was started from has been replaced since.
+    // Valid even if the file that this process was started from has been replaced.
     let builder = file(Path::new("/proc/self/exe"))?;
     let image = file(image)?;
     Some(format!(

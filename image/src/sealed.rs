@@ -1,5 +1,5 @@
-//! Sealed partitions: a read-only file system with dm-verity's tree behind it, in one file, and the hash that vouches for
-//! all of it.
+//! Sealed partitions: a read-only file system followed by dm-verity's hash tree, in one file, and the root hash that
+//! authenticates all of it.
 
 use std::io;
 use std::path::Path;
@@ -9,9 +9,9 @@ use crate::erofs::{self, ErofsError, Progress, Tree, Volume};
 use crate::output::{Output, OutputError};
 use crate::verity::{self, RootHash};
 
-/// Why nothing was sealed.
+/// Why a partition could not be sealed.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // The messages say it.
+#[allow(missing_docs)] // Documented by the messages.
 pub enum SealError {
     #[error("cannot make the file system")]
     Erofs(#[from] ErofsError),
@@ -21,16 +21,16 @@ pub enum SealError {
     Output(#[from] OutputError),
 }
 
-/// What has to be known of a sealed file, in a place that is trusted, to open it.
+/// What a trusted place has to hold for opening a sealed file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Sealed {
-    /// Of [`verity`]'s tree.
+    /// Root hash of [`verity`]'s tree.
     pub root_hash: RootHash,
-    /// Blocks of 4096 bytes before the tree.
+    /// Number of data blocks of 4096 bytes, which the tree follows.
     pub blocks: u64,
 }
 
-/// Seals a tree into `destination`. `name` becomes the volume's; its UUID comes of name and content.
+/// Seals a tree into `destination`. `name` is the name of the volume; its UUID is derived from name and content.
 pub fn seal(
     tree: &Tree,
     name: &str,

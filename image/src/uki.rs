@@ -4,32 +4,32 @@
 use crate::kernel::{self, KernelError};
 use crate::pe::{self, PeError, Section};
 
-/// Where UEFI firmware looks on a disk that it has no boot entry for.
+/// Where UEFI firmware looks on a disk that has no boot entry.
 pub const BOOT_PATH: &str = "EFI/BOOT/BOOTX64.EFI";
 
-/// x86 kernels take 2047 characters and a NUL.
+/// x86 kernels accept 2047 characters and a NUL.
 const LONGEST_COMMAND_LINE: usize = 2047;
 
 /// Why a unified kernel image could not be made.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // The messages say it.
+#[allow(missing_docs)] // Documented by the messages.
 pub enum UkiError {
-    #[error("the kernel command line has {character:?} at {position}: printable ASCII is wanted")]
+    #[error("kernel command line: expected printable ASCII, got {character:?} at {position}")]
     CommandLineCharacter { character: char, position: usize },
-    #[error("the kernel command line is {0} characters long, {LONGEST_COMMAND_LINE} is the most")]
+    #[error("kernel command line: expected at most {LONGEST_COMMAND_LINE} characters, got {0}")]
     CommandLineLength(usize),
-    #[error("the kernel cannot be used")]
+    #[error("cannot use the kernel")]
     Kernel(#[from] KernelError),
-    #[error("the EFI stub cannot be used")]
+    #[error("cannot use the EFI stub")]
     Stub(#[from] PeError),
 }
 
-/// A kernel command line that means the same to stub, firmware and kernel: one line of printable ASCII.
+/// A kernel command line that stub, firmware and kernel read alike: one line of printable ASCII.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CommandLine(String);
 
 impl CommandLine {
-    /// Checks `text`; blanks around it are dropped.
+    /// Checks `text`, after trimming blanks at both ends.
     pub fn parse(text: &str) -> Result<CommandLine, UkiError> {
         let text = text.trim_matches(' ');
         if let Some((position, character)) = text
@@ -48,13 +48,13 @@ impl CommandLine {
         Ok(CommandLine(text.to_owned()))
     }
 
-    /// The text.
+    /// The command line as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// What goes into a unified kernel image.
+/// The parts of a unified kernel image.
 #[derive(Debug, Clone, Copy)]
 pub struct Uki<'a> {
     /// systemd's EFI stub, unsigned.
@@ -63,26 +63,26 @@ pub struct Uki<'a> {
     pub os_release: &'a str,
     /// The kernel's command line.
     pub command_line: &'a CommandLine,
-    /// The initramfs, compressed as the kernel can read it.
+    /// The initramfs, in a compression that the kernel supports.
     pub initramfs: &'a [u8],
     /// bzImage with an EFI stub.
     pub kernel: &'a [u8],
 }
 
 impl Uki<'_> {
-    /// The program's bytes.
+    /// Builds the EFI program.
     pub fn build(&self) -> Result<Vec<u8>, UkiError> {
         kernel::check(self.kernel)?;
         let all = [
             (".osrel", self.os_release.as_bytes()),
             (".cmdline", self.command_line.0.as_bytes()),
             (".initrd", self.initramfs),
-            // Last: old stubs let the kernel unpack in place, over what comes behind it.
+            // Last: old stubs let the kernel decompress in place, over the sections after it.
             (".linux", self.kernel),
         ];
         let sections: Vec<Section<'_>> = all
             .into_iter()
-            // No command line at all is no section at all.
+            // An empty command line has no section.
             .filter(|(name, data)| *name != ".cmdline" || !data.is_empty())
             .map(|(name, data)| Section { name, data })
             .collect();

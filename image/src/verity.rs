@@ -1,9 +1,9 @@
-//! dm-verity: a tree of hashes behind the data, so that one hash in a trusted place vouches for every block.
+//! dm-verity: a hash tree after the data, so that one hash in a trusted place authenticates every block.
 //!
-//! Version 1 of the kernel's format, SHA-256 over blocks of 4096 bytes for data and hashes alike, no super block (what it
-//! would say comes with the root hash) and no salt: a salt makes work on collisions worthless for other images, and there
-//! is no such work to be done with SHA-256. Level by level, the one block of the highest level first, each block is the
-//! hashes of the 128 blocks below it; the root hash is that of the first.
+//! Version 1 of the kernel's format, SHA-256 over blocks of 4096 bytes for data and hashes alike. There is no super
+//! block (its content is passed with the root hash) and no salt: a salt prevents collisions from being reused for other
+//! images, and none are known for SHA-256. Level by level, starting with the single block of the highest level, each
+//! block is the hashes of the 128 blocks below it; the root hash is that of the first block.
 
 use std::fs::File;
 use std::io;
@@ -11,21 +11,21 @@ use std::os::unix::fs::FileExt;
 
 use ring::digest::{SHA256, digest};
 
-/// Bytes of a block of data, and of one of hashes.
+/// Bytes of a data block and of a hash block.
 pub const BLOCK: u64 = 4096;
 /// Bytes of a hash.
 const HASH: usize = 32;
-/// Bytes that are read at once.
+/// Bytes per read.
 const STRETCH: u64 = 1 << 20;
 
 /// A root hash: SHA-256.
 pub type RootHash = [u8; HASH];
 
-/// Writes the hash tree of a file's first `blocks` blocks, at least one, right behind them; gives the root hash. The
-/// file ends with the tree.
+/// Writes the hash tree of a file's first `blocks` blocks, at least one, directly after them; returns the root hash.
+/// The file ends with the tree.
 pub fn append(file: &mut File, blocks: u64) -> io::Result<RootHash> {
     if blocks == 0 {
-        return Err(io::Error::other("there is nothing to protect"));
+        return Err(io::Error::other("expected at least one block, got none"));
     }
     let mut levels = vec![hash_data(file, blocks)?];
     loop {
@@ -51,7 +51,7 @@ pub fn append(file: &mut File, blocks: u64) -> io::Result<RootHash> {
     Ok(root)
 }
 
-/// The hashes of the data blocks, one behind the other.
+/// The concatenated hashes of the data blocks.
 fn hash_data(file: &File, blocks: u64) -> io::Result<Vec<u8>> {
     let mut hashes = Vec::with_capacity(blocks as usize * HASH);
     let mut stretch = vec![0; STRETCH as usize];
@@ -66,7 +66,7 @@ fn hash_data(file: &File, blocks: u64) -> io::Result<Vec<u8>> {
     Ok(hashes)
 }
 
-/// To whole blocks, with zeros.
+/// Pads to whole blocks with zeros.
 fn fill(hashes: &[u8]) -> Vec<u8> {
     let mut filled = hashes.to_vec();
     filled.resize(hashes.len().next_multiple_of(BLOCK as usize), 0);
@@ -77,7 +77,7 @@ fn fill(hashes: &[u8]) -> Vec<u8> {
 mod tests {
     use super::*;
 
-    /// The same by the definition: a block of the tree vouches for 128 below it.
+    /// The same by definition: a block of the tree hashes 128 blocks below it.
     fn root_of(mut level: Vec<Vec<u8>>) -> Vec<u8> {
         loop {
             let hashes: Vec<Vec<u8>> = level

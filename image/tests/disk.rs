@@ -175,16 +175,16 @@ fn the_same_content_gives_the_same_bytes_from_memory_or_file() {
 fn what_cannot_be_is_refused_and_leaves_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("disk.img");
-    let mut spoilt = disk(Content::Bytes(vec![1]));
-    spoilt.partitions[1].size = MIB + 512;
+    let mut corrupt = disk(Content::Bytes(vec![1]));
+    corrupt.partitions[1].size = MIB + 512;
     assert!(matches!(
-        spoilt.write(&path),
+        corrupt.write(&path),
         Err(DiskError::PartitionSize { .. })
     ));
-    let mut spoilt = disk(Content::Bytes(vec![1]));
-    spoilt.partitions[1].label = "x".repeat(37);
+    let mut corrupt = disk(Content::Bytes(vec![1]));
+    corrupt.partitions[1].label = "x".repeat(37);
     assert!(matches!(
-        spoilt.write(&path),
+        corrupt.write(&path),
         Err(DiskError::PartitionLabel { .. })
     ));
     // Fits once, not twice.

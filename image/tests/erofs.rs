@@ -1,4 +1,4 @@
-//! Read-only file systems, read back by an implementation that is not ours. That Linux mounts them shows on machines.
+//! Read-only file systems, read back by an independent implementation. Tests on machines show that Linux mounts them.
 #![allow(clippy::unwrap_used)] // A test's helpers fail the test.
 
 use std::collections::BTreeMap;
@@ -87,7 +87,7 @@ fn read_back(image: &[u8]) -> Nodes {
             let mut bytes = Vec::new();
             let mut file = volume.open_inode_file(inode).unwrap();
             file.read_to_end(&mut bytes).unwrap();
-            // And from the middle, as pages of a program are read.
+            // And from an offset, as pages of a program are read.
             let mut part = [0];
             let middle = bytes.len() / 2;
             if file.read_at(&mut part, middle as u64).unwrap() == 1 {
@@ -96,7 +96,7 @@ fn read_back(image: &[u8]) -> Nodes {
             let executable = mode == 0o755;
             Node::File { bytes, executable }
         };
-        // By name, too: entries are where a search looks for them.
+        // By name, too: entries must be in search order.
         if let Node::File { bytes, .. } = &node {
             assert_eq!(volume.open(&path).unwrap().size(), bytes.len() as u64);
         }
@@ -108,7 +108,7 @@ fn read_back(image: &[u8]) -> Nodes {
     nodes
 }
 
-/// Content whose pages are, in turn, of one byte, of words that repeat, or not compressible at all.
+/// Content whose pages alternate between one repeated byte, repeated words, and incompressible data.
 fn content(length: u64, seed: u64) -> Vec<u8> {
     let mut random = fastrand::Rng::with_seed(seed);
     let mut bytes = Vec::with_capacity(length as usize);
@@ -162,7 +162,7 @@ fn large_directories_and_odd_names_read_back() {
         nodes.insert(name, file(number as u64 % 7, 1));
     }
     nodes.insert("many".into(), Node::Directory);
-    // Before the dots in the order of bytes, and between them and letters.
+    // Before the dots in byte order, and between them and letters.
     for name in ["!", "-", "+", ".hidden", "..more", "...", "ä", "a b", "~"] {
         nodes.insert(name.into(), Node::Directory);
         nodes.insert(format!("{name}/{name}"), file(3000, 5));
@@ -255,7 +255,7 @@ fn nodes() -> impl Strategy<Value = Nodes> {
         (0..9000_u64, 0..4_u64).prop_map(|(length, seed)| file(length, seed)),
     ];
     proptest::collection::btree_map(path, node, 0..12).prop_map(|mut nodes| {
-        // What others lie in is a directory.
+        // A path that contains others is a directory.
         let paths: Vec<String> = nodes.keys().cloned().collect();
         for path in paths {
             for (end, _) in path.match_indices('/') {

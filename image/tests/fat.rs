@@ -1,4 +1,4 @@
-//! The FAT32 writer against `fatfs` as reader and `fsck.vfat` as judge.
+//! The FAT32 writer, checked by `fatfs` as reader and by `fsck.vfat`.
 #![allow(clippy::unwrap_used)] // A test's helpers fail the test.
 
 mod tools;
@@ -217,7 +217,7 @@ fn name() -> impl Strategy<Value = String> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
-    /// Whatever can be planned is clean and reads back; what cannot is refused without a panic.
+    /// A tree that can be planned is clean and reads back; any other is refused without a panic.
     #[test]
     fn arbitrary_trees(
         files in proptest::collection::btree_map(

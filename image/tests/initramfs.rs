@@ -146,7 +146,7 @@ fn conflicts_and_bad_paths_are_refused() {
 /// The closure of a dynamic program runs where there is nothing else.
 #[test]
 fn a_program_runs_on_its_closure_alone() {
-    // Debian's own; libselinux and libpcre2 come along.
+    // Debian's own; with libselinux and libpcre2.
     let objects = closure(Path::new("/bin/ls"), "/usr/bin/ls").unwrap();
     assert!(
         objects.contains_key("/lib64/ld-linux-x86-64.so.2"),
@@ -167,7 +167,7 @@ fn a_program_runs_on_its_closure_alone() {
         let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
         std::fs::set_permissions(&here, mode).unwrap();
     }
-    // The loader of the closure, told to look in the closure only, must be content with it.
+    // The loader of the closure, told to look in the closure only, must succeed with it alone.
     let directories: Vec<String> = objects
         .keys()
         .filter(|path| path.contains("/lib"))

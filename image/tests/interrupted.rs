@@ -1,4 +1,4 @@
-//! A build that is killed leaves no file, and the old image as it was.
+//! A killed build leaves no file, and the old image unchanged.
 #![allow(clippy::unwrap_used)] // A test's helpers fail the test.
 
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ fn build_that_is_killed() {
     let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else {
         return;
     };
-    // A pipe: copying it waits for as long as its other end keeps it waiting.
+    // A pipe: copying it waits until the other end is written or closed.
     let uki = Content::File {
         path: folder.join("pipe"),
         length: UKI_LENGTH,
@@ -60,15 +60,15 @@ fn a_killed_build_leaves_nothing() {
             .stdout(Stdio::null())
             .spawn()
             .unwrap();
-        // Opens when the build has opened its end, so everything before the UKI is written.
+        // Opens when the build has opened its end, so everything before the UKI has been written.
         let mut pipe = File::options()
             .write(true)
             .open(folder.path().join("pipe"))
             .unwrap();
-        // More than a pipe holds: when it is written, the build has copied most of it, and waits for the rest.
+        // More than a pipe holds: once this is written, the build has copied most of it and waits for the rest.
         pipe.write_all(&vec![0xee; UKI_LENGTH as usize / 2])
             .unwrap();
-        assert_eq!(names(), before, "visible before it is whole");
+        assert_eq!(names(), before, "visible before it is complete");
         build.kill().unwrap();
         build.wait().unwrap();
         assert_eq!(names(), before, "left behind");

@@ -5,10 +5,10 @@ use goblin::pe::PE;
 use hearth_image::pe::{PeError, Section, append_sections};
 use proptest::prelude::*;
 
-/// A small but whole PE32+ program with one section, and room for `rows` more in its headers.
+/// A small but complete PE32+ program with one section, and space for `rows` more in its headers.
 fn stub(rows: usize, section_alignment: u32) -> Vec<u8> {
     let headers = (0x80 + 24 + 240 + 40 * (1 + rows)).next_multiple_of(512);
-    // Exactly `rows` of room: the rest of the headers' last sector is not empty.
+    // Exactly enough space for `rows`: the rest of the headers' last sector is not empty.
     let used = 0x80 + 24 + 240 + 40;
     let mut image = vec![0; headers];
     let mut put = |at: usize, bytes: &[u8]| image[at..at + bytes.len()].copy_from_slice(bytes);
@@ -66,7 +66,7 @@ fn read_back(image: &[u8]) -> Vec<(String, Vec<u8>)> {
     sections
 }
 
-/// The checksum as the format's document has it: 16-bit words with end-around carry, the field as zero, plus length.
+/// The checksum as the specification defines it: 16-bit words with end-around carry, the field as zero, plus length.
 fn checksum(image: &[u8]) -> u32 {
     let field = u32::from_le_bytes(image[0x3c..0x40].try_into().unwrap()) as usize + 24 + 64;
     let mut sum = 0u32;
@@ -145,7 +145,7 @@ fn what_cannot_be_is_refused() {
         refused(&good, &three),
         PeError::NoRoom { room: 2, wanted: 3 }
     );
-    // Room enough, but something lies in it.
+    // Enough space, but it is not empty.
     let four = [three[0], three[1], three[2], section(".d", b"x")];
     assert_eq!(refused(&stub(3, 512), &four), PeError::RoomInUse);
     assert_eq!(
@@ -166,58 +166,58 @@ fn what_cannot_be_is_refused() {
             PeError::Name(name.into())
         );
     }
-    let spoilt = |at: usize, bytes: &[u8]| {
+    let corrupt = |at: usize, bytes: &[u8]| {
         let mut image = good.clone();
         image[at..at + bytes.len()].copy_from_slice(bytes);
         refused(&image, &one)
     };
     let optional = 0x98;
-    assert!(matches!(spoilt(0, b"ZM"), PeError::NotX64 { .. }));
+    assert!(matches!(corrupt(0, b"ZM"), PeError::NotX64 { .. }));
     assert!(matches!(
-        spoilt(0x84, &0x14cu16.to_le_bytes()),
+        corrupt(0x84, &0x14cu16.to_le_bytes()),
         PeError::NotX64 {
             field: "Machine",
             ..
         }
     ));
     assert!(matches!(
-        spoilt(optional, &0x10bu16.to_le_bytes()),
+        corrupt(optional, &0x10bu16.to_le_bytes()),
         PeError::NotX64 { .. }
     ));
     assert!(matches!(
-        spoilt(optional + 32, &[0; 4]),
+        corrupt(optional + 32, &[0; 4]),
         PeError::Alignment {
             field: "SectionAlignment",
             ..
         }
     ));
     assert!(matches!(
-        spoilt(optional + 36, &[1, 3, 0, 0]),
+        corrupt(optional + 36, &[1, 3, 0, 0]),
         PeError::Alignment {
             field: "FileAlignment",
             ..
         }
     ));
-    assert_eq!(spoilt(optional + 112 + 36, &[8]), PeError::Signed);
+    assert_eq!(corrupt(optional + 112 + 36, &[8]), PeError::Signed);
     let row = optional + 240;
     assert!(matches!(
-        spoilt(row + 20, &0xffff_fe00u32.to_le_bytes()),
+        corrupt(row + 20, &0xffff_fe00u32.to_le_bytes()),
         PeError::Truncated { .. }
     ));
     assert!(matches!(
-        spoilt(row + 12, &0x10u32.to_le_bytes()),
+        corrupt(row + 12, &0x10u32.to_le_bytes()),
         PeError::Overlap { .. }
     ));
     assert!(matches!(
-        spoilt(row + 20, &0x10u32.to_le_bytes()),
+        corrupt(row + 20, &0x10u32.to_le_bytes()),
         PeError::Overlap { .. }
     ));
     assert!(matches!(
-        spoilt(row + 12, &0xffff_f000u32.to_le_bytes()),
+        corrupt(row + 12, &0xffff_f000u32.to_le_bytes()),
         PeError::TooLarge(_)
     ));
     assert!(matches!(
-        spoilt(0x3c, &0xffff_fff8u32.to_le_bytes()),
+        corrupt(0x3c, &0xffff_fff8u32.to_le_bytes()),
         PeError::Truncated { .. }
     ));
 }
@@ -247,7 +247,7 @@ proptest! {
         prop_assert_eq!(image, append_sections(&stub, &sections).unwrap());
     }
 
-    /// A stub with bytes changed or cut off is refused or served, never a panic.
+    /// A stub with bytes changed or cut off gives an error or a result, never a panic.
     #[test]
     fn hostile_stubs(
         changes in proptest::collection::vec((0usize..0x300, any::<u8>()), 0..6),

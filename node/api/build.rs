@@ -1,12 +1,14 @@
-//! Generates what `src/` includes: messages, clients and servers, the
-//! descriptor set, the table of who may call what, and the tables of the
-//! fields of messages that are read strictly.
+//! Generates what `src/` includes: messages, clients and servers, the descriptor set, the table of
+//! who may call what, and the field tables of messages that are decoded strictly.
 //!
-//! protox compiles the proto files in this process, so that a build needs no
-//! `protoc`. The method option `hearth.v1.authorization` is read through
-//! reflection, because prost's own descriptors drop extensions. A method
-//! without the option gets no row in the table, and so is refused; a test of
-//! the crate (`permissions.rs`) makes that an error before it ships.
+//! protox compiles the proto files in this process, so a build does not need `protoc`. The method
+//! option `hearth.v1.authorization` is read through reflection, because prost's own descriptors
+//! drop extensions. A method without the option gets no row in the table and so is refused; a test
+//! of the crate (`permissions.rs`) reports it.
+#![allow(
+    clippy::disallowed_methods,
+    reason = "what a build script writes need not be durable"
+)]
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -18,8 +20,8 @@ use prost_reflect::{
     DescriptorPool, DynamicMessage, FieldDescriptor, Kind, MessageDescriptor, ReflectMessage, Value,
 };
 
-/// Messages with a secret in a field of their own. Their `Debug` is written
-/// by hand in `src/redacted.rs`.
+/// Messages with a secret in one of their own fields. Their `Debug` is written by hand in
+/// `src/redacted.rs`.
 const SECRET_BEARING: &[&str] = &[
     ".hearth.v1.ClusterBootstrap",
     ".hearth.v1.ClusterRegister",
@@ -38,12 +40,11 @@ const SECRET_BEARING: &[&str] = &[
     ".hearth.private.v1.StoredMesh",
 ];
 
-/// Messages that a reader takes only if it knows all their fields. Those in
-/// their fields get tables as well.
+/// Messages whose readers reject unknown fields. The messages in their fields get tables as well.
 const STRICTLY_READ: &[&str] = &["hearth.v1.NodeParameters"];
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("cargo sets no OUT_DIR")?);
+    let out = PathBuf::from(env::var_os("OUT_DIR").ok_or("OUT_DIR is not set")?);
     println!("cargo::rerun-if-changed=proto");
 
     let mut compiler = protox::Compiler::new(["proto"])?;
@@ -56,7 +57,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         .skip_debug(SECRET_BEARING)
         .compile_fds(compiler.file_descriptor_set())?;
 
-    // Comments are of use to the generator only.
+    // Only the generator needs the comments.
     compiler.include_source_info(false);
     fs::write(
         out.join("descriptors.bin"),
@@ -106,7 +107,7 @@ fn permission_table(pool: &DescriptorPool) -> Result<String, Box<dyn Error>> {
             }
             let path = format!("/{}/{}", service.full_name(), method.name());
             let value = options.get_extension(&extension);
-            let message = value.as_message().ok_or("authorization is no message")?;
+            let message = value.as_message().ok_or("authorization is not a message")?;
             let row = row(message).map_err(|error| format!("{path}: {error}"))?;
             rows.insert(path, row);
         }
@@ -130,7 +131,7 @@ fn row(option: &DynamicMessage) -> Result<String, String> {
         .get_field_by_name("need")
         .ok_or("no field need")?
         .as_list()
-        .ok_or("field need is no list")?
+        .ok_or("field need is not a list")?
         .to_vec();
     match (unauthenticated, need.is_empty()) {
         (true, true) => Ok("Authorization::Unauthenticated".to_owned()),
@@ -141,14 +142,16 @@ fn row(option: &DynamicMessage) -> Result<String, String> {
                 .collect::<Result<_, _>>()?;
             Ok(format!("Authorization::Need(&[{}])", need.join(", ")))
         }
-        (true, false) => Err("is both unauthenticated and in need of permissions".to_owned()),
-        (false, true) => Err("is neither unauthenticated nor in need of a permission".to_owned()),
+        (true, false) => Err("sets both unauthenticated and need".to_owned()),
+        (false, true) => Err("sets neither unauthenticated nor need".to_owned()),
     }
 }
 
 /// A permission as the path of the generated enum's variant.
 fn permission(option: &DynamicMessage, value: &Value) -> Result<String, String> {
-    let number = value.as_enum_number().ok_or("a permission is no enum")?;
+    let number = value
+        .as_enum_number()
+        .ok_or("a permission is not an enum")?;
     let permissions = option
         .descriptor()
         .parent_pool()
@@ -160,7 +163,7 @@ fn permission(option: &DynamicMessage, value: &Value) -> Result<String, String> 
         .name()
         .to_owned();
     if number == 0 {
-        return Err(format!("needs {name}, which nobody can hold"));
+        return Err(format!("needs {name}, which no subject can hold"));
     }
     let variant: String = name
         .trim_start_matches("PERMISSION_")
@@ -173,12 +176,12 @@ fn permission(option: &DynamicMessage, value: &Value) -> Result<String, String> 
     Ok(format!("Permission::{variant}"))
 }
 
-/// A static for each message that is read strictly, and for each below it.
+/// A static for each strictly decoded message, and for each message below it.
 fn field_tables(pool: &DescriptorPool) -> Result<String, Box<dyn Error>> {
     let mut pending = Vec::new();
     for name in STRICTLY_READ {
         let message = pool.get_message_by_name(name);
-        pending.push(message.ok_or_else(|| format!("no proto file defines {name}"))?);
+        pending.push(message.ok_or_else(|| format!("{name} is not defined by any proto file"))?);
     }
     let mut tables = BTreeMap::new();
     while let Some(message) = pending.pop() {
@@ -206,9 +209,8 @@ fn field_tables(pool: &DescriptorPool) -> Result<String, Box<dyn Error>> {
     Ok(source)
 }
 
-/// `hearth.v1.NetworkConfig.Route` is `NETWORK_CONFIG_ROUTE`. Two messages of
-/// one name in different packages would be two statics of one name, which the
-/// compiler refuses.
+/// `hearth.v1.NetworkConfig.Route` becomes `NETWORK_CONFIG_ROUTE`. Two messages with the same name
+/// in different packages would become two statics with the same name, which the compiler rejects.
 fn table_name(message: &MessageDescriptor) -> String {
     let within = message.full_name();
     let within = within
@@ -232,16 +234,16 @@ fn table_name(message: &MessageDescriptor) -> String {
 fn field_row(field: &FieldDescriptor) -> Result<String, String> {
     let kind = match field.kind() {
         _ if field.is_map() || field.is_group() => {
-            return Err("strict readers know neither maps nor groups".to_owned());
+            return Err("strict decoding does not support maps and groups".to_owned());
         }
         Kind::Message(message) => format!("Kind::Message(&{})", table_name(&message)),
         Kind::Bytes | Kind::String => "Kind::Bytes".to_owned(),
         _ if field.is_list() => {
-            return Err("strict readers know no repeated numbers, which are packed".to_owned());
+            return Err("strict decoding does not support repeated (packed) numbers".to_owned());
         }
         Kind::Fixed64 | Kind::Sfixed64 | Kind::Double => "Kind::Fixed64".to_owned(),
         Kind::Fixed32 | Kind::Sfixed32 | Kind::Float => {
-            return Err("strict readers know no numbers of four bytes".to_owned());
+            return Err("strict decoding does not support 32-bit fixed-size numbers".to_owned());
         }
         Kind::Enum(_)
         | Kind::Bool

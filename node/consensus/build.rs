@@ -1,5 +1,5 @@
-//! Generates the client of etcd from `proto/`. protox compiles it in this process, so that a build needs no
-//! `protoc`.
+//! Generates the etcd client from `proto/`. protox compiles it in this process, so that a build
+//! needs no `protoc`.
 
 use std::error::Error;
 

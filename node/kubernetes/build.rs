@@ -1,5 +1,5 @@
-//! Generates the clients of containerd from `proto/`. protox compiles them in this process, so that a build needs no
-//! `protoc`.
+//! Generates the clients of containerd from `proto/`. protox compiles them in this process, so that
+//! a build needs no `protoc`.
 
 use std::error::Error;
 

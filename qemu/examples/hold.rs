@@ -1,12 +1,10 @@
-//! Launches a machine from a raw disk image, says where it is, and stays with
-//! it, or leaves it running:
+//! Launches a machine from a raw disk image, prints its endpoints, and waits for it, or leaves it running:
 //!
 //! ```text
 //! hold STATE IMAGE [detach]
 //! ```
 //!
-//! The smallest user of the library. The tests kill it to see what becomes of
-//! its machine.
+//! The smallest user of the library. The tests kill it and check what happens to its machine.
 
 use std::{env, path::PathBuf, time::Duration};
 
@@ -24,8 +22,8 @@ use hearth_qemu::{
 async fn main() -> anyhow::Result<()> {
     let mut args = env::args_os().skip(1);
     let mut path = |what| args.next().map(PathBuf::from).context(what);
-    let state = path("wanted: STATE")?;
-    let image = path("wanted: IMAGE")?;
+    let state = path("usage: STATE IMAGE")?;
+    let image = path("usage: STATE IMAGE")?;
     let detach = args.next().is_some_and(|word| word == "detach");
 
     let mut machine = Machine::new("held", Accel::Tcg);
@@ -49,7 +47,7 @@ async fn main() -> anyhow::Result<()> {
         lifetime: if detach {
             Lifetime::Detachable
         } else {
-            Lifetime::Tied
+            Lifetime::KillWithParent
         },
     };
     let cluster = Cluster::launch(&spec).await?;

@@ -1,11 +1,9 @@
-//! Which accelerator a machine runs on.
+//! Selects the accelerator of a machine.
 //!
-//! KVM is taken only where it truly works: the CPU has virtualisation
-//! extensions, `/dev/kvm` opens, speaks the expected version and makes a
-//! virtual machine. Each of these has been seen to hold without the others;
-//! in particular there are hosts whose `/dev/kvm` opens and makes machines,
-//! on which QEMU then dies in an assertion. Everywhere else it is TCG, which
-//! is slow and runs anywhere.
+//! KVM is used only where it really works: the CPU has virtualisation extensions, and `/dev/kvm` opens, has the
+//! expected version and creates a virtual machine. Each of these can hold without the others; in particular there are
+//! hosts whose `/dev/kvm` opens and creates machines, on which QEMU then fails an assertion. Everywhere else TCG is
+//! used, which is slow and runs anywhere.
 //!
 //! [`decide`] is pure, so that every combination can be tested on any host.
 
@@ -21,13 +19,13 @@ use crate::kvm;
 const DEVICE: &str = "/dev/kvm";
 pub(crate) const CPUINFO: &str = "/proc/cpuinfo";
 
-/// What the user asks for (`--accel`).
+/// The user's choice (`--accel`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Choice {
-    /// KVM where it truly works, else TCG.
+    /// KVM where it really works, else TCG.
     #[default]
     Auto,
-    /// KVM, or an error that says why not.
+    /// KVM, or an error with the reason.
     Kvm,
     /// TCG, even where KVM works.
     Tcg,
@@ -56,7 +54,7 @@ impl fmt::Display for Choice {
     }
 }
 
-/// What a machine runs on.
+/// The accelerator of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Accel {
     /// Hardware virtualisation.
@@ -74,12 +72,12 @@ impl fmt::Display for Accel {
     }
 }
 
-/// A decision and its reason, in words for the user.
+/// A decision and its reason, as text for the user.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Chosen {
-    /// What to run on.
+    /// The accelerator.
     pub accel: Accel,
-    /// Why, as a clause: "asked for", "the CPU has no vmx or svm flag".
+    /// The reason, as a clause: "requested", "the CPU has no vmx or svm flag".
     pub because: String,
 }
 
@@ -89,51 +87,51 @@ impl fmt::Display for Chosen {
     }
 }
 
-/// Why KVM does not do on this host.
+/// Why KVM is not usable on this host.
 #[derive(Debug, thiserror::Error)]
 pub enum KvmUnusable {
-    /// The CPU, as this system sees it, cannot virtualise.
+    /// The CPU, as this system sees it, has no virtualisation extensions.
     #[error("the CPU has no vmx or svm flag")]
     NoCpuFlag,
     /// The CPU's flags could not be read.
-    #[error("{CPUINFO} cannot be read: {0}")]
+    #[error("cannot read {CPUINFO}: {0}")]
     CpuInfo(#[source] io::Error),
-    /// The device is absent, or not ours to open.
-    #[error("{DEVICE} does not open: {0}")]
+    /// The device is absent, or not accessible.
+    #[error("cannot open {DEVICE}: {0}")]
     Open(#[source] io::Error),
-    /// It opens and does not answer.
-    #[error("{DEVICE} does not tell its version: {0}")]
+    /// The version could not be read.
+    #[error("cannot read the API version of {DEVICE}: {0}")]
     Version(#[source] io::Error),
-    /// It speaks another version.
-    #[error("{DEVICE} speaks API version {0}, wanted {wanted}", wanted = kvm::API_VERSION)]
+    /// It has another version.
+    #[error("{DEVICE} API version: expected {wanted}, got {0}", wanted = kvm::API_VERSION)]
     OtherVersion(i32),
-    /// It makes no virtual machine.
-    #[error("{DEVICE} makes no virtual machine: {0}")]
+    /// It creates no virtual machine.
+    #[error("cannot create a virtual machine with {DEVICE}: {0}")]
     CreateVm(#[source] io::Error),
 }
 
-/// No accelerator for the user's choice.
+/// Why no accelerator can be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AccelError {
-    /// Not one of the words.
-    #[error("accelerator {0:?}: wanted auto, kvm or tcg")]
+    /// The name is unknown.
+    #[error("accelerator {0:?}: expected auto, kvm or tcg")]
     Unknown(String),
-    /// KVM was insisted on.
-    #[error("KVM was asked for and does not work here: {0}")]
+    /// KVM was required.
+    #[error("KVM was requested but is not usable: {0}")]
     Kvm(#[source] KvmUnusable),
 }
 
-/// What was found out about KVM on this host.
+/// The results of probing KVM on this host.
 #[derive(Debug)]
 pub struct Probe {
     /// Whether the CPU shows virtualisation extensions.
     pub cpu: Result<(), KvmUnusable>,
-    /// Whether the device does what it should.
+    /// Whether the device works.
     pub device: Result<(), KvmUnusable>,
 }
 
 impl Probe {
-    /// Asks this host.
+    /// Probes this host.
     pub fn host() -> Self {
         Self {
             cpu: match fs::read_to_string(CPUINFO) {
@@ -149,23 +147,22 @@ impl Probe {
 /// Chooses for this host.
 ///
 /// # Errors
-/// If KVM is insisted on and does not work.
+/// If KVM is required and does not work.
 pub fn choose(choice: Choice) -> Result<Chosen, AccelError> {
     match choice {
-        // Not even probed: whoever says so may have a reason to leave the
-        // device alone.
+        // Not even probed: the user may have a reason to leave the device alone.
         Choice::Tcg => Ok(asked_for(Accel::Tcg)),
         choice => decide(choice, Probe::host()),
     }
 }
 
-/// The decision itself.
+/// Decides by the results of the probe.
 ///
-/// An explicit `kvm` overrides the look at the CPU's flags, which a nested
-/// hypervisor may hide, but not the device: without it QEMU cannot start.
+/// An explicit `kvm` overrides the check of the CPU's flags, which a nested hypervisor may hide, but not that of the
+/// device: without it QEMU cannot start.
 ///
 /// # Errors
-/// If KVM is insisted on and its device does not work.
+/// If KVM is required and its device does not work.
 pub fn decide(choice: Choice, probe: Probe) -> Result<Chosen, AccelError> {
     match choice {
         Choice::Tcg => Ok(asked_for(Accel::Tcg)),
@@ -189,7 +186,7 @@ pub fn decide(choice: Choice, probe: Probe) -> Result<Chosen, AccelError> {
 fn asked_for(accel: Accel) -> Chosen {
     Chosen {
         accel,
-        because: "asked for".to_owned(),
+        because: "requested".to_owned(),
     }
 }
 
@@ -199,7 +196,7 @@ fn has_virtualisation(cpuinfo: &str) -> bool {
     all.any(|flag| flag == "vmx" || flag == "svm")
 }
 
-/// Of each processor, what it can.
+/// The flags of each processor.
 pub(crate) fn flags(cpuinfo: &str) -> impl Iterator<Item = SplitWhitespace<'_>> {
     let lines = cpuinfo.lines().filter_map(|line| line.split_once(':'));
     let flags = lines.filter(|(key, _)| key.trim() == "flags");
@@ -249,7 +246,9 @@ mod tests {
         assert_eq!(chosen.accel, Accel::Kvm);
         let error = decide(Choice::Kvm, probe(true, false)).expect_err("the device does not work");
         assert!(
-            error.to_string().contains("API version 11, wanted 12"),
+            error
+                .to_string()
+                .contains("API version: expected 12, got 11"),
             "{error}"
         );
     }
@@ -285,8 +284,8 @@ mod tests {
         assert!(error.to_string().contains("auto, kvm or tcg"));
     }
 
-    /// Whatever the host is: the probe must end and name a reason, and its
-    /// KVM must never be taken on a CPU that shows no extensions.
+    /// On any host: the probe must end and give a reason, and KVM must never be chosen on a CPU that shows no
+    /// extensions.
     #[test]
     fn the_host_can_be_probed() {
         let chosen = choose(Choice::Auto).expect("auto always chooses");

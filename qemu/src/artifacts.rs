@@ -1,8 +1,7 @@
-//! What the end-to-end tests boot, and where it is.
+//! The images and programs that the end-to-end tests use.
 //!
-//! `cargo xtask test` builds it and writes a manifest; the tests read it. Both
-//! sides share these types, and nothing else goes from one to the other but
-//! the manifest's path in the environment.
+//! `cargo xtask test` builds them and writes a manifest; the tests read it. Both sides share these types; the only
+//! other link between them is the manifest's path in the environment.
 
 use std::{
     env, fs, io,
@@ -13,45 +12,44 @@ use serde::{Deserialize, Serialize};
 
 use crate::command::Boot;
 
-/// Names the manifest's file to the tests.
+/// The environment variable with the path of the manifest.
 pub const ENVIRONMENT: &str = "HEARTH_TEST_ARTIFACTS";
 
 /// Everything that the end-to-end tests need; all paths are absolute.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Artifacts {
-    /// The image for users.
+    /// The standard image.
     pub release: Image,
     /// The image with the debug service and failpoints.
     pub test: Image,
     /// The test image with the extension `sample`.
     pub extended: Image,
-    /// What the tests of Kubernetes boot; built when one of them is to run, for
-    /// it takes its time.
+    /// For the Kubernetes tests; only built if one of them will run, because it takes long.
     pub kubernetes: Option<Kubernetes>,
-    /// An image, with the extension `sample`, whose init is the example `machine_check` of `hearth-sys`,
-    /// which tries on a machine what cannot be tried on a host.
+    /// An image with the extension `sample`, whose init is the example `machine_check` of `hearth-sys`: it tests on a
+    /// machine what cannot be tested on a host.
     pub machine_check: Image,
     /// The operator's tool.
     pub hearthctl: PathBuf,
     /// The developer's tasks, `cargo xtask`.
     pub xtask: PathBuf,
-    /// The network that joins machines ([`crate::switch`]).
+    /// The program of the machines' network ([`crate::switch`]).
     pub switch: PathBuf,
-    /// Where a test leaves its logs, in `SUITE/TEST/`.
+    /// Folder of the tests' logs, which are in `SUITE/TEST/`.
     pub logs: PathBuf,
 }
 
-/// Kubernetes, for machines and for this one.
+/// The Kubernetes image, and programs for this host.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Kubernetes {
     /// The image with the debug service and failpoints, and Kubernetes as its
     /// extension.
     pub image: Image,
-    /// Its client, of the same version.
+    /// kubectl of the same version.
     pub kubectl: PathBuf,
-    /// Its own conformance tests (`e2e.test`), whose images are in `image` then; built when they are to run.
+    /// Kubernetes' conformance tests (`e2e.test`), for which `image` then has the images; only built if they will run.
     pub conformance: Option<PathBuf>,
 }
 
@@ -59,7 +57,7 @@ pub struct Kubernetes {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Image {
-    /// The raw disk, which must not be written to: machines get overlays.
+    /// The raw disk, which must not be written to: machines use overlays.
     pub disk: PathBuf,
     /// The unified kernel image.
     pub uki: PathBuf,
@@ -71,37 +69,37 @@ pub struct Image {
     pub cmdline: String,
 }
 
-/// The manifest cannot be had.
+/// The manifest is not available.
 #[derive(Debug, thiserror::Error)]
 pub enum ArtifactsError {
-    /// The environment does not name it.
+    /// The environment variable is not set.
     #[error(
-        "{ENVIRONMENT} is not set: end-to-end tests are run by `cargo xtask test e2e`, which builds what they boot"
+        "{ENVIRONMENT} is not set: run the end-to-end tests with `cargo xtask test e2e`, which builds their images"
     )]
     Unnamed,
-    /// Its file cannot be read.
-    #[error("read the manifest {path}: {source}")]
+    /// The manifest cannot be read.
+    #[error("cannot read the manifest {path}: {source}")]
     Read {
-        /// The file.
+        /// Path of the manifest.
         path: PathBuf,
-        /// What the system said.
+        /// The underlying I/O error.
         source: io::Error,
     },
-    /// It is of another form.
-    #[error("the manifest {path} is not understood: {source}")]
+    /// The manifest has another format.
+    #[error("cannot parse the manifest {path}: {source}")]
     Content {
-        /// The file.
+        /// Path of the manifest.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The underlying error.
         source: serde_json::Error,
     },
 }
 
 impl Artifacts {
-    /// What `cargo xtask test` has built.
+    /// The artifacts built by `cargo xtask test`.
     ///
     /// # Errors
-    /// If nobody says where it is, or it cannot be read.
+    /// If the variable is not set, or the manifest cannot be read.
     pub fn from_environment() -> Result<Self, ArtifactsError> {
         match env::var_os(ENVIRONMENT) {
             Some(path) => Self::read(Path::new(&path)),
@@ -124,8 +122,7 @@ impl Artifacts {
 }
 
 impl Image {
-    /// The direct boot of this image; a test may want more words on the
-    /// kernel's command line.
+    /// The direct boot of this image; a test may append to the kernel's command line.
     pub fn direct(&self) -> Boot {
         Boot::Direct {
             kernel: self.kernel.clone(),

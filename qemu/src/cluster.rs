@@ -1,35 +1,28 @@
-//! Machines that are kept: started, left, found again, started again.
+//! Machines that are kept: started, left running, attached to, started again.
 //!
-//! A cluster is a folder, and in it one folder for each machine
-//! ([`crate::run_dir`]) with, besides the logs:
+//! A cluster is a folder with a folder for each machine ([`crate::run_dir`]), which has, besides the logs:
 //!
 //! | file | what |
 //! |---|---|
-//! | `machine.json` | what the machine was last started as: process, ports |
-//! | `base.img` | the image that it was made from |
-//! | `disk.qcow2` | all that it has written since |
+//! | `machine.json` | the process and ports of the last start |
+//! | `base.img` | the base image of the disk |
+//! | `disk.qcow2` | everything written since |
 //!
-//! and one for their network, `net`, where they have one ([`NetworkSpec`]): a
-//! process of its own that is started before the first machine, ends after the
-//! last, and is left running and found again with them.
+//! and one folder for their network, `net`, if they have one ([`NetworkSpec`]): a process of its own that is started
+//! before the first machine, ends after the last, and is left running and attached to together with them.
 //!
-//! [`Cluster::launch`] makes what is missing and keeps what is there, so the
-//! next launch boots the same machines again, on the same ports. The image is
-//! kept by a hard link (or a copy): an image that is built anew under the same
-//! name does not pull the ground from under the disks that stand on the old
-//! one. That a disk does not stand on the image that was given is told
-//! ([`Image::Older`]), never mended silently: starting over is the user's
-//! decision ([`Cluster::remove`]).
+//! [`Cluster::launch`] makes what is missing and keeps what exists, so the next launch boots the same machines again,
+//! on the same ports. The image is kept by a hard link (or a copy): rebuilding an image under the same name does not
+//! affect the disks that are based on the old one. If a disk is based on another image than the given one, that is
+//! reported ([`Image::Older`]) and never changed silently: starting over is the user's decision ([`Cluster::remove`]).
 //!
-//! Machines can be added one after the other ([`Cluster::open`],
-//! [`Cluster::add`]), because what a later one is told may be known only when
-//! an earlier one runs. One that has ended is started again in the same way,
-//! also in a cluster that was left running ([`Cluster::resume`]).
+//! Machines can be added one after the other ([`Cluster::open`], [`Cluster::add`]), because the parameters of a later
+//! one may be known only when an earlier one runs. A machine that has ended is started again in the same way, also in a
+//! cluster that was left running ([`Cluster::resume`]).
 //!
-//! Invariants: one launcher at a time (a lock in the folder), a machine that
-//! runs is never started a second time, and a process is only ever taken for
-//! a machine of ours by its whole [`Identity`](hearth_process::process::Identity),
-//! never by its number.
+//! Invariants: there is one launcher at a time (a lock in the folder), a running machine is never started a second
+//! time, and a process is only taken for one of the cluster's machines by its complete
+//! [`Identity`](hearth_process::process::Identity), never by its process ID.
 
 mod attached;
 mod image;
@@ -60,33 +53,31 @@ pub use running::{Running, cut, cut_one, known, running};
 use crate::{
     command::Machine,
     disk::{Cache, Disk, DiskError, Format, make_overlay},
-    network::{Forwarded, Link, is_free},
+    network::{Link, PortForward, is_free},
     run_dir::{RunDir, RunDirError},
-    vm::{Exit, Lifetime, Shutdown, StartError, Tied, Vm},
+    vm::{Exit, Lifetime, NotDetachable, Shutdown, StartError, Vm},
 };
 
 /// A machine of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// What it is made of. Its first disk is added by the launch, and its
-    /// first network card, if it has a place in the cluster's network; a
-    /// forward to host port 0 gets the port that it had last time, if that is
-    /// free.
+    /// Its configuration. The launch adds its first disk, and its first network card if it has a slot in the cluster's
+    /// network; a forward to host port 0 gets its previous port, if that is free.
     pub machine: Machine,
-    /// The raw image that its disk is made from, the first time.
+    /// The raw image that its disk is first made from.
     pub image: PathBuf,
-    /// How large the disk is made, in bytes; as large as the image, if none.
+    /// Size of the disk in bytes; the size of the image, if none.
     pub disk_bytes: Option<u64>,
-    /// What becomes of its writes and flushes.
+    /// The cache mode of its disk.
     pub cache: Cache,
 }
 
-/// What to launch.
+/// The specification of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterSpec {
     /// The cluster's folder.
     pub state: PathBuf,
-    /// What joins them; each on its own, if none.
+    /// The network of the machines; each has its own, if none.
     pub network: Option<NetworkSpec>,
     /// Its machines.
     pub members: Vec<Member>,
@@ -97,65 +88,64 @@ pub struct ClusterSpec {
 /// A running cluster. Dropping it kills its machines.
 #[derive(Debug)]
 pub struct Cluster {
-    // Before the lock: nobody else may come in while machines still run.
+    // Before the lock: no other launcher may start while machines are still running.
     machines: Vec<Vm>,
     images: Vec<Image>,
-    // After the machines, for the same reason as on every other end.
+    // After the machines: it must end last.
     wired: Option<Wired>,
     state: PathBuf,
     lifetime: Lifetime,
     _lock: Lock,
 }
 
-/// A cluster was not launched.
+/// A cluster operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClusterError {
-    /// Two machines of one name would share a folder.
-    #[error("two machines are named {0:?}; names must differ")]
+    /// Two machines have the same name, and so the same folder.
+    #[error("duplicate machine name {0:?}")]
     TwoOfOneName(String),
-    /// Another launcher is at work, or has machines running in its
-    /// foreground.
+    /// Another launcher is active, or has machines running in its foreground.
     #[error("cluster {0}: another process is using it; stop that first")]
     InUse(PathBuf),
-    /// A machine was left running.
-    #[error("machine {machine:?} is running already, as process {pid}; stop it first")]
+    /// A machine is running.
+    #[error("machine {machine:?} is already running as process {pid}; stop it first")]
     Running {
-        /// The machine.
+        /// Name of the machine.
         machine: String,
-        /// Its process.
+        /// Process ID of its QEMU.
         pid: i32,
     },
-    /// A file of the cluster's cannot be used.
+    /// A file operation failed.
     #[error("cannot {step} {path}: {source}")]
     File {
-        /// What failed.
+        /// The step that failed.
         step: &'static str,
-        /// With which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The underlying I/O error.
         source: io::Error,
     },
-    /// A machine's record is not of this form.
-    #[error("{path} is not understood ({source}); remove the cluster to start over")]
+    /// A machine's record has another format.
+    #[error("cannot parse {path} ({source}); remove the cluster to start over")]
     Record {
-        /// The record.
+        /// Path of the record.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The underlying error.
         source: serde_json::Error,
     },
     /// A machine's folder cannot be used.
     #[error(transparent)]
     RunDir(#[from] RunDirError),
-    /// A machine's disk was not made.
+    /// A machine's disk could not be created.
     #[error(transparent)]
     Disk(#[from] DiskError),
     /// A machine did not start.
     #[error(transparent)]
     Start(#[from] StartError),
-    /// A machine cannot be left running.
+    /// A machine cannot be detached.
     #[error(transparent)]
-    Tied(#[from] Tied),
-    /// The network did not do.
+    NotDetachable(#[from] NotDetachable),
+    /// A network operation failed.
     #[error(transparent)]
     Network(#[from] NetworkError),
 }
@@ -171,7 +161,7 @@ impl Cluster {
     /// Launches the machines, one after the other.
     ///
     /// # Errors
-    /// Whatever keeps one of them from starting; then none is left running.
+    /// If a machine cannot be started; then none is left running.
     pub async fn launch(spec: &ClusterSpec) -> Result<Self, ClusterError> {
         let mut names = BTreeSet::new();
         for member in &spec.members {
@@ -186,17 +176,17 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// A cluster of which no machine runs yet, with its network.
+    /// Opens a cluster of which no machine is running, and starts its network.
     ///
     /// # Errors
-    /// If one does, or another process is using it.
+    /// If a machine is running, or another process is using the cluster.
     pub async fn open(
         state: &Path,
         network: Option<&NetworkSpec>,
         lifetime: Lifetime,
     ) -> Result<Self, ClusterError> {
         let mut cluster = Self::locked(state, lifetime)?;
-        // Before any is started: with one of them in the way, none is.
+        // Checked before any is started: if one of them is running, none is started.
         for (name, record) in records(state)? {
             refuse_running(&name, &record)?;
         }
@@ -206,12 +196,11 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// A cluster that was left running, to start one of its machines again:
-    /// the others and the network go on as they are, and are none of this
-    /// handle's.
+    /// Opens a cluster that was left running, for starting one of its machines again. The other machines and the
+    /// network keep running, and do not belong to this handle.
     ///
     /// # Errors
-    /// If another process is using it, or its network does not run.
+    /// If another process is using the cluster, or its network is not running.
     pub async fn resume(
         state: &Path,
         network: Option<&NetworkSpec>,
@@ -236,15 +225,14 @@ impl Cluster {
         })
     }
 
-    /// Starts one more machine, or one again that has ended. Returns its place
-    /// among [`Self::machines`].
+    /// Starts one more machine, or restarts one that has ended. Returns its index in [`Self::machines`].
     ///
     /// # Errors
-    /// If it runs, or cannot be started. The others go on.
+    /// If it is running, or cannot be started. The others keep running.
     pub async fn add(&mut self, member: &Member) -> Result<usize, ClusterError> {
         let name = &member.machine.name;
         let place = self.machines.iter().position(|vm| vm.name() == name);
-        // Its last start may have been another process's.
+        // Another process may have started it last.
         if let Some(record) = Record::load(&self.state.join(name))? {
             refuse_running(name, &record)?;
         }
@@ -274,20 +262,18 @@ impl Cluster {
         self.machines.iter().find(|vm| vm.name() == name)
     }
 
-    /// What joins the machines.
+    /// The network of the machines.
     pub fn network(&self) -> Option<&Network> {
         self.wired.as_ref().map(|wired| &wired.network)
     }
 
-    /// The address that a machine has in the network from its place in it,
-    /// whether it runs or not.
+    /// The address that a machine has by its slot in the network, whether it is running or not.
     pub fn address(&self, machine: &str) -> Option<Ipv4Addr> {
         let plug = self.wired.as_ref()?.plug(machine)?;
         Some(plug.address)
     }
 
-    /// Where this port of a machine with a place in the network is found on
-    /// the host, whether it runs or not.
+    /// The host address of this port of a machine with a slot in the network, whether it is running or not.
     pub fn forwarded(&self, machine: &str, guest: u16) -> Option<SocketAddr> {
         let plug = self.wired.as_ref()?.plug(machine)?;
         let forwards = &mut plug.forwards.iter();
@@ -295,13 +281,13 @@ impl Cluster {
         Some(forwarded.host)
     }
 
-    /// What each machine's disk stands on, in the same order.
+    /// How each machine's disk relates to the given image, in the same order.
     pub fn images(&self) -> &[Image] {
         &self.images
     }
 
-    /// Presses the power buttons of all machines at once and waits until they
-    /// are down, for at most `bound`; then ends the others less gently.
+    /// Presses the power buttons of all machines at once and waits for at most `bound` until they are off; then ends
+    /// the remaining ones forcibly.
     ///
     /// # Errors
     /// If a process cannot be waited for or killed.
@@ -320,11 +306,11 @@ impl Cluster {
         Ok(ends.into_iter().map(|(_, end)| end).collect())
     }
 
-    /// Lets the machines and their network go on without this process;
-    /// [`attach`] and [`network()`] find them again.
+    /// Leaves the machines and their network running without this process; [`attach`] and [`network()`] find them
+    /// again.
     ///
     /// # Errors
-    /// If they were not launched for that. They are then killed.
+    /// If they were not launched as detachable. They are then killed.
     pub fn detach(self) -> Result<(), ClusterError> {
         for machine in self.machines {
             machine.detach()?;
@@ -335,8 +321,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Removes a cluster: its machines' and its network's folders with all that is in them. A
-    /// folder that is not there, or holds no machines, is left as it is.
+    /// Removes a cluster: the folders of its machines and its network with their content. A folder that does not exist,
+    /// or has no machines, is not changed.
     ///
     /// # Errors
     /// If machines are running, or files cannot be removed.
@@ -349,8 +335,7 @@ impl Cluster {
         for (name, record) in &records {
             refuse_running(name, record)?;
         }
-        // Only folders that bear a record: whatever else the user keeps there
-        // is not ours.
+        // Only folders with a record: other files of the user are not removed.
         for (name, _) in records {
             let path = state.join(name);
             fs::remove_dir_all(&path).map_err(ClusterError::file("remove", &path))?;
@@ -359,13 +344,13 @@ impl Cluster {
     }
 }
 
-/// Keeps other launchers away for as long as it lives.
+/// Excludes other launchers while it exists.
 #[derive(Debug)]
 struct Lock(File);
 
 impl Drop for Lock {
-    /// Closing the file would not be enough: a process that another thread is
-    /// just starting has it open, too, until it is another program.
+    /// Closing the file would not be enough: a process that another thread is just starting also has it open, until it
+    /// executes another program.
     fn drop(&mut self) {
         let _ = self.0.unlock();
     }
@@ -416,11 +401,11 @@ fn refuse_running(name: &str, record: &Record) -> Result<(), ClusterError> {
     }
 }
 
-/// The process of a record, if it runs.
+/// The process of a record, if it is running.
 fn find(record: &Record) -> Result<Option<Process>, ClusterError> {
     match &record.process {
         Some(identity) => {
-            Process::find(identity).map_err(ClusterError::file("look into", Path::new("/proc")))
+            Process::find(identity).map_err(ClusterError::file("read", Path::new("/proc")))
         }
         None => Ok(None),
     }
@@ -433,12 +418,12 @@ async fn launch_member(
     lifetime: Lifetime,
 ) -> Result<(Vm, Image), ClusterError> {
     let name = &member.machine.name;
-    // Before a folder is made of it.
+    // Checked before a folder is made of it.
     member.machine.check().map_err(StartError::from)?;
     let run_dir = RunDir::create(state.join(name))?;
     let mut record = Record::load(run_dir.path())?.unwrap_or_default();
     record.process = None;
-    // First of all: by its record the folder is known to be ours.
+    // First of all: the record marks the folder as one of the cluster's.
     record.save(run_dir.path())?;
 
     let (disk, image) = prepare_disk(&run_dir, member).await?;
@@ -454,14 +439,14 @@ async fn launch_member(
     }
     let identity = vm
         .identity()
-        .map_err(ClusterError::file("look into", Path::new("/proc")))?;
+        .map_err(ClusterError::file("read", Path::new("/proc")))?;
     record.process = Some(identity);
     record.forwards = vm.forwards().to_vec();
     record.save(run_dir.path())?;
     Ok((vm, image))
 }
 
-/// Makes the machine's disk, unless it is there.
+/// Makes the machine's disk, unless it exists.
 async fn prepare_disk(run_dir: &RunDir, member: &Member) -> Result<(Disk, Image), ClusterError> {
     let (base, path) = (run_dir.file("base.img"), run_dir.file("disk.qcow2"));
     let image = if path.exists() {
@@ -481,8 +466,8 @@ async fn prepare_disk(run_dir: &RunDir, member: &Member) -> Result<(Disk, Image)
     Ok((disk, image))
 }
 
-/// Ports that may be any become those of last time, where they are free.
-fn keep_ports(machine: &mut Machine, last: &[Forwarded]) {
+/// Replaces host port 0 by the previous port, if that is free.
+fn keep_ports(machine: &mut Machine, last: &[PortForward]) {
     let links = machine.nics.iter_mut().map(|nic| &mut nic.link);
     for link in links {
         let Link::User(user) = link else { continue };
@@ -537,7 +522,7 @@ mod tests {
             }),
         });
         let last =
-            [(1, free), (2, taken), (3, free)].map(|(guest, host)| Forwarded { guest, host });
+            [(1, free), (2, taken), (3, free)].map(|(guest, host)| PortForward { guest, host });
         keep_ports(&mut machine, &last);
         let Link::User(user) = &machine.nics[0].link else {
             panic!("it was a user network");
@@ -553,7 +538,7 @@ mod tests {
             state: folder.path().join("cluster"),
             network: None,
             members: vec![member("a"), member("a")],
-            lifetime: Lifetime::Tied,
+            lifetime: Lifetime::KillWithParent,
         };
         let error = Cluster::launch(&spec).await.expect_err("two of one name");
         assert!(matches!(error, ClusterError::TwoOfOneName(name) if name == "a"));
@@ -601,7 +586,7 @@ mod tests {
             state: folder.path().to_owned(),
             network: None,
             members: vec![member("a")],
-            lifetime: Lifetime::Tied,
+            lifetime: Lifetime::KillWithParent,
         };
         let error = Cluster::launch(&spec).await.expect_err("a broken record");
         assert!(matches!(error, ClusterError::Record { .. }), "{error}");

@@ -1,8 +1,7 @@
-//! From what a machine is made of to QEMU's command line.
+//! Builds QEMU's command line from the configuration of a machine.
 //!
-//! [`Machine`] is plain data; [`Machine::command`] checks it and writes the
-//! arguments, one helper for each concern, with a reason beside each flag that
-//! does not explain itself. Nothing here touches the disk or starts anything.
+//! [`Machine`] is plain data; [`Machine::command`] checks it and writes the arguments, with one helper for each concern
+//! and a reason beside each flag that does not explain itself. Nothing here accesses the disk or starts anything.
 
 use std::{
     fmt,
@@ -26,107 +25,100 @@ use crate::{
 /// The QEMU that is run.
 pub const QEMU: &str = "qemu-system-x86_64";
 
-/// Linux takes this much of a command line on x86, the final NUL included.
+/// Linux's limit for a command line on x86, including the final NUL.
 const COMMAND_LINE_SIZE: usize = 2048;
 
-/// TCG keeps its translations in a buffer that may grow to 1 GiB by default,
-/// which adds up when several machines run for long. Firmware and kernel make
-/// 43 MiB of them, the rest is for the node. A buffer that is full is emptied
-/// and filled again.
+/// TCG keeps its translations in a buffer that may grow to 1 GiB by default, which adds up when several machines run
+/// for long. Firmware and kernel make 43 MiB of them; the rest is for the node. A full buffer is flushed and filled
+/// again.
 const TCG_BUFFER_MIB: u32 = 256;
 
-/// All that TCG can do (without AES instructions a boot with an encrypted disk
-/// takes a second longer), but for `cmpxchg16b`. QEMU up to 7.2 emulates it
-/// with the flags of an earlier instruction: it computes them before it has
-/// stored which instruction set them last, and so it can leave whole operands
-/// in the flags register: single-step, direction and nested-task bits. Linux
-/// uses it in the slab allocator and per processor where the processor has it,
-/// and then faults, seldom, where no fault is; without it, Linux has another
-/// way.
+/// All features of TCG (without AES instructions a boot with an encrypted disk takes a second longer), except
+/// `cmpxchg16b`. QEMU up to 7.2 emulates it with the flags of an earlier instruction: it computes them before it has
+/// stored which instruction set them last, so it can leave whole operands in the flags register: single-step, direction
+/// and nested-task bits. Linux uses it in the slab allocator and per processor if the processor has it, and then rarely
+/// takes spurious faults; without it, Linux has another implementation.
 const TCG_CPU: &str = "max,-cx16";
 
-/// Told to an emulated kernel that is booted directly: timers go by the tick,
-/// and the tick goes on. Where each timer has its own moment, Linux sets the
-/// processor's timer anew at nearly each sleep and each idle moment, and for
-/// QEMU that is an access to a device under its one lock and a change of its own
-/// timers: an eighth of what the processors of a machine with Kubernetes did. With
-/// the tick its kernel does half as much. A timer is late by up to 4 ms instead.
+/// Parameters of an emulated kernel that is booted directly: timers use the tick, and the tick does not stop. With
+/// high-resolution timers, Linux programs the processor's timer at nearly each sleep and each idle moment, and for QEMU
+/// that is an access to a device under its global lock and a change of its own timers: an eighth of the processor time
+/// of a machine with Kubernetes. With the tick its kernel uses half as much. A timer is late by up to 4 ms instead.
 const TCG_TICK: &str = "highres=off nohz=off";
 
-/// What a machine is made of.
+/// The configuration of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Machine {
-    /// 1 to 32 of a–z, 0–9 and '-'; names the window, the process, the folder.
+    /// 1 to 32 of a–z, 0–9 and '-'; the name of the window, the process, the folder.
     pub name: String,
-    /// What it runs on.
+    /// Its accelerator.
     pub accel: Accel,
     /// Virtual CPUs, 1 to 64.
     pub cpus: u32,
     /// Memory in MiB, at least 64.
     pub memory_mib: u32,
-    /// How it starts.
+    /// How it boots.
     pub boot: Boot,
     /// virtio disks. UEFI boots from the first.
     pub disks: Vec<Disk>,
     /// virtio network cards.
     pub nics: Vec<Nic>,
-    /// What the guest finds in fw_cfg.
+    /// fw_cfg items of the guest.
     pub fw_cfg: Vec<Item>,
     /// Whether it has a virtio random number generator.
     pub rng: bool,
-    /// A TPM 2.0, emulated by somebody else.
+    /// A TPM 2.0, emulated by another program.
     pub tpm: Option<Tpm>,
-    /// Its watchdog's action; the device is always there.
+    /// The action of its watchdog; the device always exists.
     pub watchdog: WatchdogAction,
     /// Its clock.
     pub rtc: Rtc,
-    /// The rate of the counter that it sees under TCG; told to a kernel that
-    /// is booted directly.
+    /// The rate of the time-stamp counter under TCG, passed to a kernel that is booted directly.
     pub tsc: Option<Rate>,
-    /// What a guest's reset does.
+    /// The effect of a guest's reset.
     pub on_reset: OnReset,
 }
 
-/// How a machine starts.
+/// How a machine boots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Boot {
-    /// PC firmware (SeaBIOS) and what it finds.
+    /// PC firmware (SeaBIOS) and its boot order.
     Bios,
-    /// UEFI: what a real machine does, and five seconds slower under TCG.
+    /// UEFI: like a real machine, and five seconds slower under TCG.
     Uefi(Firmware),
     /// QEMU loads the kernel itself.
     Direct {
-        /// A bzImage.
+        /// Path of a bzImage.
         kernel: PathBuf,
-        /// An initramfs.
+        /// Path of an initramfs.
         initrd: Option<PathBuf>,
         /// The kernel's command line.
         append: String,
     },
 }
 
-/// The action of the watchdog (an Intel 6300ESB) when the guest stops feeding
-/// it. It does nothing until the guest opens it.
+/// The action of the watchdog (an Intel 6300ESB) when the guest stops feeding it. It is inactive until the guest opens
+/// it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum WatchdogAction {
-    /// As on a real machine.
+    /// Resets the machine, as on real hardware.
     #[default]
     Reset,
-    /// QEMU ends.
+    /// Ends QEMU.
     Poweroff,
-    /// The machine stands still, so that it can be looked at.
+    /// Pauses the machine, so that it can be inspected.
     Pause,
-    /// Only an event on QMP.
+    /// Only sends an event on QMP.
     None,
 }
 
-/// What becomes of QEMU when the guest resets the machine.
+/// The effect on QEMU when the guest resets the machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OnReset {
     /// It boots again.
     #[default]
     Reboot,
-    /// QEMU ends, and says so ([`crate::vm::Cause::GuestReset`]).
+    /// QEMU ends, with [`crate::vm::Cause::GuestReset`].
     Exit,
 }
 
@@ -136,15 +128,14 @@ pub enum Rtc {
     /// The host's time.
     #[default]
     Host,
-    /// Starts at this date in UTC, `2038-01-19T03:14:00`, and goes on from
-    /// there.
+    /// Starts at this date in UTC, `2038-01-19T03:14:00`, and runs from there.
     From(String),
 }
 
-/// A TPM that swtpm (or a program like it) serves.
+/// A TPM that swtpm (or a similar program) serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tpm {
-    /// Its control socket.
+    /// Path of its control socket.
     pub socket: PathBuf,
     /// How the guest talks to it.
     pub interface: TpmInterface,
@@ -159,25 +150,23 @@ pub enum TpmInterface {
     Crb,
 }
 
-/// Where QEMU gets its QMP sockets from.
+/// The origin of QEMU's QMP sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sockets {
-    /// Listening sockets that it inherits: the launcher's and everyone
-    /// else's.
+    /// Inherited listening sockets: one for the launcher, one for everyone else.
     Inherited {
-        /// Descriptor of the launcher's.
+        /// Descriptor of the launcher's socket.
         qmp: RawFd,
-        /// Descriptor of everyone else's.
+        /// Descriptor of the socket for everyone else.
         control: RawFd,
     },
-    /// It makes them itself, under the names of the machine's folder: for a
-    /// command that is run by hand.
+    /// Created by QEMU, under the names in the machine's folder: for a command that is run by hand.
     Made,
 }
 
-/// What is wrong with a machine.
+/// An invalid field of a machine.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("machine {machine:?}: {field}: found {found}, wanted {wanted}")]
+#[error("machine {machine:?}: {field}: expected {wanted}, got {found}")]
 pub struct MachineError {
     machine: String,
     field: &'static str,
@@ -186,9 +175,8 @@ pub struct MachineError {
 }
 
 impl Machine {
-    /// A machine with one CPU, 512 MiB, a random number generator and nothing
-    /// else. The first one under TCG measures this host's counter, which takes
-    /// a moment.
+    /// A machine with one CPU, 512 MiB, a random number generator and nothing else. The first machine under TCG
+    /// measures this host's counter, which takes a moment.
     pub fn new(name: impl Into<String>, accel: Accel) -> Self {
         Self {
             name: name.into(),
@@ -214,7 +202,7 @@ impl Machine {
     /// The command that starts it, with its files in `run_dir`.
     ///
     /// # Errors
-    /// Names the first field that QEMU or a guest would not take.
+    /// Names the first field that QEMU or a guest would not accept.
     pub fn command(&self, run_dir: &RunDir, sockets: Sockets) -> Result<CommandLine, MachineError> {
         self.check()?;
         let mut line = CommandLine::new(QEMU);
@@ -262,50 +250,43 @@ impl Machine {
         if let Rtc::From(date) = &self.rtc
             && !is_date(date)
         {
-            return refuse("rtc", date, "a date as 2038-01-19T03:14:00");
+            return refuse("rtc", date, "a date such as 2038-01-19T03:14:00");
         }
         let mut names: Vec<&Name> = self.fw_cfg.iter().map(|item| &item.name).collect();
         names.sort_unstable_by_key(|name| name.as_str());
         if let Some(twice) = names.windows(2).find(|pair| pair[0] == pair[1]) {
-            return refuse("fw_cfg", &twice[0].as_str(), "each name once");
+            return refuse("fw_cfg", &twice[0].as_str(), "unique names");
         }
         for item in &self.fw_cfg {
-            // QEMU takes an empty string for a forgotten one; bytes may well
-            // be empty.
+            // QEMU takes an empty string for a missing one; bytes may be empty.
             if let Content::Text(text) = &item.content
                 && (text.is_empty() || text.contains('\0'))
             {
-                return refuse(
-                    "fw_cfg",
-                    &item.name.as_str(),
-                    "text that is not empty, without NUL",
-                );
+                return refuse("fw_cfg", &item.name.as_str(), "non-empty text without NUL");
             }
         }
         for nic in &self.nics {
             if let Link::User(user) = &nic.link
                 && user.forwards.iter().any(|forward| forward.guest == 0)
             {
-                return refuse("nics", &"forward of guest port 0", "a port of the guest");
+                return refuse("nics", &"forward of guest port 0", "a nonzero guest port");
             }
         }
         Ok(())
     }
 
     fn machine(&self, line: &mut CommandLine) {
-        // Names the threads as well, so that the CPU time of the virtual CPUs
-        // can be told from the rest.
+        // Also names the threads, so that the CPU time of the virtual CPUs can be separated from the rest.
         line.option(
             "-name",
             Options::with("guest", &self.name).on("debug-threads", true),
         );
-        // Neither the host's QEMU configuration nor devices that QEMU adds of
-        // itself (VGA, floppy, CD-ROM, a network card): they cost the firmware
-        // time and make machines differ between hosts.
+        // Neither the host's QEMU configuration nor devices that QEMU adds by default (VGA, floppy, CD-ROM, a network
+        // card): they cost the firmware time and make machines differ between hosts.
         line.arg("-no-user-config").arg("-nodefaults");
         line.option("-display", "none");
-        // Plain: leaving out the chipset's SMM, SATA, USB and sleep states was
-        // measured, and saves the firmware no time.
+        // Defaults otherwise: omitting the chipset's SMM, SATA, USB and sleep states was measured, and saves the
+        // firmware no time.
         let mut machine = Options::of("q35");
         if let Boot::Uefi(_) = self.boot {
             machine = machine.set("pflash0", "code").set("pflash1", "vars");
@@ -339,8 +320,8 @@ impl Machine {
         match &self.boot {
             Boot::Bios => {}
             Boot::Uefi(firmware) => {
-                // As block devices of the machine, not by `-drive if=pflash`:
-                // there a colon in a path is taken for a protocol.
+                // As block devices of the machine, not by `-drive if=pflash`, which takes a colon in a path for a
+                // protocol.
                 line.option(
                     "-blockdev",
                     file("code", &firmware.code).on("read-only", true),
@@ -359,13 +340,12 @@ impl Machine {
                 line.option("-append", self.append(append));
             }
         }
-        // No menu and no waiting for a key. Only devices with a boot index: a
-        // disk that does not boot is an error at once, and not an attempt at
-        // every other device.
+        // No menu and no waiting for a key. Only devices with a boot index: a disk that does not boot is an error at
+        // once, rather than an attempt at every other device.
         line.option("-boot", Options::with("menu", "off").on("strict", true));
     }
 
-    /// What the kernel is told, with what it cannot find out by itself.
+    /// The kernel's command line, with parameters that the kernel cannot find out by itself.
     fn append(&self, append: &str) -> String {
         let mut told = vec![append.to_owned()];
         told.extend(self.tsc.map(|rate| rate.to_string()));
@@ -386,17 +366,15 @@ impl Machine {
                 .on("cache.no-flush", disk.cache.no_flush())
                 .on("file.cache.direct", disk.cache.direct())
                 .on("file.cache.no-flush", disk.cache.no_flush())
-                // What the guest discards is a hole again, so that a disk
-                // stays as small as what is on it.
+                // What the guest discards becomes a hole again, so that a disk stays as small as its content.
                 .set("discard", "unmap")
                 .set("file.discard", "unmap");
             line.option("-blockdev", file);
             let mut device = Options::of("virtio-blk-pci")
                 .set("drive", &node)
                 .on("write-cache", disk.cache.write_cache());
-            // Told to the firmware, which then starts the drivers of this
-            // device alone instead of all that it has. By direct boot, QEMU
-            // takes the first place for the kernel.
+            // The boot index makes the firmware start the drivers of this device alone instead of all. In a direct
+            // boot, QEMU uses the first index for the kernel.
             if !matches!(self.boot, Boot::Direct { .. }) {
                 device = device.set("bootindex", index.to_string());
             }
@@ -408,14 +386,13 @@ impl Machine {
         for (index, nic) in self.nics.iter().enumerate() {
             let mut device = Options::of("virtio-net-pci")
                 .set("mac", nic.mac.to_string())
-                // No option ROM: the firmware would try to boot from the net.
+                // No option ROM: the firmware would try to boot from the network.
                 .set("romfile", "");
             let id = format!("net{index}");
             let network = match &nic.link {
                 Link::Unplugged => None,
                 Link::User(user) => Some(user_network(&id, user)),
-                // By the name that it has in the machine's folder, in which
-                // QEMU runs: addresses of sockets are short.
+                // By its name in the machine's folder, which is QEMU's working directory: socket addresses are short.
                 Link::Switch { .. } => Some(
                     Options::of("stream")
                         .set("id", &id)
@@ -445,9 +422,8 @@ impl Machine {
     }
 
     fn console(&self, line: &mut CommandLine, run_dir: &RunDir) {
-        // To a file, not to a socket or a pipe: QEMU never waits for a reader,
-        // nothing is lost while there is none, and whoever comes later finds
-        // the beginning as well.
+        // To a file, not to a socket or a pipe: QEMU never waits for a reader, nothing is lost while there is none, and
+        // a later reader still gets the beginning.
         let file = Options::of("file")
             .set("id", "serial")
             .path("path", &run_dir.serial_log())
@@ -458,8 +434,7 @@ impl Machine {
 
     fn rng(&self, line: &mut CommandLine) {
         if self.rng {
-            // Without it (and without a CPU that is trusted) a guest's
-            // getrandom() waits for ever.
+            // Without it (and without a trusted CPU) a guest's getrandom() blocks forever.
             line.option("-device", "virtio-rng-pci");
         }
     }
@@ -500,7 +475,7 @@ impl Machine {
     }
 }
 
-/// QEMU's own network.
+/// QEMU's user-mode network.
 fn user_network(id: &str, user: &UserNetwork) -> Options {
     let mut network = Options::of("user")
         .set("id", id)
@@ -528,7 +503,7 @@ fn monitor(line: &mut CommandLine, run_dir: &RunDir, sockets: Sockets) {
         ],
     };
     for (id, end) in ends {
-        // The machine starts whether or not somebody is connected.
+        // The machine starts whether or not a client is connected.
         line.option(
             "-chardev",
             end.set("id", id).on("server", true).on("wait", false),
@@ -537,8 +512,7 @@ fn monitor(line: &mut CommandLine, run_dir: &RunDir, sockets: Sockets) {
     }
 }
 
-/// A socket that QEMU makes itself: relative to the folder it runs in, for
-/// addresses of sockets are short.
+/// A socket that QEMU creates itself: relative to its working directory, because socket addresses are short.
 fn made(path: &Path) -> Options {
     Options::of("socket").path("path", Path::new(path.file_name().unwrap_or_default()))
 }
@@ -550,14 +524,13 @@ fn file(node: &str, path: &Path) -> Options {
         .path("filename", &absolute(path))
 }
 
-/// QEMU runs in the machine's folder, so relative paths must be resolved
-/// before. Fails only for the empty path or without a current folder; QEMU
-/// then names the file that it does not find.
+/// QEMU's working directory is the machine's folder, so relative paths must be resolved before. Fails only for the
+/// empty path or without a current folder; QEMU then names the missing file.
 fn absolute(path: &Path) -> PathBuf {
     std::path::absolute(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// `2038-01-19T03:14:00`, by form; QEMU checks the rest.
+/// Checks the form `2038-01-19T03:14:00`; QEMU checks the rest.
 fn is_date(text: &str) -> bool {
     let form = b"dddd-dd-ddTdd:dd:dd";
     text.len() == form.len()

@@ -1,4 +1,4 @@
-//! A command line, and the option lists that QEMU's arguments are made of.
+//! A command line, and the option lists that QEMU's arguments consist of.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -8,8 +8,7 @@ use std::{
     process,
 };
 
-/// A program and its arguments. `Display` prints it as one line that a shell
-/// takes back as it is.
+/// A program and its arguments. `Display` prints them as one line that a shell parses into the same arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CommandLine {
     program: OsString,
@@ -17,7 +16,7 @@ pub struct CommandLine {
 }
 
 impl CommandLine {
-    /// No arguments yet.
+    /// A command line without arguments.
     pub fn new(program: impl Into<OsString>) -> Self {
         Self {
             program: program.into(),
@@ -25,7 +24,7 @@ impl CommandLine {
         }
     }
 
-    /// Adds one argument as it is.
+    /// Adds one argument unchanged.
     pub fn arg(&mut self, arg: impl Into<OsString>) -> &mut Self {
         self.args.push(arg.into());
         self
@@ -55,14 +54,14 @@ impl CommandLine {
             .collect()
     }
 
-    /// To be spawned.
+    /// As a process that can be spawned.
     pub fn to_std(&self) -> process::Command {
         let mut command = process::Command::new(&self.program);
         command.args(&self.args);
         command
     }
 
-    /// As a shell script: one option and its value to a line.
+    /// As a shell script: one option and its value per line.
     pub fn to_script(&self) -> Vec<u8> {
         let mut script = quoted(&self.program);
         for (index, arg) in self.args.iter().enumerate() {
@@ -89,7 +88,7 @@ impl fmt::Display for CommandLine {
     }
 }
 
-/// `word` so that a POSIX shell reads it back as one word.
+/// Quotes `word` for a POSIX shell.
 fn quoted(word: &OsStr) -> Vec<u8> {
     let bytes = word.as_bytes();
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-_=.,:/+@%".contains(byte);
@@ -99,7 +98,7 @@ fn quoted(word: &OsStr) -> Vec<u8> {
     let mut quoted = vec![b'\''];
     for &byte in bytes {
         if byte == b'\'' {
-            // Out of the quotes, one escaped quote, and in again.
+            // Closes the quotes, adds one escaped quote, and opens them again.
             quoted.extend_from_slice(br"'\''");
         } else {
             quoted.push(byte);
@@ -109,8 +108,8 @@ fn quoted(word: &OsStr) -> Vec<u8> {
     quoted
 }
 
-/// The value of one QEMU option: `driver,key=value,…`. Commas in values are
-/// doubled, which is how QEMU wants them escaped everywhere but in `-append`.
+/// The value of one QEMU option: `driver,key=value,…`. Commas in values are doubled, which is QEMU's escaping
+/// everywhere except in `-append`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Options(Vec<u8>);
 
@@ -196,7 +195,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(48))]
 
-        /// The real shell reads both forms back as the arguments they were.
+        /// A real shell parses both forms into the original arguments.
         #[test]
         fn a_shell_reads_the_line_back(args in proptest::collection::vec("-?[ -~\n\t]{0,12}", 0..5)) {
             let mut line = CommandLine::new("printf");
@@ -211,7 +210,7 @@ mod tests {
                     .arg(OsString::from_vec(script))
                     .output()
                     .expect("sh runs");
-                // printf of no arguments prints the format once.
+                // printf without arguments prints the format once.
                 let wanted = if args.is_empty() { b"\0".to_vec() } else { wanted.clone() };
                 prop_assert_eq!(output.stdout, wanted);
             }

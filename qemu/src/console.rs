@@ -1,12 +1,10 @@
 //! A machine's serial console: its log file, read as it grows.
 //!
-//! QEMU writes the console to a file and to nothing else. This side follows
-//! the file: woken by inotify, it splits what is new into lines, dates them,
-//! finds the lines that are meant for programs
-//! ([`hearth_api::console::Report`]) and keeps a bounded number of both for
-//! any number of readers. Why a file and not a socket: nothing is lost while
-//! nobody reads, the guest is never held up, and a machine that is met later
-//! (one that was left running by another process) is read in the same way.
+//! QEMU writes the console to a file only. This module follows the file: woken by inotify, it splits new content into
+//! lines, dates them, finds the lines for programs ([`hearth_api::console::Report`]) and keeps a bounded number of both
+//! for any number of readers. A file rather than a socket: nothing is lost while there is no reader, the guest never
+//! blocks, and a machine that is attached to later (one that was left running by another process) is read in the same
+//! way.
 
 mod strip;
 
@@ -34,8 +32,7 @@ const LINES: Limits = Limits {
     weight: 8 << 20,
 };
 
-/// A boot makes some twenty reports. They have their own list so that a
-/// talkative guest does not push them out.
+/// A boot makes some twenty reports. They have a list of their own so that a verbose guest does not displace them.
 const REPORTS: Limits = Limits {
     entries: 2_000,
     weight: 1 << 20,
@@ -55,7 +52,7 @@ pub struct Line {
 pub struct Reported {
     /// When it was read, since QEMU's start.
     pub at: Duration,
-    /// What it said.
+    /// The report.
     pub report: Report,
 }
 
@@ -71,7 +68,7 @@ impl Weigh for Reported {
     }
 }
 
-/// A machine's console. Clones are the same console.
+/// A machine's console. Clones refer to the same console.
 #[derive(Clone, Debug)]
 pub struct Console {
     lines: Journal<Line>,
@@ -87,48 +84,46 @@ pub struct Lines(Cursor<Line>);
 pub struct Reports(Cursor<Reported>);
 
 impl Lines {
-    /// The next line; `None` when QEMU has ended and all is read. Cancel
-    /// safe.
+    /// The next line; `None` when QEMU has ended and everything was read. Cancel safe.
     pub async fn next(&mut self) -> Option<Line> {
         self.0.next().await
     }
 
-    /// How many lines were dropped because this reader was too slow.
+    /// Number of lines that were dropped because this reader was too slow.
     pub fn missed(&self) -> u64 {
         self.0.missed()
     }
 }
 
 impl Reports {
-    /// The next report; `None` when QEMU has ended and all is read. Cancel
-    /// safe.
+    /// The next report; `None` when QEMU has ended and everything was read. Cancel safe.
     pub async fn next(&mut self) -> Option<Reported> {
         self.0.next().await
     }
 
-    /// How many reports were dropped because this reader was too slow.
+    /// Number of reports that were dropped because this reader was too slow.
     pub fn missed(&self) -> u64 {
         self.0.missed()
     }
 }
 
 impl Console {
-    /// All lines, from the machine's start as far as they are kept.
+    /// All lines that are kept, from the machine's start.
     pub fn lines(&self) -> Lines {
         Lines(self.lines.read())
     }
 
-    /// Only lines that come from now on.
+    /// Only future lines.
     pub fn new_lines(&self) -> Lines {
         Lines(self.lines.read_new())
     }
 
-    /// All reports, from the machine's start as far as they are kept.
+    /// All reports that are kept, from the machine's start.
     pub fn reports(&self) -> Reports {
         Reports(self.reports.read())
     }
 
-    /// Only reports that come from now on.
+    /// Only future reports.
     pub fn new_reports(&self) -> Reports {
         Reports(self.reports.read_new())
     }
@@ -138,7 +133,7 @@ impl Console {
         self.lines.last(count)
     }
 
-    /// Waits until QEMU has ended and all it wrote is read.
+    /// Waits until QEMU has ended and all of its output was read.
     pub(crate) async fn ended(&self) {
         self.lines.ended().await;
     }
@@ -146,8 +141,7 @@ impl Console {
 
 /// Follows the log at `path` until `ended` is cancelled, and then to its end.
 ///
-/// The log must be there. Lines that it already holds come first, dated with
-/// the moment they are read.
+/// The log must exist. Lines that it already has come first, dated with the time of reading.
 pub(crate) fn follow(
     path: &Path,
     started: Instant,
@@ -198,11 +192,9 @@ impl Sink {
 
 impl Follower {
     async fn run(mut self, watch: AsyncFd<OwnedFd>, ended: CancellationToken) {
-        // The watch was set before the first reading, so a change between a
-        // reading and the next wait is never slept through.
+        // The watch was set before the first read, so a change between a read and the next wait is not missed.
         let result = loop {
-            // Looked at before reading: what was written before the end is
-            // then read, too.
+            // Checked before reading, so that everything written before the end is read.
             let last = ended.is_cancelled();
             if let Err(error) = self.read_new() {
                 break Err(error);
@@ -220,16 +212,14 @@ impl Follower {
             self.sink.push(at, line);
         }
         if let Err(error) = result {
-            // Readers see it where they would have seen the next line.
-            self.sink.push(
-                at,
-                format!("(the console's log can no longer be read: {error})"),
-            );
+            // Readers get it in place of the next line.
+            self.sink
+                .push(at, format!("(cannot read the console log: {error})"));
         }
     }
 
-    /// Reads to the file's present end. These are short reads from the page
-    /// cache, so they are made right here and not on another thread.
+    /// Reads to the file's present end. These are short reads from the page cache, so they are not moved to another
+    /// thread.
     fn read_new(&mut self) -> io::Result<()> {
         let mut buffer = [0; 16384];
         loop {
@@ -244,7 +234,7 @@ impl Follower {
     }
 }
 
-/// Waits for a change of the watched file and takes all notices of it.
+/// Waits for a change of the watched file and consumes all its notifications.
 async fn changed(watch: &AsyncFd<OwnedFd>) -> io::Result<()> {
     loop {
         let mut ready = watch.readable().await?;
@@ -297,7 +287,7 @@ mod tests {
         assert_eq!(reports.next().await, None);
         follower.await.expect("no panic");
         assert_eq!(console.last(2).len(), 2);
-        // Subscribed after the end, and still told all of it.
+        // Subscribed after the end, and still gets everything.
         let mut late = console.lines();
         assert_eq!(&*late.next().await.expect("a line").text, "before");
     }

@@ -1,4 +1,4 @@
-//! Ending a machine, step by step harder.
+//! Ends a machine, with increasing force.
 
 use std::{io, time::Duration};
 
@@ -8,27 +8,24 @@ use tokio::time::{sleep, timeout};
 
 use crate::qmp::Qmp;
 
-/// The power button is pressed again this often: firmware and a kernel that
-/// has just begun do not notice it.
+/// Interval of pressing the power button: firmware and a kernel that has just started ignore it.
 const PRESS_AGAIN: Duration = Duration::from_secs(2);
 
-/// How long QEMU may take to end once it is told to; seconds on a busy host.
+/// Bound for QEMU to end after `quit`; it takes seconds on a busy host.
 const QUIT: Duration = Duration::from_secs(20);
 
-/// How far one had to go.
+/// The force that was needed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shutdown {
-    /// The guest went down by itself when its power button was pressed, or
-    /// had ended before.
+    /// The guest shut down by itself when its power button was pressed, or had ended before.
     Clean,
-    /// It did not within the bound, and QEMU was told to quit.
+    /// It did not within the bound, and QEMU got `quit`.
     Quit,
     /// QEMU did not quit either, and was killed.
     Killed,
 }
 
-/// Presses the power button, waits for at most `bound`, and then ends QEMU
-/// all the same.
+/// Presses the power button, waits for at most `bound`, and then ends QEMU forcibly.
 pub(crate) async fn shut_down(
     qmp: &Qmp,
     process: &Process,
@@ -37,8 +34,7 @@ pub(crate) async fn shut_down(
     tokio::select! {
         ended = process.ended() => return ended.map(|()| Shutdown::Clean),
         () = async {
-            // Until the bound, also when QEMU does not answer any more: it
-            // may be just ending.
+            // Until the bound, even if QEMU does not answer any more: it may be about to end.
             let _ = timeout(bound, press(qmp)).await;
         } => {}
     }
@@ -53,9 +49,9 @@ pub(crate) async fn shut_down(
     process.ended().await.map(|()| Shutdown::Killed)
 }
 
-/// Presses the power button for ever.
+/// Presses the power button repeatedly, without end.
 async fn press(qmp: &Qmp) {
-    // A machine that stands still hears nothing.
+    // A paused machine does not react.
     order(qmp, "cont").await;
     loop {
         order(qmp, "system_powerdown").await;
@@ -63,9 +59,9 @@ async fn press(qmp: &Qmp) {
     }
 }
 
-/// Gives an order. That it was not taken shows in what follows.
+/// Sends a command. Its failure shows in what follows.
 async fn order(qmp: &Qmp, command: &str) {
     if let Err(error) = qmp.execute(command, Value::Null).await {
-        tracing::debug!(%error, "while a machine is being shut down");
+        tracing::debug!(%error, "cannot send a QMP command during shutdown");
     }
 }

@@ -1,8 +1,7 @@
 //! A machine's disks.
 //!
-//! A machine never writes to a built image: it gets a qcow2 overlay, which
-//! takes 40 ms and no space, can be larger than the image, and is all that
-//! has to be deleted to start over.
+//! A machine never writes to a built image: it gets a qcow2 overlay, which takes 40 ms and no space to create, can be
+//! larger than the image, and is the only file to delete for starting over.
 
 use std::{
     fs,
@@ -12,12 +11,12 @@ use std::{
 
 use crate::command_line::CommandLine;
 
-/// How the bytes lie in the file.
+/// Format of a disk file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Format {
     /// As on a disk.
     Raw,
-    /// QEMU's own, which can stand on a base image.
+    /// QEMU's format, which supports a base image.
     Qcow2,
 }
 
@@ -30,30 +29,28 @@ impl Format {
     }
 }
 
-/// What becomes of the guest's writes and flushes on the host.
+/// How the host handles the guest's writes and flushes.
 ///
-/// Killing QEMU is a power cut for the guest, never for the host: what the
-/// guest has flushed is in the file or in the host's page cache, and is there
-/// again in all three modes. What it has written and not flushed may be lost,
-/// as on real hardware: qcow2 keeps its tables in QEMU's memory until a flush.
-/// The modes differ in what a crash of the host would leave, and in speed.
+/// Killing QEMU is a power cut for the guest, never for the host: flushed data is in the file or in the host's page
+/// cache, and is available again in all three modes. Data that was written and not flushed may be lost, as on real
+/// hardware: qcow2 keeps its tables in QEMU's memory until a flush. The modes differ in what remains after a crash of
+/// the host, and in speed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Cache {
-    /// Writes go to the host's page cache, a guest's flush is a flush of the
-    /// file. What a disk with a write cache does, and so the default.
+    /// Writes go to the host's page cache; a guest's flush flushes the file. Like a disk with a write cache, and so the
+    /// default.
     #[default]
     Writeback,
-    /// Guest flushes are ignored. For speed, where nobody cares what a crash
-    /// of the host leaves; says nothing about whether the guest flushes.
+    /// Guest flushes are ignored. For speed, if the state after a crash of the host does not matter; independent of
+    /// whether the guest flushes.
     Unsafe,
-    /// Past the host's page cache, and each write is on the disk before the
-    /// guest hears of it: a disk without a write cache. Slow; wants a file
-    /// system with O_DIRECT (tmpfs has none).
+    /// Bypasses the host's page cache, and each write is on the disk before it is acknowledged to the guest: a disk
+    /// without a write cache. Slow; requires a file system with O_DIRECT (tmpfs has none).
     Directsync,
 }
 
 impl Cache {
-    /// Whether writes go past the host's page cache.
+    /// Whether writes bypass the host's page cache.
     pub(crate) fn direct(self) -> bool {
         self == Self::Directsync
     }
@@ -63,7 +60,7 @@ impl Cache {
         self == Self::Unsafe
     }
 
-    /// Whether the guest is told that there is a write cache to flush.
+    /// Whether the guest sees a write cache that it has to flush.
     pub(crate) fn write_cache(self) -> bool {
         self != Self::Directsync
     }
@@ -74,9 +71,9 @@ impl Cache {
 pub struct Disk {
     /// The file.
     pub path: PathBuf,
-    /// How it is laid out.
+    /// Format of the file.
     pub format: Format,
-    /// What becomes of writes and flushes.
+    /// Its cache mode.
     pub cache: Cache,
 }
 
@@ -91,53 +88,54 @@ impl Disk {
     }
 }
 
-/// A disk could not be made.
+/// A disk could not be created.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
-    /// The base image is not there.
-    #[error("base image {path}: {source}")]
+    /// The base image is not accessible.
+    #[error("cannot open base image {path}: {source}")]
     Base {
-        /// The image.
+        /// Path of the image.
         path: PathBuf,
-        /// What the system said.
+        /// The underlying I/O error.
         source: std::io::Error,
     },
-    /// Smaller than what it stands on: the guest would see a cut-off image.
-    #[error("overlay on {base}: {wanted} bytes were asked for, and the image has {has}")]
+    /// The requested size is smaller than the base: the guest would see a truncated image.
+    #[error(
+        "overlay on {base}: size: expected at least the {has} bytes of the image, got {wanted}"
+    )]
     TooSmall {
-        /// The image.
+        /// Path of the image.
         base: PathBuf,
-        /// Bytes asked for.
+        /// Requested size in bytes.
         wanted: u64,
-        /// Bytes of the image.
+        /// Size of the image in bytes.
         has: u64,
     },
-    /// The program did not start.
-    #[error("qemu-img does not start (package qemu-utils): {0}")]
+    /// qemu-img did not start.
+    #[error("cannot start qemu-img (package qemu-utils): {0}")]
     Start(#[source] std::io::Error),
-    /// The program failed.
+    /// qemu-img failed.
     #[error("{command}: {message}")]
     Failed {
-        /// The command.
+        /// The command line.
         command: Box<CommandLine>,
-        /// Its last words.
+        /// Its standard error, or its exit status.
         message: String,
     },
-    /// The finished file did not get its name.
-    #[error("cannot put {path} in its place: {source}")]
+    /// The finished file could not be renamed.
+    #[error("cannot rename to {path}: {source}")]
     Place {
-        /// The name.
+        /// The final path.
         path: PathBuf,
-        /// What the system said.
+        /// The underlying I/O error.
         source: std::io::Error,
     },
 }
 
-/// Makes `overlay`, a qcow2 file on the raw image `base`, `size` bytes large
-/// (as large as the image, if none). The base's path is written into the
-/// overlay as it is given; a relative one is relative to the overlay.
+/// Makes `overlay`, a qcow2 file on the raw image `base`, of `size` bytes (the size of the image, if none). The base's
+/// path is written into the overlay unchanged; a relative one is relative to the overlay.
 ///
-/// The file appears under its name only when it is whole.
+/// The file appears under its name when it is complete.
 ///
 /// # Errors
 /// If the base is absent or larger than `size`, or qemu-img fails.
@@ -164,8 +162,8 @@ pub async fn make_overlay(base: &Path, overlay: &Path, size: Option<u64>) -> Res
         .arg("create")
         .arg("-q")
         .option("-f", "qcow2")
-        // The format of the base is told, not guessed: a guest that writes a
-        // qcow2 header to a raw disk must not turn into a file reader.
+        // The format of the base is given, not detected: a guest that writes a qcow2 header to a raw disk must not be
+        // able to read other files.
         .option("-F", "raw")
         .option("-b", base)
         .arg(&partial)

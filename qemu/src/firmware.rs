@@ -1,23 +1,21 @@
-//! Where the host keeps its UEFI firmware (OVMF).
+//! The UEFI firmware (OVMF) of the host.
 //!
-//! OVMF comes in two files: the code, which all machines share read-only, and
-//! a template of the variables, of which each machine gets a copy that it
-//! keeps over power cuts like any other disk. (It also saves the second boot
-//! some of the firmware's time: it writes less.)
+//! OVMF consists of two files: the code, which all machines share read-only, and a template of the variables, of which
+//! each machine gets a copy that it keeps over power cuts like any other disk. (With it the second boot is faster: the
+//! firmware writes less.)
 
 use std::path::{Path, PathBuf};
 
-/// A pair that belongs together: the sizes of the two must match.
+/// A matching pair: the sizes of the two must fit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Firmware {
-    /// The code.
+    /// Path of the code.
     pub code: PathBuf,
-    /// An empty variable store.
+    /// Path of an empty variable store.
     pub vars: PathBuf,
 }
 
-/// The builds without Secure Boot. The 4 MiB ones first: those of 2 MiB are
-/// gone from newer releases.
+/// The builds without Secure Boot. The 4 MiB ones first: newer releases do not have those of 2 MiB.
 const CANDIDATES: [(&str, &str); 5] = [
     // Debian and Ubuntu
     (
@@ -45,18 +43,18 @@ const CANDIDATES: [(&str, &str); 5] = [
     ),
 ];
 
-/// There is none.
+/// No firmware was found.
 #[derive(Debug, thiserror::Error)]
-#[error("no UEFI firmware on this host: install the package ovmf (looked for {looked_for})")]
+#[error("no UEFI firmware on this host: install the package ovmf (searched for {looked_for})")]
 pub struct NoFirmware {
     looked_for: String,
 }
 
 impl Firmware {
-    /// Looks where the distributions put it.
+    /// Searches the paths of the distributions.
     ///
     /// # Errors
-    /// If it is nowhere; the error names the package.
+    /// If there is none; the error names the package.
     pub fn locate() -> Result<Self, NoFirmware> {
         Self::locate_under(Path::new("/"))
     }

@@ -1,14 +1,13 @@
-//! Items of QEMU's fw_cfg device: how a machine is told its parameters.
+//! Items of QEMU's fw_cfg device, which pass parameters to a machine.
 //!
-//! The guest finds them as files under
-//! `/sys/firmware/qemu_fw_cfg/by_name/NAME/raw`, read-only. Contents given as
-//! bytes go through a file in the machine's own folder, readable by its owner
-//! only, never through the command line, which every process on the host can
-//! read: parameters hold secrets.
+//! The guest finds them as files below
+//! `/sys/firmware/qemu_fw_cfg/by_name/NAME/raw`, read-only. Contents given as bytes are passed in a file in the
+//! machine's folder, readable by its owner only, never on the command line, which every process on the host can read:
+//! parameters contain secrets.
 
 use std::{fmt, path::PathBuf};
 
-/// QEMU keeps names in 56 bytes, the final NUL included.
+/// QEMU's limit for a name is 56 bytes, including the final NUL.
 const MAX_NAME: usize = 55;
 
 /// The name of an item: `opt/…`, at most 55 bytes of printable ASCII.
@@ -19,7 +18,7 @@ impl Name {
     /// Checks a name.
     ///
     /// # Errors
-    /// Says which rule it breaks.
+    /// Names the rule that it breaks.
     pub fn new(name: &str) -> Result<Self, NameError> {
         let refuse = |wanted| {
             Err(NameError {
@@ -28,7 +27,7 @@ impl Name {
             })
         };
         if name.strip_prefix("opt/").is_none_or(str::is_empty) {
-            // QEMU takes others with a warning and supports none of them.
+            // QEMU accepts others with a warning and does not support them.
             return refuse("a name under opt/");
         }
         if name.len() > MAX_NAME {
@@ -47,7 +46,7 @@ impl Name {
         Ok(Self(name.to_owned()))
     }
 
-    /// The name itself.
+    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -59,28 +58,27 @@ impl fmt::Display for Name {
     }
 }
 
-/// A name that QEMU or the guest's kernel would not take.
+/// A name that QEMU or the guest's kernel would not accept.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[error("fw_cfg name {name:?}: wanted {wanted}")]
+#[error("fw_cfg name {name:?}: expected {wanted}")]
 pub struct NameError {
     name: String,
     wanted: &'static str,
 }
 
-/// What an item holds.
+/// The content of an item.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Content {
     /// Bytes, which are written to the machine's folder with mode 0600.
     Bytes(Vec<u8>),
-    /// A file that is there already; QEMU reads it once, when it starts.
+    /// An existing file; QEMU reads it once, when it starts.
     File(PathBuf),
-    /// Text on the command line, where everyone can read it. Not empty, no
-    /// NUL.
+    /// Text on the command line, which everyone can read. Not empty, no NUL.
     Text(String),
 }
 
 impl fmt::Debug for Content {
-    /// Without the contents: they may be secret.
+    /// Omits the contents: they may be secret.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Bytes(bytes) => write!(f, "Bytes({} bytes)", bytes.len()),
@@ -93,9 +91,9 @@ impl fmt::Debug for Content {
 /// One item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Item {
-    /// Under which name the guest finds it.
+    /// Its name in the guest.
     pub name: Name,
-    /// What it finds there.
+    /// Its content.
     pub content: Content,
 }
 
@@ -103,7 +101,7 @@ impl Item {
     /// An item of bytes.
     ///
     /// # Errors
-    /// If the name will not do.
+    /// If the name is invalid.
     pub fn bytes(name: &str, bytes: impl Into<Vec<u8>>) -> Result<Self, NameError> {
         Ok(Self {
             name: Name::new(name)?,
@@ -111,10 +109,10 @@ impl Item {
         })
     }
 
-    /// An item that is a file.
+    /// An item whose content is a file.
     ///
     /// # Errors
-    /// If the name will not do.
+    /// If the name is invalid.
     pub fn file(name: &str, path: impl Into<PathBuf>) -> Result<Self, NameError> {
         Ok(Self {
             name: Name::new(name)?,
@@ -122,10 +120,10 @@ impl Item {
         })
     }
 
-    /// An item of text that is no secret.
+    /// An item of text that is not secret.
     ///
     /// # Errors
-    /// If the name will not do.
+    /// If the name is invalid.
     pub fn text(name: &str, text: impl Into<String>) -> Result<Self, NameError> {
         Ok(Self {
             name: Name::new(name)?,

@@ -1,12 +1,9 @@
-//! A bounded list that one task writes and any number read at their own pace.
+//! A bounded list with one writer and any number of independent readers.
 //!
-//! Console lines, console reports and QMP events all have the same two needs:
-//! whoever subscribes late must get what was said before, and nobody's
-//! slowness may cost memory or hold up the machine. A broadcast channel gives
-//! no backlog, an unbounded list no bound. So entries are numbered and kept in
-//! one ring; a subscription is only a number. A reader that falls behind
-//! further than the ring reaches goes on at its oldest entry and can tell how
-//! many it missed.
+//! Console lines, console reports and QMP events have the same two requirements: a late subscriber must get what was
+//! written before, and a slow reader must neither use up memory nor block the machine. A broadcast channel has no
+//! backlog, an unbounded list no bound. So entries are numbered and kept in one ring; a subscription is only a number.
+//! A reader that falls behind the ring continues at its oldest entry and can tell how many entries it missed.
 
 use std::{
     collections::VecDeque,
@@ -15,29 +12,29 @@ use std::{
 
 use tokio::sync::watch;
 
-/// How much a journal keeps.
+/// Limits of a journal.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Entries.
+    /// Number of entries.
     pub(crate) entries: usize,
-    /// Their weight together, by [`Weigh`].
+    /// Their total weight, by [`Weigh`].
     pub(crate) weight: usize,
 }
 
-/// What an entry counts towards [`Limits::weight`].
+/// The weight of an entry for [`Limits::weight`].
 pub(crate) trait Weigh {
     fn weight(&self) -> usize;
 }
 
-/// The end that is read. Clones read the same entries.
+/// The reading end. Clones read the same entries.
 #[derive(Debug)]
 pub(crate) struct Journal<T> {
     shared: Arc<Mutex<Ring<T>>>,
-    /// How far it has been written, and whether it will be any further.
+    /// The number of written entries, and whether there will be more.
     progress: watch::Receiver<Progress>,
 }
 
-/// The end that is written; when it goes, readers come to the end.
+/// The writing end; when it is dropped, readers come to the end.
 #[derive(Debug)]
 pub(crate) struct Writer<T> {
     shared: Arc<Mutex<Ring<T>>>,
@@ -47,7 +44,7 @@ pub(crate) struct Writer<T> {
 
 #[derive(Clone, Copy, Debug, Default)]
 struct Progress {
-    /// The number that the next entry will bear.
+    /// The number of the next entry.
     next: u64,
 }
 
@@ -55,7 +52,7 @@ struct Progress {
 struct Ring<T> {
     entries: VecDeque<T>,
     weight: usize,
-    /// The number of the oldest entry that is kept.
+    /// The number of the oldest kept entry.
     first: u64,
 }
 
@@ -74,20 +71,19 @@ pub(crate) fn journal<T: Weigh + Clone>(limits: Limits) -> (Writer<T>, Journal<T
     (writer, Journal { shared, progress })
 }
 
-/// No code panics while it holds the lock, and a ring is whole after every
-/// step; so a poisoned one is as good as any.
+/// No code panics while it holds the lock, and a ring is consistent after every step; so a poisoned lock can be used.
 fn lock<T>(shared: &Mutex<Ring<T>>) -> MutexGuard<'_, Ring<T>> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl<T: Weigh + Clone> Writer<T> {
-    /// Adds an entry, and drops the oldest ones if it must.
+    /// Adds an entry, and drops the oldest ones if necessary.
     pub(crate) fn push(&self, entry: T) {
         let next = {
             let mut ring = lock(&self.shared);
             ring.weight += entry.weight();
             ring.entries.push_back(entry);
-            // The newest entry stays, however heavy.
+            // The newest entry is kept, whatever its weight.
             while ring.entries.len() > 1
                 && (ring.entries.len() > self.limits.entries || ring.weight > self.limits.weight)
             {
@@ -112,7 +108,7 @@ impl<T> Clone for Journal<T> {
 }
 
 impl<T: Weigh + Clone> Journal<T> {
-    /// Reads from the oldest entry that is kept.
+    /// Reads from the oldest kept entry on.
     pub(crate) fn read(&self) -> Cursor<T> {
         Cursor {
             next: lock(&self.shared).first,
@@ -121,7 +117,7 @@ impl<T: Weigh + Clone> Journal<T> {
         }
     }
 
-    /// Reads only what is written from now on.
+    /// Reads only future entries.
     pub(crate) fn read_new(&self) -> Cursor<T> {
         Cursor {
             next: {
@@ -140,14 +136,14 @@ impl<T: Weigh + Clone> Journal<T> {
         ring.entries.iter().skip(skip).cloned().collect()
     }
 
-    /// Waits until nothing more will be written.
+    /// Waits until no more entries will be written.
     pub(crate) async fn ended(&self) {
         let mut progress = self.progress.clone();
         while progress.changed().await.is_ok() {}
     }
 }
 
-/// A reader's place.
+/// A reader's position.
 #[derive(Debug)]
 pub(crate) struct Cursor<T> {
     journal: Journal<T>,
@@ -156,7 +152,7 @@ pub(crate) struct Cursor<T> {
 }
 
 impl<T: Weigh + Clone> Cursor<T> {
-    /// The next entry; `None` when there will be no more. Cancel safe.
+    /// The next entry; `None` at the end. Cancel safe.
     pub(crate) async fn next(&mut self) -> Option<T> {
         loop {
             if let Some(entry) = self.ready() {
@@ -170,13 +166,13 @@ impl<T: Weigh + Clone> Cursor<T> {
                 .await
                 .map(drop);
             if waited.is_err() {
-                // The writer is gone; what it wrote last may not be read yet.
+                // The writer is gone; its last entries may not have been read yet.
                 return self.ready();
             }
         }
     }
 
-    /// How many entries were dropped before this reader came to them.
+    /// Number of entries that were dropped before this reader read them.
     pub(crate) fn missed(&self) -> u64 {
         self.missed
     }
@@ -278,8 +274,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// Whatever the order of writing and reading: entries come in order,
-        /// and each is either read or counted as missed.
+        /// In any order of writing and reading: entries arrive in order, and each is either read or counted as missed.
         #[test]
         fn nothing_is_lost_uncounted(steps in proptest::collection::vec(any::<bool>(), 0..60)) {
             let (writer, journal) = journal(FEW);

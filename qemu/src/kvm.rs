@@ -1,11 +1,10 @@
 //! The three KVM calls of the acceleration probe.
 //!
-//! A device node proves nothing: it may be left over in a container, belong
-//! to another group, or lead to a hypervisor that offers the interface and
-//! cannot run a stock kernel. So the probe asks for the API version and has
-//! a virtual machine made.
+//! The existence of the device node is not sufficient: it may be left over in a container, belong to another group, or
+//! lead to a hypervisor that offers the interface but cannot run a stock kernel. So the probe reads the API version and
+//! creates a virtual machine.
 
-// Two ioctls that no safe wrapper offers.
+// Two ioctls without a safe wrapper.
 #![allow(unsafe_code)]
 
 use std::{
@@ -18,15 +17,13 @@ use std::{
 const KVM_GET_API_VERSION: libc::c_ulong = 0xae00;
 /// `_IO(KVMIO, 0x01)`
 const KVM_CREATE_VM: libc::c_ulong = 0xae01;
-/// The only version there has been since Linux 2.6.22. Others are to be
-/// refused, by KVM's own documentation.
+/// The only version since Linux 2.6.22. KVM's documentation requires that others are refused.
 pub(crate) const API_VERSION: i32 = 12;
 
-/// Which version of the interface `device` (an open `/dev/kvm`) speaks.
+/// The API version of `device` (an open `/dev/kvm`).
 pub(crate) fn api_version(device: &File) -> io::Result<i32> {
-    // SAFETY: the call takes no pointer, and the descriptor is open for as
-    // long as `device` is borrowed. On a file that is not KVM it fails with
-    // ENOTTY.
+    // SAFETY: the call takes no pointer, and the descriptor is open while `device` is borrowed. On a file that is not
+    // KVM it fails with ENOTTY.
     let version = unsafe { libc::ioctl(device.as_raw_fd(), KVM_GET_API_VERSION, 0) };
     if version < 0 {
         return Err(io::Error::last_os_error());
@@ -34,16 +31,14 @@ pub(crate) fn api_version(device: &File) -> io::Result<i32> {
     Ok(version)
 }
 
-/// Has a virtual machine made, and drops it.
+/// Creates a virtual machine, and drops it.
 pub(crate) fn create_vm(device: &File) -> io::Result<()> {
-    // SAFETY: the argument is the machine type 0, no pointer; the descriptor
-    // is open for as long as `device` is borrowed.
+    // SAFETY: the argument is the machine type 0, not a pointer; the descriptor is open while `device` is borrowed.
     let vm = unsafe { libc::ioctl(device.as_raw_fd(), KVM_CREATE_VM, 0) };
     if vm < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: a non-negative result is a new descriptor that nobody else
-    // knows, so it is ours to close.
+    // SAFETY: a non-negative result is a new descriptor with no other owner, so it may be closed here.
     drop(unsafe { OwnedFd::from_raw_fd(vm) });
     Ok(())
 }

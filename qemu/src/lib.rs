@@ -1,9 +1,7 @@
 //! Boots machines under QEMU, as a normal user, with or without KVM.
 //!
-//! `cargo xtask run`, the benchmarks and the end-to-end tests are thin users
-//! of this library: it knows QEMU, processes and consoles, and nothing of what
-//! a node is but the lines that one prints for programs
-//! ([`hearth_api::console`]).
+//! `cargo xtask run`, the benchmarks and the end-to-end tests are thin users of this library. It handles QEMU,
+//! processes and consoles; of a node it only knows the console lines for programs ([`hearth_api::console`]).
 //!
 //! ```no_run
 //! # async fn boot() -> Result<(), Box<dyn std::error::Error>> {
@@ -16,7 +14,7 @@
 //! machine.boot = Boot::Uefi(Firmware::locate()?);
 //! machine.disks = vec![Disk::new("disk.qcow2", Format::Qcow2)];
 //! let run_dir = RunDir::create("target/node-0")?;
-//! let vm = Vm::start(&machine, &run_dir, Lifetime::Tied).await?;
+//! let vm = Vm::start(&machine, &run_dir, Lifetime::KillWithParent).await?;
 //! let home = vm.reached(Milestone::Home, Duration::from_secs(120)).await?;
 //! println!("HOME after {:.1} s", home.at.as_secs_f64());
 //! vm.power_cut().await?; // and Vm::start again boots it from the same disk
@@ -26,28 +24,25 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`command`] | what a machine is made of, and QEMU's command line for it |
-//! | [`accel`] | KVM where it truly works, else TCG |
-//! | [`tsc`] | what an emulated machine's kernel is told of time |
+//! | [`command`] | the configuration of a machine, and QEMU's command line for it |
+//! | [`accel`] | KVM if it really works, else TCG |
+//! | [`tsc`] | the time-stamp counter of emulated machines |
 //! | [`firmware`], [`disk`], [`network`], [`fw_cfg`] | the parts of a machine |
 //! | [`switch`] (the crate `hearth-switch`) | the network that joins machines: switch, DHCP, gateway, faults |
 //! | [`run_dir`] | a machine's folder: logs, sockets, variables |
 //! | [`vm`] | a running machine: waits, power, how it ended |
-//! | [`console`], [`qmp`] | what it says, what QEMU says |
+//! | [`console`], [`qmp`] | the output of the machine, and QEMU's events |
 //! | [`phases`] | the timeline of a boot |
-//! | [`cluster`] | machines that are kept: launched again, left running, found |
-//! | `hearth-process`, a crate below | processes that do not outlive their handle, told apart for ever |
-//! | [`artifacts`] | what the end-to-end tests boot |
+//! | [`cluster`] | machines that are kept: launched again, left running, attached to |
+//! | `hearth-process`, a crate below | processes that do not outlive their handle, identified permanently |
+//! | [`artifacts`] | images and programs for the end-to-end tests |
 //!
 //! # Invariants
-//! - No QEMU outlives its handle, nor the process that made it, however that
-//!   one ends, unless it was explicitly detached.
-//! - Every wait has a bound, and an error of a wait shows the machine's last
-//!   words.
-//! - Memory is bounded whatever a guest says and however slowly it is read.
-//! - Secrets (a node's parameters) go through files of mode 0600, never
-//!   through command lines or logs.
-//! - What is built is never written to: machines write to overlays.
+//! - No QEMU outlives its handle, nor the process that made it, however that ends, unless it was explicitly detached.
+//! - Every wait has a bound, and the error of a wait shows the machine's last console lines.
+//! - Memory is bounded whatever a guest writes and however slowly it is read.
+//! - Secrets (a node's parameters) are passed in files of mode 0600, never on command lines or in logs.
+//! - Built images are never written to: machines write to overlays.
 
 pub mod accel;
 pub mod artifacts;

@@ -1,39 +1,36 @@
-//! What a machine's network card is plugged into.
+//! The network connection of a machine's card.
 //!
-//! [`Link`] is the seam: there is QEMU's own user-mode network, a separate one
-//! for each machine, with ports forwarded from the host; and there is a port
-//! of our switch ([`hearth_switch`]), which joins machines. Nothing but this
-//! module and the command builder needs to know the difference.
+//! [`Link`] separates the two kinds: QEMU's own user-mode network, a separate one for each machine, with ports
+//! forwarded from the host; and a port of our switch ([`hearth_switch`]), which connects machines. Only this module and
+//! the command builder depend on the difference.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
     path::PathBuf,
 };
 
-pub use hearth_switch::{Forwarded, Mac, NotMac};
+pub use hearth_switch::{Mac, NotMac, PortForward};
 
 /// One network card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Nic {
-    /// Its address.
+    /// Its Ethernet address.
     pub mac: Mac,
-    /// What it is plugged into.
+    /// Its connection.
     pub link: Link,
 }
 
-/// What a card can be plugged into.
+/// The connection of a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Link {
-    /// Nothing: the card is there and its cable is not.
+    /// None: the card exists without a cable.
     Unplugged,
-    /// A network of its own inside QEMU: DHCP gives the guest 10.0.2.15/24
-    /// with the gateway 10.0.2.2.
+    /// A network of its own inside QEMU: DHCP gives the guest 10.0.2.15/24 with the gateway 10.0.2.2.
     User(UserNetwork),
-    /// A port of a switch that listens at this socket
-    /// ([`hearth_switch::Port::socket`]). The switch must run first: QEMU
-    /// plugs in once, when it starts.
+    /// A port of a switch that listens on this socket ([`hearth_switch::Port::socket`]). The switch must be running:
+    /// QEMU connects once, when it starts.
     Switch {
-        /// The port's socket; its path may be of any length.
+        /// Path of the port's socket, of any length.
         socket: PathBuf,
     },
 }
@@ -41,10 +38,9 @@ pub enum Link {
 /// QEMU's user-mode network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct UserNetwork {
-    /// Cuts the guest off from the host and the world; forwarded ports still
-    /// work.
+    /// Blocks the guest's access to the host and the Internet; forwarded ports still work.
     pub restricted: bool,
-    /// Ports of the guest that the host can reach.
+    /// Ports of the guest that are forwarded to the host.
     pub forwards: Vec<Forward>,
 }
 
@@ -53,8 +49,7 @@ pub struct UserNetwork {
 pub struct Forward {
     /// Port of the guest.
     pub guest: u16,
-    /// Port of the host; 0 lets the host choose a free one. QEMU itself binds
-    /// it, so there is no moment at which another process can take it.
+    /// Port of the host; 0 means any free one. QEMU itself binds it, so no other process can take it in between.
     pub host: u16,
 }
 
@@ -65,41 +60,39 @@ impl Forward {
     }
 }
 
-/// Whether this host port could be bound now. For an early, clear error; only
-/// QEMU's own attempt counts.
+/// Whether this host port could be bound now. For an early, clear error; only QEMU's own attempt is authoritative.
 pub(crate) fn is_free(port: u16) -> bool {
     port == 0 || TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok()
 }
 
-/// Reads the monitor's `info usernet`: QEMU tells the ports that it chose
-/// nowhere else. Lines that are not forwards are passed over.
-pub(crate) fn parse_usernet(text: &str) -> Vec<Forwarded> {
+/// Parses the monitor's `info usernet`, the only place where QEMU shows the ports that it chose. Other lines are
+/// skipped.
+pub(crate) fn parse_usernet(text: &str) -> Vec<PortForward> {
     text.lines().filter_map(parse_usernet_line).collect()
 }
 
 /// `TCP[HOST_FORWARD]  10  127.0.0.1 40789  10.0.2.15  7835  0  0`
-fn parse_usernet_line(line: &str) -> Option<Forwarded> {
+fn parse_usernet_line(line: &str) -> Option<PortForward> {
     let mut words = line.split_whitespace();
     if words.next()? != "TCP[HOST_FORWARD]" {
         return None;
     }
     let (_descriptor, address, host_port) = (words.next()?, words.next()?, words.next()?);
     let (_guest_address, guest_port) = (words.next()?, words.next()?);
-    // "*" stands for all addresses; we never ask for that.
+    // "*" means all addresses, which we never use.
     let address: IpAddr = address.parse().ok()?;
-    Some(Forwarded {
+    Some(PortForward {
         guest: guest_port.parse().ok()?,
         host: SocketAddr::new(address, host_port.parse().ok()?),
     })
 }
 
-/// Reads the monitor's `info network`: whether the network card with this
-/// number is plugged into its switch; `None` while that is not known.
+/// Parses the monitor's `info network`: whether the network card with this number is connected to its switch; `None`
+/// while that is unknown.
 pub(crate) fn parse_plugged(text: &str, card: usize) -> Option<bool> {
     let id = format!("net{card}: ");
     let (_, network) = text.lines().find_map(|line| line.split_once(&id))?;
-    // `index=0,type=stream,unix:net0.sock`, with something else at the end
-    // before that and instead of it.
+    // `index=0,type=stream,unix:net0.sock` when connected; before that, and on failure, the end differs.
     let (_, state) = network.split_once("type=stream,")?;
     if state.contains("error") {
         return Some(false);
@@ -120,7 +113,7 @@ mod tests {
                     TCP[HOST_FORWARD]   9               * 40899       10.0.2.15  7836     0     0\r\n";
         assert_eq!(
             parse_usernet(text),
-            [Forwarded {
+            [PortForward {
                 guest: 7835,
                 host: "127.0.0.1:40789".parse().expect("an address"),
             }]

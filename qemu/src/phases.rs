@@ -1,12 +1,9 @@
-//! The timeline of a boot: how far it has come and what each part took.
+//! The timeline of a boot: its progress, and the duration of each phase.
 //!
-//! Fed with the lines of a console, one after the other. From
-//! [`Milestone::Kernel`] on, the node itself says how far it is. What comes
-//! before has no such voice: the firmware's part ends where OVMF says that it
-//! starts a boot option, or, where it says nothing, with the kernel's first
-//! word. A kernel that is told to be quiet and loaded by QEMU directly says
-//! nothing either, and then firmware and kernel are one part, counted as the
-//! kernel's.
+//! The input is the lines of a console, one after the other. From [`Milestone::Kernel`] on, the node itself reports its
+//! progress. Before that, the firmware's phase ends with OVMF's message that it starts a boot option, or, if there is
+//! none, with the kernel's first line. A quiet kernel that QEMU loads directly prints nothing, and then firmware and
+//! kernel are one phase, counted as the kernel's.
 
 use std::{fmt, time::Duration};
 
@@ -14,10 +11,10 @@ use hearth_api::console::{Milestone, Report};
 
 use crate::console::Line;
 
-/// A part of a boot.
+/// A phase of a boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
-    /// From QEMU's start until the firmware hands over.
+    /// From QEMU's start until the firmware starts a boot option.
     Firmware,
     /// Until PID 1 runs.
     Kernel,
@@ -45,7 +42,7 @@ impl Phase {
         Self::Home,
     ];
 
-    /// Its name for people and for benchmark records.
+    /// Its name for display and for benchmark records.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Firmware => "firmware",
@@ -58,7 +55,7 @@ impl Phase {
         }
     }
 
-    /// The part that this milestone ends.
+    /// The phase that this milestone ends.
     pub const fn ended_by(milestone: Milestone) -> Self {
         match milestone {
             Milestone::Kernel => Self::Kernel,
@@ -77,38 +74,37 @@ impl fmt::Display for Phase {
     }
 }
 
-/// The end of a part.
+/// The end of a phase.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Passed {
-    /// Which part.
+    /// The phase.
     pub phase: Phase,
     /// When it ended, since QEMU's start.
     pub at: Duration,
-    /// What it took: since the end of whatever part ended before it.
+    /// Its duration: since the end of the previous phase.
     pub took: Duration,
-    /// What the node said about it, an address for instance; may be empty.
+    /// The node's detail of it, an address for instance; may be empty.
     pub detail: String,
 }
 
-/// What a boot has come through so far.
+/// The completed phases of a boot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Timeline {
     passed: Vec<Passed>,
     /// When this boot began, since QEMU's start.
     begun: Duration,
-    /// How often the machine has booted again since.
+    /// How often the machine has rebooted since.
     reboots: u32,
 }
 
 impl Timeline {
-    /// A machine that is just being switched on.
+    /// The timeline of a machine that is just being powered on.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Takes the next line; says if a part has ended with it. A line from the
-    /// beginning of a boot, when the kernel was passed already, starts the
-    /// timeline anew.
+    /// Processes the next line; returns the phase that ended with it, if any. A line from the beginning of a boot,
+    /// after the kernel's phase has ended, restarts the timeline.
     pub fn observe(&mut self, line: &Line) -> Option<Passed> {
         if let Some(sign) = Sign::of(&line.text) {
             return self.begin(sign, line.at);
@@ -119,7 +115,7 @@ impl Timeline {
         let phase = Phase::ended_by(milestone);
         if self.get(phase).is_some() {
             if milestone != Milestone::Kernel {
-                // Each comes at most once in a boot; the first counts.
+                // Each occurs at most once in a boot; the first counts.
                 return None;
             }
             self.start_anew(line.at);
@@ -127,18 +123,18 @@ impl Timeline {
         Some(self.pass(phase, line.at, detail))
     }
 
-    /// The end of this part, if it has ended.
+    /// The end of this phase, if it has ended.
     pub fn get(&self, phase: Phase) -> Option<&Passed> {
         self.passed.iter().find(|passed| passed.phase == phase)
     }
 
-    /// All ended parts, in the order in which they ended.
+    /// All ended phases, in the order in which they ended.
     pub fn passed(&self) -> &[Passed] {
         &self.passed
     }
 
-    /// The first part that has not ended; none when the node is home. Where
-    /// the firmware was not heard of, it is over with the kernel.
+    /// The first phase that has not ended; none when the node is HOME. A firmware phase that was not seen ends with the
+    /// kernel's.
     pub fn current(&self) -> Option<Phase> {
         let after_firmware = !self.passed.is_empty();
         Phase::ALL
@@ -152,7 +148,7 @@ impl Timeline {
         self.begun
     }
 
-    /// How often the machine has booted again.
+    /// How often the machine has rebooted.
     pub fn reboots(&self) -> u32 {
         self.reboots
     }
@@ -189,12 +185,12 @@ impl Timeline {
     }
 }
 
-/// The beginnings of a boot, as lines.
+/// Lines at the beginning of a boot.
 #[derive(Clone, Copy)]
 enum Sign {
-    /// The firmware starts a boot option; it may come back for another.
+    /// The firmware starts a boot option; it may return and start another.
     FirmwareStarts,
-    /// The kernel's own beginning.
+    /// The first line of the kernel.
     KernelSpeaks,
 }
 
@@ -209,7 +205,7 @@ impl Sign {
 }
 
 impl fmt::Display for Timeline {
-    /// A table: each part, what it took, when it ended.
+    /// A table: each phase, its duration, and when it ended.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (index, passed) in self.passed.iter().enumerate() {
             if index > 0 {
@@ -270,7 +266,7 @@ mod tests {
             see(6000, "hearth: reached kernel"),
             Some((Phase::Kernel, 1000))
         );
-        // Storage may well be ready first.
+        // Storage may be ready first.
         assert_eq!(
             see(6500, "hearth: reached storage ENCRYPTED"),
             Some((Phase::Storage, 500))
@@ -328,8 +324,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// In whatever order lines come: the parts of a boot add up to its
-        /// length, and none is there twice.
+        /// For lines in any order: the phases add up to the length of the boot, and each occurs at most once.
         #[test]
         fn the_parts_add_up(steps in proptest::collection::vec((0usize..8, 1u64..1000), 0..30)) {
             let mut timeline = Timeline::new();

@@ -1,10 +1,8 @@
 //! QEMU's machine protocol: JSON lines on a socket.
 //!
-//! Two tasks own the two directions, so that a caller who gives up half way
-//! never leaves half a command on the wire, nor an answer that the next
-//! command would take for its own. Events go to a journal: whoever looks late
-//! (the reason of a shutdown is asked for when QEMU is already gone) still
-//! finds them. Everything that is said goes to the machine's `qmp.log`.
+//! Two tasks own the two directions, so that a cancelled call never leaves half a command on the wire, or an answer
+//! that the next command would take for its own. Events go to a journal, so that they can be read later (the reason of
+//! a shutdown is needed when QEMU has ended). All messages are written to the machine's `qmp.log`.
 
 use std::{
     collections::HashMap,
@@ -32,7 +30,7 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::journal::{Cursor, Journal, Limits, Weigh, Writer, journal};
 
-/// Longer lines come from no QEMU.
+/// QEMU does not send longer lines.
 const MAX_LINE: usize = 4 << 20;
 
 const EVENTS: Limits = Limits {
@@ -40,16 +38,15 @@ const EVENTS: Limits = Limits {
     weight: 4 << 20,
 };
 
-/// How long QEMU may take for a command. Its main loop answers in
-/// milliseconds; on a host with many busy machines it takes seconds.
+/// Bound for a command. QEMU's main loop answers in milliseconds; on a host with many busy machines it takes seconds.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// Something that QEMU said unasked.
+/// An asynchronous message of QEMU.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Event {
     /// `SHUTDOWN`, `RESET`, `WATCHDOG` …
     pub name: String,
-    /// What goes with it; null if nothing does.
+    /// Its data; null if there is none.
     pub data: Value,
     /// When it was read, since QEMU's start.
     pub at: Duration,
@@ -72,46 +69,46 @@ impl Events {
     }
 }
 
-/// QMP did not do.
+/// A QMP operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum QmpError {
-    /// Nobody listens there.
+    /// The connection failed.
     #[error("QMP: {0}")]
     Connect(#[from] crate::run_dir::RunDirError),
     /// The log could not be written.
     #[error("QMP log {path}: {source}")]
     Log {
-        /// The log.
+        /// Path of the log.
         path: std::path::PathBuf,
-        /// What the system said.
+        /// The underlying I/O error.
         source: io::Error,
     },
     /// The first line was not QEMU's greeting.
-    #[error("QMP: wanted QEMU's greeting, found {0:?}")]
+    #[error("QMP: expected QEMU's greeting, got {0:?}")]
     Greeting(String),
-    /// The connection ended before there was an answer.
-    #[error("QMP: the connection ended before {0} was answered")]
+    /// The connection ended before the answer.
+    #[error("QMP: the connection was closed before the answer to {0}")]
     Closed(String),
     /// There was no answer in time.
-    #[error("QMP: {command} was not answered in {after:?} (another client on the same socket?)")]
+    #[error("QMP: no answer to {command} within {after:?} (another client on the same socket?)")]
     Timeout {
         /// The command.
         command: String,
-        /// How long it was waited for.
+        /// The timeout.
         after: Duration,
     },
-    /// QEMU said no.
-    #[error("QMP: {command} was refused: {class}: {description}")]
+    /// QEMU returned an error.
+    #[error("QMP: {command} failed: {class}: {description}")]
     Refused {
         /// The command.
         command: String,
         /// QEMU's class of the error.
         class: String,
-        /// QEMU's words.
+        /// QEMU's description.
         description: String,
     },
-    /// The answer was not of the form that it should have.
-    #[error("QMP: the answer to {command} is not understood: {answer}")]
+    /// The answer has an unexpected form.
+    #[error("QMP: unexpected answer to {command}: {answer}")]
     Answer {
         /// The command.
         command: String,
@@ -120,7 +117,7 @@ pub enum QmpError {
     },
 }
 
-/// What one line from QEMU is.
+/// A parsed line from QEMU.
 #[derive(Debug, PartialEq)]
 enum Message {
     Greeting,
@@ -137,11 +134,11 @@ enum Message {
         class: String,
         description: String,
     },
-    /// Well-formed, and none of our business.
+    /// Well-formed, and not used here.
     Other,
 }
 
-/// Reads one line. `None`: no JSON object.
+/// Parses one line. `None`: not a JSON object.
 fn parse(line: &[u8]) -> Option<Message> {
     let Value::Object(mut object) = serde_json::from_slice(line).ok()? else {
         return None;
@@ -176,10 +173,10 @@ fn parse(line: &[u8]) -> Option<Message> {
 
 type Answer = Result<Value, (String, String)>;
 
-/// Commands that wait for their answers; `None` when there will be no more.
+/// Commands that wait for their answers; `None` after the end.
 type Pending = Arc<Mutex<Option<HashMap<u64, oneshot::Sender<Answer>>>>>;
 
-/// A connection. Clones are the same connection; the last one closes it.
+/// A connection. Clones share the connection; the last one closes it.
 #[derive(Clone, Debug)]
 pub struct Qmp {
     commands: mpsc::Sender<Vec<u8>>,
@@ -189,7 +186,7 @@ pub struct Qmp {
     _tasks: Arc<[AbortOnDropHandle<()>; 2]>,
 }
 
-/// Where QMP traffic is written.
+/// The log of QMP traffic.
 #[derive(Clone, Debug)]
 struct Log {
     file: Arc<File>,
@@ -218,17 +215,16 @@ impl Log {
         let line = String::from_utf8_lossy(line);
         let line = format!("{at:9.3} {direction} {}\n", line.trim_end());
         if let Err(error) = (&*self.file).write_all(line.as_bytes()) {
-            tracing::warn!(%error, "QMP log");
+            tracing::warn!(%error, "cannot write the QMP log");
         }
     }
 }
 
 impl Qmp {
-    /// Shakes hands with the QEMU at the other end of `stream`. Times are
-    /// counted from `started`.
+    /// Performs the handshake with the QEMU at the other end of `stream`. Times are counted from `started`.
     ///
     /// # Errors
-    /// If it is no QEMU, or the connection ends, or nothing comes in time.
+    /// If the peer is not QEMU, the connection ends, or the bound is exceeded.
     pub(crate) async fn handshake(
         stream: UnixStream,
         log: &Path,
@@ -262,11 +258,10 @@ impl Qmp {
         Ok(qmp)
     }
 
-    /// Has QEMU execute a command and gives its answer. `arguments` is an
-    /// object, or null for none.
+    /// Executes a command and returns its answer. `arguments` is an object, or null for none.
     ///
     /// # Errors
-    /// If QEMU refuses, ends, or does not answer in 30 seconds.
+    /// If QEMU returns an error, ends, or does not answer in 30 seconds.
     pub async fn execute(&self, command: &str, arguments: Value) -> Result<Value, QmpError> {
         let closed = || QmpError::Closed(command.to_owned());
         let id = self.next_id.fetch_add(1, Ordering::Relaxed);
@@ -303,7 +298,7 @@ impl Qmp {
             })
     }
 
-    /// A line for the human monitor, and what it printed.
+    /// Executes a line of the human monitor, and returns its output.
     ///
     /// # Errors
     /// As [`Self::execute`].
@@ -320,7 +315,7 @@ impl Qmp {
         }
     }
 
-    /// QEMU's word for what the machine is doing: `running`, `paused`,
+    /// The machine's run state in QEMU: `running`, `paused`,
     /// `watchdog` …
     ///
     /// # Errors
@@ -336,12 +331,12 @@ impl Qmp {
         }
     }
 
-    /// All events since the connection was made, as far as they are kept.
+    /// All events that are kept, from the start of the connection.
     pub fn events(&self) -> Events {
         Events(self.events.read())
     }
 
-    /// Only events from now on.
+    /// Only future events.
     pub fn new_events(&self) -> Events {
         Events(self.events.read_new())
     }
@@ -351,7 +346,7 @@ impl Qmp {
         self.events.last(EVENTS.entries)
     }
 
-    /// Waits until the connection has ended and all events are read.
+    /// Waits until the connection has ended and all events were read.
     pub(crate) async fn ended(&self) {
         self.events.ended().await;
     }
@@ -361,7 +356,7 @@ fn with<R>(
     pending: &Pending,
     f: impl FnOnce(&mut Option<HashMap<u64, oneshot::Sender<Answer>>>) -> R,
 ) -> R {
-    // The map is whole after every step, whoever panicked.
+    // The map is consistent after every step, even if a thread panicked.
     f(&mut pending.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
@@ -403,8 +398,7 @@ async fn read_line(read: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Option<
     }
 }
 
-/// Reads until the connection ends. QEMU that is killed resets it, which is
-/// an end like any other.
+/// Reads until the connection ends. A QEMU that is killed resets it, which is treated as the end.
 async fn read_all(
     mut read: BufReader<OwnedReadHalf>,
     events: Writer<Event>,
@@ -435,12 +429,12 @@ async fn read_all(
             }) => answer(&pending, id, Err((class, description))),
             Some(Message::Greeting | Message::Other) => {}
             None => {
-                log.write("--", b"that was no QMP");
+                log.write("--", b"expected QMP");
                 break;
             }
         }
     }
-    // Whoever waits is told, and whoever comes later.
+    // Fails the waiting callers, and later ones.
     with(&pending, Option::take);
 }
 
@@ -449,7 +443,7 @@ fn answer(pending: &Pending, id: u64, answer: Answer) {
         pending.as_mut().and_then(|pending| pending.remove(&id))
     });
     if let Some(waiting) = waiting {
-        // Whoever asked may have given up by now.
+        // The caller may have been cancelled.
         let _ = waiting.send(answer);
     }
 }
@@ -458,7 +452,7 @@ async fn write_all(mut write: OwnedWriteHalf, mut queue: mpsc::Receiver<Vec<u8>>
     while let Some(line) = queue.recv().await {
         log.write("->", &line);
         if let Err(error) = write.write_all(&line).await {
-            // The reader sees the end as well, and tells those who wait.
+            // The reader sees the end as well, and fails the waiting callers.
             log.write("--", error.to_string().as_bytes());
             return;
         }

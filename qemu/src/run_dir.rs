@@ -1,11 +1,11 @@
-//! A machine's folder: all that it leaves behind stands in one place.
+//! A machine's folder: all files of a machine are in one place.
 //!
 //! | file | what |
 //! |---|---|
 //! | `serial.log` | everything the machine wrote to its console |
-//! | `qmp.log` | what was said on QMP, with seconds since QEMU's start |
+//! | `qmp.log` | messages on QMP, with seconds since QEMU's start |
 //! | `qemu.log` | QEMU's own standard output and error |
-//! | `qemu.sh` | the command, to be run by hand |
+//! | `qemu.sh` | the command, for running it by hand |
 //! | `vars.fd` | UEFI variables, kept over restarts |
 //! | `fw_cfg-N.bin` | parameters given as bytes, mode 0600 |
 //! | `qmp.sock`, `control.sock` | QMP for the launcher, and for everyone else |
@@ -23,53 +23,52 @@ use std::{
 pub use hearth_process::folder::FolderError as RunDirError;
 use hearth_process::folder::{Folder, remove, write_with_mode};
 
-/// How many earlier logs are kept.
+/// Number of earlier logs that are kept.
 pub const KEPT: u32 = 5;
 
 const LOGS: [&str; 3] = ["serial", "qmp", "qemu"];
 
-/// A machine's folder. Cheap to clone; several handles are the same folder.
+/// A machine's folder. Cheap to clone; clones refer to the same folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RunDir {
     folder: Folder,
 }
 
 impl RunDir {
-    /// Takes this folder, which is made if it is not there, for its owner
-    /// alone.
+    /// Opens this folder, creating it if it is absent, and restricts it to its owner.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// If it cannot be created.
     pub fn create(path: impl AsRef<Path>) -> Result<Self, RunDirError> {
         let folder = Folder::create(path)?;
         Ok(Self { folder })
     }
 
-    /// Takes this folder, which must be there.
+    /// Opens this folder, which must exist.
     ///
     /// # Errors
-    /// If it is not.
+    /// If it does not exist.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, RunDirError> {
         let folder = Folder::open(path)?;
         Ok(Self { folder })
     }
 
-    /// The folder, absolute.
+    /// The absolute path of the folder.
     pub fn path(&self) -> &Path {
         self.folder.path()
     }
 
-    /// A file in it.
+    /// The path of a file in it.
     pub fn file(&self, name: &str) -> PathBuf {
         self.folder.file(name)
     }
 
-    /// What it is beside a machine's.
+    /// The folder without the machine's file names.
     pub(crate) fn folder(&self) -> &Folder {
         &self.folder
     }
 
-    /// The console's log.
+    /// The log of the console.
     pub fn serial_log(&self) -> PathBuf {
         self.file("serial.log")
     }
@@ -79,12 +78,12 @@ impl RunDir {
         self.file("qmp.log")
     }
 
-    /// QEMU's own words.
+    /// The log of QEMU's output.
     pub fn qemu_log(&self) -> PathBuf {
         self.file("qemu.log")
     }
 
-    /// The command, to be run by hand.
+    /// The command as a script, for running it by hand.
     pub fn script(&self) -> PathBuf {
         self.file("qemu.sh")
     }
@@ -99,39 +98,38 @@ impl RunDir {
         self.file(&format!("fw_cfg-{number}.bin"))
     }
 
-    /// QMP of whoever started the machine.
+    /// The QMP socket of the launcher.
     pub fn qmp_socket(&self) -> PathBuf {
         self.file("qmp.sock")
     }
 
-    /// QMP of everyone else: QEMU serves one client for each socket.
+    /// The QMP socket of everyone else: QEMU serves one client per socket.
     pub fn control_socket(&self) -> PathBuf {
         self.file("control.sock")
     }
 
-    /// The name, in the folder, of the socket that the network card with this
-    /// number is plugged into.
+    /// The name, in the folder, of the socket that the network card with this number is connected to.
     pub(crate) fn link_name(card: usize) -> String {
         format!("net{card}.sock")
     }
 
-    /// Makes a switch's socket known under a short name in this folder.
+    /// Makes a switch's socket accessible by a short name in this folder.
     pub(crate) fn make_link(&self, card: usize, socket: &Path) -> Result<(), RunDirError> {
         let link = self.file(&Self::link_name(card));
         remove(&link)?;
-        // QEMU runs in the folder, so what is relative must be resolved.
+        // QEMU's working directory is the folder, so a relative path must be resolved.
         let socket = std::path::absolute(socket).map_err(RunDirError::at("find", socket))?;
         symlink(socket, &link).map_err(RunDirError::at("make", &link))
     }
 
-    /// Puts the logs of the last start aside and starts empty ones.
+    /// Renames the logs of the last start and starts empty ones.
     pub(crate) fn rotate_logs(&self) -> Result<(), RunDirError> {
         for log in LOGS {
             for number in (0..KEPT).rev() {
                 let (from, to) = (self.old_log(log, number), self.old_log(log, number + 1));
                 match fs::rename(&from, &to) {
                     Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                        return Err(RunDirError::at("put aside", &from)(error));
+                        return Err(RunDirError::at("rename", &from)(error));
                     }
                     _ => {}
                 }
@@ -148,7 +146,7 @@ impl RunDir {
         }
     }
 
-    /// Writes the command so that it can be run by hand.
+    /// Writes the command as a script, for running it by hand.
     pub(crate) fn write_script(&self, command: &[u8]) -> Result<(), RunDirError> {
         let script = [
             b"#!/bin/sh\n# Starts this machine again as it was last started, on the same disks.\ncd \"$(dirname \"$0\")\" || exit\nexec ",
@@ -159,16 +157,14 @@ impl RunDir {
         write_with_mode(&path, &script, 0o700).map_err(RunDirError::at("write", &path))
     }
 
-    /// Copies the template of the UEFI variables, unless they are there
-    /// already.
+    /// Copies the template of the UEFI variables, unless they exist.
     pub(crate) fn make_vars(&self, template: &Path) -> Result<(), RunDirError> {
         let path = self.vars();
         if path.exists() {
             return Ok(());
         }
         let bytes = fs::read(template).map_err(RunDirError::at("read", template))?;
-        // By a rename, so that a half-written file is never taken for the
-        // variables that are there already.
+        // By a rename, so that a partial file is never taken for existing variables.
         let partial = self.file("vars.partial");
         self.folder.write_private(&partial, &bytes)?;
         fs::rename(&partial, &path).map_err(RunDirError::at("make", &path))

@@ -1,19 +1,14 @@
-//! How fast this host's time-stamp counter runs, for the guests to which TCG
-//! shows it.
+//! The rate of this host's time-stamp counter, for guests that see it under TCG.
 //!
-//! TCG has no counter of its own: a guest reads the host's, less an offset. It
-//! is exact and the same for all virtual CPUs, and reading it costs next to
-//! nothing. But a guest does not know its rate: Linux measures it against
-//! emulated timers, which gives nonsense on a busy host. So images are told to
-//! keep time by the HPET, and then every look at a clock is an access to a
-//! device under QEMU's one lock, for which programs have to enter the kernel as
-//! well. On a machine with Kubernetes that was an eighth of all that its
-//! processors did. Whoever boots a kernel directly can tell it the rate instead.
+//! TCG has no counter of its own: a guest reads the host's, less an offset. It is exact and the same for all virtual
+//! CPUs, and reading it is almost free. But a guest does not know its rate: Linux measures it against emulated timers,
+//! which gives wrong results on a busy host. So images use the HPET as clock source, and then every reading of a clock
+//! is an access to a device under QEMU's global lock, for which programs also have to enter the kernel. On a machine
+//! with Kubernetes that was an eighth of its processor time. A direct boot of a kernel can pass the rate instead.
 //!
-//! Where the host's own counter is not constant nothing is said, and the guest
-//! goes by its HPET.
+//! If the host's own counter is not constant, nothing is passed, and the guest uses its HPET.
 
-// Reading the counter, which the standard library offers no safe way for.
+// Reading the counter, for which the standard library has no safe function.
 #![allow(unsafe_code)]
 
 use std::collections::HashSet;
@@ -24,12 +19,12 @@ use std::{fmt, fs};
 
 use crate::accel::CPUINFO;
 
-/// It counts at one rate, whatever the processor does.
+/// The CPU flags of a counter with a constant rate.
 const CONSTANT: [&str; 2] = ["constant_tsc", "nonstop_tsc"];
-/// A reading is exact to less than a microsecond, so the rate is to less than
-/// one in ten thousand, which is what a guest's clock may be off by in any case.
+/// A reading is exact to less than a microsecond, so the rate is exact to less than one in ten thousand, which is
+/// within the error of a guest's clock in any case.
 const MEASURED: Duration = Duration::from_millis(20);
-/// The closest of so many readings is taken: one may be interrupted.
+/// The closest of this many readings is used: one may be interrupted.
 const READINGS: usize = 16;
 
 /// A counter's rate, in kHz.
@@ -37,13 +32,12 @@ const READINGS: usize = 16;
 pub struct Rate(u32);
 
 impl Rate {
-    /// A rate that is known, in kHz.
+    /// A known rate, in kHz.
     pub const fn of_khz(khz: u32) -> Self {
         Self(khz)
     }
 
-    /// This host's. Measured once, which takes a moment; none where it is not
-    /// constant, or not known to be.
+    /// The rate of this host. Measured once, which takes a moment; none if it is not constant, or not known to be.
     pub fn of_host() -> Option<Self> {
         static RATE: OnceLock<Option<Rate>> = OnceLock::new();
         *RATE.get_or_init(|| {
@@ -53,9 +47,8 @@ impl Rate {
     }
 }
 
-/// What a guest's kernel is told: the rate, that it can rely on it, and that it
-/// goes by it. The last word about a clock source counts, so this stands
-/// behind what the image says.
+/// The parameters of a guest's kernel: the rate, that it is reliable, and that it is the clock source. The last clock
+/// source on the command line counts, so these follow the image's parameters.
 impl fmt::Display for Rate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(khz) = self;
@@ -99,8 +92,7 @@ fn reading() -> (u64, Instant) {
 }
 
 fn counter() -> u64 {
-    // SAFETY: every x86-64 processor has the instruction, and Linux lets
-    // programs use it unless they have asked to be kept from it.
+    // SAFETY: every x86-64 processor has the instruction, and Linux lets programs use it unless they have disabled it.
     unsafe { std::arch::x86_64::_rdtsc() }
 }
 
@@ -122,7 +114,7 @@ mod tests {
         assert!(!of(&[]));
     }
 
-    /// Where it can be measured at all, twice gives the same.
+    /// If it can be measured, two measurements agree.
     #[test]
     fn a_rate_is_measured_again_as_it_was() {
         if let (Some(Rate(one)), Some(Rate(other))) = (measure(), measure()) {

@@ -1,12 +1,10 @@
 //! A running machine.
 //!
-//! [`Vm::start`] gives a handle to one QEMU process. Dropping the handle ends
-//! the process, and when the drop returns it is gone and has let go of its
-//! disks, so the same machine can be started again at once. Should this whole
-//! process die, of whatever, the kernel ends QEMU (see [`Lifetime`]).
+//! [`Vm::start`] returns a handle to one QEMU process. Dropping the handle ends the process; when the drop returns,
+//! QEMU has ended and released its disks, so the same machine can be started again at once. If this whole process dies,
+//! for any reason, the kernel ends QEMU (see [`Lifetime`]).
 //!
-//! A power cut is [`Vm::power_cut`] and another [`Vm::start`] with the same
-//! machine and folder.
+//! A power cut is [`Vm::power_cut`] and another [`Vm::start`] with the same machine and folder.
 
 mod exit;
 mod running;
@@ -30,7 +28,7 @@ use crate::{
     command::Machine,
     console::{self, Console},
     control,
-    network::Forwarded,
+    network::PortForward,
     qmp::{Qmp, QmpError},
     run_dir::RunDir,
 };
@@ -43,9 +41,9 @@ pub use wait::{Tail, WaitError, Why};
 /// A machine cannot be left running.
 #[derive(Debug, thiserror::Error)]
 #[error(
-    "machine {0:?} was started tied to this process; only a detachable one can be left running"
+    "machine {0:?} was started as part of this process; only a detachable machine can be left running"
 )]
-pub struct Tied(String);
+pub struct NotDetachable(String);
 
 /// A running machine.
 #[derive(Debug)]
@@ -53,24 +51,23 @@ pub struct Vm {
     name: String,
     run_dir: RunDir,
     lifetime: Lifetime,
-    // Dropped in this order: first the process, then those who watch it.
+    // Dropped in this order: first the process, then the tasks that watch it.
     guard: KillOnDrop,
     running: Arc<Running>,
     console: Console,
     qmp: Qmp,
     exit: watch::Receiver<Option<Exit>>,
-    forwards: Vec<Forwarded>,
+    forwards: Vec<PortForward>,
     started: Instant,
     _tasks: [AbortOnDropHandle<()>; 2],
 }
 
 impl Vm {
-    /// Starts a machine with its files in `run_dir`. When this returns, QEMU
-    /// runs, its network is up and the first instruction of the firmware may
-    /// have been executed.
+    /// Starts a machine with its files in `run_dir`. When this returns, QEMU is running, its network is up and the
+    /// first instruction of the firmware may have been executed.
     ///
     /// # Errors
-    /// Whatever keeps it from that; then nothing is left running.
+    /// If the machine does not start; then nothing is left running.
     pub async fn start(
         machine: &Machine,
         run_dir: &RunDir,
@@ -137,17 +134,17 @@ impl Vm {
         &self.qmp
     }
 
-    /// Its ports as they are found on the host.
-    pub fn forwards(&self) -> &[Forwarded] {
+    /// Its ports that are forwarded to the host.
+    pub fn forwards(&self) -> &[PortForward] {
         &self.forwards
     }
 
-    /// Ports that somebody else than QEMU brings to the host.
-    pub(crate) fn add_forwards(&mut self, forwards: &[Forwarded]) {
+    /// Adds ports that another process than QEMU forwards to the host.
+    pub(crate) fn add_forwards(&mut self, forwards: &[PortForward]) {
         self.forwards.extend_from_slice(forwards);
     }
 
-    /// Where this port of the guest is found on the host.
+    /// The host address of this port of the guest.
     pub fn forwarded(&self, guest: u16) -> Option<std::net::SocketAddr> {
         self.forwards
             .iter()
@@ -155,17 +152,17 @@ impl Vm {
             .map(|forwarded| forwarded.host)
     }
 
-    /// When QEMU was started; console lines and events are dated from here.
+    /// When QEMU was started; times of console lines and events count from here.
     pub fn started(&self) -> Instant {
         self.started
     }
 
-    /// QEMU's process number.
+    /// QEMU's process ID.
     pub fn pid(&self) -> i32 {
         self.running.process.pid()
     }
 
-    /// What tells QEMU's process from all others, later and elsewhere.
+    /// The identity of QEMU's process, which other processes can find it by.
     ///
     /// # Errors
     /// If it has ended.
@@ -173,7 +170,7 @@ impl Vm {
         self.running.process.identity()
     }
 
-    /// What QEMU has used so far.
+    /// QEMU's resource usage so far.
     ///
     /// # Errors
     /// If it has ended.
@@ -186,18 +183,18 @@ impl Vm {
         self.exit.borrow().clone()
     }
 
-    /// Halts the machine between two instructions; its clock stands still.
+    /// Pauses the machine; its clock stops.
     ///
     /// # Errors
-    /// If QEMU does not do it.
+    /// If the command fails.
     pub async fn pause(&self) -> Result<(), QmpError> {
         self.qmp.execute("stop", Value::Null).await.map(drop)
     }
 
-    /// Lets it go on.
+    /// Resumes the machine.
     ///
     /// # Errors
-    /// If QEMU does not do it.
+    /// If the command fails.
     pub async fn resume(&self) -> Result<(), QmpError> {
         self.qmp.execute("cont", Value::Null).await.map(drop)
     }
@@ -205,7 +202,7 @@ impl Vm {
     /// Presses its reset button.
     ///
     /// # Errors
-    /// If QEMU does not do it.
+    /// If the command fails.
     pub async fn reset(&self) -> Result<(), QmpError> {
         self.qmp
             .execute("system_reset", Value::Null)
@@ -213,8 +210,8 @@ impl Vm {
             .map(drop)
     }
 
-    /// Pulls its plug. When this returns, QEMU is gone; what the guest had
-    /// written and QEMU taken is in the disk's file.
+    /// Cuts its power. When this returns, QEMU has ended; what the guest had written and QEMU accepted is in the disk's
+    /// file.
     ///
     /// # Errors
     /// If the process cannot be killed.
@@ -223,9 +220,9 @@ impl Vm {
         ended(self.exit.clone()).await
     }
 
-    /// Presses its power button and waits until it is down, for at most
-    /// `bound`; then ends it less gently. The future does not borrow the
-    /// handle, so that many machines can be shut down at once.
+    /// Presses its power button and waits until it is off, for at most
+    /// `bound`; then ends it forcibly. The future does not borrow the handle, so that many machines can be shut down at
+    /// once.
     ///
     /// # Errors
     /// If the process cannot be waited for or killed.
@@ -240,14 +237,13 @@ impl Vm {
         }
     }
 
-    /// Lets the machine go on without this process. It is found again by
-    /// [`Self::identity`] and its folder.
+    /// Leaves the machine running without this process. It can be found by [`Self::identity`] and its folder.
     ///
     /// # Errors
-    /// If it was not started for that. It is then killed, as by any drop.
-    pub fn detach(mut self) -> Result<(), Tied> {
+    /// If it was not started as detachable. It is then killed, as by any drop.
+    pub fn detach(mut self) -> Result<(), NotDetachable> {
         if self.lifetime != Lifetime::Detachable {
-            return Err(Tied(self.name.clone()));
+            return Err(NotDetachable(self.name.clone()));
         }
         self.guard.0 = None;
         Ok(())

@@ -1,5 +1,4 @@
-//! Machines that are kept: launched again, left running, found, and never
-//! left behind by accident.
+//! Machines that are kept: launched again, left running, attached to, and never left running by accident.
 
 mod guest;
 mod switch_program;
@@ -56,7 +55,7 @@ fn spec(folder: &Path, machines: u16) -> ClusterSpec {
         members: (0..machines)
             .map(|number| member(&format!("node-{number}"), number, &image))
             .collect(),
-        lifetime: Lifetime::Tied,
+        lifetime: Lifetime::KillWithParent,
     }
 }
 
@@ -88,7 +87,7 @@ async fn the_next_launch_boots_the_same_machines() {
     }
     drop(cluster);
 
-    // The image is built anew; the machines go on with what they have.
+    // The image is rebuilt; the machines keep the old one.
     let next = folder.path().join("next.img");
     std::fs::write(&next, guest::image(Then::Halt)).expect("an image");
     std::fs::rename(next, folder.path().join("guest.img")).expect("replaced");
@@ -170,7 +169,7 @@ async fn a_launcher_that_is_killed_leaves_nothing_behind() {
     let folder = tempfile::tempdir().expect("a folder");
     let (mut launcher, pid) = hold(folder.path(), &[]);
     assert!(runs(pid));
-    // Nothing of the launcher's own runs after this.
+    // None of the launcher's code runs after this.
     launcher.kill().expect("killed");
     launcher.wait().expect("waited for");
     gone(pid).await;
@@ -216,7 +215,7 @@ async fn a_machine_left_running_is_found_and_shut_down() {
         state: state.clone(),
         network: None,
         members: vec![member("held", 0, &image)],
-        lifetime: Lifetime::Tied,
+        lifetime: Lifetime::KillWithParent,
     };
     let error = Cluster::launch(&spec).await.expect_err("it runs already");
     assert!(
@@ -232,7 +231,7 @@ async fn a_machine_left_running_is_found_and_shut_down() {
     );
     gone(pid).await;
     assert!(attach(&state).await.expect("looked for").is_empty());
-    // The next launch goes on with its disk.
+    // The next launch uses the same disk.
     let cluster = Cluster::launch(&spec).await.expect("launched");
     let vm = &cluster.machines()[0];
     vm.wait_for("the second start", BOUND, |text| text == line(2))
@@ -268,7 +267,7 @@ async fn plugs_are_pulled_whether_or_not_qemu_answers() {
     assert!(cut(&state).await.expect("nothing there").is_empty());
     let (mut launcher, pid) = hold(folder.path(), &["detach"]);
     assert!(launcher.wait().expect("waited for").success());
-    // Its only place for others is taken.
+    // The only slot for other clients is in use.
     let _held = attach(&state).await.expect("attached");
     let ended = cut(&state).await.expect("cut");
     assert_eq!((ended.len(), ended[0].pid), (1, pid));
@@ -290,7 +289,7 @@ fn joined(folder: &Path, machines: u16, lifetime: Lifetime) -> ClusterSpec {
     spec.network = Some(NetworkSpec {
         switch: switch_program(),
         options: NetworkOptions::default(),
-        // One more than there are machines: it may come later.
+        // One more than there are machines: it may be added later.
         places: (0..=machines).map(place).collect(),
     });
     spec.lifetime = lifetime;
@@ -300,7 +299,7 @@ fn joined(folder: &Path, machines: u16, lifetime: Lifetime) -> ClusterSpec {
 #[tokio::test]
 async fn a_network_comes_before_its_machines_and_goes_after_them() {
     let folder = tempfile::tempdir().expect("a folder");
-    let spec = joined(folder.path(), 1, Lifetime::Tied);
+    let spec = joined(folder.path(), 1, Lifetime::KillWithParent);
     let network_spec = spec.network.as_ref();
     let cluster = Cluster::open(&spec.state, network_spec, spec.lifetime);
     let mut cluster = cluster.await.expect("opened");
@@ -321,7 +320,7 @@ async fn a_network_comes_before_its_machines_and_goes_after_them() {
     assert_eq!(Some(port.address), cluster.address("node-0"));
     assert!(port.connected);
 
-    // Again, in the same place and on the same port.
+    // Again, in the same slot and on the same port.
     vm.power_cut().await.expect("cut");
     let again = cluster.add(&spec.members[0]).await.expect("started again");
     assert_eq!(again, place);
@@ -348,7 +347,7 @@ async fn a_network_left_running_is_found_with_its_machines() {
     cluster.detach().expect("left running");
     assert!(runs(switch));
 
-    // One of them is cut and started again by somebody else.
+    // One of them is cut and started again by another process.
     assert!(cut_one(state, "node-1").await.expect("cut"));
     assert!(!cut_one(state, "node-1").await.expect("looked"));
     let resumed = Cluster::resume(state, spec.network.as_ref(), Lifetime::Detachable);

@@ -22,7 +22,7 @@ use hearth_qemu::{
 use tokio::net::TcpStream;
 
 async fn start(machine: &Machine, run_dir: &RunDir) -> Vm {
-    Vm::start(machine, run_dir, Lifetime::Tied)
+    Vm::start(machine, run_dir, Lifetime::KillWithParent)
         .await
         .expect("a machine")
 }
@@ -50,7 +50,7 @@ async fn a_guest_is_heard_counts_its_power_cuts_and_shuts_down() {
     assert_eq!(exit.cause, Cause::PowerCut);
     assert_eq!(vm.exit(), Some(exit));
 
-    // Whoever comes when all is over still finds it.
+    // A reader that subscribes after the end still gets it.
     let mut reports = vm.console().reports();
     let first = reports.next().await.expect("a report");
     assert_eq!(
@@ -140,16 +140,16 @@ async fn a_wait_ends_with_what_the_machine_said() {
     let error = vm
         .reached(Milestone::Home, Duration::from_millis(50))
         .await
-        .expect_err("it never comes home");
+        .expect_err("it never becomes HOME");
     assert!(asked.elapsed() < BOUND);
     assert!(matches!(error.why, Why::Timeout(_)), "{error}");
     let text = error.to_string();
     assert!(
-        text.starts_with("machine \"guest\": home did not come: waited for 0.1 s"),
+        text.starts_with("machine \"guest\": waiting for home failed: timed out after 0.1 s"),
         "{text}"
     );
     assert!(text.ends_with(&line(1)), "{text}");
-    // A guest that does not know a power button is ended all the same.
+    // A guest without support for the power button is ended forcibly.
     let (shutdown, exit) = vm
         .shutdown(Duration::from_millis(50))
         .await
@@ -184,7 +184,7 @@ async fn a_machine_stands_still_and_goes_on() {
     vm.wait_for("its line", BOUND, |text| text == line(1))
         .await
         .expect("it speaks");
-    // A shutdown lets a machine that stands still go on: it has to hear.
+    // A shutdown resumes a paused machine, which has to react.
     vm.pause().await.expect("paused");
     let (shutdown, _) = vm.shutdown(BOUND).await.expect("shut down");
     assert_eq!(shutdown, Shutdown::Clean);
@@ -254,7 +254,7 @@ async fn qemu_takes_all_that_the_builder_writes() {
     };
     user.forwards[0].host = ports[0].port();
     let other_dir = RunDir::create(folder.path().join("other")).expect("a run dir");
-    let error = Vm::start(&other, &other_dir, Lifetime::Tied)
+    let error = Vm::start(&other, &other_dir, Lifetime::KillWithParent)
         .await
         .expect_err("taken");
     assert!(
@@ -268,7 +268,7 @@ async fn what_qemu_does_not_like_is_told_in_its_words() {
     let folder = tempfile::tempdir().expect("a folder");
     let (mut machine, run_dir) = machine(folder.path(), Then::Halt);
     machine.disks[0].path = "/nonexistent/disk".into();
-    let error = Vm::start(&machine, &run_dir, Lifetime::Tied)
+    let error = Vm::start(&machine, &run_dir, Lifetime::KillWithParent)
         .await
         .expect_err("no disk");
     assert!(matches!(error, StartError::Ended { .. }), "{error:?}");
@@ -283,7 +283,7 @@ async fn a_disk_is_not_given_to_two_machines() {
     let (machine, run_dir) = machine(folder.path(), Then::Halt);
     let vm = start(&machine, &run_dir).await;
     let other = RunDir::create(folder.path().join("other")).expect("a run dir");
-    let error = Vm::start(&machine, &other, Lifetime::Tied)
+    let error = Vm::start(&machine, &other, Lifetime::KillWithParent)
         .await
         .expect_err("the disk is taken");
     assert!(error.to_string().contains("lock"), "{error}");
@@ -294,8 +294,8 @@ async fn a_disk_is_not_given_to_two_machines() {
     start(&machine, &other).await;
 }
 
-/// The parent-death signal is bound to the thread that made the child. The
-/// machine must outlive the threads that had it started.
+/// The parent-death signal is bound to the thread that made the child. The machine must outlive the threads that
+/// requested its start.
 #[test]
 fn a_machine_outlives_the_thread_that_asked_for_it() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -333,7 +333,7 @@ async fn the_script_starts_the_machine_by_hand() {
     assert!(log.contains("state 1") && log.contains("state 2"), "{log}");
 }
 
-/// Real firmware paints its console; and a machine without a disk says so.
+/// Real firmware paints its console, and reports that a machine has no disk.
 #[tokio::test]
 async fn firmware_is_read_as_plain_lines() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -357,7 +357,7 @@ async fn firmware_is_read_as_plain_lines() {
     assert!(run_dir.vars().exists());
 }
 
-/// What the probe chooses must start: that is what it is for.
+/// The accelerator that the probe chooses must work.
 #[tokio::test]
 async fn the_chosen_accelerator_works() {
     let chosen = choose(Choice::Auto).expect("auto always chooses");
@@ -377,7 +377,7 @@ async fn a_tied_machine_cannot_be_left_running() {
     let pid = vm.pid();
     let error = vm.detach().expect_err("it is tied");
     assert!(
-        error.to_string().contains("tied to this process"),
+        error.to_string().contains("part of this process"),
         "{error}"
     );
     gone(pid).await;

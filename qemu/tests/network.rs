@@ -14,7 +14,7 @@ use hearth_qemu::{
 use switch_program::switch_program;
 use tokio::time::timeout;
 
-/// Waits until the status is so.
+/// Waits for a matching status.
 async fn until(network: &Network, wanted: impl Fn(&NetworkStatus) -> bool) {
     let reached = async {
         while !wanted(&network.status().await.expect("a status")) {
@@ -29,7 +29,7 @@ async fn a_real_machine_is_plugged_in_again_after_every_start() {
     let folder = tempfile::tempdir().expect("a folder");
     let deep = folder.path().join("d".repeat(100)).join("net");
     let options = NetworkOptions::default();
-    let network = Network::start(&switch_program(), &deep, options, Lifetime::Tied)
+    let network = Network::start(&switch_program(), &deep, options, Lifetime::KillWithParent)
         .await
         .expect("a network");
     let mac = Mac::of_machine(0);
@@ -45,13 +45,13 @@ async fn a_real_machine_is_plugged_in_again_after_every_start() {
             socket: port.socket,
         },
     }];
-    // Without a switch it would run and never be heard.
+    // Without a switch it would run and never be connected.
     let mut lonely = machine.clone();
     let nowhere = folder.path().join("nowhere.sock");
     lonely.nics[0].link = Link::Switch {
         socket: nowhere.clone(),
     };
-    let error = Vm::start(&lonely, &run_dir, Lifetime::Tied)
+    let error = Vm::start(&lonely, &run_dir, Lifetime::KillWithParent)
         .await
         .expect_err("no switch");
     assert!(
@@ -59,7 +59,7 @@ async fn a_real_machine_is_plugged_in_again_after_every_start() {
         "{error}"
     );
     for start in 1..=2 {
-        let vm = Vm::start(&machine, &run_dir, Lifetime::Tied)
+        let vm = Vm::start(&machine, &run_dir, Lifetime::KillWithParent)
             .await
             .expect("a machine");
         until(&network, |status| status.ports[0].connected).await;
@@ -67,7 +67,7 @@ async fn a_real_machine_is_plugged_in_again_after_every_start() {
         vm.wait_for("its line", BOUND, |text| text == line(start))
             .await
             .expect("it speaks");
-        // The card says by itself where it is, without the guest's help.
+        // The card announces itself, without the guest's help.
         let how = serde_json::json!({"initial": 1, "max": 10, "rounds": 1, "step": 1});
         vm.qmp()
             .execute("announce-self", how)

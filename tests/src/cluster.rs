@@ -15,15 +15,13 @@
 //! # }
 //! ```
 //!
-//! Machines are the usual ones (test image, direct boot, insecure storage),
-//! named `node-1`, `node-2` … and numbered so. The first founds the cluster, the
-//! others are taken in as an operator would: by a register ticket, approved by
-//! the key that their own console shows, made consensus members. Two boot at
-//! once, so that a host with two processors is busy and not drowned; for the
-//! same reason the tests of a suite have their clusters one after the other.
+//! Machines are the usual ones (test image, direct boot, insecure storage), named `node-1`, `node-2` and so on, with
+//! these numbers. The first founds the cluster; the others are added as by an operator: they register with a ticket,
+//! are approved by the key on their own console, and are made consensus members. Two boot at once, so that a host with
+//! two processors is busy but not overloaded; for the same reason the tests of a suite run their clusters one after the
+//! other.
 //!
-//! The test's folder has a folder for each machine, and `net` with the switch's
-//! log and the packet capture.
+//! The test's folder has a folder for each machine, and `net` with the switch's log and the packet capture.
 
 use std::{net::Ipv4Addr, time::Duration};
 
@@ -32,7 +30,7 @@ use futures::future::try_join_all;
 use hearth_api::{
     client::Endpoint,
     names,
-    operator::{self, Standing},
+    operator::{self, ClusterStatus},
     v1::{self, ClusterState, NodeHealth, NodeSelector},
 };
 use hearth_lab::{
@@ -40,7 +38,7 @@ use hearth_lab::{
     machines,
 };
 use hearth_qemu::{
-    network::{Forwarded, Link, Mac, Nic},
+    network::{Link, Mac, Nic, PortForward},
     switch::{Network, NetworkOptions},
     vm::Lifetime,
 };
@@ -52,19 +50,19 @@ use crate::{
     debug::Debug,
     kubernetes::Kubernetes,
     node::{Node, Plan, Running},
-    owner::{Operator, patiently},
+    owner::{Operator, retry_unavailable},
     writer::Writer,
 };
 
-/// Between two looks at a cluster: nothing tells nodes and consensus at once.
+/// Between two queries of a cluster: no subscription covers both nodes and consensus.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
 
-/// For the one cluster that a suite has at a time.
+/// Permit for the one cluster that a suite has at a time.
 static TURN: Semaphore = Semaphore::const_new(1);
 
-/// A cluster, or machines that are to be one.
+/// A cluster, or machines that will form one.
 pub struct Cluster {
-    // Before the network: a machine without it would say much that misleads.
+    // Before the network: without it, machines would log misleading errors.
     members: Vec<Member>,
     owner: Operator,
     network: Network,
@@ -77,29 +75,29 @@ pub struct Member {
     number: u16,
     address: Ipv4Addr,
     id: String,
-    /// Changes what it is told at its next boot.
+    /// Its machine; can be changed for the next boot.
     pub node: Node,
     running: Option<Running>,
 }
 
 impl TestCtx {
-    /// A cluster of so many nodes, all of them voters, HOME and healthy.
+    /// A cluster of this many nodes, all of them voters, HOME and healthy.
     ///
     /// # Errors
-    /// If it does not come to that.
+    /// If that fails or times out.
     pub async fn cluster(&self, nodes: u16) -> anyhow::Result<Cluster> {
         Cluster::formed(self, nodes).await
     }
 }
 
 impl Cluster {
-    /// All of them voters, HOME and healthy.
+    /// All nodes are voters, HOME and healthy.
     pub(crate) async fn formed(test: &TestCtx, nodes: u16) -> anyhow::Result<Self> {
         let mut cluster = Self::founded(test, nodes).await?;
         let others: Vec<u16> = (2..=nodes).collect();
         // Two at once.
         for pair in others.chunks(2) {
-            cluster.take_in(pair).await?;
+            cluster.add_nodes(pair).await?;
         }
         cluster.complete().await?;
         let all: Vec<u16> = (1..=nodes).collect();
@@ -108,7 +106,7 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// Has everybody made a consensus member, as `cargo xtask run` does.
+    /// Makes all nodes consensus members, like `cargo xtask run`.
     async fn complete(&self) -> Outcome {
         let candidate = |member: &Member| Candidate {
             machine: member.name.clone(),
@@ -125,31 +123,31 @@ impl Cluster {
         Ok(())
     }
 
-    /// Only the first machine is switched on: it has founded a cluster, and its
-    /// owner has taken it. The others are installed and have their places in
-    /// the network.
+    /// Only the first machine is powered on: it has founded a cluster, and its owner has taken ownership. The others
+    /// are installed and have their slots in the network.
     ///
     /// # Errors
-    /// If it does not come to that.
+    /// If that fails or times out.
     pub async fn founded(test: &TestCtx, nodes: u16) -> anyhow::Result<Self> {
         Self::founded_as(test, nodes, |_, plan| Ok(plan)).await
     }
 
-    /// The same with machines that are planned so, by their numbers.
+    /// The same with machines configured by `plan`, which gets their numbers.
     ///
     /// # Errors
-    /// If it does not come to that.
+    /// If that fails or times out.
     pub async fn founded_as(
         test: &TestCtx,
         nodes: u16,
         planned: impl for<'a> Fn(u16, Plan<'a>) -> anyhow::Result<Plan<'a>>,
     ) -> anyhow::Result<Self> {
-        // As long as the clusters before it take, each of which is bounded.
+        // As long as the earlier clusters take, each of which is bounded.
         let turn = TURN.acquire().await?;
         let options = NetworkOptions::default();
         let switch = &test.artifacts().switch;
         let folder = test.folder().join("net");
-        let network = Network::start(switch, &folder, options.clone(), Lifetime::Tied).await?;
+        let network =
+            Network::start(switch, &folder, options.clone(), Lifetime::KillWithParent).await?;
         let mut members = Vec::new();
         for number in 1..=nodes {
             let member = Member::install(test, &network, &options, number, &planned);
@@ -172,7 +170,8 @@ impl Cluster {
     /// The node with this number, from 1.
     ///
     /// # Panics
-    /// If there is none: the test is wrong.
+    ///
+    /// If there is none: an error of the test.
     pub fn node(&mut self, number: u16) -> &mut Member {
         &mut self.members[usize::from(number) - 1]
     }
@@ -188,25 +187,24 @@ impl Cluster {
         numbers.filter(|number| *number != than).collect()
     }
 
-    /// Its owner, at whichever curator answers.
+    /// The owner, connected to any curator.
     pub fn owner(&self) -> &Operator {
         &self.owner
     }
 
-    /// What joins the machines: for faults, blocks and addresses, by the
-    /// machines' names.
+    /// The network of the machines: for faults, blocks and addresses, by machine name.
     pub fn network(&self) -> &Network {
         &self.network
     }
 
-    /// Has machines register, approves them and waits until they are HOME.
+    /// Makes machines register, approves them and waits until they are HOME.
     ///
     /// # Errors
-    /// If it does not come to that.
-    pub async fn take_in(&mut self, numbers: &[u16]) -> Outcome {
+    /// If that fails or times out.
+    pub async fn add_nodes(&mut self, numbers: &[u16]) -> Outcome {
         self.register(numbers).await?;
         for &number in numbers {
-            self.admit(number).await?;
+            self.approve(number).await?;
         }
         for &number in numbers {
             self.node(number).home().await?;
@@ -214,11 +212,10 @@ impl Cluster {
         Ok(())
     }
 
-    /// Switches machines on that are to register, and learns their keys from
-    /// their consoles.
+    /// Powers on machines that will register, and reads their keys from their consoles.
     ///
     /// # Errors
-    /// If one does not come so far as to wait for approval.
+    /// If one does not reach the wait for approval.
     pub async fn register(&mut self, numbers: &[u16]) -> Outcome {
         let parameters = self.owner.register_parameters().await?;
         for &number in numbers {
@@ -229,24 +226,23 @@ impl Cluster {
         Ok(())
     }
 
-    /// Approves a node that registers, by the key that its console shows.
+    /// Approves a registering node by the key on its console.
     ///
     /// # Errors
-    /// If it does not register, or is not approved.
-    pub async fn admit(&mut self, number: u16) -> Outcome {
+    /// If it has not registered, or the approval fails.
+    pub async fn approve(&mut self, number: u16) -> Outcome {
         let key = self.node(number).vm()?.shows_its_key().await?;
         let operator = self.owner.once();
-        let approved = patiently(|| operator.approve(key.clone())).await;
+        let approved = retry_unavailable(|| operator.approve(key.clone())).await;
         let node = approved.context("ApproveNode")?;
         self.node(number).id = node.id;
         Ok(())
     }
 
-    /// Says whether a node is to be a consensus member. It follows; see
-    /// [`Self::voters_with`].
+    /// Sets whether a node should be a consensus member. The change follows; see [`Self::voters_with`].
     ///
     /// # Errors
-    /// If that is refused.
+    /// If the call fails.
     pub async fn set_consensus_member(&mut self, number: u16, wanted: bool) -> Outcome {
         let request = v1::UpdateNodeRolesRequest {
             consensus_member: Some(wanted),
@@ -255,43 +251,45 @@ impl Cluster {
         self.set_roles(number, request).await
     }
 
-    /// Says which roles a node is to hold, as far as the request tells.
+    /// Sets the roles of a node that the request names.
     ///
     /// # Errors
-    /// If that is refused.
+    /// If the call fails.
     pub async fn set_roles(&mut self, number: u16, request: v1::UpdateNodeRolesRequest) -> Outcome {
         let request = v1::UpdateNodeRolesRequest {
             node: Some(self.node(number).selector()),
             ..request
         };
         let operator = self.owner.once();
-        let updated = patiently(|| operator.update_roles(request.clone())).await;
+        let updated = retry_unavailable(|| operator.update_roles(request.clone())).await;
         updated.map(drop).context("UpdateNodeRoles")
     }
 
-    /// How it stands now.
+    /// The current status of the cluster.
     ///
     /// # Errors
     /// If no curator answers.
-    pub async fn standing(&self) -> anyhow::Result<Standing> {
+    pub async fn standing(&self) -> anyhow::Result<ClusterStatus> {
         self.owner.standing().await
     }
 
-    /// The number of the node whose curator leads.
+    /// The number of the node whose curator is the leader.
     ///
     /// # Errors
-    /// If no curator says so.
+    /// If no curator knows.
     pub async fn leader(&self) -> anyhow::Result<u16> {
-        let id = patiently(|| self.owner.once().leader()).await;
+        let id = retry_unavailable(|| self.owner.once().leader()).await;
         let id = id.context("GetCurrentLeader")?;
         let leader = self.members.iter().find(|member| member.id == id);
-        Ok(leader.with_context(|| format!("{id} leads"))?.number)
+        Ok(leader
+            .with_context(|| format!("unknown leader {id}"))?
+            .number)
     }
 
-    /// Waits until the curators of these nodes say the same of who leads.
+    /// Waits until the curators of these nodes agree on the leader.
     ///
     /// # Errors
-    /// If they do not come to that.
+    /// If that times out.
     pub async fn one_leads(&self, numbers: &[u16]) -> Outcome {
         let mut last = Vec::new();
         let look = async {
@@ -308,13 +306,13 @@ impl Cluster {
             }
         };
         let agreed = tokio::time::timeout(bounds::SETTLED, look).await;
-        agreed.unwrap_or_else(|_| bail!("who leads? {last:?}{}", self.tails()))
+        agreed.unwrap_or_else(|_| bail!("no agreement on the leader: {last:?}{}", self.tails()))
     }
 
-    /// Waits until another node's curator leads.
+    /// Waits until another node's curator is the leader.
     ///
     /// # Errors
-    /// If none does.
+    /// If that times out.
     pub async fn led_by_another_than(&self, number: u16) -> anyhow::Result<u16> {
         let look = async {
             loop {
@@ -325,50 +323,49 @@ impl Cluster {
             }
         };
         let leader = tokio::time::timeout(bounds::SETTLED, look).await;
-        leader.with_context(|| format!("nobody but node-{number} leads{}", self.tails()))
+        leader.with_context(|| format!("no leader other than node-{number}{}", self.tails()))
     }
 
-    /// The owner, at this node's curator and no other.
+    /// The owner, connected to this node's curator only.
     ///
     /// # Errors
-    /// If the node is switched off.
+    /// If the node is powered off.
     pub fn owner_at(&self, number: u16) -> anyhow::Result<Operator> {
         let member = &self.members[usize::from(number) - 1];
         Ok(self.owner.at(vec![member.vm()?.curator()?])?)
     }
 
-    /// Waits until the cluster has given a node up: it is not heard any more.
+    /// Waits until the cluster has declared a node unreachable: its heartbeats have expired.
     ///
     /// # Errors
-    /// If it does not come to that.
-    pub async fn misses(&self, number: u16) -> Outcome {
+    /// If that times out.
+    pub async fn wait_unreachable(&self, number: u16) -> Outcome {
         let member = &self.members[usize::from(number) - 1];
-        let wanted = format!("{} is given up", member.name);
+        let wanted = format!("{} is declared unreachable", member.name);
         let missed = |node: &v1::Node| node.health() == NodeHealth::Timeout;
-        let given_up = |standing: &Standing| member.find(standing).is_some_and(missed);
+        let given_up = |standing: &ClusterStatus| member.find(standing).is_some_and(missed);
         self.until(&wanted, bounds::SETTLED, given_up).await?;
         Ok(())
     }
 
-    /// Waits until a node sees the cluster so.
+    /// Waits until a node reports this cluster state.
     ///
     /// # Errors
-    /// If it does not come to that.
-    pub async fn sees(&mut self, number: u16, wanted: ClusterState) -> Outcome {
+    /// If that times out.
+    pub async fn wait_cluster_state(&mut self, number: u16, wanted: ClusterState) -> Outcome {
         let debug = self.node(number).debug().await?;
-        let what = format!("node-{number} sees {wanted:?}");
+        let what = format!("node-{number} reports {wanted:?}");
         let seen = debug.until(&what, |state| state.cluster_state() == wanted);
         seen.await.map(drop)
     }
 
-    /// Waits until a node's hosts file has this address for another one, and
-    /// for that name no other.
+    /// Waits until a node's hosts file has this address for another node, and no other address for that name.
     ///
     /// # Errors
-    /// If it does not come to that.
+    /// If that times out.
     pub async fn resolves(&mut self, number: u16, id: &str, address: Ipv4Addr) -> Outcome {
         let debug = self.node(number).debug().await?;
-        let wanted = format!("node-{number} finds {id} at {address}");
+        let wanted = format!("node-{number} resolves {id} to {address}");
         let address = address.to_string();
         let found = debug.until(&wanted, |state| {
             let lines = state.hosts.lines().map(str::split_whitespace);
@@ -379,18 +376,16 @@ impl Cluster {
         found.await.map(drop)
     }
 
-    /// Looks until it stands as wanted; calls that fail meanwhile are made
-    /// again.
+    /// Queries the status until it is as wanted; calls that fail meanwhile are repeated.
     ///
     /// # Errors
-    /// If it does not within `bound`; the error shows the last look, and what
-    /// the machines said last.
+    /// If that takes longer than `bound`; the error shows the last status, and the last console lines of the machines.
     pub async fn until(
         &self,
         wanted: &str,
         bound: Duration,
-        mut predicate: impl FnMut(&Standing) -> bool,
-    ) -> anyhow::Result<Standing> {
+        mut predicate: impl FnMut(&ClusterStatus) -> bool,
+    ) -> anyhow::Result<ClusterStatus> {
         let mut last = None;
         let look = async {
             loop {
@@ -404,17 +399,16 @@ impl Cluster {
         match tokio::time::timeout(bound, look).await {
             Ok(standing) => Ok(standing),
             Err(_) => bail!(
-                "{wanted}: not within {bound:?}, but {last:#?}\n{}",
+                "{wanted}: timed out after {bound:?}; last status: {last:#?}\n{}",
                 self.tails()
             ),
         }
     }
 
-    /// Waits until all that are switched on are HOME, healthy and UP in the
-    /// cluster's list, in the boot in which they are now.
+    /// Waits until all nodes that are powered on are HOME, healthy and UP in the cluster's list, in their current boot.
     ///
     /// # Errors
-    /// If it does not come to that.
+    /// If that times out.
     pub async fn all_healthy(&self) -> Outcome {
         let on: Vec<&Member> = self
             .members
@@ -422,7 +416,7 @@ impl Cluster {
             .filter(|m| m.running.is_some())
             .collect();
         let wanted = "all HOME and healthy";
-        let all = |standing: &Standing| {
+        let all = |standing: &ClusterStatus| {
             on.iter()
                 .all(|member| member.find(standing).is_some_and(is_well))
         };
@@ -430,11 +424,10 @@ impl Cluster {
         Ok(())
     }
 
-    /// Waits until exactly these are voting members of consensus, nothing is
-    /// about to change, and all of them are started.
+    /// Waits until exactly these nodes are voters, no change is pending, and all of them have started.
     ///
     /// # Errors
-    /// If it does not come to that.
+    /// If that times out.
     pub async fn voters_with(&self, numbers: &[u16]) -> Outcome {
         let index = |number: &u16| usize::from(*number) - 1;
         let mut ids: Vec<&str> = numbers
@@ -454,11 +447,10 @@ impl Cluster {
         Ok(())
     }
 
-    /// Waits until a node tells of a condition of this type for which that is
-    /// true.
+    /// Waits until a node reports a condition of this type that satisfies the predicate.
     ///
     /// # Errors
-    /// If it does not come to that.
+    /// If that times out.
     pub async fn condition(
         &self,
         number: u16,
@@ -468,7 +460,7 @@ impl Cluster {
     ) -> Outcome {
         let member = &self.members[usize::from(number) - 1];
         let what = format!("{}: condition {kind}", member.name);
-        let told = |standing: &Standing| {
+        let told = |standing: &ClusterStatus| {
             let status = member.find(standing).and_then(|node| node.status.as_ref());
             let mut conditions = status.into_iter().flat_map(|status| &status.conditions);
             conditions.any(|condition| condition.r#type == kind && wanted(condition))
@@ -477,17 +469,17 @@ impl Cluster {
         Ok(())
     }
 
-    /// Its Kubernetes, by this node's API server.
+    /// The cluster's Kubernetes, through this node's API server.
     ///
     /// # Errors
-    /// If the node is switched off, or nobody gets a kubeconfig.
+    /// If the node is powered off, or no kubeconfig can be generated.
     pub async fn kubernetes(&mut self, test: &TestCtx, number: u16) -> anyhow::Result<Kubernetes> {
         let founder = self.members[0].node.folder().to_owned();
         let vm = self.node(number).vm()?;
         Kubernetes::at(test, vm, &founder).await
     }
 
-    /// Writes that go on from now, on the record of this node.
+    /// Starts continuous writes to the record of this node.
     ///
     /// # Errors
     /// If the first is not acknowledged.
@@ -496,11 +488,11 @@ impl Cluster {
         Writer::start(self.owner.clone(), id).await
     }
 
-    /// Switches all machines on at once that are off, and waits until they are
-    /// home: a cold start of a cluster needs a quorum of them.
+    /// Powers on all machines that are off at once, and waits until they are HOME: a cold start of a cluster needs a
+    /// quorum of them.
     ///
     /// # Errors
-    /// If one does not come home.
+    /// If one does not become HOME.
     pub async fn start_all(&mut self) -> Outcome {
         for member in self.members.iter_mut().filter(|m| m.running.is_none()) {
             member.start().await?;
@@ -509,7 +501,7 @@ impl Cluster {
         try_join_all(homes).await.map(drop)
     }
 
-    /// Pulls all plugs.
+    /// Cuts the power of all machines.
     ///
     /// # Errors
     /// If a machine had ended before.
@@ -520,7 +512,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// What the machines said last.
+    /// The last console lines of the machines.
     fn tails(&self) -> String {
         let tail = |member: &Member| {
             let running = member.running.as_ref()?;
@@ -549,7 +541,7 @@ impl Member {
             names::PORT_KUBERNETES,
         ] {
             let host = network.forward(&name, guest).await?;
-            forwards.push(Forwarded { guest, host });
+            forwards.push(PortForward { guest, host });
         }
         let link = Link::Switch {
             socket: port.socket,
@@ -565,7 +557,7 @@ impl Member {
         })
     }
 
-    /// Its machine's name, by which the network knows it, too.
+    /// Name of its machine, also in the network.
     pub fn name(&self) -> &str {
         &self.name
     }
@@ -575,7 +567,7 @@ impl Member {
         self.number
     }
 
-    /// The address that it was given first.
+    /// Its initial address.
     pub fn address(&self) -> Ipv4Addr {
         self.address
     }
@@ -585,74 +577,74 @@ impl Member {
         &self.id
     }
 
-    /// For calls that are about it.
+    /// A selector for calls about it.
     pub fn selector(&self) -> NodeSelector {
         operator::by_id(&self.id)
     }
 
-    /// The machine, which must be switched on.
+    /// The machine, which must be powered on.
     ///
     /// # Errors
     /// If it is off.
     pub fn vm(&self) -> anyhow::Result<&Running> {
         let running = self.running.as_ref();
-        running.with_context(|| format!("{} is switched off", self.name))
+        running.with_context(|| format!("{} is powered off", self.name))
     }
 
-    /// Switches it on. A member is told nothing: it knows all it needs.
+    /// Powers it on. A member gets no parameters: it does not need any.
     ///
     /// # Errors
     /// If it is on, or QEMU does not start.
     pub async fn start(&mut self) -> Outcome {
-        ensure!(self.running.is_none(), "{} is switched on", self.name);
+        ensure!(self.running.is_none(), "{} is powered on", self.name);
         self.running = Some(self.node.power_on().await?);
         Ok(())
     }
 
-    /// Pulls its plug.
+    /// Cuts its power.
     ///
     /// # Errors
     /// If it is off.
     pub async fn cut(&mut self) -> Outcome {
         let running = self.running.take();
-        let running = running.with_context(|| format!("{} is switched off", self.name))?;
+        let running = running.with_context(|| format!("{} is powered off", self.name))?;
         running.cut().await?;
-        // From now on by what is on its disk.
+        // From now on it uses what is on its disk.
         self.node.parameters = None;
         Ok(())
     }
 
-    /// Presses its power button and waits until it has gone down in order.
+    /// Presses its power button and waits until it has shut down cleanly.
     ///
     /// # Errors
-    /// If it goes down in another way.
+    /// If it ends in another way.
     pub async fn power_off(&mut self) -> Outcome {
         let running = self.running.take();
-        let running = running.with_context(|| format!("{} is switched off", self.name))?;
+        let running = running.with_context(|| format!("{} is powered off", self.name))?;
         running.power_off().await?;
         self.node.parameters = None;
         Ok(())
     }
 
-    /// Waits until it says that it is home.
+    /// Waits until it reports that it is HOME.
     ///
     /// # Errors
-    /// If it does not come home.
+    /// If it does not become HOME.
     pub async fn home(&self) -> Outcome {
         let running = self.vm()?;
         running.home().await.with_context(|| self.name.clone())
     }
 
-    /// Switches it on and waits until it says that it is home.
+    /// Powers it on and waits until it reports that it is HOME.
     ///
     /// # Errors
-    /// If it does not come home.
+    /// If it does not become HOME.
     pub async fn comes_back(&mut self) -> Outcome {
         self.start().await?;
         self.home().await
     }
 
-    /// A look inside.
+    /// A client of its debug service.
     ///
     /// # Errors
     /// If its debug service does not answer.
@@ -660,11 +652,10 @@ impl Member {
         self.vm()?.debug().await
     }
 
-    /// Waits until the machine has the node's names: its ID is the host name,
-    /// and the bare part of it the machine-id.
+    /// Waits until the machine has the node's names: its ID is the host name, and the ID without prefix the machine-id.
     ///
     /// # Errors
-    /// If it does not come to that.
+    /// If that times out.
     pub async fn is_named(&self) -> Outcome {
         let bare = self.id.strip_prefix("hearth-").context("no node ID")?;
         let debug = self.debug().await?;
@@ -675,7 +666,7 @@ impl Member {
         named.await.map(drop)
     }
 
-    /// The cluster as it sees it now.
+    /// The cluster state that it currently reports.
     ///
     /// # Errors
     /// If its debug service does not answer.
@@ -683,13 +674,13 @@ impl Member {
         Ok(self.debug().await?.state().await?.cluster_state())
     }
 
-    /// What the cluster's list says of it.
-    pub fn find<'a>(&self, standing: &'a Standing) -> Option<&'a v1::Node> {
+    /// Its entry in the cluster's list.
+    pub fn find<'a>(&self, standing: &'a ClusterStatus) -> Option<&'a v1::Node> {
         standing.nodes.iter().find(|node| node.id == self.id)
     }
 }
 
-/// Where the network brings the machines' curators.
+/// The host endpoints of the machines' curators.
 async fn curators(network: &Network) -> anyhow::Result<Vec<Endpoint>> {
     let status = network.status().await?;
     let forwards = status.ports.iter().flat_map(|port| &port.forwards);

@@ -1,4 +1,4 @@
-//! A test: its name, its folder, and what it boots.
+//! A test: its name, its folder, and its images.
 
 use std::{
     env, fs,
@@ -11,11 +11,10 @@ use hearth_qemu::{
     artifacts::{Artifacts, Kubernetes},
 };
 
-/// QEMU's accelerator, `auto` unless this says `kvm` or `tcg`.
+/// The environment variable with QEMU's accelerator: `auto` (default), `kvm` or `tcg`.
 const ACCEL: &str = "HEARTH_TEST_ACCEL";
 
-/// The path of the function that this stands in, `suite::test`, for
-/// [`TestCtx::begin`]. So a test's name is written once.
+/// The path of the enclosing function, `suite::test`, for [`TestCtx::begin`], so that a test's name is written once.
 #[macro_export]
 macro_rules! here {
     () => {{
@@ -24,7 +23,7 @@ macro_rules! here {
     }};
 }
 
-/// One test. Its folder goes when it has passed, and stays otherwise.
+/// One test. Its folder is removed when it has passed, and kept otherwise.
 #[derive(Debug)]
 #[must_use]
 pub struct TestCtx {
@@ -40,7 +39,7 @@ impl TestCtx {
     /// Begins the test at this place ([`here!`]) with an empty folder.
     ///
     /// # Errors
-    /// If nobody has built what it boots, or the folder cannot be made.
+    /// If the images were not built, or the folder cannot be created.
     pub fn begin(place: &str) -> anyhow::Result<Self> {
         let (suite, name) = names(place);
         let artifacts = Artifacts::from_environment()?;
@@ -50,9 +49,11 @@ impl TestCtx {
         };
         let folder = artifacts.logs.join(&suite).join(&name);
         if folder.exists() {
-            fs::remove_dir_all(&folder).with_context(|| format!("remove {}", folder.display()))?;
+            fs::remove_dir_all(&folder)
+                .with_context(|| format!("cannot remove {}", folder.display()))?;
         }
-        fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
+        fs::create_dir_all(&folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
         Ok(Self {
             suite,
             name,
@@ -63,39 +64,39 @@ impl TestCtx {
         })
     }
 
-    /// Where it may leave files.
+    /// The folder for its files.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// What there is to boot.
+    /// The images and programs.
     pub fn artifacts(&self) -> &Artifacts {
         &self.artifacts
     }
 
-    /// What the tests of Kubernetes boot.
+    /// The images and programs of the Kubernetes tests.
     ///
     /// # Errors
-    /// If it was not built.
+    /// If they were not built.
     pub fn kubernetes(&self) -> anyhow::Result<&Kubernetes> {
         let built = self.artifacts.kubernetes.as_ref();
-        built.context("Kubernetes was not built, as none of its tests was to run")
+        built.context("Kubernetes was not built, because none of its tests was selected")
     }
 
-    /// What machines run on.
+    /// The accelerator of the machines.
     pub fn accel(&self) -> Accel {
         self.accel
     }
 
-    /// The last line of a test. Its machines must be gone.
+    /// The last line of a test. Its machines must have ended.
     ///
     /// # Errors
     /// If its folder cannot be removed.
     pub fn passed(mut self) -> crate::Outcome {
         self.passed = true;
         fs::remove_dir_all(&self.folder)
-            .with_context(|| format!("remove {}", self.folder.display()))?;
-        // The suite's goes with its last test's.
+            .with_context(|| format!("cannot remove {}", self.folder.display()))?;
+        // The suite's folder is removed with its last test's.
         if let Some(suite) = self.folder.parent() {
             let _ = fs::remove_dir(suite);
         }
@@ -106,10 +107,10 @@ impl TestCtx {
 impl Drop for TestCtx {
     fn drop(&mut self) {
         if !self.passed {
-            // By that it was run, if it is one of the long ones.
+            // The option that a long test was run with.
             let long = std::env::args().any(|word| word == "--include-ignored");
             eprintln!(
-                "{0}::{1} leaves its files in {2}\nto repeat it: cargo xtask test e2e {0}::{1}{3}",
+                "files of {0}::{1}: {2}\nrerun: cargo xtask test e2e {0}::{1}{3}",
                 self.suite,
                 self.name,
                 self.folder.display(),
@@ -119,8 +120,7 @@ impl Drop for TestCtx {
     }
 }
 
-/// `boot::home::{{closure}}::here` is test `home` of suite `boot`; one in a
-/// module is named with it.
+/// `boot::home::{{closure}}::here` is test `home` of suite `boot`; the module is part of a test's name.
 fn names(place: &str) -> (String, String) {
     let mut parts: Vec<&str> = place.split("::").collect();
     parts.retain(|part| !matches!(*part, "{{closure}}" | "here"));

@@ -1,7 +1,7 @@
 //! Power cuts at failpoints, a test for each.
 
-/// The node's list of failpoints of this name, from its source: a failpoint
-/// that is added to the node is to be cut at, too.
+/// The node's list of failpoints with this name, from its source: a failpoint that is added to the node has to be
+/// tested, too.
 pub fn listed(list: &str) -> Vec<&'static str> {
     let source = include_str!("../../node/host/src/failpoint.rs");
     let begin = format!("pub const {list}: &[&str] = &[");
@@ -11,7 +11,7 @@ pub fn listed(list: &str) -> Vec<&'static str> {
     list.split('"').skip(1).step_by(2).collect()
 }
 
-/// Tests that tell `$story` at each of these failpoints, and one that none of
+/// Tests that run `$story` at each of these failpoints, and one that checks that none of
 /// `$list` is left out. `CUTS` has all of them, in their order.
 #[macro_export]
 macro_rules! cuts {

@@ -1,5 +1,4 @@
-//! The debug service of test images: a look inside a node, and ways to hurt
-//! it.
+//! Client of the debug service of test images, which shows the state of a node and injects faults.
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -15,8 +14,7 @@ use tonic::transport::{Channel, Endpoint};
 
 use crate::{Outcome, bounds};
 
-/// Between two looks. There is nothing to subscribe to: what is looked at is
-/// the process table and the supervisor, not an event.
+/// Between two queries. There is no subscription: the process table and the supervisor have no events.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
 /// A connection to the debug service.
@@ -27,17 +25,17 @@ impl Debug {
     /// Connects to the service at this address.
     ///
     /// # Errors
-    /// If nobody answers.
+    /// If the connection fails.
     pub async fn connect(address: SocketAddr) -> anyhow::Result<Self> {
         let channel = Endpoint::from_shared(format!("http://{address}"))?
             .connect_timeout(bounds::CALL)
             .connect()
             .await
-            .context("connect to the debug service")?;
+            .context("cannot connect to the debug service")?;
         Ok(Self(NodeDebugClient::new(channel)))
     }
 
-    /// What is going on.
+    /// The current state.
     ///
     /// # Errors
     /// If the call fails.
@@ -48,10 +46,10 @@ impl Debug {
         Ok(state.into_inner())
     }
 
-    /// Looks until what is seen is as wanted.
+    /// Queries the state until it is as wanted.
     ///
     /// # Errors
-    /// If it does not become so; the error shows the last look.
+    /// If that times out; the error shows the last state.
     pub async fn until(
         &self,
         wanted: &str,
@@ -70,11 +68,14 @@ impl Debug {
         };
         match tokio::time::timeout(bounds::SOON, look).await {
             Ok(found) => found,
-            Err(_) => bail!("{wanted}: not within {:?}, but {last:#?}", bounds::SOON),
+            Err(_) => bail!(
+                "{wanted}: timed out after {:?}; last state: {last:#?}",
+                bounds::SOON
+            ),
         }
     }
 
-    /// The log of the runnable of this dotted name, and of all below it.
+    /// The log of the runnable with this dotted name, and of all below it.
     ///
     /// # Errors
     /// If the call fails.
@@ -97,18 +98,19 @@ impl Debug {
         within(bounds::CALL, call).await.context("Logs")
     }
 
-    /// Hurts the node.
+    /// Injects a fault.
     ///
     /// # Errors
-    /// If it answers that it did not.
-    pub async fn provoke(&self, kind: Kind) -> Outcome {
+    /// If the service reports a failure.
+    pub async fn inject_fault(&self, kind: Kind) -> Outcome {
         let call = self.ask(kind).await;
-        call.map(drop).with_context(|| format!("provoke {kind:?}"))
+        call.map(drop)
+            .with_context(|| format!("cannot inject {kind:?}"))
     }
 
-    /// Hurts it in a way that may cut off the answer.
+    /// Injects a fault that may interrupt the answer.
     pub async fn provoke_end(&self, kind: Kind) {
-        // The console tells what came of it.
+        // The console shows the effect.
         let _ = self.ask(kind).await;
     }
 
@@ -120,7 +122,7 @@ impl Debug {
     }
 }
 
-/// The runnable of this dotted name.
+/// The runnable with this dotted name.
 pub fn runnable<'a>(state: &'a GetStateResponse, name: &str) -> Option<&'a RunnableState> {
     state
         .runnables

@@ -1,7 +1,6 @@
-//! A raw disk while its machine is switched off.
+//! A raw disk while its machine is powered off.
 //!
-//! Looked at and changed by sgdisk and mtools: programs that are not ours, so
-//! that what they accept is not only what we believe.
+//! Read and modified by sgdisk and mtools: independent programs, so that an error of our own code cannot hide itself.
 
 use std::{
     fs::File,
@@ -20,12 +19,12 @@ use crate::Outcome;
 
 const SECTOR: u64 = 512;
 
-/// A partition: where it is, in bytes.
+/// Position of a partition, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Partition {
     /// Its first byte.
     pub start: u64,
-    /// How many bytes it has.
+    /// Its length in bytes.
     pub length: u64,
 }
 
@@ -35,7 +34,7 @@ pub struct RawDisk {
     path: PathBuf,
     /// The EFI system partition.
     pub esp: Partition,
-    /// What rides along.
+    /// The extension's partition, if there is one.
     pub extension: Option<Partition>,
     /// The data partition.
     pub data: Partition,
@@ -45,12 +44,12 @@ impl RawDisk {
     /// Reads the partition table.
     ///
     /// # Errors
-    /// If one of the two partitions is not where it belongs.
+    /// If one of the two required partitions is not where it belongs.
     pub async fn open(path: &Path) -> anyhow::Result<Self> {
         Ok(Self {
             path: path.to_owned(),
             esp: partition(path, 1, names::ESP_TYPE).await?,
-            // Where there is none, the partition is another.
+            // Without an extension, this partition is another one.
             extension: partition(path, 2, names::EXTENSION_TYPE).await.ok(),
             data: match partition(path, 3, names::DATA_TYPE).await {
                 Ok(data) => data,
@@ -59,7 +58,7 @@ impl RawDisk {
         })
     }
 
-    /// Turns over all bits of one byte.
+    /// Inverts all bits of one byte.
     ///
     /// # Errors
     /// If it cannot be read or written.
@@ -71,10 +70,10 @@ impl RawDisk {
         Ok(())
     }
 
-    /// Takes the extension's partition out of the table.
+    /// Removes the extension's partition from the table.
     ///
     /// # Errors
-    /// If sgdisk does not.
+    /// If sgdisk fails.
     pub async fn delete_extension(&self) -> Outcome {
         let mut command = CommandLine::new("sgdisk");
         command.option("-d", "2").arg(&self.path);
@@ -82,10 +81,10 @@ impl RawDisk {
         Ok(())
     }
 
-    /// Whether sgdisk finds nothing to say about the table.
+    /// Checks that sgdisk reports no problem of the table.
     ///
     /// # Errors
-    /// With what it says.
+    /// With sgdisk's output.
     pub async fn check_table(&self) -> Outcome {
         let mut command = CommandLine::new("sgdisk");
         command.arg("-v").arg(&self.path);
@@ -94,24 +93,24 @@ impl RawDisk {
         Ok(())
     }
 
-    /// A file of the ESP.
+    /// Reads a file of the ESP.
     ///
     /// # Errors
-    /// If it is not there.
+    /// If it does not exist.
     pub async fn read_esp(&self, path: &str) -> anyhow::Result<Vec<u8>> {
         let scratch = self.scratch();
         let mut command = self.mtool("mcopy");
         command.arg("-n").arg(format!("::{path}")).arg(&scratch);
         tool::run(&command).await?;
-        let content = std::fs::read(&scratch).with_context(|| format!("read {path}"))?;
+        let content = std::fs::read(&scratch).with_context(|| format!("cannot read {path}"))?;
         std::fs::remove_file(&scratch)?;
         Ok(content)
     }
 
-    /// Writes a file to the ESP, over one of this name or as a new one.
+    /// Writes a file to the ESP, replacing an existing one.
     ///
     /// # Errors
-    /// If the directory is not there, or the ESP is full.
+    /// If the directory does not exist, or the ESP is full.
     pub async fn write_esp(&self, path: &str, content: &[u8]) -> Outcome {
         let scratch = self.scratch();
         std::fs::write(&scratch, content)?;
@@ -125,7 +124,7 @@ impl RawDisk {
     /// Removes a file of the ESP.
     ///
     /// # Errors
-    /// If it is not there.
+    /// If it does not exist.
     pub async fn remove_esp(&self, path: &str) -> Outcome {
         let mut command = self.mtool("mdel");
         command.arg(format!("::{path}"));
@@ -133,10 +132,10 @@ impl RawDisk {
         Ok(())
     }
 
-    /// Takes all room that is left on the ESP with one file.
+    /// Fills all free space of the ESP with one file.
     ///
     /// # Errors
-    /// If there is no room, or it cannot be told how much.
+    /// If there is no free space, or its size cannot be determined.
     pub async fn fill_esp(&self, path: &str) -> Outcome {
         // The last line: "  93 847 552 bytes free".
         let said = tool::run(self.mtool("mdir").arg("::/")).await?;
@@ -155,10 +154,10 @@ impl RawDisk {
         Ok(())
     }
 
-    /// Makes a directory on the ESP.
+    /// Creates a directory on the ESP.
     ///
     /// # Errors
-    /// If it is there.
+    /// If it exists.
     pub async fn make_esp_directory(&self, path: &str) -> Outcome {
         let mut command = self.mtool("mmd");
         command.arg(format!("::{path}"));
@@ -176,16 +175,12 @@ impl RawDisk {
         Ok(hex::encode(hash.finish()))
     }
 
-    /// Overwrites the data partition with that of another disk, which must be
-    /// as large.
+    /// Overwrites the data partition with that of another disk, which must have the same size.
     ///
     /// # Errors
-    /// If it is not, or a disk cannot be read or written.
+    /// If the sizes differ, or a disk cannot be read or written.
     pub fn take_data_of(&self, other: &RawDisk) -> Outcome {
-        ensure!(
-            self.data == other.data,
-            "the disks are laid out differently"
-        );
+        ensure!(self.data == other.data, "the disks have different layouts");
         let mut file = File::options().write(true).open(&self.path)?;
         let mut written: io::Result<()> = Ok(());
         other.each_block(|at, block| {
@@ -195,11 +190,10 @@ impl RawDisk {
                     .and_then(|_| file.write_all(block));
             }
         })?;
-        written.context("write the data partition")
+        written.context("cannot write the data partition")
     }
 
-    /// How large the XFS is that begins at this offset of the data partition,
-    /// in bytes.
+    /// The size in bytes of the XFS that begins at this offset of the data partition.
     ///
     /// # Errors
     /// If there is none.
@@ -217,7 +211,7 @@ impl RawDisk {
     }
 
     fn each_block(&self, mut take: impl FnMut(u64, &[u8])) -> Outcome {
-        let context = || format!("read {}", self.path.display());
+        let context = || format!("cannot read {}", self.path.display());
         let mut file = File::open(&self.path).with_context(context)?;
         file.seek(SeekFrom::Start(self.data.start))?;
         let mut data = file.take(self.data.length);
@@ -259,7 +253,7 @@ async fn partition(disk: &Path, number: u32, type_guid: &str) -> anyhow::Result<
     let found = field("Partition GUID code: ")?;
     ensure!(
         found.eq_ignore_ascii_case(type_guid),
-        "{}: partition {number} is of type {found}, wanted {type_guid}",
+        "{}: partition {number}: type: expected {type_guid}, got {found}",
         disk.display()
     );
     let first: u64 = field("First sector: ")?.parse()?;

@@ -1,9 +1,7 @@
-//! Kubernetes as its users meet it: kubectl, with the file that `hearthctl
-//! kubernetes kubeconfig` writes.
+//! Kubernetes as seen by its users: kubectl, with the kubeconfig that `hearthctl kubernetes kubeconfig` generates.
 //!
-//! Only programs that users have are asked here, so that what passes works for
-//! them. What becomes of a request takes its time in Kubernetes, and nothing
-//! says when; so it is looked at until it is so, within a bound.
+//! Only users' programs are called here, so that what passes works for users. Requests take effect in Kubernetes after
+//! some time, without a notification; so the state is queried until it is as expected, within a bound.
 
 pub mod conformance;
 
@@ -21,16 +19,15 @@ use serde_json::{Value, json};
 
 use crate::{Outcome, TestCtx, bounds, node::Running};
 
-/// Between two looks.
+/// Between two queries.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
-/// The image that rides along for tests: a busybox that serves HTTP at this
-/// port, and whose `/cgi-bin/hostname` tells the pod's name.
+/// The bundled test image: a busybox that serves HTTP at this port, whose `/cgi-bin/hostname` returns the pod's name.
 const IMAGE: &str = "hearth.local/probe:1";
 const IMAGE_PORT: u16 = 8080;
-/// Where a pod has its volume.
+/// Mount path of a pod's volume.
 pub const VOLUME: &str = "/volume";
 
-/// Kubernetes, at one of its API servers.
+/// Kubernetes, through one of its API servers.
 #[derive(Clone, Debug)]
 pub struct Kubernetes {
     kubectl: PathBuf,
@@ -39,16 +36,16 @@ pub struct Kubernetes {
 }
 
 impl Kubernetes {
-    /// By this machine's API server and curator, as the cluster's owner, whose
-    /// files are in the folder `owner`.
+    /// Through this machine's API server and curator, as the cluster's owner, whose files are in the folder `owner`.
     ///
     /// # Errors
-    /// If hearthctl does not get so far within the bound.
+    /// If hearthctl does not succeed within the bound.
     pub async fn at(test: &TestCtx, vm: &Running, owner: &Path) -> anyhow::Result<Self> {
         let server = vm.forwarded(names::PORT_KUBERNETES);
         let server = server.context("the API server's port is not forwarded")?;
         let folder = test.folder().join(format!("kubectl-{}", server.port()));
-        fs::create_dir_all(&folder).with_context(|| format!("make {}", folder.display()))?;
+        fs::create_dir_all(&folder)
+            .with_context(|| format!("cannot create {}", folder.display()))?;
         let hearthctl = Hearthctl {
             program: test.artifacts().hearthctl.clone(),
             config: folder.join("hearthctl.json"),
@@ -61,8 +58,8 @@ impl Kubernetes {
         write
             .option("--server", format!("https://{server}"))
             .option("--output", &kubeconfig);
-        // Refused until a controller has said where it is.
-        patiently("a kubeconfig", bounds::KUBERNETES, || async {
+        // Fails until a controller has reported its address.
+        retry_unavailable("a kubeconfig", bounds::KUBERNETES, || async {
             Ok(tool::run(&write).await?)
         })
         .await?;
@@ -73,10 +70,10 @@ impl Kubernetes {
         })
     }
 
-    /// What kubectl says to this.
+    /// Runs kubectl; returns its output.
     ///
     /// # Errors
-    /// If it fails, with what it says.
+    /// If it fails; with its output.
     pub async fn kubectl(&self, words: &[&str]) -> anyhow::Result<String> {
         let mut command = CommandLine::new(&self.kubectl);
         command
@@ -90,7 +87,7 @@ impl Kubernetes {
         Ok(said.with_context(|| format!("{command}: no answer within {bound:?}"))??)
     }
 
-    /// Objects of a kind, or one object, by kubectl's words for it.
+    /// Objects of a kind, or one object, by kubectl's arguments.
     ///
     /// # Errors
     /// If it fails.
@@ -99,11 +96,10 @@ impl Kubernetes {
         Ok(serde_json::from_str(&self.kubectl(&words).await?)?)
     }
 
-    /// Creates an object, as soon as Kubernetes takes it: what it needs may be
-    /// about to be made.
+    /// Creates an object, as soon as Kubernetes accepts it: objects that it depends on may not exist yet.
     ///
     /// # Errors
-    /// If it is not taken within the bound.
+    /// If it is not accepted within the bound.
     pub async fn create(&self, object: &Value) -> Outcome {
         let name = object["metadata"]["name"].as_str().context("no name")?;
         let kind = object["kind"].as_str().context("no kind")?;
@@ -111,14 +107,14 @@ impl Kubernetes {
         fs::write(&path, serde_json::to_vec_pretty(object)?)?;
         let path = path.to_string_lossy();
         let words = ["apply", "--filename", &path];
-        let applied = patiently(&path, bounds::WORKLOAD, || self.kubectl(&words)).await;
+        let applied = retry_unavailable(&path, bounds::WORKLOAD, || self.kubectl(&words)).await;
         applied.map(drop)
     }
 
-    /// Looks until this can be said of what kubectl gets.
+    /// Queries objects until they satisfy the predicate.
     ///
     /// # Errors
-    /// If it does not come to that; the error shows the last look.
+    /// If that times out; the error shows the last result.
     pub async fn until(
         &self,
         wanted: &str,
@@ -126,7 +122,7 @@ impl Kubernetes {
         words: &[&str],
         holds: impl Fn(&Value) -> bool,
     ) -> anyhow::Result<Value> {
-        patiently(wanted, bound, || async {
+        retry_unavailable(wanted, bound, || async {
             let found = self.get(words).await?;
             match holds(&found) {
                 true => Ok(found),
@@ -136,10 +132,10 @@ impl Kubernetes {
         .await
     }
 
-    /// Waits until exactly these nodes are there, and Ready.
+    /// Waits until exactly these nodes exist, and are Ready.
     ///
     /// # Errors
-    /// If it does not come to that.
+    /// If that times out.
     pub async fn ready(&self, ids: &[&str]) -> Outcome {
         let mut wanted: Vec<&str> = ids.to_vec();
         wanted.sort_unstable();
@@ -155,20 +151,19 @@ impl Kubernetes {
         Ok(())
     }
 
-    /// Starts a pod of the image that rides along, on this node, and waits until
-    /// it runs.
+    /// Starts a pod of the test image on this node, and waits until it runs.
     ///
     /// # Errors
-    /// If it does not come to that.
+    /// If that times out.
     pub async fn probe(&self, pod: &str, node: &str) -> Outcome {
         self.create(&probe(pod, node)).await?;
         self.runs(pod).await
     }
 
-    /// The same, with a claim's volume at [`VOLUME`].
+    /// The same, with the volume of a claim at [`VOLUME`].
     ///
     /// # Errors
-    /// If it does not come to that.
+    /// If that times out.
     pub async fn probe_with(&self, pod: &str, node: &str, claim: &str) -> Outcome {
         let mut object = probe(pod, node);
         let spec = &mut object["spec"];
@@ -184,11 +179,10 @@ impl Kubernetes {
         self.runs(pod).await
     }
 
-    /// Claims a volume of this size, of the default class, as soon as there is
-    /// one: a claim that was there before never gets any.
+    /// Claims a volume of this size, of the default class, once that exists: an earlier claim would never get it.
     ///
     /// # Errors
-    /// If it is not taken.
+    /// If it is not accepted.
     pub async fn claim(&self, name: &str, size: &str) -> Outcome {
         let some = |classes: &Value| !items(classes).is_empty();
         self.until("a class", bounds::KUBERNETES, &["storageclasses"], some)
@@ -205,10 +199,10 @@ impl Kubernetes {
         .await
     }
 
-    /// Waits until this pod runs, and is ready.
+    /// Waits until this pod is running and ready.
     ///
     /// # Errors
-    /// If it does not come to that.
+    /// If that times out.
     pub async fn runs(&self, pod: &str) -> Outcome {
         let what = format!("pod {pod} runs");
         let runs =
@@ -218,7 +212,7 @@ impl Kubernetes {
         Ok(())
     }
 
-    /// The ID of a pod's container: another one after every start.
+    /// The ID of a pod's container, which changes with every start.
     ///
     /// # Errors
     /// If it has none.
@@ -229,11 +223,10 @@ impl Kubernetes {
             .with_context(|| format!("pod {pod} has no container"))
     }
 
-    /// A service of this name, which is the pod of this name, at port 80; its
-    /// ClusterIP.
+    /// Creates a service with the name of this pod, which forwards port 80 to it; returns its ClusterIP.
     ///
     /// # Errors
-    /// If it is not made.
+    /// If it cannot be created.
     pub async fn service(&self, pod: &str) -> anyhow::Result<String> {
         self.create(&json!({
             "apiVersion": "v1",
@@ -250,18 +243,17 @@ impl Kubernetes {
         ip.map(str::to_owned).context("no ClusterIP")
     }
 
-    /// Waits until `pod` gets an answer from `host` that names the pod which
-    /// gave it, and that is `expected`.
+    /// Waits until `pod` gets an answer from `host` with the name of the answering pod, which must be `expected`.
     ///
     /// # Errors
-    /// If it does not come to that.
+    /// If that times out.
     pub async fn reaches(&self, pod: &str, host: &str, expected: &str) -> Outcome {
         let url = format!("http://{host}/cgi-bin/hostname");
         let words = [
             "exec", pod, "--", "timeout", "20", "wget", "-q", "-O", "-", &url,
         ];
         let what = format!("{pod} reaches {expected} as {host}");
-        patiently(&what, bounds::WORKLOAD, || async {
+        retry_unavailable(&what, bounds::WORKLOAD, || async {
             let said = self.kubectl(&words).await?;
             match said.trim() == expected {
                 true => Ok(()),
@@ -272,20 +264,20 @@ impl Kubernetes {
     }
 }
 
-/// A pod that serves HTTP and tells its name.
+/// A pod that serves HTTP and returns its name.
 fn probe(pod: &str, node: &str) -> Value {
     json!({
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": { "name": pod, "labels": { "app": pod } },
         "spec": {
-            // The scheduler's choice, of one.
+            // The scheduler chooses among one node.
             "nodeSelector": { "kubernetes.io/hostname": node },
             "terminationGracePeriodSeconds": 1,
             "containers": [{
                 "name": "probe",
                 "image": IMAGE,
-                // There is no registry in the machines' network.
+                // The machines' network has no registry.
                 "imagePullPolicy": "Never",
             }],
         },
@@ -302,8 +294,7 @@ pub fn name(object: &Value) -> &str {
     object["metadata"]["name"].as_str().unwrap_or_default()
 }
 
-/// The status of a condition of an object: "True", "False" or "Unknown", or
-/// nothing.
+/// The status of an object's condition: "True", "False" or "Unknown", or empty.
 pub fn condition<'a>(object: &'a Value, kind: &str) -> &'a str {
     let conditions = object["status"]["conditions"].as_array();
     let mut conditions = conditions.into_iter().flatten();
@@ -311,8 +302,8 @@ pub fn condition<'a>(object: &'a Value, kind: &str) -> &'a str {
     found.map_or("", |found| found["status"].as_str().unwrap_or_default())
 }
 
-/// Tries until it works.
-async fn patiently<T, F>(
+/// Repeats until it succeeds.
+async fn retry_unavailable<T, F>(
     wanted: &str,
     bound: Duration,
     attempt: impl Fn() -> F,
@@ -333,7 +324,7 @@ where
     match tokio::time::timeout(bound, tries).await {
         Ok(value) => Ok(value),
         Err(_) => match last {
-            Some(error) => Err(error.context(format!("{wanted}: not within {bound:?}"))),
+            Some(error) => Err(error.context(format!("{wanted}: timed out after {bound:?}"))),
             None => bail!("{wanted}: no answer within {bound:?}"),
         },
     }

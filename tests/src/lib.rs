@@ -1,9 +1,8 @@
-//! What the end-to-end tests are written with.
+//! The library of the end-to-end tests.
 //!
-//! A test boots a machine, or a cluster of them, looks at it from the outside as
-//! an owner or a stranger would, hurts it, and boots it again. It reads as that
-//! story; how disks and debug services are handled stands here, and how clusters
-//! are owned and formed, in `hearth_lab`.
+//! A test boots a machine, or a cluster of them, checks it from the outside as an owner or an unauthenticated client,
+//! injects faults, and boots it again. The test's code reads as that story; this library handles disks and debug
+//! services, and `hearth_lab` takes ownership and forms clusters.
 //!
 //! ```no_run
 //! use hearth_tests::{Outcome, TestCtx, here};
@@ -22,26 +21,24 @@
 //!
 //! | module | what |
 //! |---|---|
-//! | [`context`] | a test's name, its folder, what it boots |
-//! | [`node`] | a machine and its disk, installed and switched on |
+//! | [`context`] | a test's name, its folder, its images |
+//! | [`node`] | a machine and its disk, installed and powered on |
 //! | [`cluster`] | several machines in one network, formed into a cluster |
 //! | [`mod@cuts`] | power cuts at failpoints |
-//! | [`writer`] | writes that go on whatever happens, and none of which may be lost |
-//! | [`owner`] | who founds a cluster: parameters, calls that are made again |
-//! | [`debug`] | a look inside a node of the test image |
-//! | [`kubernetes`] | kubectl, and what it is asked |
-//! | [`disk`] | a raw disk between two boots, by tools that are not ours |
-//! | [`secrets`] | looking for secrets where none may be |
+//! | [`writer`] | continuous writes, none of which may be lost |
+//! | [`owner`] | the owner of a cluster: parameters, repeated calls |
+//! | [`debug`] | the debug service of the test image |
+//! | [`kubernetes`] | kubectl |
+//! | [`disk`] | a raw disk between two boots, by independent tools |
+//! | [`secrets`] | searches for leaked secrets |
 //!
 //! # Rules
-//! - Nothing waits for time to pass. Each wait is for a condition, with a bound
-//!   five times what a busy host needs ([`bounds`]), and its error shows what
-//!   the machine was doing instead.
-//! - A machine dies with its handle, so no test leaves one behind.
-//! - A test that fails keeps its folder: serial logs, QMP log, QEMU's command,
-//!   parameters, disk; and says by which command it is repeated.
-//! - No test knows the node's code, only what it shows: interfaces, console,
-//!   disk.
+//! - No test sleeps for a fixed time. Each wait is for a condition, with a bound of five times what a busy host needs
+//!   ([`bounds`]), and its error shows the machine's last console lines.
+//! - A machine ends with its handle, so no test leaves one running.
+//! - A failed test keeps its folder (serial logs, QMP log, QEMU's command, parameters, disk) and prints the command
+//!   that repeats it.
+//! - No test depends on the node's code, only on its interfaces, console and disk.
 
 pub mod bounds;
 pub mod cluster;
@@ -58,7 +55,7 @@ pub mod writer;
 pub use cluster::Cluster;
 pub use context::TestCtx;
 pub use kubernetes::Kubernetes;
-pub use owner::{Operator, patiently};
+pub use owner::{Operator, retry_unavailable};
 
-/// What a test comes to.
+/// The result of a test.
 pub type Outcome = anyhow::Result<()>;

@@ -1,8 +1,7 @@
 //! A machine and its disk.
 //!
-//! [`Plan`] says how it differs from the usual one, [`Node`] is installed and
-//! switched off, [`Running`] is switched on. Several boots of one [`Node`] are
-//! boots of the same disk.
+//! [`Plan`] configures a machine, [`Node`] is installed and powered off, [`Running`] is powered on. Several boots of
+//! one [`Node`] use the same disk.
 
 use std::{
     fs,
@@ -25,7 +24,7 @@ use hearth_qemu::{
     disk::{Disk, Format, make_overlay},
     firmware::Firmware,
     fw_cfg::Item,
-    network::{Forward, Forwarded, Link, Mac, Nic, UserNetwork},
+    network::{Forward, Link, Mac, Nic, PortForward, UserNetwork},
     run_dir::RunDir,
     vm::{Cause, Exit, Lifetime, Shutdown, Vm, WaitError},
 };
@@ -33,9 +32,8 @@ use prost::Message;
 
 use crate::{Outcome, TestCtx, bounds, debug::Debug, disk::RawDisk, owner::Operator};
 
-/// A machine to be. The usual one: the test image, booted directly, 512 MiB,
-/// two CPUs, an overlay as its disk, a network without a gateway, and parameters that found a cluster with
-/// insecure storage.
+/// The configuration of a machine. The usual one: the test image, booted directly, 512 MiB, two CPUs, an overlay as its
+/// disk, a network without a gateway, and parameters that found a cluster with insecure storage.
 #[derive(Debug)]
 pub struct Plan<'a> {
     test: &'a TestCtx,
@@ -46,20 +44,20 @@ pub struct Plan<'a> {
     disk: Kind,
     larger_by: u64,
     storage: StorageSecurityPolicy,
-    forwards: Vec<Forwarded>,
+    forwards: Vec<PortForward>,
 }
 
-/// What a node's disk is.
+/// The disk of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     /// An overlay on the image.
     Overlay,
-    /// A copy of the image, which the test may look into and change.
+    /// A copy of the image, which the test can read and change.
     Raw,
 }
 
 impl TestCtx {
-    /// A machine of this name, to be planned and then installed.
+    /// A machine of this name, to be configured and then installed.
     pub fn node(&self, name: &str) -> Plan<'_> {
         Plan::new(self, name)
     }
@@ -97,21 +95,20 @@ impl<'a> Plan<'a> {
         }
     }
 
-    /// Plugged into a network of several machines, which brings these of its
-    /// ports to the host.
-    pub fn plugged(mut self, nic: Nic, forwards: Vec<Forwarded>) -> Self {
+    /// Connected to a network of several machines, which forwards these of its ports to the host.
+    pub fn plugged(mut self, nic: Nic, forwards: Vec<PortForward>) -> Self {
         self.machine.nics = vec![nic];
         self.forwards = forwards;
         self
     }
 
-    /// The image for users.
+    /// With the release image.
     pub fn release(self) -> Self {
         let image = self.test.artifacts().release.clone();
         self.image(image)
     }
 
-    /// The test image with Kubernetes, and what a machine needs for it.
+    /// With the test image with Kubernetes, and the memory that it needs.
     ///
     /// # Errors
     /// If it was not built.
@@ -120,31 +117,31 @@ impl<'a> Plan<'a> {
         Ok(self.image(image).memory_mib(2048).larger_by(4 << 30))
     }
 
-    /// Any image.
+    /// With this image.
     pub fn image(mut self, image: Image) -> Self {
         self.image = image;
         self
     }
 
-    /// From its disk, by firmware.
+    /// Booted from its disk, by firmware.
     pub fn uefi(mut self) -> Self {
         self.uefi = true;
         self
     }
 
-    /// With so much memory.
+    /// With this much memory.
     pub fn memory_mib(mut self, memory_mib: u32) -> Self {
         self.machine.memory_mib = memory_mib;
         self
     }
 
-    /// With so many CPUs.
+    /// With this many CPUs.
     pub fn cpus(mut self, cpus: u32) -> Self {
         self.machine.cpus = cpus;
         self
     }
 
-    /// Without a random number generator but the CPU's.
+    /// Without a random number generator except the CPU's.
     pub fn without_rng(mut self) -> Self {
         self.machine.rng = false;
         self
@@ -156,8 +153,7 @@ impl<'a> Plan<'a> {
         self
     }
 
-    /// In a network with a gateway: without one there is no way to the world,
-    /// to name servers and time servers.
+    /// In a network with a gateway: without one, DNS and time servers are unreachable.
     pub fn online(mut self) -> Self {
         for nic in &mut self.machine.nics {
             if let Link::User(network) = &mut nic.link {
@@ -167,13 +163,13 @@ impl<'a> Plan<'a> {
         self
     }
 
-    /// With a disk that the test may look into while the machine is off.
+    /// With a disk that the test can read while the machine is off.
     pub fn raw_disk(mut self) -> Self {
         self.disk = Kind::Raw;
         self
     }
 
-    /// With a disk that has so many bytes more than the image.
+    /// With a disk that is this many bytes larger than the image.
     pub fn larger_by(mut self, bytes: u64) -> Self {
         self.larger_by = bytes;
         self
@@ -185,15 +181,15 @@ impl<'a> Plan<'a> {
         self
     }
 
-    /// Makes its folder and its disk.
+    /// Creates its folder and its disk.
     ///
     /// # Errors
-    /// If one of them cannot be made.
+    /// If one of them cannot be created.
     pub async fn install(mut self) -> anyhow::Result<Node> {
         let run_dir = RunDir::create(self.test.folder().join(&self.name))?;
         let base = &self.image.disk;
         let image_bytes = fs::metadata(base)
-            .with_context(|| format!("look at {}", base.display()))?
+            .with_context(|| format!("cannot read the metadata of {}", base.display()))?
             .len();
         let bytes = image_bytes + self.larger_by;
         let disk = match self.disk {
@@ -230,7 +226,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// Copies a sparse file and leaves it sparse.
+/// Copies a sparse file sparsely.
 async fn copy(from: &Path, to: &Path) -> Outcome {
     let mut command = CommandLine::new("cp");
     command
@@ -243,29 +239,27 @@ async fn copy(from: &Path, to: &Path) -> Outcome {
     Ok(())
 }
 
-/// A machine that is installed and switched off.
+/// A machine that is installed and powered off.
 #[derive(Debug)]
 pub struct Node {
-    /// What it is told over fw_cfg at the next boot, serialised; `None` is no
-    /// such item.
+    /// Its serialised parameters in fw_cfg at the next boot; `None`: no such item.
     pub parameters: Option<Vec<u8>>,
     /// The failpoint that is armed at the next boot.
     pub failpoint: Option<&'static str>,
-    /// What else it finds in fw_cfg.
+    /// Other fw_cfg items.
     pub more_fw_cfg: Vec<Item>,
-    /// Whoever founds the cluster with the parameters it was installed with.
+    /// The owner of the cluster, which its original parameters found.
     pub owner: Owner,
     machine: Machine,
     run_dir: RunDir,
-    forwards: Vec<Forwarded>,
+    forwards: Vec<PortForward>,
 }
 
 impl Node {
-    /// Changes a word of the kernel's command line, of a machine that is
-    /// booted directly.
+    /// Replaces a word of the kernel's command line, for a direct boot.
     ///
     /// # Errors
-    /// If it has no such word.
+    /// If there is no such word.
     pub fn change_word(&mut self, word: &str, other: &str) -> Outcome {
         match &mut self.machine.boot {
             Boot::Direct { append, .. } if append.contains(word) => {
@@ -276,12 +270,12 @@ impl Node {
         }
     }
 
-    /// Changes what it is told at the next boot.
+    /// Sets the parameters for the next boot.
     pub fn tell(&mut self, parameters: &NodeParameters) {
         self.parameters = Some(parameters.encode_to_vec());
     }
 
-    /// Switches it on.
+    /// Powers it on.
     ///
     /// # Errors
     /// If QEMU does not start.
@@ -297,13 +291,13 @@ impl Node {
             machine.fw_cfg.push(item);
         }
         Ok(Running {
-            vm: Vm::start(&machine, &self.run_dir, Lifetime::Tied).await?,
+            vm: Vm::start(&machine, &self.run_dir, Lifetime::KillWithParent).await?,
             owner: self.owner.clone(),
             forwards: self.forwards.clone(),
         })
     }
 
-    /// Its disk, which must be a raw one; only while it is switched off.
+    /// Its disk, which must be raw; only while it is powered off.
     ///
     /// # Errors
     /// If it is not raw, or has no partition table.
@@ -314,17 +308,17 @@ impl Node {
         }
     }
 
-    /// The path of its raw disk, whatever is on it.
+    /// The path of its raw disk.
     pub fn disk_path(&self) -> &Path {
         &self.machine.disks[0].path
     }
 
-    /// Its folder, where its owner's files are, too.
+    /// Its folder, which also has its owner's files.
     pub fn folder(&self) -> &Path {
         self.run_dir.path()
     }
 
-    /// All serial logs that it has left, the newest first.
+    /// All its serial logs, the newest first.
     ///
     /// # Errors
     /// If one cannot be read.
@@ -334,19 +328,20 @@ impl Node {
         paths
             .take_while(|path| path.exists())
             .map(|path| {
-                let text = fs::read(&path).with_context(|| format!("read {}", path.display()))?;
+                let text =
+                    fs::read(&path).with_context(|| format!("cannot read {}", path.display()))?;
                 Ok((path, text))
             })
             .collect()
     }
 }
 
-/// A machine that is switched on. Killed when this is dropped.
+/// A machine that is powered on. Killed when this is dropped.
 #[derive(Debug)]
 pub struct Running {
     vm: Vm,
     owner: Owner,
-    forwards: Vec<Forwarded>,
+    forwards: Vec<PortForward>,
 }
 
 impl Deref for Running {
@@ -358,16 +353,16 @@ impl Deref for Running {
 }
 
 impl Running {
-    /// Waits until it says that it is home.
+    /// Waits until it reports that it is HOME.
     ///
     /// # Errors
-    /// If it does not come home.
+    /// If it does not become HOME.
     pub async fn home(&self) -> Outcome {
         self.reached(Milestone::Home, bounds::HOME).await?;
         Ok(())
     }
 
-    /// The cluster states that its console has told so far, in order.
+    /// The cluster states that its console has shown so far, in order.
     pub fn states(&self) -> Vec<String> {
         let lines = self.console().last(usize::MAX);
         let state = |line: &hearth_qemu::console::Line| match Report::parse(&line.text)? {
@@ -377,12 +372,11 @@ impl Running {
         lines.iter().filter_map(state).collect()
     }
 
-    /// Waits until it says so in the boot of this number, the first of this
-    /// start being 1: a machine that resets itself boots again in the same
-    /// QEMU.
+    /// Waits until it reports HOME in the boot of this number, the first of this start being 1: a machine that resets
+    /// itself boots again in the same QEMU.
     ///
     /// # Errors
-    /// If it does not come home, or refuses.
+    /// If it does not become HOME, or rejects its parameters or disk.
     pub async fn home_in_boot(&self, number: u32) -> Outcome {
         let (mut boot, mut refused) = (0, None);
         let wanted = format!("home in boot {number}");
@@ -398,14 +392,17 @@ impl Running {
         .await?;
         match refused {
             None => Ok(()),
-            Some(why) => bail!("the node refused: {why}\n{}", self.tail()),
+            Some(why) => bail!(
+                "the node rejected its parameters or disk: {why}\n{}",
+                self.tail()
+            ),
         }
     }
 
-    /// Waits until it has an extension, or refuses it: the reason.
+    /// Waits until it has mounted an extension, or rejected it; returns the reason.
     ///
     /// # Errors
-    /// If it says nothing of it.
+    /// If it reports neither.
     pub async fn extension(&self, name: &str) -> anyhow::Result<Option<String>> {
         let mut found = None;
         let wanted = format!("extension {name}");
@@ -418,13 +415,13 @@ impl Running {
             found.is_some()
         })
         .await?;
-        found.context("nothing of it")
+        found.context("no report of the extension")
     }
 
-    /// Waits until enrolment refuses; its reason.
+    /// Waits until enrolment rejects parameters or disk; returns the reason.
     ///
     /// # Errors
-    /// If it goes on instead.
+    /// If it continues instead.
     pub async fn refusal(&self) -> anyhow::Result<String> {
         let mut refusal = None;
         self.decision("a refusal", |report| {
@@ -437,10 +434,10 @@ impl Running {
         refusal.context("no reason")
     }
 
-    /// Waits until enrolment waits; for what.
+    /// Waits until enrolment waits; returns what for.
     ///
     /// # Errors
-    /// If it goes on, or refuses.
+    /// If it continues, or rejects parameters or disk.
     pub async fn waiting(&self) -> anyhow::Result<String> {
         let mut waiting = None;
         self.decision("a wait", |report| {
@@ -453,7 +450,7 @@ impl Running {
         waiting.context("no reason")
     }
 
-    /// Waits for the core's end; why.
+    /// Waits until the core ends; returns the reason.
     ///
     /// # Errors
     /// If it does not end.
@@ -469,8 +466,7 @@ impl Running {
         why.context("no reason")
     }
 
-    /// Waits for what enrolment decides. What would mean that it decided
-    /// otherwise is an error at once.
+    /// Waits for a decision of enrolment. A report of another decision is an error at once.
     async fn decision(&self, wanted: &str, mut predicate: impl FnMut(&Report) -> bool) -> Outcome {
         let mut other = None;
         self.wait_for_report(wanted, bounds::DECISION, |report| {
@@ -489,14 +485,14 @@ impl Running {
         .await?;
         match other {
             None => Ok(()),
-            Some(other) => bail!("wanted {wanted}, came {other:?}\n{}", self.tail()),
+            Some(other) => bail!("expected {wanted}, got {other:?}\n{}", self.tail()),
         }
     }
 
-    /// Waits until it stands still at the failpoint.
+    /// Waits until it stops at the failpoint.
     ///
     /// # Errors
-    /// If it does not come there.
+    /// If it does not reach it.
     pub async fn failpoint(&self, name: &str) -> Outcome {
         let wanted = format!("failpoint {name}");
         let report = Report::Failpoint(name.to_owned());
@@ -505,8 +501,7 @@ impl Running {
         Ok(())
     }
 
-    /// The node that is to be, by the line that says so before anything of it
-    /// is durable.
+    /// The ID of the node that founds a cluster, from the line that is logged before anything of it is durable.
     ///
     /// # Errors
     /// If there is no such line.
@@ -514,10 +509,10 @@ impl Running {
         self.makes_keys_of("a new cluster").await
     }
 
-    /// The node that it begins to register as, once it says so.
+    /// The ID of the node that begins to register, once it is logged.
     ///
     /// # Errors
-    /// If it does not.
+    /// If it is not logged.
     pub async fn registering_node(&self) -> anyhow::Result<String> {
         self.makes_keys_of("a new node").await
     }
@@ -529,10 +524,10 @@ impl Running {
         id.map(str::to_owned).context(line)
     }
 
-    /// Waits for a line with all of these parts in it, in any order.
+    /// Waits for a console line with all of these parts, in any order.
     ///
     /// # Errors
-    /// If it does not come.
+    /// If it does not appear.
     pub async fn says(&self, parts: &[&str]) -> Result<String, WaitError> {
         let wanted = format!("a line with {parts:?}");
         let line = self
@@ -543,8 +538,7 @@ impl Running {
         Ok(line.text.to_string())
     }
 
-    /// Where this port of its is found on the host, by QEMU's doing or by its
-    /// network's.
+    /// The host address of this port, forwarded by QEMU or by its network.
     pub fn forwarded(&self, guest: u16) -> Option<SocketAddr> {
         let mut forwards = self.forwards.iter();
         let forwarded = forwards.find(|forwarded| forwarded.guest == guest);
@@ -552,10 +546,10 @@ impl Running {
         host.or_else(|| self.vm.forwarded(guest))
     }
 
-    /// Waits until it shows the public key by which it wants to be approved.
+    /// Waits until it shows its public key for approval.
     ///
     /// # Errors
-    /// If it does not come to that, or refuses.
+    /// If that times out, or it rejects its parameters or disk.
     pub async fn shows_its_key(&self) -> anyhow::Result<Vec<u8>> {
         let (mut key, mut refused) = (None, None);
         self.wait_for_report("its public key", bounds::HOME, |report| {
@@ -567,10 +561,15 @@ impl Running {
             key.is_some() || refused.is_some()
         })
         .await?;
-        key.with_context(|| format!("the node refused: {refused:?}\n{}", self.tail()))
+        key.with_context(|| {
+            format!(
+                "the node rejected its parameters or disk: {refused:?}\n{}",
+                self.tail()
+            )
+        })
     }
 
-    /// Where its curator is found.
+    /// The host endpoint of its curator.
     ///
     /// # Errors
     /// If the port is not forwarded.
@@ -581,32 +580,32 @@ impl Running {
             .into())
     }
 
-    /// Its owner takes ownership.
+    /// Takes ownership as its owner.
     ///
     /// # Errors
-    /// If the cluster does not let it.
+    /// If that fails.
     pub async fn owned(&self) -> anyhow::Result<Operator> {
         let take = Operator::take_ownership(&self.owner, self.curator()?);
         self.while_running("ownership", bounds::SOON, take).await?
     }
 
-    /// It stands still, and knows nothing of it, until [`Self::resume`].
+    /// Pauses it, unnoticed by the guest, until [`Self::resume`].
     ///
     /// # Errors
-    /// If QEMU does not do it.
+    /// If the command fails.
     pub async fn pause(&self) -> Outcome {
         Ok(self.vm.pause().await?)
     }
 
-    /// It goes on.
+    /// Resumes it.
     ///
     /// # Errors
-    /// If QEMU does not do it.
+    /// If the command fails.
     pub async fn resume(&self) -> Outcome {
         Ok(self.vm.resume().await?)
     }
 
-    /// A look inside; of test images only.
+    /// A client of its debug service, which only test images have.
     ///
     /// # Errors
     /// If the debug service does not answer.
@@ -616,7 +615,7 @@ impl Running {
         Debug::connect(address).await
     }
 
-    /// Pulls its plug.
+    /// Cuts its power.
     ///
     /// # Errors
     /// If QEMU cannot be killed, or had ended before.
@@ -624,17 +623,17 @@ impl Running {
         let exit = self.vm.power_cut().await?;
         ensure!(
             exit.cause == Cause::PowerCut,
-            "it ended before its plug was pulled: {exit}\n{}",
+            "it ended before the power cut: {exit}\n{}",
             self.tail()
         );
         Ok(exit)
     }
 
-    /// The management of this node, for its cluster's operator; by its ID, so
-    /// that no other node can answer.
+    /// A client of this node's management service, for its cluster's operator; by its ID, so that no other node can
+    /// answer.
     ///
     /// # Errors
-    /// If the port is not forwarded, or the ID is none.
+    /// If the port is not forwarded, or the ID is invalid.
     pub fn management(
         &self,
         operator: &Operator,
@@ -646,24 +645,24 @@ impl Running {
         Ok(operator.node_management(id.parse()?, address.into())?)
     }
 
-    /// Presses its power button and waits until it has gone down in order.
+    /// Presses its power button and waits until it has shut down cleanly.
     ///
     /// # Errors
-    /// If it goes down in another way.
+    /// If it ends in another way.
     pub async fn power_off(self) -> Outcome {
         let (shutdown, exit) = self.vm.shutdown(bounds::POWER_OFF).await?;
         ensure!(
             shutdown == Shutdown::Clean,
-            "the power button led to {shutdown:?}: {exit}\n{}",
+            "expected a clean shutdown by the power button, got {shutdown:?}: {exit}\n{}",
             self.tail()
         );
         self.has_gone_down(&exit).await
     }
 
-    /// Waits until it has gone down in order, as somebody has asked it to.
+    /// Waits until it has shut down cleanly, after a request.
     ///
     /// # Errors
-    /// If it goes down in another way.
+    /// If it ends in another way.
     pub async fn goes_down(self) -> Outcome {
         let exit = self.exited(bounds::POWER_OFF).await?;
         self.has_gone_down(&exit).await
@@ -672,16 +671,19 @@ impl Running {
     async fn has_gone_down(&self, exit: &Exit) -> Outcome {
         ensure!(
             exit.cause == Cause::GuestShutdown,
-            "it did not switch itself off: {exit}\n{}",
+            "it did not power itself off: {exit}\n{}",
             self.tail()
         );
         let down = Report::Down("power off".to_owned());
         self.wait_for_report("an orderly end", bounds::SOON, |report| *report == down)
             .await?;
-        // The supervisor names those who did not listen.
+        // The supervisor logs runnables that did not stop in time.
         let lines = self.console().last(usize::MAX);
         let straggler = lines.iter().find(|line| line.text.contains("told to stop"));
-        ensure!(straggler.is_none(), "a straggler: {straggler:?}");
+        ensure!(
+            straggler.is_none(),
+            "a runnable did not stop in time: {straggler:?}"
+        );
         Ok(())
     }
 }

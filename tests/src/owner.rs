@@ -1,14 +1,14 @@
-//! Whoever founds a cluster, and what that person does with it.
+//! The owner of a cluster.
 //!
-//! The owner and the calls are those of [`hearth_lab`]; here stand what tests
-//! ask again, for how long, and what they wait for.
+//! The owner and the calls are those of [`hearth_lab`]; this module adds the repetition of calls, their bounds, and
+//! waits.
 
 use anyhow::{Context, ensure};
 use futures::StreamExt;
 use hearth_api::{
     client::{Endpoint, within},
     identity::UserCredentials,
-    operator::{self, Standing},
+    operator::{self, ClusterStatus},
     tls::TlsError,
     v1::{self, GetClusterInfoResponse, NodeParameters, StorageSecurityPolicy, WatchRequest},
 };
@@ -17,8 +17,7 @@ use tonic::Status;
 
 use crate::bounds;
 
-/// Parameters for the first node of this owner's cluster, with a domain by
-/// which two of them can be told apart later.
+/// Parameters for the first node of this owner's cluster, with a domain that distinguishes two of them later.
 pub fn parameters_for_domain(owner: &Owner, domain: &str) -> NodeParameters {
     let configuration = v1::ClusterConfiguration {
         cluster_domain: domain.to_owned(),
@@ -27,7 +26,7 @@ pub fn parameters_for_domain(owner: &Owner, domain: &str) -> NodeParameters {
     owner.parameters(configuration)
 }
 
-/// An owner with a certificate, who asks again while a curator is out of touch.
+/// An owner with a certificate, who repeats calls while a curator has no contact with consensus.
 #[derive(Clone)]
 pub struct Operator(operator::Operator);
 
@@ -35,26 +34,26 @@ impl Operator {
     /// First contact, then a certificate for the owner key.
     ///
     /// # Errors
-    /// If either is refused.
+    /// If either fails.
     pub async fn take_ownership(owner: &Owner, curator: Endpoint) -> anyhow::Result<Self> {
         let taken = owner.take_ownership(vec![curator], bounds::CALL).await;
-        Ok(Self(taken.context("take ownership")?))
+        Ok(Self(taken.context("cannot take ownership")?))
     }
 
-    /// The same one, at these curators and no others.
+    /// The same owner, connected to these curators only.
     ///
     /// # Errors
-    /// If the credentials do not belong together.
+    /// If the credentials do not match.
     pub fn at(&self, curators: Vec<Endpoint>) -> Result<Self, TlsError> {
         Ok(Self(self.0.at(curators)?))
     }
 
-    /// The calls, each made once.
+    /// The calls without repetition.
     pub fn once(&self) -> &operator::Operator {
         &self.0
     }
 
-    /// What it proves itself with.
+    /// The credentials for mutual TLS.
     pub fn credentials(&self) -> &UserCredentials {
         self.0.credentials()
     }
@@ -64,48 +63,51 @@ impl Operator {
     /// # Errors
     /// If the call fails.
     pub async fn nodes(&self) -> anyhow::Result<Vec<v1::Node>> {
-        patiently(|| self.0.nodes()).await.context("GetNodes")
+        retry_unavailable(|| self.0.nodes())
+            .await
+            .context("GetNodes")
     }
 
-    /// Its nodes and its consensus.
+    /// The status of its nodes and its consensus.
     ///
     /// # Errors
     /// If a call fails.
-    pub async fn standing(&self) -> anyhow::Result<Standing> {
-        let standing = patiently(|| self.0.standing()).await;
+    pub async fn standing(&self) -> anyhow::Result<ClusterStatus> {
+        let standing = retry_unavailable(|| self.0.standing()).await;
         standing.context("GetConsensusStatus and GetNodes")
     }
 
-    /// The cluster.
+    /// Information about the cluster.
     ///
     /// # Errors
     /// If the call fails.
     pub async fn info(&self) -> anyhow::Result<GetClusterInfoResponse> {
-        patiently(|| self.0.info()).await.context("GetClusterInfo")
+        retry_unavailable(|| self.0.info())
+            .await
+            .context("GetClusterInfo")
     }
 
-    /// What a machine is told so that it registers with this cluster.
+    /// Parameters by which a machine registers with this cluster.
     ///
     /// # Errors
     /// If a call fails.
     pub async fn register_parameters(&self) -> anyhow::Result<NodeParameters> {
-        let parameters = patiently(|| self.0.register_parameters()).await;
+        let parameters = retry_unavailable(|| self.0.register_parameters()).await;
         parameters.context("GetRegisterTicket and GetClusterInfo")
     }
 
-    /// Watches until the cluster holds a node for healthy and HOME in this
-    /// boot, and then lists it: the only one there is.
+    /// Watches the nodes until the only one is healthy and HOME in this boot, and returns its entry in the list.
     ///
     /// # Errors
-    /// If it does not come to that, or there are others.
+    /// If that times out, or there are other nodes.
     pub async fn one_healthy_node(&self) -> anyhow::Result<v1::Node> {
         self.one_healthy_node_that(|_| true).await
     }
 
-    /// The same, and this is true of it.
+    /// The same, for a node that also satisfies the predicate.
     ///
     /// # Errors
-    /// If it does not come to that, or there are others.
+    /// If that times out, or there are other nodes.
     pub async fn one_healthy_node_that(
         &self,
         wanted: impl Fn(&v1::Node) -> bool,
@@ -127,19 +129,18 @@ impl Operator {
         let nodes = self.nodes().await?;
         ensure!(
             nodes.len() == 1 && well(&nodes[0]),
-            "wanted one healthy node that is HOME; the watch ended with {ended:?} on {seen:?}, \
-             and listed are {nodes:?}"
+            "expected one healthy node that is HOME; the watch ended with {ended:?} on {seen:?}, \
+             and the list has {nodes:?}"
         );
         Ok(nodes[0].clone())
     }
 }
 
-/// Makes a call again while the curator is out of touch with consensus, as it
-/// says to do.
+/// Repeats a call while the curator answers that it has no contact with consensus.
 ///
 /// # Errors
-/// What the call says else, or at last.
-pub async fn patiently<T, F>(call: impl Fn() -> F) -> Result<T, Status>
+/// Any other error of the call, or the last one.
+pub async fn retry_unavailable<T, F>(call: impl Fn() -> F) -> Result<T, Status>
 where
     F: Future<Output = Result<T, Status>>,
 {

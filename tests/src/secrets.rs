@@ -1,18 +1,18 @@
-//! Looking for secrets where none may be.
+//! Searches for secrets in places where they must not occur.
 
 use anyhow::ensure;
 use base64::Engine;
 
 use crate::Outcome;
 
-/// Shorter ones would be found by chance.
+/// Shorter ones could occur by chance.
 const SHORTEST: usize = 16;
 
-/// That a secret is in none of these texts: not as it is, nor as hexadecimal
-/// digits, base64 or a list of numbers, as `Debug` prints bytes.
+/// Checks that a secret is in none of these texts: not unchanged, nor as hexadecimal digits, base64 or a list of
+/// numbers, as `Debug` prints bytes.
 ///
 /// # Errors
-/// Names the secret, the text and the form in which it stands there.
+/// Names the secret, the text and the encoding.
 pub fn in_none<'a>(
     what: &str,
     secret: &[u8],
@@ -20,7 +20,7 @@ pub fn in_none<'a>(
 ) -> Outcome {
     ensure!(
         secret.len() >= SHORTEST,
-        "{what}: {} bytes are no secret",
+        "{what}: expected a longer secret, got {} bytes",
         secret.len()
     );
     let forms = forms(secret);
@@ -28,7 +28,7 @@ pub fn in_none<'a>(
         for (form, pattern) in &forms {
             ensure!(
                 !contains(text, pattern),
-                "{what} stands in {name}, as {form}"
+                "{what} occurs in {name}, as {form}"
             );
         }
     }
@@ -37,18 +37,17 @@ pub fn in_none<'a>(
 
 fn forms(secret: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
     let numbers: Vec<String> = secret.iter().map(u8::to_string).collect();
-    // Whatever is around it, in one of three alignments these characters do
-    // not depend on it.
+    // These characters do not depend on the surrounding bytes, in one of three alignments.
     let base64 = |skip: usize, name| {
         let whole = &secret[skip..skip + (secret.len() - skip) / 3 * 3];
         let text = base64::engine::general_purpose::STANDARD_NO_PAD.encode(whole);
         (name, text.into_bytes())
     };
     vec![
-        ("it is", secret.to_vec()),
+        ("plain bytes", secret.to_vec()),
         ("hexadecimal digits", hex::encode(secret).into_bytes()),
         (
-            "hexadecimal digits in capitals",
+            "upper-case hexadecimal digits",
             hex::encode_upper(secret).into_bytes(),
         ),
         ("numbers", numbers.join(", ").into_bytes()),

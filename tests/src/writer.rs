@@ -1,11 +1,8 @@
-//! Writes that go on whatever happens to the cluster, and none of which may be
-//! lost once it was acknowledged.
+//! Continuous writes during faults of a cluster; no acknowledged write may be lost.
 //!
-//! One write at a time, through the public API: a label on a node, whose value
-//! counts up. A write that failed may have been done all the same, or be done
-//! later by a curator that was only slow; so after each failure the next write
-//! goes to a label of a new name. Of every label it is then known what it must
-//! be in the end: the last acknowledged value, or the one after it that failed.
+//! One write at a time, through the public API: a label on a node, whose value counts up. A failed write may still have
+//! been made, or be made later by a curator that was only slow; so after each failure the next write uses a label with
+//! a new name. The final value of every label is then known: the last acknowledged value, or the failed one after it.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -20,15 +17,14 @@ use tonic::{Code, Status};
 
 use crate::{Outcome, bounds, owner::Operator};
 
-/// How long a write may take before it counts as failed: a cluster that has
-/// lost its leader answers late, and the writer is to go on soon after.
+/// Time after which a write counts as failed: a cluster that has lost its leader answers late, and the writer should
+/// continue soon after.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Between two tries while no write succeeds: a cluster without quorum refuses
-/// at once.
+/// Between two attempts while no write succeeds: a cluster without quorum fails at once.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// What was written, by label.
+/// The writes, by label.
 #[derive(Clone, Debug, Default)]
 struct History {
     labels: BTreeMap<String, Written>,
@@ -38,11 +34,11 @@ struct History {
     broken: Option<String>,
 }
 
-/// What is known of one label.
+/// The known state of one label.
 #[derive(Clone, Copy, Debug, Default)]
 struct Written {
     acknowledged: Option<u64>,
-    /// The last write, which failed.
+    /// The last write, if it failed.
     unknown: Option<u64>,
 }
 
@@ -67,52 +63,50 @@ impl Writer {
         Ok(writer)
     }
 
-    /// Waits until some more writes have been acknowledged that were begun
-    /// after this call.
+    /// Waits until some more writes have been acknowledged that were begun after this call.
     ///
     /// # Errors
-    /// If that does not happen.
+    /// If that times out.
     pub async fn goes_on(&self) -> Outcome {
-        // The one under way, and a few of which nobody can say that they were.
+        // The one in progress, and a few that were surely begun later.
         let wanted = self.history.borrow().acknowledged + 5;
         let enough = |history: &History| history.acknowledged >= wanted;
         let mut history = self.history.clone();
         let done = history.wait_for(|history| enough(history) || history.broken.is_some());
         let ended = tokio::time::timeout(bounds::SETTLED, done).await;
         if let Ok(Err(_)) = ended {
-            bail!("the writer is gone");
+            bail!("the writer has ended");
         }
         drop(ended);
         let history = self.history.borrow();
         if let Some(why) = &history.broken {
-            bail!("a write was refused: {why}");
+            bail!("a write failed: {why}");
         }
         ensure!(
             enough(&history),
-            "writes do not go on: {} acknowledged, wanted {wanted}; {} failed",
+            "writes have stopped: expected {wanted} acknowledged, got {}; {} failed",
             history.acknowledged,
             history.failed
         );
         Ok(())
     }
 
-    /// How many were acknowledged, and how many failed.
+    /// The numbers of acknowledged and of failed writes.
     pub fn counts(&self) -> (u64, u64) {
         let history = self.history.borrow();
         (history.acknowledged, history.failed)
     }
 
-    /// Stops, and compares what was acknowledged with what the cluster has.
+    /// Stops, and compares the acknowledged writes with the cluster's labels.
     ///
     /// # Errors
-    /// If a write was lost, or refused for another reason than a fault.
+    /// If a write was lost, or failed for another reason than a fault.
     pub async fn verify(mut self, operator: &Operator) -> Outcome {
-        // Between two awaits of it: a write that was under way has become one
-        // of which nothing is known, like one that failed.
+        // The task ends at an await: a write in progress then has an unknown result, like a failed one.
         self.task.shutdown().await;
         let history = self.history.borrow().clone();
         if let Some(why) = history.broken {
-            bail!("a write was refused: {why}");
+            bail!("a write failed: {why}");
         }
         let nodes = operator.nodes().await?;
         let node = nodes.iter().find(|node| node.id == self.node);
@@ -120,14 +114,14 @@ impl Writer {
         for (key, written) in &history.labels {
             let label = node.labels.iter().find(|label| label.key == *key);
             let found = label.map(|label| label.value.parse::<u64>()).transpose();
-            let found = found.with_context(|| format!("label {key} is no number"))?;
+            let found = found.with_context(|| format!("label {key} is not a number"))?;
             ensure!(
                 written.allows(found),
-                "label {key}: found {found:?}, wanted {written:?}; all labels are {:?}",
+                "label {key}: expected {written:?}, got {found:?}; all labels are {:?}",
                 node.labels
             );
         }
-        ensure!(history.acknowledged > 0, "nothing was ever acknowledged");
+        ensure!(history.acknowledged > 0, "no write was acknowledged");
         Ok(())
     }
 }
@@ -158,8 +152,7 @@ async fn write(operator: Operator, node: String, history: watch::Sender<History>
             Err(status) if may_pass(&status) => {
                 history.send_modify(|history| history.failed += 1);
                 name += 1;
-                // A name for each outage, not for each try: until somebody
-                // answers again nothing is written.
+                // One name per outage, not per attempt: nothing is written until a curator answers again.
                 while operator.info().await.is_err() {
                     tokio::time::sleep(PAUSE).await;
                 }
@@ -185,7 +178,7 @@ async fn write_once(operator: &Operator, node: &str, key: &str, value: u64) -> R
     within(PATIENCE, write).await.map(drop)
 }
 
-/// What a lost connection, a lost leader or a lost race look like.
+/// The status codes of a lost connection, a lost leader or a conflicting write.
 fn may_pass(status: &Status) -> bool {
     matches!(
         status.code(),

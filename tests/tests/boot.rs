@@ -1,4 +1,4 @@
-//! From power-on to a cluster that its owner uses and nobody else.
+//! From power-on to a cluster that only its owner can use.
 
 mod stranger;
 
@@ -27,9 +27,8 @@ use tokio::{
 };
 use tonic::Code;
 
-/// The release image through UEFI; its owner, with our library and with the
-/// tool; a wrong secret; the power button; and the same node again, which its
-/// owner asks for its log and to go down.
+/// The release image through UEFI; its owner, with our library and with hearthctl; a wrong secret; the power button;
+/// and the same node again, whose owner reads its log and shuts it down.
 #[tokio::test]
 async fn an_owner_takes_the_cluster_that_came_up_through_uefi() -> Outcome {
     let test = TestCtx::begin(here!())?;
@@ -47,7 +46,7 @@ async fn an_owner_takes_the_cluster_that_came_up_through_uefi() -> Outcome {
     let info = operator.info().await?;
     ensure!(
         info.ca_certificate == operator.credentials().ca.as_ref(),
-        "another CA than at first contact"
+        "the CA differs from that at first contact"
     );
     hearthctl_lists(&test, &node, &vm, &listed.id).await?;
     vm.power_off().await?;
@@ -79,12 +78,11 @@ async fn a_wrong_secret_proves_nothing(vm: &Running) -> Outcome {
     match first_contact::fetch_ca(&curator, &secret, bounds::CALL, clock).await {
         Err(FirstContactError::Unproven { .. }) => Ok(()),
         Err(error) => Err(error).context("with a wrong secret"),
-        Ok(_) => bail!("a wrong first-contact secret was believed"),
+        Ok(_) => bail!("a wrong first-contact secret was accepted"),
     }
 }
 
-/// The node's own port, by the owner's certificate: of this node, and not of
-/// another one that is expected there.
+/// The node's own port, with the owner's certificate: as this node, and not as another one that is expected there.
 async fn the_node_shows_its_log(vm: &Running, operator: &Operator, id: &str) -> Outcome {
     let request = GetLogsRequest {
         subtree: true,
@@ -108,7 +106,7 @@ async fn the_node_shows_its_log(vm: &Running, operator: &Operator, id: &str) -> 
     Ok(())
 }
 
-/// The operator's tool, as a person would use it.
+/// hearthctl, used like a person would.
 async fn hearthctl_lists(test: &TestCtx, node: &Node, vm: &Running, id: &str) -> Outcome {
     let hearthctl = Hearthctl {
         program: test.artifacts().hearthctl.clone(),
@@ -117,7 +115,7 @@ async fn hearthctl_lists(test: &TestCtx, node: &Node, vm: &Running, id: &str) ->
     let curator = vm.forwarded(names::PORT_CURATOR).context("no curator")?;
     let take = hearthctl.take_ownership("test", node.folder(), &[curator]);
     let said = tool::run(&take).await?;
-    ensure!(said.starts_with("you are "), "{take}:\n{said}");
+    ensure!(said.starts_with("logged in as "), "{take}:\n{said}");
     let list = hearthctl.call(["node", "list", "-o", "json"]);
     let nodes: serde_json::Value = serde_json::from_str(&tool::run(&list).await?)?;
     ensure!(
@@ -130,8 +128,7 @@ async fn hearthctl_lists(test: &TestCtx, node: &Node, vm: &Running, id: &str) ->
     Ok(())
 }
 
-/// Who has no certificate of the cluster lists nothing, and the release image
-/// has no other doors.
+/// A client without a certificate of the cluster cannot list nodes, and the release image has no other open ports.
 #[tokio::test]
 async fn strangers_are_refused() -> Outcome {
     let test = TestCtx::begin(here!())?;
@@ -176,8 +173,7 @@ async fn strangers_are_refused() -> Outcome {
     test.passed()
 }
 
-/// QEMU takes every connection to a forwarded port, and drops it when the
-/// guest does not.
+/// QEMU accepts every connection to a forwarded port, and drops it if the guest does not accept it.
 async fn the_debug_port_is_closed(vm: &Running) -> Outcome {
     let address = vm.forwarded(names::PORT_DEBUG).context("no debug port")?;
     let mut stream = TcpStream::connect(address).await?;

@@ -1,15 +1,13 @@
-//! The plug is pulled at a durable step of a bootstrap: before it or after it.
-//! The next boot has to go on from there, to one healthy node that is HOME:
-//! the same node, if its keys were durable already.
+//! The power is cut at a durable step of a bootstrap: before it or after it. The next boot has to continue from there,
+//! to one healthy node that is HOME: the same node, if its keys were durable already.
 //!
-//! A representative set is run by default: the first and the last, and those
-//! on whose two sides different parts of the node are at work. The others are
-//! run with them by `cargo xtask test e2e bootstrap_cuts --long`.
+//! A representative set is run by default: the first and the last, and those at which different parts of the node are
+//! active before and after. `cargo xtask test e2e bootstrap_cuts --long` runs the others, too.
 
 use anyhow::ensure;
 use hearth_tests::{Outcome, TestCtx, cuts};
 
-/// Before this one nothing of the cluster to be is durable.
+/// Before this one nothing of the future cluster is durable.
 const FIRST: &str = "enrolment.sealed_founding.before";
 
 /// The story of every test here.
@@ -24,7 +22,7 @@ async fn cut(place: &str, failpoint: &'static str) -> Outcome {
 
     node.failpoint = None;
     if failpoint != FIRST {
-        // All that was asked for is in the sealed configuration.
+        // All parameters are in the sealed configuration.
         node.parameters = None;
     }
     let vm = node.power_on().await?;
@@ -32,7 +30,7 @@ async fn cut(place: &str, failpoint: &'static str) -> Outcome {
     let listed = vm.owned().await?.one_healthy_node().await?;
     ensure!(
         (listed.id == begun) == (failpoint != FIRST),
-        "{begun} was to be, and {} is",
+        "expected node {begun}, got {}",
         listed.id
     );
     // And it is a member like any other.

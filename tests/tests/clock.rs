@@ -1,4 +1,4 @@
-//! FAULTS 40: a machine that does not know what time it is.
+//! FAULTS 40: a machine with a wrong clock.
 
 use hearth_qemu::command::Rtc;
 use hearth_tests::{Outcome, TestCtx, here};
@@ -9,10 +9,10 @@ async fn comes_home_at(place: &str, date: &str) -> Outcome {
     let node = test.node("node").clock(clock).install().await?;
     let vm = node.power_on().await?;
     vm.home().await?;
-    // Whose own clock is right.
+    // The owner's own clock is right.
     vm.owned().await?.one_healthy_node().await?;
     vm.cut().await?;
-    // Back to the same date: before the time at which it was founded.
+    // Back to the same date: before the time at which the cluster was founded.
     let vm = node.power_on().await?;
     vm.home().await?;
     vm.owned().await?.one_healthy_node().await?;
@@ -20,13 +20,13 @@ async fn comes_home_at(place: &str, date: &str) -> Outcome {
     test.passed()
 }
 
-/// A flat battery.
+/// An empty clock battery.
 #[tokio::test]
 async fn a_node_comes_home_in_1970() -> Outcome {
     comes_home_at(here!(), "1970-01-01T00:00:00").await
 }
 
-/// The last seconds that 32 bits can count.
+/// The last seconds that fit into 32 bits.
 #[tokio::test]
 async fn a_node_comes_home_in_2038() -> Outcome {
     comes_home_at(here!(), "2038-01-19T03:14:04").await

@@ -1,8 +1,7 @@
-//! The commands with which the README begins, as a developer types them:
+//! The commands at the beginning of the README, as a developer types them:
 //! `cargo xtask run`, `stop`, `power` and `link`.
 //!
-//! Each test has a folder of its own for what they keep, so that nobody's own
-//! cluster is touched.
+//! Each test has a folder of its own for the state, so that the developer's own cluster is not touched.
 
 use std::{
     fs,
@@ -21,22 +20,21 @@ use tokio::{
     process::{Child, Command},
 };
 
-/// Where `cargo xtask run` keeps everything, if it is told.
+/// The environment variable with the state folder of `cargo xtask run`.
 const FOLDER: &str = "HEARTH_RUN_FOLDER";
-/// Between two looks at a file.
+/// Between two checks of a file.
 const LOOK_AGAIN: Duration = Duration::from_millis(100);
-/// After an interrupt, as shells have it.
+/// Exit code after an interrupt, as in shells.
 const INTERRUPTED: i32 = 130;
 
-/// A developer, with a folder for what a run keeps. What is left running goes
-/// with it.
+/// A developer, with a folder for the state of a run. Machines that are left running are ended with it.
 struct Developer {
     xtask: PathBuf,
     folder: PathBuf,
     accel: &'static str,
 }
 
-/// What a command came to.
+/// The result of a command.
 #[derive(Debug)]
 struct Ended {
     status: ExitStatus,
@@ -61,7 +59,7 @@ impl Developer {
         command
             .args(words)
             .env(FOLDER, &self.folder)
-            // Cargo says by it for whom this test was started.
+            // By this variable cargo names the package that it runs.
             .env_remove("CARGO_MANIFEST_DIR")
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -82,21 +80,21 @@ impl Developer {
         })
     }
 
-    /// What a command says that succeeds.
+    /// Runs a command that succeeds; returns its output.
     async fn does(&self, words: &[&str]) -> anyhow::Result<Ended> {
         let ended = self.types(words).await?;
         ensure!(ended.status.success(), "{words:?}: {ended:#?}");
         Ok(ended)
     }
 
-    /// A command succeeds, and says this to its user.
+    /// A command succeeds, with this line for its user.
     async fn is_told(&self, words: &[&str], line: &str) -> Outcome {
         let ended = self.does(words).await?;
         ensure!(ended.stderr.contains(line), "{words:?}: {ended:#?}");
         Ok(())
     }
 
-    /// A command fails, and says why.
+    /// A command fails, with this reason.
     async fn is_refused(&self, words: &[&str], why: &str) -> Outcome {
         let ended = self.types(words).await?;
         ensure!(
@@ -106,7 +104,7 @@ impl Developer {
         Ok(())
     }
 
-    /// A run in the foreground that is to go on, and what it says.
+    /// Starts a run in the foreground.
     fn runs(&self, words: &[&str]) -> anyhow::Result<Child> {
         let words = [&["run", "--direct", "--accel", self.accel], words].concat();
         let child = self.command(&words).spawn();
@@ -117,7 +115,7 @@ impl Developer {
         self.folder.join(machine).join("serial.log")
     }
 
-    /// Waits until a machine says this on its console.
+    /// Waits until a machine's console has this line.
     async fn console_says(&self, machine: &str, line: &str) -> Outcome {
         let path = self.console(machine);
         let look = async {
@@ -126,7 +124,7 @@ impl Developer {
             }
         };
         let said = tokio::time::timeout(bounds::HOME, look).await;
-        said.with_context(|| format!("{machine} does not say {line:?}"))
+        said.with_context(|| format!("no line {line:?} on the console of {machine}"))
     }
 
     fn running(&self) -> anyhow::Result<Vec<String>> {
@@ -134,28 +132,27 @@ impl Developer {
         Ok(running.map(|machine| machine.name).collect())
     }
 
-    /// Nothing of the cluster is left, by its own records and by the kernel:
-    /// no QEMU, no switch.
+    /// Nothing of the cluster is running, according to its own records and to the kernel: no QEMU, no switch.
     async fn has_nothing_left(&self) -> Outcome {
         let running = self.running()?;
-        ensure!(running.is_empty(), "{running:?} run");
+        ensure!(running.is_empty(), "still running: {running:?}");
         ensure!(
             cluster::network(&self.folder).await?.is_none(),
-            "the network runs"
+            "the network is still running"
         );
         for entry in fs::read_dir("/proc")? {
             let process = entry?.path();
             if belongs_to(&process, &self.folder) {
                 let line = fs::read(process.join("cmdline")).unwrap_or_default();
                 let line = String::from_utf8_lossy(&line).replace('\0', " ");
-                bail!("{} is left: {line}", process.display());
+                bail!("{} is still running: {line}", process.display());
             }
         }
         Ok(())
     }
 }
 
-/// Whether a process works in this folder, or was told of it.
+/// Whether a process works in this folder, or has it on its command line.
 fn belongs_to(process: &Path, folder: &Path) -> bool {
     let works_there = fs::read_link(process.join("cwd")).is_ok_and(|cwd| cwd.starts_with(folder));
     let line = fs::read(process.join("cmdline")).unwrap_or_default();
@@ -163,7 +160,7 @@ fn belongs_to(process: &Path, folder: &Path) -> bool {
 }
 
 impl Drop for Developer {
-    /// A test that has failed leaves no machine behind.
+    /// A failed test leaves no machine running.
     fn drop(&mut self) {
         let _ = std::process::Command::new(&self.xtask)
             .args(["stop", "--force"])
@@ -174,7 +171,7 @@ impl Drop for Developer {
     }
 }
 
-/// What a run prints until it says this.
+/// The output of a run until this line.
 async fn prints(run: &mut Child, last: &str) -> anyhow::Result<String> {
     let stdout = run.stdout.as_mut().context("no output")?;
     let mut lines = BufReader::new(stdout).lines();
@@ -190,12 +187,12 @@ async fn prints(run: &mut Child, last: &str) -> anyhow::Result<String> {
         bail!("it has ended")
     };
     let read = tokio::time::timeout(bounds::FORMED, read).await;
-    let read = read.unwrap_or_else(|_| bail!("not in time"));
+    let read = read.unwrap_or_else(|_| bail!("timed out"));
     read.with_context(|| format!("{last:?} after {text}"))?;
     Ok(text)
 }
 
-/// Ctrl-C, and what comes of it.
+/// Ctrl-C, and its effect.
 async fn interrupted(mut run: Child) -> anyhow::Result<(Option<i32>, String)> {
     let id = run
         .id()
@@ -210,14 +207,14 @@ async fn interrupted(mut run: Child) -> anyhow::Result<(Option<i32>, String)> {
     Ok((status.code(), said))
 }
 
-/// Two nodes that are left running; one of them loses its power, its cable, and
-/// gets both back. Then all of it is stopped.
+/// Two nodes that are left running; one of them loses its power, its network link, and gets both back. Then everything
+/// is stopped.
 #[tokio::test]
 async fn a_cluster_in_the_background_is_cut_mended_and_stopped() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let developer = Developer::of(&test);
     developer
-        .is_refused(&["power", "cut", "2"], "there is no cluster")
+        .is_refused(&["power", "cut", "2"], "no cluster exists")
         .await?;
     developer.is_told(&["stop"], "nothing is running").await?;
 
@@ -244,21 +241,21 @@ async fn a_cluster_in_the_background_is_cut_mended_and_stopped() -> Outcome {
         "{nodes:?}"
     );
     developer
-        .is_refused(&["run", "--direct"], "is running already")
+        .is_refused(&["run", "--direct"], "is already running")
         .await?;
 
     developer
         .is_told(&["link", "cut", "node-2"], "link of node-2: cut")
         .await?;
     developer
-        .is_told(&["link", "restore", "2"], "link of node-2: good")
+        .is_told(&["link", "restore", "2"], "link of node-2: no faults")
         .await?;
     developer
         .is_refused(&["link", "cut", "node-3"], "node-1 to node-2")
         .await?;
 
     developer
-        .is_told(&["power", "cut", "node-2"], "node-2 is off: a power cut")
+        .is_told(&["power", "cut", "node-2"], "node-2 is off: power cut")
         .await?;
     ensure!(developer.running()? == ["node-1"]);
     developer
@@ -268,7 +265,7 @@ async fn a_cluster_in_the_background_is_cut_mended_and_stopped() -> Outcome {
         .is_told(&["power", "start", "node-2"], "node-2 is on")
         .await?;
     developer
-        .is_refused(&["power", "start", "2"], "node-2 is running already")
+        .is_refused(&["power", "start", "2"], "node-2 is already running")
         .await?;
     developer
         .console_says("node-2", "hearth: state HOME")
@@ -299,8 +296,8 @@ async fn a_run_in_the_foreground_ends_with_an_interrupt() -> Outcome {
     );
     developer.has_nothing_left().await?;
 
-    // The same cluster again, by somebody who has no patience. What the console
-    // said the last time says nothing of this time.
+    // The same cluster again, interrupted early. The console log of the first run is removed, because it already has
+    // the line.
     fs::remove_file(developer.console("node-1"))?;
     let run = developer.runs(&[])?;
     developer

@@ -1,8 +1,8 @@
-//! Kubernetes' own conformance cases, as far as they run without a registry:
-//! `tests/conformance.txt` says which, and why not the others.
+//! Kubernetes' own conformance tests, as far as they run without a registry:
+//! `tests/conformance.txt` lists them, with the reason for each that is not run.
 //!
-//! Each area has machines of its own, most have one. They take long: about
-//! twenty minutes each without hardware virtualisation.
+//! Each area has machines of its own, usually one. They take long: about twenty minutes each without hardware
+//! virtualisation.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ async fn conforms(test: TestCtx, area: &str, machines: u16) -> Outcome {
         ..UpdateNodeRolesRequest::default()
     };
     for number in 2..=machines {
-        cluster.take_in(&[number]).await?;
+        cluster.add_nodes(&[number]).await?;
         cluster.set_roles(number, worker.clone()).await?;
     }
     let nodes: Vec<_> = (1..=machines)
@@ -34,7 +34,7 @@ async fn conforms(test: TestCtx, area: &str, machines: u16) -> Outcome {
     test.passed()
 }
 
-/// A test for each area, with as many machines, and one that there is no other.
+/// A test for each area, with the number of machines, and one that there is no other area.
 macro_rules! areas {
     ($($(#[$about:meta])+ $area:ident on $machines:literal,)+) => {
         $(
@@ -55,22 +55,21 @@ macro_rules! areas {
 }
 
 areas! {
-    /// What the API server and the controllers do, without a pod or with few.
+    /// The API server and the controllers, with few or no pods.
     objects on 1,
-    /// Containers: how they start, end, are looked at and told of their world.
+    /// Containers: how they start, end, are probed and get their environment.
     pods on 1,
-    /// Files in pods that come from objects, and directories that they share.
+    /// Files in pods that come from objects, and shared directories.
     volumes on 1,
-    /// Pods that others make: deployments, daemon and stateful sets, and who
-    /// removes what is left.
+    /// Pods that controllers create: deployments, daemon and stateful sets, and garbage collection.
     workloads on 1,
-    /// Services, names and ways between pods.
+    /// Services, names and connectivity between pods.
     network on 1,
-    /// Pods that the API server asks.
+    /// Pods that the API server calls.
     webhooks on 1,
-    /// What users do by kubectl.
+    /// What users do with kubectl.
     kubectl on 1,
-    /// Where pods go, where not, and who must give way.
+    /// The placement of pods, and preemption.
     scheduling on 1,
     /// What one machine cannot show.
     nodes on 2,

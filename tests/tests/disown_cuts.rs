@@ -1,27 +1,26 @@
-//! The plug is pulled out of a node that its cluster has removed, at a durable
-//! step of the wipe of its keys: before it or after it. The next boot goes on
-//! from there: the node is disowned, has no keys, and rests.
+//! The power of a node that its cluster has removed is cut at a durable step of the wipe of its keys: before it or
+//! after it. The next boot continues from there: the node is disowned, has no keys, and is idle.
 //!
-//! One is run by default, the others with it by
+//! One is run by default, the others by
 //! `cargo xtask test e2e disown_cuts --long`.
 
 use anyhow::ensure;
 use hearth_api::v1::{ClusterState, DeleteNodeRequest};
-use hearth_tests::{Cluster, Outcome, TestCtx, cuts, debug, patiently};
+use hearth_tests::{Cluster, Outcome, TestCtx, cuts, debug, retry_unavailable};
 
 /// The story of every test here.
 async fn cut(place: &str, failpoint: &'static str) -> Outcome {
     let test = TestCtx::begin(place)?;
     let mut cluster = Cluster::founded(&test, 2).await?;
     cluster.node(2).node.failpoint = Some(failpoint);
-    cluster.take_in(&[2]).await?;
+    cluster.add_nodes(&[2]).await?;
     let former = cluster.node(2).id().to_owned();
     let request = DeleteNodeRequest {
         node: Some(cluster.node(2).selector()),
         bypass_not_decommissioned: true,
         bypass_has_roles: true,
     };
-    patiently(|| cluster.owner().once().delete(request.clone())).await?;
+    retry_unavailable(|| cluster.owner().once().delete(request.clone())).await?;
     cluster.node(2).vm()?.failpoint(failpoint).await?;
     cluster.node(2).cut().await?;
 
@@ -29,8 +28,10 @@ async fn cut(place: &str, failpoint: &'static str) -> Outcome {
     cluster.node(2).start().await?;
     let why = cluster.node(2).vm()?.waiting().await?;
     ensure!(why.contains(&former), "{why}");
-    cluster.sees(2, ClusterState::Disowning).await?;
-    // It rests: nothing fails, and nothing is tried again and again.
+    cluster
+        .wait_cluster_state(2, ClusterState::Disowning)
+        .await?;
+    // It is idle: nothing fails, and nothing is retried.
     let debug = cluster.node(2).debug().await?;
     let state = debug.state().await?;
     let record = debug::runnable(&state, "root.record");
@@ -40,7 +41,7 @@ async fn cut(place: &str, failpoint: &'static str) -> Outcome {
     );
     cluster.node(1).home().await?;
     let nodes = cluster.owner().nodes().await?;
-    ensure!(nodes.len() == 1, "it is known again: {nodes:#?}");
+    ensure!(nodes.len() == 1, "it is listed again: {nodes:#?}");
     drop(cluster);
     test.passed()
 }

@@ -1,5 +1,5 @@
-//! Extensions: mounted when they are what the image was built with, refused
-//! otherwise, with the reason; and the node lives in any case.
+//! Extensions: mounted if they are those that the image was built with, rejected otherwise, with the reason; the node
+//! runs in any case.
 
 use anyhow::{Context, ensure};
 use hearth_api::extension::Admitted;
@@ -7,21 +7,20 @@ use hearth_tests::{Outcome, TestCtx, here, node::Node};
 
 const NAME: &str = "sample";
 
-/// From the disk alone, by firmware: the hash comes with the kernel that the
-/// disk holds.
+/// From the disk alone, by firmware: the hash comes with the kernel on the disk.
 #[tokio::test]
 async fn an_extension_is_there_before_the_node_is_home() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let image = test.artifacts().extended.clone();
     let node = test.node("node").image(image).uefi().install().await?;
     let vm = node.power_on().await?;
-    ensure!(vm.extension(NAME).await?.is_none(), "it is refused");
+    ensure!(vm.extension(NAME).await?.is_none(), "it was rejected");
     vm.home().await?;
     vm.power_off().await?;
     test.passed()
 }
 
-/// FAULTS: an extension tampered with, exchanged, or taken away.
+/// FAULTS: an extension that was modified, exchanged, or removed.
 #[tokio::test]
 async fn what_the_image_was_not_built_with_is_refused_and_the_node_lives() -> Outcome {
     let test = TestCtx::begin(here!())?;
@@ -33,7 +32,7 @@ async fn what_the_image_was_not_built_with_is_refused_and_the_node_lives() -> Ou
     let disk = node.disk().await?;
     let start = disk.extension.context("no extension on the disk")?.start;
 
-    // In the block that describes the file system, where nothing else lies.
+    // In the block of the file system's super block, which has no other data.
     disk.flip(start + 17)?;
     let vm = node.power_on().await?;
     let why = vm.extension(NAME).await?.context("it is mounted")?;
@@ -44,9 +43,12 @@ async fn what_the_image_was_not_built_with_is_refused_and_the_node_lives() -> Ou
     vm.home().await?;
     vm.power_off().await?;
 
-    // Whole again, under a word that wants something else.
+    // The intact extension, with an argument for another one.
     disk.flip(start + 17)?;
-    ensure!(refusal(&node).await?.is_none(), "refused when it is whole");
+    ensure!(
+        refusal(&node).await?.is_none(),
+        "an intact extension was rejected"
+    );
     let mut other = admitted.clone();
     other.root_hash[31] ^= 1;
     node.change_word(&admitted.to_string(), &other.to_string())?;
@@ -54,17 +56,24 @@ async fn what_the_image_was_not_built_with_is_refused_and_the_node_lives() -> Ou
     ensure!(why.contains(&hex::encode(other.root_hash)), "{why}");
     let broken = format!("hearth.extension={NAME}:12");
     node.change_word(&other.to_string(), &broken)?;
-    let why = refusal(&node).await?.context("mounted by half a word")?;
+    let why = refusal(&node)
+        .await?
+        .context("mounted with a malformed argument")?;
     ensure!(why.contains(&broken), "{why}");
 
     node.change_word(&broken, &admitted.to_string())?;
     disk.delete_extension().await?;
-    let why = refusal(&node).await?.context("mounted out of nowhere")?;
-    ensure!(why.contains("no partition HEARTH-EXT-SAMPLE"), "{why}");
+    let why = refusal(&node)
+        .await?
+        .context("mounted without a partition")?;
+    ensure!(
+        why.contains("no extension partition HEARTH-EXT-SAMPLE"),
+        "{why}"
+    );
     test.passed()
 }
 
-/// What the next boot says of the extension.
+/// The result for the extension in the next boot.
 async fn refusal(node: &Node) -> anyhow::Result<Option<String>> {
     let vm = node.power_on().await?;
     let said = vm.extension(NAME).await?;

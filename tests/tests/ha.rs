@@ -1,9 +1,9 @@
-//! A cluster of three: any one of its nodes may go, and nothing is lost.
+//! A cluster of three: any one of its nodes may fail, and nothing is lost.
 
 use hearth_tests::{Outcome, TestCtx, here};
 
-/// Each node in turn loses power while somebody writes. The other two go on,
-/// the node comes back by itself, and no acknowledged write is lost.
+/// Each node in turn loses power during continuous writes. The other two continue, the node rejoins by itself, and no
+/// acknowledged write is lost.
 #[tokio::test]
 async fn each_node_loses_power_in_turn_and_no_write_is_lost() -> Outcome {
     let test = TestCtx::begin(here!())?;
@@ -11,7 +11,7 @@ async fn each_node_loses_power_in_turn_and_no_write_is_lost() -> Outcome {
     let writer = cluster.writer(1).await?;
     for number in 1..=3 {
         cluster.node(number).cut().await?;
-        // Two of three are a quorum, whichever they are.
+        // Any two of three are a quorum.
         writer.goes_on().await?;
         cluster.node(number).comes_back().await?;
         cluster.voters_with(&[1, 2, 3]).await?;
@@ -23,8 +23,7 @@ async fn each_node_loses_power_in_turn_and_no_write_is_lost() -> Outcome {
     test.passed()
 }
 
-/// All of them lose power at once, and come back together with what was
-/// acknowledged.
+/// All of them lose power at once, and restart together with everything that was acknowledged.
 #[tokio::test]
 async fn an_insecure_cluster_starts_cold() -> Outcome {
     let test = TestCtx::begin(here!())?;

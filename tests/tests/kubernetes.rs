@@ -1,7 +1,6 @@
 //! Kubernetes on booted machines, from its roles to a service that answers.
 //!
-//! Each test has a cluster of its own, one after the other. What takes several
-//! machines, or breaks one, is long.
+//! Each test has a cluster of its own, one after the other. Tests with several machines or with faults are long ones.
 
 use anyhow::{Context, bail, ensure};
 use hearth_api::{
@@ -22,9 +21,9 @@ fn roles(controller: Option<bool>, worker: Option<bool>) -> UpdateNodeRolesReque
     }
 }
 
-/// Both roles come with the founding, where the image has Kubernetes. A pod
-/// runs, speaks and is reached by address and name; the role goes and comes,
-/// and with it the node; the last word of several within a second holds.
+/// Both roles are assigned at the founding, if the image has Kubernetes. A pod runs, connects to another and is reached
+/// by address and name; the role is removed and assigned again, and the Node object with it; the last of several
+/// requests within a second wins.
 #[tokio::test]
 async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
     let test = TestCtx::begin(here!())?;
@@ -43,7 +42,7 @@ async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
     for host in [&ip[..], "server", "server.default.svc.cluster.local"] {
         kubernetes.reaches("client", host, "server").await?;
     }
-    // Through its own service, too; by the short name a pod finds itself in its own /etc/hosts.
+    // Through its own service, too; the short name is the pod's own in its /etc/hosts.
     kubernetes.reaches("server", &ip, "server").await?;
     let said = kubernetes.kubectl(&["logs", "server"]).await?;
     ensure!(said.contains("/cgi-bin/hostname"), "{said}");
@@ -67,8 +66,7 @@ async fn a_pod_runs_and_the_role_comes_and_goes() -> Outcome {
     test.passed()
 }
 
-/// A node whose image has no Kubernetes holds the role all the same, and says
-/// what is missing.
+/// A node whose image has no Kubernetes accepts the role all the same, and reports what is missing.
 #[tokio::test]
 async fn an_image_without_kubernetes_says_so() -> Outcome {
     let test = TestCtx::begin(here!())?;
@@ -80,14 +78,13 @@ async fn an_image_without_kubernetes_says_so() -> Outcome {
         });
         missing.await?;
     }
-    // What it has goes on.
+    // Everything else continues.
     cluster.all_healthy().await?;
     drop(cluster);
     test.passed()
 }
 
-/// What the firmware or whoever starts the kernel vouches for is not what is
-/// on the disk.
+/// The root hash that the firmware or the launcher of the kernel supplies does not match the disk.
 #[tokio::test]
 #[ignore = "long: --long runs it"]
 async fn an_extension_that_is_not_vouched_for_is_refused() -> Outcome {
@@ -109,12 +106,12 @@ async fn an_extension_that_is_not_vouched_for_is_refused() -> Outcome {
     test.passed()
 }
 
-/// The command line with a root hash of which the last digit is another.
+/// The command line with a root hash whose last digit differs.
 fn with_another_hash(cmdline: &str) -> anyhow::Result<String> {
     let word = cmdline
         .split_whitespace()
         .find(|word| word.starts_with(names::EXTENSION_WORD))
-        .context("no extension is vouched for")?;
+        .context("no extension on the command line")?;
     let is_hash = |part: &&str| part.len() == 64 && hex::decode(part).is_ok();
     let hash = word.split(':').find(is_hash).context(word.to_owned())?;
     let (rest, last) = hash.split_at(hash.len() - 1);
@@ -122,15 +119,14 @@ fn with_another_hash(cmdline: &str) -> anyhow::Result<String> {
     Ok(cmdline.replace(hash, &format!("{rest}{other}")))
 }
 
-/// Pods of two nodes reach each other by service and name, over a network on
-/// which nobody can read along. A node that loses touch with its cluster keeps
-/// its pods; one that loses power comes back with them.
+/// Pods of two nodes reach each other by service and name, over an encrypted network. A node that loses contact with
+/// its cluster keeps its pods; one that loses power restarts with them.
 #[tokio::test]
 #[ignore = "long: --long runs it"]
 async fn two_workers_are_one_network_and_survive_split_and_power_cut() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let mut cluster = Cluster::founded_as(&test, 2, |_, plan| plan.kubernetes()).await?;
-    cluster.take_in(&[2]).await?;
+    cluster.add_nodes(&[2]).await?;
     cluster.set_roles(2, roles(None, Some(true))).await?;
     let ids = [1, 2].map(|number| cluster.node(number).id().to_owned());
     let kubernetes = cluster.kubernetes(&test, 1).await?;
@@ -142,29 +138,32 @@ async fn two_workers_are_one_network_and_survive_split_and_power_cut() -> Outcom
     for host in [&ip[..], "there"] {
         kubernetes.reaches("here", host, "there").await?;
     }
-    // The name servers have an address among the services, too.
+    // The DNS servers have a service address, too.
     let full = "there.default.svc.cluster.local";
     let words = ["exec", "here", "--", "nslookup", full, names::SERVICE_DNS];
     let said = kubernetes.kubectl(&words).await?;
     ensure!(said.contains(&ip), "{said}");
-    // And back.
+    // And in the other direction.
     kubernetes.service("here").await?;
     kubernetes.reaches("there", "here", "here").await?;
     let capture = cluster.network().status().await?.capture;
     let capture = capture.context("no packet capture")?;
-    ensure!(capture.dropped == 0, "not all of it is there: {capture:?}");
+    ensure!(
+        capture.dropped == 0,
+        "the capture is incomplete: {capture:?}"
+    );
     let wire = std::fs::read(&capture.path);
     let wire = wire.with_context(|| format!("read {}", capture.path.display()))?;
     let request = b"GET /cgi-bin/hostname";
     let is_readable = wire.windows(request.len()).any(|bytes| bytes == request);
     ensure!(!is_readable, "requests can be read: {capture:?}");
 
-    // It loses touch with its cluster: what it runs goes on.
+    // It loses contact with its cluster: its pods continue.
     let container = kubernetes.container("there").await?;
     cluster.network().part(&[&["node-1"], &["node-2"]]).await?;
-    cluster.sees(2, ClusterState::Split).await?;
+    cluster.wait_cluster_state(2, ClusterState::Split).await?;
     cluster.network().part(&[]).await?;
-    cluster.sees(2, ClusterState::Home).await?;
+    cluster.wait_cluster_state(2, ClusterState::Home).await?;
     kubernetes.ready(&[&ids[0], &ids[1]]).await?;
     kubernetes.reaches("here", "there", "there").await?;
     let after = kubernetes.container("there").await?;
@@ -173,9 +172,9 @@ async fn two_workers_are_one_network_and_survive_split_and_power_cut() -> Outcom
         "{container} did not outlive SPLIT: {after}"
     );
 
-    // Its plug is pulled; it is back by itself, and so is what ran on it.
+    // Its power is cut; it rejoins by itself, with its pods.
     cluster.node(2).cut().await?;
-    cluster.misses(2).await?;
+    cluster.wait_unreachable(2).await?;
     cluster.node(2).comes_back().await?;
     let again = |pod: &serde_json::Value| {
         let started = pod["status"]["containerStatuses"][0]["restartCount"].as_u64();
@@ -194,9 +193,8 @@ async fn two_workers_are_one_network_and_survive_split_and_power_cut() -> Outcom
     test.passed()
 }
 
-/// A claim becomes a directory that holds no more than was claimed, outlives
-/// pods and power cuts, and goes with its claim. A Node that somebody removes
-/// while its node has the role is there again, without anybody's help.
+/// A claim becomes a directory with the claim's size as its limit, survives pods and power cuts, and is removed with
+/// its claim. A Node object that is deleted while its node has the role is created again, automatically.
 #[tokio::test]
 #[ignore = "long: --long runs it"]
 async fn a_volume_has_its_limit_and_outlives_its_pod() -> Outcome {
@@ -255,17 +253,17 @@ async fn a_volume_has_its_limit_and_outlives_its_pod() -> Outcome {
 async fn one_controller_of_two_may_be_lost() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let mut cluster = Cluster::founded_as(&test, 3, |number, plan| match number {
-        // It only votes.
+        // It is only a voter.
         3 => Ok(plan),
         _ => plan.kubernetes(),
     })
     .await?;
-    // One control plane starts after the other: both at once are more than a
-    // small host without hardware virtualisation can do.
+    // One control plane starts after the other: both at once are too much for a small host without hardware
+    // virtualisation.
     let first = cluster.node(1).id().to_owned();
     let kubernetes = cluster.kubernetes(&test, 1).await?;
     kubernetes.ready(&[&first]).await?;
-    cluster.take_in(&[2, 3]).await?;
+    cluster.add_nodes(&[2, 3]).await?;
     for number in [2, 3] {
         cluster.set_consensus_member(number, true).await?;
     }
@@ -276,10 +274,10 @@ async fn one_controller_of_two_may_be_lost() -> Outcome {
     second.ready(&[&ids[0], &ids[1]]).await?;
 
     cluster.node(1).cut().await?;
-    // Its kubelet finds the other API server, which has the other scheduler.
+    // Its kubelet uses the other API server, which has the other scheduler.
     second.probe("after", &ids[1]).await?;
     second.service("after").await?;
-    // By its bare name a pod reaches itself, for that is its host's name.
+    // By its bare name a pod reaches itself, because that is its host name.
     second.reaches("after", "after.default", "after").await?;
     cluster.node(1).comes_back().await?;
     second.ready(&[&ids[0], &ids[1]]).await?;

@@ -1,11 +1,11 @@
-//! The node's foundations on its own kernel: an init that tries disks,
-//! device-mapper, file systems, devices and the network, and nothing else.
+//! The node's foundations on its own kernel: an init that tests disks, device-mapper, file systems, devices and the
+//! network, and nothing else.
 
 use anyhow::ensure;
 use hearth_qemu::{fw_cfg::Item, vm::Cause};
 use hearth_tests::{Outcome, TestCtx, bounds, here};
 
-/// All of its checks: one that is not run is not passed.
+/// All of its checks: one that is missing in the output has failed.
 const CHECKS: &[&str] = &[
     "mounts",
     "fw_cfg",
@@ -26,7 +26,7 @@ const CHECKS: &[&str] = &[
     "authenticated",
 ];
 
-/// It wants a disk that is larger than its table says.
+/// It needs a disk that is larger than the partition table says.
 const MORE: u64 = 768 << 20;
 
 #[tokio::test]
@@ -52,7 +52,7 @@ async fn the_kernel_and_the_foundations_go_together() -> Outcome {
     }
     ensure!(
         said("machine-check: done, 0 failed"),
-        "it did not end well\n{}",
+        "it did not end as expected\n{}",
         vm.tail()
     );
     drop(vm);

@@ -1,15 +1,15 @@
-//! Who belongs to consensus, and to the cluster at all: in, out, and in again.
+//! Members of consensus and of the cluster: leaving, joining and rejoining.
 //!
-//! Some are left out by default; `cargo xtask test e2e membership --long` runs them all.
+//! Some are not run by default; `cargo xtask test e2e membership --long` runs all of them.
 
 use anyhow::{Context, bail, ensure};
 use hearth_api::v1::{ClusterState, DeleteNodeRequest, NodeState, UpdateNodeRolesRequest, Wipe};
-use hearth_tests::{Cluster, Operator, Outcome, TestCtx, bounds, here, patiently};
+use hearth_tests::{Cluster, Operator, Outcome, TestCtx, bounds, here, retry_unavailable};
 use tonic::{Code, Status};
 
 const ALL: [u16; 3] = [1, 2, 3];
 
-/// Asks for a node to leave consensus, which must be refused.
+/// Requests that a node leaves consensus, which must be rejected.
 async fn may_not_leave(cluster: &mut Cluster, number: u16, why: &str) -> Outcome {
     let request = UpdateNodeRolesRequest {
         node: Some(cluster.node(number).selector()),
@@ -17,21 +17,21 @@ async fn may_not_leave(cluster: &mut Cluster, number: u16, why: &str) -> Outcome
         ..UpdateNodeRolesRequest::default()
     };
     let owner = cluster.owner().once();
-    match patiently(|| owner.update_roles(request.clone())).await {
-        Ok(_) => bail!("node-{number} may leave: {why}"),
+    match retry_unavailable(|| owner.update_roles(request.clone())).await {
+        Ok(_) => bail!("node-{number} was allowed to leave: {why}"),
         Err(status) => ensure!(
             status.code() == Code::FailedPrecondition,
-            "wanted FailedPrecondition, for {why}: {status:?}"
+            "expected FailedPrecondition, for {why}: {status:?}"
         ),
     }
     Ok(())
 }
 
 async fn delete(owner: &Operator, request: &DeleteNodeRequest) -> Result<(), Status> {
-    patiently(|| owner.once().delete(request.clone())).await
+    retry_unavailable(|| owner.once().delete(request.clone())).await
 }
 
-/// Waits until no etcd runs on a node any more.
+/// Waits until a node does not run etcd any more.
 async fn runs_no_etcd(cluster: &mut Cluster, number: u16) -> Outcome {
     let debug = cluster.node(number).debug().await?;
     let none = debug.until("no etcd", |state| {
@@ -41,8 +41,8 @@ async fn runs_no_etcd(cluster: &mut Cluster, number: u16) -> Outcome {
     none.await.map(drop)
 }
 
-/// Members leave, the leader first, as far as some stay; and return with new
-/// data. All that is acknowledged meanwhile stays.
+/// Members leave, the leader first, while enough remain; and rejoin with new data. Everything acknowledged meanwhile is
+/// kept.
 #[tokio::test]
 async fn members_leave_and_return_and_the_last_one_stays() -> Outcome {
     let test = TestCtx::begin(here!())?;
@@ -55,7 +55,7 @@ async fn members_leave_and_return_and_the_last_one_stays() -> Outcome {
     cluster.voters_with(&rest).await?;
     runs_no_etcd(&mut cluster, leader).await?;
     writer.goes_on().await?;
-    // Of two, one that is not there makes the other the last.
+    // If one of two is lost, the other one is the last.
     cluster.node(rest[1]).cut().await?;
     let cut = cluster.node(rest[1]).id().to_owned();
     cluster.node(rest[1]).comes_back().await?;
@@ -74,7 +74,7 @@ async fn members_leave_and_return_and_the_last_one_stays() -> Outcome {
     writer.goes_on().await?;
     writer.verify(cluster.owner()).await?;
 
-    // With new data they are worth as much as they were.
+    // With new data they count as before.
     cluster.node(rest[0]).cut().await?;
     cluster.led_by_another_than(rest[0]).await?;
     let writer = cluster.writer(leader).await?;
@@ -84,14 +84,13 @@ async fn members_leave_and_return_and_the_last_one_stays() -> Outcome {
     test.passed()
 }
 
-/// What is a learner and never starts is not promoted, however long it is
-/// waited for, and goes when it is no longer wanted.
+/// A learner that never starts is not promoted, however long the wait, and is removed when the role is.
 #[tokio::test]
 #[ignore = "long: --long runs it"]
 async fn a_learner_that_never_starts_votes_never() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let mut cluster = Cluster::founded(&test, 2).await?;
-    cluster.take_in(&[2]).await?;
+    cluster.add_nodes(&[2]).await?;
     cluster.all_healthy().await?;
     cluster.node(2).cut().await?;
 
@@ -104,7 +103,7 @@ async fn a_learner_that_never_starts_votes_never() -> Outcome {
                 .any(|member| member.learner && !member.started)
         })
         .await?;
-    // The node's own curator goes on, alone with its vote.
+    // The node's own curator continues, with the only vote.
     let writer = cluster.writer(1).await?;
     writer.goes_on().await?;
     let standing = cluster.standing().await?;
@@ -113,7 +112,7 @@ async fn a_learner_that_never_starts_votes_never() -> Outcome {
 
     cluster.set_consensus_member(2, false).await?;
     cluster.voters_with(&[1]).await?;
-    // And the machine comes back as what it was.
+    // And the machine restarts as what it was.
     cluster.node(2).comes_back().await?;
     cluster.all_healthy().await?;
     writer.verify(cluster.owner()).await?;
@@ -121,8 +120,7 @@ async fn a_learner_that_never_starts_votes_never() -> Outcome {
     test.passed()
 }
 
-/// The node that carries out a change of roles loses its power in the middle
-/// of it: another one completes it.
+/// The node that carries out a change of roles loses its power during it: another one completes the change.
 #[tokio::test]
 #[ignore = "long: --long runs it"]
 async fn a_change_outlives_the_leader_that_began_it() -> Outcome {
@@ -133,8 +131,8 @@ async fn a_change_outlives_the_leader_that_began_it() -> Outcome {
     let rest = cluster.others(leader);
     cluster.set_consensus_member(rest[1], false).await?;
     cluster.node(leader).cut().await?;
-    // One of two living is left to vote, or two of them: that depends on how
-    // far it was. With the leader back it is complete either way.
+    // One or two of the two running ones are voters, depending on the progress. With the former leader back it is
+    // complete either way.
     cluster.node(leader).comes_back().await?;
     let mut wanted = vec![leader, rest[0]];
     wanted.sort_unstable();
@@ -146,9 +144,8 @@ async fn a_change_outlives_the_leader_that_began_it() -> Outcome {
     test.passed()
 }
 
-/// A node is taken out of service and deleted: it leaves consensus, wipes its
-/// keys and is no longer let in. With a wipe token its machine begins anew, as
-/// another node.
+/// A node is decommissioned and deleted: it leaves consensus, wipes its keys and is not admitted any more. With a wipe
+/// token its machine registers again, as another node.
 #[tokio::test]
 async fn a_node_that_is_taken_out_forgets_its_keys_and_may_begin_anew() -> Outcome {
     let test = TestCtx::begin(here!())?;
@@ -158,7 +155,7 @@ async fn a_node_that_is_taken_out_forgets_its_keys_and_may_begin_anew() -> Outco
     let selector = cluster.node(3).selector();
 
     let owner = cluster.owner().once();
-    patiently(|| owner.decommission(selector.clone())).await?;
+    retry_unavailable(|| owner.decommission(selector.clone())).await?;
     cluster
         .until("decommissioned", bounds::FORMED, |standing| {
             let mut nodes = standing.nodes.iter();
@@ -166,7 +163,9 @@ async fn a_node_that_is_taken_out_forgets_its_keys_and_may_begin_anew() -> Outco
         })
         .await?;
     cluster.voters_with(&[1, 2]).await?;
-    cluster.sees(3, ClusterState::Disowning).await?;
+    cluster
+        .wait_cluster_state(3, ClusterState::Disowning)
+        .await?;
     runs_no_etcd(&mut cluster, 3).await?;
     let request = DeleteNodeRequest {
         node: Some(selector.clone()),
@@ -179,7 +178,7 @@ async fn a_node_that_is_taken_out_forgets_its_keys_and_may_begin_anew() -> Outco
         "{standing:#?}"
     );
 
-    // For ever: a boot changes nothing, and says how to begin anew.
+    // Permanently: a reboot changes nothing, and the message says how to start over.
     cluster.node(3).cut().await?;
     cluster.node(3).start().await?;
     let why = cluster.node(3).vm()?.waiting().await?;
@@ -188,14 +187,16 @@ async fn a_node_that_is_taken_out_forgets_its_keys_and_may_begin_anew() -> Outco
         .split_once("wipe.enrolment_id = ")
         .context(why.clone())?;
     let enrolment_id = hex::decode(enrolment.get(..32).context(why.clone())?)?;
-    cluster.sees(3, ClusterState::Disowning).await?;
+    cluster
+        .wait_cluster_state(3, ClusterState::Disowning)
+        .await?;
     cluster.node(3).cut().await?;
 
     let mut parameters = cluster.owner().register_parameters().await?;
     parameters.wipe = Some(Wipe { enrolment_id });
     cluster.node(3).node.tell(&parameters);
     cluster.node(3).start().await?;
-    cluster.admit(3).await?;
+    cluster.approve(3).await?;
     ensure!(cluster.node(3).id() != former, "the same node");
     cluster.node(3).home().await?;
     cluster.set_consensus_member(3, true).await?;
@@ -206,8 +207,7 @@ async fn a_node_that_is_taken_out_forgets_its_keys_and_may_begin_anew() -> Outco
     test.passed()
 }
 
-/// A node that is deleted while it is UP, with a connection that stands: cut
-/// off, told, and its place in consensus given up.
+/// A node is deleted while it is UP and connected: it is disconnected, gets the order, and is removed from consensus.
 #[tokio::test]
 #[ignore = "long: --long runs it"]
 async fn a_node_that_is_deleted_alive_is_cut_off() -> Outcome {
@@ -215,7 +215,7 @@ async fn a_node_that_is_deleted_alive_is_cut_off() -> Outcome {
     let mut cluster = test.cluster(3).await?;
     let selector = cluster.node(3).selector();
     let refused = |answer: Result<(), Status>| match answer {
-        Ok(_) => bail!("a node that is UP was deleted without a word"),
+        Ok(_) => bail!("a node that is UP was deleted without an error"),
         Err(status) => {
             ensure!(status.code() == Code::FailedPrecondition, "{status:?}");
             Ok(())
@@ -230,7 +230,9 @@ async fn a_node_that_is_deleted_alive_is_cut_off() -> Outcome {
     refused(delete(cluster.owner(), &request).await)?;
     request.bypass_has_roles = true;
     delete(cluster.owner(), &request).await?;
-    cluster.sees(3, ClusterState::Disowning).await?;
+    cluster
+        .wait_cluster_state(3, ClusterState::Disowning)
+        .await?;
     cluster.voters_with(&[1, 2]).await?;
     let writer = cluster.writer(1).await?;
     writer.goes_on().await?;

@@ -1,25 +1,23 @@
-//! The plug is pulled out of the node whose curator leads, at a step of a
-//! change of consensus: before it or after it. With the node back the change
-//! is completed, once.
+//! The power of the node whose curator is the leader is cut at a step of a consensus change: before it or after it.
+//! When the node is back the change is completed, once.
 //!
-//! They are run by `cargo xtask test e2e membership_cuts --long`.
+//! Run by `cargo xtask test e2e membership_cuts --long`.
 
 use anyhow::ensure;
 use hearth_api::v1::UpdateNodeRolesRequest;
-use hearth_tests::{Cluster, Outcome, TestCtx, cuts, patiently};
+use hearth_tests::{Cluster, Outcome, TestCtx, cuts, retry_unavailable};
 
-/// The story of every test here: the second of two nodes becomes a voter, or
-/// ends being one.
+/// The story of every test here: the second of two nodes becomes a voter, or ceases to be one.
 async fn cut(place: &str, failpoint: &'static str) -> Outcome {
     let test = TestCtx::begin(place)?;
     let mut cluster = Cluster::founded(&test, 2).await?;
-    cluster.take_in(&[2]).await?;
+    cluster.add_nodes(&[2]).await?;
     let joins = !failpoint.starts_with("membership.remove");
     if !joins {
         cluster.set_consensus_member(2, true).await?;
         cluster.voters_with(&[1, 2]).await?;
     }
-    // Either may lead two voters, and is armed.
+    // Either of two voters may be the leader, so both have the failpoint.
     for number in [1, 2] {
         cluster.node(number).cut().await?;
     }
@@ -43,17 +41,17 @@ async fn cut(place: &str, failpoint: &'static str) -> Outcome {
         _ => unreachable!("two nodes"),
     };
     tokio::select! {
-        // Who leads stands still, and may not come to answer.
+        // The leader stops, and may not answer.
         stands = first.failpoint(failpoint) => stands?,
         stands = second.failpoint(failpoint) => stands?,
         failed = async {
-            match patiently(|| owner.update_roles(request.clone())).await {
+            match retry_unavailable(|| owner.update_roles(request.clone())).await {
                 Ok(_) => std::future::pending().await,
                 Err(status) => status,
             }
         } => return Err(failed.into()),
     }
-    // Both, so that the other one does not stand still in its place.
+    // Both, so that the other one does not stop in its place.
     for number in [1, 2] {
         cluster.node(number).cut().await?;
         cluster.node(number).node.failpoint = None;

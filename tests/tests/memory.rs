@@ -1,9 +1,8 @@
-//! How little a node needs (FAULTS 67, in part).
+//! The minimum memory of a node (FAULTS 67, in part).
 
 use hearth_tests::{Outcome, TestCtx, here, node::Plan};
 
-/// The release image, booted directly, with a quarter of a GiB and one CPU:
-/// what is promised.
+/// The release image, booted directly, with a quarter of a GiB and one CPU, as promised.
 #[tokio::test]
 async fn a_node_comes_home_in_256_mib() -> Outcome {
     let test = TestCtx::begin(here!())?;
@@ -11,7 +10,7 @@ async fn a_node_comes_home_in_256_mib() -> Outcome {
     test.passed()
 }
 
-/// Half of that, and nobody but the CPU to get random numbers from.
+/// Half of that, and only the CPU as source of random numbers.
 #[tokio::test]
 async fn a_node_comes_home_in_128_mib_without_a_random_number_generator() -> Outcome {
     let test = TestCtx::begin(here!())?;
@@ -25,7 +24,7 @@ async fn comes_home_twice(plan: Plan<'_>) -> Outcome {
     vm.home().await?;
     vm.owned().await?.one_healthy_node().await?;
     vm.power_off().await?;
-    // What is there the second time: a database to be read.
+    // The second boot also has to read a database.
     let vm = node.power_on().await?;
     vm.home().await?;
     vm.owned().await?.one_healthy_node().await?;
@@ -33,7 +32,7 @@ async fn comes_home_twice(plan: Plan<'_>) -> Outcome {
     Ok(())
 }
 
-/// Where not even the programs find room, the console says so.
+/// If there is not even memory for the programs, the console shows it.
 #[tokio::test]
 async fn far_too_little_memory_is_told() -> Outcome {
     let test = TestCtx::begin(here!())?;

@@ -1,8 +1,7 @@
-//! Clusters that are torn apart: by the network, by power cuts, by a machine
-//! that stands still. What was acknowledged stays, what cannot be decided is
-//! refused with a word, and afterwards all is as before.
+//! Split clusters: by the network, by power cuts, by a paused machine. Acknowledged writes are kept, what cannot be
+//! decided fails with an error, and afterwards everything is as before.
 //!
-//! Some are left out by default; `cargo xtask test e2e netsplit --long` runs them all.
+//! Some are not run by default; `cargo xtask test e2e netsplit --long` runs all of them.
 
 use anyhow::{Context, bail, ensure};
 use hearth_api::v1::ClusterState;
@@ -11,20 +10,20 @@ use tonic::Code;
 
 const ALL: [u16; 3] = [1, 2, 3];
 
-/// What a curator says that has lost the others: at once or after a while, but
-/// within its bound, and that another one is to be asked.
+/// The answer of a curator without quorum: at once or after a while, but within its bound, and with the advice to use
+/// another one.
 async fn refuses_for_want_of_quorum(operator: &Operator) -> Outcome {
     match operator.once().nodes().await {
         Ok(_) => bail!("a curator without quorum has answered"),
         Err(status) => ensure!(
             status.code() == Code::Unavailable,
-            "wanted Unavailable: {status:?}"
+            "expected Unavailable: {status:?}"
         ),
     }
     Ok(())
 }
 
-/// Waits until the curator of this node refuses.
+/// Waits until the curator of this node answers Unavailable.
 async fn falls_silent(cluster: &Cluster, number: u16) -> Outcome {
     let operator = cluster.owner_at(number)?;
     let mut last = Ok(());
@@ -42,9 +41,8 @@ async fn falls_silent(cluster: &Cluster, number: u16) -> Outcome {
     Ok(())
 }
 
-/// The leader is cut off from the two others, with clients that still reach
-/// it: it stops deciding, the others go on under another leader, and it comes
-/// back as one of them.
+/// The leader is isolated from the two others, but not from clients: it stops deciding, the others continue with
+/// another leader, and it rejoins them.
 #[tokio::test]
 async fn an_isolated_leader_decides_nothing_and_heals() -> Outcome {
     let test = TestCtx::begin(here!())?;
@@ -63,14 +61,18 @@ async fn an_isolated_leader_decides_nothing_and_heals() -> Outcome {
     falls_silent(&cluster, leader).await?;
     cluster.led_by_another_than(leader).await?;
     writer.goes_on().await?;
-    cluster.sees(leader, ClusterState::Split).await?;
-    // The two hold it for lost, whoever heard it before.
-    cluster.misses(leader).await?;
-    // It still refuses: nothing that it hears from its clients changes that.
+    cluster
+        .wait_cluster_state(leader, ClusterState::Split)
+        .await?;
+    // The two consider it lost, whichever of them it was connected to.
+    cluster.wait_unreachable(leader).await?;
+    // It still answers Unavailable: requests from its clients do not change that.
     refuses_for_want_of_quorum(&cluster.owner_at(leader)?).await?;
 
     cluster.network().part(&[]).await?;
-    cluster.sees(leader, ClusterState::Home).await?;
+    cluster
+        .wait_cluster_state(leader, ClusterState::Home)
+        .await?;
     cluster.all_healthy().await?;
     cluster.voters_with(&ALL).await?;
     cluster.one_leads(&ALL).await?;
@@ -80,8 +82,8 @@ async fn an_isolated_leader_decides_nothing_and_heals() -> Outcome {
     test.passed()
 }
 
-/// One of three is lost: nobody minds. Two are: the last one says what it
-/// lacks. One of them returns: all goes on.
+/// One of three is lost: no effect. Two are: the last one reports the missing quorum. One of them returns: the cluster
+/// continues.
 #[tokio::test]
 #[ignore = "long: --long runs it"]
 async fn one_may_be_lost_and_two_are_one_too_many() -> Outcome {
@@ -93,18 +95,18 @@ async fn one_may_be_lost_and_two_are_one_too_many() -> Outcome {
 
     cluster.node(2).cut().await?;
     falls_silent(&cluster, 1).await?;
-    cluster.sees(1, ClusterState::Split).await?;
+    cluster.wait_cluster_state(1, ClusterState::Split).await?;
 
     cluster.node(2).comes_back().await?;
-    cluster.sees(1, ClusterState::Home).await?;
+    cluster.wait_cluster_state(1, ClusterState::Home).await?;
     writer.goes_on().await?;
     writer.verify(cluster.owner()).await?;
     drop(cluster);
     test.passed()
 }
 
-/// The machine of the leader stands still until the others have given it up,
-/// then goes on as if nothing had been: it must not act on what it believed.
+/// The leader's machine is paused until the others have declared it lost, and then resumed: it must not act on its old
+/// state.
 #[tokio::test]
 #[ignore = "long: --long runs it"]
 async fn a_leader_that_stood_still_leads_no_more() -> Outcome {
@@ -116,12 +118,12 @@ async fn a_leader_that_stood_still_leads_no_more() -> Outcome {
 
     cluster.led_by_another_than(leader).await?;
     writer.goes_on().await?;
-    cluster.misses(leader).await?;
+    cluster.wait_unreachable(leader).await?;
 
     cluster.node(leader).vm()?.resume().await?;
     cluster.all_healthy().await?;
     let own_view = cluster.owner_at(leader)?;
-    own_view.nodes().await.context("the one that stood still")?;
+    own_view.nodes().await.context("the node that was paused")?;
     cluster.one_leads(&ALL).await?;
     writer.goes_on().await?;
     writer.verify(cluster.owner()).await?;

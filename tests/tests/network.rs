@@ -1,6 +1,6 @@
-//! Networks that are bad, and networks that change.
+//! Faulty networks, and changing networks.
 //!
-//! Some are left out by default; `cargo xtask test e2e network --long` runs them all.
+//! Some are not run by default; `cargo xtask test e2e network --long` runs all of them.
 
 use anyhow::{Context, ensure};
 use hearth_api::v1::ClusterState;
@@ -14,7 +14,7 @@ fn unused(address: Ipv4Addr) -> Ipv4Addr {
     Ipv4Addr::new(a, b, c, d + 100)
 }
 
-/// Waits until the cluster says that a node is there.
+/// Waits until the cluster has this address for a node.
 async fn is_at(cluster: &Cluster, id: &str, address: Ipv4Addr) -> Outcome {
     let wanted = format!("{id} at {address}");
     let address = address.to_string();
@@ -28,9 +28,8 @@ async fn is_at(cluster: &Cluster, id: &str, address: Ipv4Addr) -> Outcome {
         .map(drop)
 }
 
-/// A member gets another address while it runs, and another member sleeps: the
-/// others follow, consensus goes on over the new address, and the one that
-/// comes back with an old directory finds it.
+/// A member's address changes while it runs and another member is off: the others follow, consensus continues with the
+/// new address, and the member that restarts with an old directory finds it.
 #[tokio::test]
 async fn an_address_changes_and_everyone_follows() -> Outcome {
     let test = TestCtx::begin(here!())?;
@@ -51,10 +50,10 @@ async fn an_address_changes_and_everyone_follows() -> Outcome {
     }
     writer.goes_on().await?;
 
-    // What node 3 has saved is wrong about node 1.
+    // Node 3's saved directory has a wrong address of node 1.
     cluster.node(3).comes_back().await?;
     cluster.all_healthy().await?;
-    // The two talk to each other where they are now: the third is gone.
+    // The two connect at their current addresses: the third is off.
     cluster.node(2).cut().await?;
     writer.goes_on().await?;
     writer.verify(cluster.owner()).await?;
@@ -62,7 +61,7 @@ async fn an_address_changes_and_everyone_follows() -> Outcome {
     test.passed()
 }
 
-/// All addresses of a directory are dead but one.
+/// All addresses of a directory but one are unreachable.
 #[tokio::test]
 #[ignore = "long: --long runs it"]
 async fn one_address_that_lives_is_enough() -> Outcome {
@@ -83,8 +82,8 @@ async fn one_address_that_lives_is_enough() -> Outcome {
     test.passed()
 }
 
-/// All addresses change at once, of running members: no curator can tell
-/// anyone, and they find each other all the same.
+/// The addresses of all running members change at once: no curator can distribute them, and they find each other all
+/// the same.
 #[tokio::test]
 #[ignore = "long: --long runs it"]
 async fn all_addresses_change_at_once() -> Outcome {
@@ -110,8 +109,7 @@ async fn all_addresses_change_at_once() -> Outcome {
     test.passed()
 }
 
-/// A machine registers, is approved, commits and becomes a voter over a network
-/// that loses, delays and reorders.
+/// A machine registers, is approved, commits and becomes a voter over a network that loses, delays and reorders frames.
 #[tokio::test]
 #[ignore = "long: --long runs it"]
 async fn a_node_joins_over_a_bad_network() -> Outcome {
@@ -124,7 +122,7 @@ async fn a_node_joins_over_a_bad_network() -> Outcome {
         ..Faults::default()
     };
     cluster.network().set_faults("node-2", bad).await?;
-    cluster.take_in(&[2]).await?;
+    cluster.add_nodes(&[2]).await?;
     cluster.set_consensus_member(2, true).await?;
     cluster.voters_with(&[1, 2]).await?;
     cluster.all_healthy().await?;
@@ -132,9 +130,8 @@ async fn a_node_joins_over_a_bad_network() -> Outcome {
     test.passed()
 }
 
-/// A cable is pulled before a machine is switched on, and later while it is a
-/// member: it waits, is missed, says that it is alone, and is back when the
-/// cable is. Nobody sends a reset meanwhile.
+/// A link is cut before a machine is powered on, and again when it is a member: it waits, is declared unreachable,
+/// reports SPLIT, and is back when the link is. No peer sends a reset meanwhile.
 #[tokio::test]
 async fn a_cable_is_pulled_and_put_back() -> Outcome {
     let test = TestCtx::begin(here!())?;
@@ -146,10 +143,10 @@ async fn a_cable_is_pulled_and_put_back() -> Outcome {
     cluster.network().set_faults("node-2", pulled).await?;
     cluster.register(&[2]).await?;
     let said = cluster.node(2).vm()?.says(&["enrolment: get an address"]);
-    said.await.context("it waits for an address")?;
+    said.await.context("the wait for an address")?;
     let whole = Faults::default();
     cluster.network().set_faults("node-2", whole).await?;
-    cluster.admit(2).await?;
+    cluster.approve(2).await?;
     cluster.node(2).home().await?;
     let states = cluster.node(2).vm()?.states();
     ensure!(
@@ -159,10 +156,10 @@ async fn a_cable_is_pulled_and_put_back() -> Outcome {
     cluster.all_healthy().await?;
 
     cluster.network().set_faults("node-2", pulled).await?;
-    cluster.misses(2).await?;
+    cluster.wait_unreachable(2).await?;
     cluster.node(2).vm()?.says(&["state SPLIT"]).await?;
     cluster.network().set_faults("node-2", whole).await?;
-    cluster.sees(2, ClusterState::Home).await?;
+    cluster.wait_cluster_state(2, ClusterState::Home).await?;
     cluster.all_healthy().await?;
     let standing = cluster.standing().await?;
     ensure!(standing.nodes.len() == 2, "{standing:#?}");

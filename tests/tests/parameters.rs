@@ -1,6 +1,5 @@
-//! What a machine is told, and told wrongly (FAULTS 65). Each message here is
-//! what stands on the console: it names the source, the field, what was wanted
-//! and what was found, and nothing is done.
+//! Invalid parameters (FAULTS 65). Each message here is what the console shows: it names the source, the field, the
+//! expected and the actual value, and nothing is changed.
 
 use anyhow::{Context, ensure};
 use hearth_api::v1::{
@@ -15,13 +14,12 @@ const FROM_FW_CFG: &str = "parameters from fw_cfg opt/dev.hearth/parameters.pb: 
 const FROM_ESP: &str = "parameters from ESP hearth/parameters.pb: ";
 const ESP_FILE: &str = "hearth/parameters.pb";
 
-/// The same machine, told something else at each boot: a refusal leaves no
-/// trace that would change the next.
+/// The same machine with other parameters at each boot: a rejection leaves no trace that would affect the next boot.
 async fn refuses(node: &mut Node, told: Option<Vec<u8>>, message: &str) -> Outcome {
     node.parameters = told;
     let vm = node.power_on().await?;
     let refusal = vm.refusal().await?;
-    ensure!(refusal == message, "wanted {message:?}, found {refusal:?}");
+    ensure!(refusal == message, "expected {message:?}, got {refusal:?}");
     vm.cut().await?;
     Ok(())
 }
@@ -40,14 +38,14 @@ async fn what_is_no_message_is_refused() -> Outcome {
     refuses(
         &mut node,
         None,
-        "no parameters, from fw_cfg or on the ESP: this machine was never told which cluster to \
-         found or to ask",
+        "no parameters, from fw_cfg or on the ESP: they name the cluster to bootstrap or to \
+         register with",
     )
     .await?;
     refuses(
         &mut node,
         Some(Vec::new()),
-        &format!("{FROM_FW_CFG}empty: wanted a hearth.v1.NodeParameters message, found no bytes"),
+        &format!("{FROM_FW_CFG}empty: expected a hearth.v1.NodeParameters message, got no bytes"),
     )
     .await?;
     let mut truncated = good(&node);
@@ -58,16 +56,14 @@ async fn what_is_no_message_is_refused() -> Outcome {
         Some(truncated),
         &format!(
             "{FROM_FW_CFG}cluster_bootstrap: not a hearth.v1.NodeParameters message: \
-             {announced} bytes announced, 18 there"
+             expected {announced} bytes, got 18"
         ),
     )
     .await?;
     refuses(
         &mut node,
         Some(b"a configuration of something else\n".to_vec()),
-        &format!(
-            "{FROM_FW_CFG}field 12: wanted only fields that this release knows, found this one"
-        ),
+        &format!("{FROM_FW_CFG}unknown field 12"),
     )
     .await?;
     refuses(
@@ -75,8 +71,8 @@ async fn what_is_no_message_is_refused() -> Outcome {
         Some(vec![b'x'; 1 << 20]),
         &format!(
             "{FROM_FW_CFG}fw_cfg item opt/dev.hearth/parameters.pb: cannot read it: \
-             /sys/firmware/qemu_fw_cfg/by_name/opt/dev.hearth/parameters.pb/raw: larger than the \
-             262144 bytes allowed"
+             /sys/firmware/qemu_fw_cfg/by_name/opt/dev.hearth/parameters.pb/raw: exceeds the \
+             maximum size of 262144 bytes"
         ),
     )
     .await?;
@@ -98,7 +94,7 @@ async fn a_message_that_will_not_do_is_refused() -> Outcome {
     refuses(
         &mut node,
         Some(both.concat()),
-        &format!("{FROM_FW_CFG}wanted one of cluster_bootstrap and cluster_register, found both"),
+        &format!("{FROM_FW_CFG}expected either cluster_bootstrap or cluster_register, got both"),
     )
     .await?;
     // Field 9, a number: one of a later release, perhaps.
@@ -106,9 +102,7 @@ async fn a_message_that_will_not_do_is_refused() -> Outcome {
     refuses(
         &mut node,
         Some(unknown),
-        &format!(
-            "{FROM_FW_CFG}field 9: wanted only fields that this release knows, found this one"
-        ),
+        &format!("{FROM_FW_CFG}unknown field 9"),
     )
     .await?;
     let mut parameters = node
@@ -120,10 +114,10 @@ async fn a_message_that_will_not_do_is_refused() -> Outcome {
     refuses(
         &mut node,
         Some(parameters.encode_to_vec()),
-        &format!("{FROM_FW_CFG}cluster_bootstrap.owner_public_key: wanted 32 bytes, found 31"),
+        &format!("{FROM_FW_CFG}cluster_bootstrap.owner_public_key: expected 32 bytes, got 31"),
     )
     .await?;
-    // After all that: the right ones, and the node comes home.
+    // Finally valid parameters, and the node becomes HOME.
     node.parameters = Some(good(&node));
     let vm = node.power_on().await?;
     vm.home().await?;
@@ -139,18 +133,13 @@ async fn fw_cfg_goes_before_the_esp() -> Outcome {
     let disk = node.disk().await?;
     disk.make_esp_directory("hearth").await?;
     disk.write_esp(ESP_FILE, b"not a message").await?;
-    refuses(
-        &mut node,
-        None,
-        &format!("{FROM_ESP}field 13: wanted only fields that this release knows, found this one"),
-    )
-    .await?;
-    // What is wrong in fw_cfg never falls through to the other source.
+    refuses(&mut node, None, &format!("{FROM_ESP}unknown field 13")).await?;
+    // An error in fw_cfg never causes a fallback to the other source.
     disk.write_esp(ESP_FILE, &on_esp.encode_to_vec()).await?;
     refuses(
         &mut node,
         Some(Vec::new()),
-        &format!("{FROM_FW_CFG}empty: wanted a hearth.v1.NodeParameters message, found no bytes"),
+        &format!("{FROM_FW_CFG}empty: expected a hearth.v1.NodeParameters message, got no bytes"),
     )
     .await?;
     let in_fw_cfg = parameters_for_domain(&node.owner, "fw-cfg.example");
@@ -178,7 +167,7 @@ async fn the_esp_alone_is_enough() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let mut node = test.node("node").raw_disk().install().await?;
     let mut parameters = parameters_for_domain(&node.owner, "esp.example");
-    // Others than it would have by itself: this image has no Kubernetes.
+    // Different from its defaults: this image has no Kubernetes.
     let roles = NodeRoles {
         consensus_member: Some(node_roles::ConsensusMember::default()),
         kubernetes_worker: Some(node_roles::KubernetesWorker {}),
@@ -201,7 +190,7 @@ async fn the_esp_alone_is_enough() -> Outcome {
         held.consensus_member.is_some()
             && held.kubernetes_worker.is_some()
             && held.kubernetes_controller.is_none(),
-        "wanted {roles:?}: {held:?}"
+        "expected {roles:?}: {held:?}"
     );
     let info = operator.info().await?;
     let domain = info

@@ -1,4 +1,4 @@
-//! PID 1 and the supervisor when something dies (FAULTS 68).
+//! PID 1 and the supervisor when processes or services fail (FAULTS 68).
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use hearth_api::{
 };
 use hearth_tests::{Outcome, TestCtx, bounds, debug::runnable, here, node::Running};
 
-/// The service that panics when it is told to.
+/// The service that panics on request.
 const VICTIM: &str = "root.debug.victim";
 
 #[tokio::test]
@@ -23,9 +23,9 @@ async fn orphans_are_reaped() -> Outcome {
         .until("no zombies", |state| state.zombies == 0)
         .await?;
     for _ in 0..3 {
-        debug.provoke(Kind::Orphan).await?;
+        debug.inject_fault(Kind::Orphan).await?;
     }
-    // All orphans have ended, and nothing is left of them.
+    // All orphans have ended and have been reaped.
     let gone = |state: &GetStateResponse| state.zombies == 0 && state.processes <= before.processes;
     debug.until("the orphans are gone", gone).await?;
     ensure!(before.processes > 2, "only {} processes", before.processes);
@@ -46,11 +46,11 @@ async fn a_panic_restarts_one_service_and_a_crash_loop_backs_off() -> Outcome {
     let before = debug.state().await?;
 
     for panic in 1..=PANICS {
-        debug.provoke(Kind::ServicePanic).await?;
+        debug.inject_fault(Kind::ServicePanic).await?;
         let again = |state: &GetStateResponse| {
             runnable(state, VICTIM).is_some_and(|victim| victim.restarts == panic as u64)
         };
-        debug.until("the victim is started again", again).await?;
+        debug.until("the service is restarted", again).await?;
     }
     let after = debug.state().await?;
     ensure!(after.cluster_state() == ClusterState::Home, "{after:#?}");
@@ -59,15 +59,15 @@ async fn a_panic_restarts_one_service_and_a_crash_loop_backs_off() -> Outcome {
         "others were restarted: {after:#?}, before {before:#?}"
     );
     let victim = runnable(&after, VICTIM).context("no victim")?;
-    ensure!(victim.last_error.contains("a provoked panic"), "{victim:?}");
+    ensure!(victim.last_error.contains("injected panic"), "{victim:?}");
 
     let log = debug.log(VICTIM).await?;
     let delays: Vec<f64> = log.iter().filter_map(|line| delay(line)).collect();
     ensure!(delays.len() == PANICS, "{log:#?}");
-    // Each is half as long again, give or take the jitter.
+    // Each is longer by half, plus or minus the jitter.
     ensure!(
         delays.windows(2).all(|pair| pair[1] > pair[0] * 1.1),
-        "the delays do not grow: {delays:?}"
+        "the delays do not increase: {delays:?}"
     );
     ensure!(
         operator.one_healthy_node().await?.id == listed.id,
@@ -111,7 +111,7 @@ async fn the_death_of_the_core_is_reported_and_reboots() -> Outcome {
     resets(&vm, 1).await?;
 
     vm.debug().await?.provoke_end(Kind::RootError).await;
-    vm.says(&["a provoked error"]).await?;
+    vm.says(&["injected error"]).await?;
     vm.wait_for_report("its end", bounds::SOON, |report| {
         *report == Report::CoreEnded("exit code 1".to_owned())
     })
@@ -140,12 +140,12 @@ async fn a_core_that_hangs_is_reset_by_the_watchdog() -> Outcome {
     test.passed()
 }
 
-/// That the guest has reset the machine so often.
+/// Waits until the guest has reset the machine this many times.
 async fn resets(vm: &Running, count: usize) -> Outcome {
     event(vm, "RESET", count, bounds::SOON).await
 }
 
-/// Waits until QEMU has told of this so often.
+/// Waits until QEMU has sent this event this many times.
 async fn event(vm: &Running, name: &str, count: usize, bound: Duration) -> Outcome {
     let mut events = vm.qmp().events();
     let mut seen = 0;

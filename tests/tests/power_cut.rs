@@ -1,12 +1,11 @@
-//! The plug is pulled out of a member of a cluster.
+//! Power cuts of a member of a cluster.
 
 use anyhow::ensure;
 use hearth_api::v1::{self, RebootRequest};
 use hearth_tests::{Outcome, TestCtx, here};
 
-/// An insecure node comes back to the same cluster by itself, without the
-/// parameters that it was founded with: after a power cut, and when its owner
-/// starts it again.
+/// A node with insecure storage rejoins the same cluster by itself, without the parameters that founded it: after a
+/// power cut, and after a reboot by its owner.
 #[tokio::test]
 async fn a_member_comes_back_home() -> Outcome {
     let test = TestCtx::begin(here!())?;
@@ -18,13 +17,13 @@ async fn a_member_comes_back_home() -> Outcome {
     let cluster = operator.info().await?;
     vm.cut().await?;
 
-    // By the credentials of before: nothing has to be taken anew.
+    // With the earlier credentials: ownership is not taken again.
     node.parameters = None;
     let vm = node.power_on().await?;
     vm.home().await?;
     let operator = operator.at(vec![vm.curator()?])?;
     for boot in 1..=2 {
-        // What it reported before the cut stands until it reports anew.
+        // Its report from before the cut remains until the next one.
         let anew = |node: &v1::Node| boot_id(node) != boot_id(&before);
         let after = operator.one_healthy_node_that(anew).await?;
         ensure!(
@@ -50,7 +49,7 @@ fn boot_id(node: &v1::Node) -> Option<&str> {
     Some(&node.status.as_ref()?.boot_id)
 }
 
-/// What does not change from one boot to the next.
+/// The entry without what changes from one boot to the next.
 fn without_status(node: &v1::Node) -> v1::Node {
     v1::Node {
         status: None,

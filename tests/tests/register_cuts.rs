@@ -1,14 +1,13 @@
-//! The plug is pulled out of a machine that registers, at a durable step:
-//! before it or after it. The next boot goes on from there, as the same node,
-//! if its keys were durable already.
+//! The power of a registering machine is cut at a durable step: before it or after it. The next boot continues from
+//! there, as the same node, if its keys were durable already.
 //!
-//! A representative set is run by default, the others with them by
+//! A representative set is run by default, the others by
 //! `cargo xtask test e2e register_cuts --long`.
 
 use anyhow::ensure;
 use hearth_tests::{Cluster, Outcome, TestCtx, cuts};
 
-/// Before this one nothing of the node to be is durable.
+/// Before this one nothing of the future node is durable.
 const FIRST: &str = "enrolment.sealed_registering.before";
 /// From here on the node has been approved.
 const APPROVED: &str = "registering.committed.before";
@@ -23,7 +22,7 @@ async fn cut(place: &str, failpoint: &'static str) -> Outcome {
     let position = |name| CUTS.iter().position(|cut| *cut == name);
     let approved = position(failpoint) >= position(APPROVED);
     if approved {
-        cluster.admit(2).await?;
+        cluster.approve(2).await?;
     }
     cluster.node(2).vm()?.failpoint(failpoint).await?;
     let begun = cluster.node(2).vm()?.registering_node().await;
@@ -35,7 +34,7 @@ async fn cut(place: &str, failpoint: &'static str) -> Outcome {
     }
     cluster.node(2).start().await?;
     if !approved {
-        cluster.admit(2).await?;
+        cluster.approve(2).await?;
     }
     cluster.node(2).home().await?;
     cluster.all_healthy().await?;
@@ -43,10 +42,13 @@ async fn cut(place: &str, failpoint: &'static str) -> Outcome {
     let begun = begun?;
     ensure!(
         (is == begun) == (failpoint != FIRST),
-        "{begun} was to be, and {is} is"
+        "expected node {begun}, got {is}"
     );
     let nodes = cluster.owner().nodes().await?;
-    ensure!(nodes.len() == 2, "one machine has become two: {nodes:#?}");
+    ensure!(
+        nodes.len() == 2,
+        "one machine has registered twice: {nodes:#?}"
+    );
     // And it is a member like any other.
     cluster.node(2).cut().await?;
     cluster.node(2).comes_back().await?;

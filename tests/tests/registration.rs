@@ -1,5 +1,4 @@
-//! Those who ask to be let in: too many, with a wrong ticket, or cut off in the
-//! middle.
+//! Registrations: too many, with a wrong ticket, or interrupted.
 
 use anyhow::{Context, bail, ensure};
 use hearth_api::{
@@ -10,18 +9,18 @@ use hearth_api::{
     tls::{self, ExpectedServer},
     v1::{
         NodeState, RegisterNodeRequest, RegisterNodeResponse, curator_client::CuratorClient,
-        node_parameters::Cluster as Told,
+        node_parameters::Cluster as Parameters,
     },
 };
-use hearth_tests::{Cluster, Outcome, TestCtx, bounds, here, patiently};
+use hearth_tests::{Cluster, Outcome, TestCtx, bounds, here, retry_unavailable};
 use tonic::{Code, Status};
 
-/// Registrations that the flood tries.
+/// Number of registrations in the flood.
 const FLOOD: usize = 1000;
-/// How many nodes may wait for approval, as the documentation has it.
+/// Maximum number of nodes that wait for approval, as documented.
 const WAITING: usize = 128;
 
-/// A machine that nobody has: keys of its own, and the way to a curator.
+/// A simulated machine: keys of its own, and a connection to a curator.
 struct Stranger {
     request: RegisterNodeRequest,
     curators: Curators,
@@ -52,15 +51,14 @@ impl Stranger {
     }
 }
 
-/// A thousand machines ask at once, with the right ticket: a bounded number of
-/// them waits for approval, and neither the operators nor the nodes notice.
-/// After the ticket was changed, none is let so far any more.
+/// A thousand machines register at once, with the right ticket: a bounded number of them waits for approval, and
+/// neither operators nor nodes are affected. After the ticket was rotated, none is accepted any more.
 #[tokio::test]
 async fn a_flood_of_registrations_is_bounded() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let mut cluster = Cluster::founded(&test, 1).await?;
     let parameters = cluster.owner().register_parameters().await?;
-    let Some(Told::ClusterRegister(told)) = parameters.cluster else {
+    let Some(Parameters::ClusterRegister(told)) = parameters.cluster else {
         bail!("no parameters for a registration");
     };
     let curator = cluster.node(1).vm()?.curator()?;
@@ -82,28 +80,31 @@ async fn a_flood_of_registrations_is_bounded() -> Outcome {
                 Err(_) => turned_away += 1,
             }
         }
-        // Operators are served in the middle of it.
+        // Operators are served during the flood.
         writer.goes_on().await?;
     }
     ensure!(
         taken <= WAITING && turned_away + taken == FLOOD,
-        "{taken} were taken, {turned_away} turned away"
+        "{taken} accepted, {turned_away} rejected"
     );
     let nodes = cluster.owner().nodes().await?;
     let waiting = nodes.iter().filter(|node| node.state() == NodeState::New);
-    ensure!(waiting.count() <= WAITING, "more wait than may");
+    ensure!(
+        waiting.count() <= WAITING,
+        "too many nodes wait for approval"
+    );
     cluster.all_healthy().await?;
 
     let owner = cluster.owner().once();
-    let rotated = patiently(|| owner.register_ticket(true)).await;
-    let rotated = rotated.context("rotate the ticket")?;
+    let rotated = retry_unavailable(|| owner.register_ticket(true)).await;
+    let rotated = rotated.context("cannot rotate the ticket")?;
     ensure!(rotated != told.register_ticket, "the same ticket");
     let late = Stranger::new(curator, &told.ca_certificate, told.register_ticket)?;
     let refused = late
         .registers()
         .await
         .err()
-        .context("an old ticket is taken")?;
+        .context("an old ticket was accepted")?;
     ensure!(
         matches!(
             refused.code(),

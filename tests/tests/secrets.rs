@@ -1,14 +1,13 @@
-//! FAULTS 64: no key and no secret stands in any log.
+//! FAULTS 64: no log contains a key or a secret.
 
 use anyhow::{Context, ensure};
 use hearth_api::private::SealedConfiguration;
 use hearth_tests::{Outcome, TestCtx, here, secrets};
 use prost::Message;
 
-/// What the sealed configuration knows before this point is all that the node
-/// will ever know: afterwards most of it is forgotten.
+/// At this point the sealed configuration has everything that it will ever have: afterwards most of it is removed.
 const LAST_OF_FOUNDING: &str = "enrolment.sealed_member.before";
-/// A slot's header, before its content.
+/// Length of a slot's header, which precedes its content.
 const HEADER: usize = 56;
 
 #[tokio::test]
@@ -60,7 +59,7 @@ async fn no_secret_stands_in_any_log() -> Outcome {
     test.passed()
 }
 
-/// The content of a slot: the length of the message and the message, padded.
+/// The content of a slot: the length of the message, and the padded message.
 fn sealed_configuration(slot: &[u8]) -> anyhow::Result<SealedConfiguration> {
     let record = slot.get(HEADER..).context("no record")?;
     let (length, rest) = record.split_at_checked(4).context("no length")?;

@@ -1,5 +1,4 @@
-//! The data partition: made, grown, encrypted, and left alone whenever what is
-//! on the disk cannot be explained.
+//! The data partition: created, grown, encrypted, and not changed if the content of the disk is unexpected.
 
 use anyhow::ensure;
 use hearth_api::v1::{StorageSecurity, StorageSecurityPolicy};
@@ -14,10 +13,10 @@ const SEALED: [&str; 2] = [
     "hearth/sealed_configuration.1",
 ];
 
-/// Where the file system begins, in the data partition.
+/// Offset of the file system in the data partition.
 const PAYLOAD: u64 = 1 << 20;
 
-/// Boots it to HOME and powers it off; its ID.
+/// Boots it to HOME and powers it off; returns its ID.
 async fn found(node: &Node) -> anyhow::Result<String> {
     let vm = node.power_on().await?;
     vm.home().await?;
@@ -35,8 +34,8 @@ async fn security(vm: &Running) -> anyhow::Result<StorageSecurity> {
         .storage_security())
 }
 
-/// An encrypted node founds its cluster. After a power cut nobody is left who
-/// could unlock it: it asks for ever, says for what, and changes nothing.
+/// An encrypted node founds its cluster. After a power cut no node can unlock it: it retries forever, says for what,
+/// and changes nothing.
 #[tokio::test]
 async fn an_encrypted_node_founds_and_waits_after_a_power_cut() -> Outcome {
     let test = TestCtx::begin(here!())?;
@@ -75,12 +74,12 @@ async fn waits_for_its_cluster(node: &Node) -> Outcome {
     let before = disk.data_digest()?;
     ensure!(
         disk.xfs_size(PAYLOAD).is_err(),
-        "the file system stands there in the clear"
+        "the file system is not encrypted"
     );
     let vm = node.power_on().await?;
     let what = vm.waiting().await?;
     ensure!(
-        what.contains("to ask the cluster for the key of the data partition"),
+        what.contains("cannot get the unlock key from the cluster"),
         "{what}"
     );
     vm.power_off().await?;
@@ -91,9 +90,8 @@ async fn waits_for_its_cluster(node: &Node) -> Outcome {
     Ok(())
 }
 
-/// FAULTS 11: with bootstrap parameters at hand, which say to found a cluster,
-/// a node whose sealed configuration is lost leaves its data partition alone.
-/// One slot is enough to go on.
+/// FAULTS 11: given bootstrap parameters, a node whose sealed configuration is lost does not change its data partition.
+/// One slot is enough to continue.
 #[tokio::test]
 async fn a_corrupt_sealed_configuration_never_leads_to_a_formatted_disk() -> Outcome {
     let test = TestCtx::begin(here!())?;
@@ -106,7 +104,7 @@ async fn a_corrupt_sealed_configuration_never_leads_to_a_formatted_disk() -> Out
     ensure!(found(&node).await? == id, "another node");
     ensure!(
         disk.read_esp(SEALED[0]).await? == disk.read_esp(SEALED[1]).await?,
-        "the bad slot was not mended"
+        "the corrupt slot was not repaired"
     );
 
     let before = disk.data_digest()?;
@@ -126,16 +124,16 @@ async fn a_corrupt_sealed_configuration_never_leads_to_a_formatted_disk() -> Out
         "the data partition has changed"
     );
 
-    // Nor does one that is gone altogether.
+    // Nor if it is missing altogether.
     for slot in SEALED {
         disk.remove_esp(slot).await?;
     }
     let vm = node.power_on().await?;
     let refusal = vm.refusal().await?;
     ensure!(
-        refusal.starts_with(
-            "the ESP holds no sealed configuration, and the data partition is that of "
-        ) && refusal.contains(&id),
+        refusal
+            .starts_with("the ESP has no sealed configuration, but the data partition belongs to ")
+            && refusal.contains(&id),
         "{refusal}"
     );
     vm.power_off().await?;
@@ -144,7 +142,7 @@ async fn a_corrupt_sealed_configuration_never_leads_to_a_formatted_disk() -> Out
         "the data partition has changed"
     );
 
-    // It is all there still.
+    // All data is still there.
     for slot in SEALED {
         disk.write_esp(slot, &good).await?;
     }
@@ -152,7 +150,7 @@ async fn a_corrupt_sealed_configuration_never_leads_to_a_formatted_disk() -> Out
     test.passed()
 }
 
-/// A bit in the middle is another.
+/// Inverts a bit in the middle.
 fn flipped(bytes: &[u8]) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     let middle = bytes.len() / 2;
@@ -185,7 +183,7 @@ async fn the_data_partition_of_another_node_is_refused() -> Outcome {
     test.passed()
 }
 
-/// FAULTS 16: a disk that is larger than the image was.
+/// FAULTS 16: a disk that is larger than the image.
 #[tokio::test]
 async fn the_data_partition_grows_to_the_end_of_the_disk() -> Outcome {
     const MORE: u64 = 1 << 30;
@@ -221,15 +219,15 @@ async fn a_disk_that_is_too_small_is_told() -> Outcome {
     drop(file);
     let vm = node.power_on().await?;
     ensure!(vm.core_ended().await? == "exit code 1");
-    let (has, needs) = ("the disk has ", "sectors, its partition table needs ");
-    vm.says(&["no EFI system partition on any disk", has, needs])
+    let (has, needs) = (" sectors, got ", "disk size: expected at least ");
+    vm.says(&["cannot find an EFI system partition", has, needs])
         .await?;
     vm.cut().await?;
     test.passed()
 }
 
-/// FAULTS 12: no room for the sealed configuration. Nothing is founded that
-/// could not be found again, and the reason is there to be seen.
+/// FAULTS 12: no space for the sealed configuration. No cluster is founded that would be lost at the next boot, and the
+/// reason is shown.
 #[tokio::test]
 async fn a_full_esp_is_told_and_nothing_is_made() -> Outcome {
     const FILLER: &str = "filler";

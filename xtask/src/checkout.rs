@@ -1,8 +1,8 @@
-//! The checkout that the tasks work on: the one this program was built from.
+//! The checkout that the tasks work on: the one that this program was built from.
 //!
-//! Cargo judges by the time of the sources alone. Where two checkouts share a target folder it takes what was built
-//! in the younger one for fresh in the other, too, and `cargo xtask` there would build and boot the wrong tree
-//! without a word. So a start from elsewhere is refused.
+//! Cargo decides by modification times only. If two checkouts share a target folder, it takes the build of the newer
+//! one for up to date in the other, too, and `cargo xtask` there would silently build and boot the wrong tree. So a
+//! start from another checkout is refused.
 
 use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
@@ -16,21 +16,21 @@ pub(crate) fn root() -> PathBuf {
     above(Path::new(MANIFEST)).to_owned()
 }
 
-/// Fails if cargo has started this program for another checkout than its own.
+/// Fails if cargo has started this program for another checkout.
 pub(crate) fn check() -> Result<()> {
     check_started_for(std::env::var_os("CARGO_MANIFEST_DIR").as_deref())
 }
 
-/// `manifest`: the folder of the package that cargo runs; none when cargo has not started this program.
+/// `manifest`: the folder of the package that cargo runs; none if cargo has not started this program.
 fn check_started_for(manifest: Option<&OsStr>) -> Result<()> {
     let Some(manifest) = manifest.map(Path::new) else {
         return Ok(());
     };
     if manifest != Path::new(MANIFEST) {
         bail!(
-            "cargo has started an xtask that was built from {}, not from {}: the two share a target folder, and \
-             cargo takes the one's build for the other's. Give each its own CARGO_TARGET_DIR, or make the sources \
-             here the younger ones: git ls-files -z | xargs -0 touch",
+            "this xtask was built from {}, not from {}: the two checkouts share a target folder, and \
+             cargo confuses their builds. Give each its own CARGO_TARGET_DIR, or make the sources \
+             here the newer ones: git ls-files -z | xargs -0 touch",
             root().display(),
             above(manifest).display()
         );
@@ -42,7 +42,7 @@ fn above(manifest: &Path) -> &Path {
     manifest.parent().unwrap_or(manifest)
 }
 
-/// The kernel's configuration and its pinned series.
+/// The kernel configuration and its pinned series.
 pub(crate) fn kernel_config() -> PathBuf {
     root().join("kernel-config")
 }

@@ -1,12 +1,12 @@
-//! External commands and interrupts, as the tasks take them from `hearth-build`; and how a task tells, of an error that has
-//! come through many hands, what it was.
+//! External commands and interrupts, which the tasks take from `hearth-build`; and the detection of interrupts in error
+//! chains.
 
 pub(crate) use hearth_build::command::{Cmd, CommandError, find_program};
 pub(crate) use hearth_build::interrupt::{
     INTERRUPTED_EXIT_CODE, Interrupted, Interrupts, check_interrupt, handle_interrupts,
 };
 
-/// Whether an interrupt is at the bottom of this error.
+/// Whether an interrupt is among the causes of this error.
 pub(crate) fn is_interrupt(error: &anyhow::Error) -> bool {
     error.chain().any(|cause| cause.is::<Interrupted>())
 }

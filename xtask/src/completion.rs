@@ -1,7 +1,7 @@
-//! `cargo xtask completion`: completion for the user's shell.
+//! `cargo xtask completion`: shell completion.
 //!
-//! Cargo's own completion does not know the words of an alias, and there is no way to tell it. So the script brings a
-//! short command of its own, `xtask`, which is `cargo xtask`, and completes that.
+//! Cargo's own completion does not know the arguments of an alias, and cannot be extended. So the script defines a
+//! short command, `xtask`, for `cargo xtask`, and completes that.
 
 use std::io::Write;
 
@@ -9,17 +9,17 @@ use anyhow::Result;
 use clap::Command;
 use clap_complete::{Shell, generate};
 
-/// Print a script that gives your shell a command `xtask`, with completion
+/// Print a script that defines the command `xtask`, with completion, for your shell
 ///
 /// For bash: eval "$(cargo xtask completion bash)"
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Which shell
+    /// Shell to generate the script for
     #[arg(value_enum)]
     shell: Known,
 }
 
-/// The shells that this is known to work in.
+/// The shells that this is tested with.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 enum Known {
     Bash,
@@ -27,7 +27,7 @@ enum Known {
     Fish,
 }
 
-/// The short command.
+/// Name of the short command.
 const NAME: &str = "xtask";
 
 /// Runs the task for this command line.
@@ -39,7 +39,7 @@ pub(crate) fn run(args: &Args, command: Command) -> Result<()> {
 
 fn script(shell: Known, command: Command) -> Vec<u8> {
     let (shell, function) = match shell {
-        // Functions, not aliases: zsh would complete what an alias stands for.
+        // Functions, not aliases: zsh would complete the command that an alias expands to.
         Known::Bash => (Shell::Bash, "xtask() { cargo xtask \"$@\"; }\n"),
         Known::Zsh => (Shell::Zsh, "xtask() { cargo xtask \"$@\"; }\n"),
         Known::Fish => (Shell::Fish, "function xtask; cargo xtask $argv; end\n"),
@@ -48,7 +48,7 @@ fn script(shell: Known, command: Command) -> Vec<u8> {
     let mut command = command.name(NAME).bin_name(NAME);
     generate(shell, &mut command, NAME, &mut completion);
     match shell {
-        // zsh reads the first line of a file in its fpath, so it stays the first.
+        // zsh reads the first line of a file in its fpath, so it must remain the first.
         Shell::Zsh => {
             let end = completion.iter().position(|byte| *byte == b'\n');
             let at = end.map_or(0, |end| end + 1);

@@ -1,4 +1,4 @@
-//! `cargo xtask ctl`: hearthctl against the cluster of `cargo xtask run`.
+//! `cargo xtask ctl`: runs hearthctl for the cluster of `cargo xtask run`.
 
 use std::os::unix::process::CommandExt;
 use std::process::Command;
@@ -14,12 +14,12 @@ use crate::ui::Ui;
 /// Run hearthctl as the owner of the running cluster
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Words for hearthctl: `-- node list`
+    /// Arguments for hearthctl, such as `-- node list`
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     args: Vec<String>,
 }
 
-/// What hearthctl does without a cluster, by the first word.
+/// hearthctl's commands that need no cluster, by the first argument.
 const NEEDS_NO_CLUSTER: [&str; 9] = [
     "-h",
     "--help",
@@ -32,19 +32,19 @@ const NEEDS_NO_CLUSTER: [&str; 9] = [
     "owner",
 ];
 
-/// Runs the task: becomes hearthctl.
+/// Runs the task, which replaces this process by hearthctl.
 pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     let state = run::folder()?;
     let config = Hearthctl::config_in(&state);
     let first = args.args.first().map(String::as_str);
     if first.is_some_and(|word| !NEEDS_NO_CLUSTER.contains(&word)) {
         if cluster::running(&state)?.is_empty() {
-            bail!("nothing is running; `cargo xtask run --detach` starts a node");
+            bail!("no cluster is running; start one with `cargo xtask run --detach`");
         }
         let takes_ownership = args.args.iter().any(|word| word == "take-ownership");
         if !config.exists() && !takes_ownership {
             bail!(
-                "the running cluster is not owned yet: `cargo xtask run` does that when the node is HOME; where the parameters are your own, do it yourself, by `cargo xtask ctl -- cluster take-ownership`"
+                "no owner of the running cluster yet: `cargo xtask run` takes ownership when the node is HOME; if the parameters are your own, run `cargo xtask ctl -- cluster take-ownership`"
             );
         }
     }
@@ -58,7 +58,7 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
         program.display(),
         args.args.join(" ")
     ));
-    // In our place: its exit code, its signals and its terminal are the user's.
+    // Replaces this process: exit code, signals and terminal are hearthctl's.
     let error = command.exec();
     Err(error).with_context(|| format!("cannot start {}", program.display()))
 }

@@ -1,5 +1,4 @@
-//! What the libraries have to say (tracing events), as lines for the user: warnings and errors, and with `-v` the commands
-//! that they run.
+//! Shows tracing events of the libraries: warnings and errors, and with `-v` the commands that they run.
 
 use std::fmt::{Debug, Write};
 
@@ -9,13 +8,13 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 
 use crate::ui::Ui;
 
-/// Under which `hearth_qemu` says which commands it runs.
+/// The target of `hearth_qemu`'s commands.
 const COMMAND: &str = "hearth_qemu::command";
 
-/// From now on.
+/// Starts showing events.
 pub(crate) fn show(ui: &Ui) {
     let subscriber = tracing_subscriber::registry().with(Lines(ui.clone()));
-    // Only a second call fails, and then the first one's stays.
+    // Only a second call fails, and then the first subscriber remains.
     let _ = tracing::subscriber::set_global_default(subscriber);
 }
 

@@ -1,8 +1,7 @@
-//! `cargo xtask image`: the disk image, from this checkout.
+//! `cargo xtask image`: builds the disk image from this checkout.
 //!
-//! The work is done in the library `image/`; here stands what this checkout puts in: which programs, and how the node is
-//! compiled ([`node`]). Each flavour has a folder under `target/hearth/`, and whoever needs an image asks [`ensure`] for it
-//! each time.
+//! The library `image/` does the work; this module decides on the content: which programs, and how the node is compiled
+//! ([`node`]). Each flavour has a folder under `target/hearth/`, and every user of an image calls [`ensure`] each time.
 
 mod extension;
 mod node;
@@ -34,29 +33,29 @@ use crate::ui::Ui;
 /// `cargo xtask image`: build the disk image.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Where to put the image [default: under target/hearth/]
+    /// Path of the image [default: under target/hearth/]
     #[arg(short, long, value_name = "PATH")]
     output: Option<PathBuf>,
-    /// Form of the image
+    /// Image format
     #[arg(long, value_enum, default_value_t = Format::Raw)]
     format: Format,
-    /// Build the image around this program: it becomes /init, with its libraries and nothing else
+    /// Build an image around this program, which becomes /init, with its libraries and nothing else
     #[arg(long, value_name = "PROGRAM", conflicts_with = "debug")]
     init: Option<PathBuf>,
-    /// With the debug service, which lets anyone who reaches the node look into it
+    /// Include the debug service, which gives unauthenticated access to the node's internals
     #[arg(long)]
     debug: bool,
     /// Build twice in two folders and compare every byte
     #[arg(long, conflicts_with_all = ["output", "format"])]
     check: bool,
-    /// Node parameters to put on the ESP (serialised NodeParameters)
+    /// Put these node parameters (a serialised NodeParameters) on the ESP
     #[arg(long, value_name = "FILE")]
     parameters: Option<PathBuf>,
-    /// A read-only partition that rides along, mounted at /ext/NAME: the content of DIR, or what NAME stands for
-    /// ("kubernetes": the bundle of `cargo xtask kubernetes`)
+    /// Add a read-only partition, mounted at /ext/NAME, with the content of DIR; "kubernetes" needs no DIR (the bundle
+    /// of `cargo xtask kubernetes`)
     #[arg(long = "extension", value_name = "NAME[=DIR]")]
     extensions: Vec<Request>,
-    /// More words for the kernel's command line
+    /// Append to the kernel command line
     #[arg(
         long,
         value_name = "TEXT",
@@ -66,19 +65,19 @@ pub(crate) struct Args {
     cmdline_extra: String,
 }
 
-/// Forms of an image.
+/// Image formats.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Format {
     /// The disk's bytes, in a sparse file
     Raw,
-    /// QEMU's own
+    /// QEMU's format
     Qcow2,
 }
 
-/// Builds of the node.
+/// Build flavours of the node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(crate) enum Flavour {
-    /// For users.
+    /// The standard image.
     Release,
     /// With the debug service.
     Debug,
@@ -87,7 +86,7 @@ pub(crate) enum Flavour {
 }
 
 impl Flavour {
-    /// Its folder's name, and the os-release field VARIANT_ID where it is not the release.
+    /// Name of its folder, and value of the os-release field VARIANT_ID unless it is the release.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Flavour::Release => "release",
@@ -97,7 +96,7 @@ impl Flavour {
     }
 }
 
-/// What machines boot of an image, as the libraries that boot them know it.
+/// The bootable parts of an image, as the libraries that boot them expect.
 pub(crate) fn to_boot(artifacts: &Artifacts) -> hearth_qemu::artifacts::Image {
     hearth_qemu::artifacts::Image {
         disk: artifacts.image.clone(),
@@ -108,14 +107,14 @@ pub(crate) fn to_boot(artifacts: &Artifacts) -> hearth_qemu::artifacts::Image {
     }
 }
 
-/// `cargo xtask assemble`: only the disk, of a UKI that is there. For the benchmark.
+/// `cargo xtask assemble`: only the disk, from an existing UKI. For the benchmark.
 #[derive(clap::Args, Debug)]
 pub(crate) struct AssembleArgs {
     /// The unified kernel image
     uki: PathBuf,
     /// Node parameters
     parameters: PathBuf,
-    /// The disk image to write
+    /// Path of the disk image to write
     output: PathBuf,
 }
 
@@ -136,8 +135,8 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
         Flavour::Release
     };
     let mut recipe = match &args.init {
-        Some(program) => Recipe::around(ui, program, &[])?,
-        None => Recipe::of_node(ui, flavour)?,
+        Some(program) => ImageSpec::around(ui, program, &[])?,
+        None => ImageSpec::of_node(ui, flavour)?,
     };
     if let Some(path) = &args.parameters {
         recipe.parts.parameters =
@@ -150,7 +149,7 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     if args.format == Format::Qcow2 && find_program("qemu-img").is_none() {
         setup::ensure(ui, Needs::RUN)?;
     }
-    // What `run` and the tests boot is left alone by an image of one's own.
+    // Images around another program do not replace those that `run` and the tests boot.
     let standard =
         args.init.is_none() && args.parameters.is_none() && args.cmdline_extra.is_empty();
     let folder = match standard {
@@ -176,7 +175,7 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The image of this flavour and its parts, built where they are not up to date.
+/// The image of this flavour and its parts, built if they are not up to date.
 pub(crate) fn ensure(ui: &Ui, flavour: Flavour) -> Result<Artifacts> {
     ensure_extended(ui, flavour, &[])
 }
@@ -187,12 +186,12 @@ pub(crate) fn ensure_extended(
     flavour: Flavour,
     extensions: &[Request],
 ) -> Result<Artifacts> {
-    let mut recipe = Recipe::of_node(ui, flavour)?;
+    let mut recipe = ImageSpec::of_node(ui, flavour)?;
     recipe.extend(ui, extensions, "")?;
     recipe.write(ui, &folder(&folder_name(flavour, extensions))?)
 }
 
-/// The folder of an image: each set of extensions has its own, so that none replaces another.
+/// The folder of an image: each set of extensions has its own, so that they do not replace each other.
 fn folder_name(flavour: Flavour, extensions: &[Request]) -> String {
     let mut name = flavour.name().to_owned();
     for extension in extensions {
@@ -201,18 +200,18 @@ fn folder_name(flavour: Flavour, extensions: &[Request]) -> String {
     name
 }
 
-/// A program of hearth-sys's that is an init of its own.
+/// A program of hearth-sys that is an init of its own.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Example {
     name: &'static str,
     what: &'static str,
     profile: node::Profile,
-    riders: &'static [Rider],
-    /// Whether the sample extension rides along.
+    riders: &'static [BundledProgram],
+    /// Whether the sample extension is included.
     sample: bool,
 }
 
-/// Tries, as init, what cannot be tried on a host.
+/// Tests, as init, what cannot be tested on a host.
 pub(crate) const MACHINE_CHECK: Example = Example {
     name: "machine_check",
     what: "the machine check",
@@ -220,7 +219,7 @@ pub(crate) const MACHINE_CHECK: Example = Example {
     riders: &[MKFS],
     sample: true,
 };
-/// Does no more than it must to have etcd serve, for the benchmark.
+/// Does only what etcd needs to serve, for the benchmark.
 pub(crate) const BARE_INIT: Example = Example {
     name: "bare_init",
     what: "the bare init",
@@ -234,23 +233,23 @@ pub(crate) fn ensure_example(ui: &Ui, example: Example) -> Result<Artifacts> {
     setup::ensure(ui, Needs::NODE)?;
     let name = example.name.replace('_', "-");
     let program = node::build_example(ui, example, &folder(&name)?.join("init"))?;
-    let mut recipe = Recipe::around(ui, &program, example.riders)?;
+    let mut recipe = ImageSpec::around(ui, &program, example.riders)?;
     if example.sample {
         recipe.extend(ui, &[sample()?], "")?;
     }
     recipe.write(ui, &folder(&name)?)
 }
 
-/// A program of Debian's that rides along: its name, and its path in the image.
-pub(crate) type Rider = (&'static str, &'static str);
+/// A program of Debian that is included: its name, and its path in the image.
+pub(crate) type BundledProgram = (&'static str, &'static str);
 
-/// The store of the consensus.
-pub(crate) const ETCD: Rider = ("etcd", "/usr/bin/etcd");
+/// The program of etcd.
+pub(crate) const ETCD: BundledProgram = ("etcd", "/usr/bin/etcd");
 /// Formats the data partition.
-pub(crate) const MKFS: Rider = ("mkfs.xfs", "/sbin/mkfs.xfs");
+pub(crate) const MKFS: BundledProgram = ("mkfs.xfs", "/sbin/mkfs.xfs");
 
-fn find_riders(riders: &[Rider]) -> Result<Vec<(PathBuf, String)>> {
-    let find = |(name, target): &Rider| {
+fn find_riders(riders: &[BundledProgram]) -> Result<Vec<(PathBuf, String)>> {
+    let find = |(name, target): &BundledProgram| {
         let source = find_program(name)
             .with_context(|| format!("{name} is neither in PATH nor in /usr/sbin"))?;
         Ok((source, (*target).to_owned()))
@@ -258,29 +257,29 @@ fn find_riders(riders: &[Rider]) -> Result<Vec<(PathBuf, String)>> {
     riders.iter().map(find).collect()
 }
 
-/// What goes into an image.
-struct Recipe {
-    parts: recipe::Recipe,
+/// The specification of an image.
+struct ImageSpec {
+    parts: recipe::ImageSpec,
     extensions: Vec<Extension>,
 }
 
-impl Recipe {
-    /// The node, compiled from this checkout, with what rides along.
-    fn of_node(ui: &Ui, flavour: Flavour) -> Result<Recipe> {
+impl ImageSpec {
+    /// The node, compiled from this checkout, with the included programs.
+    fn of_node(ui: &Ui, flavour: Flavour) -> Result<ImageSpec> {
         setup::ensure(ui, Needs::NODE | Needs::KERNEL | Needs::IMAGE)?;
         let kernel = kernel::ensure(ui)?;
         let init = node::build(ui, flavour, &folder(flavour.name())?.join("init"))?;
         let programs = find_riders(&[ETCD, MKFS])?;
         let os_release = release::of_node(ui, flavour, &kernel, &programs)?;
-        Recipe::new(kernel, init, programs, os_release)
+        ImageSpec::new(kernel, init, programs, os_release)
     }
 
     /// Any program as init.
-    fn around(ui: &Ui, program: &Path, with: &[Rider]) -> Result<Recipe> {
+    fn around(ui: &Ui, program: &Path, with: &[BundledProgram]) -> Result<ImageSpec> {
         setup::ensure(ui, Needs::KERNEL | Needs::IMAGE)?;
         let kernel = kernel::ensure(ui)?;
         let os_release = release::around(program, &kernel);
-        Recipe::new(kernel, program.to_owned(), find_riders(with)?, os_release)
+        ImageSpec::new(kernel, program.to_owned(), find_riders(with)?, os_release)
     }
 
     fn new(
@@ -288,20 +287,20 @@ impl Recipe {
         init: PathBuf,
         programs: Vec<(PathBuf, String)>,
         os_release: String,
-    ) -> Result<Recipe> {
-        Ok(Recipe {
-            parts: recipe::Recipe::new(kernel.bzimage, init, programs, os_release)?,
+    ) -> Result<ImageSpec> {
+        Ok(ImageSpec {
+            parts: recipe::ImageSpec::new(kernel.bzimage, init, programs, os_release)?,
             extensions: Vec::new(),
         })
     }
 
-    /// Takes extensions along, and more words of the command line.
+    /// Adds extensions, and appends to the command line.
     fn extend(&mut self, ui: &Ui, requests: &[Request], words: &str) -> Result<()> {
         for request in requests {
             let extension = request.ensure(ui)?;
             let name = &extension.admitted.name;
             if self.extensions.iter().any(|e| e.admitted.name == *name) {
-                bail!("--extension {name} is given twice");
+                bail!("duplicate --extension {name}");
             }
             self.extensions.push(extension);
         }
@@ -318,11 +317,11 @@ impl Recipe {
     }
 }
 
-/// Converts a raw image; the new one appears when it is whole.
+/// Converts a raw image; the new one appears when it is complete.
 fn qcow2(ui: &Ui, raw: &Path, destination: &Path) -> Result<()> {
     let output = Output::create(destination)?;
     Cmd::new("qemu-img")
-        // In the order of the disk, as it is without -W: anything else depends on the weather.
+        // In disk order, as without -W: otherwise the result depends on timing.
         .args(["convert", "-f", "raw", "-O", "qcow2"])
         .arg(raw)
         .arg(output.reachable_path())
@@ -330,13 +329,13 @@ fn qcow2(ui: &Ui, raw: &Path, destination: &Path) -> Result<()> {
     Ok(output.publish()?)
 }
 
-/// Builds twice, in two folders, everything but the node's binary, and compares.
-fn check(ui: &Ui, recipe: &Recipe) -> Result<()> {
+/// Builds everything except the node's binary twice, in two folders, and compares.
+fn check(ui: &Ui, recipe: &ImageSpec) -> Result<()> {
     let parent = folder("check")?;
     let mut prints: Vec<BTreeMap<&str, String>> = Vec::new();
     let task = ui.task("building twice");
     for name in ["first", "another one, elsewhere"] {
-        let scratch = tempfile::tempdir_in(&parent).context("cannot make a folder")?;
+        let scratch = tempfile::tempdir_in(&parent).context("cannot create a folder")?;
         let folder = scratch.path().join(name);
         fs::create_dir(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
         let artifacts = recipe.write(ui, &folder)?;
@@ -353,9 +352,9 @@ fn check(ui: &Ui, recipe: &Recipe) -> Result<()> {
     }
     task.done();
     for extension in &recipe.extensions {
-        // What was built before, by the cache, beside what is built now.
+        // Compares the cached build with a new one.
         let name = &extension.admitted.name;
-        let scratch = tempfile::tempdir_in(&parent).context("cannot make a folder")?;
+        let scratch = tempfile::tempdir_in(&parent).context("cannot create a folder")?;
         let again = extension.again(ui, scratch.path())?;
         if again.admitted != extension.admitted || sha256(&again.file)? != sha256(&extension.file)?
         {
@@ -375,7 +374,7 @@ fn check(ui: &Ui, recipe: &Recipe) -> Result<()> {
         }
         println!("{sum}  {part}");
     }
-    ui.say("built twice from the same programs, in two folders: all bytes are the same");
+    ui.say("reproducible: two builds from the same programs, in two folders, are identical");
     Ok(())
 }
 
@@ -402,7 +401,7 @@ mod tests {
 
     use super::*;
 
-    /// Neither of the two crates knows the other.
+    /// The two crates do not depend on each other.
     #[test]
     fn the_image_and_the_node_agree_on_the_disk() {
         let types = [

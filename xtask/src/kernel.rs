@@ -1,4 +1,4 @@
-//! `cargo xtask kernel`: the kernel of this checkout, by the builder in `image/kernel`.
+//! `cargo xtask kernel`: the kernel of this checkout, built by `image/kernel`.
 
 use std::path::PathBuf;
 
@@ -9,10 +9,10 @@ use crate::checkout::kernel_config;
 use crate::setup::{self, Needs};
 use crate::ui::Ui;
 
-/// `cargo xtask kernel`: build the kernel, or find it in the cache; prints where it is.
+/// `cargo xtask kernel`: build the kernel unless it is cached; print its path.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Further configuration fragments, laid over kernel-config/fragment.config in this order
+    /// Apply further configuration fragments over kernel-config/fragment.config, in this order
     #[arg(long, value_name = "FILE")]
     fragment: Vec<PathBuf>,
 }

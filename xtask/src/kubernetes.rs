@@ -1,4 +1,4 @@
-//! `cargo xtask kubernetes`: the bundle of Kubernetes' programs, by the builder in `image/bundle`.
+//! `cargo xtask kubernetes`: the bundle of Kubernetes programs, built by `image/bundle`.
 
 use std::path::Path;
 
@@ -8,16 +8,16 @@ pub(crate) use hearth_bundle::{Bundle, conformance, take_from_package};
 use crate::setup::{self, Needs};
 use crate::ui::Ui;
 
-/// Build the Kubernetes bundle, or find it in the cache; prints where it is
+/// Build the Kubernetes bundle unless it is cached; print its path
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Fetch the newest point release of the packages first
     #[arg(long)]
     update: bool,
-    /// Build it once more and compare, byte by byte
+    /// Build it again and compare, byte by byte
     #[arg(long)]
     check: bool,
-    /// Build Kubernetes' conformance tests, too, and a bundle with what they run; prints where both are
+    /// Also build Kubernetes' conformance tests, and a bundle with their images; print both paths
     #[arg(long)]
     conformance: bool,
 }
@@ -31,7 +31,7 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     let bundle = hearth_bundle::ensure(ui)?;
     if args.check {
         hearth_bundle::check(ui, &bundle)?;
-        ui.say("built twice, the bundle is the same");
+        ui.say("reproducible: two builds of the bundle are identical");
     }
     ui.say(&bundle.versions);
     println!("{}", bundle.root.display());
@@ -43,7 +43,7 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// The user's bundle, checked, where one is given; otherwise ours, built if it is not in the cache.
+/// The user's bundle, checked, if one is given; otherwise ours, built if it is not in the cache.
 pub(crate) fn ensure(ui: &Ui, bundle: Option<&Path>) -> Result<Bundle> {
     if let Some(folder) = bundle {
         return Ok(Bundle::read(folder)?);

@@ -1,7 +1,7 @@
-//! `cargo xtask link`: cables of the machines of `cargo xtask run`.
+//! `cargo xtask link`: network links of the machines of `cargo xtask run`.
 //!
-//! What is wrong with a cable is wrong in both directions, and for everyone who talks to the node, this host too. It is
-//! the switch that does it ([`hearth_qemu::switch`]), so it holds until it is mended or the cluster is down.
+//! A fault of a link applies to both directions, and to all peers of the node, including this host. It is implemented
+//! by the switch ([`hearth_qemu::switch`]), so it remains until it is reset or the cluster ends.
 
 use std::time::Duration;
 
@@ -12,39 +12,39 @@ use hearth_qemu::switch::Faults;
 
 use crate::ui::Ui;
 
-/// Pull a node's cable, or make it a bad one
+/// Cut or degrade a node's network link
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     #[command(subcommand)]
     action: Action,
 }
 
-/// What can be done.
+/// The commands.
 #[derive(clap::Subcommand, Debug)]
 enum Action {
-    /// Let nothing pass; what was set before stays set
+    /// Drop all frames; other faults remain set
     Cut {
-        /// Which node: node-2, or 2
+        /// Node, such as node-2 or 2
         node: String,
     },
-    /// Mend everything
+    /// Reset all faults
     Restore {
-        /// Which node: node-2, or 2
+        /// Node, such as node-2 or 2
         node: String,
     },
-    /// Lose a share of the frames
+    /// Drop a share of the frames
     Loss {
-        /// Which node: node-2, or 2
+        /// Node, such as node-2 or 2
         node: String,
-        /// How many: 5%, or 0.05
+        /// Share of dropped frames, such as 5% or 0.05
         #[arg(value_parser = share)]
         share: f64,
     },
-    /// Keep each frame for a while, one way
+    /// Delay each frame, in each direction
     Delay {
-        /// Which node: node-2, or 2
+        /// Node, such as node-2 or 2
         node: String,
-        /// How long, in milliseconds
+        /// Delay in milliseconds
         #[arg(value_name = "MS")]
         milliseconds: u64,
     },
@@ -60,7 +60,7 @@ impl Action {
         }
     }
 
-    /// The faults of the link, after this.
+    /// The faults of the link after this command.
     fn apply(&self, before: Faults) -> Faults {
         match *self {
             Action::Cut { .. } => Faults {
@@ -87,7 +87,7 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     let name = machines::name(machines::number(args.action.node(), &record)?);
     tokio::runtime::Runtime::new()?.block_on(async {
         let Some(network) = cluster::network(&folder).await? else {
-            bail!("nothing is running; `cargo xtask run` boots the cluster");
+            bail!("no cluster is running; boot it with `cargo xtask run`");
         };
         let before = network.faults(&name).await?;
         let after = args.action.apply(before);
@@ -109,21 +109,23 @@ fn words(faults: &Faults) -> String {
         words.push(format!("delays by {} ms", faults.delay.as_millis()));
     }
     match words.is_empty() {
-        true => "good".to_owned(),
+        true => "no faults".to_owned(),
         false => words.join(", "),
     }
 }
 
-/// `5%`, `0.05`.
+/// Parses `5%` or `0.05`.
 fn share(text: &str) -> Result<f64> {
     let (number, of) = match text.strip_suffix('%') {
         Some(percent) => (percent.trim_end(), 100.0),
         None => (text, 1.0),
     };
-    let number: f64 = number.parse().context("wanted 5%, or 0.05")?;
+    let number: f64 = number
+        .parse()
+        .context("expected a share such as 5% or 0.05")?;
     let share = number / of;
     if !(0.0..=1.0).contains(&share) {
-        bail!("wanted 0% to 100%, or 0 to 1");
+        bail!("expected a share from 0% to 100%, or 0 to 1");
     }
     Ok(share)
 }
@@ -152,6 +154,6 @@ mod tests {
         let faults = Action::Cut { node: node() }.apply(delay.apply(Faults::default()));
         assert_eq!(words(&faults), "cut, delays by 40 ms");
         let mended = Action::Restore { node: node() }.apply(faults);
-        assert_eq!(words(&mended), "good");
+        assert_eq!(words(&mended), "no faults");
     }
 }

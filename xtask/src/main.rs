@@ -1,7 +1,7 @@
-//! `cargo xtask`: everything a developer of Hearth does, by one command.
+//! `cargo xtask`: all tasks of a developer of Hearth, in one command.
 //!
-//! This file only dispatches; each task is a file beside it. What does work
-//! of its own lives in the libraries below `image/` and `qemu/`.
+//! This file only dispatches; each task is a file beside it. The work is done by the libraries below `image/` and
+//! `qemu/`.
 
 mod bench;
 mod checkout;
@@ -30,7 +30,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-/// Builds, boots and proves Hearth.
+/// Build, boot and test Hearth.
 #[derive(Parser)]
 #[command(
     name = "cargo xtask",
@@ -50,10 +50,10 @@ struct Cli {
 enum Task {
     /// Install the packages that are missing on this machine
     Setup(setup::Args),
-    /// Build the kernel, or find it in the cache; prints where it is
+    /// Build the kernel unless it is cached; print its path
     Kernel(kernel::Args),
     Kubernetes(kubernetes::Args),
-    /// Build the disk image; prints where it is
+    /// Build the disk image; print its path
     Image(image::Args),
     Run(run::Args),
     Test(test::Args),
@@ -61,11 +61,11 @@ enum Task {
     Stop(stop::Args),
     Power(power::Args),
     Link(link::Args),
-    /// Weigh the image's parts; fails where one is over its budget
+    /// Show the sizes of the image's parts; fail if one is over its budget
     Sizes(sizes::Args),
-    /// Measure, print a table, write JSON
+    /// Run benchmarks; print a table, optionally write JSON
     Bench(bench::Args),
-    /// Write a disk image of a unified kernel image that is there
+    /// Write a disk image of an existing unified kernel image
     #[command(hide = true)]
     Assemble(image::AssembleArgs),
     /// Check the rules of the repository that a program can check
@@ -90,7 +90,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// The error and its causes; where it came from is of use to whoever works on xtask itself.
+/// Prints the error and its causes; the backtrace is only useful for work on xtask itself.
 fn tell(ui: &ui::Ui, error: &anyhow::Error) {
     if ui.verbose() {
         eprintln!("error: {error:?}");
@@ -98,7 +98,7 @@ fn tell(ui: &ui::Ui, error: &anyhow::Error) {
     }
     eprintln!("error: {error}");
     for cause in error.chain().skip(1) {
-        eprintln!("  because: {cause}");
+        eprintln!("  caused by: {cause}");
     }
 }
 

@@ -1,6 +1,6 @@
-//! `cargo xtask power`: plugs of the machines of `cargo xtask run`.
+//! `cargo xtask power`: power of the machines of `cargo xtask run`.
 //!
-//! How plugs are pulled, and who starts a machine again, is in `hearth_lab::power`.
+//! `hearth_lab::power` implements power cuts and restarts.
 
 use anyhow::{Result, bail};
 use hearth_lab::power::{Start, start};
@@ -10,22 +10,22 @@ use hearth_qemu::cluster;
 use crate::command::{Interrupted, Interrupts};
 use crate::ui::Ui;
 
-/// Pull a node's plug, or switch it on again
+/// Cut a node's power, or start it again
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// What to do
+    /// Action to take
     #[arg(value_enum)]
     action: Action,
-    /// Which node: node-2, or 2
+    /// Node, such as node-2 or 2
     node: String,
 }
 
-/// What can be done.
+/// The actions.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 enum Action {
-    /// A power cut: nothing is written any more
+    /// Cut the power; nothing more is written to the disk
     Cut,
-    /// Switch it on, with the disk that it had
+    /// Power on, with the existing disk
     Start,
 }
 
@@ -41,15 +41,15 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
         match args.action {
             Action::Cut => match cluster::cut_one(&folder, &name).await? {
                 true => ui.say(format_args!(
-                    "{name} is off: a power cut; `cargo xtask power start {name}` switches it on"
+                    "{name} is off: power cut; start it with `cargo xtask power start {name}`"
                 )),
                 false => bail!("{name} is not running"),
             },
             Action::Start => match start(&folder, &record, number).await? {
                 Start::On => ui.say(format_args!("{name} is on")),
-                Start::Running => bail!("{name} is running already"),
+                Start::Running => bail!("{name} is already running"),
                 Start::NoCluster => {
-                    bail!("the cluster is not running; `cargo xtask run` boots all of it")
+                    bail!("the cluster is not running; boot it with `cargo xtask run`")
                 }
             },
         }

@@ -8,12 +8,12 @@ use crate::setup::{self, Needs};
 use crate::target::checkout;
 use crate::ui::Ui;
 
-/// Builds the network of machines (`hearth_switch`); returns the program.
+/// Builds the program of the machines' network (`hearth_switch`); returns its path.
 pub(crate) fn switch(ui: &Ui) -> Result<PathBuf> {
     build(ui, "hearth-switch", "hearth-switch")
 }
 
-/// Builds a program of a package; returns where it is.
+/// Builds a program of a package; returns its path.
 pub(crate) fn build(ui: &Ui, package: &str, name: &str) -> Result<PathBuf> {
     setup::ensure(ui, Needs::NODE)?;
     Ok(checkout()?.program(ui, package, name)?)

@@ -1,4 +1,5 @@
-//! What Hearth promises in numbers, by the record that shows it. Here and nowhere else; `docs/bench.md` explains them.
+//! The numbers that Hearth promises, by the record that measures them. They are defined only here; `docs/bench.md`
+//! explains them.
 
 use anyhow::Result;
 use hearth_lab::measure::records::Records;
@@ -6,12 +7,12 @@ use hearth_lab::measure::records::Records;
 use crate::image::revision;
 use crate::ui::Ui;
 
-/// How far a measured number may go.
+/// The bound of a measured number.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Bound {
-    /// Not above this.
+    /// At most this.
     AtMost(f64),
-    /// Not below this.
+    /// At least this.
     AtLeast(f64),
 }
 
@@ -41,7 +42,7 @@ const PROMISES: &[(&str, Bound)] = &[
 ];
 
 impl Bound {
-    /// What is promised of this record, if anything is.
+    /// The promise for this record, if there is one.
     pub(crate) fn of(record: &str) -> Option<Bound> {
         let promise = PROMISES.iter().find(|(name, _)| *name == record);
         promise.map(|(_, bound)| *bound)
@@ -65,7 +66,7 @@ impl std::fmt::Display for Bound {
     }
 }
 
-/// No records yet, of this checkout.
+/// An empty collection for this checkout's revision.
 pub(crate) fn records(ui: &Ui) -> Result<Records> {
     Ok(Records::new(revision(ui)?))
 }

@@ -1,12 +1,12 @@
-//! `cargo xtask run`: nodes, from source to a healthy cluster.
+//! `cargo xtask run`: boots nodes, from source to a healthy cluster.
 //!
-//! The work is done by `hearth_lab`, which keeps the cluster from one run to the next, forms it and watches it; [`display`]
-//! and [`table`] show what it tells. Here stands the order of it all, and what becomes of the machines on every way out: in
-//! the foreground they are powered off by the first interrupt and killed by the second; on any failure they are killed
-//! with their handles; only a cluster that is complete is ever left running (`--detach`).
+//! `hearth_lab` does the work: it keeps the cluster from one run to the next, forms it and watches it; [`display`] and
+//! [`table`] show its events. This module decides on the order, and on what happens to the machines at every exit: in
+//! the foreground the first interrupt powers them off and the second kills them; on any failure they are killed with
+//! their handles; only a complete cluster is ever left running (`--detach`).
 //!
-//! What is kept is in `hearth/run/` in the target folder, or where the environment says ([`FOLDER`]): tests of this command
-//! leave the developer's own cluster alone.
+//! The state is in `hearth/run/` in the target folder, or in the folder that the environment names ([`FOLDER`]): tests
+//! of this command do not touch the developer's own cluster.
 
 mod display;
 mod table;
@@ -18,7 +18,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use hearth_api::names;
-use hearth_lab::fleet::{Fleet, PoweredOff};
+use hearth_lab::fleet::{Machines, PoweredOff};
 use hearth_lab::kubernetes::kubeconfig;
 use hearth_lab::machines::Blueprint;
 use hearth_lab::record::{self, Artifacts, ClusterRecord, Conflict, MachineConfig, RunOptions};
@@ -38,16 +38,16 @@ use crate::target::{self, shown};
 use crate::ui::Ui;
 use display::Display;
 
-/// Where everything is kept, if not in the target folder.
+/// The environment variable with the state folder, if it is not in the target folder.
 const FOLDER: &str = "HEARTH_RUN_FOLDER";
 
 /// How the data partition is protected.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 enum Storage {
-    /// Raw: the next run can boot this cluster again
+    /// Unencrypted: the next run can boot this cluster again
     Insecure,
-    /// dm-crypt: a node that reboots gets its key from the others; once all are down, the cluster cannot be booted again
-    /// yet
+    /// dm-crypt: a node that reboots gets its key from the others; a cluster that is completely powered off cannot be
+    /// booted again yet
     Encrypted,
 }
 
@@ -60,56 +60,56 @@ impl From<Storage> for record::Storage {
     }
 }
 
-/// Build everything, boot a node and watch it come home; or a cluster of several
+/// Build everything and boot a cluster of one or more nodes
 ///
-/// The nodes and their cluster are kept: the next run boots them again, and `--nodes` with a greater number adds some.
-/// Ctrl-C powers them off.
+/// The cluster is kept: the next run boots it again, and a greater `--nodes` adds nodes. Ctrl-C powers the nodes off.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Start over: the cluster that is there is lost
+    /// Start over; deletes the existing cluster
     #[arg(long)]
     fresh: bool,
-    /// How many nodes; the first founds the cluster, the others register with it and are approved by the key that their
-    /// own console shows, and the first three are consensus members [default: as many as there are, or 1]
+    /// Number of nodes; the first founds the cluster, the others register with it and are approved by the key on their
+    /// own console, and the first three are consensus members [default: as many as there are, or 1]
     #[arg(long, value_name = "N", conflicts_with = "parameters", value_parser = clap::value_parser!(u16).range(1..=32))]
     nodes: Option<u16>,
-    /// Start the last K nodes and leave their approval to you
+    /// Start the last K nodes, but leave their approval to you
     #[arg(long, value_name = "K", requires = "nodes", default_value_t = 0)]
     join_later: u16,
-    /// How a new cluster protects its data [default: insecure]
+    /// Storage protection of a new cluster [default: insecure]
     #[arg(long, value_enum, conflicts_with = "parameters")]
     storage: Option<Storage>,
-    /// With Kubernetes: every node is a worker, the first one or three are controllers; waits until all of them are Ready
+    /// Include Kubernetes: every node is a worker, the first one or three are controllers; waits until all of them are
+    /// Ready
     #[arg(long, conflicts_with = "parameters")]
     kubernetes: bool,
-    /// A Kubernetes of your own: a folder made like the one that `cargo xtask kubernetes` prints
+    /// Use this Kubernetes bundle: a folder like the one that `cargo xtask kubernetes` prints
     #[arg(long, value_name = "DIR", requires = "kubernetes")]
     bundle: Option<PathBuf>,
-    /// Let QEMU load the kernel itself, without firmware; faster
+    /// Let QEMU load the kernel directly, without firmware; faster
     #[arg(long)]
     direct: bool,
-    /// Each node's memory [default: 512, with Kubernetes 2048]
+    /// Memory of each node in MiB [default: 512, with Kubernetes 2048]
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(64..))]
     memory: Option<u32>,
-    /// Each node's CPUs
+    /// CPUs of each node
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     cpus: u32,
-    /// What to run on; auto takes KVM where it truly works
+    /// Accelerator; auto uses KVM if it really works
     #[arg(long, default_value_t = accel::Choice::Auto, value_parser = accelerators())]
     accel: accel::Choice,
     /// Leave the nodes running in the background once they are HOME
     #[arg(long)]
     detach: bool,
-    /// Parameters of your own for the node (serialised NodeParameters)
+    /// Use these node parameters (a serialised NodeParameters)
     #[arg(long, value_name = "FILE")]
     parameters: Option<PathBuf>,
-    /// With the debug service, which lets anyone who reaches a node look into it
+    /// Include the debug service, which gives unauthenticated access to a node's internals
     #[arg(long)]
     debug: bool,
     /// Size of each disk of a new cluster, such as 8G [default: 4G]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     disk: Option<u64>,
-    /// How long a node may take to be HOME and answer; a cluster of several gets as much for each
+    /// Timeout for each node to become HOME and answer
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..))]
     timeout: u64,
 }
@@ -119,7 +119,7 @@ pub(crate) fn accelerators() -> impl TypedValueParser<Value = accel::Choice> {
     PossibleValuesParser::new(["auto", "kvm", "tcg"]).try_map(|word| word.parse::<accel::Choice>())
 }
 
-/// The folder in which everything is kept, made.
+/// The state folder; created if absent.
 pub(crate) fn folder() -> Result<PathBuf> {
     let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else {
         return target::folder("run");
@@ -172,7 +172,7 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     tokio::runtime::Runtime::new()?.block_on(run.boot(blueprint, record))
 }
 
-/// What machines of this kind boot, and what they are plugged into.
+/// Builds what these machines boot, and the program of their network.
 fn build(ui: &Ui, config: &MachineConfig, bundle: Option<&Bundle>) -> Result<Artifacts> {
     let flavour = match config.debug {
         true => Flavour::Debug,
@@ -189,12 +189,14 @@ fn build(ui: &Ui, config: &MachineConfig, bundle: Option<&Bundle>) -> Result<Art
     })
 }
 
-/// Kubernetes' client for this machine: the bundle's, or the user's own.
+/// kubectl for this machine: the bundle's, or the one in PATH.
 pub(crate) fn kubectl(bundle: &Bundle) -> Result<PathBuf> {
     let own = || find_program("kubectl");
-    bundle.kubectl.clone().or_else(own).context(
-        "a bundle of your own brings no kubectl: install one of its version, so that it is found in PATH",
-    )
+    bundle
+        .kubectl
+        .clone()
+        .or_else(own)
+        .context("your own bundle has no kubectl: install kubectl of the same version in PATH")
 }
 
 impl Args {
@@ -212,7 +214,7 @@ impl Args {
         })
     }
 
-    /// What the machines are made of, after what the last run's were: a cluster that has Kubernetes keeps it.
+    /// The configuration of the machines, based on the last run's: a cluster that has Kubernetes keeps it.
     fn config(&self, last: Option<&MachineConfig>) -> MachineConfig {
         let last = last.filter(|config| config.kubernetes);
         let kubernetes = self.kubernetes || last.is_some();
@@ -231,7 +233,7 @@ impl Args {
         }
     }
 
-    /// The same in words.
+    /// The configuration as text.
     fn made_of(&self, memory_mib: u32, accel: &Chosen) -> String {
         let firmware = match self.direct {
             true => "direct boot",
@@ -242,7 +244,7 @@ impl Args {
     }
 }
 
-/// What the user should know of the cluster before it boots, in one line.
+/// Describes the cluster in one line before it boots.
 fn explain(ui: &Ui, new: bool, record: &ClusterRecord) {
     let what = match new {
         true => "a new cluster",
@@ -254,21 +256,21 @@ fn explain(ui: &Ui, new: bool, record: &ClusterRecord) {
     };
     let storage = match record.storage {
         Some(record::Storage::Insecure) => {
-            "storage insecure (encrypted ones cannot cold-start yet)"
+            "storage insecure (encrypted clusters cannot cold-start yet)"
         }
         Some(record::Storage::Encrypted) => {
-            "storage encrypted (it cannot cold-start yet: lost once all of it is down)"
+            "storage encrypted (cannot cold-start yet: lost when all nodes are off)"
         }
         None => "parameters of your own",
     };
     ui.say(format_args!("{what}{nodes}; {storage}"));
 }
 
-/// One run, once everything is built.
+/// One run, after everything was built.
 struct Run<'a> {
     args: &'a Args,
     interrupts: Interrupts,
-    /// Where there is Kubernetes to be asked.
+    /// Path of kubectl, if the cluster has Kubernetes.
     kubectl: Option<PathBuf>,
     session: Session<'a>,
 }
@@ -277,10 +279,10 @@ impl Run<'_> {
     async fn boot(&self, blueprint: Blueprint, mut record: ClusterRecord) -> Result<()> {
         let lifetime = match self.args.detach {
             true => Lifetime::Detachable,
-            false => Lifetime::Tied,
+            false => Lifetime::KillWithParent,
         };
         let (state, observer) = (self.session.state.path(), self.session.observer.clone());
-        let fleet = Fleet::open(state, &record, blueprint, lifetime, observer);
+        let fleet = Machines::open(state, &record, blueprint, lifetime, observer);
         let mut fleet = fleet.await?;
         let complete = tokio::select! {
             biased;
@@ -292,7 +294,7 @@ impl Run<'_> {
             if is_interrupt(&error) {
                 self.power_off(&mut fleet).await?;
             }
-            // Otherwise they are killed when their handles go.
+            // Otherwise they are killed when their handles are dropped.
             return Err(error);
         }
         self.tell(&fleet, &record)?;
@@ -310,8 +312,8 @@ impl Run<'_> {
         }
     }
 
-    /// Until the cluster is what the user asked for, with Kubernetes or without.
-    async fn complete(&self, fleet: &mut Fleet, record: &mut ClusterRecord) -> Result<()> {
+    /// Runs until the cluster is as requested, with Kubernetes or without.
+    async fn complete(&self, fleet: &mut Machines, record: &mut ClusterRecord) -> Result<()> {
         self.session.form(fleet, record).await?;
         if let Some(kubectl) = &self.kubectl {
             self.session.kubernetes(fleet, record, kubectl).await?;
@@ -319,8 +321,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// In the foreground, until the machines have ended.
-    async fn stay(&self, fleet: &mut Fleet, record: &mut ClusterRecord) -> Result<()> {
+    /// Watches the cluster in the foreground until the machines have ended.
+    async fn stay(&self, fleet: &mut Machines, record: &mut ClusterRecord) -> Result<()> {
         match fleet.nodes.len() {
             1 => self.session.watch_one(fleet).await?,
             _ => self.session.watch(fleet, record).await?,
@@ -328,16 +330,16 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Ends the machines in order; the next interrupt ends them at once.
-    async fn power_off(&self, fleet: &mut Fleet) -> Result<()> {
+    /// Shuts the machines down cleanly; the next interrupt cuts their power.
+    async fn power_off(&self, fleet: &mut Machines) -> Result<()> {
         match fleet.power_off(self.interrupts.come(2)).await? {
             PoweredOff::InOrder => Ok(()),
             PoweredOff::Pulled => bail!(Interrupted),
         }
     }
 
-    /// Where everything is, and what to type next.
-    fn tell(&self, fleet: &Fleet, record: &ClusterRecord) -> Result<()> {
+    /// Prints addresses and files, and the next commands to run.
+    fn tell(&self, fleet: &Machines, record: &ClusterRecord) -> Result<()> {
         use std::io::Write;
         let mut out = std::io::stdout().lock();
         let started = fleet.nodes.iter().enumerate().filter(|(_, node)| node.on);
@@ -349,7 +351,7 @@ impl Run<'_> {
                     let after = home.at.as_secs_f64();
                     writeln!(out, "\n{name} is HOME, {after:.1} s after power-on\n")?;
                 }
-                None => writeln!(out, "\n{name} waits for your approval\n")?,
+                None => writeln!(out, "\n{name} is waiting for your approval\n")?,
             }
             for (port, what) in [
                 (names::PORT_CURATOR, "curator"),
@@ -386,7 +388,7 @@ impl Run<'_> {
     fn next_commands(&self, record: &ClusterRecord) -> Vec<(&'static str, &'static str)> {
         let mut commands = Vec::new();
         match record.storage {
-            Some(_) => commands.push(("cargo xtask ctl -- node list", "list the cluster's nodes")),
+            Some(_) => commands.push(("cargo xtask ctl -- node list", "list the nodes")),
             None => commands.push((
                 "cargo xtask ctl -- cluster take-ownership --help",
                 "with the owner key of your parameters",
@@ -395,11 +397,11 @@ impl Run<'_> {
         if record.nodes > 1 {
             commands.push((
                 "cargo xtask power cut node-2",
-                "pull a plug; power start node-2",
+                "cut the power; undo: power start node-2",
             ));
             commands.push((
                 "cargo xtask link cut node-2",
-                "pull a cable; link restore node-2",
+                "cut the network link; undo: link restore node-2",
             ));
         }
         commands.push(match (self.args.detach, record.nodes) {
@@ -412,9 +414,9 @@ impl Run<'_> {
     }
 }
 
-/// A number of bytes: `8G`, `512M`, `4294967296`.
+/// Parses a number of bytes: `8G`, `512M`, `4294967296`.
 fn size(text: &str) -> Result<u64, String> {
-    let wrong = || "wanted a number of bytes, or one with K, M, G or T".to_owned();
+    let wrong = || "expected a number of bytes, optionally with K, M, G or T".to_owned();
     let (number, shift) = match text.char_indices().next_back() {
         Some((at, unit)) if unit.is_ascii_alphabetic() => {
             let shift = match unit.to_ascii_uppercase() {
@@ -432,7 +434,7 @@ fn size(text: &str) -> Result<u64, String> {
     number
         .checked_mul(1 << shift)
         .filter(|bytes| *bytes > 0 && bytes % 512 == 0)
-        .ok_or_else(|| "wanted whole sectors of 512 bytes, at least one".to_owned())
+        .ok_or_else(|| "expected whole sectors of 512 bytes, at least one".to_owned())
 }
 
 #[cfg(test)]

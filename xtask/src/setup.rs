@@ -1,7 +1,7 @@
-//! `cargo xtask setup`: the packages that the other tasks need on this machine.
+//! `cargo xtask setup`: installs the packages that the other tasks need on this machine.
 //!
-//! Each task calls [`ensure`] with its own needs, so that a machine that only builds images is never asked for an
-//! emulator. How it is found and installed is `hearth_build::host`'s.
+//! Each task calls [`ensure`] with its own needs, so that a machine that only builds images does not need an emulator.
+//! `hearth_build::host` detects and installs packages.
 
 use std::ops::BitOr;
 
@@ -14,12 +14,12 @@ use crate::ui::Ui;
 /// `cargo xtask setup`: install what is missing on this machine.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Only print the command that would install what is missing
+    /// Only print the command that would install missing packages
     #[arg(long)]
     dry_run: bool,
 }
 
-/// What a task is about to do, as a set.
+/// Activities that need packages, as a set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Needs(u8);
 
@@ -32,13 +32,13 @@ impl Needs {
     pub(crate) const IMAGE: Needs = Needs(1 << 2);
     /// Boot images.
     pub(crate) const RUN: Needs = Needs(1 << 3);
-    /// Run the tests, beside what they build and boot.
+    /// Run the tests, in addition to building and booting.
     pub(crate) const TEST: Needs = Needs(1 << 4);
-    /// Run the benchmarks, beside what they build and boot.
+    /// Run the benchmarks, in addition to building and booting.
     pub(crate) const BENCH: Needs = Needs(1 << 5);
     /// Build the Kubernetes bundle.
     pub(crate) const KUBERNETES: Needs = Needs(1 << 6);
-    /// All but the benchmarks'.
+    /// Everything except the benchmarks.
     pub(crate) const ALL_BUT_BENCH: Needs = Needs(u8::MAX ^ Needs::BENCH.0);
     /// Everything.
     pub(crate) const ALL: Needs = Needs(u8::MAX);
@@ -56,7 +56,7 @@ impl BitOr for Needs {
     }
 }
 
-/// A package of Debian's.
+/// A Debian package.
 #[derive(Debug)]
 struct Package {
     name: String,
@@ -64,7 +64,7 @@ struct Package {
     needs: Needs,
 }
 
-/// What there is to need. `series` is the pinned series of the kernel.
+/// All packages. `series` is the pinned series of the kernel.
 fn packages(series: &str) -> Vec<Package> {
     let program = |name: &str, program, needs| Package {
         name: name.into(),
@@ -108,7 +108,7 @@ fn packages(series: &str) -> Vec<Package> {
         program(QEMU[0], "qemu-system-x86_64", Needs::RUN),
         program(QEMU[1], "qemu-img", Needs::RUN),
         file("ovmf", "/usr/share/OVMF/OVMF_CODE_4M.fd", Needs::RUN),
-        program("dosfstools", "fsck.vfat", Needs::TEST),
+        program("dosfstools", "fsck.vfat", Needs::TEST | Needs::BENCH),
         program("gdisk", "sgdisk", Needs::TEST | Needs::BENCH),
         program("mtools", "mcopy", Needs::TEST | Needs::BENCH),
         program("genimage", "genimage", Needs::BENCH),
@@ -119,7 +119,7 @@ fn packages(series: &str) -> Vec<Package> {
 pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     let missing = missing(Needs::ALL)?;
     if missing.is_empty() {
-        ui.say("nothing is missing");
+        ui.say("all packages are installed");
         return Ok(());
     }
     if args.dry_run {
@@ -129,7 +129,7 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     Ok(install(ui, &missing)?)
 }
 
-/// Makes sure that the machine has what these needs take; silent when it has.
+/// Makes sure that the packages for these needs are installed; silent if they are.
 pub(crate) fn ensure(ui: &Ui, needs: Needs) -> Result<()> {
     let missing = missing(needs)?;
     if missing.is_empty() {

@@ -1,4 +1,4 @@
-//! `cargo xtask sizes`: what the image and its parts weigh, against what is allowed.
+//! `cargo xtask sizes`: the sizes of the image and its parts, compared with their budgets.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -12,7 +12,7 @@ use crate::image::{self, Artifacts, Flavour};
 use crate::promises::{self, Bound};
 use crate::ui::Ui;
 
-/// `cargo xtask sizes`: weigh the image's parts; fails where one is over its budget.
+/// `cargo xtask sizes`: show the sizes of the image's parts; fail if one is over its budget.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
     /// Print records as JSON
@@ -46,7 +46,8 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
 /// The sizes as records.
 pub(crate) fn record(artifacts: &Artifacts, records: &mut Records) -> Result<()> {
     let file = |path: &Path| {
-        fs::metadata(path).with_context(|| format!("cannot look at {}", path.display()))
+        fs::metadata(path)
+            .with_context(|| format!("cannot read the metadata of {}", path.display()))
     };
     let mut add = |name: &str, bytes: u64| records.add(name, "bytes", &[bytes as f64]);
     add("size.init_bytes", file(&artifacts.init)?.len());
@@ -74,12 +75,12 @@ fn table(records: &Records) -> String {
     records.all().iter().map(line).collect()
 }
 
-/// What is heavier than allowed, for a message.
+/// Messages for records over their budgets.
 fn over_budget(records: &Records) -> Vec<String> {
     let over = |record: &Record| {
         let bound = Bound::of(&record.name).filter(|bound| !bound.is_met(record.max))?;
         Some(format!(
-            "{} is {}, promised is {bound}",
+            "{} is {}, expected {bound}",
             record.name, record.max
         ))
     };
@@ -98,7 +99,7 @@ mod tests {
         records.add("size.other_bytes", "bytes", &[1e12]);
         assert_eq!(
             over_budget(&records),
-            ["size.uki_bytes is 20000001, promised is ≤ 20000000"]
+            ["size.uki_bytes is 20000001, expected ≤ 20000000"]
         );
         assert!(table(&records).contains("     9000000  size.init_bytes  ≤ 9000000\n"));
     }

@@ -1,4 +1,4 @@
-//! `cargo xtask stop`: powers off what `cargo xtask run` has started.
+//! `cargo xtask stop`: powers off the machines of `cargo xtask run`.
 
 use anyhow::{Result, bail};
 use hearth_lab::events::{Event, Observer};
@@ -12,12 +12,12 @@ use crate::ui::Ui;
 /// Power off the running nodes
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Pull their plugs instead: a power cut
+    /// Cut their power instead
     #[arg(long)]
     force: bool,
 }
 
-/// Says what happens, line by line.
+/// Prints events, line by line.
 struct Lines<'a>(&'a Ui);
 
 impl Observer for Lines<'_> {
@@ -41,9 +41,9 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
 async fn stop(ui: &Ui, force: bool) -> Result<()> {
     let state = run::folder()?;
     if cluster::running(&state)?.is_empty() {
-        // Of a run that was killed between its machines' end and its own, say.
+        // Left by a run that was killed after its machines had ended, say.
         match cluster::end_network(&state).await? {
-            true => ui.say("no node is running; their network was, and has ended"),
+            true => ui.say("no node is running; stopped their network"),
             false => ui.say("nothing is running"),
         }
         return Ok(());

@@ -1,4 +1,4 @@
-//! Where build output lies: cargo's target folder, wherever the user has put it, and in it `hearth/`, which is ours.
+//! The build output: cargo's target folder, wherever it is configured, and `hearth/` in it.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -8,7 +8,7 @@ use hearth_build::cargo::Checkout;
 
 use crate::checkout::root;
 
-/// This checkout as cargo builds it; asked for once.
+/// This checkout's target folder; queried once.
 pub(crate) fn checkout() -> Result<&'static Checkout> {
     static CHECKOUT: OnceLock<Checkout> = OnceLock::new();
     if let Some(checkout) = CHECKOUT.get() {
@@ -18,12 +18,12 @@ pub(crate) fn checkout() -> Result<&'static Checkout> {
     Ok(CHECKOUT.get_or_init(|| checkout))
 }
 
-/// `hearth/NAME` in the target folder, made.
+/// `hearth/NAME` in the target folder; created if absent.
 pub(crate) fn folder(name: &str) -> Result<PathBuf> {
     Ok(checkout()?.folder(name)?)
 }
 
-/// A path as the user would type it here: relative where it lies below the current folder.
+/// A path for display: relative if it is below the current folder.
 pub(crate) fn shown(path: &Path) -> std::path::Display<'_> {
     let short = std::env::current_dir()
         .ok()
@@ -37,7 +37,7 @@ mod tests {
 
     #[test]
     fn cargo_says_where_its_target_folder_is() {
-        // Where this test itself was built, unless it was built for a named target.
+        // The folder where this test itself was built, unless it was built for a named target.
         let this = std::env::current_exe().unwrap();
         assert!(
             this.starts_with(checkout().unwrap().target()),

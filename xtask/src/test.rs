@@ -1,9 +1,9 @@
-//! `cargo xtask test`: everything that proves Hearth.
+//! `cargo xtask test`: runs all checks and tests.
 //!
-//! Three stages: the rules of the house (`tidy`), the tests of every crate (`unit`), and the end-to-end tests on booted
-//! machines (`e2e`), for which this task builds what they boot and tells them by a manifest where it is
-//! (`hearth_qemu::artifacts`). The runner is `cargo test`, because a machine with Rust on it has that. Its lines pass
-//! through as they come; in the end stands what each stage took, and for each test that failed where its logs are and the
+//! There are three stages: the rules of the repository (`tidy`), the tests of every crate (`unit`), and the end-to-end
+//! tests on booted machines (`e2e`), for which this task builds the images and passes their paths in a manifest
+//! (`hearth_qemu::artifacts`). The runner is `cargo test`, because every machine with Rust has it. Its lines are passed
+//! through; a summary at the end has the duration of each stage, and for each failed test the path of its logs and the
 //! command that repeats it.
 
 mod report;
@@ -30,24 +30,24 @@ use crate::tidy;
 use crate::ui::Ui;
 use report::Report;
 
-/// Check the rules of the house, run the tests of every crate and those on booted machines
+/// Run lints, unit tests and end-to-end tests
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Which tests [default: tidy, then both]
+    /// Tests to run [default: lints, then both kinds]
     #[arg(value_enum)]
     part: Option<Part>,
-    /// Only tests with this in their name; or a suite (e2e), or a crate (unit); or one of these, "::" and a name
+    /// Only run tests whose name contains this; or a suite (e2e), or a crate (unit); or one of these, "::" and a name
     filter: Option<String>,
     /// Only list the tests
     #[arg(long)]
     list: bool,
-    /// Run everything, whatever fails
+    /// Continue after failures
     #[arg(long)]
     keep_going: bool,
-    /// With the long end-to-end tests, too: cuts of power at every step, faults of clusters, Kubernetes' conformance
+    /// Also run the long end-to-end tests: power cuts at every step, cluster faults, Kubernetes conformance
     #[arg(long)]
     long: bool,
-    /// How many machines run at once [default: one for each CPU, at most 4]
+    /// Maximum number of machines that run at once [default: one per CPU, at most 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     jobs: Option<u32>,
 }
@@ -64,16 +64,16 @@ enum Part {
 /// The crate of the end-to-end tests.
 const E2E: &str = "hearth-tests";
 
-/// Tells tests where Kubernetes' programs are.
+/// The environment variable with the path of the Kubernetes bundle.
 const BUNDLE: &str = "HEARTH_KUBERNETES_BUNDLE";
 
 /// The suite that needs Kubernetes.
 const KUBERNETES: &str = "kubernetes";
 
-/// The one that needs Kubernetes' own tests, too.
+/// The suite that also needs Kubernetes' own tests.
 const CONFORMANCE: &str = "conformance";
 
-/// A stage that has been run.
+/// A stage that has run.
 struct Stage {
     name: &'static str,
     seconds: f64,
@@ -118,7 +118,7 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     if on && wanted(Part::E2e) {
         let mut manifest = None;
         if !args.list {
-            go("build what is booted", &mut || {
+            go("build the images", &mut || {
                 manifest = Some(build(ui, args)?);
                 Ok((Report::default(), true))
             })?;
@@ -137,7 +137,7 @@ fn unit(ui: &Ui, args: &Args, filter: Option<&str>) -> Result<(Report, bool)> {
     });
     let mut cmd = cargo_test(args);
     if args.part.is_none() && !args.list {
-        // The end-to-end tests need it anyhow; alone the tests take one that is there.
+        // The end-to-end tests need it anyhow; otherwise the unit tests use an existing one.
         cmd = cmd.env(BUNDLE, &kubernetes::ensure(ui, None)?.root);
     }
     cmd = match &selection.whole {
@@ -164,7 +164,7 @@ fn e2e(
     }
     if let Some(path) = manifest {
         cmd = cmd.env(artifacts::ENVIRONMENT, path);
-        // A failure ends with what the machine said last; not with our stack.
+        // A failure ends with the machine's last console lines, not with a backtrace.
         cmd = cmd.env("RUST_LIB_BACKTRACE", "0");
     }
     let default = || available_parallelism().map_or(1, usize::from).min(4);
@@ -199,7 +199,7 @@ fn follow(ui: &Ui, cmd: Cmd) -> Result<(Report, bool)> {
     });
     match result {
         Ok(()) => Ok((report, true)),
-        // All that it said has been seen.
+        // All of its output has been read.
         Err(CommandError::Failed { .. }) => Ok((report, false)),
         Err(error) => Err(error.into()),
     }
@@ -210,7 +210,7 @@ fn follow(ui: &Ui, cmd: Cmd) -> Result<(Report, bool)> {
 struct Selection {
     /// One crate or suite.
     whole: Option<String>,
-    /// Parts of tests' names.
+    /// Parts of test names.
     names: Vec<String>,
 }
 
@@ -236,7 +236,7 @@ impl Selection {
     }
 }
 
-/// Our crates, but the one of the end-to-end tests.
+/// Our crates, except that of the end-to-end tests.
 fn packages() -> Result<Vec<String>> {
     let names = hearth_tidy::crates().map(str::to_owned);
     Ok(names.filter(|name| name != E2E).collect())
@@ -259,8 +259,8 @@ fn suites() -> Result<Vec<String>> {
     Ok(suites)
 }
 
-/// Builds all that the end-to-end tests boot and run; returns the manifest. Kubernetes only for its own tests: from nothing
-/// it takes minutes.
+/// Builds everything that the end-to-end tests boot and run; returns the path of the manifest. Kubernetes is only built
+/// for its own tests: a first build takes minutes.
 fn build(ui: &Ui, args: &Args) -> Result<std::path::PathBuf> {
     setup::ensure(ui, Needs::ALL_BUT_BENCH)?;
     let image = |artifacts: image::Artifacts| image::to_boot(&artifacts);
@@ -308,7 +308,7 @@ fn build(ui: &Ui, args: &Args) -> Result<std::path::PathBuf> {
     Ok(path)
 }
 
-/// Says how it went; an error if anything failed.
+/// Prints the summary; an error if anything failed.
 fn conclude(ui: &Ui, stages: &[Stage], args: &Args) -> Result<()> {
     ui.say("");
     for stage in stages {
@@ -328,7 +328,7 @@ fn conclude(ui: &Ui, stages: &[Stage], args: &Args) -> Result<()> {
                 name => format!("{name} {}", failed.test),
             };
             ui.say(format_args!("\n{}::{} failed", failed.suite, failed.test));
-            ui.say(format_args!("  again: cargo xtask test {again}"));
+            ui.say(format_args!("  rerun: cargo xtask test {again}"));
             let logs = logs.join(&failed.suite).join(&failed.test);
             if stage.name == "e2e" && logs.is_dir() {
                 ui.say(format_args!("  logs:  {}", shown(&logs)));
@@ -347,7 +347,7 @@ fn conclude(ui: &Ui, stages: &[Stage], args: &Args) -> Result<()> {
     if let Some(filter) = &args.filter
         && run == 0
     {
-        bail!("no test is named {filter:?}; --list shows all");
+        bail!("no test matches {filter:?}; list all tests with --list");
     }
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! `cargo xtask tidy`: shows what breaks the rules of the repository, which `hearth-tidy` checks.
+//! `cargo xtask tidy`: shows violations of the repository's rules, which `hearth-tidy` checks.
 
 use anyhow::{Result, bail};
 
@@ -9,7 +9,7 @@ use crate::ui::Ui;
 #[derive(clap::Args)]
 pub(crate) struct Args {}
 
-/// Checks every rule and reports all that is wrong, not the first thing only.
+/// Checks every rule and reports all violations, not only the first.
 pub(crate) fn run(ui: &Ui, _args: Args) -> Result<()> {
     let found = hearth_tidy::check(&root())?;
     for line in &found.wrong {
@@ -17,12 +17,9 @@ pub(crate) fn run(ui: &Ui, _args: Args) -> Result<()> {
     }
     match found.wrong.len() {
         0 => {
-            ui.say(format_args!(
-                "tidy: {} files, nothing to complain of",
-                found.files
-            ));
+            ui.say(format_args!("tidy: {} files ok", found.files));
             Ok(())
         }
-        n => bail!("{n} rules are broken"),
+        n => bail!("{n} rules violated"),
     }
 }

@@ -1,9 +1,9 @@
-//! What the tasks tell their user: lines and progress, all of it on standard error, so that standard output stays free
-//! for results that another program reads.
+//! Output for the user: lines and progress, all of it on standard error, so that standard output is free for results
+//! that another program reads.
 //!
-//! On a terminal a [`Task`] is a live line (indicatif) with a clock; elsewhere, in a log of a CI run say, it is one line
-//! when it begins and one when it ends, with what it took. A task that is dropped without [`Task::done`] leaves nothing
-//! behind: the error that is on its way up speaks for it.
+//! On a terminal a [`Task`] is a live line (indicatif) with a clock; elsewhere, in a CI log for instance, it is one
+//! line at its start and one at its end, with its duration. A task that is dropped without [`Task::done`] leaves no
+//! line: its error is printed instead.
 
 use std::fmt::Display;
 use std::io::{IsTerminal, Write};
@@ -35,26 +35,26 @@ impl Ui {
         self.verbose
     }
 
-    /// Whether there is somebody to see a line change.
+    /// Whether the output is a terminal, where lines can change.
     pub(crate) fn live(&self) -> bool {
         self.live
     }
 
-    /// The bars of the running tasks, for those who draw lines of their own among them.
+    /// The bars of the running tasks, for callers that draw lines of their own among them.
     pub(crate) fn bars(&self) -> &MultiProgress {
         &self.bars
     }
 
-    /// One line, above whatever is in progress.
+    /// Prints one line, above whatever is in progress.
     pub(crate) fn say(&self, line: impl Display) {
-        // Not by indicatif's println, which fills the line up and is thrown off by an echoed ^C.
+        // Not by indicatif's println, which pads the line and is confused by an echoed ^C.
         self.bars.suspend(|| {
-            // Nothing sensible can be done when standard error is closed.
+            // Errors are ignored: standard error may be closed.
             let _ = writeln!(std::io::stderr(), "{line}");
         });
     }
 
-    /// One line that only `-v` shows.
+    /// Prints one line with `-v` only.
     pub(crate) fn detail(&self, line: impl Display) {
         if self.verbose {
             self.say(line);
@@ -66,7 +66,7 @@ impl Ui {
         self.begin(what.into(), None)
     }
 
-    /// Work that is done in a moment most of the time: shown only while it lasts, and on a terminal only.
+    /// Work that is usually done at once: shown only while it lasts, and on a terminal only.
     pub(crate) fn quiet_task(&self, what: impl Into<String>) -> Task {
         if self.live {
             return self.begin(what.into(), None);
@@ -122,12 +122,12 @@ pub(crate) struct Task {
 }
 
 impl Task {
-    /// What is being done right now; shown beside the bar.
+    /// Sets what is being done now; shown beside the bar.
     pub(crate) fn now(&self, detail: impl Into<String>) {
         self.bar.set_message(detail.into());
     }
 
-    /// One step further. A bar whose estimate was too low waits at its end.
+    /// Advances by one step. A bar whose estimate was too low stays at its end.
     pub(crate) fn step(&self) {
         if self
             .bar
@@ -138,7 +138,7 @@ impl Task {
         }
     }
 
-    /// The work succeeded: leaves one line with what it took.
+    /// The work succeeded: prints one line with its duration.
     pub(crate) fn done(self) {
         let took = self.started.elapsed().as_secs_f64();
         self.bar.finish_and_clear();
@@ -153,7 +153,7 @@ impl Drop for Task {
     }
 }
 
-/// What the builders below the tasks tell.
+/// The progress reports of the builders.
 impl Progress for Ui {
     fn say(&self, line: &str) {
         Ui::say(self, line);

@@ -1,10 +1,10 @@
 //! Debian packages, binary and source, fetched by apt and never installed.
 //!
-//! apt is asked because it has the machine's mirrors, proxies and keys and checks every signature and hash. It is asked
-//! through a configuration of our own, since the machine's is not ours to change: it knows no source packages as a rule,
-//! and fetching must work for an ordinary user. So the private one repeats the machine's entries with their sources added
-//! and what is set about acquiring; index files, cache and state live in a scratch folder. Hooks of the machine's are left
-//! out: they belong to the machine's own updates.
+//! apt already has the machine's mirrors, proxies and keys, and checks every signature and hash. It runs with a private
+//! configuration, because the machine's usually lists no source packages and must not be changed, and because fetching
+//! must work for an ordinary user. The private configuration repeats the machine's entries with their sources added,
+//! and its `Acquire` settings; index files, cache and state are in a scratch folder. The machine's hooks are left out:
+//! they belong to the machine's own updates.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,26 +13,26 @@ use crate::command::{Cmd, CommandError};
 use crate::files::{FileError, create_dir, failed, write};
 use crate::progress::{Progress, Task};
 
-/// apt with a configuration of its own.
+/// apt with a private configuration.
 pub struct Apt {
     config: PathBuf,
-    /// Where the files come to.
+    /// The folder that the files are fetched into.
     fetched: PathBuf,
 }
 
 /// Why packages were not fetched.
 #[derive(Debug, thiserror::Error)]
 pub enum AptError {
-    /// apt was not to be run, or failed.
+    /// An apt command could not be run or failed.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// The file system refused.
+    /// A file system call failed.
     #[error(transparent)]
     File(#[from] FileError),
 }
 
 impl Apt {
-    /// Prepares it for packages of this release of Debian ("bookworm"), in an empty folder.
+    /// Prepares apt for packages of this Debian release ("bookworm"), in an empty folder.
     pub fn new(progress: &dyn Progress, scratch: &Path, release: &str) -> Result<Apt, AptError> {
         let dir = scratch.join("apt");
         let sources = dir.join("sources");
@@ -53,7 +53,7 @@ impl Apt {
         Ok(Apt { config, fetched })
     }
 
-    /// Reads the indices of what there is; to be called first.
+    /// Reads the package indices. Must be called before any download.
     pub fn update(&self, progress: &dyn Progress, task: &dyn Task) -> Result<(), CommandError> {
         self.follow(progress, task, self.get("update"))
     }
@@ -68,7 +68,7 @@ impl Apt {
         self.follow(progress, task, self.get("download").args(packages))
     }
 
-    /// The same with all that they depend on.
+    /// Fetches binary packages of these names and all their dependencies.
     pub fn download_whole(
         &self,
         progress: &dyn Progress,
@@ -92,7 +92,7 @@ impl Apt {
         self.follow(progress, task, source.arg(package))
     }
 
-    /// The folder with the files that were fetched, and nothing else.
+    /// The folder that holds the fetched files and nothing else.
     pub fn finish(self) -> Result<PathBuf, AptError> {
         let context = || failed("clean", &self.fetched);
         fs::remove_dir_all(self.fetched.join("partial")).map_err(context())?;
@@ -124,7 +124,7 @@ impl Apt {
     }
 }
 
-/// The machine's entries for packages, each with its sources too.
+/// Copies the machine's package entries, adding sources to each.
 fn copy_entries(from: &Path, to: &Path) -> Result<(), FileError> {
     let mut files = vec![from.join("sources.list")];
     if let Ok(parts) = from.join("sources.list.d").read_dir() {
@@ -133,7 +133,7 @@ fn copy_entries(from: &Path, to: &Path) -> Result<(), FileError> {
     for file in files {
         let name = file.file_name().unwrap_or_default().to_string_lossy();
         let Ok(text) = fs::read_to_string(&file) else {
-            // Not there, or not for us to read.
+            // Absent, or not readable for this user.
             continue;
         };
         let text = match file.extension().and_then(|extension| extension.to_str()) {
@@ -174,7 +174,7 @@ fn with_sources_of_stanzas(text: &str) -> String {
     lines
 }
 
-/// Packages of this release of Debian's before those of the same name from anywhere else, backports included.
+/// Prefers packages of this Debian release to those of the same name from anywhere else, backports included.
 fn preferences(release: &str) -> String {
     ["", "-updates", "-security"]
         .map(|part| {
@@ -183,12 +183,12 @@ fn preferences(release: &str) -> String {
         .join("\n")
 }
 
-/// `machine`: the machine's configuration, as `apt-config dump` prints it. By it nothing is installed, so that dependencies
-/// come whole and no version of the machine's is preferred.
+/// `machine` is the machine's configuration, as `apt-config dump` prints it. The result treats nothing as installed, so
+/// that dependencies are fetched completely and no version is preferred because the machine has it.
 fn configuration(machine: &str, dir: &Path, fetched: &Path) -> String {
     let mut config = String::new();
     for line in machine.lines() {
-        // Proxies, timeouts and the like; not the further indices that other programs have apt fetch.
+        // Proxies, timeouts and the like, but not the further indices that other programs make apt fetch.
         if line.starts_with("Acquire::") && !line.starts_with("Acquire::IndexTargets") {
             config += &format!("{line}\n");
         }

@@ -1,8 +1,8 @@
 //! The cache outside the checkout: results that are expensive to make and depend on nothing but their key.
 //!
-//! `$XDG_CACHE_HOME/hearth` (or `~/.cache/hearth`) holds one folder per kind, and in it one per key. An entry is built in
-//! a scratch folder beside its place and renamed into it, so that an entry that exists is whole; nothing ever writes to
-//! one again. One lock per kind keeps builders from doing the same work twice; readers take none.
+//! `$XDG_CACHE_HOME/hearth` (or `~/.cache/hearth`) holds one folder per kind, with one folder per key. An entry is
+//! built in a scratch folder next to its final path and renamed, so an entry that exists is complete; it is never
+//! written again. One lock per kind keeps builders from doing the same work twice; readers take no lock.
 
 use std::fs::{File, TryLockError};
 use std::io;
@@ -16,46 +16,56 @@ use crate::files::{self, FileError, failed};
 use crate::interrupt::{Interrupted, check_interrupt};
 use crate::progress::{Length, Progress};
 
-/// How the scratch folders begin; whatever bears it while nobody holds the lock was left by a builder that was killed.
+/// Name prefix of scratch folders. One that exists while the lock is free was left by a builder that was killed.
 const SCRATCH: &str = ".scratch-";
 
-/// Why the cache gives nothing.
+/// Why a cache operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CacheError {
-    /// Nobody has said where the user's files are.
-    #[error("no place for the cache: set HOME or XDG_CACHE_HOME to an absolute path")]
+    /// Neither HOME nor XDG_CACHE_HOME is an absolute path.
+    #[error("cannot determine the cache folder: set HOME or XDG_CACHE_HOME to an absolute path")]
     NoPlace,
-    /// Interrupted while another builder was waited for.
+    /// make and tar do not handle such a path.
+    #[error("cache folder: expected a path without blanks and colons, got {}; set XDG_CACHE_HOME", .0.display())]
+    Malformed(PathBuf),
+    /// Interrupted while waiting for another builder.
     #[error("interrupted")]
     Interrupted(#[from] Interrupted),
-    /// A finished entry could not be made safe from a power failure.
-    #[error("cannot write {} to the disk", folder.display())]
+    /// A finished entry could not be synced to the disk.
+    #[error("cannot sync {} to disk", folder.display())]
     Sync {
         /// The entry, still in its scratch folder.
         folder: PathBuf,
-        /// Why.
+        /// The underlying I/O error.
         source: io::Error,
     },
-    /// The file system refused.
+    /// A file system call failed.
     #[error(transparent)]
     File(#[from] FileError),
 }
 
-/// Hearth's folder in the user's cache. Not created.
+/// Hearth's folder in the user's cache. It is not created.
 pub fn dir() -> Result<PathBuf, CacheError> {
     let absolute = |name: &str| {
         std::env::var_os(name)
             .map(PathBuf::from)
             .filter(|path| path.is_absolute())
     };
-    absolute("XDG_CACHE_HOME")
-        .or_else(|| Some(absolute("HOME")?.join(".cache")))
-        .map(|cache| cache.join("hearth"))
-        .ok_or(CacheError::NoPlace)
+    let cache = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
+    usable(cache.ok_or(CacheError::NoPlace)?.join("hearth"))
 }
 
-/// The key of an entry that depends on these parts alone. Each counts with its length, so that no two lists of parts give
-/// the same key.
+/// Refuses a path in which the builders would fail, before anything is downloaded.
+fn usable(folder: PathBuf) -> Result<PathBuf, CacheError> {
+    let is_odd = |c: char| c.is_whitespace() || c == ':';
+    if folder.to_str().is_none_or(|path| path.contains(is_odd)) {
+        return Err(CacheError::Malformed(folder));
+    }
+    Ok(folder)
+}
+
+/// The key of an entry that depends on these parts alone. Each part is hashed with its length, so that no two lists of
+/// parts have the same key.
 pub fn key<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
     let mut hash = Digest::new(&SHA256);
     for part in parts {
@@ -65,7 +75,8 @@ pub fn key<'a>(parts: impl IntoIterator<Item = &'a str>) -> String {
     hex::encode(&hash.finish().as_ref()[..16])
 }
 
-/// Locks the file at `path`, made if it is not there, for as long as what is returned lives; waits for others.
+/// Locks the file at `path` until the returned file is dropped; creates the file if it is absent, and waits for other
+/// holders.
 pub fn lock_file(progress: &dyn Progress, path: &Path) -> Result<File, CacheError> {
     let file = File::create(path).map_err(failed("create", path))?;
     let mut waiting = None;
@@ -76,7 +87,8 @@ pub fn lock_file(progress: &dyn Progress, path: &Path) -> Result<File, CacheErro
                 waiting.get_or_insert_with(|| {
                     progress.start(&format!("waiting for {}", path.display()), Length::Unknown)
                 });
-                // A lock tells nobody that it is free, and a wait in flock() could not be interrupted.
+                // Polls: flock() gives no notification when a lock becomes free, and a wait in it could not be
+                // interrupted.
                 check_interrupt()?;
                 std::thread::sleep(Duration::from_millis(200));
             }
@@ -108,14 +120,14 @@ impl Cache {
         }
     }
 
-    /// The folder of an entry, where it exists.
+    /// The folder of an entry, if the entry exists.
     pub fn get(&self, key: &str) -> Option<PathBuf> {
         let entry = self.dir.join(key);
         entry.is_dir().then_some(entry)
     }
 
-    /// The folder of an entry. Where it does not exist, `build` makes it, as the only builder: it is given an empty folder to
-    /// work in, and returns the finished one in that.
+    /// The folder of an entry. If it does not exist, `build` makes it as the only builder: it gets an empty folder to
+    /// work in, and returns the finished folder inside it.
     pub fn ensure<E: From<CacheError>>(
         &self,
         progress: &dyn Progress,
@@ -126,7 +138,7 @@ impl Cache {
             return Ok(entry);
         }
         let builder = self.lock(progress)?;
-        // Whoever held the lock may have made just this.
+        // The previous lock holder may have built this entry.
         if let Some(entry) = self.get(key) {
             return Ok(entry);
         }
@@ -134,12 +146,12 @@ impl Cache {
         let finished = build(&builder, scratch.path())?;
         let entry = builder.publish(&finished, key)?;
         let _task = progress.start("removing the build tree", Length::Moment);
-        // Failure leaves a scratch folder, which the next build removes.
+        // On failure a scratch folder remains, which the next build removes.
         let _ = scratch.close();
         Ok(entry)
     }
 
-    /// Becomes the only builder of this kind on this machine; waits for another to finish.
+    /// Becomes the only builder of this kind on this machine; waits for another builder to finish.
     pub fn lock(&self, progress: &dyn Progress) -> Result<Builder<'_>, CacheError> {
         std::fs::create_dir_all(&self.dir).map_err(failed("create the cache folder", &self.dir))?;
         let file = lock_file(progress, &self.dir.join("lock"))?;
@@ -152,14 +164,14 @@ impl Cache {
     }
 }
 
-/// The right to add entries. The lock goes with it, however the process ends.
+/// The right to add entries. The lock is released with the process, however it ends.
 pub struct Builder<'a> {
     cache: &'a Cache,
     _lock: File,
 }
 
 impl Builder<'_> {
-    /// An empty folder on the cache's file system; removed with what is in it when dropped.
+    /// An empty folder on the cache's file system; removed with its content when dropped.
     pub fn scratch(&self) -> Result<TempDir, CacheError> {
         let scratch = tempfile::Builder::new()
             .prefix(SCRATCH)
@@ -168,13 +180,13 @@ impl Builder<'_> {
         Ok(scratch)
     }
 
-    /// Where a builder may leave its log.
+    /// The path of the builder's log.
     pub fn log(&self) -> PathBuf {
         self.cache.dir.join("build.log")
     }
 
-    /// Makes the finished folder, from within a scratch folder, the entry of this key. All of it is on the disk before: an
-    /// entry that exists is whole, even after a power failure.
+    /// Turns the finished folder, which is inside a scratch folder, into the entry of this key. All of it is synced
+    /// first, so an entry that exists is complete, even after a power failure.
     fn publish(&self, finished: &Path, key: &str) -> Result<PathBuf, CacheError> {
         let entry = self.cache.dir.join(key);
         File::open(finished)
@@ -204,6 +216,15 @@ mod tests {
     use crate::progress::Silent;
 
     #[test]
+    fn a_folder_in_which_builds_would_fail_is_refused() {
+        for odd in ["/home/a b/.cache/hearth", "/home/a:b/hearth"] {
+            let error = usable(PathBuf::from(odd)).unwrap_err().to_string();
+            assert!(error.contains(odd), "{error}");
+        }
+        assert!(usable(PathBuf::from("/root/.cache/hearth")).is_ok());
+    }
+
+    #[test]
     fn an_entry_appears_whole_and_scratch_goes() {
         let dir = tempfile::tempdir().unwrap();
         let cache = Cache::at(&dir.path().join("kind"));
@@ -224,7 +245,7 @@ mod tests {
         assert!(!path.exists());
     }
 
-    /// Entries of earlier builders are found by it.
+    /// Entries of earlier builders are found by these keys.
     #[test]
     fn keys_are_what_they_have_always_been() {
         assert_eq!(key(["1", "linux", ""]), "b9b7ff9348dd71078638f69e6b3670f1");

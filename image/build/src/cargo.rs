@@ -1,7 +1,8 @@
-//! Programs compiled from a checkout: for this machine, and static ones for a node, the same bytes from any checkout.
+//! Programs compiled from a checkout: for this machine, and static ones for a node, which are reproducible from any
+//! checkout.
 //!
-//! The compiler puts paths of source files into a binary (messages of panics). In a static one they are cut to what they are
-//! called within the checkout and the registry, so that it says nothing of the machine that built it.
+//! The compiler puts source paths into a binary (panic messages). In a static program they are shortened to the paths
+//! within the checkout and the registry, so that the program reveals nothing of the machine that built it.
 
 use std::env;
 use std::ffi::OsString;
@@ -15,48 +16,48 @@ use crate::command::{Cmd, CommandError};
 use crate::files::{self, FileError};
 use crate::progress::{Length, Progress};
 
-/// What nodes are.
+/// The target of nodes.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
-/// Between flags in CARGO_ENCODED_RUSTFLAGS, which unlike RUSTFLAGS can hold paths with blanks.
+/// Separator of flags in CARGO_ENCODED_RUSTFLAGS, which unlike RUSTFLAGS can hold paths with blanks.
 const SEPARATOR: &str = "\x1f";
 
-/// Why there is no program.
+/// Why a program was not compiled.
 #[derive(Debug, thiserror::Error)]
 pub enum CargoError {
-    /// Cargo does not say where it builds.
+    /// `cargo metadata` did not start.
     #[error("cannot start cargo metadata")]
     Start(#[source] io::Error),
-    /// Nor does it give a reason that is understood.
+    /// `cargo metadata` failed, or its output was not understood.
     #[error("cargo metadata failed: {0}")]
     Metadata(String),
-    /// It is not where it should be.
-    #[error("cargo has built {name} and not put it at {}", path.display())]
+    /// The program is not at the expected path after the build.
+    #[error("cargo built {name}, but it is not at {}", path.display())]
     Elsewhere {
-        /// The program.
+        /// Name of the program.
         name: String,
-        /// Where it should be.
+        /// Expected path.
         path: PathBuf,
     },
-    /// Its registry, whose path must not be in a program.
-    #[error("cannot find cargo's home: neither CARGO_HOME nor HOME is set")]
+    /// Cargo's home is unknown; its registry path must not appear in a program.
+    #[error("cannot determine cargo's home: neither CARGO_HOME nor HOME is set")]
     NoHome,
-    /// Cargo failed.
+    /// A cargo command failed.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// Another build was waited for in vain.
+    /// The build lock could not be taken.
     #[error(transparent)]
     Lock(#[from] CacheError),
-    /// The file system refused.
+    /// A file system call failed.
     #[error(transparent)]
     File(#[from] FileError),
 }
 
-/// How a program is compiled; the workspace's Cargo.toml says what that is.
+/// How a program is compiled: a profile of the workspace's Cargo.toml.
 #[derive(Clone, Copy, Debug)]
 pub enum Profile {
-    /// As it is shipped.
+    /// The profile that is shipped.
     Node,
-    /// For tests alone.
+    /// For tests only.
     Test,
 }
 
@@ -69,23 +70,23 @@ impl Profile {
     }
 }
 
-/// A program that is compiled.
+/// A program to compile.
 pub struct Product<'a> {
-    /// What it is called while it is compiled.
+    /// Name for progress messages.
     pub what: &'a str,
-    /// How.
+    /// Its profile.
     pub profile: Profile,
-    /// Names it to cargo.
+    /// Arguments that select it for cargo.
     pub arguments: &'a [&'a str],
     /// Its path in the profile's folder.
     pub built: &'a str,
 }
 
-/// A call of cargo: of the one that runs this task, if one does.
+/// A cargo command: the cargo that runs this task, if there is one.
 ///
-/// Cargo tells the program that it runs of what package it is. Build scripts name the same variables to it as what they
-/// depend on (ring's does), so a call that hands them on builds anew whatever a call from a shell or from another task has
-/// built: they are removed.
+/// Cargo sets variables that describe the running package. Build scripts name the same variables as dependencies
+/// (ring's does), so a cargo call that inherits them rebuilds whatever a call from a shell or from another task has
+/// built. They are removed.
 pub fn command() -> Cmd {
     told_of_no_package(program())
 }
@@ -104,7 +105,7 @@ fn describes_a_package(name: &str) -> bool {
         .any(|prefix| name.starts_with(prefix))
 }
 
-/// A checkout, and where cargo builds it.
+/// A checkout and the folder that cargo builds it in.
 #[derive(Debug, Clone)]
 pub struct Checkout {
     root: PathBuf,
@@ -112,10 +113,10 @@ pub struct Checkout {
 }
 
 impl Checkout {
-    /// The checkout whose workspace is `root`.
+    /// The checkout whose workspace root is `root`.
     ///
-    /// Cargo alone knows where its target folder is (`CARGO_TARGET_DIR`, `build.target-dir` in any of its configuration
-    /// files), so it is asked.
+    /// Only cargo knows its target folder (`CARGO_TARGET_DIR`, or `build.target-dir` in any of its configuration
+    /// files), so it is queried.
     pub fn at(root: PathBuf) -> Result<Checkout, CargoError> {
         let output = Command::new(program())
             .args(["metadata", "--no-deps", "--format-version", "1"])
@@ -140,14 +141,14 @@ impl Checkout {
         &self.target
     }
 
-    /// `hearth/NAME` in it, made.
+    /// `hearth/NAME` in the target folder; created if absent.
     pub fn folder(&self, name: &str) -> Result<PathBuf, FileError> {
         let folder = self.target.join("hearth").join(name);
         files::create_dir(&folder)?;
         Ok(folder)
     }
 
-    /// Builds a program of a package for this machine; returns where it is.
+    /// Builds a program of a package for this machine; returns its path.
     pub fn program(
         &self,
         progress: &dyn Progress,
@@ -174,8 +175,7 @@ impl Checkout {
         }
     }
 
-    /// Compiles a static program, and has it taken away before anybody else compiles one: cargo has one place for the builds
-    /// of all flavours.
+    /// Compiles a static program and calls `take` before anybody else compiles one: all flavours share one output path.
     pub fn static_program<E: From<CargoError>>(
         &self,
         progress: &dyn Progress,
@@ -200,7 +200,7 @@ impl Checkout {
             .args(product.arguments)
             .args(["--target", TARGET, "--target-dir"])
             .arg(&self.target)
-            // RUSTFLAGS would be ignored beside it, and what the user wants is in it already.
+            // With this variable set, cargo ignores RUSTFLAGS; the user's flags are included already.
             .env("CARGO_ENCODED_RUSTFLAGS", flags)
             .stream(progress, |line| {
                 task.now(line.trim());
@@ -214,7 +214,7 @@ impl Checkout {
             .join(product.built))
     }
 
-    /// The user's flags for the compiler, if any, then ours.
+    /// The user's compiler flags, if any, followed by ours.
     fn flags(&self, progress: &dyn Progress) -> Result<Vec<String>, CargoError> {
         let users = match (env::var("CARGO_ENCODED_RUSTFLAGS"), env::var("RUSTFLAGS")) {
             (Ok(flags), _) => flags.split(SEPARATOR).map(str::to_owned).collect(),
@@ -227,13 +227,13 @@ impl Checkout {
         let mut flags: Vec<String> = users.into_iter().filter(|flag| !flag.is_empty()).collect();
         if !flags.is_empty() {
             progress.say(&format!(
-                "the node is compiled with flags from the environment: {}",
+                "compiling the node with flags from the environment: {}",
                 flags.join(" ")
             ));
         }
         for ours in [
             "target-feature=+crt-static",
-            // What is the same is there once; a static PIE's own relocations are packed.
+            // Identical code is merged; relocations of a static PIE are packed.
             "link-arg=-Wl,--icf=all",
             "link-arg=-Wl,-z,pack-relative-relocs",
         ] {
@@ -245,9 +245,9 @@ impl Checkout {
         Ok(flags)
     }
 
-    /// Folders of source, and what they are called in the binary.
+    /// Source folders and their names in the binary.
     fn remapped(&self) -> Result<Vec<(PathBuf, &'static str)>, CargoError> {
-        // Generated source lies in the target folder, which need not be in the checkout.
+        // Generated source is in the target folder, which need not be inside the checkout.
         let mut folders = vec![
             (self.root.clone(), "hearth"),
             (self.target.clone(), "hearth/target"),
@@ -256,7 +256,7 @@ impl Checkout {
             .map(PathBuf::from)
             .or_else(|| Some(PathBuf::from(env::var_os("HOME")?).join(".cargo")))
             .ok_or(CargoError::NoHome)?;
-        // One folder per registry, its name made of the registry's host. Absent where all is vendored.
+        // One folder per registry, named after its host. Absent if everything is vendored.
         let registry = home.join("registry/src");
         if registry.is_dir() {
             let entries = files::entries(&registry)?;

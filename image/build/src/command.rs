@@ -1,13 +1,13 @@
-//! External commands: announced, and never left behind.
+//! External commands: announced, and never left running.
 //!
-//! Every command runs as a process group of its own. Three things can end a task early, and none of them leaves a
-//! process running: an interrupt is passed to all the groups by the handler of [`crate::interrupt`], and what of a group
-//! outlives its leader is killed before the leader is reaped; a panic or an early return drops `Running`, which does the
-//! same; and when this process is killed the kernel sends the leaders SIGTERM (parent-death signal), on which make takes
-//! its own children along.
+//! Every command is a process group of its own. Three things can end a task early, and none of them leaves a process
+//! running. On an interrupt, the handler of [`crate::interrupt`] signals all groups, and the rest of a group that
+//! outlives its leader is killed before the leader is reaped. A panic or an early return drops `Running`, which does
+//! the same. When this process is killed, the kernel sends SIGTERM to the leaders (parent-death signal); make then ends
+//! its own children.
 //!
-//! After an interrupt the task that waited gets [`Interrupted`], and returns through its callers, so that their temporary
-//! files go the normal way.
+//! After an interrupt the waiting task gets [`Interrupted`] and returns through its callers, so that temporary files
+//! are removed as usual.
 #![allow(unsafe_code)] // one pre_exec hook, see `parent_death_signal`
 
 use std::ffi::{OsStr, OsString};
@@ -23,48 +23,48 @@ use nix::unistd::{Pid, getpid, getppid};
 use crate::interrupt::{self, Interrupted, check_interrupt};
 use crate::progress::Progress;
 
-/// How many lines of a failed command's output are shown.
+/// Number of lines of a failed command's output that are shown.
 const SHOWN_LINES: usize = 25;
 
-/// Why a command came to nothing.
+/// Why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CommandError {
-    /// It was interrupted, or not started because of an interrupt; nothing of it is left.
+    /// Interrupted, or not started because of an interrupt; no process of it remains.
     #[error("interrupted")]
     Interrupted(#[from] Interrupted),
-    /// There was no pipe for what it says.
-    #[error("cannot make a pipe")]
+    /// The pipe for its output could not be created.
+    #[error("cannot create a pipe")]
     Pipe(#[source] io::Error),
-    /// It did not start.
+    /// The program did not start.
     #[error("cannot start `{line}`")]
     Start {
-        /// The command.
+        /// The command line.
         line: String,
-        /// Why.
+        /// The underlying I/O error.
         source: io::Error,
     },
-    /// What it said could not be read.
+    /// Its output could not be read.
     #[error("cannot read the output of `{line}`")]
     Output {
-        /// The command.
+        /// The command line.
         line: String,
-        /// Why.
+        /// The underlying I/O error.
         source: io::Error,
     },
-    /// Whoever takes its lines wanted no more of them.
+    /// The consumer of its output lines returned an error.
     #[error(transparent)]
     Taker(io::Error),
-    /// Its end could not be learnt.
+    /// Its exit status could not be read.
     #[error("cannot wait for a child process")]
     Wait(#[source] io::Error),
-    /// It ran and failed.
+    /// It exited with a failure.
     #[error("`{line}` failed: {status}\n{output}")]
     Failed {
-        /// The command.
+        /// The command line.
         line: String,
-        /// How it ended.
+        /// Its exit status.
         status: ExitStatus,
-        /// The last it had to say.
+        /// The last lines of its output.
         output: String,
     },
 }
@@ -110,7 +110,18 @@ impl Cmd {
         self
     }
 
-    /// Removes the environment variables of which this holds and which would otherwise be inherited.
+    /// Removes all environment variables but these.
+    pub fn env_only(mut self, names: &[&str]) -> Cmd {
+        self.command.env_clear();
+        for name in names {
+            if let Some(value) = std::env::var_os(name) {
+                self.command.env(name, value);
+            }
+        }
+        self
+    }
+
+    /// Removes the inherited environment variables whose name the predicate accepts.
     pub fn env_remove_if(mut self, is_unwanted: impl Fn(&str) -> bool) -> Cmd {
         for (name, _) in std::env::vars_os() {
             if is_unwanted(&name.to_string_lossy()) {
@@ -126,14 +137,14 @@ impl Cmd {
         self
     }
 
-    /// Lets it come to its end whatever happens to this process; an interrupt is then honoured after that. For commands
+    /// Lets the command finish whatever happens to this process; an interrupt takes effect afterwards. For commands
     /// that change the machine.
     pub fn shielded(mut self) -> Cmd {
         self.shielded = true;
         self
     }
 
-    /// The command as a line for a shell.
+    /// The command as a shell command line.
     pub fn line(&self) -> String {
         let mut words = Vec::new();
         if let Some(dir) = self.command.get_current_dir() {
@@ -149,12 +160,12 @@ impl Cmd {
         words.join(" ")
     }
 
-    /// Runs it to its end; its output is shown when it fails.
+    /// Runs the command to its end; its output is shown if it fails.
     pub fn run(self, progress: &dyn Progress) -> Result<(), CommandError> {
         self.stream(progress, |_| Ok(()))
     }
 
-    /// Runs it; returns what it wrote to standard output.
+    /// Runs the command; returns its standard output.
     pub fn output(mut self, progress: &dyn Progress) -> Result<String, CommandError> {
         let line = self.announce(progress);
         let (errors, writer) = io::pipe().map_err(CommandError::Pipe)?;
@@ -184,8 +195,8 @@ impl Cmd {
         Ok(text)
     }
 
-    /// Runs it; `each` gets every line of its output and errors, in the order written, without the line's end.
-    /// Fails, with the last lines, when the command does.
+    /// Runs the command; `each` gets every line of standard output and standard error, in the order written, without
+    /// the line end. If the command fails, the error has the last lines.
     pub fn stream(
         mut self,
         progress: &dyn Progress,
@@ -249,7 +260,7 @@ impl Cmd {
         };
         if !self.shielded {
             interrupt::groups().insert(running.pid().as_raw());
-            // The interrupt may have come between the check above and the entry in the set.
+            // The interrupt may have arrived between the check above and the insertion into the set.
             check_interrupt()?;
         }
         Ok(running)
@@ -263,7 +274,7 @@ fn unreadable(line: &str, source: io::Error) -> CommandError {
     }
 }
 
-/// A started command; dropped, it is killed with all its group, or, where it is shielded, waited for.
+/// A started command. Dropping it kills its whole group, or waits for it if it is shielded.
 struct Running {
     child: Child,
     shielded: bool,
@@ -278,7 +289,7 @@ impl Running {
 
     fn wait(mut self) -> Result<ExitStatus, CommandError> {
         loop {
-            // The leader is left unreaped here, so that its number still names this group and no other below.
+            // The leader is not reaped here, so that its process ID keeps naming this group and no other.
             match waitid(
                 Id::Pid(self.pid()),
                 WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT,
@@ -299,7 +310,7 @@ impl Running {
             return self.child.wait();
         }
         let mut groups = interrupt::groups();
-        // No task wants what its command left running.
+        // What the command left running is not needed.
         let _ = killpg(self.pid(), Signal::SIGKILL);
         groups.remove(&self.pid().as_raw());
         self.child.wait()
@@ -315,8 +326,8 @@ impl Drop for Running {
     }
 }
 
-/// The child gets SIGTERM when the thread that starts it ends, which with every thread that waits for its command
-/// means: when this process does.
+/// The child gets SIGTERM when the thread that started it ends. Every such thread waits for its command, so this means:
+/// when this process ends.
 fn parent_death_signal(command: &mut Command) {
     let parent = getpid();
     // SAFETY: the hook runs between fork and exec, where only async-signal-safe calls are allowed: prctl and getppid are
@@ -324,7 +335,7 @@ fn parent_death_signal(command: &mut Command) {
     unsafe {
         command.pre_exec(move || {
             nix::sys::prctl::set_pdeathsig(Signal::SIGTERM)?;
-            // Had the parent died before the call above, the signal would never come.
+            // If the parent died before the call above, the signal would never arrive.
             if getppid() != parent {
                 return Err(io::Error::from_raw_os_error(nix::libc::ESRCH));
             }
@@ -333,7 +344,7 @@ fn parent_death_signal(command: &mut Command) {
     }
 }
 
-/// A word as a shell wants it.
+/// A word quoted for a shell.
 fn quoted(word: &OsStr) -> String {
     let word = word.to_string_lossy();
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_./=:,+@%^".contains(c);
@@ -343,7 +354,7 @@ fn quoted(word: &OsStr) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
-/// Where a program is, by PATH and, because an ordinary user's PATH lacks them, the system's administrative folders.
+/// The path of a program, by PATH and the system's administrative folders, which an ordinary user's PATH lacks.
 pub fn find_program(name: &str) -> Option<std::path::PathBuf> {
     let path: OsString = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)
@@ -361,6 +372,18 @@ mod tests {
 
     fn sh(script: &str) -> Cmd {
         Cmd::new("sh").arg("-c").arg(script)
+    }
+
+    #[test]
+    fn only_the_named_variables_are_inherited() {
+        let env = Cmd::new("env").env_only(&["PATH"]).env("X", "y");
+        let seen = env.output(&Silent).unwrap();
+        let mut names: Vec<&str> = seen
+            .lines()
+            .filter_map(|l| Some(l.split_once('=')?.0))
+            .collect();
+        names.sort_unstable();
+        assert_eq!(names, ["PATH", "X"]);
     }
 
     #[test]
@@ -434,7 +457,7 @@ mod tests {
         assert_gone(child.unwrap());
     }
 
-    /// The process is gone, or dead and waiting for whoever inherited it.
+    /// Asserts that the process is gone, or dead and not reaped by its new parent.
     fn assert_gone(pid: i32) {
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(10);
         loop {

@@ -1,19 +1,19 @@
-//! Calls of the file system, each with an error that names the step and the path, and the log of a long build.
+//! File system calls whose errors name the step and the path, and the log of a long build.
 
 use std::fs::{self, DirEntry, File};
 use std::io::{self, LineWriter, Write};
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 
-/// A call of the file system failed.
+/// A file system call failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {action} {}", path.display())]
 pub struct FileError {
-    /// What was to be done ("read").
+    /// The attempted action ("read").
     pub action: &'static str,
-    /// With which file.
+    /// The path of the file.
     pub path: PathBuf,
-    /// Why it was not.
+    /// The underlying I/O error.
     pub source: io::Error,
 }
 
@@ -23,7 +23,7 @@ impl From<FileError> for io::Error {
     }
 }
 
-/// Makes an error out of that of the call: for `map_err`.
+/// Makes an error from that of the call, for `map_err`.
 pub fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> FileError {
     let path = path.to_owned();
     move |source| FileError {
@@ -33,12 +33,12 @@ pub fn failed(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Fi
     }
 }
 
-/// The file's bytes.
+/// Reads the file's bytes.
 pub fn read(path: &Path) -> Result<Vec<u8>, FileError> {
     fs::read(path).map_err(failed("read", path))
 }
 
-/// The file's text.
+/// Reads the file's text.
 pub fn read_text(path: &Path) -> Result<String, FileError> {
     fs::read_to_string(path).map_err(failed("read", path))
 }
@@ -48,12 +48,12 @@ pub fn write(path: &Path, content: impl AsRef<[u8]>) -> Result<(), FileError> {
     fs::write(path, content).map_err(failed("write", path))
 }
 
-/// Makes a folder and those above it.
+/// Creates a folder and its parents.
 pub fn create_dir(path: &Path) -> Result<(), FileError> {
     fs::create_dir_all(path).map_err(failed("create", path))
 }
 
-/// What is in a folder, in the file system's order.
+/// The entries of a folder, in the file system's order.
 pub fn entries(folder: &Path) -> Result<Vec<DirEntry>, FileError> {
     let entries = folder.read_dir().map_err(failed("read", folder))?;
     entries
@@ -61,9 +61,9 @@ pub fn entries(folder: &Path) -> Result<Vec<DirEntry>, FileError> {
         .map_err(failed("read", folder))
 }
 
-/// Makes a symbolic link at `path`.
+/// Creates a symbolic link at `path`.
 pub fn link(target: impl AsRef<Path>, path: &Path) -> Result<(), FileError> {
-    symlink(target, path).map_err(failed("make the link", path))
+    symlink(target, path).map_err(failed("create the link", path))
 }
 
 /// Sets the mode of a file or folder.
@@ -72,14 +72,14 @@ pub fn set_mode(path: &Path, mode: u32) -> Result<(), FileError> {
         .map_err(failed("set the mode of", path))
 }
 
-/// Where what a long build says goes, line by line.
+/// The log of a long build, written line by line.
 pub struct Log {
     path: PathBuf,
     file: LineWriter<File>,
 }
 
 impl Log {
-    /// A new one; what was there is gone.
+    /// Creates the log, replacing an existing file.
     pub fn create(path: PathBuf) -> Result<Log, FileError> {
         let file = File::create(&path).map_err(failed("create", &path))?;
         Ok(Log {
@@ -88,7 +88,7 @@ impl Log {
         })
     }
 
-    /// Where it is.
+    /// Path of the log file.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -1,25 +1,25 @@
 //! Packages that this machine lacks, and how they are installed.
 //!
-//! What is there is found by looking for one file or program of each package, not by asking dpkg: it costs nothing when
-//! nothing is missing, and something installed by other means counts. What is missing is installed by apt where that needs
-//! no question; otherwise the error has the one command that does it.
+//! A package is detected by one file or program of it, not by asking dpkg: that costs nothing when nothing is missing,
+//! and accepts what was installed by other means. Missing packages are installed by apt if that needs no question;
+//! otherwise the error contains the one command that installs them.
 
 use std::path::PathBuf;
 
 use crate::command::{Cmd, CommandError, find_program};
 use crate::progress::{Length, Progress};
 
-/// How it shows that a package is there.
+/// How a package is detected.
 #[derive(Debug)]
 pub enum Probe {
-    /// By a file of it.
+    /// By one of its files.
     File(PathBuf),
-    /// By a program of it.
+    /// By one of its programs.
     Program(&'static str),
 }
 
 impl Probe {
-    /// Whether it does.
+    /// Whether the file or program is present.
     pub fn finds(&self) -> bool {
         match self {
             Probe::File(path) => path.exists(),
@@ -31,24 +31,26 @@ impl Probe {
 /// Why packages were not installed.
 #[derive(Debug, thiserror::Error)]
 pub enum HostError {
-    /// Not a Debian.
-    #[error("this machine lacks what Debian has in these packages, and has no apt-get: {0}")]
+    /// There is no apt-get.
+    #[error(
+        "packages are missing and there is no apt-get; install the equivalents of these Debian packages: {0}"
+    )]
     NoApt(String),
-    /// The user has to do it.
+    /// The user has to install them.
     #[error("packages are missing; install them with:\n\n    {0}\n")]
     NotRoot(String),
-    /// apt failed.
+    /// An apt command failed.
     #[error(transparent)]
     Command(#[from] CommandError),
 }
 
-/// The emulator and its disk tool: one source package in two halves, which refuse to be installed in different versions.
+/// The emulator and its disk tool: one source package in two halves, which must be installed in the same version.
 pub const QEMU: [&str; 2] = ["qemu-system-x86", "qemu-utils"];
 
-/// Brings a service of its own, which we do not want on the developer's machine.
+/// Brings a service of its own, which must not run on the developer's machine.
 pub const ETCD: &str = "etcd-server";
 
-/// Installs packages, where that needs no question: as root, or by a sudo that asks for no password.
+/// Installs packages without asking: as root, or by a sudo that needs no password.
 pub fn install(progress: &dyn Progress, missing: &[String]) -> Result<(), HostError> {
     if find_program("apt-get").is_none() {
         return Err(HostError::NoApt(missing.join(" ")));
@@ -61,9 +63,9 @@ pub fn install(progress: &dyn Progress, missing: &[String]) -> Result<(), HostEr
     } else {
         return Err(HostError::NotRoot(command_for_the_user(missing)));
     };
-    progress.say(&format!("missing here: {}", missing.join(" ")));
+    progress.say(&format!("missing packages: {}", missing.join(" ")));
     let task = progress.start("installing packages", Length::Unknown);
-    // An interrupted dpkg leaves the machine's packages in pieces.
+    // Interrupting dpkg leaves the machine's packages half-installed.
     shell
         .arg("-c")
         .arg(script)
@@ -80,7 +82,7 @@ fn sudo_asks_nothing(progress: &dyn Progress) -> bool {
     find_program("sudo").is_some() && Cmd::new("sudo").args(["-n", "true"]).run(progress).is_ok()
 }
 
-/// The one command that an ordinary user gives.
+/// The one command that an ordinary user has to run.
 pub fn command_for_the_user(missing: &[String]) -> String {
     format!(
         "sudo sh -c '{}'",
@@ -88,7 +90,7 @@ pub fn command_for_the_user(missing: &[String]) -> String {
     )
 }
 
-/// The shell script, to be run as root, that installs packages.
+/// The shell script that installs packages; it has to run as root.
 pub fn install_script(missing: &[String]) -> String {
     let is_qemu = |name: &String| QEMU.contains(&name.as_str());
     let mut words: Vec<String> = missing
@@ -99,7 +101,7 @@ pub fn install_script(missing: &[String]) -> String {
     let mut options = "--yes --no-install-recommends".to_owned();
     let mut script = "set -e; export DEBIAN_FRONTEND=noninteractive; apt-get update; ".to_owned();
     if missing.iter().any(is_qemu) {
-        // One half may be there from backports, newer than the candidate of the other.
+        // One half may be installed from backports, newer than the candidate of the other.
         script +=
             r#"v=$(LC_ALL=C apt-cache policy qemu-system-x86 | sed -n "s/^ *Candidate: //p"); "#;
         options += " --allow-downgrades";

@@ -1,10 +1,9 @@
-//! Interrupts of this process (SIGINT, SIGTERM, SIGHUP), and how they reach what it has started.
+//! Interrupts of this process (SIGINT, SIGTERM, SIGHUP), and how they are passed to the processes that it started.
 //!
 //! The handler that [`handle_interrupts`] installs passes an interrupt on to the groups of all running commands
-//! ([`crate::command`]). The second interrupt kills everything at once, and this process with it, unless a task has
-//! machines to look after and therefore takes interrupts itself ([`Interrupts`]). The obvious other way, leaving ^C to the
-//! terminal, fails for every signal that does not come from a terminal, and gives make's children the time to write
-//! half a file.
+//! ([`crate::command`]). The second interrupt kills all of them and this process at once, unless a task has machines to
+//! stop and therefore handles interrupts itself ([`Interrupts`]). Leaving ^C to the terminal would fail for every
+//! signal that does not come from a terminal, and would give make's children the time to write half a file.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -17,31 +16,30 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use tokio::sync::watch;
 
-/// Exit code of a task that an interrupt ended, as shells have it.
+/// Exit code of a task that was interrupted, as in shells.
 pub const INTERRUPTED_EXIT_CODE: u8 = 130;
 
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 static GROUPS: Mutex<BTreeSet<i32>> = Mutex::new(BTreeSet::new());
 static TAKER: Mutex<Option<watch::Sender<u32>>> = Mutex::new(None);
 
-/// The task was interrupted; everything it started has ended. Wherever it is passed on within another error it is among
-/// that error's causes.
+/// The task was interrupted; everything that it started has ended. In other errors it is among the causes.
 #[derive(Debug, thiserror::Error)]
 #[error("interrupted")]
 pub struct Interrupted;
 
-/// Why interrupts are not handled.
+/// Why the interrupt handler was not installed.
 #[derive(Debug, thiserror::Error)]
 pub enum HandlerError {
-    /// The signals cannot be had.
-    #[error("cannot install the handler for interrupts")]
+    /// The signals could not be registered.
+    #[error("cannot install the interrupt handler")]
     Install(#[source] io::Error),
-    /// Nobody would wait for them.
-    #[error("cannot start the thread for interrupts")]
+    /// The handler's thread did not start.
+    #[error("cannot start the interrupt handler's thread")]
     Thread(#[source] io::Error),
 }
 
-/// Installs the handler. To be called once, before the first command. It lives beside other handlers (tokio's).
+/// Installs the handler. Must be called once, before the first command. It can coexist with other handlers (tokio's).
 pub fn handle_interrupts() -> Result<(), HandlerError> {
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP]).map_err(HandlerError::Install)?;
     std::thread::Builder::new()
@@ -73,12 +71,12 @@ pub fn check_interrupt() -> Result<(), Interrupted> {
     Ok(())
 }
 
-/// Interrupts as they come, for a task that takes them itself. While this lives no interrupt ends the process; commands
-/// that run still get theirs.
+/// Interrupts for a task that handles them itself. While this exists no interrupt ends the process; running commands
+/// still get theirs.
 pub struct Interrupts(watch::Receiver<u32>);
 
 impl Interrupts {
-    /// Takes them from now on. One that came before counts as the first.
+    /// Handles interrupts from now on. An earlier one counts as the first.
     pub fn take() -> Interrupts {
         let before = u32::from(INTERRUPTED.load(Ordering::SeqCst));
         let (count, interrupts) = watch::channel(before);
@@ -86,11 +84,11 @@ impl Interrupts {
         Interrupts(interrupts)
     }
 
-    /// Waits until there were this many.
+    /// Waits until there have been this many interrupts.
     pub async fn come(&self, wanted: u32) {
         let mut count = self.0.clone();
         if count.wait_for(|count| *count >= wanted).await.is_err() {
-            // Only another taker ends the channel; the interrupts are its own.
+            // The channel ends only if another task takes over the interrupts.
             std::future::pending::<()>().await;
         }
     }
@@ -103,14 +101,14 @@ impl Drop for Interrupts {
 }
 
 fn taker() -> std::sync::MutexGuard<'static, Option<watch::Sender<u32>>> {
-    // The value is whole after any panic: it is only replaced.
+    // The value is consistent after any panic: it is only replaced.
     TAKER
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner)
 }
 
 pub(crate) fn groups() -> std::sync::MutexGuard<'static, BTreeSet<i32>> {
-    // The set is valid after any panic: insert and remove are all that is done to it.
+    // The set is consistent after any panic: it is only inserted into and removed from.
     GROUPS
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner)
@@ -118,7 +116,7 @@ pub(crate) fn groups() -> std::sync::MutexGuard<'static, BTreeSet<i32>> {
 
 fn signal_groups(signal: Signal) {
     for group in groups().iter() {
-        // A group that is gone already is what we want.
+        // A group that no longer exists needs no signal.
         let _ = killpg(Pid::from_raw(*group), signal);
     }
 }

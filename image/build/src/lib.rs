@@ -1,17 +1,17 @@
-//! What the builders of an image's costly parts share: the kernel (`image/kernel`), the bundle of Kubernetes' programs
-//! (`image/bundle`), and whoever else runs programs and keeps what they made.
+//! Shared by the builders of an image's costly parts: the kernel (`image/kernel`), the bundle of Kubernetes programs
+//! (`image/bundle`), and everything else that runs programs and keeps their results.
 //!
-//! - [`command`]: external programs, none of which is ever left behind; [`interrupt`]: how ^C reaches them.
+//! - [`command`]: external programs, none of which is ever left running; [`interrupt`]: how ^C reaches them.
 //! - [`cache`]: results by a hash of their inputs, in the user's cache folder.
 //! - [`cargo`]: programs compiled from a checkout, static ones reproducibly.
 //! - [`source`]: revision and time of a checkout.
-//! - [`apt`]: Debian packages, fetched and not installed.
+//! - [`apt`]: Debian packages, fetched but not installed.
 //! - [`host`]: packages that this machine lacks, and how they are installed.
-//! - [`files`]: the file system's calls, with errors that name the step and the path.
-//! - [`progress`]: what a builder tells whoever waits for it.
+//! - [`files`]: file system calls, with errors that name the step and the path.
+//! - [`progress`]: how a builder reports its progress.
 //!
-//! Nothing here prints, asks or knows what it builds for. A builder is given a [`progress::Progress`] and returns an error;
-//! what becomes of both on a terminal is its caller's affair.
+//! Nothing here prints, prompts, or knows what it builds for. A builder gets a [`progress::Progress`] and returns an
+//! error; how both are shown on a terminal is up to its caller.
 
 pub mod apt;
 pub mod cache;

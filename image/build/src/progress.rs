@@ -1,44 +1,44 @@
-//! What a builder tells whoever waits for it: lines, and long work with its steps.
+//! How a builder reports its progress: lines, and long work with its steps.
 //!
-//! A trait and not a channel: the receiver draws on the thread that works, so what is said stands before what the work does
-//! next, and nothing has to be drained.
+//! A trait and not a channel: the receiver draws on the working thread, so a line appears before the work continues,
+//! and nothing has to be drained.
 
-/// Whoever is told.
+/// Receives progress reports.
 pub trait Progress {
-    /// One line that is worth to be read.
+    /// Shows a line that every user should see.
     fn say(&self, line: &str);
 
-    /// One line for those who look closely: a command that is run.
+    /// Shows a line for verbose output: a command that is run.
     fn detail(&self, line: &str);
 
-    /// Work begins. It has come to nothing where what is returned is dropped without [`Task::done`].
+    /// Starts work. The work has failed if the returned task is dropped without [`Task::done`].
     fn start(&self, what: &str, length: Length) -> Box<dyn Task>;
 }
 
-/// How long work is.
+/// The expected length of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Length {
-    /// Long, nobody knows how long.
+    /// Long, of unknown length.
     Unknown,
-    /// Done in a moment most of the time.
+    /// Usually done at once.
     Moment,
-    /// Long, about so many steps.
+    /// Long, with about this many steps.
     Steps(u64),
 }
 
-/// Work in progress. Steps may be told by several threads.
+/// Work in progress. Steps may be reported from several threads.
 pub trait Task: Sync {
-    /// What is being done right now.
+    /// Reports what is being done now.
     fn now(&self, detail: &str);
 
-    /// One step further.
+    /// Reports one more step.
     fn step(&self);
 
     /// The work succeeded.
     fn done(self: Box<Self>);
 }
 
-/// Tells nobody.
+/// Discards all reports.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Silent;
 

@@ -1,4 +1,4 @@
-//! What a checkout says of itself: its revision and its time, which is the time of all that is built from it.
+//! The revision and time of a checkout; the time is that of everything built from it.
 
 use std::env;
 use std::io;
@@ -9,22 +9,22 @@ use crate::command::{Cmd, CommandError};
 use crate::files::{FileError, failed};
 use crate::progress::Progress;
 
-/// Why a checkout does not say it.
+/// Why revision and time could not be determined.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
-    /// git failed.
+    /// A git command failed.
     #[error(transparent)]
     Git(#[from] CommandError),
-    /// A checkout without a commit.
-    #[error("git log says nothing")]
+    /// The checkout has no commit.
+    #[error("git log printed no commit")]
     NoCommit,
-    /// git's word for the time is no number.
-    #[error("git's commit time is {0:?}")]
+    /// git's commit time is not a number.
+    #[error("git commit time: expected Unix seconds, got {0:?}")]
     CommitTime(String),
-    /// Nor is the user's.
-    #[error("SOURCE_DATE_EPOCH is {0:?}, Unix seconds are wanted")]
+    /// SOURCE_DATE_EPOCH is not a number.
+    #[error("SOURCE_DATE_EPOCH: expected Unix seconds, got {0:?}")]
     Epoch(String),
-    /// The file system refused.
+    /// A file system call failed.
     #[error(transparent)]
     File(#[from] FileError),
 }
@@ -32,23 +32,34 @@ pub enum SourceError {
 /// A checkout's revision and time.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Source {
-    /// Its commit, with `-dirty` where files differ from it; none outside of git.
+    /// Its commit, with `-dirty` appended if files differ from it; none outside of git.
     pub revision: Option<String>,
     /// Unix seconds.
     pub time: u64,
 }
 
 impl Source {
-    /// Of the checkout in this folder. `SOURCE_DATE_EPOCH` overrides the time.
+    /// Of the checkout in this folder. `SOURCE_DATE_EPOCH` overrides the time. Where git fails, as it does in a checkout that
+    /// belongs to another user, the revision is unknown, and a warning says why.
     pub fn of_checkout(progress: &dyn Progress, root: &Path) -> Result<Source, SourceError> {
-        let mut source = if root.join(".git").exists() {
-            Source::of_git(progress, root)?
-        } else {
-            // Archives carry the commit's time, and this file every checkout has.
-            Source {
+        let from_git = match root.join(".git").exists() {
+            true => Source::of_git(progress, root).map(Some),
+            false => Ok(None),
+        };
+        let from_git = from_git.or_else(|error| match error {
+            SourceError::Git(CommandError::Interrupted(_)) => Err(error),
+            error => {
+                progress.say(&format!("warning: the revision is unknown: {error}"));
+                Ok(None)
+            }
+        })?;
+        let mut source = match from_git {
+            Some(source) => source,
+            // Archives carry the commit's time, and every checkout has this file.
+            None => Source {
                 revision: None,
                 time: changed(&root.join("Cargo.lock"))?,
-            }
+            },
         };
         if let Ok(epoch) = env::var("SOURCE_DATE_EPOCH") {
             source.time = epoch.parse().map_err(|_| SourceError::Epoch(epoch))?;
@@ -73,10 +84,10 @@ impl Source {
     }
 }
 
-/// When a file was changed, in Unix seconds.
+/// A file's modification time, in Unix seconds.
 fn changed(path: &Path) -> Result<u64, FileError> {
     let changed: io::Result<SystemTime> = path.metadata().and_then(|file| file.modified());
-    let changed = changed.map_err(failed("look at", path))?;
+    let changed = changed.map_err(failed("read the metadata of", path))?;
     Ok(changed
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default()
@@ -119,5 +130,14 @@ mod tests {
         fs::write(root.join("new"), "").unwrap();
         let dirty = Source::of_checkout(&Silent, root).unwrap();
         assert_eq!(dirty.revision, Some(format!("{revision}-dirty")));
+    }
+
+    #[test]
+    fn the_revision_is_unknown_where_git_fails() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = folder.path();
+        fs::write(root.join("Cargo.lock"), "").unwrap();
+        fs::write(root.join(".git"), "gitdir: /nowhere\n").unwrap();
+        assert_eq!(Source::of_checkout(&Silent, root).unwrap().revision, None);
     }
 }

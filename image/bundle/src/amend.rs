@@ -1,11 +1,11 @@
-//! What has to be changed in the source so that today's toolchain compiles what was meant.
+//! Patches of the source that today's toolchain needs to compile it correctly.
 //!
-//! Kubernetes 1.20 reaches past the language into the runtime of Go in one place: the iteration over maps of the
-//! vendored `reflect2`, by which all JSON is written. Go 1.18 gave that function a third parameter, where it writes the
-//! state of the iteration. Called with two it writes to wherever the register points: answers in JSON break off, and the
-//! API server dies now and then. The compiler cannot see it, for the declaration is believed.
+//! Kubernetes 1.20 reaches into the runtime of Go in one place: the iteration over maps of the vendored `reflect2`,
+//! which writes all JSON. Go 1.18 gave that function a third parameter, where it writes the state of the iteration.
+//! Called with two, it writes to wherever the register points: JSON answers are truncated, and the API server crashes
+//! now and then. The compiler cannot detect it, because it trusts the declaration.
 //!
-//! Each amendment names the text that it replaces, so a source in which that is not found as it was is an error.
+//! Each amendment names the text that it replaces; a source without exactly that text is an error.
 
 use std::path::{Path, PathBuf};
 
@@ -14,7 +14,7 @@ use hearth_build::files::{self, FileError};
 const REFLECT: &str = "vendor/github.com/modern-go/reflect2";
 
 struct Amendment {
-    /// Below [`REFLECT`].
+    /// Path below [`REFLECT`].
     file: &'static str,
     old: &'static str,
     new: &'static str,
@@ -26,7 +26,7 @@ const AMENDMENTS: [Amendment; 3] = [
         old: "func mapiterinit(rtype unsafe.Pointer, m unsafe.Pointer) *hiter\n",
         new: "func mapiterinit(rtype unsafe.Pointer, m unsafe.Pointer, it *hiter)\n",
     },
-    // As large as the runtime's own, with pointers where that has some: the collector looks at them.
+    // As large as the runtime's own, with pointers at the same offsets: the garbage collector scans them.
     Amendment {
         file: "unsafe_link.go",
         old: "\t// rest fields are ignored\n}\n",
@@ -43,13 +43,13 @@ const AMENDMENTS: [Amendment; 3] = [
 /// Why the source was not amended.
 #[derive(Debug, thiserror::Error)]
 pub enum AmendError {
-    /// What was to be replaced is not there, or more than once.
+    /// The text to be replaced is absent, or occurs more than once.
     #[error(
-        "{} is not as it was in Kubernetes 1.20: what stands there for maps has to be looked at anew",
+        "{} differs from Kubernetes 1.20: review its amendment for map iteration",
         .0.display()
     )]
     Unknown(PathBuf),
-    /// The file system refused.
+    /// A file system call failed.
     #[error(transparent)]
     File(#[from] FileError),
 }
@@ -87,7 +87,7 @@ mod tests {
         amend(dir.path()).unwrap();
         let link = fs::read_to_string(folder.join("unsafe_link.go")).unwrap();
         assert!(link.contains(", it *hiter)"), "{link}");
-        // Twice is once too often.
+        // Two occurrences are an error, too.
         let error = amend(dir.path()).unwrap_err();
         assert!(error.to_string().contains("unsafe_link.go"), "{error}");
     }

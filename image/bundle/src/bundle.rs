@@ -1,11 +1,11 @@
-//! A bundle as a folder: what must be in it, and the versions that it says it has.
+//! A bundle as a folder: its required files, and the versions that it states.
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// What a node starts or hands to one of its programs; a bundle without one of them is none.
+/// The programs that a node starts or passes to one of its programs; every bundle must have all of them.
 pub(crate) const PROGRAMS: [&str; 19] = [
     "bin/conntrack",
     "bin/containerd",
@@ -28,47 +28,47 @@ pub(crate) const PROGRAMS: [&str; 19] = [
     "cni/host-local",
 ];
 
-/// What else must be there.
+/// Other files that must be present.
 pub(crate) const FILES: [&str; 4] = ["cni/loopback", "cni/portmap", "images/pause.tar", "VERSION"];
 
-/// A bundle that is complete.
+/// A complete bundle.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bundle {
     /// The tree of the extension.
     pub root: PathBuf,
-    /// Its versions.
+    /// Versions of its programs.
     pub versions: Versions,
-    /// A client of this version for this machine; a bundle of the user's has none.
+    /// kubectl of this version, for this machine; a bundle of the user's has none.
     pub kubectl: Option<PathBuf>,
 }
 
-/// The file VERSION: what is in a bundle, one "name version" a line, by name. Every version begins with three numbers, as
-/// the node wants it.
+/// The file VERSION: one "name version" a line, sorted by name. Every version begins with three numbers, as the node
+/// requires.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Versions(BTreeMap<String, String>);
 
-/// Why a folder is no bundle.
+/// Why a folder is not a bundle.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum InvalidBundle {
-    /// A file is not there.
-    #[error("{} is no bundle: it has no {file}", bundle.display())]
+    /// A file is missing.
+    #[error("{} is not a bundle: {file} is missing", bundle.display())]
     Missing {
         /// The folder.
         bundle: PathBuf,
-        /// What is missing, by its path in it.
+        /// The missing file, by its path in the folder.
         file: &'static str,
     },
-    /// A program cannot be run by its mode.
-    #[error("{} is no bundle: {file} is not executable", bundle.display())]
+    /// A program is not executable.
+    #[error("{} is not a bundle: {file} is not executable", bundle.display())]
     NotExecutable {
         /// The folder.
         bundle: PathBuf,
-        /// The program, by its path in it.
+        /// The program, by its path in the folder.
         file: &'static str,
     },
-    /// VERSION does not say what this is.
+    /// VERSION is malformed.
     #[error(
-        "{}/VERSION must hold lines of a name and a version of three numbers, `kubernetes` and `containerd` among them",
+        "{}/VERSION: expected lines of a name and a version of three numbers, including `kubernetes` and `containerd`",
         bundle.display()
     )]
     Version {
@@ -78,7 +78,7 @@ pub enum InvalidBundle {
 }
 
 impl Bundle {
-    /// The bundle in `folder`.
+    /// Reads the bundle in `folder`.
     pub fn read(folder: &Path) -> Result<Bundle, InvalidBundle> {
         for file in PROGRAMS.into_iter().chain(FILES) {
             let metadata = folder.join(file).metadata();
@@ -113,7 +113,7 @@ impl Bundle {
 }
 
 impl Versions {
-    /// None where a line is none, or a program is missing by whose version the node chooses what to tell it.
+    /// None if a line is malformed, or a program is missing whose version the node needs for choosing its flags.
     fn parse(text: &str) -> Option<Versions> {
         let lines = text.lines().filter(|line| !line.trim().is_empty());
         let versions: Option<BTreeMap<String, String>> = lines
@@ -143,7 +143,7 @@ impl std::fmt::Display for Versions {
     }
 }
 
-/// "1.31.4", "v1.31.4" and "1.31.4-rc.1" do.
+/// Whether the version begins with three numbers, like "1.31.4", "v1.31.4" and "1.31.4-rc.1".
 fn has_three_numbers(version: &str) -> bool {
     let mut parts = version.strip_prefix('v').unwrap_or(version).splitn(3, '.');
     let whole = |part: Option<&str>| part.is_some_and(|part| part.parse::<u32>().is_ok());
@@ -158,7 +158,7 @@ fn has_three_numbers(version: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// A folder with all that makes a bundle.
+    /// A folder with everything that a bundle requires.
     fn bundle() -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();
         for file in PROGRAMS.into_iter().chain(FILES) {

@@ -1,4 +1,4 @@
-//! Whether two trees are the same to a node.
+//! Compares two trees by what a node sees of them.
 
 use std::ffi::OsString;
 use std::os::unix::fs::PermissionsExt;

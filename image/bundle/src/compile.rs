@@ -1,12 +1,12 @@
-//! Compiles Kubernetes from Debian's source package, by the Go toolchain that the package was made for.
+//! Compiles Kubernetes from Debian's source package, with the Go toolchain that the package was made for.
 //!
-//! The source package holds upstream's whole tree with all that it depends on, so nothing is fetched while compiling. Its
-//! own build makes kubectl only, through make rules that want more tools than this machine must have; all that they do
-//! beyond calling the compiler is to generate one file ([`Source::generate`]). The programs of the node become one
-//! ([`MULTICALL`]): five times nearly the same code would be three times the size.
+//! The source package holds upstream's whole tree with all its dependencies, so nothing is fetched while compiling. Its
+//! own build makes kubectl only, through make rules that need more tools than this machine must have; all that they do
+//! besides calling the compiler is to generate one file ([`Source::generate`]). The programs of the node are linked
+//! into one ([`MULTICALL`]): five programs of nearly the same code would take three times the space.
 //!
-//! The same inputs give the same bytes: no paths (`-trimpath`), no build ID, no time, no cgo, and an environment in which
-//! nothing of the user's settings for Go is left.
+//! The same inputs give the same bytes: no paths (`-trimpath`), no build ID, no time, no cgo, and an environment
+//! without the user's settings for Go.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -22,36 +22,36 @@ use crate::inputs::{self, Inputs, InputsError};
 /// Why Kubernetes was not compiled.
 #[derive(Debug, thiserror::Error)]
 pub enum CompileError {
-    /// A program was not to be run, or failed.
+    /// An external command could not be run or failed.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// The file system refused.
+    /// A file system call failed.
     #[error(transparent)]
     File(#[from] FileError),
-    /// What it is made of is not there.
+    /// The inputs are not available.
     #[error(transparent)]
     Inputs(#[from] InputsError),
-    /// The source is not the one that is amended.
+    /// The source does not match an amendment.
     #[error(transparent)]
     Amend(#[from] AmendError),
-    /// Debian's packages of Go hold none.
-    #[error("there is no Go in {}", .0.display())]
+    /// No Go toolchain in Debian's packages.
+    #[error("no Go toolchain in {}", .0.display())]
     NoGo(PathBuf),
-    /// A colon in the name of the scratch folder.
-    #[error("PATH cannot be extended")]
+    /// The name of the scratch folder has a colon.
+    #[error("cannot add the toolchain to PATH")]
     Path(#[from] std::env::JoinPathsError),
-    /// A package was forgotten, or is too many.
-    #[error("the API's description was generated from other packages than upstream's")]
+    /// A described package is missing, or one too many was used.
+    #[error("the OpenAPI description was not generated from the same packages as upstream's")]
     Description,
-    /// What the source package's name says is not a version.
-    #[error("{0} is no version of Kubernetes")]
+    /// The version in the source package's name is malformed.
+    #[error("{0:?} is not a Kubernetes version")]
     Version(String),
 }
 
-/// The node's programs in one.
+/// The node's programs in one file.
 pub(crate) const MULTICALL: &str = include_str!("multicall.go");
 
-/// The names under which the node's program is called.
+/// The names that the node's program is called by.
 pub(crate) const PROGRAMS: [&str; 5] = [
     "kube-apiserver",
     "kube-controller-manager",
@@ -60,13 +60,13 @@ pub(crate) const PROGRAMS: [&str; 5] = [
     "kubelet",
 ];
 
-/// About how many packages are compiled in all; only the bar depends on it.
+/// Approximate number of compiled packages; only the progress bar depends on it.
 pub(crate) const EXPECTED_PACKAGES: u64 = 2150;
 
-/// About how many are compiled for the tests.
+/// Approximate number of packages compiled for the tests.
 pub(crate) const EXPECTED_TEST_PACKAGES: u64 = 1650;
 
-/// What the tests read when they run, by upstream's own list (`hack/generate-bindata.sh`).
+/// What the tests read at run time, by upstream's own list (`hack/generate-bindata.sh`).
 const TEST_DATA: [&str; 5] = [
     "test/conformance/testdata/...",
     "test/e2e/testing-manifests/...",
@@ -75,27 +75,27 @@ const TEST_DATA: [&str; 5] = [
     "test/images/...",
 ];
 
-/// Upstream's tree is one workspace of this name.
+/// Upstream's tree is one Go workspace of this name.
 const WORKSPACE: &str = "k8s.io/kubernetes";
 
 /// Marks a package whose types the API server describes to its clients.
 const OPENAPI_TAG: &str = "+k8s:openapi-gen=";
 
-/// What is built.
+/// Results of a build.
 pub(crate) struct Built {
     /// The node's programs in one file.
     pub multicall: PathBuf,
-    /// For the developer's machine.
+    /// kubectl for the developer's machine.
     pub kubectl: PathBuf,
-    /// Copyright and licences of the tree and all it contains.
+    /// Copyright and licences of the tree and everything in it.
     pub copyright: PathBuf,
 }
 
 /// Kubernetes' own tests.
 pub(crate) struct Tests {
-    /// The program that asks a cluster (`e2e.test`).
+    /// The program that tests a cluster (`e2e.test`).
     pub program: PathBuf,
-    /// What goes into images of its pods: programs, and what one of them reads.
+    /// Content for images of its pods: programs, and the files that one of them reads.
     pub for_images: Vec<PathBuf>,
 }
 
@@ -113,7 +113,7 @@ pub(crate) fn compile(
     let multicall = source.tree.join("cmd/hearth");
     create_dir(&multicall)?;
     files::write(&multicall.join("main.go"), MULTICALL)?;
-    // Without the clouds' own drivers and without docker: a node has neither.
+    // Without the drivers of cloud providers and without docker: a node has neither.
     let node = source
         .go("build")
         .args(["-tags", "providerless dockerless"]);
@@ -124,7 +124,7 @@ pub(crate) fn compile(
     })
 }
 
-/// The same for the tests.
+/// Unpacks and compiles the tests in `scratch`, an empty folder.
 pub(crate) fn compile_tests(
     progress: &dyn Progress,
     inputs: &Inputs,
@@ -134,7 +134,7 @@ pub(crate) fn compile_tests(
 ) -> Result<Tests, CompileError> {
     let source = Source::unpack(progress, inputs, scratch, task)?;
     source.embed_test_data(task, log)?;
-    // `go test` does not tell what it compiles; and its vet would look at all of it.
+    // `go test` does not print what it compiles, and its vet would check all of it.
     source.follow(source.go("build").arg("./test/e2e/..."), task, log)?;
     let mut for_images = Vec::new();
     for package in ["./test/images/agnhost", "./test/images/nonewprivs"] {
@@ -216,7 +216,7 @@ impl<'a> Source<'a> {
         })
     }
 
-    /// `go VERB`, with flags that every use here has.
+    /// `go VERB`, with the flags that every use needs.
     fn go(&self, verb: &str) -> Cmd {
         Cmd::new(self.goroot.join("bin/go"))
             .dir(&self.tree)
@@ -232,7 +232,7 @@ impl<'a> Source<'a> {
             .args([verb, "-v", "-trimpath"])
     }
 
-    /// Makes a program of a package; it lies under the package's name in the scratch folder.
+    /// Compiles a program of a package into the scratch folder, under the package's name.
     fn build(
         &self,
         go: Cmd,
@@ -250,7 +250,7 @@ impl<'a> Source<'a> {
         Ok(built)
     }
 
-    /// Writes the file that the tests have instead of the tree, by the generator that is in the tree.
+    /// Writes the file that embeds the tests' data, by the generator that is in the tree.
     fn embed_test_data(&self, task: &dyn Task, log: &mut Log) -> Result<(), CompileError> {
         task.now("embedding the tests' data");
         let package = "./vendor/github.com/go-bindata/go-bindata/go-bindata";
@@ -266,9 +266,9 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// Writes the one file that is missing in the source package: the description of the API that the server gives out,
-    /// made of the comments in all packages that ask for it. The tree's list of known oddities must come out the same, so
-    /// a package that was forgotten here is an error and not a smaller description.
+    /// Generates the one file that the source package lacks: the OpenAPI description that the API server serves, made
+    /// from the comments in all packages that are marked for it. The tree's list of known violations must come out the
+    /// same, so a package that is missing here is an error and not a smaller description.
     fn generate(&self, task: &dyn Task, log: &mut Log) -> Result<(), CompileError> {
         let generator = self.scratch.join("openapi-gen");
         let package = "./vendor/k8s.io/kube-openapi/cmd/openapi-gen";
@@ -304,13 +304,13 @@ impl<'a> Source<'a> {
         Ok(())
     }
 
-    /// The packages that ask for a description, by their import paths, sorted.
+    /// The packages that are marked for the description, by import path, sorted.
     fn described_packages(&self) -> Result<Vec<String>, FileError> {
         let mut packages = BTreeSet::new();
         for folder in ["cmd", "pkg", "plugin", "staging/src/k8s.io"] {
             tagged(&self.tree, Path::new(folder), &mut packages)?;
         }
-        // Two neighbours in the tree have descriptions of their own.
+        // Two adjacent trees have descriptions of their own.
         let foreign = ["k8s.io/code-generator", "k8s.io/sample-apiserver"];
         let packages = packages.into_iter().map(|package| {
             let package = package.replacen("staging/src/", "vendor/", 1);
@@ -329,7 +329,7 @@ impl<'a> Source<'a> {
         std::env::join_paths(path)
     }
 
-    /// Runs it; each line is a package that was compiled.
+    /// Runs it; each output line is a compiled package.
     fn follow(&self, go: Cmd, task: &dyn Task, log: &mut Log) -> Result<(), CommandError> {
         go.stream(self.progress, |line| {
             log.line(line)?;
@@ -341,12 +341,12 @@ impl<'a> Source<'a> {
     }
 }
 
-/// Whether the variable is one of the Go toolchain's.
+/// Whether the variable belongs to the Go toolchain.
 fn is_gos(name: &str) -> bool {
     name.starts_with("GO") || name.starts_with("CGO_")
 }
 
-/// Debian's packages put the toolchain under its series.
+/// The root of the toolchain; Debian's packages put it below the name of its series.
 fn goroot(unpacked: &Path) -> Result<PathBuf, CompileError> {
     let lib = unpacked.join("usr/lib");
     let folders = files::entries(&lib)?;
@@ -375,7 +375,7 @@ fn tagged(tree: &Path, folder: &Path, found: &mut BTreeSet<String>) -> Result<()
     Ok(())
 }
 
-/// What the linker sets: the version that the programs tell. The commit stands in the source already.
+/// The linker's flags, which set the version that the programs report. The commit is in the source already.
 fn linker_flags(version: &str) -> Result<String, CompileError> {
     let mut numbers = version.split('.');
     let (Some(major), Some(minor)) = (numbers.next(), numbers.next()) else {

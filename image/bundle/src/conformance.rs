@@ -1,11 +1,11 @@
-//! Kubernetes' own conformance tests, made of the same source as the bundle.
+//! Kubernetes' own conformance tests, built from the same source as the bundle.
 //!
-//! The program (`e2e.test`) runs on the developer's machine and asks a cluster; what its pods run comes as images, from
-//! registries that a test's machines have no way to. They are made here instead (`images`) and ride along in a bundle that
-//! is ours but for that; such a bundle is for tests alone.
+//! The program (`e2e.test`) runs on the developer's machine and tests a cluster. Its pods run images from registries
+//! that the test machines cannot reach, so the images are made here (`images`) and added to our bundle. Such a bundle
+//! is for tests only.
 //!
-//! Two entries of the cache: what is compiled, whose key is little more than the bundle's, and the bundle with the images,
-//! which is made in seconds and changes more often.
+//! There are two cache entries: the compiled programs, whose key covers little more than the bundle's, and the bundle
+//! with the images, which is made in seconds and changes more often.
 
 mod images;
 
@@ -24,27 +24,27 @@ use crate::inputs::{self, Inputs, KIND};
 use crate::modes::copy;
 use crate::packages::Packages;
 
-/// Version of what is compiled and how, part of its key.
+/// Version of the compiled programs and their build steps, part of the cache key.
 const PROGRAMS_RECIPE: u32 = 1;
 
-/// Version of the images, part of their key.
+/// Version of the images, part of the cache key.
 const IMAGES_RECIPE: u32 = 1;
 
-/// The program that asks a cluster, in an entry of what is compiled.
+/// The program that tests a cluster, in an entry of compiled programs.
 const PROGRAM: &str = "host/e2e.test";
 
-/// What goes into images, there.
+/// Content for images, in an entry of compiled programs.
 const FOR_IMAGES: &str = "images";
 
 /// The tests, and what they need on a node.
 pub struct Conformance {
-    /// Asks a cluster.
+    /// The program that tests a cluster.
     pub program: PathBuf,
-    /// The bundle with the tests' images.
+    /// The bundle with the images of the tests.
     pub bundle: Bundle,
 }
 
-/// Both, built if they are not in the cache. The bundle must have been ensured before.
+/// Both parts, built if they are not in the cache. The bundle must have been ensured before.
 pub fn ensure(progress: &dyn Progress, bundle: &Bundle) -> Result<Conformance, BuildError> {
     let cache = Cache::of_user(KIND)?;
     let inputs = Inputs::of_the_bundle()?;
@@ -52,7 +52,7 @@ pub fn ensure(progress: &dyn Progress, bundle: &Bundle) -> Result<Conformance, B
     let programs = format!("conformance-programs-{PROGRAMS_RECIPE}-{of_bundle}");
     let programs = cache.ensure(progress, &programs, |builder, scratch| {
         progress.say(
-            "Kubernetes' conformance tests are not in the cache: building them, which takes minutes",
+            "building the Kubernetes conformance tests (not in the cache); this takes minutes",
         );
         build(progress, &inputs, builder, scratch)
     })?;
@@ -75,7 +75,7 @@ pub fn ensure(progress: &dyn Progress, bundle: &Bundle) -> Result<Conformance, B
     })
 }
 
-/// Makes an entry of the bundle with the images in `scratch`; returns its folder there.
+/// Builds an entry of the bundle with the images in `scratch`; returns its folder there.
 fn add_images(
     progress: &dyn Progress,
     bundle: &Bundle,
@@ -85,7 +85,7 @@ fn add_images(
     scratch: &Path,
 ) -> Result<PathBuf, BuildError> {
     let _task = progress.start(
-        "making the images of Kubernetes' conformance tests",
+        "building the images of the Kubernetes conformance tests",
         Length::Moment,
     );
     let [_, stage, entry] = folders(scratch)?;
@@ -105,7 +105,7 @@ fn add_images(
     Ok(entry)
 }
 
-/// Builds an entry of what is compiled in `scratch`; returns its folder there.
+/// Builds an entry of compiled programs in `scratch`; returns its folder there.
 fn build(
     progress: &dyn Progress,
     inputs: &Inputs,
@@ -115,7 +115,7 @@ fn build(
     inputs.verify()?;
     let mut log = Log::create(builder.log())?;
     let task = progress.start(
-        "building Kubernetes' conformance tests",
+        "building the Kubernetes conformance tests",
         Length::Steps(compile::EXPECTED_TEST_PACKAGES),
     );
     let [source, _, entry] = folders(scratch)?;

@@ -12,13 +12,13 @@ use crate::error::BuildError;
 use crate::inputs::Inputs;
 use crate::{compile, rootfs};
 
-/// Version of the steps, part of the cache's key: to be raised when a change of them changes the result.
+/// Version of the build steps, part of the cache key: must be raised when a change of the steps changes the result.
 const RECIPE: u32 = 2;
 
 /// The part of an entry that becomes the extension.
 pub(crate) const ROOT: &str = "root";
 
-/// The client for the developer's machine, in an entry.
+/// kubectl for the developer's machine, in an entry.
 pub(crate) const KUBECTL: &str = "host/kubectl";
 
 /// The bundle in a finished entry.
@@ -29,7 +29,7 @@ pub(crate) fn bundle(entry: &Path) -> Result<Bundle, BuildError> {
     })
 }
 
-/// For the source, for what is in between, and for the entry.
+/// Creates the folders for the source, for intermediate results, and for the entry.
 pub(crate) fn folders(scratch: &Path) -> Result<[PathBuf; 3], FileError> {
     let all = ["source", "stage", "entry"].map(|name| scratch.join(name));
     for folder in all.iter().chain([&all[2].join("host")]) {
@@ -38,7 +38,7 @@ pub(crate) fn folders(scratch: &Path) -> Result<[PathBuf; 3], FileError> {
     Ok(all)
 }
 
-/// The C compiler and its linker, as they call themselves.
+/// The versions of the C compiler and its linker, as they print them.
 pub(crate) fn compiler(progress: &dyn Progress) -> Result<String, CommandError> {
     let mut tools = String::new();
     for tool in ["gcc", "ld"] {
@@ -52,7 +52,7 @@ pub(crate) fn compiler(progress: &dyn Progress) -> Result<String, CommandError> 
     Ok(tools)
 }
 
-/// The key of an entry: all that goes into a bundle.
+/// The key of an entry, which covers everything that goes into a bundle.
 pub(crate) fn key(inputs: &Inputs, compiler: &str) -> String {
     let recipe = RECIPE.to_string();
     cache::key([

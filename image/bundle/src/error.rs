@@ -1,4 +1,4 @@
-//! Why there is no bundle: the step, with its cause.
+//! Why a bundle could not be built: the step, with its cause.
 
 use std::path::PathBuf;
 
@@ -14,61 +14,61 @@ use crate::packages::PackagesError;
 use crate::rootfs::ImageError;
 use crate::tree::TreeError;
 
-/// Why there is no bundle.
+/// Why a bundle could not be built.
 #[derive(Debug, thiserror::Error)]
 pub enum BuildError {
-    /// The cache gives nothing.
+    /// A cache operation failed.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// A program was not to be run, or failed.
+    /// An external command could not be run or failed.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// The file system refused.
+    /// A file system call failed.
     #[error(transparent)]
     File(#[from] FileError),
     /// Interrupted between two programs.
     #[error("interrupted")]
     Interrupted(#[from] Interrupted),
-    /// What it is made of is not there.
+    /// The inputs are not available.
     #[error(transparent)]
     Inputs(#[from] InputsError),
-    /// Its programs were not compiled.
-    #[error("the whole log is {}", log.display())]
+    /// Its programs could not be compiled.
+    #[error("cannot compile Kubernetes; the full log is {}", log.display())]
     NotCompiled {
-        /// What the compiler said.
+        /// The compiler's log.
         log: PathBuf,
-        /// Why.
+        /// The underlying error.
         source: CompileError,
     },
-    /// Its tree was not laid out.
+    /// Its tree could not be laid out.
     #[error(transparent)]
     Tree(#[from] TreeError),
-    /// A package was not unpacked.
+    /// A package could not be unpacked.
     #[error(transparent)]
     Packages(#[from] PackagesError),
-    /// An image was not made.
+    /// An image could not be made.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// An entry of the cache is not whole.
-    #[error("the cache is damaged: remove {}", entry.display())]
+    /// An entry of the cache is incomplete.
+    #[error("the cache entry is corrupt: remove {}", entry.display())]
     Damaged {
         /// Its folder.
         entry: PathBuf,
-        /// What is wrong with it.
+        /// The underlying error.
         source: InvalidBundle,
     },
-    /// A file that a package should hold.
-    #[error("cannot take {path} out of the package {package}")]
+    /// An expected file of a package could not be copied.
+    #[error("cannot copy {path} from package {package}")]
     NotTaken {
-        /// The file.
+        /// The file, by its path in the package.
         path: String,
         /// The package.
         package: String,
-        /// Why.
+        /// The underlying I/O error.
         source: std::io::Error,
     },
-    /// The same inputs gave something else.
-    #[error("built twice, the bundle is not the same: {}", .0.join(", "))]
+    /// A second build from the same inputs gave a different result.
+    #[error("the bundle is not reproducible; these files differ: {}", .0.join(", "))]
     NotTheSame(Vec<String>),
 }
 

@@ -1,8 +1,8 @@
-//! What the bundle is made of: Debian packages, binary and source, fetched by apt and never installed.
+//! The inputs of the bundle: Debian packages, binary and source, fetched by apt and never installed.
 //!
-//! A mirror holds only the current point release. Therefore the files are kept, in a folder beside the cache's entries
-//! ([`Wanted`]), and used until they are fetched anew: the record of them, names and hashes, is what the key of what is
-//! made of them covers, so a bundle that is there is found without a network.
+//! A mirror holds only the current point release. Therefore the files are kept in a folder beside the cache's entries
+//! ([`Wanted`]), and used until they are fetched again. The cache key covers the record of their names and hashes, so
+//! an existing bundle is found without a network.
 
 use std::path::{Path, PathBuf};
 
@@ -13,57 +13,58 @@ use hearth_build::files::{self, FileError, failed};
 use hearth_build::progress::{Length, Progress};
 use ring::digest::{SHA256, digest};
 
-/// Why the inputs are not there.
+/// Why the inputs are not available.
 #[derive(Debug, thiserror::Error)]
 pub enum InputsError {
-    /// apt does not give the packages.
+    /// apt did not fetch the packages.
     #[error(
-        "the bundle is made of packages of Debian's release {RELEASE}: does this machine's apt know it, with its sources? \
-         Otherwise give a ready bundle with --bundle"
+        "cannot fetch the packages of Debian release {RELEASE}: check that this machine's apt has that \
+         release and its sources. \
+         Alternatively give an existing bundle with --bundle"
     )]
     NotFetched(#[source] CommandError),
-    /// apt was not to be used.
+    /// apt could not be prepared.
     #[error(transparent)]
     Apt(#[from] AptError),
-    /// There is no place for them.
+    /// The cache folder is not available.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// The file system refused.
+    /// A file system call failed.
     #[error(transparent)]
     File(#[from] FileError),
-    /// They were there when the bundle was made.
-    #[error("the packages of the bundle are gone")]
+    /// The packages have been removed since the bundle was made.
+    #[error("the packages of the bundle are missing from the cache")]
     Gone,
-    /// Somebody has written to them since.
+    /// The files have been modified since they were fetched.
     #[error(
-        "the files in {} are not what was fetched: run `cargo xtask kubernetes --update`",
+        "the files in {} have been modified since they were fetched: run `cargo xtask kubernetes --update`",
         folder.display()
     )]
     Changed {
-        /// Where they are.
+        /// Folder of the files.
         folder: PathBuf,
     },
-    /// A binary package that is asked for.
+    /// A required binary package is missing.
     #[error("the package {0} is not among the inputs")]
     NoPackage(String),
-    /// Half of the source package.
+    /// A half of the source package is missing.
     #[error("{0} of Kubernetes is not among the inputs")]
     NoSource(&'static str),
-    /// The file of upstream's source is called otherwise than Debian's are.
+    /// The name of the file with upstream's source does not follow Debian's scheme.
     #[error("{0} has no version in its name")]
     NoVersion(String),
 }
 
-/// The kind of our entries in the cache, beside which the files are kept.
+/// Kind of cache entry beside which the files are kept.
 pub(crate) const KIND: &str = "kubernetes";
 
-/// Debian's release whose packages these are, as apt's `Codename` has it.
+/// The Debian release of the packages, as in apt's `Codename`.
 const RELEASE: &str = "bookworm";
 
-/// The source package: upstream's whole tree, with all it depends on.
+/// The source package: upstream's whole tree, with all its dependencies.
 pub(crate) const KUBERNETES: &str = "kubernetes";
 
-/// Packages that the tree's files come from; tree.rs says which files, and why.
+/// Packages that files of the tree come from; tree.rs lists which files, and why.
 pub(crate) const FOR_THE_NODE: [&str; 21] = [
     "busybox-static",
     "conntrack",
@@ -88,16 +89,16 @@ pub(crate) const FOR_THE_NODE: [&str; 21] = [
     "runc",
 ];
 
-/// Packages that are only used here: the Go toolchain which the source package was made for, and what rewrites where a
-/// program finds its libraries.
+/// Packages that are only used for the build: the Go toolchain that the source package was made for, and the tool that
+/// rewrites a program's library path.
 pub(crate) const TOOLS: [&str; 3] = ["golang-1.19-go", "golang-1.19-src", "patchelf"];
 
-/// What is fetched together, and kept together.
+/// A set of packages that is fetched and kept together.
 pub(crate) struct Wanted {
     /// Name of the folder, beside the cache's entries.
     folder: &'static str,
     packages: &'static [&'static [&'static str]],
-    /// Whether all comes that they depend on, too; otherwise each package that is needed is named.
+    /// Whether all dependencies are fetched, too; otherwise each package is listed.
     with_dependencies: bool,
     source: Option<&'static str>,
 }
@@ -110,7 +111,7 @@ pub(crate) const OF_THE_BUNDLE: Wanted = Wanted {
     source: Some(KUBERNETES),
 };
 
-/// For the images of Kubernetes' own tests: what upstream's have from elsewhere.
+/// For the images of Kubernetes' own tests, which replace upstream's.
 pub(crate) const OF_THE_TESTS: Wanted = Wanted {
     folder: "inputs-of-tests",
     packages: &[&[
@@ -124,10 +125,10 @@ pub(crate) const OF_THE_TESTS: Wanted = Wanted {
     source: None,
 };
 
-/// Name of the record, in the folder of the files it lists.
+/// Name of the record, in the folder of the files that it lists.
 const RECORD: &str = "record";
 
-/// The files, each as its hash was when it came.
+/// The files, each with its hash when it was fetched.
 #[derive(Debug)]
 pub(crate) struct Inputs {
     dir: PathBuf,
@@ -136,7 +137,7 @@ pub(crate) struct Inputs {
 }
 
 impl Inputs {
-    /// What is kept; fetched, if it is not all there.
+    /// The kept files; fetched if they are incomplete.
     pub(crate) fn ensure(
         progress: &dyn Progress,
         cache: &Cache,
@@ -146,14 +147,14 @@ impl Inputs {
             return Ok(inputs);
         }
         let builder = cache.lock(progress)?;
-        // Whoever held the lock may have fetched these.
+        // The previous lock holder may have fetched them.
         match Inputs::kept(wanted)? {
             Some(inputs) => Ok(inputs),
             None => Inputs::fetch(progress, &builder, wanted),
         }
     }
 
-    /// What is kept for the bundle, which must have been ensured before.
+    /// The kept files of the bundle, which must have been ensured before.
     pub(crate) fn of_the_bundle() -> Result<Inputs, InputsError> {
         Inputs::kept(&OF_THE_BUNDLE)?.ok_or(InputsError::Gone)
     }
@@ -172,7 +173,7 @@ impl Inputs {
         Ok(whole.then_some(inputs))
     }
 
-    /// Fetches all anew, and keeps that instead of what was kept before.
+    /// Fetches all packages again, and keeps them in place of the previous ones.
     pub(crate) fn fetch(
         progress: &dyn Progress,
         builder: &Builder<'_>,
@@ -264,12 +265,12 @@ impl Inputs {
         Ok((upstream_tar, debian_tar, version))
     }
 
-    /// Stands for names and hashes of all the files, in a key.
+    /// A hash of names and hashes of all files, for use in a key.
     pub(crate) fn digest(&self) -> String {
         hex::encode(&digest(&SHA256, self.record.as_bytes()).as_ref()[..8])
     }
 
-    /// Every file against its hash in the record: they may have lain there for months.
+    /// Checks every file against its hash in the record: they may have been kept for months.
     pub(crate) fn verify(&self) -> Result<(), InputsError> {
         if record_of(&self.dir)? != self.record {
             return Err(InputsError::Changed {
@@ -287,7 +288,7 @@ impl Inputs {
 }
 
 impl Wanted {
-    /// Of the packages that are asked for.
+    /// Names of the packages to fetch.
     pub(crate) fn names(&self) -> impl Iterator<Item = &'static str> {
         self.packages.iter().copied().flatten().copied()
     }
@@ -297,7 +298,8 @@ impl Wanted {
     }
 }
 
-/// The version without what Debian adds. "1.20.5+really1.20.2" is 1.20.2: the package went back, its number could not.
+/// The version without Debian's additions. "1.20.5+really1.20.2" is 1.20.2: the package was downgraded, its number
+/// could not be.
 fn upstream(version: &str) -> &str {
     let version = match version.split_once("+really") {
         Some((_, really)) => really,
@@ -316,7 +318,7 @@ fn record_of(dir: &Path) -> Result<String, FileError> {
         let hash = hex::encode(digest(&SHA256, &files::read(&entry.path())?));
         lines.push(format!("{hash}  {name}\n"));
     }
-    // By name: the hashes say nothing to whoever compares two records.
+    // Sorted by name, which makes two records easy to compare.
     lines.sort_by(|a, b| a[66..].cmp(&b[66..]));
     Ok(lines.concat())
 }

@@ -1,14 +1,14 @@
-//! The bundle: all that a node needs to run containers and Kubernetes, cached by content.
+//! The bundle: everything that a node needs to run containers and Kubernetes, cached by content.
 //!
-//! A bundle is a folder that becomes the extension `kubernetes` of an image; `docs/kubernetes.md` says what is in it. Ours is
-//! made of Debian packages: Kubernetes is compiled from the source package (`compile`), everything else is taken as Debian
-//! built it (`tree`). Debian, because its packages are signed, their sources and licences are known, and every machine
-//! that builds Hearth can fetch them. The price is the version: the last Kubernetes in Debian with its servers is 1.20. So a
-//! bundle is a plain folder with its versions written in it, and a newer one from anywhere takes our place with
-//! [`Bundle::read`]; the node chooses its flags by those versions.
+//! A bundle is a folder that becomes the extension `kubernetes` of an image; `docs/kubernetes.md` describes its
+//! content. Ours is made of Debian packages: Kubernetes is compiled from the source package (`compile`), everything
+//! else is used as Debian built it (`tree`). Debian's packages are signed, their sources and licences are known, and
+//! every machine that builds Hearth can fetch them. The price is the version: the last Kubernetes in Debian with its
+//! servers is 1.20. So a bundle is a plain folder with its versions written in it, and a newer one from elsewhere can
+//! replace ours with [`Bundle::read`]; the node chooses its flags by those versions.
 //!
-//! The key of the cache covers all that goes in: the names and hashes of the packages, the sources here, the C compiler, and
-//! the recipe's version. Nothing is fetched and nothing compiled when the bundle of this key is there.
+//! The cache key covers everything that goes in: the names and hashes of the packages, the sources here, the C
+//! compiler, and the recipe's version. If the bundle of this key exists, nothing is fetched or compiled.
 
 mod amend;
 mod bundle;
@@ -44,7 +44,7 @@ use hearth_build::progress::{Length, Progress};
 use entry::{KUBECTL, ROOT, compiler, folders, key};
 use inputs::{Inputs, KIND};
 
-/// Fetches the newest point release of the packages; of those for the conformance tests, too, where `tests` says so.
+/// Fetches the newest point release of the packages, and with `tests` also of those for the conformance tests.
 pub fn update(progress: &dyn Progress, tests: bool) -> Result<(), BuildError> {
     let cache = Cache::of_user(KIND)?;
     let builder = cache.lock(progress)?;
@@ -61,8 +61,7 @@ pub fn ensure(progress: &dyn Progress) -> Result<Bundle, BuildError> {
     let inputs = Inputs::ensure(progress, &cache, &inputs::OF_THE_BUNDLE)?;
     let key = key(&inputs, &compiler(progress)?);
     let entry = cache.ensure(progress, &key, |builder, scratch| {
-        progress
-            .say("this Kubernetes bundle is not in the cache: building it, which takes minutes");
+        progress.say("building the Kubernetes bundle (not in the cache); this takes minutes");
         build(progress, &inputs, builder, scratch)
     })?;
     Ok(Bundle {
@@ -71,8 +70,8 @@ pub fn ensure(progress: &dyn Progress) -> Result<Bundle, BuildError> {
     })
 }
 
-/// Copies a program out of one of the packages that the bundle is made of, as Debian has built it. A bundle must have been
-/// ensured before.
+/// Copies a program, as built by Debian, out of one of the packages of the bundle. A bundle must have been ensured
+/// before.
 pub fn take_from_package(
     progress: &dyn Progress,
     package: &str,
@@ -94,7 +93,7 @@ pub fn take_from_package(
     Ok(())
 }
 
-/// Builds our bundle once more and compares, byte by byte.
+/// Builds our bundle again and compares the results, byte by byte.
 pub fn check(progress: &dyn Progress, bundle: &Bundle) -> Result<(), BuildError> {
     let cache = Cache::of_user(KIND)?;
     let builder = cache.lock(progress)?;

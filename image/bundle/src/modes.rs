@@ -1,10 +1,10 @@
-//! Modes of files that depend on nothing of this machine.
+//! File modes that do not depend on this machine.
 
 use std::path::Path;
 
 use hearth_build::files::{self, FileError, failed, set_mode};
 
-/// Modes that depend on nothing here: what is a program or a library may be run, all may be read.
+/// Sets modes: programs and libraries are executable, everything is readable.
 pub(crate) fn settle_modes(path: &Path) -> Result<(), FileError> {
     let metadata = path.symlink_metadata().map_err(failed("settle", path))?;
     if metadata.is_dir() {
@@ -21,7 +21,7 @@ pub(crate) fn settle_modes(path: &Path) -> Result<(), FileError> {
     }
 }
 
-/// The bytes of the file that `from` leads to. Its mode stays behind, and must not forbid a later change.
+/// Copies the bytes of `from`, following links. Its mode is not copied: it could forbid a later change.
 pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), FileError> {
     files::write(to, files::read(from)?)?;
     set_mode(to, 0o755)

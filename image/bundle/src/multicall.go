@@ -1,7 +1,7 @@
-// All of Kubernetes' programs of a node in one file: which of them runs is the name by which the file is called.
+// All Kubernetes programs of a node in one file; the name that the file is called by selects the program.
 //
-// They share nearly all of their code, so one file is about as large as the largest of them. Each case does what the
-// program's own main function does, for the pinned version; a change of version is a reason to compare.
+// The programs share nearly all of their code, so one file is about as large as the largest of them. Each case does
+// what the program's own main function does, for the pinned version: compare again after a version change.
 package main
 
 import (
@@ -17,7 +17,7 @@ import (
 
 	cliflag "k8s.io/component-base/cli/flag"
 	"k8s.io/component-base/logs"
-	// Client metrics of all the programs, and the metric that tells the version.
+	// Client metrics of all programs, and the metric that reports the version.
 	_ "k8s.io/component-base/metrics/prometheus/clientgo"
 	_ "k8s.io/component-base/metrics/prometheus/version"
 
@@ -28,7 +28,7 @@ import (
 	kubelet "k8s.io/kubernetes/cmd/kubelet/app"
 )
 
-// What a program does before its command line is read, and its command.
+// What a program does before its command line is parsed, and its command.
 type program struct {
 	prepare func()
 	command func() *cobra.Command
@@ -42,7 +42,7 @@ var programs = map[string]program{
 	"kube-proxy":              {dashesAndGoFlags, func() *cobra.Command { return proxy.NewProxyCommand() }},
 }
 
-// Flags may be spelled with underscores.
+// Allows underscores in flags.
 func dashes() {
 	pflag.CommandLine.SetNormalizeFunc(cliflag.WordSepNormalizeFunc)
 }
@@ -60,7 +60,7 @@ func run(name string) int {
 	rand.Seed(time.Now().UnixNano())
 	chosen, known := programs[name]
 	if !known {
-		fmt.Fprintf(os.Stderr, "%s is none of the programs in this file\n", name)
+		fmt.Fprintf(os.Stderr, "unknown program %s\n", name)
 		return 2
 	}
 	command := chosen.command()

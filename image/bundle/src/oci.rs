@@ -1,8 +1,8 @@
-//! Images of one layer, as archives in the form of the Open Container Initiative.
+//! Images of one layer, as archives in OCI format.
 //!
-//! An archive is a tar of a folder: blobs named by their SHA-256 (layer, configuration, manifest), an index that names the
-//! manifest, and a file that says which form this is. The annotation on the index is where containerd takes the image's
-//! name from. Layers are not compressed: the extension's file system compresses everything once.
+//! An archive is a tar of a folder: blobs named by their SHA-256 (layer, configuration, manifest), an index that names
+//! the manifest, and a file with the layout version. containerd takes the image's name from the annotation on the
+//! index. Layers are not compressed: the extension's file system compresses everything once.
 
 use std::path::Path;
 
@@ -12,13 +12,13 @@ use hearth_build::progress::Progress;
 use ring::digest::{SHA256, digest};
 use serde_json::{Value, json};
 
-/// Why there is no archive.
+/// Why an archive could not be written.
 #[derive(Debug, thiserror::Error)]
 pub enum ArchiveError {
-    /// tar was not to be run, or failed.
+    /// tar could not be run or failed.
     #[error(transparent)]
     Tar(#[from] CommandError),
-    /// The file system refused.
+    /// A file system call failed.
     #[error(transparent)]
     File(#[from] FileError),
 }
@@ -27,9 +27,9 @@ const MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
 const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar";
 
-/// Writes an image with the files below `rootfs` to `archive`, under each of `names` ("hearth.local/pause:1"). `config` is
-/// the part of the image's configuration that a container starts with: command, environment, user. Works in `scratch`, an
-/// empty folder.
+/// Writes an image with the files below `rootfs` to `archive`, under each of `names` ("hearth.local/pause:1"). `config`
+/// is the part of the image's configuration that applies when a container starts: command, environment, user. Works in
+/// `scratch`, an empty folder.
 pub(crate) fn write(
     progress: &dyn Progress,
     names: &[&str],
@@ -76,7 +76,7 @@ pub(crate) fn write(
     Ok(())
 }
 
-/// Adds a blob; returns how others refer to it.
+/// Adds a blob; returns its descriptor.
 fn put(blobs: &Path, media_type: &str, content: &[u8]) -> Result<Value, FileError> {
     let hash = hex::encode(digest(&SHA256, content));
     files::write(&blobs.join(&hash), content)?;
@@ -87,7 +87,7 @@ fn put(blobs: &Path, media_type: &str, content: &[u8]) -> Result<Value, FileErro
     }))
 }
 
-/// A tar of what is in `folder` that tells nothing but names, modes and contents.
+/// A tar of `folder` that contains nothing but names, modes and contents.
 fn tar(progress: &dyn Progress, folder: &Path, archive: &Path) -> Result<(), CommandError> {
     Cmd::new("tar")
         .env("LC_ALL", "C")
@@ -106,7 +106,7 @@ mod tests {
     use hearth_build::progress::Silent;
     use std::fs;
 
-    /// The blob with this reference, checked against it.
+    /// The blob with this descriptor, checked against it.
     fn blob(layout: &Path, reference: &Value) -> Vec<u8> {
         let hash = reference["digest"]
             .as_str()
@@ -173,7 +173,7 @@ mod tests {
         let two = tempfile::tempdir().unwrap();
         let first = archive(one.path());
         fs::create_dir_all(two.path().join("rootfs")).unwrap();
-        // Another order in the folder, another time.
+        // Another order of entries in the folder, another time.
         fs::write(two.path().join("rootfs/program"), "first").unwrap();
         assert_eq!(archive(two.path()), first);
     }

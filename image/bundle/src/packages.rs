@@ -1,4 +1,4 @@
-//! Debian's packages, unpacked, and how their programs find loader and libraries where the node has them.
+//! Unpacked Debian packages, and how their programs find loader and libraries at the node's paths.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -10,53 +10,54 @@ use hearth_build::progress::Progress;
 use crate::inputs::{FOR_THE_NODE, Inputs, InputsError};
 use crate::modes::copy;
 
-/// Where the node has the tree, always; the programs say so themselves.
+/// The mount path of the tree on every node; the programs contain it.
 pub const MOUNTED_AT: &str = "/ext/kubernetes";
 
 /// The loader's file name.
 const LOADER: &str = "ld-linux-x86-64.so.2";
 
-/// Where iptables' library looks for its extensions, as Debian compiled it in. There is a variable that says otherwise, but
-/// whoever calls iptables (kube-proxy, the kubelet, a network plugin, the node) would have to know it.
+/// The folder that iptables' library loads its extensions from, as Debian compiled it in. An environment variable
+/// overrides it, but then every caller of iptables (kube-proxy, the kubelet, a network plugin, the node) would have to
+/// set it.
 const XTABLES: &[u8] = b"/usr/lib/x86_64-linux-gnu/xtables\0";
 
-/// Why packages do not give what is wanted of them.
+/// Why packages could not be used.
 #[derive(Debug, thiserror::Error)]
 pub enum PackagesError {
-    /// A program was not to be run, or failed.
+    /// An external command could not be run or failed.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// The file system refused.
+    /// A file system call failed.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A package is not there.
+    /// A package is missing.
     #[error(transparent)]
     Inputs(#[from] InputsError),
-    /// A program needs it.
-    #[error("no package holds the library {0}")]
+    /// A program needs a library that no package has.
+    #[error("library {0} is in none of the packages")]
     NoLibrary(String),
-    /// iptables' library is another than we know.
+    /// iptables' library is not as expected.
     #[error("cannot change {}", library.display())]
     Unchangeable {
-        /// The library.
+        /// Path of the library.
         library: PathBuf,
-        /// Why.
+        /// The underlying error.
         source: ExtensionsError,
     },
 }
 
-/// Why iptables' library cannot be made to look for its extensions elsewhere.
+/// Why the extension folder of iptables' library cannot be changed.
 #[derive(Debug, thiserror::Error)]
 pub enum ExtensionsError {
-    /// Debian has compiled in another folder.
-    #[error("it does not name the folder of its extensions")]
+    /// Debian compiled in a different folder.
+    #[error("the library does not contain the expected extension folder")]
     NotNamed,
-    /// It is named twice, or the new name is too long.
-    #[error("the folder of its extensions cannot be replaced")]
+    /// The folder occurs twice, or the new name is too long.
+    #[error("cannot replace the extension folder")]
     NoRoom,
 }
 
-/// The unpacked packages, and where each library lies in them.
+/// The unpacked packages, and the path of each library in them.
 pub(crate) struct Packages {
     dir: PathBuf,
     patchelf: PathBuf,
@@ -64,7 +65,7 @@ pub(crate) struct Packages {
 }
 
 impl Packages {
-    /// Unpacks them below `scratch`.
+    /// Unpacks the packages below `scratch`.
     pub(crate) fn unpack(
         progress: &dyn Progress,
         inputs: &Inputs,
@@ -82,7 +83,7 @@ impl Packages {
         Ok(packages)
     }
 
-    /// Unpacks another one.
+    /// Unpacks one more package.
     pub(crate) fn add(
         &mut self,
         progress: &dyn Progress,
@@ -113,7 +114,7 @@ impl Packages {
         self.dir.join(package).join(path)
     }
 
-    /// Makes programs and extensions find the tree's own loader and libraries, and puts those there.
+    /// Makes programs and extensions use the tree's own loader and libraries, and copies those into the tree.
     pub(crate) fn relocate(
         &self,
         progress: &dyn Progress,
@@ -138,7 +139,7 @@ impl Packages {
         let mut objects = programs;
         objects.extend(extensions);
         for library in self.copy_libraries(progress, objects, &lib)? {
-            // The C library needs nothing but the loader, and is what the loader has been tried with as it is.
+            // The C library needs nothing but the loader, and is tested with the loader unmodified.
             if !library.ends_with("libc.so.6") {
                 patch().arg(&library).run(progress)?;
             }
@@ -155,7 +156,7 @@ impl Packages {
         Ok(())
     }
 
-    /// Puts the loader and the libraries of these programs where they look for them in a system whose root is `rootfs`.
+    /// Copies the loader and the libraries of these programs to where they are loaded from if `rootfs` is the root.
     pub(crate) fn add_libraries(
         &self,
         progress: &dyn Progress,
@@ -170,7 +171,7 @@ impl Packages {
         Ok(())
     }
 
-    /// Copies all libraries that these objects need, and those that they need, but for the loader; returns the copies.
+    /// Copies all libraries that these objects need, directly or indirectly, except the loader; returns the copies.
     fn copy_libraries(
         &self,
         progress: &dyn Progress,
@@ -193,8 +194,8 @@ impl Packages {
         Ok(copies)
     }
 
-    /// Copies iptables' matches and targets: those for IPv4. The others are for tables that the kernel has not. Returns the
-    /// copies that are files.
+    /// Copies iptables' matches and targets for IPv4. The kernel has no tables for the others. Returns those copies
+    /// that are regular files.
     pub(crate) fn copy_iptables_extensions(
         &self,
         root: &Path,
@@ -225,7 +226,7 @@ impl Packages {
     }
 }
 
-/// The library with another folder for its extensions; the name must fit where the old one was.
+/// The library with another extension folder, whose name must fit in place of the old one.
 fn with_extensions_at(library: &[u8], folder: &str) -> Result<Vec<u8>, ExtensionsError> {
     let at = |from: usize| {
         let rest = &library[from..];

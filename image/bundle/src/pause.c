@@ -1,6 +1,6 @@
-// The process that holds a pod's namespaces while its containers come and go. It waits, reaps what is orphaned where the
-// containers of a pod share their process IDs, and ends when told to. Freestanding: with a C library it would be a hundred
-// times the size, in every pod.
+// The process that holds a pod's namespaces while its containers start and stop. It waits, reaps orphans if the
+// containers of a pod share a process namespace, and ends on a signal. Freestanding: with a C library it would be a
+// hundred times the size, in every pod.
 
 #define SYS_RT_SIGPROCMASK 14
 #define SYS_WAIT4 61
@@ -21,7 +21,7 @@ static long call(long number, long a, long b, long c, long d) {
   return result;
 }
 
-// Blocked signals reach a process 1 too, whose default action for them would be to ignore them.
+// Blocked signals are queued even for process 1, for which the default action would ignore them.
 void _start(void) {
   unsigned long waited = BIT(SIGINT) | BIT(SIGTERM) | BIT(SIGCHLD);
   call(SYS_RT_SIGPROCMASK, SIG_BLOCK, (long)&waited, 0, sizeof waited);

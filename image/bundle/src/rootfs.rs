@@ -1,4 +1,4 @@
-//! What is in the images that a node has without a registry: the process of a pod's own, and small systems around Debian's
+//! The images that a node has without a registry: the sandbox process of a pod, and small systems around Debian's
 //! busybox.
 
 use std::path::Path;
@@ -12,10 +12,10 @@ use crate::modes::{copy, settle_modes};
 use crate::oci::{self, ArchiveError};
 use crate::packages::{Packages, PackagesError};
 
-/// The process of a pod's own.
+/// The sandbox process of a pod.
 pub(crate) const PAUSE: &str = include_str!("pause.c");
 
-/// What the compiler is told for [`PAUSE`].
+/// Compiler flags for [`PAUSE`].
 const PAUSE_FLAGS: [&str; 9] = [
     "-Os",
     "-static",
@@ -28,25 +28,25 @@ const PAUSE_FLAGS: [&str; 9] = [
     "-s",
 ];
 
-/// Tells which pod answered.
+/// A web page that names the pod that answered.
 const PROBE_HOSTNAME: &str = r"#!/bin/sh
 printf 'Content-Type: text/plain\r\n\r\n'
 hostname
 ";
 
-/// Why an image was not made.
+/// Why an image could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
-    /// A program was not to be run, or failed.
+    /// An external command could not be run or failed.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// A program's libraries are not there.
+    /// The libraries of a program are missing.
     #[error(transparent)]
     Packages(#[from] PackagesError),
-    /// Its archive was not written.
+    /// Its archive could not be written.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
-    /// The file system refused.
+    /// A file system call failed.
     #[error(transparent)]
     File(#[from] FileError),
 }
@@ -74,7 +74,7 @@ pub(crate) fn pause_image(
     Ok(())
 }
 
-/// A small system to try a cluster with, as an image of this name: a shell, a web server, clients for the web and for DNS.
+/// A small system for testing a cluster, as an image of this name: a shell, a web server, clients for HTTP and DNS.
 pub(crate) fn probe_image(
     progress: &dyn Progress,
     packages: &Packages,
@@ -112,13 +112,14 @@ fn probe_rootfs(
     Ok(())
 }
 
-/// A command for an image with busybox: serves the files of a folder, logs each request, and ends when told to, which a
-/// server that is process 1 of its container would not do by itself.
+/// A command for an image with busybox: serves the files of a folder, logs each request, and ends on SIGTERM, which a
+/// server that is process 1 of its container would ignore.
 pub(crate) fn serve(port: u16, folder: &str) -> String {
     format!("#!/bin/sh\ntrap 'exit 0' TERM INT\nhttpd -f -vv -p {port} -h {folder} &\nwait\n")
 }
 
-/// Busybox under all its names, and what a user's home takes; to be settled when all is there.
+/// Busybox under all its names, and the files that describe users; [`settle`] must be called when the content is
+/// complete.
 pub(crate) fn busybox_rootfs(
     progress: &dyn Progress,
     packages: &Packages,
@@ -146,7 +147,7 @@ pub(crate) fn busybox_rootfs(
     Ok(())
 }
 
-/// The modes of a system's files, of which everybody may write to one folder.
+/// Sets the modes of a system's files; one folder is writable by everybody.
 pub(crate) fn settle(rootfs: &Path) -> Result<(), FileError> {
     settle_modes(rootfs)?;
     set_mode(&rootfs.join("tmp"), 0o1777)
@@ -158,7 +159,7 @@ mod tests {
     use hearth_build::progress::Silent;
     use std::fs;
 
-    /// It waits, and ends when it is told to.
+    /// The program waits, and ends on SIGTERM.
     #[test]
     fn pause_pauses() {
         let dir = tempfile::tempdir().unwrap();
@@ -174,7 +175,7 @@ mod tests {
             .unwrap();
         assert!(fs::metadata(&program).unwrap().len() < 2048);
         let mut pause = Pause(std::process::Command::new(&program).spawn().unwrap());
-        // Once it waits for a signal (rt_sigtimedwait is 128): one that comes earlier would end it as well.
+        // Wait until it waits for a signal (rt_sigtimedwait is 128): an earlier one would end it as well.
         let call = format!("/proc/{}/syscall", pause.0.id());
         let deadline = std::time::Instant::now() + std::time::Duration::from_secs(20);
         while !fs::read_to_string(&call).unwrap().starts_with("128 ") {
@@ -187,7 +188,7 @@ mod tests {
         assert_eq!(pause.0.wait().unwrap().code(), Some(0));
     }
 
-    /// Not left running by a test that failed.
+    /// Kills the process when a test fails.
     struct Pause(std::process::Child);
 
     impl Drop for Pause {

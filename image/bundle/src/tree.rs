@@ -1,13 +1,13 @@
 //! Lays out the tree that a node mounts at [`crate::packages::MOUNTED_AT`].
 //!
-//! The node's root holds no loader, no libraries and no tools for anybody but the node, and a bundle may be newer than the
-//! node. So the tree is closed in itself: every dynamically linked program is rewritten to name the tree's own loader and
-//! to look for libraries in the tree's `lib` only (patchelf), with all that they need found here, at build time. The other
-//! ways were an LD_LIBRARY_PATH, which every child would inherit down into what runc prepares for a container, and linking
-//! everything statically, which would mean to build Debian's C programs anew.
+//! The node's root holds no loader, libraries or tools for anything but the node itself, and a bundle may be newer than
+//! the node. So the tree is self-contained: every dynamically linked program is rewritten (patchelf) to name the tree's
+//! own loader and to search the tree's `lib` only, and all libraries are collected at build time. The alternatives were
+//! an LD_LIBRARY_PATH, which every child would inherit down to the containers of runc, and linking everything
+//! statically, which would mean building Debian's C programs again.
 //!
-//! Nothing of a file but its bytes, its mode and its name gets into the node; bytes are Debian's or the compiler's, so the
-//! same inputs give the same tree.
+//! Of a file, only bytes, mode and name reach the node; the bytes are Debian's or the compiler's, so the same inputs
+//! give the same tree.
 
 use std::path::Path;
 
@@ -20,19 +20,19 @@ use crate::modes::{copy, settle_modes};
 use crate::packages::{Packages, PackagesError};
 use crate::rootfs::{self, ImageError};
 
-/// Why no tree was laid out.
+/// Why the tree could not be laid out.
 #[derive(Debug, thiserror::Error)]
 pub enum TreeError {
-    /// What it is made of is not there.
+    /// The inputs are not available.
     #[error(transparent)]
     Inputs(#[from] InputsError),
-    /// The programs were not made to find their libraries.
+    /// The programs could not be relocated.
     #[error(transparent)]
     Packages(#[from] PackagesError),
-    /// An image was not made.
+    /// An image could not be made.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// The file system refused.
+    /// A file system call failed.
     #[error(transparent)]
     File(#[from] FileError),
 }
@@ -40,9 +40,9 @@ pub enum TreeError {
 /// A program taken from a package.
 struct Program {
     package: &'static str,
-    /// In the package.
+    /// Path in the package.
     path: &'static str,
-    /// In the tree.
+    /// Path in the tree.
     to: &'static str,
 }
 
@@ -50,33 +50,34 @@ const fn program(package: &'static str, path: &'static str, to: &'static str) ->
     Program { package, path, to }
 }
 
-/// Every program but Kubernetes' own, and who calls it.
+/// Every program except Kubernetes' own, and its callers.
 const FROM_PACKAGES: [Program; 14] = [
     program("containerd", "usr/bin/containerd", "bin/containerd"),
-    // One per pod, started by containerd; it outlives it.
+    // One per pod, started by containerd; it outlives containerd.
     program(
         "containerd",
         "usr/bin/containerd-shim-runc-v2",
         "bin/containerd-shim-runc-v2",
     ),
     program("runc", "usr/sbin/runc", "bin/runc"),
-    // kube-proxy's services, the kubelet's and portmap's chains, the node's masquerading. The older form of it, because
-    // the kernel has its tables and not nftables.
+    // For kube-proxy's services, the chains of the kubelet and portmap, and the node's masquerading. The legacy
+    // variant, because the kernel has its tables and not nftables.
     program(
         "iptables",
         "usr/sbin/xtables-legacy-multi",
         "bin/xtables-legacy-multi",
     ),
-    // kube-proxy forgets flows of UDP services whose endpoint went.
+    // kube-proxy deletes flows of UDP services whose endpoint is gone.
     program("conntrack", "usr/sbin/conntrack", "bin/conntrack"),
-    // The kubelet mounts volumes by these two.
+    // The kubelet mounts volumes with these two.
     program("mount", "bin/mount", "bin/mount"),
     program("mount", "bin/umount", "bin/umount"),
-    // The kubelet measures emptyDir volumes by `nice -n 19 du -x -s -B 1` and `find -xdev -printf .`, options that are GNU's.
+    // The kubelet measures emptyDir volumes with `nice -n 19 du -x -s -B 1` and `find -xdev -printf .`, which are GNU
+    // options.
     program("coreutils", "usr/bin/nice", "bin/nice"),
     program("coreutils", "usr/bin/du", "bin/du"),
     program("findutils", "usr/bin/find", "bin/find"),
-    // Network plugins: containerd calls loopback for every pod; the pods' network of the node is made of the others.
+    // Network plugins: containerd calls loopback for every pod; the node's pod network uses the others.
     program(
         "containernetworking-plugins",
         "usr/lib/cni/bridge",
@@ -99,14 +100,14 @@ const FROM_PACKAGES: [Program; 14] = [
     ),
 ];
 
-/// Names under which programs are called: (link, program), both in `bin`. No ip6tables: the kernel has no tables for it.
+/// Other names of programs: (link, program), both in `bin`. No ip6tables: the kernel has no tables for it.
 const LINKS: [(&str, &str); 3] = [
     ("iptables", "xtables-legacy-multi"),
     ("iptables-restore", "xtables-legacy-multi"),
     ("iptables-save", "xtables-legacy-multi"),
 ];
 
-/// The file in `bin` that is all of Kubernetes' programs.
+/// The file in `bin` with all Kubernetes programs.
 const KUBERNETES: &str = "kubernetes";
 
 /// Lays the tree out in `root`, which must not exist; works in `scratch`, an empty folder.
@@ -174,7 +175,8 @@ fn images(
     )
 }
 
-/// Debian's statement of copyright for every package whose files are in the tree; Kubernetes' own covers what it contains.
+/// Copies Debian's copyright file of every package whose files are in the tree; Kubernetes' own covers what it
+/// contains.
 fn licences(packages: &Packages, built: &Built, root: &Path) -> Result<(), FileError> {
     let to = root.join("licences");
     copy(&built.copyright, &to.join("kubernetes"))?;

@@ -1,8 +1,9 @@
-//! Extensions of an image: a folder's content as a sealed partition, and the word of the command line that admits it.
+//! Extensions of an image: a folder's content as a sealed partition, and the kernel command line argument that admits
+//! it.
 //!
-//! Sealing compresses as hard as it can, which takes a minute for Kubernetes, so the result is cached by content: of the
-//! folder, the name, and `RECIPE`. A test holds the hash of a small one, so that nobody changes the writer, or the
-//! compressor under it, and forgets the number.
+//! Sealing uses the highest compression, which takes a minute for Kubernetes, so the result is cached by content: of
+//! the folder, the name, and `RECIPE`. A test compares the hash of a small extension, so that a change of the writer,
+//! or of the compressor below it, cannot be made without raising the number.
 
 use std::path::{Path, PathBuf};
 
@@ -16,60 +17,60 @@ use hearth_image::layout;
 use hearth_image::sealed::{SealError, Sealed, seal};
 use ring::digest::{Context as Digest, SHA256};
 
-/// Version of what a sealed folder looks like, part of the cache's key: to be raised when the same folder gives other bytes.
+/// Version of the sealed format, part of the cache key: must be raised when the same folder gives other bytes.
 const RECIPE: u32 = 2;
 
 /// The sealed file, in an entry of the cache.
 const FILE: &str = "partition";
-/// The word that admits it.
+/// The argument that admits it, in an entry of the cache.
 const WORD: &str = "word";
 
-/// Why nothing was sealed.
+/// Why an extension could not be sealed.
 #[derive(Debug, thiserror::Error)]
 pub enum SealingError {
-    /// The folder holds what a file system of a node's cannot.
-    #[error("cannot use {}", folder.display())]
+    /// The folder has content that a node's file system cannot hold.
+    #[error("cannot make an extension of {}", folder.display())]
     Folder {
         /// The folder.
         folder: PathBuf,
-        /// What is wrong with it.
+        /// The underlying error.
         source: ErofsError,
     },
-    /// The partition was not made.
+    /// The partition could not be made.
     #[error("cannot seal extension {name}")]
     NotSealed {
         /// The extension.
         name: ExtensionName,
-        /// Why.
+        /// The underlying error.
         source: SealError,
     },
-    /// What the cache has is not the word of an extension.
+    /// The argument in the cache is malformed.
     #[error(transparent)]
     Word(#[from] ExtensionError),
-    /// The cache gives nothing.
+    /// A cache operation failed.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// The file system refused.
+    /// A file system call failed.
     #[error(transparent)]
     File(#[from] FileError),
-    /// Interrupted while it was sealed.
+    /// Interrupted while sealing.
     #[error("interrupted")]
     Interrupted(#[from] Interrupted),
 }
 
-/// An extension that is sealed.
+/// A sealed extension.
 #[derive(Debug, Clone)]
 pub struct Extension {
-    /// What the kernel's command line says of it.
+    /// The argument for the kernel command line.
     pub admitted: Admitted,
     /// The partition's bytes.
     pub file: PathBuf,
-    /// Of what it was made.
+    /// The folder it was made of.
     folder: PathBuf,
 }
 
 impl Extension {
-    /// As a part of an image.
+    /// The extension as a part of an image.
     pub fn part(&self) -> layout::Extension {
         layout::Extension {
             label: self.admitted.name.label(),
@@ -78,7 +79,7 @@ impl Extension {
         }
     }
 
-    /// The content of this folder under this name, sealed where the cache does not have it.
+    /// The content of this folder under this name, sealed if it is not in the cache.
     pub fn ensure(
         progress: &dyn Progress,
         name: &ExtensionName,
@@ -102,7 +103,7 @@ impl Extension {
         })
     }
 
-    /// The same once more, past the cache.
+    /// Seals the folder again, bypassing the cache.
     pub fn again(&self, progress: &dyn Progress, into: &Path) -> Result<Extension, SealingError> {
         let name = &self.admitted.name;
         let admitted = write(progress, name, &tree(&self.folder)?, &into.join(FILE))?;
@@ -167,7 +168,7 @@ mod tests {
 
     use super::*;
 
-    /// If this fails because the writer or zstd has changed, [`RECIPE`] must be raised with the hash.
+    /// If this fails because the writer or zstd has changed, [`RECIPE`] must be raised together with the hash.
     #[test]
     fn the_same_folder_gives_the_bytes_that_this_recipe_gives() {
         let folder = tempfile::tempdir().unwrap();

@@ -1,52 +1,52 @@
-//! Configuration fragments: what is wanted of Kconfig, and whether it came out.
+//! Configuration fragments: the requested Kconfig options, and a check of the outcome.
 //!
-//! The form is Kconfig's own, read strictly: a line that Kconfig would take for a comment although its author meant an
-//! option (`# CONFIG_X is not st`) is an error, and so are `=m` (there are no modules) and an option named twice.
+//! The format is Kconfig's own, parsed strictly: a line that Kconfig would take for a comment although its author meant
+//! an option (`# CONFIG_X is not st`) is an error, and so are `=m` (there are no modules) and an option named twice.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What can be wrong with a fragment.
+/// Why a fragment cannot be used.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum FragmentError {
-    /// A line that is neither an option nor a comment.
+    /// A line is neither an option nor a comment.
     #[error(
-        "{file}:{line}: `{text}`: wanted `CONFIG_NAME=y`, `CONFIG_NAME=number`, `CONFIG_NAME=\"text\"` or `# CONFIG_NAME is not set`"
+        "{file}:{line}: `{text}`: expected `CONFIG_NAME=y`, `CONFIG_NAME=number`, `CONFIG_NAME=\"text\"` or `# CONFIG_NAME is not set`"
     )]
     Malformed {
-        /// Where it stands.
+        /// Name of the file.
         file: String,
-        /// Counted from 1.
+        /// Line number, counted from 1.
         line: usize,
-        /// The line.
+        /// Text of the line.
         text: String,
     },
-    /// An option that the same file has named before.
-    #[error("{file}:{line}: {name} is named a second time")]
+    /// An option occurs twice in the same file.
+    #[error("{file}:{line}: duplicate option {name}")]
     Duplicate {
-        /// Where it stands.
+        /// Name of the file.
         file: String,
-        /// Counted from 1.
+        /// Line number of the second occurrence, counted from 1.
         line: usize,
-        /// The option.
+        /// Name of the option.
         name: String,
     },
-    /// Options that Kconfig did not take over.
+    /// Kconfig dropped options.
     #[error(
-        "Kconfig did not take over {} of the fragment's options (unknown in this series, or a dependency is missing):\n{}",
+        "Kconfig did not apply {} of the fragment's options (unknown in this kernel series, or with an unmet dependency):\n{}",
         .0.len(), Dropped::list(.0)
     )]
     Dropped(Vec<Dropped>),
 }
 
-/// An option that came out otherwise than wanted.
+/// An option whose outcome differs from the fragment.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Dropped {
-    /// With its prefix: `CONFIG_X`.
+    /// Name with its prefix: `CONFIG_X`.
     pub name: String,
-    /// What the fragment says.
+    /// Value in the fragment.
     pub wanted: Value,
-    /// What the configuration says.
+    /// Value in the configuration.
     pub got: Value,
 }
 
@@ -54,13 +54,13 @@ impl Dropped {
     fn list(all: &[Dropped]) -> String {
         let lines: Vec<String> = all
             .iter()
-            .map(|one| format!("  {}: wanted {}, got {}", one.name, one.wanted, one.got))
+            .map(|one| format!("  {}: expected {}, got {}", one.name, one.wanted, one.got))
             .collect();
         lines.join("\n")
     }
 }
 
-/// An option's value. Kconfig writes a disabled option as "is not set", or not at all where it cannot be chosen.
+/// An option's value. Kconfig writes a disabled option as "is not set", or omits it if it cannot be chosen.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Value {
     /// Not set.
@@ -78,14 +78,14 @@ impl fmt::Display for Value {
     }
 }
 
-/// Options and the values wanted of them. Displayed, it is a fragment in Kconfig's form, sorted and without comments.
+/// Options and their requested values. Its `Display` is a fragment in Kconfig's format, sorted and without comments.
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 pub struct Fragment {
     options: BTreeMap<String, Value>,
 }
 
 impl Fragment {
-    /// Reads a fragment; `file` is what errors call it.
+    /// Parses a fragment; `file` is its name in errors.
     pub fn parse(text: &str, file: &str) -> Result<Fragment, FragmentError> {
         let mut options = BTreeMap::new();
         for (index, text) in text.lines().enumerate() {
@@ -112,13 +112,13 @@ impl Fragment {
         Ok(Fragment { options })
     }
 
-    /// This fragment with another laid over it.
+    /// This fragment, overridden by another.
     pub fn overlaid(mut self, over: Fragment) -> Fragment {
         self.options.extend(over.options);
         self
     }
 
-    /// Compares the outcome, a whole `.config`, with what is wanted.
+    /// Compares the outcome, a whole `.config`, with the fragment.
     pub fn verify(&self, config: &str) -> Result<(), FragmentError> {
         let outcome: BTreeMap<&str, Value> = config.lines().filter_map(option).collect();
         let dropped: Vec<Dropped> = self
@@ -167,7 +167,7 @@ fn option(line: &str) -> Option<(&str, Value)> {
     is_name.then_some((name, value))
 }
 
-/// Whether a fragment may ask for it.
+/// Whether a fragment may request this value.
 fn is_wantable(value: &Value) -> bool {
     let Value::Set(value) = value else {
         return true;
@@ -246,7 +246,7 @@ mod tests {
             "CONFIG_A=y\n# CONFIG_B is not set\n# CONFIG_C is not set\nCONFIG_D=1\nCONFIG_E=y\n",
         )
         .unwrap();
-        // A is unknown, C was turned on, D differs; B is absent and E present, as wanted.
+        // A is unknown, C was turned on, D differs; B is absent and E present, as requested.
         let error = fragment
             .verify("CONFIG_C=y\nCONFIG_D=2\nCONFIG_E=y\n# CONFIG_F is not set\n")
             .unwrap_err();
@@ -255,9 +255,9 @@ mod tests {
         assert_eq!(
             lines,
             [
-                "  CONFIG_A: wanted y, got not set",
-                "  CONFIG_C: wanted not set, got y",
-                "  CONFIG_D: wanted 1, got 2"
+                "  CONFIG_A: expected y, got not set",
+                "  CONFIG_C: expected not set, got y",
+                "  CONFIG_D: expected 1, got 2"
             ]
         );
     }

@@ -1,16 +1,17 @@
-//! The kernel, from Debian's source package and our configuration fragment, cached by content.
+//! The kernel, built from Debian's source package and our configuration fragment, cached by content.
 //!
-//! The key of the cache covers all that goes in: the version of the source package, the fragments, the compiler and
-//! linker, and `RECIPE`. So a build happens once per change of those, wherever the checkout lies, and whoever wants a
-//! kernel simply asks for it each time ([`ensure`]). The source is Debian's and not kernel.org's because Debian ships
-//! security fixes for it under a signature that every Debian machine already checks; its exact version moves, and is
-//! recorded with the result.
+//! The cache key covers everything that goes in: the version of the source package, the fragments, the compiler and
+//! linker, and `RECIPE`. So there is one build per change of those, wherever the checkout is, and every user of a
+//! kernel calls [`ensure`] each time. The source is Debian's and not kernel.org's because Debian ships security fixes
+//! for it under a signature that every Debian machine already checks; its exact version moves, and is recorded with the
+//! result.
 //!
-//! The fragment is applied to tinyconfig. Kconfig silently drops what it does not know or whose dependencies are missing;
-//! here every line of the fragment is compared with the outcome and a difference is an error ([`fragment`]).
+//! The fragment is applied to tinyconfig. Kconfig silently drops options that it does not know or whose dependencies
+//! are missing; here every line of the fragment is compared with the outcome, and a difference is an error
+//! ([`fragment`]).
 //!
-//! The same inputs give the same bytes: the time, user, host and build number that the kernel would record are fixed, and
-//! the tools that Kconfig only probes for are hidden from it.
+//! The same inputs give the same bytes: the time, user, host and build number that the kernel would record are fixed,
+//! and tools that Kconfig only probes for are hidden from it.
 
 pub mod fragment;
 
@@ -24,53 +25,41 @@ use ring::digest::{SHA256, digest};
 
 use self::fragment::{Fragment, FragmentError};
 
-/// Version of the steps below, part of the cache's key: to be raised when a change of them changes the result.
+/// Version of the steps below, part of the cache key: must be raised when a change of the steps changes the result.
 const RECIPE: u32 = 1;
 
-/// About how many steps make announces for the whole build; only the bar depends on it.
+/// Approximate number of steps that make announces for the whole build; only the progress bar depends on it.
 const EXPECTED_STEPS: u64 = 2260;
 
-/// What the environment could smuggle into the build.
-const HIDDEN_ENVIRONMENT: [&str; 12] = [
-    "ARCH",
-    "CC",
-    "CROSS_COMPILE",
-    "KAFLAGS",
-    "KBUILD_OUTPUT",
-    "KCFLAGS",
-    "KCONFIG_ALLCONFIG",
-    "LLVM",
-    "LOCALVERSION",
-    "MAKEFLAGS",
-    "MAKELEVEL",
-    "SOURCE_DATE_EPOCH",
-];
+/// The environment variables that the kernel's build sees; it reads dozens more (`KCONFIG_CONFIG`, `KCPPFLAGS` ...), any of
+/// which would change a kernel that the cache takes for the same.
+const VISIBLE_ENVIRONMENT: [&str; 3] = ["HOME", "PATH", "TMPDIR"];
 
-/// Why there is no kernel: the step, with its cause.
+/// Why a kernel could not be built: the step, with its cause.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
-    /// A fragment is wrong, or Kconfig did not take it over.
+    /// A fragment is malformed, or Kconfig did not apply it.
     #[error(transparent)]
     Fragment(#[from] FragmentError),
-    /// A program was not to be run, or failed.
+    /// An external command could not be run or failed.
     #[error(transparent)]
     Command(#[from] CommandError),
-    /// The cache gives nothing.
+    /// A cache operation failed.
     #[error(transparent)]
     Cache(#[from] CacheError),
-    /// The file system refused.
+    /// A file system call failed.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The source is there, and no kernel came of it.
-    #[error("the kernel was not built; the whole log is {}", log.display())]
+    /// The build failed after its inputs were found.
+    #[error("cannot build the kernel; the full log is {}", log.display())]
     NotBuilt {
-        /// What the compiler said.
+        /// The compiler's log.
         log: PathBuf,
-        /// Why.
+        /// The underlying error.
         source: Box<KernelError>,
     },
-    /// An entry of the cache is not one of ours.
-    #[error("{} is damaged: remove {}", entry.join("version").display(), entry.display())]
+    /// A cache entry is malformed.
+    #[error("{} is corrupt: remove {}", entry.join("version").display(), entry.display())]
     Damaged {
         /// Its folder.
         entry: PathBuf,
@@ -90,8 +79,8 @@ pub struct Kernel {
     pub config_hash: String,
 }
 
-/// The kernel of a folder with `series` and `fragment.config`, and with further fragments laid over that in their order;
-/// built if it is not in the cache. Debian's source package of the series must be installed.
+/// The kernel for a folder with `series` and `fragment.config`, overridden by further fragments in their order; built
+/// if it is not in the cache. Debian's source package of the series must be installed.
 pub fn ensure(
     progress: &dyn Progress,
     config: &Path,
@@ -110,14 +99,14 @@ pub fn series(config: &Path) -> Result<String, FileError> {
     Ok(files::read_text(&config.join("series"))?.trim().to_owned())
 }
 
-/// All that the result depends on.
+/// Everything that the result depends on.
 struct Inputs {
     fragment: Fragment,
     /// Name and version of the source package.
     package: String,
     source_version: String,
     tarball: PathBuf,
-    /// Compiler and linker, as they call themselves.
+    /// Versions of compiler and linker, as they print them.
     tools: Vec<String>,
 }
 
@@ -186,7 +175,7 @@ fn build(
     let source = scratch.join("source");
     files::create_dir(&source)?;
     progress.say(&format!(
-        "{} {} with this configuration is not in the cache: building it, which takes minutes",
+        "building {} {} with this configuration (not in the cache); this takes minutes",
         inputs.package, inputs.source_version
     ));
     let task = progress.start("building the kernel", Length::Steps(EXPECTED_STEPS));
@@ -229,7 +218,7 @@ struct Finished {
     bzimage: Vec<u8>,
 }
 
-/// The unpacked source and what is done with it.
+/// The unpacked source and its build commands.
 struct Make<'a> {
     progress: &'a dyn Progress,
     source: PathBuf,
@@ -258,20 +247,17 @@ impl Make<'_> {
 
     fn target(&mut self, target: &str) -> Result<(), CommandError> {
         let jobs = std::thread::available_parallelism().map_or(1, usize::from);
-        let mut make = Cmd::new("make")
+        let make = Cmd::new("make")
             .arg("-C")
             .arg(&self.source)
-            .arg(format!("-j{jobs}"));
-        for name in HIDDEN_ENVIRONMENT {
-            make = make.env_remove(name);
-        }
-        make = make
+            .arg(format!("-j{jobs}"))
+            .env_only(&VISIBLE_ENVIRONMENT)
             .env("LC_ALL", "C")
             .env("KBUILD_BUILD_TIMESTAMP", "1970-01-01 00:00:00 UTC")
             .env("KBUILD_BUILD_USER", "hearth")
             .env("KBUILD_BUILD_HOST", "hearth")
             .env("KBUILD_BUILD_VERSION", "1")
-            // Kconfig writes the versions of what it finds into the configuration, wanted or not.
+            // Kconfig records the versions of the tools that it finds, needed or not.
             .args([
                 "ARCH=x86",
                 "CC=gcc",

@@ -1,38 +1,38 @@
-//! The format on the disk: its records as bytes. All numbers are little-endian.
+//! The on-disk format: its records as bytes. All numbers are little-endian.
 //!
 //! Offsets and names are those of the kernel's `fs/erofs/erofs_fs.h`.
 
 /// Bytes of a block, and of the pages that the index counts.
 pub(super) const BLOCK: u64 = 4096;
-/// Bytes of a compact inode, and the unit in which inodes are numbered.
+/// Bytes of a compact inode; inode numbers count in this unit.
 pub(super) const INODE: u64 = 32;
-/// Where the root directory's inode is: the first place behind the super block and zstd's settings.
+/// Offset of the root directory's inode: the first slot after the super block and zstd's settings.
 pub(super) const FIRST_INODE: u64 = (SETTINGS + 8).next_multiple_of(INODE);
 
-/// Bytes of a file that are compressed together. The kernel takes up to 12 MiB. For a Go program, half as much makes it
-/// 4 % larger; twice as much, 0.1 % smaller, and every page that is read alone costs more.
+/// Bytes of a file that are compressed together. The kernel accepts up to 12 MiB. For a Go program, half of this size
+/// makes it 4 % larger; twice of it, 0.1 % smaller, and reading a single page costs more.
 pub const CHUNK: u64 = 256 * 1024;
 
-/// What is not longer lies beside its inode.
+/// Content up to this length is stored inline, after its inode.
 pub(super) const INLINE: u64 = 2048;
 
 const SUPER_BLOCK: u64 = 1024;
 const SUPER_BLOCK_SIZE: u64 = 128;
 const SETTINGS: u64 = SUPER_BLOCK + SUPER_BLOCK_SIZE;
 const MAGIC: u32 = 0xe0f5_e1e2;
-/// Compact inodes have the super block's time as that of their last change.
+/// Compact inodes take their modification time from the super block.
 const COMPATIBLE_MTIME: u32 = 2;
-/// Compressed data end where their last block ends; zeros come before them.
+/// Compressed data is aligned to the end of its last block; zeros precede it.
 const INCOMPATIBLE_ZERO_PADDING: u32 = 1;
-/// The compressions' settings stand behind the super block, and chunks may take several blocks.
+/// The compression settings follow the super block, and chunks may have several blocks.
 const INCOMPATIBLE_SETTINGS: u32 = 2;
 const ZSTD: u8 = 3;
-/// The advice that chunks may take several blocks.
+/// The inode flag for chunks of several blocks.
 const ADVICE_BIG_CHUNKS: u16 = 2;
-/// Marks, in a chunk's second page, how many blocks the chunk takes.
+/// In a chunk's second page, marks the number of blocks of the chunk.
 const BLOCK_COUNT: u16 = 1 << 11;
 
-/// What a directory says of an entry.
+/// The type of a directory entry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
     File = 1,
@@ -40,14 +40,14 @@ pub(super) enum Kind {
     Symlink = 7,
 }
 
-/// Where an inode's content is.
+/// The location of an inode's content.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Data {
-    /// In blocks from this one on.
+    /// In consecutive blocks from this one on.
     Plain { first: u64 },
-    /// Right behind the inode.
+    /// Directly after the inode.
     Inline,
-    /// In chunks that an index behind the inode lists.
+    /// In chunks; their index follows the inode.
     Compressed { blocks: u64 },
 }
 
@@ -62,7 +62,7 @@ pub(super) struct Inode {
 }
 
 impl Inode {
-    /// Its bytes, into a place that is zero.
+    /// Encodes the inode into `place`, which must be zero.
     pub(super) fn encode(&self, place: &mut [u8]) {
         let (layout, place_of_data) = match self.data {
             Data::Plain { first } => (0, first),
@@ -73,13 +73,13 @@ impl Inode {
         put(place, 4, &self.mode.to_le_bytes());
         put(place, 6, &self.links.to_le_bytes());
         put(place, 8, &self.size.to_le_bytes());
-        // Both are counts of blocks, which the plan holds below 2^32.
+        // Both are numbers of blocks, which the plan keeps below 2^32.
         put(place, 16, &(place_of_data as u32).to_le_bytes());
         put(place, 20, &self.number.to_le_bytes());
     }
 }
 
-/// The super block and zstd's settings, into metadata that are zero there.
+/// Writes the super block and zstd's settings into metadata that is zero there.
 pub(super) fn super_block(
     metadata: &mut [u8],
     name: &str,
@@ -101,26 +101,26 @@ pub(super) fn super_block(
     let incompatible = INCOMPATIBLE_ZERO_PADDING | INCOMPATIBLE_SETTINGS;
     put(place, 80, &incompatible.to_le_bytes());
     put(place, 84, &(1_u16 << ZSTD).to_le_bytes());
-    // Length of the settings; their format, 0; the window's logarithm, of which zstd's least is 10.
+    // Length of the settings; their format, 0; the logarithm of the window, at least 10 for zstd.
     let window = CHUNK.trailing_zeros() as u8 - 10;
     put(metadata, SETTINGS as usize, &[6, 0, 0, window, 0, 0, 0, 0]);
 }
 
-/// One entry, as [`directory`] wants it.
+/// One entry for [`directory`].
 #[derive(Debug)]
 pub(super) struct DirectoryEntry<'a> {
     pub(super) name: &'a str,
     pub(super) kind: Kind,
-    /// Its inode's offset in bytes.
+    /// Offset of its inode in bytes.
     pub(super) inode: u64,
 }
 
-/// Bytes that an entry of a directory takes beside its name.
+/// Bytes of a directory entry without its name.
 const ENTRY: usize = 12;
 
-/// A directory's bytes. The entries are sorted by name, `.` and `..` among them.
+/// A directory's bytes. The entries, which include `.` and `..`, are sorted by name.
 ///
-/// Every block is for itself: the entries in it, then their names.
+/// Every block is independent: its entries, followed by their names.
 pub(super) fn directory<'a>(entries: impl Iterator<Item = DirectoryEntry<'a>>) -> Vec<u8> {
     let entries: Vec<_> = entries.collect();
     let mut bytes = Vec::new();
@@ -129,7 +129,7 @@ pub(super) fn directory<'a>(entries: impl Iterator<Item = DirectoryEntry<'a>>) -
         let mut name_at = block.len() * ENTRY;
         for entry in &entries[block.clone()] {
             bytes.extend((entry.inode / INODE).to_le_bytes());
-            // Below the block's size.
+            // Below the block size.
             bytes.extend((name_at as u16).to_le_bytes());
             bytes.extend([entry.kind as u8, 0]);
             name_at += entry.name.len();
@@ -150,7 +150,7 @@ pub(super) fn directory_length(names: impl Iterator<Item = usize>) -> u64 {
     (blocks.len() as u64).saturating_sub(1) * BLOCK + used as u64
 }
 
-/// Which entries share a block.
+/// The entries of each block.
 fn directory_blocks(names: impl Iterator<Item = usize>) -> Vec<std::ops::Range<usize>> {
     let mut blocks: Vec<std::ops::Range<usize>> = Vec::new();
     let mut used = 0;
@@ -170,25 +170,25 @@ fn directory_blocks(names: impl Iterator<Item = usize>) -> Vec<std::ops::Range<u
     blocks
 }
 
-/// How one chunk of a compressed file lies on the disk.
+/// How one chunk of a compressed file is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Placed {
-    /// Compressed, in so many blocks.
+    /// Compressed, in this many blocks.
     Compressed { blocks: u16 },
-    /// As it is.
+    /// Uncompressed.
     Stored,
 }
 
-/// Bytes of a compressed file's index.
+/// Length in bytes of a compressed file's index.
 pub(super) fn index_length(length: u64) -> u64 {
     16 + length.div_ceil(BLOCK) * 8
 }
 
-/// A compressed file's index: a header of 8 bytes, 8 that once were for something, and 8 for each page of the file.
+/// A compressed file's index: a header of 8 bytes, 8 unused bytes, and 8 for each page of the file.
 ///
-/// A page is the head of a chunk, with the block where that begins, or it says how many pages before it the head is
-/// and how many behind it the next one. A chunk's second page says instead how many blocks the chunk takes. A chunk that
-/// is stored has a head for each of its pages.
+/// A page is either the head of a chunk, with the chunk's first block, or has its distances from the head before it and
+/// the head after it. A chunk's second page has the chunk's number of blocks in place of the first distance. A chunk
+/// that is stored uncompressed has a head for each of its pages.
 pub(super) fn index(first: u64, length: u64, chunks: impl Iterator<Item = Placed>) -> Vec<u8> {
     const HEAD_PLAIN: u16 = 0;
     const HEAD: u16 = 1;
@@ -207,7 +207,7 @@ pub(super) fn index(first: u64, length: u64, chunks: impl Iterator<Item = Placed
     let mut left = length;
     for chunk in chunks {
         let in_chunk = left.min(CHUNK);
-        // A chunk has 64 pages at most.
+        // A chunk has at most 64 pages.
         let pages = in_chunk.div_ceil(BLOCK) as u16;
         left -= in_chunk;
         match chunk {

@@ -1,26 +1,27 @@
-//! Read-only file systems: a tree of files as EROFS under zstd, as Linux mounts it from 6.10 on.
+//! Read-only file systems: a tree of files as EROFS with zstd, which Linux mounts from 6.10 on.
 //!
-//! The same tree gives the same bytes: entries are sorted by name, owned by root and dated 1970, a file's mode says only
-//! whether it can be run, and what threads do side by side is put together in order. There is no hard link, no device and no extended attribute.
+//! The same tree gives the same bytes: entries are sorted by name, owned by root and dated 1970, a file's mode only
+//! depends on whether it is executable, and the results of threads are put together in order. There are no hard links,
+//! devices or extended attributes.
 //!
 //! ```text
 //! block 0    boot sector (zero) │ super block at 1024 │ zstd's settings │ root directory's inode │ …
-//!            … inodes in the order of the paths, each with what belongs to it right behind it:
+//!            … inodes in the order of the paths, each followed by
 //!               up to 2 KiB of content, or the index of a compressed file
 //! then       data, in blocks of 4 KiB: long directories, files, compressed chunks
 //! ```
 //!
-//! A file is cut into chunks of [`CHUNK`] bytes, and each is compressed for itself, so that a page in the middle of a
-//! program costs one chunk. The format was made for chunks whose *output* fills whole blocks; cutting the input instead
-//! gives up half a block per chunk, 2 to 3 %, and lets all chunks of all files be compressed at once and start at a page's
-//! beginning. The index is the plain one of eight bytes a page (0.2 %), not the dense one, which takes more care to write
-//! than it saves.
+//! A file is split into chunks of [`CHUNK`] bytes, which are compressed independently, so that a page in the middle of
+//! a program costs one chunk. The format was designed for chunks whose *output* fills whole blocks. Splitting the input
+//! instead wastes half a block per chunk, 2 to 3 %, but all chunks of all files can be compressed in parallel and start
+//! at a page boundary. The index is the plain one of eight bytes per page (0.2 %), not the compact one, whose
+//! complexity is not worth the savings.
 //!
-//! zstd and not LZ4: Go programs, which is what extensions are made of, end at a third of their size, and what every node
-//! downloads and keeps counts for more than what the first read of a page costs.
+//! zstd and not LZ4: it compresses Go programs, which extensions consist of, to a third of their size, and the size
+//! that every node downloads and keeps matters more than the cost of a page's first read.
 //!
-//! There are programs for this (`mkfs.erofs`); this library uses none, and Debian's knows no zstd. Crates read the
-//! format, none writes it.
+//! This library does not use an external program: Debian's `mkfs.erofs` does not support zstd. Existing crates read the
+//! format, but do not write it.
 
 mod format;
 mod pack;
@@ -38,41 +39,41 @@ use tree::Flat;
 pub use format::CHUNK;
 pub use tree::Tree;
 
-/// Why no file system could be made.
+/// Why a file system could not be made.
 #[derive(Debug, thiserror::Error)]
-#[allow(missing_docs)] // The messages say it.
+#[allow(missing_docs)] // Documented by the messages.
 pub enum ErofsError {
-    #[error("{path:?} is no path for a file system: {reason}")]
+    #[error("invalid path {path:?}: {reason}")]
     Path { path: String, reason: &'static str },
-    #[error("{0} would be there twice")]
+    #[error("duplicate path {0}")]
     Conflict(String),
     #[error("{} is neither a file nor a directory nor a symbolic link", .0.display())]
     Special(PathBuf),
     #[error("cannot read {}", path.display())]
     Read { path: PathBuf, source: io::Error },
-    #[error("{path}: {found} bytes are more than the {most} that fit")]
+    #[error("{path}: expected at most {most} bytes, got {found}")]
     TooLarge { path: String, found: u64, most: u64 },
     #[error("cannot compress {path}")]
     Compress { path: String, source: io::Error },
     #[error("cannot write the file system")]
     Write(#[source] io::Error),
-    #[error("stopped")]
+    #[error("interrupted")]
     Stopped,
 }
 
-/// What a volume is called.
+/// Name and UUID of a volume.
 #[derive(Debug, Clone)]
 pub struct Volume {
-    /// Up to 15 bytes; longer ones are cut.
+    /// Up to 15 bytes; longer names are truncated.
     pub name: String,
-    /// Of its own.
+    /// UUID of the file system.
     pub uuid: [u8; 16],
 }
 
-/// Told how many bytes of how many are done; `false` stops. May be called from several threads.
+/// Called with the bytes done and the total; `false` aborts. May be called from several threads.
 pub type Progress<'a> = &'a (dyn Fn(u64, u64) -> bool + Sync);
 
-/// Writes the file system from the file's beginning; gives its length in blocks of 4096 bytes.
+/// Writes the file system at the file's beginning; returns its length in blocks of 4096 bytes.
 pub fn write(
     tree: &Tree,
     volume: &Volume,
@@ -85,15 +86,15 @@ pub fn write(
     plan.write(volume, file)
 }
 
-/// Where everything lies.
+/// The offsets of all parts.
 struct Plan<'a> {
     flat: &'a [Flat<'a>],
     packed: &'a [Packed],
     /// Byte offsets of the inodes.
     inodes: Vec<u64>,
-    /// First block of what does not lie beside its inode.
+    /// First block of content that is not stored inline.
     data: Vec<u64>,
-    /// The metadata's length in bytes.
+    /// Length of the metadata in bytes.
     metadata: u64,
     blocks: u64,
 }
@@ -104,7 +105,7 @@ impl<'a> Plan<'a> {
         let mut inodes = Vec::with_capacity(flat.len());
         for packed in packed {
             let beside = packed.beside();
-            // What lies beside an inode as its content must be in the same block.
+            // Inline content must be in the same block as its inode.
             let crosses = at % BLOCK + format::INODE + beside > BLOCK;
             if packed.is_inline() && crosses {
                 at = at.next_multiple_of(BLOCK);
@@ -119,10 +120,10 @@ impl<'a> Plan<'a> {
             data.push(block);
             block += packed.blocks();
         }
-        // Blocks have numbers of 32 bits.
+        // Block numbers have 32 bits.
         if u32::try_from(block).is_err() {
             return Err(ErofsError::TooLarge {
-                path: "the whole".into(),
+                path: "file system".into(),
                 found: block * BLOCK,
                 most: u64::from(u32::MAX) * BLOCK,
             });
@@ -169,7 +170,7 @@ impl<'a> Plan<'a> {
         Ok(self.blocks)
     }
 
-    /// A node's inode, and what lies behind it.
+    /// A node's inode, and the bytes that follow it.
     fn inode(&self, number: usize, packed: &Packed) -> (Inode, Vec<u8>) {
         let flat = &self.flat[number];
         let first = self.data[number];
@@ -189,7 +190,7 @@ impl<'a> Plan<'a> {
         let inode = Inode {
             mode: flat.mode(),
             links: flat.links(),
-            // Below 4 GiB, as the packing made sure.
+            // Below 4 GiB, as checked while packing.
             size: packed.length() as u32,
             number: number as u32 + 1,
             data,
@@ -231,7 +232,7 @@ impl<'a> Plan<'a> {
     }
 }
 
-/// A part of a content.
+/// Reads a part of a content.
 fn read_part(content: &Content, offset: u64, buffer: &mut [u8]) -> io::Result<()> {
     match content {
         Content::Bytes(bytes) => {

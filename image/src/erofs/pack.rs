@@ -1,4 +1,4 @@
-//! What becomes of each node's content: beside its inode, in blocks, or compressed. The slow part, on all processors.
+//! Packs each node's content: inline, in blocks, or compressed. This is the slow part, and uses all processors.
 
 use std::io::{self, Write};
 use std::sync::Mutex;
@@ -11,23 +11,23 @@ use super::format::{self, BLOCK, CHUNK, INLINE, Placed};
 use super::tree::{Flat, What};
 use super::{ErofsError, Progress, read_part};
 
-/// zstd's level. In chunks of this size 19 saves another 0.2 % and takes more than twice the time, 12 costs 6 %.
+/// zstd's level. In chunks of this size 19 saves another 0.2 % and takes more than twice the time; 12 costs 6 %.
 const LEVEL: i32 = 15;
 
-/// What becomes of a node's content.
+/// Packed content of a node.
 #[derive(Debug)]
 pub(super) enum Packed {
-    /// Beside its inode.
+    /// Inline, after its inode.
     Inline { bytes: Vec<u8> },
-    /// In blocks, as it is.
+    /// Uncompressed, in blocks.
     Plain { length: u64 },
-    /// In blocks, compressed.
+    /// Compressed, in blocks.
     Compressed { chunks: Vec<Chunk>, length: u64 },
-    /// Beside its inode or in blocks; the bytes follow from where everything else lies.
+    /// Inline or in blocks; the bytes depend on the offsets of everything else.
     Directory { length: u64 },
 }
 
-/// One chunk of a file that is compressed, or was tried to be.
+/// One chunk of a file, compressed if that made it smaller.
 #[derive(Debug)]
 pub(super) enum Chunk {
     Compressed(Vec<u8>),
@@ -37,7 +37,7 @@ pub(super) enum Chunk {
 impl Chunk {
     pub(super) fn placed(&self) -> Placed {
         match self {
-            // At most what the chunk itself would take.
+            // At most what the uncompressed chunk would take.
             Chunk::Compressed(bytes) => Placed::Compressed {
                 blocks: blocks_of(bytes.len() as u64) as u16,
             },
@@ -48,7 +48,7 @@ impl Chunk {
     pub(super) fn write(&self, out: &mut impl Write) -> io::Result<()> {
         let (Chunk::Compressed(bytes) | Chunk::Stored(bytes)) = self;
         let padding = vec![0; bytes.len().next_multiple_of(BLOCK as usize) - bytes.len()];
-        // The kernel looks for the beginning of compressed data behind zeros.
+        // The kernel skips zeros to find the start of compressed data.
         match self {
             Chunk::Compressed(_) => out.write_all(&padding).and_then(|()| out.write_all(bytes)),
             Chunk::Stored(_) => out.write_all(bytes).and_then(|()| out.write_all(&padding)),
@@ -72,7 +72,7 @@ impl Packed {
         }
     }
 
-    /// Bytes that lie beside the inode.
+    /// Number of inline bytes, after the inode.
     pub(super) fn beside(&self) -> u64 {
         match self {
             Packed::Inline { bytes } => bytes.len() as u64,
@@ -82,7 +82,7 @@ impl Packed {
         }
     }
 
-    /// Whether content lies beside the inode.
+    /// Whether the content is inline.
     pub(super) fn is_inline(&self) -> bool {
         match self {
             Packed::Inline { .. } => true,
@@ -91,7 +91,7 @@ impl Packed {
         }
     }
 
-    /// Blocks elsewhere.
+    /// Number of blocks outside the metadata.
     pub(super) fn blocks(&self) -> u64 {
         match self {
             Packed::Inline { .. } => 0,
@@ -118,7 +118,7 @@ fn pack_one(node: &Flat<'_>, chunks: Vec<Chunk>) -> Result<Packed, ErofsError> {
             let length = format::directory_length(names);
             Ok(Packed::Directory { length })
         }
-        // A long one would not fit into a block together with its inode.
+        // Longer content would not fit into one block together with its inode.
         What::Symlink(target) => Ok(Packed::Inline {
             bytes: target.as_bytes().to_vec(),
         }),
@@ -137,7 +137,7 @@ fn pack_one(node: &Flat<'_>, chunks: Vec<Chunk>) -> Result<Packed, ErofsError> {
     }
 }
 
-/// The chunks of every node that is worth it; none of the others.
+/// The chunks of every node that is worth compressing; empty for all others.
 fn compress_all(flat: &[Flat<'_>], progress: Progress<'_>) -> Result<Vec<Vec<Chunk>>, ErofsError> {
     let mut jobs = Vec::new();
     for (number, node) in flat.iter().enumerate() {
@@ -165,7 +165,7 @@ fn compress_all(flat: &[Flat<'_>], progress: Progress<'_>) -> Result<Vec<Vec<Chu
     let mut chunks: Vec<Vec<Chunk>> = flat.iter().map(|_| Vec::new()).collect();
     let mut whole = true;
     for ((number, _), result) in work.jobs.iter().zip(work.results) {
-        // A failure leaves gaps, perhaps before it, and is what is to be told.
+        // A failure leaves gaps, perhaps before it, and has to be reported.
         match result.into_inner().unwrap_or_else(|e| e.into_inner()) {
             Some(chunk) => chunks[*number].push(chunk?),
             None => whole = false,
@@ -178,10 +178,10 @@ fn compress_all(flat: &[Flat<'_>], progress: Progress<'_>) -> Result<Vec<Vec<Chu
     }
 }
 
-/// What the threads share.
+/// Shared by the threads.
 struct Work<'a> {
     flat: &'a [Flat<'a>],
-    /// Which node, and where in it.
+    /// Node number, and offset in its content.
     jobs: Vec<(usize, u64)>,
     results: Vec<Mutex<Option<Result<Chunk, ErofsError>>>>,
     next: AtomicUsize,
@@ -199,7 +199,7 @@ impl Work<'_> {
                 return;
             };
             let result = self.chunk(&self.flat[*node], *offset, &mut compressor);
-            // A failure will be told; nobody waits for the rest.
+            // After a failure, which is reported, the other results are not needed.
             let mut go_on = result.is_ok();
             let all: u64 = self.jobs.len() as u64 * CHUNK;
             let done = self.done.fetch_add(CHUNK, Ordering::Relaxed) + CHUNK;
@@ -241,7 +241,7 @@ impl Work<'_> {
     }
 }
 
-/// The kernel has memory for a window of one chunk, and dm-verity checks the data.
+/// The kernel allocates a window of one chunk, and dm-verity checks the data.
 fn compressor() -> io::Result<Compressor<'static>> {
     let mut compressor = Compressor::new(LEVEL)?;
     let window = CHUNK.trailing_zeros();

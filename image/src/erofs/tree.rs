@@ -1,4 +1,4 @@
-//! What goes into a file system: files, directories and symbolic links by name.
+//! The content of a file system: files, directories and symbolic links by name.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,14 +10,14 @@ use super::ErofsError;
 use super::format::{INLINE, Kind};
 use crate::content::Content;
 
-/// The kernel's bound on a name.
+/// The kernel's limit for a name, in bytes.
 const LONGEST_NAME: usize = 255;
-/// Where a symbolic link points lies beside its inode; the kernel would take twice as much.
+/// The target of a symbolic link is stored inline; the kernel accepts twice this length.
 const LONGEST_TARGET: usize = INLINE as usize;
-/// A directory's links, its own directories each being one, have 16 bits.
+/// A directory's link count, which includes its subdirectories, has 16 bits.
 const MOST_DIRECTORIES: usize = 60_000;
 
-/// A tree of files. Paths in it are relative, with slashes between their parts.
+/// A tree of files. Paths are relative, with slashes between their parts.
 #[derive(Debug, Clone, Default)]
 pub struct Tree {
     root: Directory,
@@ -36,7 +36,7 @@ enum Entry {
 }
 
 impl Tree {
-    /// Everything in a folder. Of a file's mode only counts whether its owner may run it.
+    /// Everything in a folder. Of a file's mode, only the owner's execute bit is used.
     pub fn of_folder(folder: &Path) -> Result<Tree, ErofsError> {
         let mut tree = Tree::default();
         tree.take_in(folder, "")?;
@@ -66,7 +66,7 @@ impl Tree {
                 let target = std::fs::read_link(&path).map_err(failed(&path))?;
                 let target = target.to_str().ok_or_else(|| ErofsError::Path {
                     path: inside.clone(),
-                    reason: "it points to a name that is not UTF-8",
+                    reason: "its target is not UTF-8",
                 })?;
                 self.symlink(&inside, target)?;
             } else if metadata.is_file() {
@@ -79,12 +79,12 @@ impl Tree {
         Ok(())
     }
 
-    /// Adds a directory, which may be there.
+    /// Adds a directory. Not an error if it exists.
     pub fn directory(&mut self, path: &str) -> Result<(), ErofsError> {
         self.root.descend(path, path.split('/')).map(drop)
     }
 
-    /// Adds a file; its mode will be 0755 if it can be run, otherwise 0644.
+    /// Adds a file; its mode is 0755 if it is executable, otherwise 0644.
     pub fn file(
         &mut self,
         path: &str,
@@ -110,14 +110,14 @@ impl Tree {
     pub fn symlink(&mut self, path: &str, target: &str) -> Result<(), ErofsError> {
         if target.is_empty() || target.len() > LONGEST_TARGET || target.contains('\0') {
             let path = path.to_owned();
-            let reason = "it points to nothing that a path can say";
+            let reason = "its target is empty, too long or has a NUL character";
             return Err(ErofsError::Path { path, reason });
         }
         let target = target.to_owned();
         self.insert(path, Entry::Symlink { target })
     }
 
-    /// Bytes of all files.
+    /// Total bytes of all files.
     pub fn length(&self) -> u64 {
         let flat = self.flatten();
         flat.iter()
@@ -126,7 +126,7 @@ impl Tree {
             .sum()
     }
 
-    /// SHA-256 over all that goes into a file system of this tree.
+    /// SHA-256 over everything that goes into a file system of this tree.
     pub fn digest(&self) -> Result<[u8; 32], ErofsError> {
         let mut whole = Context::new(&SHA256);
         for flat in self.flatten() {
@@ -169,7 +169,7 @@ impl Tree {
         }
     }
 
-    /// All nodes, the root first and each directory before what it holds.
+    /// All nodes, the root first and each directory before its entries.
     pub(super) fn flatten(&self) -> Vec<Flat<'_>> {
         let mut flat = vec![Flat {
             path: "/".to_owned(),
@@ -249,7 +249,7 @@ impl Directory {
                 directory.flatten_into(flat, number, own);
             }
         }
-        // By bytes, as the kernel searches; some names come before the dots.
+        // In byte order, as the kernel searches; some names sort before the dots.
         names.sort_unstable();
         flat[own].names = names;
     }
@@ -268,15 +268,15 @@ fn check_name(path: &str, name: &str) -> Result<(), ErofsError> {
     })
 }
 
-/// One node of a tree in a row.
+/// One node of a flattened tree.
 #[derive(Debug)]
 pub(super) struct Flat<'a> {
-    /// For messages.
+    /// Path for messages.
     pub(super) path: String,
     pub(super) what: What<'a>,
-    /// Of a directory: what is in it, by name, with its place in the row.
+    /// For a directory: its entries by name, with their indices in the flattened tree.
     names: Vec<(&'a str, usize)>,
-    /// Of a directory: how many directories are in it.
+    /// For a directory: number of its subdirectories.
     directories: usize,
 }
 
@@ -307,10 +307,10 @@ impl<'a> Flat<'a> {
         }
     }
 
-    /// Names under which the node is known, those from its own directories included.
+    /// Link count of the node, including the `..` of its subdirectories.
     pub(super) fn links(&self) -> u16 {
         match self.what {
-            // Bounded where directories are added.
+            // Limited where directories are added.
             What::Directory => (self.directories + 2) as u16,
             What::File(..) | What::Symlink(_) => 1,
         }

@@ -1,4 +1,4 @@
-//! Where a FAT32 file system's parts lie: boot sectors, tables, clusters.
+//! Offsets of a FAT32 file system's parts: boot sectors, tables, clusters.
 
 use super::{FatError, FatSpec};
 
@@ -6,20 +6,21 @@ use super::{FatError, FatSpec};
 pub(super) const SECTOR: u64 = 512;
 /// Copies of the allocation table.
 pub(super) const FATS: u64 = 2;
-/// Sector of the backup boot sector; where every system looks for it.
+/// Sector of the backup boot sector, where every system expects it.
 pub(super) const BACKUP: u64 = 6;
-/// Sector of the free-space record, from either boot sector.
+/// Sector of the free-space record, relative to either boot sector.
 pub(super) const INFO: u64 = 1;
 /// Media type of a fixed disk.
 pub(super) const MEDIA: u8 = 0xf8;
 
-/// Below it, systems take the file system for FAT16. The format says 65,525, and to keep 16 away from it.
+/// With fewer clusters, systems take the file system for FAT16. The specification says 65,525, and advises a distance
+/// of 16.
 const FEWEST_CLUSTERS: u64 = 65_525 + 16;
 const RESERVED: u64 = 32;
-/// Clusters begin at a multiple of 4 KiB, the block size of the disks and file systems below.
+/// Clusters begin at a multiple of 4 KiB, the block size of underlying disks and file systems.
 const ALIGNMENT: u64 = 8;
 
-/// Lengths in sectors, but for the number of clusters.
+/// Lengths in sectors, except the number of clusters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Geometry {
     pub sectors: u32,
@@ -30,26 +31,29 @@ pub(super) struct Geometry {
 }
 
 impl Geometry {
-    /// The geometry with the largest clusters (up to 32 KiB) of which there are enough to make it FAT32.
+    /// The geometry with the largest clusters (up to 32 KiB) that gives enough of them for FAT32.
     pub(super) fn of(size: u64) -> Result<Geometry, FatError> {
         let refused = |reason| FatError::Size { size, reason };
         if !size.is_multiple_of(SECTOR) {
-            return Err(refused("it must be a multiple of 512"));
+            return Err(refused("expected a multiple of 512"));
         }
-        let sectors = u32::try_from(size / SECTOR).map_err(|_| refused("2 TiB is the most"))?;
+        let sectors =
+            u32::try_from(size / SECTOR).map_err(|_| refused("expected at most 2 TiB"))?;
         [64, 32, 16, 8, 4, 2, 1]
             .into_iter()
             .find_map(|per_cluster| Geometry::with_clusters(sectors, per_cluster))
-            .ok_or_else(|| refused("FAT32 needs about 33 MiB, or it is taken for FAT16"))
+            .ok_or_else(|| {
+                refused("expected at least about 33 MiB (smaller ones are taken for FAT16)")
+            })
     }
 
     fn with_clusters(sectors: u32, per_cluster: u8) -> Option<Geometry> {
         let (total, each) = (u64::from(sectors), u64::from(per_cluster));
-        // As if tables and reserved sectors were clusters too: a few entries more than are used.
+        // Counts tables and reserved sectors as clusters, which gives a few more entries than are used.
         let fat = ((total / each + 2) * 4).div_ceil(SECTOR);
         let before = (RESERVED + FATS * fat).next_multiple_of(ALIGNMENT);
         let clusters = total.checked_sub(before)? / each;
-        // The largest number that is no mark; also what 2 TiB in 32 KiB clusters stay far below.
+        // The largest number that is not a reserved value; 2 TiB in 32 KiB clusters is far below it.
         if !(FEWEST_CLUSTERS..0x0fff_fff5).contains(&clusters) {
             return None;
         }
@@ -79,27 +83,27 @@ impl Geometry {
     pub(super) fn boot_sector(&self, spec: &FatSpec) -> [u8; SECTOR as usize] {
         let mut sector = [0; SECTOR as usize];
         let mut put = |at: usize, bytes: &[u8]| sector[at..at + bytes.len()].copy_from_slice(bytes);
-        // A jump over the fields, to code that waits: nobody boots from here, yet the jump is how the format is known.
+        // A jump over the fields to an endless loop: nothing boots from here, but the jump identifies the format.
         put(0, &[0xeb, 0x58, 0x90]);
         put(0x5a, &[0xf4, 0xeb, 0xfd]);
-        // The name that the format's own document advises: there are systems that trust no other.
+        // The name that the specification recommends: some systems accept no other.
         put(3, b"MSWIN4.1");
         put(11, &(SECTOR as u16).to_le_bytes());
         put(13, &[self.per_cluster]);
         put(14, &self.reserved.to_le_bytes());
         put(16, &[FATS as u8]);
         put(21, &[MEDIA]);
-        // Sectors per track and heads; a geometry of the sort that every BIOS made up.
+        // Sectors per track and heads: a typical geometry of BIOSes.
         put(24, &63u16.to_le_bytes());
         put(26, &255u16.to_le_bytes());
         put(28, &spec.hidden_sectors.to_le_bytes());
         put(32, &self.sectors.to_le_bytes());
         put(36, &self.fat.to_le_bytes());
-        // The root directory's cluster.
+        // Cluster of the root directory.
         put(44, &2u32.to_le_bytes());
         put(48, &(INFO as u16).to_le_bytes());
         put(50, &(BACKUP as u16).to_le_bytes());
-        // First hard disk; the three fields that follow are there.
+        // First hard disk; the next three fields are present.
         put(64, &[0x80, 0, 0x29]);
         put(67, &spec.volume_id.to_le_bytes());
         put(71, &spec.label.padded());

@@ -1,14 +1,14 @@
 //! A writer of FAT32 file systems from a known set of files.
 //!
-//! Ours, because the crates at hand are made for file systems that change: `fatfs` writes long-name entries for `.` and
-//! `..`, which `fsck.vfat` reports on every directory; it writes each cluster's FAT entry as it goes, takes the time from
-//! the clock, and wants the file system formatted in the image first. When all files are known beforehand the layout is
-//! arithmetic: each file and directory gets one run of clusters, in the order of their paths, so the whole is planned in
-//! memory ([`Plan`]) and written once, front to back, with every byte decided by the input. What is zero is not
-//! written, so the image stays sparse.
+//! The available crates are made for file systems that change. `fatfs` writes long-name entries for `.` and
+//! `..`, which `fsck.vfat` reports for every directory; it writes each cluster's FAT entry as it goes, takes the time
+//! from the clock, and requires that the file system is formatted in the image first. If all files are known
+//! beforehand, the layout is arithmetic: each file and directory gets one run of clusters, in the order of their paths.
+//! So the whole is planned in memory ([`Plan`]) and written once, front to back, and every byte depends on the input
+//! only. Zeros are not written, so the image stays sparse.
 //!
 //! Invariants: the FATs are equal; no cluster is used twice; every name that is not plain upper-case 8.3 has long-name
-//! entries; volume id and dates are fixed (the caller's, and the format's first day). Tests read the result back with
+//! entries; volume ID and dates are fixed (the caller's, and the format's first day). Tests read the result back with
 //! `fatfs`, which shares no code with this, and with `fsck.vfat`.
 
 mod geometry;
@@ -22,46 +22,46 @@ pub use names::VolumeLabel;
 
 use crate::content::Content;
 
-/// Why a file system could not be planned. Sizes are bytes.
+/// Why a file system could not be laid out. Sizes are bytes.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-#[allow(missing_docs)] // The messages say it.
+#[allow(missing_docs)] // Documented by the messages.
 pub enum FatError {
     #[error("a FAT32 file system of {size} bytes: {reason}")]
     Size { size: u64, reason: &'static str },
-    #[error("{path:?} is no path for FAT32: {reason}")]
+    #[error("invalid FAT32 path {path:?}: {reason}")]
     Path { path: String, reason: &'static str },
-    #[error("{path:?} is there twice, or differs from another name in case only")]
+    #[error("{path:?} is a duplicate, or differs from another name in case only")]
     Duplicate { path: String },
-    #[error("{path:?} is {length} bytes long, FAT32 ends at 4 GiB")]
+    #[error("{path:?}: expected less than 4 GiB, got {length} bytes")]
     FileTooLarge { path: String, length: u64 },
-    #[error("the directory {path:?} would hold more than FAT's 65536 entries")]
+    #[error("directory {path:?}: exceeds FAT's limit of 65536 entries")]
     DirectoryTooLarge { path: String },
     #[error(
-        "the files take {needed} bytes with {reserve} to stay free, the file system has {available}"
+        "the files need {needed} bytes, and {reserve} must stay free; only {available} are available"
     )]
     NoSpace {
         needed: u64,
         reserve: u64,
         available: u64,
     },
-    #[error("{label:?} is no volume label: 1 to 11 of A-Z, 0-9, '-', '_' are wanted")]
+    #[error("volume label: expected 1 to 11 characters of A-Z, 0-9, '-', '_', got {label:?}")]
     Label { label: String },
 }
 
-/// What a file system is to be.
+/// Parameters of a file system.
 #[derive(Debug, Clone)]
 pub struct FatSpec {
-    /// Size in bytes, a multiple of 512, at least 33 MiB or so (FAT32 begins at 65,525 clusters).
+    /// Size in bytes, a multiple of 512, at least about 33 MiB (FAT32 begins at 65,525 clusters).
     pub size: u64,
-    /// Sectors of the disk before it, as the boot sector records it.
+    /// Number of disk sectors before the file system, as the boot sector records it.
     pub hidden_sectors: u32,
     /// Volume label.
     pub label: VolumeLabel,
     /// Volume id.
     pub volume_id: u32,
-    /// Bytes that must stay free behind the files.
+    /// Bytes that must stay free after the files.
     pub reserve: u64,
-    /// Files by path, parts separated by `/`. Directories come of themselves.
+    /// Files by path, parts separated by `/`. Directories are created implicitly.
     pub files: BTreeMap<String, Content>,
 }
 
@@ -71,7 +71,7 @@ const DIRECTORY: u8 = 0x10;
 const ARCHIVE: u8 = 0x20;
 const VOLUME_LABEL: u8 = 0x08;
 const END_OF_CHAIN: u32 = 0x0fff_ffff;
-/// 1 January 1980, the first day that FAT knows. The time is midnight, 0.
+/// 1 January 1980, the first day that FAT can represent. The time is midnight, 0.
 const DATE: u16 = 0x0021;
 
 /// One run of clusters; none for an empty file.
@@ -99,19 +99,19 @@ enum Child {
     File(usize),
 }
 
-/// A file system with every byte's place decided, ready to be written.
+/// A file system with every offset decided, ready to be written.
 pub struct Plan<'a> {
     spec: &'a FatSpec,
     geometry: Geometry,
     directories: Vec<Directory>,
-    /// Each directory's entries, as they will stand on the disk but for the cluster numbers.
+    /// Each directory's entries, as on the disk except for the cluster numbers.
     listings: Vec<Vec<names::Listing>>,
     files: Vec<File<'a>>,
     next_cluster: u32,
 }
 
 impl FatSpec {
-    /// Decides where everything goes.
+    /// Decides the layout.
     pub fn plan(&self) -> Result<Plan<'_>, FatError> {
         let mut plan = Plan {
             spec: self,
@@ -135,7 +135,7 @@ impl FatSpec {
 }
 
 impl<'a> Plan<'a> {
-    /// Bytes that stay free for more files.
+    /// Bytes that are free for more files.
     pub fn free(&self) -> u64 {
         u64::from(self.free_clusters()) * self.geometry.cluster_size()
     }
@@ -209,7 +209,7 @@ impl<'a> Plan<'a> {
             let first = needed + 2;
             let count = bytes.div_ceil(geometry.cluster_size());
             needed += count;
-            // Too many for 32 bits is too many for the file system, which is checked below before a run is used.
+            // A count that exceeds 32 bits also exceeds the file system, which is checked below before a run is used.
             Run {
                 first: if count == 0 { 0 } else { first as u32 },
                 count: count as u32,
@@ -224,7 +224,7 @@ impl<'a> Plan<'a> {
                             .to_owned(),
                     }
                 })?;
-            // The root has the volume label, every other `.` and `..`.
+            // The root has the volume label, every other directory `.` and `..`.
             let own = if index == ROOT { 1 } else { 2 };
             let entries = own + listing.iter().map(names::Listing::entries).sum::<usize>();
             if entries > 65536 {
@@ -251,7 +251,7 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// Writes the file system into `out` at `offset`, where everything must be zero.
+    /// Writes the file system to `out` at `offset`, where everything must be zero.
     pub fn write_to<W: Write + Seek>(&self, out: &mut W, offset: u64) -> io::Result<()> {
         let mut put = |sector: u64, bytes: &[u8]| -> io::Result<()> {
             out.seek(SeekFrom::Start(offset + sector * SECTOR))?;
@@ -284,7 +284,7 @@ impl<'a> Plan<'a> {
         Ok(())
     }
 
-    /// The allocation table as far as it is not zero.
+    /// The allocation table, up to its last entry that is not zero.
     fn table(&self) -> Vec<u8> {
         let mut entries = Vec::with_capacity(self.next_cluster as usize);
         // Media type; and "shut down cleanly, no I/O errors".
@@ -295,7 +295,7 @@ impl<'a> Plan<'a> {
             .map(|d| d.run)
             .chain(self.files.iter().map(|f| f.run));
         for run in runs.filter(|run| run.count > 0) {
-            // Runs were handed out in this order, without gaps.
+            // Runs were allocated in this order, without gaps.
             entries.extend(run.first + 1..run.first + run.count);
             entries.push(END_OF_CHAIN);
         }
@@ -311,7 +311,7 @@ impl<'a> Plan<'a> {
         if index == ROOT {
             bytes.extend(entry(self.spec.label.padded(), VOLUME_LABEL, 0, 0));
         } else {
-            // The root goes by the number 0 here.
+            // The root has the number 0 here.
             let above = match directory.parent {
                 ROOT => 0,
                 parent => self.directories[parent].run.first,
@@ -344,7 +344,7 @@ fn entry(name: [u8; 11], attributes: u8, cluster: u32, size: u32) -> [u8; ENTRY]
     let mut bytes = [0; ENTRY];
     bytes[..11].copy_from_slice(&name);
     bytes[11] = attributes;
-    // Created, read, written.
+    // Created, accessed, modified.
     for at in [16, 18, 24] {
         bytes[at..at + 2].copy_from_slice(&DATE.to_le_bytes());
     }

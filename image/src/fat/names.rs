@@ -1,4 +1,4 @@
-//! Names in a FAT directory: what may be one, the 8.3 name that every entry has, and the long name before it.
+//! Names in a FAT directory: which are valid, the 8.3 name that every entry has, and the long name before it.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -31,7 +31,7 @@ impl VolumeLabel {
     }
 }
 
-/// Whether `name` can be a long name everywhere (Windows is the strictest).
+/// Whether `name` is a valid long name on every system (Windows is the strictest).
 pub(super) fn check(name: &str) -> Result<(), &'static str> {
     if name.is_empty() {
         return Err("a part of it is empty");
@@ -51,24 +51,23 @@ pub(super) fn check(name: &str) -> Result<(), &'static str> {
     Ok(())
 }
 
-/// A name as the directory will hold it.
+/// A name as stored in a directory.
 #[derive(Debug)]
 pub(super) struct Listing {
     /// 8.3, padded, without the dot.
     pub short: [u8; 11],
-    /// UTF-16; empty where the short name says all.
+    /// UTF-16; empty if the short name is sufficient.
     long: Vec<u16>,
 }
 
-/// Gives each name of a directory its short name; in the order given. Fails on a name that differs from another one in
-/// case only.
+/// Assigns short names to the names of a directory, in the order given. Fails on names that differ in case only.
 pub(super) fn list<'a>(
     names: impl Iterator<Item = &'a str> + Clone,
 ) -> Result<Vec<Listing>, String> {
     let mut folded = BTreeSet::new();
     let mut taken = BTreeSet::new();
     let mut numbers = BTreeMap::new();
-    // Names that are 8.3 but for case keep that, so they come first.
+    // Names that are 8.3 except for case keep that form, so they come first.
     for name in names.clone() {
         if !folded.insert(name.to_uppercase()) {
             return Err(name.to_owned());
@@ -114,8 +113,8 @@ fn plain(name: &str) -> Option<[u8; 11]> {
         .then(|| padded(base, extension, 8))
 }
 
-/// A short name with a number, `LONGNA~1.EXT`, that is not taken. `numbers` remembers the last number for names that
-/// begin alike, so that a large directory is not searched from 1 for each.
+/// An unused short name with a number, `LONGNA~1.EXT`. `numbers` remembers the last number for each prefix, so that a
+/// large directory is not searched from 1 for each name.
 fn numbered(
     name: &str,
     taken: &BTreeSet<[u8; 11]>,
@@ -138,7 +137,7 @@ fn numbered(
         .entry((base.clone(), extension.clone()))
         .or_insert(0);
     loop {
-        // A directory holds 65,536 entries at most: five digits are enough, and always free.
+        // A directory has at most 65,536 entries: five digits are enough, and one number is always free.
         *number += 1;
         let tail = format!("~{number}");
         let kept = base.len().min(8 - tail.len());
@@ -150,12 +149,12 @@ fn numbered(
 }
 
 impl Listing {
-    /// How many directory entries the name takes.
+    /// Number of directory entries that the name takes.
     pub(super) fn entries(&self) -> usize {
         1 + self.long.len().div_ceil(PER_ENTRY)
     }
 
-    /// Appends the entries of the long name, which come before the short one, last part first.
+    /// Appends the entries of the long name, last part first; they precede the short one.
     pub(super) fn write_long(&self, bytes: &mut Vec<u8>) {
         let sum = self
             .short
@@ -174,7 +173,7 @@ impl Listing {
             entry[0] = (index + 1) as u8 | last;
             entry[11] = LONG_NAME;
             entry[13] = sum;
-            // Ended by a zero where there is room for one, then filled with ones.
+            // Terminated by a zero if there is space for one, then filled with ones.
             let units = part
                 .iter()
                 .copied()

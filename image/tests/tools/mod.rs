@@ -1,9 +1,9 @@
-//! Independent judges of what the crate writes: Debian's own checkers.
+//! Independent checks of the crate's output with Debian's own tools.
 
 use std::path::Path;
 use std::process::Command;
 
-/// Runs a checker and returns its output; fails the test where it complains or is not installed.
+/// Runs a checker and returns its output; fails the test if it reports an error or is not installed.
 pub(crate) fn run(program: &str, arguments: &[&str], file: &Path) -> String {
     let output = Command::new(program)
         .args(arguments)
@@ -23,7 +23,7 @@ pub(crate) fn run(program: &str, arguments: &[&str], file: &Path) -> String {
     text
 }
 
-/// `fsck.vfat -n` finds nothing at all to say.
+/// `fsck.vfat -n` reports nothing.
 pub(crate) fn fsck(volume: &Path) {
     let text = run("fsck.vfat", &["-n"], volume);
     let lines: Vec<&str> = text.lines().collect();

@@ -1,16 +1,13 @@
-//! This node's tie to its cluster: the connection to the curators, and the
-//! cluster state from HOME on.
+//! The node's connection to the curators, and whether it is HOME or SPLIT.
 //!
-//! The connection goes to all known curators, the one on this machine first:
-//! a node that runs one needs no network to reach the control plane. The others
-//! follow in an order of the moment, so that not all nodes ask the same one. The
-//! list follows the live directory; what runs over a connection to one that is
-//! still on it is not touched.
+//! The connection has the endpoints of all known curators. The one on this machine is tried first:
+//! a node that runs one needs no network to reach the control plane. The others follow in random
+//! order, so that not all nodes use the same one. The list follows the live directory; calls on a
+//! connection to a curator that stays in the list are not interrupted.
 //!
-//! The state follows from one thing, when the curators last acknowledged a
-//! heartbeat. Within [`SPLIT_AFTER`] it is HOME, later it is SPLIT. The time is
-//! the monotonic one, so that a clock that is set splits nobody. A node that
-//! its cluster has removed is DISOWNING from then on and has no connection.
+//! The cluster state depends on when a curator last acknowledged a heartbeat: HOME within
+//! [`SPLIT_AFTER`], SPLIT after that. Time is monotonic, so that a clock adjustment has no effect.
+//! A node that its cluster has removed is DISOWNING from then on, and has no connection.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -32,59 +29,59 @@ use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
 
-/// Curators that cannot be reached are asked again at least so often: when they
-/// are back, nobody should sleep.
-pub const ASK_AGAIN_WITHIN: Duration = Duration::from_secs(3);
-/// Without an acknowledged heartbeat for so long, a member is SPLIT.
+/// Maximum delay before unreachable curators are retried, so that workers continue soon after
+/// curators are back.
+pub const MAX_RETRY_DELAY: Duration = Duration::from_secs(3);
+/// A member without an acknowledged heartbeat for this long is SPLIT.
 pub const SPLIT_AFTER: Duration = Duration::from_secs(10);
 
-/// A curator that has vanished is left well before [`SPLIT_AFTER`], so that
-/// the loss of one splits nobody: it is asked after this, and has half of it to
-/// answer.
+/// Keep-alive interval of the connection. A curator that has vanished is replaced well before
+/// [`SPLIT_AFTER`], so that the loss of one makes no node SPLIT: it is pinged after this interval,
+/// and has half of it to answer.
 const KEEP_ALIVE: Duration = Duration::from_secs(4);
 
-/// Keeps the node's connection to its curators, and the cluster state true.
+/// Maintains the node's connection to its curators, and its connectivity.
 pub struct Worker {
-    /// Will be read.
+    /// Read: this node's identity and credentials.
     pub member: Value<MemberData>,
-    /// Will be read.
+    /// Read: the port of the local curator.
     pub control_plane: Value<LocalControlPlane>,
-    /// Will be read: where the curators are now.
+    /// Read: the current addresses of the curators.
     pub directory: Value<ClusterDirectory>,
-    /// Will be read: when the last heartbeat that was answered was sent.
+    /// Read: when the last acknowledged heartbeat was sent.
     pub acknowledged: Value<Instant>,
-    /// Will be read.
+    /// Read: set once the cluster has removed this node.
     pub disowned: Value<Disowned>,
-    /// Will be written.
+    /// Written: whether curators acknowledge heartbeats.
     pub connectivity: Writer<Connectivity>,
-    /// Will be written.
+    /// Written: the connection, for the other workers.
     pub connection: Writer<CuratorConnection>,
 }
 
-/// What a curator answered, in one line; tonic's own text repeats itself.
+/// A curator's error in one line; tonic's own text is redundant.
 pub fn refused(status: Status) -> Failure {
     Failure::msg(format!("{:?}: {}", status.code(), status.message()))
 }
 
-/// The next event of a watch. A curator that hangs says nothing while its
-/// connection lives on, so there is a bound: then another one is asked.
+/// The next event of a watch. A curator that hangs sends nothing while its connection stays open,
+/// so there is a timeout, after which another curator is used.
 pub(super) async fn next_event(
     connection: &CuratorConnection,
     events: &mut Streaming<WatchEvent>,
     silence: Duration,
 ) -> Result<WatchEvent, Failure> {
     let Ok(event) = timeout(silence, events.message()).await else {
-        connection.doubt();
-        let why = format!("the curator has said nothing for {silence:?}");
+        connection.mark_suspect();
+        let why = format!("no watch event from the curator for {silence:?}");
         return Err(Failure::msg(why));
     };
     let event = event.map_err(refused)?;
     event.ok_or_else(|| Failure::msg("the curator ended the watch"))
 }
 
-/// Works over the connection there is, and begins anew over each next one. Ends
-/// when the work does, which is by an error, or when there will be none.
-pub async fn over_each<F>(
+/// Runs `work` over the current connection, and again over each new one. Returns when `work` does,
+/// which only returns errors, or when the value is closed.
+pub async fn for_each_connection<F>(
     connections: &Value<CuratorConnection>,
     work: impl Fn(CuratorConnection) -> F,
 ) -> Outcome
@@ -96,7 +93,7 @@ where
     loop {
         tokio::select! {
             biased;
-            // Then there is nobody to ask, and nothing wrong about that.
+            // A disowned node has no curators to call; this is not an error.
             () = connection.ended.cancelled() => connection = connections.next().await?,
             outcome = work(connection.clone()) => return outcome,
             next = connections.next() => connection = next?,
@@ -104,18 +101,18 @@ where
     }
 }
 
-/// The way to the curators, as this node.
+/// A client of the curators, with this node's credentials.
 #[derive(Clone)]
 pub struct CuratorConnection {
-    /// Who we are to them.
+    /// ID of this node.
     pub node_id: NodeId,
     curators: Curators,
-    /// Cancelled when the node has no business with curators any more.
+    /// Cancelled when the cluster has removed this node.
     ended: CancellationToken,
 }
 
 impl CuratorConnection {
-    /// The curators as this node reaches them.
+    /// Wraps the client for this node.
     pub fn new(node_id: NodeId, curators: Curators) -> Self {
         Self {
             node_id,
@@ -124,24 +121,23 @@ impl CuratorConnection {
         }
     }
 
-    /// A client of the nodes' service.
+    /// A client of the curator service.
     pub fn curator(&self) -> CuratorClient<Channel> {
         CuratorClient::new(self.curators.channel())
     }
 
-    /// The curator that calls go to has not answered in time. Its connection may
-    /// be fine all the same, so this is the only way to learn of it: the next
-    /// calls go to another one, if there is one that works.
-    pub(super) fn doubt(&self) {
-        self.curators.doubt();
+    /// Reports that the current curator has not answered in time. The connection may be intact, so
+    /// the client cannot detect this itself. Further calls go to another curator, if one works.
+    pub(super) fn mark_suspect(&self) {
+        self.curators.mark_suspect();
     }
 
-    /// The DNS name under which the cluster's nodes have names.
+    /// The DNS domain of the nodes' names.
     pub async fn cluster_domain(&self) -> Result<String, Failure> {
         Ok(self.configuration().await?.cluster_domain)
     }
 
-    /// The configuration of the cluster at this moment.
+    /// The current cluster configuration.
     pub async fn configuration(&self) -> Result<ClusterConfiguration, Failure> {
         let mut management = ManagementClient::new(self.curators.channel());
         let info = management
@@ -152,7 +148,7 @@ impl CuratorConnection {
     }
 }
 
-/// Connects once the node is a member, and until its cluster has removed it.
+/// Connects once the node is a member, until the cluster has removed it.
 pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let member = tokio::select! {
         member = async { worker.member.watch().next().await } => member?,
@@ -173,7 +169,7 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     tokio::select! {
         biased;
         () = end(&worker, &connection) => {
-            // It stays so, whatever curators still acknowledge.
+            // This is final, even if curators still acknowledge heartbeats.
             ctx.cancelled().await;
             Ok(())
         }
@@ -183,17 +179,17 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     }
 }
 
-/// Waits until the cluster has removed this node, and ends what ties it to it.
+/// Waits until the cluster has removed this node, then closes the connection.
 async fn end(worker: &Worker, connection: &CuratorConnection) {
     if worker.disowned.watch().next().await == Err(Closed) {
-        // Nobody is left who could say so.
+        // The writer is gone, so this cannot happen any more.
         return std::future::pending().await;
     }
     connection.ended.cancel();
     connection.curators.set_endpoints(Endpoints::default());
 }
 
-/// Keeps the connection going to where the curators are.
+/// Updates the connection's endpoints when curators move.
 async fn follow_curators(
     worker: &Worker,
     member: &MemberData,
@@ -202,15 +198,15 @@ async fn follow_curators(
     let mut control_planes = worker.control_plane.watch();
     let mut directories = worker.directory.watch();
     let mut control_plane = LocalControlPlane::default();
-    // Until the live one is there.
+    // Used until the live directory is available.
     let mut directory = member.directory.clone();
     let mut told = false;
     loop {
         let endpoints = endpoints(&control_plane, member.node_id, &directory);
-        // An empty list would only end what may still work.
+        // An empty list would only close connections that may still work.
         if !endpoints.is_empty() && endpoints != connection.curators.endpoints() {
             connection.curators.set_endpoints(endpoints);
-            // The same connection, so that nobody has to call anew.
+            // The same connection, so that calls are not interrupted.
             if !std::mem::replace(&mut told, true) {
                 worker.connection.set(connection.clone());
             }
@@ -222,11 +218,11 @@ async fn follow_curators(
     }
 }
 
-/// Where the curators are: this machine's own, if it runs one, before those of
-/// the others in the directory.
+/// The curators' endpoints: the one on this machine, if there is one, before those of the other
+/// nodes in the directory.
 ///
-/// The consensus members, and nobody else, may answer there: a node's
-/// certificate alone makes nobody a curator.
+/// Only consensus members are accepted as servers there: a node certificate alone does not make a
+/// node a curator.
 fn endpoints(
     control_plane: &LocalControlPlane,
     own: NodeId,
@@ -247,23 +243,22 @@ fn endpoints(
     Endpoints::balanced(own, others.collect()).only(curators)
 }
 
-/// Tells whether curators acknowledge this node.
+/// Publishes whether curators acknowledge this node's heartbeats.
 async fn follow_acknowledgements(worker: &Worker) -> Outcome {
     let mut acknowledgements = worker.acknowledged.watch();
     let is_lost = || worker.connectivity.value().get() == Some(Connectivity::Lost);
-    // Whatever came before this worker counts as an acknowledgement: enrolment
-    // has just come home, or the boot is young.
+    // The start of this worker counts as an acknowledgement: the node has just enrolled, or just
+    // booted.
     let mut last = Instant::now();
     loop {
         tokio::select! {
-            // Of both, the acknowledgement: the deadline may have passed while
-            // nobody looked.
+            // If both are ready, the acknowledgement: the deadline may have passed while the task
+            // was not scheduled.
             biased;
             acknowledged = acknowledgements.next() => {
                 let acknowledged = acknowledged?;
                 last = last.max(acknowledged);
-                // It may be old news: from before this worker started again,
-                // or the answer took too long.
+                // It may be old: from before a restart of this worker, or the response was slow.
                 if acknowledged.elapsed() < SPLIT_AFTER {
                     worker.connectivity.set(Connectivity::InTouch);
                 }
@@ -328,7 +323,7 @@ mod tests {
         let mut seen = connectivity.watch();
         let scenario = async {
             let begin = Instant::now();
-            // Nine seconds of silence are nothing.
+            // Nine seconds without an acknowledgement have no effect.
             tokio::time::sleep(SPLIT_AFTER - Duration::from_secs(1)).await;
             acknowledged_writer.set(Instant::now());
             assert_eq!(seen.next().await.unwrap(), Connectivity::InTouch);

@@ -1,12 +1,12 @@
-//! What of the control plane runs on this node, as far as its other workers need to know.
+//! The part of the control plane that runs on this node, for the other workers.
 
 use hearth_api::v1::ConsensusProgress;
 
-/// The control plane on this machine: nothing of it, on most nodes.
+/// The control plane on this machine; empty on most nodes.
 #[derive(Clone, Default)]
 pub struct LocalControlPlane {
-    /// Where the curator listens on this machine, while it does.
+    /// Port of the curator, while it listens.
     pub curator_port: Option<u16>,
-    /// How far etcd is, while it runs here.
+    /// Progress of etcd, while it runs.
     pub progress: Option<ConsensusProgress>,
 }

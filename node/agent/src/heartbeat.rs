@@ -1,15 +1,13 @@
-//! Tells the curators that this node lives.
+//! Sends heartbeats to the curators.
 //!
-//! A stream is opened to a curator; it says how often it wants to hear from
-//! us and how long it will wait. Each answer means that the cluster holds this
-//! node as alive, and is passed on as a moment in time. A stream that is not
-//! answered within half of the curator's own bound is given up: the next one
-//! may reach another curator, in time.
+//! The worker opens a stream to a curator, which tells the heartbeat interval and its timeout. Each
+//! response means that the cluster considers this node alive; the time of the request is published.
+//! If a stream is not answered within half of the curator's timeout, the worker drops it, so that
+//! the next one may reach another curator in time.
 //!
-//! A curator that does not let this node in is not asked again in a hurry, as
-//! one that cannot be reached is, but ever more seldom; and it is counted, for
-//! the cluster may have removed this node. What that means the answer cannot
-//! say: it is for enrolment to ask, by the join key.
+//! A curator that rejects this node is retried with growing delays, unlike one that cannot be
+//! reached. The rejection is also counted, because the cluster may have removed this node. The
+//! error alone does not prove that: enrolment asks with the join key.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -24,34 +22,34 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
-use crate::connection::{self, CuratorConnection, over_each, refused};
+use crate::connection::{self, CuratorConnection, for_each_connection, refused};
 
-/// What this node speaks.
+/// Version of the heartbeat protocol.
 const PROTOCOL_VERSION: u32 = 1;
-/// Until the curator has told its own.
+/// Timeout until the curator has told its own.
 const FIRST_BOUND: Duration = Duration::from_secs(5);
 
-/// Tells curators that this node is alive.
+/// Sends heartbeats to a curator.
 pub struct Worker {
-    /// Will be read.
+    /// Read: the connection to the curators.
     pub connection: Value<CuratorConnection>,
-    /// Will be written: when a heartbeat was sent that has been answered.
+    /// Written: when the last acknowledged heartbeat was sent.
     pub acknowledged: Writer<Instant>,
-    /// Will be written: one more for each curator that does not let us in.
+    /// Written: incremented when a curator rejects this node.
     pub refusals: Arc<Writer<Refusals>>,
 }
 
-/// Sends heartbeats over each connection that there is.
+/// Sends heartbeats over the current connection.
 pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let boot_id = boot_id()?;
-    ctx.restart_within(Some(connection::ASK_AGAIN_WITHIN));
+    ctx.restart_within(Some(connection::MAX_RETRY_DELAY));
     let health = Health::of(&ctx);
     let beat = |connection| beat(&ctx, &health, &worker, connection, &boot_id);
-    ctx.until_cancelled(over_each(&worker.connection, beat))
+    ctx.until_cancelled(for_each_connection(&worker.connection, beat))
         .await
 }
 
-/// What a curator has answered that did not acknowledge.
+/// Handles an error returned by a curator.
 fn turned_away(ctx: &Context, worker: &Worker, status: Status) -> Failure {
     if matches!(
         status.code(),
@@ -63,18 +61,17 @@ fn turned_away(ctx: &Context, worker: &Worker, status: Status) -> Failure {
     refused(status)
 }
 
-/// One more refusal. Two workers count, and one of two at the same moment may
-/// be lost: it is the growth that is looked at.
+/// Counts a refusal. Two workers count, and one of two simultaneous increments may be lost: only
+/// the growth matters.
 pub(super) fn count(refusals: &Writer<Refusals>) {
     let before = refusals.value().get().unwrap_or_default();
     refusals.set(before.saturating_add(1));
 }
 
-/// Nothing has come in time. It is a call that was begun and not ended, or given
-/// up before the client's own bound: the client does not see anything wrong with it.
+/// Handles a timeout. The client cannot detect it, because the call is still open.
 fn silent(connection: &CuratorConnection) -> Failure {
-    connection.doubt();
-    Failure::msg("the curator does not answer heartbeats")
+    connection.mark_suspect();
+    Failure::msg("the curator did not answer a heartbeat in time")
 }
 
 async fn beat(
@@ -89,8 +86,8 @@ async fn beat(
         protocol_version: PROTOCOL_VERSION,
     };
     let (beats, stream) = mpsc::channel(1);
-    // Before the sending, however long that takes: what is acknowledged is not
-    // that we lived any later.
+    // Taken before the request is sent: an acknowledgement only proves that the node was alive
+    // before that.
     let mut sent = Instant::now();
     beats.send(request()).await?;
     let mut curator = connection.curator();
@@ -103,7 +100,8 @@ async fn beat(
     loop {
         let answer = timeout(bound, answers.message()).await.map_err(silent)?;
         let answer = answer.map_err(turned_away)?;
-        let answer = answer.ok_or_else(|| Failure::msg("the curator ended the heartbeats"))?;
+        let answer =
+            answer.ok_or_else(|| Failure::msg("the curator closed the heartbeat stream"))?;
         worker.acknowledged.set(sent);
         health.good();
         let interval = pace(&answer, &mut bound);
@@ -113,13 +111,13 @@ async fn beat(
     }
 }
 
-/// How long to wait until the next beat; a curator that asks for nonsense is
-/// not followed into a busy loop or into silence.
+/// The delay before the next heartbeat. Values of the curator are limited, so that they can cause
+/// neither a busy loop nor silence.
 fn pace(answer: &HeartbeatResponse, bound: &mut Duration) -> Duration {
     const SHORTEST: Duration = Duration::from_millis(100);
     const LONGEST: Duration = Duration::from_secs(60);
     let clamp = |ms: u32| Duration::from_millis(ms.into()).clamp(SHORTEST, LONGEST);
-    // Half of it, so that there is time left to be heard by another one.
+    // Half of it, which leaves time to reach another curator.
     *bound = clamp(answer.bound_ms) / 2;
     clamp(answer.interval_ms).min(*bound)
 }

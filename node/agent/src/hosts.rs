@@ -1,21 +1,17 @@
-//! Names: this node's own, those of all others, and the way back after a
-//! power cut.
+//! Names: the host name, `/etc/hosts`, and the cluster directory on the ESP.
 //!
-//! As soon as the node knows who it is, it has a host name and a machine-id,
-//! and a hosts file made of what the ESP remembers: etcd finds its peers by
-//! their node IDs, and they have to be found before there is any curator to
-//! ask. From then on whatever is better known replaces it (see [`known`]), and
-//! the directory of those who can be asked for the cluster follows it: live
-//! for this node's own client, and on the ESP for the next boot.
+//! Once the node knows its identity, it has a host name, a machine-id and a hosts file made from
+//! the directory on the ESP: etcd reaches its peers by their node IDs, and these have to resolve
+//! before any curator can be asked. Later, more recent addresses replace those (see [`known`]). The
+//! directory of the consensus members is updated as well: in memory for this node's own client, and
+//! on the ESP for the next boot.
 //!
-//! The ESP is slow and wears, so it is written only when what is on it
-//! differs, and not more often than [`REST`] allows; what comes meanwhile
-//! waits, and only the newest of it is written. An empty directory, of which
-//! nobody could ask for the cluster, is never written.
+//! The ESP is slow and wears out. So it is written only if its content differs, and not more often
+//! than [`REST`]; of several changes in between only the last one is written. An empty directory,
+//! which would leave no curator to ask, is never written.
 //!
-//! Three parts that fail apart: `nodes` follows the curators, `names` writes
-//! the hosts file, `directory` the ESP. None of them needs that the others
-//! work at this moment.
+//! Three runnables that fail independently: `nodes` follows the curators, `names` writes the hosts
+//! file, `directory` writes the ESP.
 //!
 //! [`known`]: super::known
 
@@ -34,54 +30,53 @@ use hearth_host::layout::Root;
 use hearth_sys::files;
 use hearth_sys::hostname::HostnameError;
 
-use super::known::{Known, View};
-use super::learned::Learned;
+use super::known::{PeerResolver, View};
+use super::learned::PeerAddresses;
 use super::names;
-use crate::connection::{self, CuratorConnection, next_event, over_each, refused};
+use crate::connection::{self, CuratorConnection, for_each_connection, next_event, refused};
 
-/// See [`Worker::rest`].
+/// Default of [`Worker::rest`].
 pub const REST: Duration = Duration::from_secs(5);
 const PUBLIC: u32 = 0o644;
 
-/// Follows the other nodes, and writes where they are.
+/// Follows the other nodes, and saves their addresses.
 pub struct Worker {
     /// Has `/etc/hosts` and the directory on the ESP.
     pub root: Root,
-    /// Gives the machine its name.
+    /// Sets the machine's host name.
     pub set_hostname: fn(&str) -> Result<(), HostnameError>,
-    /// At least so long between two writes to the ESP.
+    /// Minimum interval between two writes to the ESP.
     pub rest: Duration,
-    /// A curator that says nothing for so long is left for another one.
+    /// Timeout of a watch without events, after which another curator is used.
     pub silence: Duration,
-    /// Held while the ESP is written: by a thread, which ends later than a
-    /// worker that is cancelled.
+    /// Locked while the ESP is written: the writing thread may outlive a worker that is cancelled.
     pub writing: Arc<Mutex<()>>,
-    /// Will be read.
+    /// Read: this node's identity and saved directory.
     pub member: Value<MemberData>,
-    /// Will be read.
+    /// Read: the connection to the curators.
     pub connection: Value<CuratorConnection>,
-    /// Will be read.
+    /// Read: this node's address.
     pub address: Value<IpAddr>,
-    /// Will be read.
-    pub learned: Value<Learned>,
-    /// Will be written: the nodes, once curators have told all of them.
+    /// Read: the signed addresses of other nodes.
+    pub learned: Value<PeerAddresses>,
+    /// Written: all nodes, once a curator's listing is complete.
     pub view: Writer<Arc<View>>,
-    /// Will be written: the consensus members, as far as known, never empty.
+    /// Written: the known consensus members, never empty.
     pub directory: Writer<ClusterDirectory>,
-    /// Will be written: this node's address of which the ESP knows, or would if
-    /// it were a consensus member's, beside all those of the members.
+    /// Written: this node's address, once the current directory is saved on the ESP (it includes
+    /// this address if the node is a consensus member).
     pub directory_saved: Writer<IpAddr>,
 }
 
-/// What the ESP is to hold.
+/// The directory to save on the ESP.
 #[derive(Clone)]
 struct Wanted {
     directory: ClusterDirectory,
-    /// What may be reported once it does.
+    /// The address to publish once it is saved.
     reportable: Option<IpAddr>,
 }
 
-/// Publishes the view of the nodes, and keeps files that name them.
+/// Publishes the view of the nodes, and writes the hosts file and the directory.
 pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let member = tokio::select! {
         member = async { worker.member.watch().next().await } => member?,
@@ -104,7 +99,7 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     Ok(())
 }
 
-/// Host name and machine-id.
+/// Sets the host name and writes the machine-id.
 fn name_machine(worker: &Worker, node_id: &NodeId) -> Outcome {
     (worker.set_hostname)(&node_id.to_string())?;
     let machine_id = format!("{}\n", node_id.bare());
@@ -114,16 +109,15 @@ fn name_machine(worker: &Worker, node_id: &NodeId) -> Outcome {
 }
 
 async fn follow_nodes(ctx: Context, worker: Arc<Worker>) -> Outcome {
-    ctx.restart_within(Some(connection::ASK_AGAIN_WITHIN));
+    ctx.restart_within(Some(connection::MAX_RETRY_DELAY));
     let health = Health::of(&ctx);
     let follow = |connection| follow(&health, &worker, connection);
-    ctx.until_cancelled(over_each(&worker.connection, follow))
+    ctx.until_cancelled(for_each_connection(&worker.connection, follow))
         .await
 }
 
-/// Follows the curators' nodes. Nothing of a listing is told before it is
-/// complete: what was known before is better than half of it. Ends by an error
-/// only.
+/// Follows the curators' nodes. A listing is published only once it is complete: older data are
+/// better than an incomplete list. Only returns errors.
 async fn follow(health: &Health<'_>, worker: &Worker, connection: CuratorConnection) -> Outcome {
     let domain = connection.cluster_domain().await?;
     let mut curator = connection.curator();
@@ -143,14 +137,14 @@ async fn follow(health: &Health<'_>, worker: &Worker, connection: CuratorConnect
         if complete {
             health.good();
         }
-        // Marks of progress come all the time.
+        // Progress events without changes are frequent.
         if completes || complete && news {
             worker.view.set(Arc::new(view.clone()));
         }
     }
 }
 
-/// Writes the hosts file, and says what the directory is now.
+/// Writes the hosts file, and publishes the directory.
 async fn keep_names(
     ctx: Context,
     worker: Arc<Worker>,
@@ -170,7 +164,7 @@ async fn follow_names(
     let mut addresses = worker.address.watch();
     let mut learned = worker.learned.watch();
     let mut views = worker.view.value().watch();
-    let mut known = Known {
+    let mut known = PeerResolver {
         own: member.node_id,
         own_address: worker.address.get(),
         saved: member.directory.clone(),
@@ -191,7 +185,7 @@ async fn follow_names(
     }
 }
 
-fn write_hosts(root: &Root, known: &Known, written: &mut String) -> Outcome {
+fn write_hosts(root: &Root, known: &PeerResolver, written: &mut String) -> Outcome {
     let path = root.ephemeral.hosts();
     let domain = known.view.as_ref().map(|view| view.domain.as_str());
     let text = names::hosts(&known.addresses(), domain);
@@ -199,14 +193,14 @@ fn write_hosts(root: &Root, known: &Known, written: &mut String) -> Outcome {
         return Ok(());
     }
     files::write_atomic(&path, text.as_bytes(), PUBLIC)?;
-    // What counts is what readers of the file will find.
+    // Verifies that readers of the file get the address.
     if let Some(address) = known.own_address {
         let own = known.own.to_string();
         let found = names::resolve(&fs::read_to_string(&path)?, &own);
         if found != [address] {
             let path = path.display();
             return Err(Failure::msg(format!(
-                "{path}: {own} is {found:?}, wanted {address}"
+                "{path}: {own}: expected {address}, got {found:?}"
             )));
         }
     }
@@ -214,10 +208,10 @@ fn write_hosts(root: &Root, known: &Known, written: &mut String) -> Outcome {
     Ok(())
 }
 
-/// Tells the directory to whoever asks curators, and to the ESP.
-fn tell_directory(worker: &Worker, known: &Known, wanted: &Writer<Wanted>) {
+/// Publishes the directory for the connection, and for the ESP.
+fn tell_directory(worker: &Worker, known: &PeerResolver, wanted: &Writer<Wanted>) {
     let directory = known.directory();
-    // A view without consensus members cannot be true: somebody showed it.
+    // A view without consensus members must be wrong: a curator has sent it.
     if directory.nodes.is_empty() {
         return;
     }
@@ -226,19 +220,19 @@ fn tell_directory(worker: &Worker, known: &Known, wanted: &Writer<Wanted>) {
     }
     wanted.set(Wanted {
         directory,
-        // Until the curators have told who the members are now, the directory
-        // is not the one that the next boot will need.
+        // Until the curators have listed the members, this may not be the directory that the next
+        // boot needs.
         reportable: known.own_address.filter(|_| known.view.is_some()),
     });
 }
 
-/// Keeps the newest directory on the ESP.
+/// Keeps the directory on the ESP up to date.
 async fn keep_directory(ctx: Context, worker: Arc<Worker>, wanted: Value<Wanted>) -> Outcome {
     ctx.until_cancelled(save_changes(&ctx, &worker, wanted))
         .await
 }
 
-/// Ends by an error only.
+/// Only returns errors.
 async fn save_changes(ctx: &Context, worker: &Worker, wanted: Value<Wanted>) -> Outcome {
     let mut wanted = wanted.watch();
     let health = Health::of(ctx);
@@ -260,11 +254,10 @@ async fn save_changes(ctx: &Context, worker: &Worker, wanted: Value<Wanted>) -> 
     }
 }
 
-/// Makes this the directory on the ESP, durably; tells whether another one, or
-/// none, was there.
+/// Saves the directory on the ESP durably; returns whether the ESP had another one, or none.
 async fn save_directory(worker: &Worker, directory: ClusterDirectory) -> Result<bool, Failure> {
     let (esp, writing) = (worker.root.esp.clone(), worker.writing.clone());
-    // The ESP is mounted synchronously; the write takes as long as the disk.
+    // The ESP is mounted with `sync`: the write takes as long as the disk.
     let save = move || {
         let _writing = writing.lock().unwrap_or_else(PoisonError::into_inner);
         match directory::load(&esp) {
@@ -272,7 +265,7 @@ async fn save_directory(worker: &Worker, directory: ClusterDirectory) -> Result<
             Ok(_) => {}
             Err(error) => {
                 let error = hearth_api::chain(&error);
-                tracing::warn!("replaced, for it cannot be read: {error}");
+                tracing::warn!("replacing the unreadable cluster directory: {error}");
             }
         }
         directory::save(&esp, &directory).map(|()| true)

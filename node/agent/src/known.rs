@@ -1,18 +1,17 @@
-//! What this node knows of all nodes, and what follows from it: where each one
-//! stands, and which of them can be asked for the cluster.
+//! Everything this node knows about the nodes of its cluster, and what follows from it: the address
+//! of each, and the directory of the consensus members.
 //!
-//! There are four sources, and none of them alone is enough:
+//! There are four sources, and none is sufficient alone:
 //!
-//! - the directory that was saved on the ESP, which is there with the first
-//!   instruction, and may be old;
-//! - the curators' nodes, which are complete, but only there while consensus
-//!   is, and tell addresses as the nodes last could report them;
-//! - the nodes' own signed words, exchanged among them, which need no quorum;
-//! - this node's own address, of which it knows best.
+//! - the directory saved on the ESP: available immediately after boot, but may be old;
+//! - the curators' node records: complete, but only available while consensus is, and with the
+//!   addresses that the nodes last reported;
+//! - the signed address records that the nodes exchange: need no quorum;
+//! - this node's own address, which it knows best.
 //!
-//! Which nodes there are is the curators' to say, and the saved directory's
-//! until they have said it once. Of two addresses of one node the one with the
-//! higher counter is true; a saved one has none and is the last resort.
+//! The curators determine which nodes exist, and the saved directory does until they have been
+//! heard once. Of two addresses of a node, the one with the higher counter is used; a saved address
+//! has no counter and is the last resort.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -24,36 +23,40 @@ use hearth_api::v1::cluster_directory::{self, Address};
 use hearth_api::v1::{ClusterDirectory, Label, Node, NodeRoles, NodeState};
 use hearth_host::networking::Networking;
 
-use super::learned::{Learned, Located};
+use super::learned::{AddressRecord, PeerAddresses};
 use super::names::Addresses;
 
-/// What curators say of one node.
+/// A node according to the curators.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seen {
-    /// In its life.
+    /// State of the node.
     pub state: NodeState,
-    /// Which it holds.
+    /// Roles of the node.
     pub roles: NodeRoles,
-    /// Where it was when it last could report.
-    pub located: Option<Located>,
-    /// Of its curator, 0 for the default one.
+    /// The address that it last reported.
+    pub located: Option<AddressRecord>,
+    /// Port of its curator, 0 for the default.
     pub curator_port: u32,
-    /// As its operators have set them.
+    /// Its labels, as set by operators.
     pub labels: Vec<Label>,
-    /// Its part of the mesh, once it has one.
+    /// Its mesh address range and key, once assigned.
     pub networking: Option<Networking>,
 }
 
 impl From<&Node> for Seen {
     fn from(node: &Node) -> Self {
         let status = node.status.clone().unwrap_or_default();
-        let located = status.external_address.parse().ok().map(|host| Located {
-            host,
-            counter: status.address_counter,
-        });
+        let located = status
+            .external_address
+            .parse()
+            .ok()
+            .map(|host| AddressRecord {
+                host,
+                counter: status.address_counter,
+            });
         let networking = node.networking.as_ref().map(Networking::try_from);
         let networking = networking.transpose().unwrap_or_else(|error| {
-            tracing::warn!(id = node.id, %error, "a node without a usable part of the mesh");
+            tracing::warn!(id = node.id, %error, "node has an invalid mesh configuration");
             None
         });
         let usual = status.curator_port == u32::from(PORT_CURATOR);
@@ -68,22 +71,22 @@ impl From<&Node> for Seen {
     }
 }
 
-/// The cluster as the curators have described it completely.
+/// The nodes of the cluster, from a complete listing of the curators.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct View {
-    /// The DNS name under which nodes have names.
+    /// The DNS domain of the nodes' names.
     pub domain: String,
-    /// All of them; those that are gone are forgotten.
+    /// All nodes; deleted ones are not included.
     pub nodes: BTreeMap<NodeId, Seen>,
 }
 
 impl View {
-    /// Follows an event of theirs.
+    /// Applies an event of the curators' watch.
     pub fn apply(&mut self, nodes: &[Node], tombstones: &[String]) {
         for node in nodes {
             match node.id.parse() {
                 Ok(id) => drop(self.nodes.insert(id, node.into())),
-                Err(error) => tracing::warn!(id = node.id, %error, "a node without a usable ID"),
+                Err(error) => tracing::warn!(id = node.id, %error, "node has an invalid ID"),
             }
         }
         for id in tombstones.iter().filter_map(|id| id.parse().ok()) {
@@ -91,7 +94,7 @@ impl View {
         }
     }
 
-    /// Whether this node is one of the cluster, with all rights of one.
+    /// Whether this is a node of the cluster in state UP, which has all rights of one.
     pub fn has(&self, id: &NodeId) -> bool {
         self.nodes
             .get(id)
@@ -99,23 +102,23 @@ impl View {
     }
 }
 
-/// All sources together.
+/// Combines all sources.
 #[derive(Clone)]
-pub struct Known {
-    /// This node.
+pub struct PeerResolver {
+    /// ID of this node.
     pub own: NodeId,
-    /// `None` until the network has one.
+    /// Address of this node; `None` until the network has one.
     pub own_address: Option<IpAddr>,
-    /// As the ESP has it: what is known before anything is heard.
+    /// The directory from the ESP, for the time before the curators answer.
     pub saved: ClusterDirectory,
-    /// From the nodes themselves.
-    pub learned: Learned,
-    /// `None` until curators have described it.
+    /// Signed records from the nodes.
+    pub learned: PeerAddresses,
+    /// Nodes according to the curators; `None` until the first complete listing.
     pub view: Option<Arc<View>>,
 }
 
-impl Known {
-    /// Where each node stands.
+impl PeerResolver {
+    /// The address of each node.
     pub fn addresses(&self) -> Addresses {
         let mut addresses: Addresses = match &self.view {
             Some(view) => {
@@ -145,7 +148,7 @@ impl Known {
         let seen = self.view.as_ref().and_then(|view| view.nodes.get(id));
         let seen = seen.and_then(|seen| seen.located);
         let newest = [self.learned.get(id).copied(), seen];
-        // Of equals the last: what the curators were told since.
+        // Of equal counters the last: a curator's record is the more recent information.
         let newest = newest.into_iter().flatten();
         let newest = newest.max_by_key(|located| located.counter);
         let saved = || {
@@ -157,8 +160,8 @@ impl Known {
         newest.map(|located| located.host).or_else(saved)
     }
 
-    /// Those that can be asked for the cluster: its consensus members. Empty
-    /// if no such node is known with its address.
+    /// The consensus members with a known address, which can be asked for the cluster; may be
+    /// empty.
     pub fn directory(&self) -> ClusterDirectory {
         let nodes = match &self.view {
             Some(view) => {
@@ -182,7 +185,7 @@ impl Known {
         ClusterDirectory { nodes }
     }
 
-    /// A saved entry, with what was learned of the node since.
+    /// A saved entry, with the node's newer address, if there is one.
     fn moved(&self, saved: &cluster_directory::Node) -> cluster_directory::Node {
         let id = saved.id.parse::<NodeId>().ok();
         let is_news = |id: &NodeId| {
@@ -250,39 +253,39 @@ mod tests {
     }
 
     /// Node a, which has saved itself, b and c.
-    fn booted() -> Known {
+    fn booted() -> PeerResolver {
         let saved = [('a', 1), ('b', 2), ('c', 3)];
         let saved = saved.map(|(n, last)| entry(id(n).to_string(), ip(last), 0, member()));
-        Known {
+        PeerResolver {
             own: id('a'),
             own_address: None,
             saved: ClusterDirectory {
                 nodes: saved.to_vec(),
             },
-            learned: Learned::default(),
+            learned: PeerAddresses::default(),
             view: None,
         }
     }
 
-    fn learned(words: &[(char, u8, u64)]) -> Learned {
+    fn learned(words: &[(char, u8, u64)]) -> PeerAddresses {
         let located = |(n, last, counter): &(char, u8, u64)| {
             let host = ip(*last);
             let counter = *counter;
-            (id(*n), Located { host, counter })
+            (id(*n), AddressRecord { host, counter })
         };
         Arc::new(words.iter().map(located).collect())
     }
 
-    fn viewed(known: &Known, nodes: &[Node]) -> Known {
+    fn viewed(known: &PeerResolver, nodes: &[Node]) -> PeerResolver {
         let mut view = View::default();
         view.apply(nodes, &[]);
-        Known {
+        PeerResolver {
             view: Some(Arc::new(view)),
             ..known.clone()
         }
     }
 
-    fn hosts(known: &Known) -> Vec<String> {
+    fn hosts(known: &PeerResolver) -> Vec<String> {
         let nodes = known.directory().nodes.into_iter();
         let addresses = nodes.flat_map(|node| node.addresses);
         addresses.map(|address| address.host).collect()
@@ -311,7 +314,7 @@ mod tests {
             &known,
             &[
                 node('a', "192.0.2.99", 9, member()),
-                // Reported before it moved, and after.
+                // Reported before the node moved, and after.
                 node('b', "192.0.2.22", 4, member()),
                 node('c', "192.0.2.23", 6, member()),
             ],
@@ -325,7 +328,7 @@ mod tests {
         let known = viewed(&booted(), &nodes);
         assert_eq!(hosts(&known), ["192.0.2.1", "192.0.2.2"]);
         let addresses = known.addresses();
-        assert!(!addresses.contains_key(&id('c')), "it is gone");
+        assert!(!addresses.contains_key(&id('c')), "deleted node");
     }
 
     #[test]

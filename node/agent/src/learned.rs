@@ -1,16 +1,14 @@
-//! What nodes have said of where they are: the newest word of each.
+//! The store of signed address records: the newest one of each node.
 //!
-//! Pure: no clock, socket or disk. Whether a record is what its node has
-//! signed is asked of a function that the caller brings.
+//! No clock, socket or disk. The caller passes the function that verifies a record's signature.
 //!
 //! Invariants:
-//! - For each node there is one record, and its counter only grows. So the
-//!   order in which records come, by which way, and how often, changes nothing
-//!   of what is known at the end.
-//! - Nothing is stored that was not checked.
-//! - There are never more than [`MOST`] records; what was there first stays.
-//!   Once the nodes of the cluster are known, there are records of no others.
-//! - What this node says of itself nobody else can replace.
+//! - There is one record for each node, and its counter only grows. So the order, source and number
+//!   of received records do not change the final result.
+//! - Only verified records are stored.
+//! - There are never more than [`MOST`] records; the first ones stay. Once the nodes of the cluster
+//!   are known, there are records of these only.
+//! - This node's own record cannot be replaced by a received one.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -20,47 +18,46 @@ use hearth_api::identity::NodeId;
 use hearth_api::proofs::ProofError;
 use hearth_api::v1::NodeAddress;
 
-/// As many as one message may carry.
+/// Maximum number of records, in the store and in one message.
 pub const MOST: usize = 1024;
 
-/// Where a node is. Of two such words the one with the higher counter is true.
+/// The address of a node. Of two records, the one with the higher counter is the current one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Located {
-    /// Where the node is.
+pub struct AddressRecord {
+    /// The node's IP address.
     pub host: IpAddr,
-    /// Higher than that of any address that it had before.
+    /// Incremented with every change of the address.
     pub counter: u64,
 }
 
-/// Where others are, by their own word.
-pub type Learned = Arc<BTreeMap<NodeId, Located>>;
+/// The addresses of the other nodes, from their own records.
+pub type PeerAddresses = Arc<BTreeMap<NodeId, AddressRecord>>;
 
-/// What came of a record.
+/// What a received record changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Heard {
-    /// It is newer than what was known.
-    News(NodeId, Located),
-    /// This or a newer one is known.
+pub enum LearnResult {
+    /// It is newer than the stored record.
+    News(NodeId, AddressRecord),
+    /// This record or a newer one is stored.
     Known,
-    /// This node has signed it and does not remember: its next record needs a
-    /// counter above this one.
+    /// This node has signed it and does not remember it: its next record needs a higher counter.
     Forgotten(u64),
-    /// Of a node that is not one of the cluster's.
+    /// The node is not in the cluster.
     Stranger,
-    /// There is no place for another node.
+    /// The store is full.
     Full,
 }
 
-/// See the module.
+/// The store; see the module.
 #[derive(Debug)]
 pub struct Store {
     own: NodeId,
-    records: BTreeMap<NodeId, (Located, NodeAddress)>,
+    records: BTreeMap<NodeId, (AddressRecord, NodeAddress)>,
     members: Option<BTreeSet<NodeId>>,
 }
 
 impl Store {
-    /// Of this node, empty.
+    /// An empty store for the node `own`.
     pub fn new(own: NodeId) -> Self {
         Self {
             own,
@@ -69,42 +66,41 @@ impl Store {
         }
     }
 
-    /// Takes in a record. `check` is asked for those that would change
-    /// something, and only for those: it is what costs.
+    /// Processes a record. `check`, which is expensive, is only called for a record that would
+    /// change something.
     pub fn learn(
         &mut self,
         record: &NodeAddress,
         check: impl FnOnce(&NodeAddress) -> Result<(NodeId, IpAddr), ProofError>,
-    ) -> Result<Heard, ProofError> {
+    ) -> Result<LearnResult, ProofError> {
         if let Ok(id) = record.node_id.parse::<NodeId>() {
             let known = self.records.get(&id);
             if known.is_some_and(|(known, _)| record.counter <= known.counter) {
-                return Ok(Heard::Known);
+                return Ok(LearnResult::Known);
             }
             if id != self.own && !self.is_member(&id) {
-                return Ok(Heard::Stranger);
+                return Ok(LearnResult::Stranger);
             }
             if known.is_none() && self.records.len() >= MOST {
-                return Ok(Heard::Full);
+                return Ok(LearnResult::Full);
             }
         }
         let (id, host) = check(record)?;
         let counter = record.counter;
         if id == self.own {
-            return Ok(Heard::Forgotten(counter));
+            return Ok(LearnResult::Forgotten(counter));
         }
-        let located = Located { host, counter };
+        let located = AddressRecord { host, counter };
         self.records.insert(id, (located, record.clone()));
-        Ok(Heard::News(id, located))
+        Ok(LearnResult::News(id, located))
     }
 
-    /// What this node says of itself.
-    pub fn set_own(&mut self, located: Located, record: NodeAddress) {
+    /// Sets this node's own record.
+    pub fn set_own(&mut self, located: AddressRecord, record: NodeAddress) {
         self.records.insert(self.own, (located, record));
     }
 
-    /// These are the cluster's nodes; those that are not are forgotten. Tells
-    /// whether there were any.
+    /// Sets the nodes of the cluster, and drops records of others. Returns whether there were any.
     pub fn set_members(&mut self, members: BTreeSet<NodeId>) -> bool {
         let before = self.records.len();
         let own = self.own;
@@ -118,13 +114,13 @@ impl Store {
         self.members.as_ref().is_none_or(|all| all.contains(id))
     }
 
-    /// Where the others are.
-    pub fn others(&self) -> BTreeMap<NodeId, Located> {
+    /// The addresses of the other nodes.
+    pub fn others(&self) -> BTreeMap<NodeId, AddressRecord> {
         let others = self.records.iter().filter(|(id, _)| **id != self.own);
         others.map(|(id, (located, _))| (*id, *located)).collect()
     }
 
-    /// Everything, this node's own included, for others.
+    /// All records, including this node's own, to send to others.
     pub fn records(&self) -> Vec<NodeAddress> {
         self.records
             .values()
@@ -145,7 +141,7 @@ mod tests {
 
     const OWN: u8 = 0;
 
-    /// A record; what is forged bears no signature.
+    /// A record; a forged one has no signature.
     fn record(node: u8, counter: u64, honest: bool) -> NodeAddress {
         NodeAddress {
             node_id: id(node).to_string(),
@@ -173,7 +169,7 @@ mod tests {
     #[derive(Debug, Clone)]
     enum Step {
         Learn(u8, u64, bool),
-        /// Nodes below this number are the members.
+        /// Nodes below this number are members.
         Members(u8),
     }
 
@@ -185,7 +181,7 @@ mod tests {
     }
 
     proptest! {
-        /// Against a model that only remembers the highest honest counter.
+        /// Against a model that only remembers the highest valid counter.
         #[test]
         fn the_newest_honest_word_of_each_member_is_kept(
             steps in prop::collection::vec(step(), 0..120),
@@ -204,18 +200,18 @@ mod tests {
                         let heard = store.learn(&record(node, counter, honest), check);
                         let newer = model.get(&node).is_none_or(|known| counter > *known);
                         match heard {
-                            Ok(Heard::News(found, located)) => {
+                            Ok(LearnResult::News(found, located)) => {
                                 prop_assert!(honest && newer && node < members);
                                 prop_assert_eq!(found, id(node));
                                 prop_assert_eq!(located.host, host(node, counter));
                                 model.insert(node, counter);
                             }
-                            Ok(Heard::Known) => prop_assert!(!newer),
-                            Ok(Heard::Forgotten(found)) => {
+                            Ok(LearnResult::Known) => prop_assert!(!newer),
+                            Ok(LearnResult::Forgotten(found)) => {
                                 prop_assert!(honest && node == OWN && found == counter);
                             }
-                            Ok(Heard::Stranger) => prop_assert!(node >= members),
-                            Ok(Heard::Full) => prop_assert!(false, "not so many"),
+                            Ok(LearnResult::Stranger) => prop_assert!(node >= members),
+                            Ok(LearnResult::Full) => prop_assert!(false, "below the limit"),
                             Err(_) => prop_assert!(!honest),
                         }
                     }
@@ -229,8 +225,7 @@ mod tests {
             }
         }
 
-        /// Whatever the order and however often: all who have heard the same
-        /// know the same.
+        /// Whatever the order and the repetitions: the same records lead to the same result.
         #[test]
         fn order_and_repetition_change_nothing(
             words in prop::collection::vec((1..8u8, 0..20u64), 0..40),
@@ -268,13 +263,16 @@ mod tests {
         for n in 0..MOST {
             assert!(matches!(
                 store.learn(&record(n, 1), check),
-                Ok(Heard::News(..))
+                Ok(LearnResult::News(..))
             ));
         }
-        assert_eq!(store.learn(&record(MOST, 1), check).unwrap(), Heard::Full);
+        assert_eq!(
+            store.learn(&record(MOST, 1), check).unwrap(),
+            LearnResult::Full
+        );
         assert!(matches!(
             store.learn(&record(5, 2), check),
-            Ok(Heard::News(..))
+            Ok(LearnResult::News(..))
         ));
         assert_eq!(store.records().len(), MOST);
     }
@@ -282,17 +280,17 @@ mod tests {
     #[test]
     fn nobody_speaks_for_this_node() {
         let mut store = Store::new(id(OWN));
-        let located = Located {
+        let located = AddressRecord {
             host: host(OWN, 3),
             counter: 3,
         };
         store.set_own(located, record(OWN, 3, true));
         assert_eq!(
             store.learn(&record(OWN, 9, true), check).unwrap(),
-            Heard::Forgotten(9)
+            LearnResult::Forgotten(9)
         );
         assert_eq!(store.records(), [record(OWN, 3, true)]);
         assert!(store.others().is_empty());
-        assert!(!store.set_members(BTreeSet::new()), "it stays its own");
+        assert!(!store.set_members(BTreeSet::new()), "its own record stays");
     }
 }

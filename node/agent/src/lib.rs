@@ -1,7 +1,15 @@
-//! A node's side of its cluster: the workers by which it is known, and knows, among the other nodes.
+//! The node agent: the workers that connect a node to its cluster and to the other nodes.
 //!
-//! Each reads and writes event values and knows no other worker; `hearth-core` joins them. One that fails restarts
-//! alone: the values keep what it wrote, so the others do not notice.
+//! Each worker reads and writes event values and does not know the others; `hearth-core` connects
+//! them. A worker that fails is restarted alone: the values keep what it wrote, so the others do
+//! not notice.
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        reason = "tests use the real clock and plain files"
+    )
+)]
 
 pub mod addresses;
 pub mod connection;
@@ -18,13 +26,13 @@ pub mod statuspush;
 #[allow(
     missing_docs,
     clippy::unwrap_used,
-    reason = "test code: it fails as tests do"
+    reason = "test code: it panics on errors"
 )]
 pub mod testing;
 #[cfg(test)]
 mod tests;
 
-pub use connection::{ASK_AGAIN_WITHIN, CuratorConnection, over_each, refused};
+pub use connection::{CuratorConnection, MAX_RETRY_DELAY, for_each_connection, refused};
 pub use control_plane::LocalControlPlane;
-pub use known::{Known, Seen, View};
-pub use learned::{Learned, Located};
+pub use known::{PeerResolver, Seen, View};
+pub use learned::{AddressRecord, PeerAddresses};

@@ -1,8 +1,8 @@
-//! The hosts file: names of all nodes, for programs that ride along.
+//! The hosts file: names of all nodes, for bundled programs.
 //!
-//! The node's own binary resolves nothing. etcd and, later, containers do, by
-//! `/etc/hosts`, where each node stands under its ID and under its ID in the
-//! cluster's domain. This module only makes and reads the text.
+//! The node's own binary resolves no names. etcd and containers do, by `/etc/hosts`, which lists
+//! each node under its ID and under its ID in the cluster's domain. This module only generates and
+//! parses the text.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -10,11 +10,11 @@ use std::net::IpAddr;
 
 use hearth_api::identity::NodeId;
 
-/// Who stands where. Nodes without an address are left out.
+/// Addresses of nodes; nodes without a known address are not included.
 pub(crate) type Addresses = BTreeMap<NodeId, IpAddr>;
 
-/// The hosts file for these nodes. Deterministic, so that an unchanged file is
-/// not written again. Until the cluster's domain is known, the ID has to do.
+/// The hosts file for these nodes. Deterministic, so that an unchanged file is not written again.
+/// Until the cluster's domain is known, nodes only have their ID as a name.
 pub(crate) fn hosts(addresses: &Addresses, domain: Option<&str>) -> String {
     let mut text = String::from("127.0.0.1 localhost\n::1 localhost\n");
     for (node, address) in addresses {
@@ -27,8 +27,7 @@ pub(crate) fn hosts(addresses: &Addresses, domain: Option<&str>) -> String {
     text
 }
 
-/// What a hosts file says of a name: the check that the file just written
-/// works for its readers.
+/// Looks up a name in a hosts file, to verify that the file just written works for its readers.
 pub(crate) fn resolve(hosts: &str, name: &str) -> Vec<IpAddr> {
     let entries = hosts
         .lines()

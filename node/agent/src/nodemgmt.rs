@@ -1,19 +1,17 @@
-//! One node, for operators: its log, its power; and for the other nodes, the
-//! exchange of addresses.
+//! The node's own API: logs and power for operators, and the exchange of addresses for other nodes.
 //!
-//! It is served by every node that has credentials, and needs no quorum: it is
-//! what an operator has when nothing else answers. So who may call is judged by
-//! what this node knows, which is the curators' nodes as it last saw them:
+//! Every node with credentials serves it, without a quorum: an operator can use it when nothing
+//! else answers. Authorization therefore uses what this node knows, which is the curators' nodes as
+//! it last saw them:
 //!
 //! | | a node | the owner |
 //! |---|---|---|
-//! | HOME, and the curators' nodes are known | what its permissions say, if it is one of them and up | everything |
-//! | not known since the boot, or SPLIT | may exchange addresses, if it is not known to be gone | everything |
+//! | HOME, and nodes known | what its permissions allow, if it is UP | everything |
+//! | SPLIT, or nodes not known yet | address exchange, unless known to be deleted | everything |
 //! | DISOWNING | nothing | everything |
 //!
-//! A node that is gone from the curators' nodes is refused, and its connections
-//! are cut as soon as this node hears of it. There is one user, the owner; a
-//! certificate of another one is nobody's.
+//! A node that the curators have deleted is rejected, and its connections are closed as soon as
+//! this node learns of it. There is one user, the owner; certificates of other users are rejected.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -37,41 +35,41 @@ use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_host::cluster_state::{ClusterState, State};
 use hearth_host::handover::MemberData;
 use hearth_host::logs::{self, Piece};
-use hearth_host::power::Ending;
 use hearth_host::power::Power;
+use hearth_host::power::PowerRequest;
 use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 
-use super::addresses::{Book, Local};
+use super::addresses::{AddressBook, Local};
 use super::known::View;
 
-/// Readers of the log at a time.
+/// Maximum number of concurrent log readers.
 const READERS: usize = 32;
-/// Bytes of a runnable's name.
+/// Maximum length of a runnable's name in bytes.
 const LONGEST_NAME: usize = 512;
-/// The runnable above all others.
+/// Name of the root runnable.
 const ROOT: &str = "root";
 
-/// Serves operators, and other nodes' addresses, on this node itself.
+/// Serves the API for operators and other nodes.
 pub struct Worker {
-    /// Where it is served.
+    /// The listening address.
     pub listen: SocketAddr,
-    /// What operators read.
+    /// The log that operators read.
     pub log_tree: LogTree,
-    /// How operators reboot the machine.
+    /// Reboots or powers off the machine.
     pub power: Power,
     /// Answers the exchange of addresses.
-    pub book: Arc<Book>,
-    /// Will be read.
+    pub book: Arc<AddressBook>,
+    /// Read: this node's credentials.
     pub member: Value<MemberData>,
-    /// Will be read.
+    /// Read: the nodes according to the curators.
     pub view: Value<Arc<View>>,
-    /// Will be read.
+    /// Read: decides whether nodes are admitted.
     pub cluster_state: ClusterState,
 }
 
-/// Serves node management once the node is a member.
+/// Serves the API once the node is a member.
 pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let member = tokio::select! {
         member = async { worker.member.watch().next().await } => member?,
@@ -98,18 +96,18 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
         .await?;
     match ctx.is_cancelled() {
         true => Ok(()),
-        false => Err(Failure::msg("the node management ended")),
+        false => Err(Failure::msg("the node management server exited")),
     }
 }
 
-/// Who may call, beside what the methods ask for.
+/// Decides who may call, in addition to the permissions of the methods.
 struct Gate {
     view: Value<Arc<View>>,
     cluster_state: ClusterState,
 }
 
 impl Gate {
-    /// Judged by the view, however old it is.
+    /// According to the view, however old it is.
     fn is_gone(&self, node: &NodeId) -> bool {
         self.view.get().is_some_and(|view| !view.has(node))
     }
@@ -118,20 +116,20 @@ impl Gate {
         let state = self.cluster_state.get();
         if self.is_gone(&node) {
             return Err(Status::permission_denied(format!(
-                "{node} is not a node of this cluster, or not any more"
+                "{node} is not a node of this cluster, or was deleted"
             )));
         }
-        // Worth its signatures, not its caller, and needed most in SPLIT; and
-        // how this server is, which clients ask first.
+        // Address records are signed, so the caller does not matter, and they are most needed in
+        // SPLIT. Clients check the server's health before they call.
         let is_local = ["/hearth.v1.NodeLocal/", "/grpc.health.v1.Health/"]
             .iter()
             .any(|service| path.starts_with(service));
         match (state, self.view.get()) {
             (State::Disowning, _) => Err(Status::permission_denied(
-                "the cluster has removed the node that you ask",
+                "the called node was removed from its cluster",
             )),
             (State::Split, _) | (_, None) if !is_local => Err(Status::permission_denied(
-                "this node is not in touch with its cluster and admits the owner only",
+                "this node has lost contact with its cluster and only admits the owner",
             )),
             _ => Ok(()),
         }
@@ -141,14 +139,14 @@ impl Gate {
 impl Admission for Gate {
     fn admit(&self, caller: &Caller, path: &str) -> Result<(), Status> {
         let Some(identity) = caller.peer().identity() else {
-            // Strangers; the methods say which of them is for those.
+            // Unauthenticated; the permissions of the methods decide.
             return Ok(());
         };
         match &identity.subject {
             Subject::Node(node) => self.admit_node(*node, path),
             Subject::User(name) if *name == UserName::owner() => Ok(()),
             Subject::User(name) => Err(Status::permission_denied(format!(
-                "{name}: this cluster has no user but {}",
+                "{name}: unknown user, the only one is {}",
                 UserName::OWNER
             ))),
         }
@@ -185,11 +183,11 @@ impl NodeManagement for Service {
         let query = query(request.into_inner())?;
         let place = self.readers.clone().try_acquire_owned().map_err(|_| {
             Status::resource_exhausted(format!(
-                "{READERS} readers follow this node's log already: end one of them"
+                "this node already has {READERS} log readers, the maximum: close one of them"
             ))
         })?;
         let pieces = logs::read(&self.log_tree, query).map(move |piece| {
-            // For as long as the stream is there.
+            // Held as long as the stream exists.
             let _place = &place;
             Ok(response(piece))
         });
@@ -200,7 +198,7 @@ impl NodeManagement for Service {
         &self,
         request: Request<RebootRequest>,
     ) -> Result<Response<RebootResponse>, Status> {
-        self.end(&request, Ending::Reboot)?;
+        self.end(&request, PowerRequest::Reboot)?;
         Ok(Response::new(RebootResponse {}))
     }
 
@@ -208,15 +206,15 @@ impl NodeManagement for Service {
         &self,
         request: Request<PowerOffRequest>,
     ) -> Result<Response<PowerOffResponse>, Status> {
-        self.end(&request, Ending::PowerOff)?;
+        self.end(&request, PowerRequest::PowerOff)?;
         Ok(Response::new(PowerOffResponse {}))
     }
 }
 
 impl Service {
-    /// The way down begins at once, and the answer still goes out: servers
-    /// wait a moment for the calls that run.
-    fn end<T>(&self, request: &Request<T>, ending: Ending) -> Result<(), Status> {
+    /// Starts the shutdown at once. The response is still sent: servers wait a moment for pending
+    /// calls.
+    fn end<T>(&self, request: &Request<T>, ending: PowerRequest) -> Result<(), Status> {
         let caller = Caller::of(request)?;
         let who = format!("{} at {}", caller.identity()?.subject, caller.remote());
         self.power.ask(ending, &who);
@@ -232,13 +230,13 @@ fn query(request: GetLogsRequest) -> Result<Query, Status> {
         Ok(LogSeverity::Info) => Severity::Info,
         Ok(LogSeverity::Warning) => Severity::Warning,
         Ok(LogSeverity::Error) => Severity::Error,
-        Err(_) => return Err(wrong("min_severity", "wanted one that this node knows")),
+        Err(_) => return Err(wrong("min_severity", "unknown value")),
     };
     if request.dn.len() > LONGEST_NAME {
-        return Err(wrong("dn", "wanted the dotted name of a runnable"));
+        return Err(wrong("dn", "expected the dotted name of a runnable"));
     }
     let query = match (request.subtree, request.dn.is_empty()) {
-        // What is said outside of all runnables, too.
+        // Includes entries from outside of all runnables.
         (true, _) => Query::subtree(request.dn),
         (false, true) => Query::exact(ROOT),
         (false, false) => Query::exact(request.dn),

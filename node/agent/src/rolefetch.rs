@@ -1,19 +1,15 @@
-//! Which roles this node holds: those on disk at once, those of the curators
-//! as soon as they can be asked.
+//! This node's roles: from the disk at first, then from the curators.
 //!
-//! The persisted roles come first, because a consensus member must start
-//! before there is any curator to ask. What the curators say is saved before
-//! it is published, so that a power cut cannot leave a node with roles that it
-//! does not know of.
+//! The saved roles come first, because a consensus member must start before there is any curator to
+//! ask. Roles from the curators are saved before they are published, so that a node has never
+//! started a role that it does not remember after a power cut.
 //!
-//! That the curators know no such node changes nothing here: they may have been
-//! restored from a backup that is older than this node, and what a deleted node
-//! has to do it is told in an order of its own. So there is a warning, the
-//! roles stay, and it counts as a refusal, upon which enrolment asks whether
-//! there is such an order.
+//! If the curators do not know this node, it keeps its roles: they may have been restored from a
+//! backup that is older than this node, and a deleted node gets an order of its own. The worker
+//! logs a warning and counts a refusal, upon which enrolment asks whether there is such an order.
 //!
-//! A file that is there and cannot be understood stops this worker, visibly,
-//! and publishes nothing: empty roles would stop the control plane.
+//! If the file cannot be decoded, this worker fails and publishes nothing: empty roles would stop
+//! the control plane.
 
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
@@ -28,25 +24,25 @@ use hearth_host::handover::{MemberData, Refusals};
 use hearth_host::record::{self, Record as _, RecordError};
 
 use super::heartbeat;
-use crate::connection::{self, CuratorConnection, next_event, over_each, refused};
+use crate::connection::{self, CuratorConnection, for_each_connection, next_event, refused};
 
-/// Finds out what this node's roles are.
+/// Publishes this node's roles.
 pub struct Worker {
-    /// Where they are kept for a boot without curators.
+    /// The saved roles, for a boot without curators.
     pub roles_file: PathBuf,
-    /// A curator that says nothing for so long is left for another one.
+    /// Timeout of a watch without events, after which another curator is used.
     pub silence: Duration,
-    /// Will be read.
+    /// Read: this node's identity.
     pub member: Value<MemberData>,
-    /// Will be read.
+    /// Read: the connection to the curators.
     pub connection: Value<CuratorConnection>,
-    /// Will be written.
+    /// Written: this node's roles.
     pub local_roles: Writer<NodeRoles>,
-    /// Will be written: one more when the curators know of no such node.
+    /// Written: incremented when the curators do not know this node.
     pub refusals: Arc<Writer<Refusals>>,
 }
 
-/// Publishes the roles from the disk, then as curators tell them.
+/// Publishes the roles from the disk, then those from the curators.
 pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let member = tokio::select! {
         member = async { worker.member.watch().next().await } => member?,
@@ -55,14 +51,14 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     if let Some(roles) = load(&worker.roles_file)? {
         publish(&worker.local_roles, roles);
     }
-    ctx.restart_within(Some(connection::ASK_AGAIN_WITHIN));
+    ctx.restart_within(Some(connection::MAX_RETRY_DELAY));
     let health = Health::of(&ctx);
     let follow = |connection| follow(&health, &worker, connection, &member);
-    ctx.until_cancelled(over_each(&worker.connection, follow))
+    ctx.until_cancelled(for_each_connection(&worker.connection, follow))
         .await
 }
 
-/// Follows the curators' record of this node; ends by an error only.
+/// Follows the curators' record of this node; only returns errors.
 async fn follow(
     health: &Health<'_>,
     worker: &Worker,
@@ -79,7 +75,7 @@ async fn follow(
         let event = next_event(&connection, &mut events, worker.silence).await?;
         health.good();
         if event.tombstones.contains(&own) {
-            tracing::warn!("the curators know of no node {own}: it keeps its roles");
+            tracing::warn!("the curators do not know this node ({own}): keeping its roles");
             heartbeat::count(&worker.refusals);
         }
         for node in event.nodes.into_iter().filter(|node| node.id == own) {
@@ -98,19 +94,19 @@ fn publish(local_roles: &Writer<NodeRoles>, roles: NodeRoles) {
             consensus_member = roles.consensus_member.is_some(),
             kubernetes_controller = roles.kubernetes_controller.is_some(),
             kubernetes_worker = roles.kubernetes_worker.is_some(),
-            "roles"
+            "roles changed"
         );
         local_roles.set(roles);
     }
 }
 
-/// The roles on disk; `None` if none were ever saved.
+/// Loads the roles from the disk; `None` if none were saved.
 pub fn load(path: &Path) -> Result<Option<NodeRoles>, RecordError> {
     let read = |stored: StoredRoles| Ok::<_, Infallible>(stored.roles.unwrap_or_default());
     record::load(path, read)
 }
 
-/// Saves them, durably.
+/// Saves the roles durably.
 pub fn save(path: &Path, roles: &NodeRoles) -> Result<(), RecordError> {
     let stored = StoredRoles {
         version: StoredRoles::VERSION,

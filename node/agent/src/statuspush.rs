@@ -1,12 +1,9 @@
-//! Reports this node's status to the curators when it changes, and once over
-//! each new way to them.
+//! Reports this node's status to the curators when it changes, and once over each new connection.
 //!
-//! An address is reported only after the cluster directory has been saved on
-//! the ESP beside that very address: others may then rely on this node finding
-//! them, and being found, after the next power cut. This holds for every change
-//! of the address, and no later change of this code can lose it: the address
-//! comes here by no other way than from whoever has saved it. Until then the
-//! last one stays reported.
+//! An address is reported only after the cluster directory has been saved on the ESP together with
+//! that address: after the next power cut, this node can then find the others and be found by them.
+//! This holds for every change of the address, and cannot be bypassed: the address only comes from
+//! the worker that has saved it. Until then the last one stays reported.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -20,35 +17,35 @@ use hearth_base::supervisor::{Context, Health, Outcome};
 use hearth_host::boot_record::boot_id;
 use hearth_host::cluster_state::{ClusterState, State};
 
-use super::learned::Located;
+use super::learned::AddressRecord;
 use crate::connection::{self, CuratorConnection, refused};
 
-/// One report may take so long.
+/// Timeout of one report.
 const BOUND: Duration = Duration::from_secs(10);
 
-/// Reports this node's status to curators.
+/// Reports this node's status to the curators.
 pub struct Worker {
-    /// Of the image.
+    /// Version of the image.
     pub version: String,
-    /// Will be read.
+    /// Read: the connection to the curators.
     pub connection: Value<CuratorConnection>,
-    /// Will be read: how this node has signed its address.
-    pub own_address: Value<Located>,
-    /// Will be read.
+    /// Read: this node's signed address.
+    pub own_address: Value<AddressRecord>,
+    /// Read: curator port and etcd progress on this node.
     pub control_plane: Value<LocalControlPlane>,
-    /// Will be read.
+    /// Read: reported, and decides whether to report.
     pub cluster_state: ClusterState,
-    /// Will be read: no other address is ever reported.
+    /// Read: no other address is ever reported.
     pub directory_saved: Value<IpAddr>,
-    /// Will be read: how the roles stand that can be held and not met.
+    /// Read: conditions of the roles whose programs may fail.
     pub conditions: Value<Vec<NodeCondition>>,
 }
 
 /// The address that may be reported.
 struct Addresses {
     saved: Watcher<IpAddr>,
-    signed: Watcher<Located>,
-    newest: (Option<IpAddr>, Option<Located>),
+    signed: Watcher<AddressRecord>,
+    newest: (Option<IpAddr>, Option<AddressRecord>),
 }
 
 impl Addresses {
@@ -60,8 +57,8 @@ impl Addresses {
         }
     }
 
-    /// The next one: saved and signed are both the same. Safe to cancel.
-    async fn next(&mut self) -> Result<Located, Closed> {
+    /// The next address for which the saved and the signed one are equal. Cancellation safe.
+    async fn next(&mut self) -> Result<AddressRecord, Closed> {
         loop {
             tokio::select! {
                 saved = self.saved.next() => self.newest.0 = Some(saved?),
@@ -76,15 +73,15 @@ impl Addresses {
     }
 }
 
-/// Reports what is new, over each connection that there is.
+/// Reports changes over the current connection.
 pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     ctx.until_cancelled(report_changes(&ctx, &worker)).await
 }
 
-/// Ends by an error only; the restart then reports everything anew.
+/// Only returns errors; after the restart everything is reported again.
 async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
     let boot_id = boot_id()?;
-    ctx.restart_within(Some(connection::ASK_AGAIN_WITHIN));
+    ctx.restart_within(Some(connection::MAX_RETRY_DELAY));
     let mut addresses = Addresses::of(worker);
     let mut connections = worker.connection.watch();
     let mut control_planes = worker.control_plane.watch();
@@ -114,17 +111,17 @@ async fn report_changes(ctx: &Context, worker: &Worker) -> Outcome {
             address_counter: address.counter,
             conditions: known_conditions.clone(),
         };
-        // In SPLIT nobody hears us, the report is due when that has passed; in
-        // DISOWNING nobody wants to.
+        // In SPLIT no curator can be reached, and the report is sent after that; in DISOWNING
+        // curators reject it.
         let heard = !matches!(state, State::Split | State::Disowning);
-        // Values are set to what they were, too.
+        // Values are also set without a change.
         if heard && reported.as_ref() != Some(&status) {
             push(&connection, status.clone()).await?;
             health.good();
             reported = Some(status);
         }
         tokio::select! {
-            // First whether anyone listens, then what there is to say.
+            // First check the connection, then what to report.
             biased;
             next = states.next() => state = next?,
             next = connections.next() => {
@@ -155,6 +152,7 @@ async fn push(connection: &CuratorConnection, undated: NodeStatus) -> Outcome {
     updated.map(|_| ()).map_err(refused)
 }
 
+#[expect(clippy::disallowed_methods, reason = "for a time stamp only")]
 fn now() -> i64 {
     let since = SystemTime::now()
         .duration_since(UNIX_EPOCH)

@@ -1,4 +1,4 @@
-//! A node and a curator with nothing behind it, for tests of what a node asks curators.
+//! A node and a fake curator, for tests of the workers that call curators.
 
 use std::sync::Arc;
 
@@ -50,7 +50,7 @@ impl Fake {
         self.connection_to_all(&[curator])
     }
 
-    /// The first of them is asked first.
+    /// The first curator is tried first.
     pub fn connection_to_all(&self, curators: &[&TestCurator]) -> CuratorConnection {
         let trust = tls::node_client_config(&self.node, ExpectedServer::AnyNode, wall_clock());
         let endpoints: Vec<_> = curators.iter().map(|curator| curator.endpoint()).collect();
@@ -68,7 +68,7 @@ impl Fake {
     }
 }
 
-/// A node as curators know it.
+/// A node record.
 pub fn record(id: &str, address: &str, roles: NodeRoles) -> Node {
     Node {
         id: id.to_owned(),

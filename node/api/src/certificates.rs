@@ -1,15 +1,13 @@
-//! What a certificate must be to be believed.
+//! Verification of certificates.
 //!
-//! Hearth has three kinds: the cluster's CA, the *leaf* that the CA issues to
-//! a node or a user, and the *possession* certificate, which a caller signs
-//! for itself before it has a leaf and which says nothing but "I hold this
-//! key". All are Ed25519, and a peer presents exactly one.
+//! Hearth has three kinds: the cluster's CA, the *leaf* that the CA issues to a node or a user, and
+//! the *possession* certificate, which a caller signs for itself before it has a leaf and which
+//! only states "I hold this key". All are Ed25519, and a peer presents exactly one.
 //!
-//! The general rules of web PKI allow far more than that: chains, name
-//! constraints, many algorithms. Here a certificate is either exactly of one
-//! of these kinds or refused with the reason, so this module checks the few
-//! things there are by itself instead of configuring a general verifier.
-//! Time is an argument: nothing here reads a clock.
+//! The general rules of web PKI allow far more: chains, name constraints, many algorithms. Here a
+//! certificate is either exactly one of these kinds or rejected with the reason, so this module
+//! checks the few properties itself instead of configuring a general verifier. Time is an argument:
+//! nothing here reads a clock.
 
 use std::time::Duration;
 
@@ -28,23 +26,22 @@ use crate::identity::{
     ClusterId, Identity, IdentityError, KeyError, PublicKey, SigningKey, Subject,
 };
 
-/// A certificate larger than this is refused before it is parsed. Ours have a
-/// few hundred bytes.
+/// Larger certificates are rejected before they are parsed. Ours have a few hundred bytes.
 const MAX_DER_SIZE: usize = 16 * 1024;
 
-/// Why a certificate is refused.
+/// Why a certificate is rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum CertificateError {
-    /// Not one certificate.
-    #[error("{found} certificates: wanted exactly one")]
+    /// Not exactly one certificate.
+    #[error("expected exactly one certificate, got {found}")]
     Chain {
-        /// How many.
+        /// The number of certificates.
         found: usize,
     },
     /// Not a certificate.
     #[error("not a certificate: {why}")]
     Malformed {
-        /// Which part of it is not what.
+        /// What is wrong with it.
         why: &'static str,
     },
     /// Another algorithm than Ed25519.
@@ -53,86 +50,86 @@ pub enum CertificateError {
         /// Key or signature.
         what: &'static str,
     },
-    /// The key is none.
-    #[error("certificate's key")]
+    /// The key is invalid.
+    #[error("certificate key")]
     Key(#[from] KeyError),
-    /// Its time has not come.
-    #[error("not valid before {not_before} (Unix seconds), and it is {now}")]
+    /// Not valid yet.
+    #[error("not valid before {not_before}, now {now} (Unix seconds)")]
     NotYetValid {
         /// Unix seconds.
         not_before: u64,
         /// Unix seconds.
         now: u64,
     },
-    /// Its time is over.
-    #[error("expired at {not_after} (Unix seconds), and it is {now}")]
+    /// Expired.
+    #[error("expired at {not_after}, now {now} (Unix seconds)")]
     Expired {
         /// Unix seconds.
         not_after: u64,
         /// Unix seconds.
         now: u64,
     },
-    /// A CA's certificate in the place of a leaf.
-    #[error("a CA certificate where a node's or user's is wanted")]
+    /// A CA certificate instead of a leaf.
+    #[error("expected the certificate of a node or user, got a CA certificate")]
     IsCa,
-    /// A leaf in the place of a CA's certificate.
+    /// Not a CA certificate where one is required.
     #[error("not a CA certificate")]
     NotCa,
-    /// For other uses than those of its kind.
-    #[error("extended key usage {found}: wanted exactly {wanted}")]
+    /// Extended key usages other than those of its kind.
+    #[error("extended key usage: expected exactly {wanted}, got {found}")]
     Usage {
-        /// What the kind of certificate has.
+        /// The usages of its kind.
         wanted: &'static str,
-        /// What this one has.
+        /// Its usages.
         found: String,
     },
-    /// An extension that must be understood and is not.
-    #[error("critical extension {oid} is not known")]
+    /// A critical extension that is not supported.
+    #[error("unsupported critical extension {oid}")]
     CriticalExtension {
-        /// Its object identifier.
+        /// The extension's object identifier.
         oid: String,
     },
     /// Not exactly one name, or not a URI.
-    #[error("subject alternative name: wanted exactly one URI, found {found}")]
+    #[error("subject alternative name: expected exactly one URI, got {found}")]
     Names {
-        /// What there is.
+        /// The names in the certificate.
         found: String,
     },
-    /// The name is no identity.
+    /// The name is not an identity.
     #[error("subject alternative name")]
     Identity(#[from] IdentityError),
     /// Of another cluster.
-    #[error("identity of cluster {found}: wanted cluster {wanted}")]
+    #[error("identity: expected cluster {wanted}, got cluster {found}")]
     OtherCluster {
-        /// The cluster it should be of.
+        /// The expected cluster.
         wanted: ClusterId,
-        /// The one it is of.
+        /// The certificate's cluster.
         found: ClusterId,
     },
-    /// Another peer than the one that was wanted.
-    #[error("{found}: wanted {wanted}")]
+    /// Another peer than the expected one.
+    #[error("expected {wanted}, got {found}")]
     OtherPeer {
-        /// Who should be there.
+        /// The expected peer.
         wanted: String,
-        /// Who is.
+        /// The certificate's identity.
         found: Identity,
     },
     /// Issued by another CA.
     #[error("not issued by this cluster's CA")]
     OtherIssuer,
-    /// A self-signed certificate where an issued one is wanted.
-    #[error("self-signed: wanted one that the cluster has issued")]
+    /// A self-signed certificate where an issued one is required.
+    #[error("self-signed certificate: expected one issued by the cluster")]
     SelfSigned,
-    /// The signature does not hold.
-    #[error("the certificate's signature does not hold")]
+    /// The signature is invalid.
+    #[error("invalid certificate signature")]
     Signature,
-    /// The CA itself cannot be relied on.
-    #[error("the cluster's CA certificate")]
+    /// The CA certificate itself is not valid now.
+    #[error("cluster CA certificate")]
     Ca(#[source] Box<CertificateError>),
 }
 
-/// The cluster's CA certificate: parsed, a CA, Ed25519, signed by itself.
-/// Whether it is valid now is asked each time something is judged by it.
+/// The cluster's CA certificate: parsed, a CA, Ed25519, self-signed. Its validity is checked each
+/// time a certificate is verified by it.
 #[derive(Clone, Debug)]
 pub struct ClusterCa {
     certificate: CertificateDer<'static>,
@@ -142,7 +139,7 @@ pub struct ClusterCa {
 }
 
 impl ClusterCa {
-    /// Parses and checks, all but the time.
+    /// Parses and checks everything but the validity.
     pub fn parse(der: &[u8]) -> Result<Self, CertificateError> {
         let parsed = Parsed::from_der(der)?;
         let basic = parsed
@@ -168,23 +165,23 @@ impl ClusterCa {
         })
     }
 
-    /// DER.
+    /// The certificate, DER.
     pub fn certificate(&self) -> &CertificateDer<'static> {
         &self.certificate
     }
 
-    /// The key it signs with.
+    /// The CA's public key.
     pub fn public_key(&self) -> PublicKey {
         self.public_key
     }
 
-    /// Its last second.
+    /// Last second of its validity.
     pub fn not_after(&self) -> UnixTime {
         self.validity.not_after()
     }
 
-    /// Judges a leaf: one that this CA has issued, valid now (as is the CA),
-    /// with an identity and exactly the uses that its kind has.
+    /// Verifies a leaf: issued by this CA, valid now (as is the CA), with an identity and exactly
+    /// the usages of its kind.
     pub fn verify(&self, der: &[u8], now: UnixTime) -> Result<Leaf, CertificateError> {
         self.validity
             .check(now)
@@ -198,7 +195,7 @@ impl ClusterCa {
                 CertificateError::OtherIssuer
             });
         }
-        // The signature before anything that it vouches for.
+        // The signature first, before anything that it covers.
         parsed
             .check_signature(&self.public_key)
             .map_err(|_| CertificateError::OtherIssuer)?;
@@ -216,19 +213,19 @@ impl ClusterCa {
     }
 }
 
-/// What a verified leaf says.
+/// The content of a verified leaf.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leaf {
-    /// Who.
+    /// Its identity.
     pub identity: Identity,
-    /// With which key.
+    /// Its public key.
     pub public_key: PublicKey,
-    /// Last second in which it is good: its own end or that of the CA.
+    /// Last second in which it is valid: the end of its own validity or of the CA's.
     pub not_after: UnixTime,
 }
 
 impl Leaf {
-    /// Refuses another cluster's.
+    /// Rejects a leaf of another cluster.
     pub fn of_cluster(self, wanted: ClusterId) -> Result<Self, CertificateError> {
         let found = self.identity.cluster;
         if found == wanted {
@@ -239,7 +236,7 @@ impl Leaf {
     }
 }
 
-/// The only one of a peer's certificates.
+/// The peer's certificate, if there is exactly one.
 pub fn only_one<'a>(
     certificates: &'a [CertificateDer<'a>],
 ) -> Result<&'a CertificateDer<'a>, CertificateError> {
@@ -251,21 +248,20 @@ pub fn only_one<'a>(
     }
 }
 
-/// The last second of a certificate that has been judged already.
-/// Whom one is about that has been judged already.
+/// The identity in a certificate that has been verified already.
 pub(crate) fn identity(der: &[u8]) -> Result<Identity, CertificateError> {
     Ok(Parsed::from_der(der)?.uri()?.parse()?)
 }
 
+/// Last second of the validity of a certificate that has been verified already.
 pub(crate) fn not_after(der: &[u8]) -> Result<UnixTime, CertificateError> {
     Ok(Parsed::from_der(der)?.validity.not_after())
 }
 
 /// Makes a possession certificate: signed by its own key, without a name.
 ///
-/// It is valid for all time. Whoever presents it proves in the handshake that
-/// it holds the key *now*; the certificate's dates would add nothing, and
-/// machines that need it may not know the time yet.
+/// It never expires. Its holder proves in the handshake that it holds the key *now*; validity dates
+/// would add nothing, and machines that need it may not know the time yet.
 pub fn self_signed(key: &SigningKey) -> CertificateDer<'static> {
     let mut params = CertificateParams::default();
     params.distinguished_name = DistinguishedName::new();
@@ -282,15 +278,15 @@ pub fn self_signed(key: &SigningKey) -> CertificateDer<'static> {
             key,
             public: key.public(),
         })
-        .expect("a fixed form and a key at hand make a certificate")
+        .expect("fixed parameters and an in-memory key always make a certificate")
         .der()
         .clone()
 }
 
-/// Common name of possession certificates, for those who look at captures.
+/// Common name of possession certificates, to recognise them in packet captures.
 const POSSESSION: &str = "hearth possession";
 
-/// Judges a possession certificate; the key that it proves.
+/// Verifies a possession certificate; returns the key that it proves.
 pub fn verify_self_signed(der: &[u8], now: UnixTime) -> Result<PublicKey, CertificateError> {
     let parsed = Parsed::from_der(der)?;
     parsed.check_not_ca()?;
@@ -300,7 +296,7 @@ pub fn verify_self_signed(der: &[u8], now: UnixTime) -> Result<PublicKey, Certif
         [] => {}
         names => {
             return Err(CertificateError::Names {
-                found: format!("{} in a certificate without an issuer", names.len()),
+                found: format!("{} in a self-signed certificate", names.len()),
             });
         }
     }
@@ -308,7 +304,7 @@ pub fn verify_self_signed(der: &[u8], now: UnixTime) -> Result<PublicKey, Certif
     Ok(parsed.public_key)
 }
 
-/// Our key in the form that rcgen asks for, without a copy of the secret.
+/// Our key in the form that rcgen requires, without copying the secret.
 struct Signer<'a> {
     key: &'a SigningKey,
     public: PublicKey,
@@ -330,7 +326,7 @@ impl rcgen::SigningKey for Signer<'_> {
     }
 }
 
-/// From when to when, in Unix seconds, both included.
+/// Start and end of the validity in Unix seconds, both inclusive.
 #[derive(Clone, Copy, Debug)]
 struct Validity {
     not_before: u64,
@@ -360,7 +356,7 @@ impl Validity {
     }
 }
 
-/// What a kind of certificate may be used for: exactly that.
+/// The exact extended key usages of a kind of certificate.
 #[derive(Clone, Copy)]
 struct Usage {
     server: bool,
@@ -387,7 +383,7 @@ impl Usage {
     }
 }
 
-/// A certificate whose form has been checked, and nothing else.
+/// A certificate that is well-formed; nothing else has been checked.
 struct Parsed<'a> {
     certificate: X509Certificate<'a>,
     public_key: PublicKey,
@@ -406,7 +402,7 @@ impl<'a> Parsed<'a> {
         let (rest, certificate) =
             X509Certificate::from_der(der).map_err(|_| malformed("not X.509 in DER"))?;
         if !rest.is_empty() {
-            return Err(malformed("something follows it"));
+            return Err(malformed("trailing data"));
         }
         if certificate.version() != X509Version::V3 {
             return Err(malformed("not version 3"));
@@ -425,7 +421,7 @@ impl<'a> Parsed<'a> {
         }
         let public_key = PublicKey::try_from(spki.subject_public_key.data.as_ref())?;
         let seconds = |time: x509_parser::time::ASN1Time| {
-            // Times before 1970 are times before anything that matters here.
+            // Times before 1970 are before any time that matters here.
             u64::try_from(time.timestamp()).unwrap_or(0)
         };
         let validity = Validity {
@@ -442,11 +438,11 @@ impl<'a> Parsed<'a> {
         Ok(parsed)
     }
 
-    /// The signature covers the inner part alone, and the parser is lenient
-    /// about what is around it. With Ed25519 there is exactly one right
-    /// spelling of that, so that a certificate has no second one.
+    /// The signature covers the inner part only, and the parser is lenient about the envelope. With
+    /// Ed25519 there is exactly one valid encoding of it; checking it ensures that a certificate
+    /// has no second encoding.
     fn check_envelope(&self, der: &[u8]) -> Result<(), CertificateError> {
-        /// The algorithm's identifier, and the head of a bit string of 64 bytes.
+        /// The algorithm identifier, and the header of a bit string of 64 bytes.
         const BETWEEN: [u8; 10] = [0x30, 5, 6, 3, 0x2b, 0x65, 0x70, 3, 65, 0];
         let inner = self.certificate.tbs_certificate.as_ref();
         let signature = self.certificate.signature_value.data.as_ref();
@@ -460,16 +456,18 @@ impl<'a> Parsed<'a> {
         if der == spelling {
             Ok(())
         } else {
-            Err(malformed("not the one spelling of a signed certificate"))
+            Err(malformed(
+                "not the canonical encoding of a signed certificate",
+            ))
         }
     }
 
-    /// Each extension at most once, and none critical that nobody here looks at.
+    /// Each extension at most once, and no critical one that is not checked here.
     fn check_extensions(&self) -> Result<(), CertificateError> {
         let extensions = self.certificate.extensions();
         for (index, extension) in extensions.iter().enumerate() {
             if extensions[..index].iter().any(|e| e.oid == extension.oid) {
-                return Err(malformed("an extension twice"));
+                return Err(malformed("duplicate extension"));
             }
             let known = matches!(
                 extension.parsed_extension(),
@@ -561,7 +559,7 @@ impl<'a> Parsed<'a> {
         match self.alternative_names()? {
             [GeneralName::URI(uri)] => Ok(uri),
             [_] => Err(CertificateError::Names {
-                found: "a name of another kind".to_owned(),
+                found: "a name that is not a URI".to_owned(),
             }),
             names => Err(CertificateError::Names {
                 found: names.len().to_string(),

@@ -1,29 +1,27 @@
 //! The authenticated client of the curators: one channel over all of them.
 //!
-//! Every curator serves every call, so a client needs one connection that
-//! works, and another one soon when it does not. Endpoints are tried one after
-//! the other, a little apart, without waiting for the ones before: the first
-//! that is connected and says that it serves is used, and dead addresses cost a
-//! moment, not a time-out. In which order, [`Endpoints`] says: as given, or
-//! this machine's own first and the others shuffled, so that the load spreads.
+//! Every curator serves every call, so a client needs one working connection, and another one soon
+//! after that fails. Endpoints are tried one after the other at short intervals, without waiting
+//! for the earlier ones to fail: the first that is connected and reports that it is serving is
+//! used, so dead addresses cost a moment, not a timeout. [`Endpoints`] determines the order: as
+//! given, or this machine's own first and the others shuffled, so that the load is spread.
 //!
-//! An endpoint that does not work stands back behind the others for a while.
-//! What does not work is a connection that fails, and also a curator that
-//! answers `Unavailable`, though its connection is fine: it has lost touch with
-//! the others, as one does that is cut off with a minority of them. From then on
-//! new calls go elsewhere if they can. The same happens after some time without
-//! any failure, so that curators that come (back) get their share, and a node
-//! returns to its own. What runs on a connection that new calls no longer take
-//! goes on there, and the connection ends with the last of it.
+//! An endpoint that fails is backed off: for a while it is tried after the others. A failure is a
+//! broken connection, and also a curator that answers `Unavailable` over a working connection
+//! because it has lost contact with the others, such as one that is partitioned off with a
+//! minority. From then on new calls go to another endpoint if possible. The same check happens
+//! periodically without any failure, so that curators that join or return get their share of the
+//! load, and a node returns to its own curator. Calls that are running on a connection that new
+//! calls no longer use continue there, and the connection is closed after the last of them.
 //!
-//! Whom a client wants to meet is in its TLS configuration: mostly any node of
-//! its cluster. Where it knows by name who runs a curator, [`Endpoints::only`]
-//! says so, and no other node is asked anything, though it be one of the
-//! cluster: it could show whatever it liked.
+//! The TLS configuration states which servers a client accepts: usually any node of its cluster. A
+//! client that knows which nodes run a curator restricts its endpoints to those with
+//! [`Endpoints::only`]; no other node is sent a request, even if it is a member of the cluster,
+//! because it could return false data.
 //!
-//! Keep-alive runs on every connection all the time, so that a peer that
-//! vanished without a word is noticed within fifteen seconds. Calls are not
-//! repeated here: only the caller knows which may be.
+//! HTTP/2 keep-alive runs on every connection all the time, so that a peer that disappears without
+//! closing the connection is noticed within fifteen seconds. Calls are not retried here: only the
+//! caller knows which calls may be repeated.
 
 mod channel;
 mod endpoint;
@@ -52,46 +50,45 @@ use line::Line;
 pub(crate) use line::connect_one;
 use list::List;
 
-/// The next endpoint is tried after this, if the ones before have not
-/// answered.
+/// The next endpoint is tried after this time if the earlier ones have not answered.
 const ATTEMPT_STAGGER: Duration = Duration::from_millis(250);
-/// A call that has a connection waits at most so long for a better one.
+/// A call that has a connection waits at most this long for a better one.
 const REPLACE_WITHIN: Duration = Duration::from_secs(1);
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
-/// One endpoint does not work.
+/// Why an endpoint cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum AttemptError {
-    /// No TCP connection.
-    #[error("no connection")]
+    /// The TCP connection failed.
+    #[error("cannot connect")]
     Tcp(#[source] io::Error),
-    /// A connection, and no TLS on it.
-    #[error("no TLS session")]
+    /// The TLS handshake failed.
+    #[error("TLS handshake failed")]
     Tls(#[source] io::Error),
-    /// A server that is not the one we want.
-    #[error("the server's certificate is refused")]
+    /// The server is not one that the client accepts.
+    #[error("server certificate rejected")]
     Certificate(#[source] CertificateError),
-    /// TLS, and no HTTP/2 on it.
-    #[error("no HTTP/2 session")]
+    /// The HTTP/2 handshake failed.
+    #[error("HTTP/2 handshake failed")]
     Http2(#[source] tonic::transport::Error),
-    /// A server that hangs up before it has said how it is.
-    #[error("the connection was ended")]
+    /// The server closed the connection before it answered the health check.
+    #[error("connection closed by the server")]
     Ended(#[source] Box<Status>),
-    /// A curator that has lost touch with the others, or is about to end.
-    #[error("it does not serve at the moment")]
+    /// The curator has lost contact with the others, or is shutting down.
+    #[error("curator is not serving")]
     NotServing,
-    /// While it was connected to, it was taken off the list.
-    #[error("no longer wanted")]
+    /// The endpoint was removed from the list while the connection was being made.
+    #[error("endpoint no longer in use")]
     Unlisted,
-    /// Nothing in time.
+    /// No answer in time.
     #[error("no answer within {0:?}")]
     Slow(Duration),
 }
 
-/// No endpoint works.
+/// No endpoint can be used.
 #[derive(Debug)]
 pub struct ConnectError {
-    /// Which failed, and how, in the order in which they did.
+    /// The failed endpoints with their errors, in the order of failure.
     pub attempts: Vec<(Endpoint, AttemptError)>,
 }
 
@@ -100,7 +97,7 @@ impl fmt::Display for ConnectError {
         if self.attempts.is_empty() {
             return f.write_str("no curator is known");
         }
-        f.write_str("no curator can be reached (")?;
+        f.write_str("cannot reach any curator (")?;
         for (index, (endpoint, error)) in self.attempts.iter().enumerate() {
             let separator = if index == 0 { "" } else { "; " };
             write!(f, "{separator}{endpoint}: {}", crate::chain(error))?;
@@ -119,20 +116,20 @@ impl From<ConnectError> for Status {
     }
 }
 
-/// How a client behaves.
+/// Timeouts and intervals of a client.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// For one endpoint: TCP, TLS, HTTP/2 and the question how it is.
+    /// For one endpoint: TCP, TLS, HTTP/2 and the health check.
     pub connect_timeout: Duration,
-    /// Until the answer to a call begins, connecting included. For a unary
-    /// call that is the whole answer; streams go on as long as they like.
+    /// Until the answer to a call begins, connecting included. For a unary call that is the whole
+    /// answer; streams are not limited.
     pub call_timeout: Duration,
-    /// How often a silent peer is asked whether it is still there. It has half
-    /// of that to answer.
+    /// Interval of HTTP/2 keep-alive pings on a silent connection. The peer has half of this to
+    /// answer.
     pub keep_alive: Duration,
-    /// New calls look for a better connection once theirs is about that old.
+    /// New calls look for a better connection once the current one is about this old.
     pub rebalance: Duration,
-    /// By which the server's certificate expires.
+    /// The clock by which the server's certificate expires.
     pub clock: Clock,
 }
 
@@ -148,16 +145,15 @@ impl Default for Options {
     }
 }
 
-/// All known curators. Cheap to clone; the clones share the connections and
-/// the list.
+/// A client of all known curators. Cheap to clone; the clones share the connections and the list.
 #[derive(Clone)]
 pub struct Curators {
     shared: Arc<Shared>,
 }
 
 impl Curators {
-    /// Connects when it is first used. Whom it trusts and who it is follows
-    /// from the TLS configuration.
+    /// Connects at the first call. The TLS configuration determines which servers are accepted and
+    /// which identity is presented.
     pub fn new(endpoints: impl Into<Endpoints>, tls: Arc<ClientConfig>, options: Options) -> Self {
         let mut list = List::default();
         list.set(endpoints.into());
@@ -175,13 +171,13 @@ impl Curators {
         Self { shared }
     }
 
-    /// For the generated clients.
+    /// A channel for the generated clients.
     pub fn channel(&self) -> Channel {
         Channel(Arc::clone(&self.shared))
     }
 
-    /// From now on these. Connections to one that is no longer among them end,
-    /// with what runs on them; calls connect to another. If others are
+    /// Replaces the endpoints. Connections to endpoints that are no longer listed are closed, with
+    /// the calls that are running on them; new calls connect to another. If other endpoints are
     /// preferred now, new calls go there.
     pub fn set_endpoints(&self, endpoints: impl Into<Endpoints>) {
         let endpoints = endpoints.into();
@@ -202,21 +198,21 @@ impl Curators {
             current.filter(|line| state.list.wants(&line.endpoint, line.server.as_ref()));
     }
 
-    /// Those that there are now.
+    /// The current endpoints.
     pub fn endpoints(&self) -> Endpoints {
         self.shared.state().list.endpoints().clone()
     }
 
-    /// Whoever calls has waited for long enough: where new calls go now, calls
-    /// are taken and not answered. It stands back like one that has failed.
-    pub fn doubt(&self) {
+    /// Reports that the endpoint of new calls accepts calls and does not answer them. It is backed
+    /// off like one that has failed.
+    pub fn mark_suspect(&self) {
         let mut state = self.shared.state();
         if let Some(line) = state.current() {
             state.list.failed(&line.endpoint, Instant::now());
         }
     }
 
-    /// Where new calls go, as far as known.
+    /// The endpoint that new calls use, if known.
     pub fn current(&self) -> Option<Endpoint> {
         let state = self.shared.state();
         let current = state.current.as_ref();
@@ -228,17 +224,17 @@ struct Shared {
     tls: Arc<ClientConfig>,
     options: Options,
     state: Mutex<State>,
-    /// Held by the call that connects; it does so for all.
+    /// Held by the call that is connecting; the others wait for its result.
     connecting: tokio::sync::Mutex<()>,
 }
 
 struct State {
     list: List,
-    /// For new calls.
+    /// The connection for new calls.
     current: Option<Arc<Line>>,
-    /// When new calls look for something better.
+    /// When new calls look for a better connection.
     look_again: Instant,
-    /// All that still stand.
+    /// All open connections.
     lines: Vec<Weak<Line>>,
 }
 
@@ -266,14 +262,14 @@ impl Shared {
             (state.current(), state.list.order(Instant::now()))
         };
         match current {
-            // Somebody has connected while this waited.
+            // Another call has connected in the meantime.
             Some(line) => Ok(line),
             None => self.connect(order, true).await,
         }
     }
 
-    /// A connection that is better than this one, if it is time for one. It is
-    /// one call that looks for it; the others meanwhile go by what there is.
+    /// A better connection than this one, if it is time to look for one. Only one call looks; the
+    /// others keep using the current connection meanwhile.
     async fn better(&self, line: &Line) -> Option<Arc<Line>> {
         let now = Instant::now();
         let (stands_back, better) = {
@@ -285,13 +281,13 @@ impl Shared {
             (stands_back, state.list.better_than(&line.endpoint, now))
         };
         let _one = self.connecting.try_lock().ok()?;
-        // Whatever comes of it, or does not because the call is given up.
+        // Set in any case, even if nothing comes of it because the call is cancelled.
         self.state().look_again = now + self.until_next_look();
         if better.is_empty() {
             return None;
         }
-        // There is little to lose if what there is does not work; but it may
-        // work again, and this call is to have the time to find that out.
+        // Little is lost if the current endpoint does not work; but it may work again, and this
+        // call must have the time to try it.
         let bound = match stands_back {
             true => self
                 .options
@@ -303,7 +299,7 @@ impl Shared {
         match tokio::time::timeout(bound, connect).await {
             Ok(connected) => connected.ok(),
             Err(_) => {
-                // Not every call is to wait for them.
+                // Further calls must not wait for these endpoints as well.
                 let mut state = self.state();
                 for endpoint in better {
                     state.list.failed(&endpoint, Instant::now());
@@ -313,16 +309,16 @@ impl Shared {
         }
     }
 
-    /// Half of the time to one and a half, so that clients that began together
-    /// do not go on together.
+    /// Between half of the interval and one and a half of it, so that clients that started together
+    /// do not stay in step.
     fn until_next_look(&self) -> Duration {
         let random = RandomState::new().hash_one(0_u8) % 1000;
         let factor = 500 + u32::try_from(random).unwrap_or_default();
         self.options.rebalance * factor / 1000
     }
 
-    /// The first of these that serves; or, if any will do, one that is at least
-    /// there to say why it does not.
+    /// Connects to the first of these endpoints that is serving; if `any` is set and none is
+    /// serving, to one that is at least reachable and can say why it is not serving.
     async fn connect(
         &self,
         endpoints: Vec<Endpoint>,
@@ -346,7 +342,7 @@ impl Shared {
                 None if running.is_empty() => break,
                 None => {}
             }
-            // One that fails makes way for the next at once.
+            // A failed attempt starts the next one at once.
             let more = waiting.len() > 0;
             let finished = tokio::select! {
                 finished = running.join_next() => finished,
@@ -362,10 +358,10 @@ impl Shared {
                     (endpoint, AttemptError::NotServing)
                 }
                 Some(Ok((endpoint, Err(error)))) => (endpoint, error),
-                // Only a panic ends an attempt without a result, and rustls
-                // would have to have one. The others may still succeed.
+                // Only a panic ends an attempt without a result, and it would have to be one in
+                // rustls. The other attempts may still succeed.
                 Some(Err(error)) => {
-                    tracing::error!(%error, "a connection attempt broke down");
+                    tracing::error!(%error, "connection attempt panicked");
                     continue;
                 }
                 None => continue,
@@ -379,7 +375,7 @@ impl Shared {
         }
     }
 
-    /// From now on calls go by this one, if its endpoint is still wanted.
+    /// Makes this the connection for new calls, if its endpoint is still wanted.
     fn adopt(&self, line: Line) -> Result<Arc<Line>, Endpoint> {
         let mut state = self.state();
         if !state.list.wants(&line.endpoint, line.server.as_ref()) {
@@ -393,17 +389,17 @@ impl Shared {
         Ok(line)
     }
 
-    /// A call by this connection was answered.
+    /// A call on this connection was answered.
     fn works(&self, line: &Line) {
         self.state().list.works(&line.endpoint);
     }
 
-    /// The server of this connection does not serve.
+    /// The server of this connection is not serving.
     fn failed(&self, line: &Line) {
         self.state().list.failed(&line.endpoint, Instant::now());
     }
 
-    /// This connection is of no use, whatever its socket is.
+    /// This connection cannot be used, whatever the state of its socket.
     fn broken(&self, line: &Arc<Line>) {
         let mut state = self.state();
         state.list.failed(&line.endpoint, Instant::now());
@@ -411,7 +407,7 @@ impl Shared {
     }
 }
 
-/// Bounds a whole call: `DeadlineExceeded` when it takes longer.
+/// Limits the duration of a whole call: `DeadlineExceeded` if it takes longer.
 pub async fn within<T>(
     bound: Duration,
     call: impl Future<Output = Result<T, Status>>,

@@ -1,18 +1,16 @@
 //! The lines on a node's console that programs read.
 //!
-//! A machine that has just been switched on has one voice: its serial
-//! console. Whoever boots it (`cargo xtask run`, the tests, a rack of real
-//! machines behind a terminal server) follows its progress by a few lines of
-//! fixed form. They are defined here once, printed by the node with
-//! [`Report`]'s `Display` and read back with [`Report::parse`].
+//! A machine that has just been powered on has only its serial console. Programs that boot it
+//! (`cargo xtask run`, the tests, scripts behind a terminal server) follow its progress by a few
+//! lines of fixed form. They are defined here once: the node prints them with [`Report`]'s
+//! `Display`, readers parse them with [`Report::parse`].
 //!
-//! Each stands on a line of its own and begins with `hearth: `. A line that
-//! begins so but is not understood is none of the reader's business: newer
-//! nodes may say more.
+//! Each is on a line of its own and begins with `hearth: `. Readers ignore lines with this prefix
+//! that they do not understand: newer nodes may print more.
 
 use std::fmt;
 
-/// How far a boot has come. In this order, each at most once per boot.
+/// Progress of a boot. In this order, each at most once per boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Milestone {
     /// The kernel has started PID 1.
@@ -21,7 +19,7 @@ pub enum Milestone {
     Network,
     /// The data partition is mounted.
     Storage,
-    /// etcd serves this node.
+    /// etcd is ready on this node.
     Consensus,
     /// The curator's port is open.
     Curator,
@@ -40,7 +38,7 @@ impl Milestone {
         Self::Home,
     ];
 
-    /// The word that stands for it on the console.
+    /// Its word on the console.
     pub const fn word(self) -> &'static str {
         match self {
             Self::Kernel => "kernel",
@@ -53,25 +51,25 @@ impl Milestone {
     }
 }
 
-/// One line for programs.
+/// A console line for programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Report {
-    /// `hearth: reached network 10.0.2.15/24`: the detail may be empty.
+    /// `hearth: reached network 10.0.2.15/24`; the detail may be empty.
     Reached(Milestone, String),
-    /// `hearth: state HOME`: the cluster state has changed to this.
+    /// `hearth: state HOME`: the cluster state has changed.
     State(String),
-    /// `hearth: waiting for …`: enrolment retries, and this is why.
+    /// `hearth: waiting for …`: enrolment is retrying, and why.
     Waiting(String),
-    /// `hearth: refused …`: enrolment will not go on by itself, and why.
+    /// `hearth: refused …`: enrolment has stopped, and why.
     Refused(String),
-    /// `hearth: extension NAME mounted`, or `hearth: extension NAME refused: …`
-    /// with the reason; one for each that the image has.
+    /// `hearth: extension NAME mounted`, or `hearth: extension NAME refused: …` with the reason;
+    /// one for each extension of the image.
     Extension(String, Option<String>),
-    /// `hearth: failpoint NAME`: a test image stands still at this point.
+    /// `hearth: failpoint NAME`: a test image has stopped at this failpoint.
     Failpoint(String),
-    /// `hearth: core ended: …`: the node core is gone; PID 1 reboots.
+    /// `hearth: core ended: …`: the core process has exited; PID 1 reboots.
     CoreEnded(String),
-    /// `hearth: power off` / `hearth: reboot`: the machine goes down in order.
+    /// `hearth: down power off` / `hearth: down reboot`: an orderly shutdown.
     Down(String),
 }
 
@@ -99,9 +97,8 @@ impl fmt::Display for Report {
 }
 
 impl Report {
-    /// Reads one console line; `None` if it is not a report. The line may
-    /// carry a carriage return and text before the marker (a kernel message
-    /// that was cut off by it).
+    /// Parses one console line; `None` if it is not a report. The line may contain a carriage
+    /// return, and text before the prefix (a kernel message that was interrupted).
     pub fn parse(line: &str) -> Option<Self> {
         let at = line.find("hearth: ")?;
         let rest = line[at + "hearth: ".len()..].trim_end();

@@ -1,9 +1,8 @@
-//! The exchange of the owner key for an owner's certificate.
+//! The exchange of the owner key for an owner certificate.
 //!
-//! The call itself is [`Aaa.Escrow`](crate::v1::aaa_client); this is the owner's
-//! side of it, and as strict as any peer would be: what comes back has to be a
-//! certificate of the CA that first contact has proven, for the owner, with the
-//! owner key. It can be repeated.
+//! The call itself is [`Aaa.Escrow`](crate::v1::aaa_client); this is the owner's side of it. It is
+//! as strict as any peer would be: the result must be a certificate for the owner, with the owner
+//! key, issued by the CA that first contact has proven. The exchange can be repeated.
 
 use crate::certificates::{CertificateError, ClusterCa, Leaf};
 use crate::client::{Curators, Endpoint, Options, within};
@@ -12,22 +11,22 @@ use crate::tls::{self, CertificateDer, ExpectedServer, TlsError};
 use crate::v1::aaa_client::AaaClient;
 use crate::v1::{EscrowRequest, EscrowResponse};
 
-/// Why there is no certificate, by the step that failed.
+/// Why the exchange failed, by step.
 #[derive(Debug, thiserror::Error)]
 pub enum EscrowError {
     /// Key and CA cannot be used for a connection.
-    #[error("set up TLS")]
+    #[error("cannot set up TLS")]
     Tls(#[from] TlsError),
     /// The call failed or was refused.
-    #[error("exchange the owner key for a certificate")]
+    #[error("cannot exchange the owner key for a certificate")]
     Call(#[source] Box<tonic::Status>),
-    /// What the cluster has issued is not what was asked for.
-    #[error("use the certificate that the cluster has issued")]
+    /// The issued certificate is not the requested one.
+    #[error("invalid certificate from the cluster")]
     Certificate(#[from] CertificateError),
 }
 
-/// Asks the curators, each of whom must be of the cluster with this CA, for a
-/// certificate. `options.call_timeout` bounds the whole call.
+/// Requests a certificate from the curators, each of which must belong to the cluster with this CA.
+/// `options.call_timeout` limits the whole call.
 pub async fn exchange(
     curators: Vec<Endpoint>,
     key: &OwnerKey,
@@ -55,7 +54,7 @@ pub async fn exchange(
     if leaf.identity.subject != Subject::User(UserName::owner()) || leaf.public_key != key.public()
     {
         let other = CertificateError::OtherPeer {
-            wanted: "the owner, with the owner key".to_owned(),
+            wanted: "user owner with the owner key".to_owned(),
             found: leaf.identity,
         };
         return Err(other.into());

@@ -1,14 +1,15 @@
-//! Extensions by name, and the word of the kernel's command line that admits one.
+//! Names of extensions, and the kernel argument that admits one.
 //!
-//! The command line is part of the unified kernel image, so whoever vouches for that vouches for the root hash in it, and
-//! the hash for every block of the extension. Nothing on the disk says which hash is right.
+//! The command line is part of the unified kernel image, so what authenticates the image
+//! authenticates the root hash in it, and the hash authenticates every block of the extension.
+//! Nothing on the disk determines the hash.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::names::{disk::EXTENSION_LABEL_PREFIX, extensions::KERNEL_WORD};
 
-/// The label with it has at most 36 characters.
+/// A partition label, with its prefix, has at most 36 characters.
 const LONGEST_NAME: usize = 24;
 
 /// An extension's name: 1 to 24 of a–z, 0–9 and `-`, beginning with a letter.
@@ -49,27 +50,27 @@ impl FromStr for ExtensionName {
     }
 }
 
-/// What a command line says of an extension: `hearth.extension=NAME:HASH:BLOCKS`.
+/// An extension that the kernel command line admits: `hearth.extension=NAME:HASH:BLOCKS`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admitted {
     /// The extension.
     pub name: ExtensionName,
-    /// The root of dm-verity's tree: version 1, SHA-256, blocks of 4096 bytes, no salt.
+    /// Root hash of the dm-verity tree: version 1, SHA-256, blocks of 4096 bytes, no salt.
     pub root_hash: [u8; 32],
-    /// Blocks of data, at least one. The tree lies right behind them.
+    /// Number of data blocks, at least one. The tree follows directly after them.
     pub blocks: u64,
 }
 
-/// What is wrong with a name or a word.
+/// An invalid name or kernel argument.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ExtensionError {
     /// Not a name.
     #[error(
-        "{0:?} is no name of an extension: 1 to {LONGEST_NAME} of a-z, 0-9 and \"-\" are wanted, a letter first"
+        "extension name: expected 1 to {LONGEST_NAME} characters of a-z, 0-9 and \"-\", beginning with a letter, got {0:?}"
     )]
     Name(String),
-    /// Not a word.
-    #[error("{0:?} is not {KERNEL_WORD}NAME:HASH:BLOCKS")]
+    /// Not a valid kernel argument.
+    #[error("kernel argument: expected {KERNEL_WORD}NAME:HASH:BLOCKS, got {0:?}")]
     Word(String),
 }
 
@@ -107,8 +108,8 @@ impl FromStr for Admitted {
 }
 
 impl Admitted {
-    /// All that a kernel's command line admits: in its order, each with the name that the word seems to have if it is not
-    /// understood, or named before.
+    /// All extensions that a kernel command line admits, in its order. An argument that cannot be
+    /// parsed is returned as an error, with the name that it appears to have.
     pub fn of_command_line(line: &str) -> Vec<Result<Self, (String, ExtensionError)>> {
         let mut all: Vec<Result<Self, (String, ExtensionError)>> = Vec::new();
         for word in line.split_whitespace() {
@@ -172,7 +173,7 @@ mod tests {
         }
     }
 
-    /// It is part of images that are installed.
+    /// The form is part of installed images.
     #[test]
     fn the_stored_form_stays() {
         let stored = "hearth.extension=kubernetes:\

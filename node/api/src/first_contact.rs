@@ -1,15 +1,13 @@
-//! How an owner comes to know the CA of a new cluster.
+//! How an owner gets the authentic CA of a new cluster.
 //!
-//! The owner has put a random secret into the first node's parameters. At
-//! first contact it asks any server that answers for the cluster's CA
-//! certificate, and gets it with an HMAC under that secret, over a nonce that
-//! it chose. Only then is the certificate judged that the server had
-//! presented: if the CA has not issued it, someone stands in between and
-//! relays. So nothing is trust on first use, and nobody but a node of the
-//! owner's own cluster passes.
+//! The owner has put a random secret into the first node's parameters. At first contact it asks any
+//! server that answers for the cluster's CA certificate, and gets it with an HMAC under that secret
+//! over a nonce that it chose. Only then is the certificate verified that the server had presented
+//! in the handshake: if the CA has not issued it, a man in the middle is relaying. So nothing is
+//! trusted on first use, and only a node of the owner's own cluster passes.
 //!
-//! The connection carries nothing but this question. Whatever comes next goes
-//! over another one, on which the CA is pinned from the start.
+//! The connection is used for this request only. Further calls use another connection, on which the
+//! CA is pinned from the start.
 
 use std::time::Duration;
 
@@ -23,17 +21,17 @@ use crate::tls::{self, Clock, TlsError};
 use crate::v1::curator_local_client::CuratorLocalClient;
 use crate::v1::{GetCaCertificateRequest, GetCaCertificateResponse};
 
-/// A shorter nonce could come up twice.
+/// A shorter nonce could repeat.
 pub const SHORTEST_NONCE: usize = 16;
-/// A longer one only makes work.
+/// A longer one has no benefit.
 pub const LONGEST_NONCE: usize = 64;
 
-/// Sets this use of the secret apart from any other.
+/// Separates this use of the secret from any other.
 const CONTEXT: &[u8] = b"hearth first contact v1\0";
 
 /// The caller's nonce is too short or too long.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("nonce of {found} bytes: wanted {SHORTEST_NONCE} to {LONGEST_NONCE}")]
+#[error("nonce: expected {SHORTEST_NONCE} to {LONGEST_NONCE} bytes, got {found}")]
 pub struct NonceLengthError {
     /// Its length.
     pub found: usize,
@@ -43,45 +41,45 @@ pub struct NonceLengthError {
 #[derive(Debug, thiserror::Error)]
 pub enum FirstContactError {
     /// The server cannot be reached.
-    #[error("connect to {endpoint}")]
+    #[error("cannot connect to {endpoint}")]
     Connect {
-        /// Whom.
+        /// The server's address.
         endpoint: Endpoint,
-        /// Why not.
+        /// The connection error.
         source: AttemptError,
     },
     /// TLS cannot be set up.
-    #[error("prepare first contact")]
+    #[error("cannot set up TLS for first contact")]
     Tls(#[from] TlsError),
-    /// The server does not answer the question.
-    #[error("ask {endpoint} for its CA certificate")]
+    /// The server returned an error.
+    #[error("cannot get the CA certificate from {endpoint}")]
     Ask {
-        /// Whom.
+        /// The server's address.
         endpoint: Endpoint,
-        /// What it said instead.
+        /// The returned status.
         source: Box<Status>,
     },
-    /// The server does not know the secret.
+    /// The server's proof is invalid: it does not know the secret.
     #[error(
-        "{endpoint} does not prove its CA certificate: this is another cluster, or another \
-         first-contact secret than the one in the cluster's bootstrap parameters"
+        "{endpoint} cannot prove its CA certificate: it is of another cluster, or this is not the \
+         first-contact secret in the cluster's bootstrap parameters"
     )]
     Unproven {
-        /// Whom.
+        /// The server's address.
         endpoint: Endpoint,
     },
-    /// The proven CA certificate is none.
-    #[error("the CA certificate of {endpoint}")]
+    /// The proven CA certificate is invalid.
+    #[error("invalid CA certificate from {endpoint}")]
     Ca {
-        /// Whose.
+        /// The server's address.
         endpoint: Endpoint,
         /// What is wrong with it.
         source: CertificateError,
     },
-    /// The CA is right, the server is not of its cluster.
-    #[error("{endpoint} answers for a cluster that it is not a node of: someone is in between")]
+    /// The CA is proven, but the server is not a node of its cluster.
+    #[error("{endpoint} is not a node of its alleged cluster: possible man in the middle")]
     Relayed {
-        /// Who.
+        /// The server's address.
         endpoint: Endpoint,
         /// What is wrong with the certificate that it presented.
         source: CertificateError,
@@ -97,8 +95,8 @@ fn message(nonce: &[u8], ca: &[u8]) -> Result<Vec<u8>, NonceLengthError> {
     Ok([CONTEXT, &length.to_le_bytes(), nonce, ca].concat())
 }
 
-/// The cluster's side: proves its CA certificate (DER) to whoever chose the
-/// nonce and knows the secret.
+/// The cluster's side: proves its CA certificate (DER) to a caller that chose the nonce and knows
+/// the secret.
 pub fn prove(
     secret: &FirstContactSecret,
     nonce: &[u8],
@@ -111,14 +109,14 @@ pub fn prove(
     Ok(proof)
 }
 
-/// The owner's side: whether the proof holds, in constant time.
+/// The owner's side: verifies the proof, in constant time.
 pub fn proven(secret: &FirstContactSecret, nonce: &[u8], ca: &[u8], proof: &[u8]) -> bool {
     let key = hmac::Key::new(hmac::HMAC_SHA256, secret.expose());
     message(nonce, ca).is_ok_and(|message| hmac::verify(&key, &message, proof).is_ok())
 }
 
-/// Asks one server for its cluster's CA and checks everything above.
-/// `timeout` bounds the connecting and the asking, each.
+/// Asks one server for its cluster's CA and makes all the checks above. `timeout` limits connecting
+/// and asking separately.
 pub async fn fetch_ca(
     endpoint: &Endpoint,
     secret: &FirstContactSecret,

@@ -1,29 +1,28 @@
-//! Labels and the names they are made of: the one set of rules, for a
-//! machine's parameters, for the curator, and for an operator's tool before it
-//! asks the curator.
+//! Validation of labels and patterns: one set of rules for a machine's parameters, for the curator,
+//! and for operator tools that check before they call the curator.
 
 use std::collections::BTreeSet;
 
 use crate::v1::{KubernetesConfiguration, Label};
 
-/// Of one node: more than anyone needs, few enough to send around with it.
+/// Maximum labels of one node: few enough to be sent along with it.
 pub const MAX_LABELS: usize = 64;
-/// Patterns by which labels are picked.
+/// Maximum patterns that select labels.
 const MAX_PATTERNS: usize = 64;
-/// Bytes of a name or a value.
+/// Maximum bytes of a name or a value.
 const MAX_WORD_LENGTH: usize = 63;
-/// Bytes of the DNS name before a key's "/".
+/// Maximum bytes of the DNS name before a key's "/".
 const MAX_PREFIX_LENGTH: usize = 253;
 
-/// Labels, or patterns of labels, that break the rules.
+/// Invalid labels, or invalid patterns of labels.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{field}: wanted {expected}, found {found}")]
+#[error("{field}: expected {expected}, got {found}")]
 pub struct LabelError {
-    /// The field, as the message that has it calls it.
+    /// The field, by its name in the message.
     pub field: String,
-    /// What it should hold.
+    /// What it should contain.
     pub expected: String,
-    /// What it holds.
+    /// What it contains.
     pub found: String,
 }
 
@@ -41,7 +40,7 @@ impl LabelError {
     }
 }
 
-/// Checks them; `field` is what they are called in a message.
+/// Checks labels; `field` is their name in the message.
 pub fn parse(field: &str, labels: Vec<Label>) -> Result<Vec<Label>, LabelError> {
     check(field, &labels)?;
     Ok(labels)
@@ -84,8 +83,7 @@ fn check(field: &str, labels: &[Label]) -> Result<(), LabelError> {
     Ok(())
 }
 
-/// Checks a change of a node's labels: those that are set, and the keys of
-/// those that are taken away.
+/// Checks a change of a node's labels: the labels to set, and the keys of the labels to delete.
 pub fn check_changes(upsert: &[Label], delete: &[String]) -> Result<(), LabelError> {
     check("upsert", upsert)?;
     if delete.len() > MAX_LABELS {
@@ -112,9 +110,8 @@ pub fn check_changes(upsert: &[Label], delete: &[String]) -> Result<(), LabelErr
     Ok(())
 }
 
-/// Checks patterns by which labels are picked: each a key, or the beginning of
-/// one followed by "*", which stands for any rest. `field` is what they are
-/// called in a message.
+/// Checks patterns that select labels: each a key, or the beginning of one followed by "*", which
+/// stands for any rest. `field` is their name in the message.
 pub fn parse_patterns(field: &str, patterns: Vec<String>) -> Result<Vec<String>, LabelError> {
     if patterns.len() > MAX_PATTERNS {
         return Err(LabelError::new(
@@ -130,7 +127,7 @@ pub fn parse_patterns(field: &str, patterns: Vec<String>) -> Result<Vec<String>,
                 "the beginning of a label's key before \"*\""
             }
             None if !is_key(pattern) => "the key of a label, or the beginning of one and \"*\"",
-            _ if !known.insert(pattern) => "a pattern that is not there before",
+            _ if !known.insert(pattern) => "a pattern that is not listed before",
             _ => continue,
         };
         return Err(LabelError::new(
@@ -142,7 +139,7 @@ pub fn parse_patterns(field: &str, patterns: Vec<String>) -> Result<Vec<String>,
     Ok(patterns)
 }
 
-/// Checks what Kubernetes is to take over from the cluster.
+/// Checks the Kubernetes section of the cluster configuration.
 pub fn check_kubernetes(
     field: &str,
     configuration: KubernetesConfiguration,
@@ -156,15 +153,15 @@ pub fn check_kubernetes(
     })
 }
 
-/// Whether something can follow so that the whole is a key.
+/// Whether the text can be continued to a key.
 fn is_beginning(text: &str) -> bool {
-    // What may follow is a letter, or a DNS name's label and a name.
+    // It can be continued by a letter, or by a DNS label and a name.
     text.is_empty()
         || is_key(&format!("{text}a"))
         || !text.contains('/') && is_key(&format!("{text}a/a"))
 }
 
-/// What was found instead, short enough for a console.
+/// The text quoted, short enough for a console.
 pub fn quoted(text: &str) -> String {
     let start: String = text.chars().take(MAX_WORD_LENGTH).collect();
     if start.len() < text.len() {
@@ -186,7 +183,7 @@ pub fn is_dns_name(name: &str) -> bool {
     })
 }
 
-/// Whether a label may have this key.
+/// Whether this is a valid key of a label.
 pub fn is_key(key: &str) -> bool {
     match key.split_once('/') {
         Some((prefix, name)) => {
@@ -271,29 +268,29 @@ mod tests {
             (
                 &[label("zone", "a=b")],
                 &[],
-                "upsert[0].value: wanted nothing, or 1 to 63",
+                "upsert[0].value: expected nothing, or 1 to 63",
             ),
             (
                 &[label("a", ""), label("-", "")],
                 &[],
-                "upsert[1].key: wanted 1 to 63",
+                "upsert[1].key: expected 1 to 63",
             ),
             (
                 &[label("a", ""), label("a", "b")],
                 &[],
-                "upsert[1].key: wanted a key that no other label has, found \"a\"",
+                "upsert[1].key: expected a key that no other label has, got \"a\"",
             ),
             (
                 &[],
                 &["a", "a b"],
-                "delete[1]: wanted the key of a label, found \"a b\"",
+                "delete[1]: expected the key of a label, got \"a b\"",
             ),
             (
                 &[label("a", "")],
                 &["a"],
-                "delete[0]: wanted a key that is not in upsert, found \"a\"",
+                "delete[0]: expected a key that is not in upsert, got \"a\"",
             ),
-            (&[], &many, "delete: wanted at most 64 keys, found 65"),
+            (&[], &many, "delete: expected at most 64 keys, got 65"),
         ];
         for (upsert, delete, expected) in table {
             let delete: Vec<_> = delete.iter().map(|&key| key.to_owned()).collect();
@@ -323,7 +320,7 @@ mod tests {
             let _ = parse_patterns("field", patterns);
         }
 
-        /// Every beginning of a key is one.
+        /// Every beginning of a key is a valid pattern.
         #[test]
         fn beginnings_of_keys_are_patterns(
             key in "([a-z][a-z0-9]{0,3}(\\.[a-z][a-z0-9-]{0,3}[a-z0-9]){0,2}/)?[A-Za-z0-9]([A-Za-z0-9_.-]{0,6}[A-Za-z0-9])?",

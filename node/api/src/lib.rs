@@ -1,15 +1,23 @@
-//! The wire between Hearth's nodes, and between them and their operators.
+//! The wire protocol between Hearth nodes, and between nodes and operators.
 //!
-//! Here stand the protobuf messages and services, the identities that callers
-//! have, the certificates and TLS settings that prove them, the table of who
-//! may call what, a server's accept loop and authorisation, and the client of
-//! the curators. Both ends of every connection use this one crate, so that
-//! what one side demands is what the other side brings.
+//! Contains the protobuf messages and services, the identities of callers, the certificates and TLS
+//! settings that prove them, the table of who may call what, the server's accept loop and
+//! authorization, and the client of the curators. Both ends of every connection use this crate, so
+//! what one side requires is what the other side sends.
 //!
-//! It knows nothing of how a node is built: no path, no etcd, no supervisor.
+//! It knows nothing of how a node is built: no paths, no etcd, no supervisor.
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        reason = "tests use the real clock and plain files"
+    )
+)]
 
 pub mod certificates;
 pub mod client;
+#[cfg(test)]
+mod compatibility;
 pub mod console;
 pub mod escrow;
 pub mod extension;
@@ -32,9 +40,9 @@ pub mod testing;
 pub mod tls;
 pub mod transport;
 
-/// What the proto files become. The nesting follows the package names, by
-/// which the generated modules refer to each other.
-#[allow(missing_docs, unreachable_pub, clippy::all)] // Generated; the documentation is that of the proto files.
+/// The code generated from the proto files. The nesting follows the package names, by which the
+/// generated modules refer to each other.
+#[allow(missing_docs, unreachable_pub, clippy::all)] // Generated; documented in the proto files.
 mod generated {
     pub(crate) mod hearth {
         pub mod v1 {
@@ -51,11 +59,11 @@ mod generated {
 pub use generated::hearth::private::v1 as private;
 pub use generated::hearth::v1;
 
-/// The compiled proto files (a `google.protobuf.FileDescriptorSet` with its
-/// imports and our method options), for reflection and for tests.
+/// The compiled proto files (a `google.protobuf.FileDescriptorSet` with its imports and our method
+/// options), for reflection and for tests.
 pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 
-/// An error with all its causes, in one line: for logs, and for people.
+/// An error with all its causes in one line: for logs and messages to users.
 pub fn chain(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -1,4 +1,4 @@
-//! When a connection has to end, on either side.
+//! When a connection has to be closed, on either side.
 
 use std::future::Future;
 use std::io;
@@ -11,19 +11,18 @@ use tokio_util::sync::CancellationToken;
 
 use crate::tls::{self, Clock};
 
-/// The first of several reasons for which a connection ends.
+/// The reasons for which a connection has to be closed; the first to occur counts.
 ///
-/// A stream asks it before each of its own operations. The reading side of an
-/// HTTP/2 connection is polled all the time, so the task that owns it wakes
-/// when the reason comes.
+/// A stream polls this before each of its operations. The reading side of an HTTP/2 connection is
+/// polled all the time, so the task that owns it wakes when a reason occurs.
 pub(crate) struct End {
     reasons: Pin<Box<dyn Future<Output = &'static str> + Send>>,
-    /// The one that came.
+    /// The reason that occurred.
     reason: Option<&'static str>,
 }
 
 impl End {
-    /// With whoever holds this token, and for this reason.
+    /// When this token is cancelled.
     pub(crate) fn with(owner: CancellationToken, reason: &'static str) -> Self {
         Self::when(async move {
             owner.cancelled_owned().await;
@@ -38,7 +37,7 @@ impl End {
         }
     }
 
-    /// Also when this is over, for the reason that it gives.
+    /// Also when this future completes, for the reason that it returns.
     pub(crate) fn or_when(
         self,
         other: impl Future<Output = &'static str> + Send + 'static,
@@ -51,7 +50,7 @@ impl End {
         })
     }
 
-    /// Also with whoever holds this token, and for this reason.
+    /// Also when this token is cancelled.
     pub(crate) fn or_with(self, owner: CancellationToken, reason: &'static str) -> Self {
         self.or_when(async move {
             owner.cancelled_owned().await;
@@ -59,15 +58,15 @@ impl End {
         })
     }
 
-    /// Also after some time.
+    /// Also after this time.
     pub(crate) fn or_after(self, lifetime: Duration) -> Self {
         self.or_when(async move {
             tokio::time::sleep(lifetime).await;
-            "its time is over"
+            "the connection's maximum lifetime has passed"
         })
     }
 
-    /// Also with the peer's certificate.
+    /// Also when the peer's certificate expires.
     pub(crate) fn or_past(self, not_after: UnixTime, clock: Clock) -> Self {
         self.or_when(async move {
             past(not_after, &clock).await;
@@ -75,7 +74,7 @@ impl End {
         })
     }
 
-    /// An error once there is a reason.
+    /// Returns an error once a reason has occurred.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> io::Result<()> {
         if self.reason.is_none()
             && let Poll::Ready(reason) = self.reasons.as_mut().poll(cx)
@@ -89,8 +88,8 @@ impl End {
     }
 }
 
-/// Waits until a point in time is past. The wall clock may be set at any time
-/// and timers follow another clock, so this looks again from time to time.
+/// Waits until a point in time has passed. The wall clock may be set at any time and timers follow
+/// another clock, so this checks again periodically.
 async fn past(point: UnixTime, clock: &Clock) {
     const LOOK_AGAIN: Duration = Duration::from_secs(60);
     loop {

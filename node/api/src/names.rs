@@ -1,14 +1,14 @@
-//! Names and numbers that both sides of a boundary must agree on.
+//! Names and numbers that both sides of an interface must agree on.
 
 use std::time::Duration;
 
-/// Where nodes are reached.
+/// Ports of a node.
 pub mod ports {
     /// etcd peers, mutual TLS from the etcd CA.
     pub const ETCD_PEER: u16 = 7834;
     /// The curator.
     pub const CURATOR: u16 = 7835;
-    /// Node management, and unlocking.
+    /// Node management, and the exchange of addresses.
     pub const NODE_MANAGEMENT: u16 = 7836;
     /// The debug service, in debug images only.
     pub const DEBUG: u16 = 7837;
@@ -18,19 +18,18 @@ pub mod ports {
     pub const MESH: u16 = 7839;
     /// Kubernetes' API servers, on every controller.
     pub const KUBERNETES: u16 = 6443;
-    /// On this machine only: all API servers behind one address, for the node's
-    /// own clients.
+    /// On this machine only: one local address for all API servers, for the node's own clients.
     pub const KUBERNETES_BALANCER: u16 = 6444;
     /// The kubelet's own API.
     pub const KUBELET: u16 = 10250;
 }
 
-/// Addresses and names of pods and services.
+/// Networks and names of pods and services.
 pub mod pods {
     use std::fmt;
     use std::net::Ipv4Addr;
 
-    /// A network of IPv4.
+    /// An IPv4 network.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Network {
         first: Ipv4Addr,
@@ -38,12 +37,18 @@ pub mod pods {
     }
 
     impl Network {
-        /// The network that begins with an address, of a prefix of 1 to 32
-        /// bits. Another one is refused, by the compiler if it is a constant.
+        /// A network by its first address and a prefix length of 1 to 32 bits. Other values panic;
+        /// for a constant that is a compile error.
         pub const fn new(first: Ipv4Addr, prefix: u8) -> Self {
-            assert!(0 < prefix && prefix <= 32, "a prefix of 1 to 32 bits");
+            assert!(
+                0 < prefix && prefix <= 32,
+                "prefix length: expected 1 to 32 bits"
+            );
             let network = Self { first, prefix };
-            assert!(first.to_bits() & !network.mask() == 0, "the first address");
+            assert!(
+                first.to_bits() & !network.mask() == 0,
+                "expected its first address"
+            );
             network
         }
 
@@ -61,7 +66,7 @@ pub mod pods {
             self.prefix
         }
 
-        /// Whether this is one of its addresses.
+        /// Whether the address is in this network.
         pub const fn contains(&self, address: Ipv4Addr) -> bool {
             address.to_bits() & self.mask() == self.first.to_bits()
         }
@@ -73,46 +78,44 @@ pub mod pods {
         }
     }
 
-    /// Of all pods; each node has a part of it.
+    /// Network of all pods; each node has a part of it.
     pub const NETWORK: Network = Network::new(Ipv4Addr::new(10, 208, 0, 0), 12);
-    /// Bits of the prefix of one node's part.
+    /// Prefix length of one node's part.
     pub const RANGE_PREFIX: u8 = 24;
-    /// Of all services.
+    /// Network of all services.
     pub const SERVICE_NETWORK: Network = Network::new(Ipv4Addr::new(10, 224, 0, 0), 16);
-    /// The service that is the API servers.
+    /// Service address of the API servers.
     pub const API_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 224, 0, 1);
-    /// The service that resolves names.
+    /// Service address of the cluster DNS.
     pub const DNS_SERVICE: Ipv4Addr = Ipv4Addr::new(10, 224, 0, 10);
-    /// By this name each API server proves itself, whatever its address is, and
-    /// nobody else can: addresses are what nodes say themselves.
+    /// The name in the certificate of each API server, whatever its address: the addresses are
+    /// reported by the nodes themselves and prove nothing.
     pub const API_SERVER_NAME: &str = "kubernetes";
-    /// Under which services and pods have names.
+    /// The DNS domain of services and pods.
     pub const DOMAIN: &str = "cluster.local";
 }
 
-/// What nodes say of themselves.
+/// Conditions that nodes report about themselves.
 pub mod conditions {
-    /// Bytes of a condition's message, which has no control characters.
+    /// Maximum bytes of a condition's message, which has no control characters.
     pub const MAX_MESSAGE_LENGTH: usize = 1024;
-    /// How the role of a Kubernetes controller stands on a node.
+    /// Condition of the Kubernetes controller role on a node.
     pub const KUBERNETES_CONTROLLER: &str = "KubernetesController";
-    /// How the role of a Kubernetes worker stands on a node.
+    /// Condition of the Kubernetes worker role on a node.
     pub const KUBERNETES_WORKER: &str = "KubernetesWorker";
-    /// The reason that the node's image lacks the extension that the role
-    /// needs.
+    /// Reason: the node's image lacks the extension that the role needs.
     pub const NOT_INSTALLED: &str = "NotInstalled";
-    /// The reason that the extension is not the one that the image vouches for.
+    /// Reason: the extension does not match the image's root hash.
     pub const EXTENSION_REFUSED: &str = "ExtensionRefused";
 }
 
 /// Extensions of the image.
 pub mod extensions {
-    /// The one with Kubernetes' programs.
+    /// The extension with Kubernetes' programs.
     pub const KUBERNETES: &str = "kubernetes";
-    /// Word of the kernel's command line that admits one, see
-    /// [`Admitted`](crate::extension::Admitted).
+    /// Kernel argument that admits an extension, see [`Admitted`](crate::extension::Admitted).
     pub const KERNEL_WORD: &str = "hearth.extension=";
-    /// In this folder each is mounted on a node, by its name.
+    /// The folder in which a node mounts each extension, by its name.
     pub const FOLDER: &str = "/ext";
 }
 
@@ -126,8 +129,8 @@ pub mod disk {
     pub const ESP_LABEL: &str = "HEARTH-ESP";
     /// The parameters' path on it.
     pub const ESP_PARAMETERS: &str = "hearth/parameters.pb";
-    /// Partition type of the data partition: Hearth's own, so that no other
-    /// system mounts it of itself.
+    /// Partition type of the data partition: Hearth's own, so that no other system mounts it
+    /// automatically.
     pub const DATA_TYPE: Uuid = uuid!("6c5ab0f2-3d0e-4b5f-9d1c-68656172746a");
     /// Its label.
     pub const DATA_LABEL: &str = "HEARTH-DATA";
@@ -137,23 +140,22 @@ pub mod disk {
     pub const EXTENSION_LABEL_PREFIX: &str = "HEARTH-EXT-";
 }
 
-/// QEMU's firmware configuration items.
+/// QEMU's `fw_cfg` items.
 pub mod fw_cfg {
-    /// With the serialised `NodeParameters`.
+    /// The serialised `NodeParameters`.
     pub const PARAMETERS: &str = "opt/dev.hearth/parameters.pb";
-    /// Arms one failpoint by name. Test images only.
+    /// The name of the failpoint to arm. Test images only.
     pub const FAILPOINT: &str = "opt/dev.hearth/failpoint";
 }
 
-/// A watcher hears from its curator at least so often, even if there is
-/// nothing to tell.
+/// Maximum interval between the events of a curator to a watcher, even if nothing has changed.
 pub const WATCH_MARK: Duration = Duration::from_secs(15);
-/// Whoever has heard nothing for so long asks another curator: this one hangs,
-/// though its connection lives.
+/// A watcher that has received nothing for this long switches to another curator: this one hangs,
+/// though its connection is open.
 pub const WATCH_SILENCE: Duration = Duration::from_secs(45);
 
-// What follows are the names of before the modules, for users that have not
-// gone over to them yet. A test holds the texts against the typed values.
+// Aliases from before the modules above, for users that have not migrated yet. A test compares the
+// texts with the typed values.
 
 pub use conditions::{
     EXTENSION_REFUSED as REASON_EXTENSION_REFUSED,

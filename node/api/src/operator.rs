@@ -1,12 +1,13 @@
-//! The client of whoever operates a cluster: its owner, and those to whom the owner gives a certificate.
+//! The client of a cluster's operators: the owner, and the users to whom the owner gives a
+//! certificate.
 //!
-//! How an owner comes to a certificate stands in [`crate::first_contact`] and [`crate::escrow`]; [`Operator`] does both in
-//! their order, and then makes the calls that forming and looking after a cluster take. Each call is made once, and its
-//! whole answer is bounded by [`Options::call_timeout`], that of a stream, too; which calls are made again, and when, only
-//! their caller knows. Here stand as well the parameters that machines are told: [`cluster_bootstrap`] and
-//! [`Operator::register_parameters`].
+//! [`crate::first_contact`] and [`crate::escrow`] document how an owner gets a certificate;
+//! [`Operator`] performs both in order, and then makes the calls that are needed to form and manage
+//! a cluster. Each call is made once, and its whole answer is limited by [`Options::call_timeout`],
+//! also that of a stream; which calls are repeated, and when, is up to the caller. This module also
+//! makes the parameters of machines: [`cluster_bootstrap`] and [`Operator::register_parameters`].
 //!
-//! Only the tools of the host use it (feature `operator`). It is no part of a node.
+//! Only host tools use it (feature `operator`). It is not part of a node.
 
 use tonic::{Response, Status};
 
@@ -22,26 +23,26 @@ use crate::v1::management_client::ManagementClient;
 use crate::v1::node_management_client::NodeManagementClient;
 use crate::v1::{self, node_parameters, node_selector};
 
-/// Ownership was not taken, by the step that failed.
+/// Why ownership could not be taken, by step.
 #[derive(Debug, thiserror::Error)]
 pub enum OwnershipError {
-    /// There is nobody to ask.
+    /// No endpoint was given.
     #[error("no curator is known")]
     NoCurator,
-    /// Nobody has proven the cluster's CA; why the last one has not.
-    #[error("first contact")]
+    /// No curator has proven the cluster's CA; the error of the last one.
+    #[error("first contact failed")]
     FirstContact(#[from] FirstContactError),
-    /// There is no certificate for the owner key.
+    /// No certificate for the owner key was obtained.
     #[error(transparent)]
     Escrow(#[from] EscrowError),
     /// The certificate cannot be used for a connection.
-    #[error("use the certificate")]
+    #[error("cannot use the certificate")]
     Tls(#[from] TlsError),
 }
 
-/// How a cluster stands, by its own word.
+/// The status of a cluster, as its curators report it.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Standing {
+pub struct ClusterStatus {
     /// Its nodes.
     pub nodes: Vec<v1::Node>,
     /// Its consensus.
@@ -57,10 +58,10 @@ pub struct Operator {
 }
 
 impl Operator {
-    /// First contact with whichever of the curators answers, then a certificate for the owner key.
+    /// First contact with the first curator that answers, then a certificate for the owner key.
     ///
     /// # Errors
-    /// If none of them proves itself, or the cluster issues no certificate.
+    /// If none of them proves the cluster's CA, or the cluster issues no certificate.
     pub async fn take_ownership(
         key: &OwnerKey,
         secret: &FirstContactSecret,
@@ -73,7 +74,7 @@ impl Operator {
         Ok((Operator::connect(credentials, curators, options)?, leaf))
     }
 
-    /// Whoever has these credentials, at whichever of these curators answers. Connects with the first call.
+    /// A client with these credentials of any of these curators. Connects at the first call.
     ///
     /// # Errors
     /// If the credentials do not belong together.
@@ -91,7 +92,7 @@ impl Operator {
         })
     }
 
-    /// The same one, at these curators and no others.
+    /// The same client, for these curators only.
     ///
     /// # Errors
     /// If the credentials do not belong together.
@@ -99,27 +100,28 @@ impl Operator {
         Operator::connect(self.credentials.clone(), curators, self.options.clone())
     }
 
-    /// What it proves itself with.
+    /// The credentials of this client.
     pub fn credentials(&self) -> &UserCredentials {
         &self.credentials
     }
 
-    /// To the curators, for calls that are not here.
+    /// A channel to the curators, for calls that have no method here.
     pub fn channel(&self) -> Channel {
         self.curators.channel()
     }
 
-    /// The calls of operators.
+    /// The client of the operators' service.
     pub fn management(&self) -> ManagementClient<Channel> {
         ManagementClient::new(self.channel())
     }
 
-    /// The calls of nodes that are also an operator's.
+    /// The client of the nodes' service, for its calls that operators may make as well.
     pub fn curator(&self) -> CuratorClient<Channel> {
         CuratorClient::new(self.channel())
     }
 
-    /// The management of this very node at this address, and of no other that may answer there.
+    /// The client of node management of exactly this node at this address; another node that
+    /// answers there is rejected.
     ///
     /// # Errors
     /// If the credentials do not belong together.
@@ -134,30 +136,30 @@ impl Operator {
         Ok(NodeManagementClient::new(node.channel()))
     }
 
-    /// The nodes.
+    /// All nodes.
     pub async fn nodes(&self) -> Result<Vec<v1::Node>, Status> {
         let request = v1::GetNodesRequest::default();
         self.whole(nodes(self.management(), request)).await
     }
 
-    /// Nodes and consensus, at one moment each.
-    pub async fn standing(&self) -> Result<Standing, Status> {
+    /// Nodes and etcd status, each a consistent snapshot.
+    pub async fn standing(&self) -> Result<ClusterStatus, Status> {
         let mut curator = self.curator();
         let status = curator.get_consensus_status(v1::GetConsensusStatusRequest {});
-        Ok(Standing {
+        Ok(ClusterStatus {
             consensus: self.answer(status).await?,
             nodes: self.nodes().await?,
         })
     }
 
-    /// The cluster.
+    /// The cluster's info.
     pub async fn info(&self) -> Result<v1::GetClusterInfoResponse, Status> {
         let mut management = self.management();
         let call = management.get_cluster_info(v1::GetClusterInfoRequest {});
         self.answer(call).await
     }
 
-    /// The ID of the node whose curator leads, as soon as there is one.
+    /// The ID of the node whose curator is the leader; waits until there is one.
     pub async fn leader(&self) -> Result<String, Status> {
         let mut local = CuratorLocalClient::new(self.channel());
         let call = async {
@@ -168,25 +170,26 @@ impl Operator {
                     return Ok(answer.leader_node_id);
                 }
             }
-            Err(Status::unavailable("the curator ended the stream"))
+            Err(Status::unavailable("the curator closed the stream"))
         };
         self.whole(call).await
     }
 
-    /// The ticket by which machines ask to be registered; another one, if the one before is to be worth nothing any more.
+    /// The register ticket; with `rotate` a new one, which invalidates the previous one.
     pub async fn register_ticket(&self, rotate: bool) -> Result<Vec<u8>, Status> {
         let mut management = self.management();
         let call = management.get_register_ticket(v1::GetRegisterTicketRequest { rotate });
         Ok(self.answer(call).await?.register_ticket)
     }
 
-    /// What a machine must be told so that it registers with this cluster. `Unavailable` while no curator has said where
-    /// it is: a founder is HOME before that, and a node that is told of nobody refuses.
+    /// The parameters with which a machine registers with this cluster. `Unavailable` until a
+    /// curator has reported its address: the first node is HOME before that, and a machine rejects
+    /// parameters without an address.
     pub async fn register_parameters(&self) -> Result<v1::NodeParameters, Status> {
         let register_ticket = self.register_ticket(false).await?;
         let info = self.info().await?;
         let directory = info.directory.filter(|known| !known.nodes.is_empty());
-        let silent = || Status::unavailable("no curator has said yet where it is");
+        let silent = || Status::unavailable("no curator has reported its address yet");
         Ok(v1::NodeParameters::from(v1::ClusterRegister {
             cluster_directory: Some(directory.ok_or_else(silent)?),
             register_ticket,
@@ -195,7 +198,7 @@ impl Operator {
         }))
     }
 
-    /// Lets in the node with this key; what it is then.
+    /// Approves the node with this key; returns the node afterwards.
     pub async fn approve(&self, public_key: Vec<u8>) -> Result<v1::Node, Status> {
         let node = Some(node_selector::Node::PublicKey(public_key));
         let request = v1::ApproveNodeRequest {
@@ -206,7 +209,7 @@ impl Operator {
         Ok(answer.node.unwrap_or_default())
     }
 
-    /// Wants a node to hold other roles, or not, as far as the request says.
+    /// Requests the roles of a node that are set in the request to be assigned or removed.
     pub async fn update_roles(
         &self,
         request: v1::UpdateNodeRolesRequest,
@@ -215,7 +218,7 @@ impl Operator {
         self.answer(management.update_node_roles(request)).await
     }
 
-    /// Wants a node to be a consensus member, or not.
+    /// Requests that a node becomes a consensus member, or stops being one.
     pub async fn set_consensus_member(&self, id: &str, wanted: bool) -> Result<(), Status> {
         let request = v1::UpdateNodeRolesRequest {
             node: Some(by_id(id)),
@@ -225,7 +228,7 @@ impl Operator {
         self.update_roles(request).await.map(drop)
     }
 
-    /// Gives these of Kubernetes' roles to a node; those that it has it keeps.
+    /// Assigns these Kubernetes roles to a node, in addition to those it has.
     pub async fn give_kubernetes_roles(
         &self,
         id: &str,
@@ -250,7 +253,7 @@ impl Operator {
         self.answer(management.update_node_labels(request)).await
     }
 
-    /// Takes a node out of service.
+    /// Decommissions a node.
     pub async fn decommission(
         &self,
         node: v1::NodeSelector,
@@ -260,7 +263,7 @@ impl Operator {
         self.answer(management.decommission_node(request)).await
     }
 
-    /// Makes the cluster forget a node.
+    /// Deletes a node from the cluster.
     pub async fn delete(&self, request: v1::DeleteNodeRequest) -> Result<(), Status> {
         let mut management = self.management();
         self.answer(management.delete_node(request)).await.map(drop)
@@ -278,10 +281,10 @@ impl Operator {
     }
 }
 
-/// The cluster's CA, proven by whichever of the curators answers first, in their order.
+/// The cluster's CA, proven by the first of the curators that answers; they are tried in order.
 ///
 /// # Errors
-/// What is wrong with the last one, if none proves it.
+/// The error of the last one, if none proves it.
 pub async fn meet(
     curators: &[Endpoint],
     secret: &FirstContactSecret,
@@ -298,7 +301,7 @@ pub async fn meet(
     Err(last)
 }
 
-/// All nodes that the request asks for, at one moment.
+/// All nodes that match the request, as a consistent snapshot.
 pub async fn nodes<T>(
     mut management: ManagementClient<T>,
     request: v1::GetNodesRequest,
@@ -317,14 +320,15 @@ where
     Ok(nodes)
 }
 
-/// The node with this ID, for calls that are about it.
+/// Selects the node with this ID.
 pub fn by_id(id: &str) -> v1::NodeSelector {
     v1::NodeSelector {
         node: Some(node_selector::Node::NodeId(id.to_owned())),
     }
 }
 
-/// What founds a cluster with this configuration, whose owner has this key and this secret.
+/// The bootstrap section of the parameters for a cluster with this configuration, owner key and
+/// secret.
 pub fn cluster_bootstrap(
     owner: &PublicKey,
     secret: &FirstContactSecret,
@@ -338,7 +342,7 @@ pub fn cluster_bootstrap(
     }
 }
 
-/// What the first node is told, so that it founds such a cluster.
+/// The parameters with which the first node bootstraps such a cluster.
 pub fn bootstrap_parameters(
     owner: &PublicKey,
     secret: &FirstContactSecret,

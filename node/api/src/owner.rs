@@ -1,10 +1,10 @@
 //! The owner's files: the owner key and the first-contact secret.
 //!
-//! Whoever founds a cluster makes both, puts the public half and the secret
-//! into the first node's parameters, and needs both again to take ownership.
-//! The key is PKCS #8 in PEM, as other tools write and read it; the secret is
-//! one line of hexadecimal digits. Both are made once, never overwritten, and
-//! for their owner's eyes only: a file that others can read is refused.
+//! The owner creates both before bootstrap, puts the public key and the secret into the first
+//! node's parameters, and needs both again to take ownership. The key is PKCS #8 in PEM, which
+//! other tools can read and write; the secret is one line of hexadecimal digits. Both are created
+//! once, never overwritten, and readable by their owner only: a file that others can read is
+//! rejected.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -21,47 +21,47 @@ const MAX_KEY_FILE_SIZE: u64 = 4096;
 /// A file of the owner cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum OwnerFileError {
-    /// There is one already.
-    #[error("{path}: exists already, and a key that may be in use is not overwritten")]
+    /// The file exists already.
+    #[error("{path} already exists; not overwriting a key that may be in use")]
     Exists {
-        /// Where.
+        /// The file's path.
         path: PathBuf,
     },
-    /// It cannot be written.
-    #[error("write {path}")]
+    /// The file cannot be written.
+    #[error("cannot write {path}")]
     Write {
-        /// Where.
+        /// The file's path.
         path: PathBuf,
-        /// Why not.
+        /// The I/O error.
         source: io::Error,
     },
-    /// It cannot be read.
-    #[error("read {path}")]
+    /// The file cannot be read.
+    #[error("cannot read {path}")]
     Read {
-        /// Where.
+        /// The file's path.
         path: PathBuf,
-        /// Why not.
+        /// The I/O error.
         source: io::Error,
     },
-    /// Others can read it.
-    #[error("{path}: others can read it (mode {mode:03o}); chmod 600 {path}")]
+    /// The file is readable by others.
+    #[error("{path} is readable by others (mode {mode:03o}); run chmod 600 {path}")]
     Open {
-        /// Where.
+        /// The file's path.
         path: PathBuf,
         /// Permission bits.
         mode: u32,
     },
-    /// Something else is in it.
-    #[error("{path}: wanted {wanted}")]
+    /// The content is not what is expected.
+    #[error("{path}: expected {wanted}")]
     Content {
-        /// Where.
+        /// The file's path.
         path: PathBuf,
-        /// What should be in it.
+        /// The expected content.
         wanted: &'static str,
     },
 }
 
-/// Makes an owner key and writes it to a new file.
+/// Generates an owner key and writes it to a new file.
 pub fn create_key(path: &Path) -> Result<OwnerKey, OwnerFileError> {
     let key = OwnerKey::generate();
     write_new(path, key.expose_pkcs8_pem().as_bytes())?;
@@ -76,7 +76,7 @@ pub fn read_key(path: &Path) -> Result<OwnerKey, OwnerFileError> {
     })
 }
 
-/// Makes a first-contact secret and writes it to a new file.
+/// Generates a first-contact secret and writes it to a new file.
 pub fn create_first_contact_secret(path: &Path) -> Result<FirstContactSecret, OwnerFileError> {
     let secret = FirstContactSecret::generate();
     let line = Zeroizing::new(format!(
@@ -98,7 +98,7 @@ pub fn read_first_contact_secret(path: &Path) -> Result<FirstContactSecret, Owne
     Ok(FirstContactSecret::from_bytes(*bytes))
 }
 
-/// Writes a file that must not be there yet; all of it, or none.
+/// Writes a file that must not exist yet, completely or not at all.
 fn write_new(path: &Path, content: &[u8]) -> Result<(), OwnerFileError> {
     let failed = |source: io::Error| match source.kind() {
         io::ErrorKind::AlreadyExists => OwnerFileError::Exists {
@@ -117,7 +117,7 @@ fn write_new(path: &Path, content: &[u8]) -> Result<(), OwnerFileError> {
         .map_err(failed)?;
     let written = file.write_all(content).and_then(|()| file.sync_all());
     written.map_err(|error| {
-        // Half a key is worse than none; what matters is the first error.
+        // Half a key is worse than none; the first error is the one to report.
         let _ = fs::remove_file(path);
         failed(error)
     })

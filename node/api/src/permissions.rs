@@ -1,21 +1,20 @@
-//! Who may call what.
+//! Which caller may call which method.
 //!
-//! Every method states in the proto files what its caller needs; the build
-//! script turns that into the table behind [`authorization`]. What a caller
-//! holds follows from its identity alone, so a certificate carries no
-//! permissions that would have to be revoked apart from it.
+//! Every method states in the proto files what its caller needs; the build script turns that into
+//! the table behind [`authorization`]. What a caller holds follows from its identity alone, so a
+//! certificate carries no permissions that would have to be revoked separately.
 //!
-//! A method that the table does not know is refused: forgetting the option
-//! shuts a door, it never leaves one open.
+//! A method that is not in the table is refused: a forgotten option closes a method, and never
+//! opens one.
 
 use crate::identity::Subject;
 pub use crate::v1::Permission;
 
-/// What a method asks of its caller.
+/// What a method requires of its caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Authorization {
-    /// Nothing but a completed TLS handshake. The handler checks whatever
-    /// proof the call itself needs.
+    /// Nothing but a completed TLS handshake. The handler checks whatever proof the call itself
+    /// requires.
     Unauthenticated,
     /// A certificate of this cluster whose identity holds all of these.
     Need(&'static [Permission]),
@@ -23,12 +22,12 @@ pub enum Authorization {
 
 include!(concat!(env!("OUT_DIR"), "/permissions.rs"));
 
-/// What the method with this path (`/hearth.v1.Management/GetNodes`) asks of
-/// its caller; `None` means that nobody may call it.
+/// What the method with this path (`/hearth.v1.Management/GetNodes`) requires of its caller; `None`
+/// means that no caller may call it.
 pub fn authorization(path: &str) -> Option<Authorization> {
     match path {
-        // The standard's proto file is not ours to annotate. Load balancers
-        // ask it without credentials, and it tells nothing but "serving".
+        // The proto file of this standard service cannot be annotated. Load balancers call it
+        // without credentials, and it reveals nothing but "serving".
         "/grpc.health.v1.Health/Check" | "/grpc.health.v1.Health/Watch" => {
             Some(Authorization::Unauthenticated)
         }
@@ -36,11 +35,11 @@ pub fn authorization(path: &str) -> Option<Authorization> {
     }
 }
 
-/// What a node may do.
+/// Permissions of a node.
 const NODE: &[Permission] = &[Permission::ReadClusterStatus, Permission::UpdateNodeSelf];
 
-/// What a user may do. There is one user, the owner, and it may do everything
-/// that is not a node's own business.
+/// Permissions of a user. There is one user, the owner, which holds everything but the permissions
+/// for nodes only.
 const USER: &[Permission] = &[
     Permission::ReadClusterStatus,
     Permission::GetRegisterTicket,
@@ -101,7 +100,7 @@ mod tests {
                     .iter()
                     .filter_map(Value::as_enum_number)
                     .collect();
-                // The generated table says exactly what the descriptor says.
+                // The generated table matches the descriptor.
                 match authorization(&path).expect("in the table") {
                     Authorization::Unauthenticated => {
                         assert_eq!(open.as_bool(), Some(true), "{path}");
@@ -149,7 +148,7 @@ mod tests {
             Some(Permission::ApproveNode)
         );
         assert_eq!(missing(&node, &[Permission::UpdateNodeSelf]), None);
-        // Nobody holds what does not exist, and everything else has a holder.
+        // The unspecified permission has no holder, and every other one has.
         let all: HashSet<i32> = NODE.iter().chain(USER).map(|p| *p as i32).collect();
         assert!(!all.contains(&(Permission::Unspecified as i32)));
         for number in 1.. {

@@ -1,13 +1,12 @@
-//! What is signed outside of TLS, and how: one function of bytes for each
-//! statement, used by those who sign and those who check alike.
+//! Statements that are signed outside of TLS: for each statement one function that makes its bytes,
+//! used by signers and verifiers alike.
 //!
-//! Each statement begins with a name of its own and a zero byte, so that a
-//! signature of one can never be taken for another, and every part whose length
-//! varies is preceded by it. The layouts stand in the proto files, beside the
-//! fields that hold the signatures.
+//! Each statement begins with a name of its own and a zero byte, so that a signature of one can
+//! never be taken for another, and every part of variable length is preceded by its length. The
+//! layouts are documented in the proto files, at the fields that hold the signatures.
 //!
-//! Ed25519 needs no randomness here and has one signature per statement, so a
-//! statement that is made again is the same one.
+//! Ed25519 needs no randomness here and is deterministic, so a statement that is signed again has
+//! the same signature.
 
 use rustls_pki_types::{CertificateDer, UnixTime};
 
@@ -20,41 +19,41 @@ const JOIN_KEY: &[u8] = b"hearth join key v1\0";
 const DISOWN: &[u8] = b"hearth disown v1\0";
 const NODE_ADDRESS: &[u8] = b"hearth node address v1\0";
 
-/// Why a statement is not believed.
+/// Why a statement is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum ProofError {
-    /// The signature is of something else, or of nobody.
-    #[error("{what}: the signature does not hold")]
+    /// The signature is invalid for this statement and key.
+    #[error("{what}: invalid signature")]
     Signature {
-        /// Which statement.
+        /// Name of the statement.
         what: &'static str,
     },
-    /// A part of it is not what it should be.
+    /// A field has the wrong value.
     #[error("{what}.{field}: {why}")]
     Field {
-        /// Which statement.
+        /// Name of the statement.
         what: &'static str,
-        /// Which part.
+        /// Name of the field.
         field: &'static str,
         /// What is wrong with it.
         why: String,
     },
-    /// The certificate that comes with it.
-    #[error("{what}: its certificate")]
+    /// The certificate in the statement is invalid.
+    #[error("{what}: invalid certificate")]
     Certificate {
-        /// Which statement.
+        /// Name of the statement.
         what: &'static str,
         /// What is wrong with it.
         source: CertificateError,
     },
 }
 
-/// That the machine with the node key holds the join key, too.
+/// Proves that the machine with the node key also holds the join key.
 pub fn prove_join_key(node: &PublicKey, key: &JoinKey) -> [u8; 64] {
     key.sign(&join_key_statement(node, &key.public()))
 }
 
-/// Checks [`prove_join_key`].
+/// Verifies [`prove_join_key`].
 pub fn check_join_key(
     node: &PublicKey,
     join_key: &PublicKey,
@@ -71,7 +70,7 @@ fn join_key_statement(node: &PublicKey, join_key: &PublicKey) -> Vec<u8> {
     [JOIN_KEY, node.as_bytes(), join_key.as_bytes()].concat()
 }
 
-/// Orders a node to wipe its keys; `ca` is the cluster's.
+/// Makes the order to a node to wipe its keys; `ca` is the key of the cluster's CA.
 pub fn disown(ca: &SigningKey, cluster: ClusterId, node: NodeId) -> DisownOrder {
     DisownOrder {
         cluster_id: cluster.as_bytes().to_vec(),
@@ -80,8 +79,7 @@ pub fn disown(ca: &SigningKey, cluster: ClusterId, node: NodeId) -> DisownOrder 
     }
 }
 
-/// Checks that the order is meant for this node of this cluster, and given by
-/// the cluster's CA.
+/// Verifies that the order is for this node of this cluster and signed by the cluster's CA.
 pub fn check_disown(
     order: &DisownOrder,
     ca: &PublicKey,
@@ -95,10 +93,13 @@ pub fn check_disown(
         why,
     };
     if order.cluster_id != cluster.as_bytes() {
-        return Err(other("cluster_id", format!("not that of {cluster}")));
+        return Err(other(
+            "cluster_id",
+            format!("expected that of cluster {cluster}"),
+        ));
     }
     if order.node_id != node.to_string() {
-        return Err(other("node_id", format!("wanted {node}")));
+        return Err(other("node_id", format!("expected {node}")));
     }
     ca.verify(&disown_statement(cluster, node), &order.signature)
         .map_err(|_| ProofError::Signature { what: WHAT })
@@ -111,7 +112,7 @@ fn disown_statement(cluster: ClusterId, node: NodeId) -> Vec<u8> {
     statement
 }
 
-/// Says where this node is.
+/// Makes this node's signed address record.
 pub fn sign_address(
     credentials: &NodeCredentials,
     node: NodeId,
@@ -129,8 +130,8 @@ pub fn sign_address(
     address
 }
 
-/// Checks that a node of the cluster has said this of itself. Returns which,
-/// and where it is.
+/// Verifies that a node of the cluster has signed this record about itself. Returns the node and
+/// its address.
 pub fn check_address(
     address: &NodeAddress,
     trust: &Trust,
@@ -160,10 +161,10 @@ pub fn check_address(
         ..
     } = peer
     else {
-        return Err(wrong("certificate", "not one of the cluster's".into()));
+        return Err(wrong("certificate", "not issued by the cluster".into()));
     };
     if identity.subject != crate::identity::Subject::Node(id) {
-        return Err(wrong("certificate", format!("wanted that of {id}")));
+        return Err(wrong("certificate", format!("expected that of {id}")));
     }
     public_key
         .verify(&address_statement(address), &address.signature)
@@ -179,8 +180,8 @@ fn address_statement(address: &NodeAddress) -> Vec<u8> {
     statement
 }
 
-/// A part whose length varies. What is signed was bounded by the largest
-/// message long before.
+/// Appends a part of variable length. Everything that is signed is smaller than the maximum message
+/// size, so the length always fits.
 fn push(statement: &mut Vec<u8>, part: &[u8]) {
     let length = u32::try_from(part.len()).unwrap_or(u32::MAX);
     statement.extend(length.to_le_bytes());
@@ -215,7 +216,7 @@ mod tests {
         assert!(check_disown(&order, &ca.public(), other, a).is_err());
         let stranger = SigningKey::generate().public();
         assert!(check_disown(&order, &stranger, cluster, a).is_err());
-        // Renamed, it is not what was signed.
+        // A changed node ID invalidates the signature.
         let renamed = DisownOrder {
             node_id: b.to_string(),
             ..order

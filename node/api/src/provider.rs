@@ -1,11 +1,10 @@
-//! The cryptography of TLS, as much of it as Hearth speaks.
+//! The cryptography of TLS, limited to what Hearth uses.
 //!
-//! Both ends of nearly all connections are ours, and the others (Kubernetes'
-//! programs) are told what to speak. So there is one version, one exchange and
-//! one kind of key: TLS 1.3, X25519, Ed25519, under AES-GCM, which every
-//! machine that Hearth runs on has in hardware. What nobody speaks cannot be
-//! attacked, and is not in the program either: with all that the library offers
-//! it would be larger by a fiftieth.
+//! Both ends of nearly all connections are ours, and the others (Kubernetes' programs) are
+//! configured. So there is one version, one key exchange and one kind of key: TLS 1.3, X25519,
+//! Ed25519, with AES-GCM, which every machine that Hearth runs on has in hardware. Algorithms that
+//! are not used cannot be attacked, and are not linked either: with everything that the library
+//! offers the program would be two percent larger.
 
 use std::sync::{Arc, OnceLock};
 
@@ -19,12 +18,11 @@ use rustls_pki_types::{PrivateKeyDer, SignatureVerificationAlgorithm};
 
 type Signatures = &'static [&'static dyn SignatureVerificationAlgorithm];
 
-/// Those that are believed.
+/// The accepted signature algorithms.
 static ED25519: Signatures = &[webpki::ring::ED25519];
 static NAMED: &[(SignatureScheme, Signatures)] = &[(SignatureScheme::ED25519, ED25519)];
 
-/// The one provider, not installed process-wide: whoever uses rustls apart
-/// from us decides for itself.
+/// The provider, not installed process-wide: other users of rustls choose their own.
 pub fn provider() -> Arc<CryptoProvider> {
     static PROVIDER: OnceLock<Arc<CryptoProvider>> = OnceLock::new();
     let new = || {
@@ -56,7 +54,7 @@ impl SecureRandom for System {
     }
 }
 
-/// Reads keys of the one kind.
+/// Reads Ed25519 private keys only.
 #[derive(Debug)]
 struct Ed25519Keys;
 
@@ -68,7 +66,7 @@ impl KeyProvider for Ed25519Keys {
         match key {
             PrivateKeyDer::Pkcs8(key) => sign::any_eddsa_type(&key),
             _ => Err(rustls::Error::General(
-                "the key is not in PKCS #8, where an Ed25519 key is wanted".to_owned(),
+                "expected an Ed25519 key in PKCS #8".to_owned(),
             )),
         }
     }

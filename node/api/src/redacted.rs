@@ -1,10 +1,9 @@
-//! `Debug` for the messages that bear secrets.
+//! `Debug` for messages that contain secrets.
 //!
-//! The generator leaves these out (see `build.rs`), because its own would
-//! print every field. Each is written by taking the message apart completely,
-//! so that a new field does not compile until someone has decided whether it
-//! may be printed. Messages that merely contain one of these are printed by
-//! the generated code, which ends up here.
+//! The generator skips these (see `build.rs`), because its own implementation would print every
+//! field. Each is written by destructuring the message completely, so that a new field does not
+//! compile until it has been decided whether it may be printed. Messages that only contain one of
+//! these are printed by the generated code, which calls the implementations here.
 
 use std::fmt;
 
@@ -18,7 +17,7 @@ use crate::v1::{
     RegisterNodeRequest,
 };
 
-/// Stands for a secret: tells whether it is there, no more.
+/// Placeholder for a secret: prints only whether it is set.
 struct Redacted<'a>(&'a [u8]);
 
 impl fmt::Debug for Redacted<'_> {
@@ -129,8 +128,7 @@ mod tests {
 
     use super::*;
 
-    /// What no output may contain: the secret in any form that `Debug` has
-    /// for bytes.
+    /// Asserts that the output contains the secret in none of the forms that `Debug` has for bytes.
     fn assert_no_secret(printed: &str) {
         for form in ["165, 165", "a5a5", "\\xa5"] {
             assert!(!printed.contains(form), "{printed}");

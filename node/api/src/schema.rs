@@ -1,14 +1,14 @@
-//! The fields of messages that are read strictly: whoever must refuse what it
-//! does not know cannot leave that to a protobuf decoder, which skips it.
+//! The fields of messages that are decoded strictly: a reader that must reject unknown fields
+//! cannot leave that to a protobuf decoder, which skips them.
 //!
-//! The tables are made from the proto files when this crate is built. A
-//! reflection library would give the same at run time, from the descriptor
-//! set, with half a megabyte of code that a node needs for nothing else.
+//! The tables are generated from the proto files when this crate is built. A reflection library
+//! would provide the same at run time from the descriptor set, with half a megabyte of code that a
+//! node does not need for anything else.
 
 /// A message type.
 #[derive(Debug)]
 pub struct Message {
-    /// By their numbers, in ascending order.
+    /// In ascending order of their numbers.
     pub fields: &'static [Field],
 }
 
@@ -19,22 +19,22 @@ pub struct Field {
     pub number: u32,
     /// Its name in the proto file.
     pub name: &'static str,
-    /// What it holds.
+    /// Its type on the wire.
     pub kind: Kind,
-    /// Whether it may stand more than once.
+    /// Whether it may occur more than once.
     pub repeated: bool,
-    /// Name of the oneof it belongs to.
+    /// The oneof it belongs to.
     pub oneof: Option<&'static str>,
 }
 
-/// What a field holds, as far as the wire knows.
+/// The type of a field on the wire.
 #[derive(Debug)]
 pub enum Kind {
-    /// Enums, truth values and integers of variable length.
+    /// Enums, booleans and integers of variable length.
     Varint,
     /// Eight bytes.
     Fixed64,
-    /// Bytes and strings. That a string is UTF-8 is not said by this.
+    /// Bytes and strings. Does not state that a string is UTF-8.
     Bytes,
     /// Another message.
     Message(&'static Message),

@@ -1,14 +1,13 @@
-//! TLS as Hearth speaks it: version 1.3, Ed25519, one certificate each way.
+//! TLS settings of Hearth: version 1.3, Ed25519, one certificate on each side.
 //!
-//! Nothing is resumed: no tickets, no stored sessions, no early data, because
-//! a resumed connection passes by the verifiers, and so by expiry and
-//! revocation. The verifiers are our own (see [`crate::certificates`]), since
-//! identity here is a URI and not a host name, and since a server must accept
-//! self-signed possession certificates, which no CA-based verifier does.
+//! Sessions are never resumed: no tickets, no stored sessions, no early data, because a resumed
+//! connection bypasses the verifiers, and so expiry and revocation. The verifiers are our own (see
+//! [`crate::certificates`]), because identities are URIs and not host names, and because a server
+//! must accept self-signed possession certificates, which no CA-based verifier does.
 //!
-//! A server asks for a client certificate and takes none for an answer, but
-//! one that is neither a leaf of its cluster nor a possession certificate ends
-//! the handshake. What came out of it is a [`PeerCertificate`].
+//! A server requests a client certificate and accepts a client without one, but a certificate that
+//! is neither a leaf of its cluster nor a possession certificate ends the handshake. The result is
+//! a [`PeerCertificate`].
 
 use std::fmt;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock};
@@ -32,59 +31,59 @@ use crate::identity::{
 };
 use crate::provider::provider;
 
-/// The one protocol we speak on top.
+/// The only application protocol: HTTP/2.
 const ALPN: &[u8] = b"h2";
 
-/// What time it is. Tests hold it still; everything else uses [`wall_clock`].
+/// Source of the current time. Tests use a fixed one; everything else uses [`wall_clock`].
 pub type Clock = Arc<dyn TimeProvider>;
 
-/// The machine's clock.
+/// The machine's wall clock.
 pub fn wall_clock() -> Clock {
     Arc::new(DefaultTimeProvider)
 }
 
-/// Now, by this clock. A clock that cannot be read is one at which no
-/// certificate is valid.
+/// The current time of this clock. If the clock cannot be read, a time at which no certificate is
+/// valid.
 pub fn now(clock: &Clock) -> UnixTime {
     clock
         .current_time()
         .unwrap_or(UnixTime::since_unix_epoch(std::time::Duration::ZERO))
 }
 
-/// TLS cannot be set up with what was given.
+/// TLS cannot be set up with the given credentials.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
-    /// The CA certificate is none.
-    #[error("the cluster's CA certificate")]
+    /// The CA certificate is invalid.
+    #[error("invalid cluster CA certificate")]
     Ca(#[source] CertificateError),
-    /// Our own certificate would be refused by every peer.
-    #[error("our own certificate")]
+    /// Our own certificate would be rejected by every peer.
+    #[error("invalid own certificate")]
     Own(#[source] CertificateError),
     /// Our own certificate is for another key.
-    #[error("our own certificate is for the key {certificate}, our key is {key}")]
+    #[error("own certificate: expected public key {key}, got {certificate}")]
     OtherKey {
-        /// The one in the certificate.
+        /// The key in the certificate.
         certificate: PublicKey,
-        /// The one that was given.
+        /// The public half of our key.
         key: PublicKey,
     },
-    /// rustls refuses the configuration.
-    #[error("TLS configuration")]
+    /// rustls rejects the configuration.
+    #[error("cannot build the TLS configuration")]
     Rustls(#[from] rustls::Error),
 }
 
-/// Who is at the other end, as far as the handshake has proven it.
+/// What the handshake has proven about the peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PeerCertificate {
-    /// Anyone.
+    /// No certificate.
     None,
-    /// The holder of this key, whom the cluster has not named.
+    /// The peer holds this key; it has no certificate of the cluster.
     Possession(PublicKey),
-    /// One of the cluster's own.
+    /// A node or user of the cluster.
     Identified {
-        /// Who.
+        /// Its identity.
         identity: Identity,
-        /// With which key.
+        /// Its public key.
         public_key: PublicKey,
         /// Last second in which this may be relied on.
         not_after: UnixTime,
@@ -92,7 +91,7 @@ pub enum PeerCertificate {
 }
 
 impl PeerCertificate {
-    /// Who it is, if the cluster says so.
+    /// The peer's identity, if it has a certificate of the cluster.
     pub fn identity(&self) -> Option<&Identity> {
         match self {
             Self::Identified { identity, .. } => Some(identity),
@@ -100,7 +99,8 @@ impl PeerCertificate {
         }
     }
 
-    /// The key that the peer holds, named or not.
+    /// The public key that the peer has proven to hold, with or without a certificate of the
+    /// cluster.
     pub fn public_key(&self) -> Option<PublicKey> {
         match self {
             Self::None => None,
@@ -120,7 +120,7 @@ impl From<Leaf> for PeerCertificate {
     }
 }
 
-/// By what a server judges its callers.
+/// What a server trusts when it verifies its callers.
 #[derive(Clone, Debug)]
 pub struct Trust {
     /// The server's cluster.
@@ -130,7 +130,7 @@ pub struct Trust {
 }
 
 impl Trust {
-    /// By what a node with these credentials judges, and the node's identity.
+    /// The trust of a node with these credentials, and the node's ID.
     pub fn of_node(
         credentials: &NodeCredentials,
         now: UnixTime,
@@ -147,8 +147,7 @@ impl Trust {
         }
     }
 
-    /// What the presented certificates prove now; an error is a peer that must
-    /// not be talked to.
+    /// What the presented certificates prove now. After an error the connection must be closed.
     pub fn judge(
         &self,
         certificates: &[CertificateDer<'_>],
@@ -168,12 +167,12 @@ impl Trust {
     }
 }
 
-/// Whom a client wants to meet.
+/// The servers that a client accepts.
 #[derive(Clone, Debug)]
 pub enum ExpectedServer {
     /// Any node of the client's cluster.
     AnyNode,
-    /// This node of it.
+    /// This node of the client's cluster.
     Node(NodeId),
 }
 
@@ -202,18 +201,18 @@ impl ExpectedServer {
     }
 }
 
-/// A certificate and key that can be exchanged while they are in use: new
-/// handshakes take the new ones, connections that stand keep the old.
+/// A certificate and key that can be replaced while in use: new handshakes use the new ones,
+/// existing connections keep the old ones.
 pub struct OwnCertificate(RwLock<Arc<CertifiedKey>>);
 
 impl OwnCertificate {
-    /// Of a node.
+    /// From a node's credentials.
     pub fn new(credentials: &NodeCredentials) -> Result<Arc<Self>, TlsError> {
         let certified = certified_key(&credentials.certificate, &credentials.key)?;
         Ok(Arc::new(Self(RwLock::new(certified))))
     }
 
-    /// From now on these.
+    /// Replaces certificate and key.
     pub fn replace(&self, credentials: &NodeCredentials) -> Result<(), TlsError> {
         let certified = certified_key(&credentials.certificate, &credentials.key)?;
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = certified;
@@ -237,7 +236,7 @@ impl ResolvesServerCert for OwnCertificate {
     }
 }
 
-/// A server's side: presents `own`, judges callers by `trust`.
+/// TLS configuration of a server that presents `own` and verifies callers by `trust`.
 pub fn server_config(
     own: Arc<OwnCertificate>,
     trust: Trust,
@@ -254,7 +253,7 @@ pub fn server_config(
     Ok(Arc::new(config))
 }
 
-/// A node's side as a client of its own cluster.
+/// TLS configuration of a node as a client of its own cluster.
 pub fn node_client_config(
     credentials: &NodeCredentials,
     server: ExpectedServer,
@@ -268,7 +267,7 @@ pub fn node_client_config(
     authenticated(key, certificate, ca, server, clock)
 }
 
-/// A user's side.
+/// TLS configuration of a user.
 pub fn user_client_config(
     credentials: &UserCredentials,
     server: ExpectedServer,
@@ -299,8 +298,8 @@ fn authenticated(
     client_config(Arc::new(verifier), Some((certificate, key)), clock)
 }
 
-/// The side of someone whom the cluster has not named yet: proves that it
-/// holds `key`, and judges the server by a CA it knows.
+/// TLS configuration of a client that has no certificate of the cluster yet: proves that it holds
+/// `key`, and verifies the server by a CA that it knows.
 pub fn possession_client_config(
     key: &SigningKey,
     ca: ClusterCa,
@@ -316,9 +315,9 @@ pub fn possession_client_config(
     client_config(Arc::new(verifier), Some((&certificate, key)), clock)
 }
 
-/// The side of someone who does not know the CA yet: any server will do, but
-/// what it presented is kept, to be judged as soon as the CA is known. For one
-/// connection, and for nothing but [`crate::first_contact`].
+/// TLS configuration of a client that does not know the CA yet: it accepts any server, but keeps
+/// the presented certificate, to be verified as soon as the CA is known. For one connection, and
+/// for [`crate::first_contact`] only.
 pub(crate) fn first_contact_client_config(
     clock: Clock,
 ) -> Result<(Arc<ClientConfig>, Presented), TlsError> {
@@ -332,7 +331,7 @@ pub(crate) fn first_contact_client_config(
 pub(crate) struct Presented(Arc<OnceLock<CertificateDer<'static>>>);
 
 impl Presented {
-    /// What it was; `None` before the handshake.
+    /// The certificate; `None` before the handshake.
     pub(crate) fn certificate(&self) -> Option<&CertificateDer<'static>> {
         self.0.get()
     }
@@ -356,7 +355,7 @@ fn client_config(
     config.alpn_protocols = vec![ALPN.to_vec()];
     config.resumption = Resumption::disabled();
     config.enable_early_data = false;
-    // The name would tell an onlooker whom we look for, and servers ignore it.
+    // Server names would tell an observer which server is contacted, and servers ignore them.
     config.enable_sni = false;
     Ok(Arc::new(config))
 }
@@ -390,15 +389,15 @@ fn certified_key(
     Ok(Arc::new(certified))
 }
 
-/// Our reason, in the form in which rustls carries foreign reasons. It goes
-/// into logs on this side; the peer gets an alert without details.
+/// Our error in the form in which rustls carries errors of others. It is logged on this side; the
+/// peer gets an alert without details.
 fn refusal(error: CertificateError) -> rustls::Error {
     rustls::Error::InvalidCertificate(rustls::CertificateError::Other(rustls::OtherError(
         Arc::new(error),
     )))
 }
 
-/// Our own reason, if it was we who refused the peer's certificate.
+/// Our error, if our verifier rejected the peer's certificate.
 pub(crate) fn refused_certificate(error: &std::io::Error) -> Option<CertificateError> {
     let error = error.get_ref()?.downcast_ref::<rustls::Error>()?;
     let rustls::Error::InvalidCertificate(rustls::CertificateError::Other(reason)) = error else {
@@ -407,7 +406,7 @@ pub(crate) fn refused_certificate(error: &std::io::Error) -> Option<CertificateE
     reason.0.downcast_ref::<CertificateError>().cloned()
 }
 
-/// A handshake signature by the key in `certificate`, Ed25519 and nothing else.
+/// Verifies a handshake signature by the key in `certificate`; Ed25519 only.
 fn handshake_signature(
     message: &[u8],
     certificate: &CertificateDer<'_>,
@@ -426,7 +425,7 @@ fn handshake_signature(
     )
 }
 
-/// Both kinds of verifier answer alike what depends only on the protocol.
+/// The methods that depend only on the protocol, the same for all verifiers.
 macro_rules! handshake_signatures {
     () => {
         fn verify_tls12_signature(
@@ -466,7 +465,7 @@ fn presented<'a>(
     }
 }
 
-/// A server's judgement of its callers.
+/// Verifies the callers of a server.
 #[derive(Debug)]
 struct CallerVerifier(Trust);
 
@@ -476,7 +475,7 @@ impl ClientCertVerifier for CallerVerifier {
     }
 
     fn root_hint_subjects(&self) -> &[DistinguishedName] {
-        &[] // no hints: a possession certificate has no root
+        &[] // no hints: a possession certificate has no issuer
     }
 
     fn verify_client_cert(
@@ -495,11 +494,11 @@ impl ClientCertVerifier for CallerVerifier {
     handshake_signatures!();
 }
 
-/// A client's judgement of a server by a CA that it knows.
+/// Verifies a server by a known CA.
 #[derive(Debug)]
 struct PinnedVerifier {
     ca: ClusterCa,
-    /// `None`: whichever the CA vouches for.
+    /// `None`: any cluster of the CA.
     cluster: Option<ClusterId>,
     server: ExpectedServer,
 }
@@ -524,7 +523,7 @@ impl ServerCertVerifier for PinnedVerifier {
     handshake_signatures!();
 }
 
-/// A client that judges later.
+/// Accepts any server and records its certificate, to be verified later.
 #[derive(Debug)]
 struct RecordingVerifier(Presented);
 
@@ -541,7 +540,7 @@ impl ServerCertVerifier for RecordingVerifier {
         match self.0.0.set(der.clone().into_owned()) {
             Ok(()) => Ok(ServerCertVerified::assertion()),
             Err(_) => Err(rustls::Error::General(
-                "first contact is one connection, and this is another".to_owned(),
+                "first contact is limited to one connection".to_owned(),
             )),
         }
     }

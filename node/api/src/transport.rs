@@ -1,9 +1,8 @@
-//! gRPC channels over any stream of bytes: a Unix socket, TLS, a connection
-//! that was made before.
+//! gRPC channels over any byte stream: a Unix socket, TLS, an existing connection.
 //!
-//! tonic's client is generic in how a connection is made, and all of it down
-//! to HTTP/2 is compiled again for each way. [`Connector`] is one type for all
-//! of them, so the node has that code once.
+//! tonic's client is generic over the connector, and all of it down to HTTP/2 is compiled again for
+//! each connector type. [`Connector`] is one type for all of them, so the node contains that code
+//! once.
 
 use std::future::Future;
 use std::io;
@@ -16,15 +15,15 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tonic::transport::{Channel, Endpoint, Error};
 use tower::Service;
 
-/// A stream of bytes in both directions.
+/// A byte stream in both directions.
 pub trait Io: AsyncRead + AsyncWrite + Send + Unpin {}
 
 impl<S: AsyncRead + AsyncWrite + Send + Unpin> Io for S {}
 
 type Connected = io::Result<TokioIo<Box<dyn Io>>>;
 
-/// Makes connections; where to, it knows itself: the URI of the endpoint is
-/// only a name in requests.
+/// Makes connections. The closure knows the address; the URI of the endpoint is only a name in
+/// requests.
 pub struct Connector(Box<dyn FnMut() -> BoxFuture<'static, Connected> + Send>);
 
 impl Connector {
@@ -40,13 +39,12 @@ impl Connector {
         }))
     }
 
-    /// A channel that connects when it is first used, and again whenever its
-    /// connection was lost.
+    /// A channel that connects at the first call, and again whenever the connection was lost.
     pub fn channel(self, endpoint: &Endpoint) -> Channel {
         endpoint.connect_with_connector_lazy(self)
     }
 
-    /// A channel that is connected.
+    /// A channel that is connected already.
     pub(crate) async fn connect(self, endpoint: &Endpoint) -> Result<Channel, Error> {
         endpoint.connect_with_connector(self).await
     }

@@ -1,50 +1,47 @@
 //! Event values: one fact, one writer, any number of watchers.
 //!
-//! A value carries the newest state of a single thing ("the address of this
-//! node", "the sealed configuration is open"). A watcher may skip states that
-//! were overtaken before it looked, but it never misses the last one, and it
-//! never sees an older state after a newer one.
+//! A value carries the latest state of one fact ("the address of this node", "the sealed
+//! configuration is open"). A watcher may skip intermediate states, but it always gets the last
+//! one, and it never sees an older state after a newer one.
 //!
-//! Why many small values and not one bus of messages: a message that arrives
-//! before its reader is ready is lost or must be stored for it, and every
-//! reader has to rebuild the present from the past. A value *is* the present,
-//! so a part that restarts simply looks again. Why one fact for each value:
-//! the parts that need the address do not wake when the clock is set, and
-//! nobody has to fill a large structure half before it can be published.
+//! Why many small values and not one message bus: a message that arrives before its reader is ready
+//! is lost unless something stores it, and every reader has to reconstruct the current state from
+//! past messages. A value *is* the current state, so a part that restarts reads it again. Why one
+//! fact per value: parts that need the address do not wake when the clock is set, and no large
+//! structure has to be filled in before it can be published.
 //!
 //! Invariants:
-//! - There is one [`Writer`] (it cannot be cloned), so there is no question of
-//!   who was last. Ownership of the writer is ownership of the fact.
-//! - A value is unset until the first [`Writer::set`]; it never becomes unset
-//!   again. A fact that can cease to hold is a `Value<Option<T>>`.
-//! - Setting never waits, whatever the watchers do.
-//! - Equal states notify as well: a watcher that cares compares.
+//! - There is one [`Writer`] (it cannot be cloned), so writers cannot conflict. Whoever owns the
+//!   writer owns the fact.
+//! - A value is unset until the first [`Writer::set`] and never becomes unset again. A fact that
+//!   can cease to hold is a `Value<Option<T>>`.
+//! - Setting never blocks, whatever the watchers do.
+//! - Setting an equal state notifies as well; a watcher that cares compares.
 //!
-//! What is backed by another source (a key in the consensus store) is a
-//! runnable that holds the [`Writer`] and feeds it; its readers hold the same
-//! [`Value`] and cannot tell the difference.
+//! A fact that comes from another source (a key in etcd) is set by a runnable that holds the
+//! [`Writer`]; readers hold the same [`Value`] and need not know.
 
 use tokio::sync::watch;
 
-/// The writer of a value is gone and there is nothing newer to see.
+/// Returned by a [`Watcher`] when the writer was dropped and there is no newer state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the writer of this value is gone")]
+#[error("the value is closed: its writer was dropped")]
 pub struct Closed;
 
-/// Makes a value that is not set yet, and its only writer.
+/// Makes an unset value and its only writer.
 pub fn value<T: Clone + Send + Sync + 'static>() -> (Writer<T>, Value<T>) {
     let (sender, receiver) = watch::channel(None);
     (Writer { sender }, Value { receiver })
 }
 
-/// The one place that sets a value.
+/// The writing end of a value; the only place that sets it.
 #[derive(Debug)]
 pub struct Writer<T> {
     sender: watch::Sender<Option<T>>,
 }
 
 impl<T: Clone + Send + Sync + 'static> Writer<T> {
-    /// Replaces the state and wakes every watcher. Never waits.
+    /// Replaces the state and wakes every watcher. Never blocks.
     pub fn set(&self, state: T) {
         self.sender.send_replace(Some(state));
     }
@@ -72,13 +69,13 @@ impl<T> Clone for Value<T> {
 }
 
 impl<T: Clone + Send + Sync + 'static> Value<T> {
-    /// The state of this moment, `None` while it was never set. Works after
-    /// the writer is gone, too: the last state stays.
+    /// The current state, `None` if it was never set. The last state remains readable after the
+    /// writer was dropped.
     pub fn get(&self) -> Option<T> {
         self.receiver.borrow().clone()
     }
 
-    /// Begins to watch; the first [`Watcher::next`] gives the present state.
+    /// Starts watching; the first [`Watcher::next`] returns the current state.
     pub fn watch(&self) -> Watcher<T> {
         let mut receiver = self.receiver.clone();
         receiver.mark_changed();
@@ -93,10 +90,9 @@ pub struct Watcher<T> {
 }
 
 impl<T: Clone + Send + Sync + 'static> Watcher<T> {
-    /// The newest state that this watcher has not seen: at the first call the
-    /// present one (waiting until it is set), later the next that differs in
-    /// time from the one seen last. Safe to cancel: a state is only counted as
-    /// seen when it is returned.
+    /// The latest state that this watcher has not seen: the first call returns the current state
+    /// (and waits until there is one), later calls the next that is set. Cancel safe: a state
+    /// counts as seen only when it is returned.
     pub async fn next(&mut self) -> Result<T, Closed> {
         loop {
             self.receiver.changed().await.map_err(|_| Closed)?;
@@ -118,7 +114,7 @@ impl<T: Clone + Send + Sync + 'static> Watcher<T> {
 }
 
 impl<T: Clone + Send + Sync + 'static> Watcher<Option<T>> {
-    /// The first unseen state in which the fact holds.
+    /// The first unseen state that is `Some`.
     pub async fn some(&mut self) -> Result<T, Closed> {
         loop {
             if let Some(state) = self.next().await? {
@@ -143,11 +139,11 @@ mod tests {
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_time()
             .build();
-        let bounded = async { timeout(SOON, future).await.expect("it hangs") };
+        let bounded = async { timeout(SOON, future).await.expect("timed out") };
         runtime.expect("a runtime").block_on(bounded)
     }
 
-    /// Whether a future has nothing to give at this moment.
+    /// Whether a future is pending.
     fn pends<F: Future>(future: F) -> bool {
         let mut context = std::task::Context::from_waker(std::task::Waker::noop());
         std::pin::pin!(future).poll(&mut context).is_pending()
@@ -223,8 +219,8 @@ mod tests {
         assert_eq!(block_on(watcher.some()), Err(Closed));
     }
 
-    /// A writer on one thread against watchers on others: what each sees
-    /// grows, and ends with the last state.
+    /// One writing thread and several watching threads: each watcher sees increasing states and
+    /// ends with the last one.
     #[test]
     fn watchers_on_other_threads_see_the_last_state() {
         const LAST: u32 = 20_000;
@@ -252,7 +248,7 @@ mod tests {
     enum Step {
         Set,
         Watch,
-        /// Which watcher looks (modulo their number).
+        /// Index of the watcher that reads (modulo their number).
         Look(usize),
     }
 
@@ -267,8 +263,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(128))]
 
-        /// Whatever the order: a look gives the newest state if it is unseen,
-        /// and waits if it is seen; at the end everybody has the last one.
+        /// In any order of steps: reading returns the latest state if it is unseen, and waits if it
+        /// was seen; at the end every watcher has the last one.
         #[test]
         fn latest_wins_and_the_last_is_never_missed(steps in prop::collection::vec(step(), 0..40)) {
             let (writer, value) = value();

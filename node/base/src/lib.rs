@@ -1,4 +1,12 @@
-//! What a Hearth node needs and that knows nothing of clusters (see docs/architecture.md).
+//! The parts of a node that know nothing of clusters: supervisor, event values, log tree (see
+//! docs/architecture.md).
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        reason = "tests use the real clock and plain files"
+    )
+)]
 
 pub mod event;
 pub mod logtree;

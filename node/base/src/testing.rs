@@ -1,5 +1,5 @@
-//! What tests of runnables share: waits that have a bound, and one runnable alone under a supervisor that starts it
-//! again quickly.
+//! Helpers for tests of runnables: waits with a time limit, and a supervisor for a single runnable
+//! that restarts it quickly.
 
 use std::time::Duration;
 
@@ -12,30 +12,30 @@ use crate::supervisor::{
     restartable, runnable,
 };
 
-/// No wait of a test takes longer on a machine that works.
+/// Longest wait of a test on a machine that works.
 pub const BOUND: Duration = Duration::from_secs(30);
 
 /// Waits for something that must happen.
-pub async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+pub async fn within_timeout<T>(what: &str, future: impl Future<Output = T>) -> T {
     match tokio::time::timeout(BOUND, future).await {
         Ok(value) => value,
-        Err(_) => panic!("{what}: not within {BOUND:?}"),
+        Err(_) => panic!("{what}: timed out after {BOUND:?}"),
     }
 }
 
-/// What does not happen is waited for so long. Too short a time hides a bug, but
-/// it never fails a test of what is right.
+/// How long a test waits for something that must not happen. Too short a time hides a bug, but
+/// never fails a correct test.
 const QUIET: Duration = Duration::from_millis(300);
 
-/// Sees that something does not happen.
-pub async fn never<T>(what: &str, future: impl Future<Output = T>) {
+/// Asserts that something does not happen.
+pub async fn assert_never<T>(what: &str, future: impl Future<Output = T>) {
     let happened = tokio::time::timeout(QUIET, future).await.is_ok();
     assert!(!happened, "{what}");
 }
 
-/// Looks again and again until this holds: for files, which tell nobody.
+/// Polls until the condition holds: for files, which notify nobody.
 pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
-    soon(what, async {
+    within_timeout(what, async {
         while !holds() {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -43,12 +43,12 @@ pub async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     .await;
 }
 
-/// Tries again and again until this works.
+/// Retries until the attempt succeeds.
 pub async fn until_ok<T, E, F: Future<Output = Result<T, E>>>(
     what: &str,
     mut attempt: impl FnMut() -> F,
 ) -> T {
-    soon(what, async {
+    within_timeout(what, async {
         loop {
             if let Ok(value) = attempt().await {
                 return value;
@@ -59,13 +59,13 @@ pub async fn until_ok<T, E, F: Future<Output = Result<T, E>>>(
     .await
 }
 
-/// A worker that runs with nobody beside it.
-pub struct Alone {
+/// A supervisor for one worker.
+pub struct TestSupervisor {
     supervisor: Supervisor,
     log: LogTree,
 }
 
-impl Alone {
+impl TestSupervisor {
     pub fn run<F, Fut>(worker: F) -> Self
     where
         F: Fn(Context) -> Fut + Send + Sync + 'static,
@@ -74,7 +74,7 @@ impl Alone {
         Self::run_it(runnable(worker))
     }
 
-    /// The same of one that may want to be started anew.
+    /// Like [`TestSupervisor::run`], for a worker that may ask to be restarted.
     pub fn run_restartable<F, Fut>(worker: F) -> Self
     where
         F: Fn(Context) -> Fut + Send + Sync + 'static,
@@ -85,7 +85,7 @@ impl Alone {
 
     fn run_it(worker: Runnable) -> Self {
         let log = LogTree::new(logtree::Options::default());
-        // The supervisor takes it with it to whatever thread it runs on.
+        // The supervisor takes it along to whatever thread it runs on.
         let logs = tracing_subscriber::registry().with(log.layer());
         let _guard = tracing::subscriber::set_default(logs);
         let root = runnable(move |ctx: Context| {
@@ -115,7 +115,7 @@ impl Alone {
     async fn reaches(&self, what: &str, mut wanted: impl FnMut(&NodeState) -> bool) {
         let tree = self.supervisor.tree();
         let mut changes = tree.watch();
-        soon(what, async {
+        within_timeout(what, async {
             while !tree.snapshot().iter().any(&mut wanted) {
                 changes.next().await.unwrap();
             }
@@ -129,8 +129,7 @@ impl Alone {
         self.reaches("health", is_well).await;
     }
 
-    /// Waits until the worker, or a part of it, has failed, with these words,
-    /// which operators see.
+    /// Waits until the worker, or a part of it, has failed with this text, which operators see.
     pub async fn fails(&self, why: &str) {
         self.reaches(why, |node| {
             let error = node.last_error.as_deref();
@@ -139,18 +138,18 @@ impl Alone {
         .await;
     }
 
-    /// Waits until the worker has asked to be started anew, with these words.
+    /// Waits until the worker has asked to be restarted with this text.
     pub async fn restarts(&self, why: &str) {
         self.says(Severity::Info, why).await;
     }
 
-    /// Waits until the worker, or a part of it, has started so often again.
+    /// Waits until the worker, or a part of it, has restarted this many times.
     pub async fn restarted(&self, times: u64) {
         self.reaches("restarts", |node| node.restarts >= times)
             .await;
     }
 
-    /// Shows what it has logged, for a test that fails.
+    /// Prints the log, for a test that fails.
     pub fn print_log(&self) {
         let query = Query {
             dn: String::new(),
@@ -164,12 +163,12 @@ impl Alone {
         }
     }
 
-    /// The worker has not failed until now.
+    /// Asserts that the worker has not failed so far.
     pub fn is_fine(&self) {
         self.are_fine(|name| name.ends_with(".worker"));
     }
 
-    /// Nor has any part of it.
+    /// Asserts that neither the worker nor any part of it has failed so far.
     pub fn all_is_fine(&self) {
         self.are_fine(|_| true);
     }
@@ -182,12 +181,12 @@ impl Alone {
         }
     }
 
-    /// Waits until the worker has warned with these words.
+    /// Waits until the worker has logged a warning with this text.
     pub async fn warns(&self, words: &str) {
         self.says(Severity::Warning, words).await;
     }
 
-    /// Waits until the worker has logged these words, at this severity or a higher one.
+    /// Waits until the worker has logged this text, at this severity or a higher one.
     pub async fn says(&self, min_severity: Severity, words: &str) {
         let mut reader = self.log.read(Query {
             dn: String::new(),
@@ -200,9 +199,9 @@ impl Alone {
             return;
         }
         let stream = reader.stream.as_mut().unwrap();
-        soon(words, async {
+        within_timeout(words, async {
             loop {
-                match stream.next().await.expect("the log goes on") {
+                match stream.next().await.expect("the log is open") {
                     Item::Entry(entry) if entry.message.contains(words) => return,
                     _ => {}
                 }
@@ -212,17 +211,17 @@ impl Alone {
     }
 
     pub async fn stop(self) {
-        let stragglers = soon("the worker stops", self.supervisor.shutdown()).await;
+        let stragglers = within_timeout("the worker stops", self.supervisor.shutdown()).await;
         assert!(stragglers.is_empty(), "{stragglers:?}");
     }
 }
 
 /// The next state of a value, which must come.
 pub async fn next<T: Clone + Send + Sync + 'static>(what: &str, watcher: &mut Watcher<T>) -> T {
-    soon(what, watcher.next()).await.unwrap()
+    within_timeout(what, watcher.next()).await.unwrap()
 }
 
-/// A value that stays what it is.
+/// A value that never changes.
 pub fn fixed<T: Clone + Send + Sync + 'static>(state: T) -> Value<T> {
     let (writer, value) = event::value();
     writer.set(state);

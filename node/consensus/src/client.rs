@@ -1,13 +1,12 @@
-//! The way to etcd: one connection over the unix socket, and the namespaced
-//! clients that are handed out on top of it.
+//! The etcd client: one connection over the unix socket, and the namespaced clients on top of it.
 //!
-//! A user of the store gets a [`NamespacedClient`], which adds its prefix to
-//! every key that goes out and takes it from every key that comes back. A key
-//! is always a relative name, so there is no way up. The client reads,
-//! watches and holds leases; writing is in [`super::fenced`] alone.
+//! A user of the store gets a [`NamespacedClient`], which adds its prefix to every key in a request
+//! and strips it from every key in a response. A key is always relative, so a client cannot leave
+//! its namespace. The client reads, watches and holds leases; writing is in [`super::fenced`]
+//! alone.
 //!
-//! Every call has a bound. The connection is made when it is first used and
-//! again whenever it was lost, so a client outlives a restart of etcd.
+//! Every call has a timeout. The connection is made on first use and again whenever it is lost, so
+//! a client survives a restart of etcd.
 
 use std::{
     future::Future,
@@ -32,42 +31,42 @@ use super::wire::{
     watch_request::RequestUnion,
 };
 
-/// For calls whose caller names no other bound: long enough for an election.
+/// Default timeout of a call: long enough for an election.
 const CALL_BOUND: Duration = Duration::from_secs(10);
-/// To compact the store, for which all keys are looked through.
+/// Timeout of a compaction, which scans all keys.
 const COMPACT_BOUND: Duration = Duration::from_secs(60);
-/// How often a socket that nobody serves yet is tried again.
+/// How often to retry connecting to a socket on which etcd does not listen yet.
 const CONNECT_INTERVAL: Duration = Duration::from_millis(5);
-/// How long one attempt to connect goes on: what waits longer gets an error.
+/// Timeout of one connection attempt; calls that wait for it longer fail.
 pub(super) const CONNECT_BOUND: Duration = Duration::from_secs(10);
-/// Bytes of the name of a part of the store.
+/// Maximum length of a sub-namespace's name in bytes.
 const LONGEST_NAME: usize = 64;
-/// Records per answer. The largest, a node with all the labels it may have, is
-/// 25 KiB; one message may have 4 MiB.
+/// Records per page of a range. The largest record, a node with the maximum of labels, is 25 KiB;
+/// the maximum size of a message is 4 MiB.
 const RECORDS_PER_PAGE: i64 = 64;
-/// A watch sends up to a thousand revisions at once.
+/// A watch response contains up to a thousand revisions.
 const LARGEST_WATCH_MESSAGE: usize = 64 << 20;
 
-/// etcd's words for a store that is full.
+/// The message of etcd's error for a store that is full.
 pub(super) const NO_SPACE: &str = "etcdserver: mvcc: database space exceeded";
 
-/// Who has a part of the store of its own.
+/// A user with a namespace of its own in the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ConsensusUser {
     /// The control plane's records.
     Curator,
     /// The certificate authorities of Kubernetes.
     KubernetesPki,
-    /// What API servers keep, by the one way in that is not a
-    /// [`NamespacedClient`]: see [`etcd_proxy`](super::etcd_proxy).
+    /// The objects of Kubernetes' API servers, which do not use a [`NamespacedClient`] but the
+    /// proxy: see [`etcd_proxy`](super::etcd_proxy).
     Kubernetes,
 }
 
 impl ConsensusUser {
-    /// All of them.
+    /// All users.
     pub const ALL: [Self; 3] = [Self::Curator, Self::KubernetesPki, Self::Kubernetes];
 
-    /// The name in its prefix.
+    /// The name, as it appears in the key prefix.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Curator => "curator",
@@ -77,48 +76,48 @@ impl ConsensusUser {
     }
 }
 
-/// Why etcd did not do what it was asked. `what` is the step.
+/// Why a call to etcd failed. `what` is the operation, as a verb phrase.
 #[derive(Debug, thiserror::Error)]
 pub enum ConsensusError {
-    /// Nothing came back. The step may have been done all the same.
-    #[error("{what}: etcd did not answer within {bound:?}")]
+    /// No response. The operation may have been done all the same.
+    #[error("cannot {what}: etcd did not answer within {bound:?}")]
     TimedOut {
-        /// The step.
+        /// The operation.
         what: &'static str,
-        /// How long it was waited for.
+        /// The timeout.
         bound: Duration,
     },
-    /// etcd, or the way to it, answered with an error.
-    #[error("{what}")]
+    /// etcd, or the connection to it, returned an error.
+    #[error("cannot {what}")]
     Failed {
-        /// The step.
+        /// The operation.
         what: &'static str,
-        /// As etcd said it.
+        /// etcd's error.
         source: Status,
     },
-    /// An answer that etcd never gives.
-    #[error("{what}: etcd's answer has no {missing}")]
+    /// A response that etcd never sends.
+    #[error("cannot {what}: etcd's response has no {missing}")]
     Malformed {
-        /// The step.
+        /// The operation.
         what: &'static str,
-        /// What was looked for.
+        /// The missing field.
         missing: &'static str,
     },
 }
 
 impl ConsensusError {
-    /// Whether the lease that was named does not exist (any more).
+    /// Whether the lease does not exist, or has expired.
     pub fn lease_is_gone(&self) -> bool {
         matches!(self, Self::Failed { source, .. } if source.code() == Code::NotFound)
     }
 
-    /// Whether it was refused because the store is full (see `defrag`).
+    /// Whether the write was refused because the store is full (see `defrag`).
     pub fn is_full(&self) -> bool {
         matches!(self, Self::Failed { source, .. } if source.message() == NO_SPACE)
     }
 }
 
-/// Runs one step under a bound.
+/// Runs one call with a timeout.
 pub(super) async fn within<T>(
     bound: Duration,
     what: &'static str,
@@ -131,53 +130,53 @@ pub(super) async fn within<T>(
     }
 }
 
-/// What cannot be the name of a part of the store: with a separator in it, it
-/// would lead into another part.
+/// A string that cannot be the name of a sub-namespace: a separator in it would lead into another
+/// namespace.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "{0:?} names no part of the store: wanted 1 to {LONGEST_NAME} lower-case letters, digits, \
+    "{0:?} is not a valid namespace: expected 1 to {LONGEST_NAME} lower-case letters, digits, \
      \"-\" and \"_\""
 )]
 pub struct MalformedName(pub String);
 
-/// One key and what it holds.
+/// One key and its value.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Record {
-    /// Relative to the client's prefix.
+    /// The key, relative to the client's prefix.
     pub key: String,
-    /// May hold secrets, so a record is not printed.
+    /// The value. It may be secret, so a record has no `Debug`.
     pub value: Vec<u8>,
-    /// When the key came into being.
+    /// Revision at which the key was created.
     pub create_revision: i64,
-    /// When it was last written.
+    /// Revision of the last write to the key.
     pub mod_revision: i64,
-    /// The lease on which it depends; 0 for none.
+    /// ID of the lease that the key is attached to; 0 for none.
     pub lease: i64,
 }
 
-/// What a range held at one revision.
+/// The content of a range at one revision.
 pub struct Listing {
-    /// By key.
+    /// The records, sorted by key.
     pub records: Vec<Record>,
-    /// Of the whole store.
+    /// Revision of the store at which they were read.
     pub revision: i64,
 }
 
-/// One thing that happened to a key.
+/// One watch event.
 pub enum Change {
-    /// It has this content now.
+    /// The key was written and now has this content.
     Put(Record),
-    /// It is gone.
+    /// The key was deleted.
     Deleted {
-        /// Relative to the client's prefix.
+        /// The key, relative to the client's prefix.
         key: String,
-        /// When it went.
+        /// Revision of the deletion.
         revision: i64,
     },
 }
 
 impl Change {
-    /// When it happened.
+    /// Revision of the event.
     pub fn revision(&self) -> i64 {
         match self {
             Self::Put(record) => record.mod_revision,
@@ -189,45 +188,44 @@ impl Change {
 /// Why a watch ended.
 #[derive(Debug, thiserror::Error)]
 pub enum WatchEnd {
-    /// What it would have to tell has been compacted away: read everything
-    /// again.
+    /// The requested revisions have been compacted: list everything again.
     #[error("the history before revision {0} has been compacted")]
     Compacted(i64),
-    /// The stream ended without a reason.
+    /// etcd cancelled the watch or ended the stream; with the reason, if it gave one.
     #[error("etcd closed the watch: {0}")]
     Closed(String),
-    /// The stream broke.
-    #[error("watch")]
+    /// The stream failed.
+    #[error("watch failed")]
     Broken(#[from] Status),
 }
 
-/// A lease of etcd: keys that depend on it go when it lapses.
+/// An etcd lease: the keys attached to it are deleted when it expires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Lease(pub(super) i64);
 
 impl Lease {
-    /// As it stands in [`Record::lease`].
+    /// The ID, as in [`Record::lease`].
     pub const fn id(self) -> i64 {
         self.0
     }
 
-    /// The lease of a record that names one.
+    /// The lease with the ID in [`Record::lease`].
     pub const fn from_id(id: i64) -> Self {
         Self(id)
     }
 }
 
-/// The whole of etcd. Stays within the control plane.
+/// Client of the whole store. Used within the control plane only.
 #[derive(Clone)]
 pub struct RootClient {
     pub(super) channel: Channel,
-    /// Where other connections go.
+    /// For further connections.
     socket: Arc<Path>,
 }
 
 impl RootClient {
-    /// A client of the etcd that serves, or is going to serve, this socket.
-    /// Does not wait for it. Must be called within a tokio runtime.
+    /// A client of the etcd that listens, or will listen, on this socket. Does not wait for it.
+    /// Must be called within a tokio runtime.
     pub fn new(socket: PathBuf) -> Self {
         let socket: Arc<Path> = socket.into();
         Self {
@@ -236,8 +234,7 @@ impl RootClient {
         }
     }
 
-    /// A client of an etcd that is reached some other way. It has no other
-    /// connections.
+    /// A client over an existing channel. It cannot make further connections.
     #[cfg(any(test, feature = "testing"))]
     pub fn over(channel: Channel) -> Self {
         Self {
@@ -246,8 +243,8 @@ impl RootClient {
         }
     }
 
-    /// The part of one user, by a connection of its own: what this user is
-    /// told and does not read holds up nobody else's answers.
+    /// A client for one user's namespace with a connection of its own, so that responses which this
+    /// user does not read do not block other users.
     pub fn apart(&self, user: ConsensusUser) -> NamespacedClient {
         let store = Self {
             channel: channel(self.socket.clone()),
@@ -256,7 +253,7 @@ impl RootClient {
         store.namespaced(user)
     }
 
-    /// The part of one user.
+    /// A client for one user's namespace, over the shared connection.
     pub fn namespaced(&self, user: ConsensusUser) -> NamespacedClient {
         let root: Arc<str> = format!("namespaced:{}/", user.name()).into();
         NamespacedClient {
@@ -267,15 +264,14 @@ impl RootClient {
         }
     }
 
-    /// Has etcd forget the history of the whole store up to this revision,
-    /// unless it has already.
+    /// Compacts the history of the whole store up to this revision, unless that is done already.
     pub(super) async fn compact(&self, revision: i64) -> Result<(), ConsensusError> {
         let mut kv = KvClient::new(self.channel.clone());
         let call = kv.compact(CompactionRequest {
             revision,
             physical: true,
         });
-        match within(COMPACT_BOUND, "forget history", call).await {
+        match within(COMPACT_BOUND, "compact the history", call).await {
             Err(ConsensusError::Failed { source, .. }) if source.code() == Code::OutOfRange => {
                 Ok(())
             }
@@ -284,9 +280,8 @@ impl RootClient {
     }
 }
 
-/// The lazily made connection. It tries for a while, because etcd's socket
-/// appears some time after its process does, and the first caller should be
-/// served at that very moment and not after a pause.
+/// The lazily made connection. It retries for a while, because etcd's socket appears some time
+/// after its process starts and the first call should succeed as soon as it does.
 fn channel(socket: Arc<Path>) -> Channel {
     let connector = Connector::new(move || {
         let socket = socket.clone();
@@ -310,20 +305,20 @@ async fn connect(socket: &Path) -> io::Result<UnixStream> {
         .map_err(|_| io::ErrorKind::TimedOut.into())
 }
 
-/// One user's part of etcd, or a part of that.
+/// A client confined to one user's namespace, or to a sub-namespace of it.
 #[derive(Clone)]
 pub struct NamespacedClient {
-    /// What it is a part of.
+    /// The store that the namespace is part of.
     store: RootClient,
     /// The user's own prefix, where its epoch is.
     pub(super) root: Arc<str>,
-    /// Before every key.
+    /// The prefix added to every key.
     prefix: Arc<str>,
     pub(super) bound: Duration,
 }
 
 impl NamespacedClient {
-    /// The part below `name/`. It has the epoch of the whole.
+    /// The client of the sub-namespace `name/`. Its writes still move the user's epoch.
     pub fn sub(&self, name: &str) -> Result<Self, MalformedName> {
         let good = |byte: u8| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-' | b'_');
         if name.is_empty() || name.len() > LONGEST_NAME || !name.bytes().all(good) {
@@ -335,7 +330,7 @@ impl NamespacedClient {
         })
     }
 
-    /// The same with another bound on every call.
+    /// The same client with another timeout for every call.
     pub fn bounded(&self, bound: Duration) -> Self {
         Self {
             bound,
@@ -343,23 +338,23 @@ impl NamespacedClient {
         }
     }
 
-    /// A connection to etcd of its own. It is not confined to anything.
+    /// A new connection to etcd, not confined to the namespace.
     pub(super) async fn connect(&self) -> io::Result<UnixStream> {
         connect(&self.store.socket).await
     }
 
-    /// The connection. It is not confined to anything, either.
+    /// The shared connection, not confined to the namespace either.
     pub(super) fn channel(&self) -> Channel {
         self.store.channel.clone()
     }
 
-    /// All of what this is a part of, for what etcd has of the whole store only:
-    /// its members and its history. Stays within this crate.
+    /// The client of the whole store, for what is not namespaced: etcd's members and history. Used
+    /// within this crate only.
     pub(super) fn store(&self) -> &RootClient {
         &self.store
     }
 
-    /// What stands before every key.
+    /// The prefix added to every key.
     pub(super) fn prefix(&self) -> &Arc<str> {
         &self.prefix
     }
@@ -376,7 +371,7 @@ impl NamespacedClient {
         LeaseClient::new(self.channel())
     }
 
-    /// Runs one step under the client's bound.
+    /// Runs one call with the client's timeout.
     pub(super) async fn step<T>(
         &self,
         what: &'static str,
@@ -385,25 +380,23 @@ impl NamespacedClient {
         within(self.bound, what, call).await
     }
 
-    /// Reads one key, linearizable: what this returns was true at some moment
-    /// of the call.
+    /// Reads one key, linearizable: the result was current at some moment during the call.
     pub async fn get(&self, key: &str) -> Result<Option<Record>, ConsensusError> {
         let mut kv = self.kv();
         let request = RangeRequest {
             key: self.absolute(key),
             ..Default::default()
         };
-        let answer = self.step("read", kv.range(request)).await?;
+        let answer = self.step("read a key", kv.range(request)).await?;
         Ok(answer.kvs.into_iter().next().map(|kv| self.record(kv)))
     }
 
-    /// Reads every key that begins with `prefix`, all at one revision,
-    /// linearizable.
+    /// Lists every key that begins with `prefix`, all at one revision, linearizable.
     pub async fn list(&self, prefix: &str) -> Result<Listing, ConsensusError> {
         self.list_all(&[prefix]).await
     }
 
-    /// The same for several prefixes, all at one revision.
+    /// Like [`Self::list`], for several prefixes, all at one revision.
     pub async fn list_all(&self, prefixes: &[&str]) -> Result<Listing, ConsensusError> {
         let mut listing = Listing {
             records: Vec::new(),
@@ -415,10 +408,10 @@ impl NamespacedClient {
         Ok(listing)
     }
 
-    /// Adds what is below the prefix, at the listing's revision; the first
-    /// page decides which one that is.
+    /// Adds the records below the prefix, at the listing's revision; the first page sets that
+    /// revision.
     async fn list_into(&self, listing: &mut Listing, prefix: &str) -> Result<(), ConsensusError> {
-        const WHAT: &str = "list";
+        const WHAT: &str = "list keys";
         let mut kv = self.kv();
         let mut key = self.absolute(prefix);
         let range_end = successor(&key);
@@ -451,8 +444,7 @@ impl NamespacedClient {
         }
     }
 
-    /// Follows everything below the client's prefix, from the given revision
-    /// on.
+    /// Watches everything below the client's prefix, from the given revision on.
     pub async fn watch(&self, from_revision: i64) -> Result<Changes, ConsensusError> {
         let key = self.absolute("");
         let create = WatchRequest {
@@ -465,16 +457,16 @@ impl NamespacedClient {
         };
         let mut client =
             WatchClient::new(self.channel()).max_decoding_message_size(LARGEST_WATCH_MESSAGE);
-        // A watch lasts as long as its requests' stream does.
+        // A watch lasts as long as its request stream.
         let requests = tokio_stream::once(create).chain(tokio_stream::pending());
-        let answers = self.step("watch", client.watch(requests)).await?;
+        let answers = self.step("start a watch", client.watch(requests)).await?;
         Ok(Changes {
             answers,
             client: self.clone(),
         })
     }
 
-    /// Makes a lease that lapses `ttl` (whole seconds) after its last renewal.
+    /// Grants a lease that expires `ttl` (whole seconds) after its last renewal.
     pub async fn grant(&self, ttl: Duration) -> Result<Lease, ConsensusError> {
         let request = LeaseGrantRequest {
             ttl: i64::try_from(ttl.as_secs()).unwrap_or(i64::MAX),
@@ -487,7 +479,7 @@ impl NamespacedClient {
         Ok(Lease(answer.id))
     }
 
-    /// Renews a lease and tells whether it still existed.
+    /// Renews a lease. Returns whether it still existed.
     pub async fn renew(&self, lease: Lease) -> Result<bool, ConsensusError> {
         let mut client = self.lease();
         let request = tokio_stream::once(LeaseKeepAliveRequest { id: lease.0 });
@@ -495,11 +487,11 @@ impl NamespacedClient {
             let mut answers = client.lease_keep_alive(request).await?.into_inner();
             Ok(Response::new(answers.message().await?))
         };
-        let answer = self.step("renew the lease", renewal).await?;
+        let answer = self.step("renew a lease", renewal).await?;
         Ok(answer.is_some_and(|answer| answer.ttl > 0))
     }
 
-    /// Ends a lease, and with it every key that depends on it.
+    /// Revokes a lease, which deletes every key attached to it.
     pub async fn revoke(&self, lease: Lease) -> Result<(), ConsensusError> {
         let mut client = self.lease();
         let request = LeaseRevokeRequest { id: lease.0 };
@@ -518,27 +510,26 @@ impl NamespacedClient {
         }
     }
 
-    /// etcd answers with the keys it was asked for, so the prefix is there; a
-    /// key that is no text is shown as far as it is.
+    /// etcd answers with keys in the requested range, so the prefix is there. A key that is not
+    /// UTF-8 is converted lossily.
     fn relative(&self, key: &[u8]) -> String {
         let bare = key.strip_prefix(self.prefix.as_bytes()).unwrap_or(key);
         String::from_utf8_lossy(bare).into_owned()
     }
 }
 
-/// What happens below a prefix, in the order of revisions.
+/// The events of a watch, in the order of revisions.
 pub struct Changes {
     answers: Streaming<WatchResponse>,
     client: NamespacedClient,
 }
 
 impl Changes {
-    /// What happened next: all changes of one or more whole revisions.
-    /// Safe to cancel.
+    /// The next events: all events of one or more whole revisions. Cancellation safe.
     pub async fn next(&mut self) -> Result<Vec<Change>, WatchEnd> {
         loop {
             let Some(answer) = self.answers.message().await? else {
-                return Err(WatchEnd::Closed("without a reason".into()));
+                return Err(WatchEnd::Closed("no reason given".into()));
             };
             if answer.compact_revision != 0 {
                 return Err(WatchEnd::Compacted(answer.compact_revision));
@@ -569,7 +560,7 @@ impl Changes {
     }
 }
 
-/// The first key after all that begin with `prefix`.
+/// The first key after all keys that begin with `prefix`.
 pub(super) fn successor(prefix: &[u8]) -> Vec<u8> {
     let mut end = prefix.to_vec();
     while let Some(last) = end.pop() {
@@ -578,7 +569,7 @@ pub(super) fn successor(prefix: &[u8]) -> Vec<u8> {
             return end;
         }
     }
-    vec![0] // etcd's name for "to the end"
+    vec![0] // etcd's encoding of "to the end"
 }
 
 #[cfg(test)]
@@ -607,8 +598,7 @@ mod tests {
         }
     }
 
-    /// What stands before every key in etcd, one in a line, and the key that
-    /// every write moves.
+    /// The key prefixes in etcd, one per line, each with the epoch key.
     #[tokio::test]
     async fn the_stored_prefixes_stay() {
         let root = RootClient::new(PathBuf::new());

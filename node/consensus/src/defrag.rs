@@ -1,27 +1,26 @@
-//! The way out of a store that is full.
+//! Recovery from an exceeded etcd quota.
 //!
-//! etcd's file grows to its quota and never shrinks: what is deleted, and the
-//! history that is forgotten every hour, becomes free within it. A member whose
-//! file would have to grow further raises an alarm, and from then on no member
-//! takes writes, curators' neither, until the alarm is taken back. etcd leaves
-//! that to an administrator. Here each member does it by itself:
+//! etcd's database file grows up to its quota and never shrinks: deleted keys, and the history that
+//! is compacted every hour, become free pages within it. If the file would have to grow further,
+//! the member raises a NOSPACE alarm, and from then on no member accepts writes, not the curators'
+//! either, until the alarm is disarmed. etcd leaves that to an administrator. Here each member does
+//! it for itself:
 //!
-//! 1. All history is forgotten. Who still wants it (a watch that is behind)
-//!    reads everything anew.
-//! 2. The file is written anew, without what is free in it.
-//! 3. If there is room now, the alarm is taken back.
+//! 1. It compacts the whole history. A watch that is behind has to list everything again.
+//! 2. It defragments the file.
+//! 3. If there is space now, it disarms the alarm.
 //!
-//! If there is none, everything in it is wanted. Bare deletions are taken even
-//! then (Kubernetes' are; the node's own writes put at least their epoch), so
-//! after the next one it is tried again, though not all the time: to write a
-//! file takes seconds in which this member answers nothing.
+//! If there is none, all data in the store are live. etcd accepts transactions that only delete
+//! even then (Kubernetes' deletions are such; Hearth's own writes put at least their epoch), so the
+//! member tries again after the next one, though not all the time: a defragmentation takes seconds,
+//! in which this member answers nothing.
 //!
-//! Each member cares for its own alarm and its own file. They need not take
-//! turns: who stands still keeps nobody from writing who could write now. An
-//! alarm of a member that has been removed is taken back by whoever sees it.
+//! Each member handles its own alarm and its own file. They need not take turns: while the alarm is
+//! raised nobody can write, so a member that is blocked by its defragmentation delays no write. The
+//! alarm of a member that has been removed is disarmed by any member that sees it.
 //!
-//! This is for accidents. Who might fill the store in earnest is kept from it,
-//! see [`etcd_proxy::quota`](super::etcd_proxy::quota).
+//! This is for accidents. A client that could fill the store is limited before that, see
+//! [`etcd_proxy::quota`](super::etcd_proxy::quota).
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -31,41 +30,44 @@ use tokio::time::{Instant, sleep};
 use super::client::{ConsensusError, RootClient};
 use super::members::{Alarm, MemberStatus, Members};
 
-/// How far below its limit a full store has to be to be none, as a part of it:
-/// one that is at its limit would be full and not full by turns.
+/// The fraction of the quota that has to be free before a full store counts as relieved. Without
+/// this hysteresis, a store at its limit would alternate between full and not full.
 const RELIEF_DIVISOR: u64 = 16;
-/// Between two looks.
+/// How often to check for alarms.
 const LOOK_INTERVAL: Duration = Duration::from_secs(5);
-/// After the file was written anew in vain.
+/// Minimum delay after a defragmentation that freed no space.
 const DEFRAG_INTERVAL: Duration = Duration::from_secs(10);
-/// A file of the quota's size is read, and as much of it written as is in use.
+/// Timeout of a defragmentation: it reads a file of the quota's size, and writes what is in use.
 const DEFRAG_BOUND: Duration = Duration::from_secs(300);
 
-/// What a store that was full may have in use to be full no more.
+/// The size at or below which a store that was full counts as relieved.
 pub(super) const fn relieved(limit: u64) -> u64 {
     limit - limit / RELIEF_DIVISOR
 }
 
-/// Watches over this member's file, which may have `quota` bytes.
+/// Handles this member's NOSPACE alarms; its file may have `quota` bytes.
 pub(super) async fn keep(root: &RootClient, quota: u64) -> Infallible {
-    let mut keeper = Keeper::of(root, quota);
+    let mut keeper = Defragmenter::of(root, quota);
     loop {
         if let Err(error) = keeper.look().await {
-            tracing::warn!("room in the store: {}", hearth_api::chain(&error));
+            tracing::warn!(
+                "cannot handle the etcd quota alarm: {}",
+                hearth_api::chain(&error)
+            );
         }
         sleep(LOOK_INTERVAL).await;
     }
 }
 
-struct Keeper {
+struct Defragmenter {
     members: Members,
     store: RootClient,
     quota: u64,
-    /// When there was no room to be made, and at which revision.
+    /// When, and at which revision, a defragmentation last freed no space.
     last_failed_defrag: Option<(Instant, i64)>,
 }
 
-impl Keeper {
+impl Defragmenter {
     fn of(root: &RootClient, quota: u64) -> Self {
         Self {
             members: root.members(),
@@ -86,7 +88,7 @@ impl Keeper {
         let there = self.members.list().await?;
         for (id, _) in &full {
             if there.iter().all(|member| member.id != *id) {
-                tracing::info!(member = %id, "a member that is gone needs no room");
+                tracing::info!(member = %id, "disarming the NOSPACE alarm of a removed member");
                 self.members.has_space(*id).await?;
             }
         }
@@ -96,7 +98,7 @@ impl Keeper {
         self.reclaim_space(status).await
     }
 
-    /// This member is out of space.
+    /// Frees space after this member's NOSPACE alarm.
     async fn reclaim_space(&mut self, status: MemberStatus) -> Result<(), ConsensusError> {
         if let Some((at, revision)) = self.last_failed_defrag
             && (revision == status.revision || at.elapsed() < DEFRAG_INTERVAL)
@@ -104,7 +106,11 @@ impl Keeper {
             return Ok(());
         }
         let (quota, file) = (self.quota, status.file);
-        tracing::warn!(quota, file, "the store is full: history is forgotten");
+        tracing::warn!(
+            quota,
+            file,
+            "etcd quota exceeded: compacting and defragmenting"
+        );
         self.store.compact(status.revision).await?;
         self.members.bounded(DEFRAG_BOUND).defragment().await?;
         let file = self.members.status().await?.file;
@@ -112,13 +118,17 @@ impl Keeper {
             tracing::error!(
                 quota,
                 file,
-                "the store is full: something has to be deleted"
+                "etcd quota exceeded: no space to reclaim, keys have to be deleted"
             );
             self.last_failed_defrag = Some((Instant::now(), status.revision));
             return Ok(());
         }
         self.members.has_space(status.id).await?;
-        tracing::info!(quota, file, "there is room in the store again");
+        tracing::info!(
+            quota,
+            file,
+            "etcd is below its quota again: disarmed the alarm"
+        );
         Ok(())
     }
 }
@@ -130,13 +140,13 @@ mod tests {
     use super::super::testing::{Running, Site};
     use super::super::wire::{DeleteRangeRequest, kv_client::KvClient};
     use super::*;
-    use hearth_base::testing::soon;
+    use hearth_base::testing::within_timeout;
 
-    /// Large enough, and values small enough, for the file to be nearly all in
-    /// use when it is full.
+    /// Large enough, and the values small enough, that nearly all of the file is in use when it is
+    /// full.
     const QUOTA: u64 = 64 << 20;
     static VALUE: [u8; 64 << 10] = [7; 64 << 10];
-    /// Values that are written at once.
+    /// Values per write.
     const TOGETHER: u32 = 8;
 
     async fn put(
@@ -165,11 +175,11 @@ mod tests {
                 return (site, running);
             }
         }
-        panic!("it is never full");
+        panic!("etcd never ran out of space");
     }
 
     async fn takes_writes(client: &NamespacedClient) {
-        soon("room in the store", async {
+        within_timeout("space in the store", async {
             while put_one(client).await.is_err() {
                 sleep(Duration::from_millis(100)).await;
             }
@@ -194,8 +204,8 @@ mod tests {
     async fn what_is_wanted_is_waited_for() {
         let (_site, running) = full(|number| format!("a{number}")).await;
         let client = running.client();
-        // As the one does that runs beside it.
-        let mut keeper = Keeper::of(running.handle().root(), QUOTA);
+        // Does what the instance within the running etcd does.
+        let mut keeper = Defragmenter::of(running.handle().root(), QUOTA);
         keeper.look().await.unwrap();
         assert!(keeper.last_failed_defrag.is_some());
         let status = keeper.members.status().await.unwrap();

@@ -1,37 +1,31 @@
-//! etcd's own interface, confined to the prefix of one user: what a program
-//! that speaks to an etcd is given in place of etcd.
+//! The etcd proxy: etcd's own gRPC API, confined to the prefix of one user, for a program that
+//! expects an etcd.
 //!
-//! It passes calls on ([`connection`]). Every key that goes up gets the user's
-//! prefix, every key that comes down loses it, and the end of a range that
-//! means "to the end of everything" means the end of the prefix. A range lies
-//! between two keys that begin with the prefix, so everything in it does, and
-//! nothing else of the store can be read, written, watched or compared. An
-//! answer with any other key in it is not passed on.
+//! It forwards calls ([`connection`]). Every key in a request gets the user's prefix, every key in
+//! a response loses it, and a range end that means "to the end of the store" becomes the end of the
+//! prefix. Both ends of a range begin with the prefix, so everything in it does, and nothing else
+//! in the store can be read, written, watched or compared. A response with any other key in it is
+//! not forwarded.
 //!
-//! What belongs to the whole store and to nobody's prefix:
-//! - *Leases.* A lease that was granted here bears a mark in its number, chosen
-//!   here; others can neither be used, renewed, looked at nor revoked. Nothing
-//!   has to be remembered for it, so it holds over restarts and on all nodes.
-//! - *Revisions* are the store's. They grow by what others write, too, which
-//!   etcd promises nobody not to happen.
-//! - *Compaction* would forget others' history. etcd compacts itself every
-//!   hour; a call for it is answered as one that is not there.
-//! - *Status and alarms* can be read and not changed. Members, users, snapshots
-//!   and the rest are not there.
-//! - *Space.* Where there is no capacity ([`quota`]) any more for this user,
-//!   nothing is passed on that would write.
+//! What belongs to the whole store and not to a prefix:
+//! - *Leases.* The ID of a lease that is granted here contains a mark; other leases can neither be
+//!   used, renewed, inspected nor revoked. This needs no state, so it holds after a restart and on
+//!   all nodes.
+//! - *Revisions* are the store's. They also grow by the writes of others, which etcd allows anyway.
+//! - *Compaction* would discard the history of others. etcd compacts itself every hour; the call is
+//!   answered with `UNIMPLEMENTED`.
+//! - *Status and alarms* are read-only. Members, users, snapshots and the rest are not available.
+//! - *Space.* When the user has used up its [`quota`], calls that would write are refused.
 //!
-//! Streams are passed on message by message, as fast as the slower side takes
-//! them: nothing is queued here beyond the windows of HTTP/2.
+//! Streams are forwarded message by message, at the speed of the slower side: nothing is queued
+//! here beyond the windows of HTTP/2.
 //!
-//! What is not named in [`connection`] is not there, and a request with an
-//! operation that is not known here is refused: what cannot be confined is not
-//! passed on.
+//! Calls that are not listed in [`connection`] are not available, and a request with an unknown
+//! operation is refused: what cannot be confined is not forwarded.
 //!
-//! Why in front of etcd and not a prefix by the program's own setting: that
-//! would confine a program that is right, and nothing else. Why not an etcd of
-//! its own: two stores have two quorums, two sets of members and twice the
-//! memory, on each controller.
+//! Why a proxy and not a prefix in the program's own configuration: that would only confine a
+//! program that is correct. Why not an etcd of its own: two stores have two quorums, two sets of
+//! members and twice the memory, on each controller.
 
 mod connection;
 mod key_prefix;
@@ -56,17 +50,15 @@ use super::wire::{AlarmRequest, AlarmResponse, StatusRequest, StatusResponse};
 use key_prefix::KeyPrefix;
 use quota::Capacity;
 
-/// A call that etcd has not answered for so long is given up. etcd itself gives
-/// up after seven seconds; a caller that has a bound of its own is shorter.
+/// Timeout of a call to etcd. etcd's own is seven seconds, and callers have shorter ones.
 const CALL_BOUND: Duration = Duration::from_secs(60);
-/// An API server asks for ten thousand objects at once, of which one may have a
-/// megabyte; memory, not this, is what such a list meets first.
+/// Maximum size of a message. An API server lists ten thousand objects at once, each up to a
+/// megabyte; such a list exhausts memory before it reaches this limit.
 const LARGEST_MESSAGE: usize = 512 << 20;
 
-/// Serves the one program that a client's part of the store is for, by the
-/// connections that the listener takes. Nothing is written while `capacity` says
-/// that there is none. When it is `over`, streams end; returns when what was
-/// under way has ended, too.
+/// Serves one program, confined to the client's namespace, on the connections that the listener
+/// accepts. Writes are refused while `capacity` says that the store is full. When `over` is
+/// cancelled, streams end; returns once the pending calls have ended, too.
 pub async fn serve(
     listener: UnixListener,
     client: &NamespacedClient,
@@ -82,7 +74,6 @@ pub async fn serve(
     connection::serve(listener, proxy).await;
 }
 
-/// See the module.
 #[derive(Clone)]
 struct EtcdProxy {
     client: NamespacedClient,
@@ -92,7 +83,7 @@ struct EtcdProxy {
 }
 
 impl EtcdProxy {
-    /// For what would write.
+    /// Checked before calls that would write.
     fn has_capacity(&self) -> Result<(), Status> {
         match self.capacity.get() {
             Some(Capacity::Full { .. }) => Err(Status::resource_exhausted(NO_SPACE)),
@@ -104,42 +95,42 @@ impl EtcdProxy {
         MaintenanceClient::new(self.client.channel())
     }
 
-    /// Tells of alarms.
+    /// Lists alarms.
     async fn alarm(&self, request: AlarmRequest) -> Result<AlarmResponse, Status> {
         if request.action() != AlarmAction::Get {
             return Err(Status::permission_denied(
-                "the store is shared: its alarms can be read here, and not changed",
+                "the store is shared: alarms are read-only here",
             ));
         }
         bounded(self.maintenance().alarm(request)).await
     }
 
-    /// Tells how etcd is.
+    /// Returns etcd's status.
     async fn status(&self, request: StatusRequest) -> Result<StatusResponse, Status> {
         bounded(self.maintenance().status(request)).await
     }
 }
 
-/// Why a call cannot be made.
+/// The error for a call that is not available.
 fn not_here(path: &str) -> Status {
     Status::unimplemented(match path {
-        "/etcdserverpb.KV/Compact" => "the store is shared: it compacts itself, every hour",
+        "/etcdserverpb.KV/Compact" => "the store is shared: etcd compacts itself every hour",
         "/etcdserverpb.Maintenance/Defragment" => {
-            "the store is shared: its members make room for themselves"
+            "the store is shared: its members defragment themselves"
         }
-        _ => "the store is shared: this is not for one of its users",
+        _ => "the store is shared: this call is not available",
     })
 }
 
-/// One call by tonic's client, and etcd's answer.
+/// One call with tonic's client, with a timeout.
 async fn bounded<T>(call: impl Future<Output = Result<Response<T>, Status>>) -> Result<T, Status> {
     let answer = async { call.await.map_err(|status| messages::told(&status)) };
     answered(answer).await.map(Response::into_inner)
 }
 
-/// Waits for etcd's answer.
+/// Waits for etcd's response, with a timeout.
 async fn answered<T>(call: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
-    let silent = |_| Err(Status::unavailable("etcd does not answer"));
+    let silent = |_| Err(Status::unavailable("etcd did not answer in time"));
     timeout(CALL_BOUND, call).await.unwrap_or_else(silent)
 }
 

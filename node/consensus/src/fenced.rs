@@ -1,14 +1,13 @@
-//! The one place that writes to etcd.
+//! All writes to etcd.
 //!
-//! Every write of Hearth is one transaction with at least one condition, so
-//! that nothing is written on the strength of what was true some time ago,
-//! and it also writes the user's epoch key. Whoever knows that it has seen
-//! everything up to the epoch's revision has seen every write that was done
-//! before: that is how readers get along with one watch.
+//! Every write of Hearth is one transaction with at least one condition, so that no write is based
+//! on stale data. The transaction also writes the user's epoch key. A reader that has seen
+//! everything up to the epoch's revision has therefore seen every earlier write: this is why
+//! readers need only one watch.
 //!
-//! Background work, which only the elected curator does, adds its leadership
-//! as a further condition ([`Condition::Created`] of its election key): a
-//! leader that was replaced while it slept changes nothing.
+//! Background work, which only the elected curator does, adds its leadership as a further condition
+//! ([`Condition::Created`] of its election key): a leader that was replaced while it was suspended
+//! writes nothing.
 
 use super::{
     client::{ConsensusError, Lease, NamespacedClient},
@@ -19,22 +18,22 @@ use super::{
     },
 };
 
-/// Below each user's prefix; its revision is that of the user's last write.
+/// The epoch key, below each user's prefix; its revision is that of the user's last write.
 pub const EPOCH: &str = "epoch";
 
-/// What must hold for a write to happen.
+/// A condition of a write.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Condition {
     /// The key does not exist.
     Absent(String),
     /// The key exists and was last written at this revision.
     Unchanged(String, i64),
-    /// The key exists and came into being at this revision: it may have been
-    /// written since, but it was never deleted.
+    /// The key exists and was created at this revision: it may have been written since, but was
+    /// never deleted.
     Created(String, i64),
 }
 
-/// A transaction in the making.
+/// A transaction, under construction.
 #[must_use]
 #[derive(Clone)]
 pub struct Write {
@@ -55,8 +54,7 @@ enum Operation {
 }
 
 impl Write {
-    /// A write that happens only if the condition holds. There is none without
-    /// a condition.
+    /// A write that is done only if the condition holds. There is no write without a condition.
     pub fn when(condition: Condition) -> Self {
         Self {
             conditions: vec![condition],
@@ -64,7 +62,7 @@ impl Write {
         }
     }
 
-    /// Demands one more.
+    /// Adds a condition.
     pub fn and(mut self, condition: Condition) -> Self {
         self.conditions.push(condition);
         self
@@ -80,7 +78,7 @@ impl Write {
         self
     }
 
-    /// Sets a key that goes when the lease lapses.
+    /// Sets a key and attaches it to the lease: it is deleted when the lease expires.
     pub fn put_leased(mut self, key: impl Into<String>, value: Vec<u8>, lease: Lease) -> Self {
         self.operations.push(Operation::Put {
             key: key.into(),
@@ -90,21 +88,20 @@ impl Write {
         self
     }
 
-    /// Removes a key.
+    /// Deletes a key.
     pub fn delete(mut self, key: impl Into<String>) -> Self {
         self.operations.push(Operation::Delete { key: key.into() });
         self
     }
 }
 
-/// A key with what it is set to, or with nothing.
+/// A key with its new value, or `None` if it is deleted.
 #[cfg(any(test, feature = "testing"))]
 pub type Part<'a> = (&'a str, Option<&'a [u8]>);
 
 #[cfg(any(test, feature = "testing"))]
 impl Write {
-    /// Its conditions, and its keys with what they are set to or with nothing,
-    /// for a store in memory.
+    /// The conditions, and the keys with their new values, for an in-memory store in tests.
     pub fn parts(&self) -> (&[Condition], Vec<Part<'_>>) {
         let operations = self.operations.iter().map(|operation| match operation {
             Operation::Put { key, value, .. } => (&key[..], Some(&value[..])),
@@ -114,19 +111,19 @@ impl Write {
     }
 }
 
-/// Why a write did not happen, or is not known to have happened.
+/// Why a write was not done, or is not known to have been done.
 #[derive(Debug, thiserror::Error)]
 pub enum WriteError {
-    /// A condition does not hold: read again and decide again.
-    #[error("the records have changed meanwhile")]
+    /// A condition does not hold: read and decide again.
+    #[error("the records have changed since they were read")]
     Conflict,
-    /// etcd did not do it, or did not say so in time.
+    /// etcd refused the write, or did not answer in time.
     #[error(transparent)]
     Consensus(#[from] ConsensusError),
 }
 
 impl NamespacedClient {
-    /// Does the write, whole or not at all, and returns its revision.
+    /// Commits the write atomically. Returns its revision.
     pub async fn write(&self, write: Write) -> Result<i64, WriteError> {
         const WHAT: &str = "write";
         let operation = |request| RequestOp {

@@ -1,9 +1,8 @@
-//! Kubernetes' certificate authorities, in etcd.
+//! Kubernetes' certificate authorities, stored in etcd.
 //!
-//! They are one record, made once by whoever needs it first. Two who make it at
-//! the same moment do so by a write that demands that there is none: one wins,
-//! the other takes what it finds. What is there but cannot be read is an error,
-//! and is never made anew.
+//! They are one record, created by the first node that needs it. If two nodes create it at the same
+//! time, each write requires that the record does not exist: one succeeds, the other reads the
+//! result. A record that exists but cannot be read is an error, and is never replaced.
 
 use hearth_host::pki::Lifetime;
 use hearth_host::pki::kubernetes::{Authorities, KubernetesPkiError};
@@ -12,31 +11,29 @@ use zeroize::Zeroizing;
 use crate::fenced::{Condition, Write, WriteError};
 use crate::{ConsensusError, NamespacedClient};
 
-/// Where the record is, in the part of
-/// [`ConsensusUser::KubernetesPki`](crate::ConsensusUser).
+/// The record's key, in the namespace of [`ConsensusUser::KubernetesPki`](crate::ConsensusUser).
 const AUTHORITIES_KEY: &str = "authorities";
-/// Looks at the record: whoever loses the race to make it finds it.
+/// Maximum number of attempts: a node that loses the race to create the record reads it next.
 const WRITE_ATTEMPTS: usize = 3;
 
-/// Why there are no authorities.
+/// Why the authorities are not available.
 #[derive(Debug, thiserror::Error)]
 pub enum AuthoritiesError {
-    /// They are in etcd.
-    #[error("Kubernetes' authorities")]
+    /// etcd failed.
+    #[error("cannot read or create Kubernetes' certificate authorities")]
     Consensus(#[from] ConsensusError),
-    /// They are there, then they are not: somebody deletes them.
-    #[error("Kubernetes' authorities vanish while they are read")]
+    /// The record exists and then does not: something deletes it.
+    #[error("Kubernetes' certificate authorities disappear while they are read")]
     Vanishing,
-    /// They cannot be made, or what is stored cannot be read.
+    /// They cannot be generated, or the stored record cannot be decoded.
     #[error(transparent)]
     Pki(#[from] KubernetesPkiError),
 }
 
-/// Reads them, or makes them if there are none.
+/// Reads the authorities, or creates them if there are none.
 ///
-/// `client` is that of
-/// [`ConsensusUser::KubernetesPki`](crate::ConsensusUser); `cluster_ca` the
-/// certificate, DER, of the cluster's authority, whose lifetime new ones get.
+/// `client` is that of [`ConsensusUser::KubernetesPki`](crate::ConsensusUser). `cluster_ca` is the
+/// cluster CA's certificate in DER; new authorities get its lifetime.
 pub async fn ensure(
     client: &NamespacedClient,
     cluster_ca: &[u8],
@@ -51,7 +48,7 @@ pub async fn ensure(
             .put(AUTHORITIES_KEY, made.encode().to_vec());
         match client.write(write).await {
             Ok(_) => {
-                tracing::info!("made Kubernetes' certificate authorities");
+                tracing::info!("created Kubernetes' certificate authorities");
                 return Ok(made);
             }
             Err(WriteError::Conflict) => {}
@@ -63,7 +60,7 @@ pub async fn ensure(
 
 #[cfg(test)]
 mod tests {
-    use hearth_base::testing::soon;
+    use hearth_base::testing::within_timeout;
 
     use super::*;
     use crate::ConsensusUser;
@@ -87,13 +84,13 @@ mod tests {
         let (site, etcd, client) = started().await;
         let ca = ca_of(&site);
         let together = (0..8).map(|_| ensure(&client, &ca));
-        let found = soon("authorities", futures::future::join_all(together)).await;
+        let found = within_timeout("authorities", futures::future::join_all(together)).await;
         let pems: Vec<_> = found.into_iter().map(|a| a.unwrap().ca_pem()).collect();
         assert!(pems.iter().all(|pem| *pem == pems[0]));
         let later = ensure(&client, &ca).await.unwrap();
         assert_eq!(later.ca_pem(), pems[0]);
         assert_eq!(later.lifetime(), Lifetime::of(&ca).unwrap());
-        // Made once, written once, at the key that every release reads.
+        // Created once, written once, at the key that every release reads.
         let record = client.get("authorities").await.unwrap().unwrap();
         assert_eq!(record.create_revision, record.mod_revision);
         etcd.stop().await;
@@ -103,9 +100,9 @@ mod tests {
     async fn what_is_spoilt_is_never_made_anew() {
         let (site, etcd, client) = started().await;
         let ca = ca_of(&site);
-        let spoilt = Write::when(Condition::Absent(AUTHORITIES_KEY.into()))
+        let corrupt = Write::when(Condition::Absent(AUTHORITIES_KEY.into()))
             .put(AUTHORITIES_KEY, b"\xff".to_vec());
-        client.write(spoilt).await.unwrap();
+        client.write(corrupt).await.unwrap();
         let error = ensure(&client, &ca).await;
         assert!(matches!(
             error,

@@ -1,22 +1,27 @@
-//! Consensus: etcd as a supervised child process, and the only ways to it.
+//! Consensus: runs etcd as a supervised child process and provides the clients for it.
 //!
-//! etcd talks to its peers by mutual TLS under an authority of its own; to
-//! clients it talks on a unix socket in a directory of root's alone. Nobody in
-//! the node opens that socket but this module: parts of the node get a
-//! [`NamespacedClient`] that is shut into the prefix of one [`ConsensusUser`],
-//! and writes go through [`fenced`] only. The API server of Kubernetes, which is
-//! no part of the node and speaks etcd's own language, has a prefix of its own
-//! in the same way, by a server that passes its calls on: [`etcd_proxy`].
+//! etcd talks to its peers over mutual TLS under a CA of its own. Clients reach it through a unix
+//! socket in a directory that only root can open. Only this crate opens that socket. Other parts of
+//! the node get a [`NamespacedClient`], which is confined to the prefix of one [`ConsensusUser`],
+//! and write through [`fenced`] only. Kubernetes' API server, which speaks the etcd API itself, is
+//! confined to a prefix of its own in the same way, by a proxy: [`etcd_proxy`].
 //!
-//! Why a child process and not the store in our own: etcd's panics end etcd,
-//! not the node, and its memory and descriptors are its own.
+//! etcd is a child process, not a store in this process, so that a panic of etcd ends etcd and not
+//! the node, and so that its memory and file descriptors are its own.
 //!
-//! What etcd is told at its start decides about the fate of the data, so it is
-//! decided here, from what is durable, at every start (see [`Start`]):
-//! an existing member is never founded over, and what is missing is missed.
+//! The flags with which etcd starts decide what happens to its data. They are therefore derived
+//! from durable state at every start (see [`Start`]): an existing member is never bootstrapped
+//! again, and missing data are an error.
 //!
-//! "etcd serves" means a linearizable read that was answered, not a process or
-//! a port.
+//! "etcd is ready" means that it has answered a linearizable read, not that a process runs or a
+//! port is open.
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        reason = "tests use the real clock and plain files"
+    )
+)]
 
 mod client;
 mod defrag;
@@ -24,11 +29,11 @@ pub mod etcd_proxy;
 pub mod fenced;
 pub mod kubernetes_authorities;
 mod log;
+pub mod member_record;
 mod members;
 mod process;
-pub mod standing;
 
-/// etcd's interface, as generated from `proto/etcd.proto`.
+/// etcd's gRPC API, generated from `proto/etcd.proto`.
 #[allow(missing_docs, unreachable_pub, clippy::all, rust_2018_idioms)]
 mod wire {
     tonic::include_proto!("etcdserverpb");
@@ -53,82 +58,82 @@ pub use client::{
     Change, Changes, ConsensusError, ConsensusUser, Lease, Listing, MalformedName,
     NamespacedClient, Record, RootClient, WatchEnd,
 };
+pub use member_record::{Joining, MemberRecordError};
 pub use members::{Alarm, Member, MemberId, MemberStatus, Members, peer_url};
 pub use process::ProcessError;
-pub use standing::{Joining, StandingError};
 
-/// Bytes that etcd's file may have (see `defrag`). Its default is twice that, which
-/// is more than small disks have.
+/// Maximum size of etcd's database file in bytes (see `defrag`). etcd's own default is twice that,
+/// which is more than small disks have.
 pub const QUOTA: u64 = 1 << 30;
 
-/// How often a learner says how far it is.
+/// How often a learner reports its progress.
 const REPORT_INTERVAL: Duration = Duration::from_millis(250);
 
-/// How patient the members of etcd are with each other.
+/// Heartbeat and election timeouts of etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Timing {
-    /// There is no other member: the only election is the one at the start,
-    /// for which a boot waits, so it happens at once (heartbeat 20 ms,
-    /// election 100 ms).
-    Alone,
-    /// Machines that may be slow for a while (heartbeat 200 ms, election 2 s).
-    /// All members must have the same, so a node that was alone restarts its
-    /// etcd with this before it adds the first other member.
+    /// This member is the only one. The only election is the one at the start, and the boot waits
+    /// for it, so the timeouts are short (heartbeat 20 ms, election 100 ms).
+    SingleMember,
+    /// Several members, on machines that may be slow for a while (heartbeat 200 ms, election 2 s).
+    /// All members need the same timing, so a single member restarts its etcd with this one before
+    /// it adds the first peer.
     Cluster,
 }
 
-/// What etcd needs to know.
+/// The configuration of one etcd member.
 #[derive(Clone)]
 pub struct Config {
-    /// Of this node; its name among the members.
+    /// ID of this node; also its member name.
     pub node_id: NodeId,
-    /// Of the cluster: members of different clusters do not mix.
+    /// ID of the cluster, used as etcd's cluster token: members of different clusters reject each
+    /// other.
     pub cluster_id: ClusterId,
-    /// etcd's part of the data partition.
+    /// etcd's directory on the data partition.
     pub etcd: layout::Etcd,
-    /// The node's credentials. Where they exist, a founding was acknowledged.
+    /// The node's credentials. If they exist, the bootstrap was acknowledged.
     pub credentials: layout::KeyFiles,
-    /// In memory, for root alone. Must exist.
+    /// Directory of the client socket: on a tmpfs, mode 0700. Must exist.
     pub socket_dir: PathBuf,
-    /// Where peers are served.
+    /// Where etcd listens for peers.
     pub peer_listen: SocketAddr,
-    /// Whether this node is founding its cluster (its phase is FOUNDING).
+    /// Whether this node is bootstrapping its cluster (its phase is FOUNDING).
     pub founding: bool,
-    /// With the curator above this etcd.
+    /// Shared with the curator on this node.
     pub peers: PeerReadiness,
-    /// Bytes; etcd refuses writes beyond it.
+    /// Quota in bytes; etcd refuses writes beyond it.
     pub quota_bytes: u64,
-    /// The program.
+    /// Path of the etcd binary.
     pub binary: PathBuf,
-    /// An HTTP proxy by which etcd calls its peers. Of no use on a node, where
-    /// names lead to peers; a test puts several members on one machine, and a
-    /// network of its own making between them.
+    /// An HTTP proxy through which etcd connects to its peers. Only for tests, which run several
+    /// members on one machine and a network of their own between them; on a node, peers are reached
+    /// by their names.
     pub peer_proxy: Option<SocketAddr>,
-    /// The node's view of the cluster; decides whether clients are handed out.
+    /// The node's cluster state; decides whether clients are handed out.
     pub state: ClusterState,
-    /// Takes etcd's log lines.
+    /// Receives etcd's log lines.
     pub log: LogTree,
 }
 
-/// Why consensus does not run, by the step that failed.
+/// Why etcd could not be started.
 #[derive(Debug, thiserror::Error)]
 pub enum ConsensusFailure {
-    /// A file that etcd needs is not there.
-    #[error("{path} is missing: etcd is not started, for without it there would be a new cluster")]
+    /// A file that etcd needs does not exist.
+    #[error("{path} is missing: not starting etcd, which would form a new cluster")]
     Missing {
         /// The file or directory.
         path: PathBuf,
     },
-    /// The founding's files make no sense.
-    #[error("what to start etcd with")]
+    /// The certificate authorities cannot be read.
+    #[error("cannot read the certificate authorities")]
     Pki(#[from] PkiError),
-    /// The disk.
-    #[error("prepare etcd's directory")]
+    /// The data directory cannot be created.
+    #[error("cannot prepare etcd's data directory")]
     File(#[from] FileError),
-    /// What the disk says of the member.
-    #[error("what this node is to consensus")]
-    Standing(#[from] StandingError),
-    /// The process.
+    /// The member record on the disk cannot be read.
+    #[error("cannot read the etcd member record")]
+    MemberRecord(#[from] MemberRecordError),
+    /// The process could not be started, or exited.
     #[error(transparent)]
     Process(#[from] ProcessError),
 }
@@ -138,31 +143,30 @@ pub enum ConsensusFailure {
 enum Start {
     /// As the first member of a new cluster, with an empty directory.
     New,
-    /// As the member that its data say it is.
+    /// As the member that its data directory describes.
     Existing,
-    /// As a learner that others have added, with an empty directory.
+    /// As a learner that other members have added, with an empty directory.
     Join(Joining),
 }
 
-/// Decides from what is durable.
+/// Decides from durable state.
 ///
 /// | | data | no data |
 /// |---|---|---|
-/// | founding not acknowledged | discard them, new | new |
-/// | to join, and has not yet | existing | join |
+/// | bootstrap not acknowledged | discard, new | new |
+/// | join requested, not joined yet | existing | join |
 /// | otherwise | existing | refuse |
 ///
-/// A founding is acknowledged once the node's credentials are durable: before
-/// that nobody has heard of the cluster, and an etcd whose very first writes
-/// were cut off cannot be trusted to start again. The authorities' keys must
-/// still be there as well; they are taken away after the credentials were
-/// saved, so that two independent facts have to speak for discarding anything.
-/// And nothing is discarded once this etcd has `served`: somebody may be about
-/// to save the credentials of what was founded in it.
+/// A bootstrap is acknowledged once the node's credentials are durable. Before that no other
+/// machine knows of the cluster, and an etcd whose first writes were cut off cannot be trusted to
+/// start again. The keys of the certificate authorities must still exist as well: they are removed
+/// after the credentials are saved, so two independent facts are needed before anything is
+/// discarded. Nothing is discarded either once this etcd has `served`: the control plane may be
+/// about to save the credentials of the new cluster.
 ///
-/// Who has joined and has no log is refused: as the same member with an empty
-/// log it would break what it has promised. The others remove it, and it joins
-/// as a new one.
+/// A member that has joined and has lost its write-ahead log is refused: with an empty log it would
+/// break the promises (votes, acknowledged entries) that it made under the same member ID. The
+/// other members remove it, and it joins as a new member.
 fn decide(config: &Config, served: bool) -> Result<Start, ConsensusFailure> {
     let peer = config.etcd.peer();
     for path in [peer.ca(), peer.certificate(), peer.key()] {
@@ -170,17 +174,17 @@ fn decide(config: &Config, served: bool) -> Result<Start, ConsensusFailure> {
             return Err(ConsensusFailure::Missing { path });
         }
     }
-    let joining = standing::load(&config.etcd)?;
+    let joining = member_record::load(&config.etcd)?;
     let acknowledged = served
         || !config.founding
         || joining.is_some()
         || config.credentials.certificate().exists()
         || !pki::has_authority_keys(&config.etcd)?;
-    if acknowledged && standing::has_log(&config.etcd) {
+    if acknowledged && member_record::has_log(&config.etcd) {
         return Ok(Start::Existing);
     }
     let start = match joining {
-        Some(joining) if !standing::has_joined(&config.etcd) => Start::Join(joining),
+        Some(joining) if !member_record::has_joined(&config.etcd) => Start::Join(joining),
         _ if acknowledged => {
             let path = config.etcd.log();
             return Err(ConsensusFailure::Missing { path });
@@ -188,76 +192,76 @@ fn decide(config: &Config, served: bool) -> Result<Start, ConsensusFailure> {
         _ => Start::New,
     };
     if config.etcd.data().exists() {
-        standing::discard_data(&config.etcd)?;
-        tracing::info!("discarded what an interrupted start left in etcd");
+        member_record::discard_data(&config.etcd)?;
+        tracing::info!("discarded etcd data left by an interrupted start");
     }
-    // etcd insists on a directory that is not open to others.
+    // etcd rejects a data directory that others can read.
     files::create_dir_durably(&config.etcd.data(), 0o700)?;
     Ok(start)
 }
 
-/// Who expects no peers finds its first leader, which is itself, at once.
-fn timing(config: &Config) -> Result<Timing, StandingError> {
-    Ok(if standing::expects_peers(&config.etcd)? {
+/// A node that expects no peers elects itself at once.
+fn timing(config: &Config) -> Result<Timing, MemberRecordError> {
+    Ok(if member_record::expects_peers(&config.etcd)? {
         Timing::Cluster
     } else {
-        Timing::Alone
+        Timing::SingleMember
     })
 }
 
-/// Between a curator and the etcd below it: whether there will be other
-/// members, and whether etcd is patient enough for them. Clones share it. Each
-/// is a latch: what was said is not taken back, and who asks late learns of it.
+/// Shared by a curator and the etcd on its node: whether there will be other members, and whether
+/// etcd runs with the timing for them. Clones share the state. Both are latches: they are never
+/// reset, and a late reader sees them.
 #[derive(Clone, Default)]
 pub struct PeerReadiness {
     /// Set by the curator.
     peers_expected: watch::Sender<bool>,
-    /// Set by who runs etcd.
+    /// Set by [`run`].
     peer_timing_ready: watch::Sender<bool>,
 }
 
 impl PeerReadiness {
-    /// There will be other members.
+    /// Announces that there will be other members.
     pub fn expect_peers(&self) {
         self.peers_expected.send_replace(true);
     }
 
-    /// Whether others can be added.
+    /// Whether etcd runs with multi-member timing, so that members can be added.
     pub fn is_peer_timing_ready(&self) -> bool {
         *self.peer_timing_ready.borrow()
     }
 
-    /// Waits until it is known that there will be others.
+    /// Waits until other members are expected.
     async fn peers_expected(&self) {
         latched(&self.peers_expected).await;
     }
 
-    /// Waits until others can be added.
+    /// Waits until members can be added.
     pub async fn peer_timing_ready(&self) {
         latched(&self.peer_timing_ready).await;
     }
 }
 
 async fn latched(latch: &watch::Sender<bool>) {
-    // The sender is borrowed, so it lives.
+    // The sender is borrowed, so the channel cannot close.
     let _ = latch.subscribe().wait_for(|set| *set).await;
 }
 
-/// Why no client can be had at the moment.
+/// Why there is no client at the moment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ConsensusUnavailable {
     /// This node is not a consensus member.
-    #[error("this node does not run consensus: ask the curators instead")]
+    #[error("this node does not run etcd: use the curators instead")]
     NoLocalConsensus,
-    /// It is, and etcd does not serve (yet, or at the moment).
-    #[error("consensus on this node does not serve yet")]
+    /// It is a member, but etcd is not ready.
+    #[error("etcd on this node is not ready")]
     NotConnected,
-    /// The node is not, or no longer, a member of its cluster.
-    #[error("the cluster state is {0}: consensus is for members only")]
+    /// The node is not a member of its cluster, or not any more.
+    #[error("cluster state is {0}: etcd clients are only available to members of the cluster")]
     RefusedState(State),
 }
 
-/// A consensus member that serves.
+/// A running etcd that is ready; see [`Handle::client`].
 #[derive(Clone)]
 pub struct Handle {
     root: RootClient,
@@ -266,46 +270,44 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// A client for one user's part of the store, if the node is HOME or
-    /// SPLIT.
+    /// A client for one user's namespace, if the node is HOME or SPLIT.
     pub fn client(&self, user: ConsensusUser) -> Result<NamespacedClient, ConsensusUnavailable> {
         let state = self.state.get();
         if !matches!(state, State::Home | State::Split) {
             return Err(ConsensusUnavailable::RefusedState(state));
         }
-        // The runnable that would say so may have been given up.
+        // The runnable that would reset the flag may have been dropped.
         let gone = self.serving.has_changed().is_err();
         if gone || !*self.serving.borrow() {
             return Err(ConsensusUnavailable::NotConnected);
         }
         Ok(match user {
-            // Read by a program that is not ours, and may hang.
+            // Read by a program that is not part of Hearth and may stop reading.
             ConsensusUser::Kubernetes => self.root.apart(user),
             _ => self.root.namespaced(user),
         })
     }
 }
 
-/// A consensus member that serves, to the control plane that runs it: the one
-/// way to the whole store, whatever the cluster state. Everybody else gets its
-/// [`Handle`].
+/// A running etcd that is ready, for the control-plane worker that starts it: the only access to
+/// the whole store, whatever the cluster state. All other parts get its [`Handle`].
 #[derive(Clone)]
 pub struct RootHandle(Handle);
 
 impl RootHandle {
-    /// The way in that other parts of the node may have.
+    /// The handle for other parts of the node.
     pub fn handle(&self) -> Handle {
         self.0.clone()
     }
 
-    /// Everything.
+    /// The client of the whole store.
     pub fn root(&self) -> &RootClient {
         &self.0.root
     }
 }
 
-/// The client that a part of the node may have at the moment; `handle` is what
-/// the control plane says.
+/// The client that a part of the node may use at the moment; `handle` is the value that the control
+/// plane publishes.
 pub fn client(
     handle: Option<&Handle>,
     user: ConsensusUser,
@@ -315,28 +317,28 @@ pub fn client(
         .client(user)
 }
 
-/// What etcd says of itself as it runs.
-pub struct Outlets {
-    /// Each time that it serves.
+/// What [`run`] publishes.
+pub struct Outputs {
+    /// Set each time that etcd becomes ready.
     pub handle: event::Writer<RootHandle>,
-    /// While it catches up, every quarter of a second; and once it votes.
+    /// Set every 250 ms while a learner catches up, and once when the member is a voter.
     pub progress: event::Writer<ConsensusProgress>,
 }
 
-/// How one life of etcd ended.
+/// How one run of the etcd process ended.
 enum End {
-    /// It was told to.
-    Told,
-    /// It is to go on, more patient.
+    /// The runnable was cancelled.
+    Stopped,
+    /// Restart etcd with multi-member timing.
     Restart,
 }
 
-/// Runs etcd until it is told to stop, or etcd ends. Publishes a handle as
-/// soon as etcd serves.
+/// Runs etcd until the runnable is cancelled or etcd exits. Publishes a handle as soon as etcd is
+/// ready.
 ///
-/// When the curator above expects other members, etcd is started once more; the
-/// curator and its callers wait for that moment.
-pub async fn run(ctx: Context, config: Arc<Config>, out: Arc<Outlets>) -> Outcome {
+/// When the curator expects other members, etcd is restarted once with multi-member timing; the
+/// curator and its callers wait for that.
+pub async fn run(ctx: Context, config: Arc<Config>, out: Arc<Outputs>) -> Outcome {
     let mut healthy = false;
     let mut good = || {
         if !std::mem::replace(&mut healthy, true) {
@@ -345,8 +347,8 @@ pub async fn run(ctx: Context, config: Arc<Config>, out: Arc<Outlets>) -> Outcom
     };
     loop {
         match live(&ctx, &config, &out, &mut good).await? {
-            End::Told => return Ok(()),
-            End::Restart => tracing::info!("etcd is started again, ready for other members"),
+            End::Stopped => return Ok(()),
+            End::Restart => tracing::info!("restarting etcd with multi-member timing"),
         }
     }
 }
@@ -354,7 +356,7 @@ pub async fn run(ctx: Context, config: Arc<Config>, out: Arc<Outlets>) -> Outcom
 async fn live(
     ctx: &Context,
     config: &Config,
-    out: &Outlets,
+    out: &Outputs,
     good: &mut impl FnMut(),
 ) -> Result<End, Failure> {
     let begin = Instant::now();
@@ -363,7 +365,7 @@ async fn live(
     let root = RootClient::new(process::socket(&config.socket_dir));
     let dn = format!("{}.etcd", ctx.name());
     let mut etcd = process::Etcd::start(config, &start, timing, dn).await?;
-    tracing::info!(pid = etcd.id(), ?start, ?timing, "etcd is started");
+    tracing::info!(pid = etcd.id(), ?start, ?timing, "started etcd");
 
     let (serving, serves) = watch::channel(false);
     let work = async {
@@ -374,7 +376,7 @@ async fn live(
             serving: serves,
             state: config.state.clone(),
         }));
-        tracing::info!(after = ?begin.elapsed(), "etcd serves");
+        tracing::info!(after = ?begin.elapsed(), "etcd is ready");
         good();
         if timing == Timing::Cluster {
             config.peers.peer_timing_ready.send_replace(true);
@@ -385,7 +387,7 @@ async fn live(
             if timing == Timing::Cluster {
                 return std::future::pending().await;
             }
-            standing::note_peers_expected(&config.etcd)?;
+            member_record::note_peers_expected(&config.etcd)?;
             Ok(End::Restart)
         };
         tokio::select! {
@@ -395,7 +397,7 @@ async fn live(
     };
     let outcome = tokio::select! {
         ended = etcd.ended() => Err(ended.into()),
-        () = ctx.cancelled() => Ok(End::Told),
+        () = ctx.cancelled() => Ok(End::Stopped),
         outcome = work => outcome,
     };
     serving.send_replace(false);
@@ -405,13 +407,13 @@ async fn live(
     outcome
 }
 
-/// Waits until a linearizable read is answered, for ever: without a quorum
-/// there is nothing else to do, and the caller watches the process. A learner
-/// answers none; it tells how far it is.
+/// Waits, without a limit, until etcd answers a linearizable read: without a quorum there is
+/// nothing else to do, and the caller watches the process. A learner answers none; it reports its
+/// progress.
 async fn catch_up(
     config: &Config,
     root: &RootClient,
-    out: &Outlets,
+    out: &Outputs,
     good: &mut impl FnMut(),
 ) -> Result<(), Failure> {
     const ATTEMPT_BOUND: Duration = Duration::from_secs(10);
@@ -424,11 +426,11 @@ async fn catch_up(
     while let Err(error) = client.get(fenced::EPOCH).await {
         match members.status().await {
             Ok(status) if status.learner && status.leader.is_some() => {
-                if !standing::has_joined(&config.etcd) {
-                    standing::note_joined(&config.etcd)?;
+                if !member_record::has_joined(&config.etcd) {
+                    member_record::note_joined(&config.etcd)?;
                 }
                 if !std::mem::replace(&mut said, true) {
-                    tracing::info!(member = %status.id, "etcd catches up with the others");
+                    tracing::info!(member = %status.id, "etcd learner is catching up");
                 }
                 out.progress.set(ConsensusProgress {
                     member_id: status.id.0,
@@ -438,23 +440,24 @@ async fn catch_up(
                 good();
                 tokio::time::sleep(REPORT_INTERVAL).await;
             }
-            // It is cut off. Its reads are refused at once, however long.
+            // Partitioned from the leader. Its reads are refused at once, for however long that
+            // lasts.
             Ok(status) if status.learner => tokio::time::sleep(REPORT_INTERVAL).await,
             _ => {
-                tracing::info!("etcd does not serve yet: {error}");
+                tracing::info!("etcd is not ready yet: {error}");
                 tokio::time::sleep(RETRY_DELAY).await;
             }
         }
     }
-    // It may have been promoted by the word of an earlier life.
-    if standing::load(&config.etcd)?.is_some() && !standing::has_joined(&config.etcd) {
-        standing::note_joined(&config.etcd)?;
+    // It may have been promoted because of a report from before a restart.
+    if member_record::load(&config.etcd)?.is_some() && !member_record::has_joined(&config.etcd) {
+        member_record::note_joined(&config.etcd)?;
     }
     Ok(())
 }
 
-/// Says which member it is, now that it votes. Tries until etcd tells.
-async fn report_voter(root: &RootClient, out: &Outlets) {
+/// Reports the member ID once this member is a voter. Retries until etcd answers.
+async fn report_voter(root: &RootClient, out: &Outputs) {
     let members = root.members();
     loop {
         match members.status().await {
@@ -465,7 +468,7 @@ async fn report_voter(root: &RootClient, out: &Outlets) {
                     applied_index: 0,
                 });
             }
-            Err(error) => tracing::info!("etcd does not say which member it is: {error}"),
+            Err(error) => tracing::info!("cannot read etcd's member ID: {error}"),
         }
         tokio::time::sleep(REPORT_INTERVAL).await;
     }
@@ -473,7 +476,7 @@ async fn report_voter(root: &RootClient, out: &Outlets) {
 
 #[cfg(any(test, feature = "testing"))]
 #[allow(missing_docs, clippy::unwrap_used, clippy::new_without_default)]
-// It is test code, and fails as tests do.
+// Test code: it panics on errors.
 pub mod testing;
 #[cfg(test)]
 mod tests;

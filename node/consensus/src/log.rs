@@ -1,13 +1,12 @@
-//! etcd's log lines, taken apart.
+//! Parses etcd's log lines.
 //!
-//! etcd writes one JSON object per line. Its own "info" tells every step of
-//! every component and is of use to those who look for a fault, so it becomes
-//! "debug" here; a node's log would otherwise be etcd's. What is no JSON
-//! object (the trace of a crash) is kept whole, as a warning.
+//! etcd writes one JSON object per line. Its "info" lines report every step of every component and
+//! only help with debugging, so they become "debug" here; otherwise the node's log would consist of
+//! them. A line that is not a JSON object (the trace of a crash) is kept whole, as a warning.
 //!
-//! While a member is away etcd says so many times a second, in several ways.
-//! What is told again within [`REPEAT_INTERVAL`] becomes "debug", too, and the next
-//! one that is shown says how many there were: a console is for what is new.
+//! While a member is away etcd says so many times a second, in several ways. A message that repeats
+//! within [`REPEAT_INTERVAL`] becomes "debug", too, and the next one that is shown has the count:
+//! the console is for what is new.
 
 use std::{
     collections::HashMap,
@@ -18,31 +17,30 @@ use std::{
 use hearth_base::logtree::Severity;
 use serde_json::{Map, Value};
 
-/// Fields of each line that the log tree has of itself, or nobody needs.
+/// Fields that the log tree has itself, or that are not useful.
 const DROPPED_FIELDS: [&str; 5] = ["level", "ts", "caller", "msg", "stacktrace"];
-/// A single field longer than this is cut.
+/// Maximum length of a field in characters; longer ones are truncated.
 const LONGEST_FIELD: usize = 512;
 
-/// For so long after a message its like is not shown.
+/// A repetition within this time after a shown message is suppressed.
 const REPEAT_INTERVAL: Duration = Duration::from_secs(10);
-/// Messages that are remembered. etcd's are constants of its source.
+/// Maximum number of remembered messages. etcd's are constants of its source.
 const MOST_MESSAGE_KINDS: usize = 256;
 
-/// One line.
+/// One parsed line.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Line {
-    /// By our scale.
+    /// Severity in the log tree.
     pub severity: Severity,
     /// The message, then the fields as `name=value`.
     pub message: String,
-    /// The message alone, by which lines are of one kind; none for what is not
-    /// etcd's own.
+    /// The message alone, which identifies repetitions; `None` for a line that is not etcd's JSON.
     kind: Option<String>,
-    /// Whether etcd gives up because of it.
+    /// Whether etcd exits because of it.
     pub fatal: bool,
 }
 
-/// Takes one line apart. Any text is good.
+/// Parses one line. Accepts any text.
 pub(crate) fn parse(line: &str) -> Line {
     let line = line.trim_end();
     let Ok(fields) = serde_json::from_str::<Map<String, Value>>(line) else {
@@ -83,7 +81,7 @@ pub(crate) fn parse(line: &str) -> Line {
     }
 }
 
-/// What has been shown lately.
+/// The messages that were shown recently.
 #[derive(Debug, Default)]
 pub(crate) struct Shown(HashMap<String, Kind>);
 
@@ -94,7 +92,7 @@ struct Kind {
 }
 
 impl Shown {
-    /// Lowers the severity of a line that repeats what has just been shown.
+    /// Lowers the severity of a line that repeats one shown recently.
     pub(crate) fn weigh(&mut self, line: &mut Line, now: Instant) {
         let Some(name) = line.kind.as_ref().filter(|_| !line.fatal) else {
             return;
@@ -110,7 +108,11 @@ impl Shown {
             }
             if kind.held_back > 0 {
                 // Writing to a string does not fail.
-                let _ = write!(line.message, " ({} more since the last)", kind.held_back);
+                let _ = write!(
+                    line.message,
+                    " ({} more since the last one)",
+                    kind.held_back
+                );
             }
         }
         if self.0.len() >= MOST_MESSAGE_KINDS {
@@ -186,17 +188,17 @@ mod tests {
         assert_eq!(told(other, 9).0, Severity::Error);
         assert_eq!(
             told(slower, 10),
-            warning("slow took=2s (9 more since the last)")
+            warning("slow took=2s (9 more since the last one)")
         );
         assert_eq!(told(slow, 20), warning("slow took=1s"));
 
-        // Ends and traces are shown whatever was before them.
+        // Fatal lines and traces are always shown.
         for line in [r#"{"level":"fatal","msg":"end"}"#, "goroutine 1"] {
             for _ in 0..3 {
                 assert_ne!(told(line, 21).0, Severity::Debug);
             }
         }
-        // However many kinds there are.
+        // The number of remembered messages is bounded.
         for kind in 0..1000 {
             told(&format!(r#"{{"level":"warn","msg":"{kind}"}}"#), 22);
         }

@@ -1,14 +1,13 @@
-//! The members of etcd: who they are, and how they are changed.
+//! etcd's membership: reading and changing it.
 //!
-//! etcd tells its members as far as the one that is asked has applied its log,
-//! which may be long ago. Who decides anything by them makes a linearizable
-//! read first: the same etcd has then applied everything that was decided
-//! before.
+//! etcd lists its members as of the log entries that the queried member has applied, which may be
+//! far behind. Code that decides anything by the list makes a linearizable read first: the same
+//! etcd has then applied every earlier change.
 //!
-//! A change is no transaction, and so is not fenced. Each one therefore names
-//! what it is about so that it can do no harm late: a member is added under
-//! the URL of its node, which can be there once only, and promoted or removed
-//! under its member ID, which never comes back.
+//! A membership change is not a transaction, and so cannot be fenced. Each change is therefore
+//! identified such that it does no harm when it is late: a member is added with the peer URL of its
+//! node, which etcd accepts once only, and promoted or removed by its member ID, which is never
+//! reused.
 
 use std::{fmt, future::Future, time::Duration};
 
@@ -24,11 +23,10 @@ use super::{
     },
 };
 
-/// A change of the membership waits for the members' agreement.
+/// Timeout of a call: a membership change waits for the agreement of the members.
 const CALL_BOUND: Duration = Duration::from_secs(10);
 
-/// etcd's own name of a member. It is made with the member and names no other
-/// one ever after.
+/// etcd's member ID. It is assigned when the member is added, and never reused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct MemberId(pub u64);
 
@@ -38,26 +36,26 @@ impl fmt::Display for MemberId {
     }
 }
 
-/// Under which its peers find the etcd of a node.
+/// The URL under which peers reach the etcd of a node.
 pub fn peer_url(node: NodeId) -> String {
     format!("https://{node}:{PORT_ETCD_PEER}")
 }
 
-/// One member of etcd.
+/// One etcd member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// See there.
+    /// Assigned by etcd.
     pub id: MemberId,
-    /// What it calls itself; empty until it has announced itself.
+    /// The member's name; empty until it has started and published it.
     pub name: String,
-    /// Where its peers find it.
+    /// The URLs under which its peers reach it.
     pub peer_urls: Vec<String>,
-    /// Takes part, but does not vote.
+    /// Whether it is a learner: it replicates, but does not vote.
     pub learner: bool,
 }
 
 impl Member {
-    /// The node that it is, or shall be, on: the one that its URL names.
+    /// The node that the member runs, or will run, on: the host in its peer URL.
     pub fn node(&self) -> Option<NodeId> {
         let [url] = &self.peer_urls[..] else {
             return None;
@@ -66,7 +64,7 @@ impl Member {
         host.parse().ok()
     }
 
-    /// Whether it has announced itself to the others since it was added.
+    /// Whether it has started and published its name since it was added.
     pub fn started(&self) -> bool {
         !self.name.is_empty()
     }
@@ -83,39 +81,39 @@ impl From<wire::Member> for Member {
     }
 }
 
-/// How the etcd on this node is.
+/// Status of the etcd on this node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemberStatus {
-    /// Its own.
+    /// The member's own ID.
     pub id: MemberId,
-    /// It does not vote.
+    /// Whether it is a learner.
     pub learner: bool,
-    /// The one that leads etcd, as far as this one knows.
+    /// The Raft leader, as far as this member knows.
     pub leader: Option<MemberId>,
-    /// Up to where the log is known to be agreed upon.
+    /// Index of the last committed log entry that this member knows.
     pub committed: u64,
-    /// Up to where it has been applied here.
+    /// Index of the last log entry that it has applied.
     pub applied: u64,
-    /// Of the store.
+    /// Revision of the store.
     pub revision: i64,
-    /// Bytes that the store's file has here.
+    /// Size of this member's database file in bytes.
     pub file: u64,
-    /// Bytes of these that hold something, history among it.
+    /// Bytes of the file in use, history included.
     pub used: u64,
-    /// Some member, this one or another, complains of something.
+    /// Whether any member has raised an alarm.
     pub alarmed: bool,
 }
 
-/// What a member of etcd complains of, until somebody takes it back.
+/// An alarm of an etcd member; it stays until it is disarmed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Alarm {
-    /// Its file has reached the quota: no member takes writes.
+    /// The database file has reached the quota: no member accepts writes.
     NoSpace,
-    /// It holds something else than the others.
+    /// The member's data differ from those of the others.
     Corrupt,
 }
 
-/// The membership of etcd, by way of the member on this node.
+/// Client of etcd's membership and maintenance APIs, through the member on this node.
 #[derive(Clone)]
 pub struct Members {
     channel: Channel,
@@ -123,7 +121,7 @@ pub struct Members {
 }
 
 impl RootClient {
-    /// The membership.
+    /// The client of the membership.
     pub fn members(&self) -> Members {
         Members {
             channel: self.channel.clone(),
@@ -133,7 +131,7 @@ impl RootClient {
 }
 
 impl Members {
-    /// The same with another bound on every call.
+    /// The same client with another timeout for every call.
     pub fn bounded(&self, bound: Duration) -> Self {
         Self {
             bound,
@@ -157,12 +155,12 @@ impl Members {
         within(self.bound, what, call).await
     }
 
-    /// Those that this etcd knows; see the module for how recent that is.
-    /// A learner does not tell.
+    /// The members that this etcd knows; see the module for how recent the list is. A learner
+    /// refuses the call.
     pub async fn list(&self) -> Result<Vec<Member>, ConsensusError> {
         let mut client = self.cluster();
         let call = client.member_list(MemberListRequest {});
-        let answer = self.step("list the members", call).await?;
+        let answer = self.step("list members", call).await?;
         Ok(answer.members.into_iter().map(Member::from).collect())
     }
 
@@ -182,14 +180,14 @@ impl Members {
         Ok(MemberId(member.id))
     }
 
-    /// Makes a learner a voter. etcd 3.4 does not look whether it is ready.
+    /// Promotes a learner to a voter. etcd 3.4 does not check whether it has caught up.
     pub async fn promote(&self, member: MemberId) -> Result<(), ConsensusError> {
         let mut client = self.cluster();
         let call = client.member_promote(MemberPromoteRequest { id: member.0 });
         self.step("promote a learner", call).await.map(drop)
     }
 
-    /// Takes a member out, for good. It may be out already.
+    /// Removes a member permanently. Succeeds if it is removed already.
     pub async fn remove(&self, member: MemberId) -> Result<(), ConsensusError> {
         let mut client = self.cluster();
         let call = client.member_remove(MemberRemoveRequest { id: member.0 });
@@ -203,9 +201,9 @@ impl Members {
         }
     }
 
-    /// How this etcd is. A learner tells, too.
+    /// Status of this etcd. A learner answers, too.
     pub async fn status(&self) -> Result<MemberStatus, ConsensusError> {
-        const WHAT: &str = "ask etcd how it is";
+        const WHAT: &str = "get etcd's status";
         let mut client = self.maintenance();
         let answer = self.step(WHAT, client.status(StatusRequest {})).await?;
         let header = answer.header.ok_or(ConsensusError::Malformed {
@@ -225,20 +223,19 @@ impl Members {
         })
     }
 
-    /// What members complain of by a status, each member of each thing once, as
-    /// far as this etcd knows. Of kinds that etcd does not have today nothing is
-    /// told.
+    /// The active alarms, as far as this etcd knows, each member and kind once. Kinds of alarms
+    /// that etcd does not have today are ignored. `status` tells whether there are any.
     pub async fn alarms(
         &self,
         status: &MemberStatus,
     ) -> Result<Vec<(MemberId, Alarm)>, ConsensusError> {
-        // To ask for them costs etcd an entry in its log.
+        // Listing the alarms costs etcd a log entry.
         if !status.alarmed {
             return Ok(Vec::new());
         }
         let mut client = self.maintenance();
         let call = client.alarm(AlarmRequest::default());
-        let answer = self.step("ask etcd for its alarms", call).await?;
+        let answer = self.step("list etcd's alarms", call).await?;
         let known = |alarm: &wire::AlarmMember| {
             let kind = match alarm.alarm() {
                 AlarmType::None => return None,
@@ -250,7 +247,7 @@ impl Members {
         Ok(answer.alarms.iter().filter_map(known).collect())
     }
 
-    /// Takes back a member's complaint that it has no space.
+    /// Disarms a member's NOSPACE alarm.
     pub async fn has_space(&self, member: MemberId) -> Result<(), ConsensusError> {
         let mut client = self.maintenance();
         let call = client.alarm(AlarmRequest {
@@ -258,15 +255,16 @@ impl Members {
             member_id: member.0,
             alarm: AlarmType::Nospace.into(),
         });
-        self.step("take back etcd's alarm", call).await.map(drop)
+        self.step("disarm the NOSPACE alarm", call).await.map(drop)
     }
 
-    /// Writes the file of this etcd anew, without what is free in it. It
-    /// answers nothing else meanwhile.
+    /// Defragments the database file of this etcd. It answers no other call meanwhile.
     pub async fn defragment(&self) -> Result<(), ConsensusError> {
         let mut client = self.maintenance();
         let call = client.defragment(DefragmentRequest {});
-        self.step("defragment etcd's file", call).await.map(drop)
+        self.step("defragment etcd's database", call)
+            .await
+            .map(drop)
     }
 }
 

@@ -1,4 +1,4 @@
-//! etcd's command line, and its process from start to end.
+//! etcd's command line and its process.
 
 use std::{
     fs, io,
@@ -14,13 +14,13 @@ use tokio::process::Command;
 
 use super::{Config, Start, Timing, log, peer_url};
 
-/// etcd wants every client URL to have a port, even of a unix socket. The
-/// whole "host" is the socket's file name, in the working directory.
+/// etcd requires a port in every client URL, even of a unix socket. The whole "host" is the file
+/// name of the socket, in the working directory.
 const SOCKET_NAME: &str = "client:0";
-/// How long etcd may take to end in order before it is killed.
+/// How long etcd may take to shut down before it is killed.
 const STOP_BOUND: Duration = Duration::from_secs(5);
-/// What etcd says, among other things, when the others have removed it. It
-/// ends then, each time that it is started.
+/// Part of etcd's message when the other members have removed it. etcd exits then, and after every
+/// further start.
 const REMOVED_MESSAGE: &str = "has been permanently removed from the cluster";
 
 /// The socket on which etcd serves its clients.
@@ -28,26 +28,26 @@ pub(crate) fn socket(directory: &Path) -> PathBuf {
     directory.join(SOCKET_NAME)
 }
 
-/// Why there is no etcd, or no longer one.
+/// Why etcd could not be started, or has exited.
 #[derive(Debug, thiserror::Error)]
 pub enum ProcessError {
-    /// The child process.
+    /// The child process failed.
     #[error(transparent)]
     Child(#[from] ChildError),
-    /// The socket of an earlier one cannot be removed.
-    #[error("remove the old socket {socket}")]
+    /// The socket of an earlier process could not be removed.
+    #[error("cannot remove the old socket {socket}")]
     Socket {
-        /// The socket.
+        /// Path of the socket.
         socket: PathBuf,
-        /// The cause.
+        /// The I/O error.
         source: io::Error,
     },
-    /// It ended by itself.
-    #[error("etcd ended with {status}{}", last(.last_words))]
+    /// etcd exited without being stopped.
+    #[error("etcd exited with {status}{}", last(.last_words))]
     Ended {
-        /// How.
+        /// Its exit status.
         status: ExitStatus,
-        /// What it said last of its reasons.
+        /// Its last fatal log line.
         last_words: Option<String>,
     },
 }
@@ -56,23 +56,22 @@ fn last(words: &Option<String>) -> String {
     words.as_ref().map(|w| format!(": {w}")).unwrap_or_default()
 }
 
-/// A running etcd. Dropping it kills it; so does the death of this process.
+/// A running etcd. Dropping it kills the process; so does the end of this process.
 pub(crate) struct Etcd {
     child: Child,
-    /// The last line that told a reason to give up.
+    /// The last log line that has a reason to exit.
     last_words: Arc<Mutex<Option<String>>>,
 }
 
 impl Etcd {
-    /// Starts it. Its log lines go into the log tree under `dn`.
+    /// Starts etcd. Its log lines go into the log tree under `dn`.
     pub(super) async fn start(
         config: &Config,
         start: &Start,
         timing: Timing,
         dn: String,
     ) -> Result<Self, ProcessError> {
-        // An etcd that was killed leaves its socket, on which the next one
-        // would stumble.
+        // An etcd that was killed leaves its socket behind, and the next one could not bind it.
         let socket = socket(&config.socket_dir);
         match fs::remove_file(&socket) {
             Err(source) if source.kind() != io::ErrorKind::NotFound => {
@@ -108,7 +107,7 @@ impl Etcd {
         self.child.id()
     }
 
-    /// Waits until it ends by itself, which it should not.
+    /// Waits until etcd exits without being stopped.
     pub(crate) async fn ended(&mut self) -> ProcessError {
         match self.child.wait().await {
             Ok(status) => ProcessError::Ended {
@@ -123,14 +122,14 @@ impl Etcd {
         }
     }
 
-    /// Ends it in order, by force if it takes too long.
+    /// Shuts etcd down; kills it after [`STOP_BOUND`].
     pub(crate) async fn stop(mut self) -> Result<(), ProcessError> {
         self.child.terminate(STOP_BOUND).await?;
         Ok(())
     }
 }
 
-/// Everything that etcd is told.
+/// etcd's command-line arguments.
 fn arguments(config: &Config, start: &Start, timing: Timing) -> Vec<String> {
     let name = config.node_id.to_string();
     let url = peer_url(config.node_id);
@@ -138,10 +137,10 @@ fn arguments(config: &Config, start: &Start, timing: Timing) -> Vec<String> {
     let peer = config.etcd.peer();
     let path = |p: PathBuf| p.display().to_string();
     let (heartbeat, election) = match timing {
-        Timing::Alone => (20, 100),
+        Timing::SingleMember => (20, 100),
         Timing::Cluster => (200, 2000),
     };
-    // An etcd that has data knows its cluster from them.
+    // An etcd that has data reads its cluster from them.
     let alone = || format!("{name}={url}");
     let (state, initial) = match start {
         Start::New => ("new", alone()),
@@ -166,8 +165,7 @@ fn arguments(config: &Config, start: &Start, timing: Timing) -> Vec<String> {
         ("--quota-backend-bytes", config.quota_bytes.to_string()),
         ("--auto-compaction-mode", "periodic".into()),
         ("--auto-compaction-retention", "1h".into()),
-        // The default keeps 100,000 entries in memory, which is more than a
-        // small node has.
+        // The default keeps 100,000 entries in memory, which is more than a small node has.
         ("--snapshot-count", "10000".into()),
         ("--logger", "zap".into()),
         ("--log-outputs", "stderr".into()),
@@ -178,16 +176,15 @@ fn arguments(config: &Config, start: &Start, timing: Timing) -> Vec<String> {
     arguments.extend(
         [
             "--peer-client-cert-auth",
-            // A peer is who its certificate says, wherever it calls from.
+            // A peer is identified by its certificate, whatever its address.
             "--experimental-peer-skip-client-san-verification",
-            // A member that was cut off does not disturb the others when it
-            // comes back.
+            // A member that was partitioned does not force an election when it reconnects.
             "--pre-vote",
-            // etcd adds nobody while a voter is away, nor within five seconds
-            // of the last one: a dead voter could not be replaced. Whether a
-            // change leaves a quorum is decided by the curator that leads.
+            // With the strict check, etcd adds no member while a voter is away, nor within five
+            // seconds of the last addition: a dead voter could not be replaced. The leading curator
+            // checks that a change leaves a quorum.
             "--strict-reconfig-check=false",
-            // An HTTP translation of the client port, which nobody uses.
+            // A JSON gateway on the client port, which is not used.
             "--enable-grpc-gateway=false",
         ]
         .map(str::to_owned),

@@ -1,5 +1,6 @@
-//! A real etcd for the tests of this crate: a data partition in a temporary
-//! directory, founded, and consensus under a supervisor of its own.
+//! A real etcd for tests: a data partition in a temporary directory with certificate authorities,
+//! and consensus under a supervisor of its own.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 
 pub mod peers;
 
@@ -14,22 +15,22 @@ use std::{
 };
 
 use hearth_api::identity::{ClusterId, NodeId, NodeKey};
-use hearth_base::testing::soon;
+use hearth_base::testing::within_timeout;
 use hearth_base::{
     event,
     logtree::{self, LogTree, Severity},
     supervisor::{Backoff, Options, Supervisor, runnable},
 };
-use hearth_host::pki::{self, Founder, Lifetime};
+use hearth_host::pki::{self, Bootstrapper, Lifetime};
 use hearth_host::{cluster_state, layout};
 use tempfile::TempDir;
 
 use super::{
-    Config, ConsensusUser, NamespacedClient, Outlets, PeerReadiness, QUOTA, RootClient, RootHandle,
+    Config, ConsensusUser, NamespacedClient, Outputs, PeerReadiness, QUOTA, RootClient, RootHandle,
     process, run,
 };
 
-/// An address of this machine that no other site of this process has.
+/// A loopback address that no other site of this process uses.
 fn own_address() -> Ipv4Addr {
     static GIVEN: AtomicU16 = AtomicU16::new(0);
     let [high, low] = GIVEN.fetch_add(1, Ordering::Relaxed).to_be_bytes();
@@ -45,13 +46,13 @@ pub struct Site {
     pub cluster_id: ClusterId,
     pub log: LogTree,
     pub state: (cluster_state::Writer, cluster_state::ClusterState),
-    /// May be made smaller before etcd is started.
+    /// May be reduced before etcd is started.
     pub quota_bytes: u64,
     peer_listen: SocketAddr,
 }
 
 impl Site {
-    /// A disk on which nothing has been founded.
+    /// A disk without certificate authorities.
     pub fn blank() -> Self {
         let directory = tempfile::tempdir().unwrap();
         let root = layout::Root::under(directory.path());
@@ -61,7 +62,7 @@ impl Site {
         root.data.make_directories().unwrap();
         root.ephemeral.make_directories().unwrap();
         let node_key = NodeKey::generate();
-        // Free now, and etcd takes it later. Nobody else is at this address.
+        // Free now, and bound by etcd later. No other process uses this address.
         let free = TcpListener::bind((own_address(), 0)).unwrap();
         Self {
             _directory: directory,
@@ -79,7 +80,7 @@ impl Site {
         }
     }
 
-    /// A disk with authorities, ready to start etcd for the first time.
+    /// A disk with certificate authorities, ready for the first start of etcd.
     pub fn new() -> Self {
         let site = Self::blank();
         site.found_pki();
@@ -89,7 +90,7 @@ impl Site {
     pub fn found_pki(&self) {
         pki::found(
             &self.root.data.etcd(),
-            &Founder {
+            &Bootstrapper {
                 cluster_id: self.cluster_id,
                 node_id: self.node_id,
                 node_key: &self.node_key,
@@ -117,22 +118,22 @@ impl Site {
         }
     }
 
-    /// Starts etcd and waits until it serves.
+    /// Starts etcd and waits until it is ready.
     pub async fn start(&self, founding: bool) -> Running {
         let running = self.start_anyhow(founding);
-        soon("etcd serves", running.handles.watch().next())
+        within_timeout("etcd is ready", running.handles.watch().next())
             .await
             .unwrap();
         running
     }
 
-    /// Starts it, whatever comes of it.
+    /// Starts etcd without waiting until it is ready.
     pub fn start_anyhow(&self, founding: bool) -> Running {
         let config = Arc::new(self.config(founding));
         let peers = config.peers.clone();
         let (handle, handles) = event::value();
         let (progress, _) = event::value();
-        let out = Arc::new(Outlets { handle, progress });
+        let out = Arc::new(Outputs { handle, progress });
         let supervisor = Supervisor::start(
             runnable(move |ctx| {
                 let (config, out) = (config.clone(), out.clone());
@@ -160,8 +161,7 @@ impl Site {
         }
     }
 
-    /// A client of the etcd that runs on this site, past everything that hands
-    /// out clients.
+    /// A client of the etcd that runs on this site, without a [`Handle`](super::Handle).
     pub fn back_door(&self, user: ConsensusUser) -> NamespacedClient {
         let socket = process::socket(&self.root.ephemeral.consensus());
         RootClient::new(socket).namespaced(user)
@@ -169,10 +169,10 @@ impl Site {
 
     /// The process ID of the etcd that runs on this site.
     pub fn etcd_pid(&self) -> i32 {
-        *self.etcd_pids().first().expect("etcd runs")
+        *self.etcd_pids().first().expect("etcd is running")
     }
 
-    /// All etcds that run on this site: one, or none.
+    /// The process IDs of all etcds that run on this site: one, or none.
     pub fn etcd_pids(&self) -> Vec<i32> {
         let data_dir = self.root.data.etcd().data().display().to_string();
         std::fs::read_dir("/proc")
@@ -201,7 +201,7 @@ pub struct Running {
 
 impl Running {
     pub fn handle(&self) -> RootHandle {
-        self.handles.get().expect("etcd has served")
+        self.handles.get().expect("etcd has been ready")
     }
 
     pub fn client(&self) -> NamespacedClient {
@@ -209,14 +209,14 @@ impl Running {
     }
 
     pub async fn stop(self) {
-        soon("shutdown", self.supervisor.shutdown()).await;
+        within_timeout("shutdown", self.supervisor.shutdown()).await;
     }
 
-    /// The last failure of the runnable, once there is one.
+    /// Waits for a failure of the runnable, and returns the last one.
     pub async fn failure(&self) -> String {
         let tree = self.supervisor.tree();
         let mut changes = tree.watch();
-        soon("a failure", async {
+        within_timeout("a failure", async {
             loop {
                 let failed = tree
                     .snapshot()
@@ -232,7 +232,9 @@ impl Running {
     }
 }
 
-/// Makes etcd forget the history before a revision.
+/// Compacts the history before a revision.
 pub async fn compact(store: &RootClient, revision: i64) {
-    soon("compaction", store.compact(revision)).await.unwrap();
+    within_timeout("compaction", store.compact(revision))
+        .await
+        .unwrap();
 }

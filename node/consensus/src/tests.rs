@@ -1,7 +1,7 @@
 use std::{fs, time::Instant};
 
 use hearth_base::logtree::{Query, Severity};
-use hearth_base::testing::soon;
+use hearth_base::testing::within_timeout;
 use hearth_host::cluster_state::State;
 use nix::sys::signal::Signal;
 
@@ -15,7 +15,7 @@ fn put_new(key: &str, value: &str) -> Write {
     Write::when(Condition::Absent(key.into())).put(key, value.into())
 }
 
-/// What the node does when a founding has been acknowledged.
+/// What the node does once a bootstrap is acknowledged.
 fn acknowledge(site: &Site) {
     fs::write(site.root.data.node().credentials().certificate(), "x").unwrap();
 }
@@ -46,7 +46,7 @@ async fn etcd_serves_soon_and_keeps_what_was_written() {
         "{} entries",
         entries.len()
     );
-    // And it is quiet: of a start and a stop nobody hears a word.
+    // A start and a stop log no errors.
     let loud: Vec<_> = entries
         .iter()
         .filter(|e| e.severity >= Severity::Error)
@@ -58,7 +58,7 @@ async fn etcd_serves_soon_and_keeps_what_was_written() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_founding_that_nobody_heard_of_begins_anew() {
     let site = Site::new();
-    // What a power cut may leave: a log that etcd can make nothing of.
+    // A power cut may leave a write-ahead log that etcd cannot read.
     let wal = site.root.data.etcd().data().join("member/wal");
     fs::create_dir_all(&wal).unwrap();
     fs::write(wal.join("0000000000000000-0000000000000000.wal"), "torn").unwrap();
@@ -73,7 +73,7 @@ async fn a_founding_that_nobody_heard_of_begins_anew() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_missing_never_becomes_a_new_cluster() {
-    // A member whose data are gone.
+    // A member whose data are lost.
     let site = Site::new();
     acknowledge(&site);
     let running = site.start_anyhow(false);
@@ -81,19 +81,19 @@ async fn what_is_missing_never_becomes_a_new_cluster() {
     running.stop().await;
     assert!(!site.root.data.etcd().data().exists());
 
-    // A founder whose credentials say that the founding is over, too.
+    // So is a founder whose credentials say that the bootstrap is complete.
     let running = site.start_anyhow(true);
     assert!(running.failure().await.contains("member/wal is missing"));
     running.stop().await;
 
-    // A member whose certificates are gone.
+    // A member whose peer certificates are lost.
     fs::remove_file(site.root.data.etcd().peer().key()).unwrap();
     let running = site.start_anyhow(false);
     assert!(running.failure().await.contains("peer/key is missing"));
     running.stop().await;
     assert!(!site.root.data.etcd().data().exists());
 
-    // A founder whose authorities are gone or have no keys.
+    // A founder whose certificate authorities are lost or have no keys.
     let site = Site::new();
     hearth_host::pki::remove_authority_keys(&site.root.data.etcd()).unwrap();
     let running = site.start_anyhow(true);
@@ -106,7 +106,7 @@ async fn a_dead_etcd_is_started_again_and_its_clients_go_on() {
     let site = Site::new();
     let running = site.start(true).await;
     let client = running.client();
-    // The founding is not acknowledged yet, but somebody is at it.
+    // The bootstrap is not acknowledged yet, but is in progress.
     client.write(put_new("a", "1")).await.unwrap();
     site.state.0.set(State::Home).unwrap();
     let handle = running.handle().handle();
@@ -115,14 +115,16 @@ async fn a_dead_etcd_is_started_again_and_its_clients_go_on() {
     let mut handles = running.handles.watch();
     handles.next().await.unwrap();
     site.signal_etcd(Signal::SIGKILL);
-    soon("a new handle", handles.next()).await.unwrap();
-    assert!(running.failure().await.contains("etcd ended with"));
+    within_timeout("a new handle", handles.next())
+        .await
+        .unwrap();
+    assert!(running.failure().await.contains("etcd exited with"));
     assert!(matches!(
         handle.client(ConsensusUser::Curator),
         Err(ConsensusUnavailable::NotConnected)
     ));
-    // A client of before finds its way to the new process.
-    let record = soon("a read", async {
+    // An earlier client reconnects to the new process.
+    let record = within_timeout("a read", async {
         loop {
             if let Ok(record) = client.get("a").await {
                 return record;
@@ -218,7 +220,7 @@ async fn writes_are_fenced_and_move_the_epoch() {
         client.write(stale).await,
         Err(WriteError::Conflict)
     ));
-    // "Created" holds through changes, and not beyond a deletion.
+    // `Created` holds after changes, and not after a deletion.
     let since = |revision| Write::when(Condition::Created("a".into(), revision));
     client.write(since(created).put("c", vec![])).await.unwrap();
     client
@@ -245,7 +247,7 @@ async fn watches_and_leases_tell_what_happens() {
     let lease = client.grant(Duration::from_secs(60)).await.unwrap();
     let write = Write::when(Condition::Absent("l".into())).put_leased("l", b"v".to_vec(), lease);
     let revision = client.write(write).await.unwrap();
-    let seen = soon("a change", changes.next()).await.unwrap();
+    let seen = within_timeout("a change", changes.next()).await.unwrap();
     assert!(seen.iter().all(|change| change.revision() == revision));
     assert!(
         seen.iter().any(
@@ -255,13 +257,13 @@ async fn watches_and_leases_tell_what_happens() {
 
     assert!(client.renew(lease).await.unwrap());
     client.revoke(lease).await.unwrap();
-    let seen = soon("a change", changes.next()).await.unwrap();
+    let seen = within_timeout("a change", changes.next()).await.unwrap();
     assert!(matches!(&seen[..], [Change::Deleted { key, .. }] if key == "l"));
     assert!(!client.renew(lease).await.unwrap());
     assert!(client.revoke(lease).await.unwrap_err().lease_is_gone());
     let write = Write::when(Condition::Absent("l".into())).put_leased("l", vec![], lease);
     let Err(WriteError::Consensus(error)) = client.write(write).await else {
-        panic!("a key cannot depend on a lease that has lapsed");
+        panic!("a key was attached to an expired lease");
     };
     assert!(error.lease_is_gone(), "{error:?}");
 
@@ -310,11 +312,13 @@ async fn etcd_becomes_patient_once_and_for_ever_when_peers_are_expected() {
     handles.next().await.unwrap();
     running.peers.expect_peers();
     running.peers.expect_peers();
-    soon("a new handle", handles.next()).await.unwrap();
-    soon("readiness", running.peers.peer_timing_ready()).await;
+    within_timeout("a new handle", handles.next())
+        .await
+        .unwrap();
+    within_timeout("readiness", running.peers.peer_timing_ready()).await;
     assert!(patient(site.etcd_pid()));
     assert!(client.get("a").await.unwrap().is_some());
-    // It was no failure: nobody waited for a restart.
+    // It was not a failure: the supervisor counted no restart.
     assert!(
         running
             .supervisor
@@ -327,6 +331,6 @@ async fn etcd_becomes_patient_once_and_for_ever_when_peers_are_expected() {
 
     let running = site.start(true).await;
     assert!(patient(site.etcd_pid()));
-    soon("readiness", running.peers.peer_timing_ready()).await;
+    within_timeout("readiness", running.peers.peer_timing_ready()).await;
     running.stop().await;
 }

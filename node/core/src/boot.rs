@@ -1,14 +1,12 @@
-//! The node core from its first instruction to its last: bring-up, the root
-//! runnable, and the orderly way down.
+//! The node core from start to exit: bring-up, the root runnable and the orderly shutdown.
 //!
-//! What happens before the supervisor runs is only what the supervisor itself
-//! needs: mounts, the clock's floor, the log. Everything else is a runnable,
-//! so that it has a name, a log and a second chance. The root runnable starts
-//! them in the order in which they need each other and then only waits; if it
-//! errs, the node cannot be what it is meant to be (no ESP, for one), and the
-//! machine reboots with the reason on its console.
+//! Only what the supervisor itself needs happens before the supervisor runs: mounts, the lower
+//! bound of the clock, the log. Everything else is a runnable, so that it has a name, a log and
+//! restarts. The root runnable starts the others in dependency order and then only waits. If it
+//! fails, the node cannot operate (it has no ESP, for example), and the machine reboots with the
+//! reason on its console.
 //!
-//! The exit code tells PID 1 what to do: see [`Ending`].
+//! The exit code tells PID 1 what to do: see [`PowerRequest`].
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -21,14 +19,14 @@ use hearth_base::event;
 use hearth_base::logtree::{self, Entry, LogTree, Severity};
 use hearth_base::supervisor::{Context, Failure, Options, Outcome, Supervisor, runnable};
 use hearth_enrolment::sealed::SealedStore;
-use hearth_host::boot_record::{self, Keeper};
+use hearth_host::boot_record::{self, BootCounter};
 use hearth_host::bundle::Binary;
 use hearth_host::cluster_state::{self, ClusterState, NotHome, State};
 use hearth_host::console::{report, report_once};
 use hearth_host::extensions;
 use hearth_host::image::Image;
 use hearth_host::layout::{self, Root};
-use hearth_host::power::Ending;
+use hearth_host::power::PowerRequest;
 use hearth_host::power::{self, Power};
 use hearth_host::{esp, parameters};
 use hearth_sys::fw_cfg::FwCfg;
@@ -42,55 +40,54 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::compose;
 use crate::network::{self, Network};
 
-/// How long the console may take to print what led to the end.
+/// How long the console may take to print the last log lines before shutdown.
 const FLUSH_BOUND: Duration = Duration::from_secs(5);
-/// How long the last write to the ESP may take, and threads that still block
-/// on a disk, before the machine goes down without them.
+/// How long shutdown waits for the last write to the ESP, and for threads that are blocked on a
+/// disk. After that the machine goes down regardless.
 const REST_BOUND: Duration = Duration::from_secs(5);
-/// A core that has hung for so long is not coming back.
+/// The watchdog resets the machine when the core has been unresponsive for this long.
 const WATCHDOG_BOUND: Duration = Duration::from_secs(30);
-/// A node that has been home for so long is well.
+/// A node that has been HOME for this long is stable: the count of failed boots is reset.
 const WELL_AFTER: Duration = Duration::from_secs(600);
-/// For all that runs to end in order when the machine goes down, pods and what
-/// watches over them among it.
+/// How long all runnables together may take to stop at shutdown, including pods and the programs
+/// that manage them.
 const SHUTDOWN_BOUND: Duration = Duration::from_secs(25);
-/// The control group of the core and its children: the root is for dividing
-/// the machine.
+/// The control group of the core and its children. The root group only divides the machine's
+/// resources between its children.
 const GROUP: &str = "hearth";
-/// When processors are busy the node and the cluster's consensus go before
-/// Kubernetes' control plane, three to one: a node that misses its heartbeats
-/// while an API server starts costs all nodes more than that start is worth.
+/// When the CPUs are busy, the node and etcd get three times the CPU share of the Kubernetes
+/// control plane. A node that misses heartbeats while an API server starts costs the cluster more
+/// than a slower start does.
 const NICENESS: i8 = -5;
 
-/// What everything below the root runnable shares.
+/// State shared by the runnables below the root.
 struct Node {
     image: Image,
     root: Root,
     log_tree: LogTree,
     power: Power,
-    record: Mutex<Option<Keeper>>,
+    record: Mutex<Option<BootCounter>>,
     #[cfg(feature = "debug-service")]
     tree: event::Value<hearth_base::supervisor::Tree>,
     #[cfg(feature = "debug-service")]
-    provocations: Arc<crate::debug::Provocations>,
+    injected_faults: Arc<crate::debug::InjectedFaults>,
 }
 
-/// Runs the core; called by PID 1 in a process of its own.
+/// Runs the core. PID 1 starts it as a separate process.
 pub fn run() -> ExitCode {
-    // A session of its own: what the console's terminal does to the
-    // foreground group is none of our business. It fails only for a process
-    // that leads a session already.
+    // A separate session, so that signals of the console's terminal to its foreground group do not
+    // reach the core. It fails only for a process that already leads a session.
     if let Err(errno) = nix::unistd::setsid() {
-        eprintln!("core: setsid: {errno}");
+        eprintln!("core: cannot create a session: {errno}");
     }
-    // PID 1 waits for its signals blocked, and a mask is inherited: by us, and
-    // by every child of ours, which then could not be asked to end.
+    // PID 1 blocks its signals to wait for them, and the mask is inherited by the core and by
+    // every child of the core; such a child would not receive SIGTERM.
     if let Err(errno) = SigSet::empty().thread_set_mask() {
-        eprintln!("core: unblock signals: {errno}");
+        eprintln!("core: cannot unblock signals: {errno}");
     }
-    // Before there are threads.
+    // Niceness is per thread: set it before the runtime starts threads.
     if let Err(error) = child::nice_this(NICENESS) {
-        eprintln!("core: niceness: {error}");
+        eprintln!("core: cannot set niceness: {error}");
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(
@@ -103,7 +100,7 @@ pub fn run() -> ExitCode {
     let ended = match runtime {
         Ok(runtime) => {
             let ended = runtime.block_on(core());
-            // Dropped, it would wait for whatever blocks, without a bound.
+            // Dropping the runtime would wait for blocked threads without a bound.
             runtime.shutdown_timeout(REST_BOUND);
             ended
         }
@@ -120,8 +117,8 @@ pub fn run() -> ExitCode {
 
 type Error = Box<dyn std::error::Error + Send + Sync>;
 
-/// Runs until the machine is to go down; an error is what PID 1 reboots for.
-async fn core() -> Result<Ending, Error> {
+/// Runs until a shutdown or reboot is requested. On an error PID 1 reboots the machine.
+async fn core() -> Result<PowerRequest, Error> {
     mounts::bring_up()?;
     let group = cgroups::Group::root().child(GROUP);
     group.make().and_then(|()| group.enter())?;
@@ -146,7 +143,7 @@ async fn core() -> Result<Ending, Error> {
         #[cfg(feature = "debug-service")]
         tree,
         #[cfg(feature = "debug-service")]
-        provocations: Arc::default(),
+        injected_faults: Arc::default(),
     });
     let root = node.clone();
     let root = runnable(move |ctx| root_runnable(ctx, root.clone()));
@@ -168,21 +165,21 @@ async fn core() -> Result<Ending, Error> {
             supervisor.shutdown().await;
             match tokio::time::timeout(REST_BOUND, node.clone().rest()).await {
                 Ok(Ok(())) => {}
-                Ok(Err(error)) => tracing::warn!("the boot record: {error}"),
-                Err(_) => tracing::warn!("the boot record: the ESP does not answer"),
+                Ok(Err(error)) => tracing::warn!("cannot write boot record: {error}"),
+                Err(_) => tracing::warn!("cannot write boot record: the ESP does not respond"),
             }
             go_down(&node.root);
             console.flush(FLUSH_BOUND);
             report(&Report::Down(match ending {
-                Ending::PowerOff => "power off".to_owned(),
-                Ending::Reboot => "reboot".to_owned(),
+                PowerRequest::PowerOff => "power off".to_owned(),
+                PowerRequest::Reboot => "reboot".to_owned(),
             }));
             Ok(ending)
         }
     }
 }
 
-/// The files of `/etc` that this boot writes lie in `/ephemeral`.
+/// Links the files of `/etc` that change at run time to their targets in `/ephemeral`.
 fn link_etc(root: &Root) -> std::io::Result<()> {
     for (link, target) in layout::etc_links(&root.ephemeral) {
         match std::os::unix::fs::symlink(&target, link) {
@@ -195,7 +192,7 @@ fn link_etc(root: &Root) -> std::io::Result<()> {
 
 fn start_log() -> LogTree {
     let log_tree = LogTree::new(logtree::Options::default());
-    // The libraries' own events are of use to their developers.
+    // Info events of libraries are useful only to their developers.
     let ours = Targets::new()
         .with_default(LevelFilter::WARN)
         .with_target("hearth_", LevelFilter::INFO);
@@ -207,9 +204,9 @@ fn start_log() -> LogTree {
     log_tree
 }
 
-/// What the console shows. A serial line is slow: what the kernel and etcd say
-/// when all is well is for the log, and of Kubernetes' programs, which warn of
-/// much that passes, all but what makes them give up.
+/// Whether the console shows an entry. A serial line is slow: info messages of the kernel and of
+/// etcd go to the log only. Kubernetes' programs warn of many transient conditions, so the console
+/// shows only their errors.
 fn is_for_console(entry: &Entry) -> bool {
     let program = entry.dn.rsplit('.').next().unwrap_or_default();
     if Binary::ALL.iter().any(|binary| binary.name() == program) {
@@ -219,34 +216,34 @@ fn is_for_console(entry: &Entry) -> bool {
     !talkative || entry.severity > Severity::Info
 }
 
-/// etcd and the curator hold a connection for each node and watcher.
+/// Raises the limit of open files: etcd and the curator hold a connection per node and per watcher.
 fn raise_file_limit() {
     use nix::sys::resource::{Resource, setrlimit};
     const FILES: u64 = 1 << 20;
     if let Err(errno) = setrlimit(Resource::RLIMIT_NOFILE, FILES, FILES) {
-        tracing::warn!(%errno, "the limit of open files stays as it is");
+        tracing::warn!(%errno, "cannot raise the limit of open files");
     }
 }
 
-/// Everything that writes has stopped: lets go of the disk.
+/// Unmounts the data partition and the ESP. Everything that writes to them has stopped.
 fn go_down(root: &Root) {
-    // What ran pods has mounts of its own in there.
+    // The container runtime and the kubelet leave mounts below the data partition.
     if let Err(error) = mount_table::unmount_inside(root.data.path()) {
-        tracing::warn!(%error, "something is still mounted below the data partition");
+        tracing::warn!(%error, "cannot unmount everything below the data partition");
     }
     for path in [root.data.path(), root.esp.path()] {
         let Err(error) = mounts::unmount(path) else {
             continue;
         };
-        // Somebody still uses it: what has been written is written back.
-        tracing::warn!(path = %path.display(), %error, "cannot unmount; making it read-only");
+        // The file system is still in use: a read-only remount writes back what is dirty.
+        tracing::warn!(path = %path.display(), %error, "cannot unmount; remounting read-only");
         if let Err(error) = mounts::remount_read_only(path) {
-            tracing::warn!(path = %path.display(), %error, "cannot make it read-only");
+            tracing::warn!(path = %path.display(), %error, "cannot remount read-only");
         }
     }
 }
 
-/// Starts everything and waits.
+/// Starts all other runnables in dependency order, then waits for shutdown.
 async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     let log_tree = node.log_tree.clone();
     ctx.run("kernel", move |ctx| log_kernel(ctx, log_tree.clone()))?;
@@ -263,9 +260,9 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     let fw_cfg = FwCfg::default();
     #[cfg(feature = "failpoints")]
     if let Some(name) = hearth_host::failpoint::arm_from_fw_cfg(&fw_cfg, report)? {
-        tracing::warn!(name, "test image: a failpoint is armed");
+        tracing::warn!(name, "test image: failpoint armed");
     }
-    // The ESP is slow, and may not answer at all.
+    // The ESP is slow, and may not respond at all.
     let sealed = Arc::new(SealedStore::new(&node.root.esp));
     let (parameters, configuration) = tokio::task::block_in_place(|| {
         keep_record(&ctx, &node, &cluster_state)?;
@@ -301,7 +298,7 @@ async fn root_runnable(ctx: Context, node: Arc<Node>) -> Outcome {
     stay(&ctx, &node).await
 }
 
-/// Brings the kernel's log into ours, under the name of this runnable.
+/// Copies the kernel's log into the log tree, under the name of this runnable.
 async fn log_kernel(ctx: Context, log_tree: LogTree) -> Outcome {
     let mut kernel = Kmsg::open(Path::new(kmsg::DEVICE))?;
     ctx.healthy();
@@ -320,7 +317,7 @@ async fn log_kernel(ctx: Context, log_tree: LogTree) -> Outcome {
                 };
                 log_tree.append_raw(ctx.name(), severity, &record.text);
             }
-            kmsg::Item::Missed => tracing::warn!("the kernel said more than could be read in time"),
+            kmsg::Item::Missed => tracing::warn!("kernel log records were lost before being read"),
         }
     }
 }
@@ -338,18 +335,18 @@ fn start_debug_service(
         cluster_state,
         member,
         root: node.root.clone(),
-        provocations: node.provocations.clone(),
+        injected_faults: node.injected_faults.clone(),
     });
     ctx.run("debug", move |ctx| crate::debug::run(ctx, debug.clone()))?;
     Ok(())
 }
 
-/// What the root runnable does once all others are there.
+/// Waits for shutdown, or for an injected failure in debug images.
 async fn stay(ctx: &Context, node: &Node) -> Outcome {
     #[cfg(feature = "debug-service")]
     tokio::select! {
-        () = node.provocations.root_error.notified() => {
-            Err(Failure::msg("a provoked error"))
+        () = node.injected_faults.root_error.notified() => {
+            Err(Failure::msg("injected error"))
         }
         () = ctx.cancelled() => Ok(()),
     }
@@ -361,7 +358,7 @@ async fn stay(ctx: &Context, node: &Node) -> Outcome {
     }
 }
 
-/// Puts every change of the cluster state on the console.
+/// Reports every change of the cluster state on the console.
 async fn announce(ctx: Context, cluster_state: ClusterState) -> Outcome {
     ctx.healthy();
     let mut states = cluster_state.watch();
@@ -377,13 +374,13 @@ async fn announce(ctx: Context, cluster_state: ClusterState) -> Outcome {
     }
 }
 
-/// Counts this boot, tells PID 1 how long to wait should the core die, and
-/// lets the record rest once the node is well.
+/// Counts this boot, tells PID 1 how long to wait before a reboot should the core fail, and starts
+/// the runnable that resets the count once the node is stable.
 fn keep_record(ctx: &Context, node: &Arc<Node>, cluster_state: &ClusterState) -> Outcome {
-    let keeper = match Keeper::begin(&node.root.esp.boot_record()) {
+    let keeper = match BootCounter::begin(&node.root.esp.boot_record()) {
         Ok(keeper) => keeper,
         Err(error) => {
-            tracing::warn!("the boot record cannot be kept: {}", chain(&error));
+            tracing::warn!("cannot update boot record: {}", chain(&error));
             return Ok(());
         }
     };
@@ -397,12 +394,14 @@ fn keep_record(ctx: &Context, node: &Arc<Node>, cluster_state: &ClusterState) ->
     Ok(())
 }
 
+/// Resets the count of failed boots once the node has been HOME for [`WELL_AFTER`], and then saves
+/// the time at the same interval.
 async fn rest_when_well(ctx: Context, node: Arc<Node>, cluster_state: ClusterState) -> Outcome {
     ctx.healthy();
     tokio::select! {
         home = cluster_state.get_home() => match home {
             Ok(()) => {}
-            // It is well as it is: there is nothing for which to boot it again.
+            // A disowned node has nothing left to do, so a reboot would not help it.
             Err(NotHome::Disowned) => {}
             Err(error) => return Err(error.into()),
         },
@@ -419,8 +418,7 @@ async fn rest_when_well(ctx: Context, node: Arc<Node>, cluster_state: ClusterSta
 }
 
 impl Node {
-    /// The boot record rests: this boot does not count as restless, and the
-    /// time is saved.
+    /// Resets the count of failed boots in the boot record and saves the current time.
     async fn rest(self: Arc<Self>) -> Outcome {
         tokio::task::spawn_blocking(move || {
             let mut record = self.record.lock().unwrap_or_else(PoisonError::into_inner);

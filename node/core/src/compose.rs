@@ -1,17 +1,18 @@
-//! What runs on a node that is up: enrolment, the workers that live by what this node is, and the values between them.
+//! Wires up a running node: enrolment, the workers, and the values through which they communicate.
 //!
-//! Each value is one fact with one writer (refusals alone, a count, has two that add to it), and a worker knows no other
-//! worker: they are joined here and nowhere else. What each reads and writes are the fields of its `Worker`; the table in
-//! `docs/architecture.md` is made of them. A worker that fails restarts alone; the values keep what it wrote, so the others
-//! do not notice.
+//! Each value is one fact with one writer (except `refusals`, a count that two workers increment).
+//! No worker depends on another worker; they are connected only here. The fields of its `Worker`
+//! declare what each one reads and writes, and the table in `docs/architecture.md` is generated
+//! from them. A worker that fails restarts alone; the values keep what it wrote, so the others are
+//! not affected.
 //!
-//! The first node and all later ones go the same way: a founding differs only in where the control plane takes its data
-//! from.
+//! The first node and all later ones run the same workers: bootstrap differs only in where the
+//! control plane takes its data from.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::{Arc, Mutex};
 
-use hearth_agent::addresses::{self, Book};
+use hearth_agent::addresses::{self, AddressBook};
 use hearth_agent::{connection, heartbeat, hosts, nodemgmt, rolefetch, statuspush};
 use hearth_api::names::{
     EXTENSION_KUBERNETES, PORT_CURATOR, PORT_ETCD_PEER, PORT_NODE_MANAGEMENT, WATCH_SILENCE,
@@ -20,7 +21,7 @@ use hearth_api::tls;
 use hearth_base::event::{self, Value};
 use hearth_base::logtree::LogTree;
 use hearth_base::supervisor::{Context, Failure, Outcome};
-use hearth_enrolment::asking::Asker;
+use hearth_enrolment::asking::CuratorCaller;
 use hearth_enrolment::sealed::SealedStore;
 use hearth_enrolment::{driver, rejoin};
 use hearth_host::cluster_state::{self, ClusterState};
@@ -32,35 +33,35 @@ use hearth_host::layout::Root;
 use hearth_host::power::Power;
 use hearth_host::storage::{DataPartition, System};
 use hearth_host::{boot_record, esp, parameters, pki};
-use hearth_kubernetes::calendar::Calendar;
+use hearth_kubernetes::calendar::CertificateClock;
 use hearth_kubernetes::mesh;
 use hearth_sys::hostname;
 
 use crate::controlplane;
 
-/// What is known when the node is up, and does not change before its next boot.
+/// What boot has determined before the workers start.
 pub struct Inputs {
-    /// Where things lie.
+    /// The paths of this node's files.
     pub root: Root,
-    /// What runs.
+    /// Version and build time of the running image.
     pub image: Image,
-    /// Takes the log lines of programs.
+    /// Receives the log lines of child programs.
     pub log_tree: LogTree,
-    /// Goes down when an operator asks for it.
+    /// Takes an operator's requests to reboot or power off.
     pub power: Power,
-    /// What the machine was told.
+    /// The node parameters, or why they were rejected.
     pub parameters: Arc<parameters::Loaded>,
-    /// The sealed configuration.
+    /// The store of the sealed configuration on the ESP.
     pub sealed: Arc<SealedStore>,
-    /// What is bundled with the image.
+    /// The extensions of the image, mounted or rejected.
     pub extensions: Arc<Extensions>,
-    /// Under which others reach this node.
+    /// The address at which other nodes reach this node; written by the network worker.
     pub address: Value<IpAddr>,
-    /// Of the cluster state.
+    /// The writer of the cluster state.
     pub cluster_state: cluster_state::Writer,
 }
 
-/// The workers that live by this node's roles, below one runnable.
+/// The workers below the runnable `role`.
 struct RoleServer {
     controlplane: Arc<controlplane::Worker>,
     rolefetch: Arc<rolefetch::Worker>,
@@ -74,7 +75,8 @@ struct RoleServer {
     statuspush: Arc<statuspush::Worker>,
 }
 
-/// Starts all of it below the root runnable. Gives what a look inside needs: the member data.
+/// Starts all workers below the root runnable. Returns the member data, which the debug service
+/// shows.
 pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure> {
     let Inputs {
         root,
@@ -108,11 +110,14 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
     let (conditions_writer, conditions) = event::value();
     let (may_have_pods_writer, may_have_pods) = event::value();
     let (pod_network_writer, pod_network) = event::value();
-    let (book, learned) = Book::new(tls::wall_clock());
+    let (book, learned) = AddressBook::new(tls::wall_clock());
     let refusals_writer = Arc::new(refusals_writer);
     let any = |port| SocketAddr::from((Ipv4Addr::UNSPECIFIED, port));
     let can_run_kubernetes = extensions.get(EXTENSION_KUBERNETES).is_ok();
-    let asker = Arc::new(Asker::new(tls::wall_clock(), boot_record::boot_id()?));
+    let asker = Arc::new(CuratorCaller::new(
+        tls::wall_clock(),
+        boot_record::boot_id()?,
+    ));
 
     let state = Arc::new(cluster_state::Worker {
         enrolment_phase,
@@ -207,7 +212,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         kubernetes: Arc::new(hearth_kubernetes::Worker {
             root: root.clone(),
             log_tree: log_tree.clone(),
-            calendar: Calendar::of_this_machine(),
+            calendar: CertificateClock::of_this_machine(),
             extensions,
             cluster_state: cluster_state.clone(),
             member: member.clone(),
@@ -276,7 +281,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
     Ok(member)
 }
 
-/// Starts the workers that live by this node's roles.
+/// Starts the workers of [`RoleServer`].
 async fn serve_roles(ctx: Context, roles: Arc<RoleServer>) -> Outcome {
     ctx.run_restartable("controlplane", &roles.controlplane, controlplane::run)?;
     ctx.run_worker("rolefetch", &roles.rolefetch, rolefetch::run)?;

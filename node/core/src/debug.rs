@@ -1,8 +1,7 @@
-//! An unauthenticated look inside the node, and a way to hurt it.
+//! The unauthenticated debug service: internal state of the node, and fault injection.
 //!
-//! Built into debug images only. Tests see here what an operator of a release
-//! image is not meant to see, and provoke the failures that the node promises
-//! to survive.
+//! It is built into debug images only. Tests read internal state that a release image does not
+//! expose, and inject the failures that a node must survive.
 
 use std::fs;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -31,38 +30,38 @@ use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tonic::{Request, Response, Status};
 
-/// What this service asks others to suffer.
+/// Faults that this service injects into other runnables.
 #[derive(Default)]
-pub struct Provocations {
-    /// A runnable below the service's panics.
+pub struct InjectedFaults {
+    /// The runnable `victim` panics.
     panic: Notify,
-    /// The root runnable errs.
+    /// The root runnable fails.
     pub root_error: Notify,
 }
 
-/// What the service shows.
+/// What the service exposes.
 pub struct Debug {
-    /// Of the supervisor.
+    /// The supervisor's tree of runnables.
     pub tree: Value<Tree>,
-    /// All of it.
+    /// The logs of all runnables.
     pub log_tree: LogTree,
-    /// As the node sees it.
+    /// The cluster state as this node sees it.
     pub cluster_state: cluster_state::ClusterState,
-    /// Who the node is.
+    /// The identity of this node.
     pub member: Value<MemberData>,
-    /// Where things lie.
+    /// The paths of this node's files.
     pub root: Root,
-    /// What this service cannot do itself.
-    pub provocations: Arc<Provocations>,
+    /// Faults that other runnables act on.
+    pub injected_faults: Arc<InjectedFaults>,
 }
 
 /// Serves on the debug port.
 pub async fn run(ctx: Context, debug: Arc<Debug>) -> Outcome {
     let address = SocketAddr::from((Ipv4Addr::UNSPECIFIED, names::PORT_DEBUG));
     let listener = TcpListener::bind(address).await?;
-    tracing::warn!(%address, "debug image: anyone may look inside this node");
-    let provocations = debug.provocations.clone();
-    ctx.run("victim", move |ctx| victim(ctx, provocations.clone()))?;
+    tracing::warn!(%address, "debug image: the debug service is open to anyone");
+    let injected_faults = debug.injected_faults.clone();
+    ctx.run("victim", move |ctx| victim(ctx, injected_faults.clone()))?;
     ctx.healthy();
     let services = Services::new().with(NodeDebugServer::from_arc(debug));
     Server::new(Transport::Plain)
@@ -70,7 +69,7 @@ pub async fn run(ctx: Context, debug: Arc<Debug>) -> Outcome {
         .await?;
     match ctx.is_cancelled() {
         true => Ok(()),
-        false => Err(Failure::msg("the debug service ended")),
+        false => Err(Failure::msg("the debug service stopped unexpectedly")),
     }
 }
 
@@ -143,14 +142,14 @@ impl NodeDebug for Debug {
         request: Request<ProvokeRequest>,
     ) -> Result<Response<ProvokeResponse>, Status> {
         let kind = request.into_inner().kind();
-        tracing::warn!(?kind, "provoked");
+        tracing::warn!(?kind, "injecting fault");
         match kind {
-            Kind::Unspecified => return Err(Status::invalid_argument("kind: wanted one of them")),
-            Kind::ServicePanic => self.provocations.panic.notify_one(),
+            Kind::Unspecified => return Err(Status::invalid_argument("kind is required")),
+            Kind::ServicePanic => self.injected_faults.panic.notify_one(),
             Kind::Orphan => leave_orphans().map_err(|error| Status::internal(error.to_string()))?,
             Kind::CoreAbort => std::process::abort(),
             Kind::CoreHang => hang(),
-            Kind::RootError => self.provocations.root_error.notify_one(),
+            Kind::RootError => self.injected_faults.root_error.notify_one(),
         }
         Ok(Response::new(ProvokeResponse {}))
     }
@@ -160,8 +159,8 @@ fn line(entry: &Entry) -> String {
     entry.concise(0)
 }
 
-/// How many processes there are, and how many of them nobody has reaped. Without
-/// the kernel's own, of which there are more when there is more to do.
+/// The number of processes, and how many of them are zombies. Kernel threads are not counted:
+/// their number varies with load.
 fn processes() -> (u32, u32) {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     let stats = entries.filter_map(|entry| {
@@ -175,18 +174,17 @@ fn processes() -> (u32, u32) {
     })
 }
 
-/// The state of a process, of what the kernel tells of it in one line; `None` if
-/// it is one of the kernel's own.
+/// The state of a process from its line in `/proc/PID/stat`; `None` if it is a kernel thread.
 fn state(stat: &str) -> Option<char> {
     const KERNEL: u32 = 0x0020_0000;
-    // The name may hold anything but ends with the last parenthesis.
+    // The name may contain any character; it ends at the last parenthesis.
     let mut fields = stat.rsplit(") ").next()?.split(' ');
     let state = fields.next()?.chars().next()?;
     let flags: u32 = fields.nth(5)?.parse().ok()?;
     (flags & KERNEL == 0).then_some(state)
 }
 
-/// Bytes that a process has resident; 0 if that cannot be read.
+/// Resident memory of a process in bytes; 0 if it cannot be read.
 fn resident(process: &str) -> u64 {
     let status = fs::read_to_string(format!("/proc/{process}/status")).unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
@@ -194,28 +192,28 @@ fn resident(process: &str) -> u64 {
     kib.and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
 }
 
-/// Until the victim counts as healthy.
+/// How long the victim runs before it reports that it is healthy.
 const PROVEN_AFTER: Duration = Duration::from_secs(30);
 
-/// A service that panics when it is told to. Like one that has to prove itself
-/// it is healthy only after a while, so that panics in quick succession are a
-/// crash loop.
-async fn victim(ctx: Context, provocations: Arc<Provocations>) -> Outcome {
-    let told = provocations.panic.notified();
+/// A service that panics on request. It reports that it is healthy only after [`PROVEN_AFTER`], so
+/// that panics in quick succession are a crash loop.
+async fn victim(ctx: Context, injected_faults: Arc<InjectedFaults>) -> Outcome {
+    let told = injected_faults.panic.notified();
     tokio::pin!(told);
     tokio::select! {
-        () = &mut told => panic!("a provoked panic"),
+        () = &mut told => panic!("injected panic"),
         () = tokio::time::sleep(PROVEN_AFTER) => ctx.healthy(),
         () = ctx.cancelled() => return Ok(()),
     }
     tokio::select! {
-        () = told => panic!("a provoked panic"),
+        () = told => panic!("injected panic"),
         () = ctx.cancelled() => Ok(()),
     }
 }
 
-/// Takes every thread of the runtime for ever, so that nothing of the core
-/// goes on, the feeding of the watchdog included.
+/// Blocks every thread of the runtime, so that the core makes no progress and does not feed the
+/// watchdog.
+#[expect(clippy::disallowed_methods, reason = "an injected fault")]
 fn hang() {
     const MORE_THAN_THERE_ARE: usize = 64;
     for _ in 0..MORE_THAN_THERE_ARE {
@@ -228,12 +226,11 @@ fn hang() {
 }
 
 const ORPHANS: usize = 20;
-/// The program's first argument in a process that is to leave an orphan, and
-/// in the orphan.
+/// First argument of a process that leaves an orphan, and of the orphan.
 const PARENT: &str = "debug-parent";
 const ORPHAN: &str = "debug-orphan";
 
-/// Starts processes whose children outlive them.
+/// Starts processes that exit before their children do.
 fn leave_orphans() -> std::io::Result<()> {
     for _ in 0..ORPHANS {
         Command::new(PROGRAM).arg(PARENT).spawn()?.wait()?;
@@ -243,9 +240,8 @@ fn leave_orphans() -> std::io::Result<()> {
 
 const PROGRAM: &str = "/init";
 
-/// What the binary does when it is started as one of those; `None` if it is
-/// not.
-pub fn act_as_provoked() -> Option<ExitCode> {
+/// Runs the parent or the orphan if the binary was started as one of them; otherwise `None`.
+pub fn run_injected_fault() -> Option<ExitCode> {
     match std::env::args().nth(1)?.as_str() {
         PARENT => {
             let orphan = Command::new(PROGRAM).arg(ORPHAN).spawn();

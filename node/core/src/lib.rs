@@ -1,5 +1,12 @@
-//! The Hearth node: what PID 1 does, and how the parts of a node are put together. `docs/architecture.md` says how they
-//! fit.
+//! The Hearth node: PID 1, boot, and the wiring of a node's workers. `docs/architecture.md` gives
+//! the overview.
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        reason = "tests use the real clock and plain files"
+    )
+)]
 
 pub mod boot;
 pub mod compose;

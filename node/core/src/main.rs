@@ -1,4 +1,4 @@
-//! `/init`: PID 1, and the node core that PID 1 starts from the same file.
+//! `/init`: PID 1, and the node core, which PID 1 starts from the same binary.
 
 use std::process::ExitCode;
 
@@ -7,7 +7,7 @@ fn main() -> ExitCode {
         hearth_core::pid1::run()
     }
     #[cfg(feature = "debug-service")]
-    if let Some(code) = hearth_core::debug::act_as_provoked() {
+    if let Some(code) = hearth_core::debug::run_injected_fault() {
         return code;
     }
     hearth_core::boot::run()

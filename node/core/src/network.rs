@@ -1,11 +1,10 @@
-//! The node's one interface: static where the parameters say so, DHCP
-//! otherwise.
+//! The node's network interface: a static configuration if the parameters contain one, otherwise
+//! DHCP.
 //!
-//! The configuration comes from the parameters; a node that has a sealed
-//! configuration finds it there, too, as it was at its enrolment, so that a
-//! later boot needs no parameters. What is published is the one address under
-//! which other nodes reach this one. A lost lease does not take it back: the
-//! others have no better one until there is a new lease.
+//! The configuration comes from the parameters. The sealed configuration has a copy from the time
+//! of enrolment, so that a later boot needs no parameters. This worker publishes the address at
+//! which other nodes reach this one. A lost lease does not withdraw the address: the other nodes
+//! have no better one until there is a new lease.
 
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -27,7 +26,7 @@ use hearth_sys::static_network::{self, Device};
 const METRIC: u32 = 100;
 const PUBLIC: u32 = 0o644;
 
-/// What this boot uses; `None` is DHCP.
+/// The network configuration of this boot; `None` means DHCP.
 pub(crate) fn configuration(
     parameters: &parameters::Loaded,
     sealed: &SealedStore,
@@ -37,18 +36,17 @@ pub(crate) fn configuration(
     }
     match sealed.load() {
         Ok(Stored::Sealed(sealed)) => sealed.network().cloned(),
-        // Enrolment reads it as well, and says what is wrong.
+        // Enrolment reads the sealed configuration, too, and reports what is wrong with it.
         Ok(Stored::Absent | Stored::NeverCompleted) | Err(_) => None,
     }
 }
 
-/// What the worker works with.
+/// The inputs and outputs of the network worker.
 pub(crate) struct Network {
-    /// `None` is DHCP.
+    /// `None` means DHCP.
     pub configuration: Option<StaticNetwork>,
-    /// Where name servers are written down.
+    /// For the path of `resolv.conf`.
     pub root: Root,
-    /// Will be written.
     pub address: Arc<Writer<IpAddr>>,
 }
 
@@ -81,7 +79,7 @@ fn device(configuration: Option<&StaticNetwork>) -> Device {
     }
 }
 
-/// Waits for the device to appear: a driver may take its time.
+/// Waits for the device to appear: a driver may need time to probe it.
 async fn find_link(netlink: &Netlink, device: Device) -> Result<Link, Failure> {
     let mut monitor = LinkMonitor::open()?;
     let mut said = false;
@@ -94,7 +92,7 @@ async fn find_link(netlink: &Netlink, device: Device) -> Result<Link, Failure> {
         if !said {
             said = true;
             let why = awaited(device, &candidates);
-            tracing::warn!("the network waits for {why}");
+            tracing::warn!("network setup: waiting for {why}");
             console::report(&Report::Waiting(why));
         }
         monitor.changed().await?;
@@ -104,10 +102,10 @@ async fn find_link(netlink: &Netlink, device: Device) -> Result<Link, Failure> {
 fn awaited(device: Device, candidates: &[&Link]) -> String {
     let names: Vec<&str> = candidates.iter().map(|link| link.name.as_str()).collect();
     match (device, names.len()) {
-        (Device::WithMac(_), _) => "the interface that network_config.mac names".to_owned(),
+        (Device::WithMac(_), _) => "the interface with MAC address network_config.mac".to_owned(),
         (Device::Only, 0) => "an Ethernet interface".to_owned(),
         (Device::Only, _) => format!(
-            "parameters that name one interface by network_config.mac; there are {}",
+            "parameters that select an interface by network_config.mac; available: {}",
             names.join(", ")
         ),
     }
@@ -158,12 +156,12 @@ async fn lease(ctx: Context, network: &Network, link: Link) -> Outcome {
                     .collect();
                 publish(network, lease.address, &servers)?;
             }
-            None => tracing::warn!("the DHCP lease is lost"),
+            None => tracing::warn!("lost the DHCP lease"),
         }
     }
 }
 
-/// Tells everyone, once for each new address.
+/// Writes `resolv.conf` and publishes the address if it has changed.
 fn publish(network: &Network, cidr: Cidr, servers: &[IpAddr]) -> Outcome {
     let mut resolv_conf = String::new();
     for server in servers {
@@ -175,7 +173,7 @@ fn publish(network: &Network, cidr: Cidr, servers: &[IpAddr]) -> Outcome {
     let address = cidr.address();
     let before = network.address.value().get();
     if before != Some(address) {
-        tracing::info!("address {cidr}");
+        tracing::info!("network address: {cidr}");
         network.address.set(address);
     }
     if before.is_none() {
@@ -238,6 +236,6 @@ mod tests {
         assert!(why.contains("network_config.mac"), "{why}");
         assert_eq!(awaited(Device::Only, &[]), "an Ethernet interface");
         let why = awaited(Device::Only, &[&one, &two]);
-        assert!(why.ends_with("there are eth0, eth1"), "{why}");
+        assert!(why.ends_with("available: eth0, eth1"), "{why}");
     }
 }

@@ -1,17 +1,15 @@
-//! PID 1: a small synchronous program around the node core.
+//! PID 1: a small synchronous program that supervises the node core.
 //!
-//! It makes the root a mount that containers can pivot from, starts the core
-//! as a child in a session of its own, reaps every orphan, forwards signals,
-//! and ends the machine when the core has ended: in order when the core asked
-//! for that by its exit code, otherwise after saying why on the console and
-//! in pstore.
+//! It makes the root a mount from which containers can `pivot_root`, starts the core as a child,
+//! reaps orphans, forwards signals, and powers off or reboots the machine when the core has
+//! exited: in order if the core requested it by its exit code, otherwise after reporting the
+//! reason on the console and in pstore.
 //!
-//! Why a process of its own: reaping orphans needs `waitpid(-1)`, which would
-//! steal the exit codes of children that the core waits for itself; and
-//! whatever happens to the core, somebody must be left to report it. So this
-//! part does nothing that can fail in an interesting way: no threads, no
-//! runtime, no allocation to speak of, and it never returns; the kernel would
-//! panic. What goes wrong here is printed and leads on to the reboot.
+//! Why it is a separate process: reaping orphans needs `waitpid(-1)`, which would take the exit
+//! codes of children that the core waits for itself. And however the core fails, PID 1 has to
+//! remain to report it. So PID 1 is kept simple: it has no threads and no runtime and allocates
+//! little. It never returns, because the kernel would panic. An error in PID 1 is printed, and the
+//! machine still reboots.
 
 use std::fs;
 use std::io::{self, Write};
@@ -21,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use hearth_api::console::{Milestone, Report};
 use hearth_host::layout;
-use hearth_host::power::Ending;
+use hearth_host::power::PowerRequest;
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sys::reboot::{RebootMode, reboot, set_cad_enabled};
@@ -29,36 +27,37 @@ use nix::sys::signal::{SigSet, Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{Pid, chdir, chroot, sync};
 
-/// How long what was killed may take to end. A process that waits for a dead
-/// disk does not end at all.
+/// How long to wait for killed processes to exit. A process that waits for a failed disk never
+/// exits.
 const KILLED_BOUND: Duration = Duration::from_secs(10);
 
 /// Runs as PID 1 until the machine goes down.
 pub fn run() -> ! {
     say(&Report::Reached(Milestone::Kernel, kernel_release()));
     if let Err(errno) = make_root_mount() {
-        // Containers will fail to start; the node itself does not need it.
-        complain(format_args!("the root stays the kernel's own: {errno}"));
+        // Without it containers fail to start; the node itself does not need it.
+        complain(format_args!(
+            "cannot prepare the root for pivot_root: {errno}"
+        ));
     }
     let ending = match supervise() {
-        Ok(status) => Ending::of(status).ok_or_else(|| describe(status)),
-        Err(error) => Err(format!("it could not be started: {error}")),
+        Ok(status) => PowerRequest::of(status).ok_or_else(|| describe(status)),
+        Err(error) => Err(format!("cannot start or supervise the core: {error}")),
     };
     match ending {
         Ok(ending) => finish(ending),
         Err(why) => {
             report_death(&why);
-            // Before the wait: a watchdog that nobody feeds any more may cut
-            // it short.
+            // Before the wait: nothing feeds the watchdog any more, so it may reset the machine
+            // during the wait.
             settle();
             std::thread::sleep(reboot_delay());
-            finish(Ending::Reboot)
+            finish(PowerRequest::Reboot)
         }
     }
 }
 
-// The standard macros panic when the console cannot be written to, and a panic
-// here is the kernel's.
+// `println!` panics when the console cannot be written to, and a panic of PID 1 is a kernel panic.
 
 fn say(report: &Report) {
     let _ = writeln!(io::stdout(), "{report}");
@@ -75,9 +74,8 @@ fn kernel_release() -> String {
         .unwrap_or_default()
 }
 
-/// The initramfs is mounted as the absolute root, from which nothing can
-/// pivot. Bound over itself it is a mount like any other, without copying a
-/// byte.
+/// Bind-mounts the root over itself. The initramfs is the kernel's rootfs, from which `pivot_root`
+/// does not work; the bind mount is an ordinary mount and copies nothing.
 fn make_root_mount() -> Result<(), Errno> {
     const STAGE: &str = "/.root";
     fs::create_dir_all(STAGE)
@@ -97,15 +95,17 @@ fn make_root_mount() -> Result<(), Errno> {
 
 /// Starts the core and does PID 1's duties until it ends.
 fn supervise() -> io::Result<ExitStatus> {
-    // They are waited for below, so none is lost between two waits. Signals
-    // without a name are not among them; the kernel keeps those from PID 1.
+    // Blocked, so that none is lost between two calls of `wait`. Real-time signals are not in the
+    // set; the kernel does not deliver those to PID 1.
     let signals: SigSet = Signal::iterator().collect();
     signals.thread_block()?;
-    // Ctrl-Alt-Del becomes a SIGINT to us instead of a reset.
+    // Ctrl-Alt-Del sends SIGINT to PID 1 instead of resetting the machine.
     if let Err(errno) = set_cad_enabled(false) {
-        complain(format_args!("Ctrl-Alt-Del stays a reset: {errno}"));
+        complain(format_args!(
+            "cannot disable the Ctrl-Alt-Del reset: {errno}"
+        ));
     }
-    // It inherits the blocked signals, and begins by unblocking them.
+    // The core inherits the blocked signals and unblocks them when it starts.
     let core = Command::new("/init").arg0("hearth-core").spawn()?;
     let core = Pid::from_raw(core.id().cast_signed());
     loop {
@@ -120,8 +120,8 @@ fn supervise() -> io::Result<ExitStatus> {
     }
 }
 
-/// Collects every child that has ended; the core's status if it is among
-/// them. Signals coalesce, so one may stand for many.
+/// Reaps every child that has exited. Returns the core's status if it is among them. Signals
+/// coalesce, so one SIGCHLD may stand for several children.
 fn reap(core: Pid) -> Option<ExitStatus> {
     let mut ended = None;
     loop {
@@ -135,22 +135,22 @@ fn reap(core: Pid) -> Option<ExitStatus> {
             Ok(WaitStatus::StillAlive) | Err(Errno::ECHILD) => return ended,
             Err(Errno::EINTR) | Ok(_) => {}
             Err(errno) => {
-                complain(format_args!("waiting for children: {errno}"));
+                complain(format_args!("cannot wait for children: {errno}"));
                 return ended;
             }
         }
     }
 }
 
-/// What the core listens to. Any other would end it by its default action,
-/// which nobody can have wanted of the machine.
+/// Forwards the signals that the core handles. The default action of any other would kill the
+/// core and so reboot the machine.
 fn forward(core: Pid, signal: Signal) {
     if !matches!(signal, Signal::SIGTERM | Signal::SIGINT) {
-        complain(format_args!("{signal} means nothing here"));
+        complain(format_args!("ignoring {signal}"));
         return;
     }
     if let Err(errno) = kill(core, signal) {
-        complain(format_args!("{signal} could not be forwarded: {errno}"));
+        complain(format_args!("cannot forward {signal}: {errno}"));
     }
 }
 
@@ -161,28 +161,28 @@ fn describe(status: ExitStatus) -> String {
             Ok(signal) => format!("killed by {signal}"),
             Err(_) => format!("killed by signal {signal}"),
         },
-        (None, None) => "for no known reason".to_owned(),
+        (None, None) => "unknown exit status".to_owned(),
     }
 }
 
 fn report_death(why: &str) {
     let report = Report::CoreEnded(why.to_owned());
     say(&report);
-    // What is written here survives a warm reboot, where the machine can.
+    // pstore survives a warm reboot if the machine supports it.
     if let Ok(mut pstore) = fs::OpenOptions::new().write(true).open("/dev/pmsg0") {
         let _ = writeln!(pstore, "{report}");
     }
 }
 
-/// The core reckons it from how often the machine has died of late; PID 1
-/// itself remembers nothing across boots.
+/// The delay before the reboot. The core computes it from the number of recent failed boots; PID 1
+/// keeps no state across boots.
 fn reboot_delay() -> Duration {
     const UNKNOWN: Duration = Duration::from_secs(5);
     let text = fs::read_to_string(layout::REBOOT_DELAY).unwrap_or_default();
     text.trim().parse().map_or(UNKNOWN, Duration::from_secs)
 }
 
-/// Ends whatever still runs and writes back what is dirty.
+/// Kills all remaining processes and syncs file systems.
 fn settle() {
     // To all processes but PID 1; ESRCH means there are none.
     let _ = kill(Pid::from_raw(-1), Signal::SIGKILL);
@@ -190,12 +190,12 @@ fn settle() {
     sync();
 }
 
-/// Lets go of the machine.
-fn finish(ending: Ending) -> ! {
+/// Powers off or reboots the machine.
+fn finish(ending: PowerRequest) -> ! {
     settle();
     let mode = match ending {
-        Ending::PowerOff => RebootMode::RB_POWER_OFF,
-        Ending::Reboot => RebootMode::RB_AUTOBOOT,
+        PowerRequest::PowerOff => RebootMode::RB_POWER_OFF,
+        PowerRequest::Reboot => RebootMode::RB_AUTOBOOT,
     };
     let Err(errno) = reboot(mode);
     complain(format_args!("{mode:?}: {errno}"));
@@ -204,14 +204,14 @@ fn finish(ending: Ending) -> ! {
     }
 }
 
-/// Waits until no child is left, but for no longer than this.
+/// Waits until no child is left, at most for `bound`.
 fn reap_the_killed(bound: Duration) {
     const LOOK_AGAIN: Duration = Duration::from_millis(10);
     let begin = Instant::now();
     loop {
         match waitpid(None, Some(WaitPidFlag::WNOHANG)) {
             Ok(WaitStatus::StillAlive) if begin.elapsed() >= bound => {
-                complain(format_args!("some processes do not end; going on"));
+                complain(format_args!("some processes did not exit; continuing"));
                 return;
             }
             Ok(WaitStatus::StillAlive) => std::thread::sleep(LOOK_AGAIN),
@@ -232,17 +232,17 @@ mod tests {
     #[test]
     fn only_the_agreed_codes_end_the_machine_in_order() {
         assert_eq!(
-            Ending::of(exited(Ending::PowerOff.exit_code())),
-            Some(Ending::PowerOff)
+            PowerRequest::of(exited(PowerRequest::PowerOff.exit_code())),
+            Some(PowerRequest::PowerOff)
         );
         assert_eq!(
-            Ending::of(exited(Ending::Reboot.exit_code())),
-            Some(Ending::Reboot)
+            PowerRequest::of(exited(PowerRequest::Reboot.exit_code())),
+            Some(PowerRequest::Reboot)
         );
         for code in [0, 1, 101] {
-            assert_eq!(Ending::of(exited(code)), None);
+            assert_eq!(PowerRequest::of(exited(code)), None);
         }
-        assert_eq!(Ending::of(ExitStatus::from_raw(9)), None);
+        assert_eq!(PowerRequest::of(ExitStatus::from_raw(9)), None);
     }
 
     #[test]

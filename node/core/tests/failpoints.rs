@@ -1,7 +1,8 @@
-//! A failpoint in one crate is there when another crate's feature asks for it: `failpoint!` is expanded where it stands,
-//! and that crate has no such feature.
+//! A failpoint in one crate is compiled in when the feature of another crate enables it:
+//! `failpoint!` is expanded in the crate that uses it, which has no such feature itself.
 //!
-//! There is one armed failpoint in a process, so this is one test in a program of its own.
+//! A process can arm one failpoint, so this test has its own test binary.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 
 use std::fs;
 use std::sync::mpsc;
@@ -56,7 +57,7 @@ fn the_armed_one_reports_and_stands_still_wherever_it_is() {
     assert_eq!(marks.recv_timeout(bound), Ok("another one"));
     let line = lines.recv_timeout(bound).unwrap();
     assert_eq!(line, format!("hearth: failpoint {NAME}"));
-    // For ever, and nothing that follows it has happened.
+    // The thread is blocked there, and nothing after the failpoint has been executed.
     let still = marks.recv_timeout(Duration::from_millis(200));
     assert_eq!(still, Err(mpsc::RecvTimeoutError::Timeout));
     assert!(roles.exists());

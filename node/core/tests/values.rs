@@ -1,19 +1,21 @@
-//! Who writes and who reads the values by which the parts of a node know of each other.
+//! Checks the readers and writers of the values that the parts of a node share.
 //!
-//! What a worker reads and writes is declared by the fields of its struct: a `Value<T>` is read, a `Writer<T>` is written,
-//! under the field's name. So no declaration can say anything else than what is so. This test reads the structs, checks
-//! that each value has one writer and one type, and compares the table in `docs/architecture.md` with what it found; with
-//! [`WRITE`] in the environment it writes the table.
+//! The fields of a worker's struct declare what it reads and writes: a `Value<T>` is read, a
+//! `Writer<T>` is written, under the field's name. So the declaration cannot differ from the code.
+//! This test parses the structs, checks that each value has one writer and one type, and compares
+//! the table in `docs/architecture.md` with the result. With [`WRITE`] in the environment it
+//! writes the table.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use syn::{Fields, GenericArgument, Item, PathArguments, Type};
 
-/// In the environment: the table is written, not compared.
+/// Environment variable: if set, the table is written instead of compared.
 const WRITE: &str = "HEARTH_WRITE_DOCS";
 
-/// A worker's name in the log, the file below `node/`, and the struct that it is given.
+/// A worker's name in the log, its file below `node/`, and its struct.
 const WORKERS: &[(&str, &str, &str)] = &[
     ("network", "core/src/network.rs", "Network"),
     ("state", "host/src/cluster_state.rs", "Worker"),
@@ -31,17 +33,17 @@ const WORKERS: &[(&str, &str, &str)] = &[
     ("statuspush", "agent/src/statuspush.rs", "Worker"),
 ];
 
-/// Types that are a value, or its writer, under a name of their own.
+/// Types that wrap a value or its writer under another name.
 const HANDLES: &[(&str, Access, &str)] = &[
     ("ClusterState", Access::Reads, "cluster_state"),
     ("cluster_state::Writer", Access::Writes, "cluster_state"),
-    ("Book", Access::Writes, "learned"),
+    ("AddressBook", Access::Writes, "learned"),
 ];
 
-/// More than one part adds to these: a count, and addresses by whoever brings them.
+/// Values with several writers: a count, and peer addresses from several sources.
 const SHARED: &[&str] = &["refusals", "learned"];
 
-/// Read by nobody who is a worker: the supervisor's tree and the debug service show it.
+/// Values that no worker reads.
 const SHOWN: &[&str] = &["standing"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -61,7 +63,7 @@ fn node() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// What the fields of a worker's struct say of values.
+/// The values that the fields of a worker's struct declare: name, access, type.
 fn fields(file: &str, name: &str) -> Vec<(String, Access, String)> {
     let path = node().join(file);
     let source = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{file}: {e}"));
@@ -81,7 +83,7 @@ fn fields(file: &str, name: &str) -> Vec<(String, Access, String)> {
     fields.named.into_iter().filter_map(of).collect()
 }
 
-/// Whether a type is that of a value or a writer, by which name if not the field's, and what it carries.
+/// Whether a type is a value or a writer, its name if that is not the field's, and its content.
 fn access(file: &str, ty: &Type) -> Option<(Access, Option<String>, String)> {
     let Type::Path(path) = ty else { return None };
     let last = path.path.segments.last()?;
@@ -104,7 +106,7 @@ fn access(file: &str, ty: &Type) -> Option<(Access, Option<String>, String)> {
         ("Writer", Some(carried)) => Some((Access::Writes, None, text(carried))),
         _ => {
             let mut whole = whole.join("::");
-            // In its own module it needs no path.
+            // In its own module the type has no path.
             if whole == "Writer" && file.ends_with("cluster_state.rs") {
                 whole = "cluster_state::Writer".into();
             }
@@ -114,7 +116,7 @@ fn access(file: &str, ty: &Type) -> Option<(Access, Option<String>, String)> {
     }
 }
 
-/// A type as it is written, by the last part of each path.
+/// A type as written, with only the last segment of each path.
 fn text(ty: &Type) -> String {
     let Type::Path(path) = ty else {
         return "a type".into();
@@ -139,7 +141,7 @@ fn values() -> BTreeMap<String, Use> {
         for (value, access, carried) in fields(file, name) {
             let found = values.entry(value).or_default();
             if !carried.is_empty() {
-                // What enrolment waits for is only that there is an address.
+                // Enrolment is generic over the address: it only waits until there is one.
                 found.types.insert(if carried == "A" {
                     "IpAddr".into()
                 } else {
@@ -164,12 +166,16 @@ fn each_value_has_one_writer_and_one_type() {
         let shared = SHARED.contains(&name.as_str());
         assert!(
             found.writers.len() == 1 || shared && found.writers.len() > 1,
-            "{name} is written by {:?}",
+            "{name}: expected one writer, got {:?}",
             found.writers
         );
-        assert!(found.types.len() <= 1, "{name} is of {:?}", found.types);
+        assert!(
+            found.types.len() <= 1,
+            "{name}: expected one type, got {:?}",
+            found.types
+        );
         let shown = SHOWN.contains(&name.as_str());
-        assert!(!found.readers.is_empty() || shown, "nobody reads {name}");
+        assert!(!found.readers.is_empty() || shown, "{name}: no reader");
     }
 }
 
@@ -180,15 +186,15 @@ fn the_table_in_the_documentation_is_what_the_workers_declare() {
     let mut table = String::from("| value | written by | read by |\n|---|---|---|\n");
     for (name, found) in values() {
         let readers = match found.readers.is_empty() {
-            true => "whoever looks".to_owned(),
+            true => "no worker".to_owned(),
             false => found.readers.join(", "),
         };
         table += &format!("| `{name}` | {} | {readers} |\n", found.writers.join(", "));
     }
     let path = node().join("../docs/architecture.md");
     let page = std::fs::read_to_string(&path).expect("the documentation");
-    let (before, rest) = page.split_once(BEGIN).expect("a place for the table");
-    let (stands, after) = rest.split_once(END).expect("the end of the table");
+    let (before, rest) = page.split_once(BEGIN).expect("the marker before the table");
+    let (stands, after) = rest.split_once(END).expect("the marker after the table");
     if std::env::var_os(WRITE).is_some() {
         let page = format!("{before}{BEGIN}{table}{END}{after}");
         std::fs::write(&path, page).expect("the documentation can be written");
@@ -196,6 +202,6 @@ fn the_table_in_the_documentation_is_what_the_workers_declare() {
     }
     assert!(
         stands == table,
-        "docs/architecture.md is behind; {WRITE}=1 cargo test -p hearth-core --test values\nwanted:\n{table}"
+        "docs/architecture.md is out of date; run {WRITE}=1 cargo test -p hearth-core --test values\nexpected:\n{table}"
     );
 }

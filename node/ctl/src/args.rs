@@ -1,4 +1,5 @@
-//! The command line.
+//! The command line: commands, flags and the parsers of their values. The doc comments here are the
+//! help texts.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -7,10 +8,10 @@ use clap::{Args as ClapArgs, Parser, Subcommand, ValueEnum};
 use hearth_api::client::Endpoint;
 use hearth_api::names::PORT_NODE_MANAGEMENT;
 
-/// Of URLs without one.
+/// The port of a URL that names none.
 const HTTPS: u16 = 443;
 
-/// Looks at and runs clusters of Hearth machines.
+/// Inspect and manage Hearth clusters.
 #[derive(Debug, Parser)]
 #[command(name = "hearthctl", version, propagate_version = false)]
 pub(crate) struct Args {
@@ -20,72 +21,82 @@ pub(crate) struct Args {
     pub command: Command,
 }
 
-/// Options of every command.
+/// Flags that every command takes.
 #[derive(Debug, ClapArgs)]
 pub(crate) struct Global {
-    /// File with the contexts [default: hearth/config.json in
+    /// Path of the contexts file [default: hearth/config.json in
     /// $XDG_CONFIG_HOME or ~/.config]
     #[arg(long, global = true, env = "HEARTH_CONFIG", value_name = "FILE")]
     pub config: Option<PathBuf>,
 
-    /// Use this context instead of the current one
+    /// Name of the context to use instead of the current one
     #[arg(long, global = true, env = "HEARTH_CONTEXT", value_name = "NAME")]
     pub context: Option<String>,
 
-    /// Talk to this node instead of those in the context; can be repeated
+    /// Node to connect to instead of the endpoints of the context; can be
+    /// repeated
     #[arg(long = "endpoint", global = true, value_name = "HOST[:PORT]")]
     pub endpoints: Vec<Endpoint>,
 
-    /// How long the cluster may take to answer, such as 500ms, 10s, 2m
+    /// Timeout of each request, such as 500ms, 10s, 2m
     #[arg(long, global = true, default_value = "10s", value_parser = duration, value_name = "TIME")]
     pub timeout: Duration,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// The cluster as a whole
+    /// Manage the cluster
     #[command(subcommand)]
     Cluster(Cluster),
-    /// Its nodes
+    /// Manage nodes
     #[command(subcommand)]
     Node(Node),
-    /// The consensus behind the control plane
+    /// Show etcd status
     #[command(subcommand)]
     Etcd(Etcd),
-    /// Kubernetes on the cluster
+    /// Get access to Kubernetes
     #[command(subcommand)]
     Kubernetes(Kubernetes),
-    /// The files with which a cluster is founded and owned
+    /// Create owner keys and first-contact secrets
     #[command(subcommand)]
     Owner(Owner),
-    /// The clusters that this tool knows
+    /// Manage contexts
     #[command(subcommand)]
     Context(Context),
-    /// Print the version of this tool
+    /// Print the version of hearthctl
     Version,
-    /// Print a script that completes this tool's arguments
+    /// Generate a shell completion script
     Completion {
-        /// For which shell
+        /// Shell to generate the script for
         shell: clap_complete::Shell,
     },
+    /// Write man pages
+    Man {
+        /// Folder to write the pages to; created if it does not exist
+        folder: PathBuf,
+    },
+    /// Print the reference page
+    #[command(hide = true)]
+    Reference,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Cluster {
-    /// Exchange the owner key for a certificate, and remember the cluster
+    /// Log in as owner and save a context
     ///
-    /// The cluster proves its CA with the first-contact secret, so that
-    /// nobody in between can pose as it. Can be repeated at any time.
+    /// Exchanges the owner key for a certificate. The cluster authenticates its
+    /// CA with the first-contact secret, which protects against a
+    /// man-in-the-middle. Can be repeated at any time.
     TakeOwnership {
-        /// Private key whose public half is in the bootstrap parameters
-        /// (PKCS #8, PEM)
+        /// Private key file (PKCS #8, PEM); its public key is in the bootstrap
+        /// parameters
         #[arg(long, value_name = "FILE")]
         owner_key: PathBuf,
-        /// The first-contact secret in the bootstrap parameters (64
-        /// hexadecimal digits)
+        /// First-contact secret file (64 hexadecimal digits), as in the
+        /// bootstrap parameters
         #[arg(long, value_name = "FILE")]
         first_contact_secret: PathBuf,
-        /// Name of the context [default: the first 8 digits of the cluster ID]
+        /// Context name [default: the first 8 digits of the cluster ID]
         #[arg(long, value_name = "NAME")]
         name: Option<String>,
     },
@@ -94,36 +105,39 @@ pub(crate) enum Cluster {
         #[command(flatten)]
         output: Output,
     },
-    /// Print the ticket with which machines ask to be registered
+    /// Print the register ticket
     ///
-    /// It belongs into the register parameters of machines that are to become
-    /// nodes. Whoever has it can ask, and no more: each machine is approved.
+    /// The ticket goes into the register parameters of new machines. It allows
+    /// a machine to ask for registration only: an operator has to approve each
+    /// machine before it becomes a node.
     Ticket {
-        /// Make a new one: with the old one nobody can register any more.
-        /// Nodes, and machines that have registered, keep their place
+        /// Replace the ticket: the old one is rejected from now on. Nodes and
+        /// machines that have registered already are not affected
         #[arg(long)]
         rotate: bool,
         #[command(flatten)]
         output: Output,
     },
-    /// What can be changed of a living cluster
+    /// Show or change the cluster configuration
     #[command(subcommand)]
     Configure(Configure),
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Configure {
-    /// Show the configuration
+    /// Show the cluster configuration
     Get {
         #[command(flatten)]
         output: Output,
     },
-    /// Change a setting; the others are decided when a cluster is founded
+    /// Change a setting
+    ///
+    /// All other settings are fixed when the cluster is created.
     Set {
-        /// Which
+        /// Setting name
         #[arg(value_enum)]
         setting: Setting,
-        /// To what, all at once: none empties it
+        /// New values, replacing all old ones; none clears the setting
         #[arg(value_name = "VALUE")]
         values: Vec<String>,
         #[command(flatten)]
@@ -131,163 +145,164 @@ pub(crate) enum Configure {
     },
 }
 
-/// What of a living cluster can be changed.
+/// The settings that can be changed in a running cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Setting {
-    /// Which labels of nodes Kubernetes' nodes bear, too: keys, or beginnings
-    /// of keys followed by "*"
+    /// Node labels that are copied to Kubernetes nodes: keys, or key prefixes
+    /// followed by "*"
     SynchronizedLabels,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Kubernetes {
-    /// Print a file by which kubectl speaks with the cluster
+    /// Generate a kubeconfig
     ///
-    /// It holds no secret: kubectl calls this program for a certificate, as
-    /// the user of the present context, whenever it needs one.
+    /// The kubeconfig contains no secret: kubectl calls hearthctl as a
+    /// credential plugin, which gets a certificate for the user of the current
+    /// context.
     Kubeconfig {
-        /// Write it to this file instead, for your eyes only. What was there
-        /// is replaced
+        /// Write to this file (mode 0600) instead of standard output. An
+        /// existing file is replaced
         #[arg(long, short, value_name = "FILE")]
         output: Option<PathBuf>,
-        /// Where an API server is reached from here, such as
-        /// https://127.0.0.1:6443 [default: one that answers, by the routes
-        /// of the context]
+        /// URL of the API server, such as https://127.0.0.1:6443 [default: the
+        /// first API server that accepts a connection, through the routes of
+        /// the context]
         #[arg(long, value_name = "URL", value_parser = server_url)]
         server: Option<String>,
-        /// The name by which the API server proves itself [default:
-        /// "kubernetes", which all have, at whatever address]
+        /// Server name to verify in the certificate of the API server
+        /// [default: "kubernetes", which is valid for all API servers of the
+        /// cluster]
         #[arg(long, value_name = "NAME")]
         tls_server_name: Option<String>,
-        /// Put a certificate and its private key into the file. They are good
-        /// for an hour
+        /// Embed a client certificate and its private key, valid for one hour
         #[arg(long)]
         embed: bool,
     },
-    /// Print a certificate for kubectl, which calls this itself
+    /// Print a client certificate (called by kubectl as a credential plugin)
     Credential,
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Node {
-    /// List the nodes
+    /// List nodes
     List {
         #[command(flatten)]
         output: Output,
-        /// Go on showing what changes, until interrupted
+        /// Watch for changes until interrupted
         #[arg(long)]
         watch: bool,
     },
-    /// Show all that the cluster knows of one node
+    /// Show details of a node
     Describe {
         #[command(flatten)]
-        which: Which,
+        which: NodeArg,
         #[command(flatten)]
         output: Output,
     },
-    /// Let a machine that has registered become a node
+    /// Approve a registered machine as a node
     ///
-    /// Compare the public key with the one on the machine's console first: the
-    /// register ticket alone does not say which machine came with it.
+    /// First compare the public key with the one on the machine's console: the
+    /// register ticket does not identify the machine.
     Approve {
         #[command(flatten)]
-        which: Which,
+        which: NodeArg,
         #[command(flatten)]
         output: Output,
     },
-    /// What a node is there for
+    /// Manage node roles
     #[command(subcommand)]
     Role(Role),
-    /// Names and values that a node is found by
+    /// Manage node labels
     #[command(subcommand)]
     Label(Label),
-    /// Take a node out of service, for good
+    /// Decommission a node permanently
     ///
-    /// It leaves consensus, wipes its keys and loses its access. Then it can be
-    /// deleted. It never comes back under this ID.
+    /// The node leaves consensus, wipes its keys and loses its access to the
+    /// cluster. Then it can be deleted. It cannot rejoin under the same ID.
     Decommission {
         #[command(flatten)]
-        which: Which,
+        which: NodeArg,
         #[command(flatten)]
-        sure: Sure,
+        sure: Confirm,
         #[command(flatten)]
         wait: Wait,
         #[command(flatten)]
         output: Output,
     },
-    /// Forget a node
+    /// Delete a node
     ///
-    /// All but a tombstone, so that the machine is told to wipe its keys if it
-    /// ever comes back. A node that is UP is decommissioned first, unless it
-    /// is lost.
+    /// Only a tombstone remains, with which a machine that reconnects is
+    /// ordered to wipe its keys. A node that is UP has to be decommissioned
+    /// first, unless its machine is lost.
     Delete {
         #[command(flatten)]
-        which: Which,
-        /// Though it is UP and keeps its keys until it asks for its cluster
-        /// again: for machines that are lost
+        which: NodeArg,
+        /// Delete even if the node is UP (for lost machines). It keeps its keys
+        /// until it reconnects to its cluster
         #[arg(long)]
         bypass_not_decommissioned: bool,
-        /// Though it has roles
+        /// Delete even if the node has roles
         #[arg(long)]
         bypass_has_roles: bool,
         #[command(flatten)]
-        sure: Sure,
+        sure: Confirm,
     },
-    /// Show what a node has said
+    /// Show node logs
     ///
-    /// The node itself is asked, not the control plane.
+    /// The logs are read from the node itself, not from the control plane.
     Logs {
         #[command(flatten)]
-        which: Which,
+        which: NodeArg,
         #[command(flatten)]
-        at: At,
-        /// Go on showing what is said, until interrupted
+        at: NodeEndpointArg,
+        /// Stream new entries until interrupted
         #[arg(long, short)]
         follow: bool,
-        /// Only of the part with this dotted name, and of what is below it
-        #[arg(long, value_name = "NAME", default_value = "")]
-        dn: String,
-        /// How many of the last entries, 0 for all there are
-        #[arg(long, value_name = "NUMBER", default_value_t = 100)]
-        backlog: u32,
-        /// Only what is as bad as this, or worse
+        /// Dotted name of a component, such as root.roles; shows its entries
+        /// and those of its subcomponents
+        #[arg(long, alias = "dn", value_name = "NAME", default_value = "")]
+        component: String,
+        /// Number of recent entries; 0 for all
+        #[arg(long, alias = "backlog", value_name = "N", default_value_t = 100)]
+        tail: u32,
+        /// Minimum severity
         #[arg(long, value_enum, value_name = "SEVERITY")]
         severity: Option<Severity>,
         #[command(flatten)]
         output: Output,
     },
-    /// Start a node's machine again
+    /// Reboot a node
     Reboot {
         #[command(flatten)]
-        which: Which,
+        which: NodeArg,
         #[command(flatten)]
-        at: At,
+        at: NodeEndpointArg,
         #[command(flatten)]
-        sure: Sure,
+        sure: Confirm,
     },
-    /// Switch a node's machine off
+    /// Shut down a node
     #[command(name = "poweroff")]
     PowerOff {
         #[command(flatten)]
-        which: Which,
+        which: NodeArg,
         #[command(flatten)]
-        at: At,
+        at: NodeEndpointArg,
         #[command(flatten)]
-        sure: Sure,
+        sure: Confirm,
     },
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Role {
-    /// Give a node roles
+    /// Add roles to a node
     ///
-    /// A new consensus member takes part in every write of the cluster once it
-    /// has what the others have: three members survive the loss of one, five
-    /// of two.
+    /// A new consensus member becomes a voter once its data is in sync. Three
+    /// voters tolerate the failure of one, five the failure of two.
     Add {
         #[command(flatten)]
-        which: Which,
-        /// Which roles
+        which: NodeArg,
+        /// Roles to add
         #[arg(required = true, value_enum)]
         roles: Vec<RoleName>,
         #[command(flatten)]
@@ -295,17 +310,17 @@ pub(crate) enum Role {
         #[command(flatten)]
         output: Output,
     },
-    /// Take roles from a node
+    /// Remove roles from a node
     ///
-    /// Whatever the role kept on that node is wiped.
+    /// The data of the role on the node is wiped.
     Remove {
         #[command(flatten)]
-        which: Which,
-        /// Which roles
+        which: NodeArg,
+        /// Roles to remove
         #[arg(required = true, value_enum)]
         roles: Vec<RoleName>,
         #[command(flatten)]
-        sure: Sure,
+        sure: Confirm,
         #[command(flatten)]
         wait: Wait,
         #[command(flatten)]
@@ -315,11 +330,11 @@ pub(crate) enum Role {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Label {
-    /// Set labels, those that are there already, too
+    /// Set labels; existing ones are overwritten
     Set {
         #[command(flatten)]
-        which: Which,
-        /// Such as zone=a
+        which: NodeArg,
+        /// Labels to set, such as zone=a
         #[arg(required = true, value_name = "KEY=VALUE", value_parser = label)]
         labels: Vec<(String, String)>,
         #[command(flatten)]
@@ -328,8 +343,8 @@ pub(crate) enum Label {
     /// Remove labels
     Remove {
         #[command(flatten)]
-        which: Which,
-        /// Of which keys
+        which: NodeArg,
+        /// Keys of the labels to remove
         #[arg(required = true, value_name = "KEY")]
         keys: Vec<String>,
         #[command(flatten)]
@@ -339,49 +354,49 @@ pub(crate) enum Label {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Etcd {
-    /// Show the members of consensus, and who is about to come or go
+    /// List etcd members and pending membership changes
     Members {
         #[command(flatten)]
         output: Output,
     },
 }
 
-/// Which node is meant.
+/// Selects a node.
 #[derive(Debug, ClapArgs)]
-pub(crate) struct Which {
-    /// By its ID or the beginning of it, by its public key, or by the value of
-    /// its label "hostname"
+pub(crate) struct NodeArg {
+    /// Node ID or a prefix of it, public key, or value of the label "hostname"
     #[arg(value_name = "NODE")]
     pub node: String,
 }
 
-/// Where a node is reached, for what it answers itself.
+/// Address of the node, for commands that call the node itself.
 #[derive(Debug, ClapArgs)]
-pub(crate) struct At {
-    /// Where the node's management is reached from here [default: its address
-    /// as the cluster knows it, port 7836]
+pub(crate) struct NodeEndpointArg {
+    /// Address of the node's management service [default: the address that the
+    /// cluster knows, port 7836]
     #[arg(long, value_name = "HOST[:PORT]", value_parser = node_endpoint)]
     pub node_endpoint: Option<Endpoint>,
 }
 
-/// For what cannot be undone.
+/// Confirmation, for commands that are disruptive or cannot be undone.
 #[derive(Clone, Copy, Debug, ClapArgs)]
-pub(crate) struct Sure {
-    /// Do it without asking back; needed at a terminal
+pub(crate) struct Confirm {
+    /// Confirm the command; required at a terminal if the node is UP
     #[arg(long)]
     pub yes: bool,
 }
 
-/// For what the cluster goes on with after it has answered.
+/// For changes that the cluster completes after it has answered.
 #[derive(Clone, Copy, Debug, ClapArgs)]
 pub(crate) struct Wait {
-    /// Wait until it is complete: consensus has followed, a role of Kubernetes
-    /// works or has ended. An interrupt ends the waiting only
+    /// Wait until the change is complete: the etcd membership has changed, a
+    /// Kubernetes role is ready or has stopped. An interrupt ends the wait
+    /// only, not the change
     #[arg(long)]
     pub wait: bool,
 }
 
-/// A role, as it is written.
+/// A role, by its name on the command line.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum RoleName {
     ConsensusMember,
@@ -389,7 +404,7 @@ pub(crate) enum RoleName {
     KubernetesWorker,
 }
 
-/// How bad a log entry is.
+/// Severity of a log entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Severity {
     Debug,
@@ -400,66 +415,67 @@ pub(crate) enum Severity {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Owner {
-    /// Make an owner key and a first-contact secret
+    /// Create an owner key and a first-contact secret
     ///
-    /// Writes owner-key.pem and first-contact-secret, and prints the key's
-    /// public half. Nothing is overwritten.
+    /// Writes owner-key.pem and first-contact-secret, and prints the public
+    /// key. Existing files are not overwritten.
     Init {
-        /// Existing folder for both files
+        /// Existing directory for both files
         folder: PathBuf,
     },
-    /// Print the public half of an owner key
+    /// Print the public key of an owner key
     PublicKey {
-        /// The private key (PKCS #8, PEM)
+        /// Private key file (PKCS #8, PEM)
         file: PathBuf,
     },
 }
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum Context {
-    /// List the contexts
+    /// List contexts
     List,
-    /// Make a context the current one
+    /// Set the current context
     Use {
-        /// Which
+        /// Context name
         name: String,
     },
     /// Show a context
     Show {
-        /// Which [default: the current one]
+        /// Context name [default: the current one]
         name: Option<String>,
     },
-    /// Reach an address of a node by another one
+    /// Set or remove an address mapping
     ///
-    /// For clusters whose own addresses are not reachable from here, such as
-    /// emulated ones: what goes to ADDRESS goes to VIA instead.
+    /// For clusters whose own addresses are not reachable from this machine,
+    /// such as emulated ones: connections to ADDRESS go to VIA instead.
     Route {
-        /// As the cluster knows it, such as 10.77.0.11:7836
+        /// Address that the cluster knows, such as 10.77.0.11:7836
         #[arg(value_name = "ADDRESS")]
         address: Endpoint,
-        /// As it is reached from here; none: forget the route
+        /// Address that is reachable from this machine; without it, the mapping
+        /// is removed
         #[arg(value_name = "VIA")]
         via: Option<Endpoint>,
     },
 }
 
-/// In which form results are printed.
+/// How results are printed.
 #[derive(Clone, Copy, Debug, ClapArgs)]
 pub(crate) struct Output {
-    /// For people or for programs
-    #[arg(short = 'o', long = "output", value_enum, default_value_t = Form::Table, value_name = "FORM")]
-    pub form: Form,
+    /// Output format
+    #[arg(short = 'o', long = "output", value_enum, default_value_t = Format::Table, value_name = "FORMAT")]
+    pub form: Format,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Form {
+pub(crate) enum Format {
     Table,
     Json,
 }
 
-/// A number and its unit.
+/// Parses a number and its unit; seconds if it has none. At most a day.
 fn duration(text: &str) -> Result<Duration, String> {
-    let wrong = || "wanted a positive number and a unit: 500ms, 10s, 2m".to_owned();
+    let wrong = || "expected a positive number and a unit: 500ms, 10s, 2m".to_owned();
     let digits = text.trim_end_matches(|c: char| !c.is_ascii_digit());
     let number: u64 = digits.parse().map_err(|_| wrong())?;
     let duration = match &text[digits.len()..] {
@@ -473,23 +489,23 @@ fn duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(wrong)
 }
 
-/// KEY=VALUE; the cluster says which of them it takes.
+/// Parses KEY=VALUE. Which keys and values are valid is checked later, by the rules of the API.
 fn label(text: &str) -> Result<(String, String), String> {
     match text.split_once('=') {
         Some((key, value)) if !key.is_empty() => Ok((key.to_owned(), value.to_owned())),
-        _ => Err("wanted KEY=VALUE".to_owned()),
+        _ => Err("expected KEY=VALUE".to_owned()),
     }
 }
 
-/// https://HOST[:PORT]; what follows is left to API servers.
+/// Checks that a URL begins with https://HOST[:PORT]. A path is passed on as it is.
 fn server_url(text: &str) -> Result<String, String> {
-    let wrong = || "wanted https://HOST[:PORT]".to_owned();
+    let wrong = || "expected https://HOST[:PORT]".to_owned();
     let rest = text.strip_prefix("https://").ok_or_else(wrong)?;
     Endpoint::parse(rest.trim_end_matches('/'), HTTPS).map_err(|_| wrong())?;
     Ok(text.to_owned())
 }
 
-/// An endpoint whose default port is that of node management.
+/// Parses an endpoint; the default port is that of node management.
 fn node_endpoint(text: &str) -> Result<Endpoint, String> {
     Endpoint::parse(text, PORT_NODE_MANAGEMENT).map_err(|error| error.to_string())
 }

@@ -1,4 +1,4 @@
-//! From the arguments to a channel.
+//! Opens channels: to the curators of the selected cluster, or to one node.
 
 use std::path::PathBuf;
 
@@ -11,19 +11,19 @@ use crate::args::Global;
 use crate::context::{Context, Contexts};
 use crate::failure::{Failure, Kind};
 
-/// Which cluster is meant, and who we are to it.
+/// The selected context and its credentials.
 pub(crate) struct Session {
-    /// Of the context.
+    /// Name of the context.
     pub name: String,
     /// The context.
     pub context: Context,
-    /// The contexts file.
+    /// Path of the contexts file.
     pub file: PathBuf,
     credentials: UserCredentials,
 }
 
 impl Session {
-    /// Of the context that is meant.
+    /// Loads the context that `--context` names, or the current one.
     pub(crate) fn new(global: &Global) -> Result<Self, Failure> {
         let contexts = Contexts::load(global.config.clone())?;
         let (name, context) = contexts.get(global.context.as_deref())?;
@@ -47,12 +47,12 @@ impl Session {
     }
 }
 
-/// A channel to the cluster that is meant, as the user that we are to it.
+/// Opens a channel to the selected cluster, as the user of the context.
 pub(crate) fn open(global: &Global) -> Result<Channel, Failure> {
     open_session(global, &Session::new(global)?)
 }
 
-/// The same, of a session that is there already.
+/// The same, for a session that is loaded already.
 pub(crate) fn open_session(global: &Global, session: &Session) -> Result<Channel, Failure> {
     let endpoints = match &global.endpoints[..] {
         [] => session.context.endpoints()?,
@@ -61,16 +61,17 @@ pub(crate) fn open_session(global: &Global, session: &Session) -> Result<Channel
     if endpoints.is_empty() {
         return Err(Failure::new(
             Kind::Local,
-            format!("reach the cluster of context {:?}", session.name),
+            format!("connect to the cluster of context {:?}", session.name),
         )
-        .because("it has no endpoints")
-        .advise("name one with --endpoint"));
+        .because("the context has no endpoints")
+        .advise("set one with --endpoint"));
     }
     session.channel(global, endpoints, ExpectedServer::AnyNode)
 }
 
-/// A channel to the management of this very node, at this address as the
-/// cluster knows it, or at this one as it is reached from here.
+/// Opens a channel to the management service of node `id`, whose certificate is verified. It
+/// connects to the endpoint `given`, or to `address`, which the cluster knows, through the routes
+/// of the context.
 pub(crate) fn open_node(
     global: &Global,
     id: NodeId,
@@ -84,15 +85,15 @@ pub(crate) fn open_node(
             .context
             .reach(Endpoint::new(address, PORT_NODE_MANAGEMENT))?,
         (None, None) => {
-            return Err(Failure::new(Kind::Cluster, format!("reach {id}"))
-                .because("the cluster does not know its address: it has not reported one yet")
-                .advise("name its address with --node-endpoint"));
+            return Err(Failure::new(Kind::Cluster, format!("connect to {id}"))
+                .because("the node has not reported its address to the cluster yet")
+                .advise("set its address with --node-endpoint"));
         }
     };
     session.channel(global, vec![endpoint], ExpectedServer::Node(id))
 }
 
-/// How the client behaves.
+/// Client options: `--timeout` bounds connecting and each call.
 pub(crate) fn options(global: &Global) -> Options {
     Options {
         connect_timeout: global.timeout,
@@ -102,11 +103,11 @@ pub(crate) fn options(global: &Global) -> Options {
     }
 }
 
-/// The endpoints of a command that has no context to take them from.
+/// The endpoints on the command line, for a command that has no context yet.
 pub(crate) fn given_endpoints(global: &Global) -> Result<&[Endpoint], Failure> {
     match &global.endpoints[..] {
-        [] => Err(Failure::new(Kind::Local, "find the cluster")
-            .because("no --endpoint is given")
+        [] => Err(Failure::new(Kind::Local, "connect to the cluster")
+            .because("--endpoint is required")
             .advise("name a node of the cluster: --endpoint HOST[:PORT]")),
         given => Ok(given),
     }
@@ -118,5 +119,5 @@ fn own_credentials(name: &str, error: TlsError) -> Failure {
         format!("use the certificate of context {name:?}"),
     )
     .because(error)
-    .advise("`hearthctl cluster take-ownership` gets a new one")
+    .advise("get a new certificate with `hearthctl cluster take-ownership`")
 }

@@ -1,7 +1,7 @@
-//! The contexts: which clusters this tool knows, and as whom it speaks to each.
+//! Contexts: the known clusters, with the user's credentials for each.
 //!
-//! One JSON file names them. It holds no secrets: a private key stays in the
-//! file that its owner keeps it in, and the certificate lies beside this file.
+//! They are stored in one JSON file. It contains no secrets: it has the path of the private key,
+//! which stays where the user keeps it. The certificate is a file in the same directory.
 
 use std::collections::BTreeMap;
 use std::env;
@@ -18,10 +18,10 @@ use serde::{Deserialize, Serialize};
 use crate::failure::{Failure, Kind};
 use crate::files;
 
-/// Of the file's form.
+/// Version of the file format.
 const VERSION: u32 = 1;
 
-/// A cluster, and who we are to it.
+/// A cluster, and the user's credentials for it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Context {
@@ -29,19 +29,18 @@ pub(crate) struct Context {
     pub cluster_id: String,
     /// The cluster's CA certificate, PEM.
     pub ca: String,
-    /// Where its curators listen, in the order in which they are tried.
+    /// Endpoints of its curators, in the order in which they are tried.
     pub endpoints: Vec<String>,
-    /// File with our certificate, PEM. Relative to the contexts file.
+    /// Path of the user's certificate (PEM), relative to the contexts file.
     pub certificate: PathBuf,
-    /// File with our private key, PKCS #8 in PEM. Relative to the contexts
-    /// file.
+    /// Path of the user's private key (PKCS #8, PEM), relative to the contexts file.
     pub key: PathBuf,
-    /// What goes to the one address goes to the other.
+    /// Address mappings: connections to the key go to the value instead.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub routes: BTreeMap<String, String>,
 }
 
-/// As it is stored.
+/// Content of the contexts file.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Stored {
@@ -58,8 +57,7 @@ pub(crate) struct Contexts {
 }
 
 impl Contexts {
-    /// Reads the file. None at all is an empty one; one that makes no sense is
-    /// an error.
+    /// Reads the file. A missing file has no contexts; an invalid one is an error.
     pub(crate) fn load(path: Option<PathBuf>) -> Result<Self, Failure> {
         let path = path.map_or_else(default_path, Ok)?;
         let failed = || Failure::new(Kind::Local, format!("read {}", path.display()));
@@ -69,7 +67,7 @@ impl Contexts {
                     serde_json::from_slice(&bytes).map_err(|error| failed().because(error))?;
                 if stored.version > VERSION {
                     return Err(failed().because(format!(
-                        "it is of version {}, this hearthctl knows up to {VERSION}",
+                        "its version is {}; this hearthctl supports versions up to {VERSION}",
                         stored.version
                     )));
                 }
@@ -94,32 +92,32 @@ impl Contexts {
         files::write_private(&self.path, &json).map_err(|error| failed().because(error))
     }
 
-    /// The file.
+    /// Path of the file.
     pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// All, by name.
+    /// All contexts, by name.
     pub(crate) fn all(&self) -> &BTreeMap<String, Context> {
         &self.stored.contexts
     }
 
-    /// The name of the current one.
+    /// Name of the current context.
     pub(crate) fn current(&self) -> Option<&str> {
         self.stored.current.as_deref()
     }
 
-    /// The one of this name, or the current one.
+    /// The context of this name, or the current one.
     pub(crate) fn get<'a>(
         &'a self,
         name: Option<&'a str>,
     ) -> Result<(&'a str, &'a Context), Failure> {
         let Some(name) = name.or(self.current()) else {
-            return Err(Failure::new(Kind::Local, "tell which cluster is meant")
+            return Err(Failure::new(Kind::Local, "select a context")
                 .because(format!("{} has no current context", self.path.display()))
                 .advise(
-                    "`hearthctl cluster take-ownership` makes one; \
-                     --context and `hearthctl context use` choose one",
+                    "create one with `hearthctl cluster take-ownership`, or select one with \
+                     --context or `hearthctl context use`",
                 ));
         };
         match self.stored.contexts.get(name) {
@@ -127,21 +125,21 @@ impl Contexts {
             None => {
                 let known: Vec<_> = self.stored.contexts.keys().map(String::as_str).collect();
                 Err(Failure::new(Kind::Local, format!("use context {name:?}"))
-                    .because(format!("{} has none of this name", self.path.display()))
-                    .advise(format!("there are: {}", known.join(", "))))
+                    .because(format!("{} has no such context", self.path.display()))
+                    .advise(format!("available contexts: {}", known.join(", "))))
             }
         }
     }
 
-    /// Makes an existing one the current one.
+    /// Makes an existing context the current one.
     pub(crate) fn select(&mut self, name: &str) -> Result<(), Failure> {
         self.get(Some(name))?;
         self.stored.current = Some(name.to_owned());
         Ok(())
     }
 
-    /// Adds one, or replaces the one of this name, and makes it the current
-    /// one. Its certificate goes into a file of its own.
+    /// Adds a context, or replaces the one of this name, and makes it the current one. The
+    /// certificate is written to a file of its own.
     pub(crate) fn add(
         &mut self,
         name: &str,
@@ -158,7 +156,7 @@ impl Contexts {
         let path = self.beside(&certificate);
         files::write_private(&path, to_pem(&credentials.certificate).as_bytes())
             .map_err(|error| failed("write", &path).because(error))?;
-        // Where nodes are reached from here does not change with a certificate.
+        // Routes do not depend on the certificate: they are kept.
         let before = self.stored.contexts.remove(name);
         let context = Context {
             routes: before.map(|before| before.routes).unwrap_or_default(),
@@ -173,7 +171,7 @@ impl Contexts {
         Ok(())
     }
 
-    /// From now on an address is reached by another one, in one context.
+    /// Maps `address` to `via` in a context, or removes the mapping.
     pub(crate) fn route(
         &mut self,
         name: Option<&str>,
@@ -190,14 +188,14 @@ impl Contexts {
         Ok(())
     }
 
-    /// Everything that is needed to speak as the user of a context.
+    /// Reads key and certificates of the user of a context.
     pub(crate) fn credentials(
         &self,
         name: &str,
         context: &Context,
     ) -> Result<UserCredentials, Failure> {
         let wrong = |what: &str| Failure::new(Kind::Local, format!("{what} of context {name:?}"));
-        let again = "`hearthctl cluster take-ownership` makes it anew";
+        let again = "get a new certificate with `hearthctl cluster take-ownership`";
         let key = owner::read_key(&self.beside(&context.key))
             .map_err(|error| wrong("read the private key").because(error))?;
         let path = self.beside(&context.certificate);
@@ -210,13 +208,16 @@ impl Contexts {
             key: SigningKey::clone(&key),
             certificate: from_pem(&certificate).ok_or_else(|| {
                 wrong("read the certificate")
-                    .because(format!("{}: wanted one certificate in PEM", path.display()))
+                    .because(format!(
+                        "{}: expected one certificate in PEM",
+                        path.display()
+                    ))
                     .advise(again)
             })?,
             ca: from_pem(context.ca.as_bytes()).ok_or_else(|| {
                 wrong("read the CA certificate")
                     .because(format!(
-                        "{}: wanted one certificate in PEM",
+                        "{}: expected one certificate in PEM",
                         self.path.display()
                     ))
                     .advise(again)
@@ -230,7 +231,7 @@ impl Contexts {
 }
 
 impl Context {
-    /// Where its curators listen.
+    /// The parsed endpoints of the curators.
     pub(crate) fn endpoints(&self) -> Result<Vec<Endpoint>, Failure> {
         let parse = |text: &String| {
             text.parse()
@@ -241,7 +242,7 @@ impl Context {
 }
 
 impl Context {
-    /// How an address of the cluster is reached from here.
+    /// Applies the routes: the address to connect to instead of `address`.
     pub(crate) fn reach(&self, address: Endpoint) -> Result<Endpoint, Failure> {
         match self.routes.get(&address.to_string()) {
             Some(via) => via
@@ -252,15 +253,15 @@ impl Context {
     }
 }
 
-/// Names become file names.
+/// Checks the name of a context, because it becomes part of a file name.
 fn valid_name(name: &str) -> Result<&str, Failure> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
     if (1..=63).contains(&name.len()) && name.bytes().all(good) && !name.starts_with('.') {
         Ok(name)
     } else {
         Err(
-            Failure::new(Kind::Local, format!("name a context {name:?}")).because(
-                "wanted 1 to 63 letters, digits, \"-\", \"_\" or \".\", not \".\" at first",
+            Failure::new(Kind::Local, format!("create context {name:?}")).because(
+                "expected 1 to 63 letters, digits, \"-\", \"_\" or \".\", no leading \".\"",
             ),
         )
     }
@@ -278,11 +279,11 @@ fn default_path() -> Result<PathBuf, Failure> {
         .ok_or_else(|| {
             Failure::new(Kind::Local, "find the contexts file")
                 .because("neither XDG_CONFIG_HOME nor HOME is an absolute path")
-                .advise("name the file with --config or HEARTH_CONFIG")
+                .advise("set the path with --config or HEARTH_CONFIG")
         })
 }
 
-/// A certificate in the form that other tools read.
+/// Encodes a DER certificate as PEM with LF line endings.
 pub(crate) fn to_pem(certificate: &[u8]) -> String {
     let pem = pem::Pem::new("CERTIFICATE", certificate);
     let lines = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);
@@ -336,7 +337,7 @@ mod tests {
         contexts
             .route(None, &endpoint, Some(&via))
             .expect("the current one");
-        // A new certificate takes no routes away.
+        // Routes are kept when the certificate is replaced.
         contexts
             .add(
                 "one",
@@ -372,7 +373,7 @@ mod tests {
         for (content, wanted) in [
             ("", "EOF"),
             ("{}", "version"),
-            (r#"{"version":2,"contexts":{}}"#, "knows up to 1"),
+            (r#"{"version":2,"contexts":{}}"#, "versions up to 1"),
             (r#"{"version":1,"contexts":{},"more":1}"#, "more"),
         ] {
             fs::write(&path, content).expect("written");

@@ -1,4 +1,4 @@
-//! What an operator is told when something fails.
+//! Errors as operators see them: message, advice and exit code.
 
 use std::error::Error;
 use std::fmt;
@@ -11,24 +11,24 @@ use tonic::{Code, Status};
 
 use crate::table::printable;
 
-/// What kind of failure it is: the exit code, for scripts.
+/// The kind of a failure; the value is the exit code.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// The cluster has answered, and it was an error; or it would be, by rules
-    /// that both know.
+    /// The cluster has answered with an error, or would: requests that break the API's rules are
+    /// not sent.
     Cluster = 1,
-    // 2 is a wrong command line; clap ends the program itself.
+    // 2 is an invalid command line; clap exits with it.
     /// No node can be reached, or none answered in time.
     Unreachable = 3,
-    /// One side has refused the other: certificates, permissions.
+    /// Authentication or authorization failed, on either side.
     Refused = 4,
-    /// Something on this machine: files, contexts.
+    /// An error on this machine: files, contexts.
     Local = 5,
-    /// An interrupt, as shells number it.
+    /// The wait was interrupted; shells use this code for SIGINT.
     Interrupted = 130,
 }
 
-/// A failure: what was to be done, why it was not, and what to do now.
+/// A failed operation, its cause, and what to do about it.
 #[derive(Debug)]
 pub(crate) struct Failure {
     kind: Kind,
@@ -38,7 +38,7 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// A failure of this kind to do `what`.
+    /// A failure of the operation `what`, which follows "cannot" in the message.
     pub(crate) fn new(kind: Kind, what: impl Into<String>) -> Self {
         Self {
             kind,
@@ -48,36 +48,36 @@ impl Failure {
         }
     }
 
-    /// Because of this.
+    /// Adds the cause.
     #[must_use]
     pub(crate) fn because(mut self, why: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
         self.why = Some(why.into());
         self
     }
 
-    /// What to do about it.
+    /// Adds what to do about it.
     #[must_use]
     pub(crate) fn advise(mut self, advice: impl Into<String>) -> Self {
         self.advice = Some(advice.into());
         self
     }
 
-    /// Our output has nowhere to go.
+    /// Standard output cannot be written.
     pub(crate) fn output(error: io::Error) -> Self {
         Self::new(Kind::Local, "print the result").because(error)
     }
 
-    /// A call has failed.
+    /// A failed call; kind and advice depend on the status.
     pub(crate) fn call(what: impl Into<String>, status: Status) -> Self {
         let kind = kind_of(&status);
         let advice = match kind {
             Kind::Unreachable => Some(
-                "check that the cluster runs and that the addresses are right; \
-                 --endpoint tries another, --timeout gives it longer",
+                "check that the cluster is running and that the addresses are right; \
+                 try another node with --endpoint, or a longer --timeout",
             ),
             Kind::Refused => Some(
                 "check that the context is for this cluster; \
-                 `hearthctl cluster take-ownership` gets a new certificate",
+                 get a new certificate with `hearthctl cluster take-ownership`",
             ),
             Kind::Cluster | Kind::Local | Kind::Interrupted => None,
         };
@@ -86,13 +86,12 @@ impl Failure {
         failure
     }
 
-    /// Labels break the rules, in the words and with the exit code of a
-    /// curator that is asked for the same.
+    /// Invalid labels: message and exit code are those that a curator's answer would give.
     pub(crate) fn labels(what: impl Into<String>, error: LabelError) -> Self {
         Self::new(Kind::Cluster, what).because(error)
     }
 
-    /// Whether it is only that whoever read our output has stopped reading.
+    /// Whether the cause is that the reader of standard output has closed the pipe.
     pub(crate) fn is_closed_pipe(&self) -> bool {
         self.why
             .as_ref()
@@ -100,13 +99,13 @@ impl Failure {
             .is_some_and(|error| error.kind() == io::ErrorKind::BrokenPipe)
     }
 
-    /// For scripts.
+    /// The exit code, for scripts.
     pub(crate) fn exit_code(&self) -> ExitCode {
         ExitCode::from(self.kind as u8)
     }
 }
 
-/// `tonic` reports everything that is wrong with a connection as a status.
+/// The kind of a failed call. `tonic` reports connection errors as a status, too.
 fn kind_of(status: &Status) -> Kind {
     let mut source = status.source();
     while let Some(error) = source {
@@ -120,8 +119,8 @@ fn kind_of(status: &Status) -> Kind {
         }
         source = error.source();
     }
-    // A node that refuses our certificate says so after the handshake, for
-    // that is how TLS 1.3 goes.
+    // In TLS 1.3 a server rejects the client's certificate after the client's handshake has
+    // completed: the alert arrives with the call.
     if hearth_api::chain(status).contains("received fatal alert") {
         return Kind::Refused;
     }
@@ -132,7 +131,7 @@ fn kind_of(status: &Status) -> Kind {
     }
 }
 
-/// A status as people read it: its message, and what is behind it.
+/// The text of a cause. For a status: its message and the sources that add something to it.
 fn reason(error: &(dyn Error + 'static)) -> String {
     let Some(status) = error.downcast_ref::<Status>() else {
         return hearth_api::chain(error);
@@ -157,7 +156,7 @@ impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "cannot {}", self.what)?;
         if let Some(why) = &self.why {
-            // Part of it may come from whoever has answered.
+            // Part of it may come from the server.
             write!(f, ": {}", printable(&reason(&**why)))?;
         }
         if let Some(advice) = &self.advice {

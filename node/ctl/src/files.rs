@@ -1,18 +1,18 @@
-//! Files that are private and never half written.
+//! Writing private files atomically.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
 use std::path::Path;
 
-/// Replaces a file by new content, for the user's eyes only. Whenever this is
-/// interrupted, there is either the old file or the new one.
+/// Replaces a file atomically, with mode 0600: after an interruption there is either the old
+/// content or the new one. Creates missing directories with mode 0700.
 pub(crate) fn write_private(path: &Path, content: &[u8]) -> io::Result<()> {
     let folder = path
         .parent()
         .filter(|folder| !folder.as_os_str().is_empty())
         .unwrap_or(Path::new("."));
     create_private_folder(folder)?;
-    // Mode 0600 from its first moment.
+    // Created with mode 0600.
     let mut file = tempfile::NamedTempFile::new_in(folder)?;
     file.write_all(content)?;
     file.as_file().sync_all()?;

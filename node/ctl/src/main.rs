@@ -1,12 +1,14 @@
-//! `hearthctl`: the operator's tool.
+//! `hearthctl`: the command-line tool for operators.
 //!
-//! A thin program: it reads its arguments ([`args`]), finds out from the
-//! contexts file which cluster is meant and who asks ([`context`]), calls the
-//! cluster through `hearth-api`'s client, and prints what came back
-//! ([`output`], [`table`]). What fails becomes a [`failure::Failure`], which
-//! says what was wanted, what happened and what to do, and has one of a few
-//! exit codes. Forms that programs rely on (JSON, exit codes, files) are in
-//! `docs/hearthctl.md`.
+//! It parses its arguments ([`args`]), selects the cluster and the user's credentials from the
+//! contexts file ([`context`]), calls the cluster through `hearth-api`'s client, and prints the
+//! result ([`output`], [`table`]). Every error becomes a [`failure::Failure`], which states the
+//! operation, the cause and what to do, and determines the exit code. The interfaces that scripts
+//! rely on (JSON, exit codes, files) are documented in `docs/hearthctl.md`.
+#![cfg_attr(
+    test,
+    allow(clippy::disallowed_methods, reason = "tests use plain files")
+)]
 
 mod args;
 mod commands;
@@ -15,6 +17,7 @@ mod context;
 mod failure;
 mod files;
 mod output;
+mod reference;
 mod table;
 
 use std::process::ExitCode;

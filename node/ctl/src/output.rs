@@ -1,7 +1,7 @@
-//! What is printed about clusters and nodes, in both forms.
+//! Clusters and nodes as they are printed: tables and JSON.
 //!
-//! The JSON is an interface: fields are added, never renamed or removed. It
-//! is described in `docs/hearthctl.md`.
+//! The JSON is an interface: fields are added, never renamed or removed. It is documented in
+//! `docs/hearthctl.md`.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ pub(crate) struct Node {
     state: String,
     health: String,
     health_reason: String,
-    /// The cluster as the node itself last saw it.
+    /// The cluster state that the node last reported.
     cluster_state: Option<String>,
     roles: Vec<&'static str>,
     external_address: Option<String>,
@@ -39,13 +39,14 @@ pub(crate) struct Node {
     storage_security: String,
     tpm_usage: String,
     heartbeat_age_ms: Option<u64>,
-    /// How the roles stand that can be held and not met, as the node says.
+    /// Conditions of the roles that a node can be assigned without being able to run them, as the
+    /// node reports them.
     conditions: Vec<Condition>,
-    /// It is on its way out of service.
+    /// The node is being decommissioned.
     decommissioning: bool,
 }
 
-/// One thing that holds of a node, or does not.
+/// A condition of a node: whether it is met, and why not.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Condition {
     r#type: String,
@@ -67,7 +68,7 @@ impl From<&v1::NodeCondition> for Condition {
 }
 
 impl Condition {
-    /// In one line.
+    /// One line of text.
     pub(crate) fn text(&self) -> String {
         match (self.met, &self.message[..]) {
             (true, _) => format!("{}: met", self.r#type),
@@ -80,21 +81,21 @@ impl Condition {
 /// A node after a change.
 #[derive(Debug, Serialize)]
 pub(crate) struct Changed<'a> {
-    /// As it is now.
+    /// The node with the change.
     pub node: &'a Node,
-    /// Consensus has to follow before it is complete.
+    /// The change is not complete: an etcd membership change is in progress.
     pub pending: bool,
 }
 
-/// What `cluster ticket` prints.
+/// Output of `cluster ticket`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Ticket {
     /// 64 hexadecimal digits.
     pub register_ticket: String,
 }
 
-/// A value of an enumeration as its bare word (`UP` for `NODE_STATE_UP`); a
-/// number that this version has no word for stays one.
+/// The name of an enum value without its prefix (`UP` for `NODE_STATE_UP`). A value that this
+/// version does not know is printed as a number.
 fn word<E>(number: i32, name: fn(&E) -> &'static str, prefix: &str) -> String
 where
     E: TryFrom<i32>,
@@ -180,7 +181,7 @@ impl Node {
         }
     }
 
-    /// All of it, for people.
+    /// All fields as text, for people.
     pub(crate) fn text(&self) -> String {
         let some = |text: &Option<String>| text.clone().unwrap_or_default();
         let labels: Vec<_> = self
@@ -196,7 +197,7 @@ impl Node {
             ("public key", self.public_key.clone()),
             ("state", self.state_text()),
             ("health", self.health_text()),
-            ("cluster", some(&self.cluster_state)),
+            ("cluster", self.cluster_text()),
             ("roles", self.roles.join(",")),
             ("labels", labels.join(",")),
             ("address", some(&self.external_address)),
@@ -220,13 +221,22 @@ impl Node {
         text
     }
 
+    /// The last reported cluster state, marked where the node may have another one by now.
+    fn cluster_text(&self) -> String {
+        match &self.cluster_state {
+            Some(state) if self.health == "HEALTHY" => state.clone(),
+            Some(state) => format!("{state} (stale)"),
+            None => String::new(),
+        }
+    }
+
     fn cells(&self) -> [String; 7] {
         let text = |text: &Option<String>| printable(text.as_deref().unwrap_or(""));
         [
             printable(&self.id),
             self.state_text(),
             self.health_text(),
-            text(&self.cluster_state),
+            printable(&self.cluster_text()),
             self.roles.join(","),
             text(&self.external_address),
             text(&self.version),
@@ -249,17 +259,17 @@ pub(crate) fn node_table<'a>(nodes: impl IntoIterator<Item = &'a Node>) -> Table
 #[derive(Debug, Serialize)]
 #[serde(tag = "type", rename_all = "lowercase")]
 pub(crate) enum Change<'a> {
-    /// A node that was there, has come, or has changed.
+    /// A node at the start of the watch, a new one, or one that has changed.
     Node {
-        /// As it is now.
+        /// The current state.
         node: &'a Node,
     },
-    /// A node that is gone.
+    /// A node has been removed.
     Removed {
         /// Its ID.
         id: &'a str,
     },
-    /// Everything that was there at the start has been told.
+    /// All nodes that existed at the start of the watch have been printed.
     Synced,
 }
 
@@ -273,7 +283,7 @@ pub(crate) struct Cluster {
     directory: Vec<Member>,
 }
 
-/// How a cluster is set up.
+/// Configuration of a cluster.
 #[derive(Debug, Serialize)]
 pub(crate) struct Configuration {
     cluster_domain: String,
@@ -345,7 +355,7 @@ impl From<&v1::GetClusterInfoResponse> for Cluster {
             .as_ref()
             .map(|directory| &directory.nodes[..]);
         Self {
-            // What the cluster sends is shown even if it is no ID.
+            // An ID of a wrong length is shown, too, as it was received.
             cluster_id: ClusterId::try_from(&info.cluster_id[..])
                 .map_or_else(|_| hex::encode(&info.cluster_id), |id| id.to_string()),
             version: info.version.clone(),

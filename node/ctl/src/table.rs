@@ -1,22 +1,22 @@
-//! Aligned columns.
+//! Tables with aligned columns.
 
 use std::fmt;
 
-/// Rows under headings. Columns are two spaces apart and as wide as they must
-/// be; an empty cell shows as `-`, so that a row always has all its words.
+/// Rows under headings. Columns are two spaces apart and as wide as their widest cell. An empty
+/// cell is printed as `-`, so that each row has the same number of fields.
 pub(crate) struct Table {
     rows: Vec<Vec<String>>,
 }
 
 impl Table {
-    /// With these headings.
+    /// A table without rows.
     pub(crate) fn new(headings: &[&str]) -> Self {
         Self {
             rows: vec![headings.iter().map(|&text| text.to_owned()).collect()],
         }
     }
 
-    /// One more row, with as many cells as there are headings.
+    /// Appends a row, which has as many cells as there are headings.
     pub(crate) fn row<const N: usize>(&mut self, cells: [String; N]) {
         debug_assert_eq!(N, self.rows[0].len());
         let cell = |text: String| {
@@ -49,7 +49,7 @@ impl fmt::Display for Table {
     }
 }
 
-/// What may come from far away, safe for a terminal: no control characters.
+/// Replaces control characters, so that text from a server cannot control the terminal.
 pub(crate) fn printable(text: &str) -> String {
     text.chars()
         .map(|c| if c.is_control() { '\u{fffd}' } else { c })

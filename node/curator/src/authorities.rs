@@ -1,7 +1,6 @@
-//! The cluster's authorities, out of etcd, for as long as one signature takes.
+//! Loads the cluster's certificate authorities from etcd, each for one signature.
 //!
-//! Their private keys lie in etcd and nowhere else; what is read here is wiped
-//! when it is dropped.
+//! Their private keys are stored only in etcd; the copies read here are wiped when dropped.
 
 use hearth_api::private::StoredAuthority;
 use hearth_consensus::kubernetes_authorities::{self, AuthoritiesError};
@@ -13,17 +12,17 @@ use zeroize::{Zeroize as _, Zeroizing};
 
 use super::{core::Core, state, status::unavailable};
 
-/// Vouches for nodes and users.
+/// The authority that signs certificates of nodes and users.
 pub async fn cluster(core: &Core) -> Result<Authority, Status> {
     read(core, state::CLUSTER_AUTHORITY).await
 }
 
-/// Vouches for etcd's members.
+/// The authority that signs certificates of etcd members.
 pub async fn etcd(core: &Core) -> Result<Authority, Status> {
     read(core, state::ETCD_AUTHORITY).await
 }
 
-/// Kubernetes' own. Made, if nobody has needed them before.
+/// The authorities of Kubernetes; created at first use.
 pub async fn kubernetes(core: &Core) -> Result<Authorities, Status> {
     let authorities = kubernetes_authorities::ensure(&core.kubernetes_pki, &core.ca).await;
     authorities.map_err(|error| match error {
@@ -32,7 +31,7 @@ pub async fn kubernetes(core: &Core) -> Result<Authorities, Status> {
     })
 }
 
-/// What a caller is told when nothing could be signed.
+/// The status for a caller whose certificate cannot be signed. Logs the error.
 pub fn cannot(error: &dyn std::error::Error) -> Status {
     tracing::error!("cannot issue a certificate: {error}");
     Status::internal(error.to_string())
@@ -42,10 +41,10 @@ async fn read(core: &Core, key: &str) -> Result<Authority, Status> {
     let record = core.client.get(key).await;
     let record = record
         .map_err(|error| unavailable(&error))?
-        .ok_or_else(|| Status::internal(format!("this cluster has no authority at {key}")))?;
+        .ok_or_else(|| Status::internal(format!("etcd has no authority at {key}")))?;
     let bytes = Zeroizing::new(record.value);
     let mut stored = StoredAuthority::decode(bytes.as_slice())
-        .map_err(|_| Status::internal(format!("the authority at {key} is spoilt")))?;
+        .map_err(|_| Status::internal(format!("the authority at {key} is corrupt")))?;
     let authority = Authority::from_stored(&stored);
     stored.private_key.zeroize();
     authority.map_err(|error| cannot(&error))

@@ -1,19 +1,16 @@
-//! The cluster's records in memory: one watch feeds them, everybody reads them.
+//! The cluster's records in memory, fed by one watch.
 //!
-//! A curator asks etcd for the whole of its records once, then follows every
-//! change by a single watch, however many subscribers it has. What is here is
-//! always some true state of the store, at [`Cache::revision`]; how recent it
-//! has to be is the business of [`super::reads`].
+//! A curator lists all its records in etcd once, then follows every change by a single watch,
+//! however many subscribers it has. The cache always holds a state that the store had, at
+//! [`Cache::revision`]; [`super::reads`] ensures that it is recent enough.
 //!
-//! Each visible change gives the node concerned a new *version*, a number that
-//! only grows. A subscriber remembers the last version it has seen and asks
-//! for what is newer ([`Cache::changes_since`]): it gets every node that has
-//! changed, once, as it is now. So a slow subscriber costs nothing but its own
-//! delay: there is no queue that could grow.
+//! Each visible change gives the node a new *version*, a number that only grows. A subscriber
+//! remembers the last version it has seen and asks for newer ones ([`Cache::changes_since`]): it
+//! gets every node that has changed, once, in its latest state. So a slow subscriber delays only
+//! itself: there is no queue that could grow.
 //!
-//! Records that are newer than this image end the curator, because it could
-//! only guess what they mean. A record that is spoilt is reported and taken
-//! for absent, so that it harms no node but its own.
+//! A record of a newer version stops the curator, because it could only guess its meaning. A
+//! corrupt record is logged and ignored, so that it affects only its own node.
 
 mod contents;
 mod leading;
@@ -46,10 +43,10 @@ pub use leading::{Leader, Leadership};
 pub use lookups::NotMember;
 pub use views::{Changes, Moment};
 
-/// Before etcd is asked again after it did not answer.
+/// Delay after a failed list or watch.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// See the module.
+/// The cluster's records in memory, fed by one watch.
 pub struct Cache {
     contents: Mutex<Contents>,
     version: watch::Sender<u64>,
@@ -59,8 +56,8 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// An empty one of the curator on node `own`. `bound` is how long a node
-    /// may be silent, `grace` how long it may take to find another curator.
+    /// An empty cache of the curator on node `own`. `bound` is the heartbeat timeout of a node,
+    /// `grace` how long a node may take to find another curator.
     pub fn new(own: NodeId, bound: Duration, grace: Duration) -> Self {
         Self {
             contents: Mutex::new(Contents::new(own, bound, grace)),
@@ -72,12 +69,11 @@ impl Cache {
     }
 
     fn lock(&self) -> MutexGuard<'_, Contents> {
-        // Nothing below panics halfway through a change.
+        // No code that holds the lock panics halfway through a change.
         self.contents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Feeds the cache for ever. Ends only for a record that this image does
-    /// not understand.
+    /// Feeds the cache. Returns only for a record of a newer version.
     pub async fn follow(&self, client: &NamespacedClient) -> Result<Infallible, RecordError> {
         loop {
             match client.list_all(&state::FOLLOWED).await {
@@ -104,42 +100,42 @@ impl Cache {
                         Err(end) => break end.to_string(),
                     },
                     () = self.next_overdue() => self.mark_overdue(),
-                    () = self.resync.notified() => break "it lagged behind".to_owned(),
+                    () = self.resync.notified() => break "it lags behind".to_owned(),
                 }
             };
-            tracing::warn!("the watch has ended ({end}); reading everything again");
+            tracing::warn!("watch of the cluster's records ended ({end}); listing all records");
         }
     }
 
-    /// Has everything read again: the watch is behind what it should have told.
+    /// Triggers a new list of all records, because the watch lags behind.
     pub fn resync(&self) {
         self.resync.notify_one();
     }
 
-    /// Everything up to this revision is here.
+    /// The store's revision up to which the cache has all changes.
     pub fn revision(&self) -> i64 {
         *self.revision.borrow()
     }
 
-    /// Waits until everything up to this revision is here.
+    /// Waits until the cache has all changes up to this revision.
     pub async fn reached(&self, revision: i64) {
         let mut reached = self.revision.subscribe();
         // The sender lives as long as `self`.
         let _ = reached.wait_for(|at| *at >= revision).await;
     }
 
-    /// Waits until there is anything at all.
+    /// Waits for the first list.
     pub async fn loaded(&self) {
         self.reached(1).await;
     }
 
-    /// Follows the newest version.
+    /// Watches the newest version.
     pub fn watch(&self) -> watch::Receiver<u64> {
         self.version.subscribe()
     }
 
-    /// Follows who is a member. What nodes say of themselves, and who hears
-    /// them, changes far more often, and each connection asks.
+    /// Watches for changes of who is a member. Every connection does; other changes, such as the
+    /// status and liveness of nodes, are far more frequent and would wake them all.
     pub fn watch_members(&self) -> watch::Receiver<u64> {
         self.members.subscribe()
     }
@@ -153,7 +149,7 @@ impl Cache {
         self.change(revision, |contents| contents.apply(batch))
     }
 
-    /// Changes the content and tells everyone, about the revision last.
+    /// Changes the contents and notifies watchers; the revision is published last.
     fn change<T>(&self, revision: i64, change: impl FnOnce(&mut Contents) -> T) -> T {
         let (result, version, members) = {
             let mut contents = self.lock();
@@ -176,18 +172,18 @@ impl Cache {
         result
     }
 
-    /// Begins a new life of this curator under this lease. Returns the leases
-    /// that earlier lives have left.
+    /// Starts a new session of this curator with this lease. Returns the leases that are left from
+    /// former sessions.
     pub fn begin_session(&self, lease: Lease) -> BTreeSet<i64> {
         self.change(0, |contents| contents.begin_session(lease))
     }
 
-    /// Notes that this curator has heard the node just now.
+    /// Records that this curator has just received a heartbeat of the node.
     pub fn record_heartbeat(&self, id: NodeId) {
         self.lock().presence.record_heartbeat(id);
     }
 
-    /// Waits until some node's grace is over.
+    /// Waits until the grace period of some node is over.
     async fn next_overdue(&self) {
         let mut changed = self.version.subscribe();
         loop {

@@ -1,5 +1,5 @@
-//! What the services of one curator share: who may still call, and when a
-//! stream has to end.
+//! State shared by the services of one curator: access checks of callers and of open streams, reads
+//! from etcd, and the loop that decides and writes.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,59 +21,59 @@ use zeroize::Zeroizing;
 use super::{
     Timing,
     cache::Cache,
-    decisions::{At, FoundNode},
-    liveness::Hearing,
+    decisions::{FoundNode, Versioned},
+    liveness::HeartbeatTracker,
     pace::Pace,
-    reads::Reads,
+    reads::ReadIndex,
     state::{self, ClusterRecord, FullCluster, FullRecord, Intent},
     status::{unavailable, unusable},
 };
 
-/// How often a decision is made again because the records have changed
-/// meanwhile. Somebody else got on with something each time.
+/// How often a decision is attempted when its records change concurrently. Each conflict means
+/// that another writer made progress.
 const DECISION_ATTEMPTS: usize = 16;
 
-/// One curator at work.
+/// The state of a running curator.
 pub struct Core {
-    /// The node it runs on.
+    /// The node that this curator runs on.
     pub node_id: NodeId,
     /// The version of that node's image.
     pub version: String,
     /// The cluster's CA certificate.
     pub ca: CertificateDer<'static>,
-    /// The curators' part of etcd.
+    /// Client of the curators' namespace in etcd.
     pub client: NamespacedClient,
-    /// The part of etcd for Kubernetes' authorities.
+    /// Client of the namespace of Kubernetes' authorities in etcd.
     pub kubernetes_pki: NamespacedClient,
     /// The members of etcd.
     pub members: Members,
-    /// Whether there are, or will be, other members.
+    /// Whether etcd has peers, or will get some.
     pub peers: PeerReadiness,
-    /// The records.
+    /// The records in memory.
     pub cache: Arc<Cache>,
-    /// How recent they are.
-    pub reads: Arc<Reads>,
-    /// Tells until when a certificate is good.
+    /// How recent the cache is.
+    pub reads: Arc<ReadIndex>,
+    /// Clock for the validity of certificates.
     pub clock: Clock,
-    /// When subscribers are told.
+    /// Limits the rate of messages to subscribers.
     pub pace: Pace,
-    /// Who is alive.
-    pub hearing: Hearing,
-    /// Bounds.
+    /// Receives heartbeats.
+    pub hearing: HeartbeatTracker,
+    /// Intervals and timeouts.
     pub timing: Timing,
-    /// Cancelled when the curator ends.
+    /// Cancelled when the curator shuts down.
     pub ending: CancellationToken,
 }
 
-/// The certificate's own checks are over when this is asked.
+/// TLS has verified the caller's certificate before these methods are called.
 impl Admission for Core {
     fn admit(&self, caller: &Caller, path: &str) -> Result<(), Status> {
-        // Says itself how the curator is.
+        // The health service reports itself whether the curator is serving.
         if path.starts_with("/grpc.health.v1.Health/") {
             return Ok(());
         }
-        // What strangers are told does not depend on the caller and is proven
-        // by other means. For everything else the records must be recent.
+        // Answers to unauthenticated clients do not depend on the caller, and the client verifies
+        // them by other means. For everything else the records must be recent.
         if path.starts_with("/hearth.v1.CuratorLocal/") {
             return Ok(());
         }
@@ -81,10 +81,9 @@ impl Admission for Core {
         self.check_member(caller.peer())
     }
 
-    /// The node may have become a member at another curator a moment ago, and
-    /// take a refusal for its removal. So nobody is refused by what the cache
-    /// may have missed: it is brought up to date first. Those who come
-    /// meanwhile share the read, and it is bounded.
+    /// The node may have become a member at another curator a moment ago, and would take a refusal
+    /// for its removal. So the cache is brought up to date before a caller is refused. Concurrent
+    /// callers share one read, which is bounded.
     fn reconsider(
         self: Arc<Self>,
         caller: Caller,
@@ -103,7 +102,7 @@ impl Admission for Core {
     fn revoked(self: Arc<Self>, peer: PeerCertificate) -> BoxFuture<'static, ()> {
         Box::pin(async move {
             loop {
-                // A certificate may be newer than what is known here.
+                // A certificate may be newer than the records in the cache.
                 self.cache.loaded().await;
                 drop(self.no_longer_member(&peer).await);
                 match self.reads.linearizable().await {
@@ -117,8 +116,7 @@ impl Admission for Core {
 }
 
 impl Core {
-    /// Refuses those who have a certificate of the cluster, but are no longer
-    /// part of it.
+    /// Refuses callers that have a certificate of the cluster but are no longer members.
     fn check_member(&self, peer: &PeerCertificate) -> Result<(), Status> {
         let PeerCertificate::Identified {
             identity,
@@ -133,18 +131,18 @@ impl Core {
             .map_err(|refused| Status::permission_denied(refused.to_string()))
     }
 
-    /// Whether a stream of this caller, which has something to send, may.
-    pub fn may_go_on(&self, peer: &PeerCertificate) -> Result<(), Status> {
+    /// Whether a stream may send its next message to this caller.
+    pub fn recheck_access(&self, peer: &PeerCertificate) -> Result<(), Status> {
         self.reads.check()?;
         self.check_member(peer)
     }
 
-    /// Waits until a stream of this caller has to end, and says why.
+    /// Waits until a stream of this caller has to end, and returns the reason.
     pub async fn end_of_stream(&self, peer: &PeerCertificate) -> Status {
         tokio::select! {
             stale = self.reads.stale() => stale.into(),
             () = self.ending.cancelled() => {
-                Status::unavailable("this curator is ending: ask another one")
+                Status::unavailable("this curator is shutting down: use another one")
             }
             refused = self.no_longer_member(peer) => refused,
         }
@@ -158,39 +156,39 @@ impl Core {
                 return refused;
             }
             if changes.changed().await.is_err() {
-                return Status::internal("the curator's records are gone");
+                return Status::internal("the curator's cache is gone");
             }
         }
     }
 
-    /// The owner's key, as recent as can be.
+    /// The owner's key, by a linearizable read.
     pub async fn owner(&self) -> Result<PublicKey, Status> {
         self.reads.linearizable().await?;
         Ok(self.cluster()?.content.owner)
     }
 
     /// The cluster's record.
-    pub fn cluster(&self) -> Result<At<ClusterRecord>, Status> {
+    pub fn cluster(&self) -> Result<Versioned<ClusterRecord>, Status> {
         self.cache.cluster().ok_or_else(|| {
-            Status::unavailable("this curator has no record of its cluster yet: try again")
+            Status::unavailable("this curator has not loaded the cluster's record yet: retry")
         })
     }
 
     /// The cluster's record with its secret, straight from etcd.
-    pub async fn full_cluster(&self) -> Result<At<FullCluster>, Status> {
+    pub async fn full_cluster(&self) -> Result<Versioned<FullCluster>, Status> {
         let key = state::CLUSTER;
         let record = self.client.get(key).await;
         let record = record
             .map_err(|error| unavailable(&error))?
-            .ok_or_else(|| Status::internal("this cluster has no record of itself"))?;
+            .ok_or_else(|| Status::internal("etcd has no record of this cluster"))?;
         let value = Zeroizing::new(record.value);
-        Ok(At {
+        Ok(Versioned {
             content: FullCluster::decode(key, &value).map_err(|error| unusable(&error))?,
             revision: record.mod_revision,
         })
     }
 
-    /// The node with all there is about it, straight from etcd.
+    /// The node's record with its secrets, and its intent, straight from etcd.
     pub async fn find(&self, id: NodeId) -> Result<Option<FoundNode>, Status> {
         let (node, intent) = (state::node_key(id), state::intent_key(id));
         let both = tokio::try_join!(self.client.get(&node), self.client.get(&intent));
@@ -199,13 +197,13 @@ impl Core {
             return Ok(None);
         };
         let value = Zeroizing::new(record.value);
-        let full = At {
+        let full = Versioned {
             content: FullRecord::decode(&node, &value).map_err(|error| unusable(&error))?,
             revision: record.mod_revision,
         };
         let intent = wanted.map(|record| {
             let content = Intent::decode(&intent, &record.value).map_err(|e| unusable(&e))?;
-            Ok::<_, Status>(At {
+            Ok::<_, Status>(Versioned {
                 content,
                 revision: record.mod_revision,
             })
@@ -216,8 +214,7 @@ impl Core {
         }))
     }
 
-    /// Writes what was decided; `None` if the records it rests on have changed
-    /// meanwhile.
+    /// Executes a write; `None` if a record that it depends on has changed.
     pub async fn write(&self, write: Write) -> Result<Option<i64>, Status> {
         match self.client.write(write).await {
             Ok(revision) => Ok(Some(revision)),
@@ -226,10 +223,12 @@ impl Core {
         }
     }
 
-    /// Decides, and writes what was decided, until the records stay as they
-    /// were meanwhile. Returns the answer, and the revision of the write if
-    /// there was one.
-    pub async fn settle<T, D>(&self, decide: impl Fn() -> D) -> Result<(T, Option<i64>), Status>
+    /// Decides and writes, and repeats both if a record that the decision depends on has changed.
+    /// Returns the answer, and the revision of the write if there was one.
+    pub async fn write_with_retry<T, D>(
+        &self,
+        decide: impl Fn() -> D,
+    ) -> Result<(T, Option<i64>), Status>
     where
         D: Future<Output = Result<(T, Option<Write>), Status>>,
     {
@@ -242,21 +241,21 @@ impl Core {
                 return Ok((answer, Some(revision)));
             }
         }
-        Err(Status::unavailable("the records keep changing: try again"))
+        Err(Status::unavailable("the records keep changing: retry"))
     }
 
-    /// A node as it is shown, with everything up to this revision.
+    /// A node as clients see it, with all changes up to this revision.
     pub async fn shown(&self, id: NodeId, revision: Option<i64>) -> Result<Node, Status> {
         let reached = self.cache.reached(revision.unwrap_or(0));
         timeout(self.timing.freshness, reached).await.map_err(|_| {
-            Status::unavailable("it is done, but this curator lags behind: ask another one")
+            Status::unavailable("the change is written, but this curator lags: use another one")
         })?;
         self.cache
             .shown(id)
-            .ok_or_else(|| Status::aborted(format!("{id} has been deleted meanwhile")))
+            .ok_or_else(|| Status::aborted(format!("{id} has been deleted concurrently")))
     }
 
-    /// A duration in milliseconds, as the wire has it.
+    /// A duration in milliseconds, as used in the API.
     pub fn millis(duration: Duration) -> u32 {
         u32::try_from(duration.as_millis()).unwrap_or(u32::MAX)
     }

@@ -1,9 +1,8 @@
-//! The founding of a cluster: everything that makes it one, in one
-//! transaction.
+//! Bootstrap of a cluster: all its first records, in one transaction.
 //!
-//! Before it there is no cluster, after it there is all of it, and nothing in
-//! between can be seen or left behind by a power cut. Done again, because the
-//! reply was lost or the node was, it finds its own work and adds nothing.
+//! The transaction is atomic: a power cut leaves either no cluster or the complete one. If it is
+//! repeated, because the reply was lost or the node failed, it detects its own records and writes
+//! nothing.
 
 use std::sync::Arc;
 
@@ -22,37 +21,37 @@ use zeroize::Zeroize as _;
 
 use super::state::{self, ClusterRecord, NodeRecord, RecordError};
 
-/// Why a cluster could not be founded, by the step that failed.
+/// Why a cluster could not be bootstrapped, by the step that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum FoundingError {
-    /// The store holds another cluster.
-    #[error("etcd holds the cluster {found} already: wanted to found {wanted}")]
+    /// etcd contains another cluster.
+    #[error("cannot bootstrap cluster {wanted}: etcd already contains cluster {found}")]
     OtherCluster {
-        /// The one that is there.
+        /// The cluster in etcd.
         found: ClusterId,
-        /// The one that was to be.
+        /// The cluster to be bootstrapped.
         wanted: ClusterId,
     },
-    /// The store holds this cluster, without this node.
-    #[error("etcd holds the cluster already, but not with this node and its key")]
+    /// etcd contains this cluster, but not this node with its key.
+    #[error("etcd already contains this cluster, but without this node and its key")]
     OtherNode,
-    /// The transaction.
-    #[error("founding transaction")]
+    /// The transaction failed.
+    #[error("cannot write the cluster's first records")]
     Write(#[source] ConsensusError),
-    /// Reading what is there.
-    #[error("read what is founded")]
+    /// The existing records cannot be read.
+    #[error("cannot read the cluster's existing records")]
     Read(#[source] ConsensusError),
-    /// What is there makes no sense.
-    #[error("read what is founded")]
+    /// The existing records are invalid.
+    #[error("cannot read the cluster's existing records")]
     Record(#[from] RecordError),
-    /// The node's certificate.
-    #[error("the first node's certificate")]
+    /// The node's certificate cannot be issued.
+    #[error("cannot issue the first node's certificate")]
     Pki(#[from] PkiError),
 }
 
-/// Founds the cluster in etcd and returns what the first node speaks with.
-/// The client is that of [`hearth_consensus::ConsensusUser::Curator`].
-/// Idempotent, but for a certificate that is new each time.
+/// Writes the cluster's first records to etcd and returns the credentials of the first node. The
+/// client is that of [`hearth_consensus::ConsensusUser::Curator`]. Idempotent, except that the
+/// certificate is issued anew each time.
 pub async fn found(
     client: &NamespacedClient,
     data: &BootstrapData,
@@ -64,7 +63,9 @@ pub async fn found(
         .issue_node(data.cluster_id, data.node_id, public_key)?;
     failpoint!("founding.transaction.before");
     match client.write(transaction(data, authorities)).await {
-        Ok(revision) => tracing::info!(cluster = %data.cluster_id, revision, "cluster founded"),
+        Ok(revision) => {
+            tracing::info!(cluster = %data.cluster_id, revision, "cluster bootstrapped")
+        }
         Err(WriteError::Conflict) => check_own(client, data).await?,
         Err(WriteError::Consensus(error)) => return Err(FoundingError::Write(error)),
     }
@@ -126,7 +127,7 @@ fn encode_authority(authority: &Authority) -> Vec<u8> {
     bytes
 }
 
-/// There is a cluster: it must be the one that was to be founded.
+/// etcd contains a cluster: checks that it is this one, with this node.
 async fn check_own(client: &NamespacedClient, data: &BootstrapData) -> Result<(), FoundingError> {
     let read = |key: String| async move {
         let record = client.get(&key).await.map_err(FoundingError::Read)?;
@@ -148,7 +149,7 @@ async fn check_own(client: &NamespacedClient, data: &BootstrapData) -> Result<()
     if node.public_key != data.node_key.public() {
         return Err(FoundingError::OtherNode);
     }
-    tracing::info!(cluster = %data.cluster_id, "the cluster was founded before");
+    tracing::info!(cluster = %data.cluster_id, "cluster was bootstrapped before");
     Ok(())
 }
 
@@ -206,7 +207,7 @@ mod tests {
         Authority::from_stored(&stored).unwrap()
     }
 
-    /// Everything that makes a cluster one, as it is put into etcd.
+    /// All records of the transaction, with keys and values.
     #[test]
     fn the_stored_form_stays() {
         let data = data();
@@ -222,7 +223,7 @@ mod tests {
             assert_eq!(key, wanted);
             value.unwrap().to_vec()
         };
-        // What is in it, the state's own test says.
+        // Its content is checked by the tests of `state`.
         stored_form!("etcd-cluster.pb", put("cluster"));
         stored_form!("authority-cluster.pb", put("pki/cluster"));
         stored_form!("authority-etcd.pb", put("pki/etcd"));

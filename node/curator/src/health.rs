@@ -1,19 +1,18 @@
-//! How well a node is, from who hears it.
+//! Derives a node's health from its liveness.
 //!
-//! A node is heard by the curator that has its heartbeat stream, and etcd
-//! remembers which one that is, under that curator's lease. Three things can
-//! end it, and they mean different things:
+//! One curator receives a node's heartbeats; which one is recorded in etcd, attached to that
+//! curator's lease. A node is not healthy in three cases:
 //!
-//! - the curator itself says that the heartbeats have stopped: TIMEOUT;
-//! - the curator's lease has lapsed, so it was the curator that was lost, and
-//!   the node is about to find another one: UNKNOWN for a grace, then TIMEOUT;
-//! - nobody has heard it since this curator began to look: the same.
+//! - the curator has recorded that the heartbeats stopped: TIMEOUT;
+//! - the curator's lease has expired, so the curator was lost and the node is about to connect to
+//!   another one: UNKNOWN for a grace period, then TIMEOUT;
+//! - no curator has received a heartbeat since this curator started: the same.
 //!
-//! A node that is heard and has not reported since it booted is UNKNOWN, too:
-//! what is shown of it is what it was before.
+//! A node that sends heartbeats but has not reported its status since it booted is UNKNOWN, too:
+//! its status is that of the previous boot.
 //!
-//! The grace is measured by this curator's monotonic clock, and its end is an
-//! event like any other: whoever watches is told.
+//! The grace period is measured by this curator's monotonic clock. Its end is a change that
+//! watchers are notified of.
 
 use std::time::Duration;
 
@@ -23,27 +22,27 @@ use hearth_api::{
 };
 use tokio::time::Instant;
 
-/// Who hears a node.
+/// The liveness of a node.
 #[derive(Clone, Debug)]
 pub enum Liveness {
-    /// This curator does.
+    /// A curator receives its heartbeats.
     Heard {
-        /// Which.
+        /// The node that the curator runs on.
         curator: NodeId,
-        /// Its lease.
+        /// The lease of that curator's session.
         lease: i64,
-        /// When it has said so.
+        /// The revision of the liveness record.
         revision: i64,
-        /// Of the node.
+        /// The boot ID that the node sends in its heartbeats.
         boot_id: String,
     },
-    /// Its heartbeats stopped.
+    /// A curator has recorded that the heartbeats stopped.
     GivenUp,
-    /// Nobody does.
+    /// There is no liveness record: no curator receives its heartbeats.
     Lost {
-        /// Seen by this curator.
+        /// Since when, by this curator's clock.
         since: Instant,
-        /// The grace is over.
+        /// The grace period is over.
         overdue: bool,
     },
 }
@@ -58,7 +57,7 @@ impl Default for Liveness {
 }
 
 impl Liveness {
-    /// Whether going from one to the other is something to tell.
+    /// Whether the change from one to the other is visible to watchers.
     pub fn differs(&self, other: &Self) -> bool {
         match (self, other) {
             (
@@ -78,8 +77,7 @@ impl Liveness {
     }
 }
 
-/// What that means, and why. `reported` is the boot of which the node's status
-/// tells.
+/// The health of a node, and the reason. `reported` is the boot ID in the node's status.
 pub fn judge(
     state: NodeState,
     liveness: &Liveness,
@@ -89,7 +87,7 @@ pub fn judge(
 ) -> (NodeHealth, String) {
     if state != NodeState::Up {
         let why = format!(
-            "the node is {}: only nodes that are UP are heard",
+            "the node is {}: only nodes that are UP send heartbeats",
             name(state)
         );
         return (NodeHealth::Unknown, why);
@@ -97,7 +95,7 @@ pub fn judge(
     match liveness {
         Liveness::Heard { boot_id, .. } if reported.is_some_and(|boot| boot != boot_id) => (
             NodeHealth::Unknown,
-            "it has booted again and not reported since: its status is that of the boot before"
+            "the node rebooted and has not reported since: its status is from the previous boot"
                 .to_owned(),
         ),
         Liveness::Heard { .. } => (NodeHealth::Healthy, String::new()),
@@ -108,18 +106,21 @@ pub fn judge(
         Liveness::Lost { overdue: false, .. } => (
             NodeHealth::Unknown,
             format!(
-                "no curator hears it at the moment; it has {} s to reach one",
+                "no curator receives its heartbeats; it has {} s to connect to one",
                 seconds(grace)
             ),
         ),
         Liveness::Lost { overdue: true, .. } => (
             NodeHealth::Timeout,
-            format!("it has reached no curator within {} s", seconds(grace)),
+            format!(
+                "the node did not connect to a curator within {} s",
+                seconds(grace)
+            ),
         ),
     }
 }
 
-/// A state's word without the enum's name.
+/// The name of a state without the prefix of the enum.
 pub fn name(state: NodeState) -> &'static str {
     let name = state.as_str_name();
     name.strip_prefix("NODE_STATE_").unwrap_or(name)
@@ -165,7 +166,7 @@ mod tests {
         assert_eq!(current.0, NodeHealth::Healthy);
         let (health, why) = reported(up, heard(), Some("before"));
         assert_eq!(health, NodeHealth::Unknown);
-        assert!(why.contains("booted again"), "{why}");
+        assert!(why.contains("rebooted"), "{why}");
         let (health, why) = judge(NodeState::Standby, heard());
         assert_eq!(health, NodeHealth::Unknown);
         assert!(why.contains("STANDBY"), "{why}");

@@ -1,37 +1,43 @@
 //! The curator: the cluster's control plane, on every consensus member.
 //!
-//! All its state is in etcd, so any number of curators serve the same cluster
-//! at the same time and none of them is special: each call can go to each. A
-//! write is one fenced transaction ([`hearth_consensus::fenced`]); reads come
-//! from a [`cache`] that one watch feeds and that is as recent as each call
-//! needs ([`reads`]). One of the curators is the leader, but only to know who
-//! does background work.
+//! All its state is in etcd, so any number of curators can serve the same cluster at the same
+//! time, and a client can send each call to any of them. A write is one fenced transaction
+//! ([`hearth_consensus::fenced`]). Reads are served from a [`cache`] that is fed by one watch and
+//! is as recent as each call requires ([`reads`]). One of the curators is the leader, but only to
+//! do background work.
 //!
 //! | module | what it does |
 //! |---|---|
-//! | [`founding`] | makes the records of a new cluster |
+//! | [`founding`] | writes the records of a new cluster |
 //! | [`state`] | the records and their keys |
-//! | [`decisions`] | what becomes of a request about a node |
-//! | [`authorities`] | who signs |
+//! | [`decisions`] | the rules for requests about nodes, as pure functions |
+//! | [`authorities`] | loads certificate authorities for signing |
 //! | [`cache`] | the records in memory |
-//! | [`reads`] | how recent they are |
-//! | [`liveness`] | which nodes this curator hears; its session |
-//! | [`membership`] | consensus follows what operators want |
-//! | [`health`] | what that says about a node |
-//! | [`core`] | who may still call; when a stream ends |
-//! | [`pace`] | when subscribers are told |
-//! | [`status`] | what callers are told of errors that are not theirs |
-//! | [`streams`] | backlog and changes, in bounded pieces |
+//! | [`reads`] | how recent the cache is |
+//! | [`liveness`] | receives heartbeats; the curator's session |
+//! | [`membership`] | changes etcd's members as operators request |
+//! | [`health`] | derives a node's health from its liveness |
+//! | [`core`] | shared by the services: access checks, decide and write |
+//! | [`pace`] | limits the rate of messages to subscribers |
+//! | [`status`] | gRPC status codes of internal errors |
+//! | [`streams`] | backlog and changes, in messages of bounded size |
 //! | [`services`] | the gRPC methods |
 //!
 //! Invariants:
-//! - A curator whose last linearizable read is older than [`Timing::freshness`]
-//!   authorises nothing, acknowledges nothing, and keeps no stream open.
-//! - What a caller sends is bounded before it is looked at and checked before
-//!   it is acted on. No handler panics on it; if one does, its caller gets
-//!   `Internal` and nobody else notices.
-//! - It knows nothing of how the node is run: it is given a client, its
-//!   credentials and an address, and works the same on a developer's machine.
+//! - A curator whose last linearizable read is older than [`Timing::freshness`] authorizes nothing,
+//!   acknowledges nothing, and ends its streams.
+//! - The size of a request is bounded before it is parsed, and a request is validated before it is
+//!   executed. No handler panics on a request; if one does, its caller gets `Internal` and other
+//!   callers are not affected.
+//! - The curator does not depend on how the node is run: it gets a client, its credentials and an
+//!   address, and runs the same way on a developer's machine.
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        reason = "tests use the real clock and plain files"
+    )
+)]
 
 pub mod authorities;
 pub mod cache;
@@ -64,37 +70,36 @@ use hearth_consensus::{Members, NamespacedClient, PeerReadiness};
 use tokio::{net::TcpListener, time::timeout};
 use tokio_util::sync::CancellationToken;
 
-use self::{cache::Cache, core::Core, liveness::Hearing, pace::Pace, reads::Reads};
+use self::{cache::Cache, core::Core, liveness::HeartbeatTracker, pace::Pace, reads::ReadIndex};
 
-/// Connections of nodes and operators. One costs some 60 KB, most of it the
-/// buffers of TLS and HTTP/2, and only the cluster's own can have one, so this
-/// is what a curator of so many nodes needs anyhow.
+/// Maximum number of connections of nodes and operators. One takes about 60 KB, mostly TLS and
+/// HTTP/2 buffers. Only members of the cluster are counted here, so a cluster with this many nodes
+/// needs the memory in any case.
 const MOST_CONNECTIONS: usize = 8192;
 
-/// At the end the session is given up within this, or it lapses by itself.
+/// How long shutdown waits for the session to be revoked. Otherwise its lease expires.
 const SESSION_END_BOUND: Duration = Duration::from_secs(1);
 
-/// How patient a curator is.
+/// Intervals and timeouts of a curator.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// How often nodes shall send heartbeats.
+    /// How often nodes send heartbeats.
     pub heartbeat_interval: Duration,
-    /// After this long without one a node is given up.
+    /// A node without a heartbeat for this long is declared lost.
     pub heartbeat_bound: Duration,
-    /// After this a curator that says nothing has lost its session. Whole
-    /// seconds.
+    /// Time to live of the curator's session, a lease in etcd. Whole seconds.
     pub session: Duration,
-    /// How long a node that has lost its curator may take to reach another.
+    /// How long a node whose curator is gone may take to reach another one.
     pub grace: Duration,
-    /// How often consensus is asked when nobody else wants to know.
+    /// Interval of linearizable reads while no call needs one.
     pub read_interval: Duration,
-    /// The age at which what is known is too old to act on.
+    /// Age of the last linearizable read at which the curator is stale.
     pub freshness: Duration,
-    /// After this long a watcher that hears nothing is told how current it is.
+    /// A watcher without events for this long is sent the revision that it is current at.
     pub quiet: Duration,
-    /// After this long it is told even that nothing has happened.
+    /// A watcher is sent an event at least this often, even if nothing has changed.
     pub mark: Duration,
-    /// How long a learner may take until it is in sync.
+    /// How long a learner may take to get in sync with the leader.
     pub learner: Duration,
 }
 
@@ -114,64 +119,63 @@ impl Default for Timing {
     }
 }
 
-/// What a curator needs.
+/// Configuration of a curator.
 #[derive(Clone)]
 pub struct Config {
-    /// Where it serves.
+    /// The address to listen on.
     pub listen: SocketAddr,
-    /// Of the node it runs on.
+    /// The credentials of the node that it runs on.
     pub credentials: Arc<NodeCredentials>,
-    /// Of [`hearth_consensus::ConsensusUser::Curator`].
+    /// The etcd client of [`hearth_consensus::ConsensusUser::Curator`].
     pub client: NamespacedClient,
-    /// Of [`hearth_consensus::ConsensusUser::KubernetesPki`], of the same etcd.
+    /// The etcd client of [`hearth_consensus::ConsensusUser::KubernetesPki`], of the same etcd.
     pub kubernetes_pki: NamespacedClient,
-    /// Those of the etcd that `client` is of.
+    /// The members of the same etcd.
     pub members: Members,
-    /// With the etcd that `client` is of.
+    /// Whether the same etcd is ready for peers.
     pub peers: PeerReadiness,
-    /// Of the node's image.
+    /// The version of the node's image.
     pub version: String,
-    /// Judges certificates, and dates those that do not live as long as the
-    /// cluster.
+    /// Clock for the validity of certificates: those of callers, and those issued with a limited
+    /// lifetime.
     pub clock: Clock,
-    /// See there.
+    /// Intervals and timeouts.
     pub timing: Timing,
 }
 
-/// Why a curator does not run, by the step that failed.
+/// Why a curator cannot run, by the step that failed.
 #[derive(Debug, thiserror::Error)]
 pub enum CuratorError {
-    /// The port.
-    #[error("listen on {address}")]
+    /// Binding the port failed.
+    #[error("cannot listen on {address}")]
     Listen {
         /// The address.
         address: SocketAddr,
-        /// The cause.
+        /// The error of the system.
         source: io::Error,
     },
-    /// The credentials.
-    #[error("the curator's TLS")]
+    /// The node's credentials cannot be used for TLS.
+    #[error("cannot set up TLS")]
     Tls(#[from] TlsError),
-    /// Serving.
+    /// The gRPC server failed.
     #[error(transparent)]
     Serve(#[from] ServeError),
-    /// A record that is too new.
+    /// A record was written by a newer image.
     #[error(transparent)]
     Record(#[from] state::RecordError),
 }
 
-/// Runs a curator until it is told to stop. The port is published when calls
-/// are answered: with etcd at hand, at once.
+/// Runs a curator until it is cancelled. The port is published when the curator can answer calls:
+/// as soon as it has read from etcd.
 pub async fn run(ctx: Context, config: Arc<Config>, ready: Arc<event::Writer<u16>>) -> Outcome {
     let listener = bind(config.listen).await?;
     let port = listener.local_addr().map_err(ServeError::from)?.port();
-    // The certificate can be exchanged while the server runs, once they are
-    // renewed.
+    // `_own` can replace the certificate while the server runs, once renewal exists.
     let (transport, _own, node_id) =
         Transport::of_node(&config.credentials, config.clock.clone()).map_err(CuratorError::Tls)?;
     let timing = config.timing;
     let cache = Arc::new(Cache::new(node_id, timing.heartbeat_bound, timing.grace));
-    let reads = Arc::new(Reads::new(
+    let reads = Arc::new(ReadIndex::new(
         &config.client,
         timing.read_interval,
         timing.freshness,
@@ -189,7 +193,7 @@ pub async fn run(ctx: Context, config: Arc<Config>, ready: Arc<event::Writer<u16
         reads: reads.clone(),
         clock: config.clock.clone(),
         pace: Pace::default(),
-        hearing: Hearing::new(
+        hearing: HeartbeatTracker::new(
             node_id,
             config.client.clone(),
             cache.clone(),
@@ -213,7 +217,7 @@ pub async fn run(ctx: Context, config: Arc<Config>, ready: Arc<event::Writer<u16
     let announce = async {
         reads.fresh().await;
         ready.set(port);
-        tracing::info!(port, "the curator serves");
+        tracing::info!(port, "curator listening");
         ctx.healthy();
         health.follow(&reads).await
     };
@@ -223,7 +227,7 @@ pub async fn run(ctx: Context, config: Arc<Config>, ready: Arc<event::Writer<u16
             never = reads.serve(&cache) => match never {},
             never = core.pace.announce(&cache) => match never {},
             never = core.hearing.keep_session() => match never {},
-            never = core.hearing.give_up_the_silent() => match never {},
+            never = core.hearing.expire_heartbeats() => match never {},
             never = membership::run(&core) => match never {},
             failed = cache.follow(&config.client) => match failed {
                 Err(error) => CuratorError::from(error),
@@ -237,7 +241,7 @@ pub async fn run(ctx: Context, config: Arc<Config>, ready: Arc<event::Writer<u16
             served = &mut server => return served,
             () = ctx.cancelled() => {}
         }
-        // Those who balance by health look elsewhere, the others are told.
+        // Clients that balance by health switch to another curator; streams end with a status.
         health.not_serving().await;
         ending.cancel();
         server.await
@@ -258,7 +262,7 @@ async fn bind(address: SocketAddr) -> Result<TcpListener, CuratorError> {
 
 #[cfg(any(test, feature = "testing"))]
 #[allow(missing_docs, clippy::unwrap_used, clippy::new_without_default)]
-// It is test code, and fails as tests do.
+// Test code: it panics on failure.
 pub mod testing;
 #[cfg(test)]
 mod tests;

@@ -1,20 +1,17 @@
-//! Which nodes this curator hears, and the session under which it says so.
+//! Receives the heartbeats of nodes, and keeps the curator's session in etcd.
 //!
-//! The curator has one lease in etcd, its session. For each node whose
-//! heartbeats it receives there is one key on that lease, written when the
-//! node comes and when it goes; the heartbeats themselves are counted here and
-//! cost etcd nothing. A heartbeat is acknowledged only while the key stands.
+//! The curator has one lease in etcd, its session. Each node whose heartbeats it receives has one
+//! key attached to that lease. The key is written when heartbeats start and when they stop; the
+//! heartbeats themselves do not touch etcd. A heartbeat is acknowledged only while the key exists.
 //!
-//! A node that is silent for too long is given up, and the key says so. A
-//! stream that merely ends gives nothing up: the node is about to open the
-//! next one, here or elsewhere. If it opens it elsewhere, the other curator
-//! takes the key over, and this one lets go.
+//! A node without a heartbeat for too long is declared lost in its key. The end of a stream alone
+//! does not do that: the node is about to open another stream, here or at another curator. In the
+//! latter case the other curator overwrites the key, and this one stops tracking the node.
 //!
-//! If the lease lapses, because this curator was cut off or stood still, all
-//! its keys are gone. It gets a new one, and each node's next heartbeat brings
-//! its key back.
+//! If the lease expires, because this curator was partitioned or paused, all its keys are gone. The
+//! curator gets a new lease, and the next heartbeat of each node writes its key again.
 //!
-//! The session also is this curator's candidacy for the leadership.
+//! The curator's candidacy for the leadership is attached to the session, too.
 
 use std::{
     collections::HashMap,
@@ -37,48 +34,48 @@ use tonic::Status;
 
 use super::{
     cache::Cache,
-    reads::Reads,
+    reads::ReadIndex,
     state::{self, LivenessRecord},
     status::unavailable,
 };
 
-/// After a step that failed.
+/// Delay after a failed step.
 const RETRY_DELAY: Duration = Duration::from_millis(200);
-/// A node's record may change while its key is written; not for ever.
+/// How often the write of a liveness key is attempted when the node's record changes concurrently.
 const WRITE_ATTEMPTS: usize = 4;
 
-/// See the module.
-pub struct Hearing {
+/// Tracks the nodes whose heartbeats this curator receives, and owns its session.
+pub struct HeartbeatTracker {
     own: NodeId,
     client: NamespacedClient,
     cache: Arc<Cache>,
-    reads: Arc<Reads>,
+    reads: Arc<ReadIndex>,
     bound: Duration,
     ttl: Duration,
     session: watch::Sender<Option<Lease>>,
-    held: Mutex<HashMap<NodeId, Held>>,
+    held: Mutex<HashMap<NodeId, TrackedNode>>,
     streams: AtomicU64,
 }
 
-/// A node that this curator hears.
-struct Held {
+/// A node whose heartbeats this curator receives.
+struct TrackedNode {
     boot_id: String,
     last: Instant,
-    /// The stream it came by last.
+    /// The stream of its last heartbeat.
     stream: u64,
     lease: Lease,
-    /// Of the key.
+    /// The mod revision of its liveness key.
     revision: i64,
 }
 
-impl Hearing {
-    /// Of the curator on node `own`. A node that is silent for `bound` is
-    /// given up; the session lapses `ttl` after the curator did.
+impl HeartbeatTracker {
+    /// For the curator on node `own`. A node without a heartbeat for `bound` is declared lost.
+    /// `ttl` is the time to live of the session's lease.
     pub fn new(
         own: NodeId,
         client: NamespacedClient,
         cache: Arc<Cache>,
-        reads: Arc<Reads>,
+        reads: Arc<ReadIndex>,
         bound: Duration,
         ttl: Duration,
     ) -> Self {
@@ -95,8 +92,8 @@ impl Hearing {
         }
     }
 
-    fn held(&self) -> MutexGuard<'_, HashMap<NodeId, Held>> {
-        // Nothing below panics halfway through a change.
+    fn held(&self) -> MutexGuard<'_, HashMap<NodeId, TrackedNode>> {
+        // No code that holds the lock panics halfway through a change.
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -105,8 +102,7 @@ impl Hearing {
         self.streams.fetch_add(1, Ordering::Relaxed) + 1
     }
 
-    /// Takes in one heartbeat. When this returns, the cluster holds the node
-    /// as alive.
+    /// Processes one heartbeat. When this returns `Ok`, the node's liveness key is in etcd.
     pub async fn heartbeat(&self, stream: u64, node: NodeId, boot_id: &str) -> Result<(), Status> {
         self.reads.check()?;
         for _ in 0..WRITE_ATTEMPTS {
@@ -118,12 +114,12 @@ impl Hearing {
             let known = self.cache.node(node);
             let Some((_, known)) = known.filter(|(record, _)| record.state == NodeState::Up) else {
                 return Err(Status::permission_denied(format!(
-                    "{node} is not, or no longer, UP in this cluster"
+                    "{node} is not UP in this cluster (any more)"
                 )));
             };
             match self.attach(stream, node, boot_id, session, known).await {
                 Ok(()) => {}
-                // The node's record has changed: look at what it is now.
+                // The node's record has changed: read it again.
                 Err(WriteError::Conflict) => self.reads.linearizable().await?,
                 Err(WriteError::Consensus(error)) if error.lease_is_gone() => {
                     self.session.send_if_modified(|current| {
@@ -149,11 +145,11 @@ impl Hearing {
         lease
             .ok()
             .and_then(|lease| *lease.ok()?)
-            .ok_or_else(|| Status::unavailable("this curator has no session: ask another one"))
+            .ok_or_else(|| Status::unavailable("this curator has no session: use another one"))
     }
 
-    /// Whether the node's key stands. An error says that this stream is no
-    /// longer the node's.
+    /// Whether the node's key is valid. Returns an error if this stream is not the node's current
+    /// one any more.
     fn renewed(
         &self,
         stream: u64,
@@ -161,7 +157,7 @@ impl Hearing {
         boot_id: &str,
         session: Lease,
     ) -> Result<bool, Status> {
-        // The revision first: what is in the cache is then at least as new.
+        // Read the revision first: what is then read from the cache is at least as recent.
         let reached = self.cache.revision();
         let owner = self.cache.heartbeat_owner(node);
         let mut all = self.held();
@@ -170,7 +166,7 @@ impl Hearing {
         };
         if held.stream > stream {
             return Err(Status::aborted(
-                "the node has opened another heartbeat stream meanwhile",
+                "the node has opened another heartbeat stream",
             ));
         }
         let elsewhere =
@@ -178,17 +174,17 @@ impl Hearing {
         if let Some((curator, _)) = elsewhere {
             let same_stream = held.stream == stream;
             all.remove(&node);
-            // A new stream says that the node has come back.
+            // With a new stream the node has moved back to this curator.
             return if same_stream {
                 Err(Status::aborted(format!(
-                    "the node is heard by the curator on {curator} now"
+                    "the curator on {curator} receives the node's heartbeats now"
                 )))
             } else {
                 Ok(false)
             };
         }
-        // The key was there and is gone: the lease has lapsed and nobody has
-        // noticed yet, or the node has just been given up.
+        // The key existed and is gone: the lease has expired, or the node has just been declared
+        // lost.
         let gone = owner.is_none() && reached >= held.revision;
         if gone || held.lease != session || held.boot_id != boot_id {
             return Ok(false);
@@ -198,7 +194,7 @@ impl Hearing {
         Ok(true)
     }
 
-    /// Writes the node's key, if its record still is what was `known`.
+    /// Writes the node's key on the condition that its record still has revision `known`.
     async fn attach(
         &self,
         stream: u64,
@@ -215,9 +211,9 @@ impl Hearing {
         );
         let revision = self.client.write(write).await?;
         let mut all = self.held();
-        // A later stream may have been quicker.
+        // A later stream may have finished first.
         if all.get(&node).is_none_or(|held| held.stream <= stream) {
-            let held = Held {
+            let held = TrackedNode {
                 boot_id: boot_id.to_owned(),
                 last: Instant::now(),
                 stream,
@@ -225,19 +221,18 @@ impl Hearing {
                 revision,
             };
             if all.insert(node, held).is_none() {
-                tracing::info!(%node, "heartbeats arrive");
+                tracing::info!(%node, "receiving heartbeats");
             }
         }
         Ok(())
     }
 
-    /// Gives up the silent, for ever.
-    pub async fn give_up_the_silent(&self) -> Infallible {
+    /// Declares nodes without heartbeats lost. Never returns.
+    pub async fn expire_heartbeats(&self) -> Infallible {
         loop {
             sleep(self.bound / 20).await;
-            // While this curator is out of touch it acknowledges nothing, so
-            // nodes that have gone silent had a reason. They get the whole
-            // time again.
+            // While this curator is stale it acknowledges nothing, so nodes may have stopped
+            // sending heartbeats for that reason. They get the full timeout again.
             let Some(since) = self.reads.fresh_since() else {
                 continue;
             };
@@ -254,14 +249,13 @@ impl Hearing {
         }
     }
 
-    fn is_silent(&self, held: &Held, since: Instant) -> bool {
+    fn is_silent(&self, held: &TrackedNode, since: Instant) -> bool {
         held.last.max(since) + self.bound < Instant::now()
     }
 
-    /// Takes charge of this session's keys as they stand. The write of a key
-    /// may come to pass after the heartbeat that asked for it was given up, or
-    /// after the one of a later stream; without this nobody would notice that
-    /// such a node has gone silent.
+    /// Tracks all liveness keys that are attached to this session. The write of a key may be
+    /// executed after the call of the heartbeat was cancelled, or after the write of a later
+    /// stream. Without this no curator would notice when the heartbeats of such a node stop.
     fn adopt(&self) {
         let Some(lease) = *self.session.borrow() else {
             return;
@@ -269,7 +263,7 @@ impl Hearing {
         let standing = self.cache.nodes_in_session(lease);
         let mut all = self.held();
         for (node, revision) in standing {
-            let held = all.entry(node).or_insert_with(|| Held {
+            let held = all.entry(node).or_insert_with(|| TrackedNode {
                 boot_id: String::new(),
                 last: Instant::now(),
                 stream: 0,
@@ -281,7 +275,7 @@ impl Hearing {
     }
 
     async fn give_up(&self, node: NodeId, since: Instant) {
-        // It may have been heard again while others were given up.
+        // A heartbeat may have arrived while other nodes were declared lost.
         let silent = self
             .held()
             .get(&node)
@@ -295,10 +289,10 @@ impl Hearing {
             .put(key, LivenessRecord::GivenUp.encode(&boot_id));
         match self.client.write(write).await {
             Ok(_) => tracing::warn!(%node, "no heartbeat for {:?}", self.bound),
-            // It is heard elsewhere, or its key went with the session.
+            // Another curator receives its heartbeats, or the key is gone with the session.
             Err(WriteError::Conflict) => {}
             Err(WriteError::Consensus(error)) => {
-                tracing::warn!(%node, "cannot give up the node yet: {error}");
+                tracing::warn!(%node, "cannot declare the node lost: {error}");
                 return;
             }
         }
@@ -308,49 +302,51 @@ impl Hearing {
         }
     }
 
-    /// Keeps a session, for ever.
+    /// Starts a session and renews it; starts another one when it expires. Never returns.
     pub async fn keep_session(&self) -> Infallible {
         loop {
             match self.client.grant(self.ttl).await {
                 Ok(lease) => {
-                    // What earlier lives have left must be known before.
+                    // The keys of former sessions must be in the cache first.
                     self.cache.loaded().await;
                     self.begin(lease).await;
                     self.keep(lease).await;
                     self.session.send_replace(None);
-                    tracing::warn!("the curator's session has lapsed; beginning another");
+                    tracing::warn!("lease expired; starting a new session");
                 }
                 Err(error) => {
-                    tracing::warn!("cannot begin a session: {error}");
+                    tracing::warn!("cannot start a session: {error}");
                     sleep(RETRY_DELAY).await;
                 }
             }
         }
     }
 
-    /// From here on heartbeats are taken in; what earlier lives of this
-    /// curator have left is cleared away after that.
+    /// Starts the session, so that heartbeats are accepted, and then revokes the leases of former
+    /// sessions of this curator.
     async fn begin(&self, lease: Lease) {
         let former = self.cache.begin_session(lease);
         self.session.send_replace(Some(lease));
         for id in former {
             match self.client.revoke(Lease::from_id(id)).await {
-                Ok(()) => tracing::debug!("revoked the lease of an earlier life"),
+                Ok(()) => tracing::debug!("revoked the lease of a former session"),
                 Err(error) if error.lease_is_gone() => {}
-                // It lapses by itself.
-                Err(error) => tracing::debug!("cannot revoke an old lease: {error}"),
+                // The lease expires without this, only later.
+                Err(error) => {
+                    tracing::debug!("cannot revoke the lease of a former session: {error}")
+                }
             }
         }
     }
 
-    /// Stands for election and renews the lease; returns when it is gone.
+    /// Becomes a candidate and renews the lease. Returns when the lease is gone.
     async fn keep(&self, lease: Lease) {
         let mut session = self.session.subscribe();
         let mut stands = self.stand(lease).await;
         loop {
             tokio::select! {
                 () = sleep(self.ttl / 4) => {}
-                // Somebody has found out that the lease is gone.
+                // A heartbeat has found that the lease is gone.
                 _ = session.wait_for(Option::is_none) => return,
             }
             match self.client.renew(lease).await {
@@ -358,7 +354,7 @@ impl Hearing {
                 Ok(false) => return,
                 Err(error) => tracing::debug!("cannot renew the session: {error}"),
             }
-            // It may have handed the leadership over, to one that is gone.
+            // This curator may have handed the leadership over to one that is gone.
             if !stands || self.cache.leader().is_none() {
                 stands = self.stand(lease).await;
             }
@@ -374,23 +370,23 @@ impl Hearing {
             lease,
         );
         match self.client.write(write).await {
-            // An earlier attempt has worked after all.
+            // A conflict means that an earlier attempt has succeeded.
             Ok(_) | Err(WriteError::Conflict) => true,
             Err(WriteError::Consensus(error)) => {
-                tracing::warn!("cannot stand for election: {error}");
+                tracing::warn!("cannot become a candidate for leader: {error}");
                 false
             }
         }
     }
 
-    /// Ends the session at once, so that nodes are not thought alive, nor this
-    /// curator a leader, until it lapses by itself.
+    /// Revokes the session's lease at once. Otherwise nodes would count as alive, and this curator
+    /// as a leader, until the lease expires.
     pub async fn end(&self) {
         let lease = *self.session.borrow();
         if let Some(lease) = lease
             && let Err(error) = self.client.bounded(RETRY_DELAY * 5).revoke(lease).await
         {
-            tracing::debug!("cannot end the session: {error}");
+            tracing::debug!("cannot revoke the session's lease: {error}");
         }
     }
 }

@@ -1,17 +1,15 @@
-//! The membership of consensus: what operators want, and what etcd has.
+//! The membership controller: changes etcd's members as operators request.
 //!
-//! Operators write intents; the elected leader works them off, one step after
-//! the other. [`plan`] finds each step from what is, and this module sees what
-//! is ([`view`]) and does the step. Membership is the truth: a node's role
-//! says that it is a member only once etcd does, and no longer than etcd does.
+//! Operators write intents; the elected leader executes them, one step at a time. [`plan`] derives
+//! the next step from the current state; this module reads the state ([`view`]) and executes the
+//! step. etcd's member list is authoritative: a node has the role of a consensus member only while
+//! etcd has a member for it.
 //!
-//! Every write of records bears the leader's election key as a condition, so a
-//! leader that was replaced while it slept writes nothing. Changes of etcd's
-//! membership cannot bear one: see [`hearth_consensus::Members`] for why they
-//! harm nothing when they come late.
+//! Every write of records has the leader's election key as a condition, so a leader that was
+//! replaced while it was paused writes nothing. Changes of etcd's members cannot have a condition;
+//! [`hearth_consensus::Members`] explains why late ones are harmless.
 //!
-//! Nothing is decided by records that are not recent: each look has a
-//! linearizable read in it.
+//! Nothing is decided from stale records: each reconciliation includes a linearizable read.
 
 mod plan;
 mod steps;
@@ -42,26 +40,25 @@ use super::{
     status::unavailable,
 };
 
-/// Between two looks while something is wanted, when nothing is heard of
-/// meanwhile.
+/// Reconciliation interval while a change is pending, if no record changes.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
-/// The same when all is as it should be: what could change that is heard of, and
-/// each look is asked of etcd.
+/// Reconciliation interval while no change is pending. A change of records triggers one anyway, and
+/// each one costs a request to etcd.
 const SETTLED_LOOK_INTERVAL: Duration = Duration::from_secs(10);
-/// Between two looks at least, and after a step that failed.
+/// Minimum interval of reconciliations, and delay after a failed step.
 const LEAST_LOOK_INTERVAL: Duration = Duration::from_millis(200);
-/// A learner that has applied what was written so long ago is in sync. It
-/// reports four times a second.
+/// How long a mark is valid: a learner that has applied the log up to a valid mark is in sync. It
+/// reports its progress four times a second.
 const MARK_LASTS: Duration = Duration::from_secs(5);
 
-/// Adds to this write, by which the node leaves consensus, what lets it go;
-/// refuses if it is the last voter, or if those that stay, as far as they are
-/// alive, would have no quorum.
+/// Authorizes the departure of a node: adds to `write`, by which the node leaves etcd, the
+/// conditions for it. Refuses if the node is the last voter, or if the live ones of the remaining
+/// voters would not be a quorum.
 ///
-/// The write happens only if nobody else was let go since this looked, or two
-/// that can each be done without would leave at once. That is all it rests on:
-/// what else changes about those that stay does not delay it.
-pub async fn let_go(core: &Core, node: NodeId, write: Write) -> Result<Write, Status> {
+/// The write is conditional on no other departure having been authorized since this check;
+/// otherwise two nodes that can each be removed could leave at the same time. It has no other
+/// condition, so changes of the remaining nodes do not delay it.
+pub async fn authorize_departure(core: &Core, node: NodeId, write: Write) -> Result<Write, Status> {
     let last = core.client.get(state::DEPARTURE).await;
     let last = last.map_err(|error| unavailable(&error))?;
     let view = look(core).await?;
@@ -79,7 +76,7 @@ pub async fn let_go(core: &Core, node: NodeId, write: Write) -> Result<Write, St
         .put(state::DEPARTURE, node.to_string().into_bytes()))
 }
 
-/// The members, and what is about to change.
+/// The members of etcd, and the pending changes.
 pub async fn status(core: &Core) -> Result<GetConsensusStatusResponse, Status> {
     let view = look(core).await?;
     let own = core.members.status().await.map_err(|e| unavailable(&e))?;
@@ -138,22 +135,22 @@ async fn look(core: &Core) -> Result<View, Status> {
         })
 }
 
-/// What a leader remembers from one look to the next.
+/// The leader's state between two reconciliations.
 struct Term {
     leadership: Leadership,
-    /// Since when it has seen this learner.
+    /// The current learner, and since when there is one.
     learner: Option<(MemberId, Instant)>,
-    /// Where the log was when it looked last for this learner.
+    /// The log index that was last marked for this learner, and when.
     mark: Option<(MemberId, u64, Instant)>,
-    /// Since when it was about to remove this voter: see [`Term::is_sure`].
+    /// The voter to be removed, and since when: see [`Term::is_sure`].
     leaving: Option<(MemberId, Instant)>,
-    /// What was said last of why nothing happens.
+    /// The last logged reasons why changes are waiting.
     said: Vec<String>,
-    /// It is to hand over, and nobody is there who could take over.
+    /// This node has to hand over the leadership, and there is no other candidate.
     is_stuck: bool,
 }
 
-/// Works off what is wanted while this curator leads, for ever.
+/// Executes intents while this curator leads. Never returns.
 pub async fn run(core: &Core) -> Infallible {
     let mut term: Option<Term> = None;
     loop {
@@ -181,7 +178,7 @@ pub async fn run(core: &Core) -> Infallible {
                 match round(core, term).await {
                     Ok(next) => next,
                     Err(error) => {
-                        tracing::warn!("consensus membership: {error}");
+                        tracing::warn!("cannot reconcile etcd membership: {error}");
                         Next::Soon
                     }
                 }
@@ -193,13 +190,13 @@ pub async fn run(core: &Core) -> Infallible {
             Next::Soon => LOOK_INTERVAL,
             Next::Later => SETTLED_LOOK_INTERVAL,
         };
-        // Whatever has changed may be what was waited for.
+        // Any change of records may unblock the next step.
         let _ = timeout(pause, changes.changed()).await;
     }
 }
 
-/// Tells etcd in time that there will be other members: before anyone can become a
-/// member somebody must be able to register.
+/// Tells etcd in time that it will get peers: before another node can become a member, a machine
+/// must be able to register.
 fn announce_peers(core: &Core) {
     if core.peers.is_peer_timing_ready() {
         return;
@@ -210,17 +207,17 @@ fn announce_peers(core: &Core) {
     }
 }
 
-/// When to look again.
+/// When to reconcile again.
 enum Next {
     /// There may be another step.
     AtOnce,
-    /// Something is waited for.
+    /// A pending change is waiting.
     Soon,
-    /// Nothing is wanted.
+    /// No change is pending.
     Later,
 }
 
-/// Looks, and takes one step.
+/// Reads the state and executes one step.
 async fn round(core: &Core, term: &mut Term) -> Result<Next, StepError> {
     let mut view = view::take(core, Learner::default()).await?;
     view.learner = term.note(core, &view);
@@ -242,7 +239,8 @@ async fn round(core: &Core, term: &mut Term) -> Result<Next, StepError> {
     if step == Step::HandOver && core.cache.candidates() < 2 {
         if !std::mem::replace(&mut term.is_stuck, true) {
             tracing::info!(
-                "this node is to leave consensus, and no other curator is ready to lead"
+                "cannot hand over the leadership: this node is leaving etcd, and no other curator \
+                 is a candidate"
             );
         }
         return Ok(Next::Soon);
@@ -255,6 +253,7 @@ async fn round(core: &Core, term: &mut Term) -> Result<Next, StepError> {
 }
 
 impl Term {
+    /// Updates the learner and its mark from the view.
     fn note(&mut self, core: &Core, view: &View) -> Learner {
         let now = Instant::now();
         let learner = view.members.iter().find(|m| m.learner).map(|m| m.id);
@@ -274,9 +273,9 @@ impl Term {
         }
     }
 
-    /// Whether a step may be taken now. A voter that has died is held for alive
-    /// until its heartbeats are missed; so nobody is removed before those who
-    /// stay have been alive all of that time.
+    /// Whether a step may be executed now. A voter that has died counts as alive until the
+    /// heartbeat timeout. So no voter is removed until the remaining ones have been alive for that
+    /// long.
     fn is_sure(&mut self, core: &Core, view: &View, step: Step) -> bool {
         let removed = match step {
             Step::Remove(_, id) => view.members.iter().find(|m| m.id == id && !m.learner),
@@ -295,20 +294,20 @@ impl Term {
         now >= since + core.timing.heartbeat_bound
     }
 
-    /// Says why what is wanted does not happen, once.
+    /// Logs why pending changes are waiting, once per reason.
     fn say(&mut self, view: &View) {
         let waits = |intent| Some((intent, plan::step_of(view, intent).err()?));
         let reasons: Vec<_> = view.intents.iter().filter_map(waits).collect();
         let said: Vec<_> = reasons
             .iter()
-            // How far a learner is changes all the time.
+            // The part after the colon, a learner's progress, changes all the time.
             .map(|(intent, why)| {
                 format!("{}: {}", intent.node, why.split(':').next().unwrap_or(""))
             })
             .collect();
         if said != self.said {
             for (intent, why) in reasons {
-                tracing::info!(node = %intent.node, "a change of consensus waits: {why}");
+                tracing::info!(node = %intent.node, "etcd membership change is waiting: {why}");
             }
             self.said = said;
         }

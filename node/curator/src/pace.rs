@@ -1,15 +1,13 @@
-//! When subscribers are told that there is news.
+//! Rate limit of messages to subscribers.
 //!
-//! A change of one node goes to every subscriber, and a subscriber costs the
-//! same whether its message tells of one change or of ten. So what is bounded
-//! is the number of messages: after each announcement the next one waits for
-//! as long as the subscribers there are take to be served at
-//! [`MESSAGES_PER_SECOND`]. What changes meanwhile is told together, the latest
-//! state of each node. In a
-//! cluster of ten the pause cannot be noticed; with thousands of nodes it is
-//! a fraction of a second, and a storm of changes costs no more than a breeze.
+//! A change of one node is sent to every subscriber, and a message costs the same whether it has
+//! one change or ten. So the number of messages is limited: after each announcement the next one
+//! is delayed by the time that it takes to serve the current subscribers at
+//! [`MESSAGES_PER_SECOND`]. Changes in the meantime are sent together, with the latest state of
+//! each node. In a cluster of ten nodes the delay is not noticeable; with thousands of nodes it is
+//! a fraction of a second, and the cost does not grow with the rate of changes.
 //!
-//! The first change after a quiet time is announced at once.
+//! The first change after a quiet period is announced immediately.
 
 use std::{convert::Infallible, time::Duration};
 
@@ -17,12 +15,12 @@ use tokio::{sync::watch, time::sleep};
 
 use super::cache::Cache;
 
-/// Messages a second that may be caused, in all.
+/// Messages per second to all subscribers together.
 const MESSAGES_PER_SECOND: u32 = 12_500;
-/// However many subscribers there are: nobody hears later than this.
+/// Upper bound of the delay, for any number of subscribers.
 const LONGEST_PAUSE: Duration = Duration::from_millis(500);
 
-/// See the module.
+/// Announces changes of the cache to subscribers at a limited rate.
 pub struct Pace {
     /// The version of the cache up to which subscribers may read.
     announced: watch::Sender<u64>,
@@ -37,13 +35,12 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// Versions as they are announced. Those who wait by it are those that the
-    /// pause is for.
+    /// The announced version. The delay grows with the number of receivers.
     pub fn subscribe(&self) -> watch::Receiver<u64> {
         self.announced.subscribe()
     }
 
-    /// Announces what the cache takes in, for ever.
+    /// Announces the versions of the cache. Never returns.
     pub async fn announce(&self, cache: &Cache) -> Infallible {
         let mut versions = cache.watch();
         loop {

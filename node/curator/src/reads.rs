@@ -1,15 +1,13 @@
-//! How recent the cache is, and how recent it has to be.
+//! Linearizable reads from the cache.
 //!
-//! Every write of the curators moves one key, the epoch. Who reads the epoch
-//! from etcd, linearizable, and then waits until the cache has reached its
-//! revision, has in the cache everything that was written before. One task
-//! does these reads; all callers that come while one is under way share the
-//! next. When nobody asks it reads once a second, so that a curator finds out
-//! that it has lost touch before anyone relies on it.
+//! Every write of the curators updates one key, the epoch. A linearizable read of the epoch,
+//! followed by a wait until the cache has reached the epoch's revision, ensures that the cache has
+//! everything that was written before. One task does these reads; all callers that arrive during
+//! one read share the next. Without callers it reads once a second, so that a curator detects that
+//! it has lost etcd before a caller relies on it.
 //!
-//! A curator whose last such read began too long ago is *stale*: it neither
-//! authorises nor acknowledges anything, and its streams end. Somewhere a
-//! majority may have gone on without it.
+//! A curator whose last successful read began too long ago is *stale*: it authorizes nothing,
+//! acknowledges nothing, and ends its streams. A majority may have continued without it.
 
 use std::{
     convert::Infallible,
@@ -25,12 +23,12 @@ use tokio::{
 
 use super::cache::Cache;
 
-/// After a read that failed.
+/// Delay after a failed read.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// This curator has lost touch with consensus.
+/// This curator has lost contact with etcd's quorum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("this curator has lost touch with consensus: ask another one, or wait")]
+#[error("this curator has lost contact with etcd's quorum: use another one, or retry")]
 pub struct Stale;
 
 impl From<Stale> for tonic::Status {
@@ -39,17 +37,16 @@ impl From<Stale> for tonic::Status {
     }
 }
 
-/// See the module.
-pub struct Reads {
+/// The task and the callers of linearizable reads.
+pub struct ReadIndex {
     client: NamespacedClient,
     interval: Duration,
     freshness: Duration,
-    /// Callers are counted. A read serves all that came before it began.
+    /// The number of callers so far. A read serves all callers that arrived before it began.
     callers: AtomicU64,
     called: Notify,
     served: watch::Sender<u64>,
-    /// When the last read began that was answered, and since when there was
-    /// no gap.
+    /// When the last successful read began, and since when the curator has not been stale.
     fresh: watch::Sender<Option<Fresh>>,
 }
 
@@ -59,11 +56,11 @@ struct Fresh {
     since: Instant,
 }
 
-impl Reads {
-    /// Reads at least once in `interval`; stale after `freshness` without.
+impl ReadIndex {
+    /// Reads at least once per `interval`; stale after `freshness` without a successful read.
     pub fn new(client: &NamespacedClient, interval: Duration, freshness: Duration) -> Self {
         Self {
-            // One attempt must not use up all the time there is.
+            // One failed attempt must leave time for another.
             client: client.bounded(freshness * 2 / 3),
             interval,
             freshness,
@@ -74,7 +71,7 @@ impl Reads {
         }
     }
 
-    /// Does the reads, for ever.
+    /// Does the reads. Never returns.
     pub async fn serve(&self, cache: &Cache) -> Infallible {
         let mut failing = false;
         loop {
@@ -91,12 +88,12 @@ impl Reads {
                     });
                     self.served.send_replace(callers);
                     if std::mem::take(&mut failing) {
-                        tracing::info!("in touch with consensus again");
+                        tracing::info!("linearizable reads recovered");
                     }
                 }
                 Err(why) => {
                     if !std::mem::replace(&mut failing, true) {
-                        tracing::warn!("no linearizable read: {why}");
+                        tracing::warn!("linearizable read failed: {why}");
                     }
                     sleep(RETRY_DELAY).await;
                     continue;
@@ -126,8 +123,7 @@ impl Reads {
         Ok(())
     }
 
-    /// Waits until the cache holds everything that was written before this
-    /// call.
+    /// Waits until the cache has everything that was written before this call.
     pub async fn linearizable(&self) -> Result<(), Stale> {
         let caller = self.callers.fetch_add(1, Ordering::SeqCst) + 1;
         self.called.notify_one();
@@ -146,7 +142,7 @@ impl Reads {
         }
     }
 
-    /// Since when this curator has been in touch without a gap.
+    /// Since when this curator has not been stale; `None` if it is stale.
     pub fn fresh_since(&self) -> Option<Instant> {
         self.check().ok()?;
         self.fresh.borrow().map(|fresh| fresh.since)
@@ -165,7 +161,7 @@ impl Reads {
         }
     }
 
-    /// Waits until it is not.
+    /// Waits until the curator is not stale.
     pub async fn fresh(&self) {
         let mut fresh = self.fresh.subscribe();
         while self.check().is_err() {

@@ -1,25 +1,24 @@
-//! The cluster's records in etcd: their keys, and their way into types.
+//! The cluster's records in etcd: keys, encoding and validation.
 //!
 //! | key | record | written |
 //! |---|---|---|
-//! | `cluster` | [`ClusterRecord`] | at founding, and when it is configured |
-//! | `pki/cluster`, `pki/etcd` | an authority with its key | at founding |
-//! | `nodes/ID` | [`NodeRecord`] | when a node's standing changes |
+//! | `cluster` | [`ClusterRecord`] | at bootstrap, and when it is configured |
+//! | `pki/cluster`, `pki/etcd` | an authority with its key | at bootstrap |
+//! | `nodes/ID` | [`NodeRecord`] | when a node's state, roles or labels change |
 //! | `join_keys/HEX` | the ID of the node with this join key | with the node |
 //! | `tombstones/ID` | [`Tombstone`] | when a node is deleted |
-//! | `register_ticket` | a `Ticket` | when it is first asked for, or rotated |
-//! | `membership/ID` | [`Intent`] | while a change of consensus is wanted |
-//! | `departure` | the ID of the node that was let go last | when a voter is to leave consensus |
+//! | `register_ticket` | a `Ticket` | when it is first requested, or rotated |
+//! | `membership/ID` | [`Intent`] | while a change of etcd's members is pending |
+//! | `departure` | the ID of the node last authorized to leave etcd | when a voter is to leave |
 //! | `status/ID` | `NodeStatus` | when it changes |
-//! | `liveness/ID` | [`LivenessRecord`] | when a node comes or goes |
-//! | `networking/ranges/RANGE` | the ID of the node with these addresses for its pods | when it first asks for them |
-//! | `networking/keys/HEX` | the ID of the node with this key of the mesh | with the node |
-//! | `election/LEASE` | the ID of a curator that is ready to lead | at its start |
+//! | `liveness/ID` | [`LivenessRecord`] | when heartbeats start or stop |
+//! | `networking/ranges/RANGE` | the ID of the node with this pod range | at its first request |
+//! | `networking/keys/HEX` | the ID of the node with this mesh key | with the node |
+//! | `election/LEASE` | the ID of a curator that is a candidate | at its start |
 //!
-//! Every record bears a version. One that is newer than this image is an
-//! error of its own ([`RecordError::TooNew`]): whoever meets it must not act
-//! on a half of what it says. What is decoded here has been checked, so that
-//! no code behind this module meets a node without a key.
+//! Every record has a version. A record of a newer version is a separate error
+//! ([`RecordError::TooNew`]): a curator must not act on a record that it understands only partly.
+//! Decoding validates a record, so that other code never gets a node without a key, for example.
 
 mod full;
 
@@ -41,27 +40,27 @@ pub use full::{FullCluster, FullRecord};
 
 use hearth_host::networking::{Networking, PodRange};
 
-/// Of every record that this image writes, and the newest that it reads.
+/// The version of every record that this image writes, and the newest that it reads.
 pub const VERSION: u32 = 1;
 
-/// The cluster itself.
+/// Key of the cluster's record.
 pub const CLUSTER: &str = "cluster";
-/// The authority that vouches for nodes and users.
+/// Key of the authority that signs certificates of nodes and users.
 pub const CLUSTER_AUTHORITY: &str = "pki/cluster";
-/// The authority that vouches for etcd's members.
+/// Key of the authority that signs certificates of etcd members.
 pub const ETCD_AUTHORITY: &str = "pki/etcd";
 
-/// What lets a machine ask to be registered.
+/// Key of the register ticket.
 pub const REGISTER_TICKET: &str = "register_ticket";
-/// Before the keys of [`intent_key`].
+/// Prefix of the keys of [`intent_key`].
 pub const MEMBERSHIP: &str = "membership/";
-/// Names the node that was let go out of consensus last. Whoever lets the next
-/// one go does so on the condition that nobody was let go since it looked.
+/// Key that names the last node that was authorized to leave etcd. Each authorization is written
+/// on the condition that this key has not changed since the check.
 pub const DEPARTURE: &str = "departure";
-/// Before the keys of [`candidate_key`].
+/// Prefix of the keys of [`candidate_key`].
 pub const ELECTION: &str = "election/";
 
-/// Before the keys of [`pod_range_key`] and of [`mesh_key_key`].
+/// Prefix of the keys of [`pod_range_key`] and of [`mesh_key_key`].
 const NETWORKING: &str = "networking/";
 const POD_RANGES: &str = "networking/ranges/";
 const MESH_KEYS: &str = "networking/keys/";
@@ -71,53 +70,53 @@ pub(super) const LIVENESS: &str = "liveness/";
 const TOMBSTONES: &str = "tombstones/";
 const JOIN_KEYS: &str = "join_keys/";
 
-/// Where a node's record is.
+/// Key of a node's record.
 pub fn node_key(id: NodeId) -> String {
     format!("{NODES}{id}")
 }
 
-/// Where a node's status is.
+/// Key of a node's status.
 pub fn status_key(id: NodeId) -> String {
     format!("{STATUS}{id}")
 }
 
-/// Where it is told who hears a node.
+/// Key of a node's liveness record.
 pub fn liveness_key(id: NodeId) -> String {
     format!("{LIVENESS}{id}")
 }
 
-/// Where the node with this join key is named.
+/// Key that contains the ID of the node with this join key.
 pub fn join_key_key(key: &PublicKey) -> String {
     format!("{JOIN_KEYS}{key}")
 }
 
-/// Where the node whose pods have these addresses is named.
+/// Key that contains the ID of the node with this pod range.
 pub fn pod_range_key(range: PodRange) -> String {
     format!("{POD_RANGES}{range}")
 }
 
-/// Where the node with this key of the mesh is named.
+/// Key that contains the ID of the node with this mesh key.
 pub fn mesh_key_key(key: &MeshKey) -> String {
     format!("{MESH_KEYS}{key}")
 }
 
-/// Where a deleted node is remembered.
+/// Key of the tombstone of a deleted node.
 pub fn tombstone_key(id: NodeId) -> String {
     format!("{TOMBSTONES}{id}")
 }
 
-/// Where it stands that a node is to join consensus, or to leave it.
+/// Key of the intent that a node join or leave etcd.
 pub fn intent_key(id: NodeId) -> String {
     format!("{MEMBERSHIP}{id}")
 }
 
-/// Where a curator with this lease stands for election.
+/// Key of the candidacy of a curator with this lease.
 pub fn candidate_key(lease: i64) -> String {
     format!("{ELECTION}{lease:016x}")
 }
 
-/// Before every key that is followed. The authorities' keys are not among
-/// them: they are read when something is signed, and do not lie around.
+/// Prefixes of all keys that the cache follows. The authorities are not among them: they are read
+/// only to sign something, and not kept in memory.
 pub const FOLLOWED: [&str; 10] = [
     CLUSTER,
     NODES,
@@ -131,7 +130,7 @@ pub const FOLLOWED: [&str; 10] = [
     ELECTION,
 ];
 
-/// What a key is about.
+/// A parsed key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Key {
     /// See [`CLUSTER`].
@@ -156,12 +155,12 @@ pub enum Key {
     MeshKey(MeshKey),
     /// See [`REGISTER_TICKET`].
     RegisterTicket,
-    /// Nothing that is followed.
+    /// A key that the cache does not follow.
     Other,
 }
 
 impl Key {
-    /// Of a key relative to the curator's part of the store.
+    /// Parses a key relative to the curators' namespace.
     pub fn parse(key: &str) -> Self {
         let of_node = |prefix, kind: fn(NodeId) -> Self| {
             let id = key.strip_prefix(prefix)?.parse().ok()?;
@@ -200,40 +199,39 @@ impl Key {
 /// Why a record cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RecordError {
-    /// Another image has written it.
+    /// A newer image has written it.
     #[error(
-        "record {key} is of version {found}, this image knows up to {VERSION}: \
-         update this node's image"
+        "record {key}: version: expected at most {VERSION}, got {found}: update this node's image"
     )]
     TooNew {
-        /// Where it is.
+        /// The record's key.
         key: String,
-        /// Its version.
+        /// The record's version.
         found: u32,
     },
-    /// A field of it holds nothing that this image knows.
-    #[error("record {key}: {field}: wanted {wanted}, found {found}")]
+    /// A field has a value that this image does not know.
+    #[error("record {key}: {field}: expected {wanted}, got {found}")]
     Field {
-        /// Where it is.
+        /// The record's key.
         key: String,
-        /// Which field.
+        /// The field's name.
         field: &'static str,
-        /// What it may hold.
+        /// The valid values.
         wanted: &'static str,
-        /// What it holds.
+        /// The actual value.
         found: i32,
     },
-    /// It is none.
+    /// The record is invalid.
     #[error("record {key}: {why}")]
     Malformed {
-        /// Where it is.
+        /// The record's key.
         key: String,
         /// What is wrong with it.
         why: String,
     },
 }
 
-/// Takes a record's bytes apart and judges its version.
+/// Decodes a record and checks its version.
 fn decode<M: Message + Default>(
     key: &str,
     bytes: &[u8],
@@ -241,7 +239,7 @@ fn decode<M: Message + Default>(
 ) -> Result<M, RecordError> {
     let message = M::decode(bytes).map_err(|error| malformed(key)(error.to_string()))?;
     match version(&message) {
-        0 => Err(malformed(key)("it has no version".into())),
+        0 => Err(malformed(key)("version is missing".into())),
         1..=VERSION => Ok(message),
         found => Err(RecordError::TooNew {
             key: key.to_owned(),
@@ -258,8 +256,8 @@ fn malformed(key: &str) -> impl Fn(String) -> RecordError {
     }
 }
 
-/// A state that a node can be in. None is not one, and one that is not known
-/// would be taken for none.
+/// Checks a node's state. Protobuf would read an unknown state as unspecified, which is not a
+/// state of a node.
 fn node_state(key: &str, stored: i32) -> Result<NodeState, RecordError> {
     match NodeState::try_from(stored) {
         Ok(NodeState::Unspecified) | Err(_) => Err(RecordError::Field {
@@ -272,45 +270,45 @@ fn node_state(key: &str, stored: i32) -> Result<NodeState, RecordError> {
     }
 }
 
-/// A node's standing, without its secrets.
+/// A node's record, without its secrets.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeRecord {
-    /// Its name.
+    /// The node's ID.
     pub id: NodeId,
     /// Its identity key.
     pub public_key: PublicKey,
-    /// By which it asks for its cluster when it comes back.
+    /// The key with which it joins after a boot.
     pub join_key: PublicKey,
-    /// How far it has come.
+    /// Its state: NEW, STANDBY, UP or DECOMMISSIONED.
     pub state: NodeState,
-    /// What it has to run.
+    /// The roles that it has to run.
     pub roles: NodeRoles,
-    /// What operators call it.
+    /// Its labels, set by operators.
     pub labels: Vec<Label>,
     /// How it uses its TPM.
     pub tpm_usage: TpmUsage,
-    /// How it protects its data.
+    /// How it protects its data partition.
     pub storage_security: StorageSecurity,
-    /// An operator has taken it out of service.
+    /// An operator is decommissioning it.
     pub decommissioning: bool,
-    /// Its part of the mesh, once it has asked for one.
+    /// Its mesh key and pod range, once it has requested them.
     pub networking: Option<Networking>,
 }
 
 impl NodeRecord {
-    /// Checks a stored one. Its secrets are wiped.
+    /// Decodes and validates a stored record. Its secrets are wiped.
     pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
         let mut stored: StoredNode = decode(key, bytes, |m: &StoredNode| m.version)?;
         stored.cluster_unlock_key.zeroize();
         Self::from_stored(key, stored)
     }
 
-    /// What is not secret in it.
+    /// Takes everything but the secrets.
     fn from_stored(key: &str, stored: StoredNode) -> Result<Self, RecordError> {
         let wrong = malformed(key);
         let id: NodeId = stored.id.parse().map_err(|e| wrong(format!("{e}")))?;
         if node_key(id) != key {
-            return Err(wrong(format!("it is about {id}")));
+            return Err(wrong(format!("id: expected that of the key, got {id}")));
         }
         let networking = stored.networking.as_ref().map(Networking::try_from);
         let networking = networking.transpose().map_err(|e| wrong(e.to_string()))?;
@@ -333,19 +331,19 @@ impl NodeRecord {
     }
 }
 
-/// What stays of a deleted node.
+/// What is kept of a deleted node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tombstone {
-    /// Its name.
+    /// The node's ID.
     pub id: NodeId,
     /// Its identity key.
     pub public_key: PublicKey,
-    /// By which it asks for its cluster.
+    /// The key with which it joins after a boot.
     pub join_key: PublicKey,
 }
 
 impl Tombstone {
-    /// Checks a stored one.
+    /// Decodes and validates a stored record.
     pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
         let stored: StoredTombstone = decode(key, bytes, |m: &StoredTombstone| m.version)?;
         let wrong = malformed(key);
@@ -359,7 +357,7 @@ impl Tombstone {
         })
     }
 
-    /// As it is stored.
+    /// Encodes the record.
     pub fn encode(&self) -> Vec<u8> {
         StoredTombstone {
             version: VERSION,
@@ -371,40 +369,42 @@ impl Tombstone {
     }
 }
 
-/// A change of consensus that is wanted and not complete.
+/// A requested change of etcd's members that is not complete.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Intent {
-    /// Whose.
+    /// The node.
     pub node: NodeId,
-    /// In or out.
+    /// Join or leave.
     pub wanted: Wanted,
-    /// Attempts to add it so far.
+    /// The number of failed attempts to add it.
     pub attempts: u32,
 }
 
-/// What a node shall become to consensus.
+/// The requested etcd membership of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
-    /// A voter.
+    /// Become a voter.
     Join {
-        /// The learner that was added for it.
+        /// The ID of the learner that was added for it.
         member: Option<u64>,
     },
-    /// No member.
+    /// Leave etcd.
     Leave {
-        /// And then DECOMMISSIONED.
+        /// Decommission the node after that.
         decommission: bool,
     },
 }
 
 impl Intent {
-    /// Checks a stored one.
+    /// Decodes and validates a stored record.
     pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
         let stored: StoredIntent = decode(key, bytes, |m: &StoredIntent| m.version)?;
         let wrong = malformed(key);
         let node: NodeId = stored.node_id.parse().map_err(|e| wrong(format!("{e}")))?;
         if intent_key(node) != key {
-            return Err(wrong(format!("it is about {node}")));
+            return Err(wrong(format!(
+                "node_id: expected that of the key, got {node}"
+            )));
         }
         let wanted = match stored.kind() {
             Kind::Join => Wanted::Join {
@@ -413,7 +413,7 @@ impl Intent {
             Kind::Leave => Wanted::Leave {
                 decommission: stored.decommission,
             },
-            Kind::Unspecified => return Err(wrong("it wants nothing".into())),
+            Kind::Unspecified => return Err(wrong("kind: expected JOIN or LEAVE".into())),
         };
         Ok(Self {
             node,
@@ -422,7 +422,7 @@ impl Intent {
         })
     }
 
-    /// As it is stored.
+    /// Encodes the record.
     pub fn encode(&self) -> Vec<u8> {
         let (kind, member_id, decommission) = match self.wanted {
             Wanted::Join { member } => (Kind::Join, member.unwrap_or_default(), false),
@@ -440,21 +440,21 @@ impl Intent {
     }
 }
 
-/// What is true of the whole cluster.
+/// The record of the cluster.
 #[derive(Clone)]
 pub struct ClusterRecord {
-    /// Its name.
+    /// The cluster's ID.
     pub id: ClusterId,
-    /// How it is set up.
+    /// The cluster's configuration.
     pub configuration: ClusterConfiguration,
-    /// Whose key is exchanged for the owner's certificate.
+    /// The owner's public key.
     pub owner: PublicKey,
-    /// Proves the CA to the owner.
+    /// The secret that proves the CA certificate to the owner.
     pub first_contact_secret: FirstContactSecret,
 }
 
 impl ClusterRecord {
-    /// Checks a stored one.
+    /// Decodes and validates a stored record.
     pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
         let mut stored: StoredCluster = decode(key, bytes, |m: &StoredCluster| m.version)?;
         let wrong = malformed(key);
@@ -470,7 +470,7 @@ impl ClusterRecord {
     }
 }
 
-/// Checks a stored register ticket. What was stored is wiped.
+/// Decodes a stored register ticket and wipes the decoded message.
 pub fn decode_ticket(key: &str, bytes: &[u8]) -> Result<Ticket, RecordError> {
     let mut stored: StoredTicket = decode(key, bytes, |m: &StoredTicket| m.version)?;
     let ticket = Ticket::try_from(&stored.ticket[..]);
@@ -478,7 +478,7 @@ pub fn decode_ticket(key: &str, bytes: &[u8]) -> Result<Ticket, RecordError> {
     ticket.map_err(|e| malformed(key)(e.to_string()))
 }
 
-/// A register ticket as it is stored.
+/// Encodes a register ticket.
 pub fn encode_ticket(ticket: &Ticket) -> Zeroizing<Vec<u8>> {
     let mut stored = StoredTicket {
         version: VERSION,
@@ -489,21 +489,20 @@ pub fn encode_ticket(ticket: &Ticket) -> Zeroizing<Vec<u8>> {
     bytes
 }
 
-/// The node that is named at [`join_key_key`], [`pod_range_key`] or
-/// [`mesh_key_key`].
+/// Decodes the node ID stored at [`join_key_key`], [`pod_range_key`] or [`mesh_key_key`].
 pub fn decode_owner(key: &str, bytes: &[u8]) -> Result<NodeId, RecordError> {
     let wrong = malformed(key);
     let id = std::str::from_utf8(bytes).map_err(|e| wrong(e.to_string()))?;
     id.parse().map_err(|e| wrong(format!("{e}")))
 }
 
-/// Takes a node's status apart.
+/// Decodes a node's status.
 pub fn decode_status(key: &str, bytes: &[u8]) -> Result<NodeStatus, RecordError> {
     let stored: StoredStatus = decode(key, bytes, |m: &StoredStatus| m.version)?;
     Ok(stored.status.unwrap_or_default())
 }
 
-/// A node's status as it is stored.
+/// Encodes a node's status.
 pub fn encode_status(status: NodeStatus) -> Vec<u8> {
     StoredStatus {
         version: VERSION,
@@ -512,17 +511,17 @@ pub fn encode_status(status: NodeStatus) -> Vec<u8> {
     .encode_to_vec()
 }
 
-/// Who hears a node's heartbeats.
+/// Which curator receives a node's heartbeats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LivenessRecord {
-    /// This curator, as long as its lease lasts.
+    /// The curator on this node; the record is attached to that curator's lease.
     HeardBy(NodeId),
-    /// Nobody: the one that heard it last has given it up.
+    /// None: the heartbeats stopped, and the last curator has declared the node lost.
     GivenUp,
 }
 
 impl LivenessRecord {
-    /// Checks a stored one. Comes with the boot ID of the node.
+    /// Decodes and validates a stored record. Also returns the boot ID of the node.
     pub fn decode(key: &str, bytes: &[u8]) -> Result<(Self, String), RecordError> {
         let stored: StoredLiveness = decode(key, bytes, |m: &StoredLiveness| m.version)?;
         if stored.curator_id.is_empty() {
@@ -533,7 +532,7 @@ impl LivenessRecord {
         Ok((Self::HeardBy(curator), stored.boot_id))
     }
 
-    /// As it is stored; `boot_id` is that of the node.
+    /// Encodes the record; `boot_id` is that of the node.
     pub fn encode(self, boot_id: &str) -> Vec<u8> {
         StoredLiveness {
             version: VERSION,
@@ -547,14 +546,14 @@ impl LivenessRecord {
     }
 }
 
-/// Checks a stored candidate.
+/// Decodes a stored candidate.
 pub fn decode_candidate(key: &str, bytes: &[u8]) -> Result<NodeId, RecordError> {
     let stored: StoredCandidate = decode(key, bytes, |m: &StoredCandidate| m.version)?;
     let id = stored.curator_id.parse();
     id.map_err(|e| malformed(key)(format!("{e}")))
 }
 
-/// A curator that is ready to lead, as it is stored.
+/// Encodes a candidate.
 pub fn encode_candidate(curator: NodeId) -> Vec<u8> {
     StoredCandidate {
         version: VERSION,

@@ -1,26 +1,26 @@
-//! What a caller is told of errors that are no fault of its own, in one place:
-//! whatever asks etcd says the same.
+//! gRPC statuses of errors that the caller did not cause, in one place, so that all methods return
+//! the same.
 
 use hearth_consensus::ConsensusError;
 use tonic::Status;
 
 use super::state::RecordError;
 
-/// What a caller is told when etcd did not do its part.
+/// The status for a call that failed because of etcd. Logs the error.
 pub fn unavailable(error: &ConsensusError) -> Status {
-    tracing::warn!("a call failed: {error}");
+    tracing::warn!("call failed: {error}");
     if error.is_full() {
         return Status::resource_exhausted(
-            "the cluster's store is full, and nothing can be written until there is room again: \
-             `hearthctl etcd members` shows it",
+            "etcd's database has reached its quota, and nothing can be written until space is \
+             freed: see `hearthctl etcd members`",
         );
     }
     Status::unavailable(format!(
-        "consensus did not answer this curator ({error}): ask another one, or try again"
+        "etcd did not answer this curator ({error}): use another one, or retry"
     ))
 }
 
-/// A record in etcd is one that this curator cannot use.
+/// The status for a call that needs a record that this curator cannot read. Logs the error.
 pub fn unusable(error: &RecordError) -> Status {
     tracing::error!("{error}");
     Status::internal(error.to_string())

@@ -1,16 +1,14 @@
-//! Nodes on their way to a subscriber: first what there is, then what changes,
-//! in pieces that fit into a message.
+//! Streams of nodes to subscribers: first the backlog, then changes, in messages of bounded size.
 //!
-//! A stream is nothing but a position: the node up to which the backlog was
-//! sent, then the version up to which changes were. The next piece is taken
-//! from the cache when the subscriber has room for it, and holds each node as
-//! it is at that moment. A subscriber that reads slowly therefore misses the
-//! steps in between, never the last one, and what it costs does not grow.
+//! The only state of a stream is a position: the node up to which the backlog was sent, then the
+//! version up to which changes were sent. The next message is built from the cache when the
+//! subscriber can receive it, and has the latest state of each node. So a slow subscriber misses
+//! intermediate states, but never the last one, and its cost is bounded.
 //!
-//! Each event after the backlog tells up to which revision everything has been
-//! sent, so that a subscriber knows how current it is; where nothing happens
-//! to its nodes it is told so every few seconds. Where nothing happens at all
-//! it is told that, too, though more rarely: silence means a curator that hangs.
+//! Each event after the backlog contains the revision up to which all changes have been sent, so
+//! that a subscriber knows how current it is. While its nodes do not change, it is sent a new
+//! revision every few seconds. While nothing changes at all, it is still sent events, less often:
+//! without events for longer than that, the curator hangs.
 
 use std::sync::Arc;
 
@@ -23,47 +21,46 @@ use tonic::Status;
 
 use super::{cache::Moment, core::Core};
 
-/// Bytes of nodes in one message. Receivers take 4 MiB and were promised less
-/// than 2; one node has far less than the difference.
+/// Bytes of nodes in one message. Receivers accept 4 MiB, and the API promises less than 2 MiB; one
+/// node is far smaller than the difference.
 const LARGEST_MESSAGE: usize = 1 << 20;
-/// The same of a stream that lasts: it keeps a buffer as large as its largest
-/// message was.
+/// The same for a watch, which lasts: its buffer stays as large as its largest message.
 const LARGEST_WATCH_PIECE: usize = 32 << 10;
-/// Nodes that are looked at for one piece.
+/// Maximum number of nodes in one message.
 const NODES_PER_PIECE: usize = 1024;
 
-/// A [`hearth_api::v1::WatchEvent`], byte for byte, whose nodes are encoded
-/// already: they were once for all subscribers.
+/// A message with the encoding of [`hearth_api::v1::WatchEvent`], whose nodes are encoded already,
+/// once for all subscribers.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct EncodedEvent {
-    /// See there.
+    /// `WatchEvent.nodes`, encoded.
     #[prost(bytes = "bytes", repeated, tag = "1")]
     pub nodes: Vec<Bytes>,
-    /// See there.
+    /// `WatchEvent.tombstones`.
     #[prost(string, repeated, tag = "2")]
     pub tombstones: Vec<String>,
-    /// See there.
+    /// `WatchEvent.backlog_complete`.
     #[prost(bool, tag = "3")]
     pub backlog_complete: bool,
-    /// See there.
+    /// `WatchEvent.progress`.
     #[prost(int64, tag = "4")]
     pub progress: i64,
 }
 
-/// Where a subscriber is.
+/// The position of a subscriber.
 enum Position {
     Begin,
     Backlog {
         after: Option<NodeId>,
-        /// When the backlog began: what changed since comes again.
+        /// When the backlog began: changes since then are sent after it.
         began: Moment,
     },
     Changes(Moment),
     End,
 }
 
-/// All nodes or `only` one, for as long as the subscriber listens and belongs
-/// to the cluster, and this curator is in touch.
+/// A stream of all nodes, or of `only` one. It ends when the subscriber cancels it or is not a
+/// member any more, or when this curator is stale.
 pub fn watch(
     core: Arc<Core>,
     peer: PeerCertificate,
@@ -121,7 +118,7 @@ fn backlog(core: &Core, after: Option<NodeId>, began: Moment) -> (EncodedEvent, 
     (event, position)
 }
 
-/// The backlog of one node: itself, or that it is not there.
+/// The backlog of a stream of one node: the node, or a tombstone if it does not exist.
 fn one(core: &Core, only: NodeId) -> (EncodedEvent, Position) {
     let began = core.cache.moment();
     let node = core.cache.encoded(only);
@@ -137,9 +134,8 @@ fn one(core: &Core, only: NodeId) -> (EncodedEvent, Position) {
     (event, Position::Changes(began))
 }
 
-/// Waits until there are some and it is time to tell, or until it has been
-/// quiet for a while and the subscriber is more current than it knows, or until
-/// it would have to doubt that anybody is there.
+/// Waits for an announced change. Without one, returns an event without nodes after the quiet
+/// period if there is a newer revision, and in any case after [`Timing::mark`](super::Timing).
 async fn changes(core: &Core, mut told: Moment, only: Option<NodeId>) -> (EncodedEvent, Position) {
     let mut news = core.pace.subscribe();
     let progress = told.revision;
@@ -172,8 +168,8 @@ async fn changes(core: &Core, mut told: Moment, only: Option<NodeId>) -> (Encode
     }
 }
 
-/// How many of the first things of these sizes fit into so many bytes; at least
-/// one, if there is one.
+/// How many of the first items with these sizes fit into `most` bytes; at least one, if there is
+/// one.
 fn fitting(sizes: impl ExactSizeIterator<Item = usize>, most: usize) -> usize {
     let (count, mut bytes) = (sizes.len(), 0);
     let fit = sizes.take_while(|size| {
@@ -183,7 +179,7 @@ fn fitting(sizes: impl ExactSizeIterator<Item = usize>, most: usize) -> usize {
     fit.count().max(1).min(count)
 }
 
-/// Nodes of one moment, in pieces. At least one piece, be it empty.
+/// Splits nodes into messages. Returns at least one, which may be empty.
 pub fn pieces(mut nodes: Vec<Node>) -> Vec<Vec<Node>> {
     let mut pieces = Vec::new();
     loop {

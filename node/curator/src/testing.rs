@@ -1,6 +1,5 @@
-//! A founded cluster of one node, for the tests of the curator and for the
-//! program that measures it: a real etcd, a real curator, and clients over
-//! mutual TLS.
+//! A bootstrapped cluster of one node, for the tests of the curator and for its benchmark: a real
+//! etcd, a real curator, and clients over mutual TLS.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -16,7 +15,7 @@ use hearth_api::{
         SigningKey, UserCredentials, UserName,
     },
     private::{StoredAuthority, StoredNode},
-    testing::credulous_client_config,
+    testing::insecure_client_config,
     tls::{self, Clock, ExpectedServer, wall_clock},
     v1::{
         ClusterConfiguration, GetNodesRequest, HeartbeatRequest, HeartbeatResponse, Label, Node,
@@ -25,7 +24,7 @@ use hearth_api::{
         management_client::ManagementClient, node_roles,
     },
 };
-use hearth_base::testing::{BOUND, soon};
+use hearth_base::testing::{BOUND, within_timeout};
 use hearth_base::{
     event,
     supervisor::{Backoff, Options, Supervisor, runnable},
@@ -44,7 +43,7 @@ use super::{Config, Timing, founding, run, state};
 
 pub const BOOT_ID: &str = "1b4e28ba-2fa1-11d2-883f-0016d3cca427";
 
-/// Quicker than a real cluster, slower than a busy machine stumbles.
+/// Shorter times than in a real cluster, but long enough for a busy machine.
 pub fn quick() -> Timing {
     Timing {
         heartbeat_interval: Duration::from_millis(100),
@@ -87,7 +86,7 @@ pub fn bootstrap_data(site: &Site, owner: &OwnerKey) -> BootstrapData {
     }
 }
 
-/// Who calls.
+/// The identity of a caller.
 pub enum Who<'a> {
     Nobody,
     HolderOf(&'a SigningKey),
@@ -100,7 +99,7 @@ pub struct World {
     pub etcd: Running,
     pub owner_key: OwnerKey,
     pub data: BootstrapData,
-    /// Of the first node.
+    /// The credentials of the first node.
     pub node: Arc<NodeCredentials>,
     timing: Timing,
     curator: Option<Supervisor>,
@@ -140,12 +139,12 @@ impl World {
         self.ready = ready;
     }
 
-    /// A curator on this node, on the one etcd that there is.
+    /// Starts a curator of this node on the cluster's etcd.
     pub async fn curator_of(&self, node: &Arc<NodeCredentials>) -> (Supervisor, event::Value<u16>) {
         self.curator_through(self.etcd.handle().root(), node).await
     }
 
-    /// The same, which reaches etcd by a way of its own.
+    /// The same with another client of etcd.
     pub async fn curator_through(
         &self,
         etcd: &RootClient,
@@ -154,7 +153,7 @@ impl World {
         serve(etcd, node, self.timing, wall_clock()).await
     }
 
-    /// The same on the one etcd, by a clock of its own.
+    /// The same with another clock.
     pub async fn curator_by(
         &self,
         clock: Clock,
@@ -165,7 +164,7 @@ impl World {
 
     pub async fn stop_curator(&mut self) {
         let curator = self.curator.take().unwrap();
-        soon("the curator stops", curator.shutdown()).await;
+        within_timeout("the curator stops", curator.shutdown()).await;
     }
 
     pub async fn stop(mut self) {
@@ -192,7 +191,7 @@ impl World {
     pub fn channel_to(&self, endpoint: Endpoint, who: &Who<'_>) -> Channel {
         let any = ExpectedServer::AnyNode;
         let config = match who {
-            Who::Nobody => credulous_client_config(None, &rustls::version::TLS13),
+            Who::Nobody => insecure_client_config(None, &rustls::version::TLS13),
             Who::HolderOf(key) => {
                 tls::possession_client_config(key, self.ca(), any, wall_clock()).unwrap()
             }
@@ -233,7 +232,7 @@ impl World {
         CuratorClient::new(self.channel(&Who::Node(node)))
     }
 
-    /// Writes another node into the records, as if it had registered.
+    /// Adds the record of another node, as if it had registered.
     pub async fn add_node(&self, node_state: NodeState) -> NodeCredentials {
         let key = NodeKey::generate();
         let id = NodeId::from_public_key(&key.public());
@@ -251,7 +250,7 @@ impl World {
         }
     }
 
-    /// Many of these, UP, in as few writes as etcd takes.
+    /// Adds many nodes that are UP, in as few writes as possible.
     pub async fn add_nodes(&self, count: usize) -> Vec<NodeCredentials> {
         let authority = self.authority().await;
         let nodes: Vec<_> = (0..count)
@@ -266,7 +265,7 @@ impl World {
                 }
             })
             .collect();
-        // etcd takes 128 operations in one transaction.
+        // etcd permits 128 operations in one transaction.
         for some in nodes.chunks(100) {
             let first = Write::when(Condition::Absent(state::node_key(id_of(&some[0]))));
             let write = some.iter().fold(first, |write, node| {
@@ -278,7 +277,7 @@ impl World {
         nodes
     }
 
-    /// Its roles, as if a leader had written them.
+    /// Sets a node's roles, as if a leader had written them.
     pub async fn set_roles(&self, node: &NodeCredentials, roles: NodeRoles) {
         let key = state::node_key(id_of(node));
         let record = self.client().get(&key).await.unwrap().unwrap();
@@ -289,7 +288,7 @@ impl World {
         self.client().write(write).await.unwrap();
     }
 
-    /// The node says where it is.
+    /// Reports the node's address.
     pub async fn report(&self, node: &NodeCredentials, address: &str) {
         let request = UpdateNodeStatusRequest {
             node_id: id_of(node).to_string(),
@@ -302,12 +301,12 @@ impl World {
             }),
         };
         let mut curator = self.curator(node);
-        soon("a report", curator.update_node_status(request))
+        within_timeout("a report", curator.update_node_status(request))
             .await
             .unwrap();
     }
 
-    /// Takes a node out of the records.
+    /// Deletes a node's record.
     pub async fn delete_node(&self, id: NodeId) {
         let key = state::node_key(id);
         let revision = self.client().get(&key).await.unwrap().unwrap().mod_revision;
@@ -320,7 +319,7 @@ impl World {
         let request = GetNodesRequest::default();
         let mut answers = management.get_nodes(request).await.unwrap().into_inner();
         let mut nodes = Vec::new();
-        while let Some(answer) = soon("nodes", answers.message()).await.unwrap() {
+        while let Some(answer) = within_timeout("nodes", answers.message()).await.unwrap() {
             nodes.extend(answer.nodes);
         }
         nodes
@@ -332,10 +331,10 @@ impl World {
         nodes.iter().find(|node| node.id == id).unwrap().health()
     }
 
-    /// Waits until a node's health is this, and returns how long it took.
+    /// Waits until a node has this health, and returns how long it took.
     pub async fn becomes(&self, id: NodeId, health: NodeHealth) -> Duration {
         let begin = std::time::Instant::now();
-        soon(health.as_str_name(), async {
+        within_timeout(health.as_str_name(), async {
             while self.health(id).await != health {
                 tokio::time::sleep(Duration::from_millis(20)).await;
             }
@@ -345,7 +344,7 @@ impl World {
     }
 }
 
-/// Runs a curator of this node on this etcd, and waits until it serves.
+/// Starts a curator of this node on this etcd, and waits until it is listening.
 pub async fn serve(
     etcd: &RootClient,
     node: &Arc<NodeCredentials>,
@@ -385,7 +384,7 @@ pub async fn serve(
             ..Default::default()
         },
     );
-    soon("the curator serves", ready.watch().next())
+    within_timeout("the curator serves", ready.watch().next())
         .await
         .unwrap();
     (curator, ready)
@@ -427,7 +426,9 @@ impl Pulse {
         let (beats, requests) = mpsc::channel(4);
         let mut client = CuratorClient::new(world.channel_to(endpoint, &Who::Node(node)));
         let call = client.heartbeat(ReceiverStream::new(requests));
-        let answers = soon("a heartbeat stream", call).await?.into_inner();
+        let answers = within_timeout("a heartbeat stream", call)
+            .await?
+            .into_inner();
         Ok(Self { beats, answers })
     }
 
@@ -436,7 +437,7 @@ impl Pulse {
             boot_id: boot_id.into(),
             protocol_version: 1,
         };
-        // A stream that has ended says so below.
+        // Fails if the stream has ended; that is reported below.
         let _ = self.beats.send(request).await;
         let answer = tokio::time::timeout(BOUND, self.answers.message()).await;
         answer
@@ -450,7 +451,7 @@ impl Pulse {
 
     /// Waits for the end of the stream without sending anything.
     pub async fn end(&mut self) -> Status {
-        soon("the end of a stream", async {
+        within_timeout("the end of a stream", async {
             loop {
                 match self.answers.message().await {
                     Ok(Some(_)) => {}

@@ -1,15 +1,13 @@
-//! Asks the curators for what a node needs before it has a certificate: to be
-//! taken in, and to be let in again.
+//! Calls to the curators before the node has a certificate: register, commit and join.
 //!
-//! The node proves that it holds a key by a self-signed certificate; the
-//! server is judged by the cluster's CA. What is answered is checked here, at
-//! the edge: behind this module an answer is complete, and an order to go has
-//! been given by the CA.
+//! The node proves possession of a key with a self-signed certificate; the server's certificate is
+//! verified with the cluster CA. Responses are validated here: outside this module a response is
+//! complete, and a disown order has been signed by the CA.
 //!
-//! A directory may name several nodes with several addresses and ports each,
-//! and any of them may be dead, or accept connections and never answer. So a
-//! call tries a few of them a little apart, within a bound, and each next call
-//! begins with another one: all get their turn.
+//! A directory may name several nodes with several addresses and ports each, and any of them may be
+//! dead, or accept connections and never answer. A call therefore tries a few of them with a short
+//! delay in between, with a timeout, and each call starts with another address, so that all are
+//! tried in turn.
 
 use std::{
     net::IpAddr,
@@ -37,53 +35,53 @@ use hearth_host::directory;
 use rustls_pki_types::CertificateDer;
 use tonic::{Code, Status};
 
-use super::machine::{Approval, Committed, Entering, Reply};
+use super::machine::{AnsweredRegistration, Approval, Committed, Reply};
 use super::sealed::{Answer, Member, Registering};
 
-/// So many addresses get their turn in one call.
+/// Maximum number of addresses tried in one call.
 const AT_ONCE: usize = 16;
-/// What a curator says is shown, up to so many characters.
+/// A curator's message is truncated to this number of characters.
 const LONGEST_MESSAGE: usize = 400;
 
-/// Why there is no answer, or none that will do.
+/// Why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
-    /// There is nobody to ask.
+    /// The directory is empty.
     #[error("no address of a curator is known")]
     Nobody,
-    /// The CA or the key cannot be used.
-    #[error("cannot speak TLS with this CA")]
+    /// The CA or the key cannot be used for TLS.
+    #[error("cannot configure TLS with this CA")]
     Tls(#[from] TlsError),
-    /// The CA cannot be used.
-    #[error("the cluster's CA certificate")]
+    /// The CA certificate is invalid.
+    #[error("invalid CA certificate of the cluster")]
     Ca(#[source] CertificateError),
-    /// No curator answered, or one that does not want it.
+    /// No curator answered, or one returned an error.
     #[error("{call}: {code:?}: {message}")]
     Refused {
-        /// The method.
+        /// The gRPC method.
         call: &'static str,
-        /// What kind of refusal.
+        /// The gRPC status code.
         code: Code,
-        /// The curator's words.
+        /// The message of the status.
         message: String,
     },
-    /// An answer that is not one.
-    #[error("{call}: the answer's {field}: {why}")]
+    /// The response is invalid.
+    #[error("{call}: invalid response: {field}: {why}")]
     Answer {
-        /// The method.
+        /// The gRPC method.
         call: &'static str,
-        /// The field.
+        /// The field of the response.
         field: &'static str,
-        /// What is wrong with it.
+        /// What is wrong with the field.
         why: String,
     },
-    /// An order to go that nobody gave who may.
-    #[error("JoinNode: an order that this node will not obey")]
+    /// A disown order that the cluster CA has not signed.
+    #[error("JoinNode: invalid disown order")]
     Order(#[from] ProofError),
 }
 
 impl AskError {
-    /// What kind of refusal, if a curator refused, or none was reached.
+    /// The gRPC status code, if a curator returned an error or none was reached.
     pub fn code(&self) -> Option<Code> {
         match self {
             Self::Refused { code, .. } => Some(*code),
@@ -108,8 +106,8 @@ impl AskError {
     }
 }
 
-/// The curator's words on one line that harms no terminal. Where there was no
-/// curator, the reasons are below tonic's own words.
+/// The message of a status in one line without control characters. If no curator was reached, the
+/// reasons are in the error's sources.
 fn message(status: &Status) -> String {
     let text = match std::error::Error::source(status) {
         Some(source) => chain(source),
@@ -121,31 +119,31 @@ fn message(status: &Status) -> String {
         .collect()
 }
 
-/// What a cluster says to a node that comes back.
+/// The cluster's response to JoinNode.
 #[derive(Clone, Debug)]
 pub enum Joined {
-    /// It may.
+    /// The node may rejoin.
     Admitted {
         /// The cluster's half of the data partition's key.
         key: ClusterUnlockKey,
-        /// Curators, if any are named.
+        /// Addresses of curators, if any are named.
         directory: Option<Arc<ClusterDirectory>>,
     },
-    /// Never again: the CA's order has been checked.
+    /// The node was removed; the CA's order is verified.
     Removed,
 }
 
-/// Asks. There is one of these in a node, so that all addresses get their
-/// turn, whatever they are asked for.
+/// The client for these calls. A node has one instance, so that all addresses are tried in turn,
+/// whatever the call.
 #[derive(Debug)]
-pub struct Asker {
+pub struct CuratorCaller {
     clock: Clock,
     boot_id: String,
     turn: AtomicUsize,
 }
 
-impl Asker {
-    /// By this clock, in this boot.
+impl CuratorCaller {
+    /// `clock` verifies certificates; `boot_id` identifies this boot to the curators.
     pub fn new(clock: Clock, boot_id: String) -> Self {
         Self {
             clock,
@@ -154,7 +152,7 @@ impl Asker {
         }
     }
 
-    /// RegisterNode: asks to be taken in, or what has become of that.
+    /// RegisterNode: registers the node, or asks whether it is approved by now.
     pub async fn register(
         &self,
         registering: &Registering,
@@ -180,8 +178,8 @@ impl Asker {
             .map_err(|(field, why)| AskError::answer(CALL, field, why))
     }
 
-    /// CommitNode: hands the unlock key over.
-    pub async fn commit(&self, entering: &Entering) -> Result<Committed, AskError> {
+    /// CommitNode: gives the cluster unlock key to the cluster, and gets the certificate.
+    pub async fn commit(&self, entering: &AnsweredRegistration) -> Result<Committed, AskError> {
         const CALL: &str = "CommitNode";
         let registering = entering.registering();
         let key = &registering.node_key;
@@ -199,7 +197,7 @@ impl Asker {
             .map_err(|(field, why)| AskError::answer(CALL, field, why))
     }
 
-    /// JoinNode: asks to be let in again.
+    /// JoinNode: asks for the cluster unlock key after a boot.
     pub async fn join(
         &self,
         member: &Member,
@@ -229,7 +227,7 @@ impl Asker {
                 proofs::check_disown(&order, &ca.public_key(), cluster, node)?;
                 Ok(Joined::Removed)
             }
-            None => Err(AskError::answer(CALL, "answer", "none")),
+            None => Err(AskError::answer(CALL, "answer", "missing")),
         }
     }
 
@@ -251,19 +249,19 @@ impl Asker {
             clock: Arc::clone(&self.clock),
             ..Options::default()
         };
-        // Of a directory with names, no other node of the cluster will do.
+        // If the directory names nodes, only these are accepted as servers.
         let endpoints = Endpoints::from(endpoints).only(directory::nodes(directory));
         let curators = Curators::new(endpoints, tls, options);
         Ok(CuratorClient::new(curators.channel()))
     }
 
-    /// Those whose turn it is, in order.
+    /// The endpoints for this call, in order.
     fn next(&self, mut endpoints: Vec<Endpoint>) -> Vec<Endpoint> {
         let many = endpoints.len();
         if many == 0 {
             return endpoints;
         }
-        // Of a few, another one begins; of many, others are tried at all.
+        // Few endpoints: start with the next one. Many: try the next group.
         let step = if many > AT_ONCE { AT_ONCE } else { 1 };
         let turn = self.turn.fetch_add(step, Ordering::Relaxed);
         endpoints.rotate_left(turn % many);
@@ -273,14 +271,14 @@ impl Asker {
 
     fn committed(
         &self,
-        entering: &Entering,
+        entering: &AnsweredRegistration,
         response: CommitNodeResponse,
     ) -> Result<Committed, Wrong> {
         let registering = entering.registering();
         if response.ca_certificate != registering.cluster_ca.as_ref() {
             return Err(wrong(
                 "ca_certificate",
-                "not the CA that this node judges by",
+                "not the CA with which this node registered",
             ));
         }
         let certificate = CertificateDer::from(response.node_certificate);
@@ -292,7 +290,7 @@ impl Asker {
         if leaf.identity.subject != Subject::Node(registering.node_id)
             || leaf.public_key != registering.node_key.public()
         {
-            return Err(wrong("node_certificate", "that of somebody else"));
+            return Err(wrong("node_certificate", "issued for another node or key"));
         }
         let owner = match &response.owner_public_key[..] {
             [] => None,
@@ -307,7 +305,7 @@ impl Asker {
                 certificate,
                 ca: registering.cluster_ca.clone(),
             }),
-            // Somebody must be known at the next boot.
+            // The next boot needs the address of a curator.
             directory: named(response.directory)
                 .unwrap_or_else(|| Arc::new(registering.asking.directory.clone())),
             owner,
@@ -322,13 +320,13 @@ fn wrong(field: &'static str, why: impl ToString) -> Wrong {
     (field, why.to_string())
 }
 
-/// A directory that names somebody.
+/// The directory, if it has at least one address.
 fn named(directory: Option<ClusterDirectory>) -> Option<Arc<ClusterDirectory>> {
     let directory = directory.filter(|directory| !endpoints(directory).is_empty());
     directory.map(Arc::new)
 }
 
-/// All addresses: the first one of each node, then the second ones, and so on.
+/// All addresses: first the first one of each node, then the second ones, and so on.
 fn endpoints(directory: &ClusterDirectory) -> Vec<Endpoint> {
     let most = directory.nodes.iter().map(|node| node.addresses.len());
     let mut endpoints = Vec::new();
@@ -347,10 +345,10 @@ fn endpoints(directory: &ClusterDirectory) -> Vec<Endpoint> {
 fn reply_of(registering: &Registering, response: RegisterNodeResponse) -> Result<Reply, Wrong> {
     let known = |field, given: bool| match given {
         true => Ok(()),
-        false => Err(wrong(field, "no value that this release knows")),
+        false => Err(wrong(field, "unknown value")),
     };
     if response.node_id != registering.node_id.to_string() {
-        return Err(wrong("node_id", "that of somebody else"));
+        return Err(wrong("node_id", "not the ID of this node"));
     }
     let storage_security = response.storage_security();
     known(
@@ -360,7 +358,7 @@ fn reply_of(registering: &Registering, response: RegisterNodeResponse) -> Result
     let tpm_usage = response.tpm_usage();
     known("tpm_usage", tpm_usage != TpmUsage::Unspecified)?;
     let configuration = response.configuration.as_ref();
-    // As in the parameters, where it is not set it is NONE.
+    // As in the parameters, an unset policy means NONE.
     let cold_start_policy = match configuration.map(|c| c.cold_start_policy()) {
         None | Some(ColdStartPolicy::Unspecified) => ColdStartPolicy::None,
         Some(policy) => policy,

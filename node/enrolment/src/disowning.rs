@@ -1,15 +1,14 @@
-//! What a node does that its cluster has removed: it forgets its keys.
+//! Wipes the keys of a node that its cluster has removed.
 //!
-//! The sealed configuration goes first, to phase DISOWNED. From then on the
-//! node is nobody, whatever else still lies on its disk; the rest is wiped by
-//! whoever comes next, this boot or a later one.
+//! First the sealed configuration is saved in phase DISOWNED, without keys. From then on the node
+//! has no identity, whatever else is on its disk; a later run, in this boot or the next, wipes the
+//! rest.
 //!
-//! An encrypted data partition is lost with the node unlock key that the sealed
-//! configuration held. What lies on an INSECURE one is removed: the credentials,
-//! the roles, and the member of consensus with all that it has. Of a node that
-//! runs the keys and the roles go at once ([`forget`]); etcd's directory goes
-//! when etcd has ended, so the control plane does that ([`wipe`]): removed below
-//! a running etcd it would be half there again.
+//! An encrypted data partition is lost with the node unlock key in the sealed configuration. On an
+//! INSECURE one the data are removed: the credentials, the roles, and the etcd member with its
+//! data. On a running node the keys and the roles are removed at once ([`forget`]); etcd's
+//! directory is removed by the control plane once etcd has exited ([`wipe`]), since a running etcd
+//! would create parts of it again.
 
 use std::{fs, io, path::PathBuf};
 
@@ -20,26 +19,26 @@ use hearth_sys::files::{self, FileError};
 
 use super::sealed::{Disowned, Sealed, SealedError, SealedStore};
 
-/// Why something is left.
+/// Why the data could not be wiped.
 #[derive(Debug, thiserror::Error)]
 pub enum WipeError {
-    /// The credentials.
+    /// The credentials could not be erased.
     #[error(transparent)]
     Credentials(#[from] CredentialsError),
-    /// A file.
+    /// A file could not be removed.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A directory.
+    /// A directory could not be removed.
     #[error("cannot remove {}", path.display())]
     Directory {
-        /// Which.
+        /// Its path.
         path: PathBuf,
-        /// The cause.
+        /// The I/O error.
         source: io::Error,
     },
 }
 
-/// Takes the keys out of the sealed configuration, for ever.
+/// Removes the keys from the sealed configuration, permanently.
 pub fn seal(store: &SealedStore, disowned: Disowned) -> Result<(), SealedError> {
     failpoint!("enrolment.sealed_disowned.before");
     store.save(&Sealed::Disowned(disowned))?;
@@ -47,8 +46,8 @@ pub fn seal(store: &SealedStore, disowned: Disowned) -> Result<(), SealedError> 
     Ok(())
 }
 
-/// Removes the keys and the roles from a data partition that is mounted,
-/// whatever still runs. May be repeated.
+/// Removes the keys and the roles from a mounted data partition, while programs may still run. May
+/// be repeated.
 pub fn forget(data: &Data) -> Result<(), WipeError> {
     credentials::erase(&data.node().credentials())?;
     credentials::erase(&data.etcd().peer())?;
@@ -56,8 +55,8 @@ pub fn forget(data: &Data) -> Result<(), WipeError> {
     Ok(())
 }
 
-/// Removes all that a member keeps on a data partition that is mounted. etcd
-/// must have ended. May be repeated.
+/// Removes everything of a member from a mounted data partition. etcd must have exited. May be
+/// repeated.
 pub fn wipe(data: &Data) -> Result<(), WipeError> {
     failpoint!("disowning.wiped.before");
     forget(data)?;
@@ -94,7 +93,7 @@ mod tests {
         fs::write(data.etcd().data().join("db"), "records").unwrap();
         fs::write(data.etcd().authorities(), "CA").unwrap();
 
-        // What etcd may have open stays until it has ended.
+        // Files that etcd may have open stay until it has exited.
         forget(data).unwrap();
         assert!(data.etcd().data().join("db").exists());
         for files in [data.node().credentials(), data.etcd().peer()] {
@@ -102,7 +101,7 @@ mod tests {
         }
         assert!(!data.node().roles().exists());
 
-        // Again and again, as after power cuts.
+        // Twice, as after a power cut.
         for _ in 0..2 {
             wipe(data).unwrap();
             assert!(!data.etcd().path().exists());

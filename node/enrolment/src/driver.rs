@@ -1,12 +1,11 @@
-//! Carries out what the machine decides, on the real node.
+//! Executes the decisions of the machine on the real node.
 //!
-//! One runnable, one work at a time. What fails is shown, with its reason, and
-//! tried again with backoff for ever; what is refused is shown once, and then
-//! nothing is touched any more. Whoever starts this runnable anew starts the
-//! machine anew, which finds its place on the disk.
+//! One runnable, one task at a time. A failure is shown with its reason and retried with backoff,
+//! without a limit; a refusal is shown once, and then nothing is changed any more. A restart of
+//! this runnable restarts the machine, which continues from what is on the disk.
 //!
-//! A node that its cluster has removed stays with the runnable: there is nobody
-//! to hand over to.
+//! On a node that its cluster has removed the runnable never completes, since there is no member to
+//! hand over.
 
 use std::{
     path::Path,
@@ -31,73 +30,73 @@ use hearth_host::handover::{BootstrapData, Founded, MemberData};
 use hearth_host::layout::Root;
 use hearth_host::parameters::{self, Bootstrap, Cluster, Parameters, Register};
 use hearth_host::pki::{self, PkiError};
-use hearth_host::storage::header::{Front, Phase};
-use hearth_host::storage::{DataPartition, Machinery, Mode, StorageError, Volume};
+use hearth_host::storage::header::{HeaderState, Phase};
+use hearth_host::storage::{DataPartition, Mode, StorageBackend, StorageError, Volume};
 use hearth_host::{around, credentials, failpoint};
 use tonic::Code;
 use tracing::Instrument;
 
-use super::asking::{AskError, Asker, Joined};
+use super::asking::{AskError, CuratorCaller, Joined};
 use super::machine::{
-    Action, Committed, Done, Entering, Event, Failure, Inspection, Keys, Machine, Pace,
-    SealedFound, Standing, Told, Work,
+    Action, AnsweredRegistration, Committed, DiskState, Done, EnrolmentStatus, Event, Failure,
+    Keys, Machine, Pace, ParametersInput, SealedState, Work,
 };
 use super::sealed::{
     Asking, Disowned, Founding, Identity, Member, Registering, Sealed, SealedStore,
 };
 use super::{EnrolmentId, disowning};
 
-/// What people have to do first may take them so long, and longer.
+/// Delay before a retry for which an operator has to act first.
 const RARE: Duration = Duration::from_secs(60);
 
-/// Puts a line on the console, however quiet the log is.
+/// Prints a line on the console, whatever the log level.
 pub type Reporter = Arc<dyn Fn(&Report) + Send + Sync>;
 
-/// What enrolment works with. `A` is whatever the network says of an address;
-/// only that there is one matters here.
+/// What enrolment works with. `A` is the network's address value, of which only the existence
+/// matters here.
 pub struct Parts<M, A> {
-    /// What the machine was told, read once at boot.
+    /// The parameters, read once at boot.
     pub parameters: Arc<parameters::Loaded>,
-    /// Where everything is.
+    /// All paths of the node.
     pub root: Root,
-    /// The sealed configuration.
+    /// The store of the sealed configuration.
     pub sealed: Arc<SealedStore>,
     /// The data partition.
     pub data: Arc<Mutex<DataPartition<M>>>,
-    /// The way to the curators.
-    pub asker: Arc<Asker>,
-    /// Of the certificates that a founding makes.
+    /// The client of the curators.
+    pub asker: Arc<CuratorCaller>,
+    /// Validity of the certificates that a bootstrap creates.
     pub lifetime: pki::Lifetime,
-    /// Whether there is a TPM; see [`tpm_is_present`].
+    /// Whether the machine has a TPM; see [`tpm_is_present`].
     pub tpm_is_present: bool,
-    /// Whether the image has what Kubernetes' roles need: a first node that
-    /// was told no roles holds them then.
+    /// Whether the image has the extension for the Kubernetes roles. If so, a first node whose
+    /// parameters name no roles gets them.
     pub can_run_kubernetes: bool,
-    /// The console.
+    /// Prints on the console.
     pub report: Reporter,
-    /// Will be read.
+    /// Read: set once the node has an IP address.
     pub address: event::Value<A>,
-    /// Will be read.
+    /// Read: the result of a bootstrap, from the control plane.
     pub founded: event::Value<Founded>,
-    /// Will be written.
+    /// Written: starts the control plane for a bootstrap.
     pub bootstrap: event::Writer<Arc<BootstrapData>>,
-    /// Will be written.
+    /// Written: the member, after enrolment.
     pub member: event::Writer<MemberData>,
-    /// Will be written.
-    pub standing: event::Writer<Standing>,
-    /// Will be written: what the cluster state follows.
+    /// Written: the status for other workers.
+    pub standing: event::Writer<EnrolmentStatus>,
+    /// Written: the phase from which the cluster state is computed.
     pub enrolment_phase: event::Writer<EnrolmentPhase>,
 }
 
-/// Whether the kernel has found a TPM.
+/// Whether the kernel has detected a TPM.
 pub fn tpm_is_present() -> bool {
     Path::new("/sys/class/tpm/tpm0").exists()
 }
 
-/// The runnable. Done when the node is handed over to the role server.
+/// The runnable. It completes when the node is handed over to the role server.
 pub async fn run<M, A>(ctx: Context, parts: Arc<Parts<M, A>>) -> Outcome
 where
-    M: Machinery,
+    M: StorageBackend,
     A: Clone + Send + Sync + 'static,
 {
     ctx.healthy();
@@ -132,7 +131,7 @@ where
         let Some(event) = event else { break };
         (machine, actions) = machine.step(event);
     }
-    if parts.standing.value().get() == Some(Standing::Settled) {
+    if parts.standing.value().get() == Some(EnrolmentStatus::Settled) {
         ctx.done();
     } else {
         ctx.cancelled().await;
@@ -140,7 +139,7 @@ where
     Ok(())
 }
 
-/// Longer each time in a row that the same work fails.
+/// Backoff that grows while the same work fails.
 #[derive(Default)]
 struct Retries {
     backoff: Backoff,
@@ -163,7 +162,7 @@ impl Retries {
                 self.failures += 1;
                 self.backoff.delay(self.failures)
             }
-            // Jittered, so that the nodes of a cluster do not ask as one.
+            // With jitter, so that the nodes of a cluster do not ask all at once.
             Pace::Rare => RARE + self.backoff.delay(u32::MAX),
             Pace::After(delay) => delay,
         }
@@ -172,43 +171,45 @@ impl Retries {
 
 impl<M, A> Parts<M, A>
 where
-    M: Machinery,
+    M: StorageBackend,
     A: Clone + Send + Sync + 'static,
 {
-    fn told(&self) -> Told {
+    fn told(&self) -> ParametersInput {
         match &*self.parameters {
-            Ok(Some(found)) => Told::Parameters(Arc::new(found.parameters.clone())),
-            Ok(None) => Told::Nothing,
+            Ok(Some(found)) => ParametersInput::Parameters(Arc::new(found.parameters.clone())),
+            Ok(None) => ParametersInput::Nothing,
             Err(error) => {
-                // A node that has a sealed configuration goes on without.
+                // A node with a sealed configuration boots without parameters.
                 tracing::warn!("{error}");
-                Told::Unusable(error.to_string())
+                ParametersInput::Unusable(error.to_string())
             }
         }
     }
 
-    fn show(&self, standing: Standing) {
+    fn show(&self, standing: EnrolmentStatus) {
         match &standing {
-            Standing::Working(work) => tracing::info!("enrolment: {work}"),
-            Standing::Retrying { work, reason } => {
+            EnrolmentStatus::Working(work) => tracing::info!("enrolment: {work}"),
+            EnrolmentStatus::Retrying { work, reason } => {
                 tracing::warn!("enrolment: cannot {work}: {reason}");
-                (self.report)(&Report::Waiting(format!("another try to {work}: {reason}")));
+                (self.report)(&Report::Waiting(format!(
+                    "a retry: cannot {work}: {reason}"
+                )));
             }
-            Standing::Waiting(reason) => {
-                tracing::warn!("enrolment waits for {reason}");
+            EnrolmentStatus::Waiting(reason) => {
+                tracing::warn!("enrolment: waiting for {reason}");
                 (self.report)(&Report::Waiting(reason.clone()));
             }
-            Standing::Refused(reason) => {
-                tracing::error!("enrolment refused: {reason}");
+            EnrolmentStatus::Refused(reason) => {
+                tracing::error!("enrolment: refused: {reason}");
                 (self.report)(&Report::Refused(reason.clone()));
             }
-            Standing::Settled => tracing::info!("enrolment has handed over"),
+            EnrolmentStatus::Settled => tracing::info!("enrolment: handed over to the role server"),
         }
         self.standing.set(standing);
     }
 
-    /// Enrolment has come so far at least. It may be further, if this runnable
-    /// was started again.
+    /// Enrolment has reached at least this phase. It may be further already, if this runnable was
+    /// restarted.
     fn announce(&self, phase: EnrolmentPhase) {
         if self.enrolment_phase.value().get() < Some(phase) {
             self.enrolment_phase.set(phase);
@@ -252,22 +253,18 @@ where
     async fn inspect(&self) -> Result<Done, Failure> {
         let store = self.sealed.clone();
         let sealed = match blocking(move || store.load()).await? {
-            Ok(stored) => SealedFound::Stored(stored),
+            Ok(stored) => SealedState::Stored(stored),
             Err(error) if error.is_transient() => return Err(again(error)),
-            Err(error) => SealedFound::Corrupt(chain(error)),
+            Err(error) => SealedState::Corrupt(chain(error)),
         };
         let data = self.data.clone();
         let front = blocking(move || locked(&data).inspect()).await?;
         let front = front.map_err(storage_failure)?;
-        Ok(Done::Inspected(Box::new(Inspection { sealed, front })))
+        Ok(Done::Inspected(Box::new(DiskState { sealed, front })))
     }
 
     async fn wipe(&self, sealed: bool, data: bool) -> Result<Done, Failure> {
-        tracing::warn!(
-            sealed,
-            data,
-            "the parameters order this node's former life wiped"
-        );
+        tracing::warn!(sealed, data, "wiping the enrolment named by the parameters");
         if sealed {
             let store = self.sealed.clone();
             blocking(move || store.erase()).await?.map_err(again)?;
@@ -311,7 +308,7 @@ where
             node = %identity.node_id,
             cluster = %identity.cluster_id,
             enrolment = %identity.enrolment_id,
-            "a new cluster"
+            "generated the identity of a new cluster"
         );
         Founding {
             identity,
@@ -359,7 +356,7 @@ where
         let etcd = self.root.data.etcd();
         let lifetime = self.lifetime;
         let made = blocking(move || {
-            let founder = pki::Founder {
+            let founder = pki::Bootstrapper {
                 cluster_id: founding.identity.cluster_id,
                 node_id: founding.identity.node_id,
                 node_key: &founding.node_key,
@@ -383,8 +380,8 @@ where
         Ok(Done::Credentials(founded.credentials))
     }
 
-    /// Without an address nobody can be asked; that it takes its time is told
-    /// by the network.
+    /// Waits for an IP address, without which no curator can be asked. The network reports a delay
+    /// itself.
     async fn has_address(&self) -> Result<(), Failure> {
         let waited = self.address.watch().next().await;
         waited.map(drop).map_err(again)
@@ -408,7 +405,7 @@ where
         Ok(Done::Answered(Box::new(reply)))
     }
 
-    async fn commit(&self, entering: &Entering) -> Result<Done, Failure> {
+    async fn commit(&self, entering: &AnsweredRegistration) -> Result<Done, Failure> {
         self.has_address().await?;
         failpoint!("registering.committed.before");
         let committed = self.asker.commit(entering).await;
@@ -444,8 +441,8 @@ where
         }
     }
 
-    /// Those that the ESP knows, and those that the parameters name of the same
-    /// cluster, should the others all be gone.
+    /// The curators in the directory on the ESP, and those of the same cluster in the parameters,
+    /// in case all others are gone.
     async fn known_curators(&self, member: &Member) -> Result<ClusterDirectory, Failure> {
         let mut known = self.saved_directory().await?;
         if let Ok(Some(found)) = &*self.parameters
@@ -467,7 +464,7 @@ where
         Ok(directory.unwrap_or_default())
     }
 
-    /// What is encrypted has no key any more. The rest is removed.
+    /// Encrypted data are lost with their key; unencrypted data are removed.
     async fn wipe_disowned(&self, disowned: Disowned) -> Result<Done, Failure> {
         let owner = disowned.data_owner();
         let volume = Volume {
@@ -481,7 +478,7 @@ where
                 header.owner == owner && header.phase == Phase::Ready && header.is_authentic(None)
             };
             match data.inspect().map_err(again)? {
-                Front::Header(header) if is_open(&header) => {}
+                HeaderState::Header(header) if is_open(&header) => {}
                 _ => return Ok(Done::Plain),
             }
             data.mount(&volume).map_err(again)?;
@@ -499,12 +496,12 @@ where
                 Ok(Done::Credentials(Arc::new(credentials)))
             }
             Some(_) => Err(Failure::Refuse(
-                "the credentials on the data partition are of another CA than the sealed \
-                 configuration names"
+                "the credentials on the data partition belong to another CA than the sealed \
+                 configuration"
                     .into(),
             )),
             None => Err(Failure::Refuse(
-                "this node is a member of its cluster, and its data partition holds no credentials"
+                "this node is a member of its cluster, but its data partition has no credentials"
                     .into(),
             )),
         }
@@ -521,7 +518,7 @@ where
             Some(directory) => ClusterDirectory::clone(&directory),
             None => self.saved_directory().await?,
         };
-        // An earlier run may have come no further than to save MEMBER.
+        // An earlier run may have stopped after it saved MEMBER.
         let entered = matches!(
             self.enrolment_phase.value().get(),
             Some(EnrolmentPhase::Foreign | EnrolmentPhase::Trusted)
@@ -538,7 +535,7 @@ where
         Ok(Done::Plain)
     }
 
-    /// A step on the data partition, on a thread that may block.
+    /// Runs a step on the data partition, on a thread that may block.
     async fn on_data(
         &self,
         step: impl FnOnce(&mut DataPartition<M>) -> Result<(), StorageError> + Send + 'static,
@@ -566,13 +563,12 @@ fn new_registering(parameters: &Parameters, register: &Register) -> Registering 
     tracing::info!(
         node = %registering.node_id,
         enrolment = %registering.enrolment_id,
-        "a new node"
+        "generated the identity of a new node"
     );
     registering
 }
 
-/// Whether curators have answered, so that asking again changes nothing before
-/// somebody has done something.
+/// Whether a curator has answered, so that asking again is useless until an operator has acted.
 pub(super) fn is_final(error: &AskError) -> bool {
     match error {
         AskError::Refused { code, .. } => matches!(
@@ -602,7 +598,7 @@ fn bootstrap_data(founding: &Founding) -> BootstrapData {
     }
 }
 
-/// Runs what blocks, under the name of the calling runnable.
+/// Runs blocking work, with the calling runnable's span.
 pub(super) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Failure> {
@@ -614,7 +610,7 @@ pub(super) async fn blocking<T: Send + 'static>(
 }
 
 fn locked<M>(data: &Mutex<DataPartition<M>>) -> std::sync::MutexGuard<'_, DataPartition<M>> {
-    // It holds no state that a panic could leave half changed.
+    // It has no state that a panic could leave inconsistent.
     data.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

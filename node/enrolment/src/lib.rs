@@ -1,18 +1,24 @@
-//! How a machine becomes a node of a cluster, and becomes it again at every
-//! boot.
+//! Enrolment: how a machine becomes a node of a cluster, and rejoins it at every boot.
 //!
 //! | part | does |
 //! |---|---|
 //! | [`machine`] | decides: one pure function from state and event to state and actions |
-//! | [`sealed`] | keeps the sealed configuration on the ESP |
-//! | [`directory`] | keeps the cluster directory on the ESP |
-//! | [`asking`] | asks the curators, before there is a certificate |
-//! | [`driver`] | carries the decisions out, and retries |
-//! | [`disowning`] | forgets the keys of a node that was removed |
-//! | [`rejoin`] | asks whether a member still is one |
+//! | [`sealed`] | stores the sealed configuration on the ESP |
+//! | [`asking`] | calls the curators before the node has a certificate |
+//! | [`driver`] | executes the decisions, and retries |
+//! | [`disowning`] | wipes the keys of a node that was removed |
+//! | [`rejoin`] | checks whether a running member has been removed |
 //!
-//! The disk is [`hearth_host::storage`]'s; the control plane that a founding needs is
-//! the role server's. Neither knows of enrolment.
+//! [`hearth_host::storage`] manages the data partition and [`hearth_host::directory`] the cluster
+//! directory; the control plane that a bootstrap needs is run by the role server. None of them
+//! knows of enrolment.
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        reason = "tests use the real clock and plain files"
+    )
+)]
 
 pub mod asking;
 pub mod disowning;

@@ -1,5 +1,5 @@
-//! The driver against a real curator: a machine registers, is approved, commits,
-//! comes back, and is removed.
+//! The driver against a real curator: a machine registers, is approved, commits, rejoins, and is
+//! removed.
 
 use std::sync::Arc;
 
@@ -15,12 +15,12 @@ use hearth_api::{
 use hearth_curator::testing::{World, quick};
 use hearth_host::cluster_state::State;
 use hearth_host::parameters::{self, Cluster, Found, Parameters, Register, Source};
-use hearth_host::storage::header::{Front, Phase};
+use hearth_host::storage::header::{HeaderState, Phase};
 use hearth_host::{credentials, directory};
 
 use super::{
     driver::tests::{Boot, Machine},
-    machine::Standing,
+    machine::EnrolmentStatus,
     sealed::{Registering, Sealed},
 };
 use crate::EnrolmentId;
@@ -58,7 +58,7 @@ impl Home {
         }
     }
 
-    /// What a machine is told.
+    /// The parameters for a machine.
     async fn told(&mut self) -> Parameters {
         Parameters {
             cluster: Cluster::Register(Register {
@@ -88,7 +88,7 @@ impl Home {
         self.management.delete_node(request).await.unwrap();
     }
 
-    /// The nodes but the first, by their keys.
+    /// All nodes except the first, by their public keys.
     async fn others(&self) -> Vec<(Vec<u8>, NodeState)> {
         let own = self.world.site.node_id.to_string();
         let nodes = self.world.nodes().await;
@@ -128,25 +128,26 @@ impl Machine {
 
 impl Boot {
     async fn waits(&self) -> String {
-        let waits = |standing: &Standing| matches!(standing, Standing::Waiting(_));
+        let waits = |standing: &EnrolmentStatus| matches!(standing, EnrolmentStatus::Waiting(_));
         match self.until(waits).await {
-            Standing::Waiting(reason) => reason,
+            EnrolmentStatus::Waiting(reason) => reason,
             other => panic!("{other:?}"),
         }
     }
 
     async fn refused(&self) -> String {
-        let refused = |standing: &Standing| matches!(standing, Standing::Refused(_));
+        let refused = |standing: &EnrolmentStatus| matches!(standing, EnrolmentStatus::Refused(_));
         match self.until(refused).await {
-            Standing::Refused(reason) => reason,
+            EnrolmentStatus::Refused(reason) => reason,
             other => panic!("{other:?}"),
         }
     }
 
     async fn retries(&self) -> String {
-        let retries = |standing: &Standing| matches!(standing, Standing::Retrying { .. });
+        let retries =
+            |standing: &EnrolmentStatus| matches!(standing, EnrolmentStatus::Retrying { .. });
         match self.until(retries).await {
-            Standing::Retrying { reason, .. } => reason,
+            EnrolmentStatus::Retrying { reason, .. } => reason,
             other => panic!("{other:?}"),
         }
     }
@@ -170,7 +171,7 @@ async fn a_machine_registers_is_approved_and_comes_home() {
         home.others().await,
         [(key.as_bytes().to_vec(), NodeState::New)]
     );
-    // Who is known needs the ticket no more.
+    // A known node does not need the ticket any more.
     home.ticket(true).await;
 
     home.approve(key).await;
@@ -201,7 +202,7 @@ async fn a_machine_registers_is_approved_and_comes_home() {
     assert_eq!(sealed.owner, Some(home.world.owner_key.public()));
     assert_eq!(sealed.identity.node_id, member.node_id);
 
-    // It comes back by its join key, without parameters.
+    // It rejoins with its join key, without parameters.
     let boot = machine.boot(Ok(None));
     let again = boot.settled().await;
     assert_eq!(again.node_id, member.node_id);
@@ -214,30 +215,30 @@ async fn a_machine_registers_is_approved_and_comes_home() {
     home.world.stop().await;
 }
 
-/// FAULTS 3, 4, 33: power cuts between all works.
+/// FAULTS 3, 4, 33: power cuts between all tasks.
 #[tokio::test]
 async fn a_registration_that_ends_anywhere_is_continued_by_the_next_boot() {
     let mut home = Home::new().await;
     let told = home.told().await;
     let machine = Machine::new();
     let stops = [
-        "make keys",
+        "generate keys",
         "save the sealed configuration",
-        "ask the cluster to take this node in",
-        "begin the data partition",
-        "make the file system",
-        "complete the data partition",
+        "register with the cluster",
+        "initialise the data partition",
+        "create the file system",
+        "mark the data partition ready",
         "mount the data partition",
-        "commit this node to the cluster",
+        "commit the registration",
         "save the node's credentials",
         "hand over to the role server",
     ];
     for stop in stops {
         let boot = machine.boot(loaded(&told));
         boot.until(|standing| match standing {
-            Standing::Working(work) => work == stop,
-            // It is beyond that: a standing that is short-lived may be missed.
-            Standing::Waiting(_) | Standing::Settled => true,
+            EnrolmentStatus::Working(work) => work == stop,
+            // It is beyond that: a short-lived status may be missed.
+            EnrolmentStatus::Waiting(_) | EnrolmentStatus::Settled => true,
             _ => false,
         })
         .await;
@@ -272,13 +273,17 @@ async fn a_wrong_ticket_is_told_and_the_next_parameters_mend_it() {
     let reason = boot.retries().await;
     assert!(reason.contains("PermissionDenied"), "{reason}");
     assert!(reason.contains("ticket"), "{reason}");
-    assert_eq!(machine.front(), Front::Blank, "nothing is made for it");
+    assert_eq!(
+        machine.front(),
+        HeaderState::Blank,
+        "nothing is made for it"
+    );
     let key = machine.key();
     boot.off().await;
 
     let boot = machine.boot(loaded(&right));
     boot.waits().await;
-    assert_eq!(machine.key(), key, "the same life");
+    assert_eq!(machine.key(), key, "the same enrolment");
     home.approve(key).await;
     boot.settled().await;
     boot.off().await;
@@ -313,7 +318,7 @@ async fn who_is_deleted_while_it_waits_needs_another_life() {
     home.world.stop().await;
 }
 
-/// A machine that is a member, switched off.
+/// A machine that is a member, powered off.
 pub(super) async fn member(home: &mut Home) -> (Machine, PublicKey) {
     let told = home.told().await;
     let machine = Machine::new();
@@ -332,7 +337,7 @@ async fn a_member_that_was_deleted_is_disowned_when_it_comes_back() {
     let (machine, key) = member(&mut home).await;
     let life = machine.sealed().enrolment_id();
     home.delete(key).await;
-    // At once, and for ever: the cluster is not needed for that any more.
+    // At once, and permanently: the cluster is not needed for that any more.
     for gone in [false, true] {
         if gone {
             home.world.stop_curator().await;
@@ -361,7 +366,7 @@ async fn a_member_that_was_deleted_is_disowned_when_it_comes_back() {
     home.world.stop().await;
 }
 
-/// As after a backup was restored.
+/// As after a restore from a backup.
 #[tokio::test]
 async fn a_cluster_that_does_not_know_a_member_wipes_nothing() {
     let mut home = Home::new().await;
@@ -377,7 +382,7 @@ async fn a_cluster_that_does_not_know_a_member_wipes_nothing() {
     assert_eq!(boot.state.get(), State::Unknown);
     boot.off().await;
     assert!(machine.sealed().is_same(&id), "untouched");
-    let Front::Header(header) = machine.front() else {
+    let HeaderState::Header(header) = machine.front() else {
         panic!("{:?}", machine.front());
     };
     assert_eq!(header.phase, Phase::Ready);
@@ -398,7 +403,7 @@ async fn parameters_for_another_cluster_begin_anew_only_before_an_answer() {
     let machine = Machine::new();
     let boot = machine.boot(loaded(&wrong));
     let reason = boot.retries().await;
-    assert!(reason.contains("certificate is refused"), "{reason}");
+    assert!(reason.contains("certificate rejected"), "{reason}");
     let first: EnrolmentId = machine.registering().enrolment_id;
     boot.off().await;
 
@@ -408,7 +413,7 @@ async fn parameters_for_another_cluster_begin_anew_only_before_an_answer() {
     assert_ne!(second, first);
     boot.off().await;
 
-    // The cluster has answered: what the node is follows from that.
+    // The cluster has answered, so the node's identity is fixed.
     let boot = machine.boot(loaded(&wrong));
     boot.waits().await;
     assert_eq!(machine.registering().enrolment_id, second);

@@ -1,14 +1,12 @@
-//! Asks whether a member still is one, once it is up.
+//! Finds out whether a running member has been removed from its cluster.
 //!
-//! A node that was removed while it was away must find out, and one that is
-//! removed while it runs, too. So JoinNode is called once after the hand-over,
-//! and again whenever curators refuse the node's certificate (`Refusals`). Only
-//! an order by the cluster's CA ends the membership. "Unknown node" wipes
-//! nothing: after a restored backup a cluster does not know its newer nodes.
+//! A node may be removed while it is away or while it runs. So JoinNode is called once after the
+//! hand-over, and again whenever curators refuse the node's certificate (`Refusals`). Only an order
+//! signed by the cluster CA ends the membership. "Unknown node" wipes nothing: after a restore from
+//! a backup a cluster does not know its newer nodes.
 //!
-//! *Will be read*: `MemberData`, `Refusals`, the directory on the ESP.
-//! *Will be written*: `Disowned`, after the keys are wiped. Who runs etcd wipes
-//! the rest then, once it has ended it.
+//! Reads `MemberData`, `Refusals` and the directory on the ESP. Writes `Disowned`, after the keys
+//! are wiped; the control plane then stops etcd and wipes the rest.
 
 use std::{sync::Arc, time::Duration};
 
@@ -21,37 +19,37 @@ use hearth_host::directory;
 use hearth_host::handover::{Disowned, MemberData, Refusals};
 use hearth_host::layout::Root;
 
-use super::asking::{AskError, Asker, Joined};
+use super::asking::{AskError, CuratorCaller, Joined};
 use super::disowning::{self, WipeError};
 use super::driver::{Reporter, chain, is_final};
 use super::machine;
 use super::sealed::{self, Member, Sealed, SealedError, SealedStore, Stored};
 
-/// However fast refusals come, it is not asked more often.
+/// Minimum interval between two calls, however often curators refuse the node.
 const AT_MOST_EVERY: Duration = Duration::from_secs(5);
 
-/// What it works with.
+/// What this runnable works with.
 pub struct Parts {
-    /// Where everything is.
+    /// All paths of the node.
     pub root: Root,
-    /// The sealed configuration.
+    /// The store of the sealed configuration.
     pub sealed: Arc<SealedStore>,
-    /// The way to the curators.
-    pub asker: Arc<Asker>,
-    /// The console.
+    /// The client of the curators.
+    pub asker: Arc<CuratorCaller>,
+    /// Prints on the console.
     pub report: Reporter,
-    /// See [`AT_MOST_EVERY`].
+    /// Minimum interval between two calls; see [`AT_MOST_EVERY`].
     pub at_most_every: Duration,
-    /// Will be read.
+    /// Read: the member, after enrolment.
     pub member: event::Value<MemberData>,
-    /// Will be read.
+    /// Read: how often curators have refused this node.
     pub refusals: event::Value<Refusals>,
-    /// Will be written.
+    /// Written: after the keys are wiped.
     pub disowned: event::Writer<Disowned>,
 }
 
 impl Parts {
-    /// As a node uses it.
+    /// The interval on a node.
     pub const AT_MOST_EVERY: Duration = AT_MOST_EVERY;
 }
 
@@ -62,31 +60,31 @@ pub async fn run(ctx: Context, parts: Arc<Parts>) -> Outcome {
         () = ctx.cancelled() => return Ok(()),
     };
     let reason = machine::disowned(&ended);
-    tracing::error!("this node was removed: waits for {reason}");
+    tracing::error!("disowned: waiting for {reason}");
     (parts.report)(&Report::Waiting(reason));
     parts.disowned.set(Disowned);
     ctx.cancelled().await;
     Ok(())
 }
 
-/// Why it could not be found out, or not be obeyed.
+/// Why the state could not be read or the data not be wiped.
 #[derive(Debug, thiserror::Error)]
 enum RejoinError {
     #[error(transparent)]
     Sealed(#[from] SealedError),
     #[error(transparent)]
     Wipe(#[from] WipeError),
-    #[error("a member whose sealed configuration is {0}: this is a bug")]
+    #[error("internal error: expected a sealed configuration in phase MEMBER, got {0}")]
     NoMember(&'static str),
 }
 
 impl Parts {
-    /// Returns when the node is removed and its keys are gone.
+    /// Returns once the node is removed and its keys are wiped.
     async fn until_removed(&self, ctx: &Context) -> Result<sealed::Disowned, Failure> {
         let handed_over = self.member.watch().next().await?;
         ctx.healthy();
         let member = match self.load().await? {
-            // An earlier run of this was not done.
+            // An earlier run was interrupted.
             Sealed::Disowned(disowned) => return self.disown(disowned).await,
             Sealed::Member(member) => member,
             other => return Err(RejoinError::NoMember(other.phase()).into()),
@@ -102,19 +100,19 @@ impl Parts {
         }
     }
 
-    /// Asks until there is an answer.
+    /// Asks until a curator answers.
     async fn is_removed(&self, member: &Member, handed_over: &ClusterDirectory) -> bool {
         let backoff = Backoff::default();
         let mut failures = 0;
         loop {
             match self.ask(member, handed_over).await {
                 Ok(Joined::Admitted { .. }) => {
-                    tracing::info!("the cluster knows this node");
+                    tracing::info!("the cluster confirmed this node's membership");
                     return false;
                 }
                 Ok(Joined::Removed) => return true,
                 Err(error) if is_final(&error) => {
-                    tracing::warn!("nothing is wiped: {}", chain(error));
+                    tracing::warn!("membership is unconfirmed; not wiping: {}", chain(error));
                     return false;
                 }
                 Err(error) => tracing::debug!("{}", chain(error)),
@@ -130,7 +128,7 @@ impl Parts {
         handed_over: &ClusterDirectory,
     ) -> Result<Joined, AskError> {
         let esp = self.root.esp.clone();
-        // Who owns it saves it while this runs.
+        // The worker that owns the file may save it while this runs.
         let saved = tokio::task::spawn_blocking(move || directory::look(&esp)).await;
         let mut known = handed_over.clone();
         if let Ok(Ok(Some(saved))) = saved {
@@ -143,7 +141,7 @@ impl Parts {
         let store = self.sealed.clone();
         match tokio::task::spawn_blocking(move || store.load()).await?? {
             Stored::Sealed(sealed) => Ok(sealed),
-            Stored::Absent | Stored::NeverCompleted => Err(RejoinError::NoMember("gone").into()),
+            Stored::Absent | Stored::NeverCompleted => Err(RejoinError::NoMember("none").into()),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Foundings of known bytes, for tests.
+//! Configurations made of known bytes, for tests.
 
 use std::sync::Arc;
 
@@ -23,8 +23,7 @@ use super::{
     sealed::{Answer, Asking, Founding, Identity, Registering},
 };
 
-/// A founding whose public names are made of `life`, and whose secrets are the
-/// bytes 0xb1 to 0xb5.
+/// A bootstrap whose IDs consist of `life`, and whose secrets are the bytes 0xb1 to 0xb5.
 pub(crate) fn founding(life: u8, storage_security: StorageSecurity) -> Arc<Founding> {
     Arc::new(Founding {
         identity: Identity {
@@ -53,8 +52,8 @@ pub(crate) fn founding(life: u8, storage_security: StorageSecurity) -> Arc<Found
     })
 }
 
-/// A registration of the same bytes, answered if the cluster has said how to
-/// store. Its ticket is made of 0xb6.
+/// A registration of the same bytes, answered if `answer` is given. Its ticket consists of
+/// 0xb6.
 pub(crate) fn registering(life: u8, answer: Option<StorageSecurity>) -> Arc<Registering> {
     Arc::new(Registering {
         enrolment_id: EnrolmentId::from_bytes([life; 16]),
@@ -79,7 +78,7 @@ pub(crate) fn registering(life: u8, answer: Option<StorageSecurity>) -> Arc<Regi
     })
 }
 
-/// A directory of one node.
+/// A directory with one node.
 pub(crate) fn directory(host: &str) -> ClusterDirectory {
     ClusterDirectory {
         nodes: vec![cluster_directory::Node {
@@ -93,7 +92,7 @@ pub(crate) fn directory(host: &str) -> ClusterDirectory {
     }
 }
 
-/// Parameters that found a cluster, as the node gets them.
+/// Parameters for a bootstrap, as the node receives them.
 pub(crate) fn bootstrap_message(policy: StorageSecurityPolicy, wipe: Option<u8>) -> Vec<u8> {
     NodeParameters {
         cluster: Some(node_parameters::Cluster::ClusterBootstrap(
@@ -115,7 +114,7 @@ pub(crate) fn bootstrap_message(policy: StorageSecurityPolicy, wipe: Option<u8>)
     .encode_to_vec()
 }
 
-/// The same, parsed.
+/// The parsed parameters.
 pub(crate) fn bootstrap(policy: StorageSecurityPolicy, wipe: Option<u8>) -> Parameters {
     parameters::parse(Source::FwCfg, &bootstrap_message(policy, wipe)).expect("valid parameters")
 }

@@ -1,18 +1,15 @@
-//! What one boot tells the next: how restless the machine has been, and what
-//! time it was.
+//! State that one boot leaves for the next: how many boots have failed in a row, and the time.
 //!
-//! A core that dies makes PID 1 reboot the machine, and a machine that dies
-//! over and over should not do so at full speed. PID 1 remembers nothing, so
-//! the core counts: each boot adds one, a node that has been well for a while
-//! sets it back to zero, and the delay that follows from the count is left for
-//! PID 1 in a file before anything else can go wrong.
+//! If the core dies, PID 1 reboots the machine. A machine that keeps failing must not reboot at
+//! full speed. PID 1 has no state of its own, so the core counts: each boot increments the counter,
+//! and a node that has run without failure for a while resets it to zero. The core derives the
+//! delay from the counter and writes it to a file for PID 1 before anything else can fail.
 //!
-//! The clock is raised to the later of the image's build time and the time
-//! saved here, so that a machine whose battery is flat does not take expired
-//! certificates for valid ones.
+//! The clock is raised to the later of the image's build time and the time saved here, so that a
+//! machine with a flat battery does not accept expired certificates.
 //!
-//! All of this is a courtesy. If the ESP cannot be read or written, the boot
-//! goes on with a warning.
+//! The boot record is best effort: if the ESP cannot be read or written, the boot continues with a
+//! warning.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -28,28 +25,26 @@ const FORMAT: SlotFormat = SlotFormat {
     magic: *b"HRTHBOOT",
     version: VERSION,
 };
-/// Boots that may follow each other without a delay: a power cut or two are
-/// no reason to make anyone wait.
+/// Consecutive boots without a delay: one or two power cuts are not a reason to wait.
 const FREE_BOOTS: u32 = 3;
 const LONGEST_DELAY: Duration = Duration::from_secs(60);
 
-/// What the kernel calls this boot.
 const BOOT_ID: &str = "/proc/sys/kernel/random/boot_id";
 
-/// Random for each boot, from the kernel.
+/// The ID of this boot, random, from the kernel.
 pub fn boot_id() -> std::io::Result<String> {
     let text = std::fs::read_to_string(BOOT_ID)?;
     Ok(text.trim().to_owned())
 }
 
-/// The record on one ESP.
-pub struct Keeper {
+/// The boot record on one ESP.
+pub struct BootCounter {
     slots: SlotPair<FileSlot>,
     restless_boots: u32,
 }
 
-impl Keeper {
-    /// Reads the record, raises the clock by it and counts this boot.
+impl BootCounter {
+    /// Reads the record, raises the clock to the saved time and counts this boot.
     pub fn begin(file: &StateFile) -> Result<Self, SlotError> {
         let mut slots = file.slots(FORMAT);
         let record = match slots.load() {
@@ -57,8 +52,8 @@ impl Keeper {
             Ok(_) => None,
             Err(error @ SlotError::OtherVersion { .. }) => return Err(error),
             Err(error) => {
-                // A counter and a time are not worth a refusal.
-                tracing::warn!(%error, "the boot record is lost; it begins anew");
+                // A lost counter and a lost time must not stop the boot.
+                tracing::warn!(%error, "the boot record is corrupt; starting with an empty one");
                 slots.erase()?;
                 None
             }
@@ -76,18 +71,22 @@ impl Keeper {
         Ok(keeper)
     }
 
-    /// How long PID 1 should wait if the core dies in this boot.
+    /// How long PID 1 must wait before it reboots if the core dies in this boot.
     pub fn reboot_delay(&self) -> Duration {
         delay(self.restless_boots)
     }
 
-    /// The node has been well for a while, or goes down in order.
+    /// Resets the counter: the node has run without failure for a while, or shuts down cleanly.
     pub fn rest(&mut self) -> Result<(), SlotError> {
         self.restless_boots = 0;
         self.save()
     }
 
-    /// Saves the count and the time as it is now.
+    /// Saves the counter and the current time.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "the time that is saved is the system clock"
+    )]
     pub fn save(&mut self) -> Result<(), SlotError> {
         let now = SystemTime::now()
             .duration_since(UNIX_EPOCH)
@@ -101,16 +100,19 @@ impl Keeper {
     }
 }
 
-/// Sets the clock forward to `floor` if it stands before it.
+/// Sets the clock to `floor` if it is before it.
 pub fn raise_clock(floor: SystemTime) {
     match clock::raise_to(floor) {
         Ok(None) => {}
-        Ok(Some(by)) => tracing::warn!(seconds = by.as_secs(), "the clock was behind; raised it"),
-        Err(error) => tracing::warn!(%error, "the clock is behind and cannot be raised"),
+        Ok(Some(by)) => tracing::warn!(
+            seconds = by.as_secs(),
+            "the clock was behind and has been set forward"
+        ),
+        Err(error) => tracing::warn!(%error, "the clock is behind and cannot be set"),
     }
 }
 
-/// Nothing at first, then a second, doubled with each further boot.
+/// Zero for the first boots, then one second, doubled with each further boot.
 fn delay(restless_boots: u32) -> Duration {
     match restless_boots.checked_sub(FREE_BOOTS + 1) {
         None => Duration::ZERO,
@@ -147,15 +149,15 @@ mod tests {
         let esp = tempfile::tempdir().unwrap();
         for _ in 0..FREE_BOOTS {
             assert_eq!(
-                Keeper::begin(&file(&esp)).unwrap().reboot_delay(),
+                BootCounter::begin(&file(&esp)).unwrap().reboot_delay(),
                 Duration::ZERO
             );
         }
-        let mut keeper = Keeper::begin(&file(&esp)).unwrap();
+        let mut keeper = BootCounter::begin(&file(&esp)).unwrap();
         assert_eq!(keeper.reboot_delay(), Duration::from_secs(1));
         keeper.rest().unwrap();
         assert_eq!(
-            Keeper::begin(&file(&esp)).unwrap().reboot_delay(),
+            BootCounter::begin(&file(&esp)).unwrap().reboot_delay(),
             Duration::ZERO
         );
     }
@@ -166,25 +168,28 @@ mod tests {
         for slot in file(&esp).paths() {
             std::fs::write(slot, b"garbage").unwrap();
         }
-        let keeper = Keeper::begin(&file(&esp)).unwrap();
+        let keeper = BootCounter::begin(&file(&esp)).unwrap();
         assert_eq!(keeper.restless_boots, 1);
     }
 
-    /// The time in it is the clock's, so it is put in for the comparison.
+    /// The saved time is the current one, so the test replaces it before the comparison.
     #[test]
     fn the_stored_form_stays() {
         const SAVED: i64 = 1_700_000_000;
         let esp = tempfile::tempdir().unwrap();
-        Keeper::begin(&file(&esp)).unwrap();
+        BootCounter::begin(&file(&esp)).unwrap();
         let [a, b] = file(&esp).paths().map(|path| std::fs::read(path).unwrap());
         assert_eq!(a, b);
         let (before, record) = a.split_at(HEADER_LEN);
         let mut record = BootRecord::decode(record).unwrap();
-        assert!(record.saved_time >= SAVED, "the clock's");
+        assert!(
+            record.saved_time >= SAVED,
+            "the saved time is the current time"
+        );
         assert_eq!(
             *slots::encode(&FORMAT, 1, &record.encode_to_vec()),
             a,
-            "nothing else is in it: {before:?}"
+            "unexpected header: {before:?}"
         );
         record.saved_time = SAVED;
         let written = slots::encode(&FORMAT, 1, &record.encode_to_vec());
@@ -194,7 +199,7 @@ mod tests {
             std::fs::write(path, &stored).unwrap();
         }
         let Loaded::Value { payload, .. } = file(&esp).slots(FORMAT).load().unwrap() else {
-            panic!("not read");
+            panic!("the stored slots were not read");
         };
         let wanted = BootRecord {
             version: 1,
@@ -202,6 +207,6 @@ mod tests {
             saved_time: SAVED,
         };
         assert_eq!(BootRecord::decode(&payload[..]).unwrap(), wanted);
-        assert_eq!(Keeper::begin(&file(&esp)).unwrap().restless_boots, 2);
+        assert_eq!(BootCounter::begin(&file(&esp)).unwrap().restless_boots, 2);
     }
 }

@@ -1,17 +1,15 @@
-//! What the extension offers: Kubernetes' programs, where they lie, and of
-//! which versions they are.
+//! The contents of the extension `kubernetes`: the programs, their paths and their versions.
 //!
 //! ```text
-//! VERSION          one program and its version in a line
-//! bin/             programs; one binary is several of them, by its name
-//! cni/             plugins for the pods' network
+//! VERSION          one program and its version per line
+//! bin/             programs; one binary may have several names
+//! cni/             CNI plugins
 //! images/          container images, as archives
 //! ```
 //!
-//! The versions in an image are whatever the extension holds, which is not
-//! this binary's to choose: what a program is told depends on its version, and
-//! all such dependence stands in one table ([`Flag`]), so that a newer bundle
-//! is a matter of lines there.
+//! The extension determines the versions, not this binary. The arguments of a program depend on its
+//! version. All such dependence is in one table ([`Flag`]), so that a newer bundle needs changes
+//! only there.
 
 use std::fmt;
 use std::io;
@@ -21,31 +19,31 @@ use hearth_sys::files::{self, FileError};
 
 use crate::layout;
 
-/// Longer files are none of ours.
+/// Larger files are rejected.
 const MAX_VERSION_FILE_SIZE: u64 = 4096;
 
 /// Why an extension cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum BundleError {
-    /// The disk.
-    #[error("read which versions Kubernetes' extension holds")]
+    /// The file VERSION cannot be read.
+    #[error("cannot read the versions in the extension kubernetes")]
     Read(#[from] FileError),
-    /// There is nothing to read.
-    #[error("{path} is missing: the extension is none of Kubernetes")]
+    /// There is no file VERSION.
+    #[error("{path} is missing: the extension is not a Kubernetes bundle")]
     Missing {
-        /// The file.
+        /// The expected file.
         path: PathBuf,
     },
-    /// A line that makes no sense.
-    #[error("{path}: wanted lines of a program and its version, found {line:?}")]
+    /// A malformed line.
+    #[error("{path}: expected a program and its version, got {line:?}")]
     Line {
         /// The file.
         path: PathBuf,
-        /// As it stands there, or its beginning.
+        /// The line, truncated to 80 characters.
         line: String,
     },
-    /// A program whose version matters is not named.
-    #[error("{path} names no version of {program}")]
+    /// The version of a required program is missing.
+    #[error("{path} has no version of {program}")]
     NoVersion {
         /// The file.
         path: PathBuf,
@@ -54,20 +52,20 @@ pub enum BundleError {
     },
 }
 
-/// The version of a program. Ordered by age.
+/// The version of a program. The order is that of the releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Version {
-    /// The first number.
+    /// The major version.
     pub major: u32,
-    /// The second one, by which flags come and go.
+    /// The minor version; flags are added and removed with it.
     pub minor: u32,
-    /// The third one.
+    /// The patch version.
     pub patch: u32,
 }
 
 impl Version {
-    /// Parses `1.20.2`, with or without a `v` before it; what follows the
-    /// third number (`-rc.1`, `+debian`) is passed over.
+    /// Parses `1.20.2`, with or without a leading `v`; a suffix after the third number (`-rc.1`,
+    /// `+debian`) is ignored.
     fn parse(text: &str) -> Option<Self> {
         let mut parts = text.strip_prefix('v').unwrap_or(text).splitn(3, '.');
         let mut number = || {
@@ -89,22 +87,22 @@ impl fmt::Display for Version {
     }
 }
 
-/// What not every version of Kubernetes understands.
+/// Flags and fields that not every version of Kubernetes supports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Flag {
-    /// `--port=0` of controller-manager and scheduler: no plain HTTP.
+    /// `--port=0` of controller-manager and scheduler: disables plain HTTP.
     ManagerInsecurePort,
-    /// `--insecure-port=0` of the API server: the same.
+    /// `--insecure-port=0` of the API server: disables plain HTTP.
     ApiserverInsecurePort,
-    /// `--container-runtime=remote` of the kubelet: once there was another.
+    /// `--container-runtime=remote` of the kubelet: older versions have another runtime.
     KubeletContainerRuntime,
-    /// `containerRuntimeEndpoint` in the kubelet's file and not by a flag.
+    /// `containerRuntimeEndpoint` in the kubelet's configuration file instead of a flag.
     KubeletRuntimeEndpointInFile,
 }
 
 impl Flag {
-    /// The minor versions of Kubernetes 1 that understand it: the first, and
-    /// the first that does not any more.
+    /// The minor versions of Kubernetes 1 that support it: the first one, and the first one that no
+    /// longer does.
     const fn between(self) -> (u32, u32) {
         match self {
             Self::ManagerInsecurePort => (0, 24),
@@ -117,7 +115,7 @@ impl Flag {
 
 /// A program of the bundle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[allow(missing_docs)] // They are what they are called.
+#[allow(missing_docs)] // The variants are named after the programs.
 pub enum Binary {
     Apiserver,
     ControllerManager,
@@ -130,7 +128,7 @@ pub enum Binary {
 }
 
 impl Binary {
-    /// All of them.
+    /// All programs.
     pub const ALL: [Self; 8] = [
         Self::Apiserver,
         Self::ControllerManager,
@@ -142,7 +140,7 @@ impl Binary {
         Self::Iptables,
     ];
 
-    /// Its file's name.
+    /// The name of its file.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Apiserver => "kube-apiserver",
@@ -157,7 +155,7 @@ impl Binary {
     }
 }
 
-/// A mounted extension with Kubernetes in it.
+/// A mounted Kubernetes bundle.
 #[derive(Clone, Debug)]
 pub struct Bundle {
     root: layout::Bundle,
@@ -166,7 +164,7 @@ pub struct Bundle {
 }
 
 impl Bundle {
-    /// Looks at what is mounted there.
+    /// Reads the versions of the bundle mounted at `mounted`.
     pub fn open(mounted: &Path) -> Result<Self, BundleError> {
         let root = layout::Bundle::under(mounted);
         let path = root.version();
@@ -193,49 +191,49 @@ impl Bundle {
         })
     }
 
-    /// Of the API server, the kubelet and all between.
+    /// The version of Kubernetes: the API server, the controller manager, the scheduler, the
+    /// kubelet and kube-proxy.
     pub const fn kubernetes(&self) -> Version {
         self.kubernetes
     }
 
-    /// Of containerd.
+    /// The version of containerd.
     pub const fn containerd(&self) -> Version {
         self.containerd
     }
 
-    /// Whether this version of Kubernetes understands it.
+    /// Whether this version of Kubernetes supports the flag.
     pub const fn has(&self, flag: Flag) -> bool {
         let (first, end) = flag.between();
         self.kubernetes.major == 1 && first <= self.kubernetes.minor && self.kubernetes.minor < end
     }
 
-    /// Where a program lies.
+    /// The path of a program.
     pub fn program(&self, binary: Binary) -> PathBuf {
         self.root.programs().join(binary.name())
     }
 
-    /// The programs' directory: their whole `PATH`.
+    /// The directory of the programs, their whole `PATH`.
     pub fn programs(&self) -> PathBuf {
         self.root.programs()
     }
 
-    /// The directory of the plugins for the pods' network.
+    /// The directory of the CNI plugins.
     pub fn network_plugins(&self) -> PathBuf {
         self.root.network_plugins()
     }
 
-    /// How registries are reached, if the extension says so.
+    /// The directory with the configuration of registries, if the extension has one.
     pub fn registries(&self) -> Option<PathBuf> {
         Some(self.root.registries()).filter(|path| path.is_dir())
     }
 
-    /// By which authorities registries prove themselves, if the extension
-    /// says so.
+    /// The CA certificates for registries, if the extension has them.
     pub fn authorities(&self) -> Option<PathBuf> {
         Some(self.root.authorities()).filter(|path| path.is_file())
     }
 
-    /// The archives of container images, by name.
+    /// The archives of container images, sorted by name.
     pub fn images(&self) -> io::Result<Vec<PathBuf>> {
         let mut found = Vec::new();
         match std::fs::read_dir(self.root.images()) {
@@ -247,7 +245,7 @@ impl Bundle {
                     }
                 }
             }
-            // An extension need not have any.
+            // Images are optional.
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
             Err(error) => return Err(error),
         }
@@ -256,7 +254,7 @@ impl Bundle {
     }
 }
 
-/// Every line's program and version, or the line that is neither.
+/// The program and version of each line, or the first malformed line.
 fn parse(text: &str) -> Result<Vec<(&str, Version)>, &str> {
     let lines = text.lines().filter(|line| !line.trim().is_empty());
     lines

@@ -1,8 +1,7 @@
-//! The cluster as this node sees it: one live value, and who may write it.
+//! The cluster state as this node sees it: one value with one writer.
 //!
-//! The value changes only along the arrows of this table. Any other change is
-//! a bug in the writer: it is refused with a typed error, the value stays, and
-//! the runnable that tried fails, visibly.
+//! The value changes only according to this table. Any other change is a bug in the writer: it is
+//! rejected with a typed error, the value does not change, and the runnable that tried it fails.
 //!
 //! | from | to |
 //! |---|---|
@@ -11,13 +10,12 @@
 //! | TRUSTED | HOME |
 //! | HOME | SPLIT, DISOWNING |
 //! | SPLIT | HOME, DISOWNING |
-//! | DISOWNING | nothing, for ever |
+//! | DISOWNING | none: it is final |
 //!
-//! The state is computed by one [`Worker`] from what others know: how far
-//! enrolment is, whether curators acknowledge this node, and whether its
-//! cluster has removed it ([`judge`]). Each of these is a value of its own with
-//! its own writer, so nobody has to hand the state on, and a part that starts
-//! again finds what it wrote.
+//! One [`Worker`] computes the state from three inputs: the phase of enrolment, whether curators
+//! acknowledge this node, and whether the cluster has removed it ([`judge`]). Each input is a value
+//! with its own writer, so no part has to pass the state on, and a part that restarts still finds
+//! what it wrote.
 
 use std::fmt;
 use std::sync::Arc;
@@ -28,25 +26,25 @@ use hearth_base::supervisor::{Context, Outcome};
 
 use crate::handover::Disowned;
 
-/// What a node may think of its cluster. The first of all is UNKNOWN.
+/// The cluster state of a node. The initial state is UNKNOWN.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum State {
-    /// Not in touch, and nothing known.
+    /// No contact with the cluster, and nothing known.
     Unknown,
-    /// In touch, not yet accepted.
+    /// In contact with the cluster, not yet accepted.
     Foreign,
     /// Approved, committing.
     Trusted,
-    /// A member.
+    /// A member of the cluster.
     Home,
-    /// Removed: keys are wiped, never again part of it.
+    /// Removed: the keys are wiped, and the node never becomes a member again.
     Disowning,
-    /// Would be home, but consensus is out of reach.
+    /// A member, but without contact to the curators.
     Split,
 }
 
 impl State {
-    /// All of them.
+    /// All states.
     pub const ALL: [Self; 6] = [
         Self::Unknown,
         Self::Foreign,
@@ -96,46 +94,46 @@ impl From<State> for v1::ClusterState {
     }
 }
 
-/// A change that is not in the table.
+/// A change of state that is not in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the cluster state cannot change from {from} to {to}: this is a bug")]
+#[error("internal error: the cluster state cannot change from {from} to {to}")]
 pub struct ForbiddenChange {
-    /// What it is, and stays.
+    /// The current state, which does not change.
     pub from: State,
-    /// What was asked for.
+    /// The requested state.
     pub to: State,
 }
 
-/// Why [`ClusterState::get_home`] gave up.
+/// Why [`ClusterState::get_home`] failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotHome {
     /// The node was removed from its cluster.
     #[error("the cluster has removed this node")]
     Disowned,
-    /// Nobody will ever write the state again.
-    #[error("the cluster state has no writer any more")]
+    /// The writer was dropped, so the state will not change again.
+    #[error("the cluster state no longer has a writer")]
     Closed,
 }
 
-/// Makes the value, in state UNKNOWN, and its writer.
+/// Creates the value, in state UNKNOWN, and its writer.
 pub fn new() -> (Writer, ClusterState) {
     let (writer, value) = event::value();
     writer.set(State::Unknown);
     (Writer(writer), ClusterState(value))
 }
 
-/// The one place that changes the state.
+/// The only writer of the state.
 #[derive(Debug)]
 pub struct Writer(event::Writer<State>);
 
 impl Writer {
-    /// The state now.
+    /// The current state.
     pub fn get(&self) -> State {
         self.0.value().get().unwrap_or(State::Unknown)
     }
 
-    /// Changes the state and tells whether it was another one before. What it
-    /// is already it may be told to become, without anyone noticing.
+    /// Changes the state and returns whether it differed before. Setting the current state again
+    /// does nothing and notifies no reader.
     pub fn set(&self, to: State) -> Result<bool, ForbiddenChange> {
         let from = self.get();
         if from == to {
@@ -149,29 +147,28 @@ impl Writer {
         Ok(true)
     }
 
-    /// A reading end.
+    /// A read-only handle.
     pub fn value(&self) -> ClusterState {
         ClusterState(self.0.value())
     }
 }
 
-/// The state, for everyone to read.
+/// Read-only handle of the state.
 #[derive(Clone, Debug)]
 pub struct ClusterState(event::Value<State>);
 
 impl ClusterState {
-    /// The state now.
+    /// The current state.
     pub fn get(&self) -> State {
         self.0.get().unwrap_or(State::Unknown)
     }
 
-    /// Follows it.
+    /// Watches the state.
     pub fn watch(&self) -> event::Watcher<State> {
         self.0.watch()
     }
 
-    /// Waits until the node is a member of its cluster; fails when it never
-    /// will be.
+    /// Waits until the node is a member of its cluster; fails if it never will be.
     pub async fn get_home(&self) -> Result<(), NotHome> {
         let settled = |state: &State| matches!(state, State::Home | State::Disowning);
         match self.watch().wait_for(settled).await {
@@ -182,35 +179,33 @@ impl ClusterState {
     }
 }
 
-/// How far this boot has come with its cluster: written by enrolment, forwards
-/// only.
+/// The phase of enrolment in this boot: written by enrolment, never goes back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum EnrolmentPhase {
-    /// It registers, and waits for approval.
+    /// The node registers and waits for approval.
     Foreign,
-    /// It is approved, and commits.
+    /// The node is approved and commits.
     Trusted,
-    /// It has what a member has. `in_touch`: its cluster has just said so. What
-    /// the disk says alone is not news.
+    /// The node has the credentials of a member; `in_touch` says whether the cluster has confirmed
+    /// it, or only the disk says so.
     Member {
-        /// Whether the cluster has answered in this boot.
+        /// Whether the cluster has confirmed it in this boot.
         in_touch: bool,
     },
-    /// The disk says that the cluster has removed this node.
+    /// According to the disk, the cluster has removed this node.
     Disowned,
 }
 
-/// Whether curators acknowledge this node: written by who keeps the connection
-/// to them.
+/// Whether curators acknowledge this node: written by the worker that keeps the connection to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Connectivity {
-    /// They do.
+    /// Curators acknowledge heartbeats.
     InTouch,
-    /// They have not for too long.
+    /// No curator has acknowledged a heartbeat for too long.
     Lost,
 }
 
-/// What the cluster state is, by what is known.
+/// Computes the cluster state from its inputs.
 pub fn judge(
     phase: Option<EnrolmentPhase>,
     connectivity: Option<Connectivity>,
@@ -230,8 +225,8 @@ pub fn judge(
     }
 }
 
-/// The states by which the node goes to `to`, which is the last of them: values
-/// may be overtaken before they are seen, states are not.
+/// The states that lead from `from` to `to`, `to` included: an input value may change again before
+/// it is read, but no state may be skipped.
 fn way(from: State, to: State) -> &'static [State] {
     match (from, to) {
         (State::Unknown, State::Trusted) => &[State::Foreign, State::Trusted],
@@ -249,21 +244,21 @@ fn way(from: State, to: State) -> &'static [State] {
     }
 }
 
-/// Keeps the cluster state true.
+/// The worker that computes the cluster state.
 #[derive(Debug)]
 pub struct Worker {
-    /// How far enrolment is.
+    /// The phase of enrolment.
     pub enrolment_phase: Value<EnrolmentPhase>,
     /// Whether curators acknowledge this node.
     pub connectivity: Value<Connectivity>,
-    /// Whether its cluster has removed it while it ran.
+    /// Whether the cluster has removed this node while it ran.
     pub disowned: Value<Disowned>,
-    /// What follows.
+    /// The resulting state.
     pub cluster_state: Writer,
 }
 
-/// Computes the state anew at each change. Those who know may be gone, which
-/// says nothing new.
+/// Recomputes the state whenever an input changes. The writer of an input may be gone; its last
+/// value remains valid.
 pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let mut phases = worker.enrolment_phase.watch();
     let mut connectivities = worker.connectivity.watch();
@@ -276,7 +271,7 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
             worker.connectivity.get(),
             worker.disowned.get(),
         );
-        // Its keys are gone, whatever anybody says later.
+        // DISOWNING is final: the keys are wiped.
         if now != State::Disowning {
             for state in way(now, to) {
                 worker.cluster_state.set(*state)?;
@@ -296,7 +291,7 @@ mod tests {
     use super::*;
     use State::{Disowning, Foreign, Home, Split, Trusted, Unknown};
 
-    /// Brings a fresh value to `state` by allowed changes.
+    /// A new value, brought to `state` by allowed changes.
     fn at(state: State) -> Writer {
         let (writer, _) = new();
         let way: &[State] = match state {
@@ -379,8 +374,8 @@ mod tests {
             Some(EnrolmentPhase::Disowned),
         ];
         let connectivities = [None, Some(Connectivity::InTouch), Some(Connectivity::Lost)];
-        // Phases go forwards only, connectivity comes after membership, and who
-        // is removed was a member.
+        // Phases never go back, connectivity is known only for members, and only members are
+        // removed.
         for (before, earlier) in phases.iter().enumerate() {
             for later in &phases[before..] {
                 for (first, second) in connectivities
@@ -394,7 +389,7 @@ mod tests {
                     let second = second.filter(|_| is_member(later)).or(first);
                     let writer = at(judge(*earlier, first, None));
                     let to = judge(*later, second, None);
-                    // Nothing that is known is ever forgotten.
+                    // The state never returns to UNKNOWN.
                     if to == Unknown {
                         continue;
                     }
@@ -426,11 +421,11 @@ mod tests {
             disowned,
             cluster_state,
         });
-        let alone = hearth_base::testing::Alone::run(move |ctx| run(ctx, worker.clone()));
+        let alone = hearth_base::testing::TestSupervisor::run(move |ctx| run(ctx, worker.clone()));
         let becomes = async |wanted: State| {
             let mut states = state.watch();
             let reached = states.wait_for(|now| *now == wanted);
-            hearth_base::testing::soon("the state", reached)
+            hearth_base::testing::within_timeout("the state", reached)
                 .await
                 .unwrap();
         };
@@ -444,7 +439,7 @@ mod tests {
         becomes(Split).await;
         touch.set(Connectivity::InTouch);
         becomes(Home).await;
-        // Enrolment has no more to say.
+        // Enrolment has ended.
         drop(phase);
         removed.set(Disowned);
         becomes(Disowning).await;

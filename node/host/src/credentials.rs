@@ -1,8 +1,7 @@
-//! The node's credentials on its data partition: certificate and CA in DER,
-//! the key in PKCS #8, DER.
+//! The node's credentials on its data partition: certificate and CA in DER, the key in PKCS #8 DER.
 //!
-//! The certificate is written last. Where it exists, all three do; where it
-//! does not, there are none, whatever else lies there.
+//! The certificate is written last. If it exists, all three files do; if it does not, the node has
+//! no credentials, whatever other files are there.
 
 use std::fs::OpenOptions;
 use std::io::Write as _;
@@ -15,40 +14,40 @@ use zeroize::Zeroizing;
 
 use crate::layout::KeyFiles;
 
-/// Certificates and keys of ours are well below a KiB.
+/// Our certificates and keys are well below 1 KiB.
 const LARGEST_FILE: u64 = 64 << 10;
 
 /// Why credentials could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum CredentialsError {
     /// A file cannot be read or written.
-    #[error("the node's credentials")]
+    #[error("cannot access the node's credentials")]
     File(#[from] FileError),
-    /// A key cannot be overwritten.
-    #[error("the node's credentials: cannot overwrite {path}")]
+    /// The key cannot be overwritten before it is removed.
+    #[error("cannot overwrite the node's key {path}")]
     Overwrite {
         /// The file.
         path: String,
-        /// The cause.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// The certificate is there, and this file is not.
-    #[error("the node's credentials: {path} is missing")]
+    /// The certificate exists, but this file does not.
+    #[error("cannot read the node's credentials: {path} is missing")]
     Missing {
         /// The file.
         path: String,
     },
-    /// The key's file holds no key.
-    #[error("the node's credentials: {path}")]
+    /// The file is not a valid key.
+    #[error("cannot read the node's key {path}")]
     Key {
         /// The file.
         path: String,
-        /// What is wrong with it.
+        /// Why it is not valid.
         source: KeyError,
     },
 }
 
-/// Saves them. Durable when this returns; idempotent.
+/// Saves the credentials. Idempotent; they are durable when this returns.
 pub fn save(files: &KeyFiles, credentials: &NodeCredentials) -> Result<(), CredentialsError> {
     let key = credentials.key.expose_pkcs8_der();
     files::write_atomic(&files.key(), &key, files::PRIVATE_FILE)?;
@@ -61,7 +60,7 @@ pub fn save(files: &KeyFiles, credentials: &NodeCredentials) -> Result<(), Crede
     Ok(())
 }
 
-/// Reads them; `None` if none were ever saved.
+/// Reads the credentials; `None` if none have been saved.
 pub fn load(files: &KeyFiles) -> Result<Option<NodeCredentials>, CredentialsError> {
     let Some(certificate) = files::read_limited(&files.certificate(), LARGEST_FILE)? else {
         return Ok(None);
@@ -83,7 +82,7 @@ pub fn load(files: &KeyFiles) -> Result<Option<NodeCredentials>, CredentialsErro
     }))
 }
 
-/// Removes them for good: the key is overwritten first. None there is fine.
+/// Erases the credentials: overwrites the key, then removes all files. Succeeds if there are none.
 pub fn erase(files: &KeyFiles) -> Result<(), CredentialsError> {
     files::remove_durably(&files.certificate())?;
     overwrite(&files.key()).map_err(|source| CredentialsError::Overwrite {
@@ -95,7 +94,7 @@ pub fn erase(files: &KeyFiles) -> Result<(), CredentialsError> {
     Ok(())
 }
 
-/// In place, so that the blocks of the file hold it no more.
+/// Overwrites the file in place, so that its blocks no longer hold the key.
 fn overwrite(path: &Path) -> std::io::Result<()> {
     let mut file = match OpenOptions::new().write(true).open(path) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
@@ -164,7 +163,7 @@ mod tests {
             ca: CertificateDer::from(b"an authority".to_vec()),
         };
         save(&files, &credentials).unwrap();
-        // Certificates are what they are: DER, and nothing around it.
+        // Certificates are stored as plain DER, without an envelope.
         assert_eq!(fs::read(files.certificate()).unwrap(), b"a certificate");
         assert_eq!(fs::read(files.ca()).unwrap(), b"an authority");
         let key = stored_form!("credentials-key.der", fs::read(files.key()).unwrap());

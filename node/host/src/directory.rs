@@ -1,10 +1,8 @@
-//! The cluster directory on the ESP: whom a rebooting node asks for its
-//! cluster.
+//! The cluster directory on the ESP: the curators that a node contacts after a reboot.
 //!
-//! It is a convenience that must not be able to hurt: a node whose directory
-//! is lost or damaged goes on without one, as it may well be a curator itself,
-//! or be told addresses by others. So damage is reported and then overwritten
-//! by the next save.
+//! The directory is optional: if it is lost or corrupt, the node continues without it. The node may
+//! be a curator itself, or get addresses from other nodes. So corruption is reported, and the next
+//! save overwrites it.
 
 use std::collections::BTreeSet;
 
@@ -24,23 +22,23 @@ const FORMAT: SlotFormat = SlotFormat {
 /// Why the directory could not be read or saved.
 #[derive(Debug, thiserror::Error)]
 pub enum DirectoryError {
-    /// The slots cannot be read or written, or hold nothing valid.
-    #[error("the cluster directory on the ESP")]
+    /// The slots cannot be read or written, or neither is valid.
+    #[error("cannot access the cluster directory on the ESP")]
     Slots(#[from] SlotError),
-    /// Its place could not be made.
-    #[error("the cluster directory on the ESP")]
+    /// The directory of the state files cannot be created.
+    #[error("cannot create the cluster directory on the ESP")]
     File(#[from] FileError),
-    /// Valid slots with a content that makes no sense.
-    #[error("the cluster directory on the ESP: not a directory")]
+    /// A slot is valid, but its content cannot be decoded.
+    #[error("cannot decode the cluster directory on the ESP")]
     Content(#[from] DecodeError),
 }
 
-/// Reads it; `None` if none was ever saved.
+/// Reads the directory; `None` if none has been saved.
 pub fn load(esp: &Esp) -> Result<Option<ClusterDirectory>, DirectoryError> {
     directory_of(slots(esp).load()?)
 }
 
-/// Looks into it and writes nothing: for whoever does not own it.
+/// Reads the directory without repairing its slots: for code that does not own it.
 pub fn look(esp: &Esp) -> Result<Option<ClusterDirectory>, DirectoryError> {
     directory_of(slots(esp).peek()?)
 }
@@ -52,14 +50,14 @@ fn directory_of(loaded: Loaded) -> Result<Option<ClusterDirectory>, DirectoryErr
     }
 }
 
-/// Who is in it; `None` if somebody has no name, as in one that was written by
-/// hand: then anybody may be the one that is meant.
+/// The IDs of the nodes in the directory. `None` if a node has no ID, as in a directory written by
+/// hand: then any node may be meant.
 pub fn nodes(directory: &ClusterDirectory) -> Option<BTreeSet<NodeId>> {
     let nodes = directory.nodes.iter();
     nodes.map(|node| node.id.parse().ok()).collect()
 }
 
-/// Replaces it, durably. What is damaged is overwritten.
+/// Replaces the directory, durably. Corrupt slots are overwritten.
 pub fn save(esp: &Esp, directory: &ClusterDirectory) -> Result<(), DirectoryError> {
     esp.make_directories()?;
     let record = StoredDirectory {

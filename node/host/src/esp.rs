@@ -1,8 +1,8 @@
-//! The EFI system partition: found on the boot disk, mounted at `/esp`.
+//! The EFI system partition: finds it on the boot disk and mounts it at `/esp`.
 //!
-//! It is mounted `sync`: little is written there, and all of that must not be
-//! lost. One that cannot be mounted for writing is mounted for reading: a
-//! member can still come home, and says what is wrong.
+//! It is mounted with `sync`: little is written there, and none of it may be lost. If it cannot be
+//! mounted read-write, it is mounted read-only, so that a member can still join its cluster and
+//! report the error.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -14,12 +14,12 @@ use hearth_sys::mounts::{self, MountFlags};
 
 use crate::layout::Esp;
 
-/// A disk may still be coming up when user space starts (USB, NVMe).
+/// A disk (USB, NVMe) may not be ready yet when user space starts.
 const DISKS_BOUND: Duration = Duration::from_secs(10);
-/// How often the kernel's list is looked at meanwhile.
+/// Interval at which the kernel's list of disks is polled meanwhile.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
 
-/// Finds and mounts it.
+/// Finds the ESP and mounts it.
 pub async fn mount(esp: &Esp) -> Result<(), Failure> {
     let esp = esp.clone();
     tokio::task::spawn_blocking(move || mount_blocking(&esp)).await?
@@ -35,7 +35,7 @@ fn mount_blocking(esp: &Esp) -> Result<(), Failure> {
     }
     let options = "umask=077,errors=remount-ro";
     if let Err(error) = mounts::mount(&partition.path, path, "vfat", flags, options) {
-        tracing::warn!(%error, "the ESP cannot be mounted for writing; trying read-only");
+        tracing::warn!(%error, "cannot mount the ESP read-write; trying read-only");
         mounts::mount(
             &partition.path,
             path,
@@ -45,16 +45,16 @@ fn mount_blocking(esp: &Esp) -> Result<(), Failure> {
         )?;
         return Ok(());
     }
-    // It is there already but on the first boot; whoever saves something makes
-    // it again, and says what is wrong where that matters.
+    // The directory is missing only on the first boot. Code that saves a file creates it again, and
+    // reports an error where it matters.
     if let Err(error) = esp.make_directories() {
         tracing::warn!("{}", chain(&error));
     }
-    tracing::info!(partition = %partition.path.display(), "ESP mounted");
+    tracing::info!(partition = %partition.path.display(), "mounted the ESP");
     Ok(())
 }
 
-/// The partition this system was booted from.
+/// The ESP from which this system was booted.
 pub fn find() -> Result<PartitionDevice, BlockError> {
     let named = block::loader_partition(Path::new(block::EFIVARS))?;
     let begin = Instant::now();

@@ -1,22 +1,21 @@
-//! Extensions: what rides along with an image beside the initramfs.
+//! Extensions: programs that are part of an image, but not of its initramfs.
 //!
-//! Each is a partition of the boot disk: a read-only file system, and behind it
-//! dm-verity's hashes. The root hash stands in the kernel's command line, which
-//! is part of what was booted; the disk has no say in it. An extension is
-//! mounted at its place of [`ExtensionPlaces`] before the roles start.
+//! Each extension is a partition of the boot disk: a read-only file system followed by the hash
+//! tree of dm-verity. The root hash is on the kernel command line, which is part of the booted
+//! kernel image; the disk cannot change it. An extension is mounted at its mount point in
+//! [`ExtensionMounts`] before the roles start.
 //!
 //! # Invariants
-//! - What was mounted is what the image was built with, block by block: a block
-//!   that is not can be mounted around, but never read ([`dm`]).
-//! - An extension that is absent, broken or not understood never stops a node.
-//!   It is refused, with the reason on the console, in the log, and for
-//!   whoever asks.
-//! - It is a static fact of a boot. Whoever needs one asks
-//!   [`Extensions::get`] and says, where it is missing, what [`Missing`] says:
-//!   an image without extensions is a whole image, and a node never pretends.
+//! - Every block that is read is the one that the image was built with. A partition with an altered
+//!   block can be mounted, but that block cannot be read ([`dm`]).
+//! - An extension that is absent, corrupt or not understood never stops a node. It is refused; the
+//!   reason is on the console, in the log and in the role's condition.
+//! - The set of extensions does not change during a boot. Code that needs one calls
+//!   [`Extensions::get`] and, if it is missing, reports [`Missing`]: an image without extensions is
+//!   complete.
 //!
-//! Only the first block is read here. To read all of it at each boot would cost
-//! seconds, and would say nothing about the reads afterwards.
+//! Only the first block is verified at boot. Reading all blocks would take seconds at every boot,
+//! and would not prove anything about later reads.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -30,19 +29,19 @@ use hearth_sys::dm::{DeviceMapper, DmError, Verity};
 use hearth_sys::mounts::{self, MountError, MountFlags};
 
 use crate::esp;
-use crate::layout::{self, ExtensionPlaces};
+use crate::layout::{self, ExtensionMounts};
 
-/// dm-verity's block, of which the first holds the file system's description.
+/// The block size of dm-verity. The first block holds the superblock of the file system.
 const BLOCK: usize = 4096;
 
 /// The extensions of this boot.
 #[derive(Clone, Debug, Default)]
 pub struct Extensions {
-    /// By name: where it is mounted, or why it is refused.
+    /// By name: the mount point, or the reason why the extension is refused.
     by_name: BTreeMap<String, Result<PathBuf, String>>,
 }
 
-/// Why there is no such extension.
+/// Why an extension is not available.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Missing {
     /// The image was built without it.
@@ -51,37 +50,37 @@ pub enum Missing {
         /// The extension.
         name: String,
     },
-    /// It is there, and not what the image was built with, or cannot be used.
+    /// The extension does not match the image, or cannot be used.
     #[error("extension {name} is refused: {why}")]
     Refused {
         /// The extension.
         name: String,
-        /// For an operator.
+        /// The reason, for operators.
         why: String,
     },
 }
 
 impl Extensions {
-    /// Of an image that has none.
+    /// The extensions of an image that has none.
     pub fn none() -> Self {
         Self::default()
     }
 
-    /// The same with one more, which lies at a path.
+    /// Adds an extension that is mounted at `path`.
     #[must_use]
     pub fn with(mut self, name: &str, path: impl Into<PathBuf>) -> Self {
         self.by_name.insert(name.to_owned(), Ok(path.into()));
         self
     }
 
-    /// The same with one more, which is refused.
+    /// Adds an extension that is refused.
     #[must_use]
     pub fn with_refused(mut self, name: &str, why: &str) -> Self {
         self.by_name.insert(name.to_owned(), Err(why.to_owned()));
         self
     }
 
-    /// Where an extension is mounted.
+    /// The mount point of an extension.
     pub fn get(&self, name: &str) -> Result<&Path, Missing> {
         let name = || name.to_owned();
         match self.by_name.get(&name()) {
@@ -101,15 +100,15 @@ impl Extensions {
 enum Refusal {
     #[error("cannot find the boot disk")]
     BootDisk(#[source] Box<BlockError>),
-    #[error("the boot disk has no partition {label} of the right type")]
+    #[error("the boot disk has no extension partition {label}")]
     Absent { label: String },
-    #[error("the boot disk has {count} partitions {label}, exactly one is wanted")]
+    #[error("boot disk: expected exactly one partition {label}, got {count}")]
     Several { label: String, count: usize },
     #[error("cannot open partition {label} as a verified volume")]
     Open { label: String, source: Box<DmError> },
     #[error(
-        "partition {label} does not hold what this image was built with: its content and the \
-         root hash {hash} of the kernel's command line do not match"
+        "partition {label} is not the one that this image was built with: it does not match the \
+         root hash {hash} of the kernel command line"
     )]
     Mismatch { label: String, hash: String },
     #[error("cannot read partition {label}")]
@@ -124,22 +123,21 @@ enum Refusal {
     },
 }
 
-/// Mounts all extensions that the kernel's command line admits, and says on the
-/// console how that went.
-pub async fn mount(places: &ExtensionPlaces, report: fn(&Report)) -> Extensions {
+/// Mounts all extensions that the kernel command line admits, and reports each on the console.
+pub async fn mount(places: &ExtensionMounts, report: fn(&Report)) -> Extensions {
     let places = places.clone();
     let mounted = tokio::task::spawn_blocking(move || mount_blocking(&places, report)).await;
     mounted.unwrap_or_else(|error| {
-        tracing::error!("extensions: {error}");
+        tracing::error!("cannot mount extensions: {error}");
         Extensions::none()
     })
 }
 
-fn mount_blocking(places: &ExtensionPlaces, report: fn(&Report)) -> Extensions {
+fn mount_blocking(places: &ExtensionMounts, report: fn(&Report)) -> Extensions {
     let line = match std::fs::read_to_string(layout::COMMAND_LINE) {
         Ok(line) => line,
         Err(error) => {
-            tracing::error!("{}: {error}", layout::COMMAND_LINE);
+            tracing::error!("cannot read {}: {error}", layout::COMMAND_LINE);
             return Extensions::none();
         }
     };
@@ -154,7 +152,7 @@ fn mount_blocking(places: &ExtensionPlaces, report: fn(&Report)) -> Extensions {
         };
         extensions = match mounted {
             Ok(path) => {
-                tracing::info!("extension {name} is mounted at {}", path.display());
+                tracing::info!("mounted extension {name} at {}", path.display());
                 report(&Report::Extension(name.clone(), None));
                 extensions.with(&name, path)
             }
@@ -168,7 +166,7 @@ fn mount_blocking(places: &ExtensionPlaces, report: fn(&Report)) -> Extensions {
     extensions
 }
 
-fn mount_one(admitted: &Admitted, places: &ExtensionPlaces) -> Result<PathBuf, Refusal> {
+fn mount_one(admitted: &Admitted, places: &ExtensionMounts) -> Result<PathBuf, Refusal> {
     let label = admitted.name.label();
     let disk = esp::find()
         .map_err(|error| Refusal::BootDisk(error.into()))?
@@ -190,13 +188,13 @@ fn mount_one(admitted: &Admitted, places: &ExtensionPlaces) -> Result<PathBuf, R
         .map_err(opened)?;
     let mounted = check_and_mount(&mapper, &volume, &device, &place, admitted);
     if mounted.is_err() {
-        // The error told is the first one.
+        // Return the original error.
         let _ = mapper.remove(&volume);
     }
     mounted.map(|()| place)
 }
 
-/// The one partition of this label and the extensions' type.
+/// The only partition with this label and the partition type of extensions.
 fn partition(disk: &Disk, label: &str) -> Result<PartitionDevice, Refusal> {
     let mut found = Blocks::default()
         .partitions(disk)
@@ -215,8 +213,8 @@ fn partition(disk: &Disk, label: &str) -> Result<PartitionDevice, Refusal> {
     }
 }
 
-/// Reads the first block, which shows whether the root hash is of this
-/// partition: the path from it to the root is checked with it.
+/// Reads the first block, which verifies that the root hash belongs to this partition: the kernel
+/// verifies the path from the block to the root.
 fn check_and_mount(
     mapper: &DeviceMapper,
     volume: &str,

@@ -1,19 +1,17 @@
-//! Named points at which a test image stands still, so that its power is cut
-//! exactly there.
+//! Failpoints: named points at which a test image halts so that a test can cut its power there.
 //!
-//! Every durable step of the enrolment has one before and one after it. The
-//! host arms one of them by a fw_cfg item, waits for its line on the console
-//! and cuts the power; the next boot has to go on from what was durable. A
-//! point that is reached never returns: were it to answer with an error, the
-//! test would show how errors are handled, and a power cut is not an error.
+//! Every durable step of enrolment has a failpoint before it and one after it. The test arms one of
+//! them by a fw_cfg item, waits for its line on the console and cuts the power; the next boot must
+//! continue from what was durable. A failpoint that is reached never returns: if it returned an
+//! error, the test would cover error handling, not a power cut.
 //!
-//! Without the feature `failpoints`, [`failpoint!`](crate::failpoint) is no
-//! code at all; the name is still checked when the crate is compiled.
+//! Without the feature `failpoints`, [`failpoint!`](crate::failpoint) generates no code; the name
+//! is still checked at compile time.
 
 #[cfg(feature = "failpoints")]
 pub use armed::{ArmError, arm, arm_from_fw_cfg, reach};
 
-/// Those that a bootstrap meets, in order.
+/// The failpoints of a bootstrap, in order.
 pub const BOOTSTRAP: &[&str] = &[
     "enrolment.sealed_founding.before",
     "enrolment.sealed_founding.after",
@@ -37,9 +35,8 @@ pub const BOOTSTRAP: &[&str] = &[
     "enrolment.sealed_member.after",
 ];
 
-/// Those that a registration meets, in order, on the node that registers. What
-/// is durable in the cluster counts as well: it may be so without the node's
-/// knowledge.
+/// The failpoints of a registration, in order, on the node that registers. They include steps that
+/// are durable in the cluster, possibly without the node's knowledge.
 pub const REGISTER: &[&str] = &[
     "enrolment.sealed_registering.before",
     "enrolment.sealed_registering.after",
@@ -61,7 +58,7 @@ pub const REGISTER: &[&str] = &[
     "enrolment.sealed_member.after",
 ];
 
-/// Those that a node meets, in order, that its cluster has removed.
+/// The failpoints of a node that its cluster has removed, in order.
 pub const DISOWN: &[&str] = &[
     "enrolment.sealed_disowned.before",
     "enrolment.sealed_disowned.after",
@@ -69,7 +66,7 @@ pub const DISOWN: &[&str] = &[
     "disowning.wiped.after",
 ];
 
-/// Those of the changes of consensus, on the curator that leads.
+/// The failpoints of etcd membership changes, on the leading curator.
 pub const MEMBERSHIP: &[&str] = &[
     "membership.add.before",
     "membership.add.after",
@@ -79,10 +76,10 @@ pub const MEMBERSHIP: &[&str] = &[
     "membership.remove.after",
 ];
 
-/// All there are. A point on the way of two of them stands in both lists.
+/// All failpoints. One that belongs to two procedures is in both lists.
 pub const ALL: [&[&str]; 4] = [BOOTSTRAP, REGISTER, DISOWN, MEMBERSHIP];
 
-/// Whether there is a failpoint of this name.
+/// Whether a failpoint of this name exists.
 pub const fn is_known(name: &str) -> bool {
     let mut list = 0;
     while list < ALL.len() {
@@ -98,7 +95,7 @@ pub const fn is_known(name: &str) -> bool {
     false
 }
 
-/// `==` on slices is not yet usable in constants.
+/// `==` on slices is not available in constants.
 const fn equal(a: &[u8], b: &[u8]) -> bool {
     if a.len() != b.len() {
         return false;
@@ -113,11 +110,10 @@ const fn equal(a: &[u8], b: &[u8]) -> bool {
     true
 }
 
-/// Stands still for ever at this point if it is the armed one.
+/// Halts the calling thread forever if this failpoint is armed.
 ///
-/// The name is a literal out of [`ALL`](crate::failpoint::ALL); any other does
-/// not compile. The calling thread stops, in asynchronous code too: nothing
-/// that follows the point must happen.
+/// The name is a literal from [`ALL`](crate::failpoint::ALL); any other one fails to compile. The
+/// thread is blocked in asynchronous code as well: nothing after the failpoint may run.
 #[macro_export]
 macro_rules! failpoint {
     ($name:literal) => {{
@@ -126,8 +122,8 @@ macro_rules! failpoint {
     }};
 }
 
-/// Does a durable step between the two failpoints that have its name, `NAME.before` and `NAME.after`. The step is a
-/// `Result`, and so is what comes of it.
+/// Runs a durable step between the failpoints `NAME.before` and `NAME.after`. The step is a
+/// `Result`; the macro evaluates to a `Result` with the same value.
 #[macro_export]
 macro_rules! around {
     ($name:literal, $step:expr) => {{
@@ -150,10 +146,10 @@ macro_rules! around {
     }};
 }
 
-/// What [`failpoint!`](crate::failpoint) calls; no code without the feature.
+/// Called by [`failpoint!`](crate::failpoint); generates no code without the feature.
 ///
-/// The feature is asked for here and not in the macro, which is expanded in
-/// crates that do not have it.
+/// The feature is checked here and not in the macro, because the macro is expanded in crates that
+/// do not have the feature.
 #[cfg(not(feature = "failpoints"))]
 #[inline(always)]
 pub const fn reach(_name: &str) {}
@@ -167,8 +163,8 @@ mod armed {
 
     use super::is_known;
 
-    /// Arms a failpoint where there is no fw_cfg: the node core in tests on
-    /// the developer's machine.
+    /// Arms a failpoint where there is no fw_cfg: in tests of the node core on the developer's
+    /// machine.
     const ENVIRONMENT: &str = "HEARTH_FAILPOINT";
 
     type Print = Box<dyn Fn(&Report) + Send + Sync>;
@@ -183,20 +179,19 @@ mod armed {
     /// Why no failpoint could be armed.
     #[derive(Debug, thiserror::Error)]
     pub enum ArmError {
-        /// The item cannot be read.
+        /// The fw_cfg item cannot be read.
         #[error(transparent)]
         FwCfg(#[from] FwCfgError),
-        /// A typing error would otherwise be a test that tests nothing.
-        #[error("there is no failpoint {0:?}")]
+        /// The name is unknown. Ignoring a misspelt name would make the test meaningless.
+        #[error("unknown failpoint {0:?}")]
         Unknown(String),
-        /// It is done once, at boot.
-        #[error("a failpoint was armed before")]
+        /// A failpoint is armed once, at boot.
+        #[error("a failpoint is already armed")]
         Again,
     }
 
-    /// Arms the failpoint named by the fw_cfg item
-    /// [`FAILPOINT`](names::fw_cfg::FAILPOINT), if there is one, and
-    /// tells which. `print` puts a report on the console.
+    /// Arms the failpoint named by the fw_cfg item [`FAILPOINT`](names::fw_cfg::FAILPOINT), if the
+    /// item exists, and returns its name. `print` prints a report on the console.
     pub fn arm_from_fw_cfg(
         fw_cfg: &FwCfg,
         print: impl Fn(&Report) + Send + Sync + 'static,
@@ -224,7 +219,7 @@ mod armed {
         ARMED.set(armed).map_err(|_| ArmError::Again)
     }
 
-    /// What [`failpoint!`](crate::failpoint) calls.
+    /// Called by [`failpoint!`](crate::failpoint).
     pub fn reach(name: &str) {
         let armed = ARMED.get_or_init(|| Armed {
             name: std::env::var(ENVIRONMENT).ok(),
@@ -245,7 +240,7 @@ mod tests {
 
     use super::*;
 
-    /// Every `failpoint!("…")` in the sources of the node but this file.
+    /// Collects the name of every `failpoint!("…")` in the node's sources except this file.
     fn used(directory: &Path, names: &mut Vec<String>) {
         for entry in fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();

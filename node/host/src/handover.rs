@@ -1,9 +1,8 @@
-//! What the parts of the node hand to each other.
+//! The types of the values that the parts of the node pass to each other.
 //!
-//! Data flow one way: enrolment finds out who this node is, the control plane
-//! is built from that, the membership lives by both. Each hand-over is one
-//! small fact in one event value with one writer. The types stand here, below
-//! all of the parts, so that none of these has to know another.
+//! Data flows one way: enrolment finds out the node's identity, the control plane is built from it,
+//! and the membership depends on both. Each value is one fact with one writer. The types are
+//! defined here, below all of the parts, so that the parts do not depend on each other.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -16,88 +15,87 @@ use hearth_api::v1::{
 };
 use hearth_sys::cidr::Cidr;
 
-/// What the owner has said of a cluster that is to be founded. It is carried
-/// whole from the parameters through the sealed configuration to the founding.
+/// The owner's settings for a cluster to be bootstrapped. They are passed unchanged from the
+/// parameters through the sealed configuration to the control plane.
 #[derive(Clone, Debug)]
 pub struct ClusterSeed {
-    /// Who may take ownership.
+    /// The owner's public key.
     pub owner: PublicKey,
-    /// Proves the CA to the owner.
+    /// Proves the cluster's CA to the owner at the first contact.
     pub first_contact_secret: FirstContactSecret,
-    /// X25519; with cold-start policy OWNER only.
+    /// X25519 public key; set only with cold-start policy OWNER.
     pub recovery_recipient: Option<[u8; 32]>,
-    /// With every default filled in.
+    /// The cluster configuration, with all defaults filled in.
     pub configuration: ClusterConfiguration,
-    /// Of the first node.
+    /// The labels of the first node.
     pub labels: Vec<Label>,
 }
 
-/// A cluster that is to be founded: written by enrolment, read by the control
-/// plane. Held in an `Arc`, for it has secrets that should lie in one place.
+/// The data of a cluster to be bootstrapped: written by enrolment, read by the control plane. Kept
+/// in an `Arc`, because it holds secrets that must not be copied.
 pub struct BootstrapData {
-    /// Random.
+    /// The cluster's ID, random.
     pub cluster_id: ClusterId,
-    /// Of the first node.
+    /// The ID of the first node.
     pub node_id: NodeId,
-    /// Of the first node.
+    /// The private key of the first node.
     pub node_key: NodeKey,
-    /// The cluster's half of the data partition's key.
+    /// The CUK: the cluster's half of the data partition's key.
     pub cluster_unlock_key: ClusterUnlockKey,
-    /// Public half of the key that proves who reboots.
+    /// The public half of the first node's join key, which authenticates it after a reboot.
     pub join_key: PublicKey,
     /// How the data partition is protected.
     pub storage_security: StorageSecurity,
     /// How the TPM is used.
     pub tpm_usage: TpmUsage,
-    /// What the owner has said.
+    /// The owner's settings.
     pub seed: ClusterSeed,
-    /// Of the first node.
+    /// The roles of the first node.
     pub roles: NodeRoles,
 }
 
-/// The founding is durable, in etcd and on the data partition, and a curator
-/// serves it: written by the control plane, read by enrolment.
+/// The new cluster is durable, in etcd and on the data partition, and a curator serves it: written
+/// by the control plane, read by enrolment.
 #[derive(Clone)]
 pub struct Founded {
-    /// As saved on the data partition.
+    /// The first node's credentials, as saved on the data partition.
     pub credentials: Arc<NodeCredentials>,
 }
 
-/// This node is a member: written by enrolment when the sealed configuration
-/// says so, at the end of a bootstrap as at every later boot.
+/// This node is a member: written by enrolment when the sealed configuration says so, at the end of
+/// a bootstrap and at every later boot.
 #[derive(Clone)]
 pub struct MemberData {
-    /// Of the cluster.
+    /// The cluster's ID.
     pub cluster_id: ClusterId,
-    /// Of this node.
+    /// The ID of this node.
     pub node_id: NodeId,
-    /// Of this node, as they lie on the data partition.
+    /// The credentials of this node, as stored on the data partition.
     pub credentials: Arc<NodeCredentials>,
-    /// The curators that the ESP knew of.
+    /// The curators in the cluster directory on the ESP.
     pub directory: ClusterDirectory,
 }
 
-/// The cluster has removed this node, by an order that was checked, and its
-/// keys are wiped: written by enrolment, read by the membership worker.
+/// The cluster has removed this node by an order that was verified, and the node's keys are wiped:
+/// written by enrolment, read by the membership worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Disowned;
 
-/// The curators refuse this node's certificate, as often as this number has
-/// grown: written by the heartbeat worker, read by enrolment, which asks them
-/// by the join key whether the node still belongs to them.
+/// How many times curators have refused this node's certificate: written by the heartbeat worker,
+/// read by enrolment, which then asks them with the join key whether the node is still a member.
 pub type Refusals = u64;
 
-/// Whether there may be pods on this node: written by Kubernetes' launcher,
-/// true from before it starts the first until after nothing is left of the
-/// last; read by the mesh, without which they have no network.
-pub type MayHavePods = bool;
+/// Whether pods may exist on this node: written by the Kubernetes worker, true from before it
+/// starts the first pod until after the last one is removed; read by the mesh, which gives pods
+/// their network.
+pub type PodsPossible = bool;
 
-/// The pods' part of the cluster's network on this node: written by the mesh
-/// once it is there and when it goes, read by what runs pods.
+/// This node's part of the pod network: written by the mesh when the network is set up or removed,
+/// read by the Kubernetes worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PodNetwork {
     /// All addresses of this node's pods, e.g. 10.208.3.0/24.
     pub range: Cidr,
-    /// Of the node among its pods: the first of the range.
+    /// The node's address in the pod network: the first of the range.
     pub gateway: IpAddr,
 }

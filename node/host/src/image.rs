@@ -1,4 +1,4 @@
-//! Which image this is: what the image builder wrote into `/etc/os-release`.
+//! The identity of the running image, which the image builder wrote into `/etc/os-release`.
 
 use std::fs;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -12,24 +12,24 @@ pub struct Image {
     pub version: String,
     /// `VARIANT_ID`: empty in a release image, otherwise `debug` or `test`.
     pub variant: String,
-    /// `HEARTH_BUILD_TIME`: no clock is believed that stands before it.
+    /// `HEARTH_BUILD_TIME`: the clock is never set to an earlier time.
     pub build_time: SystemTime,
 }
 
-/// Why the image does not say what it is. The image builder is to blame.
+/// Why the image cannot be identified. This is an error of the image builder.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     /// The file cannot be read.
-    #[error("{PATH}: {0}")]
+    #[error("cannot read {PATH}: {0}")]
     Unreadable(#[source] std::io::Error),
     /// A field is missing or malformed.
-    #[error("{PATH}: {field}: wanted {wanted}, found {found:?}")]
+    #[error("{PATH}: {field}: expected {wanted}, got {found:?}")]
     Field {
-        /// Its name.
+        /// The name of the field.
         field: &'static str,
-        /// What would have been right.
+        /// The expected value.
         wanted: &'static str,
-        /// What is there; empty if nothing is.
+        /// The actual value; empty if the field is missing.
         found: String,
     },
 }
@@ -94,7 +94,7 @@ mod tests {
         let error = Image::parse("IMAGE_VERSION=1\nHEARTH_BUILD_TIME=yesterday\n").unwrap_err();
         assert_eq!(
             error.to_string(),
-            r#"/etc/os-release: HEARTH_BUILD_TIME: wanted Unix seconds, found "yesterday""#
+            r#"/etc/os-release: HEARTH_BUILD_TIME: expected Unix seconds, got "yesterday""#
         );
         assert!(
             Image::parse("")

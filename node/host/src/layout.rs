@@ -1,19 +1,18 @@
-//! The node's own file system as one typed tree.
+//! The node's file system as one typed tree.
 //!
-//! Every path that the node core writes or reads below `/esp`, `/data` and
-//! `/ephemeral` is spelled here and nowhere else, so that a directory can be
-//! moved, or placed in a temporary directory by a test, in one place, and so
-//! that a reader sees at a glance what a node keeps and where.
+//! Every path that the node core writes or reads below `/esp`, `/data` and `/ephemeral` is defined
+//! here and nowhere else. So a directory can be moved, or a test can place the tree in a temporary
+//! directory, by a change in one place, and a reader sees at a glance what a node stores and where.
 //!
-//! | part | lives | content |
+//! | part | storage | content |
 //! |---|---|---|
-//! | [`Esp`] | on the EFI system partition, FAT | parameters, and the state needed before the data partition is open |
-//! | [`Data`] | on the data partition, XFS | what the node keeps as a member |
-//! | [`Ephemeral`] | in memory, for this boot | sockets, generated files |
-//! | [`ExtensionPlaces`] | on partitions of their own, read-only | programs and files of the image |
+//! | [`Esp`] | the EFI system partition, FAT | parameters, and the state needed before the data partition is open |
+//! | [`Data`] | the data partition, XFS | the persistent state of a member |
+//! | [`Ephemeral`] | memory, for this boot | sockets, generated files |
+//! | [`ExtensionMounts`] | partitions of their own, read-only | programs and files of the image |
 //!
-//! The tree names things; it makes no directory and opens no file, except for
-//! the `make_directories` of the parts, which make what is fixed.
+//! The tree only names paths. It creates no directory and opens no file, except for the
+//! `make_directories` of the parts, which create the fixed directories.
 
 use std::path::{Path, PathBuf};
 
@@ -22,15 +21,14 @@ use hearth_api::names;
 use hearth_sys::files::{self, FileError};
 use hearth_sys::slots::{FileSlot, SlotFormat, SlotPair};
 
-/// Where the core leaves for PID 1 how many seconds to wait before it reboots
-/// after the core's death. PID 1 has no tree, only this.
+/// The file in which the core leaves for PID 1 how many seconds to wait before it reboots after the
+/// core has died. PID 1 does not use the tree, only this path.
 pub const REBOOT_DELAY: &str = "/ephemeral/reboot-delay";
 
-/// What the kernel was started with.
+/// The kernel command line.
 pub const COMMAND_LINE: &str = "/proc/cmdline";
 
-/// The names in `/etc` that programs which ride along look at, and where their
-/// content lies.
+/// The paths in `/etc` that bundled programs read, and the targets of their symbolic links.
 pub fn etc_links(ephemeral: &Ephemeral) -> [(&'static str, PathBuf); 3] {
     [
         ("/etc/hosts", ephemeral.hosts()),
@@ -39,7 +37,7 @@ pub fn etc_links(ephemeral: &Ephemeral) -> [(&'static str, PathBuf); 3] {
     ]
 }
 
-/// Names that programs of containers have built in, and what lies there.
+/// Paths that container programs have compiled in, and the targets of their symbolic links.
 pub fn container_links(root: &Root) -> [(&'static str, PathBuf); 4] {
     let kept = root.data.kubernetes();
     [
@@ -56,26 +54,26 @@ pub fn container_links(root: &Root) -> [(&'static str, PathBuf); 4] {
 /// The directory of the state files on the ESP.
 const STATE: &str = "hearth";
 
-/// All of it.
+/// The whole tree.
 #[derive(Clone, Debug)]
 pub struct Root {
     /// The EFI system partition.
     pub esp: Esp,
     /// The data partition.
     pub data: Data,
-    /// Gone with the next boot.
+    /// Memory; lost at the next boot.
     pub ephemeral: Ephemeral,
-    /// What rides along with the image.
-    pub extensions: ExtensionPlaces,
+    /// The mount points of the extensions.
+    pub extensions: ExtensionMounts,
 }
 
 impl Root {
-    /// A running node's: `/esp`, `/data` and `/ephemeral`.
+    /// The tree of a running node: `/esp`, `/data` and `/ephemeral`.
     pub fn system() -> Self {
         Self::under(Path::new("/"))
     }
 
-    /// The same tree below another directory.
+    /// The same tree below the directory `base`.
     pub fn under(base: &Path) -> Self {
         Self {
             esp: Esp {
@@ -87,7 +85,7 @@ impl Root {
             ephemeral: Ephemeral {
                 path: base.join("ephemeral"),
             },
-            extensions: ExtensionPlaces {
+            extensions: ExtensionMounts {
                 path: base.join(names::extensions::FOLDER.trim_start_matches('/')),
             },
         }
@@ -96,31 +94,31 @@ impl Root {
 
 /// Where extensions are mounted.
 #[derive(Clone, Debug)]
-pub struct ExtensionPlaces {
+pub struct ExtensionMounts {
     path: PathBuf,
 }
 
-impl ExtensionPlaces {
-    /// An extension's own place.
+impl ExtensionMounts {
+    /// The mount point of an extension.
     pub fn of(&self, name: &ExtensionName) -> PathBuf {
         self.path.join(name.as_str())
     }
 }
 
-/// The EFI system partition. Its state files are pairs of slots, because a
-/// FAT rename is not atomic.
+/// The EFI system partition. Each state file is a pair of slots, because a rename on FAT is not
+/// atomic.
 #[derive(Clone, Debug)]
 pub struct Esp {
     path: PathBuf,
 }
 
 impl Esp {
-    /// Where it is mounted.
+    /// The mount point.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The node parameters, as written by the installer. Never written here.
+    /// The node parameters, as written by the installer. The node never writes them.
     pub fn parameters(&self) -> PathBuf {
         self.path.join(names::disk::ESP_PARAMETERS)
     }
@@ -130,17 +128,17 @@ impl Esp {
         self.state("sealed_configuration")
     }
 
-    /// The cluster directory: whom a rebooting node asks for its cluster.
+    /// The cluster directory: the curators that the node contacts after a reboot.
     pub fn cluster_directory(&self) -> StateFile {
         self.state("cluster_directory")
     }
 
-    /// What one boot tells the next.
+    /// The state that one boot leaves for the next.
     pub fn boot_record(&self) -> StateFile {
         self.state("boot_record")
     }
 
-    /// Makes the directory of the state files.
+    /// Creates the directory of the state files.
     pub fn make_directories(&self) -> Result<(), FileError> {
         files::create_dir_durably(&self.path.join(STATE), files::PRIVATE_DIRECTORY)
     }
@@ -153,22 +151,22 @@ impl Esp {
     }
 }
 
-/// A state that is kept in two files of fixed names, `NAME.0` and `NAME.1`.
+/// A state that is stored in two files with fixed names, `NAME.0` and `NAME.1`.
 #[derive(Clone, Debug)]
 pub struct StateFile {
-    /// Where both of them are.
+    /// The directory of both files.
     pub directory: PathBuf,
-    /// What their names begin with.
+    /// The files' common name, without the suffix.
     pub name: &'static str,
 }
 
 impl StateFile {
-    /// The files themselves.
+    /// The paths of both files.
     pub fn paths(&self) -> [PathBuf; 2] {
         [0, 1].map(|slot| self.directory.join(format!("{}.{slot}", self.name)))
     }
 
-    /// The state in them.
+    /// The pair of slots in these files.
     pub fn slots(&self, format: SlotFormat) -> SlotPair<FileSlot> {
         let [a, b] = self.paths().map(FileSlot::new);
         SlotPair::new(format, a, b)
@@ -182,49 +180,48 @@ pub struct Data {
 }
 
 impl Data {
-    /// Where it is mounted.
+    /// The mount point.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// etcd's part.
+    /// The files of etcd.
     pub fn etcd(&self) -> Etcd {
         Etcd {
             path: self.path.join("etcd"),
         }
     }
 
-    /// containerd's own directory, its `root`: images and their snapshots.
-    /// Made by containerd.
+    /// containerd's `root` directory: images and their snapshots. Created by containerd.
     pub fn containerd(&self) -> PathBuf {
         self.path.join("containerd")
     }
 
-    /// Is there while all that containerd has unpacked is on the disk.
+    /// Exists while everything that containerd has unpacked is durable.
     pub fn containerd_written(&self) -> PathBuf {
         self.containerd().join("written")
     }
 
-    /// What a Kubernetes worker keeps.
+    /// The files of a Kubernetes worker.
     pub fn kubernetes(&self) -> DataKubernetes {
         DataKubernetes {
             path: self.path.join("kubernetes"),
         }
     }
 
-    /// The node's part.
+    /// The files of the node itself.
     pub fn node(&self) -> Node {
         Node {
             path: self.path.join("node"),
         }
     }
 
-    /// The pods' local volumes, a directory each. Made by who uses it.
+    /// The local volumes of pods, one directory each. Created by its user.
     pub fn volumes(&self) -> PathBuf {
         self.path.join("volumes")
     }
 
-    /// Makes the directories of a mounted data partition.
+    /// Creates the directories of a mounted data partition.
     pub fn make_directories(&self) -> Result<(), FileError> {
         for directory in [
             self.etcd().path,
@@ -251,53 +248,54 @@ impl Etcd {
         &self.path
     }
 
-    /// etcd's own directory, its `--data-dir`. Made by etcd.
+    /// The `--data-dir` of etcd. Created by etcd.
     pub fn data(&self) -> PathBuf {
         self.path.join("data")
     }
 
-    /// etcd's log, in its own directory: without it there is no member.
+    /// etcd's write-ahead log, in its data directory. If it does not exist, neither does the
+    /// member.
     pub fn log(&self) -> PathBuf {
         self.data().join("member").join("wal")
     }
 
-    /// As which member the node joins, or has joined: a `StoredMember`. A
-    /// founder has none.
+    /// The etcd member as which the node joins or has joined: a `StoredMember`. The node that
+    /// bootstrapped the cluster has none.
     pub fn member(&self) -> PathBuf {
         self.path.join("member")
     }
 
-    /// Empty; there once the member of [`Self::member`] has taken part.
+    /// Empty; exists once the member of [`Self::member`] has joined.
     pub fn joined(&self) -> PathBuf {
         self.path.join("joined")
     }
 
-    /// Empty; there once other members are to be expected.
+    /// Empty; exists once etcd must expect other members.
     pub fn company(&self) -> PathBuf {
         self.path.join("company")
     }
 
-    /// What this member shows its peers.
+    /// The certificate and key for etcd's peer connections.
     pub fn peer(&self) -> KeyFiles {
         KeyFiles {
             path: self.path.join("peer"),
         }
     }
 
-    /// The founding's own directory.
+    /// The directory used during a bootstrap.
     pub fn founding(&self) -> PathBuf {
         self.path.join("founding")
     }
 
-    /// The two certificate authorities that the founding made: a
-    /// `StoredAuthorities`. Secret until etcd holds the private keys; then
-    /// they are taken out, and the certificates stay.
+    /// The two certificate authorities that the bootstrap created: a `StoredAuthorities`. Secret
+    /// until etcd holds the private keys; then the private keys are removed from the file, and the
+    /// certificates remain.
     pub fn authorities(&self) -> PathBuf {
         self.founding().join("authorities")
     }
 }
 
-/// `kubernetes/`: there only while the node is a worker.
+/// `kubernetes/`: exists only while the node is a worker.
 #[derive(Clone, Debug)]
 pub struct DataKubernetes {
     path: PathBuf,
@@ -309,13 +307,13 @@ impl DataKubernetes {
         &self.path
     }
 
-    /// The kubelet's own directory, with the volumes of pods. Has a mount of
-    /// its own, for unlike the rest of the data partition it holds programs.
+    /// The kubelet's root directory, with the volumes of pods. It has a mount of its own, because
+    /// unlike the rest of the data partition it contains executable files.
     pub fn kubelet(&self) -> PathBuf {
         self.path.join("kubelet")
     }
 
-    /// Plugins for volumes, of which there are none.
+    /// The directory for volume plugins; always empty.
     pub fn volume_plugins(&self) -> PathBuf {
         self.path.join("volume-plugins")
     }
@@ -338,31 +336,30 @@ impl Node {
         &self.path
     }
 
-    /// The node's certificate and key, and the cluster's CA.
+    /// The node's certificate and key, and the CA of the cluster.
     pub fn credentials(&self) -> KeyFiles {
         KeyFiles {
             path: self.path.join("credentials"),
         }
     }
 
-    /// Where the node last said that it was: a `StoredAddress`.
+    /// The address that the node last announced: a `StoredAddress`.
     pub fn address(&self) -> PathBuf {
         self.path.join("address.pb")
     }
 
-    /// The node's key of the mesh, and its pods' addresses: a `StoredMesh`.
-    /// Secret.
+    /// The node's mesh key and pod network range: a `StoredMesh`. Secret.
     pub fn mesh(&self) -> PathBuf {
         self.path.join("mesh.pb")
     }
 
-    /// The roles that the node last knew it had: a `StoredRoles`.
+    /// The last known roles of the node: a `StoredRoles`.
     pub fn roles(&self) -> PathBuf {
         self.path.join("roles.pb")
     }
 }
 
-/// A directory with a certificate, its key, and the CA that judges others'.
+/// A directory with a certificate, its key, and the CA that verifies the peers.
 #[derive(Clone, Debug)]
 pub struct KeyFiles {
     path: PathBuf,
@@ -374,7 +371,7 @@ impl KeyFiles {
         &self.path
     }
 
-    /// The CA's certificate.
+    /// The certificate of the CA.
     pub fn ca(&self) -> PathBuf {
         self.path.join("ca")
     }
@@ -384,57 +381,56 @@ impl KeyFiles {
         self.path.join("cert")
     }
 
-    /// Its private key. Secret.
+    /// The private key of the certificate. Secret.
     pub fn key(&self) -> PathBuf {
         self.path.join("key")
     }
 }
 
-/// What lives in memory.
+/// The files in memory.
 #[derive(Clone, Debug)]
 pub struct Ephemeral {
     path: PathBuf,
 }
 
 impl Ephemeral {
-    /// Where it is mounted.
+    /// The mount point.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The directory of etcd's client socket. Root only: whoever can open the
+    /// The directory of etcd's client socket. Only root may access it: a process that can open the
     /// socket can write the cluster's records.
     pub fn consensus(&self) -> PathBuf {
         self.path.join("consensus")
     }
 
-    /// The bare part of the node ID, 32 hex digits; `/etc/machine-id` points
-    /// here.
+    /// The node ID without its prefix, 32 hexadecimal digits; `/etc/machine-id` links here.
     pub fn machine_id(&self) -> PathBuf {
         self.path.join("machine-id")
     }
 
-    /// `/etc/hosts` points here.
+    /// `/etc/hosts` links here.
     pub fn hosts(&self) -> PathBuf {
         self.path.join("hosts")
     }
 
-    /// `/etc/resolv.conf` points here.
+    /// `/etc/resolv.conf` links here.
     pub fn resolv_conf(&self) -> PathBuf {
         self.path.join("resolv.conf")
     }
 
-    /// What containerd keeps of this boot, its `state`. Made by containerd.
+    /// containerd's `state` directory, valid for this boot. Created by containerd.
     pub fn containerd(&self) -> PathBuf {
         self.path.join("containerd")
     }
 
-    /// Where containerd serves.
+    /// The socket of containerd.
     pub fn containerd_socket(&self) -> PathBuf {
         self.containerd().join("containerd.sock")
     }
 
-    /// What the programs of Kubernetes are given and make in this boot.
+    /// The configuration and the temporary files of Kubernetes' programs in this boot.
     pub fn kubernetes(&self) -> EphemeralKubernetes {
         EphemeralKubernetes {
             path: self.path.join("kubernetes"),
@@ -446,15 +442,14 @@ impl Ephemeral {
         self.path.join("reboot-delay")
     }
 
-    /// Makes the fixed directories.
+    /// Creates the fixed directories.
     pub fn make_directories(&self) -> Result<(), FileError> {
         files::create_dir_durably(&self.path, 0o755)?;
         files::create_dir_durably(&self.consensus(), files::PRIVATE_DIRECTORY)
     }
 }
 
-/// `kubernetes/` in memory. Its directories are made by who uses them, for
-/// root alone.
+/// `kubernetes/` in memory. Its directories are created by their users, accessible to root only.
 #[derive(Clone, Debug)]
 pub struct EphemeralKubernetes {
     path: PathBuf,
@@ -466,27 +461,28 @@ impl EphemeralKubernetes {
         &self.path
     }
 
-    /// The directory of the API server's way to etcd. Whoever can open the
-    /// socket in it can write all that Kubernetes keeps.
+    /// The directory of the etcd proxy's socket for the API server. A process that can open the
+    /// socket can write everything that Kubernetes stores.
     pub fn store(&self) -> PathBuf {
         self.path.join("store")
     }
 
-    /// What the API server and its two companions show and trust: secret.
+    /// The keys and certificates of the API server, the controller manager and the scheduler.
+    /// Secret.
     pub fn controller(&self) -> EphemeralController {
         EphemeralController {
             path: self.path.join("controller"),
         }
     }
 
-    /// What containerd, kubelet and kube-proxy are given: secret.
+    /// The configuration and keys of containerd, kubelet and kube-proxy. Secret.
     pub fn worker(&self) -> EphemeralWorker {
         EphemeralWorker {
             path: self.path.join("worker"),
         }
     }
 
-    /// A program's working directory.
+    /// The working directory of a program.
     pub fn work(&self, program: &str) -> PathBuf {
         self.path.join("work").join(program)
     }
@@ -504,34 +500,34 @@ impl EphemeralController {
         &self.path
     }
 
-    /// What one of its clients or servers shows.
+    /// The certificate and key of a client or server.
     pub fn keys(&self, whose: &str) -> KeyFiles {
         KeyFiles {
             path: self.path.join("keys").join(whose),
         }
     }
 
-    /// Kubernetes' authority.
+    /// The certificate of Kubernetes' CA.
     pub fn ca(&self) -> PathBuf {
         self.path.join("ca")
     }
 
-    /// The authority of those who pass requests on.
+    /// The certificate of the front-proxy CA.
     pub fn front_proxy_ca(&self) -> PathBuf {
         self.path.join("front-proxy-ca")
     }
 
-    /// Proves the tokens of service accounts.
+    /// The public key that verifies service account tokens.
     pub fn service_accounts(&self) -> PathBuf {
         self.path.join("service-accounts")
     }
 
-    /// Signs the tokens of service accounts. Secret.
+    /// The private key that signs service account tokens. Secret.
     pub fn service_account_key(&self) -> PathBuf {
         self.path.join("service-accounts-key")
     }
 
-    /// Where the API server is, for a program, and as whom it speaks. Secret.
+    /// The kubeconfig of a program: the API server's address and the program's credentials. Secret.
     pub fn kubeconfig(&self, whose: &str) -> PathBuf {
         self.path.join(format!("{whose}.kubeconfig"))
     }
@@ -549,59 +545,59 @@ impl EphemeralWorker {
         &self.path
     }
 
-    /// What one of its clients or servers shows, and Kubernetes' authority.
+    /// The certificate and key of a client or server, and the certificate of Kubernetes' CA.
     pub fn keys(&self, whose: &str) -> KeyFiles {
         KeyFiles {
             path: self.path.join("keys").join(whose),
         }
     }
 
-    /// The directory of the pods' network, as its plugins are told.
+    /// The directory of the CNI configuration.
     pub fn network(&self) -> PathBuf {
         self.path.join("cni")
     }
 
-    /// Which addresses of the pods' network are taken.
+    /// The allocated pod addresses.
     pub fn addresses(&self) -> PathBuf {
         self.path.join("addresses")
     }
 
-    /// What the network's plugins remember of each pod.
+    /// The results that the CNI plugins cache for each pod.
     pub fn results(&self) -> PathBuf {
         self.path.join("results")
     }
 
-    /// Is there once what containerd has unpacked can be used in this boot.
+    /// Exists once the unpacked snapshots of containerd have been accepted for use in this boot.
     pub fn unpacked_believed(&self) -> PathBuf {
         self.path.join("unpacked-believed")
     }
 
-    /// What a program is told, beside its flags.
+    /// The configuration file of a program.
     pub fn config(&self, program: &str) -> PathBuf {
         self.path.join(format!("{program}.config"))
     }
 
-    /// How a program reaches the API servers.
+    /// The kubeconfig of a program.
     pub fn kubeconfig(&self, program: &str) -> PathBuf {
         self.path.join(format!("{program}.kubeconfig"))
     }
 }
 
-/// The extension with Kubernetes' programs, as mounted. Never written.
+/// The mounted Kubernetes extension. Never written.
 #[derive(Clone, Debug)]
 pub struct Bundle {
     path: PathBuf,
 }
 
 impl Bundle {
-    /// One that is mounted there.
+    /// The bundle mounted at `mounted`.
     pub fn under(mounted: &Path) -> Self {
         Self {
             path: mounted.to_owned(),
         }
     }
 
-    /// Which versions it holds.
+    /// The file with the versions of the programs.
     pub fn version(&self) -> PathBuf {
         self.path.join("VERSION")
     }
@@ -611,7 +607,7 @@ impl Bundle {
         self.path.join("bin")
     }
 
-    /// The directory of the plugins for the pods' network.
+    /// The directory of the CNI plugins.
     pub fn network_plugins(&self) -> PathBuf {
         self.path.join("cni")
     }
@@ -621,14 +617,12 @@ impl Bundle {
         self.path.join("images")
     }
 
-    /// How registries are reached, as containerd reads it; not in every
-    /// bundle.
+    /// containerd's configuration directory for registries; optional.
     pub fn registries(&self) -> PathBuf {
         self.path.join("registries")
     }
 
-    /// By which authorities registries prove themselves, PEM; not in every
-    /// bundle.
+    /// The CA certificates for registries, PEM; optional.
     pub fn authorities(&self) -> PathBuf {
         self.path.join("authorities.pem")
     }

@@ -1,6 +1,14 @@
-//! What one node keeps and knows of itself: where its files are, what it was told, its disk and its certificates.
+//! The local state of one node: where its files are, its parameters, its disk and its certificates.
 //!
-//! Everything here concerns this machine alone. Whatever asks somebody else, curators or etcd, is in a crate above.
+//! Everything here concerns this machine alone. Code that talks to curators or to etcd is in the
+//! crates above.
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        reason = "tests use the real clock and plain files"
+    )
+)]
 
 pub mod boot_record;
 pub mod bundle;

@@ -1,28 +1,28 @@
-//! The log tree, as the services read it out: in pieces of a bounded size, and
-//! with a word about what a reader was too slow for.
+//! Reads the log tree for the gRPC services: in chunks of bounded size, with the number of entries
+//! that a slow reader has missed.
 
 use std::collections::VecDeque;
 
 use futures::Stream;
 use hearth_base::logtree::{Entry, Item, LogStream, LogTree, Query};
 
-/// Entries of one piece.
+/// Maximum number of entries in one chunk.
 const MAX_ENTRIES: usize = 256;
-/// Bytes of the messages in one piece, one entry beyond it included: far from
-/// what a message may hold.
+/// Maximum size of the messages in one chunk, in bytes; the last entry may exceed it. Far below the
+/// size limit of a gRPC message.
 const MAX_MESSAGE_BYTES: usize = 256 << 10;
 
-/// A piece of the log.
+/// A chunk of the log.
 #[derive(Debug, Default)]
 pub struct Piece {
-    /// In their order.
+    /// The entries, oldest first.
     pub entries: Vec<Entry>,
-    /// So many came after these and were dropped, as the reader was too slow.
+    /// How many entries after these were dropped because the reader was too slow.
     pub missed: u64,
 }
 
-/// What the query asks for. The first piece comes at once, if it is empty, too,
-/// so that a reader knows that it is heard.
+/// Reads the entries that match the query. The first chunk is sent at once, even if it is empty, so
+/// that the reader knows that its request was accepted.
 pub fn read(log_tree: &LogTree, query: Query) -> impl Stream<Item = Piece> + Send + use<> {
     let reader = log_tree.read(query);
     let reading = Reading {
@@ -76,7 +76,7 @@ impl Reading {
 }
 
 impl Piece {
-    /// Tells whether there is room for another one.
+    /// Adds an entry and returns whether another one fits.
     fn push(&mut self, entry: Entry, room: &mut usize) -> bool {
         let weight = entry.dn.len() + entry.message.len();
         self.entries.push(entry);

@@ -1,11 +1,9 @@
-//! A node's part of the mesh over which pods reach each other: its key and the
-//! addresses of its pods.
+//! A node's part of the mesh, the network between pods: its key and its pod range.
 //!
-//! [`NETWORK`] is cut into ranges of [`RANGE_PREFIX`] bits of prefix, and
-//! a range is known by its number in that order. So ranges either are the same
-//! or have nothing in common, and that no two nodes' overlap needs no more
-//! than that no number is given twice. Everything that comes from elsewhere is
-//! checked here, once.
+//! [`NETWORK`] is divided into ranges with a prefix of [`RANGE_PREFIX`] bits, and a range is
+//! identified by its index. So two ranges are either equal or disjoint: to keep the ranges of nodes
+//! from overlapping, it is sufficient to assign no index twice. Everything received from other
+//! nodes is validated here.
 
 use std::{fmt, net::Ipv4Addr, str::FromStr};
 
@@ -16,14 +14,14 @@ use hearth_api::{
 };
 use hearth_sys::cidr::Cidr;
 
-/// What is no part of the mesh.
+/// Why a `ClusterNetworking` is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NetworkingError {
-    /// The key is none.
+    /// The key is invalid.
     #[error("wireguard_public_key: {0}")]
     Key(#[from] hearth_api::identity::KeyError),
-    /// The range is none.
-    #[error("pod_range: wanted a /{RANGE_PREFIX} of {NETWORK}, found {0:?}")]
+    /// The range is invalid.
+    #[error("pod_range: expected a /{RANGE_PREFIX} of {NETWORK}, got {0:?}")]
     Range(String),
 }
 
@@ -33,21 +31,21 @@ pub struct PodRange(u16);
 
 /// The first address of [`NETWORK`].
 const FIRST: u32 = NETWORK.first().to_bits();
-/// How many ranges it has.
+/// The number of ranges in it.
 const RANGES: u16 = 1 << (RANGE_PREFIX - NETWORK.prefix());
 
 impl PodRange {
-    /// All there are, the lowest first.
+    /// All ranges, in ascending order.
     pub fn all() -> impl Iterator<Item = Self> {
         (0..RANGES).map(Self)
     }
 
-    /// Its first address, which is the node's own among its pods.
+    /// The first host address of the range, which is the node's own address in the pod network.
     pub fn gateway(self) -> Ipv4Addr {
         Ipv4Addr::from_bits(self.first() + 1)
     }
 
-    /// The range.
+    /// The range in CIDR notation.
     pub fn cidr(self) -> Cidr {
         let first = Ipv4Addr::from_bits(self.first()).into();
         Cidr::new(first, RANGE_PREFIX).expect("a prefix of IPv4")
@@ -70,7 +68,7 @@ impl FromStr for PodRange {
             let offset = address.to_bits().checked_sub(FIRST)?;
             let number = u16::try_from(offset >> (32 - RANGE_PREFIX)).ok()?;
             let range = Self(number);
-            // In its one spelling.
+            // Accept only the canonical spelling.
             (number < RANGES && range.to_string() == text).then_some(range)
         };
         range(text).ok_or_else(|| NetworkingError::Range(text.to_owned()))
@@ -92,9 +90,9 @@ impl fmt::Debug for PodRange {
 /// A node's part of the mesh.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Networking {
-    /// Of WireGuard. No two nodes have the same.
+    /// The WireGuard public key, unique in the cluster.
     pub key: MeshKey,
-    /// The addresses of its pods. No two nodes have the same.
+    /// The addresses of the node's pods, unique in the cluster.
     pub range: PodRange,
 }
 

@@ -1,25 +1,22 @@
-//! The cluster's two certificate authorities, and what they issue.
+//! The cluster's two certificate authorities and the certificates that they issue.
 //!
-//! The *cluster* authority vouches for nodes and users: whoever has its
-//! certificate is who the certificate says. The *etcd* authority vouches for
-//! etcd's members to each other and for nothing else, so that a certificate
-//! of the one world opens no door in the other.
+//! The *cluster* CA certifies nodes and users. The *etcd* CA certifies etcd members to each other
+//! and nothing else, so that a certificate of one CA is not accepted where the other one is
+//! required.
 //!
-//! Both come into being once, when a cluster is founded, on the data partition
-//! of the first node ([`found`]), because etcd cannot start without its own.
-//! The founding transaction takes them into etcd; then the private keys are
-//! taken off the disk ([`remove_authority_keys`]). The file without keys stays
-//! and says that there was a founding. Hence:
+//! Both are created once, at the bootstrap of a cluster, on the data partition of the first node
+//! ([`found`]), because etcd cannot start without its CA. The bootstrap transaction writes them to
+//! etcd; then the private keys are removed from the disk ([`remove_authority_keys`]). The file
+//! without keys remains as the record of the bootstrap. Hence:
 //!
-//! - Authorities are made only where there is neither that file nor any data
-//!   of etcd. Where etcd has data and the file is missing or spoilt, somebody
-//!   has lost something: that is an error, never the start of a new cluster.
-//! - Making them is idempotent: after a power cut the next boot finds either
-//!   nothing or both.
+//! - CAs are created only if neither that file nor any data of etcd exists. If etcd has data and
+//!   the file is missing or corrupt, something has been lost: that is an error, never the start of
+//!   a new cluster.
+//! - Creating them is idempotent: after a power cut, the next boot finds either none or both.
 //!
-//! A certificate has the lifetime of its authority, beginning at a moment that
-//! every clock of the cluster has passed (see [`Lifetime`]). Serial numbers
-//! are random, so that nothing has to be remembered and nothing can collide.
+//! A certificate has the lifetime of its CA, which begins at a time that every clock in the cluster
+//! has passed (see [`Lifetime`]). Serial numbers are random, so that no counter is needed and none
+//! collides.
 
 use std::{
     path::Path,
@@ -48,34 +45,32 @@ use crate::{failpoint, layout};
 
 pub mod kubernetes;
 
-/// Of `StoredAuthority` and `StoredAuthorities`.
+/// The version of `StoredAuthority` and `StoredAuthorities`.
 const VERSION: u32 = 1;
 /// Two certificates and two keys are well below 2 KiB.
 const LARGEST_FILE: u64 = 64 << 10;
-/// How long an authority lives. Until certificates are renewed this is also
-/// how long a cluster lives.
+/// The lifetime of a CA. Until certificates can be renewed, this is also the lifetime of a cluster.
 const CA_LIFETIME_YEARS: u32 = 20;
-/// Taken off the beginning: a clock is read in whole seconds, and some run
-/// slow.
+/// Subtracted from the beginning, because clocks are read in whole seconds and some run slow.
 const BACK_DATED: Duration = Duration::from_secs(24 * 3600);
 
-/// What went wrong with certificates, at which step.
+/// An error of a certificate operation.
 #[derive(Debug, thiserror::Error)]
 pub enum PkiError {
-    /// A file of the founding cannot be read or written.
-    #[error("certificate authorities")]
+    /// A file of the bootstrap cannot be read or written.
+    #[error("cannot access the certificate authorities")]
     File(#[from] FileError),
-    /// The file is there and makes no sense. It is not made anew.
-    #[error("certificate authorities in {path}: {why}")]
+    /// The file exists but is corrupt. It is never replaced.
+    #[error("corrupt certificate authorities in {path}: {why}")]
     Spoilt {
         /// The file.
         path: String,
-        /// What is wrong with it.
+        /// Why it is corrupt.
         why: String,
     },
-    /// etcd has data, so there was a founding, and nothing tells which.
+    /// etcd has data, so a cluster was bootstrapped, but the file that identifies it is missing.
     #[error(
-        "{path} is missing, but etcd has data: this node has founded a cluster before; \
+        "{path} is missing, but etcd has data: this node has bootstrapped a cluster before; \
          restore the file, or wipe the node"
     )]
     Lost {
@@ -85,41 +80,41 @@ pub enum PkiError {
     /// The file belongs to another cluster.
     #[error("the certificate authority on disk is not that of cluster {wanted}")]
     Foreign {
-        /// The cluster that is being founded.
+        /// The cluster that is being bootstrapped.
         wanted: ClusterId,
     },
-    /// The private key has been handed over to etcd.
+    /// The private key has been moved to etcd.
     #[error("the private key of the {which} authority is no longer on this disk")]
     KeyRemoved {
-        /// Which authority.
+        /// The CA: `cluster` or `etcd`.
         which: &'static str,
     },
-    /// A stored authority does not hold together.
-    #[error("stored certificate authority: {0}")]
+    /// A stored CA is invalid.
+    #[error("invalid stored certificate authority: {0}")]
     Stored(&'static str),
-    /// Its private key is none.
-    #[error("private key of a certificate authority")]
+    /// The stored private key is invalid.
+    #[error("invalid private key of a certificate authority")]
     Key(#[from] KeyError),
-    /// It is of a version that this image does not know.
-    #[error("stored certificate authority of version {found}: this image knows up to {VERSION}")]
+    /// The stored version is newer than this image supports.
+    #[error("stored certificate authority: expected a version up to {VERSION}, got {found}")]
     TooNew {
-        /// Its version.
+        /// The stored version.
         found: u32,
     },
-    /// A certificate could not be made.
-    #[error("make a certificate for {subject}")]
+    /// A certificate cannot be created.
+    #[error("cannot issue a certificate for {subject}")]
     Issue {
-        /// For whom.
+        /// The subject of the certificate.
         subject: String,
-        /// By the library.
+        /// The error of the certificate library.
         source: rcgen::Error,
     },
-    /// The kernel gave no random bytes.
-    #[error("no random bytes for a serial number")]
+    /// The kernel returned no random bytes.
+    #[error("cannot generate a serial number: no random bytes")]
     Random,
 }
 
-/// From when to when certificates are good.
+/// The validity period of certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Lifetime {
     not_before: OffsetDateTime,
@@ -127,10 +122,9 @@ pub struct Lifetime {
 }
 
 impl Lifetime {
-    /// The lifetime of authorities made by an image of this build time. No
-    /// node's clock stands before its image's build time (it is raised at
-    /// boot), so the certificates are good from the first moment on every
-    /// node, however wrong the clock of the one that made them.
+    /// The lifetime of CAs created by an image with this build time. No node's clock is before the
+    /// build time of its image (it is raised at boot), so the certificates are valid on every node
+    /// from the start, even if the clock of the node that created them was wrong.
     pub fn since_build(build_time: SystemTime) -> Self {
         let not_before = OffsetDateTime::from(build_time) - BACK_DATED;
         let not_before = not_before.replace_nanosecond(0).unwrap_or(not_before);
@@ -141,10 +135,10 @@ impl Lifetime {
         }
     }
 
-    /// That of a certificate, DER.
+    /// The lifetime of a certificate in DER.
     pub fn of(certificate: &[u8]) -> Result<Self, PkiError> {
         let (_, parsed) = x509_parser::parse_x509_certificate(certificate)
-            .map_err(|_| PkiError::Stored("its certificate is none"))?;
+            .map_err(|_| PkiError::Stored("the certificate is malformed"))?;
         let validity = parsed.validity();
         Ok(Self {
             not_before: validity.not_before.to_datetime(),
@@ -153,7 +147,7 @@ impl Lifetime {
     }
 }
 
-/// Our keys in the form that rcgen asks for: nothing is copied.
+/// Adapts our keys to rcgen's traits without copying them.
 struct Signer<'a>(&'a SigningKey, PublicKey);
 
 impl PublicKeyData for Signer<'_> {
@@ -172,7 +166,7 @@ impl rcgen::SigningKey for Signer<'_> {
     }
 }
 
-/// The public half alone.
+/// A public key without its private half.
 struct Subject(PublicKey);
 
 impl PublicKeyData for Subject {
@@ -185,7 +179,7 @@ impl PublicKeyData for Subject {
     }
 }
 
-/// A certificate authority with its private key, which is wiped when dropped.
+/// A certificate authority with its private key, which is zeroized on drop.
 pub struct Authority {
     certificate: CertificateDer<'static>,
     key: SigningKey,
@@ -208,8 +202,8 @@ impl Authority {
         })
     }
 
-    /// From a record of etcd (or the disk). Checks that key and certificate
-    /// belong together.
+    /// Reads a CA from its record in etcd or on the disk, and checks that key and certificate
+    /// match.
     pub fn from_stored(stored: &StoredAuthority) -> Result<Self, PkiError> {
         if stored.version > VERSION {
             return Err(PkiError::TooNew {
@@ -218,14 +212,12 @@ impl Authority {
         }
         let key = SigningKey::from_pkcs8_der(&stored.private_key)?;
         let (rest, parsed) = x509_parser::parse_x509_certificate(&stored.certificate)
-            .map_err(|_| PkiError::Stored("its certificate is none"))?;
+            .map_err(|_| PkiError::Stored("the certificate is malformed"))?;
         if !rest.is_empty() {
-            return Err(PkiError::Stored("something follows its certificate"));
+            return Err(PkiError::Stored("trailing bytes after the certificate"));
         }
         if parsed.public_key().subject_public_key.data.as_ref() != key.public().as_bytes() {
-            return Err(PkiError::Stored(
-                "key and certificate do not belong together",
-            ));
+            return Err(PkiError::Stored("key and certificate do not match"));
         }
         Ok(Self {
             certificate: CertificateDer::from(stored.certificate.clone()),
@@ -234,7 +226,7 @@ impl Authority {
         })
     }
 
-    /// As it is stored. Holds the private key.
+    /// Converts the CA to its record, which contains the private key.
     pub fn to_stored(&self) -> StoredAuthority {
         StoredAuthority {
             version: VERSION,
@@ -243,12 +235,12 @@ impl Authority {
         }
     }
 
-    /// Its own certificate.
+    /// The certificate of the CA itself.
     pub fn certificate(&self) -> &CertificateDer<'static> {
         &self.certificate
     }
 
-    /// A node of the cluster: it serves and it calls.
+    /// Issues a certificate for a node: for servers and clients.
     pub fn issue_node(
         &self,
         cluster: ClusterId,
@@ -267,7 +259,7 @@ impl Authority {
         )
     }
 
-    /// A user of the cluster: it only calls.
+    /// Issues a certificate for a user: for clients only.
     pub fn issue_user(
         &self,
         cluster: ClusterId,
@@ -283,8 +275,8 @@ impl Authority {
         )
     }
 
-    /// A member of etcd. Its name is the node ID, as in the members' URLs;
-    /// there are no addresses in it, so that they can change.
+    /// Issues a certificate for an etcd member. Its name is the node ID, as in the members' URLs;
+    /// it contains no addresses, because they may change.
     pub fn issue_peer(
         &self,
         id: NodeId,
@@ -302,7 +294,7 @@ impl Authority {
         )
     }
 
-    /// Orders a node to wipe its keys. Only the cluster's authority can.
+    /// Signs an order to a node to wipe its keys. Valid only if signed by the cluster CA.
     pub fn disown(&self, cluster: ClusterId, node: NodeId) -> DisownOrder {
         proofs::disown(&self.key, cluster, node)
     }
@@ -320,7 +312,7 @@ impl Authority {
         self.sign(name, params, key)
     }
 
-    /// Signs a leaf: everything but what makes it one is the caller's.
+    /// Signs a leaf certificate; the caller sets everything that is specific to its kind.
     fn sign(
         &self,
         name: &str,
@@ -347,7 +339,7 @@ fn ia5(text: &str) -> Result<rcgen::string::Ia5String, PkiError> {
     text.try_into().map_err(issue(text))
 }
 
-/// What all of our certificates have in common.
+/// The parameters that all of our certificates share.
 fn parameters(name: &str, lifetime: Lifetime) -> Result<CertificateParams, PkiError> {
     let mut serial = [0; 16];
     SystemRandom::new()
@@ -366,35 +358,34 @@ fn parameters(name: &str, lifetime: Lifetime) -> Result<CertificateParams, PkiEr
     Ok(params)
 }
 
-/// Both of them.
+/// The two CAs of a cluster.
 pub struct Authorities {
-    /// Vouches for nodes and users.
+    /// Certifies nodes and users.
     pub cluster: Authority,
-    /// Vouches for etcd's members.
+    /// Certifies etcd members.
     pub etcd: Authority,
 }
 
-/// Who founds, for [`found`].
-pub struct Founder<'a> {
-    /// The cluster's name, which becomes the authorities' name.
+/// The bootstrapping node, for [`found`].
+pub struct Bootstrapper<'a> {
+    /// The cluster's ID, which is part of the CAs' names.
     pub cluster_id: ClusterId,
-    /// The first node.
+    /// The ID of the first node.
     pub node_id: NodeId,
-    /// Its key, which becomes its etcd peer key.
+    /// The private key of the first node, which also becomes its etcd peer key.
     pub node_key: &'a NodeKey,
-    /// Of what is issued.
+    /// The lifetime of the certificates.
     pub lifetime: Lifetime,
 }
 
-/// Makes both authorities and this node's etcd peer certificate on the data
-/// partition, durably, and returns the cluster authority's certificate.
+/// Creates both CAs and this node's etcd peer certificate on the data partition, durably, and
+/// returns the certificate of the cluster CA.
 ///
-/// Idempotent: called again by a later boot of the same founding, it finds
-/// what is there and returns the same certificate, also after the keys were
-/// taken away. Blocks on the disk.
+/// Idempotent: if a later boot of the same bootstrap calls it again, it returns the same
+/// certificate, even after the keys have been removed. Blocks on disk I/O.
 pub fn found(
     etcd: &layout::Etcd,
-    founder: &Founder<'_>,
+    founder: &Bootstrapper<'_>,
 ) -> Result<CertificateDer<'static>, PkiError> {
     failpoint!("founding.authorities.before");
     let path = etcd.authorities();
@@ -427,7 +418,7 @@ pub fn found(
     Ok(authorities.cluster.certificate.clone())
 }
 
-/// The authorities of a founding that has not ended.
+/// Reads the CAs of a bootstrap that has not completed.
 pub fn load(etcd: &layout::Etcd, cluster_id: ClusterId) -> Result<Authorities, PkiError> {
     let path = etcd.authorities();
     let stored = read(&path)?.ok_or_else(|| PkiError::Lost {
@@ -437,14 +428,14 @@ pub fn load(etcd: &layout::Etcd, cluster_id: ClusterId) -> Result<Authorities, P
     authorities(&path, &stored)
 }
 
-/// Whether the private keys are still on this disk, that is, whether the
-/// founding may not have ended.
+/// Whether the private keys are still on this disk, that is, whether the bootstrap may not have
+/// completed.
 pub fn has_authority_keys(etcd: &layout::Etcd) -> Result<bool, PkiError> {
     Ok(read(&etcd.authorities())?.is_some_and(|stored| !keys_removed(&stored)))
 }
 
-/// Takes the private keys off the disk, durably. To be called when etcd holds
-/// them and the credentials that came of them are durable. Idempotent.
+/// Removes the private keys from the disk, durably. Call it only when etcd holds them and the
+/// credentials issued with them are durable. Idempotent.
 pub fn remove_authority_keys(etcd: &layout::Etcd) -> Result<(), PkiError> {
     failpoint!("founding.authority_keys_removed.before");
     let path = etcd.authorities();
@@ -482,7 +473,7 @@ fn authorities(path: &Path, stored: &StoredAuthorities) -> Result<Authorities, P
     let one = |which: &'static str, authority: &Option<StoredAuthority>| {
         let authority = authority.as_ref().ok_or_else(|| PkiError::Spoilt {
             path: path.display().to_string(),
-            why: format!("no {which} authority"),
+            why: format!("the {which} CA is missing"),
         })?;
         if authority.private_key.is_empty() {
             return Err(PkiError::KeyRemoved { which });
@@ -499,23 +490,23 @@ fn read(path: &Path) -> Result<Option<StoredAuthorities>, PkiError> {
     let Some(bytes) = files::read_limited(path, LARGEST_FILE)?.map(Zeroizing::new) else {
         return Ok(None);
     };
-    let spoilt = |why: String| PkiError::Spoilt {
+    let corrupt = |why: String| PkiError::Spoilt {
         path: path.display().to_string(),
         why,
     };
-    let stored = StoredAuthorities::decode(bytes.as_slice()).map_err(|e| spoilt(e.to_string()))?;
+    let stored = StoredAuthorities::decode(bytes.as_slice()).map_err(|e| corrupt(e.to_string()))?;
     match stored.version {
-        0 => Err(spoilt("it is empty".into())),
+        0 => Err(corrupt("the record is empty".into())),
         1..=VERSION => Ok(Some(stored)),
         found => Err(PkiError::TooNew { found }),
     }
 }
 
-/// The cluster's name is in its authority's name.
+/// Checks the cluster's ID, which is part of the CA's name.
 fn check_cluster(stored: &StoredAuthorities, wanted: ClusterId) -> Result<(), PkiError> {
     let certificate = certificate_of(stored.cluster.as_ref());
     let (_, parsed) = x509_parser::parse_x509_certificate(&certificate)
-        .map_err(|_| PkiError::Stored("its certificate is none"))?;
+        .map_err(|_| PkiError::Stored("the certificate is malformed"))?;
     let name = parsed
         .subject()
         .iter_common_name()
@@ -528,13 +519,12 @@ fn check_cluster(stored: &StoredAuthorities, wanted: ClusterId) -> Result<(), Pk
     }
 }
 
-/// What a certificate, or key, is in a file.
+/// Encodes a certificate or a key in PEM.
 fn as_pem(tag: &str, der: &[u8]) -> Zeroizing<Vec<u8>> {
     Zeroizing::new(pem::encode(&pem::Pem::new(tag, der)).into_bytes())
 }
 
-/// Writes what a member of etcd shows its peers, each file durably. Blocks on
-/// the disk.
+/// Writes the files for etcd's peer connections, each of them durably. Blocks on disk I/O.
 pub fn save_peer(
     peer: &layout::KeyFiles,
     key: &NodeKey,
@@ -551,12 +541,12 @@ pub fn save_peer(
     Ok(())
 }
 
-/// Writes authorities and peer files at the same time, so that they share the
-/// disk's flushes: a founding waits for this. The order does not matter. The
-/// peer files are made again from the authorities as long as these have keys.
+/// Writes the CAs and the peer files in parallel, so that they share the disk's flushes: a
+/// bootstrap waits for this. The order does not matter: the peer files are written again from the
+/// CAs as long as these have keys.
 fn write_all(
     etcd: &layout::Etcd,
-    founder: &Founder<'_>,
+    founder: &Bootstrapper<'_>,
     authorities: &Authorities,
 ) -> Result<(), PkiError> {
     let stored = StoredAuthorities {

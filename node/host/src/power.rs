@@ -1,8 +1,8 @@
-//! Who wants the machine to go down, and how.
+//! Requests to power off or reboot the machine.
 //!
-//! Several parts may ask: the power button, Ctrl-Alt-Del and SIGTERM (both
-//! come through PID 1), later an operator's call. All of them ask [`Power`],
-//! and `boot` alone acts on it. The first request wins.
+//! Several parts may request it: the power button, Ctrl-Alt-Del and SIGTERM (both forwarded by PID
+//! 1), and an operator. All of them call [`Power`], and only `boot` acts on it. The first request
+//! wins.
 
 use std::process::ExitStatus;
 use std::sync::Arc;
@@ -12,17 +12,17 @@ use hearth_sys::power_button::PowerButton;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::watch;
 
-/// What the core's exit code asks of PID 1. Any other is a failure.
+/// What the core's exit code requests from PID 1. Any other exit code is a failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ending {
-    /// Everything is unmounted: switch the machine off.
+pub enum PowerRequest {
+    /// Everything is unmounted: power off the machine.
     PowerOff,
-    /// Everything is unmounted: start again.
+    /// Everything is unmounted: reboot the machine.
     Reboot,
 }
 
-impl Ending {
-    /// The core's exit code that means this.
+impl PowerRequest {
+    /// The core's exit code for this request.
     pub const fn exit_code(self) -> u8 {
         match self {
             Self::PowerOff => 80,
@@ -30,16 +30,16 @@ impl Ending {
         }
     }
 
-    /// What the core's exit asks for, if it was asked in order.
+    /// The request that the core's exit status stands for; `None` for a failure.
     pub fn of(status: ExitStatus) -> Option<Self> {
         let asked = |ending: &Self| status.code() == Some(i32::from(ending.exit_code()));
         [Self::PowerOff, Self::Reboot].into_iter().find(asked)
     }
 }
 
-/// Where to ask. Cheap to clone.
+/// The handle for requests. Cheap to clone.
 #[derive(Clone)]
-pub struct Power(Arc<watch::Sender<Option<Ending>>>);
+pub struct Power(Arc<watch::Sender<Option<PowerRequest>>>);
 
 impl Default for Power {
     fn default() -> Self {
@@ -48,20 +48,20 @@ impl Default for Power {
 }
 
 impl Power {
-    /// Asks for the machine to go down in order.
-    pub fn ask(&self, ending: Ending, who: &str) {
+    /// Requests an orderly shutdown or reboot; `who` is for the log.
+    pub fn ask(&self, ending: PowerRequest, who: &str) {
         self.0.send_if_modified(|asked| {
             if asked.is_some() {
                 return false;
             }
-            tracing::info!(?ending, by = who, "the machine goes down");
+            tracing::info!(?ending, by = who, "shutting down");
             *asked = Some(ending);
             true
         });
     }
 
-    /// Waits until somebody has asked.
-    pub async fn asked(&self) -> Ending {
+    /// Waits for the first request.
+    pub async fn asked(&self) -> PowerRequest {
         let mut receiver = self.0.subscribe();
         loop {
             if let Some(ending) = *receiver.borrow_and_update() {
@@ -69,13 +69,13 @@ impl Power {
             }
             if receiver.changed().await.is_err() {
                 // `self` holds the sender.
-                unreachable!("the sender lives as long as this call");
+                unreachable!("the sender lives for the duration of this call");
             }
         }
     }
 }
 
-/// Listens to the power button and to PID 1's signals.
+/// Handles the power button and the signals from PID 1.
 pub async fn run(ctx: Context, power: Power) -> Outcome {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -84,17 +84,17 @@ pub async fn run(ctx: Context, power: Power) -> Outcome {
     ctx.healthy();
     loop {
         tokio::select! {
-            _ = terminate.recv() => power.ask(Ending::PowerOff, "SIGTERM"),
-            _ = interrupt.recv() => power.ask(Ending::Reboot, "Ctrl-Alt-Del"),
+            _ = terminate.recv() => power.ask(PowerRequest::PowerOff, "SIGTERM"),
+            _ = interrupt.recv() => power.ask(PowerRequest::Reboot, "Ctrl-Alt-Del"),
             () = ctx.cancelled() => return Ok(()),
         }
     }
 }
 
-/// Apart from the signals: a machine without a power button is not broken.
+/// A runnable of its own, because a machine without a power button is not an error.
 async fn listen_to_button(ctx: Context, power: Power) -> Outcome {
     let Some(button) = PowerButton::open()? else {
-        tracing::info!("this machine has no power button");
+        tracing::info!("no power button found");
         ctx.healthy();
         ctx.done();
         return Ok(());
@@ -104,7 +104,7 @@ async fn listen_to_button(ctx: Context, power: Power) -> Outcome {
         tokio::select! {
             pressed = button.pressed() => {
                 pressed?;
-                power.ask(Ending::PowerOff, "the power button");
+                power.ask(PowerRequest::PowerOff, "the power button");
             }
             () = ctx.cancelled() => return Ok(()),
         }

@@ -1,11 +1,13 @@
-//! Small records in files of their own: one protobuf message with a version, written whole and durably.
+//! Small records, each in a file of its own: one versioned protobuf message, written atomically and
+//! durably.
 //!
-//! Who keeps a record says once what damage means. What must not be guessed is refused: the roles of a node, the member
-//! of etcd that its disk is. What is only a convenience is discarded, with a warning, and begins anew. Absent is neither:
-//! a file that is not there was never written.
+//! Each record type defines how corruption is handled. If guessing would be wrong, the record is
+//! rejected: the roles of a node, the etcd member on its disk. If the record is only a convenience,
+//! it is discarded with a warning. Absent is different from corrupt: a file that does not exist was
+//! never written.
 //!
-//! Records in two slots (the sealed configuration, the cluster directory, the boot record) have a codec of their own,
-//! `hearth_sys::slots`, for they lie on FAT.
+//! Records in two slots (the sealed configuration, the cluster directory, the boot record) use
+//! `hearth_sys::slots` instead, because they are stored on FAT.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -15,32 +17,32 @@ use hearth_sys::files::{self, FileError};
 use prost::{DecodeError, Message};
 use zeroize::Zeroizing;
 
-/// In bytes; all of them are far below.
+/// Maximum size in bytes; all records are far smaller.
 const MAX_SIZE: u64 = 64 << 10;
 
-/// What becomes of a record that is there and cannot be understood.
+/// How a record is handled that exists but is corrupt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OnDamage {
-    /// An error, until somebody does something about it.
+    /// Return an error until an operator repairs it.
     Refuse,
-    /// As if it were absent, with a warning.
+    /// Treat it as absent and log a warning.
     Discard,
 }
 
-/// A message that is kept in a file.
+/// A message that is stored in a file.
 pub trait Record: Message + Default {
-    /// What it is a record of, for messages: "roles".
+    /// The kind of record, for messages: "roles".
     const OF: &'static str;
     /// The only version that this software reads and writes.
     const VERSION: u32;
-    /// What becomes of one that cannot be understood.
+    /// How a corrupt record is handled.
     const ON_DAMAGE: OnDamage;
 
-    /// The version that it was written with.
+    /// The version with which the message was written.
     fn version(&self) -> u32;
 }
 
-/// Says of a message that it is a record.
+/// Implements [`Record`] for messages.
 macro_rules! records {
     ($($message:ty, $of:literal, $version:literal, $on_damage:ident;)*) => {$(
         impl Record for $message {
@@ -58,55 +60,55 @@ macro_rules! records {
 records! {
     // Empty roles would stop the control plane.
     StoredRoles, "roles", 1, Refuse;
-    // As the wrong member etcd would break what the right one has promised.
-    StoredMember, "a member of etcd", 1, Refuse;
-    // A key can be made anew, but that somebody else's bytes lie there is nothing to pass over.
-    StoredMesh, "the mesh", 1, Refuse;
-    // The others tell the counter.
-    StoredAddress, "an address", 1, Discard;
+    // Running as the wrong member would break the guarantees of etcd.
+    StoredMember, "etcd member", 1, Refuse;
+    // A key could be generated again, but foreign bytes in the file must not be ignored.
+    StoredMesh, "mesh", 1, Refuse;
+    // The counter can be recovered from other nodes.
+    StoredAddress, "address", 1, Discard;
 }
 
-/// A record is of no use.
+/// A record cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// The file cannot be read or written. Never taken for damage: a disk that does not answer says nothing about what is
-    /// on it.
+    /// The file cannot be read or written. Never treated as corruption: an I/O error says nothing
+    /// about the content.
     #[error(transparent)]
     File(#[from] FileError),
-    /// It is no such message.
-    #[error("{path}: not a record of {of}")]
+    /// The file is not such a message.
+    #[error("{path}: not a valid {of} record")]
     Message {
         /// The file.
         path: PathBuf,
-        /// What was expected.
+        /// The kind of record.
         of: &'static str,
-        /// What is wrong with it.
+        /// The error of the decoder.
         source: DecodeError,
     },
-    /// Another version of this software wrote it.
-    #[error("{path}: version {found}, this software knows version {known}")]
+    /// The record has another version.
+    #[error("{path}: version: expected {known}, got {found}")]
     Version {
         /// The file.
         path: PathBuf,
-        /// What it has.
+        /// The actual version.
         found: u32,
-        /// What was expected.
+        /// The supported version.
         known: u32,
     },
-    /// A field has a value that makes no sense.
-    #[error("{path}: not a record of {of}")]
+    /// A field has an invalid value.
+    #[error("{path}: not a valid {of} record")]
     Content {
         /// The file.
         path: PathBuf,
-        /// What was expected.
+        /// The kind of record.
         of: &'static str,
-        /// Which field, and what is wrong with it.
+        /// The field, and why it is invalid.
         source: Box<dyn Error + Send + Sync>,
     },
 }
 
-/// Reads a record; `read` takes what is needed out of the message. `None` if none was ever written, and for damage that
-/// is discarded.
+/// Reads a record; `read` converts the message. `None` if none was ever written, and for a corrupt
+/// record that is discarded.
 pub fn load<T: Record, V, E>(
     path: &Path,
     read: impl FnOnce(T) -> Result<V, E>,
@@ -114,7 +116,7 @@ pub fn load<T: Record, V, E>(
 where
     E: Into<Box<dyn Error + Send + Sync>>,
 {
-    // Some hold secrets.
+    // Some records hold secrets.
     let Some(bytes) = files::read_limited(path, MAX_SIZE)?.map(Zeroizing::new) else {
         return Ok(None);
     };
@@ -122,7 +124,7 @@ where
         (Ok(value), _) => Ok(Some(value)),
         (Err(error), OnDamage::Refuse) => Err(error),
         (Err(error), OnDamage::Discard) => {
-            tracing::warn!("{}: it begins anew", hearth_api::chain(&error));
+            tracing::warn!("{}: discarding the record", hearth_api::chain(&error));
             Ok(None)
         }
     }
@@ -155,7 +157,7 @@ where
     })
 }
 
-/// Writes a record, durably. What was there stays whole until the new one is.
+/// Writes a record, atomically and durably.
 pub fn save<T: Record>(path: &Path, record: &T) -> Result<(), RecordError> {
     let bytes = Zeroizing::new(record.encode_to_vec());
     Ok(files::write_atomic(path, &bytes, files::PRIVATE_FILE)?)
@@ -185,9 +187,9 @@ mod tests {
         assert_eq!(load(&path, whole).unwrap(), Some(roles));
 
         for (bytes, wrong) in [
-            (&b"\xff"[..], "not a record of roles"),
-            (b"", "version 0, this software knows version 1"),
-            (b"\x08\x02", "version 2, this software knows version 1"),
+            (&b"\xff"[..], "not a valid roles record"),
+            (b"", "version: expected 1, got 0"),
+            (b"\x08\x02", "version: expected 1, got 2"),
         ] {
             fs::write(&path, bytes).unwrap();
             let error = load(&path, whole::<StoredRoles>).unwrap_err().to_string();
@@ -205,7 +207,7 @@ mod tests {
         .unwrap();
         let read = |_: StoredAddress| -> Result<(), _> { Err("host: expected an address") };
         assert!(load(&path, read).unwrap().is_none());
-        // What cannot be read is no damage.
+        // A read error is not corruption.
         fs::remove_file(&path).unwrap();
         fs::create_dir(&path).unwrap();
         let error = load(&path, whole::<StoredAddress>).unwrap_err();

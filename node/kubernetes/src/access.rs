@@ -1,8 +1,8 @@
-//! Our own clients of Kubernetes' API: who they are.
+//! TLS configuration of Hearth's own clients of the Kubernetes API.
 //!
-//! A client is made in memory, of a certificate and its key; no file says who
-//! we are. Whoever renews the certificate makes a new client and sets it as a
-//! value; those who watch begin again with it.
+//! A client is made from a certificate and a key in memory, without kubeconfig files. The component
+//! that renews the certificate makes a new client and publishes it as a value; the users of the
+//! value restart their watches with it.
 
 use hearth_api::provider::provider;
 use hearth_host::pki::kubernetes::KeyAndCertificate;
@@ -11,22 +11,22 @@ use rustls::{ClientConfig, RootCertStore};
 use rustls_pki_types::pem::{self, PemObject as _};
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 
-/// Why there is no client.
+/// Why a client cannot be made.
 #[derive(Debug, thiserror::Error)]
 pub enum AccessError {
-    /// The address.
+    /// The URL of the API server is invalid.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// The certificates, or that the key does not belong to them.
-    #[error("make a client of Kubernetes' API")]
+    /// A certificate is invalid, or the key does not belong to it.
+    #[error("cannot set up TLS for a client of the Kubernetes API")]
     Tls(#[from] rustls::Error),
-    /// The key.
-    #[error("the key of a client of Kubernetes' API")]
+    /// The private key is invalid.
+    #[error("cannot read the private key of a client of the Kubernetes API")]
     Key(#[from] pem::Error),
 }
 
-/// Believes whom `authority` vouches for, and shows a certificate if there is
-/// one to show.
+/// TLS 1.3 with `authority` as the only trusted CA, and with the client certificate `shown`, if
+/// any.
 pub fn tls(
     authority: &CertificateDer<'static>,
     shown: Option<&KeyAndCertificate>,
@@ -44,8 +44,8 @@ pub fn tls(
     Ok(config.with_client_auth_cert(chain, PrivateKeyDer::Pkcs8(key))?)
 }
 
-/// A client of the API servers at `url` that proves itself by `own` and believes
-/// those whom `authority` vouches for. Connects when it is first used.
+/// A client of the API servers at `url`, with the client certificate `own` and `authority` as the
+/// only trusted CA. It connects when it is first used.
 pub fn client(
     url: &str,
     authority: &CertificateDer<'static>,

@@ -1,26 +1,26 @@
-//! When a certificate is due, by the clock by which certificates end.
+//! Waiting for the renewal time of a certificate, by the wall clock.
 //!
-//! That clock may be set while something waits for it, and no timer hears of
-//! that; so it is looked at again and again. What is due the moment it was
-//! issued comes of an authority that is about to end, which issues nothing
-//! better: so nothing is due sooner than one look later.
+//! The wall clock may be set while a task waits, which timers do not notice; so it is polled. A
+//! certificate that is due as soon as it has been issued comes from a CA that is about to expire,
+//! and a new one would be no better: so no certificate is due earlier than one polling interval
+//! after it was issued.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hearth_api::tls::{self, Clock};
 
-/// Between two looks.
+/// Polling interval of the wall clock.
 const LOOK_EVERY: Duration = Duration::from_secs(3600);
 
-/// A clock, and how often it is looked at. Cheap to clone.
+/// A wall clock with a polling interval. Cheap to clone.
 #[derive(Clone)]
-pub struct Calendar {
+pub struct CertificateClock {
     clock: Clock,
     look: Duration,
 }
 
-impl Calendar {
-    /// By the machine's clock.
+impl CertificateClock {
+    /// The system's clock.
     pub fn of_this_machine() -> Self {
         Self {
             clock: tls::wall_clock(),
@@ -28,18 +28,18 @@ impl Calendar {
         }
     }
 
-    /// By another one.
+    /// Another clock.
     #[cfg(test)]
     pub fn by(clock: Clock, look: Duration) -> Self {
         Self { clock, look }
     }
 
-    /// What time it is.
+    /// The current time, in whole seconds.
     pub fn now(&self) -> SystemTime {
         UNIX_EPOCH + Duration::from_secs(tls::now(&self.clock).as_secs())
     }
 
-    /// Waits until this time has come, and for one look at least.
+    /// Waits until this time, but for at least one polling interval.
     pub async fn reaches(&self, time: SystemTime) {
         tokio::time::sleep(self.look).await;
         while let Ok(left) = time.duration_since(self.now())
@@ -62,7 +62,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_clock_that_is_set_is_noticed_at_the_next_look() {
         let clock = TestClock::new();
-        let calendar = Calendar::by(clock.clone(), HOUR);
+        let calendar = CertificateClock::by(clock.clone(), HOUR);
         let due = calendar.now() + 30 * 24 * HOUR;
         let mut reached = Box::pin(calendar.reaches(due));
         let waits = timeout(24 * HOUR, &mut reached).await;
@@ -74,7 +74,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn what_is_due_from_the_beginning_is_not_due_at_once() {
-        let calendar = Calendar::by(TestClock::new(), HOUR);
+        let calendar = CertificateClock::by(TestClock::new(), HOUR);
         let begin = Instant::now();
         calendar.reaches(calendar.now()).await;
         assert_eq!(begin.elapsed(), HOUR);

@@ -1,4 +1,4 @@
-//! Whom a real API server takes the holder of each certificate for.
+//! The user and permissions of each kind of certificate, at a real API server.
 
 use hearth_api::identity::{NodeId, UserName};
 use hearth_host::pki::kubernetes::Certificate;
@@ -6,7 +6,7 @@ use hearth_kubernetes_api::Client;
 
 use super::testing::Cluster;
 
-/// Who may list all secrets, or whom the API server has refused to.
+/// Lists all secrets; the error names the user that the API server has refused.
 async fn asks(client: Client) -> Result<(), String> {
     let answer = client.text("/api/v1/secrets").await;
     answer.map(drop).map_err(|error| error.to_string())
@@ -28,7 +28,7 @@ async fn each_certificate_is_somebody_and_nobody_else() {
     ] {
         assert_eq!(asks(cluster.client(&what)).await, Ok(()), "{what:?}");
     }
-    // Known, and not allowed to: Kubernetes names whom it has refused.
+    // Authenticated, but not authorized: the message names the user.
     for (what, user) in [
         (Certificate::Operator(&eve), "eve".to_owned()),
         (Certificate::Scheduler, "system:kube-scheduler".into()),
@@ -43,7 +43,7 @@ async fn each_certificate_is_somebody_and_nobody_else() {
         let named = format!("User \"{user}\" cannot list");
         assert!(refused.contains(&named), "{what:?}: {refused}");
     }
-    // Nobody: those that only serve, and those of the other authority.
+    // Not authenticated: serving certificates, and certificates of the other CA.
     for what in [
         Certificate::KubeletServer { node, address },
         Certificate::FrontProxyClient,

@@ -1,10 +1,9 @@
-//! The file that tells a program of Kubernetes where the API servers are, how
-//! they prove themselves, and as whom it speaks.
+//! kubeconfig files for the Kubernetes programs: API server, CA and client credentials.
 //!
-//! Kubernetes reads it as YAML, of which JSON is a part, so it is written as
-//! JSON. With [`Credentials::Files`] the program reads its certificate anew
-//! when the files change (client-go looks every five minutes), so a renewal
-//! needs no restart; with [`Credentials::Embedded`] the file stands alone.
+//! They are read as YAML, of which JSON is a subset, so they are written as JSON. With
+//! [`Credentials::Files`] a program reloads its certificate when the files change (client-go checks
+//! every five minutes), so a renewal needs no restart; with [`Credentials::Embedded`] the file is
+//! self-contained.
 
 use std::path::Path;
 
@@ -15,38 +14,38 @@ use hearth_sys::files::{self, FileError};
 use serde_json::Value;
 use zeroize::Zeroizing;
 
-/// Only root of this machine.
+/// File mode: readable by root only.
 const PRIVATE: u32 = 0o600;
 
-/// What stands in the file.
+/// The content of the file.
 #[derive(Clone, Copy, Debug)]
 pub struct Kubeconfig<'a> {
-    /// Such as `https://127.0.0.1:6444`.
+    /// URL of the API server, such as `https://127.0.0.1:6444`.
     pub server: &'a str,
-    /// By which the server proves itself, PEM.
+    /// CA certificate of the API server, PEM.
     pub ca_pem: &'a str,
-    /// As whom the program speaks.
+    /// Client credentials.
     pub credentials: Credentials<'a>,
 }
 
-/// As whom a program speaks.
+/// Client credentials.
 #[derive(Clone, Copy, Debug)]
 pub enum Credentials<'a> {
-    /// In the file itself.
+    /// Embedded in the file.
     Embedded(&'a KeyAndCertificate),
-    /// In other files, PEM, by absolute paths.
+    /// In PEM files with absolute paths.
     Files {
-        /// The certificate.
+        /// Path of the certificate.
         certificate: &'a Path,
-        /// Its private key.
+        /// Path of the private key.
         key: &'a Path,
     },
 }
 
 impl Kubeconfig<'_> {
-    /// The file's content. Holds the private key, if that is embedded.
+    /// The content of the file. It contains the private key, if that is embedded.
     pub fn encode(&self) -> Zeroizing<String> {
-        // Put together by hand, so that no copy of the key stays behind.
+        // Formatted by hand, so that no copy of the key remains in memory.
         let user = match self.credentials {
             Credentials::Embedded(embedded) => {
                 let key = Zeroizing::new(BASE64.encode(embedded.key_pem().expose()));
@@ -79,13 +78,13 @@ impl Kubeconfig<'_> {
         ))
     }
 
-    /// Writes the file, at once and for root alone. Blocks on the disk.
+    /// Writes the file atomically with mode 0600. Blocks on the disk.
     pub fn save(&self, path: &Path) -> Result<(), FileError> {
         files::write_atomic(path, self.encode().as_bytes(), PRIVATE)
     }
 }
 
-/// A string of JSON.
+/// Encodes a JSON string.
 fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
@@ -98,7 +97,7 @@ mod tests {
 
     use super::*;
 
-    /// A certificate that nobody has to believe.
+    /// A self-signed certificate.
     fn some() -> KeyAndCertificate {
         let key = SigningKey::generate();
         let mut parameters = rcgen::CertificateParams::new(Vec::new()).unwrap();

@@ -1,35 +1,32 @@
-//! What Kubernetes' nodes bear of the cluster's: labels, and which of them are
-//! to be there at all. Pure functions.
+//! Synchronization of node labels to Kubernetes nodes. Pure functions.
 //!
-//! The cluster's operators say by patterns which labels of its nodes Kubernetes
-//! takes over. Those that it took are remembered on the Node itself, in
-//! [`REMEMBERED`], for nobody else can tell later whether a label that the
-//! cluster's node no longer bears was ours: what is not remembered is never
-//! removed, and so labels that somebody has set in Kubernetes stay.
+//! Operators set with patterns which labels of the cluster's nodes are copied to the Node objects.
+//! The keys of the copied labels are stored in an annotation of the Node, [`REMEMBERED`], because
+//! otherwise it would be unknown later whether a label that the cluster's node no longer has was
+//! copied: only labels in the annotation are removed, so labels that someone has set in Kubernetes
+//! are kept.
 //!
-//! Names that Kubernetes or the kubelet keep are never taken over, whatever the
-//! patterns say: a node could otherwise be made to lie about what it is.
+//! Keys that belong to Kubernetes or the kubelet are never copied, whatever the patterns are:
+//! otherwise a node could claim to be something that it is not.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
-/// Annotation of a Node: the keys of labels that we have set, one after the
-/// other, with commas.
+/// Annotation of a Node: the keys of the labels that Hearth has set, separated by commas.
 pub const REMEMBERED: &str = "hearth.dev/labels";
-/// Labels of a Node that say for what it is there.
+/// Label of a Node that is a worker.
 pub const ROLE_WORKER: &str = "node-role.kubernetes.io/worker";
-/// See [`ROLE_WORKER`].
+/// Label of a Node that is also a controller.
 pub const ROLE_CONTROLLER: &str = "node-role.kubernetes.io/controller";
 
-/// Below Kubernetes' own domains, what an operator may say of a node.
+/// Domains below those of Kubernetes that operators may use.
 const ALLOWED: [&str; 2] = ["topology.kubernetes.io", "node-role.kubernetes.io"];
 const KUBERNETES: [&str; 2] = ["kubernetes.io", "k8s.io"];
-/// Ours: volumes go by it.
+/// Hearth's own domain, which volumes use.
 const OWN: &str = "hearth.dev";
 
-/// Whether a key is one of those that a pattern means: itself, or what begins
-/// with what stands before a final `*`.
+/// Whether a key matches a pattern: it is equal, or the pattern is a prefix followed by `*`.
 pub fn matches(pattern: &str, key: &str) -> bool {
     match pattern.strip_suffix('*') {
         Some(beginning) => key.starts_with(beginning),
@@ -37,7 +34,7 @@ pub fn matches(pattern: &str, key: &str) -> bool {
     }
 }
 
-/// Whether Kubernetes may be told of it.
+/// Whether a key may be copied.
 fn is_free(key: &str) -> bool {
     let Some((domain, _)) = key.split_once('/') else {
         return true;
@@ -52,7 +49,7 @@ fn is_free(key: &str) -> bool {
     !(KUBERNETES.iter().any(|parent| below(parent)) || below(OWN))
 }
 
-/// What a Node is to bear because of the cluster's node.
+/// The labels that a Node should have: copied labels and role labels.
 pub fn wanted(
     labels: &BTreeMap<String, String>,
     patterns: &[String],
@@ -73,8 +70,8 @@ pub fn wanted(
     wanted
 }
 
-/// The merge patch that makes a Node bear what is wanted, from what it bears;
-/// nothing if it does already.
+/// The merge patch from a Node's current labels to the wanted ones; `None` if there is nothing to
+/// change.
 pub fn patch(
     wanted: &BTreeMap<String, String>,
     labels: &BTreeMap<String, String>,
@@ -92,7 +89,7 @@ pub fn patch(
         }
     }
     for key in before {
-        // Whoever writes the annotation could have us remove anything.
+        // The annotation can be edited by anyone who may edit the Node: check the keys again.
         if !wanted.contains_key(key) && labels.contains_key(key) && is_free(key) {
             changes.insert(key.to_owned(), Value::Null);
         }
@@ -122,7 +119,7 @@ mod tests {
         pairs.iter().map(owned).collect()
     }
 
-    /// What an API server makes of a merge patch.
+    /// Applies a merge patch as an API server does.
     fn apply(patch: &Value, what: &str, to: &mut Map) {
         let Some(changes) = patch["metadata"][what].as_object() else {
             return;
@@ -179,11 +176,11 @@ mod tests {
             &mut annotations,
         );
         assert_eq!(labels.get("rack").unwrap(), "7");
-        // One is changed, one goes, and what others have set stays.
+        // One is changed, one is removed, and labels of others are kept.
         settle(&map(&[("rack", "8")]), &mut labels, &mut annotations);
         let expected = map(&[("kubernetes.io/os", "linux"), ("mine", "1"), ("rack", "8")]);
         assert_eq!(labels, expected);
-        // Somebody in Kubernetes changes it: the cluster's word counts.
+        // A copied label is changed in Kubernetes: it is set back.
         labels.insert("rack".into(), "9".into());
         settle(&map(&[("rack", "8")]), &mut labels, &mut annotations);
         assert_eq!(labels, expected);

@@ -1,44 +1,49 @@
-//! Kubernetes on this node: what the roles of controller and worker mean.
+//! Kubernetes on a node: the roles Kubernetes controller and Kubernetes worker.
 //!
-//! | part | does |
+//! | part | content |
 //! |---|---|
-//! | this module | starts and ends the two roles' parts as the roles come and go, and tells their conditions |
-//! | [`balancer`] | one address on this machine, behind which all API servers are |
-//! | [`hearth_host::bundle`] | what the extension offers, and what its versions understand |
-//! | [`calendar`] | when certificates are due |
-//! | [`program`] | one program of it as a supervised child |
-//! | [`hearth_sys::iptables`] | the kernel's packet rules, by the extension's program |
-//! | [`kubeconfig`] | the file by which such a program finds API servers |
-//! | [`store`] | the API server's way to etcd |
+//! | this module | starts and stops the parts of the two roles when the roles are assigned or removed, and reports their conditions |
+//! | [`balancer`] | a local TCP load balancer for all API servers |
+//! | [`hearth_host::bundle`] | the programs of the extension, and which flags their versions have |
+//! | [`calendar`] | renewal times of certificates |
+//! | [`program`] | a program of the extension as a supervised child process |
+//! | [`hearth_sys::iptables`] | packet rules, with the extension's `iptables` |
+//! | [`kubeconfig`] | kubeconfig files of the programs |
+//! | [`store`] | the API server's access to etcd |
 //! | [`controller`] | API server, controller-manager, scheduler |
-//! | [`hearth_kubernetes_api`] | Kubernetes' API, as much of it as we use |
-//! | [`access`] | our own clients of it |
-//! | [`reconciler`] | on controllers: the objects that a cluster has from us |
-//! | [`labels`] | what Kubernetes' nodes bear of the cluster's labels |
-//! | [`services`] | on workers: starts names and volumes |
-//! | [`hearth_kubernetes_dns`] | on workers: names for pods |
+//! | [`hearth_kubernetes_api`] | the client of the Kubernetes API |
+//! | [`access`] | TLS configuration of our own clients |
+//! | [`reconciler`] | on controllers: the objects that Hearth maintains in a cluster |
+//! | [`labels`] | synchronization of labels to Kubernetes nodes |
+//! | [`services`] | on workers: starts DNS and volumes |
+//! | [`hearth_kubernetes_dns`] | on workers: DNS for pods |
 //! | [`volumes`] | on workers: local volumes with quotas |
-//! | [`containerd`] | runs containers, and has the extension's images |
-//! | [`worker`] | what a worker runs |
-//! | [`mesh`] | a worker of its own: the way between the pods of different nodes |
+//! | [`containerd`] | the container runtime, and the images of the extension |
+//! | [`worker`] | the parts of a worker |
+//! | [`mesh`] | the encrypted network between the pods of all nodes; a worker of its own |
 //!
-//! Each role is a runnable of its own (a *gate*) with the role's parts below
-//! it. The children of a runnable are fixed once it is healthy, so a role that
-//! comes or goes is a restart of its gate, at any time, while its parts still
-//! start, too; the other role does not notice. All that ran below a gate has
-//! ended before it runs again, and what it had begun on the disk is over before
-//! more is begun there ([`worker`]). What a role leaves on the machine beyond
-//! its processes is undone by the gate of the role that is not held, at each
-//! start: a node that lost power with a role and has lost the role meanwhile is
-//! cleaned the same way. A role that has come back before that begins with it.
+//! Each role is a runnable of its own ([`RoleSupervisor`]) with the parts of the role below it. The
+//! children of a runnable are fixed once it is healthy, so assigning or removing a role restarts
+//! its supervisor; this is possible at any time, also while the parts are starting, and does not
+//! affect the other role. Everything below a supervisor has ended before it runs again, and work on
+//! the disk that it had started has finished before new work is started there ([`worker`]). What a
+//! role leaves on the machine besides its processes is cleaned up by the supervisor at each start
+//! without the role; so a node that lost power while it had a role, and has lost the role since, is
+//! cleaned up the same way. If the role was assigned again before that, its start begins with the
+//! cleanup.
 //!
-//! What stands in the way of a role is told as a condition of the node, by
-//! [`Standing`], and nothing pretends: a role whose extension the image does
-//! not have is held, and not met.
+//! The state of an assigned role is reported as a condition of the node ([`RoleCondition`]). A role
+//! whose extension is missing in the image is assigned and not met.
 //!
-//! Invariants: no part of the node depends on Kubernetes; nothing here is
-//! started for a role that is not held; the conditions have one writer, this
-//! worker.
+//! Invariants: no other part of the node depends on Kubernetes; nothing is started for a role that
+//! is not assigned; the conditions have one writer, this worker.
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        reason = "tests use the real clock and plain files"
+    )
+)]
 
 pub mod access;
 pub(crate) mod balancer;
@@ -67,7 +72,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use hearth_agent::{CuratorConnection, Learned, View};
+use hearth_agent::{CuratorConnection, PeerAddresses, View};
 use hearth_api::names;
 use hearth_api::v1::{NodeCondition, NodeRoles};
 use hearth_base::event::{self, Value, Writer};
@@ -75,54 +80,53 @@ use hearth_base::logtree::LogTree;
 use hearth_base::supervisor::{Context, Exit, Failure, Outcome};
 use hearth_host::cluster_state::{ClusterState, State};
 use hearth_host::extensions::{Extensions, Missing};
-use hearth_host::handover::{MayHavePods, MemberData, PodNetwork};
+use hearth_host::handover::{MemberData, PodNetwork, PodsPossible};
 use hearth_host::layout::Root;
 use hearth_sys::tree;
 
-use calendar::Calendar;
+use calendar::CertificateClock;
 use hearth_host::bundle::Bundle;
 
-/// Runs Kubernetes on this node as the node's roles demand. All that runs below
-/// it shares this.
+/// The worker that runs the Kubernetes roles of this node. Everything below it shares these inputs
+/// and outputs.
 pub struct Worker {
-    /// Where things lie.
+    /// Paths of the node.
     pub root: Root,
-    /// Takes the programs' log lines.
+    /// Receives the log lines of the programs.
     pub log_tree: LogTree,
-    /// By which certificates are renewed.
-    pub calendar: Calendar,
-    /// The programs are one of them.
+    /// The clock for the renewal of certificates.
+    pub calendar: CertificateClock,
+    /// The mounted extensions; one of them contains the programs.
     pub extensions: Arc<Extensions>,
-    /// Will be read: a node that is disowned runs nothing, and one that is cut
-    /// off goes on with what it runs.
+    /// Input. A disowned node stops everything; a SPLIT node keeps running.
     pub cluster_state: ClusterState,
-    /// Will be read: who this node is, and that its data partition is open.
+    /// Input: the node's identity. It is set once the data partition is mounted.
     pub member: Value<MemberData>,
-    /// Will be read: whom workers ask for certificates, and the reconciler for
-    /// the cluster.
+    /// Input: the curators, which issue the certificates of workers and have the cluster
+    /// configuration for the reconciler.
     pub connection: Value<CuratorConnection>,
-    /// Will be read, by controllers: etcd, while it runs here.
+    /// Input of controllers: etcd, while it runs on this node.
     pub consensus: Value<Option<hearth_consensus::Handle>>,
-    /// Will be read: what is to run here.
+    /// Input: the roles of this node.
     pub local_roles: Value<NodeRoles>,
-    /// Will be read: who else is a controller or worker.
+    /// Input: all nodes of the cluster and their roles.
     pub view: Value<Arc<View>>,
-    /// Will be read: where the others are.
-    pub learned: Value<Learned>,
-    /// Will be read: this node's address of the moment.
+    /// Input: the addresses of other nodes.
+    pub learned: Value<PeerAddresses>,
+    /// Input: the current address of this node.
     pub address: Value<IpAddr>,
-    /// Will be read, by workers: the addresses of this node's pods.
+    /// Input of workers: the pod network of this node.
     pub pod_network: Value<Option<PodNetwork>>,
-    /// By whom this machine is changed for pods.
-    pub machine: worker::Turn,
-    /// Will be written, by the worker's gate: whether pods may run, or have
-    /// something left to say.
-    pub may_have_pods: Writer<MayHavePods>,
-    /// Will be written: how the roles stand that are held.
+    /// Serializes changes of this machine for pods.
+    pub machine: worker::MachineLock,
+    /// Output, written by the supervisor of the worker role: whether pods may run, or may still be
+    /// terminating.
+    pub may_have_pods: Writer<PodsPossible>,
+    /// Output: the conditions of the assigned roles.
     pub conditions: Writer<Vec<NodeCondition>>,
 }
 
-/// A role that this worker is for.
+/// A Kubernetes role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// API server, controller-manager and scheduler.
@@ -139,7 +143,7 @@ impl Role {
         }
     }
 
-    /// The type of its condition.
+    /// The type of the role's condition.
     const fn condition(self) -> &'static str {
         match self {
             Self::Controller => names::CONDITION_KUBERNETES_CONTROLLER,
@@ -155,24 +159,24 @@ impl Role {
     }
 }
 
-/// How a role stands.
+/// The state of a role.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Standing {
-    /// It is not held.
+pub(crate) enum RoleCondition {
+    /// The role is not assigned.
     NotHeld,
-    /// All that belongs to it works.
+    /// All parts of the role are ready.
     Met,
-    /// It does not, yet or any more.
+    /// Not all parts are ready, not yet or not any more.
     Unmet {
         /// In CamelCase, for programs.
         reason: &'static str,
-        /// For people.
+        /// For operators.
         message: String,
     },
 }
 
-impl Standing {
-    /// A role that does not work.
+impl RoleCondition {
+    /// A role that is not ready.
     pub(crate) fn unmet(reason: &'static str, message: impl Into<String>) -> Self {
         Self::Unmet {
             reason,
@@ -180,7 +184,7 @@ impl Standing {
         }
     }
 
-    /// Something has failed, and is tried again.
+    /// Something has failed and will be retried.
     fn failing(failure: &Failure) -> Self {
         Self::unmet("Failing", failure.to_string())
     }
@@ -200,7 +204,7 @@ impl Standing {
     }
 }
 
-/// What a program said, in one line that curators take.
+/// A message as one line of at most the length that curators accept.
 fn printable(message: &str) -> String {
     let mut line: String = message
         .chars()
@@ -210,7 +214,7 @@ fn printable(message: &str) -> String {
     line
 }
 
-impl From<&Missing> for Standing {
+impl From<&Missing> for RoleCondition {
     fn from(missing: &Missing) -> Self {
         let reason = match missing {
             Missing::NotInstalled { .. } => names::REASON_NOT_INSTALLED,
@@ -220,23 +224,23 @@ impl From<&Missing> for Standing {
     }
 }
 
-/// Runs the gates, and tells how the roles stand.
+/// Runs the supervisors of the two roles, and reports the conditions.
 pub async fn run(ctx: Context, parts: Arc<Worker>) -> Outcome {
     let mut standings = Vec::new();
     for (name, role) in [("controller", Role::Controller), ("worker", Role::Worker)] {
         let (writer, standing) = event::value();
-        let gate = Arc::new(Gate {
+        let gate = Arc::new(RoleSupervisor {
             role,
             parts: parts.clone(),
             standing: Arc::new(writer),
             lost: AtomicBool::new(false),
         });
-        standings.push((role, standing.watch(), Standing::NotHeld));
+        standings.push((role, standing.watch(), RoleCondition::NotHeld));
         ctx.run_restartable(name, &gate, pass)?;
     }
     ctx.healthy();
     let [controller, worker] = &mut standings[..] else {
-        return Err(Failure::msg("there are two roles"));
+        return Err(Failure::msg("internal error: expected two roles"));
     };
     loop {
         tokio::select! {
@@ -249,20 +253,20 @@ pub async fn run(ctx: Context, parts: Arc<Worker>) -> Outcome {
     }
 }
 
-/// One role on this node.
-struct Gate {
+/// The supervisor of one role on this node.
+struct RoleSupervisor {
     role: Role,
     parts: Arc<Worker>,
-    /// Will be written, here and by what runs below.
-    standing: Arc<Writer<Standing>>,
-    /// The role has gone since what it leaves was last cleared away.
+    /// Output, written here and by the parts of the role.
+    standing: Arc<Writer<RoleCondition>>,
+    /// The role has been removed since the last cleanup.
     lost: AtomicBool,
 }
 
-/// Lets the role's parts run while the role is held.
-async fn pass(ctx: Context, gate: Arc<Gate>) -> Result<Exit, Failure> {
+/// Runs the parts of the role while the role is assigned; restarts when this changes.
+async fn pass(ctx: Context, gate: Arc<RoleSupervisor>) -> Result<Exit, Failure> {
     let work = async {
-        // The data partition is open from then on.
+        // Once this is set, the data partition is mounted.
         gate.parts.member.watch().next().await?;
         let mut roles = gate.parts.local_roles.watch();
         let disowned = async {
@@ -276,12 +280,12 @@ async fn pass(ctx: Context, gate: Arc<Gate>) -> Result<Exit, Failure> {
             let changed = roles.wait_for(|roles| gate.role.is_held(roles) != held);
             changed.await?;
             gate.lost.fetch_or(held, Ordering::Relaxed);
-            let (role, now) = (gate.role.name(), if held { "no" } else { "a" });
-            Ok(Exit::restart(format_args!("this node is {now} {role} now")))
+            let (role, now) = (gate.role.name(), if held { "removed" } else { "assigned" });
+            Ok(Exit::restart(format_args!("role {role} has been {now}")))
         };
         tokio::select! {
             outcome = serve(&ctx, &gate, held) => outcome.map(|()| Exit::Done),
-            // Without a role there is nothing to end.
+            // Without the role there is nothing to stop.
             ended = disowned, if held => ended,
             changed = changed, if !disowning => changed,
         }
@@ -292,12 +296,12 @@ async fn pass(ctx: Context, gate: Arc<Gate>) -> Result<Exit, Failure> {
     }
 }
 
-/// What is to be done with the role or without it; ends by an error only.
-async fn serve(ctx: &Context, gate: &Gate, held: bool) -> Outcome {
+/// One run, with or without the role. Returns only on an error.
+async fn serve(ctx: &Context, gate: &RoleSupervisor, held: bool) -> Outcome {
     if !held || gate.lost.load(Ordering::Relaxed) {
         let cleared = clear(gate).await;
         if let Err(failure) = &cleared {
-            gate.standing.set(Standing::failing(failure));
+            gate.standing.set(RoleCondition::failing(failure));
         }
         cleared?;
         gate.lost.store(false, Ordering::Relaxed);
@@ -306,15 +310,15 @@ async fn serve(ctx: &Context, gate: &Gate, held: bool) -> Outcome {
         if gate.role == Role::Worker {
             gate.parts.may_have_pods.set(false);
         }
-        gate.standing.set(Standing::NotHeld);
+        gate.standing.set(RoleCondition::NotHeld);
         ctx.healthy();
         return std::future::pending().await;
     }
     let mounted = match gate.parts.extensions.get(names::EXTENSION_KUBERNETES) {
         Ok(mounted) => mounted,
         Err(missing) => {
-            tracing::warn!("this node is to be a {}: {missing}", gate.role.name());
-            gate.standing.set(Standing::from(&missing));
+            tracing::warn!("cannot run role {}: {missing}", gate.role.name());
+            gate.standing.set(RoleCondition::from(&missing));
             ctx.healthy();
             return std::future::pending().await;
         }
@@ -323,21 +327,21 @@ async fn serve(ctx: &Context, gate: &Gate, held: bool) -> Outcome {
         Ok(bundle) => Arc::new(bundle),
         Err(error) => {
             let failure = Failure::from(error);
-            let refused = Standing::unmet("ExtensionRefused", failure.to_string());
+            let refused = RoleCondition::unmet("ExtensionRefused", failure.to_string());
             gate.standing.set(refused);
             return Err(failure);
         }
     };
     let outcome = start(ctx, gate, bundle).await;
     if let Err(failure) = &outcome {
-        // What its parts have said last is not true any more.
-        gate.standing.set(Standing::failing(failure));
+        // The last condition that the parts have set is outdated.
+        gate.standing.set(RoleCondition::failing(failure));
     }
     outcome
 }
 
-/// Starts the role's parts below this runnable; ends by an error only.
-async fn start(ctx: &Context, gate: &Gate, bundle: Arc<Bundle>) -> Outcome {
+/// Starts the parts of the role as children of this runnable. Returns only on an error.
+async fn start(ctx: &Context, gate: &RoleSupervisor, bundle: Arc<Bundle>) -> Outcome {
     match gate.role {
         Role::Controller => {
             let ports = controller::Ports::default();
@@ -347,8 +351,8 @@ async fn start(ctx: &Context, gate: &Gate, bundle: Arc<Bundle>) -> Outcome {
     }
 }
 
-/// Undoes what the role has left on the machine; nothing if it never ran.
-async fn clear(gate: &Gate) -> Outcome {
+/// Cleans up what the role has left on the machine; does nothing if it never ran.
+async fn clear(gate: &RoleSupervisor) -> Outcome {
     let made = match gate.role {
         Role::Controller => gate.parts.root.ephemeral.kubernetes().controller(),
         Role::Worker => return worker::clear(&gate.parts).await,

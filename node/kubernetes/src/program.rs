@@ -1,19 +1,17 @@
-//! One program of the bundle as a supervised child: its command line, its log
-//! lines, whether it works, and its end in order.
+//! A program of the bundle as a supervised child process: command line, log lines, health probes,
+//! graceful shutdown.
 //!
-//! A program counts as working when a probe says so, not when its process is
-//! there; until then its runnable starts. One that does not answer any more is
-//! ended and started again after a while, and so is one that answers that it is
-//! not well: [`health`] judges when. A program that does not end when asked is
-//! killed after a bound, so that what depends on its end (the role is gone, the
-//! machine goes down) is never held up.
+//! A program is ready when its probe succeeds, not when its process exists; until then its runnable
+//! is starting. A program that does not answer its probe any more is restarted after a while, and
+//! so is one that answers that it is unhealthy; [`health`] decides when. A program that does not
+//! end after SIGTERM is killed after a timeout, so that nothing that waits for its end (removal of
+//! the role, shutdown of the machine) is blocked.
 //!
-//! What sets one program apart from the others ([`Profile`]) stands beside what
-//! runs it; nothing here knows any of them.
+//! What is specific to a program ([`Profile`]) is defined in the module that runs it; nothing here
+//! depends on it.
 //!
-//! A program sees nothing of the node's own environment: its variables are
-//! the bundle's `PATH` and what its caller adds, its working directory is its
-//! own.
+//! A program does not inherit the node's environment: its variables are the bundle's `PATH` and
+//! what the caller adds; it has a working directory of its own.
 
 pub mod health;
 mod in_use;
@@ -42,73 +40,72 @@ use tokio::time::{Instant, sleep, timeout};
 use health::{HealthTracker, Verdict};
 
 pub use health::Thresholds;
-pub use in_use::InUse;
-pub use log::Dialect;
-pub use probe::Unwell;
+pub use in_use::ReadLock;
+pub use log::LogFormat;
+pub use probe::ProbeFailure;
 
-/// One answer may take so long: emulated machines are slow.
+/// Timeout of a probe: emulated machines are slow.
 const PROBE_ANSWERS_WITHIN: Duration = Duration::from_secs(20);
-/// How long one may take to end: an API server ends its connections, and calls
-/// that are under way.
+/// Usual time between SIGTERM and SIGKILL: an API server closes its connections and completes
+/// requests in flight.
 const STOP_WITHIN: Duration = Duration::from_secs(4);
-/// For the kernel to take away one that was killed: at a power off, all that
-/// runs ends at once.
+/// Time for the kernel to end a killed process: at a shutdown all processes end at once.
 const GONE_WITHIN: Duration = Duration::from_secs(4);
-/// After everything else, on processors that nobody else wants.
+/// The lowest priority: only processor time that nothing else uses.
 const NICENESS_WITHOUT_SERVERS: i8 = 19;
 
 /// Why a program does not run.
 #[derive(Debug, thiserror::Error)]
 pub enum ProgramError {
-    /// Its working directory.
-    #[error("make {path}, the working directory of {program}")]
+    /// The working directory cannot be created.
+    #[error("cannot create {path}, the working directory of {program}")]
     Directory {
-        /// The program.
+        /// Name of the program.
         program: &'static str,
         /// The directory.
         path: PathBuf,
         /// The cause.
         source: io::Error,
     },
-    /// The process.
+    /// The process cannot be started, awaited or ended.
     #[error(transparent)]
     Child(#[from] ChildError),
-    /// It ended, which it should not of itself.
-    #[error("{program} ended with {status}{}", said(.last_words))]
+    /// The program exited by itself.
+    #[error("{program} exited with {status}{}", said(.last_words))]
     Ended {
-        /// The program.
+        /// Name of the program.
         program: &'static str,
-        /// How.
+        /// Exit status.
         status: ExitStatus,
-        /// What it gave as its reason.
+        /// The last fatal message that it has logged.
         last_words: Option<String>,
     },
-    /// It was to do one thing, and did not come to an end.
-    #[error("{program} has not ended within {within:?}")]
+    /// A program that was to do one thing and exit has not exited.
+    #[error("{program} has not exited within {within:?}")]
     Endless {
-        /// The program.
+        /// Name of the program.
         program: &'static str,
-        /// What it was given.
+        /// The timeout.
         within: Duration,
     },
-    /// It did not begin to answer.
-    #[error("{program} does not work {within:?} after its start: {why}")]
+    /// The program did not become ready.
+    #[error("{program} is not ready {within:?} after its start: {why}")]
     NotReady {
-        /// The program.
+        /// Name of the program.
         program: &'static str,
-        /// What it was given.
+        /// The timeout.
         within: Duration,
-        /// The probe's last answer.
+        /// The last result of the probe.
         why: String,
     },
-    /// It is not well, and nobody else can help it.
-    #[error("{program} has not worked for {within:?}: {why}")]
+    /// The program was ready, and has been unhealthy for too long.
+    #[error("{program} has been unhealthy for {within:?}: {why}")]
     Hung {
-        /// The program.
+        /// Name of the program.
         program: &'static str,
-        /// What it was given.
+        /// The timeout.
         within: Duration,
-        /// The probe's last answer.
+        /// The last result of the probe.
         why: String,
     },
 }
@@ -117,28 +114,27 @@ fn said(words: &Option<String>) -> String {
     words.as_ref().map(|w| format!(": {w}")).unwrap_or_default()
 }
 
-/// What is the same at each start of a program.
+/// The constant properties of a program.
 #[derive(Clone, Copy, Debug)]
 pub struct Profile {
-    /// Which one.
+    /// The binary.
     pub binary: Binary,
-    /// How it writes its log.
-    pub dialect: Dialect,
-    /// Its place when the processors are busy. Before it go consensus and the
-    /// node itself.
+    /// Format of its log lines.
+    pub log_format: LogFormat,
+    /// Its priority when the processors are busy. etcd and the node itself have a higher one.
     pub niceness: i8,
-    /// How long it may take to end when asked.
+    /// Time between SIGTERM and SIGKILL.
     pub stop_within: Duration,
-    /// When it is given up.
+    /// When it is restarted because of its health.
     pub health: Thresholds,
 }
 
 impl Profile {
-    /// Of a program of Kubernetes that is as all others.
+    /// The usual profile of a Kubernetes program.
     pub const fn usual(binary: Binary) -> Self {
         Self {
             binary,
-            dialect: Dialect::Klog,
+            log_format: LogFormat::Klog,
             niceness: 0,
             stop_within: STOP_WITHIN,
             health: Thresholds::USUAL,
@@ -146,28 +142,27 @@ impl Profile {
     }
 }
 
-/// What runs, and how.
+/// How a program is started.
 #[derive(Clone, Debug)]
 pub struct Program {
-    /// What it is at each start.
+    /// The constant properties.
     pub profile: Profile,
-    /// Where it lies.
+    /// Path of the binary.
     pub file: PathBuf,
-    /// Without its name.
+    /// Arguments, without the name of the program.
     pub arguments: Vec<OsString>,
-    /// Everything in its environment.
+    /// The complete environment.
     pub environment: Vec<(&'static str, OsString)>,
-    /// Where it works. Made if it is not there, for root alone.
+    /// Working directory. It is created with mode 0700 if it is missing.
     pub directory: PathBuf,
-    /// How many of the servers are ready that it works with, if it needs any.
-    /// While there are none it has little to do and goes after everything else:
-    /// what it waits for may be starting on the same processors.
+    /// How many of the servers that it depends on are ready, if it depends on any. While there are
+    /// none, it has little to do and runs at the lowest priority: a server that it waits for may be
+    /// starting on the same processors.
     pub servers: Option<Value<usize>>,
 }
 
 impl Program {
-    /// A program of the bundle that works in `directory`, with nothing to be
-    /// told yet.
+    /// A program of the bundle with working directory `directory` and without arguments.
     pub fn new(bundle: &Bundle, profile: Profile, directory: &Path) -> Self {
         Self {
             profile,
@@ -179,12 +174,12 @@ impl Program {
         }
     }
 
-    /// Its name.
+    /// Name of the program.
     pub const fn name(&self) -> &'static str {
         self.profile.binary.name()
     }
 
-    /// Names the servers that it works with, by how many are ready.
+    /// Sets how many of the servers that it depends on are ready.
     #[must_use]
     pub fn with_servers(mut self, ready: Value<usize>) -> Self {
         self.servers = Some(ready);
@@ -200,7 +195,7 @@ impl Program {
         self
     }
 
-    /// Starts it. Its log lines go into the log tree under `dn`.
+    /// Starts the program. Its log lines go into the log tree under `dn`.
     pub async fn start(&self, log: &LogTree, dn: &str) -> Result<Running, ProgramError> {
         let program = self.name();
         let made = fs::DirBuilder::new()
@@ -225,9 +220,9 @@ impl Program {
         child::nice(&mut command, niceness);
         let last_words = Arc::new(Mutex::new(None));
         let (log, dn, words) = (log.clone(), dn.to_owned(), last_words.clone());
-        let dialect = self.profile.dialect;
+        let log_format = self.profile.log_format;
         let child = Child::spawn(command, move |_, line| {
-            let parsed = dialect.parse(line);
+            let parsed = log_format.parse(line);
             log.append_raw(&dn, parsed.severity, &parsed.message);
             if parsed.fatal {
                 *words.lock().unwrap_or_else(PoisonError::into_inner) = Some(parsed.message);
@@ -244,8 +239,8 @@ impl Program {
 }
 
 impl Program {
-    /// Runs one that does something and ends, and waits for that. Its log lines
-    /// go into the log tree under `dn`.
+    /// Runs a program that does one thing and exits, and waits for it. Its log lines go into the
+    /// log tree under `dn`.
     pub async fn complete(
         &self,
         log: &LogTree,
@@ -264,22 +259,22 @@ impl Program {
     }
 }
 
-/// A process of a program. Dropping it kills it and its process group.
+/// A running program. Dropping it kills the process and its process group.
 pub struct Running {
     program: &'static str,
     stop_within: Duration,
     child: Child,
-    /// The last line that told a reason to give up.
+    /// The last fatal log message.
     last_words: Arc<Mutex<Option<String>>>,
 }
 
 impl Running {
-    /// Its process ID.
+    /// The process ID.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
 
-    /// Waits until it ends by itself. Safe to cancel.
+    /// Waits until it exits by itself. Safe to cancel.
     pub async fn ended(&mut self) -> ProgramError {
         match self.child.wait().await {
             Ok(status) => ProgramError::Ended {
@@ -295,29 +290,28 @@ impl Running {
         }
     }
 
-    /// Ends it in order, by force if it takes too long.
+    /// Sends SIGTERM, and SIGKILL if it takes too long.
     pub async fn stop(mut self) -> Result<(), ProgramError> {
         self.child.terminate(self.stop_within).await?;
         Ok(())
     }
 }
 
-/// How a program stands, for those who tell the operator.
+/// The state of a program, for the condition of its role.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// It has been started and has never failed since this role began.
+    /// It is starting and has not failed since the role was started.
     Starting,
-    /// It answers.
+    /// It is ready.
     Serving,
-    /// It does not, or has ended; for an operator. Stays so until it answers.
+    /// It is unhealthy or has exited, with the reason for operators. It stays so until it is ready.
     Failing(String),
 }
 
-/// Runs a program until the runnable is cancelled, or what the program was told
-/// is not true any more: `outdated` says what, the program ends in order, and
-/// the runnable begins again at once. Ends otherwise by an error only. The
-/// runnable is healthy once the probe has first succeeded, which says in words
-/// why not yet, and has as long to end as the program has.
+/// Runs a program until the runnable is cancelled or until its configuration is outdated:
+/// `outdated` returns the reason, the program is stopped, and the runnable restarts at once.
+/// Returns otherwise only on an error. The runnable is healthy once the probe has succeeded; its
+/// shutdown timeout is that of the program.
 pub async fn run_until_outdated<P, F>(
     ctx: &Context,
     program: &Program,
@@ -328,7 +322,7 @@ pub async fn run_until_outdated<P, F>(
 ) -> Result<Exit, Failure>
 where
     P: Fn() -> F,
-    F: Future<Output = Result<(), Unwell>>,
+    F: Future<Output = Result<(), ProbeFailure>>,
 {
     ctx.ends_within(program.profile.stop_within + GONE_WITHIN);
     let mut outdated_by = None;
@@ -343,12 +337,11 @@ where
         return Ok(Exit::Done);
     };
     let name = program.name();
-    Ok(Exit::restart(format_args!("{name} starts again: {}", why?)))
+    Ok(Exit::restart(format_args!("restarting {name}: {}", why?)))
 }
 
-/// The same until something else has happened, for a program that is of use
-/// for a while after the runnable is cancelled. The caller bounds that, and
-/// tells the supervisor.
+/// Runs a program until `over` completes, for a program that is still needed for a while after the
+/// runnable is cancelled. The caller limits that time, and declares it to the supervisor.
 pub async fn run_until<P, F>(
     ctx: &Context,
     program: &Program,
@@ -359,7 +352,7 @@ pub async fn run_until<P, F>(
 ) -> Outcome
 where
     P: Fn() -> F,
-    F: Future<Output = Result<(), Unwell>>,
+    F: Future<Output = Result<(), ProbeFailure>>,
 {
     if progress.value().get().is_none() {
         progress.set(Progress::Starting);
@@ -367,7 +360,7 @@ where
     let outcome = live(ctx, program, log, progress, probe, over).await;
     progress.set(match &outcome {
         Err(error) => Progress::Failing(error.to_string()),
-        // In order, to start again with something else, or for good.
+        // Stopped on request: to restart it with another configuration, or finally.
         Ok(()) => Progress::Starting,
     });
     Ok(outcome?)
@@ -383,15 +376,15 @@ async fn live<P, F>(
 ) -> Result<(), ProgramError>
 where
     P: Fn() -> F,
-    F: Future<Output = Result<(), Unwell>>,
+    F: Future<Output = Result<(), ProbeFailure>>,
 {
     let started = Instant::now();
     let dn = format!("{}.{}", ctx.name(), program.name());
     let mut running = program.start(log, &dn).await?;
     let pid = running.id();
-    tracing::info!(pid, "{} is started", program.name());
+    tracing::info!(pid, "started {}", program.name());
     let ready = || {
-        tracing::info!(after = ?started.elapsed(), "{} works", program.name());
+        tracing::info!(after = ?started.elapsed(), "{} is ready", program.name());
         progress.set(Progress::Serving);
         ctx.healthy();
     };
@@ -399,26 +392,25 @@ where
         error = running.ended() => return Err(error),
         () = over => Ok(()),
         error = watch_health(program, pid, progress, &probe, ready) => Err(error),
-        never = takes_its_place(program, pid) => match never {},
+        never = raise_priority_when_ready(program, pid) => match never {},
     };
     running.stop().await?;
     outcome
 }
 
-/// Lets a program's process no longer go after everything else, once there is
-/// a server.
-async fn takes_its_place(program: &Program, pid: u32) -> Infallible {
+/// Sets the usual priority of a process once a server is ready.
+async fn raise_priority_when_ready(program: &Program, pid: u32) -> Infallible {
     if let Some(servers) = &program.servers
         && servers.watch().wait_for(|ready| *ready > 0).await.is_ok()
         && let Err(error) = child::renice(pid, program.profile.niceness)
     {
-        tracing::warn!("the niceness of {}: {error}", program.name());
+        tracing::warn!("cannot set the niceness of {}: {error}", program.name());
     }
     pending().await
 }
 
-/// Probes the process again and again, calls `ready` when it works for the first
-/// time, and ends when it has not worked for too long.
+/// Probes the process periodically, calls `ready` when it becomes ready for the first time, and
+/// returns when it has been unhealthy for too long.
 async fn watch_health<P, F>(
     program: &Program,
     pid: u32,
@@ -428,7 +420,7 @@ async fn watch_health<P, F>(
 ) -> ProgramError
 where
     P: Fn() -> F,
-    F: Future<Output = Result<(), Unwell>>,
+    F: Future<Output = Result<(), ProbeFailure>>,
 {
     let name = program.name();
     let thresholds = program.profile.health;
@@ -441,7 +433,7 @@ where
             Verdict::Ready => ready(),
             Verdict::Recovered => progress.set(Progress::Serving),
             Verdict::Failing { why } => {
-                tracing::warn!("{name} is not well: {why}");
+                tracing::warn!("{name} is unhealthy: {why}");
                 progress.set(Progress::Failing(why));
             }
             Verdict::NotReady { within, why } => {
@@ -463,22 +455,22 @@ where
     }
 }
 
-/// How much of processors a process has had. None, if that cannot be found out:
-/// then it counts as idle.
+/// The CPU time that a process has used. Zero if it cannot be read: then the process counts as
+/// idle.
 fn cpu_time(pid: u32) -> Duration {
     child::processor_time(pid).unwrap_or_default()
 }
 
-async fn ask<P, F>(probe: &P) -> Result<(), Unwell>
+async fn ask<P, F>(probe: &P) -> Result<(), ProbeFailure>
 where
     P: Fn() -> F,
-    F: Future<Output = Result<(), Unwell>>,
+    F: Future<Output = Result<(), ProbeFailure>>,
 {
     match timeout(PROBE_ANSWERS_WITHIN, probe()).await {
         Ok(answer) => answer,
         Err(_) => {
             let why = format!("no answer within {PROBE_ANSWERS_WITHIN:?}");
-            Err(Unwell::silent(why))
+            Err(ProbeFailure::silent(why))
         }
     }
 }

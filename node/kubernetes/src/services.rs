@@ -1,7 +1,7 @@
-//! What every worker does for its pods beside the kubelet: names and volumes.
+//! What a worker runs for its pods besides the kubelet: DNS and volumes.
 //!
-//! Both are clients of the API servers with the node's own certificate, which
-//! has the rights for just that.
+//! Both are clients of the API servers with the node's own certificate, which has permissions for
+//! this only.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use hearth_kubernetes_dns::serve;
 use super::Worker;
 use super::volumes::{self, Volumes};
 
-/// Adds them below this runnable. `client` is the node's own.
+/// Starts them as children of this runnable. `client` uses the node's own certificate.
 pub(crate) fn start(
     ctx: &Context,
     parts: &Arc<Worker>,

@@ -1,7 +1,6 @@
-//! What programs are told, compared with what is committed in `snapshot/`: one
-//! file for each program, as the oldest Kubernetes of [`KUBERNETES`] is told. Of
-//! newer ones the tests name the lines that differ, so a change shows in one
-//! place only.
+//! Compares command lines and configuration files of programs with the committed snapshots in
+//! `snapshot/`: one file for each program, for the oldest version in [`KUBERNETES`]. For newer
+//! versions the tests list the lines that differ, so a change affects one file only.
 
 use std::fs;
 use std::path::Path;
@@ -13,22 +12,22 @@ use tempfile::TempDir;
 
 use super::program::Program;
 
-/// The first versions that are told other things than those before.
+/// Versions from which on flags differ from those of earlier versions.
 pub(crate) const KUBERNETES: [&str; 3] = ["1.20.2", "1.24.0", "1.27.0"];
 
-/// A bundle that holds no program.
+/// A bundle without programs.
 pub(crate) struct EmptyBundle {
     directory: TempDir,
     pub bundle: Bundle,
 }
 
 impl EmptyBundle {
-    /// Of this version of Kubernetes.
+    /// A bundle of this Kubernetes version.
     pub(crate) fn of(kubernetes: &str) -> Self {
         Self::with(kubernetes, |_| {})
     }
 
-    /// The same, with files that this makes.
+    /// The same, with files that `make` creates.
     pub(crate) fn with(kubernetes: &str, make: impl FnOnce(&Path)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let versions = format!("kubernetes {kubernetes}\ncontainerd 1.6.20\n");
@@ -59,17 +58,17 @@ pub(crate) fn root() -> Root {
     Root::under(Path::new("/node"))
 }
 
-/// Fails unless this is what is committed, and shows the lines that differ.
+/// Fails unless the text is as committed, and shows the lines that differ.
 #[track_caller]
 pub(crate) fn check(committed: &str, now: &str) {
     assert!(
         committed == now,
-        "not as committed (- is there, + would be):\n{}\nall of it:\n{now}",
+        "differs from the snapshot (- committed, + actual):\n{}\nactual:\n{now}",
         difference(committed, now)
     );
 }
 
-/// The same for a file, whose order does not matter.
+/// The same for JSON, independent of the order of fields.
 #[track_caller]
 pub(crate) fn check_json(committed: &str, now: &Value) {
     let committed: Value = serde_json::from_str(committed).unwrap();
@@ -84,7 +83,7 @@ pub(crate) fn check_json(committed: &str, now: &Value) {
 /// first, `+` before those of the second.
 pub(crate) fn difference(first: &str, second: &str) -> String {
     let (first, second): (Vec<_>, Vec<_>) = (first.lines().collect(), second.lines().collect());
-    // How many lines the rests from here on have in common.
+    // Length of the longest common subsequence of the remaining lines.
     let mut common = vec![vec![0; second.len() + 1]; first.len() + 1];
     for i in (0..first.len()).rev() {
         for j in (0..second.len()).rev() {

@@ -1,18 +1,16 @@
-//! The API server's way to etcd: the consensus of the cluster, confined to the
-//! prefix of Kubernetes ([`etcd_proxy`](hearth_consensus::etcd_proxy)), on a unix
-//! socket of its own.
+//! The API server's access to etcd: the cluster's etcd, confined to the prefix of Kubernetes
+//! ([`etcd_proxy`](hearth_consensus::etcd_proxy)), on a unix socket.
 //!
-//! Who can open the socket can write all that Kubernetes keeps, so it lies in a
-//! directory for root alone, and is given to the API server by working there:
-//! etcd's clients take `unix://NAME:PORT` for a path below the working
-//! directory.
+//! A process that can open the socket can write all data of Kubernetes, so the socket is in a
+//! directory with mode 0700, which is the working directory of the API server: etcd's clients treat
+//! `unix://NAME:PORT` as a path relative to the working directory.
 //!
-//! The store is the curators', too, and Kubernetes is what grows: what it may
-//! write ends at three quarters of etcd's quota ([`etcd_proxy::quota`]), so that
-//! the cluster itself always has room.
+//! The curators use the same database, and Kubernetes is what grows: its writes fail above three
+//! quarters of etcd's quota ([`etcd_proxy::quota`]), so that there is always space for the cluster
+//! itself.
 //!
-//! It never goes to another node's etcd: a node whose consensus does not serve
-//! has an API server that is not ready, and others are asked instead.
+//! The etcd of another node is never used: on a node whose etcd does not serve, the API server is
+//! not ready, and clients use other API servers.
 
 use std::convert::Infallible;
 use std::io;
@@ -27,47 +25,46 @@ use hearth_sys::files::{self, FileError};
 use tokio::net::UnixListener;
 use tokio_util::sync::CancellationToken;
 
-use super::program::InUse;
+use super::program::ReadLock;
 
 /// The socket's name, which must look like a host with a port.
 const SOCKET: &str = "client:0";
-/// So much of the store may be in use while Kubernetes writes. Between two looks
-/// at it nobody writes the rest.
+/// Up to this size of the data in use, Kubernetes may write. The rest is large enough that it is
+/// not filled between two measurements.
 const MAX_IN_USE_BYTES: u64 = QUOTA / 4 * 3;
 
-/// For the API server to end first, and then for its connections, which go with
-/// it.
-const END_WITHIN: Duration = InUse::USERS.saturating_add(Duration::from_secs(2));
+/// Shutdown timeout: first the API server ends, then its connections.
+const END_WITHIN: Duration = ReadLock::USERS.saturating_add(Duration::from_secs(2));
 
-/// Why there is no way to etcd.
+/// Why the socket cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StoreError {
-    /// The directory.
-    #[error("make the directory of the API server's way to etcd")]
+    /// The directory cannot be created.
+    #[error("cannot create the directory of the API server's etcd socket")]
     Directory(#[from] FileError),
-    /// The socket.
-    #[error("listen on {socket}")]
+    /// The socket cannot be bound.
+    #[error("cannot listen on {socket}")]
     Socket {
-        /// The socket.
+        /// Path of the socket.
         socket: PathBuf,
         /// The cause.
         source: io::Error,
     },
 }
 
-/// What the API server is told, whose working directory is the socket's.
+/// The URL of etcd for the API server, relative to its working directory.
 pub(crate) fn url() -> String {
     format!("unix://{SOCKET}")
 }
 
-/// Serves the client's part of the store in the directory, until it is told to
-/// end and the API server has ended: that one signs off in the store, or others
-/// would be sent to it for a while.
+/// Serves the client's namespace of etcd on the socket in `directory`. After it is cancelled, it
+/// waits until the API server has ended: that removes its own endpoint from etcd when it stops,
+/// otherwise clients would be sent to it for a while.
 pub(crate) async fn run(
     ctx: Context,
     directory: &Path,
     client: &NamespacedClient,
-    in_use: &InUse,
+    in_use: &ReadLock,
     capacity: &Writer<Capacity>,
 ) -> Outcome {
     ctx.ends_within(END_WITHIN);
@@ -96,7 +93,7 @@ fn listen(directory: &Path) -> Result<UnixListener, StoreError> {
         socket: socket.clone(),
         source,
     };
-    // One that was not ended in order leaves its socket.
+    // A process that was killed leaves its socket behind.
     match std::fs::remove_file(&socket) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
         _ => {}

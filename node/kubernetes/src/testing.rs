@@ -1,10 +1,10 @@
-//! A real Kubernetes control plane for tests: etcd of this machine, and API
-//! server and controller-manager of a bundle.
+//! A real Kubernetes control plane for tests: etcd of this machine, and API server and
+//! controller-manager of a bundle.
 //!
-//! The bundle is that of `HEARTH_KUBERNETES_BUNDLE`, or that where a node has it,
-//! or else the newest that `cargo xtask kubernetes` has left in its cache. Where
-//! there is none, what needs it is skipped, and says so. A folder that is named
-//! and is no bundle is a failure: whoever names one wants the tests to run.
+//! The bundle is that in `HEARTH_KUBERNETES_BUNDLE`, or at the path where a node has it, or the
+//! newest one in the cache of `cargo xtask kubernetes`. Without a bundle, tests that need it are
+//! skipped, with a message. If `HEARTH_KUBERNETES_BUNDLE` is not a valid bundle, tests fail,
+//! because then they were expected to run.
 
 use std::fs;
 use std::io::{self, Write as _};
@@ -27,13 +27,13 @@ use tokio::time::{sleep, timeout};
 
 use super::access;
 
-/// Names the bundle to test with.
+/// Environment variable with the path of the bundle.
 const NAMED_BUNDLE: &str = "HEARTH_KUBERNETES_BUNDLE";
 
-/// Loaded machines are slow; nothing of a control plane takes longer.
+/// Timeout for a control plane on a busy machine.
 pub(crate) const LONG: Duration = Duration::from_secs(240);
 
-/// Asks again and again until this holds.
+/// Polls until the result is there.
 pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
     what: &str,
     mut attempt: impl FnMut() -> F,
@@ -52,23 +52,23 @@ pub(crate) async fn eventually<T, F: Future<Output = Option<T>>>(
     }
 }
 
-/// Says that the test of this thread is skipped: past the capture of a test's
-/// output, which is not shown of tests that succeed.
+/// Prints that the test of this thread is skipped, bypassing the capture of output, which is not
+/// shown for tests that succeed.
 pub(crate) fn skipped(why: &str) {
     let thread = std::thread::current();
     let test = thread.name().unwrap_or("a test");
-    // Where it cannot be said there is nobody to read it.
+    // An error means that nothing reads the output.
     let _ = writeln!(io::stderr(), "{test} is skipped: {why}");
 }
 
-/// Where the bundle is; says so where there is none.
+/// Path of the bundle; `None`, with a message, if there is none.
 pub(crate) fn bundle_or_skip() -> Option<PathBuf> {
     let root = match std::env::var_os(NAMED_BUNDLE) {
         Some(named) => Some(named_bundle(named.into()).unwrap_or_else(|why| panic!("{why}"))),
         None => found_bundle(),
     };
     if root.is_none() {
-        skipped("it needs a bundle of Kubernetes: cargo xtask kubernetes");
+        skipped("this requires a Kubernetes bundle: cargo xtask kubernetes");
     }
     root
 }
@@ -79,7 +79,10 @@ fn known(root: PathBuf) -> Option<PathBuf> {
 }
 
 fn named_bundle(root: PathBuf) -> Result<PathBuf, String> {
-    let why = format!("{NAMED_BUNDLE} is no bundle: {}", root.display());
+    let why = format!(
+        "{NAMED_BUNDLE}: expected a Kubernetes bundle, got {}",
+        root.display()
+    );
     known(root).ok_or(why)
 }
 
@@ -98,7 +101,7 @@ fn found_bundle() -> Option<PathBuf> {
 }
 
 impl Drop for Cluster {
-    /// A test that fails shows what the programs have said at last.
+    /// A test that fails prints the last log lines of the programs.
     fn drop(&mut self) {
         if !std::thread::panicking() {
             return;
@@ -113,7 +116,7 @@ impl Drop for Cluster {
     }
 }
 
-/// A control plane; ends with the value.
+/// A control plane, which is stopped when it is dropped.
 pub(crate) struct Cluster {
     _site: Site,
     _etcd: Running,
@@ -126,8 +129,7 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// Starts it and waits until it answers; `None`, and says so, where there
-    /// is no bundle.
+    /// Starts it and waits until it is ready; `None`, with a message, without a bundle.
     pub(crate) async fn start() -> Option<Self> {
         let root = bundle_or_skip()?;
         let site = Site::new();
@@ -205,7 +207,7 @@ impl Cluster {
 
     /// Starts the API server (again) and waits until it is ready.
     pub(crate) async fn start_apiserver(&mut self) {
-        // etcd's socket is a name in this directory.
+        // The etcd socket is relative to this directory.
         let work = self._site.root.ephemeral.consensus();
         let mut command = self.command("kube-apiserver", &work);
         let issuer = "https://kubernetes.default.svc.cluster.local";
@@ -241,13 +243,13 @@ impl Cluster {
         .await;
     }
 
-    /// Ends the API server as a power cut would.
+    /// Kills the API server, as a power cut would.
     pub(crate) async fn kill_apiserver(&mut self) {
         let mut apiserver = self.apiserver.take().expect("it runs");
         apiserver.kill().await.unwrap();
     }
 
-    /// Starts what binds volumes to claims.
+    /// Starts the controllers that bind volumes to claims.
     pub(crate) fn start_manager(&mut self) {
         let own = self.issue(&Certificate::ControllerManager);
         let (certificate, private) = (self.file("manager"), self.file("manager.key"));
@@ -280,7 +282,7 @@ impl Cluster {
             "--secure-port=0",
             "--leader-elect=false",
             "--authentication-skip-lookup=true",
-            // Its own user may not do what its controllers do.
+            // Its own user does not have the permissions of its controllers.
             "--use-service-account-credentials=true",
             "--controllers=persistentvolume-binder,pv-protection,pvc-protection,serviceaccount-token",
         ] {
@@ -294,7 +296,11 @@ impl Cluster {
 fn a_folder_that_is_named_and_is_no_bundle_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let named = || named_bundle(directory.path().to_owned());
-    assert!(named().unwrap_err().contains("is no bundle"));
+    assert!(
+        named()
+            .unwrap_err()
+            .contains("expected a Kubernetes bundle")
+    );
     fs::create_dir(directory.path().join("bin")).unwrap();
     fs::write(directory.path().join("bin/kube-apiserver"), "").unwrap();
     assert_eq!(named().unwrap(), directory.path());

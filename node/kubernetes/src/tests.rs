@@ -1,4 +1,4 @@
-//! The launcher against values that the test writes.
+//! The supervisors of the roles, with values that the test sets.
 
 use std::fs;
 use std::net::Ipv4Addr;
@@ -9,7 +9,7 @@ use hearth_api::identity::{ClusterId, NodeId};
 use hearth_api::testing::TestCluster;
 use hearth_api::v1::ClusterDirectory;
 use hearth_api::v1::node_roles::{KubernetesController, KubernetesWorker};
-use hearth_base::testing::{Alone, never, soon, until};
+use hearth_base::testing::{TestSupervisor, assert_never, until, within_timeout};
 use hearth_consensus::testing::Site;
 use hearth_host::bundle::Binary;
 use hearth_host::cluster_state;
@@ -17,7 +17,7 @@ use tempfile::TempDir;
 
 use super::*;
 
-/// A node that is a member, and what tells it its roles.
+/// A node that is a member, with the writers of its inputs.
 pub(super) struct Fake {
     _directory: TempDir,
     pub parts: Arc<Worker>,
@@ -26,11 +26,11 @@ pub(super) struct Fake {
     pub consensus: Writer<Option<hearth_consensus::Handle>>,
     pub address: Writer<IpAddr>,
     conditions: Value<Vec<NodeCondition>>,
-    // What nobody writes here.
+    // Values that are not set in these tests.
     _others: Box<dyn std::any::Any + Send>,
 }
 
-/// A bundle without programs, of the version of ours.
+/// A bundle without programs, of the current version.
 pub(super) fn with_bundle(directory: &TempDir) -> Extensions {
     let bundle = directory.path().join("bundle");
     fs::create_dir(&bundle).unwrap();
@@ -39,7 +39,7 @@ pub(super) fn with_bundle(directory: &TempDir) -> Extensions {
     Extensions::none().with(names::EXTENSION_KUBERNETES, bundle)
 }
 
-/// One whose programs are this script.
+/// A bundle whose programs are this script.
 fn with_script(directory: &TempDir, script: &str) -> Extensions {
     let extensions = with_bundle(directory);
     let programs = directory.path().join("bundle/bin");
@@ -55,11 +55,14 @@ fn with_script(directory: &TempDir, script: &str) -> Extensions {
 
 impl Fake {
     pub(crate) fn new(extensions: impl FnOnce(&TempDir) -> Extensions) -> Self {
-        Self::by(Calendar::of_this_machine(), extensions)
+        Self::by(CertificateClock::of_this_machine(), extensions)
     }
 
-    /// Certificates are renewed by this calendar.
-    pub(crate) fn by(calendar: Calendar, extensions: impl FnOnce(&TempDir) -> Extensions) -> Self {
+    /// With this clock for the renewal of certificates.
+    pub(crate) fn by(
+        calendar: CertificateClock,
+        extensions: impl FnOnce(&TempDir) -> Extensions,
+    ) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let extensions = Arc::new(extensions(&directory));
         let root = Root::under(&directory.path().join("node"));
@@ -109,7 +112,7 @@ impl Fake {
                 learned,
                 address: addresses,
                 pod_network,
-                machine: worker::Turn::default(),
+                machine: worker::MachineLock::default(),
                 may_have_pods,
                 conditions: conditions_writer,
             }),
@@ -122,12 +125,12 @@ impl Fake {
         }
     }
 
-    pub(crate) fn run(&self) -> Alone {
+    pub(crate) fn run(&self) -> TestSupervisor {
         let parts = self.parts.clone();
-        Alone::run(move |ctx| run(ctx, parts.clone()))
+        TestSupervisor::run(move |ctx| run(ctx, parts.clone()))
     }
 
-    /// Waits until the conditions are these, as type and reason.
+    /// Waits until the node has these conditions (type and reason).
     async fn tells(&self, wanted: &[(&str, &str)]) {
         let mut conditions = self.conditions.watch();
         let told = conditions.wait_for(|conditions| {
@@ -135,7 +138,7 @@ impl Fake {
             let now = now.map(|c| (&c.r#type[..], &c.reason[..]));
             now.eq(wanted.iter().copied())
         });
-        soon(&format!("{wanted:?}"), told).await.unwrap();
+        within_timeout(&format!("{wanted:?}"), told).await.unwrap();
     }
 }
 
@@ -191,8 +194,8 @@ async fn an_extension_that_is_refused_or_none_of_ours_says_so() {
     }
 }
 
-/// However quickly they come and go, the last word counts, and what a role has
-/// left is gone with it.
+/// However quickly roles are assigned and removed, the last change counts, and a removed role is
+/// cleaned up.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_role_that_is_added_removed_and_added_within_a_second_is_held() {
     let fake = Fake::new(with_bundle);
@@ -203,7 +206,7 @@ async fn a_role_that_is_added_removed_and_added_within_a_second_is_held() {
         fake.roles.set(controller());
         let starts = round % 2 == 0;
         if starts {
-            // Removed while it starts.
+            // Removed while it is starting.
             fake.tells(&waits).await;
             fs::create_dir_all(made.path()).unwrap();
         }
@@ -218,12 +221,12 @@ async fn a_role_that_is_added_removed_and_added_within_a_second_is_held() {
     alone.stop().await;
 }
 
-/// One that comes back before anybody had the time to see that it had gone.
+/// A role that is assigned again before the removal was noticed.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_role_has_left_is_cleared_before_it_is_served_again() {
     let fake = Fake::new(with_bundle);
     let (writer, standing) = event::value();
-    let gate = Arc::new(Gate {
+    let gate = Arc::new(RoleSupervisor {
         role: Role::Controller,
         parts: fake.parts.clone(),
         standing: Arc::new(writer),
@@ -231,8 +234,8 @@ async fn what_a_role_has_left_is_cleared_before_it_is_served_again() {
     });
     let serves = async || {
         let mut standings = standing.watch();
-        let waits = |standing: &Standing| matches!(standing, Standing::Unmet { reason, .. } if *reason == "WaitingForConsensus");
-        soon("it is served", standings.wait_for(waits))
+        let waits = |standing: &RoleCondition| matches!(standing, RoleCondition::Unmet { reason, .. } if *reason == "WaitingForConsensus");
+        within_timeout("it is served", standings.wait_for(waits))
             .await
             .unwrap();
     };
@@ -242,7 +245,7 @@ async fn what_a_role_has_left_is_cleared_before_it_is_served_again() {
     fake.roles.set(controller());
     let (ended, end) = event::value();
     let (passed, ended) = (gate.clone(), Arc::new(ended));
-    let once = Alone::run(move |ctx| {
+    let once = TestSupervisor::run(move |ctx| {
         let (gate, ended) = (passed.clone(), ended.clone());
         async move {
             ended.set(
@@ -257,15 +260,15 @@ async fn what_a_role_has_left_is_cleared_before_it_is_served_again() {
     serves().await;
     fs::create_dir_all(&left).unwrap();
     fake.roles.set(NodeRoles::default());
-    let end = soon("it ends", end.watch().next()).await.unwrap();
-    let expected = Exit::restart("this node is no Kubernetes controller now");
+    let end = within_timeout("it ends", end.watch().next()).await.unwrap();
+    let expected = Exit::restart("role Kubernetes controller has been removed");
     assert_eq!(end, Ok(expected));
     once.stop().await;
     assert!(left.exists());
 
     fake.roles.set(controller());
-    gate.standing.set(Standing::NotHeld);
-    let again = Alone::run_restartable(move |ctx| pass(ctx, gate.clone()));
+    gate.standing.set(RoleCondition::NotHeld);
+    let again = TestSupervisor::run_restartable(move |ctx| pass(ctx, gate.clone()));
     serves().await;
     assert!(!left.exists());
     again.stop().await;
@@ -283,8 +286,7 @@ async fn a_node_that_is_disowned_runs_nothing_whatever_its_roles() {
     alone.stop().await;
 }
 
-/// Nobody can tell a node that is cut off from the cluster anything new, and what
-/// it runs is as right as before.
+/// A node that is SPLIT gets no changes, and keeps running its roles.
 #[tokio::test(flavor = "multi_thread")]
 async fn programs_go_on_in_split() {
     let site = Site::new();
@@ -296,7 +298,7 @@ async fn programs_go_on_in_split() {
     fake.consensus.set(Some(etcd.handle().handle()));
     let alone = fake.run();
     fake.roles.set(controller());
-    // Where the API server works. Nothing answers its probe: it starts for ever.
+    // The script of the API server. Its probe is never answered, so it stays starting.
     let pids = fake.parts.root.ephemeral.kubernetes().store().join("pids");
     let pids = || fs::read_to_string(&pids).unwrap_or_default();
     until("a process", || pids().ends_with('\n')).await;
@@ -310,10 +312,10 @@ async fn programs_go_on_in_split() {
         for writer in [&site.state.0, &fake.state] {
             writer.set(state).unwrap();
         }
-        never("it ends or another is started", until("", || !runs())).await;
+        assert_never("it ends or another is started", until("", || !runs())).await;
         fake.tells(&[starts]).await;
     }
-    // What would end it would have ended it by now.
+    // It would have been stopped by now.
     fake.state.set(State::Disowning).unwrap();
     until("its end", || !process.exists()).await;
     alone.stop().await;

@@ -1,18 +1,15 @@
-//! An init that does no more than a machine with etcd on a disk must, for
-//! `cargo xtask bench boot` to hold the node against.
+//! A minimal init with etcd on a disk, as a baseline for `cargo xtask bench boot`.
 //!
-//! Packed as `/init`, with `/usr/bin/etcd` and `/sbin/mkfs.xfs`, it gets a DHCP
-//! lease, makes a file system on the data partition (the boot disk's last, grown
-//! to the disk's end first), starts etcd on it and does one put. What of this
-//! does not need the other is done at the same time, by one thread, with the
-//! same code that the node uses, and etcd is told what a node tells it but for
-//! TLS among peers. No keys, no certificates, no supervisor, no log.
+//! Packed as `/init`, with `/usr/bin/etcd` and `/sbin/mkfs.xfs`, it gets a DHCP lease, creates a
+//! file system on the data partition (the last partition of the boot disk, first grown to the end
+//! of the disk), starts etcd on it and does one put. Independent steps run concurrently on one
+//! thread, with the same code that the node uses, and etcd gets the same flags as on a node, except
+//! for TLS among peers. There are no keys, no certificates, no supervisor and no log.
 //!
-//! It says how far it is in the lines that a node says it in; `consensus` is
-//! reached when the put was acknowledged. Then it waits for its plug to be
-//! pulled. If the fw_cfg item `opt/dev.hearth/bare-init` holds `off`, it powers
-//! the machine off before all that: what then remains is the floor that
-//! emulator, firmware and kernel lay for everybody.
+//! It reports progress in the same console lines as a node; `consensus` is reached when the put has
+//! been acknowledged. Then it waits for a power cut. If the fw_cfg item `opt/dev.hearth/bare-init`
+//! contains `off`, it powers the machine off immediately: the time that this takes is the minimum
+//! that emulator, firmware and kernel need.
 
 use std::{
     fs::DirBuilder, future::Future, net::IpAddr, os::unix::fs::DirBuilderExt, path::Path,
@@ -34,7 +31,7 @@ use tokio::{net::UnixStream, process::Command};
 const MODE: &str = "opt/dev.hearth/bare-init";
 const DATA: &str = "/data";
 const ETCD_DATA: &str = "/data/etcd";
-/// etcd's clients find it on this socket, in its working directory.
+/// The directory of etcd's client socket, which is etcd's working directory.
 const SOCKET_DIRECTORY: &str = "/ephemeral";
 const SOCKET: &str = "client:0";
 const PEER_PORT: u16 = 7834;
@@ -60,7 +57,7 @@ fn run() -> Result<()> {
     match fw_cfg::read(MODE)?.as_deref() {
         None => {}
         Some(b"off") => return Ok(()),
-        Some(_) => bail!("fw_cfg item {MODE}: wanted nothing or \"off\""),
+        Some(_) => bail!("fw_cfg item {MODE}: expected no item or \"off\""),
     }
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -68,12 +65,12 @@ fn run() -> Result<()> {
         .context("start the runtime")?;
     runtime.block_on(async {
         let etcd = tokio::time::timeout(BOUND, come_up());
-        let _etcd = etcd.await.context("take so long")??;
+        let _etcd = etcd.await.context("start within the time limit")??;
         std::future::pending().await
     })
 }
 
-/// Gives the etcd that has acknowledged a put.
+/// Starts everything; returns etcd after it has acknowledged a put.
 async fn come_up() -> Result<Child> {
     let (address, ()) = tokio::try_join!(network(), storage())?;
     let etcd = start_etcd(address).await?;
@@ -92,7 +89,7 @@ async fn network() -> Result<IpAddr> {
     let mut tell = Some(tell);
     let on_lease = |lease: Option<&Lease>| {
         if let (Some(lease), Some(tell)) = (lease, tell.take()) {
-            // The one that waits for it is right below.
+            // The receiver is right below.
             let _ = tell.send(lease.address);
         }
     };
@@ -129,14 +126,14 @@ async fn storage() -> Result<()> {
     mkfs::xfs(&data.path).await?;
     let flags = MountFlags::NOEXEC | MountFlags::NODEV | MountFlags::NOSUID;
     mounts::mount(&data.path, Path::new(DATA), "xfs", flags, "")?;
-    // etcd insists on a directory that is not open to others.
+    // etcd requires a directory that is not accessible to others.
     let made = DirBuilder::new().mode(0o700).create(ETCD_DATA);
-    made.context("make etcd's directory")?;
+    made.context("create etcd's directory")?;
     reached("storage", "");
     Ok(())
 }
 
-/// As the node core starts it when it founds a cluster, but for TLS.
+/// The same flags as on a node that bootstraps a cluster, except for TLS.
 async fn start_etcd(address: IpAddr) -> Result<Child> {
     let peer = format!("http://{address}:{PEER_PORT}");
     let client = format!("unix://{SOCKET}");
@@ -169,8 +166,8 @@ async fn start_etcd(address: IpAddr) -> Result<Child> {
     Ok(Child::spawn(command, |_, _| {}).await?)
 }
 
-/// etcd listens long before it serves; what comes meanwhile waits in the
-/// socket. An etcd that does not come to that is the caller's time-out.
+/// etcd listens long before it serves; requests wait in the socket until then. The caller's timeout
+/// covers an etcd that never serves.
 async fn connect(socket: &Path) -> UnixStream {
     loop {
         match UnixStream::connect(socket).await {
@@ -180,10 +177,10 @@ async fn connect(socket: &Path) -> UnixStream {
     }
 }
 
-/// One put, as gRPC has it, without a library for it.
+/// One gRPC put, without a library for it.
 async fn put(stream: UnixStream) -> Result<()> {
-    // PutRequest { key: "k", value: "v" }, behind one byte that says that it is
-    // not compressed and four that say its length.
+    // PutRequest { key: "k", value: "v" }, preceded by one byte for "not compressed" and four bytes
+    // for the length.
     const MESSAGE: &[u8] = b"\0\0\0\0\x06\x0a\x01k\x12\x01v";
     let (client, connection) = h2::client::handshake(stream).await?;
     let call = async {
@@ -201,13 +198,13 @@ async fn put(stream: UnixStream) -> Result<()> {
         }
         let trailers = body.trailers().await?.context("no trailers")?;
         let status = trailers.get("grpc-status").map(|status| status.as_bytes());
-        ensure!(status == Some(b"0"), "answered with {trailers:?}");
+        ensure!(status == Some(b"0"), "unexpected trailers: {trailers:?}");
         Ok(())
     };
     driven_by(connection, call).await
 }
 
-/// Does `call` while the connection works.
+/// Runs `call` while driving the connection.
 async fn driven_by(
     connection: impl Future<Output = Result<(), h2::Error>>,
     call: impl Future<Output = Result<()>>,
@@ -215,6 +212,6 @@ async fn driven_by(
     tokio::select! {
         biased;
         done = call => done,
-        ended = connection => bail!("the connection has ended: {ended:?}"),
+        ended = connection => bail!("the connection was closed: {ended:?}"),
     }
 }

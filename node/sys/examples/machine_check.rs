@@ -1,19 +1,20 @@
-//! Checks, on a real kernel and as its first process, what no ordinary test
-//! can: mounts, disks, device-mapper, file systems, devices, the network.
+//! Tests on a real kernel, as its first process, that ordinary tests cannot run: mounts, disks,
+//! device-mapper, file systems, devices, the network.
 //!
-//! An end-to-end test packs this program as `/init` (statically linked, with
-//! `/sbin/mkfs.xfs` and its libraries) and boots it on the node's kernel, with
+//! An end-to-end test packs this program as `/init` (statically linked, with `/sbin/mkfs.xfs` and
+//! its libraries) and boots it on the node's kernel, with
 //!
-//! - a disk that bears an EFI system partition and, last, a small data
-//!   partition, and is larger than its table says by half a GiB at least;
-//! - in a partition between these, the extension `sample` and its word in the
-//!   kernel's command line;
-//! - a network that answers DHCP;
-//! - the fw_cfg item `opt/dev.hearth/machine-check`, holding `hello`.
+//! - a disk that contains an EFI system partition and, as its last partition, a small data
+//!   partition, and is at least half a GiB larger than its partition table says;
+//! - in a partition between these, the extension `sample`, with its entry on the kernel command
+//!   line;
+//! - a network with a DHCP server;
+//! - the fw_cfg item `opt/dev.hearth/machine-check`, with the content `hello`.
 //!
-//! Each check prints one line, `machine-check: NAME ok …` or `machine-check:
-//! NAME FAILED why`; then comes `machine-check: done, N failed`, and the
-//! machine is powered off. What is on the disk is lost.
+//! Each check prints one line, `machine-check: NAME ok …` or `machine-check: NAME FAILED why`; then
+//! comes `machine-check: done, N failed`, and the machine is powered off. The content of the disk
+//! is lost.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 
 use std::{
     fs,
@@ -43,7 +44,7 @@ use zeroize::Zeroizing;
 #[path = "machine_check/wireguard.rs"]
 mod wireguard;
 
-/// Emulated and loaded machines are slow; nothing here takes longer.
+/// Emulated and loaded machines are slow; no check takes longer.
 const BOUND: Duration = Duration::from_secs(120);
 
 const TARGET: &str = "/ephemeral/check";
@@ -73,7 +74,7 @@ struct Checks {
 }
 
 impl Checks {
-    /// Runs a check; gives what it found, if it found anything.
+    /// Runs a check and returns its result; `None` if it failed.
     async fn check<T>(
         &mut self,
         name: &str,
@@ -82,7 +83,7 @@ impl Checks {
         let began = Instant::now();
         let result = match tokio::time::timeout(BOUND, check).await {
             Ok(result) => result,
-            Err(_) => Err(anyhow::anyhow!("not done after {BOUND:?}")),
+            Err(_) => Err(anyhow::anyhow!("timed out after {BOUND:?}")),
         };
         let took = began.elapsed().as_millis();
         match result {
@@ -130,14 +131,14 @@ async fn all(mut checks: Checks, brought_up: Result<String>) -> Checks {
 fn bring_up() -> Result<String> {
     let first = mounts::bring_up()?;
     let again = mounts::bring_up()?;
-    ensure!(again.mounted.is_empty(), "mounted twice: {again:?}");
+    ensure!(again.mounted.is_empty(), "mounted again: {again:?}");
     for path in [
         "/proc/self/mountinfo",
         "/sys/block",
         "/dev/null",
         "/dev/pts/ptmx",
     ] {
-        ensure!(Path::new(path).exists(), "no {path}");
+        ensure!(Path::new(path).exists(), "{path} is missing");
     }
     let controllers = fs::read_to_string("/sys/fs/cgroup/cgroup.controllers")?;
     ensure!(
@@ -153,9 +154,9 @@ fn bring_up() -> Result<String> {
 
 async fn fw_cfg_item() -> Result<((), String)> {
     let item = fw_cfg::read("opt/dev.hearth/machine-check")?;
-    ensure!(item.as_deref() == Some(b"hello"), "found {item:?}");
+    ensure!(item.as_deref() == Some(b"hello"), "got {item:?}");
     let none = fw_cfg::read("opt/dev.hearth/no-such-item")?;
-    ensure!(none.is_none(), "an item out of nowhere");
+    ensure!(none.is_none(), "got an item that does not exist");
     Ok(((), String::new()))
 }
 
@@ -204,7 +205,7 @@ async fn lease() -> Result<((), String)> {
 async fn power_button() -> Result<((), String)> {
     let button = PowerButton::open()?.context("no power button")?;
     let pressed = tokio::time::timeout(Duration::from_millis(50), button.pressed()).await;
-    ensure!(pressed.is_err(), "pressed by nobody: {pressed:?}");
+    ensure!(pressed.is_err(), "unexpected button press: {pressed:?}");
     Ok(((), String::new()))
 }
 
@@ -223,23 +224,23 @@ async fn kernel_log() -> Result<((), String)> {
     let mut kmsg = kmsg::Kmsg::open(Path::new(kmsg::DEVICE))?;
     match kmsg.next().await? {
         kmsg::Item::Record(record) => Ok(((), record.text)),
-        kmsg::Item::Missed => bail!("records are missing right after the start"),
+        kmsg::Item::Missed => bail!("records were dropped right after the start"),
     }
 }
 
 async fn raise_clock() -> Result<((), String)> {
     let ahead = SystemTime::now() + Duration::from_secs(3600);
     let raised = clock::raise_to(ahead)?;
-    ensure!(raised.is_some(), "it was not raised");
-    ensure!(SystemTime::now() >= ahead, "it does not show the floor");
-    ensure!(clock::raise_to(ahead)?.is_none(), "it was raised twice");
+    ensure!(raised.is_some(), "the clock was not set");
+    ensure!(SystemTime::now() >= ahead, "the clock is behind the floor");
+    ensure!(clock::raise_to(ahead)?.is_none(), "the clock was set twice");
     Ok(((), String::new()))
 }
 
 async fn host_name() -> Result<((), String)> {
     hostname::set("machine-check")?;
     let name = fs::read_to_string("/proc/sys/kernel/hostname")?;
-    ensure!(name.trim() == "machine-check", "it is {name:?}");
+    ensure!(name.trim() == "machine-check", "got {name:?}");
     Ok(((), String::new()))
 }
 
@@ -255,30 +256,32 @@ async fn partitions() -> Result<(PartitionDevice, String)> {
     Ok((data, note))
 }
 
-/// What the kernel's command line says of the extension: root hash and blocks.
+/// The extension on the kernel command line: root hash and number of blocks.
 fn sample() -> Result<Verity> {
     let line = fs::read_to_string("/proc/cmdline")?;
     let words = line.split_whitespace();
     let mut parts = words
         .filter_map(|word| word.strip_prefix("hearth.extension=sample:"))
         .flat_map(|word| word.split(':'));
-    let hash = parts.next().context("no extension")?;
+    let hash = parts
+        .next()
+        .context("no extension on the kernel command line")?;
     let mut root_hash = [0; 32];
     for (n, byte) in root_hash.iter_mut().enumerate() {
-        let digits = hash.get(2 * n..2 * n + 2).context("a short hash")?;
+        let digits = hash.get(2 * n..2 * n + 2).context("truncated root hash")?;
         *byte = u8::from_str_radix(digits, 16)?;
     }
     let blocks = parts.next().context("no number of blocks")?.parse()?;
     Ok(Verity { blocks, root_hash })
 }
 
-/// The image builder's file system on this kernel, behind hashes.
+/// Mounts the image builder's file system on this kernel, with dm-verity.
 async fn extension(data: &PartitionDevice) -> Result<((), String)> {
     let partitions = Blocks::default().partitions(&data.disk)?;
     let found = partitions
         .into_iter()
         .find(|p| p.entry.name == "HEARTH-EXT-SAMPLE");
-    let device = found.context("no partition of this label")?.path;
+    let device = found.context("no partition with this label")?.path;
     let mapper = DeviceMapper::open()?;
     let (name, verity) = ("check-verity", sample()?);
     let place = Path::new(TARGET);
@@ -297,12 +300,15 @@ async fn extension(data: &PartitionDevice) -> Result<((), String)> {
     let took = began.elapsed().as_millis();
     ensure!(
         fs::write(place.join("new"), b"x").is_err(),
-        "a file was made"
+        "a file was created"
     );
-    ensure!(mapper.is_intact(name)?, "damaged from the beginning");
+    ensure!(
+        mapper.is_intact(name)?,
+        "the volume was not intact at first"
+    );
     close()?;
 
-    // The last block is the noise's. It is found when it is read, not before.
+    // The last block belongs to the file `noise`. Its corruption is detected only when it is read.
     let last = (verity.blocks - 1) * 4096;
     let mut byte = block::read_region(&device, last, 1)?;
     byte[0] = !byte[0];
@@ -312,10 +318,10 @@ async fn extension(data: &PartitionDevice) -> Result<((), String)> {
     let noise = fs::read(place.join("data/noise"));
     let intact = mapper.is_intact(name);
     close()?;
-    ensure!(version? == b"sample 1\n", "another version");
-    let error = noise.err().context("a changed block was read")?;
+    ensure!(version? == b"sample 1\n", "VERSION differs");
+    let error = noise.err().context("a corrupt block was read")?;
     ensure!(error.raw_os_error() == Some(libc::EIO), "{error}");
-    ensure!(!intact?, "a changed block was not noticed");
+    ensure!(!intact?, "a corrupt block was not detected");
     byte[0] = !byte[0];
     block::write_region(&device, last, &byte)?;
 
@@ -324,11 +330,11 @@ async fn extension(data: &PartitionDevice) -> Result<((), String)> {
     let volume = mapper.open_verity(name, &device, &other)?;
     let first = block::read_region(&volume, 0, 4096);
     mapper.remove(name)?;
-    ensure!(first.is_err(), "another root hash will do");
+    ensure!(first.is_err(), "a wrong root hash was accepted");
     Ok(((), format!("read in {took} ms")))
 }
 
-/// Every file of the sample, as the image builder made them.
+/// Reads every file of the sample and compares it with what the image builder wrote.
 fn read_sample() -> Result<()> {
     let place = Path::new(TARGET);
     let mut names = Vec::new();
@@ -336,9 +342,9 @@ fn read_sample() -> Result<()> {
         names.push(entry?.file_name().into_string().unwrap_or_default());
     }
     names.sort();
-    ensure!(names == ["VERSION", "bin", "data"], "found {names:?}");
+    ensure!(names == ["VERSION", "bin", "data"], "got {names:?}");
     ensure!(fs::read(place.join("VERSION"))? == b"sample 1\n");
-    // By the link.
+    // Through the symbolic link.
     let lines = fs::read_to_string(place.join("bin/lines"))?;
     ensure!(lines.len() == 1_600_000, "{} bytes of lines", lines.len());
     for (number, line) in lines.lines().enumerate() {
@@ -349,7 +355,7 @@ fn read_sample() -> Result<()> {
     let (first, second) = noise.split_at(300_000);
     ensure!(
         first.iter().zip(second).all(|(a, b)| *a == !*b),
-        "the noise does not match itself"
+        "the two halves of the noise do not match"
     );
     Ok(())
 }
@@ -364,8 +370,11 @@ async fn grow(data: PartitionDevice) -> Result<(PartitionDevice, String)> {
         "the kernel says {after} bytes, the table {}",
         grown.size()
     );
-    ensure!(after > before, "it did not grow beyond {before} bytes");
-    ensure!(blocks.grow(&grown)? == grown, "it grew twice");
+    ensure!(
+        after > before,
+        "the partition did not grow beyond {before} bytes"
+    );
+    ensure!(blocks.grow(&grown)? == grown, "the partition grew twice");
     let disk = fs::File::open(&grown.disk.path)?;
     let table = gpt::read(&disk, grown.disk.sector_size)?;
     ensure!(!table.from_backup, "the primary table is damaged");
@@ -391,7 +400,7 @@ async fn region_slots(data: &PartitionDevice) -> Result<((), String)> {
             repaired: false,
             whole: true,
         } if payload.as_slice() == b"second" => {}
-        other => bail!("found {other:?}"),
+        other => bail!("got {other:?}"),
     }
     Ok(((), String::new()))
 }
@@ -433,17 +442,20 @@ async fn encrypted(data: &PartitionDevice) -> Result<((), String)> {
     mapper.remove(name)?;
     mapper.remove(name)?;
     ensure!(mapper.find(name)?.is_none(), "still there");
-    // The right key finds the file again, a wrong one finds nothing.
+    // The right key opens the file system again, a wrong one does not.
     let volume = mapper.open_encrypted(name, &data.path, &xts_key(1))?;
     find_the_file(&volume)?;
     mapper.remove(name)?;
     let volume = mapper.open_encrypted(name, &data.path, &xts_key(2))?;
-    ensure!(mount(&volume).is_err(), "a wrong key opened it");
+    ensure!(
+        mount(&volume).is_err(),
+        "a wrong key opened the file system"
+    );
     mapper.remove(name)?;
     Ok(((), format!("by interface {version:?}; in use: {message}")))
 }
 
-/// A volume in use cannot be removed, and the error says so.
+/// A volume in use cannot be removed; returns the error.
 fn in_use(mapper: &DeviceMapper, name: &str, volume: &Path) -> Result<String> {
     mount(volume)?;
     let refused = mapper.remove(name);
@@ -452,7 +464,7 @@ fn in_use(mapper: &DeviceMapper, name: &str, volume: &Path) -> Result<String> {
     Ok(error.to_string())
 }
 
-/// Directories with limits, on the layers of a node's data partition.
+/// Directories with quotas, on the layers of a node's data partition.
 async fn quotas(data: &PartitionDevice) -> Result<((), String)> {
     const LIMIT: Amount = Amount {
         bytes: 2 << 20,
@@ -465,7 +477,9 @@ async fn quotas(data: &PartitionDevice) -> Result<((), String)> {
     mount(&volume)?;
     let without = quota::available(fs::File::open(TARGET)?);
     mounts::unmount(Path::new(TARGET))?;
-    let without = without.err().context("quotas without the option")?;
+    let without = without
+        .err()
+        .context("quotas are available without the mount option")?;
     let flags = MountFlags::NODEV | MountFlags::NOSUID | MountFlags::NOEXEC;
     mounts::mount(&volume, Path::new(TARGET), "xfs", flags, "prjquota")?;
     let checked = limits(LIMIT);
@@ -483,7 +497,10 @@ fn limits(limit: Amount) -> Result<Amount> {
     fs::create_dir(&limited)?;
     let directory = fs::File::open(&limited)?;
     quota::available(&directory)?;
-    ensure!(quota::project(&directory)? == 0, "a project from nowhere");
+    ensure!(
+        quota::project(&directory)? == 0,
+        "the directory already has a project"
+    );
     quota::set_project(&directory, 1000)?;
     ensure!(
         quota::project(&directory)? == 1000,
@@ -493,20 +510,20 @@ fn limits(limit: Amount) -> Result<Amount> {
     fs::create_dir(limited.join("below"))?;
     let more = vec![7; usize::try_from(limit.bytes)? + 1];
     let refused = fs::write(limited.join("below/large"), &more);
-    is_full(refused).context("more than the limit")?;
-    // Itself, the one below and that file are there already.
+    is_full(refused).context("exceeded the size limit")?;
+    // The directory itself, the one below and that file already count.
     fs::write(limited.join("below/large"), [])?;
     for number in 3..limit.inodes {
         fs::write(limited.join(format!("below/{number}")), [])?;
     }
     let refused = fs::write(limited.join("below/one-more"), []);
-    is_full(refused).context("more files than the limit")?;
+    is_full(refused).context("exceeded the inode limit")?;
     let Usage { limit: said, used } = quota::usage(&directory, 1000)?;
     ensure!(
         said == limit && used.bytes <= limit.bytes && used.inodes == limit.inodes,
         "{used:?} of {said:?} used"
     );
-    // Beside it there is room, and without the limits within it, too.
+    // Other directories are not limited, and without quotas this one is not either.
     fs::write(Path::new(TARGET).join("beside"), &more)?;
     quota::limit(&directory, 1000, Amount::NONE)?;
     fs::write(limited.join("below/large"), &more)?;
@@ -515,9 +532,9 @@ fn limits(limit: Amount) -> Result<Amount> {
 }
 
 fn is_full(refused: io::Result<()>) -> Result<()> {
-    let error = refused.err().context("was written")?;
+    let error = refused.err().context("the write succeeded")?;
     let full = error.kind() == io::ErrorKind::StorageFull;
-    ensure!(full, "was refused with {error}");
+    ensure!(full, "unexpected error: {error}");
     Ok(())
 }
 
@@ -548,7 +565,7 @@ async fn authenticated(data: &PartitionDevice) -> Result<((), String)> {
     let volume = open(2)?;
     ensure!(
         block::read_region(&volume, 0, 4096).is_err(),
-        "a wrong key could read it"
+        "a wrong key could read the volume"
     );
     close()?;
     Ok(((), format!("status {status:?}; unformatted: {error}")))

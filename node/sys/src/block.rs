@@ -1,12 +1,11 @@
-//! Disks and partitions: found through sysfs, named by partition type GUID.
+//! Disks and partitions: lists them from sysfs and identifies partitions by type GUID.
 //!
-//! The kernel's list says which disks and partition devices there are; what a
-//! partition is for is read from the table on the disk itself. Partitions are
-//! found by type GUID on the *boot disk*, never by device name, which changes
-//! with the order in which disks answer.
+//! The kernel lists disks and partition devices; the purpose of a partition is read from the
+//! partition table on the disk. Partitions are identified by type GUID on the *boot disk*, never by
+//! device name, which depends on the order in which disks are detected.
 //!
-//! A disk that cannot be read, or bears no table, does not hide the others:
-//! it is skipped, and the errors of this module tell what was found instead.
+//! A disk that cannot be read, or has no partition table, does not hide the others: it is skipped,
+//! and the errors of this module list the disks that exist.
 
 use std::{
     fmt,
@@ -27,72 +26,72 @@ use super::{
 /// The partition type of an EFI system partition.
 pub const ESP: Uuid = uuid!("c12a7328-f81f-11d2-ba4b-00a0c93ec93b");
 
-/// The EFI variable in which the boot loader names the partition it came from.
+/// The EFI variable in which the boot loader records the partition from which it was loaded.
 const LOADER_DEVICE: &str = "LoaderDevicePartUUID-4a67b082-0a4c-41cf-b6c7-440b29bb8c4f";
 
-/// Where the kernel shows EFI variables.
+/// The directory in which the kernel exposes EFI variables.
 pub const EFIVARS: &str = "/sys/firmware/efi/efivars";
 
-/// The unit of sysfs, whatever the disk's sectors are.
+/// The unit of sizes in sysfs, regardless of the disk's sector size.
 const SYSFS_SECTOR: u64 = 512;
 
-/// Why a disk or partition was not found or changed.
+/// Why a disk or partition cannot be found or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum BlockError {
-    /// The kernel's list could not be read.
+    /// A file or directory in sysfs cannot be read.
     #[error("cannot read {path}")]
     Sysfs {
         /// The file or directory.
         path: PathBuf,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// An attribute of a device is not what it should be.
-    #[error("{path} holds {found:?}, not {wanted}")]
+    /// A sysfs attribute of a device has an invalid value.
+    #[error("{path}: expected {wanted}, got {found:?}")]
     Attribute {
         /// The file.
         path: PathBuf,
-        /// Its content.
+        /// The actual content.
         found: String,
-        /// What was wanted.
+        /// The expected content.
         wanted: &'static str,
     },
-    /// No EFI system partition.
-    #[error("no EFI system partition on any disk; found {found}")]
+    /// No disk has an EFI system partition.
+    #[error("cannot find an EFI system partition; disks: {found}")]
     NoEsp {
-        /// The disks, and what was wrong with each.
+        /// The disks, and the state of each.
         found: Found,
     },
-    /// The firmware booted from a partition that is not among them.
-    #[error("the firmware booted from partition {wanted}, which is not there; found {found}")]
+    /// The partition from which the firmware booted does not exist.
+    #[error("cannot find partition {wanted}, from which the firmware booted; disks: {found}")]
     BootPartitionMissing {
         /// The partition named by the firmware.
         wanted: Uuid,
-        /// The disks, and what was wrong with each.
+        /// The disks, and the state of each.
         found: Found,
     },
-    /// Several, and nothing says which one: the firmware is silent, or copies
-    /// of one image bear the same GUID.
+    /// There are several, and none can be chosen: the firmware names none, or copies of one image
+    /// have the same GUID.
     #[error(
-        "several EFI system partitions, and nothing tells which one this machine was booted \
-         from (attach one disk only; disks that bear copies of one image cannot be told apart): {}",
+        "several EFI system partitions, and it is unknown from which one this machine was booted \
+         (attach one disk only; disks with copies of one image cannot be distinguished): {}",
         display_all(candidates)
     )]
     AmbiguousEsp {
-        /// All of them.
+        /// All EFI system partitions.
         candidates: Vec<PartitionDevice>,
     },
     /// The boot disk has no partition of this type, or several.
-    #[error("{disk}: {count} partitions of type {type_guid}, exactly one wanted")]
+    #[error("{disk}: expected exactly one partition of type {type_guid}, got {count}")]
     NotOnePartition {
         /// The disk.
         disk: PathBuf,
-        /// The type looked for.
+        /// The expected partition type.
         type_guid: Uuid,
-        /// How many there are.
+        /// The actual number of partitions.
         count: usize,
     },
-    /// An EFI variable could not be understood.
+    /// An EFI variable cannot be parsed.
     #[error("EFI variable {path}: {problem}")]
     EfiVariable {
         /// The variable.
@@ -100,22 +99,22 @@ pub enum BlockError {
         /// What is wrong with it.
         problem: String,
     },
-    /// A partition table could not be read or changed.
-    #[error("partition table of {disk}")]
+    /// A partition table cannot be read or changed.
+    #[error("cannot access the partition table of {disk}")]
     Table {
         /// The disk.
         disk: PathBuf,
-        /// The cause.
+        /// The error of the partition table.
         source: GptError,
     },
-    /// A device could not be worked on.
+    /// I/O on a device failed.
     #[error("{device}: cannot {step}")]
     Io {
         /// The device.
         device: PathBuf,
-        /// The step, as a verb.
+        /// The operation, as a verb.
         step: &'static str,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
@@ -131,7 +130,7 @@ impl BlockError {
     }
 }
 
-/// What was found on the way, for errors.
+/// The disks that exist, for errors.
 #[derive(Debug, Default)]
 pub struct Found {
     disks: Vec<(Disk, String)>,
@@ -140,7 +139,7 @@ pub struct Found {
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.disks.is_empty() {
-            return f.write_str("no disk at all");
+            return f.write_str("none");
         }
         for (i, (disk, what)) in self.disks.iter().enumerate() {
             let comma = if i == 0 { "" } else { ", " };
@@ -153,9 +152,9 @@ impl fmt::Display for Found {
 /// A whole disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
-    /// The kernel's name for it, such as `vda`.
+    /// The kernel's name of the disk, such as `vda`.
     pub name: String,
-    /// Its device node.
+    /// The path of its device node.
     pub path: PathBuf,
     /// Its size in bytes.
     pub size: u64,
@@ -165,14 +164,14 @@ pub struct Disk {
     pub read_only: bool,
 }
 
-/// A partition with its place in the table and its device.
+/// A partition with its table entry and its device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PartitionDevice {
-    /// The disk it is on.
+    /// The disk that contains it.
     pub disk: Disk,
-    /// Its device node.
+    /// The path of its device node.
     pub path: PathBuf,
-    /// What the table says of it.
+    /// The entry in the partition table.
     pub entry: gpt::Partition,
 }
 
@@ -202,8 +201,7 @@ impl Default for Blocks {
 }
 
 impl Blocks {
-    /// Those shown in these directories, which are `/sys` and `/dev` but in
-    /// tests.
+    /// The block devices in these directories, which are `/sys` and `/dev` except in tests.
     pub fn at(sys: impl Into<PathBuf>, dev: impl Into<PathBuf>) -> Self {
         Self {
             sys: sys.into(),
@@ -211,8 +209,8 @@ impl Blocks {
         }
     }
 
-    /// All disks that could be booted from, by name. Virtual devices (loop,
-    /// RAM, device-mapper) and empty drives are not among them.
+    /// All disks from which a machine can be booted, sorted by name. Virtual devices (loop, RAM,
+    /// device-mapper) and empty drives are excluded.
     pub fn disks(&self) -> Result<Vec<Disk>, BlockError> {
         let directory = self.sys.join("block");
         let failed = |source| BlockError::Sysfs {
@@ -230,8 +228,8 @@ impl Blocks {
             match self.disk(name) {
                 Ok(disk) if disk.size > 0 => disks.push(disk),
                 Ok(_empty_drive) => {}
-                // Pulled out between two looks, or broken: not the others' fault.
-                Err(error) => tracing::warn!(disk = name, %error, "a disk is passed over"),
+                // A disk that was removed meanwhile or is defective must not affect the others.
+                Err(error) => tracing::warn!(disk = name, %error, "cannot read disk; skipping it"),
             }
         }
         disks.sort_by(|a, b| a.name.cmp(&b.name));
@@ -251,7 +249,7 @@ impl Blocks {
         })
     }
 
-    /// The partitions of a disk that the kernel shows too.
+    /// The partitions of a disk that the kernel also lists.
     pub fn partitions(&self, disk: &Disk) -> Result<Vec<PartitionDevice>, BlockError> {
         let device = File::open(&disk.path).map_err(BlockError::io(&disk.path, "open"))?;
         let table = gpt::read(&device, disk.sector_size).map_err(|source| BlockError::Table {
@@ -259,7 +257,7 @@ impl Blocks {
             source,
         })?;
         if table.from_backup {
-            tracing::warn!(disk = %disk.path.display(), "the primary partition table is damaged, read from the backup");
+            tracing::warn!(disk = %disk.path.display(), "the primary partition table is corrupt; using the backup");
         }
         let directory = self.sys.join("block").join(&disk.name);
         let mut partitions = Vec::new();
@@ -280,10 +278,10 @@ impl Blocks {
         Ok(partitions)
     }
 
-    /// The EFI system partition that this system was booted from.
+    /// Finds the EFI system partition from which this system was booted.
     ///
-    /// The one the firmware names; if it names none (direct boot), the only
-    /// one there is.
+    /// This is the partition that the firmware names or, if it names none (direct boot), the only
+    /// EFI system partition.
     pub fn boot_partition(&self, named: Option<Uuid>) -> Result<PartitionDevice, BlockError> {
         let mut found = Found::default();
         let mut candidates = Vec::new();
@@ -308,7 +306,7 @@ impl Blocks {
         choose(candidates, named, found)
     }
 
-    /// The one partition of this type on a disk.
+    /// The only partition of this type on a disk.
     pub fn only_partition(
         &self,
         disk: &Disk,
@@ -326,8 +324,8 @@ impl Blocks {
         }
     }
 
-    /// Grows a disk's last partition to the disk's end, in the table and in
-    /// the kernel. Idempotent; the partition may be in use.
+    /// Grows the last partition of a disk to the end of the disk, in the partition table and in the
+    /// kernel. Idempotent; the partition may be in use.
     pub fn grow(&self, partition: &PartitionDevice) -> Result<PartitionDevice, BlockError> {
         let disk = &partition.disk;
         let device = OpenOptions::new().read(true).write(true).open(&disk.path);
@@ -346,13 +344,13 @@ impl Blocks {
             path: partition.path.clone(),
             entry,
         };
-        // Also when the table was right already: a power cut may have come
-        // between the table and the kernel, whose view is then the old one
-        // only until the next boot, but this one is about to use it.
+        // Also if the table was correct already: after a power cut between the two steps the kernel
+        // sees the new size only at the next boot, but the partition is used in this one.
         if self.kernel_size(&grown)? != grown.size() {
             let start = grown.entry.first * u64::from(disk.sector_size);
-            raw::resize_partition(&device, grown.entry.number, start, grown.size())
-                .map_err(BlockError::io(&grown.path, "tell the kernel the new size"))?;
+            raw::resize_partition(&device, grown.entry.number, start, grown.size()).map_err(
+                BlockError::io(&grown.path, "set the new size in the kernel"),
+            )?;
         }
         Ok(grown)
     }
@@ -383,8 +381,8 @@ fn choose(
     }
 }
 
-/// The partition that the boot loader says it came from, if it says so.
-/// `efivars` is [`EFIVARS`] but in tests.
+/// The partition from which the boot loader was loaded, if it says so. `efivars` is [`EFIVARS`]
+/// except in tests.
 pub fn loader_partition(efivars: &Path) -> Result<Option<Uuid>, BlockError> {
     let path = efivars.join(LOADER_DEVICE);
     let content =
@@ -401,12 +399,15 @@ pub fn loader_partition(efivars: &Path) -> Result<Option<Uuid>, BlockError> {
         Some(guid) => Ok(Some(guid)),
         None => Err(BlockError::EfiVariable {
             path,
-            problem: format!("not a GUID in UTF-16: {}", text.unwrap_or_default()),
+            problem: format!(
+                "expected a GUID in UTF-16, got {:?}",
+                text.unwrap_or_default()
+            ),
         }),
     }
 }
 
-/// Four bytes of attributes, then UTF-16 with a zero at its end.
+/// The variable has four bytes of attributes, followed by zero-terminated UTF-16.
 fn loader_text(content: &[u8]) -> Option<String> {
     let units: Vec<u16> = content
         .get(4..)?
@@ -420,10 +421,10 @@ fn loader_text(content: &[u8]) -> Option<String> {
 /// The size of a block device or file, in bytes.
 pub fn size_of(device: &Path) -> Result<u64, BlockError> {
     let file = File::open(device).map_err(BlockError::io(device, "open"))?;
-    gpt::Medium::size(&file).map_err(BlockError::io(device, "find the size of"))
+    gpt::Medium::size(&file).map_err(BlockError::io(device, "get the size"))
 }
 
-/// Reads `length` bytes from a place.
+/// Reads `length` bytes at `offset`.
 pub fn read_region(device: &Path, offset: u64, length: usize) -> Result<Vec<u8>, BlockError> {
     let file = File::open(device).map_err(BlockError::io(device, "open"))?;
     let mut bytes = vec![0; length];
@@ -432,7 +433,7 @@ pub fn read_region(device: &Path, offset: u64, length: usize) -> Result<Vec<u8>,
     Ok(bytes)
 }
 
-/// Writes bytes to a place, durably.
+/// Writes bytes at `offset`, durably.
 pub fn write_region(device: &Path, offset: u64, bytes: &[u8]) -> Result<(), BlockError> {
     let file = OpenOptions::new().write(true).open(device);
     let file = file.map_err(BlockError::io(device, "open for writing"))?;
@@ -441,7 +442,7 @@ pub fn write_region(device: &Path, offset: u64, bytes: &[u8]) -> Result<(), Bloc
     file.sync_all().map_err(BlockError::io(device, "sync"))
 }
 
-/// Whether a range holds nothing but zeros.
+/// Whether a range contains only zeros.
 pub fn is_blank(device: &Path, offset: u64, length: u64) -> Result<bool, BlockError> {
     let file = File::open(device).map_err(BlockError::io(device, "open"))?;
     let mut buffer = vec![0; CHUNK_LENGTH];
@@ -456,14 +457,13 @@ pub fn is_blank(device: &Path, offset: u64, length: u64) -> Result<bool, BlockEr
     Ok(true)
 }
 
-/// Fills a range with zeros, durably. Where the device can do that by itself
-/// nothing is transferred.
+/// Fills a range with zeros, durably. If the device supports it, no data is transferred.
 pub fn zero_range(device: &Path, offset: u64, length: u64) -> Result<(), BlockError> {
     let file = OpenOptions::new().write(true).open(device);
     let file = file.map_err(BlockError::io(device, "open for writing"))?;
     let flags = FallocateFlags::ZERO_RANGE | FallocateFlags::KEEP_SIZE;
     if length > 0 && rustix::fs::fallocate(&file, flags, offset, length).is_err() {
-        // Not every device and file system can; writing always works.
+        // Not every device and file system supports it; writing always works.
         let zeros = vec![0; CHUNK_LENGTH];
         for (at, length) in chunks(offset, length) {
             file.write_all_at(&zeros[..length], at)

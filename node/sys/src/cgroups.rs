@@ -1,13 +1,12 @@
-//! Control groups, version 2: who may use how much, and who belongs together.
+//! Control groups, version 2: limit resources and keep track of processes.
 //!
-//! One tree for all controllers. A group with groups below it that have
-//! controllers has no processes of its own, except for the root; so whoever
-//! wants to divide the machine puts its own processes into a leaf first
-//! ([`Group::enter`]) and then passes controllers down
+//! All controllers share one tree. A group with child groups that use controllers must not contain
+//! processes, except for the root. So a process that wants to divide resources first moves itself
+//! into a leaf ([`Group::enter`]) and then enables controllers for child groups
 //! ([`Group::pass_controllers_down`]).
 //!
-//! A group is also the only handle that nothing escapes by forking: what was
-//! started in it can be killed as one ([`Group::kill`]).
+//! A group is also the only handle from which no process escapes by forking: all processes in it
+//! can be killed at once ([`Group::kill`]).
 
 use std::{
     fs, io,
@@ -17,24 +16,24 @@ use std::{
 
 use tokio::time::{Instant, sleep};
 
-/// Where the tree is mounted.
+/// The mount point of the tree.
 pub const ROOT: &str = "/sys/fs/cgroup";
-/// How often an emptying group is looked at.
+/// Interval at which a group is polled until it is empty.
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// What went wrong with a group.
+/// An operation on a group failed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot {step} the control group {group}")]
 pub struct CgroupError {
-    /// The step, as a verb.
+    /// The operation, as a verb.
     pub step: &'static str,
     /// The group's directory.
     pub group: PathBuf,
-    /// The cause.
+    /// The error of the operating system.
     pub source: io::Error,
 }
 
-/// One group. It need not exist.
+/// A control group, which need not exist.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Group {
     path: PathBuf,
@@ -60,44 +59,44 @@ impl Group {
         }
     }
 
-    /// Makes it. One that is there is fine.
+    /// Creates the group. Succeeds if it exists.
     pub fn make(&self) -> Result<(), CgroupError> {
         match fs::create_dir(&self.path) {
             Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                Err(self.failed("make")(error))
+                Err(self.failed("create")(error))
             }
             _ => Ok(()),
         }
     }
 
-    /// Moves this process into it, with all its threads. Children that it has
-    /// already stay where they are.
+    /// Moves this process with all its threads into the group. Existing children stay in their
+    /// group.
     pub fn enter(&self) -> Result<(), CgroupError> {
         self.write("cgroup.procs", "0", "enter")
     }
 
-    /// Sets a controller's value, e.g. `cpu.weight`.
+    /// Sets a value of a controller, e.g. `cpu.weight`.
     pub fn set(&self, file: &str, value: &str) -> Result<(), CgroupError> {
         self.write(file, value, "set a value of")
     }
 
-    /// Lets the groups below use every controller that this one has.
+    /// Enables every controller of this group for its child groups.
     pub fn pass_controllers_down(&self) -> Result<(), CgroupError> {
         let path = self.path.join("cgroup.controllers");
-        let controllers = fs::read_to_string(path).map_err(self.failed("read controllers of"))?;
+        let controllers =
+            fs::read_to_string(path).map_err(self.failed("read the controllers of"))?;
         for controller in controllers.split_whitespace() {
-            // One by one: written together, one that is refused holds back
-            // the others.
+            // One by one: if they were written together, one failure would reject all of them.
             self.write(
                 "cgroup.subtree_control",
                 &format!("+{controller}"),
-                "pass down the controllers of",
+                "enable the controllers of",
             )?;
         }
         Ok(())
     }
 
-    /// Kills all that is in it and below it. None there is fine.
+    /// Kills all processes in the group and below it. Succeeds if the group does not exist.
     pub fn kill(&self) -> Result<(), CgroupError> {
         if !self.path.exists() {
             return Ok(());
@@ -105,8 +104,7 @@ impl Group {
         self.write("cgroup.kill", "1", "kill")
     }
 
-    /// Waits until nothing runs in it and below it; false if that is not so
-    /// after `bound`.
+    /// Waits until the group and its child groups have no processes; returns false on timeout.
     pub async fn empties_within(&self, bound: Duration) -> Result<bool, CgroupError> {
         let end = Instant::now() + bound;
         while self.is_populated()? {
@@ -118,16 +116,15 @@ impl Group {
         Ok(true)
     }
 
-    /// Removes it and all groups below it, which must be empty. None there is
-    /// fine.
+    /// Removes the group and its child groups, which must be empty. Succeeds if it does not exist.
     pub fn remove(&self) -> Result<(), CgroupError> {
         let entries = match fs::read_dir(&self.path) {
             Ok(entries) => entries,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-            Err(error) => return Err(self.failed("look into")(error)),
+            Err(error) => return Err(self.failed("list")(error)),
         };
         for entry in entries {
-            let entry = entry.map_err(self.failed("look into"))?;
+            let entry = entry.map_err(self.failed("list"))?;
             if entry.path().is_dir() {
                 Self::at(&entry.path()).remove()?;
             }
@@ -139,10 +136,11 @@ impl Group {
         match fs::read_to_string(self.path.join("cgroup.events")) {
             Ok(events) => Ok(events.lines().any(|line| line == "populated 1")),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
-            Err(error) => Err(self.failed("look at")(error)),
+            Err(error) => Err(self.failed("read the state of")(error)),
         }
     }
 
+    #[expect(clippy::disallowed_methods, reason = "a control file of the kernel")]
     fn write(&self, file: &str, value: &str, step: &'static str) -> Result<(), CgroupError> {
         fs::write(self.path.join(file), value).map_err(self.failed(step))
     }
@@ -163,10 +161,10 @@ mod tests {
 
     use super::*;
 
-    /// A group for a test, or `None`, and says so, where none can be made.
+    /// Creates a group for a test; prints a message and returns `None` if that is not possible.
     fn group(name: &str) -> Option<Group> {
         let root = Group::root();
-        // Beside version 1 it is mounted one deeper.
+        // On hosts that also use version 1 it is mounted one level deeper.
         let roots = [root.child("unified"), root];
         let root = roots
             .into_iter()
@@ -175,7 +173,7 @@ mod tests {
         let group = root.map(|root| root.child(&name));
         let group = group.filter(|group| group.make().is_ok());
         if group.is_none() {
-            eprintln!("skipped: this needs the right to make control groups");
+            eprintln!("skipped: creating control groups is not permitted");
         }
         group
     }
@@ -185,7 +183,7 @@ mod tests {
         let Some(group) = group("kill") else { return };
         let below = group.child("below");
         below.make().unwrap();
-        // It enters before it forks: what is forked before stays outside.
+        // It enters the group before it forks: an earlier child would stay outside.
         let enter = below.path.join("cgroup.procs");
         let mut child = Command::new("/bin/sh")
             .args(["-c", "echo $$ > \"$0\"; sleep 1000 & sleep 1000"])
@@ -223,7 +221,7 @@ mod tests {
         let group = Group::at(directory.path());
         fs::write(directory.path().join("cgroup.controllers"), "cpu memory\n").unwrap();
         group.pass_controllers_down().unwrap();
-        // A file keeps the last write only; the kernel's takes each.
+        // A file keeps only the last write; the kernel accepts each.
         let written = fs::read_to_string(directory.path().join("cgroup.subtree_control"));
         assert_eq!(written.unwrap(), "+memory");
     }
@@ -232,7 +230,7 @@ mod tests {
     fn an_error_names_step_and_group() {
         let directory = tempfile::tempdir().unwrap();
         let error = Group::at(&directory.path().join("a/b")).make().unwrap_err();
-        assert!(error.to_string().contains("make the control group"));
+        assert!(error.to_string().contains("create the control group"));
         assert!(error.to_string().ends_with("a/b"), "{error}");
     }
 }

@@ -1,16 +1,14 @@
 //! Child processes that cannot outlive the node's core.
 //!
 //! # Invariants
-//! - A child leads a session and process group of its own, so that a signal
-//!   to the core's group does not reach it and a kill reaches its children.
-//! - It gets SIGKILL when the core dies for whatever reason, and when its
-//!   [`Child`] is dropped.
-//! - What it prints goes line by line to a callback, with a bound on the
-//!   length of a line. A grandchild that holds the pipe open delays nobody.
+//! - A child leads its own session and process group, so that a signal to the core's group does not
+//!   reach it, and a kill reaches its children.
+//! - It gets SIGKILL when the core dies for any reason, and when its [`Child`] is dropped.
+//! - Its output is passed line by line to a callback, with a limit on the length of a line. A
+//!   grandchild that keeps the pipe open delays nothing.
 //!
-//! The kernel sends the parent-death signal when the *thread* that started
-//! the child ends, and threads of a thread pool do end. All children are
-//! therefore started by one thread that stays.
+//! The kernel sends the parent-death signal when the *thread* that started the child ends, and
+//! threads of a thread pool do end. So one thread that never ends starts all children.
 
 use std::{
     io,
@@ -32,13 +30,13 @@ use tokio::{
 
 use super::raw;
 
-/// A longer line reaches the callback in pieces of this many bytes.
+/// A longer line is passed to the callback in chunks of this many bytes.
 pub const MAX_LINE: usize = 8 * 1024;
 
-/// How long the pipes of an ended child are read on.
+/// How long the pipes of an exited child are still read.
 const DRAIN_LIMIT: Duration = Duration::from_millis(500);
 
-/// Which of its streams a child wrote to.
+/// The stream to which a child wrote.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     /// Standard output.
@@ -47,51 +45,49 @@ pub enum Stream {
     Stderr,
 }
 
-/// Why a child could not be started or waited for.
+/// Why a child cannot be started or waited for.
 #[derive(Debug, thiserror::Error)]
 pub enum ChildError {
-    /// It did not start.
+    /// The program cannot be started.
     #[error("cannot start {program}")]
     Start {
         /// The program.
         program: String,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// It could not be waited for.
+    /// Waiting for the process failed.
     #[error("cannot wait for {program}")]
     Wait {
         /// The program.
         program: String,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
-/// Lets a command's process, and all that it starts, go after others when the
-/// processors are busy, or before them: 0 is as everyone is, 19 the last, -20
-/// the first.
+/// Sets the nice value of a command's process and of all processes that it starts: 0 is the
+/// default, 19 the lowest priority, -20 the highest.
 pub fn nice(command: &mut Command, niceness: i8) {
     raw::nice(command, niceness);
 }
 
-/// The same of this thread, with all threads and processes that it starts from
-/// here on.
+/// Sets the nice value of this thread and of all threads and processes that it starts from now on.
 pub fn nice_this(niceness: i8) -> io::Result<()> {
     Ok(rustix::process::setpriority_process(None, niceness.into())?)
 }
 
-/// The same of a process that runs, with all its threads and what they start
-/// from here on. One that has ended is fine.
+/// Sets the nice value of a running process with all its threads, and of everything they start from
+/// now on. Succeeds if the process has exited.
 pub fn renice(pid: u32, niceness: i8) -> io::Result<()> {
-    // One that is not changed yet may start another that is not in the list, so
-    // they are listed until all are as they should be.
+    // A thread that has not been changed yet may start another one that is not in the list, so the
+    // list is read until nothing had to be changed.
     loop {
         let mut changed = false;
         for thread in threads(pid)? {
             match renice_thread(thread, niceness.into()) {
                 Ok(was_changed) => changed |= was_changed,
-                // It has ended.
+                // The thread has exited.
                 Err(Errno::SRCH) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -102,7 +98,7 @@ pub fn renice(pid: u32, niceness: i8) -> io::Result<()> {
     }
 }
 
-/// Whether it had to be changed.
+/// Returns whether the nice value had to be changed.
 fn renice_thread(thread: Pid, niceness: i32) -> Result<bool, Errno> {
     let differs = rustix::process::getpriority_process(Some(thread))? != niceness;
     if differs {
@@ -111,20 +107,19 @@ fn renice_thread(thread: Pid, niceness: i32) -> Result<bool, Errno> {
     Ok(differs)
 }
 
-/// How long a process has had processors, all its threads together. An error if
-/// there is none.
+/// The CPU time of a process, summed over all its threads. An error if the process does not exist.
 pub fn processor_time(pid: u32) -> io::Result<Duration> {
     let pid = nix::unistd::Pid::from_raw(pid.cast_signed());
     Ok(ClockId::pid_cpu_clock_id(pid)?.now()?.into())
 }
 
-/// None, of a process that has ended.
+/// The threads of a process; empty if it has exited.
 fn threads(pid: u32) -> io::Result<Vec<Pid>> {
     let entries = match std::fs::read_dir(format!("/proc/{pid}/task")) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries?,
     };
-    // The list of one that ends meanwhile breaks off.
+    // The listing is truncated if the process exits meanwhile.
     let names = entries.map_while(|entry| Some(entry.ok()?.file_name()));
     let ids = names.filter_map(|name| name.to_str()?.parse().ok());
     Ok(ids.filter_map(Pid::from_raw).collect())
@@ -141,8 +136,8 @@ pub struct Child {
 }
 
 impl Child {
-    /// Starts a command with its input closed and its output going, line by
-    /// line and without line ends, to `on_line`.
+    /// Starts a command. Its standard input is `/dev/null`; its output is passed to `on_line`, line
+    /// by line and without line endings.
     ///
     /// Must be called within a tokio runtime.
     pub async fn spawn(
@@ -182,14 +177,14 @@ impl Child {
         })
     }
 
-    /// The child's process id, which is also that of its group.
+    /// The child's process ID, which is also the ID of its group.
     pub fn id(&self) -> u32 {
         self.pid.as_raw_nonzero().get() as u32
     }
 
-    /// Waits until the child has ended and its output has been read.
+    /// Waits until the child has exited and its output has been read.
     ///
-    /// May be cancelled and called again.
+    /// Cancel safe: may be called again.
     pub async fn wait(&mut self) -> Result<ExitStatus, ChildError> {
         let status = match self.ended {
             Some(status) => status,
@@ -205,29 +200,29 @@ impl Child {
         };
         let drained = async { while self.readers.join_next().await.is_some() {} };
         if tokio::time::timeout(DRAIN_LIMIT, drained).await.is_err() {
-            // Somebody else holds the pipe.
+            // Another process keeps the pipe open.
             self.readers.abort_all();
         }
         Ok(status)
     }
 
-    /// Asks the child to end (SIGTERM), and kills its process group if it has
-    /// not ended after `bound`.
+    /// Sends SIGTERM to the child, and SIGKILL to its process group if it has not exited after
+    /// `bound`.
     pub async fn terminate(&mut self, bound: Duration) -> Result<ExitStatus, ChildError> {
         if self.ended.is_none() {
             self.signal(Signal::TERM);
             if let Ok(status) = tokio::time::timeout(bound, self.wait()).await {
                 return status;
             }
-            tracing::warn!(program = %self.program, ?bound, "killed: it did not end when asked to");
+            tracing::warn!(program = %self.program, ?bound, "process did not exit after SIGTERM; sending SIGKILL");
             self.kill_group();
         }
         self.wait().await
     }
 
-    /// Sends the child itself a signal, if it still runs.
+    /// Sends a signal to the child itself, if it is still running.
     pub fn signal(&self, signal: Signal) {
-        // Until the process is waited for, its id cannot belong to another.
+        // The process ID is not reused before the process has been waited for.
         if self.ended.is_none() {
             let _ = rustix::process::kill_process(self.pid, signal);
         }
@@ -258,7 +253,7 @@ async fn read_lines<F: FnMut(Stream, &str)>(
     };
     let mut pipe = BufReader::with_capacity(MAX_LINE, pipe);
     let mut line = Vec::new();
-    // A read error means the same as the end: nothing more will come.
+    // A read error is treated like the end of the stream: no more output follows.
     while let Ok(chunk) = pipe.fill_buf().await {
         if chunk.is_empty() {
             break;
@@ -297,7 +292,7 @@ async fn start_on_lasting_thread(mut command: Command) -> io::Result<tokio::proc
     let (answer, answered) = tokio::sync::oneshot::channel();
     let job: Job = Box::new(move || {
         let _runtime = runtime.enter();
-        // Nobody waiting means that the child is dropped, and so killed.
+        // If the caller is gone, the child is dropped and so killed.
         let _ = answer.send(command.spawn());
     });
     let starter = STARTER.get_or_init(|| {
@@ -305,7 +300,7 @@ async fn start_on_lasting_thread(mut command: Command) -> io::Result<tokio::proc
         std::thread::spawn(move || queue.iter().for_each(|job| job()));
         Mutex::new(jobs)
     });
-    let gone = || io::Error::other("the thread that starts children is gone");
+    let gone = || io::Error::other("the thread that starts child processes has ended");
     let sent = {
         let jobs = starter.lock().unwrap_or_else(|broken| broken.into_inner());
         jobs.send(job)
@@ -340,7 +335,7 @@ mod tests {
     }
 
     fn runs(pid: u32) -> bool {
-        // A zombie has ended, though nobody has waited for it yet.
+        // A zombie has exited, even if it has not been waited for.
         std::fs::read_to_string(format!("/proc/{pid}/stat"))
             .is_ok_and(|stat| !stat.contains(") Z "))
     }
@@ -393,7 +388,7 @@ mod tests {
     #[tokio::test]
     async fn a_nice_one_goes_after_others_with_all_that_it_starts() {
         let mut command = Command::new("/bin/sh");
-        // Of the shell, and of what the shell starts; the fields are those of proc(5).
+        // The nice values of the shell and of its child; the fields are those of proc(5).
         command
             .arg("-c")
             .arg("cut -d ' ' -f 19 /proc/$$/stat; nice");
@@ -431,7 +426,7 @@ mod tests {
             rustix::process::getpriority_process(None).unwrap()
         });
         let thread_id = told.recv().unwrap();
-        // That of all threads of this process would outlive the test.
+        // Changing all threads of this process would outlast the test.
         assert!(threads(std::process::id()).unwrap().contains(&thread_id));
         assert!(renice_thread(thread_id, 7).unwrap());
         assert!(!renice_thread(thread_id, 7).unwrap());
@@ -508,7 +503,7 @@ mod tests {
         let mut child = std::thread::spawn(move || handle.block_on(shell("sleep 1000")).0)
             .join()
             .unwrap();
-        // Had the signal followed that thread, the child would be gone.
+        // If the signal depended on that thread, the child would have been killed.
         let waited = runtime.block_on(async {
             tokio::time::timeout(Duration::from_millis(200), child.wait()).await
         });

@@ -1,4 +1,4 @@
-//! An address with the length of its network's prefix, such as `10.0.0.5/24`.
+//! An address with a prefix length, such as `10.0.0.5/24`.
 
 use std::{
     fmt,
@@ -6,16 +6,16 @@ use std::{
     str::FromStr,
 };
 
-/// An address and its prefix length, which fits the address's family.
+/// An address and its prefix length, which is valid for the address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Cidr {
     address: IpAddr,
     prefix: u8,
 }
 
-/// The text or the length is not one of an address with a prefix.
+/// The text or the prefix length is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{text:?} is not an address with a prefix length, such as 192.0.2.1/24")]
+#[error("expected an address with a prefix length such as 192.0.2.1/24, got {text:?}")]
 pub struct CidrError {
     text: String,
 }
@@ -33,7 +33,7 @@ impl Cidr {
         prefix: 0,
     };
 
-    /// Checks that the prefix fits the family.
+    /// Fails if the prefix is too long for the address family.
     pub fn new(address: IpAddr, prefix: u8) -> Result<Self, CidrError> {
         let longest = if address.is_ipv4() { 32 } else { 128 };
         if prefix > longest {
@@ -54,7 +54,7 @@ impl Cidr {
         self.prefix
     }
 
-    /// Whether another address lies in the same network.
+    /// Whether `other` is in the same network.
     pub fn contains(&self, other: IpAddr) -> bool {
         match (self.address, other) {
             (IpAddr::V4(a), IpAddr::V4(b)) => {
@@ -84,7 +84,7 @@ impl FromStr for Cidr {
             text: text.to_owned(),
         };
         let (address, prefix) = text.split_once('/').ok_or_else(error)?;
-        // Only digits: the parser of integers would also take a sign.
+        // Accept only digits: the integer parser would also accept a sign.
         if !prefix.bytes().all(|byte| byte.is_ascii_digit()) {
             return Err(error());
         }

@@ -1,37 +1,37 @@
-//! The clock's floor.
+//! The minimum time of the system clock.
 //!
-//! A machine without a battery starts in 1970, and then no certificate is
-//! valid. Before anything is judged by the clock it is raised to the later of
-//! two times that are surely past: when the image was built, and the last time
-//! that was saved. It is never turned back: a clock that runs ahead cannot be
-//! told from one that is right.
+//! A machine without a clock battery starts in 1970, and then no certificate is valid. Before
+//! anything depends on the clock, it is set forward to the later of two times in the past: the
+//! build time of the image and the last saved time. The clock is never set back: a clock that is
+//! ahead cannot be distinguished from a correct one.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::{sys::time::TimeSpec, time::ClockId};
 
-/// Why the clock was not raised.
+/// Why the clock cannot be set.
 #[derive(Debug, thiserror::Error)]
 pub enum ClockError {
-    /// The floor is not a time the kernel can be set to.
+    /// The kernel cannot represent the time.
     #[error("the clock cannot be set to {0} seconds after 1970")]
     OutOfRange(u64),
-    /// The kernel refused.
+    /// The kernel rejected the time.
     #[error("cannot set the clock")]
     Set(#[source] nix::Error),
 }
 
-/// By how much a clock that shows `now` must be raised to reach the floor.
+/// How far `now` is behind the floor; `None` if it is not.
 pub fn shortfall(now: SystemTime, floor: SystemTime) -> Option<Duration> {
     floor.duration_since(now).ok().filter(|gap| !gap.is_zero())
 }
 
-/// Raises the clock to the floor if it is below; tells by how much.
+/// Sets the clock to the floor if it is behind; returns by how much.
+#[expect(clippy::disallowed_methods, reason = "this is the system clock")]
 pub fn raise_to(floor: SystemTime) -> Result<Option<Duration>, ClockError> {
     let Some(gap) = shortfall(SystemTime::now(), floor) else {
         return Ok(None);
     };
-    // A floor before 1970 is below any clock.
+    // A floor before 1970 is before any clock.
     let since = floor.duration_since(UNIX_EPOCH).unwrap_or_default();
     let seconds = i64::try_from(since.as_secs());
     let seconds = seconds.map_err(|_| ClockError::OutOfRange(since.as_secs()))?;
@@ -50,7 +50,7 @@ mod tests {
         assert_eq!(shortfall(at(10), at(25)), Some(Duration::from_secs(15)));
         assert_eq!(shortfall(at(25), at(25)), None);
         assert_eq!(shortfall(at(40), at(25)), None);
-        // This machine's clock is past 1970, so it is left alone.
+        // This machine's clock is past 1970, so it is not changed.
         assert_eq!(raise_to(at(25)).unwrap(), None);
         assert_eq!(raise_to(UNIX_EPOCH - Duration::from_secs(5)).unwrap(), None);
     }

@@ -1,9 +1,8 @@
-//! Lines on the machine's console, for the people (and tests) who look at it.
+//! Lines on the machine's console, for people and tests.
 //!
-//! A console must never hold the node up: a serial line that nobody drains is
-//! written without blocking, and what does not fit is dropped. A line is
-//! written in one piece, with everything but plain text taken out of it, since
-//! parts of it may come from elsewhere.
+//! A console must never block the node: lines are written without blocking, and what does not fit
+//! is dropped, for example on a serial line that nobody reads. Each line is one write. Control
+//! characters are replaced, since parts of a line may come from other machines.
 
 use std::{
     fs::{File, OpenOptions},
@@ -15,10 +14,10 @@ use std::{
 
 use rustix::fs::OFlags;
 
-/// The kernel's consoles, all of them.
+/// All consoles of the kernel.
 pub const DEVICE: &str = "/dev/console";
 
-/// A longer line is cut, in characters.
+/// Maximum length of a line in characters; the rest is dropped.
 const MAX_LINE: usize = 1000;
 
 /// A console.
@@ -28,7 +27,7 @@ pub struct Console {
 }
 
 impl Console {
-    /// Opens a console. It does not become the controlling terminal.
+    /// Opens a console, without making it the controlling terminal.
     pub fn open(device: &Path) -> io::Result<Self> {
         let flags = OFlags::NONBLOCK | OFlags::NOCTTY;
         let file = OpenOptions::new()
@@ -40,7 +39,7 @@ impl Console {
         })
     }
 
-    /// Writes a line, or as much of it as the console takes at once.
+    /// Writes a line, or as much of it as fits without blocking.
     pub fn line(&self, text: &str) {
         let line = plain(text) + "\r\n";
         let mut file = self
@@ -53,7 +52,7 @@ impl Console {
                 Ok(0) => return,
                 Ok(written) => rest = &rest[written..],
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                // Full, or gone. There is nobody to tell.
+                // The console is full or gone. The error cannot be reported anywhere.
                 Err(_) => return,
             }
         }

@@ -1,30 +1,28 @@
-//! Device-mapper: encrypted, authenticated, and read-only verified volumes.
+//! Device-mapper: encrypted, authenticated, and verified read-only volumes.
 //!
-//! The kernel's interface is a dozen ioctls on one control device, each with
-//! a fixed header and, for tables, a list of targets. This module speaks it
-//! directly; the one unsafe call is in `raw`.
+//! The kernel's interface consists of a dozen ioctls on one control device, each with a fixed
+//! header and, for tables, a list of targets. This module implements it directly; the only unsafe
+//! call is in `raw`.
 //!
 //! # Invariants
-//! - Keys live in [`XtsKey`] and [`AeadKey`], which cannot be printed and are
-//!   wiped when dropped. The buffers in which they go to the kernel are wiped
-//!   too, and the kernel is told to wipe its own (`DM_SECURE_DATA_FLAG`).
-//! - A device whose table was not accepted is removed again: on an error
-//!   nothing of a volume is left behind.
+//! - Keys are in [`XtsKey`] and [`AeadKey`], which are not printable and are zeroized on drop. The
+//!   buffers that pass them to the kernel are zeroized as well, and the kernel is asked to wipe its
+//!   own (`DM_SECURE_DATA_FLAG`).
+//! - A device whose table was rejected is removed again: after an error nothing of a volume
+//!   remains.
 //! - [`open_integrity`] never formats; only [`format_integrity`] does.
 //!
 //! # Formats
-//! An encrypted volume is `aes-xts-plain64` in sectors of 4096 bytes over the
-//! whole device. An authenticated one is two layers: dm-integrity, which
-//! keeps 28 bytes beside every block (12 of IV, 16 of tag) and writes both
-//! through a journal, and `aes-gcm-random` on top of it. Blocks that were
-//! never written have no valid tag and cannot be read; a fresh volume is not
-//! wiped, since that takes minutes and a file system reads only what it wrote.
+//! An encrypted volume is `aes-xts-plain64` in sectors of 4096 bytes over the whole device. An
+//! authenticated volume has two layers: dm-integrity, which stores 28 bytes with every block (12 of
+//! IV, 16 of tag) and writes both through a journal, and `aes-gcm-random` on top of it. Blocks that
+//! were never written have no valid tag and cannot be read; a new volume is not wiped, since that
+//! takes minutes and a file system only reads what it has written.
 //!
-//! A verified volume is dm-verity's version 1: SHA-256, no salt, blocks of 4096
-//! bytes, the tree of hashes right behind the data on the same device. A block
-//! that does not match its hash cannot be read, when it is read; nothing is
-//! read before. The machine goes on: what reads it learns of it, and no
-//! restart makes a disk better.
+//! A verified volume is dm-verity version 1: SHA-256, no salt, blocks of 4096 bytes, and the hash
+//! tree directly after the data on the same device. Reading a block that does not match its hash
+//! fails; no block is verified before it is read. The machine keeps running: the reader gets the
+//! error, and a reboot does not repair a disk.
 
 use std::{
     fmt,
@@ -42,13 +40,13 @@ use super::{
     raw::{self, DM_HEADER},
 };
 
-/// A volume's sectors, in bytes.
+/// The sector size of a volume, in bytes.
 const SECTOR: u64 = 4096;
 /// The unit of device-mapper tables, in bytes.
 const UNIT: u64 = 512;
-/// Bytes of IV and tag beside each sector of an authenticated volume.
+/// The size of IV and tag for each sector of an authenticated volume.
 const TAG_LENGTH: u32 = 28;
-/// A table larger than this is a bug of ours.
+/// A larger table is an internal error.
 const MAX_TABLE: usize = 16 * 1024;
 
 mod command {
@@ -67,66 +65,66 @@ mod flag {
     pub(crate) const SECURE_DATA: u32 = 1 << 15;
 }
 
-/// Why a volume was not opened, formatted or closed.
+/// Why a volume cannot be opened, formatted or closed.
 #[derive(Debug, thiserror::Error)]
 pub enum DmError {
-    /// The kernel has no device-mapper, or no node for it could be made.
+    /// The kernel has no device-mapper, or its device node cannot be created.
     #[error("device-mapper is not available: cannot {step} {path}")]
     Control {
-        /// The step, as a verb.
+        /// The operation, as a verb.
         step: &'static str,
         /// The file.
         path: PathBuf,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
     /// The name is empty, too long, or holds a slash or a control character.
-    #[error("{0:?} cannot be the name of a volume")]
+    #[error("invalid volume name {0:?}")]
     BadName(String),
-    /// The kernel refused a step.
+    /// The kernel rejected an operation.
     #[error("volume {name}: cannot {step}")]
     Refused {
         /// The volume.
         name: String,
-        /// The step, as a verb.
+        /// The operation, as a verb.
         step: &'static str,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The device is too small to hold anything.
-    #[error("volume {name}: {device} has only {size} bytes")]
+    /// The device is too small for the volume.
+    #[error("volume {name}: {device} is too small: {size} bytes")]
     TooSmall {
         /// The volume.
         name: String,
-        /// The device below it.
+        /// The underlying device.
         device: PathBuf,
         /// Its size in bytes.
         size: u64,
     },
-    /// The device does not begin with an integrity superblock.
-    #[error("volume {name}: {device} bears no integrity superblock of ours ({problem})")]
+    /// The device does not begin with a valid dm-integrity superblock.
+    #[error("volume {name}: {device} has no valid dm-integrity superblock ({problem})")]
     NotIntegrity {
         /// The volume.
         name: String,
-        /// The device below it.
+        /// The underlying device.
         device: PathBuf,
-        /// What was found.
+        /// What is wrong with the superblock.
         problem: String,
     },
-    /// The device below could not be worked on.
-    #[error("volume {name}")]
+    /// I/O on the underlying device failed.
+    #[error("cannot access the device of volume {name}")]
     Block {
         /// The volume.
         name: String,
-        /// The cause.
+        /// The error of the device.
         source: BlockError,
     },
-    /// The kernel's answer made no sense.
-    #[error("volume {name}: the kernel's answer to {step:?} makes no sense")]
+    /// The kernel returned an invalid answer.
+    #[error("volume {name}: the kernel returned an invalid answer to {step:?}")]
     Answer {
         /// The volume.
         name: String,
-        /// The step, as a verb.
+        /// The operation, as a verb.
         step: &'static str,
     },
 }
@@ -138,7 +136,7 @@ pub struct XtsKey(Zeroizing<[u8; 64]>);
 pub struct AeadKey(Zeroizing<[u8; 32]>);
 
 impl XtsKey {
-    /// Two AES-256 keys. The halves must differ; derived ones do.
+    /// Two AES-256 keys, which must differ; derived ones do.
     pub fn new(bytes: Zeroizing<[u8; 64]>) -> Self {
         Self(bytes)
     }
@@ -163,16 +161,16 @@ impl fmt::Debug for AeadKey {
     }
 }
 
-/// What vouches for a verified volume.
+/// The parameters of a verified volume.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Verity {
-    /// Blocks of 4096 bytes of data.
+    /// The number of data blocks, of 4096 bytes each.
     pub blocks: u64,
-    /// The root of the tree.
+    /// The root hash of the hash tree.
     pub root_hash: [u8; 32],
 }
 
-/// One target that covers a whole device. All of ours do.
+/// A target that covers the whole device, as all of ours do.
 struct Target {
     kind: &'static str,
     sectors: u64,
@@ -187,7 +185,7 @@ pub struct DeviceMapper {
 }
 
 impl DeviceMapper {
-    /// Opens the control device, making its node if `/dev` has none.
+    /// Opens the control device; creates its node if `/dev` has none.
     pub fn open() -> Result<Self, DmError> {
         Self::open_in(Path::new("/sys"), Path::new("/dev"))
     }
@@ -202,9 +200,9 @@ impl DeviceMapper {
             let numbers = sys.join("class/misc/device-mapper/dev");
             let text = fs::read_to_string(&numbers).map_err(failed("read", &numbers))?;
             let device = device_number(&text)
-                .ok_or_else(|| failed("understand", &numbers)(io::ErrorKind::InvalidData.into()))?;
+                .ok_or_else(|| failed("parse", &numbers)(io::ErrorKind::InvalidData.into()))?;
             let directory = dev.join("mapper");
-            fs::create_dir_all(&directory).map_err(failed("make", &directory))?;
+            fs::create_dir_all(&directory).map_err(failed("create", &directory))?;
             use rustix::fs::{CWD, FileType, Mode, mknodat};
             mknodat(
                 CWD,
@@ -213,7 +211,7 @@ impl DeviceMapper {
                 Mode::RUSR | Mode::WUSR,
                 device,
             )
-            .map_err(|errno| failed("make", &path)(errno.into()))?;
+            .map_err(|errno| failed("create", &path)(errno.into()))?;
         }
         let control = OpenOptions::new().read(true).write(true).open(&path);
         Ok(Self {
@@ -231,8 +229,8 @@ impl DeviceMapper {
         ))
     }
 
-    /// Opens the part of a device from a place on, given in bytes, as a volume
-    /// of its own: what lies before it is out of reach.
+    /// Opens the part of a device from `offset` (in bytes) on as a volume of its own: nothing
+    /// before `offset` is accessible through it.
     pub fn open_part(&self, name: &str, device: &Path, offset: u64) -> Result<PathBuf, DmError> {
         let (total, skipped) = (usable_sectors(name, device)?, offset.div_ceil(UNIT));
         let sectors = total.saturating_sub(skipped);
@@ -254,9 +252,9 @@ impl DeviceMapper {
         )
     }
 
-    /// Opens an encrypted volume on a device; gives the volume's device node.
+    /// Opens an encrypted volume on a device; returns the volume's device node.
     ///
-    /// A wrong key is not noticed here, but by what then reads the content.
+    /// A wrong key is not detected here, but by the software that reads the content.
     pub fn open_encrypted(
         &self,
         name: &str,
@@ -283,7 +281,7 @@ impl DeviceMapper {
         )
     }
 
-    /// Opens the upper layer of an authenticated volume, on a device given by
+    /// Opens the upper layer of an authenticated volume, on a device returned by
     /// [`DeviceMapper::open_integrity`].
     ///
     /// With a wrong key every read fails.
@@ -313,12 +311,11 @@ impl DeviceMapper {
         )
     }
 
-    /// Makes a device the lower layer of an authenticated volume. What it
-    /// held is lost.
+    /// Formats a device as the lower layer of an authenticated volume. Its content is lost.
     pub fn format_integrity(&self, name: &str, device: &Path) -> Result<(), DmError> {
         block::zero_range(device, 0, SECTOR).map_err(block_failed(name))?;
-        // A superblock of zeros makes the kernel write a new one. Its length
-        // is not known before, so the first table is as short as can be.
+        // If the superblock is zero, the kernel writes a new one. The length of the volume is not
+        // known yet, so the first table has the minimum length.
         let shortest = SECTOR / UNIT;
         self.open_volume(name, &integrity_target(device, shortest))?;
         self.remove(name)?;
@@ -331,10 +328,10 @@ impl DeviceMapper {
         self.open_volume(name, &integrity_target(device, sectors))
     }
 
-    /// Opens the verified volume that a device begins with.
+    /// Opens the verified volume at the beginning of a device.
     ///
-    /// A wrong root hash is not noticed here, but by the first read, which
-    /// fails, and by [`DeviceMapper::is_intact`] from then on.
+    /// A wrong root hash is not detected here, but by the first read, which fails, and by
+    /// [`DeviceMapper::is_intact`] from then on.
     pub fn open_verity(
         &self,
         name: &str,
@@ -352,12 +349,12 @@ impl DeviceMapper {
         self.open_volume(name, &verity_target(device, verity))
     }
 
-    /// Whether all that was read of a verified volume has matched its hashes.
+    /// Whether all blocks of a verified volume that were read matched their hashes.
     pub fn is_intact(&self, name: &str) -> Result<bool, DmError> {
         Ok(self.status(name)?.starts_with('V'))
     }
 
-    /// Closes a volume. None of that name is fine; one in use is an error.
+    /// Closes a volume. Succeeds if it does not exist; fails if it is in use.
     pub fn remove(&self, name: &str) -> Result<(), DmError> {
         match self.send(name, command::DEV_REMOVE, "remove it", 0, &[]) {
             Err(DmError::Refused { source, .. }) if source.raw_os_error() == Some(libc::ENXIO) => {
@@ -367,7 +364,7 @@ impl DeviceMapper {
         }
     }
 
-    /// The device node of a volume, `None` if there is none of that name.
+    /// The device node of a volume; `None` if it does not exist.
     pub fn find(&self, name: &str) -> Result<Option<PathBuf>, DmError> {
         match self.send(name, command::DEV_STATUS, "look it up", 0, &[]) {
             Ok(answer) => Ok(Some(node(&answer))),
@@ -378,8 +375,7 @@ impl DeviceMapper {
         }
     }
 
-    /// What a volume's target says of itself, such as the number of integrity
-    /// mismatches met so far.
+    /// The status line of a volume's target, such as the number of integrity mismatches so far.
     pub fn status(&self, name: &str) -> Result<String, DmError> {
         let step = "read its status";
         let room = [0; 4096];
@@ -402,7 +398,7 @@ impl DeviceMapper {
         self.send(name, command::DEV_CREATE, "create it", 0, &[])?;
         let opened = self.activate(name, target);
         if opened.is_err() {
-            // Only what was created above; the error told is the first one.
+            // Removes only what was created above; the original error is returned.
             let _ = self.remove(name);
         }
         opened
@@ -415,7 +411,7 @@ impl DeviceMapper {
             false => flag::SECURE_DATA,
         };
         self.send(name, command::TABLE_LOAD, "load its table", flags, &table)?;
-        // Without the suspend flag this command resumes.
+        // Without the suspend flag this command resumes the device.
         let answer = self.send(name, command::DEV_SUSPEND, "activate it", 0, &[])?;
         if u32_at(&answer, header::FLAGS) & flag::READ_ONLY != 0 && !target.read_only {
             return Err(DmError::Refused {
@@ -427,7 +423,7 @@ impl DeviceMapper {
         Ok(node(&answer))
     }
 
-    /// Sends a command about a volume, with a payload after the header.
+    /// Sends a command for a volume, with a payload after the header.
     fn send(
         &self,
         name: &str,
@@ -448,9 +444,8 @@ impl DeviceMapper {
     }
 }
 
-/// Where the fields of the kernel's `struct dm_ioctl` are, with which each
-/// request and each answer begins. The length of the whole, at 12..16, is set
-/// by `raw`, on which the soundness of the call depends.
+/// The offsets in the kernel's `struct dm_ioctl`, with which each request and each answer begins.
+/// The total length, at 12..16, is set by `raw`, because the soundness of the call depends on it.
 mod header {
     use std::ops::Range;
 
@@ -461,23 +456,23 @@ mod header {
     pub(super) const TARGET_COUNT: Range<usize> = 20..24;
     pub(super) const FLAGS: Range<usize> = 28..32;
     pub(super) const DEVICE: Range<usize> = 40..48;
-    /// With the zero at its end.
+    /// Including the terminating zero.
     pub(super) const NAME: Range<usize> = 48..176;
 }
 
-/// Where the fields of the kernel's `struct dm_target_spec` are, which comes
-/// before a target's parameters. Its start and its status are zeros.
+/// The offsets in the kernel's `struct dm_target_spec`, which precedes a target's parameters. Its
+/// start and its status are zero.
 mod target_spec {
     use std::ops::Range;
 
     pub(super) const SECTOR_COUNT: Range<usize> = 8..16;
-    /// How far behind the beginning of this one the next one begins.
+    /// The offset of the next one, relative to the beginning of this one.
     pub(super) const NEXT: Range<usize> = 20..24;
     pub(super) const TYPE: Range<usize> = 24..40;
     pub(super) const LENGTH: usize = 40;
 }
 
-/// Where the fields of dm-integrity's superblock are, which is little-endian.
+/// The offsets in dm-integrity's superblock, which is little-endian.
 mod integrity_superblock {
     use std::ops::Range;
 
@@ -487,9 +482,9 @@ mod integrity_superblock {
 }
 
 impl Target {
-    /// The table with this one target.
+    /// The table with only this target.
     fn encode(&self) -> Zeroizing<Vec<u8>> {
-        // The parameters end with a zero, and the whole in a multiple of 8.
+        // The parameters are zero-terminated, and the total length is a multiple of 8.
         let length = (target_spec::LENGTH + self.parameters.len() + 1).next_multiple_of(8);
         assert!(length <= MAX_TABLE, "parameters of {length} bytes");
         let mut bytes = Zeroizing::new(vec![0; length]);
@@ -501,7 +496,7 @@ impl Target {
     }
 }
 
-/// The header of `dm-ioctl.h`, then the payload.
+/// The header of `dm-ioctl.h`, followed by the payload.
 fn request(name: &str, flags: u32, payload: &[u8]) -> Result<Zeroizing<Vec<u8>>, DmError> {
     let bad = name.is_empty()
         || name.len() >= header::NAME.len()
@@ -510,7 +505,7 @@ fn request(name: &str, flags: u32, payload: &[u8]) -> Result<Zeroizing<Vec<u8>>,
         return Err(DmError::BadName(name.to_owned()));
     }
     let mut buffer = Zeroizing::new(vec![0; DM_HEADER + payload.len()]);
-    // Version 4.0.0 is the oldest that has all of this; newer kernels answer.
+    // Version 4.0.0 is the oldest with all of these commands; newer kernels accept it.
     buffer[header::VERSION_MAJOR].copy_from_slice(&4_u32.to_ne_bytes());
     buffer[header::DATA_START].copy_from_slice(&(DM_HEADER as u32).to_ne_bytes());
     let targets = u32::from(!payload.is_empty());
@@ -537,9 +532,8 @@ fn verity_target(device: &Path, verity: &Verity) -> Target {
     Target {
         kind: "verity",
         sectors: blocks * (SECTOR / UNIT),
-        // Version, data, hashes, the size of either's blocks, how many there
-        // are of data, where the hashes begin, by which algorithm, the root
-        // and the salt.
+        // Version, data device, hash device, data block size, hash block size, number of data
+        // blocks, first hash block, algorithm, root hash, salt.
         parameters: Zeroizing::new(format!(
             "1 {device} {device} {SECTOR} {SECTOR} {blocks} {blocks} sha256 {hash} -"
         )),
@@ -547,8 +541,8 @@ fn verity_target(device: &Path, verity: &Verity) -> Target {
     }
 }
 
-/// Checks the superblock that dm-integrity keeps at a device's beginning;
-/// gives the sectors (of 512 bytes) it provides.
+/// Checks the dm-integrity superblock at the beginning of a device; returns the number of sectors
+/// (of 512 bytes) that it provides.
 fn superblock(name: &str, device: &Path) -> Result<u64, DmError> {
     let bytes = block::read_region(device, 0, 512).map_err(block_failed(name))?;
     let not_ours = |problem: String| DmError::NotIntegrity {
@@ -557,23 +551,25 @@ fn superblock(name: &str, device: &Path) -> Result<u64, DmError> {
         problem,
     };
     if &bytes[integrity_superblock::MAGIC] != b"integrt\0" {
-        return Err(not_ours("no magic".into()));
+        return Err(not_ours("the magic number is missing".into()));
     }
     let tag = u16::from_le_bytes(array_at(&bytes, integrity_superblock::TAG_LENGTH));
     let tag = u32::from(tag);
     if tag != TAG_LENGTH {
-        return Err(not_ours(format!("tags of {tag} bytes")));
+        return Err(not_ours(format!(
+            "expected a tag size of {TAG_LENGTH}, got {tag}"
+        )));
     }
     let sectors = array_at(&bytes, integrity_superblock::PROVIDED_SECTORS);
     let sectors = u64::from_le_bytes(sectors);
     let size = block::size_of(device).map_err(block_failed(name))?;
     if sectors == 0 || sectors > size / UNIT {
-        return Err(not_ours(format!("it claims {sectors} sectors")));
+        return Err(not_ours(format!("invalid number of sectors: {sectors}")));
     }
     Ok(sectors / (SECTOR / UNIT) * (SECTOR / UNIT))
 }
 
-/// The whole sectors of a device, in table units.
+/// The usable sectors of a device, in table units.
 fn usable_sectors(name: &str, device: &Path) -> Result<u64, DmError> {
     let size = block::size_of(device).map_err(block_failed(name))?;
     let sectors = size / SECTOR * (SECTOR / UNIT);
@@ -592,11 +588,11 @@ fn block_failed(name: &str) -> impl FnOnce(BlockError) -> DmError {
     move |source| DmError::Block { name, source }
 }
 
-/// Joins the parts around the key in hexadecimal, leaving no copy of it.
+/// Concatenates the parts around the key in hexadecimal, leaving no copy of the key.
 fn with_key(before: &str, key: &[u8], after: &str) -> Zeroizing<String> {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let length = before.len() + 2 * key.len() + after.len();
-    // Reserved at once: growing would leave parts of the key behind.
+    // Reserved at once: growing the string would leave parts of the key behind.
     let mut text = Zeroizing::new(String::with_capacity(length));
     text.push_str(before);
     for byte in key {
@@ -612,10 +608,10 @@ fn with_key(before: &str, key: &[u8], after: &str) -> Zeroizing<String> {
     text
 }
 
-/// The node that devtmpfs makes for the device in an answer.
+/// The node that devtmpfs creates for the device in an answer.
 fn node(answer: &[u8]) -> PathBuf {
-    // The kernel's long encoding of device numbers: 12 bits of major, and the
-    // minor's 20 bits on both sides of it.
+    // The kernel's long encoding of device numbers: 12 bits of major number, with the 20 bits of
+    // the minor number on both sides.
     let device = u64::from_ne_bytes(array_at(answer, header::DEVICE));
     let minor = (device & 0xff) | ((device >> 12) & 0xf_ff00);
     PathBuf::from(format!("/dev/dm-{minor}"))
@@ -629,7 +625,7 @@ fn device_number(text: &str) -> Option<rustix::fs::Dev> {
     ))
 }
 
-/// Puts a text at the beginning of a field of zeros.
+/// Copies a text to the beginning of a zeroed field.
 fn put_text(field: &mut [u8], text: &str) {
     field[..text.len()].copy_from_slice(text.as_bytes());
 }
@@ -638,7 +634,7 @@ fn u32_at(bytes: &[u8], field: Range<usize>) -> u32 {
     u32::from_ne_bytes(array_at(bytes, field))
 }
 
-/// The bytes of a field that is as long as the array.
+/// The bytes of a field that has the length of the array.
 fn array_at<const N: usize>(bytes: &[u8], field: Range<usize>) -> [u8; N] {
     debug_assert_eq!(field.len(), N);
     std::array::from_fn(|i| bytes[field.start + i])
@@ -698,7 +694,7 @@ mod tests {
     #[test]
     fn the_node_follows_from_the_device_number() {
         let mut answer = vec![0; DM_HEADER];
-        // 253:3, and a minor beyond 255.
+        // 253:3, and a minor number beyond 255.
         answer[40..48].copy_from_slice(&0xfd03_u64.to_ne_bytes());
         assert_eq!(node(&answer), Path::new("/dev/dm-3"));
         answer[40..48].copy_from_slice(&0x10_fd02_u64.to_ne_bytes());
@@ -731,7 +727,7 @@ mod tests {
         bytes[..8].copy_from_slice(b"integrt\0");
         bytes[10] = 4;
         let error = check(&bytes).unwrap_err().to_string();
-        assert!(error.contains("tags of 4 bytes"), "{error}");
+        assert!(error.contains("got 4"), "{error}");
         bytes[10] = 28;
         bytes[16..24].copy_from_slice(&u64::MAX.to_le_bytes());
         assert!(check(&bytes).is_err());

@@ -1,17 +1,15 @@
-//! Durable files: written whole or not at all.
+//! Durable files: written completely or not at all.
 //!
-//! A power cut at any moment leaves either the old content or the new one,
-//! and once [`write_atomic`] has returned, the new one for ever. That takes
-//! four steps in this order: a temporary file beside the target, fsync of the
-//! file, rename over the target, fsync of the directory. Leaving out the last
-//! is the classic mistake: the rename itself may then be lost.
+//! A power cut at any moment leaves either the old content or the new one, and once
+//! [`write_atomic`] has returned, always the new one. That takes four steps in this order: write a
+//! temporary file next to the target, fsync it, rename it over the target, fsync the directory.
+//! Leaving out the last step is a common mistake: the rename itself may then be lost.
 //!
-//! This holds for the file systems of the data partition and for tmpfs. On
-//! FAT a rename is not atomic; state on the ESP is kept by [`super::slots`].
+//! This holds for the file systems of the data partition and for tmpfs. On FAT a rename is not
+//! atomic; state on the ESP is stored with [`super::slots`].
 //!
-//! The temporary name is fixed (`.NAME.tmp`), so that a power cut leaves at
-//! most one stray file, which the next write replaces. It follows that a path
-//! has one writer at a time.
+//! The temporary name is fixed (`.NAME.tmp`), so that a power cut leaves at most one stray file,
+//! which the next write replaces. So a path must have only one writer at a time.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -23,36 +21,36 @@ use std::{
 
 use rustix::fs::OFlags;
 
-/// Mode of a file that only root may read.
+/// The mode of a file that only root can read.
 pub const PRIVATE_FILE: u32 = 0o600;
-/// Mode of a directory that only root may enter.
+/// The mode of a directory that only root can access.
 pub const PRIVATE_DIRECTORY: u32 = 0o700;
 
-/// What went wrong with a file, at which step.
+/// An operation on a file failed.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     /// The path has no file name or no directory.
-    #[error("{path}: not the path of a file")]
+    #[error("{path}: not a file path")]
     NotAFilePath {
-        /// The path given.
+        /// The given path.
         path: PathBuf,
     },
-    /// The file is there, and larger than its reader allows.
-    #[error("{path}: larger than the {max} bytes allowed")]
+    /// The file exists, but is larger than the caller allows.
+    #[error("{path}: exceeds the maximum size of {max} bytes")]
     TooLarge {
         /// The file.
         path: PathBuf,
-        /// The bound, in bytes.
+        /// The maximum size, in bytes.
         max: u64,
     },
     /// A system call failed.
     #[error("{path}: cannot {step}")]
     Io {
-        /// The file or directory the step worked on.
+        /// The file or directory.
         path: PathBuf,
-        /// The step, as a verb: "open", "sync", …
+        /// The operation, as a verb: "open", "sync", …
         step: &'static str,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
@@ -64,14 +62,13 @@ impl FileError {
     }
 }
 
-/// Replaces the file at `path` by `bytes` with the permission bits `mode`.
+/// Replaces the content of the file at `path` by `bytes`, with the permission bits `mode`.
 ///
-/// When this returns, the content is on the disk under its name. Its
-/// directory must exist.
+/// When this returns, the content is durable under its name. The directory must exist.
 pub fn write_atomic(path: &Path, bytes: &[u8], mode: u32) -> Result<(), FileError> {
     let temporary = temporary_name(path)?;
-    // The bits given to open() do not apply to a stray file of an earlier
-    // power cut, hence the explicit chmod below, before any content is there.
+    // The mode passed to open() does not apply to a stray file of an earlier power cut, hence the
+    // explicit chmod below, before the file has any content.
     let mut file = OpenOptions::new()
         .write(true)
         .create(true)
@@ -81,18 +78,18 @@ pub fn write_atomic(path: &Path, bytes: &[u8], mode: u32) -> Result<(), FileErro
         .open(&temporary)
         .map_err(FileError::io(&temporary, "open"))?;
     file.set_permissions(fs::Permissions::from_mode(mode))
-        .map_err(FileError::io(&temporary, "set the permissions of"))?;
+        .map_err(FileError::io(&temporary, "set the permissions"))?;
     file.write_all(bytes)
         .map_err(FileError::io(&temporary, "write"))?;
     file.sync_all().map_err(FileError::io(&temporary, "sync"))?;
     drop(file);
-    fs::rename(&temporary, path).map_err(FileError::io(path, "rename the new version to"))?;
+    fs::rename(&temporary, path).map_err(FileError::io(path, "replace the file"))?;
     sync_dir(directory_of(path)?)
 }
 
-/// Reads the whole file, `None` if there is none.
+/// Reads the whole file; `None` if it does not exist.
 ///
-/// A file of more than `max` bytes is an error, found without reading it all.
+/// Fails if the file has more than `max` bytes, without reading all of it.
 pub fn read_limited(path: &Path, max: u64) -> Result<Option<Vec<u8>>, FileError> {
     let file = match File::open(path) {
         Ok(file) => file,
@@ -100,7 +97,7 @@ pub fn read_limited(path: &Path, max: u64) -> Result<Option<Vec<u8>>, FileError>
         Err(error) => return Err(FileError::io(path, "open")(error)),
     };
     let mut bytes = Vec::new();
-    // Not by its length: files of procfs and sysfs do not tell theirs.
+    // The file's size cannot be used: procfs and sysfs do not report it.
     file.take(max.saturating_add(1))
         .read_to_end(&mut bytes)
         .map_err(FileError::io(path, "read"))?;
@@ -113,12 +110,12 @@ pub fn read_limited(path: &Path, max: u64) -> Result<Option<Vec<u8>>, FileError>
     Ok(Some(bytes))
 }
 
-/// Removes the file so that no power cut brings it back. None there is fine.
+/// Removes the file durably. Succeeds if it does not exist.
 pub fn remove_durably(path: &Path) -> Result<(), FileError> {
     let directory = directory_of(path)?;
     match fs::remove_file(path) {
         Ok(()) => {}
-        // Sync all the same: an earlier removal may not have got that far.
+        // Sync anyway: an earlier removal may not have been synced.
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             if !directory.exists() {
                 return Ok(());
@@ -129,7 +126,7 @@ pub fn remove_durably(path: &Path) -> Result<(), FileError> {
     sync_dir(directory)
 }
 
-/// Makes the names in a directory durable: creations, renames, removals.
+/// Makes changes of names in a directory durable: creations, renames, removals.
 pub fn sync_dir(directory: &Path) -> Result<(), FileError> {
     File::open(directory)
         .map_err(FileError::io(directory, "open the directory"))?
@@ -137,15 +134,15 @@ pub fn sync_dir(directory: &Path) -> Result<(), FileError> {
         .map_err(FileError::io(directory, "sync the directory"))
 }
 
-/// Writes all of the file system to which a directory belongs to its disk.
+/// Syncs the file system that contains the directory.
 pub fn sync_file_system(directory: &Path) -> Result<(), FileError> {
-    let wrong = FileError::io(directory, "sync the file system of");
+    let wrong = FileError::io(directory, "sync the file system");
     let file = File::open(directory).map_err(FileError::io(directory, "open the directory"))?;
     rustix::fs::syncfs(file).map_err(|errno| wrong(errno.into()))
 }
 
-/// Makes a directory and its missing parents with the permission bits `mode`,
-/// durably. An existing one keeps its content and gets the bits.
+/// Creates a directory and its missing parents with the permission bits `mode`, durably. An
+/// existing directory keeps its content and gets these bits.
 pub fn create_dir_durably(directory: &Path, mode: u32) -> Result<(), FileError> {
     if !directory.is_dir() {
         if let Some(parent) = directory.parent().filter(|p| !p.as_os_str().is_empty()) {
@@ -154,7 +151,7 @@ pub fn create_dir_durably(directory: &Path, mode: u32) -> Result<(), FileError> 
             }
             match fs::create_dir(directory) {
                 Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                    return Err(FileError::io(directory, "make the directory")(error));
+                    return Err(FileError::io(directory, "create the directory")(error));
                 }
                 _ => sync_dir(parent)?,
             }
@@ -165,7 +162,7 @@ pub fn create_dir_durably(directory: &Path, mode: u32) -> Result<(), FileError> 
         }
     }
     fs::set_permissions(directory, fs::Permissions::from_mode(mode))
-        .map_err(FileError::io(directory, "set the permissions of"))
+        .map_err(FileError::io(directory, "set the permissions"))
 }
 
 fn temporary_name(path: &Path) -> Result<PathBuf, FileError> {

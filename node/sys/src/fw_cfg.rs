@@ -1,10 +1,9 @@
-//! Items that QEMU hands to its guest through the fw_cfg device.
+//! Items that QEMU passes to its guest through the fw_cfg device.
 //!
-//! The kernel shows each item as `by_name/NAME/raw` under
-//! `/sys/firmware/qemu_fw_cfg`. No such device, or no such item, is the
-//! normal case of a machine that is not emulated and reads as `None`. An item
-//! that is there but cannot be read is an error: falling through to another
-//! source of parameters would hide what the operator asked for.
+//! The kernel exposes each item as `by_name/NAME/raw` under `/sys/firmware/qemu_fw_cfg`. If the
+//! device or the item does not exist, as on a machine that is not emulated, reading returns `None`.
+//! An item that exists but cannot be read is an error: a fallback to another source of parameters
+//! would hide the operator's intent.
 
 use std::{
     fs, io,
@@ -13,47 +12,46 @@ use std::{
 
 use super::files::{self, FileError};
 
-/// Where the kernel's `qemu_fw_cfg` driver shows the items.
+/// The directory in which the kernel's `qemu_fw_cfg` driver exposes the items.
 pub const SYSFS: &str = "/sys/firmware/qemu_fw_cfg";
 
-/// The largest item read, in bytes. Ours are a few KiB.
+/// The maximum size of an item, in bytes. Ours have a few KiB.
 pub const MAX_SIZE: u64 = 256 * 1024;
 
-/// Why an item could not be read.
+/// Why an item cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum FwCfgError {
-    /// The name could not be one of an item: empty, absolute, or with empty
-    /// or dot components.
-    #[error("fw_cfg: {name:?} is not the name of an item")]
+    /// The name is invalid: empty, absolute, or with empty or dot components.
+    #[error("fw_cfg: invalid item name {name:?}")]
     BadName {
-        /// The name asked for.
+        /// The requested name.
         name: String,
     },
-    /// It could not be told whether the item exists.
+    /// It is unknown whether the item exists.
     #[error("fw_cfg item {name}: cannot look it up")]
     Lookup {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The item exists, but its content cannot be had.
+    /// The item exists, but its content cannot be read.
     #[error("fw_cfg item {name}: cannot read it")]
     Read {
-        /// The name asked for.
+        /// The requested name.
         name: String,
-        /// The cause, which also tells an item that is too large.
+        /// The error of the file; also for an item that is too large.
         source: FileError,
     },
-    /// The item exists without the file that holds its content.
-    #[error("fw_cfg item {name}: it is listed, but has no content file")]
+    /// The item exists, but the file with its content does not.
+    #[error("fw_cfg item {name}: the item exists, but has no content file")]
     NoContent {
-        /// The name asked for.
+        /// The requested name.
         name: String,
     },
 }
 
-/// The items of this machine.
+/// The fw_cfg items of this machine.
 #[derive(Clone, Debug)]
 pub struct FwCfg {
     base: PathBuf,
@@ -66,7 +64,7 @@ impl Default for FwCfg {
 }
 
 impl FwCfg {
-    /// The items shown under `base`, which is [`SYSFS`] but in tests.
+    /// The items under `base`, which is [`SYSFS`] except in tests.
     pub fn at(base: impl Into<PathBuf>) -> Self {
         Self { base: base.into() }
     }
@@ -119,7 +117,7 @@ mod tests {
 
     const NAME: &str = "opt/dev.example/settings";
 
-    /// Lays an item out as the kernel does: the name is a link to the key.
+    /// Creates an item as the kernel does: the name is a link to the key.
     fn with_item(content: Option<&[u8]>) -> (tempfile::TempDir, FwCfg) {
         let dir = tempfile::tempdir().unwrap();
         let key = dir.path().join("by_key/41");

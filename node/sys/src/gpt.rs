@@ -1,26 +1,25 @@
-//! Reading a GUID partition table, and growing its last partition.
+//! Reads a GUID partition table and grows its last partition.
 //!
 //! # Invariants
-//! - A table is only believed if its checksums hold, everything it names lies
-//!   on the disk, and its partitions neither overlap nor leave the usable
-//!   range. If the primary copy fails this, the backup is tried.
-//! - No power cut while growing leaves the disk without a valid copy: one
-//!   good copy is never touched before the other one is good and synced.
-//! - Growing is idempotent, and writes nothing if nothing is to be done.
-//! - What the table says beyond our knowledge (attributes, foreign types,
-//!   larger entries) is kept byte for byte.
+//! - A table is accepted only if its checksums match, everything it refers to is on the disk, and
+//!   its partitions neither overlap nor exceed the usable range. If the primary copy is invalid,
+//!   the backup is used.
+//! - A power cut while growing never leaves the disk without a valid copy: one valid copy is not
+//!   changed before the other one is valid and synced.
+//! - Growing is idempotent, and writes nothing if there is nothing to do.
+//! - Content of the table that is unknown here (attributes, foreign types, larger entries) is
+//!   preserved byte for byte.
 //!
 //! # Why not the `gpt` crate
-//! It serves the image builder, which writes tables that it made itself. Here
-//! the table may be damaged or hostile: the crate panics on an unusual entry
-//! size, reserves whatever count the header claims, does not fall back when
-//! the primary's entries are the damaged part, and gives no order of writes.
+//! The image builder uses it to write its own tables. Here the table may be corrupt or hostile: the
+//! crate panics on an unusual entry size, allocates whatever count the header claims, does not use
+//! the backup when the entries of the primary are corrupt, and guarantees no order of writes.
 
 use std::{fs::File, io, os::unix::fs::FileExt};
 
 use uuid::Uuid;
 
-/// Bounds of what is believed. The usual table has 128 entries of 128 bytes.
+/// Limits of accepted tables. The usual table has 128 entries of 128 bytes.
 const MAX_ENTRIES: u32 = 1024;
 const MAX_ENTRY_SIZE: u32 = 4096;
 const MAX_ARRAY: usize = 1024 * 1024;
@@ -28,48 +27,48 @@ const MAX_ARRAY: usize = 1024 * 1024;
 const HEADER_SIZE: usize = 92;
 const SIGNATURE: &[u8; 8] = b"EFI PART";
 
-/// The grown partition ends at a multiple of this, in bytes.
+/// The grown partition ends at a multiple of this many bytes.
 const ALIGNMENT: u64 = 1024 * 1024;
 
-/// Why a table was not read or not changed.
+/// Why a table cannot be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum GptError {
-    /// The disk bears no GUID partition table at all.
+    /// The disk has no GUID partition table.
     #[error("no GUID partition table")]
     NoTable,
-    /// Neither copy can be believed.
+    /// Neither copy is valid.
     #[error("no valid partition table: primary: {primary}; backup: {backup}")]
     Invalid {
-        /// What is wrong with the primary.
+        /// What is wrong with the primary copy.
         primary: Flaw,
-        /// What is wrong with the backup.
+        /// What is wrong with the backup copy.
         backup: Flaw,
     },
-    /// The table was made for a larger disk.
-    #[error("the disk has {found} sectors, its partition table needs {needed}")]
+    /// The table was created for a larger disk.
+    #[error("disk size: expected at least {needed} sectors, got {found}")]
     DiskTooSmall {
-        /// Sectors that the table needs.
+        /// The number of sectors that the table needs.
         needed: u64,
-        /// Sectors of the disk.
+        /// The number of sectors of the disk.
         found: u64,
     },
-    /// There is no such partition.
-    #[error("no partition {0}")]
+    /// The partition does not exist.
+    #[error("partition {0} does not exist")]
     NoSuchPartition(Uuid),
-    /// It is not the last one on the disk, so it cannot grow.
-    #[error("partition {partition} cannot grow: partition {next} lies behind it")]
+    /// The partition is not the last one on the disk, so it cannot grow.
+    #[error("partition {partition} cannot grow: partition {next} follows it")]
     NotLast {
-        /// The partition that was to grow.
+        /// The partition to be grown.
         partition: Uuid,
-        /// The one in its way.
+        /// The partition that follows it.
         next: Uuid,
     },
-    /// The disk could not be read or written.
+    /// I/O on the disk failed.
     #[error("cannot {step}")]
     Io {
-        /// The step, as a verb.
+        /// The operation, as a verb.
         step: &'static str,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
@@ -78,45 +77,45 @@ pub enum GptError {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[allow(missing_docs, reason = "each message says it")]
 pub enum Flaw {
-    #[error("no signature")]
+    #[error("the signature is missing")]
     Signature,
-    #[error("unknown revision or header size")]
+    #[error("unsupported revision or header size")]
     Revision,
     #[error("the header's checksum does not match")]
     HeaderChecksum,
-    #[error("the header lies at sector {found}, and says {claimed}")]
+    #[error("header position: expected sector {found}, got {claimed}")]
     Misplaced { found: u64, claimed: u64 },
     #[error("{count} entries of {size} bytes are not supported")]
     EntryFormat { count: u32, size: u32 },
-    #[error("the entries lie outside the disk or over a header")]
+    #[error("the entries are outside the disk or overlap a header")]
     EntriesPlace,
     #[error("the checksum of the entries does not match")]
     EntriesChecksum,
-    #[error("the usable range {first}–{last} is not on the disk of {sectors} sectors")]
+    #[error("the usable range {first}–{last} is invalid for a disk of {sectors} sectors")]
     UsableRange { first: u64, last: u64, sectors: u64 },
-    #[error("partition {number} has the range {first}–{last}")]
+    #[error("partition {number} has the invalid range {first}–{last}")]
     PartitionRange { number: u32, first: u64, last: u64 },
     #[error("partitions {a} and {b} overlap")]
     Overlap { a: u32, b: u32 },
-    #[error("cannot be read: {0}")]
+    #[error("cannot read it: {0}")]
     Unreadable(String),
 }
 
-/// What a table lies on: a disk, an image file, or a test's fake.
+/// The storage of a table: a disk, an image file, or a fake in tests.
 pub trait Medium {
-    /// Its size in bytes.
+    /// The size in bytes.
     fn size(&self) -> io::Result<u64>;
-    /// Fills the buffer from a place.
+    /// Fills the buffer from `offset` on.
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
-    /// Writes all the bytes to a place.
+    /// Writes all bytes at `offset`.
     fn write_at(&self, bytes: &[u8], offset: u64) -> io::Result<()>;
-    /// Makes everything written survive a power cut.
+    /// Makes all writes durable.
     fn sync(&self) -> io::Result<()>;
 }
 
 impl Medium for File {
     fn size(&self) -> io::Result<u64> {
-        // Not the metadata's length, which is 0 for a block device.
+        // Not the length from the metadata, which is 0 for a block device.
         io::Seek::seek(&mut &*self, io::SeekFrom::End(0))
     }
     fn read_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
@@ -130,40 +129,40 @@ impl Medium for File {
     }
 }
 
-/// One partition.
+/// A partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Partition {
-    /// Its number, from 1, as in the kernel's device names.
+    /// The number, from 1, as in the kernel's device names.
     pub number: u32,
-    /// What it is for.
+    /// The partition type.
     pub type_guid: Uuid,
-    /// Its own identity.
+    /// The unique ID of the partition.
     pub guid: Uuid,
-    /// Its first sector.
+    /// The first sector.
     pub first: u64,
-    /// Its last sector, inclusive.
+    /// The last sector, inclusive.
     pub last: u64,
-    /// Its attribute bits.
+    /// The attribute bits.
     pub attributes: u64,
-    /// Its label.
+    /// The label.
     pub name: String,
 }
 
 impl Partition {
-    /// Its length in sectors.
+    /// The length in sectors.
     pub fn sectors(&self) -> u64 {
         self.last - self.first + 1
     }
 }
 
-/// A valid table.
+/// A valid partition table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Table {
-    /// The disk's identity.
+    /// The unique ID of the disk.
     pub disk_guid: Uuid,
-    /// The partitions in use, by number.
+    /// The used partitions, sorted by number.
     pub partitions: Vec<Partition>,
-    /// Whether it was read from the backup because the primary is damaged.
+    /// Whether it was read from the backup because the primary copy is invalid.
     pub from_backup: bool,
     first_usable: u64,
     last_usable: u64,
@@ -172,14 +171,14 @@ pub struct Table {
     entries: Vec<u8>,
 }
 
-/// What growing did.
+/// The result of growing a partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Grown {
-    /// The partition's length before, in sectors.
+    /// The previous length of the partition, in sectors.
     pub from: u64,
-    /// And now.
+    /// The new length, in sectors.
     pub to: u64,
-    /// Whether anything was written (a damaged copy was mended, say).
+    /// Whether anything was written, for example to repair a damaged copy.
     pub written: bool,
 }
 
@@ -188,9 +187,9 @@ pub fn read(medium: &impl Medium, sector_size: u32) -> Result<Table, GptError> {
     Disk::of(medium, sector_size)?.read()
 }
 
-/// Grows a partition to the end of its disk, and moves the backup there.
+/// Grows a partition to the end of its disk, and moves the backup copy there.
 ///
-/// Mends a damaged copy on the way. See [`Grown`] for what it tells.
+/// Repairs a damaged copy.
 pub fn grow_last(
     medium: &impl Medium,
     sector_size: u32,
@@ -208,7 +207,7 @@ struct Disk<'a, M> {
 impl<'a, M: Medium> Disk<'a, M> {
     fn of(medium: &'a M, sector_size: u32) -> Result<Self, GptError> {
         let sector = u64::from(sector_size.max(512));
-        let size = medium.size().map_err(io_at("find the disk's size"))?;
+        let size = medium.size().map_err(io_at("get the size of the disk"))?;
         Ok(Self {
             medium,
             sector,
@@ -228,7 +227,7 @@ impl<'a, M: Medium> Disk<'a, M> {
         match self.copy_at(self.last_sector()) {
             Ok(table) => Ok(Table {
                 from_backup: true,
-                // The backup's own alternate is the primary.
+                // In the backup's header, the alternate is the primary.
                 alternate: self.last_sector(),
                 ..table
             }),
@@ -236,8 +235,8 @@ impl<'a, M: Medium> Disk<'a, M> {
             Err(backup) => match primary {
                 Flaw::UsableRange { last, sectors, .. } if last >= sectors => {
                     Err(GptError::DiskTooSmall {
-                        // Behind the usable range lie the backup's entries
-                        // (32 sectors in the usual table) and its header.
+                        // After the usable range come the backup's entries (32 sectors in the usual
+                        // table) and its header.
                         needed: last.saturating_add(34),
                         found: sectors,
                     })
@@ -269,7 +268,7 @@ impl<'a, M: Medium> Disk<'a, M> {
         let offset = sector.checked_mul(self.sector).ok_or(Flaw::EntriesPlace)?;
         match self.medium.read_at(buffer, offset) {
             Ok(()) => Ok(()),
-            // Beyond the end of a disk too small for a table.
+            // The position is beyond the end of a disk that is too small for a table.
             Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Err(Flaw::Signature),
             Err(error) => Err(Flaw::Unreadable(error.to_string())),
         }
@@ -279,8 +278,8 @@ impl<'a, M: Medium> Disk<'a, M> {
         let mut table = self.read()?;
         let mut written = false;
         if table.from_backup {
-            // The backup is the only good copy and is about to be changed:
-            // the primary first, as the backup has it.
+            // The backup is the only valid copy and is about to be changed: first write the primary
+            // from the backup.
             self.write_primary(&table)?;
             table.from_backup = false;
             written = true;
@@ -292,8 +291,8 @@ impl<'a, M: Medium> Disk<'a, M> {
             written |= self.write_protective_mbr()?;
             return Ok(Grown { from, to, written });
         }
-        // Until the primary is replaced it stays valid, and afterwards the
-        // backup at the disk's end is.
+        // The primary remains valid until it is replaced; afterwards the backup at the end of the
+        // disk is valid.
         self.write_backup(&table)?;
         self.write_primary(&table)?;
         self.write_protective_mbr()?;
@@ -304,7 +303,7 @@ impl<'a, M: Medium> Disk<'a, M> {
         })
     }
 
-    /// Changes the table in memory only.
+    /// Changes only the table in memory.
     fn stretch(&self, table: &mut Table, partition: Uuid) -> Result<(u64, u64), GptError> {
         let index = table.partitions.iter().position(|p| p.guid == partition);
         let index = index.ok_or(GptError::NoSuchPartition(partition))?;
@@ -315,8 +314,8 @@ impl<'a, M: Medium> Disk<'a, M> {
                 next: next.guid,
             });
         }
-        // A valid table has its entries behind sector 1 and on the disk, so
-        // that this cannot underflow.
+        // The entries of a valid table are after sector 1 and on the disk, so this cannot
+        // underflow.
         let array = (table.entries.len() as u64).div_ceil(self.sector);
         table.alternate = self.last_sector();
         table.last_usable = table.alternate - array - 1;
@@ -361,8 +360,8 @@ impl<'a, M: Medium> Disk<'a, M> {
             .map_err(io_at("sync the partition table"))
     }
 
-    /// The MBR that covers the disk against tools that know no GPT. Tells
-    /// whether it had to be written.
+    /// Updates the MBR that protects the disk from tools without GPT support. Returns whether it
+    /// had to be written.
     fn write_protective_mbr(&self) -> Result<bool, GptError> {
         let mut mbr = [0; 512];
         self.medium
@@ -448,7 +447,7 @@ impl Header {
 
     fn into_table(self, entries: Vec<u8>, sector: u64, sectors: u64) -> Result<Table, Flaw> {
         let (first, last) = (self.first_usable, self.last_usable);
-        // Room for the primary, which a heal writes from sector 1.
+        // Space for the primary copy, which a repair writes from sector 1 on.
         let array = (entries.len() as u64).div_ceil(sector);
         if first < 2 + array || first > last || last >= sectors {
             return Err(Flaw::UsableRange {
@@ -488,7 +487,7 @@ impl Header {
 }
 
 impl Table {
-    /// Whether two copies say the same, apart from where each lies.
+    /// Whether two copies have the same content, apart from their positions.
     fn same_as(&self, other: &Self) -> bool {
         self.disk_guid == other.disk_guid
             && self.entries == other.entries

@@ -1,22 +1,22 @@
 //! The kernel's host name.
 
-/// Why the host name was not set.
+/// Why the host name cannot be set.
 #[derive(Debug, thiserror::Error)]
 pub enum HostnameError {
-    /// It is not a host name as of RFC 1123, in one label and lower case.
-    #[error("{0:?} is not a host name: up to 63 of a–z, 0–9 and inner hyphens")]
+    /// Not a valid host name according to RFC 1123, with a single label and in lower case.
+    #[error("host name: expected up to 63 of a–z, 0–9 and inner hyphens, got {0:?}")]
     Invalid(String),
-    /// The kernel refused.
+    /// The kernel rejected the name.
     #[error("cannot set the host name {name}")]
     Set {
         /// The name.
         name: String,
-        /// The cause.
+        /// The error of the operating system.
         source: std::io::Error,
     },
 }
 
-/// Sets the host name.
+/// Sets the host name of the kernel.
 pub fn set(name: &str) -> Result<(), HostnameError> {
     check(name)?;
     rustix::system::sethostname(name.as_bytes()).map_err(|errno| HostnameError::Set {
@@ -25,7 +25,7 @@ pub fn set(name: &str) -> Result<(), HostnameError> {
     })
 }
 
-/// Whether this can be a host name.
+/// Validates a host name.
 pub fn check(name: &str) -> Result<(), HostnameError> {
     let character = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     let good = (1..=63).contains(&name.len())
@@ -69,7 +69,7 @@ mod tests {
         let done = std::thread::spawn(|| {
             use nix::sched::{CloneFlags, unshare};
             if unshare(CloneFlags::CLONE_NEWUTS).is_err() {
-                eprintln!("skipped: this needs the right to make namespaces");
+                eprintln!("skipped: creating namespaces is not permitted");
                 return;
             }
             set("hearth-test").unwrap();

@@ -1,6 +1,5 @@
-//! The kernel's tables of packet rules, by the program of the extension, which
-//! Kubernetes' own rules go through, too: kernel and program have to agree, and
-//! two ways to write one table do not get along.
+//! Packet filter rules, by the `iptables` program of the extension. Kubernetes uses the same
+//! program: it must match the kernel, and two different ways to write one table would interfere.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
@@ -11,53 +10,53 @@ use crate::child::{Child, ChildError};
 use tokio::process::Command;
 use tokio::time::timeout;
 
-/// In seconds. Others may hold the tables' lock: kube-proxy, for as long as it
-/// takes to write some thousands of rules.
+/// Wait for the lock of the tables, in seconds. kube-proxy may hold it for as long as it takes to
+/// write some thousands of rules.
 const LOCK_WAIT_SECONDS: &str = "20";
 const RUN_LIMIT: Duration = Duration::from_secs(40);
-/// An error is a line or two.
+/// Maximum number of quoted output lines; an error has one or two.
 const MAX_QUOTED_LINES: usize = 8;
 
-/// Why the rules are not as they should be.
+/// Why the rules cannot be changed.
 #[derive(Debug, thiserror::Error)]
 pub enum IptablesError {
-    /// The program did not run.
+    /// The program cannot be run.
     #[error(transparent)]
     Child(#[from] ChildError),
-    /// It took too long.
-    #[error("iptables {arguments} has not ended within {RUN_LIMIT:?}")]
+    /// The program timed out.
+    #[error("iptables {arguments} timed out after {RUN_LIMIT:?}")]
     Late {
-        /// What it was told.
+        /// The arguments of the program.
         arguments: String,
     },
-    /// It failed.
+    /// The program failed.
     #[error("iptables {arguments}: {status}: {said}")]
     Failed {
-        /// What it was told.
+        /// The arguments of the program.
         arguments: String,
-        /// How it ended.
+        /// The exit status.
         status: ExitStatus,
-        /// What it said.
+        /// The first lines of the output.
         said: String,
     },
 }
 
-/// The program.
+/// The `iptables` program.
 #[derive(Clone, Debug)]
 pub struct Iptables {
     file: PathBuf,
 }
 
-/// How a run of the program has ended.
+/// The result of a run of the program.
 pub struct Ended {
     arguments: String,
     status: ExitStatus,
-    /// Its first lines, with spaces between them.
+    /// The first lines of the output, joined by spaces.
     pub said: String,
 }
 
 impl Ended {
-    /// An error if it has failed.
+    /// Returns an error if the program failed.
     pub fn well(self) -> Result<(), IptablesError> {
         match self.status.success() {
             true => Ok(()),
@@ -71,13 +70,13 @@ impl Ended {
 }
 
 impl Iptables {
-    /// The program in this file.
+    /// The program at this path.
     pub fn at(file: PathBuf) -> Self {
         Self { file }
     }
 
-    /// Asks whether something is there. The program tells its absence, as most
-    /// of what goes wrong, by failing; then the next step tells more.
+    /// Checks whether a chain or rule exists. The program fails if it does not, but also on most
+    /// errors; then the next step reports the error.
     pub async fn holds(
         &self,
         table: &str,
@@ -88,7 +87,7 @@ impl Iptables {
         Ok(self.run(table, ask, chain, rule).await?.status.success())
     }
 
-    /// Changes something.
+    /// Changes a chain or rule.
     pub async fn change(
         &self,
         table: &str,
@@ -99,7 +98,7 @@ impl Iptables {
         self.run(table, what, chain, rule).await?.well()
     }
 
-    /// Runs it once: `what` (such as `-A`) is done with the chain of the table.
+    /// Runs the program once, with the command `what` (such as `-A`) on the chain of the table.
     pub async fn run(
         &self,
         table: &str,

@@ -1,7 +1,7 @@
-//! The kernel's log, line by line.
+//! Reads the kernel log record by record.
 //!
-//! `/dev/kmsg` gives one record for each read. Records that were overwritten
-//! before they were read are counted and told, never passed over in silence.
+//! Each read of `/dev/kmsg` returns one record. Records that were overwritten before they were read
+//! are always reported.
 
 use std::{fs::OpenOptions, io, os::unix::fs::OpenOptionsExt, path::Path, time::Duration};
 
@@ -12,10 +12,10 @@ use super::raw::Watched;
 /// The kernel's log device.
 pub const DEVICE: &str = "/dev/kmsg";
 
-/// Longer records do not exist: the kernel cuts them at 8 KiB.
+/// The kernel truncates records at 8 KiB.
 const MAX_RECORD: usize = 8 * 1024;
 
-/// Why the kernel's log cannot be read.
+/// Why the kernel log cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("kernel log {device}: cannot {step}")]
 pub struct KmsgError {
@@ -24,18 +24,18 @@ pub struct KmsgError {
     source: io::Error,
 }
 
-/// One record of the kernel's log.
+/// A record of the kernel log.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Record {
     /// From 0 (the system is unusable) to 7 (debugging), as in syslog(3).
     pub level: u8,
-    /// Since the machine started.
+    /// The time since the machine started.
     pub at: Duration,
     /// The text, without control characters.
     pub text: String,
 }
 
-/// What reading gives.
+/// What a read returns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Item {
     /// A record.
@@ -44,7 +44,7 @@ pub enum Item {
     Missed,
 }
 
-/// A reader of the kernel's log.
+/// A reader of the kernel log.
 #[derive(Debug)]
 pub struct Kmsg {
     device: String,
@@ -52,7 +52,7 @@ pub struct Kmsg {
 }
 
 impl Kmsg {
-    /// Opens the log, which is then read from its beginning.
+    /// Opens the log; reading starts with the oldest record.
     ///
     /// Must be called within a tokio runtime.
     pub fn open(device: &Path) -> Result<Self, KmsgError> {
@@ -74,7 +74,7 @@ impl Kmsg {
         Ok(Self { device: name, file })
     }
 
-    /// Waits for the next item. May be cancelled and called again.
+    /// Waits for the next item. Cancel safe.
     pub async fn next(&mut self) -> Result<Item, KmsgError> {
         let failed = |source| KmsgError {
             device: self.device.clone(),
@@ -90,7 +90,7 @@ impl Kmsg {
                         return Ok(Item::Record(record));
                     }
                 }
-                // The next read goes on with the oldest one still there.
+                // The next read continues with the oldest available record.
                 Err(error) if error.raw_os_error() == Some(libc::EPIPE) => {
                     return Ok(Item::Missed);
                 }
@@ -100,8 +100,8 @@ impl Kmsg {
     }
 }
 
-/// `level and facility,number,microseconds,flags[,…];text`, then lines of
-/// further fields that begin with a space.
+/// `level and facility,number,microseconds,flags[,…];text`, followed by lines of further fields
+/// that begin with a space.
 fn parse(record: &[u8]) -> Option<Record> {
     let record = String::from_utf8_lossy(record);
     let (header, text) = record.split_once(';')?;
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!(record.level, 6);
         assert_eq!(record.at, Duration::from_micros(5_140_900));
         assert_eq!(record.text, "NET: Registered  [1m family");
-        // A user's line: facility 1.
+        // A record from user space: facility 1.
         assert_eq!(parse(b"12,5,7,-,caller=T1;hello\n").unwrap().level, 4);
         for bad in [
             &b""[..],
@@ -146,7 +146,7 @@ mod tests {
         match Kmsg::open(Path::new(DEVICE)) {
             Ok(mut kmsg) => {
                 let item = tokio::time::timeout(Duration::from_secs(5), kmsg.next()).await;
-                // An empty log is no failure, an unreadable one is.
+                // An empty log is not an error, an unreadable one is.
                 if let Ok(item) = item {
                     item.unwrap();
                 }

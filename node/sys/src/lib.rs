@@ -1,10 +1,17 @@
-//! What a node does with the machine below it: files, disks, network, clock.
+//! The interfaces to the machine that a node uses: files, disks, network, clock.
 //!
-//! Nothing here knows of clusters, roles or parameters. Each module wraps one
-//! mechanism of the kernel, gives it typed errors that name the step that
-//! failed, and leaves the decision what to do about it to its caller.
+//! This crate knows nothing of clusters, roles or parameters. Each module wraps one mechanism of
+//! the kernel, has typed errors that name the failed step, and leaves the error handling to its
+//! caller.
 //!
-//! `unsafe` stands in the private module `raw` and nowhere else.
+//! `unsafe` is used only in the private module `raw`.
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        reason = "tests use the real clock and plain files"
+    )
+)]
 
 pub mod block;
 pub mod cgroups;
@@ -34,18 +41,17 @@ pub mod tree;
 pub mod watchdog;
 pub mod wireguard;
 
-/// Runs a test in a network namespace of its own, so that it may change
-/// everything there. Without the right to make one the test is skipped, and
-/// says so.
+/// Runs a test in a network namespace of its own, in which it may change everything. If creating a
+/// namespace is not permitted, the test is skipped with a message.
 #[cfg(test)]
 fn in_own_network(test: impl Future<Output = ()> + Send) {
     std::thread::scope(|scope| {
         let run = || {
             if nix::sched::unshare(nix::sched::CloneFlags::CLONE_NEWNET).is_err() {
-                eprintln!("skipped: this needs the right to make network namespaces");
+                eprintln!("skipped: creating network namespaces is not permitted");
                 return;
             }
-            // One thread: a namespace belongs to the thread that made it.
+            // One thread, because a namespace belongs to the thread that created it.
             tokio::runtime::Builder::new_current_thread()
                 .enable_all()
                 .build()
@@ -56,8 +62,8 @@ fn in_own_network(test: impl Future<Output = ()> + Send) {
     });
 }
 
-/// Makes a pair of connected Ethernet devices for a test; false, and says so,
-/// where the kernel has none.
+/// Creates a pair of connected Ethernet devices for a test; prints a message and returns false if
+/// the kernel does not support them.
 #[cfg(test)]
 async fn add_veth(one: &str, other: &str) -> bool {
     let (connection, handle, _) = rtnetlink::new_connection().expect("netlink");
@@ -66,7 +72,7 @@ async fn add_veth(one: &str, other: &str) -> bool {
     let made = handle.link().add(veth).execute().await;
     connection.abort();
     if let Err(error) = &made {
-        eprintln!("skipped: no virtual Ethernet devices here ({error})");
+        eprintln!("skipped: cannot create virtual Ethernet devices ({error})");
     }
     made.is_ok()
 }

@@ -1,8 +1,8 @@
-//! Making a file system, by the program that its developers maintain.
+//! Creates a file system with the program of its developers.
 //!
-//! `mkfs.xfs` rides along in the image. It is told to overwrite what is there
-//! (`-f`: the caller has decided that), not to discard first (`-K`: that can
-//! take minutes and gains nothing on a fresh partition), and to be quiet.
+//! `mkfs.xfs` is bundled in the image. Its flags: overwrite existing content (`-f`: the caller has
+//! decided that), do not discard first (`-K`: that can take minutes and has no benefit on a new
+//! partition), no output (`-q`).
 
 use std::{
     path::{Path, PathBuf},
@@ -15,55 +15,55 @@ use tokio::process::Command;
 
 use super::child::{Child, ChildError};
 
-/// Where the image keeps the program.
+/// The path of the program in the image.
 pub const MKFS_XFS: &str = "/sbin/mkfs.xfs";
 
-/// How long it may take. Seconds are usual, even emulated; a disk that needs
-/// longer than this is not usable.
+/// The timeout. It usually takes seconds, even on emulated machines; a disk that needs longer than
+/// this is not usable.
 const RUN_LIMIT: Duration = Duration::from_secs(300);
 
-/// How many of its last lines an error quotes.
+/// How many of the last output lines an error quotes.
 const MAX_QUOTED_LINES: usize = 8;
 
-/// Why no file system was made.
+/// Why a file system cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum MkfsError {
-    /// The program did not run.
-    #[error("cannot make a file system on {device}")]
+    /// The program cannot be run.
+    #[error("cannot create a file system on {device}")]
     Run {
         /// The device.
         device: PathBuf,
-        /// The cause.
+        /// The error of the child process.
         source: ChildError,
     },
-    /// The program gave up.
-    #[error("no file system on {device}: mkfs ended with {status}: {message}")]
+    /// The program failed.
+    #[error("cannot create a file system on {device}: mkfs: {status}: {message}")]
     Failed {
         /// The device.
         device: PathBuf,
-        /// How it ended.
+        /// The exit status.
         status: ExitStatus,
-        /// Its last words.
+        /// The last lines of its output.
         message: String,
     },
-    /// The program did not end in time, and was killed.
-    #[error("no file system on {device} after {bound:?}: {message}")]
+    /// The program timed out and was killed.
+    #[error("cannot create a file system on {device}: mkfs timed out after {bound:?}: {message}")]
     TooSlow {
         /// The device.
         device: PathBuf,
-        /// The time it had.
+        /// The timeout.
         bound: Duration,
-        /// Its last words.
+        /// The last lines of its output.
         message: String,
     },
 }
 
-/// Makes an XFS file system on a device, overwriting what is there.
+/// Creates an XFS file system on a device; existing content is overwritten.
 pub async fn xfs(device: &Path) -> Result<(), MkfsError> {
     xfs_with(Path::new(MKFS_XFS), device, RUN_LIMIT).await
 }
 
-/// The same, with the program and the bound given.
+/// The same, with an explicit program and timeout.
 pub async fn xfs_with(program: &Path, device: &Path, bound: Duration) -> Result<(), MkfsError> {
     let run_failed = |source| MkfsError::Run {
         device: device.to_owned(),
@@ -82,7 +82,7 @@ pub async fn xfs_with(program: &Path, device: &Path, bound: Duration) -> Result<
     });
     let mut child = child.await.map_err(run_failed)?;
     let ended = tokio::time::timeout(bound, child.wait()).await;
-    // On a time-out this kills it before anybody else touches the device.
+    // After a timeout the program is killed, before anything else uses the device.
     let message = || {
         let lines = lines.lock().unwrap_or_else(|broken| broken.into_inner());
         lines.join("; ")

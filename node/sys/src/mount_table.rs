@@ -1,11 +1,10 @@
-//! What others have mounted: the table of mounts as the kernel tells it, and
-//! its changes that containers need or leave behind.
+//! Mounts made by other programs: reads the kernel's mount table, and changes mounts that
+//! containers need or leave behind.
 //!
-//! Programs that run containers mount what they like below their directories.
-//! When they are gone without having cleaned up, the mounts are still there;
-//! and whoever then removes such a directory with all its content removes what
-//! is mounted in it: somebody's data. So [`unmount_below`] either leaves
-//! nothing mounted below a place, or says so by an error.
+//! Container runtimes create mounts below their directories. If they exit without cleaning up, the
+//! mounts remain, and removing such a directory recursively would delete the content of what is
+//! mounted in it: somebody's data. So [`unmount_below`] either leaves nothing mounted below a path,
+//! or returns an error.
 
 use std::{
     ffi::OsString,
@@ -18,13 +17,13 @@ use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 
 use super::mounts::{self, MountError};
 
-/// The table, as this thread sees it.
+/// The mount table of this thread.
 const TABLE: &str = "/proc/thread-self/mountinfo";
-/// Below a mount that is undone there may be one that it has covered.
+/// Unmounting may uncover another mount below, so unmounting is repeated.
 const MAX_UNMOUNT_ROUNDS: usize = 16;
 
-/// Every place at or below `path` where something is mounted, in the order in
-/// which it was; a place twice if there are two, one over the other.
+/// The mount points at or below `path`, in mount order; a path occurs twice if one mount covers
+/// another one.
 pub fn mounts_below(path: &Path) -> Result<Vec<PathBuf>, MountError> {
     let table = fs::read(TABLE).map_err(|source| MountError::Target {
         step: "read",
@@ -35,13 +34,13 @@ pub fn mounts_below(path: &Path) -> Result<Vec<PathBuf>, MountError> {
     Ok(places.filter(|place| place.starts_with(path)).collect())
 }
 
-/// The fifth word of a line, which is the mount's place.
+/// The fifth field of a line, the mount point.
 fn place(line: &[u8]) -> Option<PathBuf> {
     let word = line.split(|byte| *byte == b' ').nth(4)?;
     let mut plain = Vec::with_capacity(word.len());
     let mut rest = word;
     while let Some((&byte, after)) = rest.split_first() {
-        // Blanks and backslashes are written as three octal digits.
+        // Blanks and backslashes are escaped as three octal digits.
         match after.get(..3).filter(|_| byte == b'\\').and_then(octal) {
             Some(escaped) => {
                 plain.push(escaped);
@@ -61,8 +60,8 @@ fn octal(digits: &[u8]) -> Option<u8> {
     u8::from_str_radix(text, 8).ok()
 }
 
-/// Undoes every mount at or below `path`, the latest first. What still uses
-/// one keeps it to its end, but nobody finds it any more by its path.
+/// Unmounts everything at or below `path`, the latest mount first. Processes that use a mount keep
+/// it, but it is no longer reachable by its path.
 ///
 /// When this returns without an error, nothing is mounted there.
 pub fn unmount_below(path: &Path) -> Result<(), MountError> {
@@ -73,8 +72,8 @@ pub fn unmount_below(path: &Path) -> Result<(), MountError> {
         }
         for place in places.iter().rev() {
             let flags = UnmountFlags::DETACH | UnmountFlags::NOFOLLOW;
-            // One that went with another is not there any more; one that
-            // stays is found in the next round.
+            // A mount may be gone together with another one; one that remains is found in the next
+            // round.
             let _ = rustix::mount::unmount(place.as_path(), flags);
         }
     }
@@ -84,8 +83,8 @@ pub fn unmount_below(path: &Path) -> Result<(), MountError> {
     })
 }
 
-/// Undoes every mount below `path`, the latest first, and leaves that at `path`
-/// itself. One that is in use stays, and is an error.
+/// Unmounts everything below `path`, the latest mount first, but not a mount at `path` itself.
+/// Fails if a mount is in use.
 pub fn unmount_inside(path: &Path) -> Result<(), MountError> {
     for place in mounts_below(path)?.iter().rev() {
         if place != path {
@@ -95,10 +94,8 @@ pub fn unmount_inside(path: &Path) -> Result<(), MountError> {
     Ok(())
 }
 
-/// Binds a directory over itself, with flags of its own: what is below it can
-/// then be used in other ways than the rest of its file system. What is mounted
-/// in the one is not seen in the other, which is below it. Once is enough; a
-/// second time changes nothing.
+/// Bind-mounts a directory onto itself with its own flags, so that it can be used in other ways
+/// than the rest of its file system. Mounts in one are not visible in the other. Idempotent.
 pub fn bind_with_flags(path: &Path, flags: MountFlags) -> Result<(), MountError> {
     let refused = |errno: rustix::io::Errno| MountError::Mount {
         source_name: path.to_owned(),
@@ -108,15 +105,15 @@ pub fn bind_with_flags(path: &Path, flags: MountFlags) -> Result<(), MountError>
     };
     if !mounts_below(path)?.iter().any(|place| place == path) {
         rustix::mount::mount_bind(path, path).map_err(refused)?;
-        // Of a shared mount it is a peer.
+        // The bind of a shared mount is a peer of it.
         rustix::mount::mount_change(path, MountPropagationFlags::PRIVATE).map_err(refused)?;
     }
-    // A bind takes its flags from what it binds, until they are set again.
+    // A bind mount has the flags of its source until it is remounted.
     rustix::mount::mount_remount(path, MountFlags::BIND | flags, c"").map_err(refused)
 }
 
-/// Lets mounts that are made here be seen in the name spaces that are made
-/// from this one, as volumes of containers need it.
+/// Makes mounts below `path` visible in mount namespaces derived from this one, as volumes of
+/// containers require.
 pub fn share(path: &Path) -> Result<(), MountError> {
     let flags = MountPropagationFlags::SHARED | MountPropagationFlags::REC;
     rustix::mount::mount_change(path, flags).map_err(|errno| MountError::Target {
@@ -162,14 +159,14 @@ mod tests {
             unmount_inside(&pods).unwrap();
             assert_eq!(mounts_below(&pods).unwrap(), std::slice::from_ref(&pods));
             rustix::mount::mount_bind(&data, &volume).unwrap();
-            // What is mounted is not gone into, for want of care above.
+            // Removing a directory does not descend into mounts, unlike the caller described above.
             for mounted in [&pods, &volume] {
                 crate::tree::remove(mounted).unwrap_err();
             }
-            // Covers the one before.
+            // Covers the previous mount.
             tmpfs(&pods);
             assert_eq!(mounts_below(&pods).unwrap().len(), 3);
-            // Not below: only its name begins the same.
+            // Not below: only its name has the same prefix.
             let other = directory.path().join("pods2");
             tmpfs(&other);
             unmount_below(&pods).unwrap();
@@ -181,7 +178,7 @@ mod tests {
             unmount_below(&other).unwrap();
         });
         if !done {
-            eprintln!("skipped: this needs the right to make mounts");
+            eprintln!("skipped: mounting is not permitted");
         }
     }
 
@@ -203,7 +200,7 @@ mod tests {
             }
             assert_eq!(mounts_below(&part).unwrap().len(), 1);
             unmount_below(&part).unwrap();
-            // And again, when the whole is seen by others.
+            // Again, when the whole is shared.
             share(&whole).unwrap();
             bind_with_flags(&part, MountFlags::NODEV).unwrap();
             share(&whole).unwrap();
@@ -220,7 +217,7 @@ mod tests {
             unmount_below(&whole).unwrap();
         });
         if !done {
-            eprintln!("skipped: this needs the right to make mounts");
+            eprintln!("skipped: mounting is not permitted");
         }
     }
 }

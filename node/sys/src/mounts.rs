@@ -1,10 +1,10 @@
-//! The mounts that every node has, and a typed wrapper around mounting.
+//! The mounts that every node has, and a typed wrapper for mounting.
 //!
-//! [`bring_up`] is idempotent: what is mounted already, with the right type,
-//! stays. What the machine does not have (EFI variables, a persistent store)
-//! is left out and told. Every mount has the flags that its content allows:
-//! nothing but devtmpfs and devpts may hold devices, no set-user-id bit ever
-//! works, and programs run from nowhere that holds data of others.
+//! [`bring_up`] is idempotent: existing mounts of the right type are kept. File systems that the
+//! machine does not support (EFI variables, pstore) are skipped and reported. Every mount has the
+//! strictest flags that its content allows: only devtmpfs and devpts may contain devices,
+//! set-user-ID bits have no effect anywhere, and programs cannot be executed from file systems with
+//! data of others.
 
 use std::{
     ffi::{CStr, CString},
@@ -20,63 +20,63 @@ use rustix::{
 
 pub use rustix::mount::MountFlags;
 
-/// Why something was not mounted or unmounted.
+/// Why something cannot be mounted or unmounted.
 #[derive(Debug, thiserror::Error)]
 pub enum MountError {
-    /// The place to mount on could not be made or looked at.
+    /// The mount point cannot be created or inspected.
     #[error("cannot {step} {target}")]
     Target {
-        /// The step, as a verb.
+        /// The operation, as a verb.
         step: &'static str,
-        /// The place.
+        /// The mount point.
         target: PathBuf,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The kernel refused to mount.
+    /// The kernel rejected the mount.
     #[error("cannot mount {source_name} ({kind}) on {target}")]
     Mount {
-        /// What was to be mounted.
+        /// The source of the mount.
         source_name: PathBuf,
-        /// The file system's type.
+        /// The file system type.
         kind: String,
-        /// The place.
+        /// The mount point.
         target: PathBuf,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// Something of another type is mounted there already.
-    #[error("{target} is already a mount point of another file system (magic {found:#x})")]
+    /// A file system of another type is already mounted there.
+    #[error("another file system is already mounted on {target} (magic {found:#x})")]
     Occupied {
-        /// The place.
+        /// The mount point.
         target: PathBuf,
-        /// The type found there, as in statfs(2).
+        /// The type of the mounted file system, as in statfs(2).
         found: u64,
     },
-    /// The kernel refused to unmount.
+    /// The kernel rejected the unmount.
     #[error("cannot unmount {target}")]
     Unmount {
-        /// The place.
+        /// The mount point.
         target: PathBuf,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
-/// What [`bring_up`] did.
+/// The result of [`bring_up`].
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct BroughtUp {
-    /// Places now mounted that were not.
+    /// The new mount points.
     pub mounted: Vec<PathBuf>,
-    /// Places left out, each with the reason.
+    /// The skipped mount points, with the reasons.
     pub left_out: Vec<(PathBuf, &'static str)>,
 }
 
-/// One entry of the table.
+/// An entry of the mount list.
 struct Entry {
     target: &'static str,
     kind: &'static CStr,
-    /// The type as statfs(2) tells it.
+    /// The type in statfs(2).
     magic: u64,
     flags: MountFlags,
     data: &'static CStr,
@@ -85,9 +85,9 @@ struct Entry {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Presence {
-    /// A node does not start without it.
+    /// Required: a node does not start without it.
     Needed,
-    /// Mounted only if the kernel shows its place.
+    /// Mounted only if the kernel exposes its mount point.
     IfPresent,
 }
 
@@ -150,19 +150,19 @@ fn table() -> [Entry; 11] {
             c"",
         )),
         if_present(entry("sys/fs/pstore", c"pstore", 0x6165_676c, noexec, c"")),
-        // Containers' root file systems live below it, so programs may run.
+        // Contains the root file systems of containers, so execution is allowed.
         entry("ephemeral", c"tmpfs", TMPFS, nodev, c"mode=0700"),
         entry("tmp", c"tmpfs", TMPFS, noexec, c"mode=1777"),
         entry("run", c"tmpfs", TMPFS, nodev, c"mode=0755"),
     ]
 }
 
-/// Mounts what every node needs, under `/`.
+/// Mounts everything that a node needs, under `/`.
 pub fn bring_up() -> Result<BroughtUp, MountError> {
     bring_up_under(Path::new("/"))
 }
 
-/// The same under another root, which must exist.
+/// The same under another root directory, which must exist.
 pub fn bring_up_under(root: &Path) -> Result<BroughtUp, MountError> {
     let mut done = BroughtUp::default();
     for entry in table() {
@@ -185,7 +185,7 @@ enum Outcome {
 impl Entry {
     fn bring_up(&self, target: &Path) -> Result<Outcome, MountError> {
         if self.presence == Presence::IfPresent && !target.is_dir() {
-            return Ok(Outcome::LeftOut("the machine has none"));
+            return Ok(Outcome::LeftOut("not available on this machine"));
         }
         make_directory(target)?;
         if is_mount_point(target)? {
@@ -202,21 +202,21 @@ impl Entry {
         let result = rustix::mount::mount(self.kind, target, self.kind, self.flags, self.data);
         match result {
             Ok(()) => Ok(Outcome::Mounted),
-            // The kernel shows the place and has not been built with the type.
+            // The kernel exposes the mount point, but was built without the file system.
             Err(Errno::NODEV) if self.presence == Presence::IfPresent => {
-                Ok(Outcome::LeftOut("the kernel does not know this type"))
+                Ok(Outcome::LeftOut("not supported by the kernel"))
             }
             // The firmware offers no variables at run time.
             Err(Errno::OPNOTSUPP) if self.presence == Presence::IfPresent => {
-                Ok(Outcome::LeftOut("the firmware does not support it"))
+                Ok(Outcome::LeftOut("not supported by the firmware"))
             }
             Err(errno) => Err(refused(self.kind, target, self.kind, errno)),
         }
     }
 }
 
-/// Mounts a file system of a device. `data` is for the file system's own
-/// options, comma-separated. The place is made if it is missing.
+/// Mounts the file system of a device. `data` contains the file system's own options,
+/// comma-separated. The mount point is created if it is missing.
 pub fn mount(
     device: &Path,
     target: &Path,
@@ -243,10 +243,9 @@ pub fn mount(
     )
 }
 
-/// Unmounts what is mounted at a place. Nothing there is fine.
+/// Unmounts the file system at `target`. Succeeds if nothing is mounted there.
 ///
-/// Fails while it is in use; everything written has then not been lost, and
-/// the caller can try again.
+/// Fails while it is in use; no data is lost then, and the caller can try again.
 pub fn unmount(target: &Path) -> Result<(), MountError> {
     match rustix::mount::unmount(target, UnmountFlags::NOFOLLOW) {
         Ok(()) | Err(Errno::INVAL | Errno::NOENT) => Ok(()),
@@ -257,8 +256,8 @@ pub fn unmount(target: &Path) -> Result<(), MountError> {
     }
 }
 
-/// Makes a mount read-only, which also writes out what it holds. For the way
-/// down, when somebody still uses it.
+/// Remounts a file system read-only, which also writes back its data. For the shutdown, if it is
+/// still in use.
 pub fn remount_read_only(target: &Path) -> Result<(), MountError> {
     rustix::mount::mount_remount(target, MountFlags::RDONLY, c"").map_err(|errno| {
         MountError::Target {
@@ -269,11 +268,11 @@ pub fn remount_read_only(target: &Path) -> Result<(), MountError> {
     })
 }
 
-/// Whether a file system is mounted exactly here.
+/// Whether `path` is a mount point.
 pub fn is_mount_point(path: &Path) -> Result<bool, MountError> {
     let status = rustix::fs::statx(CWD, path, AtFlags::empty(), StatxFlags::BASIC_STATS);
     let status = status.map_err(|errno| MountError::Target {
-        step: "look at",
+        step: "stat",
         target: path.to_owned(),
         source: errno.into(),
     })?;
@@ -282,7 +281,7 @@ pub fn is_mount_point(path: &Path) -> Result<bool, MountError> {
 
 fn type_of(path: &Path) -> Result<u64, MountError> {
     let status = rustix::fs::statfs(path).map_err(|errno| MountError::Target {
-        step: "find the file system of",
+        step: "get the file system type of",
         target: path.to_owned(),
         source: errno.into(),
     })?;
@@ -291,7 +290,7 @@ fn type_of(path: &Path) -> Result<u64, MountError> {
 
 fn make_directory(target: &Path) -> Result<(), MountError> {
     fs::create_dir_all(target).map_err(|source| MountError::Target {
-        step: "make the directory",
+        step: "create the directory",
         target: target.to_owned(),
         source,
     })
@@ -311,7 +310,7 @@ fn refused(source_name: &CStr, target: &Path, kind: &CStr, errno: Errno) -> Moun
 pub(super) mod tests {
     use super::*;
 
-    /// Runs in a thread with mounts of its own; false if that is not allowed.
+    /// Runs the test in a thread with its own mount namespace; false if that is not permitted.
     pub(crate) fn with_own_mounts(test: impl FnOnce() + Send) -> bool {
         let run = || {
             use nix::sched::{CloneFlags, unshare};
@@ -352,7 +351,7 @@ pub(super) mod tests {
             assert!(!is_mount_point(&target).unwrap());
         });
         if !done {
-            eprintln!("skipped: this needs the right to make mounts");
+            eprintln!("skipped: mounting is not permitted");
         }
     }
 
@@ -370,7 +369,7 @@ pub(super) mod tests {
             unmount(&target).unwrap();
         });
         if !done {
-            eprintln!("skipped: this needs the right to make mounts");
+            eprintln!("skipped: mounting is not permitted");
         }
     }
 

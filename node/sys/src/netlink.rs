@@ -1,9 +1,9 @@
 //! Links, addresses and routes, through the kernel's rtnetlink.
 //!
-//! Every change is idempotent: adding what is there and removing what is not
-//! succeeds. Watching is level-triggered: [`LinkMonitor`] only says *that*
-//! something about links changed, and its user reads the state again, so that
-//! a lost or merged notification cannot leave it with a wrong view.
+//! Every change is idempotent: adding something that exists and removing something that does not
+//! exist succeed. Watching is level-triggered: [`LinkMonitor`] only reports *that* links changed,
+//! and its user reads the state again, so that a lost or merged notification cannot lead to a wrong
+//! view.
 
 use std::{io, net::IpAddr, sync::Arc};
 
@@ -21,25 +21,25 @@ use tokio::task::JoinHandle;
 
 use super::cidr::Cidr;
 
-/// Why the kernel's network was not read or changed.
+/// Why the network configuration cannot be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum NetlinkError {
-    /// No socket to the kernel.
+    /// The netlink socket cannot be opened.
     #[error("cannot open a netlink socket")]
     Open(#[source] io::Error),
-    /// The kernel refused.
+    /// The kernel rejected an operation.
     #[error("cannot {step}")]
     Refused {
-        /// The step, as a verb with its object.
+        /// The operation, as a verb with its object.
         step: String,
-        /// The cause.
+        /// The error of the kernel.
         source: io::Error,
     },
-    /// There is no such link.
-    #[error("no network interface {0}")]
+    /// The interface does not exist.
+    #[error("cannot find network interface {0}")]
     NoLink(String),
-    /// The connection to the kernel ended.
-    #[error("the connection to the kernel's network is gone")]
+    /// The connection to the kernel was closed.
+    #[error("the netlink connection to the kernel was closed")]
     Gone,
 }
 
@@ -48,28 +48,28 @@ pub enum NetlinkError {
 pub struct Link {
     /// The kernel's index, which never changes while the interface exists.
     pub index: u32,
-    /// Its name, such as `eth0`.
+    /// The name, such as `eth0`.
     pub name: String,
-    /// Its hardware address, if it has one of the usual length.
+    /// The hardware address, if it has the length of an Ethernet address.
     pub mac: Option<[u8; 6]>,
-    /// What it is.
+    /// The kind of interface.
     pub kind: LinkKind,
-    /// Whether it has been set up.
+    /// Whether the interface is set up.
     pub up: bool,
-    /// Whether it is up and connected to something.
+    /// Whether it is up and has a carrier.
     pub carrier: bool,
-    /// Its MTU in bytes.
+    /// The MTU in bytes.
     pub mtu: u32,
 }
 
-/// What a network interface is.
+/// The kind of a network interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LinkKind {
-    /// The node talking to itself.
+    /// The loopback interface.
     Loopback,
     /// An Ethernet device, emulated ones included.
     Ethernet,
-    /// Made by software on top of others: VLAN, bridge, tunnel …
+    /// Created by software on top of others: VLAN, bridge, tunnel …
     Virtual,
     /// Anything else.
     Other,
@@ -78,14 +78,13 @@ pub enum LinkKind {
 /// A route through an interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Which addresses it is for.
+    /// The destination of the route.
     pub destination: Cidr,
-    /// The neighbour that forwards; none for a directly attached network.
+    /// The gateway; `None` for a directly attached network.
     pub gateway: Option<IpAddr>,
     /// Routes of lower metric are preferred.
     pub metric: u32,
-    /// The address of this machine from which it talks over this route; none
-    /// leaves it to the kernel.
+    /// The source address for this route; `None` leaves the choice to the kernel.
     pub source: Option<IpAddr>,
 }
 
@@ -106,7 +105,7 @@ impl Route {
     }
 }
 
-/// Ends a task with its last user.
+/// Aborts the task on drop.
 #[derive(Debug)]
 struct Owned(JoinHandle<()>);
 
@@ -116,7 +115,7 @@ impl Drop for Owned {
     }
 }
 
-/// A connection to the kernel. Clones share it.
+/// A connection to the kernel, shared by its clones.
 #[derive(Clone, Debug)]
 pub struct Netlink {
     handle: Handle,
@@ -124,7 +123,8 @@ pub struct Netlink {
 }
 
 impl Netlink {
-    /// Connects. Must be called within a tokio runtime.
+    /// Opens the connection. Must be called within a tokio runtime.
+    #[expect(clippy::disallowed_methods, reason = "Owned aborts the task")]
     pub fn open() -> Result<Self, NetlinkError> {
         let (connection, handle, _) = rtnetlink::new_connection().map_err(NetlinkError::Open)?;
         Ok(Self {
@@ -133,7 +133,7 @@ impl Netlink {
         })
     }
 
-    /// All interfaces, by index.
+    /// All interfaces, sorted by index.
     pub async fn list_links(&self) -> Result<Vec<Link>, NetlinkError> {
         let links = self.handle.link().get().execute();
         let links = links.map_ok(|message| link(&message)).try_collect();
@@ -142,14 +142,14 @@ impl Netlink {
         Ok(links)
     }
 
-    /// The interface of this index.
+    /// The interface with this index.
     pub async fn link(&self, index: u32) -> Result<Link, NetlinkError> {
         let links = self.list_links().await?;
         let found = links.into_iter().find(|link| link.index == index);
         found.ok_or_else(|| NetlinkError::NoLink(format!("with index {index}")))
     }
 
-    /// The interface of this name.
+    /// The interface with this name.
     pub async fn link_named(&self, name: &str) -> Result<Link, NetlinkError> {
         let links = self.list_links().await?;
         let found = links.into_iter().find(|link| link.name == name);
@@ -167,8 +167,7 @@ impl Netlink {
     pub async fn set_loopback_up(&self) -> Result<(), NetlinkError> {
         let links = self.list_links().await?;
         let loopback = links.iter().find(|link| link.kind == LinkKind::Loopback);
-        let loopback =
-            loopback.ok_or_else(|| NetlinkError::NoLink("of the loopback kind".into()))?;
+        let loopback = loopback.ok_or_else(|| NetlinkError::NoLink("of kind loopback".into()))?;
         self.set_up(loopback.index).await
     }
 
@@ -181,38 +180,36 @@ impl Netlink {
         )))
     }
 
-    /// Makes a VLAN interface on top of another, set up; one of that name is
-    /// kept as it is. Gives its link.
+    /// Creates a VLAN interface on top of another one and sets it up; an existing one with this
+    /// name is not changed. Returns its link.
     pub async fn add_vlan(&self, parent: u32, name: &str, vlan: u16) -> Result<Link, NetlinkError> {
         let message = LinkVlan::new(name, parent, vlan).up().build();
         let result = self.handle.link().add(message).execute().await;
         if let Err(error) = result
             && !is(&error, libc::EEXIST)
         {
-            return Err(refused(format!("make VLAN {vlan} on interface {parent}"))(
-                error,
-            ));
+            return Err(refused(format!("create VLAN {vlan} on interface {parent}"))(error));
         }
         let link = self.link_named(name).await?;
         self.set_up(link.index).await?;
         Ok(link)
     }
 
-    /// Makes a bridge with this hardware address, set up; one of that name is
-    /// kept as it is. Gives its link.
+    /// Creates a bridge with this hardware address and sets it up; an existing one with this name
+    /// is not changed. Returns its link.
     ///
-    /// A bridge that was given no address has that of one of its ports, and
-    /// changes it when ports come and go.
+    /// A bridge without a fixed address takes that of one of its ports, and changes it when ports
+    /// are added or removed.
     pub async fn add_bridge(&self, name: &str, mac: [u8; 6]) -> Result<Link, NetlinkError> {
         let message = LinkBridge::new(name).address(mac.to_vec()).build();
-        self.add_link(name, "a bridge", message).await
+        self.add_link(name, "bridge", message).await
     }
 
-    /// Makes a WireGuard interface, set up; one of that name is kept as it is.
-    /// Gives its link. See [`wireguard`](super::wireguard) for the rest.
+    /// Creates a WireGuard interface and sets it up; an existing one with this name is not changed.
+    /// Returns its link. See [`wireguard`](super::wireguard) for its configuration.
     pub async fn add_wireguard(&self, name: &str) -> Result<Link, NetlinkError> {
         let message = LinkWireguard::new(name).up().build();
-        self.add_link(name, "a WireGuard interface", message).await
+        self.add_link(name, "WireGuard interface", message).await
     }
 
     async fn add_link(
@@ -225,14 +222,15 @@ impl Netlink {
         if let Err(error) = result
             && !is(&error, libc::EEXIST)
         {
-            return Err(refused(format!("make {what} {name}"))(error));
+            return Err(refused(format!("create {what} {name}"))(error));
         }
         let link = self.link_named(name).await?;
         self.set_up(link.index).await?;
         Ok(link)
     }
 
-    /// Removes an interface that software has made, and all that goes with it.
+    /// Removes a virtual interface and everything that depends on it. Succeeds if it does not
+    /// exist.
     pub async fn remove_link(&self, name: &str) -> Result<(), NetlinkError> {
         let links = self.list_links().await?;
         let Some(link) = links.into_iter().find(|link| link.name == name) else {
@@ -253,7 +251,7 @@ impl Netlink {
         addresses.map_err(refused(format!("list the addresses of interface {index}")))
     }
 
-    /// Gives an interface an address.
+    /// Adds an address to an interface.
     pub async fn add_address(&self, index: u32, cidr: Cidr) -> Result<(), NetlinkError> {
         let request = self
             .handle
@@ -263,10 +261,10 @@ impl Netlink {
         result.map_err(refused(format!("add {cidr} to interface {index}")))
     }
 
-    /// Makes an interface hold exactly these IPv4 addresses.
+    /// Makes these the only IPv4 addresses of an interface.
     ///
-    /// The others go first: an address in the network of another one depends
-    /// on it, and would go with it.
+    /// Other addresses are removed first: an address in the network of another one depends on it,
+    /// and would be removed with it.
     pub async fn set_ipv4_addresses(
         &self,
         index: u32,
@@ -283,7 +281,7 @@ impl Netlink {
         Ok(())
     }
 
-    /// Takes an address from an interface.
+    /// Removes an address from an interface.
     pub async fn remove_address(&self, index: u32, cidr: Cidr) -> Result<(), NetlinkError> {
         let message = match cidr.address() {
             IpAddr::V4(address) => AddressMessageBuilder::<std::net::Ipv4Addr>::new()
@@ -301,12 +299,11 @@ impl Netlink {
         }
     }
 
-    /// Makes a route, in the place of one with the same destination and
-    /// metric.
+    /// Adds a route, or replaces the one with the same destination and metric.
     pub async fn replace_route(&self, index: u32, route: Route) -> Result<(), NetlinkError> {
         let result = self.handle.route().add(message_of(index, route));
         let result = result.replace().execute().await;
-        result.map_err(refused(format!("make {}", describe(index, route))))
+        result.map_err(refused(format!("add {}", describe(index, route))))
     }
 
     /// Removes a route.
@@ -319,7 +316,7 @@ impl Netlink {
     }
 }
 
-/// Tells when something about interfaces changed.
+/// Reports changes of interfaces.
 #[derive(Debug)]
 pub struct LinkMonitor {
     changes: tokio::sync::watch::Receiver<()>,
@@ -327,13 +324,14 @@ pub struct LinkMonitor {
 }
 
 impl LinkMonitor {
-    /// Begins to watch. Must be called within a tokio runtime.
+    /// Starts to watch. Must be called within a tokio runtime.
+    #[expect(clippy::disallowed_methods, reason = "Owned aborts the task")]
     pub fn open() -> Result<Self, NetlinkError> {
         let groups = [MulticastGroup::Link];
         let (connection, _, mut messages) =
             rtnetlink::new_multicast_connection(&groups).map_err(NetlinkError::Open)?;
         let (tell, changes) = tokio::sync::watch::channel(());
-        // Drained at once, into a value: however many come, none pile up.
+        // Notifications are read at once into a watch value, so they cannot pile up.
         let drain = async move {
             while messages.next().await.is_some() {
                 tell.send_replace(());
@@ -350,7 +348,7 @@ impl LinkMonitor {
 
     /// Waits for the next change. Changes since the last call count as one.
     ///
-    /// May be cancelled without losing any.
+    /// Cancel safe.
     pub async fn changed(&mut self) -> Result<(), NetlinkError> {
         self.changes.changed().await.map_err(|_| NetlinkError::Gone)
     }
@@ -376,7 +374,7 @@ fn link(message: &LinkMessage) -> Link {
             LinkAttribute::IfName(name) => link.name.clone_from(name),
             LinkAttribute::Address(mac) => link.mac = mac.as_slice().try_into().ok(),
             LinkAttribute::Mtu(mtu) => link.mtu = *mtu,
-            // Only what software made has this attribute.
+            // Only virtual interfaces have this attribute.
             LinkAttribute::LinkInfo(_) if link.kind != LinkKind::Loopback => {
                 link.kind = LinkKind::Virtual;
             }
@@ -390,7 +388,7 @@ fn cidr(message: &AddressMessage) -> Option<Cidr> {
     let mut found = None;
     for attribute in &message.attributes {
         match attribute {
-            // On a point-to-point link "address" is the other end.
+            // On a point-to-point link, "address" is that of the peer.
             AddressAttribute::Local(local) => found = Some(*local),
             AddressAttribute::Address(address) if found.is_none() => found = Some(*address),
             _ => {}
@@ -439,7 +437,7 @@ fn message_of(index: u32, route: Route) -> RouteMessage {
 
 fn describe(index: u32, route: Route) -> String {
     let through = match route.gateway {
-        Some(gateway) => format!(" through {gateway}"),
+        Some(gateway) => format!(" via {gateway}"),
         None => String::new(),
     };
     let destination = route.destination;
@@ -454,8 +452,8 @@ fn refused(step: impl Into<String>) -> impl FnOnce(rtnetlink::Error) -> NetlinkE
     }
 }
 
-/// The library's error as one that holds no message of the kernel's: the code
-/// that prints those is a hundred kilobytes.
+/// Converts the library's error into one without a kernel message: the code that prints those is a
+/// hundred kilobytes in size.
 fn cause(error: rtnetlink::Error) -> io::Error {
     use rtnetlink::Error;
     let text = match error {
@@ -494,8 +492,7 @@ mod tests {
             let lo = netlink.link_named("lo").await.unwrap();
             assert_eq!(lo.kind, LinkKind::Loopback);
             assert!(lo.up && lo.carrier);
-            // A VLAN on the loopback is refused by the kernel; the error says
-            // what was wanted.
+            // The kernel rejects this VLAN; the error names it.
             let error = netlink.add_vlan(9999, "v", 5).await.unwrap_err();
             assert!(error.to_string().contains("VLAN 5 on interface 9999"));
 
@@ -529,7 +526,8 @@ mod tests {
                 assert!(bridge.up && bridge.kind == LinkKind::Virtual);
                 assert_eq!(bridge.mac, Some(mac));
                 netlink.add_address(bridge.index, address).await.unwrap();
-                // Beyond, from the address that it has there.
+                // A route to addresses behind the bridge, with the bridge's own address as the
+                // source.
                 let route = Route {
                     destination: "10.208.0.0/12".parse().unwrap(),
                     gateway: None,

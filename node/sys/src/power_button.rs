@@ -1,8 +1,8 @@
-//! The power button, as the kernel's input devices tell it.
+//! The power button, as reported by the kernel's input devices.
 //!
-//! ACPI machines, emulated ones included, show the button as an input device
-//! with the key "power", and so do some keyboards. Which devices have that key
-//! is read from sysfs; others are not opened.
+//! ACPI machines, including emulated ones, expose the button as an input device with the key
+//! "power", and so do some keyboards. Sysfs says which devices have that key; others are not
+//! opened.
 
 use std::{
     fs::{self, OpenOptions},
@@ -20,11 +20,11 @@ use super::raw::Watched;
 const EV_KEY: u16 = 1;
 const KEY_POWER: u16 = 116;
 
-/// Length of the kernel's `struct input_event` on 64-bit machines: two words
-/// of time, type, code, value.
+/// The length of the kernel's `struct input_event` on 64-bit machines: two words of time, type,
+/// code, value.
 const EVENT_LENGTH: usize = 24;
 
-/// Why the button cannot be watched.
+/// Why the power button cannot be watched.
 #[derive(Debug, thiserror::Error)]
 #[error("power button: cannot {step} {path}")]
 pub struct PowerButtonError {
@@ -40,7 +40,7 @@ pub struct PowerButton {
 }
 
 impl PowerButton {
-    /// Opens the machine's buttons, `None` if it has none.
+    /// Opens the power buttons of the machine; `None` if it has none.
     ///
     /// Must be called within a tokio runtime.
     pub fn open() -> Result<Option<Self>, PowerButtonError> {
@@ -64,14 +64,14 @@ impl PowerButton {
 
     /// Waits until a button is pressed.
     ///
-    /// May be cancelled and called again.
+    /// Cancel safe.
     pub async fn pressed(&self) -> Result<(), PowerButtonError> {
         let mut waiting: FuturesUnordered<_> = self
             .devices
             .iter()
             .map(|(path, device)| pressed_on(path, device))
             .collect();
-        // There is one at least, and none of them ends without an answer.
+        // There is at least one device, and each future ends with a result.
         waiting.next().await.unwrap_or(Ok(()))
     }
 }
@@ -82,7 +82,7 @@ async fn pressed_on(path: &Path, device: &Watched) -> Result<(), PowerButtonErro
         path: path.to_owned(),
         source,
     };
-    // The kernel gives whole events only.
+    // The kernel returns only whole events.
     let mut buffer = [0; EVENT_LENGTH * 16];
     loop {
         let length = device.read(&mut buffer).await.map_err(failed)?;
@@ -98,11 +98,11 @@ async fn pressed_on(path: &Path, device: &Watched) -> Result<(), PowerButtonErro
 fn is_press(event: &[u8]) -> bool {
     let u16_at = |at| u16::from_ne_bytes([event[at], event[at + 1]]);
     let value: [u8; 4] = std::array::from_fn(|i| event[20 + i]);
-    // Not its release, nor that it is held.
+    // Neither a release nor a repeat.
     u16_at(16) == EV_KEY && u16_at(18) == KEY_POWER && i32::from_ne_bytes(value) == 1
 }
 
-/// The input devices that have the key, such as `event0`.
+/// The input devices with the key, such as `event0`.
 fn names(sys: &Path) -> Result<Vec<String>, PowerButtonError> {
     let directory = sys.join("class/input");
     let failed = |path: &Path| {
@@ -136,7 +136,7 @@ fn names(sys: &Path) -> Result<Vec<String>, PowerButtonError> {
     Ok(names)
 }
 
-/// The kernel's bitmap: words of 64 bits in hexadecimal, the highest first.
+/// The kernel's bitmap: words of 64 bits in hexadecimal, the highest one first.
 fn has_key(bitmap: &str, key: u16) -> bool {
     let word = bitmap.split_whitespace().rev().nth(usize::from(key / 64));
     word.and_then(|word| u64::from_str_radix(word, 16).ok())

@@ -1,13 +1,12 @@
-//! Project quotas of XFS: how much may be below a directory.
+//! XFS project quotas: limits for the content of a directory.
 //!
-//! A project is a number that inodes bear; a directory can hand it down to all
-//! that is made in it. The file system counts the blocks and the inodes of each
-//! project and refuses those over its limits as if the disk were full. It must
-//! be mounted with `prjquota`. Blocks of inodes themselves are nobody's: without
-//! a limit of their number, empty files take as much room as there is for any.
+//! A project is a number stored in inodes; a directory can pass it on to everything created in it.
+//! The file system counts the blocks and the inodes of each project and rejects writes over the
+//! limits as if the disk were full. It must be mounted with `prjquota`. Blocks that contain inodes
+//! belong to no project: without a limit on their number, empty files can fill the file system.
 //!
-//! The kernel is asked by a descriptor of the file system and not by the path
-//! of its device, which may be one of several layers of device-mapper.
+//! The kernel is called with a descriptor of the file system and not with the path of its device,
+//! which may be one of several layers of device-mapper.
 
 use std::{
     io,
@@ -16,63 +15,63 @@ use std::{
 
 use super::raw;
 
-/// Why a directory is not limited.
+/// Why a directory cannot be limited.
 #[derive(Debug, thiserror::Error)]
 pub enum QuotaError {
-    /// The file system has no such quotas, or was mounted without.
-    #[error("the file system has no project quotas")]
+    /// The file system does not support project quotas, or was mounted without them.
+    #[error("the file system does not support project quotas")]
     Unavailable(#[source] io::Error),
-    /// A directory's project.
-    #[error("{step} the project of the directory")]
+    /// The project of a directory cannot be read or set.
+    #[error("cannot {step} the project of the directory")]
     Project {
-        /// As a verb.
+        /// The operation, as a verb.
         step: &'static str,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// A project's limit.
-    #[error("{step} the limit of project {project}")]
+    /// The limit of a project cannot be read or set.
+    #[error("cannot {step} the limit of project {project}")]
     Limit {
-        /// As a verb.
+        /// The operation, as a verb.
         step: &'static str,
         /// The project.
         project: u32,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
-/// What a project may have, or has.
+/// The limit or the usage of a project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Amount {
-    /// In blocks that are in use or reserved. As a limit it is rounded up to
-    /// 512; 0 is none.
+    /// Bytes in used or reserved blocks. A limit is rounded up to a multiple of 512; 0 means no
+    /// limit.
     pub bytes: u64,
-    /// Files, directories, links. As a limit 0 is none.
+    /// Files, directories and links. As a limit, 0 means no limit.
     pub inodes: u64,
 }
 
 impl Amount {
-    /// Nothing; as a limit, none.
+    /// Zero; as a limit, no limit.
     pub const NONE: Self = Self {
         bytes: 0,
         inodes: 0,
     };
 }
 
-/// How a project stands.
+/// The state of a project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// What it may have.
+    /// The limit of the project.
     pub limit: Amount,
-    /// What it has.
+    /// The current usage.
     pub used: Amount,
 }
 
-/// The unit in which the kernel counts.
+/// The unit in which the kernel counts bytes.
 const UNIT: u64 = 512;
 
-/// Whether the file system of this file limits projects.
+/// Checks whether the file system of this file enforces project quotas.
 pub fn available(file: impl AsFd) -> Result<(), QuotaError> {
     let state = raw::quota_state(file.as_fd()).map_err(QuotaError::Unavailable)?;
     const ACCOUNTED: u16 = 1 << 4;
@@ -80,11 +79,11 @@ pub fn available(file: impl AsFd) -> Result<(), QuotaError> {
     if state & (ACCOUNTED | ENFORCED) == ACCOUNTED | ENFORCED {
         return Ok(());
     }
-    let error = io::Error::other("it was mounted without");
+    let error = io::Error::other("it was mounted without prjquota");
     Err(QuotaError::Unavailable(error))
 }
 
-/// The project that a directory bears; 0 is nobody's.
+/// The project of a directory; 0 is the default project.
 pub fn project(directory: impl AsFd) -> Result<u32, QuotaError> {
     let attributes = raw::inode_attributes(directory.as_fd());
     let attributes = attributes.map_err(|source| QuotaError::Project {
@@ -94,7 +93,7 @@ pub fn project(directory: impl AsFd) -> Result<u32, QuotaError> {
     Ok(attributes.project)
 }
 
-/// Gives a directory a project, and whatever will be made in it.
+/// Sets the project of a directory, which new files in it inherit.
 pub fn set_project(directory: impl AsFd, project: u32) -> Result<(), QuotaError> {
     const INHERIT: u32 = 0x200;
     let set = |directory: BorrowedFd<'_>| {
@@ -109,7 +108,7 @@ pub fn set_project(directory: impl AsFd, project: u32) -> Result<(), QuotaError>
     })
 }
 
-/// Limits a project of the file system of this file.
+/// Sets the limit of a project in the file system of this file.
 pub fn limit(file: impl AsFd, project: u32, limit: Amount) -> Result<(), QuotaError> {
     let limit = raw::QuotaAmount {
         units: limit.bytes.div_ceil(UNIT),
@@ -122,7 +121,7 @@ pub fn limit(file: impl AsFd, project: u32, limit: Amount) -> Result<(), QuotaEr
     })
 }
 
-/// How much of it is used.
+/// The limit and the usage of a project.
 pub fn usage(file: impl AsFd, project: u32) -> Result<Usage, QuotaError> {
     let (limit, used) =
         raw::project_usage(file.as_fd(), project).map_err(|source| QuotaError::Limit {
@@ -144,8 +143,7 @@ pub fn usage(file: impl AsFd, project: u32) -> Result<Usage, QuotaError> {
 mod tests {
     use super::*;
 
-    /// What the machine check sees on our own kernel cannot be seen here; but
-    /// that a file system without quotas is found out can.
+    /// The machine check tests quotas on our own kernel. Only their absence can be tested here.
     #[test]
     fn a_file_system_without_quotas_says_so() {
         let directory = std::fs::File::open("/proc").unwrap();

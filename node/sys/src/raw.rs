@@ -1,7 +1,7 @@
-//! The system calls that have no safe wrapper: the one place for `unsafe`.
+//! System calls without a safe wrapper: the only module with `unsafe`.
 //!
-//! Each function takes and gives safe types and says why its block is sound.
-//! Nothing is decided here; numbers and layouts are the kernel's.
+//! Each function has safe argument and result types and states why its unsafe block is sound. There
+//! is no logic here; numbers and layouts are those of the kernel.
 #![allow(
     unsafe_code,
     reason = "ioctls, quotas, a packet socket, watched descriptors and code between fork and exec have no safe wrapper"
@@ -14,23 +14,21 @@ use std::{
 
 use tokio::io::{Interest, unix::AsyncFd};
 
-/// A descriptor that never blocks and that the runtime watches.
+/// A non-blocking descriptor that is registered with the runtime.
 #[derive(Debug)]
 pub(super) struct Watched(AsyncFd<OwnedFd>);
 
 impl Watched {
-    /// Watches a descriptor, which must be set not to block. Must be called
-    /// within a tokio runtime.
+    /// Registers a descriptor, which must be non-blocking. Must be called within a tokio runtime.
     pub(super) fn new(descriptor: impl Into<OwnedFd>) -> io::Result<Self> {
         let descriptor = descriptor.into();
-        // SAFETY: the descriptor is owned, and so is open; this type gives
-        // nobody the means to close or to replace it while it is registered.
+        // SAFETY: the descriptor is owned, and so is open; this type offers no way to close or
+        // replace it while it is registered.
         let watched = unsafe { AsyncFd::register_with_interest(descriptor, Interest::READABLE) };
         Ok(Self(watched.map_err(io::Error::from)?))
     }
 
-    /// Reads what is there, and waits if there is nothing. Of a socket it
-    /// reads one datagram. May be cancelled without losing any.
+    /// Reads available data, or waits for it. From a socket it reads one datagram. Cancel safe.
     pub(super) async fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
         loop {
             let mut ready = self.0.readable().await?;
@@ -47,7 +45,7 @@ impl Watched {
     }
 }
 
-/// Turns -1 into the error it stands for.
+/// Converts -1 into the error of the call.
 fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
     if result < 0 {
         Err(io::Error::last_os_error())
@@ -56,31 +54,33 @@ fn checked(result: libc::c_int) -> io::Result<libc::c_int> {
     }
 }
 
-/// Length of the kernel's `struct dm_ioctl`, with which each buffer begins.
+/// The length of the kernel's `struct dm_ioctl`, with which each buffer begins.
 pub(super) const DM_HEADER: usize = 312;
 
-/// Sends a device-mapper command, numbered as in the kernel's `dm-ioctl.h`.
-/// The answer replaces the content of `buffer`.
+/// Sends a device-mapper command, numbered as in the kernel's `dm-ioctl.h`. The answer replaces the
+/// content of `buffer`.
 pub(super) fn device_mapper(
     control: BorrowedFd<'_>,
     command: u8,
     buffer: &mut [u8],
 ) -> io::Result<()> {
-    assert!(buffer.len() >= DM_HEADER, "no room for the header");
-    // The kernel reads and writes as many bytes as the buffer says of itself,
-    // so it must not be able to say more than it has.
+    assert!(
+        buffer.len() >= DM_HEADER,
+        "the buffer is shorter than the header"
+    );
+    // The kernel reads and writes as many bytes as the buffer's header says, so that must not
+    // exceed the buffer.
     let length = buffer.len() as u32;
     buffer[12..16].copy_from_slice(&length.to_ne_bytes());
     // _IOWR(0xfd, command, struct dm_ioctl)
     let request = 3 << 30 | (DM_HEADER as libc::c_ulong) << 16 | 0xfd << 8 | u64::from(command);
-    // SAFETY: the buffer is valid for reads and writes of its length, which
-    // is the length its data_size field claims (set above), and the kernel
-    // touches no more than that.
+    // SAFETY: the buffer is valid for reads and writes of its length, which is the value of its
+    // data_size field (set above), and the kernel accesses no more than that.
     checked(unsafe { libc::ioctl(control.as_raw_fd(), request, buffer.as_mut_ptr()) })?;
     Ok(())
 }
 
-/// Tells the kernel the new place of a partition, in bytes; it may be in use.
+/// Updates the kernel's view of a partition, in bytes; the partition may be in use.
 pub(super) fn resize_partition(
     disk: impl AsFd,
     number: u32,
@@ -122,23 +122,23 @@ pub(super) fn resize_partition(
     Ok(())
 }
 
-/// Sets a watchdog's time-out in seconds; gives what the device made of it.
+/// Sets the timeout of a watchdog in seconds; returns the one that the device uses.
 pub(super) fn watchdog_timeout(watchdog: impl AsFd, seconds: u32) -> io::Result<u32> {
     // _IOWR('W', 6, int)
     const WDIOC_SETTIMEOUT: libc::c_ulong = 3 << 30 | 4 << 16 | (b'W' as libc::c_ulong) << 8 | 6;
     let mut value: libc::c_int = seconds
         .try_into()
         .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-    // SAFETY: the call reads and writes the one int, which outlives it.
+    // SAFETY: the call reads and writes only the int, which outlives it.
     checked(unsafe { libc::ioctl(watchdog.as_fd().as_raw_fd(), WDIOC_SETTIMEOUT, &mut value) })?;
     Ok(value.max(0) as u32)
 }
 
-/// One instruction of a classic packet filter: code, jumps, operand.
+/// An instruction of a classic packet filter: code, jumps, operand.
 pub(super) type FilterStep = (u16, u8, u8, u32);
 
-/// Opens a non-blocking socket that sends and receives whole Ethernet frames
-/// of one protocol on one interface, and only those the filter lets pass.
+/// Opens a non-blocking socket that sends and receives whole Ethernet frames of one protocol on one
+/// interface, and receives only those that the filter accepts.
 pub(super) fn packet_socket(
     interface: u32,
     protocol: u16,
@@ -148,18 +148,17 @@ pub(super) fn packet_socket(
     // Protocol 0: nothing is received before filter and interface are set.
     // SAFETY: takes no pointers.
     let fd = checked(unsafe { libc::socket(libc::AF_PACKET, kind, 0) })?;
-    // SAFETY: the descriptor has just been opened and nobody else owns it.
+    // SAFETY: the descriptor has just been opened and has no other owner.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
     attach_filter(socket.as_fd(), filter)?;
-    // SAFETY: sockaddr_ll is plain integers, for which zeros are valid.
+    // SAFETY: sockaddr_ll consists of integers, for which zero is valid.
     let mut address: libc::sockaddr_ll = unsafe { mem::zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
     address.sll_protocol = protocol.to_be();
     address.sll_ifindex = interface
         .try_into()
         .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-    // SAFETY: the pointer is to a sockaddr_ll that outlives the call, and the
-    // length is its size.
+    // SAFETY: the pointer is to a sockaddr_ll that outlives the call, and the length is its size.
     checked(unsafe {
         libc::bind(
             socket.as_raw_fd(),
@@ -182,8 +181,8 @@ fn attach_filter(socket: BorrowedFd<'_>, filter: &[FilterStep]) -> io::Result<()
             .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?,
         filter: steps.as_mut_ptr(),
     };
-    // SAFETY: the program points to as many instructions as it says; both
-    // outlive the call, which copies them.
+    // SAFETY: the program points to as many instructions as it says; both outlive the call, which
+    // copies them.
     checked(unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -196,13 +195,12 @@ fn attach_filter(socket: BorrowedFd<'_>, filter: &[FilterStep]) -> io::Result<()
     Ok(())
 }
 
-/// Makes the command's process lead a session of its own, and die when the
-/// thread that started it ends.
+/// Makes the command's process lead a session of its own, and be killed when the thread that
+/// started it ends.
 pub(super) fn own_session_and_die_with_parent(command: &mut tokio::process::Command) {
     let parent = rustix::process::getpid();
     let prepare = move || {
-        // The flags are inherited over exec. Both calls are async-signal-safe
-        // and allocate nothing.
+        // The setting is kept across exec. Both calls are async-signal-safe and do not allocate.
         rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
         // The parent may have died before the call above.
         if rustix::process::getppid() != Some(parent) {
@@ -211,20 +209,18 @@ pub(super) fn own_session_and_die_with_parent(command: &mut tokio::process::Comm
         rustix::process::setsid()?;
         Ok(())
     };
-    // SAFETY: between fork and exec the closure makes plain system calls
-    // only; it takes no locks, allocates nothing, and touches no memory but
-    // its own copy of the parent's id.
+    // SAFETY: between fork and exec the closure only makes system calls; it takes no locks, does
+    // not allocate, and accesses no memory except its own copy of the parent's ID.
     unsafe {
         command.pre_exec(prepare);
     }
 }
 
-/// Makes the command's process as nice as this (-20 to 19), and with it all that
-/// it starts.
+/// Sets the nice value (-20 to 19) of the command's process, which its children inherit.
 pub(super) fn nice(command: &mut tokio::process::Command, niceness: i8) {
     let prepare = move || Ok(rustix::process::setpriority_process(None, niceness.into())?);
-    // SAFETY: between fork and exec the closure makes one system call; it takes
-    // no locks and allocates nothing.
+    // SAFETY: between fork and exec the closure makes one system call; it takes no locks and does
+    // not allocate.
     unsafe {
         command.pre_exec(prepare);
     }
@@ -244,18 +240,18 @@ pub(super) struct InodeAttributes {
 
 const _: () = assert!(mem::size_of::<InodeAttributes>() == 28);
 
-/// What the file system keeps of an inode beside the usual.
+/// Reads the extended attributes of an inode (project, flags).
 pub(super) fn inode_attributes(inode: BorrowedFd<'_>) -> io::Result<InodeAttributes> {
     // _IOR('X', 31, struct fsxattr)
     const FS_IOC_FSGETXATTR: libc::c_ulong = 2 << 30 | 28 << 16 | (b'X' as libc::c_ulong) << 8 | 31;
     let mut attributes = InodeAttributes::default();
-    // SAFETY: the structure has the layout and, as the number says, the length
-    // of <linux/fs.h>, and outlives the call, which writes plain integers.
+    // SAFETY: the structure has the layout and, as encoded in the request number, the length of the
+    // one in <linux/fs.h>, and outlives the call, which writes integers.
     checked(unsafe { libc::ioctl(inode.as_raw_fd(), FS_IOC_FSGETXATTR, &mut attributes) })?;
     Ok(attributes)
 }
 
-/// Sets them; all of them, so they must have been read before.
+/// Sets the extended attributes; all of them, so they must be read first.
 pub(super) fn set_inode_attributes(
     inode: BorrowedFd<'_>,
     attributes: &InodeAttributes,
@@ -267,14 +263,14 @@ pub(super) fn set_inode_attributes(
     Ok(())
 }
 
-/// Enough for each of the kernel's structures of quotas, and aligned for them.
+/// Large enough for each of the kernel's quota structures, and aligned for them.
 type QuotaBuffer = [u64; 32];
-/// Those of `dqblk_xfs.h`.
+/// The commands of `dqblk_xfs.h`.
 const Q_XGETQUOTA: u32 = 3;
 const Q_XSETQLIM: u32 = 4;
 const Q_XGETQSTAT: u32 = 5;
 
-/// One command about projects' quotas of the file system of this file.
+/// Runs a project quota command on the file system of this file.
 fn project_quota(
     file: BorrowedFd<'_>,
     command: u32,
@@ -283,9 +279,8 @@ fn project_quota(
 ) -> io::Result<()> {
     const PROJECTS: u32 = 2;
     let command = ((b'X' as u32) << 8 | command) << 8 | PROJECTS;
-    // SAFETY: of the commands above each reads or writes one structure of plain
-    // integers, of at most 112 bytes and aligned to 8; the buffer is larger, is
-    // so aligned, and outlives the call.
+    // SAFETY: each of the commands above reads or writes one structure of integers, of at most 112
+    // bytes and aligned to 8; the buffer is larger, has this alignment, and outlives the call.
     let result = unsafe {
         libc::syscall(
             libc::SYS_quotactl_fd,
@@ -303,11 +298,11 @@ fn project_quota(
 pub(super) fn quota_state(file: BorrowedFd<'_>) -> io::Result<u16> {
     let mut buffer = QuotaBuffer::default();
     project_quota(file, Q_XGETQSTAT, 0, &mut buffer)?;
-    // The second two bytes.
+    // The third and the fourth byte.
     Ok((buffer[0] >> 16) as u16)
 }
 
-/// Of `struct fs_disk_quota`: units of 512 bytes, and inodes.
+/// The values of `struct fs_disk_quota`: units of 512 bytes, and inodes.
 pub(super) struct QuotaAmount {
     pub(super) units: u64,
     pub(super) inodes: u64,
@@ -330,8 +325,7 @@ pub(super) fn limit_project(
     project_quota(file, Q_XSETQLIM, project, &mut buffer)
 }
 
-/// The hard limits, and what is counted; zeros for a project of which nothing
-/// is known.
+/// The hard limits and the usage; zero for an unknown project.
 pub(super) fn project_usage(
     file: BorrowedFd<'_>,
     project: u32,

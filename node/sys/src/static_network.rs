@@ -1,36 +1,34 @@
-//! A network that is configured by hand instead of by DHCP: which device it is
-//! on, and how it is applied.
+//! Static network configuration, instead of DHCP: selects the interface and applies the
+//! configuration.
 //!
-//! Which device is meant is a pure choice among the links there are, for the
-//! caller knows how long to wait for one. It is a device of the machine and
-//! never something made on top of one: a VLAN has the hardware address of its
-//! device, so after a restart two links have it.
+//! The selection is a pure function of the existing links; the caller decides how long to wait for
+//! an interface. It selects a physical device, never a virtual one on top of it: a VLAN has the
+//! hardware address of its device, so after a restart two links have that address.
 //!
-//! Applying the configuration is idempotent, and makes the interface hold
-//! exactly the IPv4 addresses given, so that a change leaves nothing of the
-//! old ones behind. IPv6 addresses are added to those the kernel makes by
-//! itself. The values are taken as they are: whoever reads them from outside
-//! checks them, and what contradicts itself the kernel refuses by name.
+//! Applying the configuration is idempotent. It makes the given IPv4 addresses the only ones of the
+//! interface, so that a change leaves no old ones behind; IPv6 addresses are added to those that
+//! the kernel assigns itself. The values are not validated here: the caller validates external
+//! input, and the kernel rejects contradictions by name.
 
 use super::{
     cidr::Cidr,
     netlink::{Link, LinkKind, Netlink, NetlinkError, Route},
 };
 
-/// The kernel's IFNAMSIZ, without the zero at the end.
+/// The kernel's IFNAMSIZ, without the terminating zero.
 const LONGEST_NAME: usize = 15;
 
-/// Which Ethernet device is meant.
+/// Selects an Ethernet device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Device {
-    /// The only one there is.
+    /// The only Ethernet device.
     Only,
-    /// The one with this hardware address.
+    /// The device with this hardware address.
     WithMac([u8; 6]),
 }
 
 impl Device {
-    /// The device that is meant, or all that might be: none, or several.
+    /// The selected device; on error, all candidates: none, or several.
     pub fn choose<'a>(&self, links: &'a [Link]) -> Result<&'a Link, Vec<&'a Link>> {
         let is_meant = |link: &&Link| {
             link.kind == LinkKind::Ethernet
@@ -50,18 +48,16 @@ impl Device {
 /// The configuration of one device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StaticNetwork {
-    /// The VLAN to use on it, 1 to 4094; the addresses are then those of the
-    /// VLAN.
+    /// The VLAN ID, 1 to 4094; the addresses are then those of the VLAN interface.
     pub vlan: Option<u16>,
-    /// Its addresses.
+    /// The interface's addresses.
     pub addresses: Vec<Cidr>,
-    /// Its routes, beyond those of the addresses' own networks, in the order
-    /// in which they are made.
+    /// Routes in addition to those that the addresses imply, in the order in which they are added.
     pub routes: Vec<Route>,
 }
 
 impl StaticNetwork {
-    /// Applies the configuration to a device; gives the interface that has it.
+    /// Applies the configuration to a device; returns the configured interface.
     pub async fn apply(&self, netlink: &Netlink, device: &Link) -> Result<Link, NetlinkError> {
         netlink.set_up(device.index).await?;
         let index = match self.vlan {
@@ -82,10 +78,10 @@ impl StaticNetwork {
     }
 }
 
-/// A name for the VLAN of a device that no other VLAN has.
+/// A unique name for the VLAN of a device.
 ///
-/// The usual one is too long for a device of a long name. Its index stands for
-/// that name then, and the dash keeps the two kinds of names apart.
+/// The usual name is too long if the device's name is long. Then the device's index replaces its
+/// name, and the dash keeps the two kinds of names distinct.
 fn vlan_name(device: &Link, vlan: u16) -> String {
     let name = format!("{}.{vlan}", device.name);
     if name.len() <= LONGEST_NAME {
@@ -149,10 +145,10 @@ mod tests {
             (by_mac, vec![lo(), eth1()], Err(&[])),
             (by_mac, vec![lo(), eth0()], Ok("eth0")),
             (by_mac, vec![lo(), eth1(), eth0(), pods()], Ok("eth0")),
-            // The runnable has started again: the VLAN is there already.
+            // After a restart of the runnable: the VLAN already exists.
             (by_mac, vec![lo(), eth0(), vlan()], Ok("eth0")),
             (by_mac, vec![vlan(), eth1(), eth0()], Ok("eth0")),
-            // Only something on a device that is gone.
+            // Only a virtual device whose physical device is gone.
             (by_mac, vec![lo(), vlan(), without_mac()], Err(&[])),
             (by_mac, vec![eth0(), twin()], Err(&["eth0", "eth2"])),
         ];
@@ -180,7 +176,7 @@ mod tests {
                 source: None,
             };
             let mut expected = StaticNetwork {
-                // The second by a gateway that the first one reaches.
+                // The second route uses a gateway that is reachable by the first one.
                 routes: vec![
                     on_link,
                     Route::default_through("192.0.2.1".parse().unwrap(), 5),
@@ -230,7 +226,7 @@ mod tests {
                 Ok(link) => link,
                 Err(error) => {
                     assert!(error.to_string().contains("VLAN 7"), "{error}");
-                    eprintln!("skipped: no VLANs here ({error})");
+                    eprintln!("skipped: cannot create VLANs ({error})");
                     return;
                 }
             };

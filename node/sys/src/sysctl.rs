@@ -1,23 +1,23 @@
-//! The kernel's settings that can be changed while it runs.
+//! Kernel settings that can be changed at run time (sysctl).
 
 use std::{
     fs, io,
     path::{Path, PathBuf},
 };
 
-/// Why a setting was not changed.
+/// Why a setting cannot be changed.
 #[derive(Debug, thiserror::Error)]
-#[error("set {name} to {value}")]
+#[error("cannot set {name} to {value}")]
 pub struct SysctlError {
     /// The setting, with dots.
     pub name: String,
-    /// What was wanted.
+    /// The requested value.
     pub value: String,
-    /// The cause.
+    /// The error of the operating system.
     pub source: io::Error,
 }
 
-/// Sets one, e.g. `net.ipv4.ip_forward`.
+/// Changes a setting, e.g. `net.ipv4.ip_forward`.
 pub fn set(name: &str, value: &str) -> Result<(), SysctlError> {
     set_under(Path::new("/proc/sys"), name, value)
 }
@@ -29,7 +29,7 @@ fn set_under(root: &Path, name: &str, value: &str) -> Result<(), SysctlError> {
         value: value.to_owned(),
         source,
     };
-    // Not created: a setting that is missing is the kernel's to have.
+    // The file is not created: a missing setting is not supported by the kernel.
     let file = fs::OpenOptions::new().write(true).open(root.join(parts));
     let written = file.and_then(|mut file| io::Write::write_all(&mut file, value.as_bytes()));
     written.map_err(failed)
@@ -48,7 +48,7 @@ mod tests {
         set_under(root.path(), "net.ipv4.ip_forward", "1").unwrap();
         assert_eq!(fs::read(&file).unwrap(), b"1");
         let error = set_under(root.path(), "net.ipv4.other", "1").unwrap_err();
-        assert_eq!(error.to_string(), "set net.ipv4.other to 1");
+        assert_eq!(error.to_string(), "cannot set net.ipv4.other to 1");
         assert!(!root.path().join("net/ipv4/other").exists());
     }
 }

@@ -1,16 +1,14 @@
-//! The removal of directories that others have filled.
+//! Removes directories with untrusted content.
 //!
-//! What a pod leaves behind is as deep as it liked. The standard library goes
-//! down by recursion, a frame of the stack and an open file for each level: a
-//! few thousand levels end the process, and with it the node. Here one
-//! directory is open at a time, the way back is `..`, and what is remembered of
-//! a level is who it was: sixteen bytes.
+//! The depth of a pod's directories is not limited. The standard library removes recursively, with
+//! a stack frame and an open file for each level: a few thousand levels crash the process, and with
+//! it the node. Here only one directory is open at a time, the way back is `..`, and each level
+//! needs sixteen bytes of memory for its identity.
 //!
-//! Nobody should be at work in there any more, but somebody may. So no link is
-//! followed; no other mount is entered, not even one of the same file system;
-//! and whoever moves directories about meanwhile gets an error instead of
-//! having the way back lead somewhere else. What was removed until then stays
-//! removed, and the call can be repeated.
+//! No process should use the directory any more, but one may. So symbolic links are not followed,
+//! and no other mount is entered, not even one of the same file system. If a process moves
+//! directories meanwhile, the result is an error, and the way back never leads elsewhere. What was
+//! removed until then remains removed, and the call can be repeated.
 
 use std::{
     fs, io,
@@ -26,7 +24,7 @@ use rustix::{
 
 use super::files::{self, FileError};
 
-/// Removes a directory with all that is in it. None there is fine.
+/// Removes a directory with all its content. Succeeds if it does not exist.
 pub fn remove(path: &Path) -> Result<(), FileError> {
     empty(path, &|| false)?;
     match fs::remove_dir(path) {
@@ -35,21 +33,21 @@ pub fn remove(path: &Path) -> Result<(), FileError> {
     }
 }
 
-/// Removes all that is in a directory, until that is `stopped`, which is an
-/// error. None there is fine.
+/// Removes the content of a directory. Fails as soon as `stopped` returns true. Succeeds if the
+/// directory does not exist.
 pub fn empty(path: &Path, stopped: &dyn Fn() -> bool) -> Result<(), FileError> {
     let failed = |step| move |error: Errno| FileError::io(path, step)(error.into());
     let (parent, name) = (files::directory_of(path)?, files::name_of(path)?);
     let parent = match open(parent, OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty()) {
         Err(Errno::NOENT) => return Ok(()),
-        parent => parent.map_err(failed("open the directory of"))?,
+        parent => parent.map_err(failed("open the parent directory"))?,
     };
     let root = match neighbour(&parent, name) {
         Err(Errno::NOENT) => return Ok(()),
         root => root.map_err(failed("open"))?,
     };
     let emptied = empty_all(root, stopped);
-    emptied.map_err(FileError::io(path, "remove what is in"))
+    emptied.map_err(FileError::io(path, "remove the content"))
 }
 
 const DIRECTORY: OFlags = OFlags::RDONLY
@@ -57,7 +55,7 @@ const DIRECTORY: OFlags = OFlags::RDONLY
     .union(OFlags::NOFOLLOW)
     .union(OFlags::CLOEXEC);
 
-/// Device and inode: who a directory is.
+/// Device and inode, which identify a directory.
 type Identity = (u64, u64);
 
 fn identity(directory: impl AsFd) -> io::Result<Identity> {
@@ -79,16 +77,16 @@ fn empty_all(root: OwnedFd, stopped: &dyn Fn() -> bool) -> io::Result<()> {
         };
         here = neighbour(&here, c"..")?;
         if identity(&here)? != wanted {
-            return Err(io::Error::other("a directory in it was moved meanwhile"));
+            return Err(io::Error::other("a directory was moved during the removal"));
         }
     }
 }
 
-/// Removes what is in a directory, up to the first one that is not empty.
+/// Removes the entries of a directory, up to the first directory that is not empty.
 fn next_below(directory: &OwnedFd, stopped: &dyn Fn() -> bool) -> io::Result<Option<OwnedFd>> {
     for entry in Dir::read_from(directory)? {
         if stopped() {
-            return Err(io::Error::other("it was stopped before its end"));
+            return Err(io::Error::other("the removal was stopped"));
         }
         let entry = entry?;
         let name = entry.file_name();
@@ -98,7 +96,7 @@ fn next_below(directory: &OwnedFd, stopped: &dyn Fn() -> bool) -> io::Result<Opt
         if entry.file_type() != FileType::Directory {
             match unlinkat(directory, name, AtFlags::empty()) {
                 Ok(()) | Err(Errno::NOENT) => continue,
-                // Not every file system says in its lists what is what.
+                // Not every file system reports file types in directory listings.
                 Err(Errno::ISDIR) => {}
                 Err(error) => return Err(error.into()),
             }
@@ -112,7 +110,7 @@ fn next_below(directory: &OwnedFd, stopped: &dyn Fn() -> bool) -> io::Result<Opt
     Ok(None)
 }
 
-/// Opens a directory beside, on this mount.
+/// Opens a directory relative to another one, on the same mount.
 fn neighbour(directory: &OwnedFd, name: impl Arg) -> Result<OwnedFd, Errno> {
     let here = ResolveFlags::NO_XDEV | ResolveFlags::NO_SYMLINKS;
     openat2(directory, name, DIRECTORY, Mode::empty(), here)
@@ -183,7 +181,7 @@ mod tests {
             here = openat(&here, c"deep", DIRECTORY, Mode::empty()).unwrap();
         }
         drop(here);
-        // Far less than a recursion would need.
+        // Much less stack than recursion would need.
         let small = std::thread::Builder::new().stack_size(128 << 10);
         let removed = small.spawn(move || remove(&tree)).unwrap().join();
         removed.unwrap().unwrap();

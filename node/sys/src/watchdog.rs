@@ -1,9 +1,8 @@
-//! The watchdog: a hung node reboots.
+//! The hardware watchdog: reboots a node that hangs.
 //!
-//! Once armed, the device resets the machine unless it is fed in time. It is
-//! fed by whatever proves that the node is alive, and disarmed only on the
-//! orderly way down. Dropping a [`Watchdog`] does *not* disarm it: if the core
-//! dies, the machine is to reboot.
+//! Once armed, the device resets the machine unless it is fed in time. It is fed as long as the
+//! core's runtime makes progress, and disarmed only on an orderly shutdown. Dropping a [`Watchdog`]
+//! does *not* disarm it: if the core dies, the machine must reboot.
 
 use std::{
     fs::{File, OpenOptions},
@@ -17,10 +16,10 @@ use tokio::time::MissedTickBehavior;
 
 use super::raw;
 
-/// The first watchdog of a machine.
+/// The first watchdog of the machine.
 pub const DEVICE: &str = "/dev/watchdog";
 
-/// Why the watchdog was not armed or fed.
+/// Why the watchdog cannot be armed, fed or disarmed.
 #[derive(Debug, thiserror::Error)]
 #[error("watchdog {device}: cannot {step}")]
 pub struct WatchdogError {
@@ -38,8 +37,8 @@ pub struct Watchdog {
 }
 
 impl Watchdog {
-    /// Arms the watchdog, `None` if the machine has none. The time-out is in
-    /// whole seconds; see [`Watchdog::timeout`] for what became of it.
+    /// Arms the watchdog; `None` if the machine has none. The timeout is in whole seconds;
+    /// [`Watchdog::timeout`] returns the one that is in effect.
     pub fn arm(device: &Path, timeout: Duration) -> Result<Option<Self>, WatchdogError> {
         let failed = |step| {
             let device = device.to_owned();
@@ -57,10 +56,10 @@ impl Watchdog {
         let seconds = timeout.as_secs().clamp(1, u64::from(u32::MAX)) as u32;
         let timeout = match raw::watchdog_timeout(&file, seconds) {
             Ok(seconds) => Duration::from_secs(seconds.into()),
-            // Some devices have one time-out; opened it is armed, so it must
-            // be fed whatever comes of this.
+            // Some devices have a fixed timeout. Opening the device has armed it, so it must be fed
+            // in any case.
             Err(error) => {
-                tracing::warn!(device = %device.display(), %error, "the watchdog keeps its own time-out");
+                tracing::warn!(device = %device.display(), %error, "cannot set the watchdog timeout; the device keeps its own");
                 timeout
             }
         };
@@ -71,18 +70,18 @@ impl Watchdog {
         }))
     }
 
-    /// The time-out in force.
+    /// The timeout in effect.
     pub fn timeout(&self) -> Duration {
         self.timeout
     }
 
-    /// Grants the node another time-out.
+    /// Restarts the timeout.
     pub fn feed(&mut self) -> Result<(), WatchdogError> {
-        // Any byte but the one that disarms.
+        // Any byte except the one that disarms.
         self.write(b"\0", "feed it")
     }
 
-    /// Disarms it. For the orderly way down alone.
+    /// Disarms the watchdog. Only for an orderly shutdown.
     pub fn disarm(mut self) -> Result<(), WatchdogError> {
         self.write(b"V", "disarm it")
     }
@@ -96,14 +95,14 @@ impl Watchdog {
     }
 }
 
-/// Feeds the watchdog for as long as the runtime turns, as a runnable.
+/// Feeds the watchdog while the runtime makes progress, as a runnable.
 ///
-/// A third of the time-out between two meals: one may be late. Cancelled, it
-/// feeds once more and leaves the watchdog armed: what follows the core's end
-/// has that long to reboot.
+/// It feeds at intervals of a third of the timeout, so that one may be late. When cancelled, it
+/// feeds once more and leaves the watchdog armed: the machine has that long to reboot after the
+/// core has ended.
 pub async fn run(ctx: Context, device: &Path, timeout: Duration) -> Outcome {
     let Some(mut watchdog) = Watchdog::arm(device, timeout)? else {
-        tracing::info!("the machine has no watchdog");
+        tracing::info!("no watchdog found");
         ctx.healthy();
         ctx.done();
         return Ok(());
@@ -138,7 +137,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let device = dir.path().join("watchdog");
         std::fs::write(&device, b"").unwrap();
-        // A file knows no time-outs; the one asked for is then assumed.
+        // A file has no timeout, so the requested one is assumed.
         let mut watchdog = Watchdog::arm(&device, Duration::from_secs(30))
             .unwrap()
             .unwrap();

@@ -1,14 +1,12 @@
-//! WireGuard interfaces: their key, and whom they talk to.
+//! WireGuard interfaces: their keys and their peers.
 //!
-//! An interface is made and removed as any other
-//! ([`Netlink`](super::netlink::Netlink)); what makes it WireGuard goes through
-//! generic netlink, here. The kernel does the rest: it encrypts to the peer
-//! whose networks hold a packet's destination, and drops what a peer sends
-//! from addresses that are not its own.
+//! An interface is created and removed like any other ([`Netlink`](super::netlink::Netlink)); its
+//! WireGuard configuration goes through generic netlink, here. The kernel does the rest: it
+//! encrypts each packet for the peer whose networks contain the destination, and drops packets from
+//! a peer with source addresses outside of that peer's networks.
 //!
-//! Peers are brought to what is wanted by their differences
-//! ([`Wireguard::set_peers`]), never by emptying the list first: a peer that
-//! stays keeps its session, and nothing on its way is lost.
+//! Peers are updated by their differences ([`Wireguard::set_peers`]), never by clearing the list
+//! first: a peer that remains keeps its session, and no packets are lost.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -39,51 +37,51 @@ use tokio::task::JoinHandle;
 
 use super::cidr::Cidr;
 
-/// Peers in one message to the kernel, which takes 64 KiB at a time or less.
+/// Peers per message to the kernel, which accepts at most 64 KiB at a time.
 const PEERS_PER_MESSAGE: usize = 64;
 
-/// Why an interface was not read or changed.
+/// Why an interface cannot be read or changed.
 #[derive(Debug, thiserror::Error)]
 pub enum WireguardError {
-    /// No socket to the kernel.
+    /// The netlink socket cannot be opened.
     #[error("cannot open a generic netlink socket")]
     Open(#[source] io::Error),
-    /// The kernel has none.
-    #[error("this kernel has no WireGuard")]
+    /// The kernel does not support WireGuard.
+    #[error("the kernel does not support WireGuard")]
     Absent,
-    /// The kernel refused.
+    /// The kernel rejected an operation.
     #[error("cannot {step} of WireGuard interface {link}")]
     Refused {
-        /// What, as a verb with its object.
+        /// The operation, as a verb with its object.
         step: &'static str,
-        /// Of which interface.
+        /// The interface.
         link: String,
-        /// The cause.
+        /// The error of the kernel.
         source: io::Error,
     },
 }
 
-/// Somebody at the other end.
+/// A WireGuard peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// Curve25519: by which it is known.
+    /// The public key (Curve25519), which identifies the peer.
     pub key: [u8; 32],
-    /// Where it is; none if it has to come by itself.
+    /// The address of the peer; `None` if the peer has to connect first.
     pub endpoint: Option<SocketAddr>,
-    /// What it may send from, and what is sent to it.
+    /// The networks of the peer: allowed as source, and routed to it.
     pub networks: BTreeSet<Cidr>,
 }
 
-/// A peer as the kernel has it.
+/// A peer as reported by the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Seen {
-    /// What was set; the endpoint may have moved since.
+    /// The configured peer; its endpoint may have changed since.
     pub peer: Peer,
-    /// When keys were agreed upon last, if ever.
+    /// The time of the last handshake, if any.
     pub handshake: Option<SystemTime>,
 }
 
-/// Ends a task with its last user.
+/// Aborts the task on drop.
 #[derive(Debug)]
 struct Owned(JoinHandle<()>);
 
@@ -97,13 +95,13 @@ impl Drop for Owned {
 #[derive(Clone, Debug)]
 pub struct Wireguard {
     handle: ConnectionHandle<GenlMessage<WireguardMessage>>,
-    /// The number by which the kernel knows the family.
+    /// The kernel's number of the netlink family.
     family: u16,
     _connection: Arc<Owned>,
 }
 
 impl Wireguard {
-    /// Connects. Must be called within a tokio runtime.
+    /// Opens the connection. Must be called within a tokio runtime.
     pub async fn open() -> Result<Self, WireguardError> {
         let family = family().await?;
         let (handle, connection) = connect()?;
@@ -128,7 +126,7 @@ impl Wireguard {
         self.set(link, "set the key and the port", attributes).await
     }
 
-    /// An interface's public key, once it has one.
+    /// The public key of an interface, if it is set.
     pub async fn public_key(&self, link: &str) -> Result<Option<[u8; 32]>, WireguardError> {
         let attributes = self.get(link).await?;
         let mut keys = attributes.iter().filter_map(|attribute| match attribute {
@@ -138,7 +136,7 @@ impl Wireguard {
         Ok(keys.next())
     }
 
-    /// An interface's peers, by their keys.
+    /// The peers of an interface, by key.
     pub async fn peers(&self, link: &str) -> Result<BTreeMap<[u8; 32], Seen>, WireguardError> {
         let mut peers = BTreeMap::new();
         for attribute in self.get(link).await? {
@@ -152,7 +150,7 @@ impl Wireguard {
         Ok(peers)
     }
 
-    /// Makes an interface have exactly these peers.
+    /// Makes these the only peers of an interface.
     pub async fn set_peers(&self, link: &str, wanted: &[Peer]) -> Result<(), WireguardError> {
         let present = self.peers(link).await?;
         for some in changes(&present, wanted).chunks(PEERS_PER_MESSAGE) {
@@ -198,6 +196,7 @@ fn refused(step: &'static str, link: &str) -> impl FnOnce(io::Error) -> Wireguar
     move |source| WireguardError::Refused { step, link, source }
 }
 
+#[expect(clippy::disallowed_methods, reason = "Owned aborts the task")]
 fn connect<F>() -> Result<(ConnectionHandle<GenlMessage<F>>, Owned), WireguardError>
 where
     F: GenlFamily
@@ -216,8 +215,7 @@ where
     Ok((handle, Owned(tokio::spawn(connection))))
 }
 
-/// The number by which the kernel knows WireGuard. It is given when the kernel
-/// starts, and stays.
+/// The kernel's number of the WireGuard family. It is assigned at boot and does not change.
 async fn family() -> Result<u16, WireguardError> {
     let (handle, _connection) = connect::<GenlCtrl>()?;
     let name = WireguardMessage::family_name().to_owned();
@@ -225,7 +223,7 @@ async fn family() -> Result<u16, WireguardError> {
         cmd: GenlCtrlCmd::GetFamily,
         nlas: vec![GenlCtrlAttrs::FamilyName(name)],
     };
-    // The controller itself has a number that is written down.
+    // The controller itself has a fixed number.
     const CONTROLLER: u16 = 0x10;
     let answers = ask(&handle, message, CONTROLLER, NLM_F_REQUEST | NLM_F_ACK).await;
     let answers = answers.map_err(|error| match error.raw_os_error() {
@@ -240,7 +238,7 @@ async fn family() -> Result<u16, WireguardError> {
     ids.next().ok_or(WireguardError::Absent)
 }
 
-/// Sends a request; gives all that is answered.
+/// Sends a request; returns all answers.
 async fn ask<F>(
     handle: &ConnectionHandle<GenlMessage<F>>,
     message: F,
@@ -275,8 +273,8 @@ where
     Ok(found)
 }
 
-/// The messages that make `present` what is wanted: first those that go, so
-/// that a network is never two peers'; then those that are new or other.
+/// The messages that turn `present` into `wanted`: first removals, so that a network never belongs
+/// to two peers; then new and changed peers.
 fn changes(present: &BTreeMap<[u8; 32], Seen>, wanted: &[Peer]) -> Vec<WireguardPeer> {
     let stays = |key: &[u8; 32]| wanted.iter().any(|peer| peer.key == *key);
     let goes = present.keys().filter(|key| !stays(key)).map(|key| {
@@ -314,7 +312,7 @@ fn set(peer: &Peer) -> WireguardPeer {
     WireguardPeer(attributes)
 }
 
-/// Notes a peer of an answer. One with many networks comes in several.
+/// Adds a peer of an answer. A peer with many networks is split over several answers.
 fn take_in(peers: &mut BTreeMap<[u8; 32], Seen>, message: &WireguardPeer) {
     let mut keys = message.iter().filter_map(|attribute| match attribute {
         WireguardPeerAttribute::PublicKey(key) => Some(*key),
@@ -395,7 +393,7 @@ mod tests {
         );
         assert_eq!(changes(&seen(&[]), std::slice::from_ref(&one)), [set(&one)]);
 
-        // Another key has the network now: the old one goes first.
+        // Another key now has the network: the old peer is removed first.
         let other = Peer {
             key: [9; 32],
             ..two.clone()
@@ -413,7 +411,7 @@ mod tests {
         let mut peers = BTreeMap::new();
         let wanted = peer(1, Some("192.0.2.1:7839"));
         take_in(&mut peers, &set(&wanted));
-        // The rest of it in a message of its own.
+        // The rest of the peer is in a message of its own.
         let mut rest = peer(1, None);
         rest.networks = ["2001:db8::/64".parse().unwrap()].into();
         take_in(&mut peers, &set(&rest));
@@ -427,7 +425,7 @@ mod tests {
     #[test]
     fn a_kernel_without_it_says_so() {
         super::super::in_own_network(async {
-            // What this machine has is not the test's to choose.
+            // The test runs on kernels with and without WireGuard.
             match Wireguard::open().await {
                 Ok(wireguard) => {
                     let error = wireguard.public_key("nothing").await.unwrap_err();

@@ -1,4 +1,4 @@
-//! What a console tells of a boot: how far it is, what it waits for, and what ends it.
+//! Follows a boot on the console: its progress, what it waits for, and what ends it.
 
 use hearth_api::console::Report;
 use hearth_qemu::console::Line;
@@ -6,44 +6,46 @@ use hearth_qemu::phases::{Passed, Phase, Timeline};
 
 use crate::formation::shown_key;
 
-/// What a line of the console means for the boot, when it is the end of it.
+/// A console line that ends the boot.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Trouble {
-    /// The node will not go on by itself, and why.
+pub enum BootFailure {
+    /// The node rejected its parameters or disk and does not continue; the reason.
     Refused(String),
-    /// The node core has ended, and why.
+    /// The node core has ended; the reason.
     CoreEnded(String),
-    /// The kernel has panicked: its line.
+    /// The kernel has panicked; its line.
     Panic(String),
-    /// The machine boots again, and nobody has asked it to.
+    /// The machine rebooted without a request.
     Rebooted,
 }
 
-impl std::fmt::Display for Trouble {
+impl std::fmt::Display for BootFailure {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Trouble::Refused(why) => write!(f, "the node refused: {why}"),
-            Trouble::CoreEnded(why) => write!(f, "the node core ended: {why}"),
-            Trouble::Panic(line) => write!(f, "the kernel panicked: {line}"),
-            Trouble::Rebooted => f.write_str("the machine rebooted by itself"),
+            BootFailure::Refused(why) => {
+                write!(f, "the node rejected its parameters or disk: {why}")
+            }
+            BootFailure::CoreEnded(why) => write!(f, "the node core ended: {why}"),
+            BootFailure::Panic(line) => write!(f, "the kernel panicked: {line}"),
+            BootFailure::Rebooted => f.write_str("the machine rebooted by itself"),
         }
     }
 }
 
-/// What is new in a line.
+/// What a line adds to the state of the boot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Sign {
-    /// A part of the boot is over.
+    /// A phase of the boot is complete.
     Passed(Passed),
-    /// It waits for something else.
+    /// The node waits for something else.
     Waiting(String),
-    /// It does without the extension of this name, and why.
+    /// The node runs without the extension of this name; the reason.
     ExtensionRefused(String, String),
-    /// It goes wrong.
-    Trouble(Trouble),
+    /// The boot has failed.
+    BootFailure(BootFailure),
 }
 
-/// One boot, as far as it has come.
+/// The progress of one boot.
 #[derive(Debug, Default)]
 pub struct Boot {
     timeline: Timeline,
@@ -53,12 +55,12 @@ pub struct Boot {
 }
 
 impl Boot {
-    /// Of a machine that is just being switched on.
+    /// The boot of a machine that is just being powered on.
     pub fn new() -> Boot {
         Boot::default()
     }
 
-    /// Takes the next line of the console; what is new in it.
+    /// Processes the next line of the console; returns what is new in it.
     pub fn observe(&mut self, line: &Line) -> Vec<Sign> {
         let mut signs = Vec::new();
         let reboots = self.timeline.reboots();
@@ -67,10 +69,10 @@ impl Boot {
             signs.push(Sign::Passed(passed));
         }
         if self.timeline.reboots() > reboots {
-            signs.push(Sign::Trouble(Trouble::Rebooted));
+            signs.push(Sign::BootFailure(BootFailure::Rebooted));
         } else if let Some(at) = line.text.find("Kernel panic - ") {
             let line = line.text[at..].to_owned();
-            signs.push(Sign::Trouble(Trouble::Panic(line)));
+            signs.push(Sign::BootFailure(BootFailure::Panic(line)));
         } else if let Some(report) = Report::parse(&line.text) {
             signs.extend(self.told(report));
         }
@@ -79,8 +81,8 @@ impl Boot {
 
     fn told(&mut self, report: Report) -> Option<Sign> {
         match report {
-            Report::Refused(why) => Some(Sign::Trouble(Trouble::Refused(why))),
-            Report::CoreEnded(why) => Some(Sign::Trouble(Trouble::CoreEnded(why))),
+            Report::Refused(why) => Some(Sign::BootFailure(BootFailure::Refused(why))),
+            Report::CoreEnded(why) => Some(Sign::BootFailure(BootFailure::CoreEnded(why))),
             Report::Waiting(why) => {
                 self.key = shown_key(&why).or(self.key.take());
                 self.wait_for(&why).then_some(Sign::Waiting(why))
@@ -97,39 +99,39 @@ impl Boot {
         }
     }
 
-    /// What it waits for, by whoever else knows. False: it is known.
+    /// Sets what the node waits for, from a source other than the console. False: it is set already.
     pub fn wait_for(&mut self, why: &str) -> bool {
         let new = self.waiting.as_deref() != Some(why);
         self.waiting = Some(why.to_owned());
         new
     }
 
-    /// What it has come through.
+    /// The completed phases.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
     }
 
-    /// What it has waited for last, if it still does.
+    /// What the node waits for, if it still does.
     pub fn waiting(&self) -> Option<&str> {
         self.waiting.as_deref()
     }
 
-    /// How the node said that it goes down, if it has.
+    /// The shutdown that the node has reported, if any.
     pub fn down(&self) -> Option<&str> {
         self.down.as_deref()
     }
 
-    /// The public key that it shows while it waits for approval.
+    /// The public key on the console of a node that waits for approval.
     pub fn key(&self) -> Option<&[u8]> {
         self.key.as_deref()
     }
 
-    /// Whether the node has said that it is home.
+    /// Whether the node has reported that it is HOME.
     pub fn is_home(&self) -> bool {
         self.timeline.get(Phase::Home).is_some()
     }
 
-    /// Whether anything of ours runs in the machine that could be asked to go down.
+    /// Whether Hearth runs in the machine, so that it can be asked to shut down.
     pub fn has_begun(&self) -> bool {
         self.timeline.reboots() > 0 || self.timeline.get(Phase::Kernel).is_some()
     }
@@ -141,14 +143,14 @@ mod tests {
 
     use super::*;
 
-    fn see(boot: &mut Boot, at: u64, text: &str) -> Option<Trouble> {
+    fn see(boot: &mut Boot, at: u64, text: &str) -> Option<BootFailure> {
         let line = Line {
             at: Duration::from_millis(at),
             text: text.into(),
         };
         let signs = boot.observe(&line).into_iter();
         let mut troubles = signs.filter_map(|sign| match sign {
-            Sign::Trouble(trouble) => Some(trouble),
+            Sign::BootFailure(trouble) => Some(trouble),
             _ => None,
         });
         troubles.next()
@@ -160,21 +162,23 @@ mod tests {
         assert_eq!(see(&mut boot, 1, "hearth: reached kernel 6.12"), None);
         assert_eq!(
             see(&mut boot, 2, "hearth: refused field x: empty"),
-            Some(Trouble::Refused("field x: empty".to_owned()))
+            Some(BootFailure::Refused("field x: empty".to_owned()))
         );
         assert_eq!(
             see(&mut boot, 3, "hearth: core ended: exit code 3"),
-            Some(Trouble::CoreEnded("exit code 3".to_owned()))
+            Some(BootFailure::CoreEnded("exit code 3".to_owned()))
         );
         assert_eq!(
             see(&mut boot, 4, "[ 1.0] Kernel panic - not syncing: x"),
-            Some(Trouble::Panic("Kernel panic - not syncing: x".to_owned()))
+            Some(BootFailure::Panic(
+                "Kernel panic - not syncing: x".to_owned()
+            ))
         );
         assert_eq!(
             see(&mut boot, 5, "BdsDxe: starting Boot0001"),
-            Some(Trouble::Rebooted)
+            Some(BootFailure::Rebooted)
         );
-        // The new boot goes its way.
+        // The new boot continues normally.
         assert_eq!(see(&mut boot, 6, "hearth: reached kernel"), None);
         assert_eq!(boot.timeline().reboots(), 1);
     }

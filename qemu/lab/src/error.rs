@@ -1,4 +1,4 @@
-//! What can go wrong, in the words that the user of a command reads.
+//! Errors, with messages for the user of a command.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -19,217 +19,215 @@ use tonic::Status;
 use crate::record::{Conflict, OVER, RecordError};
 use crate::tool::ToolError;
 
-/// What something in the laboratory comes to.
+/// Result of an operation of this crate.
 pub type Result<T, E = LabError> = std::result::Result<T, E>;
 
-/// Something in the laboratory has failed.
+/// An operation of this crate failed.
 #[derive(Debug, thiserror::Error)]
 pub enum LabError {
-    /// A file cannot be used.
+    /// A file operation failed.
     #[error("cannot {step} {}", path.display())]
     File {
-        /// What failed.
+        /// The step that failed.
         step: &'static str,
-        /// With which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The underlying I/O error.
         source: io::Error,
     },
-    /// What is kept of a cluster is of another form.
-    #[error("{} is not understood; {OVER}", shown(path).display())]
+    /// The cluster's record has another format.
+    #[error("cannot parse {}; {OVER}", shown(path).display())]
     Record {
-        /// The record.
+        /// Path of the record.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The underlying error.
         source: RecordError,
     },
-    /// Nothing is kept.
-    #[error("there is no cluster; `cargo xtask run` founds one")]
+    /// There is no cluster in the state folder.
+    #[error("no cluster exists; create one with `cargo xtask run`")]
     NoCluster,
-    /// The cluster that is there is not what is wished for.
+    /// The existing cluster does not match the options.
     #[error(transparent)]
     Conflict(#[from] Conflict),
-    /// Another run is at work.
+    /// Another run is active.
     #[error(
-        "another `cargo xtask run` is about to start a node (process {holder}); wait for it, or interrupt it"
+        "another `cargo xtask run` is starting a node (process {holder}); wait for it, or interrupt it"
     )]
     Busy {
-        /// Its process.
+        /// Its process, as text.
         holder: String,
     },
-    /// A machine of the cluster runs.
+    /// A machine of the cluster is running.
     #[error(
-        "{machine} is running already (QEMU is process {pid}); `cargo xtask stop` powers it off"
+        "{machine} is already running (QEMU process {pid}); power it off with `cargo xtask stop`"
     )]
     Running {
         /// The machine.
         machine: String,
-        /// Its process.
+        /// Process ID of its QEMU.
         pid: i32,
     },
     /// The cluster has no such machine.
-    #[error("there is no machine {name:?}; this cluster has {has}")]
+    #[error("no machine {name:?}; this cluster has {has}")]
     NoMachine {
-        /// What was asked for.
+        /// The requested name.
         name: String,
-        /// Those that it has.
+        /// The existing machines.
         has: String,
     },
-    /// Nobody has said what the machines are made of.
-    #[error("it is not known what the machines are made of; `cargo xtask run` boots them")]
+    /// The image and hardware of the machines are not recorded.
+    #[error("the image of the machines is not recorded; boot them with `cargo xtask run`")]
     Unmade,
-    /// A machine that must have been started was not.
-    #[error("{0} was never started")]
+    /// The machine has never been started.
+    #[error("{0} has never been started")]
     NeverStarted(String),
-    /// The network does not bring a port of a machine to the host, or has no address for it.
-    #[error("{machine}: the network has no {what} for it")]
+    /// The network does not forward a port of a machine, or has no address for it.
+    #[error("{machine}: no {what} in the network")]
     Unplugged {
         /// The machine.
         machine: String,
-        /// What it lacks.
+        /// What is missing.
         what: &'static str,
     },
-    /// A node has not come home.
+    /// A node did not become HOME.
     #[error(
-        "{machine} did not come home: {why}\n\n{words}\n`cargo xtask run` tries again from where it was, --fresh starts over"
+        "{machine} did not reach HOME: {why}\n\n{words}\nrun `cargo xtask run` again to continue, or with --fresh to start over"
     )]
     NotHome {
         /// The machine.
         machine: String,
-        /// Why.
+        /// The reason.
         why: String,
-        /// Its last words, and where all of them are.
+        /// The last lines of its console, and where all of them are.
         words: String,
     },
-    /// A machine has ended that was to go on.
+    /// A machine ended unexpectedly.
     #[error("{machine} ended: {exit}\n\n{tail}")]
     Ended {
         /// The machine.
         machine: String,
-        /// How.
+        /// How it ended.
         exit: String,
-        /// Its last words.
+        /// The last lines of its console.
         tail: String,
     },
-    /// Machines have not gone down in order; why, of each.
+    /// Machines did not shut down cleanly; the reason for each.
     #[error("{}", .0.join("\n\n"))]
     Unclean(Vec<String>),
-    /// Kubernetes does not come to be what it is to be.
-    #[error(
-        "Kubernetes is not ready: {why}\n\n{words}\n`cargo xtask run` tries again from where it was"
-    )]
+    /// Kubernetes did not become ready.
+    #[error("Kubernetes is not ready: {why}\n\n{words}\nrun `cargo xtask run` again to continue")]
     NoKubernetes {
-        /// Why.
+        /// The reason.
         why: String,
-        /// The first controller's last words.
+        /// The last console lines of the first controller.
         words: String,
     },
-    /// A machine was asked for, and whoever has the others does not start it.
+    /// The run that has the other machines did not start the requested one.
     #[error(
-        "the `cargo xtask run` that has the other nodes did not start {machine} within {} s; it takes requests once its cluster is complete", bound.as_secs()
+        "the `cargo xtask run` of the other nodes did not start {machine} within {} s; it accepts requests once its cluster is complete", bound.as_secs()
     )]
     NotStarted {
         /// The machine.
         machine: String,
-        /// How long was waited.
+        /// The timeout.
         bound: Duration,
     },
-    /// Something has not happened in time.
+    /// An operation timed out.
     #[error("no {what} within {bound:?}")]
     Late {
-        /// What.
+        /// The missing object.
         what: &'static str,
-        /// How long was waited.
+        /// The timeout.
         bound: Duration,
     },
-    /// What a machine has shown or answered is not what was wanted.
-    #[error("{wanted}, but {found}\n{tail}")]
+    /// A machine's output or answer was unexpected.
+    #[error("expected {wanted}, got {found}\n{tail}")]
     Unexpected {
-        /// What was wanted.
+        /// The expected output or answer.
         wanted: &'static str,
-        /// What came.
+        /// The actual one.
         found: String,
-        /// The machine's last words.
+        /// The last lines of the machine's console.
         tail: String,
     },
-    /// A call to the cluster has failed.
-    #[error("{call}")]
+    /// A call to the cluster failed.
+    #[error("{call} failed")]
     Call {
-        /// Which.
+        /// Name of the call.
         call: &'static str,
-        /// What it was answered.
+        /// The returned status.
         source: Box<Status>,
     },
-    /// Ownership was not taken.
+    /// Taking ownership failed.
     #[error(transparent)]
     Ownership(Box<OwnershipError>),
-    /// A file of the owner's cannot be used.
+    /// A file of the owner cannot be used.
     #[error("cannot {step}")]
     OwnerFile {
-        /// What failed.
+        /// The step that failed.
         step: &'static str,
-        /// What is wrong.
+        /// The underlying error.
         source: OwnerFileError,
     },
-    /// A program's output is not what it is known to print.
+    /// A program's output could not be parsed.
     #[error("{what}")]
     Output {
-        /// Whose output, and that it is not understood.
+        /// The whole message, which names the program.
         what: &'static str,
-        /// What is wrong with it.
+        /// The underlying error.
         source: serde_json::Error,
     },
-    /// A program has failed.
+    /// A program failed.
     #[error(transparent)]
     Tool(#[from] ToolError),
-    /// The machines did not do.
+    /// A cluster operation failed.
     #[error(transparent)]
     Cluster(Box<ClusterError>),
-    /// Machines that were left running cannot be reached.
+    /// Machines that were left running cannot be attached to.
     #[error(transparent)]
     Attach(#[from] AttachError),
-    /// The network did not do.
+    /// A network operation failed.
     #[error(transparent)]
     Network(#[from] NetworkError),
     /// A machine did not start.
     #[error(transparent)]
     Start(Box<StartError>),
-    /// A machine has not done in time what was waited for.
+    /// Waiting for a machine timed out.
     #[error(transparent)]
     Wait(#[from] WaitError),
     /// A machine's folder cannot be used.
     #[error(transparent)]
     RunDir(#[from] RunDirError),
-    /// A disk was not made.
+    /// A disk could not be created.
     #[error(transparent)]
     Disk(#[from] DiskError),
-    /// There is no firmware.
+    /// No firmware was found.
     #[error(transparent)]
     Firmware(#[from] NoFirmware),
-    /// No item of fw_cfg can have this name.
+    /// The name of a fw_cfg item is invalid.
     #[error(transparent)]
     FwCfg(#[from] NameError),
-    /// Machines cannot run as is wished.
+    /// The requested accelerator is not usable.
     #[error("--accel")]
     Accel(#[from] AccelError),
-    /// A process cannot be waited for, or ended.
+    /// A process cannot be waited for, or killed.
     #[error("cannot {step}")]
     Process {
-        /// What failed.
+        /// The step that failed.
         step: &'static str,
-        /// What the system said.
+        /// The underlying I/O error.
         source: io::Error,
     },
 }
 
 impl LabError {
-    /// For a file's error.
+    /// Makes an error of a file operation, for `map_err`.
     pub(crate) fn file(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> LabError {
         let path = path.to_owned();
         move |source| LabError::File { step, path, source }
     }
 
-    /// For a call's.
+    /// Makes an error of a call, for `map_err`.
     pub(crate) fn call(call: &'static str) -> impl FnOnce(Status) -> LabError {
         move |status| LabError::Call {
             call,
@@ -237,7 +235,7 @@ impl LabError {
         }
     }
 
-    /// For a process's.
+    /// Makes an error of a process operation, for `map_err`.
     pub(crate) fn process(step: &'static str) -> impl FnOnce(io::Error) -> LabError {
         move |source| LabError::Process { step, source }
     }
@@ -261,7 +259,7 @@ impl From<OwnershipError> for LabError {
     }
 }
 
-/// A path as the user would type it here: relative where it lies below the current folder.
+/// A path for display: relative if it is below the current folder.
 pub(crate) fn shown(path: &Path) -> PathBuf {
     let here = std::env::current_dir().ok();
     let short = here.and_then(|here| path.strip_prefix(here).ok().map(Path::to_owned));

@@ -1,181 +1,181 @@
-//! What is told while a cluster is formed and looked after.
+//! Events while a cluster is formed and watched.
 //!
-//! Everything that a user should read passes here, as data: a terminal may draw it, a log may write it down, a test may
-//! ignore it. An event's `Display` is its line for people.
+//! Everything that a user should read is an event, as data: a terminal can draw it, a log can record it, a test can
+//! ignore it. An event's `Display` is its line of text.
 
 use std::fmt;
 use std::time::Duration;
 
 use hearth_qemu::phases::{Passed, Phase};
 
-use crate::boot::Trouble;
+use crate::boot::BootFailure;
 use crate::formation::{Candidate, Step};
-use crate::{LabError, Standing};
+use crate::{ClusterStatus, LabError};
 
-/// Whoever is told.
+/// Receives events.
 pub trait Observer: Send + Sync {
-    /// Something has happened. To be done with soon: consoles wait to be read meanwhile.
+    /// Called for each event. Must return quickly: consoles are not read meanwhile.
     fn event(&self, event: &Event<'_>);
 }
 
-/// For those who do not want to know.
-pub struct Nobody;
+/// Ignores all events.
+pub struct NullObserver;
 
-impl Observer for Nobody {
+impl Observer for NullObserver {
     fn event(&self, _: &Event<'_>) {}
 }
 
-/// Something that has happened.
+/// An event.
 #[derive(Debug)]
 pub enum Event<'a> {
-    /// A machine is about to be switched on.
+    /// A machine is about to be powered on.
     Starts {
-        /// Which.
+        /// Name of the machine.
         machine: &'a str,
     },
-    /// A machine boots from its disk, which holds an older image than the one that there is.
+    /// A machine boots from its disk, whose image is older than the current one.
     OlderImage {
-        /// Which.
+        /// Name of the machine.
         machine: &'a str,
     },
-    /// A machine was switched on, and this part of its boot is the first.
+    /// A machine was powered on.
     On {
-        /// Which.
+        /// Name of the machine.
         machine: &'a str,
-        /// The part.
+        /// The first phase of its boot.
         phase: Option<Phase>,
     },
-    /// A part of its boot is over.
+    /// A phase of its boot is complete.
     Passed {
-        /// Whose.
+        /// Name of the machine.
         machine: &'a str,
-        /// Which part.
+        /// The completed phase.
         passed: &'a Passed,
-        /// The next.
+        /// The next phase.
         next: Option<Phase>,
     },
-    /// It waits for something else than before.
+    /// The node waits for something else than before.
     Waiting {
-        /// Which.
+        /// Name of the machine.
         machine: &'a str,
-        /// For what.
+        /// What it waits for.
         why: &'a str,
     },
-    /// It does without an extension.
+    /// The node runs without an extension.
     ExtensionRefused {
-        /// Which.
+        /// Name of the machine.
         machine: &'a str,
-        /// The extension.
+        /// Name of the extension.
         extension: &'a str,
-        /// Why.
+        /// The reason.
         why: &'a str,
     },
-    /// It is home, and is asked over the network now.
+    /// The node is HOME, and is now called over the network.
     Asking {
-        /// Which.
+        /// Name of the machine.
         machine: &'a str,
     },
-    /// Of its boot nothing more is to be shown.
+    /// The rest of its boot is not shown.
     Over {
-        /// Whose.
+        /// Name of the machine.
         machine: &'a str,
     },
-    /// Its owner was told that it is HOME and healthy.
+    /// The owner has seen that it is HOME and healthy.
     Answers {
-        /// Since the first question.
+        /// Time since the first call.
         took: Duration,
     },
-    /// A step towards the cluster that is wanted was taken.
+    /// A step towards the requested cluster was taken.
     Took(&'a Step),
-    /// A machine lacks something that it did not lack before, or something else.
+    /// What is missing on a machine has changed.
     Lacks {
-        /// Which.
+        /// Name of the machine.
         machine: &'a str,
-        /// What.
+        /// What is missing.
         what: &'a str,
     },
-    /// The nodes get their Kubernetes roles now.
+    /// The nodes are about to get their Kubernetes roles.
     KubernetesBegins,
     /// A node has got Kubernetes roles.
     KubernetesRoles {
-        /// Whose machine.
+        /// Name of its machine.
         machine: &'a str,
-        /// Whether it is a controller from now on.
+        /// Whether it has become a controller.
         controller: bool,
-        /// Whether it is a worker from now on.
+        /// Whether it has become a worker.
         worker: bool,
     },
-    /// How Kubernetes is on a machine, where that has changed; of its pods, under `pods`.
+    /// The Kubernetes status of a machine has changed; that of its pods under the name `pods`.
     Kubernetes {
-        /// Whose.
+        /// Name of the machine, or `pods`.
         machine: &'a str,
-        /// How.
+        /// The status.
         how: &'a str,
     },
-    /// A look at the cluster that is watched.
+    /// A snapshot of a watched cluster.
     Seen(&'a Snapshot<'a>),
-    /// Something is wrong with a machine, and it goes on.
-    Trouble {
-        /// Which.
+    /// A machine has a problem, and watching continues.
+    BootFailure {
+        /// Name of the machine.
         machine: &'a str,
-        /// What.
-        trouble: &'a Trouble,
+        /// The problem.
+        trouble: &'a BootFailure,
     },
-    /// It has gone down in order.
+    /// It has shut down cleanly.
     Down {
-        /// Which.
+        /// Name of the machine.
         machine: &'a str,
-        /// Since it was asked to, if this process did that.
+        /// Time since the request, if this process made it.
         took: Option<Duration>,
     },
     /// It has ended in another way.
     Off {
-        /// Which.
+        /// Name of the machine.
         machine: &'a str,
-        /// How.
+        /// How it ended.
         exit: &'a hearth_qemu::vm::Exit,
     },
-    /// All machines and their network have ended, by another process.
+    /// All machines and their network have been ended by another process.
     AllOff,
-    /// Machines are asked to go down.
+    /// Machines are being shut down.
     PoweringOff {
-        /// Which.
+        /// Their names.
         machines: &'a [&'a str],
     },
-    /// A plug was pulled out of a machine in which nothing of ours ran yet.
+    /// The power of a machine was cut before Hearth ran in it.
     Unstarted {
-        /// Which.
+        /// Name of the machine.
         machine: &'a str,
     },
-    /// A plug was pulled because nobody wanted to wait any longer.
+    /// The power of a machine was cut because the user did not want to wait.
     Pulled {
-        /// Which.
+        /// Name of the machine.
         machine: &'a str,
     },
-    /// A question was not answered, and is asked again.
+    /// A call failed and will be repeated.
     AskingAgain(&'a LabError),
 }
 
-/// How a cluster is that is watched.
+/// A snapshot of a watched cluster.
 #[derive(Debug)]
 pub struct Snapshot<'a> {
     /// Its machines.
     pub candidates: &'a [Candidate],
-    /// Which of them are switched on, in the same order.
+    /// Which of them are powered on, in the same order.
     pub on: &'a [bool],
-    /// How it stands, or stood last.
-    pub standing: &'a Standing,
-    /// Why nobody says how it stands now.
+    /// The latest known status.
+    pub standing: &'a ClusterStatus,
+    /// Why the current status is unknown.
     pub silence: Option<&'a LabError>,
 }
 
 impl fmt::Display for Event<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Event::Starts { machine } => write!(f, "{machine} starts"),
+            Event::Starts { machine } => write!(f, "starting {machine}"),
             Event::OlderImage { machine } => write!(
                 f,
-                "  {machine}'s disk holds an older image, and boots that; --fresh takes the new one"
+                "  {machine} boots the older image on its disk; use --fresh for the new one"
             ),
             Event::On { machine, .. } => write!(f, "{machine} is on"),
             Event::Passed { passed, .. } => {
@@ -185,9 +185,9 @@ impl fmt::Display for Event<'_> {
             }
             Event::Waiting { why, .. } => write!(f, "… waiting for {why}"),
             Event::ExtensionRefused { extension, why, .. } => {
-                write!(f, "extension {extension} is refused: {why}")
+                write!(f, "extension {extension} rejected: {why}")
             }
-            Event::Asking { machine } => write!(f, "{machine} is asked"),
+            Event::Asking { machine } => write!(f, "querying {machine}"),
             Event::Over { machine } => write!(f, "{machine} has booted"),
             Event::Answers { took } => {
                 let took = took.as_secs_f64();
@@ -195,7 +195,7 @@ impl fmt::Display for Event<'_> {
             }
             Event::Took(step) => write!(f, "  {step}"),
             Event::Lacks { machine, what } => write!(f, "  {machine}  … waiting for {what}"),
-            Event::KubernetesBegins => f.write_str("the nodes get their Kubernetes roles"),
+            Event::KubernetesBegins => f.write_str("assigning Kubernetes roles"),
             Event::KubernetesRoles {
                 machine,
                 controller,
@@ -210,7 +210,7 @@ impl fmt::Display for Event<'_> {
             }
             Event::Kubernetes { machine, how } => write!(f, "  {machine}  {how}"),
             Event::Seen(snapshot) => write!(f, "{} machines", snapshot.candidates.len()),
-            Event::Trouble { machine, trouble } => write!(f, "{machine}: {trouble}"),
+            Event::BootFailure { machine, trouble } => write!(f, "{machine}: {trouble}"),
             Event::Down {
                 machine,
                 took: None,
@@ -221,25 +221,25 @@ impl fmt::Display for Event<'_> {
             } => write!(f, "{machine} is down: {:.1} s", took.as_secs_f64()),
             Event::Off { machine, exit } => write!(
                 f,
-                "{machine} is off: {exit}; `cargo xtask power start {machine}` switches it on"
+                "{machine} is off: {exit}; start it with `cargo xtask power start {machine}`"
             ),
-            Event::AllOff => f.write_str("all machines are off, and their network has ended"),
+            Event::AllOff => f.write_str("all machines are off, and their network has stopped"),
             Event::PoweringOff { machines } => write!(
                 f,
-                "powering off {}; another Ctrl-C pulls {}",
+                "powering off {}; press Ctrl-C again to cut {}",
                 machines.join(", "),
                 if machines.len() == 1 {
-                    "its plug"
+                    "its power"
                 } else {
-                    "their plugs"
+                    "their power"
                 }
             ),
             Event::Unstarted { machine } => {
                 write!(f, "{machine} is off; its kernel had not started")
             }
-            Event::Pulled { machine } => write!(f, "{machine} is off: a power cut"),
+            Event::Pulled { machine } => write!(f, "{machine} is off: power cut"),
             Event::AskingAgain(error) => {
-                write!(f, "asking again: {}", hearth_api::chain(*error))
+                write!(f, "retrying: {}", hearth_api::chain(*error))
             }
         }
     }

@@ -1,7 +1,7 @@
-//! The machines of a run: started one by one, heard at once, ended together.
+//! The machines of a run: started one by one, read concurrently, ended together.
 //!
-//! Each console is followed by a task of its own, and all of them speak through one bounded channel, so that whoever
-//! looks after the machines waits in one place. What a machine has said is kept in its [`Node`]; nothing is decided here.
+//! A task per machine follows its console; all tasks send to one bounded channel, so that the caller waits in one
+//! place. The state of a machine is kept in its [`Node`]; no decisions are made here.
 
 use std::fs;
 use std::net::{SocketAddr, SocketAddrV4};
@@ -16,22 +16,22 @@ use hearth_qemu::vm::{Cause, Exit, Lifetime, Shutdown, Vm};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
-use crate::boot::{Boot, Sign, Trouble};
+use crate::boot::{Boot, BootFailure, Sign};
 use crate::error::shown;
 use crate::events::{Event, Observer};
 use crate::machines::{self, Blueprint};
 use crate::record::ClusterRecord;
 use crate::{LabError, Result};
 
-/// How long a node may take to go down: it stops etcd, syncs and unmounts, on a host that may be busy.
+/// Bound for a node's shutdown: it stops etcd, syncs and unmounts, on a host that may be busy.
 pub const POWER_OFF_BOUND: Duration = Duration::from_secs(60);
-/// After QEMU's end: how long the rest of what it said may take to be read.
+/// Bound for reading the rest of the console after QEMU has ended.
 const LAST_WORDS: Duration = Duration::from_secs(20);
 
-/// Lines that are waiting to be looked at, of all machines.
+/// Capacity of the channel of lines, shared by all machines.
 const BACKLOG: usize = 256;
 
-/// By this file in a machine's folder another process asks for its start.
+/// Name of the file in a machine's folder by which another process requests its start.
 const REQUEST: &str = "start.request";
 
 /// A machine of the run.
@@ -40,36 +40,36 @@ pub struct Node {
     pub number: u16,
     /// Its name.
     pub name: String,
-    /// What it has shown since its last start; none before the first.
+    /// The boot since its last start; none before the first.
     pub boot: Option<Boot>,
-    /// Whether it is switched on.
+    /// Whether it is powered on.
     pub on: bool,
 }
 
 impl Node {
-    /// Whether it has said that it is home.
+    /// Whether it has reported that it is HOME.
     pub fn is_home(&self) -> bool {
         self.boot.as_ref().is_some_and(Boot::is_home)
     }
 
-    /// The public key that it shows while it waits for approval.
+    /// The public key on its console while it waits for approval.
     pub fn key(&self) -> Option<&[u8]> {
         self.boot.as_ref().and_then(Boot::key)
     }
 
-    /// Whether it is on its way to where somebody has to do something for it: this is when it takes all of a processor.
+    /// Whether it is booting, until it needs an action from outside: during this time it uses a whole processor.
     pub fn is_booting(&self) -> bool {
-        // One that was removed from its cluster shows no key, but waits all the same.
+        // A node that was removed from its cluster shows no key, but waits as well.
         let waits = self.boot.as_ref().is_some_and(|b| b.waiting().is_some());
         self.on && !self.is_home() && self.key().is_none() && !waits
     }
 }
 
-/// What was heard.
+/// What was received.
 #[derive(Debug)]
 pub enum News {
-    /// A line was; it may be the end of the boot.
-    Line(Option<Trouble>),
+    /// A line; with the problem, if it ended the boot.
+    Line(Option<BootFailure>),
     /// The machine has ended.
     Ended(Exit),
 }
@@ -77,9 +77,9 @@ pub enum News {
 /// How machines were powered off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoweredOff {
-    /// In order.
+    /// Cleanly.
     InOrder,
-    /// Nobody wanted to wait for that.
+    /// By cutting the power, at the user's request.
     Pulled,
 }
 
@@ -88,8 +88,8 @@ enum Said {
     End(usize),
 }
 
-/// The machines.
-pub struct Fleet {
+/// The machines of a run.
+pub struct Machines {
     observer: Arc<dyn Observer>,
     cluster: Cluster,
     blueprint: Blueprint,
@@ -99,18 +99,18 @@ pub struct Fleet {
     followers: JoinSet<()>,
 }
 
-impl Fleet {
-    /// None runs yet, but their network does.
+impl Machines {
+    /// Opens the cluster: no machine runs yet, but the network does.
     ///
     /// # Errors
-    /// If a machine runs, or the network does not start.
+    /// If a machine is running, or the network does not start.
     pub async fn open(
         state: &Path,
         record: &ClusterRecord,
         blueprint: Blueprint,
         lifetime: Lifetime,
         observer: Arc<dyn Observer>,
-    ) -> Result<Fleet> {
+    ) -> Result<Machines> {
         let network = blueprint.network(record);
         let cluster = Cluster::open(state, Some(&network), lifetime).await?;
         let node = |number| Node {
@@ -119,7 +119,7 @@ impl Fleet {
             boot: None,
             on: false,
         };
-        Ok(Fleet {
+        Ok(Machines {
             observer,
             cluster,
             blueprint,
@@ -129,7 +129,7 @@ impl Fleet {
         })
     }
 
-    /// Switches one on.
+    /// Powers a machine on.
     ///
     /// # Errors
     /// If it does not start.
@@ -159,10 +159,10 @@ impl Fleet {
         Ok(())
     }
 
-    /// What the machines say next, and which. Pending while all of them are silent, or off.
+    /// The next event of a machine, with the machine's index. Pending while all of them are silent or off.
     ///
     /// # Errors
-    /// If a machine that has ended does not say how.
+    /// If the way in which a machine ended is unknown.
     pub async fn next(&mut self) -> Result<(usize, News)> {
         match self.said.1.recv().await {
             Some(Said::Line(index, line)) => Ok((index, News::Line(self.observe(index, &line)))),
@@ -171,13 +171,13 @@ impl Fleet {
                 let exit = self.vm(index)?.exited(LAST_WORDS).await?;
                 Ok((index, News::Ended(exit)))
             }
-            // Never: this holds a sender.
+            // Unreachable: `self` holds a sender.
             None => std::future::pending().await,
         }
     }
 
-    /// Takes a line of a console, and tells what is new in it.
-    fn observe(&mut self, index: usize, line: &Line) -> Option<Trouble> {
+    /// Processes a console line and reports what is new in it.
+    fn observe(&mut self, index: usize, line: &Line) -> Option<BootFailure> {
         let node = &mut self.nodes[index];
         let (machine, boot) = (&node.name, node.boot.as_mut()?);
         let mut found = None;
@@ -196,13 +196,13 @@ impl Fleet {
                         why: &why,
                     });
                 }
-                Sign::Trouble(trouble) => found = Some(trouble),
+                Sign::BootFailure(trouble) => found = Some(trouble),
             }
         }
         found
     }
 
-    /// A machine waits for something that only its owner knows of.
+    /// Sets what a machine waits for, as known from outside the machine.
     pub fn wait_for(&mut self, index: usize, why: &str) {
         let node = &mut self.nodes[index];
         if node.boot.as_mut().is_some_and(|boot| boot.wait_for(why)) {
@@ -211,10 +211,10 @@ impl Fleet {
         }
     }
 
-    /// The machine with this index, once it was started.
+    /// The machine with this index, which must have been started.
     ///
     /// # Errors
-    /// If it was not.
+    /// If it was not started.
     pub fn vm(&self, index: usize) -> Result<&Vm> {
         let name = &self.nodes[index].name;
         let vm = self.cluster.machine(name);
@@ -226,13 +226,13 @@ impl Fleet {
         &self.cluster
     }
 
-    /// Where all curators are found, or will be.
+    /// The addresses of all curators, present or future.
     pub fn curators(&self) -> Vec<SocketAddr> {
         let forwarded = |node: &Node| self.cluster.forwarded(&node.name, names::PORT_CURATOR);
         self.nodes.iter().filter_map(forwarded).collect()
     }
 
-    /// Where each node's own port is in the machines' network, and where it is found from here.
+    /// The address of each node's own port in the machines' network, and the one on the host.
     pub fn routes(&self) -> Vec<(SocketAddrV4, SocketAddr)> {
         let route = |node: &Node| {
             let address = self.cluster.address(&node.name)?;
@@ -243,7 +243,7 @@ impl Fleet {
         self.nodes.iter().filter_map(route).collect()
     }
 
-    /// The boots are over, as far as anybody wants to see them.
+    /// Ends the display of all boots.
     pub fn finish(&self) {
         for node in self.nodes.iter().filter(|node| node.boot.is_some()) {
             let machine = &node.name;
@@ -251,7 +251,7 @@ impl Fleet {
         }
     }
 
-    /// The machines that another process has asked for since the last look.
+    /// The machines that other processes have requested since the last call.
     pub fn requested(&self, state: &Path) -> Vec<usize> {
         let asked = |(index, node): (usize, &Node)| {
             let request = state.join(&node.name).join(REQUEST);
@@ -260,19 +260,19 @@ impl Fleet {
         self.nodes.iter().enumerate().filter_map(asked).collect()
     }
 
-    /// Lets them go on alone.
+    /// Leaves the machines running without this process.
     ///
     /// # Errors
-    /// If they were not started for that. They are then killed.
+    /// If they were not started as detachable. They are then killed.
     pub fn detach(self) -> Result<()> {
         self.finish();
         Ok(self.cluster.detach()?)
     }
 
-    /// Ends the machines in order, or, when `give_up` comes, at once.
+    /// Shuts the machines down cleanly, or cuts their power when `give_up` resolves.
     ///
     /// # Errors
-    /// If one goes down in another way.
+    /// If a machine ends in another way.
     pub async fn power_off(&mut self, give_up: impl Future<Output = ()>) -> Result<PoweredOff> {
         self.finish();
         let mut asked = Vec::new();
@@ -307,7 +307,7 @@ impl Fleet {
         cut.map(drop).map_err(LabError::process("kill QEMU"))
     }
 
-    /// Pulls the plug of one in which nothing of ours runs yet that could be asked.
+    /// Cuts the power of a machine in which Hearth does not run yet.
     async fn cut_unstarted(&mut self, index: usize) -> Result<bool> {
         if self.nodes[index].boot.as_ref().is_some_and(Boot::has_begun) {
             return Ok(false);
@@ -334,7 +334,7 @@ impl Fleet {
                 Err(error) => return Err(waiting(error.into())),
             };
             let (shutdown, exit) = end.map_err(waiting)?;
-            // All that it has said is read before it is judged.
+            // All of its output is read before the exit is judged.
             while self.nodes[index].on {
                 self.next().await?;
             }
@@ -357,11 +357,11 @@ impl Fleet {
         Ok(match shutdown {
             Shutdown::Clean if self.down(index) == Some("power off") => None,
             Shutdown::Clean => Some(format!(
-                "{name} ended without reporting that it goes down: {exit}\n\n{}",
+                "{name} ended without reporting a shutdown: {exit}\n\n{}",
                 vm.tail()
             )),
             Shutdown::Quit | Shutdown::Killed => Some(format!(
-                "{name} did not go down within {} s, so QEMU was ended\n\n{}",
+                "{name} did not shut down within {} s; killed QEMU\n\n{}",
                 POWER_OFF_BOUND.as_secs(),
                 vm.tail()
             )),
@@ -372,12 +372,12 @@ impl Fleet {
         self.nodes[index].boot.as_ref().and_then(Boot::down)
     }
 
-    /// Whether a machine that has ended went down in order.
+    /// Whether a machine that has ended was shut down cleanly.
     pub fn went_down(&self, index: usize, exit: &Exit) -> bool {
         exit.cause == Cause::GuestShutdown && self.down(index).is_some()
     }
 
-    /// Why a node is not home, with its last words.
+    /// The error of a node that is not HOME, with the last lines of its console.
     pub fn failure(&self, index: usize, why: impl std::fmt::Display) -> LabError {
         let words = match self.vm(index) {
             Ok(vm) => {
@@ -400,11 +400,11 @@ async fn follow(index: usize, mut lines: Lines, said: mpsc::Sender<Said>) {
             return;
         }
     }
-    // The receiver is gone when nobody wants to know.
+    // The receiver is gone if the result is not needed any more.
     let _ = said.send(Said::End(index)).await;
 }
 
-/// Asks the run that has the machines to start one; see [`Fleet::requested`].
+/// Requests a machine's start from the run that has the machines; see [`Machines::requested`].
 ///
 /// # Errors
 /// If the machine has no folder.

@@ -1,11 +1,11 @@
-//! Until the cluster is what the user asked for: boot, take ownership, take in, wait.
+//! Forms the requested cluster: boot, take ownership, approve nodes, wait.
 //!
-//! The first node founds the cluster and is brought HOME alone. With it there is a curator to ask for the register ticket,
-//! and the others boot, two at a time: a boot under TCG takes a processor, and more of them at once only make all of them
-//! late. Members boot at once: they may need each other for a quorum.
+//! The first node founds the cluster and becomes HOME alone. Then there is a curator that issues the register ticket,
+//! and the other nodes boot, two at a time: a boot under TCG needs a whole processor, so more of them at once would
+//! only delay each other. Nodes that are members already boot at once: they may need each other for a quorum.
 //!
-//! What is to be done next is decided in [`crate::formation`], without any of this; here it is carried out, beside
-//! listening to the machines: one question at a time is on its way to the cluster, and its answer leads to the next.
+//! [`crate::formation`] decides on the next steps, as pure functions. They are carried out here, while the consoles are
+//! read: there is one outstanding call to the cluster at a time, and its result leads to the next.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -16,50 +16,50 @@ use hearth_api::operator::Operator;
 use hearth_api::v1;
 
 use crate::events::Event;
-use crate::fleet::Fleet;
-use crate::formation::{Candidate, Look, reconcile};
+use crate::fleet::Machines;
+use crate::formation::{Candidate, ReconcileResult, reconcile};
 use crate::hearthctl::{Owning, Progress};
 use crate::record::ClusterRecord;
 use crate::session::{Asker, Session};
 use crate::{LabError, Result};
 
-/// Between two looks at the cluster: nothing to subscribe to tells nodes and consensus at once.
+/// Between two reconciliations: no subscription covers both nodes and consensus.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// So many machines boot at once.
+/// Maximum number of machines that boot at the same time.
 const MAX_BOOTING: usize = 2;
 
-/// What was asked of the cluster, answered.
+/// The result of a call to the cluster.
 enum Answer {
-    /// By hearthctl.
+    /// From hearthctl.
     Owner(Box<Owning>, Result<Progress>),
-    /// A certificate of our own, and what further nodes are told.
+    /// A certificate for this process, and the parameters of further nodes.
     Met(Result<(Operator, v1::NodeParameters)>),
-    /// One look.
-    Look(Operator, Result<Look>),
+    /// From one reconciliation.
+    ReconcileResult(Operator, Result<ReconcileResult>),
 }
 
-/// The question that is on its way, beside listening to the machines; at most one.
+/// The outstanding call to the cluster, at most one.
 type Questions = FuturesUnordered<BoxFuture<'static, Answer>>;
 
-/// How far a formation is.
+/// The progress of a formation.
 struct Forming {
     questions: Questions,
-    /// Machines that are to be started yet, in this order.
+    /// Machines that are still to be started, in this order.
     others: VecDeque<usize>,
-    /// What they are told, once that is known.
+    /// Their parameters, once known.
     register: Option<Vec<u8>>,
-    /// What was missing at the last look, by machine.
+    /// What was missing at the last reconciliation, by machine.
     missing: Vec<(String, String)>,
     complete: bool,
 }
 
 impl Session<'_> {
-    /// Until the cluster is complete, by the word of its machines and by its own.
+    /// Runs until the cluster is complete, according to its machines and to the cluster itself.
     ///
     /// # Errors
-    /// If a machine fails or its owner cannot use it, or it is not complete in time.
-    pub async fn form(&self, fleet: &mut Fleet, record: &mut ClusterRecord) -> Result<()> {
+    /// If a machine fails, its owner cannot use it, or the cluster is not complete in time.
+    pub async fn form(&self, fleet: &mut Machines, record: &mut ClusterRecord) -> Result<()> {
         let members = self.started_before(fleet)?;
         let others = (0..fleet.nodes.len()).filter(|index| !members.contains(index));
         let mut forming = Forming {
@@ -100,8 +100,8 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// hearthctl asks first; nobody, where the cluster's owner is somebody else.
-    fn first_question(&self, fleet: &Fleet, record: &ClusterRecord, forming: &mut Forming) {
+    /// The first call is hearthctl's; there is none if the cluster belongs to another owner.
+    fn first_question(&self, fleet: &Machines, record: &ClusterRecord, forming: &mut Forming) {
         if record.storage.is_none() {
             forming.complete = true;
             return;
@@ -119,10 +119,10 @@ impl Session<'_> {
         }));
     }
 
-    /// What an answer comes to: the next question, or the end.
+    /// Processes a result: pushes the next call, or ends.
     fn answered(
         &self,
-        fleet: &mut Fleet,
+        fleet: &mut Machines,
         record: &mut ClusterRecord,
         forming: &mut Forming,
         answer: Answer,
@@ -138,12 +138,15 @@ impl Session<'_> {
                 Ok(())
             }
             Answer::Met(Err(error)) => {
-                let why = format!("an answer ({})", hearth_api::chain(&error));
+                let why = format!(
+                    "a successful call (last error: {})",
+                    hearth_api::chain(&error)
+                );
                 fleet.wait_for(0, &why);
                 forming.questions.push(meet(self.asker(fleet)?));
                 Ok(())
             }
-            Answer::Look(operator, looked) => {
+            Answer::ReconcileResult(operator, looked) => {
                 let candidates = self.candidates(fleet, record)?;
                 match looked {
                     Ok(look) => self.looked(record, forming, look, &candidates)?,
@@ -155,10 +158,10 @@ impl Session<'_> {
         }
     }
 
-    /// What hearthctl has come to.
+    /// Processes a result of hearthctl.
     fn owned(
         &self,
-        fleet: &mut Fleet,
+        fleet: &mut Machines,
         record: &mut ClusterRecord,
         forming: &mut Forming,
         owning: Owning,
@@ -179,7 +182,7 @@ impl Session<'_> {
                     false => own(owning),
                 }
             }
-            // The context stands from an earlier run; our own certificate does not.
+            // The context exists from an earlier run; this process's certificate does not.
             Ok(Progress::NotYet(_)) if several && owning.is_owned() => meet(self.asker(fleet)?),
             Ok(Progress::NotYet(why)) => {
                 fleet.wait_for(0, &why);
@@ -187,7 +190,7 @@ impl Session<'_> {
             }
             Err(error) => {
                 let why = hearth_api::chain(&error);
-                let why = format!("its owner cannot use it: {why}");
+                let why = format!("its owner cannot access it: {why}");
                 return Err(fleet.failure(0, why));
             }
         };
@@ -195,12 +198,12 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// What a look has shown.
+    /// Processes the result of a reconciliation.
     fn looked(
         &self,
         record: &mut ClusterRecord,
         forming: &mut Forming,
-        look: Look,
+        look: ReconcileResult,
         candidates: &[Candidate],
     ) -> Result<()> {
         for step in &look.taken {
@@ -221,8 +224,8 @@ impl Session<'_> {
 }
 
 impl Forming {
-    /// As many of the others as may boot at once.
-    async fn start_some(&mut self, fleet: &mut Fleet, record: &ClusterRecord) -> Result<()> {
+    /// Starts as many of the other machines as may boot at the same time.
+    async fn start_some(&mut self, fleet: &mut Machines, record: &ClusterRecord) -> Result<()> {
         let Some(parameters) = &self.register else {
             return Ok(());
         };
@@ -244,13 +247,14 @@ fn own(owning: Owning) -> BoxFuture<'static, Answer> {
     })
 }
 
-/// The next try to become the owner in this process.
+/// The next attempt at taking ownership in this process.
 fn meet(asker: Asker) -> BoxFuture<'static, Answer> {
     Box::pin(async move {
         let met = async {
             let operator = asker.connect().await?;
             let parameters = operator.register_parameters().await;
-            let parameters = parameters.map_err(LabError::call("what further nodes are told"))?;
+            let parameters =
+                parameters.map_err(LabError::call("GetRegisterTicket or GetClusterInfo"))?;
             Ok((operator, parameters))
         };
         let met = met.await;
@@ -261,41 +265,41 @@ fn meet(asker: Asker) -> BoxFuture<'static, Answer> {
     })
 }
 
-/// Looks once, and does what the look calls for.
+/// Reconciles once.
 fn look(operator: Operator, candidates: Vec<Candidate>) -> BoxFuture<'static, Answer> {
     Box::pin(async move {
         tokio::time::sleep(PAUSE).await;
         let looked = reconcile(&operator, &candidates).await;
-        Answer::Look(operator, looked)
+        Answer::ReconcileResult(operator, looked)
     })
 }
 
-fn late(fleet: &Fleet, bound: Duration, missing: &[(String, String)]) -> LabError {
+fn late(fleet: &Machines, bound: Duration, missing: &[(String, String)]) -> LabError {
     let seconds = bound.as_secs();
-    // The first that is behind.
+    // The first machine that is late.
     let behind = fleet.nodes.iter().position(|node| {
         let lacks = missing.iter().any(|(machine, _)| *machine == node.name);
         lacks || (node.on && !node.is_home() && node.key().is_none())
     });
     let index = behind.unwrap_or(0);
     let Some(boot) = &fleet.nodes[index].boot else {
-        let why = format!("not within {seconds} s; it was not even started");
+        let why = format!("timed out after {seconds} s, before it was started");
         return fleet.failure(index, why);
     };
     let lacks = missing
         .iter()
         .find(|(machine, _)| *machine == fleet.nodes[index].name);
     let phase = match (boot.timeline().current(), lacks) {
-        (_, Some((_, what))) => format!("it lacks {what}"),
-        (Some(phase), None) => format!("it has come to: {}", phase.word()),
-        (None, None) => "it has come to: answers".to_owned(),
+        (_, Some((_, what))) => format!("still missing: {what}"),
+        (Some(phase), None) => format!("reached: {}", phase.word()),
+        (None, None) => "reached: answers".to_owned(),
     };
     let waiting = match boot.waiting() {
-        Some(why) => format!(", where it waits for {why}"),
+        Some(why) => format!(", waiting for {why}"),
         None => String::new(),
     };
     fleet.failure(
         index,
-        format_args!("not within {seconds} s; {phase}{waiting}"),
+        format_args!("timed out after {seconds} s; {phase}{waiting}"),
     )
 }

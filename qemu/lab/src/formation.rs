@@ -1,32 +1,32 @@
-//! From a cluster of one node to the cluster that is wanted: what to do next, from how it stands.
+//! From a cluster of one node to the requested cluster: decides the next steps from its current status.
 //!
-//! Nothing is remembered between two looks, and no step is taken that the last look does not call for: a formation that
-//! was interrupted goes on where it was, and one that is complete has no next step. What happens on the way (a curator
-//! that is lost, a learner that is removed and queued again) is the cluster's business, and shows here as one more look
-//! in which something is missing.
+//! Nothing is remembered between two reconciliations, and no step is taken that the latest status does not require: an
+//! interrupted formation continues where it was, and a complete one has no next step. What happens in between (a
+//! curator that is lost, a learner that is removed and queued again) is handled by the cluster, and only appears here
+//! as one more status in which something is missing.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
 
-use hearth_api::operator::{Operator, Standing};
+use hearth_api::operator::{ClusterStatus, Operator};
 use hearth_api::v1::{self, ClusterState, NodeHealth, NodeState};
 
 use crate::{LabError, Result};
 
-/// So many nodes are made consensus members, the first of them: enough to lose one, and each further one makes every
-/// write slower.
+/// Number of nodes that are made consensus members, the first of the cluster: enough for losing one; each further one
+/// makes every write slower.
 pub const VOTERS: u16 = 3;
 
-/// A machine that is, or is to be, a node.
+/// A machine that is, or will be, a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Candidate {
-    /// Its name.
+    /// Name of the machine.
     pub machine: String,
     /// Its address in the network.
     pub address: Ipv4Addr,
-    /// Its public key, as its own console shows it while it waits for approval.
+    /// Its public key, from its own console while it waits for approval.
     pub public_key: Option<Vec<u8>>,
-    /// Its node ID, where it has been a member before.
+    /// Its node ID, if it has been a member before.
     pub id: Option<String>,
     /// Whether it is to be approved.
     pub approve: bool,
@@ -37,34 +37,34 @@ pub struct Candidate {
 /// One step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Let the node with this key in.
+    /// Approve the node with this key.
     Approve {
-        /// Of this machine.
+        /// Name of its machine.
         machine: String,
         /// Its key.
         public_key: Vec<u8>,
     },
     /// Make this node a consensus member.
     MakeMember {
-        /// Of this machine.
+        /// Name of its machine.
         machine: String,
         /// Its node ID.
         id: String,
     },
 }
 
-/// What one look comes to.
+/// The outcome of one reconciliation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Plan {
-    /// What to do now.
+    /// What to do next.
     pub steps: Vec<Step>,
-    /// What is missing, by machine; empty when the cluster is as wanted.
+    /// What is missing, by machine; empty if the cluster is as requested.
     pub missing: Vec<(String, String)>,
 }
 
 impl Candidate {
-    /// The node that this machine is, in the cluster's list. By its key or its ID; an address alone tells only of a
-    /// member, which reports it itself over mutual TLS.
+    /// The node of this machine in the cluster's list, by its key or its ID. An address alone only identifies a member,
+    /// which reports it itself over mutual TLS.
     pub fn node<'a>(&self, nodes: &'a [v1::Node]) -> Option<&'a v1::Node> {
         let is = |node: &&v1::Node| {
             let key = self.public_key.as_ref();
@@ -81,8 +81,8 @@ impl Candidate {
     }
 }
 
-/// Decides.
-pub fn plan(candidates: &[Candidate], standing: &Standing) -> Plan {
+/// Decides the next steps.
+pub fn plan(candidates: &[Candidate], standing: &ClusterStatus) -> Plan {
     let mut plan = Plan::default();
     for candidate in candidates {
         let (step, missing) = look(candidate, standing);
@@ -94,13 +94,13 @@ pub fn plan(candidates: &[Candidate], standing: &Standing) -> Plan {
     plan
 }
 
-fn look(candidate: &Candidate, standing: &Standing) -> (Option<Step>, Option<String>) {
+fn look(candidate: &Candidate, standing: &ClusterStatus) -> (Option<Step>, Option<String>) {
     let missing = |what: &str| Some(what.to_owned());
     let Some(node) = candidate.node(&standing.nodes) else {
         return match candidate.approve && candidate.id.is_none() {
             true => (None, missing("its registration")),
-            // Left for the user: whether it has registered yet matters to nobody. Or it was a member, and has been
-            // deleted since: it does not come back.
+            // Left for the user: whether it has registered yet does not matter. Or it was a member and has been deleted
+            // since: it cannot rejoin.
             false => (None, None),
         };
     };
@@ -110,7 +110,7 @@ fn look(candidate: &Candidate, standing: &Standing) -> (Option<Step>, Option<Str
                 machine: candidate.machine.clone(),
                 public_key: node.public_key.clone(),
             };
-            // Never by the list alone: only a key that the machine itself has shown.
+            // Never by the list alone: only a key that the machine itself has shown on its console.
             match &candidate.public_key {
                 Some(_) => (Some(step), missing("its approval")),
                 None => (None, missing("its key on its console")),
@@ -120,14 +120,14 @@ fn look(candidate: &Candidate, standing: &Standing) -> (Option<Step>, Option<Str
         NodeState::Standby => (None, missing("its commit")),
         NodeState::Up => up(candidate, node, standing),
         NodeState::Decommissioned => (None, None),
-        NodeState::Unspecified => (None, missing("a state that this tool knows")),
+        NodeState::Unspecified => (None, missing("a known node state")),
     }
 }
 
 fn up(
     candidate: &Candidate,
     node: &v1::Node,
-    standing: &Standing,
+    standing: &ClusterStatus,
 ) -> (Option<Step>, Option<String>) {
     let status = node.status.as_ref();
     let state = status.map_or(ClusterState::Unspecified, |status| status.cluster_state());
@@ -161,65 +161,65 @@ fn up(
     }
 }
 
-/// What one look saw, and what was done about it.
+/// The result of one reconciliation.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Look {
-    /// How the cluster stood.
-    pub standing: Standing,
-    /// What that called for.
+pub struct ReconcileResult {
+    /// Status of the cluster before it.
+    pub standing: ClusterStatus,
+    /// The plan made from that status.
     pub plan: Plan,
-    /// Steps that were taken.
+    /// The steps that were taken.
     pub taken: Vec<Step>,
 }
 
-impl Look {
-    /// Whether the cluster is as wanted.
+impl ReconcileResult {
+    /// Whether the cluster is as requested.
     pub fn is_complete(&self) -> bool {
         self.plan.missing.is_empty() && self.plan.steps.is_empty()
     }
 }
 
-/// One look, and what it calls for.
+/// Reads the status once, and takes the steps that it requires.
 ///
 /// # Errors
-/// If a call fails. The next look begins with whatever has been done.
-pub async fn reconcile(operator: &Operator, candidates: &[Candidate]) -> Result<Look> {
+/// If a call fails. The next reconciliation continues from there.
+pub async fn reconcile(operator: &Operator, candidates: &[Candidate]) -> Result<ReconcileResult> {
     let standing = operator.standing().await;
-    let standing = standing.map_err(LabError::call("GetConsensusStatus and GetNodes"))?;
+    let standing = standing.map_err(LabError::call("GetConsensusStatus or GetNodes"))?;
     let plan = plan(candidates, &standing);
     let mut taken = Vec::new();
     for step in &plan.steps {
         step.take(operator).await?;
         taken.push(step.clone());
     }
-    Ok(Look {
+    Ok(ReconcileResult {
         standing,
         plan,
         taken,
     })
 }
 
-/// Looks, and does what that calls for, until the cluster is as wanted. `candidates` are the machines, as they are known at
-/// each look. Calls that fail are made again: a curator that restarts its etcd answers again soon.
+/// Reconciles until the cluster is as requested. `candidates` returns the machines as currently known. Calls that fail
+/// are repeated: a curator that restarts its etcd is soon available again.
 pub async fn complete(
     operator: &Operator,
     mut candidates: impl FnMut() -> Vec<Candidate>,
     pause: Duration,
-) -> Look {
+) -> ReconcileResult {
     loop {
         match reconcile(operator, &candidates()).await {
             Ok(look) if look.is_complete() => return look,
             Ok(_) => {}
-            Err(error) => tracing::debug!(error = hearth_api::chain(&error), "asking again"),
+            Err(error) => tracing::debug!(error = hearth_api::chain(&error), "retrying"),
         }
         tokio::time::sleep(pause).await;
     }
 }
 
-/// The member of consensus that this node is.
+/// The etcd member of this node.
 pub fn member<'a>(
     node: &v1::Node,
-    standing: &'a Standing,
+    standing: &'a ClusterStatus,
 ) -> Option<&'a v1::ConsensusMemberStatus> {
     let members = &standing.consensus.members;
     members.iter().find(|member| member.node_id == node.id)
@@ -233,8 +233,8 @@ pub fn is_well(node: &v1::Node) -> bool {
         && status.is_some_and(|status| status.cluster_state() == ClusterState::Home)
 }
 
-/// What is about to change for it.
-pub fn wants<'a>(node: &v1::Node, standing: &'a Standing) -> Option<&'a v1::MembershipChange> {
+/// The pending consensus change of a node.
+pub fn wants<'a>(node: &v1::Node, standing: &'a ClusterStatus) -> Option<&'a v1::MembershipChange> {
     let changes = &standing.consensus.changes;
     changes.iter().find(|change| change.node_id == node.id)
 }
@@ -262,14 +262,14 @@ impl std::fmt::Display for Step {
                 public_key,
             } => write!(f, "{machine}: approved, key {}", hex::encode(public_key)),
             Step::MakeMember { machine, id } => {
-                write!(f, "{machine}: {id} is to join consensus")
+                write!(f, "{machine}: {id} will join consensus")
             }
         }
     }
 }
 
-/// The public key in the words by which a node waits for approval: the token of 64 hexadecimal digits, however often it
-/// stands there. None, if there are two of them that differ.
+/// The public key in a node's message that it waits for approval: the token of 64 hexadecimal digits, which may occur
+/// more than once. None, if there are two different ones.
 pub fn shown_key(text: &str) -> Option<Vec<u8>> {
     let is_key = |word: &&str| word.len() == 64;
     let mut words = text.split(|c: char| !c.is_ascii_hexdigit()).filter(is_key);
@@ -329,8 +329,8 @@ mod tests {
         }
     }
 
-    fn standing(nodes: Vec<v1::Node>, members: Vec<v1::ConsensusMemberStatus>) -> Standing {
-        Standing {
+    fn standing(nodes: Vec<v1::Node>, members: Vec<v1::ConsensusMemberStatus>) -> ClusterStatus {
+        ClusterStatus {
             nodes,
             consensus: v1::GetConsensusStatusResponse {
                 members,
@@ -431,8 +431,8 @@ mod tests {
         assert_eq!(shown_key("hearth-0123"), None);
     }
 
-    /// The steps of a formation, against a curator with nothing behind it: what a cluster does by itself in between, this
-    /// test does.
+    /// The steps of a formation, against a curator without a cluster; the test does what a cluster would do by itself
+    /// in between.
     #[tokio::test]
     async fn a_machine_is_taken_in_step_by_step() {
         let cluster = Arc::new(TestCluster::new());
@@ -465,7 +465,7 @@ mod tests {
         assert_eq!(curator.nodes()[1].state(), NodeState::Standby);
         assert_eq!(reconcile(&operator, &candidates).await.unwrap().taken, []);
 
-        // The machine commits, and reports.
+        // The machine commits, and reports its status.
         curator.set_nodes(vec![home(1), home(2)]);
         let look = reconcile(&operator, &candidates).await.unwrap();
         assert!(matches!(&look.taken[..], [Step::MakeMember { .. }]));

@@ -1,11 +1,11 @@
-//! What the owner does with a node that has come home: take ownership, then look at it, through hearthctl.
+//! The owner's first steps with a node that is HOME, through hearthctl: take ownership, then query it.
 //!
-//! What an owner does is done by the tool that owners have, not by calls of our own: that it works beside `run` is then
-//! known whenever `run` works.
+//! The owner's actions use hearthctl rather than calls of this process, so that every successful `run` also shows that
+//! hearthctl works.
 //!
-//! hearthctl is told as well where each node's own port is found on the host, for the addresses that the cluster knows are
-//! those of an emulated network. Every run tells it anew, since each has a network of its own, with other ports. A machine
-//! that is started again later keeps both its address and its ports: they belong to its place in the network.
+//! hearthctl also gets the host address of each node's own port, because the addresses that the cluster knows are those
+//! of an emulated network. Every run sets them again, since each has a network of its own with other ports. A machine
+//! that is started again later keeps its address and its ports: they belong to its slot in the network.
 
 use std::fmt;
 use std::net::{SocketAddr, SocketAddrV4};
@@ -18,33 +18,33 @@ use crate::owner::{key_file, secret_file};
 use crate::tool::{self, ToolError};
 use crate::{LabError, Result};
 
-/// Between two questions.
+/// Between two calls.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// The context's name in hearthctl's configuration.
+/// Name of the context in hearthctl's configuration.
 const CONTEXT: &str = "run";
 
-/// Its folder among what is kept of a cluster.
+/// hearthctl's folder in a cluster's state folder.
 pub fn folder(state: &Path) -> PathBuf {
     state.join("hearthctl")
 }
 
-/// The operator's tool with a contexts file.
+/// hearthctl with a contexts file.
 #[derive(Clone, Debug)]
 pub struct Hearthctl {
-    /// The program.
+    /// Path of the program.
     pub program: PathBuf,
-    /// Its contexts file.
+    /// Path of its contexts file.
     pub config: PathBuf,
 }
 
 impl Hearthctl {
-    /// The contexts file that is kept with a cluster.
+    /// The contexts file in a cluster's state folder.
     pub fn config_in(state: &Path) -> PathBuf {
         folder(state).join("config.json")
     }
 
-    /// A call of it.
+    /// A command line of it.
     pub fn call<'a>(&self, words: impl IntoIterator<Item = &'a str>) -> CommandLine {
         let mut line = CommandLine::new(&self.program);
         line.option("--config", &self.config);
@@ -54,7 +54,7 @@ impl Hearthctl {
         line
     }
 
-    /// The call that takes ownership at these curators, with the owner's files in this folder.
+    /// The command line that takes ownership at these curators, with the owner's files in this folder.
     pub fn take_ownership(&self, name: &str, owner: &Path, curators: &[SocketAddr]) -> CommandLine {
         let mut line = self.call(["cluster", "take-ownership", "--name", name]);
         for curator in curators {
@@ -66,36 +66,36 @@ impl Hearthctl {
     }
 }
 
-/// Why a call of the tool failed, by its exit code: 1 is an answer that was an error, 3 no answer. Both may pass when the
-/// node is further.
+/// Whether a failed call should be repeated, by its exit code: 1 means that the server returned an error, 3 that it did
+/// not answer. Both can be temporary while the node starts.
 pub fn may_pass(error: &ToolError) -> bool {
     matches!(error.code(), Some(1 | 3))
 }
 
-/// What `node list -o json` says of a node, as far as it matters here.
+/// The used fields of a node in `node list -o json`.
 #[derive(serde::Deserialize, Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     /// Node ID.
     pub id: String,
     /// `HEALTHY`, `UNKNOWN` or `TIMEOUT`.
     pub health: String,
-    /// The cluster as the node itself sees it, once it has said so.
+    /// The cluster state that the node itself reported, if it has.
     pub cluster_state: Option<String>,
 }
 
 impl Node {
-    /// Reads the tool's output.
+    /// Parses the tool's output.
     ///
     /// # Errors
-    /// If it is something else.
+    /// If it is malformed.
     pub fn list(json: &str) -> Result<Vec<Node>> {
         serde_json::from_str(json).map_err(|source| LabError::Output {
-            what: "`hearthctl node list -o json` is not understood",
+            what: "cannot parse the output of `hearthctl node list -o json`",
             source,
         })
     }
 
-    /// What it takes to call the cluster well.
+    /// Whether the node is healthy and HOME.
     pub fn is_well(&self) -> bool {
         self.health == "HEALTHY" && self.cluster_state.as_deref() == Some("HOME")
     }
@@ -103,58 +103,58 @@ impl Node {
 
 impl fmt::Display for Node {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let state = self.cluster_state.as_deref().unwrap_or("not told yet");
+        let state = self.cluster_state.as_deref().unwrap_or("not reported yet");
         write!(f, "{}: {}, cluster state {state}", self.id, self.health)
     }
 }
 
-/// The owner of a run's cluster, by the tool.
+/// The owner of a run's cluster, using hearthctl.
 #[derive(Clone, Debug)]
 pub struct Owning {
     /// The tool.
     pub tool: Hearthctl,
-    /// Where the owner's files are.
+    /// The folder of the owner's files.
     pub owner: PathBuf,
-    /// Where the curators are found from here.
+    /// The addresses of the curators on this host.
     pub curators: Vec<SocketAddr>,
-    /// Where the nodes themselves are asked: the address in the cluster's network, and the one on the host.
+    /// The nodes' own ports: the address in the cluster's network, and the one on the host.
     pub routes: Vec<(SocketAddrV4, SocketAddr)>,
-    /// Whether hearthctl knows these routes.
+    /// Whether hearthctl has these routes.
     pub routed: bool,
-    /// Where the curators were when ownership was taken last.
+    /// The addresses of the curators when ownership was last taken.
     pub owned_at: Vec<SocketAddr>,
-    /// When the first question was asked.
+    /// The time of the first call.
     pub asked: Option<Instant>,
 }
 
-/// How far the owner has come.
+/// The progress of the owner.
 #[derive(Debug)]
 pub enum Progress {
-    /// The context is there, and points at these addresses.
+    /// The context exists, with these addresses.
     Owned(Vec<SocketAddr>),
-    /// The node is HOME and healthy, by its cluster's word.
+    /// The node is HOME and healthy, according to the cluster.
     Well {
-        /// Since the first question.
+        /// Time since the first call.
         took: Duration,
     },
-    /// It may be well later; what is missing now.
+    /// Not yet; what is missing now.
     NotYet(String),
 }
 
 impl Owning {
-    /// The next step. An error is one that waiting does not mend.
+    /// Takes the next step. An error is permanent.
     pub async fn next(mut self) -> (Owning, Result<Progress>) {
         if self.asked.is_some() {
             tokio::time::sleep(PAUSE).await;
         }
         let asked = *self.asked.get_or_insert_with(Instant::now);
-        // A context remembers addresses, and the ports may be others this time; taking ownership again is harmless.
+        // A context stores addresses, and this time the ports may be others; taking ownership again is harmless.
         let owned = self.is_owned();
         let output = self.step(owned).await;
         self.routed |= output.is_ok();
         let progress = match output {
             Err(error) if may_pass(&error) => {
-                let answer = format!("an answer ({})", error.first_line());
+                let answer = format!("a successful call (last error: {})", error.first_line());
                 Ok(Progress::NotYet(answer))
             }
             Err(error) => Err(error.into()),
@@ -167,7 +167,7 @@ impl Owning {
         (self, progress)
     }
 
-    /// Takes ownership, or lists the nodes; in between, the routes.
+    /// Takes ownership and sets the routes, or lists the nodes.
     async fn step(&self, owned: bool) -> Result<String, ToolError> {
         let mut said = String::new();
         if !owned {
@@ -190,7 +190,7 @@ impl Owning {
         Ok(said)
     }
 
-    /// Whether the context is there, and points where the curators are.
+    /// Whether the context exists, with the current addresses of the curators.
     pub fn is_owned(&self) -> bool {
         self.owned_at == self.curators && self.tool.config.exists()
     }
@@ -201,7 +201,7 @@ fn judge(json: &str, took: Duration) -> Result<Progress> {
     Ok(match &nodes[..] {
         [node] if node.is_well() => Progress::Well { took },
         [node] => Progress::NotYet(format!("HOME and HEALTHY ({node})")),
-        nodes => Progress::NotYet(format!("one node ({} are listed)", nodes.len())),
+        nodes => Progress::NotYet(format!("one node in the list (got {})", nodes.len())),
     })
 }
 
@@ -262,7 +262,7 @@ mod tests {
             said
         };
 
-        // The ports of the curators are others, so ownership is taken again.
+        // The curators have other ports, so ownership is taken again.
         let (new, progress) = owner(Vec::new()).next().await;
         assert!(matches!(progress, Ok(Progress::Owned(_))));
         let (first, rest) = said()
@@ -274,7 +274,7 @@ mod tests {
         drop(new.next().await);
         assert_eq!(said(), list);
 
-        // They are what they were; those of the nodes may not be.
+        // The curators' addresses are unchanged; those of the nodes may not be.
         drop(owner(curators.clone()).next().await);
         assert_eq!(said(), format!("{told}{list}"));
     }
@@ -313,7 +313,7 @@ mod tests {
         assert!(!list("HEALTHY", r#""SPLIT""#).is_well());
         let silent = list("HEALTHY", "null");
         assert!(!silent.is_well());
-        assert!(silent.to_string().contains("not told yet"));
+        assert!(silent.to_string().contains("not reported yet"));
         assert!(Node::list("{}").is_err());
     }
 }

@@ -1,9 +1,10 @@
-//! From a cluster that is complete to one whose Kubernetes nodes are Ready.
+//! From a complete cluster to one whose Kubernetes nodes are Ready.
 //!
-//! The nodes get their roles from the operator: every one works, and as many control as may be lost one at a time. What a
-//! user would do then is done with the user's own tools, `hearthctl kubernetes kubeconfig` and kubectl, so that the line in
-//! the end is known to work. Each look asks the cluster what its nodes say of their roles, and Kubernetes what it thinks of
-//! its nodes; what is missing is said once, as it changes. The end is that a pod would be taken.
+//! The nodes get their roles from the operator: all of them are workers, and as many are controllers as are needed for
+//! losing one at a time. The further steps use the user's own tools, `hearthctl kubernetes kubeconfig` and kubectl, so
+//! that the command line that is printed in the end is known to work. Each pass reads the nodes' conditions from the
+//! cluster and the nodes' status from Kubernetes; what is missing is reported when it changes. It ends when a pod would
+//! be admitted.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -18,7 +19,7 @@ use hearth_qemu::command::CommandLine;
 use serde_json::Value;
 
 use crate::events::{Event, Observer};
-use crate::fleet::Fleet;
+use crate::fleet::Machines;
 use crate::formation::{Candidate, VOTERS};
 use crate::hearthctl::{Hearthctl, may_pass};
 use crate::record::ClusterRecord;
@@ -26,22 +27,22 @@ use crate::session::Session;
 use crate::tool;
 use crate::{LabError, Result, hearthctl};
 
-/// Between two looks: kubectl is a process of half a second.
+/// Between two passes: each kubectl process takes half a second.
 const PAUSE: Duration = Duration::from_secs(1);
-/// Beside what the machines take: an API server takes most of a minute to start on an emulated machine, and longer on a
-/// busy host.
+/// In addition to the bound for the machines: an API server takes most of a minute to start on an emulated machine, and
+/// longer on a busy host.
 const BOUND: Duration = Duration::from_secs(1200);
 
-/// What is missing where nobody answers.
+/// What is missing if no API server answers.
 const API_SERVER: &str = "its API server";
 
-/// The file that kubectl is told by.
+/// Path of the kubeconfig.
 pub fn kubeconfig(state: &Path) -> PathBuf {
     hearthctl::folder(state).join("kubeconfig")
 }
 
-/// Why, with the first controller's last words.
-fn not_ready(fleet: &Fleet, why: String) -> LabError {
+/// The error, with the last console lines of the first controller.
+fn not_ready(fleet: &Machines, why: String) -> LabError {
     let words = match fleet.vm(0) {
         Ok(vm) => vm.tail().to_string(),
         Err(error) => error.to_string(),
@@ -49,21 +50,21 @@ fn not_ready(fleet: &Fleet, why: String) -> LabError {
     LabError::NoKubernetes { why, words }
 }
 
-/// How many nodes are controllers, the first ones: of two, neither could be lost.
+/// Number of controllers, the first nodes of the cluster. Of two, neither could be lost.
 fn controllers(nodes: u16) -> u16 {
     if nodes < VOTERS { 1 } else { VOTERS }
 }
 
-/// A node, as it is to be.
+/// The requested state of a node.
 struct Wanted {
     candidate: Candidate,
     controls: bool,
 }
 
-/// What keeps each node from being Ready by Kubernetes' word, or nothing; by node ID.
+/// Why each node is not Ready according to Kubernetes, or None; by node ID.
 type Readiness = BTreeMap<String, Option<String>>;
 
-/// What is at work, with nothing borrowed: the machines are listened to meanwhile.
+/// The state of this task. It borrows nothing, because the consoles are read meanwhile.
 struct Work {
     observer: Arc<dyn Observer>,
     operator: Operator,
@@ -76,13 +77,13 @@ struct Work {
 }
 
 impl Session<'_> {
-    /// Until all nodes that are members are Ready, and a pod would be taken.
+    /// Runs until all nodes that are members are Ready, and a pod would be admitted.
     ///
     /// # Errors
-    /// If a machine fails, or it does not come to that in time.
+    /// If a machine fails, or the bound is exceeded.
     pub async fn kubernetes(
         &self,
-        fleet: &mut Fleet,
+        fleet: &mut Machines,
         record: &mut ClusterRecord,
         kubectl: &Path,
     ) -> Result<()> {
@@ -103,13 +104,13 @@ impl Session<'_> {
             Ok(Ok(())) => Ok(()),
             Ok(Err(error)) => Err(not_ready(fleet, hearth_api::chain(&error))),
             Err(_) => {
-                let why = format!("not within {} s", BOUND.as_secs());
+                let why = format!("timed out after {} s", BOUND.as_secs());
                 Err(not_ready(fleet, why))
             }
         }
     }
 
-    async fn work(&self, fleet: &Fleet, record: &ClusterRecord, kubectl: &Path) -> Result<Work> {
+    async fn work(&self, fleet: &Machines, record: &ClusterRecord, kubectl: &Path) -> Result<Work> {
         let controllers = controllers(record.nodes);
         let nodes = self.candidates(fleet, record)?.into_iter().zip(1..);
         let nodes = nodes.map(|(candidate, number)| Wanted {
@@ -138,7 +139,7 @@ impl Work {
     async fn finish(mut self) -> Result<()> {
         let mut has_access = false;
         loop {
-            // Curators and API servers come and go while nodes change their roles: whoever does not answer is asked again.
+            // Curators and API servers restart while nodes change their roles: calls that fail are repeated.
             let nodes = self.operator.nodes().await;
             match nodes.map_err(LabError::call("GetNodes")) {
                 Ok(nodes) => {
@@ -146,7 +147,7 @@ impl Work {
                     if !has_access && self.held(&nodes) {
                         has_access = self.ask_access().await?;
                     }
-                    // Not before it is worth asking: an API server that starts has better things to do.
+                    // Not earlier than useful: calls would delay an API server that is starting.
                     let ready = match has_access && self.serves(&nodes) {
                         true => self.kubernetes_nodes().await,
                         false => None,
@@ -165,7 +166,7 @@ impl Work {
         self.observer.event(&Event::AskingAgain(error));
     }
 
-    /// The members among the machines, with what the cluster knows of them.
+    /// The members among the machines, with their nodes in the cluster's list.
     fn members<'a>(
         &'a self,
         nodes: &'a [v1::Node],
@@ -187,7 +188,7 @@ impl Work {
                 .operator
                 .give_kubernetes_roles(&node.id, lacks_control, lacks_work)
                 .await;
-            // A consensus member first; it is about to be one.
+            // A consensus member first; it is about to become one.
             match given.map_err(LabError::call("UpdateNodeRoles")) {
                 Ok(()) => self.observer.event(&Event::KubernetesRoles {
                     machine: &wanted.candidate.machine,
@@ -199,7 +200,7 @@ impl Work {
         }
     }
 
-    /// Whether there is a controller to ask.
+    /// Whether any node is a controller.
     fn held(&self, nodes: &[v1::Node]) -> bool {
         let mut members = self.members(nodes);
         members.any(|(_, node)| {
@@ -208,7 +209,7 @@ impl Work {
         })
     }
 
-    /// Whether one of them says that it works.
+    /// Whether any controller reports that it is ready.
     fn serves(&self, nodes: &[v1::Node]) -> bool {
         let mut members = self.members(nodes);
         members.any(|(_, node)| {
@@ -219,7 +220,7 @@ impl Work {
         })
     }
 
-    /// Lets hearthctl write the file that kubectl is told by. False: not yet.
+    /// Makes hearthctl write the kubeconfig. False: not possible yet.
     async fn ask_access(&self) -> Result<bool> {
         let mut write = self.hearthctl.call(["kubernetes", "kubeconfig"]);
         write
@@ -235,31 +236,31 @@ impl Work {
         }
     }
 
-    /// The nodes by Kubernetes' word; none if it says nothing that is understood.
+    /// The nodes' status according to Kubernetes; None if it cannot be read.
     async fn kubernetes_nodes(&self) -> Option<Readiness> {
         let said = self
             .kubectl(&["get", "nodes", "--output=json"])
             .await
             .ok()?;
         let nodes = parse(&said).map_err(|source| LabError::Output {
-            what: "kubectl's nodes are not understood",
+            what: "cannot parse the output of `kubectl get nodes`",
             source,
         });
         nodes.inspect_err(|error| self.again(error)).ok()
     }
 
-    /// Whether a pod would be taken. On a new cluster the account that it has by default gets its token a while after the API
-    /// server is ready, and none is taken before. Asked without making one, by a name that is nobody's.
+    /// Whether a pod would be admitted. On a new cluster the default service account gets its token some time after the
+    /// API server is ready, and no pod is admitted before. Asked by a dry run, with an unused name.
     async fn takes_pods(&mut self) -> bool {
         let ask = ["run", "would-be-taken", "--image=none", "--dry-run=server"];
         let taken = self.kubectl(&ask).await.is_ok();
         if !taken {
-            self.tell("pods", "… waiting until one would be taken".to_owned());
+            self.tell("pods", "… waiting for pod admission".to_owned());
         }
         taken
     }
 
-    /// What kubectl says; why it failed is a detail, for it is asked again.
+    /// Runs kubectl; a failure is only reported as a detail, since the call is repeated.
     async fn kubectl(&self, words: &[&str]) -> Result<String> {
         let mut line = CommandLine::new(&self.kubectl);
         line.option("--kubeconfig", &self.kubeconfig);
@@ -271,7 +272,7 @@ impl Work {
         said.inspect_err(|error| self.again(error))
     }
 
-    /// Whether all is as it is to be; says what is not, where that is new.
+    /// Whether everything is as requested; reports changes in what is not.
     fn is_complete(&mut self, nodes: &[v1::Node], ready: Option<Readiness>) -> bool {
         let mut missing = Vec::new();
         for (wanted, node) in self.members(nodes) {
@@ -297,7 +298,7 @@ impl Work {
         complete
     }
 
-    /// Says it if it is new.
+    /// Reports the status if it has changed.
     fn tell(&mut self, whose: &str, what: String) {
         if self.told.get(whose) != Some(&what) {
             self.observer.event(&Event::Kubernetes {
@@ -309,7 +310,7 @@ impl Work {
     }
 }
 
-/// What a node says of its roles that are not met.
+/// The first role condition of a node that is not met.
 fn unmet(node: &v1::Node) -> Option<String> {
     let status = node.status.as_ref()?;
     let mut conditions = status.conditions.iter();
@@ -331,7 +332,7 @@ fn parse(json: &str) -> serde_json::Result<Readiness> {
         let why = match ready {
             Some(ready) if ready["status"] == "True" => None,
             Some(ready) => Some(ready["message"].as_str().unwrap_or("Ready").to_owned()),
-            None => Some("its kubelet's first word".to_owned()),
+            None => Some("the first status of its kubelet".to_owned()),
         };
         Some((name, why))
     };

@@ -1,4 +1,4 @@
-//! What the machines of a cluster are made of.
+//! The image and hardware of a cluster's machines.
 
 use std::net::Ipv4Addr;
 use std::path::Path;
@@ -15,7 +15,7 @@ use hearth_qemu::switch::NetworkOptions;
 use crate::record::{Artifacts, ClusterRecord, MachineConfig};
 use crate::{LabError, Result};
 
-/// The gateway of the machines' network. Any cluster's: networks of two clusters do not meet.
+/// The gateway of the machines' network. All clusters can use the same: their networks are separate.
 const GATEWAY: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 1);
 
 /// The name of the machine with this number, from 1.
@@ -23,7 +23,7 @@ pub fn name(number: u16) -> String {
     format!("node-{number}")
 }
 
-/// The number of the machine that is meant: `node-2`, or `2`.
+/// The number of the machine with this name: `node-2`, or `2`.
 ///
 /// # Errors
 /// If the cluster has no such machine.
@@ -41,7 +41,7 @@ pub fn number(name: &str, record: &ClusterRecord) -> Result<u16> {
     }
 }
 
-/// A network with places for so many machines, of which these ports are brought to the host.
+/// A network with this many slots, whose ports in the list are forwarded to the host.
 pub fn network(
     switch: &Path,
     options: NetworkOptions,
@@ -61,7 +61,7 @@ pub fn network(
 }
 
 impl Artifacts {
-    /// How a machine boots from them: by QEMU, or by firmware.
+    /// How a machine boots from them: directly by QEMU, or by firmware.
     fn boot(&self, direct: bool) -> Result<Boot> {
         Ok(match direct {
             true => Boot::Direct {
@@ -74,7 +74,7 @@ impl Artifacts {
     }
 }
 
-/// By which machines of a cluster are made, all alike.
+/// The configuration shared by all machines of a cluster.
 pub struct Blueprint {
     config: MachineConfig,
     artifacts: Artifacts,
@@ -82,10 +82,10 @@ pub struct Blueprint {
 }
 
 impl Blueprint {
-    /// Of machines of this kind that boot this.
+    /// For machines of this kind with these artifacts.
     ///
     /// # Errors
-    /// If they cannot run on what they are to run on.
+    /// If the requested accelerator is not usable.
     pub fn new(config: MachineConfig, artifacts: Artifacts) -> Result<Blueprint> {
         let choice: accel::Choice = config.accel.parse()?;
         Ok(Blueprint {
@@ -95,7 +95,7 @@ impl Blueprint {
         })
     }
 
-    /// As the last run had it, without building anything.
+    /// As in the last run, without building anything.
     ///
     /// # Errors
     /// If there was none.
@@ -106,12 +106,12 @@ impl Blueprint {
         }
     }
 
-    /// What the machines are made of.
+    /// The hardware configuration.
     pub fn config(&self) -> &MachineConfig {
         &self.config
     }
 
-    /// The network, with a place for each node of the cluster.
+    /// The network, with a slot for each node of the cluster.
     pub fn network(&self, record: &ClusterRecord) -> NetworkSpec {
         let mut forwards = vec![names::PORT_CURATOR, names::PORT_NODE_MANAGEMENT];
         if self.config.debug {
@@ -127,10 +127,10 @@ impl Blueprint {
         network(&self.artifacts.switch, options, record.nodes, &forwards)
     }
 
-    /// A machine. One that has been a member needs no parameters.
+    /// A machine. A former member needs no parameters.
     ///
     /// # Errors
-    /// If there is no firmware.
+    /// If no firmware is found.
     pub fn member(
         &self,
         record: &ClusterRecord,

@@ -1,9 +1,9 @@
 //! Boots and formations, timed.
 //!
-//! What is measured is alike in everything but what boots: [`Lab`] makes machines of one kind, each with a new disk and new
-//! firmware variables, and leaves their logs. In which order they run, how often, and what is held against what, is the
-//! benchmark's business. The owner asks from this process and not by hearthctl: the clock runs until the answer is there,
-//! and what it takes to start a program on the host is no part of a boot.
+//! The measured machines differ in nothing but what boots: [`Lab`] makes machines of one kind, each with a new disk and
+//! new firmware variables, and keeps their logs. Order, number of repetitions and comparisons are up to the benchmark.
+//! The owner makes calls from this process and not through hearthctl: the clock runs until the answer arrives, and the
+//! time to start a program on the host is not part of a boot.
 
 pub mod kubernetes;
 pub mod records;
@@ -38,31 +38,31 @@ use crate::machines::{name, network};
 use crate::owner::{Owner, with_storage};
 use crate::{LabError, Result};
 
-/// Of every machine that is measured, in MiB, where nothing else is said.
+/// Memory of measured machines in MiB, unless stated otherwise.
 pub const MEMORY: u32 = 512;
-/// Of every machine that is measured.
+/// Virtual CPUs of measured machines.
 pub const CPUS: u32 = 2;
-/// As large as `cargo xtask run` makes it: the data partition grows to its end at the first boot.
+/// The size that `cargo xtask run` uses: the data partition grows to the disk's end at the first boot.
 const DISK_BYTES: u64 = 4 << 30;
-/// Its name in a machine's folder.
+/// File name of the disk in a machine's folder.
 const DISK: &str = "disk.qcow2";
-/// For a whole boot; it takes seconds.
+/// Bound for a whole boot, which takes seconds.
 const BOOT_BOUND: Duration = Duration::from_secs(300);
-/// For a whole formation; it takes less than a minute.
+/// Bound for a whole formation, which takes less than a minute.
 const FORMATION_BOUND: Duration = Duration::from_secs(600);
-/// Between two looks at a cluster.
+/// Between two reconciliations.
 const PAUSE: Duration = Duration::from_millis(200);
-/// For each call. A loaded host is slow, and none of them waits for anything.
+/// Bound for each call. None of them waits for an event, but a loaded host is slow.
 const CALL: Duration = Duration::from_secs(60);
-/// The bare init's fw_cfg item, and its word for "only power off".
+/// The bare init's fw_cfg item, and the value that makes it power off.
 const BARE_MODE: (&str, &str) = ("opt/dev.hearth/bare-init", "off");
 
-/// How machines start.
+/// How machines boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {
     /// QEMU loads the kernel.
     Direct,
-    /// Firmware finds the UKI on the disk.
+    /// The firmware loads the UKI from the disk.
     Uefi,
 }
 
@@ -76,44 +76,44 @@ impl Way {
     }
 }
 
-/// A boot that was measured.
+/// A measured boot.
 pub struct Measured {
-    /// What it came through, as its console told.
+    /// Its phases, from the console.
     pub timeline: Timeline,
-    /// From QEMU's start to what the boot was for.
+    /// Time from QEMU's start to the goal of the boot.
     pub whole: Duration,
-    /// The most memory QEMU had resident, in bytes.
+    /// QEMU's peak resident memory, in bytes.
     pub peak: u64,
 }
 
-/// A machine to be.
+/// The specification of a machine.
 pub struct Build<'a> {
-    /// Its name, and its folder's.
+    /// Its name, and that of its folder.
     pub name: String,
-    /// In MiB.
+    /// Memory in MiB.
     pub memory_mib: u32,
     /// What it boots, and how.
     pub boot: Boot,
-    /// What its disk is made from.
+    /// The image that its disk is a copy of.
     pub disk: &'a Path,
-    /// How large it is made.
+    /// Size of its disk.
     pub disk_bytes: u64,
-    /// Its ports that the host reaches.
+    /// Its ports that are forwarded to the host.
     pub ports: &'a [u16],
-    /// What it is told.
+    /// Its fw_cfg items.
     pub fw_cfg: Vec<Item>,
 }
 
-/// Makes machines that are measured.
+/// Makes machines to be measured.
 pub struct Lab {
-    /// What they run on.
+    /// Their accelerator.
     pub accel: Accel,
-    /// Where they leave their logs.
+    /// The folder of their logs.
     pub folder: PathBuf,
 }
 
 impl Lab {
-    /// Starts a machine with a new disk. Its folder is emptied first.
+    /// Starts a machine with a new disk. Its folder is cleared first.
     ///
     /// # Errors
     /// If it does not start.
@@ -135,13 +135,13 @@ impl Lab {
             }],
             ..self.machine(build.name, build.memory_mib, build.boot, build.fw_cfg)
         };
-        Ok(Vm::start(&machine, &run_dir, Lifetime::Tied).await?)
+        Ok(Vm::start(&machine, &run_dir, Lifetime::KillWithParent).await?)
     }
 
-    /// Boots a node until its owner has been told its nodes.
+    /// Boots a node until its owner has got the list of nodes.
     ///
     /// # Errors
-    /// If it does not come to that.
+    /// If that fails or times out.
     pub async fn node(&self, node: &Image, way: Way, memory_mib: u32) -> Result<Measured> {
         let owner = Owner::generate();
         let told = parameters(&insecure(&owner))?;
@@ -157,13 +157,13 @@ impl Lab {
         let nodes = nodes.await?;
         let whole = vm.started().elapsed();
         let unexpected = |found| LabError::Unexpected {
-            wanted: "one node was to be listed",
+            wanted: "one node in the list",
             found,
             tail: vm.tail().to_string(),
         };
         match nodes {
             Ok(nodes) if nodes.len() == 1 => {}
-            Ok(nodes) => return Err(unexpected(format!("{} were", nodes.len()))),
+            Ok(nodes) => return Err(unexpected(format!("{}", nodes.len()))),
             Err(error) => return Err(unexpected(hearth_api::chain(&error))),
         }
         self.measured(vm, Phase::Home, whole).await
@@ -172,14 +172,14 @@ impl Lab {
     /// Boots the bare init until etcd has acknowledged its put.
     ///
     /// # Errors
-    /// If it does not come to that.
+    /// If that fails or times out.
     pub async fn bare(&self, bare: &Image, way: Way) -> Result<Measured> {
         let vm = self.boot("bare", bare, way, MEMORY, Vec::new()).await?;
         let put = vm.reached(Milestone::Consensus, BOOT_BOUND).await?;
         self.measured(vm, Phase::Consensus, put.at).await
     }
 
-    /// Boots the bare init, which powers off; from QEMU's start to its end.
+    /// Boots the bare init, which powers off; returns the time from QEMU's start to its end.
     ///
     /// # Errors
     /// If it ends in another way.
@@ -190,7 +190,7 @@ impl Lab {
         let exit = vm.exited(BOOT_BOUND).await?;
         if exit.cause != Cause::GuestShutdown {
             return Err(LabError::Unexpected {
-                wanted: "the machine was to switch itself off",
+                wanted: "the machine to power off",
                 found: exit.to_string(),
                 tail: vm.tail().to_string(),
             });
@@ -222,15 +222,15 @@ impl Lab {
         .await
     }
 
-    /// Takes what there is to know of a boot that has come through `last`, and pulls the plug.
+    /// Reads the measurements of a boot that has completed phase `last`, and cuts the power.
     async fn measured(&self, vm: Vm, last: Phase, whole: Duration) -> Result<Measured> {
         let mut timeline = Timeline::new();
         let mut lines = vm.console().lines();
         while timeline.get(last).is_none() {
             let Some(line) = lines.next().await else {
                 return Err(LabError::Unexpected {
-                    wanted: "the console was to tell of the whole boot",
-                    found: "it has ended".to_owned(),
+                    wanted: "all phases of the boot on the console",
+                    found: "the end of the console".to_owned(),
                     tail: vm.tail().to_string(),
                 });
             };
@@ -252,31 +252,32 @@ impl Lab {
             memory_mib,
             boot,
             fw_cfg,
-            // A kernel that panics must not boot again until the time is up.
+            // A kernel that panics must not reboot before the timeout.
             on_reset: OnReset::Exit,
             ..Machine::new(name, self.accel)
         }
     }
 }
 
-/// Parameters as a machine is told them.
+/// A fw_cfg item with parameters.
 ///
 /// # Errors
-/// Never, with the name that they have.
+/// Never, because the name is valid.
 pub fn parameters(parameters: &NodeParameters) -> Result<Item> {
     let bytes = parameters.encode_to_vec();
     Ok(Item::bytes(names::FW_CFG_PARAMETERS, bytes)?)
 }
 
-/// Those by which a node founds this owner's cluster. INSECURE, for what it is held against encrypts nothing.
+/// The parameters by which a node founds this owner's cluster. INSECURE, because what it is compared with does not
+/// encrypt.
 pub fn insecure(owner: &Owner) -> NodeParameters {
     owner.parameters(with_storage(StorageSecurityPolicy::NeedsInsecure))
 }
 
-/// Where a port of a machine is found on the host.
+/// The host endpoint of a machine's port.
 ///
 /// # Errors
-/// If QEMU does not bring it there.
+/// If the port is not forwarded.
 pub fn forwarded(vm: &Vm, port: u16) -> Result<Endpoint> {
     let address = vm.forwarded(port).ok_or_else(|| LabError::Unplugged {
         machine: vm.name().to_owned(),
@@ -285,7 +286,7 @@ pub fn forwarded(vm: &Vm, port: u16) -> Result<Endpoint> {
     Ok(address.into())
 }
 
-/// Pulls the plug of a machine. Its disk goes with it; the logs stay.
+/// Cuts the power of a machine and removes its disk; the logs are kept.
 ///
 /// # Errors
 /// If QEMU cannot be killed.
@@ -303,7 +304,7 @@ fn remove_file(path: &Path) -> Result<()> {
     fs::remove_file(path).map_err(LabError::file("remove", path))
 }
 
-/// Removes what the last round has left.
+/// Removes the results of the last round.
 ///
 /// # Errors
 /// If it cannot be removed.
@@ -316,20 +317,20 @@ pub fn clear(folder: &Path) -> Result<()> {
     }
 }
 
-/// What a formation took, from the start of the first machine.
+/// Times of a formation, from the start of the first machine.
 pub struct Formed {
-    /// Until the first node's owner was answered GetNodes.
+    /// Until GetNodes of the first node's owner succeeded.
     pub one: Duration,
-    /// Until all of them were voters.
+    /// Until all nodes were voters.
     pub all: Duration,
 }
 
-/// Forms one cluster of this many nodes, all of them voters, as `cargo xtask run --nodes` does it: the first node founds
-/// it, then the others boot at once, are approved by the keys on their consoles, and are made consensus members. `told`
-/// hears how far it is.
+/// Forms one cluster of this many nodes, all of them voters, like `cargo xtask run --nodes`: the first node founds it,
+/// then the others boot together, are approved by the keys on their consoles, and are made consensus members. `told`
+/// receives the progress.
 ///
 /// # Errors
-/// If it does not come to that.
+/// If that fails or times out.
 pub async fn form(
     lab: &Lab,
     node: &Image,
@@ -345,14 +346,14 @@ pub async fn form(
     }))
 }
 
-/// How far a formation is.
+/// The progress of a formation.
 #[derive(Clone, Copy, Debug)]
 pub enum Progress<'a> {
     /// The first node is booting.
     First,
-    /// The others are, or are about to.
+    /// The others are booting, or are about to.
     Others,
-    /// The others cannot be told yet what to register with, and why.
+    /// The parameters for the others are not available yet; the reason.
     NotYet(&'a LabError),
 }
 
@@ -366,7 +367,7 @@ async fn formed(
     clear(&lab.folder)?;
     let ports = [names::PORT_CURATOR];
     let network = network(switch, NetworkOptions::default(), nodes, &ports);
-    let cluster = Cluster::open(&lab.folder, Some(&network), Lifetime::Tied);
+    let cluster = Cluster::open(&lab.folder, Some(&network), Lifetime::KillWithParent);
     let mut cluster = cluster.await?;
     let owner = Owner::generate();
     told(Progress::First);
@@ -382,10 +383,10 @@ async fn formed(
     listed.map_err(LabError::call("GetNodes"))?;
     let one = started.elapsed();
     told(Progress::Others);
-    // The node has just come, and prepares for company when it is first asked for a ticket.
+    // The first request for a ticket makes the new node prepare for further members.
     let register = loop {
         let parameters = operator.register_parameters().await;
-        match parameters.map_err(LabError::call("what further nodes are told")) {
+        match parameters.map_err(LabError::call("GetRegisterTicket or GetClusterInfo")) {
             Ok(parameters) => break parameters,
             Err(error) => told(Progress::NotYet(&error)),
         }
@@ -399,7 +400,7 @@ async fn formed(
     let all = started.elapsed();
     drop(cluster);
     for number in 1..=nodes {
-        // The logs stay.
+        // The logs are kept.
         remove_file(&lab.folder.join(name(number)).join(DISK))?;
     }
     Ok(Formed { one, all })
@@ -415,7 +416,7 @@ fn member(lab: &Lab, node: &Image, number: u16, told: &NodeParameters) -> Result
     })
 }
 
-/// Until nothing is missing: looks at the cluster, and does what that calls for.
+/// Reconciles until nothing is missing.
 async fn complete(cluster: &Cluster, operator: &Operator) -> Result<()> {
     let mut candidates = Vec::new();
     let mut keys = JoinSet::new();
@@ -458,7 +459,7 @@ async fn complete(cluster: &Cluster, operator: &Operator) -> Result<()> {
     }
 }
 
-/// Waits until a machine has ended, which none of them is to do.
+/// Waits until a machine has ended, which is always an error.
 async fn one_ends(cluster: &Cluster) -> LabError {
     loop {
         for vm in cluster.machines() {

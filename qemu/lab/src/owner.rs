@@ -1,4 +1,4 @@
-//! Whoever founds a cluster.
+//! The owner of a cluster.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,17 +11,17 @@ use hearth_api::v1::{self, StorageSecurityPolicy};
 
 use crate::{LabError, Result};
 
-/// An owner of a cluster, or of one to be.
+/// An owner of an existing or future cluster.
 #[derive(Clone, Debug)]
 pub struct Owner {
     /// The owner key.
     pub key: OwnerKey,
-    /// By which the cluster proves itself at first contact.
+    /// The secret by which the cluster authenticates itself at first contact.
     pub secret: FirstContactSecret,
 }
 
 impl Owner {
-    /// One that nobody knows yet, and that is gone with this process.
+    /// A new owner that exists only in this process.
     pub fn generate() -> Owner {
         Owner {
             key: OwnerKey::generate(),
@@ -29,18 +29,18 @@ impl Owner {
         }
     }
 
-    /// A new one, whose files are in this folder: [`key_file`] and [`secret_file`].
+    /// A new owner, whose files are in this folder: [`key_file`] and [`secret_file`].
     ///
     /// # Errors
-    /// If they cannot be made, or are there.
+    /// If the files cannot be created, or exist.
     pub fn create(folder: &Path) -> Result<Owner> {
-        let key = owner::create_key(&key_file(folder)).map_err(failed("make the owner key"))?;
+        let key = owner::create_key(&key_file(folder)).map_err(failed("create the owner key"))?;
         let secret = owner::create_first_contact_secret(&secret_file(folder))
-            .map_err(failed("make the first-contact secret"))?;
+            .map_err(failed("create the first-contact secret"))?;
         Ok(Owner { key, secret })
     }
 
-    /// The one whose files are in this folder.
+    /// The owner whose files are in this folder.
     ///
     /// # Errors
     /// If they cannot be read.
@@ -51,15 +51,16 @@ impl Owner {
         Ok(Owner { key, secret })
     }
 
-    /// What the first node is told, so that it founds this owner's cluster.
+    /// The parameters by which the first node founds this owner's cluster.
     pub fn parameters(&self, configuration: v1::ClusterConfiguration) -> v1::NodeParameters {
         operator::bootstrap_parameters(&self.key.public(), &self.secret, configuration)
     }
 
-    /// First contact with whichever of the curators answers, then a certificate for the owner key. `bound` is for each call.
+    /// First contact with the first curator that answers, then a certificate for the owner key. `bound` applies to each
+    /// call.
     ///
     /// # Errors
-    /// If none of them proves itself, or the cluster issues no certificate.
+    /// If no curator authenticates itself, or the cluster issues no certificate.
     pub async fn take_ownership(
         &self,
         curators: Vec<Endpoint>,
@@ -75,7 +76,7 @@ impl Owner {
     }
 }
 
-/// A configuration with this policy, and the defaults for all else.
+/// A configuration with this policy, and defaults for everything else.
 pub fn with_storage(policy: StorageSecurityPolicy) -> v1::ClusterConfiguration {
     v1::ClusterConfiguration {
         storage_security_policy: policy.into(),
@@ -83,12 +84,12 @@ pub fn with_storage(policy: StorageSecurityPolicy) -> v1::ClusterConfiguration {
     }
 }
 
-/// Where the owner key is, in an owner's folder.
+/// Path of the owner key in an owner's folder.
 pub fn key_file(folder: &Path) -> PathBuf {
     folder.join("owner-key.pem")
 }
 
-/// Where the first-contact secret is.
+/// Path of the first-contact secret in an owner's folder.
 pub fn secret_file(folder: &Path) -> PathBuf {
     folder.join("first-contact-secret")
 }

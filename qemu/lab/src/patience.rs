@@ -1,17 +1,17 @@
-//! Calls that are made again.
+//! Repeated calls.
 
 use std::time::Duration;
 
 use tonic::{Code, Status};
 
-/// Between two tries of a curator that is out of touch: it answers at once.
+/// Between two calls to a curator that has lost contact with consensus: it answers at once.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 
-/// Makes a call again while the curator is out of touch with consensus, as it says to do: a cluster of one node is so for a
-/// moment when it first expects another, and any for a while whose machines get too little of the host.
+/// Repeats a call while the curator answers that it has no contact with consensus. A cluster of one node has none for a
+/// moment when it first expects another node, and any cluster for a while if its machines get too little of the host.
 ///
 /// # Errors
-/// What the call says else, or, when `bound` is over, has said last.
+/// Any other error of the call, or its last one when `bound` has elapsed.
 pub async fn patiently<T, F>(bound: Duration, call: impl Fn() -> F) -> Result<T, Status>
 where
     F: Future<Output = Result<T, Status>>,

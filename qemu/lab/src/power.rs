@@ -1,8 +1,8 @@
-//! Plugs and power buttons of machines that a run has started, whoever that was.
+//! Power of the machines of a run, which another process may have started.
 //!
-//! A plug is pulled by killing QEMU. A machine is started by whoever has the others: the run in the foreground, which is
-//! asked, or, where they were left running, this process, which leaves it running as well. Nothing is built for that: a
-//! machine that comes back is the one that it was.
+//! A power cut kills QEMU. A machine is started by the process that has the others: by the run in the foreground on
+//! request, or, if they were left running, by this process, which leaves it running as well. Nothing is built for that:
+//! a machine that is started again is unchanged.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -19,23 +19,23 @@ use crate::record::ClusterRecord;
 use crate::state::parameters_of;
 use crate::{LabError, Result};
 
-/// How long the run in the foreground may take to start a machine.
+/// Bound for the run in the foreground to start a machine.
 const STARTED_WITHIN: Duration = Duration::from_secs(60);
-/// Between two looks for it.
+/// Between two checks.
 const PAUSE: Duration = Duration::from_millis(200);
 
-/// What came of a machine's start.
+/// The outcome of a start.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// It is on.
+    /// It has been powered on.
     On,
-    /// It was on.
+    /// It was already running.
     Running,
-    /// Its cluster is not: there is no network to plug it into.
+    /// Its cluster is not running: there is no network to connect it to.
     NoCluster,
 }
 
-/// Switches a machine of a running cluster on.
+/// Powers a machine of a running cluster on.
 ///
 /// # Errors
 /// If it does not start.
@@ -47,7 +47,7 @@ pub async fn start(folder: &Path, record: &ClusterRecord, number: u16) -> Result
     if cluster::network(folder).await?.is_none() {
         return Ok(Start::NoCluster);
     }
-    // Only whether it is free: what this holds is given back before more is asked for.
+    // Only checks whether the lock is free; it is released before anything else.
     let free = Cluster::resume(folder, None, Lifetime::Detachable)
         .await
         .map(drop);
@@ -62,7 +62,7 @@ pub async fn start(folder: &Path, record: &ClusterRecord, number: u16) -> Result
     Ok(Start::On)
 }
 
-/// Starts it from here, beside those that were left running.
+/// Starts it in this process, beside those that were left running.
 async fn add(folder: &Path, record: &ClusterRecord, number: u16) -> Result<()> {
     let blueprint = Blueprint::of_last_run(record)?;
     let network = blueprint.network(record);
@@ -94,10 +94,10 @@ fn is_running(folder: &Path, name: &str) -> Result<bool> {
     Ok(running.iter().any(|machine| machine.name == name))
 }
 
-/// Presses the power buttons of these machines at once, and then ends their network.
+/// Presses the power buttons of all these machines, waits, and then ends their network.
 ///
 /// # Errors
-/// If one goes down in another way.
+/// If a machine shuts down in another way.
 pub async fn stop(folder: &Path, machines: Vec<Attached>, observer: &dyn Observer) -> Result<()> {
     let mut ends = JoinSet::new();
     let started = Instant::now();
@@ -121,7 +121,7 @@ pub async fn stop(folder: &Path, machines: Vec<Attached>, observer: &dyn Observe
                 took: Some(started.elapsed()),
             }),
             Shutdown::Quit | Shutdown::Killed => unclean.push(format!(
-                "{name} did not go down within {} s, so QEMU was ended; its console: {}",
+                "{name} did not shut down within {} s; killed QEMU; its console: {}",
                 POWER_OFF_BOUND.as_secs(),
                 shown(&machine.run_dir().serial_log()).display()
             )),

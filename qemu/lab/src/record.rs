@@ -1,7 +1,7 @@
-//! What a cluster was founded with, and whether that is what is wished for.
+//! What a cluster was founded with, and its comparison with the requested options.
 //!
-//! A [`ClusterRecord`] is what is kept, [`RunOptions`] what a user asks for, and [`diff`] compares the two: nothing that the
-//! founding has settled is changed silently.
+//! A [`ClusterRecord`] is kept in the state folder, [`RunOptions`] are the user's, and [`diff`] compares the two:
+//! nothing that was fixed by the founding is changed silently.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -10,24 +10,24 @@ use std::path::PathBuf;
 use hearth_api::v1;
 use serde::{Deserialize, Serialize};
 
-/// What to do about a cluster that is not what is wished for.
-pub(crate) const OVER: &str = "`cargo xtask run --fresh` starts over";
+/// The remedy for a cluster that does not match the options.
+pub(crate) const OVER: &str = "start over with `cargo xtask run --fresh`";
 
-/// Under which nodes of a cluster have names.
+/// Namespace of node names in a cluster.
 const DOMAIN: &str = "cluster.internal";
 
 /// How the data partition is protected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Storage {
-    /// Raw: the next run can boot this cluster again.
+    /// Unencrypted: the next run can boot this cluster again.
     Insecure,
-    /// dm-crypt: a cluster that was HOME and is down cannot be booted again yet.
+    /// dm-crypt: a cluster that was HOME and is powered off cannot be booted again yet.
     Encrypted,
 }
 
 impl Storage {
-    /// Its word on the command line.
+    /// Its name on the command line.
     pub fn word(self) -> &'static str {
         match self {
             Storage::Insecure => "insecure",
@@ -35,7 +35,7 @@ impl Storage {
         }
     }
 
-    /// The configuration with which such a cluster is founded.
+    /// The configuration that such a cluster is founded with.
     pub fn configuration(self) -> v1::ClusterConfiguration {
         let policy = match self {
             Storage::Insecure => v1::StorageSecurityPolicy::NeedsInsecure,
@@ -51,42 +51,42 @@ impl Storage {
     }
 }
 
-/// What the user asks for, as far as it is settled by the founding.
+/// The user's options that are fixed by the founding.
 #[derive(Clone, Debug, Default)]
 pub struct RunOptions {
-    /// Whatever is there goes.
+    /// Replace an existing cluster.
     pub fresh: bool,
     /// None: as it is, or the default.
     pub storage: Option<Storage>,
-    /// Parameters of the user's own.
+    /// Parameters given by the user.
     pub parameters: Option<Vec<u8>>,
     /// None: as it is, or the default.
     pub disk_bytes: Option<u64>,
-    /// How many nodes. None: as many as there are, or one.
+    /// Number of nodes. None: as many as there are, or one.
     pub nodes: Option<u16>,
-    /// Its machines have Kubernetes.
+    /// Whether its machines have Kubernetes.
     pub kubernetes: bool,
 }
 
-/// What a cluster was founded with, and what has become of it.
+/// What a cluster was founded with, and its current state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ClusterRecord {
     version: u32,
-    /// None where the parameters are the user's own.
+    /// None if the parameters are the user's.
     pub storage: Option<Storage>,
-    /// Of the parameters, where they are the user's own.
+    /// Hash of the parameters, if they are the user's.
     parameters_sha256: Option<String>,
     /// Size of each node's disk.
     pub disk_bytes: u64,
-    /// How many nodes it has, or is to have.
+    /// Current or requested number of nodes.
     pub nodes: u16,
-    /// The nodes that have been members, by their machines' names.
+    /// The node IDs of nodes that have been members, by machine name.
     pub members: BTreeMap<String, String>,
     /// Whether the first node has been HOME.
     pub was_home: bool,
-    /// Where the curators were found when the owner key was exchanged for a certificate.
+    /// Addresses of the curators when the owner key was last exchanged for a certificate.
     pub owned_at: Vec<SocketAddr>,
-    /// What the machines were last made of.
+    /// Hardware of the machines at the last run.
     #[serde(rename = "make")]
     pub config: Option<MachineConfig>,
     /// What they last booted.
@@ -94,39 +94,39 @@ pub struct ClusterRecord {
     pub artifacts: Option<Artifacts>,
 }
 
-/// What machines boot, and the program that joins them. A machine that is started again boots the same, whatever the
-/// sources have become.
+/// What machines boot, and the program of their network. A machine that is started again boots the same, even if the
+/// sources have changed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Artifacts {
-    /// The disk.
+    /// Path of the disk image.
     pub image: PathBuf,
-    /// For direct boot.
+    /// Path of the kernel, for direct boot.
     pub kernel: PathBuf,
-    /// For direct boot.
+    /// Path of the initramfs, for direct boot.
     pub initramfs: PathBuf,
-    /// For direct boot.
+    /// The kernel command line, for direct boot.
     pub cmdline: String,
-    /// The program that is the network.
+    /// Path of the network's program.
     pub switch: PathBuf,
 }
 
-/// What machines are made of.
+/// Hardware and options of machines.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MachineConfig {
-    /// Of each.
+    /// Virtual CPUs of each machine.
     pub cpus: u32,
-    /// Of each.
+    /// Memory of each machine.
     pub memory_mib: u32,
     /// Whether QEMU loads the kernel.
     pub direct: bool,
     /// Whether they have the debug service.
     pub debug: bool,
-    /// What they run on, as `--accel` has it.
+    /// Their accelerator, as in `--accel`.
     pub accel: String,
     /// Whether they have Kubernetes.
     #[serde(default)]
     pub kubernetes: bool,
-    /// Of which bundle, where it is one of the user's.
+    /// Path of the bundle, if it is the user's.
     #[serde(default)]
     pub bundle: Option<PathBuf>,
 }
@@ -134,13 +134,13 @@ pub struct MachineConfig {
 /// A record cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum RecordError {
-    /// It is of another release.
-    #[error("version {found}, wanted {}", ClusterRecord::VERSION)]
+    /// It was written by another release.
+    #[error("version: expected {}, got {found}", ClusterRecord::VERSION)]
     Version {
-        /// Which.
+        /// Its version.
         found: serde_json::Value,
     },
-    /// It is no such record at all.
+    /// It is malformed.
     #[error(transparent)]
     Content(#[from] serde_json::Error),
 }
@@ -149,7 +149,7 @@ impl ClusterRecord {
     const VERSION: u32 = 2;
     const DISK_BYTES: u64 = 4 << 30;
 
-    /// Of a cluster that is founded so.
+    /// The record of a cluster founded with these options.
     pub fn new(options: &RunOptions) -> ClusterRecord {
         let custom = options.parameters.as_deref();
         ClusterRecord {
@@ -169,10 +169,10 @@ impl ClusterRecord {
         }
     }
 
-    /// Reads one.
+    /// Parses a record.
     ///
     /// # Errors
-    /// If it is none, or of another release.
+    /// If it is malformed, or was written by another release.
     pub fn parse(bytes: &[u8]) -> Result<ClusterRecord, RecordError> {
         let value: serde_json::Value = serde_json::from_slice(bytes)?;
         if value["version"] != ClusterRecord::VERSION {
@@ -182,7 +182,7 @@ impl ClusterRecord {
         Ok(serde_json::from_value(value)?)
     }
 
-    /// As it is kept.
+    /// The record as it is stored.
     ///
     /// # Errors
     /// If a path in it is not UTF-8.
@@ -191,65 +191,69 @@ impl ClusterRecord {
     }
 }
 
-/// A cluster is not what is wished for; what is there.
+/// The difference between an existing cluster and the options.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Conflict {
-    /// Founded with other parameters of the user's.
-    #[error("this cluster was founded with other parameters; {OVER} with these")]
+    /// It was founded with other parameters of the user.
+    #[error("this cluster was founded with other parameters; {OVER} to use these")]
     Parameters,
-    /// Its storage is protected in another way.
-    #[error("this cluster was founded with {found}, not with --storage {wanted}; {OVER} with that")]
+    /// Its storage is protected differently.
+    #[error(
+        "this cluster was founded with {found}, not with --storage {wanted}; {OVER} to use that"
+    )]
     Storage {
-        /// What it has.
+        /// The actual protection.
         found: &'static str,
-        /// What it should have.
+        /// The requested protection.
         wanted: &'static str,
     },
-    /// Its disks are of another size.
-    #[error("this cluster's disk has {found} bytes, not {wanted}; {OVER} with that")]
+    /// Its disks have another size.
+    #[error("this cluster's disk has {found} bytes, not {wanted}; {OVER} to use that")]
     Disk {
-        /// What they have.
+        /// Their actual size.
         found: u64,
-        /// What they should have.
+        /// The requested size.
         wanted: u64,
     },
-    /// Kubernetes is not on its disks.
-    #[error("this cluster's machines were made without Kubernetes; {OVER} with it")]
+    /// Its disks do not have Kubernetes.
+    #[error("this cluster's machines were made without Kubernetes; {OVER} to add it")]
     Kubernetes,
-    /// It has more nodes.
+    /// It has more nodes than requested.
     #[error(
-        "this cluster has {has} nodes, and --nodes {wanted} would forget some of them: leave --nodes out, take nodes out of the running cluster by `cargo xtask ctl -- node decommission` and `node delete`, or start over by `cargo xtask run --fresh --nodes {wanted}`"
+        "this cluster has {has} nodes, which is more than --nodes {wanted}: omit --nodes, remove nodes from the running cluster with `cargo xtask ctl -- node decommission` and `node delete`, or start over by `cargo xtask run --fresh --nodes {wanted}`"
     )]
     Nodes {
-        /// How many.
+        /// Actual number.
         has: u16,
-        /// How many it should have.
+        /// Requested number.
         wanted: u16,
     },
-    /// Nobody here can take in further nodes.
+    /// Further nodes cannot be registered from here.
     #[error(
-        "this cluster's owner key is not here, which takes in further nodes: its parameters are your own; {OVER}"
+        "cannot add nodes: the owner key of this cluster is not here, because its parameters are your own; {OVER}"
     )]
     NoOwner,
-    /// It cannot come back.
+    /// It cannot cold-start.
     #[error(
-        "this cluster has encrypted storage and is down; an encrypted cluster cannot cold-start yet, so {OVER}"
+        "this cluster has encrypted storage and is powered off; an encrypted cluster cannot cold-start yet; {OVER}"
     )]
     ColdStart,
-    /// There is nobody to join.
-    #[error("--join-later {later}: this cluster has {nodes} nodes, and one of them founds it")]
+    /// No node would found the cluster.
+    #[error(
+        "--join-later {later}: expected fewer than the cluster's {nodes} nodes, because one of them founds it"
+    )]
     JoinLater {
-        /// How many are to be left to the user.
+        /// Number of nodes that are left for the user.
         later: u16,
-        /// How many it has.
+        /// Number of nodes in the cluster.
         nodes: u16,
     },
 }
 
-/// The first thing in which a cluster is not what is wished for.
+/// Returns the first difference between a cluster and the options.
 ///
 /// # Errors
-/// If there is one.
+/// If there is a difference.
 pub fn diff(record: &ClusterRecord, options: &RunOptions) -> Result<(), Conflict> {
     if let Some(parameters) = &options.parameters
         && record.parameters_sha256 != Some(sha256(parameters))
@@ -272,7 +276,7 @@ pub fn diff(record: &ClusterRecord, options: &RunOptions) -> Result<(), Conflict
         let found = record.disk_bytes;
         return Err(Conflict::Disk { found, wanted });
     }
-    // It is on the disks that were made with the cluster.
+    // It is on the disks, which are made with the cluster.
     let config = record.config.as_ref();
     if options.kubernetes && config.is_some_and(|config| !config.kubernetes) {
         return Err(Conflict::Kubernetes);
@@ -356,7 +360,7 @@ mod tests {
         assert_eq!(error, Conflict::NoOwner);
     }
 
-    /// As releases before this one have written it.
+    /// As written by earlier releases.
     const KEPT: &str = r#"{
   "version": 2,
   "storage": "insecure",
@@ -397,6 +401,6 @@ mod tests {
         assert_eq!(record.to_json().unwrap(), KEPT);
         let other = KEPT.replace("\"version\": 2", "\"version\": 1");
         let error = ClusterRecord::parse(other.as_bytes()).unwrap_err();
-        assert_eq!(error.to_string(), "version 1, wanted 2");
+        assert_eq!(error.to_string(), "version: expected 2, got 1");
     }
 }

@@ -1,16 +1,16 @@
-//! A run: machines, their owner, and what is kept of their cluster.
+//! A run: machines, their owner, and the state of their cluster.
 
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_api::client::Endpoint;
-use hearth_api::operator::{Operator, Standing};
+use hearth_api::operator::{ClusterStatus, Operator};
 use hearth_api::v1::NodeState;
 use hearth_qemu::cluster;
 
 use crate::events::{Event, Observer};
-use crate::fleet::{Fleet, News};
+use crate::fleet::{Machines, News};
 use crate::formation::{Candidate, VOTERS};
 use crate::hearthctl::Hearthctl;
 use crate::owner::Owner;
@@ -18,33 +18,33 @@ use crate::record::ClusterRecord;
 use crate::state::State;
 use crate::{LabError, Result};
 
-/// For each call: none of them waits for anything, and a host that boots machines is busy.
+/// Bound for each call: none of them waits for an event, but a host that boots machines is busy.
 pub(crate) const CALL: Duration = Duration::from_secs(20);
 
 /// A run of a cluster that is kept.
 pub struct Session<'a> {
-    /// Where it is kept.
+    /// The state folder.
     pub state: &'a State,
-    /// What the first node is told.
+    /// Parameters of the first node.
     pub parameters: Vec<u8>,
     /// The operator's tool, with the contexts of this cluster.
     pub hearthctl: Hearthctl,
-    /// So many of the last nodes are left for the user to approve.
+    /// Number of nodes, the last ones, that are left for the user to approve.
     pub join_later: u16,
-    /// How long each node may take to be HOME and answer.
+    /// Bound for each node to become HOME and answer.
     pub timeout: Duration,
-    /// Who is told what happens.
+    /// Receives the events.
     pub observer: Arc<dyn Observer>,
 }
 
-/// Who asks the cluster from this process: an owner, at these curators.
+/// Makes calls to the cluster from this process, as an owner, to these curators.
 pub(crate) struct Asker {
     owner: Owner,
     curators: Vec<Endpoint>,
 }
 
 impl Asker {
-    /// A certificate for the owner key.
+    /// Gets a certificate for the owner key.
     pub(crate) async fn connect(&self) -> Result<Operator> {
         let taken = self.owner.take_ownership(self.curators.clone(), CALL).await;
         Ok(taken?)
@@ -57,7 +57,7 @@ impl Session<'_> {
     }
 
     /// The owner of this cluster.
-    pub(crate) fn asker(&self, fleet: &Fleet) -> Result<Asker> {
+    pub(crate) fn asker(&self, fleet: &Machines) -> Result<Asker> {
         let curators = fleet.curators().into_iter();
         Ok(Asker {
             owner: Owner::load(self.state.path())?,
@@ -65,12 +65,12 @@ impl Session<'_> {
         })
     }
 
-    /// As long as its parts together may take.
+    /// The sum of the bounds of its parts.
     pub(crate) fn bound(&self, record: &ClusterRecord) -> Duration {
         self.timeout * record.nodes.into()
     }
 
-    /// The contexts file that goes with a cluster's folder, for this program.
+    /// hearthctl with the contexts file of a cluster's folder.
     pub fn tool_in(state: &State, program: PathBuf) -> Hearthctl {
         Hearthctl {
             program,
@@ -78,19 +78,19 @@ impl Session<'_> {
         }
     }
 
-    /// The machines that were ever started: whoever was may be a member by now, of which nobody was there to tell, for the
-    /// user approves and gives roles to nodes that were left running, too.
-    pub(crate) fn started_before(&self, fleet: &Fleet) -> Result<Vec<usize>> {
+    /// The machines that were ever started. Each may have become a member unnoticed, because the user also approves and
+    /// assigns roles to nodes that were left running.
+    pub(crate) fn started_before(&self, fleet: &Machines) -> Result<Vec<usize>> {
         let known = cluster::known(self.state.path())?;
         let members = (0..fleet.nodes.len())
             .filter(|index| *index == 0 || known.contains(&fleet.nodes[*index].name));
         Ok(members.collect())
     }
 
-    /// A machine has spoken, or ended; while a cluster is formed none may fail.
+    /// Processes an event of a machine; while a cluster is formed, any failure is an error.
     pub(crate) fn heard(
         &self,
-        fleet: &Fleet,
+        fleet: &Machines,
         record: &mut ClusterRecord,
         index: usize,
         news: News,
@@ -107,10 +107,10 @@ impl Session<'_> {
         Ok(())
     }
 
-    /// The machines as the plan wants to know them.
+    /// The machines as input of the plan.
     pub(crate) fn candidates(
         &self,
-        fleet: &Fleet,
+        fleet: &Machines,
         record: &ClusterRecord,
     ) -> Result<Vec<Candidate>> {
         let approved = record.nodes.saturating_sub(self.join_later);
@@ -131,12 +131,12 @@ impl Session<'_> {
         fleet.nodes.iter().map(candidate).collect()
     }
 
-    /// Machines that have become members are remembered by their node IDs.
+    /// Records the node IDs of machines that have become members.
     pub(crate) fn remember(
         &self,
         candidates: &[Candidate],
         record: &mut ClusterRecord,
-        standing: &Standing,
+        standing: &ClusterStatus,
     ) -> Result<()> {
         let mut new = false;
         for candidate in candidates {

@@ -2,17 +2,17 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `founding.json` | what the cluster was founded with ([`ClusterRecord`]); its presence says that all else here belongs to one cluster |
-//! | `owner-key.pem`, `first-contact-secret` | the owner's, which only this folder has |
-//! | `parameters.pb` | what the first node was told |
-//! | `register.pb` | what the others were told: the register ticket is in it |
+//! | `founding.json` | what the cluster was founded with ([`ClusterRecord`]); its presence means that everything else here belongs to one cluster |
+//! | `owner-key.pem`, `first-contact-secret` | the owner's secrets, which exist only here |
+//! | `parameters.pb` | parameters of the first node |
+//! | `register.pb` | parameters of the others, with the register ticket |
 //! | `hearthctl/` | hearthctl's configuration |
-//! | `net/` | the network: its log and what was on the wire (`hearth_qemu::switch`) |
+//! | `net/` | the network: its log and packet captures (`hearth_qemu::switch`) |
 //! | `node-1/` … | the machines: disk, UEFI variables, logs, sockets (`hearth_qemu::run_dir`) |
-//! | `run.lock` | held by the one `run` that is at work |
+//! | `run.lock` | locked by the active `run` |
 //!
-//! `founding.json` is the first to go and the last to come: a start over that was interrupted is begun again by the next
-//! run, and no disk is ever booted with the keys of another cluster.
+//! `founding.json` is removed first and written last: if starting over is interrupted, the next run begins it again,
+//! and no disk is ever booted with the keys of another cluster.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Read, Write};
@@ -32,13 +32,13 @@ const FOUNDING: &str = "founding.json";
 const PARAMETERS: &str = "parameters.pb";
 const REGISTER: &str = "register.pb";
 
-/// The folder, for one run at a time.
+/// The state folder, locked by one run at a time.
 pub struct State {
     folder: PathBuf,
     _lock: File,
 }
 
-/// What a run begins with: the cluster that is there, or a new one.
+/// The start of a run: the existing cluster, or a new one.
 #[derive(Debug)]
 pub struct Begin {
     options: RunOptions,
@@ -46,22 +46,22 @@ pub struct Begin {
 }
 
 impl Begin {
-    /// Whether there is no cluster yet that will do.
+    /// Whether a new cluster has to be founded.
     pub fn is_new(&self) -> bool {
         self.found.is_none()
     }
 
-    /// What the machines of the cluster that is there were last made of.
+    /// The hardware of the existing cluster's machines.
     pub fn config(&self) -> Option<&MachineConfig> {
         self.found.as_ref()?.config.as_ref()
     }
 }
 
 impl State {
-    /// Becomes the one run that is at work in this folder.
+    /// Locks the folder for this run.
     ///
     /// # Errors
-    /// If there is another, or machines run.
+    /// If another run is active, or machines are running.
     pub fn open(folder: PathBuf) -> Result<State> {
         refuse_running(&folder)?;
         let path = folder.join("run.lock");
@@ -75,7 +75,7 @@ impl State {
         match lock.try_lock() {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => {
-                // Its machine may have come up since.
+                // Its machine may have started since.
                 refuse_running(&folder)?;
                 let mut holder = String::new();
                 let _ = lock.read_to_string(&mut holder);
@@ -84,7 +84,7 @@ impl State {
             }
             Err(TryLockError::Error(error)) => return Err(LabError::file("lock", &path)(error)),
         }
-        // For the message above only, so it need not be whole.
+        // Only used for the message above, so it need not be complete.
         let holder = format!("{:<10}\n", std::process::id());
         let _ = lock.write_all_at(holder.as_bytes(), 0);
         Ok(State {
@@ -93,7 +93,7 @@ impl State {
         })
     }
 
-    /// The folder, which is the cluster's for `hearth_qemu`, and its owner's.
+    /// The folder, which is also the cluster folder of `hearth_qemu` and that of its owner.
     pub fn path(&self) -> &Path {
         &self.folder
     }
@@ -102,10 +102,10 @@ impl State {
         self.folder.join(FOUNDING)
     }
 
-    /// Finds out, before anything is built or changed, whether the wish can be fulfilled.
+    /// Checks, before anything is built or changed, whether the options can be met.
     ///
     /// # Errors
-    /// If the cluster that is there is not what is wished for, or cannot be read.
+    /// If the existing cluster does not match the options, or cannot be read.
     pub fn begin(&self, options: RunOptions) -> Result<Begin> {
         let found = match options.fresh {
             true => None,
@@ -117,7 +117,7 @@ impl State {
         Ok(Begin { options, found })
     }
 
-    /// The cluster to boot, with its first node's parameters. A new one takes the place of whatever was there.
+    /// The cluster to boot, with its first node's parameters. A new one replaces an existing one.
     ///
     /// # Errors
     /// If its files cannot be read or written.
@@ -138,13 +138,13 @@ impl State {
                 owner.parameters(configuration).encode_to_vec()
             }
         };
-        // They hold the secret.
+        // They contain the secret.
         write_private(&path, &parameters)?;
         self.save(&record)?;
         Ok((record, parameters))
     }
 
-    /// Records what has become of the cluster.
+    /// Writes the record of the cluster.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -163,7 +163,7 @@ impl State {
         parameters_of(&self.folder, record, number)
     }
 
-    /// Keeps what further nodes are told, which is a secret, and returns it.
+    /// Writes the parameters of further nodes, which are secret, and returns them.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -173,7 +173,7 @@ impl State {
         Ok(bytes)
     }
 
-    /// Removes the cluster that is here, if any.
+    /// Removes the existing cluster, if any.
     fn clear(&self) -> Result<()> {
         remove(&self.founding())?;
         Cluster::remove(&self.folder)?;
@@ -207,18 +207,18 @@ fn load(folder: &Path) -> Result<Option<ClusterRecord>> {
     }
 }
 
-/// The cluster that is kept in this folder, for those who only want to know.
+/// The record of the cluster in this folder, for read-only use.
 ///
 /// # Errors
-/// If there is none, or it cannot be read.
+/// If there is no cluster, or its record cannot be read.
 pub fn record(folder: &Path) -> Result<ClusterRecord> {
     load(folder)?.ok_or(LabError::NoCluster)
 }
 
-/// What the node with this number is told when it is started again: nothing, if it was a member.
+/// The parameters of the node with this number when it is started again: none, if it was a member.
 ///
 /// # Errors
-/// If it cannot be read.
+/// If they cannot be read.
 pub fn parameters_of(
     folder: &Path,
     record: &ClusterRecord,
@@ -232,7 +232,7 @@ pub fn parameters_of(
     parameters.map(Some)
 }
 
-/// A node that runs is neither started again nor has its ground removed.
+/// Fails if a node is running: it must not be started again, and its files must not be removed.
 fn refuse_running(folder: &Path) -> Result<()> {
     match cluster::running(folder)?.into_iter().next() {
         Some(machine) => Err(LabError::Running {
@@ -252,7 +252,7 @@ fn remove(path: &Path) -> Result<()> {
     }
 }
 
-/// Writes a file that nobody else may read; it appears whole.
+/// Writes a file that only its owner can read; it appears when it is complete.
 fn write_private(path: &Path, bytes: &[u8]) -> Result<()> {
     let write = || -> std::io::Result<()> {
         let folder = path.parent().unwrap_or(Path::new("."));
@@ -396,7 +396,7 @@ mod tests {
         fs::write(state.founding(), r#"{"version":1}"#).unwrap();
         let error = state.begin(RunOptions::default()).unwrap_err();
         let error = hearth_api::chain(&error);
-        assert!(error.contains("version 1, wanted 2"), "{error}");
+        assert!(error.contains("version: expected 2, got 1"), "{error}");
         // Starting over does not read it.
         let fresh = RunOptions {
             fresh: true,

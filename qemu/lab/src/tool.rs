@@ -1,7 +1,7 @@
 //! Programs of the host that are run to their end.
 //!
-//! Each runs in a process group of its own: an interrupt at the terminal reaches this process, which decides what becomes
-//! of it, and a program that nobody waits for any more is killed.
+//! Each is a process group of its own: an interrupt at the terminal reaches this process, which decides how to handle
+//! it. A program whose future is dropped is killed.
 
 use std::io;
 use std::process::{ExitStatus, Stdio};
@@ -9,31 +9,31 @@ use std::process::{ExitStatus, Stdio};
 use hearth_qemu::command::CommandLine;
 use tokio::io::{AsyncBufReadExt, BufReader};
 
-/// A program has not done what it was run for.
+/// A program failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ToolError {
-    /// It is not there, or may not run.
+    /// It did not start.
     #[error("cannot start `{line}`")]
     Start {
-        /// The command.
+        /// The command line.
         line: String,
-        /// What the system said.
+        /// The underlying I/O error.
         source: io::Error,
     },
-    /// It ran and failed.
+    /// It exited with a failure.
     #[error("`{line}` failed: {status}\n{output}")]
     Failed {
-        /// The command.
+        /// The command line.
         line: String,
-        /// How it ended.
+        /// Its exit status.
         status: ExitStatus,
-        /// What it said of it.
+        /// Its standard error.
         output: String,
     },
 }
 
 impl ToolError {
-    /// The first line that it said of its failure.
+    /// The first line of its output.
     pub fn first_line(&self) -> &str {
         match self {
             ToolError::Start { .. } => "",
@@ -41,7 +41,7 @@ impl ToolError {
         }
     }
 
-    /// Its exit code, if it has ended by itself.
+    /// Its exit code, if it exited.
     pub fn code(&self) -> Option<i32> {
         match self {
             ToolError::Start { .. } => None,
@@ -50,10 +50,10 @@ impl ToolError {
     }
 }
 
-/// Runs a program until it says a word on its standard output, and ends it then.
+/// Runs a program until it prints `word` on its standard output, and ends it then.
 ///
 /// # Errors
-/// If it does not start, or ends without that.
+/// If it does not start, or ends before that.
 pub async fn run_until(command: &CommandLine, word: &str) -> Result<(), ToolError> {
     let start = |source| ToolError::Start {
         line: command.to_string(),
@@ -75,12 +75,12 @@ pub async fn run_until(command: &CommandLine, word: &str) -> Result<(), ToolErro
     Err(ToolError::Failed {
         line: command.to_string(),
         status: child.wait().await.map_err(start)?,
-        output: format!("it ended and has not said {word}"),
+        output: format!("it ended before printing {word:?}"),
     })
 }
 
 fn quiet(command: &CommandLine) -> tokio::process::Command {
-    // Under the name by which `hearth_qemu` tells of its commands.
+    // The target that `hearth_qemu` uses for its commands.
     tracing::debug!(target: "hearth_qemu::command", "{command}");
     let mut child = tokio::process::Command::from(command.to_std());
     child
@@ -90,10 +90,10 @@ fn quiet(command: &CommandLine) -> tokio::process::Command {
     child
 }
 
-/// Runs a program to its end; its standard output.
+/// Runs a program to its end; returns its standard output.
 ///
 /// # Errors
-/// If it does not start or fails; with what it said on standard error.
+/// If it does not start or fails; with its standard error.
 pub async fn run(command: &CommandLine) -> Result<String, ToolError> {
     let output = quiet(command)
         .output()
@@ -137,6 +137,9 @@ mod tests {
         let endless = sh("echo one; echo two; sleep 1000");
         run_until(&endless, "two").await.unwrap();
         let error = run_until(&sh("echo one"), "two").await.unwrap_err();
-        assert!(error.to_string().contains("has not said two"), "{error}");
+        assert!(
+            error.to_string().contains("before printing \"two\""),
+            "{error}"
+        );
     }
 }

@@ -1,39 +1,39 @@
-//! A cluster in the foreground, looked at until its machines have ended.
+//! Watches a cluster in the foreground until its machines have ended.
 //!
-//! Machines come and go here without ending the run: their plugs are pulled by `cargo xtask power cut`, from another
-//! terminal, and `power start` asks this run to switch them on again, because only machines that it has started end with it.
+//! Machines can end and start here without ending the run: `cargo xtask power cut` in another terminal cuts their
+//! power, and `power start` asks this run to start them again, because only machines that it has started end with it.
 
 use std::time::Duration;
 
 use futures::future::BoxFuture;
 use futures::stream::{FuturesUnordered, StreamExt};
-use hearth_api::operator::{Operator, Standing};
+use hearth_api::operator::{ClusterStatus, Operator};
 use hearth_qemu::switch::NetworkError;
 use hearth_qemu::vm::Cause;
 
 use crate::events::{Event, Snapshot};
-use crate::fleet::{Fleet, News};
+use crate::fleet::{Machines, News};
 use crate::record::ClusterRecord;
 use crate::session::{Asker, Session};
 use crate::{LabError, Result};
 
-/// Between two looks, at the cluster and at what other processes ask for.
+/// Between two checks of the cluster and of requests from other processes.
 const PAUSE: Duration = Duration::from_secs(1);
 
-/// The look that is on its way, beside the consoles, which must be heard meanwhile; at most one.
-type Looks = FuturesUnordered<BoxFuture<'static, Result<(Operator, Standing)>>>;
+/// The outstanding status call, at most one; the consoles are read meanwhile.
+type Looks = FuturesUnordered<BoxFuture<'static, Result<(Operator, ClusterStatus)>>>;
 
 impl Session<'_> {
-    /// Until the only machine has gone down in order, or lost its power.
+    /// Runs until the only machine has shut down cleanly, or lost its power.
     ///
     /// # Errors
-    /// If it has ended in another way.
-    pub async fn watch_one(&self, fleet: &mut Fleet) -> Result<()> {
+    /// If it ends in another way.
+    pub async fn watch_one(&self, fleet: &mut Machines) -> Result<()> {
         loop {
             let (index, news) = fleet.next().await?;
             let machine = &fleet.nodes[index].name;
             match news {
-                News::Line(Some(trouble)) => self.tell(&Event::Trouble {
+                News::Line(Some(trouble)) => self.tell(&Event::BootFailure {
                     machine,
                     trouble: &trouble,
                 }),
@@ -57,12 +57,12 @@ impl Session<'_> {
         }
     }
 
-    /// Until all machines have gone down in order.
+    /// Runs until all machines have shut down cleanly.
     ///
     /// # Errors
-    /// If one cannot be started again that was asked for.
-    pub async fn watch(&self, fleet: &mut Fleet, record: &mut ClusterRecord) -> Result<()> {
-        let mut standing = Standing::default();
+    /// If a requested machine cannot be started again.
+    pub async fn watch(&self, fleet: &mut Machines, record: &mut ClusterRecord) -> Result<()> {
+        let mut standing = ClusterStatus::default();
         let mut operator: Option<Operator> = None;
         let mut ticks = tokio::time::interval(PAUSE);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -95,7 +95,7 @@ impl Session<'_> {
                         Ok((connected, seen)) => {
                             operator = Some(connected);
                             standing = seen;
-                            // Those that the user has let in are members, too.
+                            // Nodes that the user has approved are members, too.
                             self.remember(&candidates, record, &standing)?;
                             None
                         }
@@ -113,11 +113,11 @@ impl Session<'_> {
         }
     }
 
-    /// A machine has spoken or ended; true: all of them went down in order.
-    fn ended(&self, fleet: &Fleet, index: usize, news: &News) -> bool {
+    /// Processes an event of a machine; true: all of them have shut down cleanly.
+    fn ended(&self, fleet: &Machines, index: usize, news: &News) -> bool {
         let machine = &fleet.nodes[index].name;
         match news {
-            News::Line(Some(trouble)) => self.tell(&Event::Trouble { machine, trouble }),
+            News::Line(Some(trouble)) => self.tell(&Event::BootFailure { machine, trouble }),
             News::Line(None) => {}
             News::Ended(exit) if fleet.went_down(index, exit) => {
                 self.tell(&Event::Down {
@@ -132,9 +132,9 @@ impl Session<'_> {
     }
 }
 
-/// Whether somebody else has ended it, as `cargo xtask stop --force` does. Machines that are merely off may be switched on
-/// again, but not without their network.
-async fn is_over(fleet: &Fleet) -> bool {
+/// Whether another process has ended the cluster, as `cargo xtask stop --force` does. Machines that are only off can be
+/// started again, but not without their network.
+async fn is_over(fleet: &Machines) -> bool {
     let network = fleet.cluster().network();
     match network.filter(|_| fleet.nodes.iter().all(|node| !node.on)) {
         Some(network) => matches!(network.status().await, Err(NetworkError::Ended { .. })),
@@ -145,14 +145,14 @@ async fn is_over(fleet: &Fleet) -> bool {
 fn look(
     operator: Option<Operator>,
     asker: Asker,
-) -> BoxFuture<'static, Result<(Operator, Standing)>> {
+) -> BoxFuture<'static, Result<(Operator, ClusterStatus)>> {
     Box::pin(async move {
         let operator = match operator {
             Some(operator) => operator,
             None => asker.connect().await?,
         };
         let standing = operator.standing().await;
-        let standing = standing.map_err(LabError::call("GetConsensusStatus and GetNodes"))?;
+        let standing = standing.map_err(LabError::call("GetConsensusStatus or GetNodes"))?;
         Ok((operator, standing))
     })
 }

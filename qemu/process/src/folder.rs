@@ -1,4 +1,4 @@
-//! A folder that a process works in: for its owner alone, and its sockets work however deep it lies.
+//! The working folder of a process: accessible for its owner only, and its sockets work at any path depth.
 
 use std::{
     fs::{self, DirBuilder, File, Permissions},
@@ -13,26 +13,26 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Such a folder. Cheap to clone; several handles are the same folder.
+/// A working folder. Cheap to clone; clones refer to the same folder.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Folder {
     path: PathBuf,
 }
 
-/// The folder could not be used.
+/// A folder operation failed.
 #[derive(Debug, thiserror::Error)]
 #[error("machine folder: cannot {step} {path}: {source}")]
 pub struct FolderError {
-    /// What failed.
+    /// The step that failed.
     pub step: &'static str,
-    /// With which file.
+    /// The file.
     pub path: PathBuf,
-    /// What the system said.
+    /// The underlying I/O error.
     pub source: io::Error,
 }
 
 impl FolderError {
-    /// Makes one of what the system said: for `map_err`.
+    /// Makes an error, for `map_err`.
     pub fn at(step: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self { step, path, source }
@@ -40,11 +40,10 @@ impl FolderError {
 }
 
 impl Folder {
-    /// Takes this folder, which is made if it is not there, for its owner
-    /// alone.
+    /// Opens this folder, creating it if it is absent, and restricts it to its owner.
     ///
     /// # Errors
-    /// If it cannot be made.
+    /// If it cannot be created.
     pub fn create(path: impl AsRef<Path>) -> Result<Self, FolderError> {
         let path = path.as_ref();
         DirBuilder::new()
@@ -55,28 +54,28 @@ impl Folder {
         Self::open(path)
     }
 
-    /// Takes this folder, which must be there.
+    /// Opens this folder, which must exist.
     ///
     /// # Errors
-    /// If it is not.
+    /// If it does not exist.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, FolderError> {
         let path = path.as_ref();
-        // Absolute: the process may run in the folder itself.
+        // Absolute: the process may have the folder as its working directory.
         let path = path.canonicalize().map_err(FolderError::at("find", path))?;
         Ok(Self { path })
     }
 
-    /// The folder, absolute.
+    /// The absolute path of the folder.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// A file in it.
+    /// The path of a file in it.
     pub fn file(&self, name: &str) -> PathBuf {
         self.path.join(name)
     }
 
-    /// Writes a file that nobody else may read.
+    /// Writes a file that only its owner can read.
     ///
     /// # Errors
     /// If it cannot be written.
@@ -84,21 +83,21 @@ impl Folder {
         write_with_mode(path, bytes, 0o600).map_err(FolderError::at("write", path))
     }
 
-    /// Binds a listening socket of this name. It listens before the
-    /// process is even started, so a client can connect at once and simply waits.
+    /// Binds a listening socket of this name. It listens before the process is started, so a client can connect at once
+    /// and then waits.
     ///
     /// # Errors
-    /// If that is not possible.
+    /// If the socket cannot be created.
     pub fn listen(&self, path: &Path) -> Result<UnixListener, FolderError> {
         remove(path)?;
         let (_folder, short) = self.short(path)?;
-        UnixListener::bind(short).map_err(FolderError::at("listen at", path))
+        UnixListener::bind(short).map_err(FolderError::at("listen on", path))
     }
 
     /// Connects to a socket of this name.
     ///
     /// # Errors
-    /// If nobody listens.
+    /// If nothing listens on it.
     pub async fn connect(&self, path: &Path) -> Result<tokio::net::UnixStream, FolderError> {
         let (_folder, short) = self.short(path)?;
         tokio::net::UnixStream::connect(short)
@@ -106,8 +105,8 @@ impl Folder {
             .map_err(FolderError::at("connect to", path))
     }
 
-    /// A path to the same file that is short enough for a socket address,
-    /// which holds 107 bytes; valid for as long as the folder is held open.
+    /// A path to the same file that is short enough for a socket address, which holds 107 bytes; valid while the folder
+    /// is open.
     fn short(&self, path: &Path) -> Result<(File, PathBuf), FolderError> {
         let folder = File::open(&self.path).map_err(FolderError::at("open", &self.path))?;
         let name = path.file_name().unwrap_or_default();
@@ -118,10 +117,10 @@ impl Folder {
     }
 }
 
-/// Removes a file, if it is there.
+/// Removes a file, if it exists.
 ///
 /// # Errors
-/// If it is there and cannot be removed.
+/// If it exists and cannot be removed.
 pub fn remove(path: &Path) -> Result<(), FolderError> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
@@ -131,7 +130,7 @@ pub fn remove(path: &Path) -> Result<(), FolderError> {
     }
 }
 
-/// Writes a file of this mode, whether it was there or not.
+/// Writes a file with this mode, even if it exists with another.
 ///
 /// # Errors
 /// If it cannot be written.
@@ -142,7 +141,7 @@ pub fn write_with_mode(path: &Path, bytes: &[u8], mode: u32) -> io::Result<()> {
         .truncate(true)
         .mode(mode)
         .open(path)?;
-    // Where the file was there already, its old mode would have stayed.
+    // An existing file would have kept its old mode.
     file.set_permissions(Permissions::from_mode(mode))?;
     file.write_all(bytes)
 }
@@ -177,7 +176,7 @@ mod tests {
         let listener = kept.listen(&path).expect("listens");
         kept.connect(&path).await.expect("connects");
         drop(listener);
-        // The dead socket's file does not stand in the way.
+        // The file of the closed socket does not prevent it.
         kept.listen(&path).expect("listens again");
     }
 }

@@ -1,14 +1,14 @@
-//! What it takes to run a program that is not ours to wait for: a machine's QEMU, a network's switch.
+//! Running programs that may outlive this process: a machine's QEMU, a network's switch.
 //!
 //! | module | what |
 //! |---|---|
-//! | [`spawn`] | starts a process that does not outlive this one, unless it may |
-//! | [`process`] | a process told apart from every other that may come to bear its number |
-//! | [`folder`] | the folder that such a process works in, for its owner alone |
+//! | [`spawn`] | starts a process that does not outlive this one, unless it is detachable |
+//! | [`process`] | a process, identified even if its process ID is reused |
+//! | [`folder`] | the working folder of such a process, accessible for its owner only |
 //! | [`readiness`] | waiting for a descriptor |
 //!
-//! Nothing here knows which program it is. Both kinds of `unsafe` that this takes, the hook between fork and exec and the
-//! registration of a descriptor, stand in small modules of their own.
+//! Nothing here depends on which program it is. The two kinds of `unsafe` code, the hook between fork and exec and the
+//! registration of a descriptor, are in small modules of their own.
 
 pub mod folder;
 pub mod process;

@@ -1,10 +1,8 @@
-//! A process, told apart from every other that may come to bear its
-//! number.
+//! A process, identified even if its process ID is reused.
 //!
-//! Process numbers are used again. A machine that is left running is found
-//! later by number *and* start time *and* boot of the host, and everything
-//! after that (signals, waiting) goes through a process file descriptor,
-//! which means this one process for ever.
+//! Process IDs are reused. A machine that was left running is found later by process ID *and* start time *and* boot of
+//! the host, and everything after that (signals, waiting) goes through a process file descriptor, which refers to this
+//! one process forever.
 
 use std::{
     fs,
@@ -20,30 +18,29 @@ use rustix::{
 
 use crate::readiness::readable;
 
-/// What tells a process from all others, before and after it.
+/// Identifies a process among all others, earlier and later.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Identity {
-    /// Its number.
+    /// Its process ID.
     pub pid: i32,
     /// When it started, in clock ticks since the host's boot.
     pub started: u64,
-    /// Which boot of the host.
+    /// The boot ID of the host.
     pub boot_id: String,
 }
 
-/// What a process has used.
+/// The resource usage of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Usage {
-    /// The most memory it ever had resident, in bytes.
+    /// Peak resident memory, in bytes.
     pub peak_rss: u64,
     /// CPU time of all its threads.
     pub cpu: Duration,
-    /// CPU time of the threads that are virtual CPUs: under TCG, the
-    /// translation of the guest's code and its execution.
+    /// CPU time of the virtual CPUs' threads: under TCG, the translation of the guest's code and its execution.
     pub guest_cpu: Duration,
 }
 
-/// A running process, or one that has ended since.
+/// A process that is running or has ended.
 #[derive(Debug)]
 pub struct Process {
     pid: Pid,
@@ -51,8 +48,7 @@ pub struct Process {
 }
 
 impl Process {
-    /// A child that has not been waited for: its number cannot have passed to
-    /// another.
+    /// A child that has not been waited for: its process ID cannot have been reused.
     pub fn of_child(pid: u32) -> io::Result<Self> {
         let pid = i32::try_from(pid)
             .ok()
@@ -62,8 +58,7 @@ impl Process {
         Ok(Self { pid, pidfd })
     }
 
-    /// The process of this identity; `None` if it is gone, whoever bears its
-    /// number now.
+    /// The process of this identity; `None` if it has ended, even if its process ID has been reused.
     pub fn find(identity: &Identity) -> io::Result<Option<Self>> {
         if boot_id()? != identity.boot_id {
             return Ok(None);
@@ -76,8 +71,8 @@ impl Process {
             Err(rustix::io::Errno::SRCH) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        // Read after the descriptor was opened: if this is its start time,
-        // the descriptor cannot be of a later process.
+        // Read after the descriptor was opened: if the start time matches, the descriptor cannot refer to a later
+        // process.
         match Stat::read(pid, None) {
             Ok(stat) if stat.started == identity.started && stat.state != 'Z' => {
                 Ok(Some(Self { pid, pidfd }))
@@ -88,15 +83,15 @@ impl Process {
         }
     }
 
-    /// Its number.
+    /// Its process ID.
     pub fn pid(&self) -> i32 {
         self.pid.as_raw_nonzero().get()
     }
 
-    /// What tells it from all others.
+    /// Its identity.
     ///
     /// # Errors
-    /// If it is gone.
+    /// If it has ended.
     pub fn identity(&self) -> io::Result<Identity> {
         Ok(Identity {
             pid: self.pid(),
@@ -116,16 +111,14 @@ impl Process {
             .next()
             .and_then(|seconds| seconds.parse().ok())
             .and_then(|seconds| Duration::try_from_secs_f64(seconds).ok())
-            .ok_or_else(|| {
-                io::Error::new(ErrorKind::InvalidData, "/proc/uptime is not understood")
-            })?;
+            .ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "cannot parse /proc/uptime"))?;
         let now = Instant::now();
         Ok(now
             .checked_sub(uptime.saturating_sub(started))
             .unwrap_or(now))
     }
 
-    /// Kills it. It is no error if it has ended already.
+    /// Kills it. Not an error if it has ended already.
     pub fn kill(&self) -> io::Result<()> {
         match pidfd_send_signal(&self.pidfd, Signal::KILL) {
             Ok(()) | Err(rustix::io::Errno::SRCH) => Ok(()),
@@ -135,14 +128,13 @@ impl Process {
 
     /// Waits until it has ended.
     pub async fn ended(&self) -> io::Result<()> {
-        // A descriptor of its own: the runtime takes each only once, and
-        // several may wait.
+        // A separate descriptor: the runtime registers each only once, and there may be several waiters.
         let fd = readable(self.pidfd.try_clone()?)?;
         fd.readable().await?.retain_ready();
         Ok(())
     }
 
-    /// Blocks until it has ended, for at most this long; whether it has.
+    /// Blocks until it has ended, at most for this long; returns whether it has.
     pub fn ended_within(&self, bound: Duration) -> bool {
         let bound = Timespec {
             tv_sec: bound.as_secs().cast_signed(),
@@ -152,14 +144,14 @@ impl Process {
         matches!(poll(&mut fds, Some(&bound)), Ok(1))
     }
 
-    /// What it has used so far.
+    /// Its resource usage so far.
     pub fn usage(&self) -> io::Result<Usage> {
         let pid = self.pid();
         let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
         let mut guest_cpu = Duration::ZERO;
         for task in fs::read_dir(format!("/proc/{pid}/task"))? {
             let task = task?.file_name();
-            // Threads end while they are counted.
+            // Threads may end while they are counted.
             let Some(stat) = task
                 .to_str()
                 .and_then(|task| Stat::read(self.pid, Some(task)).ok())
@@ -171,8 +163,12 @@ impl Process {
             }
         }
         Ok(Usage {
-            peak_rss: peak_rss(&status)
-                .ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "no VmHWM in its status"))?,
+            peak_rss: peak_rss(&status).ok_or_else(|| {
+                io::Error::new(
+                    ErrorKind::InvalidData,
+                    "no VmHWM in the status of the process",
+                )
+            })?,
             cpu: Stat::read(self.pid, None)?.cpu,
             guest_cpu,
         })
@@ -199,7 +195,7 @@ fn peak_rss(status: &str) -> Option<u64> {
     kilobytes.checked_mul(1024)
 }
 
-/// What matters of `/proc/PID/stat`.
+/// The used fields of `/proc/PID/stat`.
 #[derive(Debug, PartialEq)]
 struct Stat {
     name: String,
@@ -220,11 +216,16 @@ impl Stat {
             &String::from_utf8_lossy(&text),
             rustix::param::clock_ticks_per_second(),
         )
-        .ok_or_else(|| io::Error::new(ErrorKind::InvalidData, "its stat is not understood"))
+        .ok_or_else(|| {
+            io::Error::new(
+                ErrorKind::InvalidData,
+                "cannot parse the stat of the process",
+            )
+        })
     }
 
-    /// `1234 (name) S …`: the name may hold spaces and parentheses, so the
-    /// fields are counted from the last one.
+    /// `1234 (name) S …`: the name may contain spaces and parentheses, so the fields are counted from the last
+    /// parenthesis.
     fn parse(text: &str, ticks: u64) -> Option<Self> {
         let (head, tail) = text.rsplit_once(')')?;
         let (_, name) = head.split_once('(')?;
@@ -307,7 +308,7 @@ mod tests {
         found.kill().expect("killed");
         process.ended().await.expect("ended");
         assert!(process.ended_within(Duration::ZERO));
-        // Dead and not yet waited for is gone already.
+        // A dead process that has not been waited for counts as ended.
         assert!(Process::find(&identity).expect("looked for").is_none());
         child.wait().expect("waited for");
         assert!(Process::find(&identity).expect("looked for").is_none());

@@ -1,7 +1,6 @@
 //! Waiting for a descriptor to be readable.
 
-// tokio leaves it to the caller that a descriptor stays the same while it is
-// registered.
+// tokio requires the caller to guarantee that a descriptor stays the same while it is registered.
 #![allow(unsafe_code)]
 
 use std::{io, os::fd::OwnedFd};
@@ -11,9 +10,8 @@ use tokio::io::{Interest, unix::AsyncFd};
 /// Registers `fd` with the runtime. A descriptor can be registered only once
 /// at a time.
 pub fn readable(fd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an owned descriptor is open, its number never changes, and
-    // nobody but the `AsyncFd`, which owns it from now on, can close it or
-    // put another in its place.
+    // SAFETY: an owned descriptor is open, its number never changes, and only the `AsyncFd`, which owns it from now on,
+    // can close or replace it.
     let registered = unsafe { AsyncFd::register_with_interest(fd, Interest::READABLE) };
     registered.map_err(|error| error.into_parts().1)
 }

@@ -9,13 +9,12 @@ use super::{ClusterError, Record, find, records};
 use crate::{
     console::{self, Console},
     control::{self, Shutdown},
-    network::Forwarded,
+    network::PortForward,
     qmp::{Qmp, QmpError},
     run_dir::RunDir,
 };
 
-/// A machine that runs, whoever started it. Dropping the handle does nothing
-/// to the machine.
+/// A running machine, whoever started it. Dropping the handle does not affect the machine.
 #[derive(Debug)]
 pub struct Attached {
     name: String,
@@ -23,40 +22,39 @@ pub struct Attached {
     process: std::sync::Arc<Process>,
     qmp: Qmp,
     console: Console,
-    forwards: Vec<Forwarded>,
+    forwards: Vec<PortForward>,
     _tasks: [AbortOnDropHandle<()>; 2],
 }
 
-/// A machine was found and cannot be attached to.
+/// A running machine cannot be attached to.
 #[derive(Debug, thiserror::Error)]
 pub enum AttachError {
     /// The cluster cannot be read.
     #[error(transparent)]
     Cluster(#[from] ClusterError),
-    /// QEMU does not speak.
-    #[error("machine {machine:?} runs as process {pid}, and does not answer: {source}")]
+    /// QEMU does not answer.
+    #[error("machine {machine:?} (process {pid}) does not answer: {source}")]
     Qmp {
-        /// The machine.
+        /// Name of the machine.
         machine: String,
-        /// Its process.
+        /// Process ID of its QEMU.
         pid: i32,
-        /// What is wrong.
+        /// The underlying error.
         source: QmpError,
     },
     /// Its process or console cannot be watched.
     #[error("machine {machine:?}: cannot {step}: {source}")]
     Watch {
-        /// The machine.
+        /// Name of the machine.
         machine: String,
-        /// What failed.
+        /// The step that failed.
         step: &'static str,
-        /// What the system said.
+        /// The underlying I/O error.
         source: io::Error,
     },
 }
 
-/// The machines of the cluster in this folder that run, sorted by name. None
-/// run where there is no such folder.
+/// The running machines of the cluster in this folder, sorted by name. Empty if there is no such folder.
 ///
 /// # Errors
 /// If the cluster cannot be read, or one of its machines does not answer.
@@ -86,9 +84,10 @@ impl Attached {
             }
         };
         let run_dir = RunDir::open(state.join(&name)).map_err(ClusterError::from)?;
-        let started = process.started().map_err(watch_error("learn its age"))?;
-        // Not the launcher's socket, which serves one client at a time, and
-        // not the launcher's log.
+        let started = process
+            .started()
+            .map_err(watch_error("read its start time"))?;
+        // Not the launcher's socket, which serves one client at a time, and not the launcher's log.
         let connected = async {
             let stream = run_dir.folder().connect(&run_dir.control_socket()).await?;
             Qmp::handshake(stream, &run_dir.file("control.log"), started).await
@@ -133,7 +132,7 @@ impl Attached {
         &self.run_dir
     }
 
-    /// QEMU's process number.
+    /// QEMU's process ID.
     pub fn pid(&self) -> i32 {
         self.process.pid()
     }
@@ -143,18 +142,17 @@ impl Attached {
         &self.qmp
     }
 
-    /// Its console, from the machine's start; what was said before this
-    /// handle was made is dated with its making.
+    /// Its console, from the machine's start; lines from before this handle have the time of its creation.
     pub fn console(&self) -> &Console {
         &self.console
     }
 
-    /// Its ports as they are found on the host.
-    pub fn forwards(&self) -> &[Forwarded] {
+    /// Its ports that are forwarded to the host.
+    pub fn forwards(&self) -> &[PortForward] {
         &self.forwards
     }
 
-    /// Where this port of the guest is found on the host.
+    /// The host address of this port of the guest.
     pub fn forwarded(&self, guest: u16) -> Option<SocketAddr> {
         self.forwards
             .iter()
@@ -162,7 +160,7 @@ impl Attached {
             .map(|forwarded| forwarded.host)
     }
 
-    /// What QEMU has used so far.
+    /// QEMU's resource usage so far.
     ///
     /// # Errors
     /// If it has ended.
@@ -170,8 +168,8 @@ impl Attached {
         self.process.usage()
     }
 
-    /// Presses its power button and waits until it is down, for at most
-    /// `bound`; then ends it less gently.
+    /// Presses its power button and waits until it is off, for at most
+    /// `bound`; then ends it forcibly.
     ///
     /// # Errors
     /// If the process cannot be waited for or killed.
@@ -179,7 +177,7 @@ impl Attached {
         control::shut_down(&self.qmp, &self.process, bound).await
     }
 
-    /// Pulls its plug. When this returns, QEMU is gone.
+    /// Cuts its power. When this returns, QEMU has ended.
     ///
     /// # Errors
     /// If the process cannot be killed.

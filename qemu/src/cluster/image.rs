@@ -1,4 +1,4 @@
-//! The image that a machine's disk stands on.
+//! The image that a machine's disk is based on.
 
 use std::{
     fs::{self, File, Metadata},
@@ -9,26 +9,24 @@ use std::{
 
 use rustix::{fs::SeekFrom as Extent, io::Errno};
 
-/// How a machine's disk and the image that was given belong together.
+/// How a machine's disk relates to the given image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Image {
     /// The disk has just been made from it.
     New,
-    /// The disk stands on it, or on one with the same bytes.
+    /// The disk is based on it, or on one with the same bytes.
     Same,
-    /// The disk stands on another, which the machine goes on with.
+    /// The disk is based on another image, which the machine continues to use.
     Older,
 }
 
-/// Keeps `image` as `base`: by a second name for the same file, or, across
-/// file systems, by a copy with the same holes.
+/// Keeps `image` as `base`: by a hard link, or, across file systems, by a sparse copy.
 pub(super) fn keep(image: &Path, base: &Path) -> io::Result<()> {
     match fs::remove_file(base) {
         Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    // The file itself, not a symbolic link to it, which may point elsewhere
-    // tomorrow.
+    // The file itself, not a symbolic link to it, whose target may change.
     let image = image.canonicalize()?;
     match fs::hard_link(&image, base) {
         Err(error)
@@ -45,7 +43,7 @@ pub(super) fn keep(image: &Path, base: &Path) -> io::Result<()> {
     }
 }
 
-/// Whether the disk on `base` stands on this `image`.
+/// How the disk based on `base` relates to `image`.
 pub(super) fn compare(base: &Path, image: &Path) -> io::Result<Image> {
     let same_file = |a: &Metadata, b: &Metadata| (a.dev(), a.ino()) == (b.dev(), b.ino());
     let (a, b) = (fs::metadata(base)?, fs::metadata(image)?);
@@ -73,7 +71,7 @@ fn same_bytes(a: &Path, b: &Path) -> io::Result<bool> {
     }
 }
 
-/// Copies only what is written; the rest stays a hole.
+/// Copies only what is written; the rest remains a hole.
 fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
     let mut from = File::open(from)?;
     let mut to = File::create(to)?;
@@ -83,7 +81,7 @@ fn copy_sparse(from: &Path, to: &Path) -> io::Result<()> {
     while at < length {
         let start = match rustix::fs::seek(&from, Extent::Data(at)) {
             Ok(start) => start,
-            // Nothing but a hole up to the end.
+            // Only a hole up to the end.
             Err(Errno::NXIO) => break,
             Err(error) => return Err(error.into()),
         };
@@ -130,7 +128,7 @@ mod tests {
         file.write_all(&[3]).expect("written");
         fs::rename(&next, &image).expect("replaced");
         assert_eq!(compare(&base, &image).expect("compared"), Image::Older);
-        // Kept again over what is there.
+        // Kept again, replacing the previous one.
         keep(&image, &base).expect("kept");
         assert_eq!(compare(&base, &image).expect("compared"), Image::Same);
     }

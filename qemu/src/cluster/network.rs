@@ -10,33 +10,33 @@ use std::{
 use hearth_switch::{Lifetime, Network, NetworkError, NetworkOptions};
 
 use super::ClusterError;
-use crate::network::{Forwarded, Link, Mac, Nic};
+use crate::network::{Link, Mac, Nic, PortForward};
 
-/// Its folder in the cluster's. No machine's: it bears no record of one.
+/// Its folder in the cluster's. It has no machine record, so it is not taken for a machine.
 const FOLDER: &str = "net";
-/// In it from the first start on.
+/// Exists in the folder from the first start on.
 const LOG: &str = "switch.log";
 
-/// A network to be.
+/// The specification of a network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NetworkSpec {
-    /// The program `hearth-switch`.
+    /// Path of the program `hearth-switch`.
     pub switch: PathBuf,
-    /// What it is like.
+    /// Options of the network.
     pub options: NetworkOptions,
-    /// The machines that are, or may be, plugged in. All have their ports from
-    /// the start, so that what one is told can name the others.
+    /// A slot for each machine that is, or may be, connected. All have their ports from the start, so that one
+    /// machine's parameters can name the others.
     pub places: Vec<Place>,
 }
 
-/// A machine's place in the network.
+/// A machine's slot in the network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// The machine's name.
+    /// Name of the machine.
     pub machine: String,
-    /// By which it has its Ethernet address and its address.
+    /// Number that its Ethernet and IP addresses are derived from.
     pub number: u16,
-    /// Its ports that the host reaches.
+    /// Its ports that are forwarded to the host.
     pub forwards: Vec<u16>,
 }
 
@@ -46,7 +46,7 @@ pub(super) struct Plug {
     mac: Mac,
     socket: PathBuf,
     pub(super) address: Ipv4Addr,
-    pub(super) forwards: Vec<Forwarded>,
+    pub(super) forwards: Vec<PortForward>,
 }
 
 impl Plug {
@@ -61,7 +61,7 @@ impl Plug {
     }
 }
 
-/// A network with its ports.
+/// A running network with its ports.
 #[derive(Debug)]
 pub(super) struct Wired {
     pub(super) network: Network,
@@ -69,7 +69,7 @@ pub(super) struct Wired {
 }
 
 impl Wired {
-    /// Starts it. One that was left behind without machines goes.
+    /// Starts the network. A network that was left running without machines is ended.
     pub(super) async fn start(
         state: &Path,
         spec: &NetworkSpec,
@@ -81,7 +81,7 @@ impl Wired {
         Self::with_ports(network, spec).await
     }
 
-    /// Finds the one that was left running.
+    /// Attaches to the network that was left running.
     pub(super) async fn find(state: &Path, spec: &NetworkSpec) -> Result<Self, ClusterError> {
         let network = Network::attach(&folder(state)).await?;
         Self::with_ports(network, spec).await
@@ -96,7 +96,7 @@ impl Wired {
             let mut forwards = Vec::new();
             for &guest in &place.forwards {
                 let host: SocketAddr = network.forward(&place.machine, guest).await?;
-                forwards.push(Forwarded { guest, host });
+                forwards.push(PortForward { guest, host });
             }
             let plug = Plug {
                 mac,
@@ -115,10 +115,10 @@ impl Wired {
     }
 }
 
-/// The network of the cluster in this folder, if one runs.
+/// The network of the cluster in this folder, if it is running.
 ///
 /// # Errors
-/// If it runs and does not answer.
+/// If it is running and does not answer.
 pub async fn network(state: &Path) -> Result<Option<Network>, ClusterError> {
     match Network::attach(&folder(state)).await {
         Ok(network) => Ok(Some(network)),
@@ -127,8 +127,8 @@ pub async fn network(state: &Path) -> Result<Option<Network>, ClusterError> {
     }
 }
 
-/// Ends the network of the cluster in this folder, whoever started it. True:
-/// one ran. Machines that still do are cut off for good.
+/// Ends the network of the cluster in this folder, whoever started it. True: it was running. Running machines stay
+/// disconnected.
 ///
 /// # Errors
 /// If it cannot be ended.
@@ -142,7 +142,7 @@ pub async fn end(state: &Path) -> Result<bool, ClusterError> {
     }
 }
 
-/// Removes what it has left; what bears no log of a switch is not ours.
+/// Removes its files; a folder without a switch's log is not removed.
 pub(super) fn remove(state: &Path) -> Result<(), ClusterError> {
     let folder = folder(state);
     if !folder.join(LOG).exists() {
@@ -151,7 +151,7 @@ pub(super) fn remove(state: &Path) -> Result<(), ClusterError> {
     fs::remove_dir_all(&folder).map_err(ClusterError::file("remove", &folder))
 }
 
-/// Where it is.
+/// Path of its folder.
 pub(super) fn folder(state: &Path) -> PathBuf {
     state.join(FOLDER)
 }

@@ -1,4 +1,4 @@
-//! What is remembered of a machine between two launches.
+//! The record of a machine between two launches.
 
 use std::{
     fs,
@@ -9,11 +9,11 @@ use std::{
 use hearth_process::process::Identity;
 
 use super::ClusterError;
-use crate::network::Forwarded;
+use crate::network::PortForward;
 
 const FILE: &str = "machine.json";
 
-/// The form of the file; another one is another machine's business.
+/// Version of the format; files with another version are rejected.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(try_from = "u32", into = "u32")]
 struct Version;
@@ -30,7 +30,7 @@ impl TryFrom<u32> for Version {
     fn try_from(version: u32) -> Result<Self, String> {
         match version {
             1 => Ok(Self),
-            other => Err(format!("version {other}, wanted 1")),
+            other => Err(format!("version: expected 1, got {other}")),
         }
     }
 }
@@ -40,15 +40,14 @@ impl TryFrom<u32> for Version {
 #[serde(deny_unknown_fields)]
 pub(super) struct Record {
     version: Version,
-    /// The process of the last start, which may be gone; none while it is
-    /// being started.
+    /// The process of the last start, which may have ended; none while it is being started.
     pub(super) process: Option<Identity>,
     /// The ports of the last start.
-    pub(super) forwards: Vec<Forwarded>,
+    pub(super) forwards: Vec<PortForward>,
 }
 
 impl Record {
-    /// Reads a machine folder's record; `None` if it has none.
+    /// Reads the record in a machine's folder; `None` if there is none.
     pub(super) fn load(folder: &Path) -> Result<Option<Self>, ClusterError> {
         let path = folder.join(FILE);
         let text = match fs::read(&path) {
@@ -65,7 +64,7 @@ impl Record {
         Ok(Some(record))
     }
 
-    /// Writes it, whole or not at all.
+    /// Writes the record, completely or not at all.
     pub(super) fn save(&self, folder: &Path) -> Result<(), ClusterError> {
         let path = folder.join(FILE);
         let save = || -> io::Result<()> {
@@ -93,7 +92,7 @@ mod tests {
                 started: u64::MAX,
                 boot_id: "x".to_owned(),
             }),
-            forwards: vec![Forwarded {
+            forwards: vec![PortForward {
                 guest: 7835,
                 host: "127.0.0.1:40000".parse().expect("an address"),
             }],
@@ -111,6 +110,9 @@ mod tests {
         )
         .expect("a record");
         let error = Record::load(folder.path()).expect_err("version 2");
-        assert!(error.to_string().contains("version 2, wanted 1"), "{error}");
+        assert!(
+            error.to_string().contains("version: expected 1, got 2"),
+            "{error}"
+        );
     }
 }

@@ -1,29 +1,27 @@
-//! Machines that run, without a word to them.
+//! Running machines, without a connection to them.
 //!
-//! [`attach`](super::attach) talks to QEMU, which serves one client at a time
-//! and may not answer any more. For knowing what runs, and for ending what
-//! does not listen, the records and the kernel are enough.
+//! [`attach`](super::attach) connects to QEMU, which serves one client at a time and may not answer any more. For
+//! listing running machines, and for ending unresponsive ones, the records and the kernel are sufficient.
 
 use std::path::Path;
 
 use hearth_process::process::Process;
 
 use super::{ClusterError, find, records};
-use crate::network::Forwarded;
+use crate::network::PortForward;
 
-/// A machine that runs.
+/// A running machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Running {
-    /// Its name.
+    /// Name of the machine.
     pub name: String,
-    /// QEMU's process number.
+    /// QEMU's process ID.
     pub pid: i32,
-    /// Its ports as they are found on the host.
-    pub forwards: Vec<Forwarded>,
+    /// Its ports that are forwarded to the host.
+    pub forwards: Vec<PortForward>,
 }
 
-/// The machines of the cluster in this folder that run, sorted by name. None
-/// run where there is no such folder.
+/// The running machines of the cluster in this folder, sorted by name. Empty if there is no such folder.
 ///
 /// # Errors
 /// If the cluster cannot be read.
@@ -34,7 +32,7 @@ pub fn running(state: &Path) -> Result<Vec<Running>, ClusterError> {
         .collect())
 }
 
-/// The names of the machines that were ever started, whether they run or not.
+/// The names of the machines that were ever started, whether they are running or not.
 ///
 /// # Errors
 /// If the cluster cannot be read.
@@ -43,8 +41,7 @@ pub fn known(state: &Path) -> Result<Vec<String>, ClusterError> {
     Ok(records.map(|(name, _)| name).collect())
 }
 
-/// Pulls the plugs of all machines that run, and ends their network. When this
-/// returns, they are gone.
+/// Cuts the power of all running machines, and ends their network. When this returns, they have ended.
 ///
 /// # Errors
 /// If the cluster cannot be read, or a process cannot be killed.
@@ -68,8 +65,7 @@ pub async fn cut(state: &Path) -> Result<Vec<Running>, ClusterError> {
     Ok(cut)
 }
 
-/// Pulls the plug of the machine of this name. When this returns, it is gone.
-/// False: it does not run.
+/// Cuts the power of the machine of this name. When this returns, it has ended. False: it was not running.
 ///
 /// # Errors
 /// If the cluster cannot be read, or the process cannot be killed.

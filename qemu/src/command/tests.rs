@@ -1,5 +1,4 @@
-//! The command line of machines of all kinds. That QEMU takes them is tested
-//! with a real one (`tests/machine.rs`).
+//! The command line of machines of all kinds. Tests with a real QEMU show that it accepts them (`tests/machine.rs`).
 
 use proptest::prelude::*;
 
@@ -63,7 +62,7 @@ fn a_direct_boot_has_a_kernel_and_no_flash() {
     assert_eq!(value(&line, "-kernel"), "/k,1");
     let append = value(&line, "-append");
     assert_eq!(append, format!("console=ttyS0,115200 quiet {TCG_TICK}"));
-    // QEMU runs in another folder.
+    // QEMU has another working directory.
     assert!(Path::new(line.values_of("-initrd")[0]).is_absolute());
     assert_eq!(value(&line, "-machine"), "q35");
 }
@@ -84,7 +83,7 @@ fn an_emulated_kernel_is_told_how_to_keep_time() {
         "clocksource=hpet quiet tsc_early_khz=2445404 tsc=reliable clocksource=tsc \
          highres=off nohz=off"
     );
-    // KVM's guests have a clock of their own, and timers that cost little.
+    // KVM's guests have a clock of their own, and cheap timers.
     assert_eq!(Machine::new("a", Accel::Kvm).tsc, None);
     let machine = Machine {
         accel: Accel::Kvm,
@@ -291,28 +290,28 @@ fn the_rest_is_where_it_was_asked_for() {
 #[test]
 fn what_qemu_would_not_take_is_refused_by_field() {
     for (machine, words) in [
-        (Machine::new("", Accel::Tcg), "name: found \"\""),
-        (Machine::new("a/b", Accel::Tcg), "wanted 1 to 32 of a-z"),
+        (Machine::new("", Accel::Tcg), "'-', got \"\""),
+        (Machine::new("a/b", Accel::Tcg), "expected 1 to 32 of a-z"),
         (
             Machine {
                 cpus: 0,
                 ..machine()
             },
-            "cpus: found 0, wanted 1 to 64",
+            "cpus: expected 1 to 64, got 0",
         ),
         (
             Machine {
                 memory_mib: 63,
                 ..machine()
             },
-            "memory_mib: found 63, wanted at least 64",
+            "memory_mib: expected at least 64, got 63",
         ),
         (
             Machine {
                 rtc: Rtc::From("now".into()),
                 ..machine()
             },
-            "rtc: found \"now\"",
+            "rtc: expected a date",
         ),
     ] {
         let error = refused(&machine);
@@ -331,12 +330,12 @@ fn what_qemu_would_not_take_is_refused_by_field() {
         fw_cfg: vec![item("x"), item("y")],
         ..machine()
     };
-    assert!(refused(&twice).contains("found \"opt/a\", wanted each name once"));
+    assert!(refused(&twice).contains("expected unique names, got \"opt/a\""));
     let empty = Machine {
         fw_cfg: vec![item("")],
         ..machine()
     };
-    assert!(refused(&empty).contains("text that is not empty"));
+    assert!(refused(&empty).contains("non-empty text"));
 
     let link = Link::User(UserNetwork {
         restricted: false,
@@ -352,11 +351,11 @@ fn what_qemu_would_not_take_is_refused_by_field() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever a path holds, it stays one value of one option: QEMU's way
-    /// of reading (an undoubled comma ends a value) gives it back.
+    /// Any path remains one value of one option: parsing it by QEMU's rules (an undoubled comma ends a value) returns
+    /// it.
     #[test]
     fn paths_of_any_kind_stay_whole(name in "[ -~]{1,20}") {
-        // The letter keeps "." and ".." names: those are other paths.
+        // The letter prevents the names "." and "..", which are other paths.
         let path = Path::new("/x").join(format!("n{}", name.replace('/', "_")));
         let mut machine = machine();
         machine.disks.push(Disk::new(&path, Format::Raw));

@@ -1,29 +1,26 @@
-//! From a terminal's bytes to lines of text.
+//! Converts a terminal's bytes to lines of text.
 //!
-//! Firmware paints its console: colours, cleared screens, texts put at a row
-//! and column, often without a single line feed. Programs want lines. Control
-//! sequences (ECMA-48) are dropped; those that put the cursor somewhere else
-//! or clear the screen end the line that was being written, and so does a
-//! carriage return that is followed by more text.
+//! Firmware paints its console: colours, cleared screens, texts at a row and column, often without a single line feed.
+//! Programs need lines. Control sequences (ECMA-48) are dropped; those that move the cursor elsewhere or clear the
+//! screen end the current line, and so does a carriage return that is followed by more text.
 //!
-//! Any bytes go in, and nothing that comes in can hold up what follows:
-//! sequences end at their final byte, at a line feed, or when they get longer
-//! than any real one. The result does not depend on how the bytes were cut
+//! Any bytes are accepted, and no input can block the processing of later input: sequences end at their final byte, at
+//! a line feed, or when they exceed the length of any real one. The result does not depend on how the bytes are split
 //! into pieces.
 
-/// Longer lines are cut, so that a machine that never ends one costs nothing.
+/// Longer lines are truncated, so that a machine that never ends one cannot use up memory.
 const MAX_LINE: usize = 8192;
-/// Longer sequences are none.
+/// Longer sequences are not treated as such.
 const MAX_SEQUENCE: usize = 256;
 
-/// Takes bytes, gives lines.
+/// Splits bytes into lines.
 #[derive(Debug, Default)]
 pub(crate) struct Splitter {
     line: Vec<u8>,
     state: State,
     /// Bytes of the current sequence so far.
     length: usize,
-    /// A carriage return came last.
+    /// The last byte was a carriage return.
     returned: bool,
 }
 
@@ -34,7 +31,7 @@ enum State {
     Text,
     /// After ESC.
     Escape,
-    /// After ESC and an intermediate byte: one more and it is over.
+    /// After ESC and an intermediate byte: one more byte follows.
     Intermediate,
     /// After ESC `[`, up to a final byte.
     Control,
@@ -48,22 +45,22 @@ const ESC: u8 = 0x1b;
 const BEL: u8 = 0x07;
 
 impl Splitter {
-    /// Takes more bytes; `each` gets each line that ends in them, without its
-    /// end, bytes that are no UTF-8 replaced.
+    /// Processes more bytes; calls `each` with each line that ends in them, without its end and with invalid UTF-8
+    /// replaced.
     pub(crate) fn feed(&mut self, bytes: &[u8], mut each: impl FnMut(String)) {
         for &byte in bytes {
             self.byte(byte, &mut each);
         }
     }
 
-    /// The line that was never ended, if there is one.
+    /// The unfinished line, if there is one.
     pub(crate) fn finish(mut self) -> Option<String> {
         (!self.line.is_empty()).then(|| self.take())
     }
 
     fn byte(&mut self, byte: u8, each: &mut impl FnMut(String)) {
         if byte == b'\n' {
-            // Ends everything: a line is worth more than a sequence.
+            // Ends everything: a line matters more than a sequence.
             self.state = State::Text;
             self.returned = false;
             let line = self.take();
@@ -89,7 +86,7 @@ impl Splitter {
             },
             State::StringEscape => match byte {
                 b'\\' => self.state = State::Text,
-                // The string was cut off by another sequence.
+                // The string was ended by another sequence.
                 _ => {
                     self.enter(State::Escape);
                     self.escape(byte);
@@ -102,7 +99,7 @@ impl Splitter {
         match byte {
             ESC => self.enter(State::Escape),
             b'\r' => self.returned = true,
-            // Other control characters move nothing that matters here.
+            // Other control characters do not matter here.
             0x00..=0x08 | 0x0b..=0x1f | 0x7f => {}
             _ => {
                 if std::mem::take(&mut self.returned) || self.line.len() >= MAX_LINE {
@@ -129,7 +126,7 @@ impl Splitter {
             0x20..=0x3f => {}
             0x40..=0x7e => {
                 self.state = State::Text;
-                // Cursor to a place, or to another line; clear the screen.
+                // Moves the cursor, or clears the screen.
                 if matches!(byte, b'H' | b'f' | b'd' | b'A' | b'B' | b'E' | b'F' | b'J') {
                     self.returned = false;
                     self.end(each);
@@ -146,7 +143,7 @@ impl Splitter {
         self.length = 0;
     }
 
-    /// Ends the line if anything stands in it.
+    /// Ends the line unless it is empty.
     fn end(&mut self, each: &mut impl FnMut(String)) {
         if !self.line.is_empty() {
             let line = self.take();
@@ -236,7 +233,7 @@ mod tests {
         assert!(lines.iter().all(|line| line.len() == MAX_LINE));
     }
 
-    /// Bytes with as many of the characters that mean something as of others.
+    /// Bytes with as many special characters as others.
     fn bytes() -> impl Strategy<Value = Vec<u8>> {
         let byte = prop_oneof![
             any::<u8>(),
@@ -269,7 +266,7 @@ mod tests {
             prop_assert_eq!(lines(text.as_bytes()), wanted);
         }
 
-        /// What follows a line feed is read, whatever stood before it.
+        /// What follows a line feed is read, whatever preceded it.
         #[test]
         fn a_marker_is_never_lost(bytes in bytes()) {
             let marked = [&bytes[..], b"\nhearth: state HOME\r\n"].concat();

@@ -1,4 +1,4 @@
-//! The other end of a connection: it says what a test wants.
+//! The peer of a connection, scripted by a test.
 
 use std::{path::Path, time::Instant};
 
@@ -12,10 +12,10 @@ use super::Qmp;
 
 const GREETING: &[u8] = b"{\"QMP\": {\"version\": {}, \"capabilities\": [\"oob\"]}}\r\n";
 
-/// The event of a guest that switches itself off.
+/// The event of a guest that powers itself off.
 pub(crate) const SHUTDOWN: &[u8] = b"{\"event\": \"SHUTDOWN\", \"data\": {\"guest\": true, \"reason\": \"guest-shutdown\"}, \"timestamp\": {}}\n";
 
-/// A peer that greets, accepts the capabilities and then says `more`. The log is in the folder.
+/// A peer that greets, accepts the capabilities and then sends `more`. The log is in the folder.
 pub(crate) async fn connected(folder: &Path, more: &'static [u8]) -> (Qmp, UnixStream) {
     let (ours, mut theirs) = UnixStream::pair().expect("a pair");
     theirs.write_all(GREETING).await.expect("greeted");
@@ -40,7 +40,7 @@ pub(crate) async fn monitor(mut peer: UnixStream, texts: Vec<String>) -> UnixStr
     peer
 }
 
-/// The next command that the peer is given.
+/// The next command that the peer receives.
 pub(crate) async fn next_command(stream: &mut UnixStream) -> Value {
     let mut line = Vec::new();
     while line.last() != Some(&b'\n') {

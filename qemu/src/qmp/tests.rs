@@ -1,5 +1,4 @@
-//! The protocol against a peer that says whatever the test wants. How real
-//! QEMU talks is tested with a real one (`tests/machine.rs`).
+//! The protocol against a scripted peer. Real QEMU is tested in `tests/machine.rs`.
 
 use proptest::prelude::*;
 use tokio::io::AsyncWriteExt;
@@ -47,7 +46,7 @@ async fn a_refusal_names_command_and_reason() {
     };
     let (error, ()) = tokio::join!(qmp.execute("set_x", json!({ "x": 1 })), refuse);
     let error = error.expect_err("refused").to_string();
-    assert_eq!(error, "QMP: set_x was refused: GenericError: no such x");
+    assert_eq!(error, "QMP: set_x failed: GenericError: no such x");
 }
 
 #[tokio::test]
@@ -112,7 +111,7 @@ proptest! {
         let _ = parse(&line);
     }
 
-    /// Objects with the right keys and whatever values.
+    /// Objects with the right keys and arbitrary values.
     #[test]
     fn any_object_can_be_parsed(
         key in proptest::sample::select(vec!["QMP", "event", "return", "error"]),

@@ -1,8 +1,7 @@
 //! How a machine ended.
 //!
-//! QEMU's exit status says little: it is 0 after a guest's orderly shutdown,
-//! after its reset with `-no-reboot`, and after a kernel's panic that resets.
-//! The reason stands in the last SHUTDOWN event on QMP.
+//! QEMU's exit status is not sufficient: it is 0 after a guest's orderly shutdown, after its reset with `-no-reboot`,
+//! and after a kernel's panic that resets. The reason is in the last SHUTDOWN event on QMP.
 
 use std::{fmt, os::unix::process::ExitStatusExt, process::ExitStatus, time::Duration};
 
@@ -11,7 +10,7 @@ use crate::qmp::Event;
 /// The end of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Exit {
-    /// Why.
+    /// The cause.
     pub cause: Cause,
     /// QEMU's exit status.
     pub status: ExitStatus,
@@ -22,29 +21,29 @@ pub struct Exit {
 /// Why a machine ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The guest switched it off.
+    /// The guest powered it off.
     GuestShutdown,
-    /// The guest reset it, and it was made to end on that. A Linux that
-    /// panics does the same: only its console tells.
+    /// The guest reset it, and QEMU is configured to end then. A Linux that panics does the same: only its console
+    /// shows the difference.
     GuestReset,
-    /// The guest said that it panicked.
+    /// The guest reported a panic.
     GuestPanic,
-    /// Nobody fed its watchdog, and it was made to end on that.
+    /// The watchdog expired, and QEMU is configured to end then.
     Watchdog,
-    /// QEMU was told to quit.
+    /// QEMU got the command `quit`.
     Quit,
-    /// We killed it: a power cut.
+    /// Killed by this library: a power cut.
     PowerCut,
-    /// Somebody else sent QEMU this signal.
+    /// Another process sent QEMU this signal.
     Signal(i32),
     /// QEMU failed with this status.
     Failed(i32),
-    /// Another reason, in QEMU's words; empty if it gave none.
+    /// Another reason, as QEMU names it; empty if there is none.
     Other(String),
 }
 
 impl Cause {
-    /// From QEMU's status, whether we killed it, and its events.
+    /// From QEMU's status, whether this library killed it, and its events.
     pub(crate) fn of(status: ExitStatus, cut: bool, events: &[Event]) -> Self {
         match status.signal() {
             Some(_) if cut => return Self::PowerCut,
@@ -73,9 +72,8 @@ fn last<'a>(events: &'a [Event], name: &str) -> Option<&'a Event> {
     events.iter().rev().find(|event| event.name == name)
 }
 
-/// Whether the watchdog was what brought it down: QEMU tells the guest's own
-/// reset and the watchdog's by the same reason. The guest may have been reset
-/// by it before and have ended later for another.
+/// Whether the watchdog caused the end: QEMU reports the guest's own reset and the watchdog's by the same reason. The
+/// watchdog may have reset the guest before, and it may have ended later for another reason.
 fn bitten(events: &[Event]) -> bool {
     let before = events
         .iter()
@@ -88,13 +86,13 @@ fn bitten(events: &[Event]) -> bool {
 impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::GuestShutdown => f.write_str("the guest switched the machine off"),
+            Self::GuestShutdown => f.write_str("the guest powered off the machine"),
             Self::GuestReset => f.write_str("the guest reset the machine"),
             Self::GuestPanic => f.write_str("the guest panicked"),
-            Self::Watchdog => f.write_str("the watchdog was not fed"),
-            Self::Quit => f.write_str("QEMU was told to quit"),
+            Self::Watchdog => f.write_str("the watchdog expired"),
+            Self::Quit => f.write_str("QEMU was stopped by a quit command"),
             Self::PowerCut => f.write_str("power cut"),
-            Self::Signal(signal) => write!(f, "QEMU was ended by signal {signal}"),
+            Self::Signal(signal) => write!(f, "QEMU was terminated by signal {signal}"),
             Self::Failed(code) => write!(f, "QEMU failed with exit status {code}"),
             Self::Other(reason) if reason.is_empty() => f.write_str("QEMU ended without a reason"),
             Self::Other(reason) => write!(f, "QEMU ended: {reason}"),
@@ -166,7 +164,7 @@ mod tests {
         assert_eq!(Cause::of(killed, true, &[]), Cause::PowerCut);
         assert_eq!(Cause::of(killed, false, &[]), Cause::Signal(9));
         assert_eq!(Cause::of(code(1), true, &[]), Cause::Failed(1));
-        // It ended by itself before our signal reached it.
+        // It ended by itself before our signal arrived.
         let events = [event("SHUTDOWN", "guest-shutdown")];
         assert_eq!(Cause::of(code(0), true, &events), Cause::GuestShutdown);
     }

@@ -17,8 +17,7 @@ use tokio_util::sync::CancellationToken;
 use super::exit::{Cause, Exit};
 use crate::{console::Console, qmp::Qmp};
 
-/// After its end is noticed: how long the rest of what QEMU said may take to
-/// arrive. It is all in buffers already.
+/// Bound for reading the rest of QEMU's output after its end, all of which is in buffers already.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(10);
 
 /// The QEMU process; shared by the handle and the task that waits for its end.
@@ -26,12 +25,12 @@ pub(super) const LAST_WORDS: Duration = Duration::from_secs(10);
 pub(super) struct Running {
     pub(super) process: Process,
     child: Mutex<Child>,
-    /// Set before we kill it, so that its death is known to be ours.
+    /// Set before we kill it, so that its end is known to be a power cut.
     cut: AtomicBool,
 }
 
 impl Running {
-    /// Takes over a child that has just been started.
+    /// Wraps a child that has just been started.
     pub(super) fn of_child(mut child: Child) -> io::Result<Self> {
         match Process::of_child(child.id()) {
             Ok(process) => Ok(Self {
@@ -52,7 +51,7 @@ impl Running {
         self.process.kill()
     }
 
-    /// Takes its exit status, if it has ended. May be asked again.
+    /// Reads its exit status, if it has ended. Can be called repeatedly.
     pub(super) fn reap(&self) -> io::Result<Option<ExitStatus>> {
         self.child
             .lock()
@@ -61,7 +60,7 @@ impl Running {
     }
 }
 
-/// Kills the process when it goes, and waits until it is gone.
+/// On drop, kills the process and waits until it has ended.
 #[derive(Debug)]
 pub(super) struct KillOnDrop(pub(super) Option<Arc<Running>>);
 
@@ -71,16 +70,14 @@ impl Drop for KillOnDrop {
         if let Err(error) = running.kill() {
             tracing::warn!(%error, "cannot kill QEMU");
         }
-        // Some milliseconds, in which this thread does nothing else: only
-        // when it is gone are its disks and ports free again.
+        // Blocks this thread for some milliseconds: only when it has ended are its disks and ports free again.
         if running.process.ended_within(LAST_WORDS) {
             let _ = running.reap();
         }
     }
 }
 
-/// Waits for the end and tells how it was, once all that was said before it
-/// has been read.
+/// Waits for the end and publishes how it ended, once all earlier output has been read.
 pub(super) async fn watch_process(
     running: Arc<Running>,
     console: Console,
@@ -90,7 +87,7 @@ pub(super) async fn watch_process(
     exit: watch::Sender<Option<Exit>>,
 ) {
     if let Err(error) = running.process.ended().await {
-        // Readers of `exit` see that nobody watches any more.
+        // Readers of `exit` see that the process is no longer watched.
         tracing::error!(%error, "cannot wait for QEMU");
         return;
     }
@@ -98,7 +95,7 @@ pub(super) async fn watch_process(
     ended.cancel();
     let read = async { tokio::join!(console.ended(), qmp.ended()) };
     if timeout(LAST_WORDS, read).await.is_err() {
-        tracing::warn!("not all that QEMU said has been read");
+        tracing::warn!("did not read all of QEMU's output");
     }
     match running.reap() {
         Ok(Some(status)) => {
@@ -106,7 +103,7 @@ pub(super) async fn watch_process(
             let cause = Cause::of(status, cut, &qmp.last_events());
             exit.send_replace(Some(Exit { cause, status, at }));
         }
-        Ok(None) => tracing::error!("QEMU has ended and left no status"),
+        Ok(None) => tracing::error!("QEMU has ended without an exit status"),
         Err(error) => tracing::error!(%error, "cannot wait for QEMU"),
     }
 }
@@ -118,14 +115,14 @@ mod tests {
     use super::*;
     use crate::{console, qmp::fake};
 
-    /// A process that does this, watched as QEMU is.
+    /// The end of a process that runs this script, watched like QEMU.
     async fn end_of(script: &str, kill: bool) -> Exit {
         let folder = tempfile::tempdir().expect("a folder");
         let child = Command::new("sh").args(["-c", script]).spawn();
         let running = Arc::new(Running::of_child(child.expect("sh")).expect("its descriptor"));
         let started = Instant::now();
         let (qmp, peer) = fake::connected(folder.path(), fake::SHUTDOWN).await;
-        // QEMU's side of the connection goes with QEMU.
+        // QEMU's side of the connection ends with QEMU.
         drop(peer);
         let ended = CancellationToken::new();
         let serial = folder.path().join("serial.log");

@@ -1,4 +1,4 @@
-//! Brings a machine up: its files, its process, the handshake, its network.
+//! Starts a machine: its files, its process, the handshake, its network.
 
 use std::{
     fs::File,
@@ -20,97 +20,96 @@ use super::{
 use crate::{
     command::{Boot, Machine, MachineError, QEMU, Sockets},
     fw_cfg::Content,
-    network::{self, Forwarded, Link},
+    network::{self, Link, PortForward},
     qmp::{Qmp, QmpError},
     run_dir::{RunDir, RunDirError},
 };
 
-/// How often QEMU is asked for what it does not tell.
+/// Interval of queries for states that QEMU does not report.
 const ASK_AGAIN: Duration = Duration::from_millis(10);
 
 /// A machine did not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartError {
-    /// It cannot be such a machine.
+    /// Its configuration is invalid.
     #[error(transparent)]
     Machine(#[from] MachineError),
     /// Its folder cannot be used.
     #[error("machine {machine:?}: {source}")]
     RunDir {
-        /// The machine.
+        /// Name of the machine.
         machine: String,
-        /// Which step failed.
+        /// The failed step.
         source: RunDirError,
     },
-    /// A port that it should have on the host belongs to somebody else.
+    /// A host port that it should have is in use.
     #[error(
-        "machine {machine:?}: port {port} of this host is taken; choose another, or 0 for any that is free"
+        "machine {machine:?}: port {port} of this host is in use; choose another, or 0 for any free port"
     )]
     PortTaken {
-        /// The machine.
+        /// Name of the machine.
         machine: String,
-        /// The port.
+        /// The host port.
         port: u16,
     },
-    /// A card should be plugged into a switch that does not run. QEMU itself
-    /// would start, and never try again.
-    #[error("machine {machine:?}: nothing listens at {socket}; the switch must run first")]
+    /// A card's switch is not running. QEMU itself would start, and never try again.
+    #[error("machine {machine:?}: nothing listens on {socket}; start the switch first")]
     NoSwitch {
-        /// The machine.
+        /// Name of the machine.
         machine: String,
-        /// Where the switch should be.
+        /// Socket path of the switch.
         socket: PathBuf,
     },
-    /// QEMU is not there, or may not run.
-    #[error("machine {machine:?}: {QEMU} does not start (package qemu-system-x86): {source}")]
+    /// QEMU did not start.
+    #[error("machine {machine:?}: cannot start {QEMU} (package qemu-system-x86): {source}")]
     Spawn {
-        /// The machine.
+        /// Name of the machine.
         machine: String,
-        /// What the system said.
+        /// The underlying I/O error.
         source: io::Error,
     },
-    /// QEMU did not like what it was told.
-    #[error("machine {machine:?}: QEMU ended at once ({status}); its words ({}):\n{words}", log.display())]
+    /// QEMU rejected its command line.
+    #[error("machine {machine:?}: QEMU ended at once ({status}); its output ({}):\n{words}", log.display())]
     Ended {
-        /// The machine.
+        /// Name of the machine.
         machine: String,
         /// How it ended.
         status: String,
         /// The end of its log.
         words: String,
-        /// Where all of it is.
+        /// Path of the log.
         log: PathBuf,
     },
-    /// QEMU runs and does not speak as it should.
+    /// QEMU is running, but QMP fails.
     #[error("machine {machine:?}: {source}")]
     Qmp {
-        /// The machine.
+        /// Name of the machine.
         machine: String,
-        /// What is wrong.
+        /// The underlying error.
         source: QmpError,
     },
     /// The process or its console cannot be watched.
     #[error("machine {machine:?}: cannot {step}: {source}")]
     Watch {
-        /// The machine.
+        /// Name of the machine.
         machine: String,
-        /// What failed.
+        /// The step that failed.
         step: &'static str,
-        /// What the system said.
+        /// The underlying I/O error.
         source: io::Error,
     },
 }
 
-/// A machine that is up.
+/// A machine that has started.
 pub(super) struct Up {
     pub(super) guard: KillOnDrop,
     pub(super) running: Arc<Running>,
     pub(super) qmp: Qmp,
-    pub(super) forwards: Vec<Forwarded>,
+    pub(super) forwards: Vec<PortForward>,
     pub(super) started: Instant,
 }
 
-/// Starts QEMU and waits until it does what it was told.
+/// Starts QEMU and waits until it is set up completely.
 pub(super) async fn bring_up(
     machine: &Machine,
     run_dir: &RunDir,
@@ -125,8 +124,7 @@ pub(super) async fn bring_up(
         machine: name.clone(),
         source,
     };
-    // For the script; and a machine that cannot be is found out before
-    // anything is written.
+    // For the script; and an invalid machine is detected before anything is written.
     let by_hand = machine.command(run_dir, Sockets::Made)?;
     check_ports(machine)?;
     prepare(machine, run_dir).map_err(folder_error)?;
@@ -157,7 +155,7 @@ pub(super) async fn bring_up(
     })
 }
 
-/// QEMU would say it too, in its own words and after everything else is done.
+/// QEMU would report it too, but less clearly and after everything else is done.
 fn check_ports(machine: &Machine) -> Result<(), StartError> {
     let taken = machine
         .nics
@@ -177,7 +175,7 @@ fn check_ports(machine: &Machine) -> Result<(), StartError> {
     }
 }
 
-/// Makes the files that QEMU is to find.
+/// Creates the files that QEMU needs.
 fn prepare(machine: &Machine, run_dir: &RunDir) -> Result<(), RunDirError> {
     run_dir.rotate_logs()?;
     if let Boot::Uefi(firmware) = &machine.boot {
@@ -236,8 +234,8 @@ async fn spawn_qemu(
         .stdin(Stdio::null())
         .stdout(log.try_clone().map_err(spawn_error)?)
         .stderr(log);
-    // Ours are closed with the command: then the death of QEMU before it has
-    // taken the connection ends the connection, too.
+    // Ours are closed with the command: then the end of QEMU before it has accepted the connection ends the connection,
+    // too.
     let inherited: Arc<[OwnedFd]> = Arc::from([OwnedFd::from(qmp), OwnedFd::from(control)]);
     let child = spawn::spawn(command, lifetime, inherited)
         .await
@@ -250,7 +248,7 @@ async fn shake_hands(run_dir: &RunDir, started: Instant) -> Result<Qmp, QmpError
     Qmp::handshake(stream, &run_dir.qmp_log(), started).await
 }
 
-/// Why QEMU did not come up: mostly because it ended, and its log says why.
+/// Why QEMU did not start: usually because it ended, with the reason in its log.
 async fn not_up(name: &str, run_dir: &RunDir, running: &Running, source: QmpError) -> StartError {
     let ended = timeout(LAST_WORDS, running.process.ended()).await.is_ok();
     match running.reap() {
@@ -267,8 +265,8 @@ async fn not_up(name: &str, run_dir: &RunDir, running: &Running, source: QmpErro
     }
 }
 
-/// Asks QEMU where it has put the ports.
-async fn forwards(machine: &Machine, qmp: &Qmp) -> Result<Vec<Forwarded>, QmpError> {
+/// Queries the host ports that QEMU chose.
+async fn forwards(machine: &Machine, qmp: &Qmp) -> Result<Vec<PortForward>, QmpError> {
     let user = |link: &Link| matches!(link, Link::User(user) if !user.forwards.is_empty());
     if !machine.nics.iter().any(|nic| user(&nic.link)) {
         return Ok(Vec::new());
@@ -276,7 +274,7 @@ async fn forwards(machine: &Machine, qmp: &Qmp) -> Result<Vec<Forwarded>, QmpErr
     Ok(network::parse_usernet(&qmp.human("info usernet").await?))
 }
 
-/// The first switch that a card could not be plugged into, if there is one.
+/// The first switch that a card could not be connected to, if there is one.
 async fn not_plugged(machine: &Machine, qmp: &Qmp) -> Result<Option<PathBuf>, QmpError> {
     for (card, nic) in machine.nics.iter().enumerate() {
         let Link::Switch { socket } = &nic.link else {
@@ -287,13 +285,12 @@ async fn not_plugged(machine: &Machine, qmp: &Qmp) -> Result<Option<PathBuf>, Qm
                 let text = qmp.human("info network").await?;
                 match network::parse_plugged(&text, card) {
                     Some(plugged) => return Ok::<_, QmpError>(plugged),
-                    // Under way; QEMU tells of a success by an event, and of a
-                    // failure not at all.
+                    // In progress; QEMU reports success by an event, and does not report failure.
                     None => sleep(ASK_AGAIN).await,
                 }
             }
         };
-        // A socket of this host is there at once or never.
+        // A socket of this host is available at once or never.
         if !timeout(LAST_WORDS, plugged).await.unwrap_or(Ok(false))? {
             return Ok(Some(socket.clone()));
         }
@@ -327,7 +324,7 @@ mod tests {
         })
     }
 
-    /// What QEMU's monitor says of the card.
+    /// The state of the card in QEMU's monitor.
     fn card(state: &str) -> String {
         format!("virtio-net-pci.0: index=0,type=nic\r\n \\ net0: index=0,type=stream,{state}\r\n")
     }
@@ -411,7 +408,7 @@ mod tests {
     async fn ports_are_asked_for_only_where_there_are_some() {
         let folder = tempfile::tempdir().expect("a folder");
         let (qmp, peer) = fake::connected(folder.path(), b"").await;
-        // Nobody answers.
+        // The peer does not answer.
         let none = forwards(&with_card(Link::User(UserNetwork::default())), &qmp).await;
         assert_eq!(none.expect("not asked"), []);
         let network = UserNetwork {
@@ -422,6 +419,6 @@ mod tests {
         let machine = with_card(Link::User(network));
         let (told, _peer) = tokio::join!(forwards(&machine, &qmp), fake::monitor(peer, vec![said]));
         let host = "127.0.0.1:40789".parse().expect("an address");
-        assert_eq!(told.expect("told"), [Forwarded { guest: 7835, host }]);
+        assert_eq!(told.expect("told"), [PortForward { guest: 7835, host }]);
     }
 }

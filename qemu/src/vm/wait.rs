@@ -1,5 +1,4 @@
-//! Waiting for something on a machine, always with a bound, and with an error
-//! that shows what the machine was doing instead.
+//! Waiting for events of a machine, always with a bound, and with an error that shows the machine's last console lines.
 
 use std::{fmt, fs, path::Path, time::Duration};
 
@@ -9,53 +8,53 @@ use tokio::time::timeout;
 use super::{Exit, Vm, ended};
 use crate::console::{Line, Reported};
 
-/// How many of the console's last lines an error shows.
+/// Number of console lines that an error shows.
 const SHOWN: usize = 30;
 
-/// What was waited for did not come.
+/// Waiting for an event failed.
 #[derive(Debug, thiserror::Error)]
-#[error("machine {machine:?}: {wanted} did not come: {why}\n{log}")]
+#[error("machine {machine:?}: waiting for {wanted} failed: {why}\n{log}")]
 pub struct WaitError {
-    /// The machine.
+    /// Name of the machine.
     pub machine: String,
-    /// What was waited for.
+    /// The expected event.
     pub wanted: String,
-    /// Why it did not come.
+    /// The reason.
     pub why: Why,
-    /// What the machine said last.
+    /// The machine's last console lines.
     pub log: Box<Tail>,
 }
 
-/// Why something did not come.
+/// Why waiting failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Why {
-    /// Not within this time.
+    /// Timed out after this time.
     Timeout(Duration),
     /// The machine ended first.
     Exited(Exit),
-    /// The node says that it will not go on, and why.
+    /// The node rejected its parameters or disk; the reason.
     Refused(String),
-    /// The node core ended first, and why.
+    /// The node core ended first; the reason.
     CoreEnded(String),
 }
 
 impl fmt::Display for Why {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Timeout(after) => write!(f, "waited for {:.1} s", after.as_secs_f64()),
+            Self::Timeout(after) => write!(f, "timed out after {:.1} s", after.as_secs_f64()),
             Self::Exited(exit) => write!(f, "{exit}"),
-            Self::Refused(why) => write!(f, "the node refused: {why}"),
+            Self::Refused(why) => write!(f, "the node rejected its parameters or disk: {why}"),
             Self::CoreEnded(why) => write!(f, "the node core ended: {why}"),
         }
     }
 }
 
-/// The end of a console's log, and where all of it is.
+/// The end of a console's log, and its path.
 #[derive(Clone, Debug)]
 pub struct Tail {
     /// The last lines, oldest first.
     pub lines: Vec<Line>,
-    /// The log.
+    /// Path of the log.
     pub path: std::path::PathBuf,
 }
 
@@ -74,7 +73,7 @@ impl fmt::Display for Tail {
 }
 
 impl Vm {
-    /// The console's last lines, to be shown.
+    /// The console's last lines, for display.
     pub fn tail(&self) -> Tail {
         Tail {
             lines: self.console.last(SHOWN),
@@ -82,11 +81,10 @@ impl Vm {
         }
     }
 
-    /// Waits for a line, from the first of this start on: one that has come
-    /// already counts. `wanted` says in words what is waited for.
+    /// Waits for a line, from the first of this start on, so an earlier line counts. `wanted` describes it in errors.
     ///
     /// # Errors
-    /// If it has not come within `bound`, or the machine ends without it.
+    /// If it does not appear within `bound`, or the machine ends without it.
     pub async fn wait_for(
         &self,
         wanted: &str,
@@ -108,7 +106,7 @@ impl Vm {
     /// Waits for a report, from the first of this start on.
     ///
     /// # Errors
-    /// If it has not come within `bound`, or the machine ends without it.
+    /// If it does not appear within `bound`, or the machine ends without it.
     pub async fn wait_for_report(
         &self,
         wanted: &str,
@@ -127,12 +125,11 @@ impl Vm {
         self.bounded(wanted, bound, find).await
     }
 
-    /// Waits until the node has come this far. Gives up at once when the node
-    /// says that it will not: it refuses, or its core ends.
+    /// Waits until the node has reached this milestone. Fails at once if the node reports that it will not: it rejects
+    /// its parameters or disk, or its core ends.
     ///
     /// # Errors
-    /// If it has not within `bound`, says that it will not, or the machine
-    /// ends.
+    /// If it has not within `bound`, reports that it will not, or the machine ends.
     pub async fn reached(
         &self,
         milestone: Milestone,
@@ -168,8 +165,7 @@ impl Vm {
         }
     }
 
-    /// Does `work` (a client's call to the node, say) for at most `bound`, and
-    /// no longer than the machine lives.
+    /// Runs `work` (a client's call to the node, say) for at most `bound`, and while the machine is running.
     ///
     /// # Errors
     /// If it takes longer, or the machine ends.
@@ -182,7 +178,7 @@ impl Vm {
         let mut exit = self.exit.clone();
         let find = async {
             tokio::select! {
-                // Work that is done counts, also when the machine has ended.
+                // Completed work counts, even if the machine has ended.
                 biased;
                 done = work => Some(Ok(done)),
                 _ = exit.wait_for(Option::is_some) => None,
@@ -191,7 +187,7 @@ impl Vm {
         self.bounded(wanted, bound, find).await
     }
 
-    /// `find` gives what was found, or why not; `None` if the machine ended.
+    /// `find` returns the result, or why there is none; `None` if the machine ended.
     async fn bounded<T>(
         &self,
         wanted: &str,
@@ -203,7 +199,7 @@ impl Vm {
             Ok(Some(Err(why))) => why,
             Ok(None) => match ended(self.exit.clone()).await {
                 Ok(exit) => Why::Exited(exit),
-                // Nobody watches it any more; nothing will come.
+                // The machine is no longer watched; nothing will come.
                 Err(_) => Why::Timeout(bound),
             },
             Err(_) => Why::Timeout(bound),

@@ -1,11 +1,10 @@
-//! Starts a network, says which process it is, and stays with it:
+//! Starts a network, prints its process ID, and waits:
 //!
 //! ```text
 //! hold_network SWITCH DIR
 //! ```
 //!
-//! with the program `hearth-switch` and the network's folder. The tests kill
-//! it to see what becomes of its network.
+//! with the program `hearth-switch` and the network's folder. The tests kill it and check what happens to its network.
 
 use std::{env, path::PathBuf, time::Duration};
 
@@ -15,11 +14,17 @@ use hearth_switch::{Lifetime, Network, NetworkOptions};
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {
     let mut args = env::args_os().skip(1).map(PathBuf::from);
-    let binary = args.next().context("wanted: SWITCH")?;
-    let dir = args.next().context("wanted: DIR")?;
-    let network = Network::start(&binary, &dir, NetworkOptions::default(), Lifetime::Tied).await?;
+    let binary = args.next().context("usage: SWITCH DIR")?;
+    let dir = args.next().context("usage: SWITCH DIR")?;
+    let network = Network::start(
+        &binary,
+        &dir,
+        NetworkOptions::default(),
+        Lifetime::KillWithParent,
+    )
+    .await?;
     println!("{}", network.pid());
-    // Whoever started it ends it.
+    // The process that started it ends it.
     tokio::time::sleep(Duration::from_secs(600)).await;
     network.stop().await?;
     Ok(())

@@ -1,4 +1,4 @@
-//! What machines and the host are reached by.
+//! Addresses of machines, and of their ports on the host.
 
 use std::{fmt, net::SocketAddr, str::FromStr};
 
@@ -10,9 +10,8 @@ use std::{fmt, net::SocketAddr, str::FromStr};
 pub struct Mac(pub [u8; 6]);
 
 impl Mac {
-    /// The address of the machine with this number in its cluster: QEMU's
-    /// own prefix, so that it cannot meet real hardware. Fixed by the number,
-    /// so that a machine keeps it (and its DHCP lease) over restarts.
+    /// The address of the machine with this number in its cluster, with QEMU's own prefix, so that it cannot collide
+    /// with real hardware. Derived from the number, so that a machine keeps it (and its DHCP lease) over restarts.
     pub fn of_machine(number: u16) -> Self {
         let [high, low] = number.to_be_bytes();
         Self([0x52, 0x54, 0x00, 0x48, high, low])
@@ -32,9 +31,9 @@ impl From<Mac> for String {
     }
 }
 
-/// A text is no Ethernet address.
+/// A text that is not an Ethernet address.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("found {0:?}, wanted an Ethernet address as 52:54:00:48:00:01")]
+#[error("expected an Ethernet address such as 52:54:00:48:00:01, got {0:?}")]
 pub struct NotMac(String);
 
 impl FromStr for Mac {
@@ -61,9 +60,9 @@ impl TryFrom<String> for Mac {
     }
 }
 
-/// Where a guest's port is found on the host.
+/// A guest's port on the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
-pub struct Forwarded {
+pub struct PortForward {
     /// Port of the guest.
     pub guest: u16,
     /// Address on the host.

@@ -1,4 +1,4 @@
-//! What was on the wire, in the format of pcap.
+//! The packet capture, in pcap format.
 
 use std::{
     fs::File,
@@ -9,13 +9,12 @@ use std::{
 
 use super::CaptureStatus;
 
-/// Written at once when there is this much of it.
+/// Buffered data is written when it has this size.
 const BATCH: usize = 64 << 10;
 
 const ETHERNET: u32 = 1;
 
-/// A capture file. Frames are written in batches; [`Capture::flush`] writes
-/// what waits.
+/// A capture file. Frames are written in batches; [`Capture::flush`] writes the buffered ones.
 #[derive(Debug)]
 pub(super) struct Capture {
     file: File,
@@ -35,7 +34,7 @@ impl Capture {
         header.extend_from_slice(&0xa1b2_c3d4_u32.to_le_bytes());
         header.extend_from_slice(&2_u16.to_le_bytes());
         header.extend_from_slice(&4_u16.to_le_bytes());
-        // Time zone and accuracy: nobody fills them in.
+        // Time zone and accuracy, which are always zero.
         header.extend_from_slice(&[0; 8]);
         header.extend_from_slice(&(super::framing::MAX_FRAME as u32).to_le_bytes());
         header.extend_from_slice(&ETHERNET.to_le_bytes());
@@ -53,7 +52,7 @@ impl Capture {
         })
     }
 
-    /// Keeps a frame; whether the capture ended with it.
+    /// Records a frame. The capture may end with it.
     pub(super) fn write(&mut self, frame: &[u8], now: SystemTime) {
         let size = 16 + frame.len() as u64;
         if self.failed || self.size + size > self.limit {
@@ -61,11 +60,11 @@ impl Capture {
                 tracing::warn!(
                     frames = self.frames,
                     bytes = self.size,
-                    "the capture is full; what follows is not in it"
+                    "the capture is full; later frames are not recorded"
                 );
             }
             self.dropped += 1;
-            // Later, smaller frames would leave a record with holes.
+            // Recording later, smaller frames would leave gaps.
             self.limit = 0;
             return;
         }
@@ -85,13 +84,13 @@ impl Capture {
         }
     }
 
-    /// Writes what waits.
+    /// Writes the buffered frames.
     pub(super) fn flush(&mut self) {
         if self.waiting.is_empty() || self.failed {
             return;
         }
         if let Err(error) = self.file.write_all(&self.waiting) {
-            tracing::error!(%error, path = %self.path.display(), "the capture cannot be written; it ends here");
+            tracing::error!(%error, path = %self.path.display(), "cannot write the capture; it is incomplete");
             self.failed = true;
         }
         self.waiting.clear();
@@ -119,7 +118,7 @@ mod tests {
         let mut capture = Capture::create(&path, 24 + 2 * (16 + 100)).expect("a file");
         let at = UNIX_EPOCH + Duration::new(0x0102_0304, 5_000);
         capture.write(&[7; 100], at);
-        // Does not fit, and ends it, though the next would.
+        // Does not fit, and ends the capture, though the next would fit.
         capture.write(&[8; 101], at);
         capture.write(&[9; 10], at);
         capture.flush();

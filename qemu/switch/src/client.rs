@@ -28,103 +28,102 @@ use super::{
 };
 use crate::Mac;
 
-/// What the process is asked through; in the network's folder.
+/// Name of the control socket in the network's folder.
 const CONTROL: &str = "control.sock";
-/// Which process it is.
+/// Name of the record of the process.
 const RECORD: &str = "network.json";
-/// What it says.
+/// Name of the log.
 const LOG: &str = "switch.log";
 
-/// How long an answer may take. The process answers at once; on a host with
-/// many busy machines it takes seconds.
+/// Bound for an answer. The process answers at once; on a host with many busy machines it takes seconds.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long the process may take to end.
+/// Bound for the process to end.
 const END: Duration = Duration::from_secs(10);
 
-/// After a conversation broke off: how long the process's end may take to show.
+/// After a broken conversation: bound for the end of the process to be noticed.
 const LAST_WORDS: Duration = Duration::from_secs(2);
 
-/// How much of the log an error shows, in bytes.
+/// Number of bytes of the log that an error shows.
 const WORDS: usize = 2000;
 
-/// A network did not do.
+/// A network operation failed.
 #[derive(Debug, thiserror::Error)]
 pub enum NetworkError {
     /// Its folder cannot be used.
     #[error("network: {0}")]
     Folder(#[from] FolderError),
-    /// A file in its folder cannot be used.
+    /// A file operation failed.
     #[error("network: cannot {step} {path}: {source}")]
     File {
-        /// What failed.
+        /// The step that failed.
         step: &'static str,
-        /// With which file.
+        /// The file.
         path: PathBuf,
-        /// What the system said.
+        /// The underlying I/O error.
         source: io::Error,
     },
-    /// Its record is not of this form.
-    #[error("network: {path} is not understood ({source}); remove it to start over")]
+    /// Its record has another format.
+    #[error("network: cannot parse {path} ({source}); remove it to start over")]
     Record {
-        /// The record.
+        /// Path of the record.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The underlying error.
         source: serde_json::Error,
     },
-    /// A network of this folder was left running.
-    #[error("network {dir} is running already, as process {pid}; stop it first")]
+    /// The network of this folder is running.
+    #[error("network {dir} is already running as process {pid}; stop it first")]
     Running {
         /// Its folder.
         dir: PathBuf,
-        /// Its process.
+        /// Its process ID.
         pid: i32,
     },
-    /// There is none to attach to.
+    /// No network is running in this folder.
     #[error("no network is running in {0}")]
     NotRunning(PathBuf),
     /// Its process did not start.
-    #[error("network: {binary} does not start: {source}")]
+    #[error("network: cannot start {binary}: {source}")]
     Spawn {
-        /// The program.
+        /// Path of the program.
         binary: PathBuf,
-        /// What the system said.
+        /// The underlying I/O error.
         source: io::Error,
     },
-    /// Its process is gone.
-    #[error("network: its process has ended; its words ({log}):\n{words}")]
+    /// Its process has ended.
+    #[error("network: the process has ended; its output ({log}):\n{words}")]
     Ended {
         /// The end of its log.
         words: String,
-        /// Where all of it is.
+        /// Path of the log.
         log: PathBuf,
     },
     /// There was no answer in time.
-    #[error("network: {request} was not answered in {after:?}")]
+    #[error("network: no answer to {request} within {after:?}")]
     Timeout {
-        /// What was asked.
+        /// Name of the request.
         request: &'static str,
-        /// How long it was waited for.
+        /// The timeout.
         after: Duration,
     },
     /// The conversation failed.
     #[error("network: cannot {step} for {request}: {source}")]
     Control {
-        /// What was asked.
+        /// Name of the request.
         request: &'static str,
-        /// What failed.
+        /// The step that failed.
         step: &'static str,
-        /// How.
+        /// The underlying I/O error.
         source: io::Error,
     },
-    /// The process said no.
+    /// The process rejected the request.
     #[error("network: {0}")]
     Refused(#[from] Refusal),
-    /// It was started tied to this process.
+    /// It cannot be left running.
     #[error(
-        "network {0} was started tied to this process; only a detachable one can be left running"
+        "network {0} was started as part of this process; only a detachable network can be left running"
     )]
-    Tied(PathBuf),
+    NotDetachable(PathBuf),
 }
 
 impl NetworkError {
@@ -134,18 +133,17 @@ impl NetworkError {
     }
 }
 
-/// What is kept of a running network.
+/// The record of a running network.
 #[derive(Debug, Serialize, Deserialize)]
 struct Record {
     process: Identity,
 }
 
-/// A running network. Dropping the handle of whoever started it ends the
-/// process, and when the drop returns it is gone; handles of others
-/// ([`Network::attach`]) are only handles.
+/// A running network. Dropping the handle of the process that started it ends the network; when the drop returns, it
+/// has ended. Handles of others ([`Network::attach`]) do not affect it.
 ///
-/// Every call is a conversation of its own, so a call that is given up half
-/// way leaves nothing behind, and calls may be made at once.
+/// Every call is a conversation of its own, so a cancelled call leaves nothing behind, and calls may be made
+/// concurrently.
 #[derive(Debug)]
 pub struct Network {
     dir: Folder,
@@ -153,8 +151,7 @@ pub struct Network {
     started: Option<Started>,
 }
 
-/// What only the one who started it has. Kills the process when it goes, and
-/// waits until it is gone.
+/// Held only by the process that started it. On drop, kills the network's process and waits until it has ended.
 #[derive(Debug)]
 struct Started {
     lifetime: Lifetime,
@@ -168,7 +165,7 @@ impl Drop for Started {
         if let Err(error) = self.process.kill() {
             tracing::warn!(%error, "cannot kill the network's process");
         }
-        // Some milliseconds; only then are its ports free again.
+        // Takes some milliseconds; only then are its ports free again.
         if self.process.ended_within(END) {
             let _ = child.wait();
         }
@@ -180,7 +177,7 @@ impl Network {
     /// `hearth-switch`, which is at `binary`. When this returns, it answers.
     ///
     /// # Errors
-    /// Whatever keeps it from that; then nothing is left running.
+    /// If it does not start; then nothing is left running.
     pub async fn start(
         binary: &Path,
         dir: &Path,
@@ -201,18 +198,18 @@ impl Network {
             dir,
             started: Some(started),
         };
-        // The first answer: from here on all is there.
+        // The first answer: the network is set up.
         network.status().await?;
         let path = network.dir.file(RECORD);
-        let record = record.map_err(NetworkError::file("look into", Path::new("/proc")))?;
+        let record = record.map_err(NetworkError::file("read", Path::new("/proc")))?;
         save(&path, &Record { process: record }).map_err(NetworkError::file("write", &path))?;
         Ok(network)
     }
 
-    /// The network that runs in this folder, whoever started it.
+    /// The network that is running in this folder, whoever started it.
     ///
     /// # Errors
-    /// If none does, or it does not answer.
+    /// If none is running, or it does not answer.
     pub async fn attach(dir: &Path) -> Result<Self, NetworkError> {
         if !dir.exists() {
             return Err(NetworkError::NotRunning(dir.to_owned()));
@@ -228,7 +225,7 @@ impl Network {
         };
         match network.status().await {
             Ok(_) => Ok(network),
-            // Somebody else ends it just now.
+            // Another process is ending it at this moment.
             Err(NetworkError::Ended { .. }) => {
                 Err(NetworkError::NotRunning(network.dir().to_owned()))
             }
@@ -236,7 +233,7 @@ impl Network {
         }
     }
 
-    /// Its folder, absolute.
+    /// The absolute path of its folder.
     pub fn dir(&self) -> &Path {
         self.dir.path()
     }
@@ -246,17 +243,16 @@ impl Network {
         self.dir.file(LOG)
     }
 
-    /// Its process's number.
+    /// Its process ID.
     pub fn pid(&self) -> i32 {
         self.process.pid()
     }
 
-    /// Makes a port for a machine, or finds it: a port of this name and this
-    /// Ethernet address that is there already is given back as it is, with the
-    /// address that it has now.
+    /// Creates a port for a machine, or returns the existing one: a port with this name and this Ethernet address is
+    /// returned unchanged, with its current address.
     ///
     /// # Errors
-    /// If one of the three belongs to another port or cannot be.
+    /// If one of the three belongs to another port or is invalid.
     pub async fn add_port(
         &self,
         name: &str,
@@ -273,13 +269,12 @@ impl Network {
         }
     }
 
-    /// Where this host reaches a TCP port of the port's machine: a port at
-    /// 127.0.0.1 that stays the same for as long as the network runs.
+    /// The host address of a TCP port of the port's machine, at 127.0.0.1; it stays the same while the network is
+    /// running.
     ///
-    /// The host's side takes every connection; what becomes of it in the
-    /// machine (refused, reset, no answer) shows there afterwards. New
-    /// connections go to the address that the machine has at that time: the
-    /// one that DHCP gave it, or the port's where DHCP gave none.
+    /// The host's side accepts every connection; its fate in the machine (refused, reset, no answer) shows afterwards.
+    /// New connections go to the machine's current address: the one that DHCP leased to it, or the port's if there is
+    /// no lease.
     ///
     /// # Errors
     /// If there is no such port.
@@ -289,16 +284,15 @@ impl Network {
             guest: guest_port,
         };
         match self.call("forward", request).await? {
-            Reply::Forwarded(address) => Ok(address),
+            Reply::PortForward(address) => Ok(address),
             other => Err(mistaken("forward", &other)),
         }
     }
 
-    /// Replaces the faults of a port's link. What is under way on a link that
-    /// is cut is lost.
+    /// Replaces the faults of a port's link. Frames in transit are lost when a link is cut.
     ///
     /// # Errors
-    /// If there is no such port, or they cannot be.
+    /// If there is no such port, or they are invalid.
     pub async fn set_faults(&self, name: &str, faults: Faults) -> Result<(), NetworkError> {
         let name = name.to_owned();
         self.order("set_faults", Request::SetFaults { name, faults })
@@ -316,8 +310,7 @@ impl Network {
         faults.ok_or_else(|| Refusal::NoPort(name.to_owned()).into())
     }
 
-    /// Keeps two machines from each other, or lets them. The gateway, and so
-    /// the host, reaches both all the same.
+    /// Blocks traffic between two machines, or unblocks it. The gateway, and so the host, still reaches both.
     ///
     /// # Errors
     /// If there are no such two ports.
@@ -326,31 +319,30 @@ impl Network {
         self.order("block", Request::Block { a, b, on }).await
     }
 
-    /// Parts the network: machines of different groups do not reach each other,
-    /// all others do, whatever was blocked before. No groups: the network is
-    /// whole. The gateway, and so the host, reaches every machine.
+    /// Partitions the network: machines of different groups cannot reach each other, all others can, whatever was
+    /// blocked before. No groups: the network is whole. The gateway, and so the host, reaches every machine.
     ///
     /// # Errors
-    /// If there is no such port, or one is named twice; then all is as it was.
+    /// If there is no such port, or one is named twice; then nothing is changed.
     pub async fn part(&self, groups: &[&[&str]]) -> Result<(), NetworkError> {
         let owned = |group: &&[&str]| group.iter().map(|&name| name.to_owned()).collect();
         let groups = groups.iter().map(owned).collect();
         self.order("part", Request::Part { groups }).await
     }
 
-    /// Changes the address that DHCP gives a port's machine. The machine
-    /// learns of it when it renews its lease, and is refused.
+    /// Changes the address that DHCP gives a port's machine. The machine notices when it renews its lease, and gets a
+    /// NAK.
     ///
     /// # Errors
-    /// If there is no such port, or the address is another's or cannot be.
+    /// If there is no such port, or the address is in use or invalid.
     pub async fn set_address(&self, name: &str, address: Ipv4Addr) -> Result<(), NetworkError> {
         let name = name.to_owned();
         self.order("set_address", Request::SetAddress { name, address })
             .await
     }
 
-    /// Lets DHCP answer a port's machine, as it does at first, or not. Leases
-    /// that were given hold until they end.
+    /// Makes DHCP answer a port's machine, which is the default, or not. Existing leases remain valid until they
+    /// expire.
     ///
     /// # Errors
     /// If there is no such port.
@@ -359,7 +351,7 @@ impl Network {
         self.order("set_dhcp", Request::SetDhcp { name, on }).await
     }
 
-    /// What it is and has done.
+    /// The status of the network.
     ///
     /// # Errors
     /// If it does not answer.
@@ -370,9 +362,8 @@ impl Network {
         }
     }
 
-    /// Ends it, whoever started it. Machines that are plugged in stay
-    /// unplugged from then on. When this returns, its process is gone and the
-    /// capture is whole.
+    /// Ends the network, whoever started it. Machines that are connected stay disconnected. When this returns, its
+    /// process has ended and the capture is complete.
     ///
     /// # Errors
     /// If the process cannot be waited for or killed.
@@ -393,14 +384,14 @@ impl Network {
         Ok(())
     }
 
-    /// Lets it go on without this process. It is found again by its folder.
+    /// Leaves it running without this process. It can be found by its folder.
     ///
     /// # Errors
-    /// If it was not started for that. It is then killed, as by any drop.
+    /// If it was not started as detachable. It is then killed, as by any drop.
     pub fn detach(mut self) -> Result<(), NetworkError> {
         if let Some(started) = &mut self.started {
             if started.lifetime != Lifetime::Detachable {
-                return Err(NetworkError::Tied(self.dir.path().to_owned()));
+                return Err(NetworkError::NotDetachable(self.dir.path().to_owned()));
             }
             started.child = None;
         }
@@ -417,8 +408,7 @@ impl Network {
     async fn call(&self, name: &'static str, request: Request) -> Result<Reply, NetworkError> {
         match timeout(PATIENCE, self.converse(name, &request)).await {
             Ok(Ok(answer)) => Ok(answer?),
-            // Mostly because it ended, and its log says why. Its sockets end
-            // a moment before it does.
+            // Usually because it ended, with the reason in its log. Its sockets are closed a moment before it ends.
             Ok(Err(error)) => match timeout(LAST_WORDS, self.process.ended()).await {
                 Ok(Ok(())) => Err(self.ended()),
                 _ => Err(error),
@@ -463,7 +453,7 @@ impl Network {
         }
         serde_json::from_slice(&answer)
             .map_err(io::Error::from)
-            .map_err(failed("understand the answer"))
+            .map_err(failed("parse the answer"))
     }
 
     fn ended(&self) -> NetworkError {
@@ -477,16 +467,16 @@ impl Network {
     }
 }
 
-/// An answer to something else.
+/// The error for an answer of another type.
 fn mistaken(request: &'static str, reply: &Reply) -> NetworkError {
     NetworkError::Control {
         request,
-        step: "understand the answer",
+        step: "parse the answer",
         source: io::Error::new(io::ErrorKind::InvalidData, format!("{reply:?}")),
     }
 }
 
-/// The process that runs a network in this folder.
+/// The process of the network in this folder, if it is running.
 fn running(dir: &Folder) -> Result<Option<Process>, NetworkError> {
     let path = dir.file(RECORD);
     let record = match fs::read(&path) {
@@ -495,10 +485,10 @@ fn running(dir: &Folder) -> Result<Option<Process>, NetworkError> {
     };
     let record: Record =
         serde_json::from_slice(&record).map_err(|source| NetworkError::Record { path, source })?;
-    Process::find(&record.process).map_err(NetworkError::file("look into", Path::new("/proc")))
+    Process::find(&record.process).map_err(NetworkError::file("read", Path::new("/proc")))
 }
 
-/// By a rename, so that half a record is never read.
+/// By a rename, so that a partial record is never read.
 fn save(path: &Path, record: &Record) -> io::Result<()> {
     let partial = path.with_extension("partial");
     fs::write(&partial, serde_json::to_vec(record)?)?;
@@ -515,14 +505,14 @@ async fn spawn_switch(
         binary: binary.to_owned(),
         source,
     };
-    // It listens before it is started, so that nobody has to wait for it to.
+    // It listens before the process is started, so that clients need not wait for that.
     let control = dir.listen(&dir.file(CONTROL))?;
     let path = dir.file(LOG);
     let log = File::create(&path).map_err(NetworkError::file("make", &path))?;
     let options = serde_json::to_string(options)
         .map_err(io::Error::from)
         .map_err(spawn_error)?;
-    // It runs in its folder, so that the addresses of its sockets are short.
+    // Its working directory is the folder, so that its socket addresses are short.
     let program = std::path::absolute(binary).map_err(spawn_error)?;
     let mut command = Command::new(program);
     command

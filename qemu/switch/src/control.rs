@@ -1,4 +1,4 @@
-//! What can be asked of a network's process: a line of JSON, answered by one.
+//! The control protocol of a network's process: a line of JSON, answered by one.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -10,13 +10,13 @@ use super::{
 };
 use crate::Mac;
 
-/// Longer lines are no requests.
+/// Longer lines are rejected.
 pub(super) const MAX_REQUEST: usize = 64 << 10;
 
-/// Longer lines are no answers: the status of a thousand ports.
+/// Longer lines are not answers; the status of a thousand ports fits.
 pub(super) const MAX_ANSWER: usize = 4 << 20;
 
-/// A question or an order.
+/// A query or an order.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub(super) enum Request {
@@ -53,84 +53,86 @@ pub(super) enum Request {
     Stop,
 }
 
-/// What comes back.
+/// The answer to a request.
 pub(super) type Answer = Result<Reply, Refusal>;
 
-/// What comes back if it was done.
+/// The answer to a successful request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum Reply {
     Done,
     Port(Port),
-    Forwarded(SocketAddr),
+    PortForward(SocketAddr),
     Status(Box<NetworkStatus>),
 }
 
-/// Why something was not done.
+/// Why a request was rejected.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Refusal {
-    /// It was not understood.
-    #[error("the request is not understood: {0}")]
+    /// It is malformed.
+    #[error("cannot parse the request: {0}")]
     Request(String),
-    /// A port cannot be named so.
-    #[error("port {0:?}: wanted a name of 1 to 32 of a-z, 0-9 and '-'")]
+    /// The name of a port is invalid.
+    #[error("port {0:?}: expected a name of 1 to 32 of a-z, 0-9 and '-'")]
     Name(String),
     /// There is no such port.
-    #[error("there is no port {0:?}")]
+    #[error("no port {0:?}")]
     NoPort(String),
-    /// There is such a port already, for another machine.
-    #[error("port {name:?} is that of {mac}")]
+    /// The port exists, for another machine.
+    #[error("port {name:?} exists with Ethernet address {mac}")]
     PortTaken {
-        /// The port.
+        /// Name of the port.
         name: String,
         /// Its machine's Ethernet address.
         mac: Mac,
     },
-    /// Another port's machine has that Ethernet address.
-    #[error("{mac} is the Ethernet address of port {owner:?}")]
+    /// Another port's machine has this Ethernet address.
+    #[error("Ethernet address {mac} is in use by port {owner:?}")]
     MacTaken {
-        /// The address.
+        /// The Ethernet address.
         mac: Mac,
-        /// Whose it is.
+        /// Name of the port that has it.
         owner: String,
     },
-    /// An Ethernet address that no machine may have.
-    #[error("{0} cannot be a machine's Ethernet address")]
+    /// The Ethernet address cannot be that of a machine.
+    #[error("expected a unicast Ethernet address other than the gateway's, got {0}")]
     BadMac(Mac),
-    /// Another port's machine has that address.
-    #[error("{address} is the address of port {owner:?}")]
+    /// Another port's machine has this address.
+    #[error("address {address} is in use by port {owner:?}")]
     AddressTaken {
         /// The address.
         address: Ipv4Addr,
-        /// Whose it is.
+        /// Name of the port that has it.
         owner: String,
     },
-    /// An address that no machine of this network can have.
-    #[error("{address}: wanted an address of a host in {gateway}/{prefix}, other than that")]
+    /// The address cannot be that of a machine in this network.
+    #[error(
+        "expected a host address in {gateway}/{prefix} other than the gateway's, got {address}"
+    )]
     BadAddress {
-        /// The address.
+        /// Address of the gateway.
         address: Ipv4Addr,
-        /// The gateway's.
+        /// Address of the gateway.
         gateway: Ipv4Addr,
         /// Length of the subnet's prefix.
         prefix: u8,
     },
-    /// Faults that cannot be.
+    /// The faults are invalid.
     #[error(transparent)]
     Faults(#[from] BadFaults),
-    /// A port cannot be kept from itself, nor be in two groups.
+    /// A port cannot be blocked from itself, or be in two groups.
     #[error("port {0:?} cannot be blocked from itself")]
     Itself(String),
-    /// There is no TCP port 0.
-    #[error("port 0 of {0:?} cannot be forwarded")]
+    /// TCP port 0 does not exist.
+    #[error("cannot forward port 0 of {0:?}")]
     GuestPort(String),
-    /// The system did not do it.
+    /// A system call failed.
     #[error("cannot {step}: {source_text}")]
     System {
-        /// What failed.
+        /// The step that failed.
         step: String,
-        /// What the system said.
+        /// The underlying error, as text.
         source_text: String,
     },
 }

@@ -1,13 +1,10 @@
-//! Who has which address: a DHCP server (RFC 2131) with one fixed address for
-//! each machine.
+//! A DHCP server (RFC 2131) with one fixed address for each machine.
 //!
-//! Short leases, so that machines renew often; an address that is changed
-//! shows at the next renewal, which is refused, so that the machine asks
-//! anew. Machines that are not known are not answered. Relays are not served:
-//! there are none on this network.
+//! Leases are short, so that machines renew often: a changed address takes effect at the next renewal, which gets a
+//! NAK, so that the machine requests a new lease. Unknown machines are not answered. Relays are not supported: there
+//! are none on this network.
 //!
-//! A pure state machine: messages in, messages out, the clock is given. The
-//! format of messages is smoltcp's.
+//! A pure state machine: messages in, messages out, the clock is an input. Messages are encoded by smoltcp.
 
 use std::{
     collections::HashMap,
@@ -38,10 +35,9 @@ pub(super) struct Server {
 struct Client {
     address: Ipv4Addr,
     lease: Option<Lease>,
-    /// The client found somebody else at its address; it is not offered again
-    /// before then.
+    /// The client found its address in use (DECLINE); it is not offered again before this time.
     withheld: Option<Instant>,
-    /// It is answered.
+    /// Whether the client is answered.
     served: bool,
 }
 
@@ -54,17 +50,17 @@ struct Lease {
 /// A message to a client.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Reply {
-    /// Where to; to all, if nowhere else.
+    /// The destination; broadcast, if none.
     pub to: Option<(Address, Ipv4Addr)>,
     pub message: Vec<u8>,
 }
 
-/// What kinds of answers there are.
+/// Kinds of answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Offer,
     Ack,
-    /// To somebody who has an address by other means.
+    /// To a client that has an address by other means.
     Inform,
     Nak,
 }
@@ -79,7 +75,7 @@ impl Server {
         }
     }
 
-    /// The address that this client gets from now on.
+    /// Sets the address of a client from now on.
     pub(super) fn assign(&mut self, mac: Address, address: Ipv4Addr) {
         let client = self.clients.entry(mac).or_insert(Client {
             address,
@@ -91,7 +87,7 @@ impl Server {
         client.withheld = None;
     }
 
-    /// Whether this client is answered at all.
+    /// Sets whether this client is answered.
     pub(super) fn serve(&mut self, mac: Address, served: bool) {
         if let Some(client) = self.clients.get_mut(&mac) {
             client.served = served;
@@ -103,21 +99,19 @@ impl Server {
         self.clients.get(&mac).is_some_and(|client| client.served)
     }
 
-    /// The address that a client was given last, for as long as that holds.
+    /// The last leased address of a client, while the lease is valid.
     pub(super) fn leased(&self, mac: Address, now: Instant) -> Option<Ipv4Addr> {
         let lease = self.clients.get(&mac)?.lease?;
         (now < lease.until).then_some(lease.address)
     }
 
-    /// The address at which a client is found: the one it was given, or the
-    /// one it should have.
+    /// The address that a client is reached at: its leased one, or else its assigned one.
     pub(super) fn found_at(&self, mac: Address, now: Instant) -> Option<Ipv4Addr> {
         let assigned = self.clients.get(&mac)?.address;
         Some(self.leased(mac, now).unwrap_or(assigned))
     }
 
-    /// Takes a message from a client. Whatever is no message of a known
-    /// client is not answered.
+    /// Processes a message from a client. Anything but a valid message of a known client is not answered.
     pub(super) fn take(&mut self, bytes: &[u8], now: Instant) -> Option<Reply> {
         let packet = DhcpPacket::new_checked(bytes).ok()?;
         let query = DhcpRepr::parse(&packet).ok()?;
@@ -128,7 +122,7 @@ impl Server {
         let kind = self.decide(mac, &query, now)?;
         let shown = EthernetAddress(mac);
         match kind {
-            Kind::Nak => tracing::info!(mac = %shown, "DHCP: refused"),
+            Kind::Nak => tracing::info!(mac = %shown, "sent DHCP NAK"),
             _ => tracing::debug!(mac = %shown, ?kind, "DHCP"),
         }
         self.reply(kind, mac, &query)
@@ -143,17 +137,16 @@ impl Server {
                 Some(until) if now < until => None,
                 _ => Some(Kind::Offer),
             },
-            // Meant for another server; it may take that one's offer.
+            // For another server; the client may accept that one's offer.
             DhcpMessageType::Request if !ours => None,
             DhcpMessageType::Request => {
-                // Selecting and rebooting clients name what they want, those
-                // that renew and rebind have it.
+                // Selecting and rebooting clients name the requested address; those that renew and rebind have it.
                 let wanted = match query.requested_ip {
                     Some(wanted) => wanted,
                     None => query.client_ip,
                 };
                 if wanted != client.address {
-                    // Which it lets go of when it hears that.
+                    // The client gives up its address when it gets the NAK.
                     client.lease = None;
                     return Some(Kind::Nak);
                 }
@@ -165,7 +158,7 @@ impl Server {
             }
             DhcpMessageType::Decline if ours => {
                 let mac = EthernetAddress(mac);
-                tracing::warn!(%mac, address = %client.address, "DHCP: the machine says that somebody else has its address");
+                tracing::warn!(%mac, address = %client.address, "DHCP DECLINE: the machine found its address in use");
                 client.lease = None;
                 client.withheld = Some(now + self.lease);
                 None
@@ -232,13 +225,12 @@ impl Server {
             additional_options: if leases { &times } else { &[] },
         };
         let mut bytes = vec![0; message.buffer_len().max(SHORTEST)];
-        // The buffer is as large as it said.
+        // The buffer has the length that the message reported.
         message
             .emit(&mut DhcpPacket::new_unchecked(&mut bytes))
             .ok()?;
-        // Who has an address hears it there; who has none yet hears what is
-        // sent to its card, unless it said otherwise. A refusal is for all,
-        // since the client's address may be anybody's.
+        // A client with an address is answered there; one without an address is answered at its Ethernet address,
+        // unless it requested broadcast. A NAK is broadcast, since the client's address may belong to another.
         let to = match kind {
             Kind::Nak => None,
             _ if !query.client_ip.is_unspecified() => Some((mac, query.client_ip)),

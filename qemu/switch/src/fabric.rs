@@ -1,7 +1,7 @@
-//! The ways of frames: links, switch, faults, queues.
+//! The forwarding of frames: links, switch, faults, queues.
 //!
-//! Pure but for the capture and for waking those who wait: a clock is given,
-//! nothing is read or written, and nothing waits.
+//! Pure except for the capture and for waking waiting tasks: the clock is an input, nothing is read or written, and
+//! nothing waits.
 
 use std::{
     cmp::Reverse,
@@ -23,17 +23,16 @@ use super::{
 /// The shortest frame: two addresses and a type.
 pub(super) const HEADER: usize = 14;
 
-/// How much may wait for a machine to take it, in bytes.
+/// Maximum number of bytes that wait for a machine to read them.
 const QUEUE: usize = 2 << 20;
 
-/// How much may wait for the gateway, in bytes. It takes all whenever it gets
-/// its turn.
+/// Maximum number of bytes that wait for the gateway, which reads all of them whenever it runs.
 const GATEWAY_QUEUE: usize = 8 << 20;
 
-/// How much may be under way on slow links, in bytes.
+/// Maximum number of bytes in transit on slow links.
 const UNDER_WAY: usize = 64 << 20;
 
-/// Who frames come from and go to.
+/// The source or destination of frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
     Gateway,
@@ -41,18 +40,18 @@ pub(super) enum End {
     Machine(usize),
 }
 
-/// A port, as far as frames go.
+/// The link of a port.
 #[derive(Debug, Default)]
 struct Link {
     plugged: bool,
     faults: Faults,
     counters: Counters,
-    /// What its machine is to be given, as a stream.
+    /// Frames for its machine, as a stream.
     queue: Vec<u8>,
-    /// Taken from the queue, and not yet written.
+    /// Bytes that were taken from the queue and not yet written.
     in_hand: usize,
     waiting: Rc<Notify>,
-    /// Told when there is room in the queue again.
+    /// Notified when there is space in the queue again.
     drained: Rc<Notify>,
 }
 
@@ -62,11 +61,11 @@ impl Link {
     }
 }
 
-/// A frame on a slow link.
+/// A frame in transit on a slow link.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Late {
     due: Instant,
-    /// Those of one moment stay in order.
+    /// Keeps frames of the same time in order.
     number: u64,
     way: Way,
     frame: Vec<u8>,
@@ -92,11 +91,11 @@ pub(super) struct Fabric {
     late: BinaryHeap<Reverse<Late>>,
     late_bytes: usize,
     late_number: u64,
-    /// Told when the first of the late frames is another.
+    /// Notified when the first of the late frames changes.
     pub(super) sooner: Rc<Notify>,
     gateway: VecDeque<Vec<u8>>,
     gateway_bytes: usize,
-    /// Told when there is something for the gateway.
+    /// Notified when there is a frame for the gateway.
     pub(super) for_gateway: Rc<Notify>,
 }
 
@@ -118,7 +117,7 @@ impl Fabric {
         }
     }
 
-    /// A new link; its index counts up from 0.
+    /// Adds a link; its index counts up from 0.
     pub(super) fn add_link(&mut self) -> usize {
         self.links.push(Link::default());
         self.links.len() - 1
@@ -144,7 +143,7 @@ impl Fabric {
         self.capture.as_mut()
     }
 
-    /// Keeps two ports from each other, or lets them.
+    /// Blocks traffic between two ports, or unblocks it.
     pub(super) fn block(&mut self, a: usize, b: usize, on: bool) {
         let pair = (a.min(b), a.max(b));
         if on {
@@ -158,8 +157,7 @@ impl Fabric {
         self.blocks.iter().copied()
     }
 
-    /// A machine is plugged in, or no longer. What waited for the last one is
-    /// not given to the next.
+    /// A machine is connected or disconnected. Frames that waited for the last one are not given to the next.
     pub(super) fn plug(&mut self, port: usize, plugged: bool) {
         let link = &mut self.links[port];
         link.plugged = plugged;
@@ -171,13 +169,12 @@ impl Fabric {
         }
     }
 
-    /// What tells of something in a port's queue.
+    /// Notified when a port's queue has frames.
     pub(super) fn waiting(&self, port: usize) -> Rc<Notify> {
         self.links[port].waiting.clone()
     }
 
-    /// All that is in a port's queue, as a stream; to be asked again when it
-    /// has been written, and only then.
+    /// Takes everything in a port's queue, as a stream; must be called again when that has been written, and only then.
     pub(super) fn take(&mut self, port: usize) -> Vec<u8> {
         let link = &mut self.links[port];
         let taken = std::mem::take(&mut link.queue);
@@ -186,13 +183,13 @@ impl Fabric {
         taken
     }
 
-    /// Whether the gateway may send to this port: where it shares the process
-    /// with the queue, nothing need be lost for being sent too fast.
+    /// Whether the gateway may send to this port: the gateway is in the same process as the queue, so it can wait
+    /// rather than lose frames.
     pub(super) fn has_room(&self, port: usize) -> bool {
         self.links[port].queued() < QUEUE / 2
     }
 
-    /// What tells of room in a port's queue.
+    /// Notified when there is space in a port's queue.
     pub(super) fn drained(&self, port: usize) -> Rc<Notify> {
         self.links[port].drained.clone()
     }
@@ -223,7 +220,7 @@ impl Fabric {
         self.switch(End::Gateway, frame, now);
     }
 
-    /// Lets late frames go on whose time has come; when the next one's comes.
+    /// Forwards late frames that are due; returns the time of the next one.
     pub(super) fn go_on(&mut self, now: Instant) -> Option<Instant> {
         while let Some(Reverse(first)) = self.late.peek() {
             if first.due > now {
@@ -247,8 +244,7 @@ impl Fabric {
         None
     }
 
-    /// Whether a frame comes out at the other end of a link at once. If it
-    /// will later, it is kept.
+    /// Whether a frame leaves the other end of a link at once. A frame that is late is stored.
     fn passes(&mut self, way: Way, frame: &[u8], now: Instant) -> bool {
         let (Way::Up(port) | Way::Down(port)) = way;
         let link = &mut self.links[port];
@@ -280,14 +276,14 @@ impl Fabric {
         false
     }
 
-    /// A frame is at the switch.
+    /// A frame has arrived at the switch.
     fn switch(&mut self, from: End, frame: &[u8], now: Instant) {
         if let Some(capture) = &mut self.capture {
             capture.write(frame, SystemTime::now());
         }
         let address = |at: usize| -> Address { std::array::from_fn(|byte| frame[at + byte]) };
         let (to, sender) = (address(0), address(6));
-        // The gateway's place is known: nobody else can take it.
+        // The gateway's position is fixed: no machine can take it over.
         if sender != GATEWAY_MAC.0 {
             self.table.learn(sender, from, now);
         }
@@ -297,8 +293,7 @@ impl Fabric {
         match self.table.find(to, now) {
             Some(end) if !is_group(to) => self.offer(from, end, frame, now),
             _ => {
-                // The gateway has one address, so a frame to an unknown one is
-                // not for it.
+                // The gateway has one address, so a frame to an unknown one is not for it.
                 if is_group(to) {
                     self.offer(from, End::Gateway, frame, now);
                 }
@@ -309,7 +304,7 @@ impl Fabric {
         }
     }
 
-    /// Sends a frame out at one place, unless it came from there.
+    /// Sends a frame to one destination, unless it came from there.
     fn offer(&mut self, from: End, to: End, frame: &[u8], now: Instant) {
         if from == to {
             return;

@@ -1,41 +1,37 @@
-//! What can be wrong with a link, and the dice that decide.
+//! Faults of a link, and the random decisions.
 
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// No frame is kept for longer than this.
+/// Maximum time that a frame is delayed.
 const MAX_DELAY: Duration = Duration::from_secs(60);
 
-/// The smallest MTU that every IPv4 host must take.
+/// The minimum MTU of IPv4.
 const MIN_MTU: u32 = 68;
 
-/// What is wrong with a link, in each of its directions. The default is
-/// nothing.
+/// The faults of a link, which apply to both directions. The default is none.
 ///
-/// In JSON a part that is not named is right.
+/// A field that is absent in JSON has its default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Faults {
-    /// Nothing passes. The machine does not notice: its card stays plugged
-    /// in, and what it sends is not answered.
+    /// No frame passes. The machine does not notice: its card stays connected, but gets no answers.
     pub cut: bool,
-    /// The share of frames that disappear, 0 to 1.
+    /// The share of frames that are lost, 0 to 1.
     pub loss: f64,
     /// How long each frame takes, one way. At most a minute, jitter included.
     pub delay: Duration,
-    /// A random time of up to this much is added, for each frame anew: frames
-    /// overtake each other.
+    /// A random time of up to this much is added for each frame, so frames can overtake each other.
     pub jitter: Duration,
-    /// Frames with a larger payload disappear without a word, as where path
-    /// MTU discovery is broken. In bytes behind the Ethernet header, at least
-    /// 68.
+    /// Frames with a larger payload are silently lost, as if path MTU discovery is broken. In bytes after the Ethernet
+    /// header, at least 68.
     pub mtu: Option<u32>,
 }
 
-/// Faults that cannot be.
+/// Invalid faults.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error, Serialize, Deserialize)]
-#[error("{field}: found {found}, wanted {wanted}")]
+#[error("{field}: expected {wanted}, got {found}")]
 pub struct BadFaults {
     field: String,
     found: String,
@@ -51,7 +47,7 @@ impl Faults {
                 wanted: wanted.to_owned(),
             })
         };
-        // Also refuses what is not a number.
+        // Also refuses NaN.
         if !(0.0..=1.0).contains(&self.loss) {
             return refuse("loss", self.loss.to_string(), "0 to 1");
         }
@@ -68,7 +64,7 @@ impl Faults {
         }
     }
 
-    /// What becomes of one frame with this much payload.
+    /// Decides about one frame with this much payload.
     pub(super) fn fate(&self, payload: usize, dice: &mut fastrand::Rng) -> Fate {
         if self.cut {
             return Fate::Cut;
@@ -91,7 +87,7 @@ impl Faults {
     }
 }
 
-/// What becomes of a frame on a link.
+/// What happens to a frame on a link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Passes,
@@ -219,7 +215,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever passes the check can be rolled for.
+        /// Faults that pass the check never fail in use.
         #[test]
         fn no_faults_that_are_taken_fail(loss: f64, delay: Duration, jitter: Duration, mtu: Option<u32>, seed: u64) {
             let faults = Faults { cut: false, loss, delay, jitter, mtu };

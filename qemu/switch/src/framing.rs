@@ -1,21 +1,20 @@
-//! Frames on a stream: each behind its length, 32 bits, most significant byte
-//! first. This is the form of QEMU's `-netdev stream`.
+//! Frames on a stream: each is preceded by its length, 32 bits, most significant byte first. This is the format of
+//! QEMU's `-netdev stream`.
 
 /// The largest frame that QEMU sends.
 pub(super) const MAX_FRAME: usize = 4096 + (64 << 10);
 
 const LENGTH: usize = 4;
 
-/// What was read is given back once this much of it has been used up.
+/// Memory of read data is released once this much of it has been processed.
 const COMPACT: usize = 64 << 10;
 
-/// A length that no machine sends: the stream is not what it should be, and
-/// nothing behind it can be found.
+/// A length that no machine sends: the stream is corrupt, and no later frame can be found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("a frame of {0} bytes; at most 69632 are taken")]
+#[error("frame length: expected at most 69632 bytes, got {0}")]
 pub(super) struct TooLong(pub(super) usize);
 
-/// Takes a stream apart.
+/// Splits a stream into frames.
 #[derive(Debug, Default)]
 pub(super) struct Decoder {
     bytes: Vec<u8>,
@@ -23,7 +22,7 @@ pub(super) struct Decoder {
 }
 
 impl Decoder {
-    /// Where to read the next part of the stream to: bytes are appended.
+    /// The buffer that the next part of the stream is appended to.
     pub(super) fn buffer(&mut self) -> &mut Vec<u8> {
         if self.used == self.bytes.len() {
             self.bytes.clear();
@@ -35,7 +34,7 @@ impl Decoder {
         &mut self.bytes
     }
 
-    /// The next frame, if it is there whole.
+    /// The next frame, if it is complete.
     pub(super) fn next(&mut self) -> Result<Option<&[u8]>, TooLong> {
         let Some((length, rest)) = self.bytes[self.used..].split_first_chunk::<LENGTH>() else {
             return Ok(None);
@@ -53,14 +52,14 @@ impl Decoder {
     }
 }
 
-/// Appends a frame, whose length must be one that [`Decoder`] takes.
+/// Appends a frame, whose length [`Decoder`] must accept.
 pub(super) fn encode(frame: &[u8], stream: &mut Vec<u8>) {
     debug_assert!(frame.len() <= MAX_FRAME, "{}", frame.len());
     stream.extend_from_slice(&(frame.len() as u32).to_be_bytes());
     stream.extend_from_slice(frame);
 }
 
-/// How much of a stream a frame is.
+/// The length of a frame in the stream.
 pub(super) fn encoded_len(frame: &[u8]) -> usize {
     LENGTH + frame.len()
 }
@@ -71,7 +70,7 @@ mod tests {
 
     use super::*;
 
-    /// All frames of a stream that comes in such pieces.
+    /// All frames of a stream that arrives in these pieces.
     fn decode(stream: &[u8], pieces: &[usize]) -> Result<Vec<Vec<u8>>, TooLong> {
         let mut decoder = Decoder::default();
         let mut frames = Vec::new();
@@ -115,7 +114,7 @@ mod tests {
         let mut decoder = Decoder::default();
         let mut stream = Vec::new();
         encode(&[1; 1000], &mut stream);
-        // Never empty at the end of a read.
+        // Never empty after a read.
         decoder.buffer().extend_from_slice(&stream[..500]);
         for _ in 0..10_000 {
             decoder.buffer().extend_from_slice(&stream[500..]);

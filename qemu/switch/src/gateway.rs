@@ -1,15 +1,12 @@
-//! The gateway: the network's one address that is no machine's.
+//! The gateway: the one address of the network that does not belong to a machine.
 //!
-//! It answers ARP and pings, is the DHCP server, and is where the host's
-//! connections into the network come from ([`super::tunnel`]). It leads
-//! nowhere else: what machines send to the world ends here.
+//! It answers ARP and pings, is the DHCP server, and is the source of the host's connections into the network
+//! ([`super::tunnel`]). It does not route: packets of machines to other networks are dropped.
 //!
-//! A packet for a connection is found by its port and goes to that
-//! connection's own stack; all others go to a stack without sockets, which
-//! answers as a host does that serves nothing. Both speak plain IP. The
-//! frames around it are ours, since who is where needs no asking: a reply goes
-//! back to where its cause came from, and a machine's Ethernet address is
-//! known from its port.
+//! A packet for a connection is found by its port and goes to that connection's own stack; all others go to a stack
+//! without sockets, which answers like a host without services. Both process plain IP. The frames around it are made
+//! here, because no address resolution is needed: a reply goes back to the sender's address, and a machine's Ethernet
+//! address is known from its port.
 
 use std::{
     cell::{Cell, RefCell},
@@ -32,16 +29,16 @@ use tokio::sync::Notify;
 
 use super::{GATEWAY_MAC, NetworkOptions, dhcp, fabric::HEADER, learning::Address};
 
-/// Of the IP packets on this network.
+/// MTU of the IP packets on this network.
 const MTU: usize = 1500;
 
-/// How much may wait for one connection, in bytes; its window is smaller.
+/// Maximum number of bytes that wait for one connection, whose window is smaller.
 const INBOX: usize = 512 << 10;
 
-/// The gateway's ports that connections are made from.
+/// Source ports of connections from the gateway.
 const FIRST_PORT: u16 = 32768;
 
-/// The time of smoltcp, from ours.
+/// smoltcp's time, derived from ours.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Clock(Instant);
 
@@ -56,19 +53,19 @@ impl Clock {
     }
 }
 
-/// What has come for a connection and was not looked at yet.
+/// Received frames of a connection that have not been processed.
 #[derive(Debug, Default)]
 pub(super) struct Inbox {
     frames: RefCell<VecDeque<Vec<u8>>>,
     bytes: Cell<usize>,
-    /// Told when something comes.
+    /// Notified when a frame arrives.
     pub(super) arrived: Notify,
 }
 
 impl Inbox {
     fn put(&self, frame: Vec<u8>) {
         let bytes = self.bytes.get() + frame.len();
-        // A machine that sends more than it may loses it.
+        // A machine that exceeds the window loses the frame.
         if bytes <= INBOX {
             self.bytes.set(bytes);
             self.frames.borrow_mut().push_back(frame);
@@ -76,23 +73,23 @@ impl Inbox {
         }
     }
 
-    /// Moves all of it to where a stack finds it.
+    /// Moves all frames to the input of a stack.
     pub(super) fn take(&self, wire: &mut Wire) {
         self.bytes.set(0);
         wire.received.append(&mut self.frames.borrow_mut());
     }
 }
 
-/// What a stack is connected to: IP packets in frames.
+/// The device of a stack: IP packets in frames.
 #[derive(Debug)]
 pub(super) struct Wire {
-    /// Frames with IP packets in them.
+    /// Frames with IP packets.
     pub(super) received: VecDeque<Vec<u8>>,
-    /// Frames, complete.
+    /// Complete frames.
     pub(super) sent: Vec<Vec<u8>>,
-    /// Where they go.
+    /// Their destination.
     pub(super) to: Address,
-    /// Nothing may be sent now but answers.
+    /// Only answers may be sent now.
     pub(super) full: bool,
 }
 
@@ -106,7 +103,7 @@ impl Wire {
         }
     }
 
-    /// A stack at this wire, with this address.
+    /// A stack with this device and this address.
     pub(super) fn stack(
         &mut self,
         address: Ipv4Addr,
@@ -114,11 +111,11 @@ impl Wire {
         now: smoltcp::time::Instant,
     ) -> Interface {
         let mut config = Config::new(HardwareAddress::Ip);
-        // Of sequence numbers, not of faults.
+        // For sequence numbers, not for faults.
         config.random_seed = fastrand::u64(..);
         let mut stack = Interface::new(config, self, now);
         stack.update_ip_addrs(|addresses| {
-            // There is room for one.
+            // There is space for one.
             let _ = addresses.push(IpCidr::new(address.into(), prefix));
         });
         stack
@@ -173,7 +170,7 @@ impl Device for Wire {
     }
 }
 
-/// A frame from the gateway with room for this much payload.
+/// A frame from the gateway with space for this much payload.
 fn framed(to: Address, kind: EthernetProtocol, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; HEADER + length];
     let mut frame = EthernetFrame::new_unchecked(&mut bytes);
@@ -209,14 +206,12 @@ impl Gateway {
             stack: wire.stack(options.gateway, options.prefix, now),
             wire,
             inboxes: HashMap::new(),
-            // Another after every start: a machine may still remember
-            // connections of the last one.
+            // A different one after every start: a machine may still remember connections of the last one.
             next_port: fastrand::u16(FIRST_PORT..),
         }
     }
 
-    /// A port for a new connection, and where its packets will be; `None` if
-    /// all are in use.
+    /// A port for a new connection, and the inbox of its packets; `None` if all are in use.
     pub(super) fn open(&mut self) -> Option<(u16, Rc<Inbox>)> {
         for _ in FIRST_PORT..=u16::MAX {
             let port = self.next_port;
@@ -229,12 +224,12 @@ impl Gateway {
         None
     }
 
-    /// A connection is over.
+    /// Releases the port of a connection.
     pub(super) fn close(&mut self, port: u16) {
         self.inboxes.remove(&port);
     }
 
-    /// Takes a frame. What is to be sent because of it is appended to
+    /// Processes a frame. Replies to it are appended to
     /// `replies`.
     pub(super) fn take(&mut self, frame: Vec<u8>, now: Instant, replies: &mut Vec<Vec<u8>>) {
         let Ok(ethernet) = EthernetFrame::new_checked(&frame[..]) else {
@@ -261,7 +256,7 @@ impl Gateway {
         }
     }
 
-    /// Says who has the gateway's address.
+    /// Answers ARP requests for the gateway's address.
     fn arp(&self, bytes: &[u8]) -> Option<Vec<u8>> {
         let ArpRepr::EthernetIpv4 {
             operation: ArpOperation::Request,
@@ -335,7 +330,7 @@ impl Gateway {
         Some(bytes)
     }
 
-    /// Pings, and all that nobody here wants.
+    /// Answers pings, and everything that has no other recipient.
     fn answer(
         &mut self,
         sender: Address,

@@ -1,26 +1,26 @@
-//! Which machine is behind which port: learned from who sends there.
+//! Which machine is behind which port: learned from source addresses.
 
 use std::{
     collections::HashMap,
     time::{Duration, Instant},
 };
 
-/// Who has not sent for this long is forgotten, as by other switches.
+/// Addresses expire after this time without a frame, as in other switches.
 const AGE: Duration = Duration::from_secs(300);
 
-/// More than any network of ours has; a machine that makes up senders cannot
-/// fill the memory. Frames to those that found no place go everywhere.
+/// More than any of our networks has; a machine that forges source addresses cannot fill the memory. Frames to
+/// addresses that are not in the table go to all ports.
 const MOST: usize = 4096;
 
-/// An Ethernet address, as it stands in a frame.
+/// An Ethernet address, as in a frame.
 pub(super) type Address = [u8; 6];
 
-/// Whether an address is that of many.
+/// Whether an address is a multicast or broadcast address.
 pub(super) fn is_group(address: Address) -> bool {
     address[0] & 1 != 0
 }
 
-/// Who is where.
+/// The ports of addresses.
 #[derive(Debug)]
 pub(super) struct Table<P> {
     seen: HashMap<Address, (P, Instant)>,
@@ -35,7 +35,7 @@ impl<P> Default for Table<P> {
 }
 
 impl<P: Copy + PartialEq> Table<P> {
-    /// A frame came from this address at this port.
+    /// A frame with this source address arrived at this port.
     pub(super) fn learn(&mut self, address: Address, port: P, now: Instant) {
         if is_group(address) {
             return;
@@ -49,13 +49,13 @@ impl<P: Copy + PartialEq> Table<P> {
         self.seen.insert(address, (port, now));
     }
 
-    /// Where this address was seen last.
+    /// The port where this address was last seen.
     pub(super) fn find(&self, address: Address, now: Instant) -> Option<P> {
         let (port, at) = self.seen.get(&address)?;
         (now.duration_since(*at) < AGE).then_some(*port)
     }
 
-    /// Nobody is behind this port any more.
+    /// Removes all addresses of this port.
     pub(super) fn forget(&mut self, port: P) {
         self.seen.retain(|_, (at, _)| *at != port);
     }
@@ -103,7 +103,7 @@ mod tests {
             table.learn(address(number), 'a', start);
         }
         assert_eq!(table.seen.len(), MOST);
-        // Who has a place can still move.
+        // An address in the table can still move.
         table.learn(address(1), 'b', start);
         assert_eq!(table.find(address(1), start), Some('b'));
         assert_eq!(table.find(address(9_999), start), None);

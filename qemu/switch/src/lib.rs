@@ -1,11 +1,9 @@
 //! The virtual network: an Ethernet switch for machines, without privileges.
 //!
-//! One process of ours (`hearth-switch`) is the whole network: a learning
-//! switch with a port for each machine, a DHCP server, a gateway through which
-//! the host reaches every machine at the machine's own address, a capture of
-//! what is on the wire, and faults that are set while it runs. It is a process
-//! of its own because machines that are left running outlive whoever launched
-//! them, and so must what they are plugged into.
+//! One process (`hearth-switch`) is the whole network: a learning switch with a port for each machine, a DHCP server, a
+//! gateway through which the host reaches every machine at the machine's own address, a packet capture, and faults that
+//! can be set while it runs. It is a separate process because machines that are left running outlive their launcher,
+//! and so must their network.
 //!
 //! ```no_run
 //! # async fn network() -> Result<(), Box<dyn std::error::Error>> {
@@ -14,7 +12,7 @@
 //!
 //! let options = NetworkOptions::default();
 //! let binary = Path::new("target/debug/hearth-switch");
-//! let network = Network::start(binary, Path::new("net"), options.clone(), Lifetime::Tied).await?;
+//! let network = Network::start(binary, Path::new("net"), options.clone(), Lifetime::KillWithParent).await?;
 //! let mac = Mac::of_machine(0);
 //! let port = network.add_port("node-0", mac, options.machine_address(0)).await?;
 //! // … a machine whose card has this address is plugged into port.socket …
@@ -25,44 +23,38 @@
 //! ```
 //!
 //! # The wire
-//! QEMU's `-netdev stream` connects to a port's socket and sends and takes
-//! frames, each behind its length (`framing`). A frame goes: sender's link,
-//! switch, receiver's link. Faults belong to a link and act on both of its
-//! directions, the gateway's traffic included; blocks belong to the switch and
-//! act between two machines, so that machines can be parted from each other
-//! while the host still sees them all. Whatever is done to a link, the
-//! machine's card stays plugged in: frames disappear, nothing is refused.
+//! QEMU's `-netdev stream` connects to a port's socket and sends and receives frames, each preceded by its length
+//! (`framing`). The path of a frame is: sender's link, switch, receiver's link. Faults belong to a link and apply to
+//! both of its directions, including traffic of the gateway; blocks belong to the switch and apply between two
+//! machines, so that machines can be separated from each other while the host still reaches all of them. Whatever is
+//! done to a link, the machine's card stays connected: frames are lost, nothing is refused.
 //!
 //! # Parts
 //! | module | what |
 //! |---|---|
 //! | `address` | Ethernet addresses, and ports of the host |
-//! | `framing`, `learning`, `faults`, `fabric`, `capture` | frames: their boundaries, their ways, their losses, their record; no I/O but the capture's file |
-//! | `dhcp` | who has which address, as a pure state machine |
-//! | `gateway`, `tunnel` | the host's place in the network, one TCP connection into it |
-//! | `serve` | the process: sockets and tasks around all that |
-//! | `control` | what can be asked of the process |
-//! | `client` | [`Network`], the handle that asks |
+//! | `framing`, `learning`, `faults`, `fabric`, `capture` | frames: framing, forwarding, faults, capture; no I/O except the capture's file |
+//! | `dhcp` | the DHCP server, as a pure state machine |
+//! | `gateway`, `tunnel` | the host's access to the network, one TCP connection into it |
+//! | `serve` | the process: sockets and tasks |
+//! | `control` | the control protocol of the process |
+//! | `client` | [`Network`], the handle of clients |
 //!
 //! # Invariants
-//! - Never waits for a machine: whoever does not take its frames loses them,
-//!   when a bounded queue is full, and alone.
+//! - Never waits for a machine: a machine that does not read its frames loses them, and only its own, when a bounded
+//!   queue is full.
 //! - Memory is bounded whatever machines and clients of the host do.
-//! - A host port is bound by this process when it is asked for and never let
-//!   go, so nobody can take it in between.
+//! - A host port is bound by this process on request and kept bound, so no other process can take it in between.
 //! - No switch outlives its launcher unless it was explicitly detached.
-//! - All random faults come from one seed, which the log and the status tell.
+//! - All random faults come from one seed, which is in the log and the status.
 //!
 //! # Why this design
-//! TAP devices and bridges want privileges. QEMU's own user network (slirp)
-//! as a gateway works on a switch, but is a process more for each network,
-//! chooses addresses itself, and can forward to an address only that is known
-//! before it starts. A TCP of our own would be the largest and least tried
-//! part of the project; smoltcp is a maintained one, without I/O or clock of
-//! its own, so it can be put behind the switch as one more endpoint. Each
-//! forwarded connection is a stack of its own with one socket in it, found by
-//! its port number: smoltcp looks for the socket of a packet among all, which
-//! grows with the square of the connections.
+//! TAP devices and bridges need privileges. QEMU's own user-mode network (slirp) works as a gateway on a switch, but
+//! needs one more process for each network, chooses addresses itself, and can only forward to an address that is known
+//! before it starts. A TCP of our own would be the largest and least tested part of the project; smoltcp is maintained,
+//! and has no I/O or clock of its own, so it can be attached to the switch as one more endpoint. Each forwarded
+//! connection is a stack of its own with a single socket, found by its port number: smoltcp searches all sockets for
+//! that of a packet, whose cost grows with the square of the connections.
 
 mod address;
 mod capture;
@@ -81,7 +73,7 @@ use std::{net::Ipv4Addr, path::PathBuf, time::Duration};
 
 use serde::{Deserialize, Serialize};
 
-pub use address::{Forwarded, Mac, NotMac};
+pub use address::{Mac, NotMac, PortForward};
 pub use client::{Network, NetworkError};
 pub use control::Refusal;
 pub use faults::Faults;
@@ -89,24 +81,21 @@ pub use hearth_process::folder::FolderError;
 pub use hearth_process::spawn::Lifetime;
 pub use serve::{ServeError, run};
 
-/// The gateway's Ethernet address. No machine's
-/// ([`Mac::of_machine`]).
+/// The gateway's Ethernet address, which no machine has ([`Mac::of_machine`]).
 pub const GATEWAY_MAC: Mac = Mac([0x52, 0x54, 0x00, 0x47, 0x00, 0x01]);
 
-/// What a network is like. Fixed when it is started.
+/// Options of a network. Fixed when it is started.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct NetworkOptions {
     /// The gateway's address; also that of the DHCP server.
     pub gateway: Ipv4Addr,
     /// Length of the subnet's prefix, 8 to 30.
     pub prefix: u8,
-    /// How long a DHCP lease lasts, in whole seconds, at least 2. Machines
-    /// renew after half of it.
+    /// Duration of a DHCP lease, in whole seconds, at least 2. Machines renew after half of it.
     pub lease: Duration,
-    /// Repeats the random faults; chosen, if none.
+    /// Seed of the random faults, for repeating them; chosen, if none.
     pub seed: Option<u64>,
-    /// The capture ends at this size, in bytes; 0 for none. What came after
-    /// is counted ([`CaptureStatus::dropped`]).
+    /// Maximum size of the capture in bytes; 0 for no capture. Later frames are counted ([`CaptureStatus::dropped`]).
     pub capture_limit: u64,
 }
 
@@ -115,7 +104,7 @@ impl Default for NetworkOptions {
         Self {
             gateway: Ipv4Addr::new(10, 98, 0, 1),
             prefix: 24,
-            // Short, so that everything that runs for a minute has renewed.
+            // Short, so that every machine has renewed within a minute.
             lease: Duration::from_secs(30),
             seed: None,
             capture_limit: 256 << 20,
@@ -124,8 +113,7 @@ impl Default for NetworkOptions {
 }
 
 impl NetworkOptions {
-    /// An address for the machine with this number: the tenth of the subnet
-    /// and those that follow.
+    /// The address for the machine with this number: from the tenth of the subnet on.
     pub fn machine_address(&self, number: u16) -> Ipv4Addr {
         let network = u32::from(self.gateway) & self.mask();
         Ipv4Addr::from(network.saturating_add(10 + u32::from(number)))
@@ -148,28 +136,27 @@ impl NetworkOptions {
     }
 }
 
-/// A machine's place in the network.
+/// A machine's port of the switch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Port {
-    /// What QEMU connects to, one machine
-    /// at a time: the last to come is the one that is plugged in.
+    /// The socket that QEMU connects to, one machine at a time: the last connection replaces an earlier one.
     pub socket: PathBuf,
     /// The address that DHCP gives the machine.
     pub address: Ipv4Addr,
 }
 
-/// What a network is and has done.
+/// The status of a network.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct NetworkStatus {
-    /// What it was started with.
+    /// Its options.
     pub options: NetworkOptions,
     /// The seed of its random faults.
     pub seed: u64,
     /// Its ports, in the order in which they were added.
     pub ports: Vec<PortStatus>,
-    /// Pairs of ports that do not reach each other.
+    /// Pairs of ports that cannot reach each other.
     pub blocks: Vec<(String, String)>,
-    /// Forwarded TCP connections that are open.
+    /// Number of open forwarded TCP connections.
     pub connections: usize,
     /// The packet capture; `None` if there is none.
     pub capture: Option<CaptureStatus>,
@@ -182,7 +169,7 @@ impl NetworkStatus {
     }
 }
 
-/// What a port is and has done.
+/// The status of a port.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PortStatus {
     /// Its name.
@@ -191,60 +178,57 @@ pub struct PortStatus {
     pub mac: Mac,
     /// The address that DHCP gives the machine.
     pub address: Ipv4Addr,
-    /// The address that DHCP gave it last, until that lease ends. Another
-    /// than `address` for as long as the machine has not noticed the change.
+    /// The address in its last DHCP lease, until that expires. Differs from `address` while the machine has not noticed
+    /// a change.
     pub leased: Option<Ipv4Addr>,
     /// Whether DHCP answers it.
     pub dhcp: bool,
-    /// Whether a machine is plugged in.
+    /// Whether a machine is connected.
     pub connected: bool,
     /// Its link's faults.
     pub faults: Faults,
-    /// What came and went.
+    /// Its frame counters.
     pub counters: Counters,
-    /// Where the host reaches its machine's ports.
-    pub forwards: Vec<Forwarded>,
+    /// The host addresses of its machine's ports.
+    pub forwards: Vec<PortForward>,
 }
 
-/// Frames of a port. Those that were lost are counted where they were lost:
-/// at the port whose link or queue it was.
+/// Frames of a port. Lost frames are counted at the port whose link or queue lost them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counters {
     /// Frames that its machine sent.
     pub received_frames: u64,
     /// Their bytes.
     pub received_bytes: u64,
-    /// Frames that its machine was given.
+    /// Frames that its machine received.
     pub sent_frames: u64,
     /// Their bytes.
     pub sent_bytes: u64,
     /// Lost because the link is cut.
     pub dropped_cut: u64,
-    /// Lost by chance.
+    /// Lost at random.
     pub dropped_loss: u64,
     /// Lost because they were larger than the link's MTU.
     pub dropped_mtu: u64,
     /// Not delivered because the sender is blocked.
     pub dropped_blocked: u64,
-    /// Lost because the machine did not take them fast enough.
+    /// Lost because the machine did not read them fast enough.
     pub dropped_overflow: u64,
-    /// Lost because no machine is plugged in.
+    /// Lost because no machine is connected.
     pub dropped_unplugged: u64,
-    /// Sent by the machine and no Ethernet frames.
+    /// Sent by the machine, but not valid Ethernet frames.
     pub dropped_malformed: u64,
 }
 
-/// The packet capture: what a mirror port of the switch would see. Frames that
-/// were lost on the sender's link are not in it, those that are lost on the
-/// receiver's are.
+/// The packet capture: what a mirror port of the switch would see. It does not have frames that were lost on the
+/// sender's link, but has those that are lost on the receiver's.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CaptureStatus {
     /// The file, in the format of pcap.
     pub path: PathBuf,
     /// Frames that are in it, or will be within a second.
     pub frames: u64,
-    /// Frames that are not, because it had reached its size or could not be
-    /// written.
+    /// Frames that are not in it, because it had reached its size or could not be written.
     pub dropped: u64,
 }
 

@@ -1,12 +1,11 @@
-//! The process of a virtual network (the library of this name), which starts it:
+//! The process of a virtual network, which the library of this name starts:
 //!
 //! ```text
 //! hearth-switch DIR OPTIONS
 //! ```
 //!
-//! with the network's folder, its options as JSON, and, as standard input, a
-//! listening socket that it is controlled through. Its log is its standard
-//! error.
+//! with the network's folder, its options as JSON, and a listening control socket as standard input. Its log is its
+//! standard error.
 
 use std::{env, io, process::ExitCode};
 
@@ -23,7 +22,7 @@ fn main() -> ExitCode {
     match hearth_switch::run(env::args_os().skip(1)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            tracing::error!(%error, "the network ends");
+            tracing::error!(%error, "the network failed");
             ExitCode::FAILURE
         }
     }

@@ -1,9 +1,8 @@
-//! The process: one thread, and a task for each thing that is waited for.
+//! The process: one thread with a task for each source of events.
 //!
-//! The tasks share the state without locks, since none of them holds it while
-//! it waits. All are in one set; the end of the process is the end of the set,
-//! and a task that panics ends the process, loudly, instead of leaving a
-//! network with a part missing.
+//! The tasks share the state without locks, since none of them holds it while it waits. All tasks are in one set; the
+//! process ends with the set, and a task that panics ends the process with an error, instead of leaving a network with
+//! a part missing.
 
 mod forwards;
 mod links;
@@ -36,45 +35,45 @@ use super::{
     fabric::Fabric,
     gateway::{Clock, Gateway},
 };
-use crate::{Forwarded, Mac};
+use crate::{Mac, PortForward};
 
 const CAPTURE: &str = "capture.pcap";
 
-/// How long a frame may wait until it is in the capture's file.
+/// Maximum time until a frame is in the capture's file.
 const FLUSH: Duration = Duration::from_millis(500);
 
-/// After the system had no room for another connection.
+/// Delay after a failed accept.
 const ACCEPT_AGAIN: Duration = Duration::from_millis(100);
 
-/// The process did not do.
+/// The process failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// It was not started as [`super::Network::start`] does it.
-    #[error("wanted: DIR OPTIONS, and a listening socket as standard input")]
+    /// It was not started in the way of [`super::Network::start`].
+    #[error("usage: hearth-switch DIR OPTIONS, with a listening socket as standard input")]
     Arguments,
-    /// Its options are not of this form.
+    /// Its options are malformed.
     #[error("options: {0}")]
     Options(#[from] serde_json::Error),
-    /// Its options cannot be.
-    #[error("options: {field}: found {found}, wanted {wanted}")]
+    /// An option is invalid.
+    #[error("options: {field}: expected {wanted}, got {found}")]
     Option {
-        /// Which.
+        /// Name of the field.
         field: &'static str,
-        /// What it is.
+        /// Actual value.
         found: String,
-        /// What it may be.
+        /// Valid values.
         wanted: &'static str,
     },
-    /// The system did not do it.
+    /// A system call failed.
     #[error("cannot {step}: {source}")]
     System {
-        /// What failed.
+        /// The step that failed.
         step: &'static str,
-        /// What the system said.
+        /// The underlying I/O error.
         source: io::Error,
     },
     /// A task panicked.
-    #[error("a part of it failed: {0}")]
+    #[error("a task failed: {0}")]
     Task(#[from] JoinError),
 }
 
@@ -86,16 +85,16 @@ impl ServeError {
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
-/// A port, as far as people go.
+/// A port, as shown to clients.
 struct Entry {
     name: String,
     mac: Mac,
     address: std::net::Ipv4Addr,
     socket: PathBuf,
-    forwards: Vec<Forwarded>,
+    forwards: Vec<PortForward>,
 }
 
-/// All there is. Borrowed for a moment at a time, never over a wait.
+/// The whole state. Borrowed for a moment at a time, never across an await.
 struct Shared {
     dir: PathBuf,
     options: NetworkOptions,
@@ -103,7 +102,7 @@ struct Shared {
     clock: Clock,
     fabric: RefCell<Fabric>,
     gateway: RefCell<Gateway>,
-    /// Places for forwarded connections.
+    /// Slots for forwarded connections.
     places: Arc<Semaphore>,
     entries: RefCell<Vec<Entry>>,
     tasks: mpsc::UnboundedSender<Task>,
@@ -111,18 +110,18 @@ struct Shared {
 }
 
 impl Shared {
-    /// Gives a task to the set.
+    /// Adds a task to the set.
     fn spawn(&self, task: impl Future<Output = ()> + 'static) {
-        // Refused only when everything ends.
+        // Refused only when the process ends.
         let _ = self.tasks.send(Box::pin(task));
     }
 }
 
-/// Runs a network until it is told to stop. `args`: its folder, and its
-/// options as JSON; standard input is the listening socket for its control.
+/// Runs a network until it is stopped. `args`: its folder, and its options as JSON; standard input is the listening
+/// control socket.
 ///
 /// # Errors
-/// Whatever keeps it from running.
+/// If it cannot run.
 pub fn run(args: impl IntoIterator<Item = OsString>) -> Result<(), ServeError> {
     let mut args = args.into_iter();
     let (Some(dir), Some(options), None) = (args.next(), args.next(), args.next()) else {
@@ -160,7 +159,7 @@ fn check(options: &NetworkOptions) -> Result<(), ServeError> {
         return refuse(
             "gateway",
             options.gateway.to_string(),
-            "an address of a host in its subnet",
+            "a host address in its subnet",
         );
     }
     if options.lease.as_secs() < 2 || options.lease.as_secs() > u64::from(u32::MAX) {
@@ -169,8 +168,7 @@ fn check(options: &NetworkOptions) -> Result<(), ServeError> {
     Ok(())
 }
 
-/// Every forwarded connection is an open file, and the usual limit of a
-/// thousand is for programs that use select(2).
+/// Every forwarded connection is an open file, and the usual limit of a thousand is for programs that use select(2).
 fn raise_limit() -> io::Result<()> {
     let limit = getrlimit(Resource::Nofile);
     let raised = Rlimit {
@@ -194,11 +192,11 @@ async fn serve(
         0 => None,
         limit => Some(
             Capture::create(&dir.join(CAPTURE), limit)
-                .map_err(ServeError::system("make the capture"))?,
+                .map_err(ServeError::system("create the capture"))?,
         ),
     };
     let seed = options.seed.unwrap_or_else(|| fastrand::u64(..));
-    tracing::info!(gateway = %options.gateway, prefix = options.prefix, seed, "network");
+    tracing::info!(gateway = %options.gateway, prefix = options.prefix, seed, "network started");
     let (tasks, mut new_tasks) = mpsc::unbounded_channel();
     let clock = Clock::start();
     let shared = Rc::new(Shared {
@@ -240,13 +238,17 @@ async fn serve(
     if let Some(capture) = fabric.capture() {
         capture.flush();
         let status = capture.status();
-        tracing::info!(frames = status.frames, dropped = status.dropped, "capture");
+        tracing::info!(
+            frames = status.frames,
+            dropped = status.dropped,
+            "capture complete"
+        );
     }
     tracing::info!("stopped");
     end
 }
 
-/// Lets frames on slow links go on when their time has come.
+/// Forwards frames on slow links when they are due.
 async fn late_frames(shared: Rc<Shared>) {
     let sooner = shared.fabric.borrow().sooner.clone();
     loop {
@@ -262,7 +264,7 @@ async fn late_frames(shared: Rc<Shared>) {
     }
 }
 
-/// Gives the gateway its frames.
+/// Passes frames to the gateway.
 async fn serve_gateway(shared: Rc<Shared>) {
     let waiting = shared.fabric.borrow().for_gateway.clone();
     let mut replies = Vec::new();
@@ -281,8 +283,7 @@ async fn serve_gateway(shared: Rc<Shared>) {
     }
 }
 
-/// So that who looks at the capture of a running network sees what was just
-/// now.
+/// So that the capture of a running network is up to date.
 async fn flush_capture(shared: Rc<Shared>) {
     loop {
         sleep(FLUSH).await;

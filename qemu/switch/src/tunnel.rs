@@ -1,10 +1,9 @@
 //! One TCP connection of the host into the network.
 //!
-//! The host's client is connected to us; we connect, from the gateway, to the
-//! machine, and carry bytes both ways. What happens to one end happens to the
-//! other: an end of data is passed on by itself (half close), a reset is a
-//! reset, and who does not read makes the other wait. Both buffers are fixed,
-//! so a connection costs at most their size and its inbox's.
+//! The host's client connects to this process, which connects, from the gateway, to the machine, and forwards bytes
+//! both ways. The state of one end is passed to the other: an end of data is passed on by itself (half close), a reset
+//! is a reset, and a slow reader blocks the sender. Both buffers are fixed, so a connection uses at most their size and
+//! its inbox's.
 
 use std::{
     io::{self, ErrorKind},
@@ -28,41 +27,39 @@ use super::{
     learning::Address,
 };
 
-/// Of each direction, in bytes.
+/// Size of each direction's buffer, in bytes.
 const BUFFER: usize = 128 << 10;
 
-/// How long a machine may be silent before it has accepted: as long as other
-/// systems try.
+/// Bound for a machine to accept: as long as other systems try.
 const CONNECT: Duration = Duration::from_secs(130);
 
-/// How long it may take none of what was sent. Machines are cut off and come
-/// back; what waits for them goes on then.
+/// Maximum time in which a machine acknowledges nothing that was sent. Machines may be cut off and reconnected; the
+/// connection then continues.
 const SILENT: Duration = Duration::from_secs(15 * 60);
 
-/// The same, once the host's side has said all: mostly because it has gone.
+/// The same, once the host's side has ended: usually its client is gone.
 const SILENT_AT_END: Duration = Duration::from_secs(120);
 
-/// An idle connection is probed this often, so that one whose machine is gone
-/// ends some time.
+/// Keep-alive interval of an idle connection, so that one whose machine is gone ends eventually.
 const PROBE: Duration = Duration::from_secs(30);
 
-/// Who the ends are in the network.
+/// The endpoints in the network.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Ends {
-    /// The gateway's.
+    /// The gateway's endpoint.
     pub(super) from: SocketAddrV4,
-    /// The machine's.
+    /// The machine's endpoint.
     pub(super) to: SocketAddrV4,
-    /// Its Ethernet address.
+    /// The machine's Ethernet address.
     pub(super) mac: Address,
 }
 
-/// How it ended.
+/// How a connection ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum End {
-    /// Both sides had said all.
+    /// Both sides had ended.
     Finished,
-    /// The machine refused it, reset it, or was silent for too long.
+    /// The machine refused it, reset it, or timed out.
     ByMachine,
     /// The host's side is gone.
     ByHost,
@@ -76,26 +73,25 @@ struct Tunnel {
     wire: Wire,
     /// The machine has accepted it.
     connected: bool,
-    /// The host has said all.
+    /// The host has ended its direction.
     host_ended: bool,
-    /// The machine has said all.
+    /// The machine has ended its direction.
     machine_ended: bool,
-    /// And the host knows.
+    /// The end of the machine's direction was passed to the host.
     told: bool,
 }
 
-/// The way to the machine.
+/// The path to the machine.
 pub(super) trait Way {
     /// Sends a frame.
     fn send(&self, frame: &[u8]);
-    /// Whether there is room for more. Without it nothing is lost at once,
-    /// but soon.
+    /// Whether there is space for more frames. Sending without it will soon lose frames.
     fn has_room(&self) -> bool;
-    /// Waits for room.
+    /// Waits for space.
     async fn drained(&self);
 }
 
-/// Carries one connection until it is over.
+/// Forwards one connection until it ends.
 pub(super) async fn carry(
     mut host: TcpStream,
     ends: Ends,
@@ -106,7 +102,7 @@ pub(super) async fn carry(
     let mut tunnel = match Tunnel::open(ends, clock) {
         Ok(tunnel) => tunnel,
         Err(error) => {
-            tracing::error!(%error, to = %ends.to, "a connection cannot be made");
+            tracing::error!(%error, to = %ends.to, "cannot make a connection");
             reset(&host);
             return End::ByMachine;
         }
@@ -126,7 +122,7 @@ pub(super) async fn carry(
             }
             Ok(Some(end)) => return end,
             Err(error) => {
-                tracing::debug!(%error, to = %ends.to, "the host's side of a connection");
+                tracing::debug!(%error, to = %ends.to, "the host's side of a connection failed");
                 tunnel.socket().abort();
                 tunnel.wire.full = false;
                 tunnel.poll();
@@ -142,10 +138,10 @@ pub(super) async fn carry(
     }
 }
 
-/// Lets the host's client see a reset instead of an end.
+/// Sends the host's client a reset instead of an end.
 fn reset(host: &TcpStream) {
     if let Err(error) = host.set_zero_linger() {
-        tracing::debug!(%error, "a connection of the host ends instead of being reset");
+        tracing::debug!(%error, "cannot reset a connection of the host");
     }
 }
 
@@ -153,11 +149,11 @@ impl Tunnel {
     fn open(ends: Ends, clock: Clock) -> Result<Self, tcp::ConnectError> {
         let mut wire = Wire::new(ends.mac);
         let now = clock.at(Instant::now());
-        // There is nobody else on this wire.
+        // There is no other host on this device.
         let mut stack = wire.stack(*ends.from.ip(), 0, now);
         let buffer = || tcp::SocketBuffer::new(vec![0; BUFFER]);
         let mut socket = tcp::Socket::new(buffer(), buffer());
-        // Whoever writes in small pieces has a reason.
+        // Small writes are sent as they are.
         socket.set_nagle_enabled(false);
         socket.set_keep_alive(Some(PROBE.into()));
         socket.set_timeout(Some(CONNECT.into()));
@@ -188,10 +184,9 @@ impl Tunnel {
         self.stack.poll(now, &mut self.wire, &mut self.sockets);
     }
 
-    /// Does all that can be done now; how the connection ended, if it has.
+    /// Does everything that can be done now; returns how the connection ended, if it has.
     async fn step(&mut self, host: &mut TcpStream) -> io::Result<Option<End>> {
-        // A socket that is done is left alone: with time it would let go of
-        // what the host has not taken yet.
+        // A finished socket is not polled: after some time it would drop what the host has not read yet.
         if !self.is_done() {
             self.poll();
         }
@@ -199,7 +194,7 @@ impl Tunnel {
         self.give_host(host)?;
         if self.machine_ended && !self.told && !self.socket().can_recv() {
             self.told = true;
-            // TCP's is done at once.
+            // TCP's own work is done at once.
             host.shutdown().await?;
         }
         self.take_from_host(host)?;
@@ -275,7 +270,7 @@ impl Tunnel {
         let done = self.is_done();
         let now = self.clock.at(Instant::now());
         let full = self.wire.full;
-        // What is due cannot be sent.
+        // Pending frames cannot be sent.
         let due = match done || full {
             true => None,
             false => self.stack.poll_delay(now, &self.sockets),

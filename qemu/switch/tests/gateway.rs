@@ -1,5 +1,4 @@
-//! The host's way into the virtual network: the real process, with made-up
-//! machines that serve TCP.
+//! The host's access to the virtual network: the real process, with simulated machines that serve TCP.
 
 mod madeup;
 
@@ -19,7 +18,7 @@ use tokio::{
     time::timeout,
 };
 
-/// For what takes milliseconds on a quiet machine.
+/// For operations that take milliseconds on a quiet machine.
 const BOUND: Duration = Duration::from_secs(60);
 
 const PORT: u16 = 7835;
@@ -38,7 +37,7 @@ async fn start(dir: &Path) -> Network {
 
 async fn start_with(dir: &Path, options: NetworkOptions) -> Network {
     let binary = PathBuf::from(env!("CARGO_BIN_EXE_hearth-switch"));
-    Network::start(&binary, dir, options, Lifetime::Tied)
+    Network::start(&binary, dir, options, Lifetime::KillWithParent)
         .await
         .expect("a network")
 }
@@ -68,7 +67,7 @@ async fn connect(address: SocketAddr) -> TcpStream {
         .expect("the switch listens")
 }
 
-/// Sends bytes and their end, and returns what comes back until its end.
+/// Sends bytes and an end, and returns everything received until the peer's end.
 async fn exchange(stream: TcpStream, bytes: Vec<u8>) -> Vec<u8> {
     let (mut input, mut output) = stream.into_split();
     let mut read = Vec::new();
@@ -102,7 +101,7 @@ async fn hear(stream: &mut TcpStream, text: &[u8]) {
     assert_eq!(read, text);
 }
 
-/// Waits until the status is so.
+/// Waits for a matching status.
 async fn until(network: &Network, wanted: impl Fn(&NetworkStatus) -> bool) -> NetworkStatus {
     let reached = async {
         loop {
@@ -120,7 +119,7 @@ fn port(status: &NetworkStatus, number: u16) -> &PortStatus {
     status.port(&name(number)).expect("a port")
 }
 
-/// Bytes that show when they are out of place.
+/// Bytes that show when they are misplaced.
 fn bytes(length: usize) -> Vec<u8> {
     (0..length)
         .map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8)
@@ -184,7 +183,7 @@ async fn a_host_that_goes_away_is_seen_to() {
     let network = start(folder.path()).await;
     let _machine = machine(&network, 0, &[(PORT, Service::Echo, 1)]).await;
     let address = network.forward("node-0", PORT).await.expect("forwarded");
-    // The machine serves one at a time, so each must be over for the next.
+    // The machine serves one at a time, so each must end before the next.
     for _ in 0..3 {
         let mut stream = connect(address).await;
         say(&mut stream, b"hello").await;
@@ -284,7 +283,7 @@ async fn a_changed_address_is_taken_at_the_renewal() {
     let address = network.forward("node-0", PORT).await.expect("forwarded");
     let (old, new) = (options.machine_address(0), options.machine_address(77));
     network.set_address("node-0", new).await.expect("set");
-    // The host finds it before and after.
+    // The host reaches it before and after.
     let here = exchange(connect(address).await, b"hello".to_vec()).await;
     assert_eq!(here, b"hello");
     timeout(BOUND, machine.has_address(new))
@@ -367,8 +366,8 @@ async fn who_does_not_read_makes_the_other_wait() {
         (OTHER_PORT, Service::Give(total), 1),
     ];
     let _machine = machine(&network, 0, &services).await;
-    // Fills the host's buffers, ours, and the machine's, and then stands
-    // still. How much the host itself holds is its own affair.
+    // Fills the buffers of the host, of the switch and of the machine, and then stops. How much the host itself buffers
+    // is not known.
     let address = network.forward("node-0", PORT).await.expect("forwarded");
     let mut stream = connect(address).await;
     let chunk = vec![0; 1 << 20];
@@ -383,7 +382,7 @@ async fn who_does_not_read_makes_the_other_wait() {
     let given = port(&status, 0).counters.sent_bytes;
     assert!(given < 1 << 20, "{given}");
 
-    // The other way: a host that reads late gets all of it.
+    // The other direction: a host that reads late gets everything.
     let address = network
         .forward("node-0", OTHER_PORT)
         .await
@@ -466,6 +465,6 @@ async fn what_was_on_the_wire_is_kept() {
     let with_word = frames
         .iter()
         .filter(|frame| frame.windows(word.len()).any(|part| part == word));
-    // There and back.
+    // Both directions.
     assert!(with_word.count() >= 2);
 }

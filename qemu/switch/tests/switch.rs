@@ -1,5 +1,4 @@
-//! The virtual network: the real process, with machines that are made up.
-//! With one that is not, the tests of hearth-qemu try it.
+//! The virtual network: the real process, with simulated machines. The tests of hearth-qemu use a real one.
 
 mod madeup;
 
@@ -21,7 +20,7 @@ use tokio::{
     time::timeout,
 };
 
-/// For what takes milliseconds on a quiet machine.
+/// For operations that take milliseconds on a quiet machine.
 const BOUND: Duration = Duration::from_secs(60);
 
 fn binary() -> PathBuf {
@@ -29,9 +28,14 @@ fn binary() -> PathBuf {
 }
 
 async fn start(dir: &Path) -> Network {
-    Network::start(&binary(), dir, NetworkOptions::default(), Lifetime::Tied)
-        .await
-        .expect("a network")
+    Network::start(
+        &binary(),
+        dir,
+        NetworkOptions::default(),
+        Lifetime::KillWithParent,
+    )
+    .await
+    .expect("a network")
 }
 
 async fn send(stream: &mut UnixStream, frame: &[u8]) {
@@ -54,11 +58,11 @@ async fn receive(stream: &mut UnixStream) -> Vec<u8> {
 }
 
 fn frame(to: [u8; 6], from: Mac, text: &str) -> Vec<u8> {
-    // A type that nobody speaks.
+    // An unused type.
     [&to, &from.0, &[0x88, 0xb5][..], text.as_bytes()].concat()
 }
 
-/// Waits until the status is so.
+/// Waits for a matching status.
 async fn until(network: &Network, wanted: impl Fn(&NetworkStatus) -> bool) {
     let reached = async {
         while !wanted(&network.status().await.expect("a status")) {
@@ -68,15 +72,14 @@ async fn until(network: &Network, wanted: impl Fn(&NetworkStatus) -> bool) {
     timeout(BOUND, reached).await.expect("in time");
 }
 
-/// Whether a process of this number runs; one that is dead and not waited for
-/// does not.
+/// Whether a process of this number is running; a zombie is not.
 fn runs(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')')
         .is_some_and(|(_, rest)| !rest.starts_with(" Z"))
 }
 
-/// Waits for the end of a process that is not our child.
+/// Waits for the end of a process that is not a child of this one.
 async fn gone(pid: i32) {
     let ended = async {
         while runs(pid) {
@@ -185,16 +188,13 @@ async fn what_cannot_be_is_refused() {
         .block("a", "nobody", true)
         .await
         .expect_err("nobody");
-    assert!(
-        error.to_string().contains("there is no port \"nobody\""),
-        "{error}"
-    );
+    assert!(error.to_string().contains("no port \"nobody\""), "{error}");
     let loss = Faults {
         loss: 2.0,
         ..Faults::default()
     };
     let error = network.set_faults("a", loss).await.expect_err("too much");
-    assert!(error.to_string().contains("wanted 0 to 1"), "{error}");
+    assert!(error.to_string().contains("expected 0 to 1"), "{error}");
 }
 
 #[tokio::test]
@@ -253,7 +253,7 @@ async fn the_last_to_come_is_plugged_in() {
         receive(&mut other).await,
         frame([0xff; 6], macs[0], "back again")
     );
-    // Whoever speaks another language is unplugged.
+    // A peer that sends anything else is disconnected.
     new.write_all(&[0xff; 4]).await.expect("sent");
     let end = timeout(BOUND, new.read_u8()).await.expect("in time");
     end.expect_err("unplugged");
@@ -276,9 +276,14 @@ async fn a_network_left_running_is_found_and_stopped() {
     .expect("a network");
     let pid = network.pid();
     network.detach().expect("detached");
-    let error = Network::start(&binary(), &dir, NetworkOptions::default(), Lifetime::Tied)
-        .await
-        .expect_err("it runs");
+    let error = Network::start(
+        &binary(),
+        &dir,
+        NetworkOptions::default(),
+        Lifetime::KillWithParent,
+    )
+    .await
+    .expect_err("it runs");
     assert!(
         matches!(error, NetworkError::Running { pid: found, .. } if found == pid),
         "{error}"
@@ -293,14 +298,13 @@ async fn a_network_left_running_is_found_and_stopped() {
     start(&dir).await;
 }
 
-/// As where one command powers its machines off, and the one that has started
-/// them sees that.
+/// As when one command powers the machines off, and the launcher notices.
 #[tokio::test]
 async fn a_network_that_ends_while_it_is_looked_for_is_none() {
     let folder = tempfile::tempdir().expect("a folder");
     let network = start(folder.path()).await;
     let process = Pid::from_raw(network.pid()).expect("a process");
-    // It runs, and does not answer.
+    // It is running, and does not answer.
     kill_process(process, Signal::STOP).expect("stopped");
     let looked = Network::attach(folder.path());
     let ended = async { kill_process(process, Signal::KILL) };
@@ -310,7 +314,7 @@ async fn a_network_that_ends_while_it_is_looked_for_is_none() {
     assert!(matches!(error, NetworkError::NotRunning(_)), "{error}");
 }
 
-/// A launcher that is killed: nothing of its own runs after that.
+/// A killed launcher: none of its code runs after that.
 #[tokio::test]
 async fn a_launcher_that_is_killed_leaves_no_network_behind() {
     let folder = tempfile::tempdir().expect("a folder");
@@ -365,7 +369,7 @@ async fn a_dropped_handle_ends_the_process_at_once() {
     let network = start(folder.path()).await;
     let pid = network.pid();
     let error = network.detach().expect_err("it is tied");
-    assert!(matches!(error, NetworkError::Tied(_)), "{error}");
+    assert!(matches!(error, NetworkError::NotDetachable(_)), "{error}");
     assert!(!runs(pid));
 }
 
@@ -376,13 +380,13 @@ async fn what_keeps_a_network_from_starting_is_told_in_its_words() {
         prefix: 31,
         ..NetworkOptions::default()
     };
-    let error = Network::start(&binary(), folder.path(), options, Lifetime::Tied)
+    let error = Network::start(&binary(), folder.path(), options, Lifetime::KillWithParent)
         .await
         .expect_err("no such subnet");
     assert!(matches!(error, NetworkError::Ended { .. }), "{error:?}");
     let error = error.to_string();
     assert!(
-        error.contains("prefix: found 31, wanted 8 to 30"),
+        error.contains("prefix: expected 8 to 30, got 31"),
         "{error}"
     );
     let nowhere = folder.path().join("nowhere");
@@ -390,7 +394,7 @@ async fn what_keeps_a_network_from_starting_is_told_in_its_words() {
         &nowhere,
         folder.path(),
         NetworkOptions::default(),
-        Lifetime::Tied,
+        Lifetime::KillWithParent,
     )
     .await
     .expect_err("no such program");

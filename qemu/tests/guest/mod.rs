@@ -1,7 +1,6 @@
-//! The smallest guest: a boot sector. It counts its starts in the disk's
-//! second sector, says so on the serial line with [`line`], and then does the
-//! one thing that a test wants of it. So everything that the library does with
-//! a machine is tried with a real one in a second or two, without a kernel.
+//! The smallest guest: a boot sector. It counts its starts in the disk's second sector, prints the count on the serial
+//! line with [`line`], and then does the one thing that a test needs. So everything that the library does with a
+//! machine is tested with a real one in a second or two, without a kernel.
 
 // Each test file is a program of its own and uses a part of this.
 #![allow(dead_code)]
@@ -15,24 +14,23 @@ use hearth_qemu::{
     run_dir::RunDir,
 };
 
-/// For what takes a second on a quiet machine.
+/// For operations that take a second on a quiet machine.
 pub(crate) const BOUND: Duration = Duration::from_secs(60);
 
-/// What the guest does after it has spoken.
+/// What the guest does after its message.
 #[derive(Clone, Copy)]
 pub(crate) enum Then {
     /// Nothing.
     Halt,
-    /// Switches the machine off.
+    /// Powers the machine off.
     Shutdown,
     /// Resets it.
     Reset,
-    /// Switches it off when the power button is pressed.
+    /// Powers it off when the power button is pressed.
     PowerButton,
 }
 
-/// What the guest says at its start with this number, without the control
-/// sequences that it puts around it.
+/// The guest's message at the start with this number, without the control sequences around it.
 pub(crate) fn line(start: u8) -> String {
     format!("hearth: state {start}")
 }
@@ -41,7 +39,7 @@ pub(crate) fn line(start: u8) -> String {
 const LOADED: u16 = 0x7c00;
 const TEXT: usize = 0x80;
 
-/// Counts and speaks. Assembled by hand from:
+/// Counts and prints. Assembled by hand from:
 ///
 /// ```text
 /// 00: cli; xor ax, ax; mov ds, ax; mov ss, ax; mov sp, 0x7c00; sti
@@ -116,15 +114,14 @@ pub(crate) fn machine(folder: &Path, then: Then) -> (Machine, RunDir) {
     (machine, run_dir)
 }
 
-/// Whether a process of this number runs; one that is dead and not waited for
-/// does not.
+/// Whether a process of this number is running; a zombie is not.
 pub(crate) fn runs(pid: i32) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.rsplit_once(')')
         .is_some_and(|(_, rest)| !rest.starts_with(" Z"))
 }
 
-/// Waits for the end of a process that is not our child.
+/// Waits for the end of a process that is not a child of this one.
 pub(crate) async fn gone(pid: i32) {
     let ended = async {
         while runs(pid) {

@@ -1,5 +1,5 @@
-//! The program of the virtual network, `hearth-switch`. It is another package's, so cargo does not build it for these tests;
-//! they have it built, which takes no time where it is there.
+//! The program of the virtual network, `hearth-switch`. It belongs to another package, so cargo does not build it for
+//! these tests; they build it, which takes no time if it is up to date.
 
 use std::{
     env,
@@ -8,7 +8,7 @@ use std::{
     sync::OnceLock,
 };
 
-/// Where it is.
+/// Path of the program.
 pub(crate) fn switch_program() -> PathBuf {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
     PROGRAM.get_or_init(build).clone()

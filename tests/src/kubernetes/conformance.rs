@@ -1,8 +1,7 @@
-//! Kubernetes' own conformance cases, by its own program.
+//! Kubernetes' own conformance tests, run by its own program.
 //!
-//! `tests/conformance.txt` names every case that this version has, and which of
-//! them are run. The program tells each result in a line of JSON; it may take
-//! an hour, so it is silence that has a bound.
+//! `tests/conformance.txt` lists every case of this version, and which of them are run. The program reports each result
+//! in a line of JSON. It may take an hour, so the bound applies to the time without output.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -24,19 +23,19 @@ use tokio::{
 use super::Kubernetes;
 use crate::{Outcome, TestCtx, bounds};
 
-/// All cases and what becomes of them.
+/// The list of all cases.
 const LIST: &str = include_str!("../../conformance.txt");
 
-/// Before the heading of those that follow.
+/// Precedes a heading.
 const HEADING: &str = "== ";
 
-/// In the heading of those that are run, before the area's name.
+/// In the heading of cases that are run, before the area's name.
 const RUN: &str = "run ";
 
 /// The areas of the list.
 ///
 /// # Errors
-/// If it is none.
+/// If the list is malformed.
 pub fn areas() -> anyhow::Result<BTreeSet<&'static str>> {
     let list = Cases::parse(LIST)?;
     let areas = list
@@ -47,13 +46,12 @@ pub fn areas() -> anyhow::Result<BTreeSet<&'static str>> {
 }
 
 impl Kubernetes {
-    /// Runs the cases of an area of the list, on so many nodes.
+    /// Runs the cases of an area of the list on this many nodes.
     ///
-    /// What the program says is in the test's folder; the results are kept
-    /// beside it when all have passed, too.
+    /// The program's output is in the test's folder; the results are also kept when all have passed.
     ///
     /// # Errors
-    /// If a case does not pass, or the list is not of this version's cases.
+    /// If a case fails, or the list does not match the cases of this version.
     pub async fn conforms(&self, test: &TestCtx, area: &str, nodes: u16) -> Outcome {
         let program = test.kubernetes()?.conformance.as_deref();
         let program =
@@ -76,7 +74,7 @@ impl Kubernetes {
             .artifacts()
             .logs
             .join(format!("conformance-{area}.txt"));
-        fs::write(&path, &told).with_context(|| format!("write {}", path.display()))?;
+        fs::write(&path, &told).with_context(|| format!("cannot write {}", path.display()))?;
         let failed: Vec<_> = told.lines().filter(|l| !l.starts_with("passed")).collect();
         ensure!(
             failed.is_empty(),
@@ -88,13 +86,13 @@ impl Kubernetes {
         Ok(())
     }
 
-    /// Every case of the program is in the list, and no other.
+    /// Checks that the list has exactly the program's cases.
     async fn names_all(&self, program: &Path, list: &Cases<'_>) -> Outcome {
         let mut command = CommandLine::new(program);
         command.arg("--list-conformance-tests");
         let said = tool::run(&command).await?;
         let cases = upstream(&said);
-        ensure!(!cases.is_empty(), "the program names no cases:\n{said}");
+        ensure!(!cases.is_empty(), "the program lists no cases:\n{said}");
         let listed: BTreeSet<String> = list.all().map(str::to_owned).collect();
         let missing: Vec<_> = cases.difference(&listed).collect();
         let unknown: Vec<_> = listed.difference(&cases).collect();
@@ -105,7 +103,7 @@ impl Kubernetes {
         Ok(())
     }
 
-    /// Runs them; which have passed, and which not.
+    /// Runs the cases; returns each result.
     async fn run(
         &self,
         program: &Path,
@@ -126,21 +124,21 @@ impl Kubernetes {
         let log = self.folder.join("e2e.log");
         let mut log = tokio::fs::File::create(&log)
             .await
-            .with_context(|| format!("make {}", log.display()))?;
+            .with_context(|| format!("cannot create {}", log.display()))?;
         let mut child = Command::from(command.to_std())
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::from(log.try_clone().await?.into_std().await))
             .kill_on_drop(true)
             .spawn()
-            .context("start Kubernetes' tests")?;
+            .context("cannot start Kubernetes' tests")?;
         let said = child.stdout.take().context("no output")?;
         let mut lines = BufReader::new(said).lines();
         let mut results = BTreeMap::new();
         loop {
             let line = tokio::time::timeout(bounds::CASE, lines.next_line()).await;
             let Some(line) = line.with_context(|| {
-                format!("nothing is said for {:?}, after {results:#?}", bounds::CASE)
+                format!("no output for {:?}, after {results:#?}", bounds::CASE)
             })??
             else {
                 break;
@@ -154,14 +152,13 @@ impl Kubernetes {
         log.flush().await?;
         let status = child.wait().await?;
         if results.is_empty() {
-            bail!("the program ran nothing: {status}");
+            bail!("the program ran no cases: {status}");
         }
         Ok(results)
     }
 }
 
-/// A case and whether it passed, if this line tells that. Marks of the program's
-/// other report may stand before it.
+/// A case and whether it passed, if the line reports that. Marks of the program's other reporter may precede it.
 fn result(line: &str) -> Option<(String, bool)> {
     let progress: Value = serde_json::from_str(&line[line.find('{')?..]).ok()?;
     let (word, case) = progress["msg"].as_str()?.split_once(' ')?;
@@ -172,15 +169,14 @@ fn result(line: &str) -> Option<(String, bool)> {
     }
 }
 
-/// A name with single blanks: upstream has two where somebody was careless, and
-/// its own list folds lines there.
+/// A name with single blanks: upstream has a few with two, and its own list wraps lines there.
 fn words(name: &str) -> String {
     let words: Vec<_> = name.split_whitespace().collect();
     words.join(" ")
 }
 
-/// An expression that these names match and no others. The program looks for it
-/// in the suite's name followed by the case's.
+/// A regular expression that matches exactly these names. The program applies it to the suite's name followed by the
+/// case's.
 fn focus(cases: &[&str]) -> String {
     let quoted = |case: &&str| {
         case.chars().fold(String::new(), |mut quoted, c| {
@@ -198,8 +194,7 @@ fn focus(cases: &[&str]) -> String {
     format!(" (?:{}) *$", cases.join("|"))
 }
 
-/// The names in what the program lists: YAML, each name a word or a quoted one,
-/// which may go on in the next line.
+/// The names in the program's list: YAML, each a plain or a quoted scalar, which may continue on the next line.
 fn upstream(listed: &str) -> BTreeSet<String> {
     let listed = listed.replace("\n    ", " ");
     let names = listed.lines().filter_map(|line| {
@@ -214,7 +209,7 @@ fn upstream(listed: &str) -> BTreeSet<String> {
     names.collect()
 }
 
-/// The list, taken apart.
+/// The parsed list.
 struct Cases<'a>(BTreeMap<&'a str, Vec<&'a str>>);
 
 impl<'a> Cases<'a> {
@@ -226,8 +221,8 @@ impl<'a> Cases<'a> {
                 heading = Some(next);
                 continue;
             }
-            let heading = heading.with_context(|| format!("{line:?} is below no heading"))?;
-            ensure!(seen.insert(line), "{line:?} is there twice");
+            let heading = heading.with_context(|| format!("{line:?} has no heading"))?;
+            ensure!(seen.insert(line), "duplicate {line:?}");
             cases.entry(heading).or_insert_with(Vec::new).push(line);
         }
         Ok(Self(cases))

@@ -1,12 +1,11 @@
-//! Whoever comes to the curator with the wrong papers: a TLS client without
-//! any of the scruples that ours has.
+//! An unauthenticated client of the curator: a TLS client without the checks that ours makes.
 
 use std::{io, net::SocketAddr};
 
 use hearth_api::{
     client::within,
     identity::SigningKey,
-    testing::credulous_client_config,
+    testing::insecure_client_config,
     tls::CertificateDer,
     v1::{GetNodesRequest, management_client::ManagementClient},
 };
@@ -21,12 +20,12 @@ use tokio::net::TcpStream;
 use tokio_rustls::{TlsConnector, client::TlsStream};
 use tonic::{Code, transport::Endpoint};
 
-/// What came of a call.
+/// The result of a call.
 #[derive(Debug)]
 pub(crate) enum Answer {
-    /// So many nodes were listed.
+    /// This many nodes were listed.
     Nodes(usize),
-    /// The server talked, and refused this call for want of an identity.
+    /// The server accepted the connection, and rejected the call as unauthenticated.
     Unauthenticated,
     /// The server ended the connection with this alert.
     Alert(String),
@@ -39,7 +38,7 @@ pub(crate) struct Stranger {
 }
 
 impl Stranger {
-    /// Shows no certificate.
+    /// Without a certificate.
     pub(crate) fn without_certificate() -> Self {
         Self {
             own: None,
@@ -47,7 +46,7 @@ impl Stranger {
         }
     }
 
-    /// Shows this one.
+    /// With this certificate.
     pub(crate) fn with(certificate: &CertificateDer<'static>, key: &SigningKey) -> Self {
         Self {
             own: Some((certificate.clone(), key.clone())),
@@ -55,7 +54,7 @@ impl Stranger {
         }
     }
 
-    /// Speaks nothing newer than TLS 1.2.
+    /// With TLS 1.2 at most.
     pub(crate) fn over_tls_1_2(self) -> Self {
         Self {
             version: &TLS12,
@@ -63,7 +62,7 @@ impl Stranger {
         }
     }
 
-    /// Tries to list the nodes of whoever answers there.
+    /// Tries to list the nodes at this address.
     pub(crate) async fn lists_nodes(&self, address: SocketAddr) -> anyhow::Result<Answer> {
         let stream = match self.connect(address).await {
             Ok(stream) => stream,
@@ -74,8 +73,8 @@ impl Stranger {
             let stream = stream.take();
             async move { stream.ok_or_else(|| io::Error::other("the connection has ended")) }
         });
-        // A server that refuses a client's certificate in TLS 1.3 says so
-        // after the client's side of the handshake, on whatever comes next.
+        // A TLS 1.3 server that rejects a client's certificate reports it after the client's side of the handshake, on
+        // whatever comes next.
         let endpoint = Endpoint::from_static("http://curator.hearth");
         let channel = match endpoint.connect_with_connector(once).await {
             Ok(channel) => channel,
@@ -101,15 +100,15 @@ impl Stranger {
     async fn connect(&self, address: SocketAddr) -> io::Result<TlsStream<TcpStream>> {
         let own = self.own.as_ref();
         let own = own.map(|(certificate, key)| (vec![certificate.clone()], key));
-        let config = credulous_client_config(own, self.version);
+        let config = insecure_client_config(own, self.version);
         let stream = TcpStream::connect(address).await?;
         let name = ServerName::IpAddress(address.ip().into());
         TlsConnector::from(config).connect(name, stream).await
     }
 }
 
-/// The alert behind an error; any other error is none of the answers. Told by
-/// rustls's words, for HTTP/2 keeps no more of an error than those.
+/// The alert of an error; any other error is returned. By rustls's message, because HTTP/2 keeps only the text of an
+/// error.
 fn refused(error: anyhow::Error) -> anyhow::Result<Answer> {
     let alert = error.chain().find_map(|cause| {
         let text = cause.to_string();

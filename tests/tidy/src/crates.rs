@@ -1,7 +1,7 @@
-//! Which of our crates depends on which: that it is one way the compiler sees to, and that it is the way we mean is stated here.
+//! Dependencies between our crates: the compiler forbids cycles, and the table here states the layering.
 //!
-//! The table says what is, not only what may be: an arrow that is no longer there is wrong, too. So who reads the table knows
-//! the house, and who adds an arrow has to say so.
+//! The table states actual dependencies, not only permitted ones: a dependency that does not exist any more is an
+//! error, too. So the table describes the architecture, and a new dependency has to be stated here.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -10,8 +10,8 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 
-/// Our crates, the lowest first; which of ours each is built from; which beside them its tests are built from. In the second
-/// and the third column `hearth-` is left out.
+/// Our crates, the lowest first; for each the crates it is built from; the further ones its tests are built from. In
+/// the second and the third column `hearth-` is omitted.
 #[rustfmt::skip]
 const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-api", "", ""),
@@ -22,11 +22,11 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-consensus", "api base host sys", ""),
     ("hearth-curator", "api base consensus host sys", ""),
     ("hearth-curator-bench", "api consensus curator", ""),
-    // A machine registers with a curator that is real.
+    // A machine registers with a real curator.
     ("hearth-enrolment", "api base host sys", "curator"),
     ("hearth-kubernetes-api", "api base", ""),
     ("hearth-kubernetes-dns", "api base host kubernetes-api", ""),
-    // A worker asks a curator that is real for its certificates.
+    // A worker gets its certificates from a real curator.
     ("hearth-kubernetes", "agent api base consensus host kubernetes-api kubernetes-dns sys", "curator"),
     ("hearth-core", "agent api base consensus curator enrolment host kubernetes sys", ""),
     ("hearth-ctl", "api", ""),
@@ -75,7 +75,7 @@ pub(super) struct Target {
 #[derive(Deserialize)]
 pub(super) struct Dependency {
     pub(super) name: String,
-    /// "dev" for what only tests link, "build", or nothing.
+    /// "dev" for dependencies of tests, "build", or none.
     pub(super) kind: Option<String>,
 }
 
@@ -115,18 +115,18 @@ pub(super) fn metadata(root: &Path) -> Result<Metadata> {
             String::from_utf8_lossy(&output.stderr).trim()
         );
     }
-    serde_json::from_slice(&output.stdout).context("cargo metadata: its answer")
+    serde_json::from_slice(&output.stdout).context("cannot parse the output of cargo metadata")
 }
 
 impl Metadata {
-    /// Our crates, as cargo knows them.
+    /// Our crates in cargo's metadata.
     pub(super) fn ours(&self) -> impl Iterator<Item = &Package> {
         let is_ours = |package: &&Package| self.workspace_members.contains(&package.id);
         self.packages.iter().filter(is_ours)
     }
 }
 
-/// Compares the table with what cargo says.
+/// Compares the table with cargo's metadata.
 pub(super) fn stated_arrows(metadata: &Metadata, wrong: &mut Vec<String>) {
     let ours: BTreeMap<&str, &Package> = metadata
         .ours()
@@ -136,14 +136,12 @@ pub(super) fn stated_arrows(metadata: &Metadata, wrong: &mut Vec<String>) {
         .keys()
         .filter(|name| !crates().any(|stated| stated == **name))
     {
-        wrong.push(format!(
-            "{name}: what it may depend on is not stated in MAY_DEPEND_ON"
-        ));
+        wrong.push(format!("layering: {name}: missing in MAY_DEPEND_ON"));
     }
     for (name, product, tests) in MAY_DEPEND_ON {
         let Some(package) = ours.get(name) else {
             wrong.push(format!(
-                "{name}: stated in MAY_DEPEND_ON, but there is no such crate"
+                "layering: {name}: in MAY_DEPEND_ON, but there is no such crate"
             ));
             continue;
         };
@@ -176,11 +174,13 @@ fn differences(
 ) {
     let stated: BTreeSet<&str> = stated.split_whitespace().collect();
     for other in found.difference(&stated) {
-        wrong.push(format!("{name} must not depend on {other}{purpose}"));
+        wrong.push(format!(
+            "layering: {name} must not depend on {other}{purpose}"
+        ));
     }
     for other in stated.difference(found) {
         wrong.push(format!(
-            "{name} does not depend on {other}{purpose}, as MAY_DEPEND_ON states"
+            "layering: {name} does not depend on {other}{purpose}, but MAY_DEPEND_ON says so"
         ));
     }
 }

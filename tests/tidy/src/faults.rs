@@ -1,8 +1,8 @@
-//! The tests that `tests/README.md` names for each fault exist.
+//! Checks that the tests that `tests/README.md` names for each fault exist.
 //!
-//! A name is `SUITE::TEST` or `CRATE::MODULE::TEST`, the crate without its `hearth-`. Braces hold alternatives, as in a
-//! shell, and `…` stands for several tests, which are not looked for. A test counts as there if its name stands as a word
-//! in the suite's file, or in a source file of the crate: macros make tests, too.
+//! A name is `SUITE::TEST` or `CRATE::MODULE::TEST`, with the crate's `hearth-` omitted. Braces contain alternatives,
+//! as in a shell, and `…` stands for several tests, which are not checked. A test exists if its name occurs as a word
+//! in the suite's file, or in a source file of the crate, because macros define tests, too.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::crates::Metadata;
+use super::words::has_word;
 
 const TABLE: &str = "tests/README.md";
 
@@ -101,13 +102,6 @@ fn first(name: &str) -> &str {
 fn last(name: &str) -> &str {
     let last = name.rsplit("::").next().unwrap_or(name);
     if last.ends_with('…') { "…" } else { last }
-}
-
-fn has_word(text: &str, word: &str) -> bool {
-    let is_part = |c: char| c.is_alphanumeric() || c == '_';
-    text.match_indices(word).any(|(at, _)| {
-        !text[..at].ends_with(is_part) && !text[at + word.len()..].starts_with(is_part)
-    })
 }
 
 #[cfg(test)]

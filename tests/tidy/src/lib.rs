@@ -1,13 +1,15 @@
 //! The rules of the repository that a program can check.
 //!
-//! `docs/architecture.md` states them as invariants; each function here is one of them. They look at what git tracks or
-//! would track, so build output is never looked at. `cargo xtask tidy` runs them, and `cargo xtask test` before the tests.
+//! `docs/architecture.md` states them as invariants; each function here checks one of them. They check the files that
+//! git tracks or would track, so build output is never included. `cargo xtask tidy` runs them, and `cargo xtask test`
+//! runs them before the tests.
 
 mod circles;
 mod crates;
 mod faults;
 mod licences;
 mod lints;
+mod words;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -18,20 +20,23 @@ use anyhow::{Context, Result, bail};
 
 pub use crates::crates;
 
-/// What a look at the repository has found.
+/// The result of checking the repository.
 pub struct Findings {
-    /// How many files were looked at.
+    /// Number of checked files.
     pub files: usize,
-    /// What is wrong, a line each: all of it, not the first thing only.
+    /// All violations, a line each.
     pub wrong: Vec<String>,
 }
 
-/// What stands at the top of the tree, beside dotfiles.
+/// The entries at the top of the tree, except dotfiles.
 const TOP_LEVEL: &[&str] = &[
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
     "Cargo.lock",
     "Cargo.toml",
     "LICENSE",
     "README.md",
+    "SECURITY.md",
     "clippy.toml",
     "docs",
     "image",
@@ -42,7 +47,7 @@ const TOP_LEVEL: &[&str] = &[
     "xtask",
 ];
 
-/// A longer file is two files.
+/// A longer file has to be split.
 const MAX_LINES: usize = 800;
 const MAX_ARCHITECTURE_LINES: usize = 300;
 const MAX_BYTES: u64 = 1 << 20;
@@ -51,7 +56,7 @@ const VAGUE_NAMES: &[&str] = &["util", "utils", "common", "helpers", "misc", "ma
 /// Checks every rule in the repository at `root`.
 ///
 /// # Errors
-/// If something cannot be read, or git or cargo cannot be asked.
+/// If a file cannot be read, or git or cargo fails.
 pub fn check(root: &Path) -> Result<Findings> {
     let files = tracked(root)?;
     let metadata = crates::metadata(root)?;
@@ -64,6 +69,7 @@ pub fn check(root: &Path) -> Result<Findings> {
     lints::nobody_departs(root, &metadata, &mut wrong)?;
     licences::none_is_copyleft(&metadata, &mut wrong);
     faults::are_tested_as_stated(root, &files, &metadata, &mut wrong)?;
+    words::none_is_retired(root, &files, &mut wrong)?;
     Ok(Findings {
         files: files.len(),
         wrong,
@@ -109,10 +115,10 @@ fn top_level(files: &[PathBuf], wrong: &mut Vec<String>) {
         .iter()
         .filter(|name| !TOP_LEVEL.contains(&name.as_str()))
     {
-        wrong.push(format!("{name}: not one of the house's rooms"));
+        wrong.push(format!("{name}: unexpected top-level entry"));
     }
     for name in TOP_LEVEL.iter().filter(|name| !found.contains(**name)) {
-        wrong.push(format!("{name}: missing"));
+        wrong.push(format!("{name}: missing top-level entry"));
     }
 }
 
@@ -124,7 +130,7 @@ fn sizes(root: &Path, files: &[PathBuf], wrong: &mut Vec<String>) -> Result<()> 
             .len();
         if bytes > MAX_BYTES {
             wrong.push(format!(
-                "{}: {bytes} bytes; binaries are never committed",
+                "{}: {bytes} bytes; do not commit binaries",
                 path.display()
             ));
             continue;
@@ -138,7 +144,7 @@ fn sizes(root: &Path, files: &[PathBuf], wrong: &mut Vec<String>) -> Result<()> 
         let lines = text.lines().count();
         if lines > limit {
             wrong.push(format!(
-                "{}: {lines} lines, at most {limit}",
+                "{}: expected at most {limit} lines, got {lines}",
                 path.display()
             ));
         }
@@ -153,7 +159,7 @@ fn names(files: &[PathBuf], wrong: &mut Vec<String>) {
             let stem = part.split('.').next().unwrap_or(&part);
             if VAGUE_NAMES.contains(&stem) {
                 wrong.push(format!(
-                    "{}: \"{stem}\" says nothing of what it is for",
+                    "{}: \"{stem}\" is not a descriptive name",
                     path.display()
                 ));
             }

@@ -1,10 +1,10 @@
-//! The licences of what runs on the node.
+//! The licences of code that runs on the node.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::crates::{Metadata, ResolvedNode};
 
-/// No copyleft in what runs on the node: walks what the binary links.
+/// Checks that no copyleft code runs on the node: walks the dependencies that the binary links.
 pub(super) fn none_is_copyleft(metadata: &Metadata, wrong: &mut Vec<String>) {
     let nodes: BTreeMap<&str, &ResolvedNode> = metadata
         .resolve
@@ -39,15 +39,15 @@ pub(super) fn none_is_copyleft(metadata: &Metadata, wrong: &mut Vec<String>) {
         match package.license.as_deref() {
             Some(licence) if permissive(licence) => {}
             Some(licence) => wrong.push(format!(
-                "{}: {licence} may not go into the node",
+                "{}: licence {licence} is not allowed in the node",
                 package.name
             )),
-            None => wrong.push(format!("{}: no licence is declared", package.name)),
+            None => wrong.push(format!("{}: no licence declared", package.name)),
         }
     }
 }
 
-/// Whether an SPDX expression leaves us a choice without copyleft.
+/// Whether an SPDX expression allows a choice without copyleft.
 fn permissive(expression: &str) -> bool {
     let choices = expression
         .split(" OR ")

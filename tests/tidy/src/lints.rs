@@ -1,7 +1,7 @@
-//! Each crate keeps to the lints of the workspace, of which one forbids `unsafe`.
+//! Checks that each crate has the lints of the workspace, one of which forbids `unsafe`.
 //!
-//! Forbidden is forbidden: no `allow` in the code undoes it. So the few crates that need `unsafe` cannot take over the
-//! workspace's lints; they repeat them, with the one difference that they may make exceptions, at the place.
+//! `forbid` cannot be overridden by an `allow` in the code. So the few crates that need `unsafe` cannot inherit the
+//! workspace's lints; they repeat them, with `deny` as the only difference, so that they can allow it locally.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 
 use super::crates::Metadata;
 
-/// The crates whose own modules may contain `unsafe`: of what runs on a node, the kernel's interfaces alone.
+/// The crates whose own modules may contain `unsafe`: on a node, only the kernel's interfaces.
 const MAY_BE_UNSAFE: &[&str] = &[
     "hearth-build",
     "hearth-process",
@@ -30,7 +30,7 @@ pub(super) fn nobody_departs(
         let may_be_unsafe = MAY_BE_UNSAFE.contains(&package.name.as_str());
         if !keeps(&workspace, &manifest, may_be_unsafe) {
             wrong.push(format!(
-                "{}: its lints are not those of the workspace",
+                "{}: the lints differ from the workspace's",
                 package.name
             ));
         }
@@ -53,7 +53,7 @@ fn keeps(workspace: &str, manifest: &str, may_be_unsafe: bool) -> bool {
     })
 }
 
-/// The lines of a section of a manifest that say something.
+/// The lines of a section of a manifest, without comments and blank lines.
 fn section<'a>(manifest: &'a str, name: &str) -> Vec<&'a str> {
     let header = format!("[{name}]");
     let lines = manifest

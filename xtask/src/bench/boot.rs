@@ -1,11 +1,11 @@
-//! Boot: the node from power-on to HOME, beside a bare init and beside a machine that only powers off.
+//! Boot benchmark: the node from power-on to HOME, compared with a bare init and with a machine that only powers off.
 //!
-//! A node is HOME here when its owner, on the host, has been told its nodes: GetNodes, answered over mutual TLS with the
-//! owner's certificate. First contact and the exchange of the owner key for that certificate come before it and count as
-//! well. The bare init ([`image::BARE_INIT`]) stands for the least that a machine must do to have etcd on a disk serve on
-//! the same kernel. All three run on machines of the same make, one at a time and in alternation, and every other round
-//! in the opposite order, so that neither a slow moment of the host nor what the one before has left in its caches falls
-//! on one of them alone.
+//! A node counts as HOME here when its owner, on the host, has got its list of nodes: GetNodes, answered over mutual
+//! TLS with the owner's certificate. First contact and the exchange of the owner key for that certificate come before
+//! it and are included. The bare init ([`image::BARE_INIT`]) does the minimum for etcd to serve from a disk on the same
+//! kernel. All three run on identical machines, one at a time and in alternation, and every other round in the opposite
+//! order, so that neither a slow moment of the host nor the cache contents left by the previous one affect only one of
+//! them.
 
 use std::time::Duration;
 
@@ -22,18 +22,18 @@ use crate::setup::{self, Needs};
 use crate::target;
 use crate::ui::{Task, Ui};
 
-/// The least memory in which a node must come home.
+/// The least memory in which a node must become HOME, in MiB.
 const LEAST_MEMORY: u32 = 256;
 
-/// What is booted, and where.
+/// The images and their machines.
 struct Machines {
     node: Image,
-    /// What the node is held against.
+    /// The image that the node is compared with.
     bare: Image,
     lab: Lab,
 }
 
-/// Measures; `rounds` of each way to start, or as many as are worth their time.
+/// Measures `rounds` of each boot method; None: the default number.
 pub(super) fn measure(
     ui: &Ui,
     node: &Artifacts,
@@ -92,7 +92,7 @@ async fn all(
     Ok(())
 }
 
-/// The boot in the least memory. That the machine does not get there is a result, too; that it cannot be tried is an error.
+/// The boot in the least memory. A machine that does not become HOME is a result, too; a failure to try is an error.
 async fn comes_home(ui: &Ui, machines: &Machines) -> Result<Option<Measured>> {
     let (lab, node) = (&machines.lab, &machines.node);
     match lab.node(node, Way::Direct, LEAST_MEMORY).await {
@@ -105,7 +105,7 @@ async fn comes_home(ui: &Ui, machines: &Machines) -> Result<Option<Measured>> {
     }
 }
 
-/// What was measured of one way to start, round by round.
+/// The measurements of one boot method, round by round.
 #[derive(Default)]
 struct Samples {
     node: Vec<Measured>,
@@ -114,7 +114,7 @@ struct Samples {
 }
 
 impl Samples {
-    /// One of each.
+    /// Measures one boot of each image.
     async fn round(
         &mut self,
         machines: &Machines,
@@ -189,8 +189,8 @@ fn wholes(boots: &[Measured]) -> Vec<f64> {
     boots.iter().map(|boot| boot.whole.as_secs_f64()).collect()
 }
 
-/// Seconds by phase, of those phases that every boot told of. What came after the last one, from the node's word that it
-/// is home to the owner's answer, is `answer`.
+/// Seconds by phase, for phases that every boot reported. The time after the last one, from the node's report that it
+/// is HOME to the owner's answer, is `answer`.
 fn phases(boots: &[Measured]) -> Vec<(&'static str, Vec<f64>)> {
     let took = |phase: Phase| {
         let took = |boot: &Measured| Some(boot.timeline.get(phase)?.took.as_secs_f64());
@@ -203,7 +203,7 @@ fn phases(boots: &[Measured]) -> Vec<(&'static str, Vec<f64>)> {
         boot.whole.saturating_sub(told).as_secs_f64()
     };
     let answers: Vec<f64> = boots.iter().map(rest).collect();
-    // A boot that was for its last phase has none.
+    // A boot that ends with its last phase has none.
     let answer = answers
         .iter()
         .any(|rest| *rest > 0.0)

@@ -1,9 +1,9 @@
-//! Cluster: from the start of the first machine to three voters, beside one node.
+//! Cluster benchmark: from the start of the first machine to three voters, compared with one node.
 //!
-//! One round forms one cluster, as `cargo xtask run --nodes 3` does it: the first node founds it, then the other two boot at
-//! once, are approved by the keys on their consoles, and are made consensus members. On the way, when the first node's
-//! owner has been answered GetNodes, one node has come HOME: that is what the whole is held against, in the same round
-//! and on the same machine.
+//! One round forms one cluster, like `cargo xtask run --nodes 3`: the first node founds it, then the other two boot
+//! together, are approved by the keys on their consoles, and are made consensus members. When the first node's owner
+//! has got the answer to GetNodes, one node is HOME; the whole is compared with that time, from the same round and on
+//! the same machine.
 
 use anyhow::Result;
 use hearth_lab::measure::{Lab, Progress, form};
@@ -16,7 +16,7 @@ use crate::setup::{self, Needs};
 use crate::target;
 use crate::ui::Ui;
 
-/// How many nodes, all of them voters.
+/// Number of nodes, all of them voters.
 const NODES: u16 = 3;
 
 /// Measures.

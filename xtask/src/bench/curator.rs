@@ -1,7 +1,7 @@
-//! The curator on the host: its rates beside an etcd that is called directly, and thousands of nodes that call it.
+//! Curator benchmark on the host: its rates compared with an etcd that is called directly, and thousands of nodes that
+//! call it.
 //!
-//! What is measured, and by whom, is `node/curator/bench`; here it is built as the node is, run, and its
-//! records are taken in.
+//! `node/curator/bench` does the measuring; here it is built like the node and run, and its records are collected.
 
 use std::path::Path;
 
@@ -14,11 +14,11 @@ use crate::image::build_curator_host;
 use crate::target;
 use crate::ui::Ui;
 
-/// Nodes of the crowds, the small one first.
+/// Numbers of simulated nodes, the small one first.
 const CROWDS: [u32; 2] = [1000, 5000];
-/// Seconds for which the nodes of a crowd change.
+/// Seconds for which the simulated nodes change.
 const SPAN: u32 = 20;
-/// Where files are memory: the crowds measure the curator, and not how busy the disk is under its etcd.
+/// A file system in memory: the nodes measure the curator, and not the disk under its etcd.
 const MEMORY: &str = "/dev/shm";
 
 /// A line of the program's output.
@@ -29,7 +29,7 @@ struct Line {
     samples: Vec<f64>,
 }
 
-/// Measures `rounds` rounds of the rates, and each crowd once.
+/// Measures `rounds` rounds of the rates, and each number of nodes once.
 pub(super) fn measure(ui: &Ui, rounds: Option<u32>, records: &mut Records) -> Result<()> {
     let folder = target::folder("bench")?;
     let program = build_curator_host(ui, &folder.join("curator-host"))?;

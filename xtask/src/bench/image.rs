@@ -1,7 +1,8 @@
-//! Image assembly: ours beside genimage, sgdisk with mtools, and a bare copy of the same bytes.
+//! Image assembly benchmark: ours compared with genimage, sgdisk with mtools, and a plain copy of the same bytes.
 //!
-//! All get the same UKI and parameters and make a disk of the same layout, each in one process tree whose wall and CPU time
-//! are taken from outside; ours, too, is run as a program (`cargo xtask assemble`), so that starting up counts for all.
+//! All get the same UKI and parameters and make a disk of the same layout, each in one process tree whose wall and CPU
+//! time are measured from outside; ours is run as a program, too (`cargo xtask assemble`), so that program start counts
+//! for all.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -20,17 +21,17 @@ use crate::setup::{self, Needs};
 use crate::target;
 use crate::ui::Ui;
 
-/// As long as real ones, about.
+/// About the length of real parameters.
 const PARAMETERS: [u8; 300] = [0x5a; 300];
 
-/// Wall and CPU seconds of each round of one way.
+/// Wall and CPU seconds of each round of one method.
 #[derive(Default)]
 struct Samples {
     wall: Vec<f64>,
     cpu: Vec<f64>,
 }
 
-/// Measures `rounds` rounds, or as many as are worth their time.
+/// Measures `rounds` rounds; None: the default number.
 pub(super) fn measure(
     ui: &Ui,
     node: &Artifacts,
@@ -85,7 +86,8 @@ pub(super) fn measure(
 
 type Way = fn(&Bench) -> Result<()>;
 
-/// Wall and CPU seconds of what `work` runs. The CPU time is that of children that have ended, and nothing else runs.
+/// Wall and CPU seconds of the processes that `work` runs. The CPU time is that of children that have ended; no others
+/// are running.
 fn timed(work: impl FnOnce() -> Result<()>) -> Result<(f64, f64)> {
     let cpu = || -> Result<f64> {
         let usage =
@@ -106,14 +108,14 @@ struct Bench {
 
 impl Bench {
     fn new(ui: &Ui, uki: PathBuf) -> Result<Bench> {
-        let folder = tempfile::tempdir_in(target::folder("")?)
-            .context("cannot make a folder to measure in")?;
+        let folder =
+            tempfile::tempdir_in(target::folder("")?).context("cannot create a scratch folder")?;
         let bench = Bench {
             ui: ui.clone(),
             uki,
             folder,
         };
-        // What genimage puts on the ESP is a folder.
+        // genimage puts a folder on the ESP.
         for name in ["EFI/BOOT", "hearth"] {
             let path = bench.path("root").join(name);
             fs::create_dir_all(&path)
@@ -146,14 +148,15 @@ impl Bench {
         Ok(())
     }
 
-    /// A way that fails fast must not win: its output holds the UKI's bytes.
+    /// A method must not win by failing fast: its output must have the UKI's bytes.
     fn verify(&self, name: &str) -> Result<()> {
         let disk = self.path("disk.img");
-        let metadata = fs::metadata(&disk).with_context(|| format!("{name} has made no disk"))?;
+        let metadata =
+            fs::metadata(&disk).with_context(|| format!("{name} did not write a disk"))?;
         let uki = fs::metadata(&self.uki)?.len();
         ensure!(
             metadata.blocks() * 512 + 4096 >= uki,
-            "{name} has made a disk that is smaller than the UKI in it"
+            "{name} wrote a disk that is smaller than its UKI"
         );
         if name != "copy" {
             let inside = self.path("inside");
@@ -165,7 +168,7 @@ impl Bench {
                 .run(&self.ui)?;
             ensure!(
                 fs::read(&inside)? == fs::read(&self.uki)?,
-                "{name} has spoilt the UKI"
+                "{name} corrupted the UKI"
             );
         }
         Ok(())
@@ -199,7 +202,7 @@ impl Bench {
         Ok(())
     }
 
-    /// As a script would: one program after the other.
+    /// Like a script: one program after the other.
     fn mtools(&self) -> Result<()> {
         let disk = self.path("disk.img");
         let volume = format!("{}@@1M", disk.display());

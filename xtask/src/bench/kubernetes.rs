@@ -1,13 +1,14 @@
-//! Kubernetes: one node from power-on until a pod runs that a user has asked for and the scheduler has placed.
+//! Kubernetes benchmark: one node from power-on until a pod runs that a user has created and the scheduler has
+//! assigned.
 //!
-//! The node is the image with the debug service and the bundle, direct boot, with both of Kubernetes' roles from its founding.
-//! Meanwhile a user on the host takes ownership and has a kubeconfig written. As soon as the node says that its API server
-//! works, the user follows the account that pods have until it has a token, asks for a pod of the image that rides along,
-//! and follows it until it runs. There the clock stops. All that is by hearthctl and kubectl, and by kubectl's plain
-//! requests: what it asks besides when it is asked for more comfort is no part of a pod's start. Then the node is left
-//! alone, and its own processes are weighed: PID 1 and the core, not etcd and not what Kubernetes brings.
+//! The node is the image with the debug service and the bundle, in a direct boot, and has both Kubernetes roles from
+//! its founding. Meanwhile a user on the host takes ownership and generates a kubeconfig. As soon as the node logs that
+//! its API server is ready, the user watches the default service account until it has a token, creates a pod of the
+//! bundled image, and watches it until it runs. There the clock stops. All of this uses hearthctl and kubectl, with
+//! kubectl's raw requests: further requests that only add convenience are not part of a pod's start. Then the memory of
+//! the idle node's own processes is measured: PID 1 and the core, not etcd and not the Kubernetes programs.
 //!
-//! In alternation with it, on a machine of the same make, the same programs are started by a script ([`script`]).
+//! In alternation with it, on an identical machine, a script starts the same programs ([`script`]).
 
 mod script;
 
@@ -42,7 +43,7 @@ pub(super) fn measure(
     weigh_on_disk(ui, &extension, records)?;
     let folder = target::folder("bench")?;
     let round = Round {
-        // What can be looked into is what is booted.
+        // The image with the debug service is booted, because its memory can be queried.
         node: image::to_boot(&image::ensure_extended(ui, Flavour::Debug, &extension)?),
         script: script::initramfs(ui)?,
         hearthctl: Hearthctl {
@@ -65,7 +66,7 @@ pub(super) fn measure(
                 Step::Done => task.step(),
                 Step::AskingAgain(error) => {
                     let why = hearth_api::chain(error);
-                    ui.detail(format_args!("asking again: {why}"));
+                    ui.detail(format_args!("retrying: {why}"));
                 }
             };
             all.push(round.run(number % 2 == 1, &told).await?);
@@ -94,7 +95,7 @@ fn record(all: &[Measured], records: &mut Records) {
     records.add("kubernetes.hearth_resident_bytes", "bytes", &resident);
 }
 
-/// What users get is what is weighed on disk.
+/// The size on disk is that of the release image.
 fn weigh_on_disk(ui: &Ui, extension: &[image::Request], records: &mut Records) -> Result<()> {
     let release = image::ensure_extended(ui, Flavour::Release, extension)?;
     let bytes = fs::metadata(&release.image).context("the image")?.blocks() * 512;

@@ -1,7 +1,8 @@
-//! `cargo xtask bench`: what Hearth promises in numbers, measured.
+//! `cargo xtask bench`: measures the numbers that Hearth promises.
 //!
-//! A measurement is a [`Record`] of [`hearth_lab::measure`], where machines are measured. Everything is also written as JSON
-//! (`--json`), so that revisions can be compared. Here stand what is measured, in which order, and what is shown.
+//! A measurement is a [`Record`] of [`hearth_lab::measure`], which measures machines. All records are also written as
+//! JSON (`--json`), so that revisions can be compared. This module decides what is measured, in which order, and what
+//! is shown.
 
 mod boot;
 mod cluster;
@@ -26,36 +27,36 @@ use crate::ui::Ui;
 /// `cargo xtask bench`: measure, print a table, write JSON.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// What to measure [default: everything]
+    /// Benchmarks to run [default: all]
     #[arg(value_enum)]
     parts: Vec<Part>,
-    /// Write the records to this file, too
+    /// Also write the records to this file as JSON
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
     /// Rounds per comparison [default: 7 images, 5 direct boots, 3 boots through UEFI, 3 clusters, 5 of the rates, 3 of Kubernetes]
     #[arg(long, visible_alias = "runs", value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     rounds: Option<u32>,
-    /// What to boot on; the promises are made for tcg, which is the same everywhere
+    /// Accelerator; the promises apply to tcg, which behaves the same everywhere
     #[arg(long, default_value_t = accel::Choice::Tcg, value_parser = run::accelerators())]
     accel: accel::Choice,
 }
 
-/// What can be measured.
+/// The benchmarks.
 #[derive(clap::ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
 enum Part {
-    /// Image assembly, beside other tools
+    /// Image assembly, compared with other tools
     Image,
-    /// Power-on to HOME, beside a bare init
+    /// Power-on to HOME, compared with a bare init
     Boot,
-    /// Power-on to three voters, beside one node
+    /// Power-on to three voters, compared with one node
     Cluster,
-    /// The curator on this machine, without any other: rates, and thousands of nodes
+    /// The curator on this host, without machines: rates, and thousands of nodes
     Curator,
-    /// Power-on to a pod that runs, beside a shell script; the memory of Hearth's own processes, the image's size
+    /// Power-on to a running pod, compared with a shell script; memory of Hearth's own processes, image size
     Kubernetes,
 }
 
-/// As a table for people, with what is promised and whether the median keeps it.
+/// As a table, with the promise and whether the median keeps it.
 fn table(records: &[Record]) -> String {
     let heading = ["", "n", "min", "median", "max", "unit", "promised"].map(str::to_owned);
     let rows = records.iter().map(|record| {
@@ -84,7 +85,7 @@ fn table(records: &[Record]) -> String {
     rows.iter().map(line).collect()
 }
 
-/// What is promised of a record, and how it stands with that; empty if nothing is.
+/// The promise for a record, and whether it is met; empty if there is none.
 fn verdict(record: &Record) -> String {
     let Some(bound) = Bound::of(&record.name) else {
         return String::new();
@@ -96,7 +97,7 @@ fn verdict(record: &Record) -> String {
     format!("{bound}  {word}")
 }
 
-/// Counts are whole; the rest has three digits behind the point.
+/// Counts are integers; other numbers have three decimal places.
 fn number(value: f64, unit: &str) -> String {
     if matches!(unit, "bytes" | "boolean") {
         format!("{value:.0}")
@@ -105,7 +106,7 @@ fn number(value: f64, unit: &str) -> String {
     }
 }
 
-/// Runs the task. It fails where something cannot be measured, never by what the measurement says.
+/// Runs the task. It fails if something cannot be measured, never because of a result.
 pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     let mut records = records(ui)?;
     let node = ensure(ui, Flavour::Release)?;
@@ -133,7 +134,7 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     Ok(())
 }
 
-/// Measures machines, which end with it, until it is done or somebody has had enough.
+/// Measures machines, which end with it, until it is done or interrupted.
 fn until_interrupted(measuring: impl Future<Output = Result<()>>) -> Result<()> {
     let interrupts = Interrupts::take();
     tokio::runtime::Runtime::new()?.block_on(async {

@@ -1,4 +1,4 @@
-//! Extensions as they are asked for on the command line, and the one of the tests.
+//! Extensions as specified on the command line, and the extension of the tests.
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,7 +14,7 @@ use crate::kubernetes::{self, Bundle};
 use crate::target;
 use crate::ui::Ui;
 
-/// An extension that is asked for: `NAME` or `NAME=DIR`.
+/// A requested extension: `NAME` or `NAME=DIR`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Request {
     name: ExtensionName,
@@ -42,30 +42,30 @@ impl Request {
         self.name.as_str()
     }
 
-    /// The extension, sealed where the cache does not have it.
+    /// The extension, sealed if it is not in the cache.
     pub(crate) fn ensure(&self, ui: &Ui) -> Result<Extension> {
         match &self.folder {
-            // One that lacks something is refused here, not by the node.
+            // An incomplete bundle is refused here, not by the node.
             folder if self.name() == names::EXTENSION_KUBERNETES => {
                 let bundle = kubernetes::ensure(ui, folder.as_deref())?;
                 Ok(Extension::ensure(ui, &self.name, &bundle.root)?)
             }
             Some(folder) => Ok(Extension::ensure(ui, &self.name, folder)?),
             None => bail!(
-                "nothing is known of an extension {0}: give its folder, --extension {0}=DIR",
+                "unknown extension {0}: give its folder with --extension {0}=DIR",
                 self.name
             ),
         }
     }
 }
 
-/// A bundle of Kubernetes' programs as the extension of an image.
+/// A bundle of Kubernetes programs as the extension of an image.
 pub(crate) fn of_bundle(bundle: &Bundle) -> Result<Request> {
     let name = names::EXTENSION_KUBERNETES;
     Ok(format!("{name}={}", bundle.root.display()).parse()?)
 }
 
-/// The extension of the tests, `sample`: a few files of every kind, made to be recognised by whoever reads them.
+/// The extension of the tests, `sample`: a few files of every kind, with recognisable content.
 pub(crate) fn sample() -> Result<Request> {
     let folder = target::folder("sample-extension")?;
     for inner in ["bin", "data"] {
@@ -78,10 +78,10 @@ pub(crate) fn sample() -> Result<Request> {
         std::os::unix::fs::symlink("../data/lines", &link)
             .with_context(|| format!("cannot create {}", link.display()))?;
     }
-    // Lines that are their own numbers, many chunks of them.
+    // Lines that contain their own numbers, many chunks of them.
     let lines: String = (0..100_000_u32).map(|n| format!("{n:015}\n")).collect();
     write_if_changed(&folder.join("data/lines"), lines.as_bytes())?;
-    // Random bytes and then their complements, which nothing compresses.
+    // Random bytes followed by their complements, which cannot be compressed.
     let mut state = 4_u64;
     let mut random = || {
         state = state

@@ -1,4 +1,4 @@
-//! Which programs for a node are compiled, and with what in them.
+//! Compiles the programs of a node.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use super::{Example, Flavour};
 use crate::target::checkout;
 use crate::ui::Ui;
 
-/// Compiles the node and copies it to `destination`: cargo has one place for the builds of all flavours.
+/// Compiles the node and copies it to `destination`: cargo has one output path for the builds of all flavours.
 pub(super) fn build(ui: &Ui, flavour: Flavour, destination: &Path) -> Result<PathBuf> {
     let mut arguments = vec!["--package", "hearth-core", "--bin", "init"];
     let (profile, features) = match flavour {
@@ -32,7 +32,7 @@ pub(super) fn build(ui: &Ui, flavour: Flavour, destination: &Path) -> Result<Pat
     compile(ui, &product, destination)
 }
 
-/// Compiles an example of hearth-sys, as static as the node, and copies it to `destination`.
+/// Compiles an example of hearth-sys, static like the node, and copies it to `destination`.
 pub(super) fn build_example(ui: &Ui, example: Example, destination: &Path) -> Result<PathBuf> {
     let product = Product {
         what: example.what,
@@ -43,7 +43,7 @@ pub(super) fn build_example(ui: &Ui, example: Example, destination: &Path) -> Re
     compile(ui, &product, destination)
 }
 
-/// Compiles the program that runs the curator on this machine, as the node is, and copies it to `destination`.
+/// Compiles the program that runs the curator on this machine, like the node, and copies it to `destination`.
 pub(crate) fn build_curator_host(ui: &Ui, destination: &Path) -> Result<PathBuf> {
     let product = Product {
         what: "the curator on the host",
@@ -57,7 +57,7 @@ pub(crate) fn build_curator_host(ui: &Ui, destination: &Path) -> Result<PathBuf>
 fn compile(ui: &Ui, product: &Product<'_>, destination: &Path) -> Result<PathBuf> {
     checkout()?.static_program(ui, product, |built| -> Result<()> {
         write_if_changed(destination, &files::read(built)?)?;
-        // In the image every program is one; here it is for those who try the binary on the host.
+        // In the image every program is executable; this is for running the binary on the host.
         Ok(files::set_mode(destination, 0o755)?)
     })?;
     Ok(destination.to_owned())

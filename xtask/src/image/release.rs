@@ -1,4 +1,4 @@
-//! What an image says of itself: asked of the checkout and of the programs, written by `hearth_image::os_release`.
+//! The description of an image: collected from the checkout and the programs, formatted by `hearth_image::os_release`.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use crate::command::Cmd;
 use crate::kernel::Kernel;
 use crate::ui::Ui;
 
-/// The node's.
+/// The description of the node's image.
 pub(super) fn of_node(
     ui: &Ui,
     flavour: Flavour,
@@ -31,7 +31,7 @@ pub(super) fn of_node(
     }))
 }
 
-/// That of an image around a program which is not ours.
+/// The description of an image around a program that is not Hearth's.
 pub(super) fn around(program: &Path, kernel: &Kernel) -> String {
     let name = program.file_name().unwrap_or_default().to_string_lossy();
     os_release::around(&name, &kernel_release(kernel))
@@ -45,25 +45,25 @@ fn kernel_release(kernel: &Kernel) -> KernelRelease<'_> {
     }
 }
 
-/// The version of a program that rides along, with the field for it.
+/// The version of an included program, with the field for it.
 fn version_of(ui: &Ui, program: &Path) -> Result<(&'static str, String)> {
     let (field, flag) = match program.file_name().and_then(|name| name.to_str()) {
         Some("etcd") => ("HEARTH_ETCD_VERSION", "--version"),
         Some("mkfs.xfs") => ("HEARTH_XFSPROGS_VERSION", "-V"),
-        other => bail!("how is {other:?} asked for its version?"),
+        other => bail!("cannot determine the version of {other:?}"),
     };
     let answer = Cmd::new(program).arg(flag).output(ui)?;
     Ok((field, version_in(&answer)?.to_owned()))
 }
 
-/// The revision that a record of this checkout bears: its commit, with `-dirty` where files differ from it; `unknown`
+/// The revision in records of this checkout: its commit, with `-dirty` appended if files differ from it; `unknown`
 /// outside of a git checkout.
 pub(crate) fn revision(ui: &Ui) -> Result<String> {
     let revision = Source::of_checkout(ui, &root())?.revision;
     Ok(revision.unwrap_or_else(|| "unknown".to_owned()))
 }
 
-/// The first word of an answer that is a version.
+/// The first word of the output that is a version.
 fn version_in(answer: &str) -> Result<&str> {
     answer
         .split_whitespace()

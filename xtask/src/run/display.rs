@@ -1,6 +1,5 @@
-//! A run as its user sees it: one line for each phase of a boot that is over, with what it took, and below them, on a
-//! terminal, the phase that is going on with a clock; then the table of the cluster. What a node waits for stands there as
-//! well, each reason once.
+//! Displays a run: one line for each completed phase of a boot, with its duration, and below them, on a terminal, the
+//! current phase with a clock; then the table of the cluster. What a node waits for is shown as well, each reason once.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,17 +11,17 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::table::Table;
 use crate::ui::Ui;
 
-/// Draws what happens.
+/// Draws the events.
 pub(super) struct Display {
     ui: Ui,
-    /// What is said of each machine that starts.
+    /// The configuration of the machines, shown when one starts.
     made_of: String,
-    /// Whether machines are to be told apart.
+    /// Whether lines are labelled with machine names.
     several: bool,
     drawn: Mutex<Drawn>,
 }
 
-/// What is on the terminal and changes.
+/// The changing lines on the terminal.
 #[derive(Default)]
 struct Drawn {
     bars: BTreeMap<String, ProgressBar>,
@@ -30,7 +29,7 @@ struct Drawn {
 }
 
 impl Display {
-    /// Of a run of one machine or several, which are all made of this.
+    /// For a run of one machine or several, all with this configuration.
     pub(super) fn new(ui: &Ui, made_of: String, several: bool) -> Display {
         Display {
             ui: ui.clone(),
@@ -40,7 +39,7 @@ impl Display {
         }
     }
 
-    /// What stands before a machine's lines.
+    /// The label of a machine's lines.
     fn label(&self, machine: &str) -> String {
         match self.several {
             true => format!("{machine}  "),

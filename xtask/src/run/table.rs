@@ -1,8 +1,8 @@
-//! The cluster as it stands, a line for each node: redrawn in place on a terminal, and elsewhere each line anew when it has
-//! changed.
+//! The status of the cluster, a line for each node: redrawn in place on a terminal; elsewhere, each line is printed
+//! again when it changes.
 
-use hearth_api::v1::{self, ClusterState, NodeState};
-use hearth_lab::Standing;
+use hearth_api::v1::{self, ClusterState, NodeHealth, NodeState};
+use hearth_lab::ClusterStatus;
 use hearth_lab::events::Snapshot;
 use hearth_lab::formation::{Candidate, is_well, member, wants};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -13,10 +13,10 @@ const HEADING: [&str; 8] = [
     "MACHINE", "STATE", "HEALTH", "CLUSTER", "ROLES", "ETCD", "ADDRESS", "NODE",
 ];
 
-/// What is shown of a node.
+/// The cells of a node.
 type Row = [String; 8];
 
-/// Shows them.
+/// Shows the rows.
 pub(super) struct Table {
     ui: Ui,
     shown: Vec<Row>,
@@ -25,7 +25,7 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Nothing yet.
+    /// An empty table.
     pub(super) fn new(ui: &Ui) -> Table {
         Table {
             ui: ui.clone(),
@@ -35,14 +35,14 @@ impl Table {
         }
     }
 
-    /// What is to be seen now.
+    /// Shows a snapshot.
     pub(super) fn show(&mut self, snapshot: &Snapshot<'_>) {
         let candidates = snapshot.candidates.iter().zip(snapshot.on);
         let rows = candidates.map(|(candidate, on)| row(candidate, *on, snapshot.standing));
         self.update(rows.collect(), &note(snapshot));
     }
 
-    /// The rows, with a note below them.
+    /// Updates the rows, with a note below them.
     fn update(&mut self, rows: Vec<Row>, note: &str) {
         if rows == self.shown && note == self.note {
             return;
@@ -114,8 +114,8 @@ fn line(row: &Row, widths: &[usize; 8]) -> String {
     cells.join("  ").trim_end().to_owned()
 }
 
-/// The line of one machine.
-fn row(candidate: &Candidate, on: bool, standing: &Standing) -> Row {
+/// The row of one machine.
+fn row(candidate: &Candidate, on: bool, standing: &ClusterStatus) -> Row {
     let dash = || "-".to_owned();
     let machine = match on {
         true => candidate.machine.clone(),
@@ -145,7 +145,13 @@ fn row(candidate: &Candidate, on: bool, standing: &Standing) -> Row {
         },
         match cluster {
             Some(state) if state != ClusterState::Unspecified => {
-                word(state.as_str_name(), "CLUSTER_STATE_")
+                let state = word(state.as_str_name(), "CLUSTER_STATE_");
+                // It is what the node last reported.
+                if node.health() == NodeHealth::Healthy {
+                    state
+                } else {
+                    format!("{state} (stale)")
+                }
             }
             _ => dash(),
         },
@@ -183,7 +189,7 @@ fn roles(node: &v1::Node) -> String {
     }
 }
 
-fn etcd(node: &v1::Node, standing: &Standing) -> String {
+fn etcd(node: &v1::Node, standing: &ClusterStatus) -> String {
     let is = match member(node, standing) {
         None => "-",
         Some(member) if member.learner => "learner",
@@ -199,11 +205,11 @@ fn etcd(node: &v1::Node, standing: &Standing) -> String {
     }
 }
 
-/// What the user may want to do, or that all is well.
+/// An action for the user, or the health of the members.
 fn note(snapshot: &Snapshot<'_>) -> String {
     if let Some(error) = snapshot.silence {
         let why = hearth_api::chain(error);
-        return format!("as it was last; now no curator answers: {why}");
+        return format!("last known status; no curator answers now: {why}");
     }
     let nodes = &snapshot.standing.nodes;
     let new = |candidate: &&Candidate| {
@@ -216,13 +222,13 @@ fn note(snapshot: &Snapshot<'_>) -> String {
         let key = hex::encode(key);
         let machine = &candidate.machine;
         return format!(
-            "{machine} waits for your approval, with the key that its console shows: cargo xtask ctl -- node approve {key}"
+            "{machine} is waiting for your approval of the key on its console: cargo xtask ctl -- node approve {key}"
         );
     }
     let members = nodes.iter().filter(|node| node.state() == NodeState::Up);
     let members: Vec<&v1::Node> = members.collect();
     match members.iter().filter(|node| !is_well(node)).count() {
-        0 => format!("all {} members are well", members.len()),
-        ill => format!("{ill} of {} members are not well", members.len()),
+        0 => format!("all {} members are healthy", members.len()),
+        ill => format!("{ill} of {} members are not healthy", members.len()),
     }
 }

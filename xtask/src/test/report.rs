@@ -1,6 +1,6 @@
-//! What `cargo test` prints, read as far as a summary needs it.
+//! Parses the output of `cargo test`, as far as the summary needs it.
 
-/// A test that has failed.
+/// A failed test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct FailedTest {
     /// Name of the test program: the file of a suite, or the crate.
@@ -19,7 +19,7 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// Takes the next line.
+    /// Processes the next line.
     pub(super) fn observe(&mut self, line: &str) {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
@@ -54,12 +54,12 @@ impl Report {
         &self.failed
     }
 
-    /// How many were run.
+    /// Number of tests that were run.
     pub(super) fn run(&self) -> u64 {
         self.passed + self.failed.len() as u64
     }
 
-    /// The numbers in words; empty where no test was run.
+    /// The counts as text; empty if no test was run.
     pub(super) fn counts(&self) -> String {
         let counts = [
             (self.passed, "passed"),

@@ -1,20 +1,20 @@
-//! The images that the tests' pods run, under upstream's names, for those are what the program asks for.
+//! The images that the tests' pods run, under upstream's names, which the program uses.
 //!
 //! | image | upstream's | ours |
 //! |---|---|---|
-//! | `agnhost` | a program of many parts, with curl, nc and dig on Alpine | the same program, compiled; Debian's curl, nc and dig beside Debian's busybox |
+//! | `agnhost` | a multi-purpose test program, with curl, nc and dig on Alpine | the same program, compiled; Debian's curl, nc and dig beside Debian's busybox |
 //! | `jessie-dnsutils` | Debian 8 with dig | the same image as `agnhost` |
-//! | `httpd`, `nginx` | the servers | busybox' server; no case asks more than a page at port 80 of them, and Apache's place for it |
-//! | `nautilus` | a page that tells its picture's name | the same image as those |
-//! | `nonewprivs` | a program that tells its user and is root's by its mode | the same program, compiled |
+//! | `httpd`, `nginx` | the servers | busybox httpd; no case needs more of them than a page at port 80, and Apache's path of it |
+//! | `nautilus` | a page with the name of its picture | the same image as those |
+//! | `nonewprivs` | a setuid root program that prints its user | the same program, compiled |
 //! | `busybox` | busybox 1.29 | Debian's, newer |
-//! | `pause` | the process of a pod's own | the bundle's own |
+//! | `pause` | the sandbox process of a pod | the bundle's own |
 //!
-//! Where a case calls a program by its name that busybox has, too, the shell is Debian's `dash`: Debian's busybox calls its
-//! own parts before it looks for others.
+//! If a case calls a program by a name that busybox has, too, the shell is Debian's `dash`: Debian's busybox calls its
+//! own applets before it searches PATH.
 //!
-//! `httpd` and `nginx` are asked for by two versions each, where a case exchanges one for the other: here one image under
-//! four names, which a cluster cannot tell.
+//! Two versions of `httpd` and of `nginx` are used, where a case updates one to the other. Here they are one image
+//! under four names, which makes no difference to a cluster.
 
 use std::path::{Path, PathBuf};
 
@@ -40,16 +40,16 @@ const WEB_SERVER: [&str; 5] = [
     "gcr.io/kubernetes-e2e-test-images/nautilus:1.0",
 ];
 
-/// What upstream's images have in their environment.
+/// PATH in upstream's images.
 const PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// First in [`PATH`], before busybox' own.
+/// First in [`PATH`], before busybox's own programs.
 const FIRST: &str = "usr/local/bin";
 
-/// Where upstream's `httpd` has its pages: a case moves one away by name.
+/// The folder of pages in upstream's `httpd`: a case moves one away by name.
 const PAGES: &str = "usr/local/apache2/htdocs";
 
-/// Busybox' mv tells nothing of what it moves, and takes no word to do so; a case says it.
+/// Busybox's mv does not report what it moves and has no `-v`, which a case uses.
 const MV: &str = "#!/bin/sh\n[ \"$1\" = -v ] && shift\nexec busybox mv \"$@\"\n";
 
 /// A program of a package: its path there, and in an image.
@@ -57,7 +57,7 @@ struct Tool(&'static str, &'static str, &'static str);
 
 const SHELL: Tool = Tool("dash", "bin/dash", "bin/sh");
 
-/// What agnhost has beside it.
+/// The tools that the agnhost image has besides its program.
 const TOOLS: [Tool; 5] = [
     SHELL,
     Tool("bind9-dnsutils", "usr/bin/dig", "usr/local/bin/dig"),
@@ -66,7 +66,7 @@ const TOOLS: [Tool; 5] = [
     Tool("netcat-openbsd", "bin/nc.openbsd", "usr/local/bin/nc"),
 ];
 
-/// Makes all of them below `to`, of what was compiled for them and of packages.
+/// Makes all images below `to`, from what was compiled for them and from packages.
 pub(super) fn make(
     progress: &dyn Progress,
     packages: &Packages,
@@ -134,7 +134,7 @@ impl Work<'_> {
         self.write(what, names, config)
     }
 
-    /// One program, which is root's whoever starts it.
+    /// One setuid root program.
     fn nonewprivs(&self) -> Result<(), ImageError> {
         let rootfs = self.rootfs("nonewprivs")?;
         let program = rootfs.join(FIRST).join("nnp");
@@ -176,12 +176,12 @@ impl Work<'_> {
             self.compiled(file, &rootfs.join(file))?;
         }
         files::link("agnhost", &rootfs.join("agnhost-2"))?;
-        // A C library without this asks the names' server only.
+        // Without this file the C library asks the DNS server only.
         write(&rootfs.join("etc/nsswitch.conf"), b"hosts: files dns\n")?;
         self.tools(&TOOLS, rootfs)
     }
 
-    /// Programs with their libraries; in place of busybox' where it has that name.
+    /// Programs with their libraries; they replace busybox's of the same name.
     fn tools(&self, tools: &[Tool], rootfs: &Path) -> Result<(), ImageError> {
         let mut programs = Vec::new();
         for Tool(package, path, to) in tools {
@@ -202,7 +202,7 @@ impl Work<'_> {
     }
 }
 
-/// Pages at port 80, one of which tells a picture.
+/// Pages at port 80, one of which names a picture.
 fn web_server(rootfs: &Path) -> Result<(), FileError> {
     let pages = rootfs.join(PAGES);
     create_dir(&pages)?;

@@ -1,9 +1,8 @@
-//! The store, as those share it who ask, answer, announce and sign.
+//! The address book: the record store, shared by gossip, broadcast and the server.
 //!
-//! Anyone may bring records, so what that can cost is bounded: signatures of
-//! those who were not asked are checked at a pace, a message whose records do
-//! not hold is not read to its end, and answers have a pace, too. Nothing of
-//! what is refused changes anything.
+//! Any caller may send records, so their cost is bounded: signatures in unsolicited records are
+//! verified at a limited rate, the rest of a message is ignored after several invalid records, and
+//! responses have a rate limit, too. Rejected records change nothing.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -19,48 +18,48 @@ use rustls_pki_types::UnixTime;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
-use crate::learned::{Heard, Learned, Located, MOST, Store};
+use crate::learned::{AddressRecord, LearnResult, MOST, PeerAddresses, Store};
 
-/// Signatures of those who were not asked: at once, and for each second.
+/// Rate limit for signatures in unsolicited records: burst, and per second.
 const CHECKS: (f64, f64) = (512.0, 100.0);
-/// Answers.
+/// Rate limit for responses: burst, and per second.
 const ANSWERS: (f64, f64) = (256.0, 128.0);
-/// Records of one message that do not hold, until the rest is not looked at.
+/// Maximum number of invalid records in a message before the rest is ignored.
 const FORGERIES: usize = 8;
-/// Others get their turn after so many records.
+/// Number of records after which the task yields.
 const AT_A_TIME: usize = 16;
-/// Bytes of a certificate; ours are well below.
+/// Maximum size of a certificate in bytes; the cluster's are far below.
 const LARGEST_CERTIFICATE: usize = 4 << 10;
 
-/// See the module.
-pub struct Book {
+/// The address book; see the module.
+pub struct AddressBook {
     clock: Clock,
     inside: Mutex<Inside>,
-    learned: Writer<Learned>,
+    learned: Writer<PeerAddresses>,
     own: Writer<NodeAddress>,
-    forgotten: Writer<u64>,
+    lost_counter: Writer<u64>,
 }
 
 struct Inside {
-    /// `None` until the node knows who it is.
+    /// `None` until the node is a member.
     open: Option<(Trust, Store)>,
     checks: Pace,
     answers: Pace,
 }
 
-/// Why records come.
+/// How records were received.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Brought {
-    /// By a node of the cluster that we have asked.
+pub enum Source {
+    /// In the response of a cluster node to our request.
     Answer,
-    /// By anyone, of themselves.
+    /// Unsolicited, from an unauthenticated sender.
     Unasked,
 }
 
-impl Book {
-    /// Empty, and closed until [`Self::open`]. The value is where the others
-    /// are.
-    pub fn new(clock: Clock) -> (Arc<Self>, Value<Learned>) {
+impl AddressBook {
+    /// An empty book that ignores records until [`Self::open`]. The returned value has the
+    /// addresses of the other nodes.
+    pub fn new(clock: Clock) -> (Arc<Self>, Value<PeerAddresses>) {
         let (learned_writer, learned) = event::value();
         let book = Self {
             clock,
@@ -71,13 +70,12 @@ impl Book {
             }),
             learned: learned_writer,
             own: event::value().0,
-            forgotten: event::value().0,
+            lost_counter: event::value().0,
         };
         (Arc::new(book), learned)
     }
 
-    /// From now on it is this node's. What is known stays when that is said
-    /// again.
+    /// Accepts records from now on. Records are kept if it is called again.
     pub fn open(&self, credentials: &NodeCredentials) -> Result<(), TlsError> {
         let (trust, own) = Trust::of_node(credentials, tls::now(&self.clock))?;
         let mut inside = self.inside();
@@ -93,26 +91,25 @@ impl Book {
         self.inside.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// What this node says of itself; its counter must be durable.
-    pub fn set_own(&self, located: Located, record: NodeAddress) {
+    /// Sets this node's own record; its counter must be durable.
+    pub fn set_own(&self, located: AddressRecord, record: NodeAddress) {
         if let Some((_, store)) = &mut self.inside().open {
             store.set_own(located, record.clone());
         }
         self.own.set(record);
     }
 
-    /// The same, to follow.
+    /// This node's own record.
     pub fn own(&self) -> Value<NodeAddress> {
         self.own.value()
     }
 
-    /// The highest counter under which others have heard of this node, and of
-    /// which it does not know itself.
-    pub fn forgotten(&self) -> Value<u64> {
-        self.forgotten.value()
+    /// The highest counter of a record which this node has signed and does not remember.
+    pub fn lost_counter(&self) -> Value<u64> {
+        self.lost_counter.value()
     }
 
-    /// These are the cluster's nodes.
+    /// Sets the nodes of the cluster. Records of other nodes are dropped.
     pub fn set_members(&self, members: BTreeSet<NodeId>) {
         let mut inside = self.inside();
         if let Some((_, store)) = &mut inside.open
@@ -122,15 +119,15 @@ impl Book {
         }
     }
 
-    /// Everything that can be told to others.
+    /// All records that can be sent to others.
     pub fn records(&self) -> Vec<NodeAddress> {
         let inside = self.inside();
         let open = inside.open.as_ref();
         open.map(|(_, store)| store.records()).unwrap_or_default()
     }
 
-    /// Takes in what holds; tells how much of it was news.
-    pub async fn take_in(&self, records: &[NodeAddress], brought: Brought) -> usize {
+    /// Stores the valid records; returns how many of them are new.
+    pub async fn store_valid(&self, records: &[NodeAddress], brought: Source) -> usize {
         let (mut news, mut forgeries) = (0, 0);
         for (index, record) in records.iter().take(MOST).enumerate() {
             if index % AT_A_TIME == AT_A_TIME - 1 {
@@ -138,13 +135,13 @@ impl Book {
             }
             match self.learn(record, brought) {
                 None => break,
-                Some(Ok(Heard::News(node, located))) => {
-                    tracing::info!(%node, address = %located.host, "a node says where it is");
+                Some(Ok(LearnResult::News(node, located))) => {
+                    tracing::info!(%node, address = %located.host, "learned a node's address");
                     news += 1;
                 }
-                Some(Ok(Heard::Forgotten(counter))) => {
-                    let known = self.forgotten.value().get().unwrap_or_default();
-                    self.forgotten.set(counter.max(known));
+                Some(Ok(LearnResult::Forgotten(counter))) => {
+                    let known = self.lost_counter.value().get().unwrap_or_default();
+                    self.lost_counter.set(counter.max(known));
                 }
                 Some(Ok(_)) => {}
                 Some(Err(error)) => {
@@ -159,24 +156,30 @@ impl Book {
         news
     }
 
-    /// `None`: nothing more for now.
-    fn learn(&self, record: &NodeAddress, brought: Brought) -> Option<Result<Heard, ProofError>> {
+    /// `None`: the rate limit is exceeded.
+    fn learn(
+        &self,
+        record: &NodeAddress,
+        brought: Source,
+    ) -> Option<Result<LearnResult, ProofError>> {
         let now = tls::now(&self.clock);
         let mut inside = self.inside();
         let Inside { open, checks, .. } = &mut *inside;
         let (trust, store) = open.as_mut()?;
         let mut exhausted = false;
         let heard = store.learn(record, |record| {
-            if brought == Brought::Unasked && !checks.take() {
+            if brought == Source::Unasked && !checks.take() {
                 exhausted = true;
-                return Err(ProofError::Signature { what: "not read" });
+                return Err(ProofError::Signature {
+                    what: "not verified",
+                });
             }
             check(record, trust, now)
         });
         if exhausted {
             return None;
         }
-        if let Ok(Heard::News(..)) = heard {
+        if let Ok(LearnResult::News(..)) = heard {
             // Under the lock, so that an older state is never the last one.
             self.learned.set(Arc::new(store.others()));
         }
@@ -189,19 +192,19 @@ fn check(
     trust: &Trust,
     now: UnixTime,
 ) -> Result<(NodeId, IpAddr), ProofError> {
-    // It is kept if it holds.
+    // A valid record is stored with its certificate.
     if record.certificate.len() > LARGEST_CERTIFICATE {
         return Err(ProofError::Field {
             what: "node address",
             field: "certificate",
-            why: format!("more than {LARGEST_CERTIFICATE} bytes"),
+            why: format!("expected at most {LARGEST_CERTIFICATE} bytes"),
         });
     }
     proofs::check_address(record, trust, now)
 }
 
-/// What any node answers to anyone.
-pub struct Local(pub Arc<Book>);
+/// The service that every node offers to unauthenticated callers.
+pub struct Local(pub Arc<AddressBook>);
 
 #[tonic::async_trait]
 impl NodeLocal for Local {
@@ -212,23 +215,23 @@ impl NodeLocal for Local {
         let records = request.into_inner().addresses;
         if records.len() > MOST {
             return Err(Status::invalid_argument(format!(
-                "addresses: {}, wanted at most {MOST}",
+                "addresses: expected at most {MOST}, got {}",
                 records.len()
             )));
         }
         if !self.0.inside().answers.take() {
             return Err(Status::resource_exhausted(
-                "too many ask this node for addresses: ask again in a while",
+                "too many address exchanges with this node: retry later",
             ));
         }
-        self.0.take_in(&records, Brought::Unasked).await;
+        self.0.store_valid(&records, Source::Unasked).await;
         Ok(Response::new(ExchangeAddressesResponse {
             addresses: self.0.records(),
         }))
     }
 }
 
-/// So much at once, and so much for each second.
+/// A token bucket: burst, and rate per second.
 pub(crate) struct Pace {
     most: f64,
     each_second: f64,
@@ -246,7 +249,7 @@ impl Pace {
         }
     }
 
-    /// Whether there is one more.
+    /// Takes a token, if there is one.
     pub(crate) fn take(&mut self) -> bool {
         let now = Instant::now();
         let since = now.duration_since(self.at).as_secs_f64();
@@ -280,10 +283,10 @@ mod tests {
     async fn only_the_clusters_own_words_are_taken_in() {
         let (cluster, other) = (TestCluster::new(), TestCluster::new());
         let (own, peer, stranger) = (cluster.node(), cluster.node(), other.node());
-        let (book, learned) = Book::new(wall_clock());
+        let (book, learned) = AddressBook::new(wall_clock());
         let honest = record(&peer, 1, 1);
         assert_eq!(
-            book.take_in(std::slice::from_ref(&honest), Brought::Answer)
+            book.store_valid(std::slice::from_ref(&honest), Source::Answer)
                 .await,
             0
         );
@@ -304,29 +307,29 @@ mod tests {
             NodeAddress::default(),
             honest.clone(),
         ];
-        assert_eq!(book.take_in(&all, Brought::Answer).await, 1);
+        assert_eq!(book.store_valid(&all, Source::Answer).await, 1);
         assert_eq!(book.records(), std::slice::from_ref(&honest));
         assert_eq!(learned.get().unwrap().len(), 1);
-        // Said again, it is no news, and opening again loses nothing.
+        // A repeated record is not new, and opening again loses nothing.
         book.open(&own).unwrap();
-        assert_eq!(book.take_in(&all, Brought::Answer).await, 0);
-        // Nobody hides news behind forgeries: the message ends with them.
+        assert_eq!(book.store_valid(&all, Source::Answer).await, 0);
+        // New records cannot be hidden behind forged ones: the rest of the message is ignored.
         let mut flood = vec![record(&stranger, 2, 1); FORGERIES];
         flood.push(record(&peer, 3, 2));
-        assert_eq!(book.take_in(&flood, Brought::Answer).await, 0);
+        assert_eq!(book.store_valid(&flood, Source::Answer).await, 0);
 
         book.set_members(BTreeSet::new());
         assert!(learned.get().unwrap().is_empty());
     }
 
     proptest::proptest! {
-        /// What comes by datagram comes from anyone.
+        /// Datagrams are unauthenticated.
         #[test]
         fn arbitrary_bytes_are_no_word(bytes: Vec<u8>, flips: Vec<(usize, u8)>) {
             use prost::Message as _;
             use proptest::prelude::*;
             let cluster = TestCluster::new();
-            let (book, _) = Book::new(wall_clock());
+            let (book, _) = AddressBook::new(wall_clock());
             book.open(&cluster.node()).unwrap();
             let honest = record(&cluster.node(), 1, 1);
             let mut damaged = honest.encode_to_vec();
@@ -338,8 +341,8 @@ mod tests {
                 let Ok(word) = NodeAddress::decode(&bytes[..]) else {
                     continue;
                 };
-                let heard = book.learn(&word, Brought::Unasked);
-                let is_news = matches!(heard, Some(Ok(Heard::News(..))));
+                let heard = book.learn(&word, Source::Unasked);
+                let is_news = matches!(heard, Some(Ok(LearnResult::News(..))));
                 prop_assert_eq!(is_news, word == honest);
             }
         }
@@ -348,42 +351,43 @@ mod tests {
     #[tokio::test]
     async fn a_node_hears_of_what_it_has_forgotten() {
         let own = TestCluster::new().node();
-        let (book, _) = Book::new(wall_clock());
+        let (book, _) = AddressBook::new(wall_clock());
         book.open(&own).unwrap();
-        book.take_in(&[record(&own, 1, 5)], Brought::Unasked).await;
-        assert_eq!(book.forgotten().get(), Some(5));
-        assert!(book.records().is_empty(), "it does not say so itself");
+        book.store_valid(&[record(&own, 1, 5)], Source::Unasked)
+            .await;
+        assert_eq!(book.lost_counter().get(), Some(5));
+        assert!(book.records().is_empty(), "not sent to others");
     }
 
     #[tokio::test(start_paused = true)]
     async fn those_who_were_not_asked_are_heard_at_a_pace() {
         let (cluster, other) = (TestCluster::new(), TestCluster::new());
-        let (book, _) = Book::new(wall_clock());
+        let (book, _) = AddressBook::new(wall_clock());
         book.open(&cluster.node()).unwrap();
         let forged = [record(&other.node(), 1, 1)];
         let mut asked = 0;
-        while book.learn(&forged[0], Brought::Unasked).is_some() {
+        while book.learn(&forged[0], Source::Unasked).is_some() {
             asked += 1;
-            assert!(asked < 10_000, "there is no bound");
+            assert!(asked < 10_000, "no rate limit");
         }
         let honest = record(&cluster.node(), 1, 1);
         let honest = [honest];
-        assert_eq!(book.take_in(&honest, Brought::Unasked).await, 0);
-        // Whom we ask is not held up by that.
+        assert_eq!(book.store_valid(&honest, Source::Unasked).await, 0);
+        // Responses to our own requests are not limited.
         let another = [record(&cluster.node(), 2, 1)];
-        assert_eq!(book.take_in(&another, Brought::Answer).await, 1);
+        assert_eq!(book.store_valid(&another, Source::Answer).await, 1);
         tokio::time::advance(std::time::Duration::from_secs(1)).await;
-        assert_eq!(book.take_in(&honest, Brought::Unasked).await, 1);
+        assert_eq!(book.store_valid(&honest, Source::Unasked).await, 1);
     }
 
     #[tokio::test]
     async fn an_exchange_goes_both_ways_and_has_bounds() {
         let cluster = TestCluster::new();
         let (own, peer) = (cluster.node(), cluster.node());
-        let (book, _) = Book::new(wall_clock());
+        let (book, _) = AddressBook::new(wall_clock());
         book.open(&own).unwrap();
         let (host, counter) = (ip(1), 1);
-        book.set_own(Located { host, counter }, record(&own, 1, 1));
+        book.set_own(AddressRecord { host, counter }, record(&own, 1, 1));
         let local = Local(book.clone());
         let ask = |addresses| {
             let request = ExchangeAddressesRequest { addresses };

@@ -1,27 +1,25 @@
-//! Where nodes are, by their own word.
+//! Peer discovery: the addresses of all nodes, signed by the nodes themselves.
 //!
-//! Each node signs its address, with a counter that grows with every change
-//! and is on disk before anyone hears of it. Such a word is worth its
-//! signature, not its source, so nodes pass on what they know, to each other
-//! directly: no quorum is needed for it, and no node has to be where it was
-//! before. A change of address, of all of them at once even, thus harms
-//! nothing.
+//! Each node signs its address, together with a counter that grows with every change and is on disk
+//! before the record is sent. A signed record can be verified whatever its source, so nodes pass on
+//! all records that they have, directly to each other. This needs no quorum, and no node has to
+//! keep its address: it works even after the addresses of all nodes change at once.
 //!
 //! | part | does |
 //! |---|---|
-//! | `own` | raises the counter and signs, when the address changes |
-//! | [`learned`](crate::learned) | keeps the newest word of each node |
-//! | [`book`] | the store for all who share it; answers `ExchangeAddresses` |
-//! | [`rounds`] | asks others, and tells them |
-//! | [`announce`] | tells the whole link, when nobody can be found |
+//! | `own` | increments the counter and signs, when the address changes |
+//! | [`learned`](crate::learned) | stores the newest record of each node |
+//! | [`book`] | shares the store between workers; answers `ExchangeAddresses` |
+//! | [`gossip`] | exchanges records with other nodes |
+//! | [`broadcast`] | broadcasts this node's record on its link, when no node can be reached |
 //!
-//! What comes out of it is where the others are; it is for the hosts worker to
-//! weigh that against what curators say.
+//! The result is the addresses of the other nodes; the hosts worker combines them with what the
+//! curators report.
 
-mod announce;
 mod book;
+mod broadcast;
+mod gossip;
 mod own;
-mod rounds;
 
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
@@ -33,78 +31,79 @@ use hearth_api::v1::ClusterDirectory;
 use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Outcome};
 
-pub use announce::link;
 #[cfg(test)]
-pub use book::Brought;
-pub use book::{Book, Local};
+pub use book::Source;
+pub use book::{AddressBook, Local};
+pub use broadcast::link;
 
 use crate::known::View;
-use crate::learned::{Learned, Located};
+use crate::learned::{AddressRecord, PeerAddresses};
 use hearth_host::cluster_state::ClusterState;
 use hearth_host::handover::MemberData;
 
-/// See [`Worker::each`].
+/// Default of [`Worker::each`].
 pub const EACH: Duration = Duration::from_secs(5);
 
-/// What this node and the others know of addresses: its parts share it.
+/// What the parts of address exchange share.
 pub struct Worker {
-    /// Where the own counter is kept.
+    /// File with this node's last address and counter.
     pub file: PathBuf,
-    /// Shared with whoever answers exchanges.
-    pub book: Arc<Book>,
-    /// Where announcements are heard.
+    /// The address book, shared with the server that answers exchanges.
+    pub book: Arc<AddressBook>,
+    /// Where broadcasts are received.
     pub listen: SocketAddr,
-    /// Of all nodes: where exchanges are answered and announcements are heard.
+    /// The port on all nodes for exchanges (TCP) and broadcasts (UDP).
     pub port: u16,
-    /// Between two rounds, and two announcements.
+    /// Interval of exchanges, and of broadcasts.
     pub each: Duration,
-    /// Whom an announcement from this address reaches.
+    /// The destinations of a broadcast from this address.
     pub link: fn(IpAddr, u16) -> Vec<SocketAddr>,
-    /// Will be read.
+    /// Read: this node's identity and credentials.
     pub member: Value<MemberData>,
-    /// Will be read.
+    /// Read: this node's address.
     pub address: Value<IpAddr>,
-    /// Will be read.
+    /// Read: the consensus members.
     pub directory: Value<ClusterDirectory>,
-    /// Will be read.
+    /// Read: the nodes, from the curators.
     pub view: Value<Arc<View>>,
-    /// Will be read.
+    /// Read: whether the node is in contact with its cluster.
     pub cluster_state: ClusterState,
-    /// Will be read: where the others are. The book writes it.
-    pub learned: Value<Learned>,
-    /// Will be written: this node's word, once it is durable.
-    pub own_address: Writer<Located>,
+    /// Read: addresses of the other nodes. The address book writes it.
+    pub learned: Value<PeerAddresses>,
+    /// Written: this node's signed record, once it is durable.
+    pub own_address: Writer<AddressRecord>,
 }
 
 /// Signs this node's address, and exchanges addresses with the other nodes.
 pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
-    // The data partition is open from then on.
+    // Once there is a member, the data partition is mounted.
     let member = tokio::select! {
         member = async { worker.member.watch().next().await } => Arc::new(member?),
         () = ctx.cancelled() => return Ok(()),
     };
     worker.book.open(&member.credentials)?;
     let (own, all) = (member.node_id, worker.clone());
-    ctx.run("announce", move |ctx| announce::run(ctx, all.clone(), own))?;
+    ctx.run("announce", move |ctx| broadcast::run(ctx, all.clone(), own))?;
     let (who, all) = (member.clone(), worker.clone());
     ctx.run("rounds", move |ctx| {
-        rounds::run(ctx, all.clone(), who.clone())
+        gossip::run(ctx, all.clone(), who.clone())
     })?;
     ctx.healthy();
-    ctx.until_cancelled(keep_word(&worker, &member)).await
+    ctx.until_cancelled(update_own_record(&worker, &member))
+        .await
 }
 
-/// Keeps this node's own word true; ends by an error only.
-async fn keep_word(worker: &Worker, member: &MemberData) -> Outcome {
+/// Keeps this node's own record up to date; only returns errors.
+async fn update_own_record(worker: &Worker, member: &MemberData) -> Outcome {
     let mut addresses = worker.address.watch();
-    let mut forgotten = worker.book.forgotten().watch();
+    let mut lost_counter = worker.book.lost_counter().watch();
     let mut views = worker.view.watch();
     let mut host = None;
     let mut heard = 0;
     loop {
         tokio::select! {
             address = addresses.next() => host = Some(address?),
-            counter = forgotten.next() => heard = counter?,
+            counter = lost_counter.next() => heard = counter?,
             view = views.next() => {
                 let view = view?;
                 let nodes = view.nodes.keys().filter(|id| view.has(id));

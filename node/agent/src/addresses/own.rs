@@ -1,14 +1,12 @@
-//! What this node says of itself, and that it never says less than before.
+//! This node's own address record, whose counter never decreases.
 //!
-//! Of two words of one node the one with the higher counter is true, for ever
-//! and for everyone. So the counter is on the data partition before a word with
-//! it leaves this node, and a new one is only begun when the address is
-//! another one: a node that boots a thousand times at one address says one
-//! thing.
+//! Of two records of one node, the one with the higher counter is the current one, for all nodes
+//! and always. So the counter is on the data partition before a record with it is sent, and it is
+//! only incremented when the address changes: a node that boots a thousand times with one address
+//! has one record.
 //!
-//! A file that is lost or damaged cannot be made up for here. But others keep
-//! what this node has signed; when it hears from them of a higher counter than
-//! its own, it goes on above that.
+//! A file that is lost or damaged cannot be restored here. But other nodes keep what this node has
+//! signed; when it receives a record of its own with a higher counter, it continues above that.
 
 use std::net::IpAddr;
 use std::path::Path;
@@ -16,11 +14,11 @@ use std::path::Path;
 use hearth_api::private::StoredAddress;
 use hearth_host::record::{self, Record as _, RecordError};
 
-use crate::learned::Located;
+use crate::learned::AddressRecord;
 
-/// The word for this address: the one on disk, if it is of this address and
-/// its counter is above `heard`, else a new one, which is then on disk.
-pub(crate) fn word(path: &Path, host: IpAddr, heard: u64) -> Result<Located, RecordError> {
+/// The record for this address: the one on disk, if it has this address and its counter is above
+/// `heard`; otherwise a new one, which is saved.
+pub(crate) fn word(path: &Path, host: IpAddr, heard: u64) -> Result<AddressRecord, RecordError> {
     let last = load(path)?;
     if let Some(last) = last
         && last.host == host
@@ -29,7 +27,7 @@ pub(crate) fn word(path: &Path, host: IpAddr, heard: u64) -> Result<Located, Rec
         return Ok(last);
     }
     let before = last.map_or(0, |last| last.counter).max(heard);
-    let located = Located {
+    let located = AddressRecord {
         host,
         counter: before.saturating_add(1),
     };
@@ -42,10 +40,10 @@ pub(crate) fn word(path: &Path, host: IpAddr, heard: u64) -> Result<Located, Rec
     Ok(located)
 }
 
-fn load(path: &Path) -> Result<Option<Located>, RecordError> {
+fn load(path: &Path) -> Result<Option<AddressRecord>, RecordError> {
     record::load(path, |stored: StoredAddress| {
         let host = stored.host.parse();
-        host.map(|host| Located {
+        host.map(|host| AddressRecord {
             host,
             counter: stored.counter,
         })
@@ -71,7 +69,7 @@ mod tests {
         assert_eq!(say(1, 0), 1, "after any number of boots");
         assert_eq!(say(2, 0), 2);
         assert_eq!(say(1, 0), 3, "back again is a change");
-        // Others remember more than this node does.
+        // Other nodes remember a higher counter than this node.
         assert_eq!(say(1, 9), 10);
         assert_eq!(say(1, 9), 10);
         assert_eq!(say(1, 0), 10);
@@ -97,7 +95,7 @@ mod tests {
     fn the_stored_form_stays() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("address.pb");
-        let read = |stored: Vec<u8>, wanted: Located| {
+        let read = |stored: Vec<u8>, wanted: AddressRecord| {
             std::fs::write(&path, stored).unwrap();
             assert_eq!(load(&path).unwrap(), Some(wanted));
         };

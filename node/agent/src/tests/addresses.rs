@@ -1,5 +1,5 @@
-//! Nodes on addresses of the loopback: each serves at one of its own, all at
-//! the same port, as nodes of a cluster do.
+//! Several nodes on loopback addresses: each listens on an address of its own, and all use the same
+//! port, as the nodes of a cluster do.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr, TcpListener, UdpSocket};
@@ -19,14 +19,14 @@ use hearth_host::handover::MemberData;
 use hearth_host::power::Power;
 use prost::Message as _;
 
-use crate::addresses::{Book, Brought, Worker, run};
+use crate::addresses::{AddressBook, Source, Worker, run};
 use crate::known::{Seen, View};
-use crate::learned::{Learned, Located};
+use crate::learned::{AddressRecord, PeerAddresses};
 use crate::nodemgmt;
-use hearth_base::testing::{Alone, fixed, never, next, soon};
+use hearth_base::testing::{TestSupervisor, assert_never, fixed, next, within_timeout};
 
 const QUICK: Duration = Duration::from_millis(100);
-/// Longer than any test.
+/// Timeout for anything in these tests.
 const LONG: Duration = Duration::from_secs(3600);
 
 /// A link: addresses 127.77.NET.HOST, one port.
@@ -57,7 +57,7 @@ impl Net {
         [127, 77, self.number, host].into()
     }
 
-    /// A machine that believes the members of its cluster to be there.
+    /// A machine whose directory has these members of its cluster.
     fn machine(&self, saved: &[(&NodeCredentials, u8)]) -> Machine {
         Machine::new(self, Arc::new(self.cluster.node()), saved)
     }
@@ -80,10 +80,10 @@ fn id(node: &NodeCredentials) -> NodeId {
     NodeId::from_public_key(&node.key.public())
 }
 
-/// On the link are the hosts 1 to 4.
+/// The hosts 1 to 4 are on the link.
 fn on_link(own: IpAddr, port: u16) -> Vec<SocketAddr> {
     let IpAddr::V4(own) = own else {
-        panic!("of the loopback")
+        panic!("expected a loopback address")
     };
     let [a, b, net, _] = own.octets();
     let hosts = (1..=4).map(|host| SocketAddr::from(([a, b, net, host], port)));
@@ -94,7 +94,7 @@ fn nobody(_: IpAddr, _: u16) -> Vec<SocketAddr> {
     Vec::new()
 }
 
-/// A node that is switched off.
+/// A node that is powered off.
 struct Machine {
     node: Arc<NodeCredentials>,
     saved: ClusterDirectory,
@@ -102,14 +102,14 @@ struct Machine {
     _directory: tempfile::TempDir,
 }
 
-/// A node that runs.
+/// A node that is running.
 struct Running {
-    workers: [Alone; 2],
+    workers: [TestSupervisor; 2],
     address: Writer<IpAddr>,
     view: Writer<Arc<View>>,
-    book: Arc<Book>,
-    learned: Value<Learned>,
-    own_address: Value<Located>,
+    book: Arc<AddressBook>,
+    learned: Value<PeerAddresses>,
+    own_address: Value<AddressRecord>,
     _directory: Writer<ClusterDirectory>,
     state: cluster_state::Writer,
 }
@@ -137,7 +137,7 @@ impl Machine {
         }
     }
 
-    /// Switches it on at this address of the link.
+    /// Powers it on with this address of the link.
     fn start(&self, net: &Net, host: u8, how: How) -> Running {
         let How { state, each, link } = how;
         let listen = SocketAddr::from((net.host(host), net.port));
@@ -147,7 +147,7 @@ impl Machine {
             credentials: self.node.clone(),
             directory: self.saved.clone(),
         };
-        let (book, learned) = Book::new(wall_clock());
+        let (book, learned) = AddressBook::new(wall_clock());
         let (address_writer, address) = event::value();
         let (view_writer, view) = event::value();
         let (directory_writer, directory) = event::value();
@@ -180,8 +180,8 @@ impl Machine {
             view,
             cluster_state,
         });
-        let server = Alone::run(move |ctx| nodemgmt::run(ctx, server.clone()));
-        let worker = Alone::run(move |ctx| run(ctx, worker.clone()));
+        let server = TestSupervisor::run(move |ctx| nodemgmt::run(ctx, server.clone()));
+        let worker = TestSupervisor::run(move |ctx| run(ctx, worker.clone()));
         Running {
             workers: [worker, server],
             address: address_writer,
@@ -196,11 +196,12 @@ impl Machine {
 }
 
 impl Running {
-    /// Waits until it knows where a node is, and returns the word's counter.
+    /// Waits until it knows a node's address, and returns the record's counter.
     async fn finds(&self, node: &NodeCredentials, host: IpAddr) -> u64 {
-        let is_there = |learned: &Learned| learned.get(&id(node)).is_some_and(|l| l.host == host);
+        let is_there =
+            |learned: &PeerAddresses| learned.get(&id(node)).is_some_and(|l| l.host == host);
         let mut learned = self.learned.watch();
-        let learned = soon("it is found", learned.wait_for(is_there));
+        let learned = within_timeout("address of the node", learned.wait_for(is_there));
         learned.await.unwrap()[&id(node)].counter
     }
 
@@ -226,21 +227,21 @@ async fn a_node_that_moves_tells_the_others() {
     let on_b = b.start(&net, 2, AT_HOME);
     on_b.serves().await;
     let on_a = a.start(&net, 1, AT_HOME);
-    // At its boot it tells where it is, and asks where the other is.
+    // At its boot it sends its address, and asks for those of the others.
     assert_eq!(on_b.finds(&a.node, net.host(1)).await, 1);
     assert_eq!(on_a.finds(&b.node, net.host(2)).await, 1);
     on_a.address.set(net.host(3));
     assert_eq!(on_b.finds(&a.node, net.host(3)).await, 2);
     on_a.stop().await;
 
-    // Nor does it lose count over a boot.
+    // Its counter survives a boot.
     let on_a = a.start(&net, 1, AT_HOME);
     assert_eq!(on_b.finds(&a.node, net.host(1)).await, 3);
     on_a.stop().await;
     on_b.stop().await;
 }
 
-/// Nobody is where anybody believes, and there is no quorum to ask.
+/// No node has the address that the others know, and there is no quorum.
 #[tokio::test]
 async fn nodes_that_have_all_moved_at_once_find_each_other() {
     let net = Net::new(2);
@@ -254,7 +255,7 @@ async fn nodes_that_have_all_moved_at_once_find_each_other() {
             each: QUICK,
             link: on_link,
         };
-        // One after the other, as machines come up.
+        // One after the other, as machines boot.
         let on_node = machine.start(&net, host, how);
         on_node.serves().await;
         running.push((on_node, machine));
@@ -271,7 +272,7 @@ async fn nodes_that_have_all_moved_at_once_find_each_other() {
     }
 }
 
-/// One announcement is enough, for who hears it answers.
+/// One broadcast is enough, because the receivers answer.
 #[tokio::test]
 async fn who_comes_later_is_answered() {
     let net = Net::new(3);
@@ -306,7 +307,7 @@ async fn who_is_disowned_says_nothing_any_more() {
     };
     let on_b = b.start(&net, 2, how);
     on_b.serves().await;
-    never("an answer", on_b.learned.watch().next()).await;
+    assert_never("an answer", on_b.learned.watch().next()).await;
     on_a.stop().await;
     on_b.stop().await;
 }
@@ -323,13 +324,13 @@ async fn in_split_others_are_asked_again_and_pass_on_what_they_know() {
     };
     let on_a = a.start(&net, 1, how);
     on_a.serves().await;
-    never("anybody", on_a.learned.watch().next()).await;
-    // The one comes back, and knows where the other has gone.
+    assert_never("anybody", on_a.learned.watch().next()).await;
+    // The first one returns, and learns the other's new address.
     let on_b = b.start(&net, 2, AT_HOME);
     on_b.serves().await;
     let moved = hearth_api::proofs::sign_address(&c.node, id(&c.node), net.host(3), 1);
     let moved = [moved];
-    let brought = on_b.book.take_in(&moved, Brought::Answer);
+    let brought = on_b.book.store_valid(&moved, Source::Answer);
     assert_eq!(brought.await, 1);
     on_a.finds(&b.node, net.host(2)).await;
     on_a.finds(&c.node, net.host(3)).await;
@@ -381,7 +382,7 @@ async fn nothing_is_said_before_it_is_on_disk() {
     };
     let on_a = a.start(&net, 1, how);
     on_a.workers[0].fails("address.pb").await;
-    never("a word", on_b.learned.watch().next()).await;
+    assert_never("a word", on_b.learned.watch().next()).await;
     assert_eq!(on_a.own_address.get(), None);
     fs::create_dir(&directory).unwrap();
     on_b.finds(&a.node, net.host(1)).await;
@@ -416,11 +417,11 @@ async fn forged_and_foreign_words_and_noise_change_nothing() {
     say(Vec::new()).await;
     say(forged.encode_to_vec()).await;
     say(foreign.encode_to_vec()).await;
-    never("news", on_a.learned.watch().next()).await;
+    assert_never("news", on_a.learned.watch().next()).await;
     say(sign(&honest, 3, 1).encode_to_vec()).await;
     on_a.finds(&honest, net.host(3)).await;
 
-    // Those that are gone are forgotten, and not heard any more.
+    // Deleted nodes are dropped, and their records are rejected.
     let seen = Seen {
         state: NodeState::Up,
         roles: hearth_api::v1::NodeRoles::default(),
@@ -435,8 +436,10 @@ async fn forged_and_foreign_words_and_noise_change_nothing() {
         ..View::default()
     }));
     let mut learned = on_a.learned.watch();
-    let forgotten = learned.wait_for(|learned| learned.is_empty());
-    soon("it is forgotten", forgotten).await.unwrap();
+    let lost_counter = learned.wait_for(|learned| learned.is_empty());
+    within_timeout("deletion of the record", lost_counter)
+        .await
+        .unwrap();
     say(sign(&honest, 3, 2).encode_to_vec()).await;
     say(sign(&other, 4, 1).encode_to_vec()).await;
     on_a.finds(&other, net.host(4)).await;

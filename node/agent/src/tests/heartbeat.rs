@@ -10,7 +10,7 @@ use tokio::time::Instant;
 use crate::CuratorConnection;
 use crate::heartbeat::{Worker, run};
 use crate::testing::Fake;
-use hearth_base::testing::{Alone, next, soon};
+use hearth_base::testing::{TestSupervisor, next, within_timeout};
 
 const INTERVAL: Duration = Duration::from_millis(100);
 
@@ -24,13 +24,13 @@ fn answer(bound_ms: u32, after: Duration) -> Heartbeats {
 
 struct Beating {
     fake: Fake,
-    worker: Alone,
+    worker: TestSupervisor,
     connection: Writer<CuratorConnection>,
     acknowledged: Value<Instant>,
     refusals: Value<Refusals>,
 }
 
-/// The worker, and a curator that treats it so.
+/// The worker, and a curator with this behaviour.
 async fn beating(heartbeats: Heartbeats) -> Beating {
     let fake = Fake::new(Script {
         heartbeats,
@@ -48,7 +48,7 @@ async fn beating(heartbeats: Heartbeats) -> Beating {
     });
     Beating {
         fake,
-        worker: Alone::run(move |ctx| run(ctx, worker.clone())),
+        worker: TestSupervisor::run(move |ctx| run(ctx, worker.clone())),
         connection: connection_writer,
         acknowledged,
         refusals,
@@ -62,7 +62,7 @@ async fn what_is_acknowledged_is_when_it_was_sent() {
     let mut acknowledged = test.acknowledged.watch();
     for _ in 0..3 {
         let sent = next("an acknowledgement", &mut acknowledged).await;
-        // Sent before it came, and a pause after the one before was answered.
+        // Sent before the response, and after the pause that followed the previous one.
         for (arrived, _) in test.fake.curator.seen().heartbeats {
             assert!(
                 sent <= arrived || arrived + after + INTERVAL <= sent,
@@ -85,7 +85,7 @@ async fn what_is_acknowledged_is_when_it_was_sent() {
 async fn what_is_not_answered_is_not_acknowledged() {
     let test = beating(Heartbeats::Ignore).await;
     let arrived = test.fake.curator.until(|seen| !seen.heartbeats.is_empty());
-    soon("a heartbeat", arrived).await;
+    within_timeout("a heartbeat", arrived).await;
     assert_eq!(test.acknowledged.get(), None);
     test.worker.stop().await;
 }
@@ -97,14 +97,14 @@ async fn silence_is_a_failure_and_the_next_stream_goes_on() {
     next("an acknowledgement", &mut acknowledged).await;
     test.fake.curator.set_heartbeats(Heartbeats::Ignore);
     test.worker
-        .fails("the curator does not answer heartbeats")
+        .fails("the curator did not answer a heartbeat in time")
         .await;
     let silent = Instant::now();
     test.fake
         .curator
         .set_heartbeats(answer(200, Duration::ZERO));
     let later = acknowledged.wait_for(|sent| *sent > silent);
-    soon("an acknowledgement after the silence", later)
+    within_timeout("an acknowledgement after the silence", later)
         .await
         .unwrap();
     test.worker.stop().await;
@@ -122,10 +122,10 @@ async fn a_curator_that_is_silent_on_a_good_connection_is_left_for_another() {
     test.connection.set(test.fake.connection_to_all(&both));
     let mut acknowledged = test.acknowledged.watch();
     next("an acknowledgement", &mut acknowledged).await;
-    // For ever, and nothing else is wrong with it.
+    // It accepts heartbeats without ever answering, and otherwise works.
     test.fake.curator.set_heartbeats(Heartbeats::Ignore);
     let arrived = second.until(|seen| !seen.heartbeats.is_empty());
-    soon("a heartbeat elsewhere", arrived).await;
+    within_timeout("a heartbeat elsewhere", arrived).await;
     test.worker.stop().await;
 }
 
@@ -135,13 +135,15 @@ async fn a_stream_that_the_curator_ends_is_opened_again() {
     let mut acknowledged = test.acknowledged.watch();
     next("an acknowledgement", &mut acknowledged).await;
     test.fake.curator.set_heartbeats(Heartbeats::End);
-    test.worker.fails("the curator ended the heartbeats").await;
+    test.worker
+        .fails("the curator closed the heartbeat stream")
+        .await;
     let ended = Instant::now();
     test.fake
         .curator
         .set_heartbeats(answer(5000, Duration::ZERO));
     let later = acknowledged.wait_for(|sent| *sent > ended);
-    soon("an acknowledgement after the end", later)
+    within_timeout("an acknowledgement after the end", later)
         .await
         .unwrap();
     test.worker.stop().await;
@@ -151,25 +153,25 @@ async fn a_stream_that_the_curator_ends_is_opened_again() {
 async fn a_new_connection_is_used_at_once() {
     let test = beating(answer(5000, Duration::ZERO)).await;
     let first = &test.fake.curator;
-    soon("the first", first.until(|seen| seen.heartbeats.len() > 1)).await;
+    within_timeout("the first", first.until(|seen| seen.heartbeats.len() > 1)).await;
     let second = test.fake.another(Script {
         heartbeats: answer(5000, Duration::ZERO),
         ..Script::default()
     });
     let second = second.await;
     test.connection.set(test.fake.connection_to(&second));
-    soon(
+    within_timeout(
         "the second",
         second.until(|seen| !seen.heartbeats.is_empty()),
     )
     .await;
     let before = first.seen().heartbeats.len();
-    soon(
+    within_timeout(
         "the second",
         second.until(|seen| seen.heartbeats.len() >= 5),
     )
     .await;
-    // One may have been on its way.
+    // One may have been in flight.
     assert!(first.seen().heartbeats.len() <= before + 1);
     test.worker.is_fine();
     test.worker.stop().await;
@@ -181,7 +183,7 @@ async fn a_node_that_is_not_let_in_is_counted_each_time() {
     let mut refusals = test.refusals.watch();
     test.worker.fails("not a node of this cluster").await;
     let grown = refusals.wait_for(|count| *count >= 3);
-    soon("refusals", grown).await.unwrap();
+    within_timeout("refusals", grown).await.unwrap();
     assert_eq!(test.acknowledged.get(), None);
     test.worker.stop().await;
 }

@@ -14,11 +14,11 @@ use hearth_sys::hostname::HostnameError;
 use crate::CuratorConnection;
 use crate::hosts::{Worker, run};
 use crate::known::View;
-use crate::learned::{Learned, Located};
+use crate::learned::{AddressRecord, PeerAddresses};
 use crate::testing::{Fake, consensus_member, record};
-use hearth_base::testing::{Alone, fixed, never, next, soon, until};
+use hearth_base::testing::{TestSupervisor, assert_never, fixed, next, until, within_timeout};
 
-/// Longer than any test.
+/// Timeout for anything in these tests.
 const LONG: Duration = Duration::from_secs(3600);
 
 static NAMES: Mutex<Vec<String>> = Mutex::new(Vec::new());
@@ -41,17 +41,17 @@ struct Machine {
 
 /// The worker on it.
 struct Hosts {
-    worker: Alone,
+    worker: TestSupervisor,
     address: Writer<IpAddr>,
     connection: Writer<CuratorConnection>,
-    learned: Writer<Learned>,
+    learned: Writer<PeerAddresses>,
     view: Value<Arc<View>>,
     directory: Value<ClusterDirectory>,
     directory_saved: Value<IpAddr>,
 }
 
 impl Machine {
-    /// Its cluster has this domain, and this node is a consensus member of it.
+    /// Its cluster has this domain, and this node is a consensus member.
     async fn new(domain: &str, more_to_come: bool) -> Self {
         let fake = Fake::new(Script {
             configuration: ClusterConfiguration {
@@ -125,7 +125,7 @@ impl Machine {
             directory_saved: saved_writer,
         });
         Hosts {
-            worker: Alone::run(move |ctx| run(ctx, worker.clone())),
+            worker: TestSupervisor::run(move |ctx| run(ctx, worker.clone())),
             address: address_writer,
             connection: connection_writer,
             learned: learned_writer,
@@ -148,7 +148,7 @@ impl Machine {
         fs::read_to_string(self.root.ephemeral.hosts()).ok()
     }
 
-    /// Who is in the directory on the ESP.
+    /// The nodes in the directory on the ESP.
     fn on_esp(&self) -> Vec<String> {
         let directory = directory::load(&self.root.esp).unwrap_or_default();
         let nodes = directory.unwrap_or_default().nodes;
@@ -156,7 +156,7 @@ impl Machine {
         hosts.map(|address| address.host).collect()
     }
 
-    /// The state files, byte by byte, with the generation in them.
+    /// The state files as bytes, including the generation.
     fn slots(&self) -> [Vec<u8>; 2] {
         let paths = self.root.esp.cluster_directory().paths();
         paths.map(|path| fs::read(path).unwrap())
@@ -198,7 +198,7 @@ async fn the_node_and_all_others_have_names() {
     );
     let mut lines = vec![format!("192.0.2.1 {own}.cluster.internal {own}")];
     let hosts = |lines: &mut Vec<String>| {
-        // By their IDs, which have the same length.
+        // Both IDs have the same length.
         lines.sort_by_key(|line| line.split(' ').next_back().map(str::to_owned));
         let lines = lines.join("\n");
         format!("127.0.0.1 localhost\n::1 localhost\n{lines}\n")
@@ -218,7 +218,7 @@ async fn the_node_and_all_others_have_names() {
     lines.push(format!("2001:db8::b {b}.cluster.internal {b}"));
     assert_eq!(machine.hosts().unwrap(), hosts(&mut lines));
 
-    // One is gone, and this node has moved.
+    // One is deleted, and this node has a new address.
     machine.says(vec![], vec![a.clone()], false);
     until("forgotten", || !machine.hosts().unwrap().contains(&a)).await;
     test.address.set("192.0.2.2".parse().unwrap());
@@ -237,8 +237,8 @@ async fn no_directory_is_saved_before_all_nodes_are_known() {
         .fake
         .curator
         .until(|seen| seen.calls.contains(&"Watch"));
-    soon("the worker watches", watching).await;
-    never("a directory", test.directory_saved.watch().next()).await;
+    within_timeout("the worker watches", watching).await;
+    assert_never("a directory", test.directory_saved.watch().next()).await;
     assert_eq!(test.view.get(), None);
     assert_eq!(machine.on_esp(), Vec::<String>::new());
     let own = machine.fake.node_id;
@@ -254,10 +254,10 @@ async fn no_directory_is_saved_before_all_nodes_are_known() {
 
 #[tokio::test]
 async fn a_hosts_file_in_which_the_node_is_not_found_is_a_failure() {
-    // What a curator would never let through.
+    // What a curator would never accept.
     let machine = Machine::new("cluster # internal", false).await;
     let test = machine.start(LONG);
-    test.worker.fails("wanted 192.0.2.1").await;
+    test.worker.fails("expected 192.0.2.1").await;
     assert_eq!(test.directory_saved.get(), None);
     test.worker.stop().await;
 }
@@ -266,7 +266,7 @@ async fn a_hosts_file_in_which_the_node_is_not_found_is_a_failure() {
 async fn a_machine_that_cannot_be_named_says_so() {
     let machine = Machine::new("cluster.internal", false).await;
     let test = machine.start_with(LONG, refuse_hostname);
-    test.worker.fails("is not a host name").await;
+    test.worker.fails("host name: expected").await;
     assert!(!machine.root.ephemeral.machine_id().exists());
     assert!(machine.fake.curator.calls().is_empty());
     test.worker.stop().await;
@@ -284,7 +284,7 @@ async fn the_directory_is_saved_before_anyone_relies_on_it() {
     assert!(machine.hosts().is_some(), "names do not depend on the ESP");
 
     fs::remove_file(machine.root.esp.path()).unwrap();
-    // The worker may have made it in this moment.
+    // The worker may have created it just now.
     fs::create_dir_all(machine.root.esp.path()).unwrap();
     test.saves().await;
     assert_eq!(machine.on_esp(), ["192.0.2.1"]);
@@ -300,13 +300,13 @@ async fn the_esp_is_written_only_when_it_differs() {
     test.saves().await;
     let before = machine.slots();
 
-    // This one is nobody to ask for the cluster.
+    // This node is not a consensus member.
     let other = record(&id('a'), "192.0.2.10", NodeRoles::default());
     machine.says(vec![other], vec![], false);
     machine.hosts_name("192.0.2.10").await;
     test.worker.stop().await;
 
-    // A later boot finds what it would have written.
+    // A later boot finds what it would write, and does not write.
     let test = machine.start(Duration::ZERO);
     test.saves().await;
     assert_eq!(machine.slots(), before);
@@ -315,7 +315,7 @@ async fn the_esp_is_written_only_when_it_differs() {
     until("the new address", || machine.on_esp() == ["192.0.2.2"]).await;
     let mut saved = test.directory_saved.watch();
     let with_it = saved.wait_for(|address| *address == ip(2));
-    soon("it says so", with_it).await.unwrap();
+    within_timeout("it says so", with_it).await.unwrap();
     assert_ne!(machine.slots(), before);
     test.worker.all_is_fine();
     test.worker.stop().await;
@@ -356,8 +356,7 @@ async fn names_are_kept_while_the_esp_rests() {
     test.worker.stop().await;
 }
 
-/// A member whose power was cut has to find its peers before anybody can tell
-/// it where they are.
+/// After a power cut a member has to find its peers before any curator can tell it their addresses.
 #[tokio::test]
 async fn what_was_saved_has_names_before_anyone_is_in_touch() {
     let machine = Machine::new("cluster.internal", false).await;
@@ -375,12 +374,12 @@ async fn what_was_saved_has_names_before_anyone_is_in_touch() {
     machine.hosts_name("192.0.2.1 ").await;
     let live = next("a directory", &mut test.directory.watch()).await;
     assert_eq!(live.nodes.len(), 2);
-    never("a word of the ESP", test.directory_saved.watch().next()).await;
+    assert_never("a word of the ESP", test.directory_saved.watch().next()).await;
     assert_eq!(machine.slots(), before);
 
-    // It has moved, and said so itself.
+    // One node has a new address, and has sent its record.
     let host = ip(20);
-    let moved = (id('a').parse().unwrap(), Located { host, counter: 3 });
+    let moved = (id('a').parse().unwrap(), AddressRecord { host, counter: 3 });
     test.learned.set(Arc::new([moved].into_iter().collect()));
     machine.hosts_name("192.0.2.20 ").await;
     until("and it is saved", || {
@@ -389,7 +388,7 @@ async fn what_was_saved_has_names_before_anyone_is_in_touch() {
     .await;
     assert_eq!(test.directory_saved.get(), None);
 
-    // Then the curators are there, who have not heard of that yet.
+    // Then the curators answer, which do not know that address yet.
     let own = record(&machine.fake.node_id.to_string(), "", consensus_member());
     let other = record(&id('a'), "192.0.2.10", consensus_member());
     machine.fake.curator.set_nodes(vec![own, other]);
@@ -402,8 +401,7 @@ async fn what_was_saved_has_names_before_anyone_is_in_touch() {
     test.worker.stop().await;
 }
 
-/// Whatever somebody shows for a moment: of an empty directory no node could
-/// come back.
+/// A view without members must not be saved: with an empty directory no node could rejoin.
 #[tokio::test]
 async fn the_saved_directory_never_becomes_empty() {
     let machine = Machine::new("cluster.internal", false).await;
@@ -417,10 +415,10 @@ async fn the_saved_directory_never_becomes_empty() {
             .values()
             .all(|node| node.roles.consensus_member.is_none())
     });
-    soon("the view", no_member).await.unwrap();
+    within_timeout("the view", no_member).await.unwrap();
     machine.says(vec![], vec![machine.fake.node_id.to_string()], false);
     let empty = views.wait_for(|view| view.nodes.is_empty());
-    soon("the view", empty).await.unwrap();
+    within_timeout("the view", empty).await.unwrap();
     test.address.set(ip(2));
     machine.hosts_name("192.0.2.2 ").await;
     assert_eq!(machine.on_esp(), ["192.0.2.1"]);
@@ -430,7 +428,7 @@ async fn the_saved_directory_never_becomes_empty() {
     test.worker.stop().await;
 }
 
-/// Curators that go away and come back take nothing with them.
+/// Data from the curators are kept while they are unavailable.
 #[tokio::test]
 async fn a_watch_that_breaks_forgets_nothing() {
     let machine = Machine::new("cluster.internal", false).await;

@@ -9,25 +9,25 @@ use hearth_host::cluster_state::{self, ClusterState, Connectivity, EnrolmentPhas
 use hearth_host::handover::{Disowned, MemberData};
 use tokio::time::Instant;
 
-use crate::connection::{SPLIT_AFTER, Worker, over_each, run};
+use crate::connection::{SPLIT_AFTER, Worker, for_each_connection, run};
 use crate::testing::Fake;
 use crate::{CuratorConnection, LocalControlPlane};
-use hearth_base::testing::{Alone, fixed, never, next, soon, until_ok};
+use hearth_base::testing::{TestSupervisor, assert_never, fixed, next, until_ok, within_timeout};
 
 struct Member {
     fake: Fake,
-    worker: Alone,
+    worker: TestSupervisor,
     control_plane: Writer<LocalControlPlane>,
     directory: Writer<ClusterDirectory>,
     acknowledged: Writer<Instant>,
     disowned: Writer<Disowned>,
     _phase: Writer<EnrolmentPhase>,
-    state_worker: Alone,
+    state_worker: TestSupervisor,
     state: ClusterState,
     connection: Value<CuratorConnection>,
 }
 
-/// The worker of a node whose cluster state has gone this way.
+/// The worker of a node whose cluster state has had these values.
 async fn member(before: &[State], last: Option<Instant>) -> Member {
     let fake = Fake::new(Script::default()).await;
     member_of(fake, ClusterDirectory::default(), before, last)
@@ -80,20 +80,20 @@ fn member_of(
     });
     Member {
         fake,
-        worker: Alone::run(move |ctx| run(ctx, worker.clone())),
+        worker: TestSupervisor::run(move |ctx| run(ctx, worker.clone())),
         control_plane: control_plane_writer,
         directory: directory_writer,
         acknowledged: acknowledged_writer,
         disowned: disowned_writer,
         _phase: phase,
-        state_worker: Alone::run(move |ctx| cluster_state::run(ctx, state_worker.clone())),
+        state_worker: TestSupervisor::run(move |ctx| cluster_state::run(ctx, state_worker.clone())),
         state,
         connection,
     }
 }
 
 impl Member {
-    /// The control plane serves at this port, or not at all.
+    /// The curator listens on this port, or not at all.
     fn serves_at(&self, curator_port: Option<u16>) {
         self.control_plane.set(LocalControlPlane {
             curator_port,
@@ -104,7 +104,7 @@ impl Member {
     async fn becomes(&self, state: State) {
         let mut states = self.state.watch();
         let reached = states.wait_for(|now| *now == state);
-        soon("the state", reached).await.unwrap();
+        within_timeout("the state", reached).await.unwrap();
     }
 }
 
@@ -113,18 +113,19 @@ async fn there_is_a_connection_once_there_is_a_curator() {
     let test = member(&[], None).await;
     let mut connection = test.connection.watch();
     test.worker.is_healthy().await;
-    never("a connection to nobody", connection.next()).await;
+    assert_never("a connection to nobody", connection.next()).await;
 
     test.serves_at(Some(test.fake.curator.address.port()));
     let ours = next("a connection", &mut connection).await;
     assert_eq!(ours.node_id, test.fake.node_id);
-    soon("an answer", ours.cluster_domain()).await.unwrap();
+    within_timeout("an answer", ours.cluster_domain())
+        .await
+        .unwrap();
 
-    // It stays what it is while nothing better is known, and while what is
-    // known is the same.
+    // The endpoints do not change without better information, or with the same.
     test.serves_at(None);
     test.serves_at(Some(test.fake.curator.address.port()));
-    never("a connection for no reason", connection.next()).await;
+    assert_never("a connection for no reason", connection.next()).await;
     test.worker.is_fine();
     test.worker.stop().await;
 }
@@ -136,22 +137,22 @@ async fn other_curators_do_while_there_is_none_on_this_machine() {
     let test = member_of(fake, directory(&[&other]), &[], None);
     let mut connections = test.connection.watch();
     let connection = next("a connection", &mut connections).await;
-    soon("an answer", connection.cluster_domain())
+    within_timeout("an answer", connection.cluster_domain())
         .await
         .unwrap();
     assert_eq!(other.calls(), ["GetClusterInfo"]);
 
     test.serves_at(Some(test.fake.curator.address.port()));
     test.worker.is_healthy().await;
-    soon("the end", other.stop()).await.unwrap();
-    // A call may still meet the connection that is ending.
+    within_timeout("the end", other.stop()).await.unwrap();
+    // A call may still use the connection that is being closed.
     until_ok("an answer of our own", || connection.cluster_domain()).await;
     assert!(test.fake.curator.calls().contains(&"GetClusterInfo"));
-    never("a connection for no reason", connections.next()).await;
+    assert_never("a connection for no reason", connections.next()).await;
     test.worker.stop().await;
 }
 
-/// Curators that are nodes of their own.
+/// Curators on other nodes.
 fn directory(curators: &[&TestCurator]) -> ClusterDirectory {
     let node = |curator: &&TestCurator| Node {
         id: curator.node_id.to_string(),
@@ -174,28 +175,28 @@ async fn the_live_directory_replaces_the_saved_one() {
     );
     let test = member_of(fake, directory(&[&old]), &[], None);
     let connection = next("a connection", &mut test.connection.watch()).await;
-    soon("an answer", connection.cluster_domain())
+    within_timeout("an answer", connection.cluster_domain())
         .await
         .unwrap();
 
-    // It has moved: where it was nobody is asked any more.
+    // The curator has a new address: the old one is not used any more.
     test.directory.set(directory(&[&new]));
     until_ok("an answer from there", || async {
         connection.cluster_domain().await.map_err(drop)?;
         (!new.calls().is_empty()).then_some(()).ok_or(())
     })
     .await;
-    // Nobody at all would be worse.
+    // An empty list would be worse.
     test.directory.set(ClusterDirectory::default());
     test.worker.is_healthy().await;
-    soon("an answer", connection.cluster_domain())
+    within_timeout("an answer", connection.cluster_domain())
         .await
         .unwrap();
     test.worker.is_fine();
     test.worker.stop().await;
 }
 
-/// All addresses but one are dead, each in its own way.
+/// All addresses but one are dead, each for another reason.
 #[tokio::test]
 async fn a_stale_directory_with_one_curator_that_lives_is_enough() {
     let fake = Fake::new(Script::default()).await;
@@ -203,7 +204,7 @@ async fn a_stale_directory_with_one_curator_that_lives_is_enough() {
     let gone = fake.another(Script::default()).await;
     let stranger = Fake::new(Script::default()).await;
     let mut stale = directory(&[&gone, &stranger.curator, &alive]);
-    soon("the end", gone.stop()).await.unwrap();
+    within_timeout("the end", gone.stop()).await.unwrap();
     for (node, host) in ["192.0.2.77", "127.99.99.99", "nonsense"]
         .iter()
         .enumerate()
@@ -236,13 +237,18 @@ async fn a_connection_that_works_is_not_disturbed() {
     let connection = next("a connection", &mut test.connection.watch()).await;
     let mut curator = connection.curator();
     let watching = curator.watch(WatchRequest::default());
-    let mut events = soon("a watch", watching).await.unwrap().into_inner();
-    soon("the backlog", events.message()).await.unwrap();
+    let mut events = within_timeout("a watch", watching)
+        .await
+        .unwrap()
+        .into_inner();
+    within_timeout("the backlog", events.message())
+        .await
+        .unwrap();
 
     test.directory.set(directory(&[&moved, &kept]));
     test.directory.set(directory(&[&kept, &moved]));
     test.serves_at(Some(test.fake.curator.address.port()));
-    never("the end of the watch", events.message()).await;
+    assert_never("the end of the watch", events.message()).await;
     test.worker.is_fine();
     test.worker.stop().await;
 }
@@ -253,7 +259,7 @@ async fn who_is_disowned_has_no_connection() {
     test.serves_at(Some(test.fake.curator.address.port()));
     let mut connections = test.connection.watch();
     let connection = next("a connection", &mut connections).await;
-    soon("an answer", connection.cluster_domain())
+    within_timeout("an answer", connection.cluster_domain())
         .await
         .unwrap();
 
@@ -265,13 +271,13 @@ async fn who_is_disowned_has_no_connection() {
     };
     let refused = until_ok("no way any more", refused).await;
     assert!(refused.to_string().contains("no curator is known"));
-    // Who lives by the connection ends in peace.
-    let over = over_each(&test.connection, |connection| async move {
+    // Workers that use the connection end without an error.
+    let over = for_each_connection(&test.connection, |connection| async move {
         connection.cluster_domain().await.map(drop)
     });
-    never("a failure", over).await;
+    assert_never("a failure", over).await;
     test.acknowledged.set(Instant::now());
-    never(
+    assert_never(
         "a life after",
         test.state.watch().wait_for(|s| *s == State::Home),
     )
@@ -299,9 +305,9 @@ async fn an_old_acknowledgement_is_not_home() {
         async move { states.wait_for(|state| *state == State::Home).await }
     };
     test.worker.is_healthy().await;
-    never("home by old news", home()).await;
+    assert_never("home by old news", home()).await;
     test.acknowledged.set(Instant::now());
-    soon("home", home()).await.unwrap();
+    within_timeout("home", home()).await.unwrap();
     test.worker.stop().await;
 }
 
@@ -311,7 +317,7 @@ async fn what_was_known_outlives_a_worker_that_fails() {
     test.worker.is_healthy().await;
     test.becomes(State::Home).await;
     drop(test.acknowledged);
-    test.worker.fails("the writer of this value is gone").await;
+    test.worker.fails("its writer was dropped").await;
     test.worker.restarted(3).await;
     test.worker.stop().await;
     test.state_worker.is_fine();
@@ -326,7 +332,7 @@ async fn disowning_is_for_ever() {
     next("the state", &mut states).await;
     test.worker.is_healthy().await;
     test.acknowledged.set(Instant::now());
-    never("a life after", states.next()).await;
+    assert_never("a life after", states.next()).await;
     test.worker.is_fine();
     test.worker.stop().await;
 }

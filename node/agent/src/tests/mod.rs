@@ -1,6 +1,5 @@
-//! Each worker alone: the other workers are values that the test sets and
-//! reads, the cluster is a curator that follows a script, the disk a temporary
-//! directory.
+//! Each worker in isolation: the other workers are values that the test sets and reads, the cluster
+//! is a scripted curator, and the disk is a temporary directory.
 
 mod addresses;
 mod heartbeat;

@@ -15,18 +15,18 @@ use hearth_base::event::{self, Writer};
 use hearth_base::logtree::{LogTree, Options, Severity};
 use hearth_host::cluster_state::{self, State};
 use hearth_host::handover::MemberData;
-use hearth_host::power::Ending;
 use hearth_host::power::Power;
+use hearth_host::power::PowerRequest;
 use tonic::{Code, Streaming};
 
-use crate::addresses::Book;
+use crate::addresses::AddressBook;
 use crate::known::{Seen, View};
 use crate::nodemgmt::{Worker, run};
-use hearth_base::testing::{Alone, fixed, never, soon, until_ok};
+use hearth_base::testing::{TestSupervisor, assert_never, fixed, until_ok, within_timeout};
 
 struct Managed {
     cluster: TestCluster,
-    worker: Alone,
+    worker: TestSupervisor,
     address: SocketAddr,
     log: LogTree,
     power: Power,
@@ -46,7 +46,7 @@ async fn managed() -> Managed {
     let (view_writer, view) = event::value();
     let (state_writer, cluster_state) = cluster_state::new();
     state_writer.set(State::Home).unwrap();
-    let (book, _) = Book::new(wall_clock());
+    let (book, _) = AddressBook::new(wall_clock());
     book.open(&node).unwrap();
     let worker = Arc::new(Worker {
         listen: address,
@@ -62,7 +62,7 @@ async fn managed() -> Managed {
         view,
         cluster_state,
     });
-    let worker = Alone::run(move |ctx| run(ctx, worker.clone()));
+    let worker = TestSupervisor::run(move |ctx| run(ctx, worker.clone()));
     worker.is_healthy().await;
     Managed {
         cluster,
@@ -96,7 +96,7 @@ impl Managed {
         self.channel(trust.unwrap())
     }
 
-    /// The curators know of these nodes and no others.
+    /// The curators know exactly these nodes.
     fn sees(&self, nodes: &[&NodeCredentials]) {
         let seen = Seen {
             state: NodeState::Up,
@@ -113,18 +113,18 @@ impl Managed {
     }
 }
 
-/// What the node lets this caller do; `Ok` if it exchanges addresses with it.
+/// The result of a call by this caller; `Ok` if addresses are exchanged.
 async fn exchange(channel: &Channel) -> Result<(), Code> {
     let request = ExchangeAddressesRequest::default();
     let mut client = NodeLocalClient::new(channel.clone());
-    let answer = soon("an answer", client.exchange_addresses(request)).await;
+    let answer = within_timeout("an answer", client.exchange_addresses(request)).await;
     answer.map(drop).map_err(|status| status.code())
 }
 
 async fn messages(stream: &mut Streaming<GetLogsResponse>, count: usize) -> Vec<String> {
     let mut all = Vec::new();
     while all.len() < count {
-        let response = soon("a piece", stream.message()).await.unwrap();
+        let response = within_timeout("a piece", stream.message()).await.unwrap();
         let entries = response.expect("it goes on").entries;
         all.extend(entries.into_iter().map(|entry| entry.message));
     }
@@ -149,12 +149,17 @@ async fn the_owner_reads_the_log() {
         ..GetLogsRequest::default()
     };
     let mut ask = async |request: GetLogsRequest| {
-        let stream = soon("an answer", owner.get_logs(request)).await;
+        let stream = within_timeout("an answer", owner.get_logs(request)).await;
         stream.map(tonic::Response::into_inner)
     };
     let mut stream = ask(all.clone()).await.unwrap();
     assert_eq!(messages(&mut stream, 3).await, ["one", "two", "three"]);
-    assert!(soon("the end", stream.message()).await.unwrap().is_none());
+    assert!(
+        within_timeout("the end", stream.message())
+            .await
+            .unwrap()
+            .is_none()
+    );
 
     let grave = GetLogsRequest {
         min_severity: LogSeverity::Warning.into(),
@@ -166,7 +171,7 @@ async fn the_owner_reads_the_log() {
     test.log.append_raw("root.a", Severity::Info, "five");
     test.log.append_raw("root.a", Severity::Error, "six");
     assert_eq!(messages(&mut stream, 1).await, ["six"]);
-    never("more", stream.message()).await;
+    assert_never("more", stream.message()).await;
 
     let newest = GetLogsRequest {
         backlog: 1,
@@ -198,14 +203,14 @@ async fn there_are_so_many_readers_and_no_more() {
     };
     let mut readers = Vec::new();
     let refused = loop {
-        match soon("an answer", owner.get_logs(request.clone())).await {
+        match within_timeout("an answer", owner.get_logs(request.clone())).await {
             Ok(stream) => readers.push(stream),
             Err(status) => break status,
         }
     };
     assert_eq!(refused.code(), Code::ResourceExhausted);
     assert_eq!(readers.len(), 32);
-    // One goes, another may come.
+    // After one reader is closed, another is admitted.
     readers.pop();
     until_ok("a place", || {
         let (mut owner, request) = (owner.clone(), request.clone());
@@ -219,22 +224,28 @@ async fn there_are_so_many_readers_and_no_more() {
 async fn the_owner_ends_the_machine() {
     let test = managed().await;
     let mut owner = test.as_user("owner");
-    soon("an answer", owner.reboot(RebootRequest {}))
+    within_timeout("an answer", owner.reboot(RebootRequest {}))
         .await
         .unwrap();
-    assert_eq!(soon("the end", test.power.asked()).await, Ending::Reboot);
+    assert_eq!(
+        within_timeout("the end", test.power.asked()).await,
+        PowerRequest::Reboot
+    );
     test.worker.stop().await;
 
     let test = managed().await;
     let mut owner = test.as_user("owner");
-    soon("an answer", owner.power_off(PowerOffRequest {}))
+    within_timeout("an answer", owner.power_off(PowerOffRequest {}))
         .await
         .unwrap();
-    assert_eq!(soon("the end", test.power.asked()).await, Ending::PowerOff);
+    assert_eq!(
+        within_timeout("the end", test.power.asked()).await,
+        PowerRequest::PowerOff
+    );
     test.worker.stop().await;
 }
 
-/// In each state of the node's knowledge, the owner may and a node may not.
+/// In each state of the node's knowledge, the owner is admitted and a node is not.
 #[tokio::test]
 async fn the_log_and_the_power_are_for_the_owner_alone() {
     let test = managed().await;
@@ -249,15 +260,15 @@ async fn the_log_and_the_power_are_for_the_owner_alone() {
         }
         let mut owner = test.as_user("owner");
         let logs = owner.get_logs(GetLogsRequest::default());
-        soon("an answer", logs).await.unwrap();
+        within_timeout("an answer", logs).await.unwrap();
         let mut other = test.as_user("somebody");
-        let refused = soon("an answer", other.reboot(RebootRequest {})).await;
+        let refused = within_timeout("an answer", other.reboot(RebootRequest {})).await;
         assert_eq!(refused.unwrap_err().code(), Code::PermissionDenied);
         let mut node = NodeManagementClient::new(as_node.clone());
-        let refused = soon("an answer", node.reboot(RebootRequest {})).await;
+        let refused = within_timeout("an answer", node.reboot(RebootRequest {})).await;
         assert_eq!(refused.unwrap_err().code(), Code::PermissionDenied);
     }
-    never("an end", test.power.asked()).await;
+    assert_never("an end", test.power.asked()).await;
     test.worker.stop().await;
 }
 
@@ -266,14 +277,14 @@ async fn nodes_exchange_addresses_unless_they_are_gone() {
     let test = managed().await;
     let (node, gone) = (test.cluster.node(), test.cluster.node());
     let (as_node, as_gone) = (test.as_node(&node), test.as_node(&gone));
-    // Nothing is known of anyone.
+    // Nothing is known about any node.
     assert_eq!(exchange(&as_node).await, Ok(()));
     assert_eq!(exchange(&as_gone).await, Ok(()));
     test.sees(&[&node]);
     let cut = || async { exchange(&as_gone).await.err().ok_or(()) };
     until_ok("it is refused", cut).await;
     assert_eq!(exchange(&as_node).await, Ok(()));
-    // Without quorum it is what they need.
+    // Address exchange works without a quorum.
     test.state.set(State::Split).unwrap();
     assert_eq!(exchange(&as_node).await, Ok(()));
     test.state.set(State::Disowning).unwrap();
@@ -282,7 +293,7 @@ async fn nodes_exchange_addresses_unless_they_are_gone() {
     test.worker.stop().await;
 }
 
-/// Not only its calls: the connection itself.
+/// Not only calls are ended, but the connection itself.
 #[tokio::test]
 async fn the_open_connection_of_a_deleted_node_is_cut() {
     use tokio::io::AsyncReadExt as _;
@@ -293,15 +304,18 @@ async fn the_open_connection_of_a_deleted_node_is_cut() {
     let stream = tokio::net::TcpStream::connect(test.address).await.unwrap();
     let name = rustls_pki_types::ServerName::IpAddress(test.address.ip().into());
     let connecting = tokio_rustls::TlsConnector::from(trust).connect(name, stream);
-    let mut stream = soon("a connection", connecting).await.unwrap();
+    let mut stream = within_timeout("a connection", connecting).await.unwrap();
     let mut settings = [0; 9];
-    soon("the server speaks", stream.read_exact(&mut settings))
-        .await
-        .unwrap();
+    within_timeout(
+        "the server's SETTINGS frame",
+        stream.read_exact(&mut settings),
+    )
+    .await
+    .unwrap();
     test.sees(&[]);
     let mut rest = Vec::new();
-    // However it ends.
-    drop(soon("the end", stream.read_to_end(&mut rest)).await);
+    // With or without an error.
+    drop(within_timeout("the end", stream.read_to_end(&mut rest)).await);
     test.worker.is_fine();
     test.worker.stop().await;
 }

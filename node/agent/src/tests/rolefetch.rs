@@ -13,14 +13,14 @@ use hearth_host::handover::Refusals;
 use crate::CuratorConnection;
 use crate::rolefetch::{Worker, load, run, save};
 use crate::testing::{Fake, consensus_member, record};
-use hearth_base::testing::{Alone, fixed, never, next};
+use hearth_base::testing::{TestSupervisor, assert_never, fixed, next};
 
-/// Longer than any test.
+/// Timeout for anything in these tests.
 const LONG: Duration = Duration::from_secs(3600);
 
 struct Fetching {
     fake: Fake,
-    worker: Alone,
+    worker: TestSupervisor,
     roles: Value<NodeRoles>,
     refusals: Value<Refusals>,
     connection: Writer<CuratorConnection>,
@@ -28,12 +28,12 @@ struct Fetching {
     _directory: tempfile::TempDir,
 }
 
-/// The worker, with a file that was prepared so. There is no connection yet.
+/// The worker, with a prepared roles file. There is no connection yet.
 async fn fetching(prepare: impl FnOnce(&PathBuf)) -> Fetching {
     fetching_within(LONG, prepare).await
 }
 
-/// Of curators that may be silent for so long.
+/// The same, with this timeout of a watch.
 async fn fetching_within(silence: Duration, prepare: impl FnOnce(&PathBuf)) -> Fetching {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("node").join("roles.pb");
@@ -53,7 +53,7 @@ async fn fetching_within(silence: Duration, prepare: impl FnOnce(&PathBuf)) -> F
     });
     Fetching {
         fake,
-        worker: Alone::run(move |ctx| run(ctx, worker.clone())),
+        worker: TestSupervisor::run(move |ctx| run(ctx, worker.clone())),
         roles,
         refusals,
         connection: connection_writer,
@@ -63,7 +63,7 @@ async fn fetching_within(silence: Duration, prepare: impl FnOnce(&PathBuf)) -> F
 }
 
 impl Fetching {
-    /// The curators know this node with these roles, and another node.
+    /// The curators return this node with these roles, and another node.
     fn curators_say(&self, own: NodeRoles) {
         let other = format!("hearth-{}", "0".repeat(32));
         self.fake.curator.set_nodes(vec![
@@ -85,15 +85,15 @@ async fn what_is_on_disk_needs_no_curator() {
     let test = fetching(|file| save(file, &consensus_member()).unwrap()).await;
     let mut roles = test.roles.watch();
     assert_eq!(next("roles", &mut roles).await, consensus_member());
-    // Whoever reads the log of a boot sees with which roles it began.
+    // The log of a boot shows the initial roles.
     let said = "consensus_member=true kubernetes_controller=false kubernetes_worker=false";
     test.worker.says(Severity::Info, said).await;
 
-    // A curator that says the same changes nothing, another word does.
+    // The same roles again change nothing; other roles do.
     test.curators_say(consensus_member());
     test.connection.set(test.fake.connection());
     test.worker.is_healthy().await;
-    never("the same roles", roles.next()).await;
+    assert_never("the same roles", roles.next()).await;
     test.fake.curator.send(&WatchEvent {
         nodes: vec![record(
             &test.fake.node_id.to_string(),
@@ -129,7 +129,9 @@ async fn a_damaged_file_is_not_empty_roles() {
     let test = fetching(|file| fs::write(file, b"\xff\xff").unwrap()).await;
     test.curators_say(kubernetes_worker());
     test.connection.set(test.fake.connection());
-    test.worker.fails("roles.pb: not a record of roles").await;
+    test.worker
+        .fails("roles.pb: not a valid roles record")
+        .await;
     test.worker.restarted(2).await;
     assert_eq!(test.roles.get(), None);
     assert_eq!(fs::read(&test.file).unwrap(), b"\xff\xff", "untouched");
@@ -148,7 +150,7 @@ async fn a_node_that_is_unknown_keeps_its_roles() {
         tombstones: vec![test.fake.node_id.to_string()],
         ..WatchEvent::default()
     });
-    test.worker.warns("it keeps its roles").await;
+    test.worker.warns("keeping its roles").await;
     next("a refusal", &mut test.refusals.watch()).await;
     assert_eq!(test.roles.get(), Some(consensus_member()));
     assert_eq!(load(&test.file).unwrap(), Some(consensus_member()));
@@ -170,7 +172,7 @@ async fn a_watch_that_ends_begins_again() {
     test.worker.stop().await;
 }
 
-/// Its connection lives, and is answered on; the stream alone stands still.
+/// The connection answers keep-alives; only the stream hangs.
 #[tokio::test]
 async fn a_curator_that_hangs_is_left_for_another() {
     let silence = Duration::from_millis(500);
@@ -184,12 +186,12 @@ async fn a_curator_that_hangs_is_left_for_another() {
     test.connection.set(both);
     assert_eq!(next("roles", &mut roles).await, consensus_member());
 
-    test.worker.fails("the curator has said nothing").await;
+    test.worker.fails("no watch event from the curator").await;
     assert_eq!(next("roles", &mut roles).await, kubernetes_worker());
     test.worker.stop().await;
 }
 
-/// Marks of progress that say nothing new are word enough.
+/// Progress events without changes are sufficient.
 #[tokio::test]
 async fn a_curator_with_no_news_is_not_left() {
     let silence = Duration::from_secs(2);

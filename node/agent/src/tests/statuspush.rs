@@ -8,17 +8,17 @@ use hearth_base::event::{self, Writer};
 use hearth_host::boot_record::boot_id;
 use hearth_host::cluster_state::{self, State};
 
-use crate::learned::Located;
+use crate::learned::AddressRecord;
 use crate::statuspush::{Worker, run};
 use crate::testing::Fake;
 use crate::{CuratorConnection, LocalControlPlane};
-use hearth_base::testing::{Alone, never, soon};
+use hearth_base::testing::{TestSupervisor, assert_never, within_timeout};
 
 struct Pushing {
     fake: Fake,
-    worker: Alone,
+    worker: TestSupervisor,
     connection: Writer<CuratorConnection>,
-    own_address: Writer<Located>,
+    own_address: Writer<AddressRecord>,
     control_plane: Writer<LocalControlPlane>,
     state: cluster_state::Writer,
     directory_saved: Writer<IpAddr>,
@@ -29,24 +29,23 @@ fn ip(last: u8) -> IpAddr {
     IpAddr::from([192, 0, 2, last])
 }
 
-/// At its n-th address.
-fn located(last: u8) -> Located {
-    Located {
+/// The node's n-th address.
+fn located(last: u8) -> AddressRecord {
+    AddressRecord {
         host: ip(last),
         counter: last.into(),
     }
 }
 
 impl Pushing {
-    /// It has signed another address, and saved the directory beside it.
+    /// Signs another address, and publishes it as saved with the directory.
     fn moves(&self, last: u8) {
         self.own_address.set(located(last));
         self.directory_saved.set(ip(last));
     }
 }
 
-/// The worker of a node that is HOME at 192.0.2.1, runs a curator, and has not
-/// saved its directory.
+/// The worker of a node that is HOME at 192.0.2.1, runs a curator, and has not saved its directory.
 async fn pushing() -> Pushing {
     let fake = Fake::new(Script::default()).await;
     let (connection_writer, connection) = event::value();
@@ -73,7 +72,7 @@ async fn pushing() -> Pushing {
     });
     Pushing {
         fake,
-        worker: Alone::run(move |ctx| run(ctx, worker.clone())),
+        worker: TestSupervisor::run(move |ctx| run(ctx, worker.clone())),
         connection: connection_writer,
         own_address: own_writer,
         control_plane: control_plane_writer,
@@ -83,16 +82,16 @@ async fn pushing() -> Pushing {
     }
 }
 
-/// Waits for the report of this number, counted from 1; there are no others.
+/// Waits for the report of this number, counted from 1, and that there are no others.
 async fn report(curator: &TestCurator, number: usize) -> NodeStatus {
-    let seen = soon("a report", curator.until(|s| s.statuses.len() >= number)).await;
+    let seen = within_timeout("a report", curator.until(|s| s.statuses.len() >= number)).await;
     assert_eq!(seen.statuses.len(), number, "{:?}", seen.statuses);
     seen.statuses[number - 1].clone()
 }
 
 async fn no_more_than(curator: &TestCurator, number: usize) {
     let more = curator.until(|seen| seen.statuses.len() > number);
-    never("another report", more).await;
+    assert_never("another report", more).await;
 }
 
 #[tokio::test]
@@ -143,7 +142,7 @@ async fn a_role_that_is_not_met_is_reported_until_it_is() {
     test.worker.stop().await;
 }
 
-/// For each change, and not for the first address only.
+/// For every change, not only for the first address.
 #[tokio::test]
 async fn no_address_is_reported_before_the_directory_is_saved_with_it() {
     let test = pushing().await;
@@ -154,7 +153,7 @@ async fn no_address_is_reported_before_the_directory_is_saved_with_it() {
         let before = usize::from(last - 1);
         test.own_address.set(located(last));
         no_more_than(curator, 2 * before - 1).await;
-        // What else there is to say is said, with the address as it was.
+        // Other changes are reported with the previous address.
         test.control_plane.set(LocalControlPlane {
             curator_port: Some(u16::from(last)),
             ..LocalControlPlane::default()
@@ -202,7 +201,7 @@ async fn what_changes_is_reported_once() {
     test.control_plane.set(LocalControlPlane::default());
     assert_eq!(report(curator, 3).await.curator_port, 0);
 
-    // Who is asked now may never have heard of it.
+    // The new curator may not have the report.
     let second = test.fake.another(Script::default()).await;
     test.connection.set(test.fake.connection_to(&second));
     let status = report(&second, 1).await;
@@ -231,7 +230,7 @@ async fn in_split_nothing_is_reported() {
 #[tokio::test]
 async fn a_report_that_failed_is_made_again() {
     let test = pushing().await;
-    // A curator that does not know the cluster.
+    // A curator of another cluster.
     let stranger = Fake::new(Script::default()).await;
     test.connection
         .set(test.fake.connection_to(&stranger.curator));

@@ -10,7 +10,7 @@ use crate::testing::{self, NOT_AFTER, NOT_BEFORE, TestCluster, at};
 
 const NOW: u64 = NOT_BEFORE + 1;
 
-/// A cluster, and a key with the identity of a node of it.
+/// A cluster, and a node key with an identity.
 struct Fixture {
     cluster: TestCluster,
     key: SigningKey,
@@ -30,7 +30,7 @@ impl Fixture {
         }
     }
 
-    /// What becomes of a leaf that differs from a proper one.
+    /// The result of verifying a leaf whose parameters are modified.
     fn judge(
         &self,
         identity: &Identity,
@@ -79,7 +79,7 @@ fn time_is_checked_at_both_ends() {
             now: last + 1
         })
     );
-    // The clock of a machine that has lost its battery, and one far ahead.
+    // The clock of a machine with an empty battery, and one far ahead.
     assert!(ca.verify(&der, at(0)).is_err());
     assert!(ca.verify(&der, at(u64::MAX)).is_err());
 }
@@ -153,7 +153,7 @@ fn uses_are_exactly_those_of_its_kind() {
             "{uses:?}"
         );
     }
-    // Both where one is meant: a user that could pose as a server.
+    // Both usages where one is allowed: a user that could act as a server.
     for uses in [
         vec![],
         vec![ServerAuth],
@@ -220,7 +220,7 @@ fn other_cas_are_refused() {
         f.cluster.parsed_ca().verify(&der, at(NOW)),
         Err(CertificateError::OtherIssuer)
     );
-    // The right CA, but it vouches for another cluster.
+    // The right CA, but the leaf is for another cluster.
     let stranger = Identity::node(ClusterId::generate(), NodeId::from_bytes([1; 16]));
     let leaf = f.judge(&stranger, |_| {}).expect("issued");
     assert!(matches!(
@@ -314,18 +314,18 @@ fn a_possession_certificate_proves_its_key_and_nothing_else() {
     for now in [NOT_BEFORE, 1_000_000_000, 4_000_000_000] {
         assert_eq!(verify_self_signed(&der, at(now)), Ok(f.key.public()));
     }
-    // On a call that needs a name it is refused for what it is.
+    // A call that needs an identity rejects it for what it is.
     assert_eq!(
         f.cluster.parsed_ca().verify(&der, at(NOW)),
         Err(CertificateError::SelfSigned)
     );
-    // An issued one does not pass for self-signed.
+    // An issued certificate is not accepted as self-signed.
     let issued = f.cluster.leaf(&f.user, f.key.public(), |_| {});
     assert_eq!(
         verify_self_signed(&issued, at(NOW)),
         Err(CertificateError::Signature)
     );
-    // And nobody names himself.
+    // A self-signed certificate cannot claim an identity.
     let pair = testing::pair(&f.key);
     let mut params = testing::params("self-made");
     params.subject_alt_names = vec![testing::uri(&f.user.to_string())];

@@ -1,5 +1,5 @@
-//! What the generated clients call: it takes a connection for each call, and
-//! learns from the answer whether that was a good one.
+//! The channel that the generated clients call: it picks a connection for each call, and tracks by
+//! the answer whether the server works.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -16,8 +16,7 @@ use tower::{Service, ServiceExt as _};
 
 use super::{Line, Shared};
 
-/// For the generated clients: each call goes to a curator that is good now.
-/// Cheap to clone.
+/// For the generated clients: each call goes to a curator that is serving. Cheap to clone.
 #[derive(Clone)]
 pub struct Channel(pub(super) Arc<Shared>);
 
@@ -60,12 +59,11 @@ async fn call(shared: Arc<Shared>, request: Request<Body>) -> Result<Response<Bo
         }
     };
     judge.look_at(response.headers());
-    // It holds the connection: calls that run go on, though new ones may take
-    // another.
+    // The body holds the connection: running calls continue on it even if new ones use another.
     Ok(response.map(|body| Body::new(Judged { body, judge })))
 }
 
-/// Watches one call for what it says of its server.
+/// Tracks the outcome of one call to judge its server.
 struct Judge {
     shared: Arc<Shared>,
     line: Arc<Line>,
@@ -73,7 +71,7 @@ struct Judge {
 }
 
 impl Judge {
-    /// The server cannot serve, or is not there.
+    /// The server is not serving, or cannot be reached.
     fn failed(&mut self) {
         self.judged = true;
         self.shared.failed(&self.line);
@@ -86,7 +84,7 @@ impl Judge {
         }
     }
 
-    /// Where the status of a call stands, if it is there.
+    /// Reads the status of a call from headers or trailers, if it is there.
     fn look_at(&mut self, headers: &HeaderMap) {
         let status = headers.get("grpc-status").map(|code| code.as_bytes());
         match status.map(Code::from_bytes) {
@@ -97,7 +95,7 @@ impl Judge {
     }
 }
 
-/// The body of an answer.
+/// A response body that reports the outcome to the judge.
 struct Judged {
     body: Body,
     judge: Judge,

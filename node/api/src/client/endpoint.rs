@@ -1,28 +1,28 @@
-//! Where a server listens, as people and directories write it.
+//! Addresses of servers as text.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::names::ports;
 
-/// Where a curator listens: an IP address or a host name, and a port.
+/// Address of a curator: an IP address or a host name, and a port.
 ///
-/// Nodes use addresses only, for their binary cannot resolve names.
+/// Nodes use IP addresses only, because their binary cannot resolve names.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Endpoint {
     pub(super) host: String,
     pub(super) port: u16,
 }
 
-/// Not an endpoint.
+/// The text is not an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("endpoint {found:?}: wanted HOST or HOST:PORT, IPv6 addresses in [brackets]")]
+#[error("endpoint: expected HOST or HOST:PORT, IPv6 addresses in [brackets], got {found:?}")]
 pub struct EndpointError {
     found: String,
 }
 
 impl Endpoint {
-    /// From HOST or HOST:PORT.
+    /// Parses HOST or HOST:PORT.
     pub fn parse(text: &str, default_port: u16) -> Result<Self, EndpointError> {
         let wrong = || EndpointError {
             found: text.to_owned(),
@@ -51,7 +51,7 @@ impl Endpoint {
         })
     }
 
-    /// From an address, as directories have it; port 0 is the default port.
+    /// From an address as in a cluster directory; port 0 is the default port.
     pub fn new(host: std::net::IpAddr, port: u16) -> Self {
         Self {
             host: host.to_string(),

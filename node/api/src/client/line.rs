@@ -27,23 +27,23 @@ use crate::lifetime::End;
 use crate::tls::{self, Clock};
 use crate::transport::Connector;
 
-/// A connection that calls can go by, until it is closed.
+/// A connection that carries calls until it is closed.
 pub(super) struct Line {
     pub(super) endpoint: Endpoint,
-    /// Who is there, by its certificate.
+    /// The server's identity according to its certificate.
     pub(super) server: Option<Identity>,
     pub(super) channel: Channel,
-    /// Whether the server said, when asked at the beginning, that it serves.
+    /// Whether the server answered the initial health check with "serving".
     pub(super) serves: bool,
-    /// To be cancelled when the connection has to end.
+    /// Cancelled to close the connection.
     unwanted: CancellationToken,
-    /// Cancelled when the connection has ended.
+    /// Cancelled when the connection has been closed.
     closed: CancellationToken,
 }
 
 impl Line {
-    /// TCP, TLS and HTTP/2 to one endpoint, and its word on how it is. Whoever
-    /// is none of these servers is asked nothing.
+    /// Connects to one endpoint (TCP, TLS, HTTP/2) and checks its health. A server that is not one
+    /// of `servers` is sent no request.
     pub(super) async fn open(
         endpoint: Endpoint,
         servers: &Servers,
@@ -84,13 +84,13 @@ impl Line {
         self.closed.is_cancelled()
     }
 
-    /// Ends it, with everything that runs on it.
+    /// Closes the connection, with all calls on it.
     pub(super) fn cut(&self) {
         self.unwanted.cancel();
     }
 }
 
-/// TCP and TLS.
+/// TCP and TLS handshake.
 async fn handshake(
     endpoint: &Endpoint,
     tls: Arc<ClientConfig>,
@@ -109,19 +109,19 @@ async fn handshake(
         })
 }
 
-/// Where an endpoint is. Names are for whoever has somebody to resolve them.
+/// The address of an endpoint. Host names only for programs that can resolve them.
 #[cfg(feature = "names")]
 fn target(endpoint: &Endpoint) -> io::Result<(&str, u16)> {
     Ok((&endpoint.host, endpoint.port))
 }
 
-/// Where an endpoint is: at an address. In a static program the C library
-/// resolves no names, and what it tries weighs a quarter of a megabyte.
+/// The address of an endpoint, an IP address only: in a static program the C library resolves no
+/// names, and its attempt to do so adds a quarter of a megabyte.
 #[cfg(not(feature = "names"))]
 fn target(endpoint: &Endpoint) -> io::Result<std::net::SocketAddr> {
     let Ok(ip) = endpoint.host.parse::<std::net::IpAddr>() else {
         let words = format!(
-            "{:?}: an address is wanted, no names are resolved",
+            "expected an IP address, got {:?}: host names are not resolved",
             endpoint.host
         );
         return Err(io::Error::new(io::ErrorKind::InvalidInput, words));
@@ -129,17 +129,17 @@ fn target(endpoint: &Endpoint) -> io::Result<std::net::SocketAddr> {
     Ok((ip, endpoint.port).into())
 }
 
-/// What the server has shown, and the handshake has judged.
+/// The certificate that the server presented and the handshake has verified.
 fn leaf(stream: &TlsStream<TcpStream>) -> Option<&CertificateDer<'static>> {
     stream.get_ref().1.peer_certificates()?.first()
 }
 
-/// rustls wants a name; it is neither sent nor looked at.
+/// rustls requires a name; it is neither sent nor checked.
 fn any_name() -> ServerName<'static> {
     ServerName::IpAddress(std::net::IpAddr::from([127, 0, 0, 1]).into())
 }
 
-/// HTTP/2 over this one connection. When it ends there is no other.
+/// HTTP/2 over this one connection. It does not reconnect.
 async fn over(
     stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
     keep_alive: Duration,
@@ -149,7 +149,7 @@ async fn over(
         let stream = stream.take();
         async move { stream.ok_or_else(|| io::Error::other("the connection has ended")) }
     });
-    // The name goes into the requests' authority and nowhere else.
+    // The name is used in the requests' authority and nowhere else.
     let endpoint = tonic::transport::Endpoint::from_static("http://curator.hearth")
         .http2_keep_alive_interval(keep_alive)
         .keep_alive_timeout(keep_alive / 2)
@@ -157,16 +157,16 @@ async fn over(
     once.connect(&endpoint).await.map_err(AttemptError::Http2)
 }
 
-/// Whether the server says that it serves. One that does not know the question
-/// is no worse for that.
+/// Whether the server reports that it is serving. A server without the health service counts as
+/// serving.
 async fn serves(channel: Channel) -> Result<bool, AttemptError> {
     let answer = HealthClient::new(channel)
         .check(HealthCheckRequest::default())
         .await;
     match answer {
         Ok(answer) => Ok(answer.get_ref().status() != ServingStatus::NotServing),
-        // A server that refuses our certificate does so after the handshake,
-        // for that is how TLS 1.3 goes.
+        // A server that rejects our certificate closes the connection after the handshake: in TLS
+        // 1.3 the client's handshake is complete before the server has seen its certificate.
         Err(status) if std::error::Error::source(&status).is_some() => {
             Err(AttemptError::Ended(Box::new(status)))
         }
@@ -174,9 +174,8 @@ async fn serves(channel: Channel) -> Result<bool, AttemptError> {
     }
 }
 
-/// A channel over one connection to one endpoint, made now. It does not
-/// reconnect: for first contact, where the certificate of this very
-/// connection matters.
+/// A channel over one new connection to one endpoint. It does not reconnect: for first contact,
+/// where the certificate of this particular connection matters.
 pub(crate) async fn connect_one(
     endpoint: &Endpoint,
     tls: Arc<ClientConfig>,
@@ -188,12 +187,12 @@ pub(crate) async fn connect_one(
     over(stream, super::KEEP_ALIVE).await
 }
 
-/// A connection that ends with the server's certificate, or when it is no
-/// longer wanted.
+/// A connection that is closed when the server's certificate expires, or when it is no longer
+/// wanted.
 struct Connection {
     stream: TlsStream<TcpStream>,
     end: End,
-    /// Whoever speaks HTTP/2 on it drops it when it has ended.
+    /// Dropped by the owner of the HTTP/2 connection when it has been closed.
     _closed: DropGuard,
 }
 
@@ -205,7 +204,7 @@ impl Connection {
         clock: &Clock,
     ) -> Self {
         let not_after = leaf(&stream).and_then(|leaf| certificates::not_after(leaf).ok());
-        let end = End::with(unwanted, "the endpoint is no longer wanted");
+        let end = End::with(unwanted, "endpoint no longer in use");
         let end = match not_after {
             Some(not_after) => end.or_past(not_after, Arc::clone(clock)),
             None => end,

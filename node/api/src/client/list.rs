@@ -1,9 +1,8 @@
-//! Which endpoints there are, and in which order they are tried: a pure value,
-//! whoever has it says what time it is.
+//! The endpoints and the order in which they are tried: a pure value; the caller passes the time.
 //!
-//! Endpoints that have failed stand back for a while, which doubles each time
-//! until they work again. They are tried last, never left out: all may have
-//! failed, and one of them is the next to work.
+//! Endpoints that have failed are backed off for a while, which doubles with each failure until
+//! they work again. They are tried last, but never left out: all may have failed, and one of them
+//! will be the next to work.
 
 use std::collections::{BTreeSet, HashMap};
 use std::hash::{BuildHasher as _, RandomState};
@@ -16,9 +15,9 @@ use super::Endpoint;
 use crate::certificates::CertificateError;
 use crate::identity::{Identity, NodeId, Subject};
 
-/// How long an endpoint stands back after its first failure.
+/// Back-off of an endpoint after its first failure.
 const STAND_BACK: Duration = Duration::from_secs(1);
-/// However often it fails, no longer than this.
+/// Maximum back-off.
 const STAND_BACK_AT_MOST: Duration = Duration::from_secs(30);
 
 /// The servers that a client may use.
@@ -26,17 +25,17 @@ const STAND_BACK_AT_MOST: Duration = Duration::from_secs(30);
 pub struct Endpoints {
     /// Tried first, in this order.
     preferred: Vec<Endpoint>,
-    /// Tried then, in an order of the moment.
+    /// Tried next, in random order.
     others: Vec<Endpoint>,
     servers: Servers,
 }
 
-/// Who may answer there.
+/// The nodes that are accepted as servers; `None` accepts all.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Servers(Option<Arc<BTreeSet<NodeId>>>);
 
 impl Servers {
-    /// Refuses whoever is none of them.
+    /// Rejects a server that is not one of them.
     pub(super) fn check(&self, found: Option<&Identity>) -> Result<(), CertificateError> {
         let Some(wanted) = &self.0 else {
             return Ok(());
@@ -55,8 +54,8 @@ impl Servers {
 }
 
 impl Endpoints {
-    /// Each client takes them in an order of its own, and in another one each
-    /// time, so that the load spreads; but this machine's own before all.
+    /// Tries this machine's own endpoint first and the others in random order, a different one for
+    /// each client and attempt, so that the load is spread.
     pub fn balanced(own: Option<Endpoint>, mut others: Vec<Endpoint>) -> Self {
         others.retain(|one| Some(one) != own.as_ref());
         Self {
@@ -66,28 +65,27 @@ impl Endpoints {
         }
     }
 
-    /// At all of these addresses one of these nodes is meant, and no other node
-    /// of the cluster, however good its certificate is. Which of them is at
-    /// which address is not fixed: machines that start together may be given
-    /// each other's addresses, and each of them serves every call.
+    /// Accepts only these nodes as servers, at any of the addresses; other nodes of the cluster are
+    /// rejected even with a valid certificate. Nodes are not tied to addresses: machines that start
+    /// together may get each other's addresses, and each of them serves every call.
     #[must_use]
     pub fn only(mut self, servers: Option<BTreeSet<NodeId>>) -> Self {
         self.servers = Servers(servers.map(Arc::new));
         self
     }
 
-    /// Whether there is none.
+    /// Whether there are no endpoints.
     pub fn is_empty(&self) -> bool {
         self.preferred.is_empty() && self.others.is_empty()
     }
 
-    /// All of them, the preferred ones first.
+    /// All endpoints, the preferred ones first.
     pub fn iter(&self) -> impl Iterator<Item = &Endpoint> {
         self.preferred.iter().chain(&self.others)
     }
 }
 
-/// In this order, always.
+/// Always tried in this order.
 impl From<Vec<Endpoint>> for Endpoints {
     fn from(preferred: Vec<Endpoint>) -> Self {
         Self {
@@ -98,7 +96,7 @@ impl From<Vec<Endpoint>> for Endpoints {
     }
 }
 
-/// The endpoints, and what is known of each.
+/// The endpoints, and which of them have failed.
 #[derive(Default)]
 pub(super) struct List {
     endpoints: Endpoints,
@@ -107,9 +105,9 @@ pub(super) struct List {
 
 #[derive(Clone, Copy)]
 struct Failed {
-    /// Stands back until then.
+    /// Backed off until then.
     until: Instant,
-    /// Then it stands back so long, should it fail again.
+    /// Back-off after the next failure.
     next: Duration,
 }
 
@@ -125,13 +123,12 @@ impl List {
             .retain(|known, _| endpoints.iter().any(|one| one == known));
     }
 
-    /// Who may answer.
+    /// The nodes that are accepted as servers.
     pub(super) fn servers(&self) -> Servers {
         self.endpoints.servers.clone()
     }
 
-    /// Whether a connection to this endpoint, where this one answers, is one
-    /// for it.
+    /// Whether a connection to this endpoint, where this identity answers, may be used.
     pub(super) fn wants(&self, endpoint: &Endpoint, server: Option<&Identity>) -> bool {
         self.contains(endpoint) && self.endpoints.servers.check(server).is_ok()
     }
@@ -140,16 +137,16 @@ impl List {
         self.endpoints.iter().any(|one| one == endpoint)
     }
 
-    /// Whether it stands back now.
+    /// Whether the endpoint is backed off now.
     pub(super) fn stands_back(&self, endpoint: &Endpoint, now: Instant) -> bool {
         self.failed
             .get(endpoint)
             .is_some_and(|failed| now < failed.until)
     }
 
-    /// It did not work.
+    /// Records a failure.
     pub(super) fn failed(&mut self, endpoint: &Endpoint, now: Instant) {
-        // Many calls on one connection fail at a time. That is one failure.
+        // Many calls on one connection fail at the same time. That counts as one failure.
         if self.stands_back(endpoint, now) || !self.contains(endpoint) {
             return;
         }
@@ -162,20 +159,20 @@ impl List {
         self.failed.insert(endpoint.clone(), failed);
     }
 
-    /// It works.
+    /// Records that the endpoint works.
     pub(super) fn works(&mut self, endpoint: &Endpoint) {
         self.failed.remove(endpoint);
     }
 
-    /// All of them, the one to try first at the front.
+    /// All endpoints in the order in which to try them.
     pub(super) fn order(&self, now: Instant) -> Vec<Endpoint> {
         let mut others = self.endpoints.others.clone();
-        // Keys of its own for each use: a shuffled order.
+        // New hash keys for each use: a shuffled order.
         let shuffle = RandomState::new();
         others.sort_by_cached_key(|endpoint| shuffle.hash_one(endpoint));
         let mut all = self.endpoints.preferred.clone();
         all.extend(others);
-        // Stable, so who does not stand back stays in order.
+        // The sort is stable: endpoints that are not backed off keep their order.
         all.sort_by_key(|endpoint| {
             let failed = self.failed.get(endpoint);
             failed.map(|failed| failed.until).filter(|at| now < *at)
@@ -183,8 +180,8 @@ impl List {
         all
     }
 
-    /// Those to try instead of this one, which is in use: none of them stands
-    /// back, and each comes before it.
+    /// The endpoints to try instead of the current one: those before it in the order that are not
+    /// backed off.
     pub(super) fn better_than(&self, current: &Endpoint, now: Instant) -> Vec<Endpoint> {
         let order = self.order(now).into_iter();
         order
@@ -236,7 +233,7 @@ mod tests {
         let mut now = Instant::now();
         for back in [1, 2, 4, 8, 16, 30, 30] {
             list.failed(&endpoint(1), now);
-            // The others who noticed it too.
+            // The failure as noticed by other calls.
             list.failed(&endpoint(1), now);
             assert_eq!(list.order(now), endpoints([2, 1]));
             assert_eq!(list.better_than(&endpoint(1), now), endpoints([2]));
@@ -282,7 +279,7 @@ mod tests {
                     let better = list.better_than(current, now);
                     prop_assert!(!better.contains(current));
                     prop_assert!(better.iter().all(|one| !list.stands_back(one, now)));
-                    // Who stands back is left for any that does not.
+                    // A backed-off endpoint is left for any that is not.
                     if list.stands_back(current, now) {
                         let fit = backs.iter().filter(|back| !**back).count();
                         prop_assert_eq!(better.len(), fit);

@@ -47,7 +47,7 @@ impl Fixture {
     }
 }
 
-/// On a busy host all takes its time.
+/// Everything takes longer on a busy host.
 fn patient() -> Options {
     Options {
         connect_timeout: LONG,
@@ -79,13 +79,13 @@ async fn lasting(curators: &Curators) -> Streaming<GetNodesResponse> {
     stream
 }
 
-/// Such a call has not ended.
+/// Asserts that such a call has not ended.
 async fn goes_on(stream: &mut Streaming<GetNodesResponse>) {
     let more = tokio::time::timeout(Duration::from_millis(200), stream.message()).await;
     more.expect_err("it goes on");
 }
 
-/// Calls until one is answered by this one.
+/// Repeats calls until this curator answers one.
 async fn comes_to(curators: &Curators, wanted: &TestCurator) {
     let calls = async {
         while info(curators).await.is_err() || curators.current() != Some(wanted.endpoint()) {
@@ -101,19 +101,19 @@ async fn one_that_is_doubted_is_left() {
     let f = Fixture::new();
     let (first, second) = (f.curator().await, f.curator().await);
     let curators = f.curators(vec![first.endpoint(), second.endpoint()]);
-    curators.doubt();
+    curators.mark_suspect();
     info(&curators).await.expect("served");
     assert_eq!(curators.current(), Some(first.endpoint()));
-    curators.doubt();
+    curators.mark_suspect();
     comes_to(&curators, &second).await;
-    // Where there is no other one, it is better than none.
+    // If there is no other one, a curator that is not serving is used.
     let alone = f.curators(vec![first.endpoint()]);
     info(&alone).await.expect("served");
-    alone.doubt();
+    alone.mark_suspect();
     info(&alone).await.expect("still served");
 }
 
-/// Any node has a certificate; it takes more to be taken for a curator.
+/// Any node has a certificate; that does not make it a curator.
 #[tokio::test]
 async fn a_node_that_is_no_curator_is_asked_nothing() {
     let f = Fixture::new();
@@ -130,7 +130,7 @@ async fn a_node_that_is_no_curator_is_asked_nothing() {
     assert_eq!(curators.current(), Some(curator.endpoint()));
     assert!(impostor.calls().is_empty());
 
-    // Alone it is nobody, and the error says who is there.
+    // If it is the only one, the call fails, and the error names it.
     let alone = Endpoints::from(vec![impostor.endpoint()]);
     let alone = f.curators(alone.only(Some([curator.node_id].into())));
     let refused = info(&alone).await.expect_err("nobody");
@@ -141,11 +141,11 @@ async fn a_node_that_is_no_curator_is_asked_nothing() {
         "{message}"
     );
 
-    // Two that have come to each other's addresses are both known.
+    // Two known curators may have exchanged their addresses.
     let curators = f.curators(known(&[&curator, &impostor]));
     info(&curators).await.expect("by either");
     assert_eq!(curators.current(), Some(impostor.endpoint()));
-    // Who is one no longer is left at once, with what runs there.
+    // A connection to a node that is no longer listed is closed at once, with its calls.
     let mut stream = lasting(&curators).await;
     curators.set_endpoints(known(&[&curator]));
     let end = tokio::time::timeout(LONG, stream.message()).await;
@@ -154,13 +154,13 @@ async fn a_node_that_is_no_curator_is_asked_nothing() {
     assert_eq!(curators.current(), Some(curator.endpoint()));
 }
 
-/// An address where nobody listens.
+/// An address on which nothing listens.
 async fn dead() -> Endpoint {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     listener.local_addr().expect("an address").into()
 }
 
-/// An address where someone listens who never says a word.
+/// An address on which a server listens that never answers.
 async fn mute() -> (Endpoint, TcpListener) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port");
     let endpoint = listener.local_addr().expect("an address").into();
@@ -173,7 +173,7 @@ async fn dead_and_mute_addresses_are_passed_over() {
     let curator = f.curator().await;
     let (mute, _listener) = mute().await;
     let curators = f.curators(vec![dead().await, mute, dead().await, curator.endpoint()]);
-    // The mute one alone would take the whole connect time-out.
+    // The silent server alone would take the whole connect timeout.
     tokio::time::timeout(LONG / 2, info(&curators))
         .await
         .expect("soon")
@@ -198,7 +198,7 @@ async fn when_one_dies_the_next_serves() {
     let curators = f.curators(vec![first.endpoint(), second.endpoint()]);
     info(&curators).await.expect("by the first");
     first.stop().await.expect("in order");
-    // The call that finds out may fail; one soon after does not.
+    // The call that notices may fail; one soon after does not.
     let mut failed = 0;
     while info(&curators).await.is_err() {
         failed += 1;
@@ -218,18 +218,17 @@ async fn a_stale_curator_is_left_though_its_connection_is_fine() {
         assert_eq!(curators.current(), Some(own.endpoint()));
         let mut stream = lasting(&curators).await;
         own.set_stale(true, says_so).await;
-        // The call that finds out fails, for it may not be one to repeat.
+        // The call that notices fails, because it may not be repeatable.
         let status = info(&curators).await.expect_err("stale");
         assert_eq!(status.code(), Code::Unavailable);
         info(&curators).await.expect("by the other");
         assert_eq!(curators.current(), Some(other.endpoint()));
-        // Whether what runs has to end is its server's business.
+        // Whether running calls end is up to their server.
         goes_on(&mut stream).await;
     }
 }
 
-/// As patient with an endpoint as with the call, which is what a user's
-/// `--timeout` means to both.
+/// The same timeout for an endpoint as for the call, as with a user's `--timeout`.
 #[tokio::test]
 async fn whoever_looks_for_a_better_one_has_time_left_to_ask() {
     let f = Fixture::new();
@@ -285,8 +284,8 @@ async fn a_curator_that_says_it_does_not_serve_is_passed_over_but_better_than_no
     let curators = f.curators(vec![first.endpoint(), second.endpoint()]);
     let status = info(&curators).await.expect_err("both are stale");
     assert!(status.message().contains("ask another one"), "{status}");
-    // It costs no connection for each call to find out that none is better,
-    // and the first that serves again is found.
+    // Not every call makes a connection to find out that no endpoint is better, and the first that
+    // is serving again is found.
     second.set_stale(false, false).await;
     comes_to(&curators, &second).await;
 }
@@ -332,7 +331,7 @@ async fn clients_spread_over_the_curators_and_move_with_time() {
     }
 }
 
-/// A way to a server that can be broken without a word.
+/// A relay to a server that can be made to drop everything silently.
 struct Relay {
     endpoint: Endpoint,
     /// Nothing passes any more; nothing is closed either.
@@ -388,7 +387,7 @@ async fn a_peer_that_vanishes_without_a_word_is_found_by_keep_alive() {
     relay.broken.cancel();
     let end = tokio::time::timeout(LONG, stream.message()).await;
     end.expect("it is noticed").expect_err("it has vanished");
-    // The way there still takes connections, and nothing passes.
+    // The relay still accepts connections, but nothing passes.
     comes_to(&curators, &near).await;
     assert_eq!(far.calls(), ["GetNodes"]);
 }
@@ -397,7 +396,7 @@ async fn a_peer_that_vanishes_without_a_word_is_found_by_keep_alive() {
 async fn an_endpoint_that_is_unlisted_while_it_is_connected_to_is_not_used() {
     let f = Fixture::new();
     let (first, second) = (f.curator().await, f.curator().await);
-    // A way to the first one that opens only when it is told to.
+    // A relay to the first one that opens only on request.
     let (slow, listener) = mute().await;
     let curators = f.curators(vec![slow]);
     let call = tokio::spawn({
@@ -414,7 +413,7 @@ async fn an_endpoint_that_is_unlisted_while_it_is_connected_to_is_not_used() {
         .expect("it ends")
         .expect("no panic")
         .expect_err("not by the first");
-    assert!(status.message().contains("no longer wanted"), "{status}");
+    assert!(status.message().contains("no longer in use"), "{status}");
     info(&curators).await.expect("by the second");
     assert_eq!(curators.current(), Some(second.endpoint()));
     assert!(first.calls().is_empty());
@@ -432,12 +431,12 @@ async fn the_list_can_change_at_any_time() {
 
     curators.set_endpoints(vec![first.endpoint()]);
     let mut stream = lasting(&curators).await;
-    // Another one is preferred: new calls go there, what runs goes on.
+    // Another one is preferred: new calls go there, running calls continue.
     curators.set_endpoints(vec![second.endpoint(), first.endpoint()]);
     info(&curators).await.expect("by the second");
     assert_eq!(first.calls(), ["GetNodes"]);
     goes_on(&mut stream).await;
-    // It ends when its endpoint is not wanted at all.
+    // It ends when its endpoint is removed from the list.
     curators.set_endpoints(vec![second.endpoint()]);
     let end = tokio::time::timeout(LONG, stream.message()).await;
     end.expect("it ends").expect_err("it was cut");

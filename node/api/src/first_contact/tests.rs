@@ -7,7 +7,7 @@ use crate::testing::{Script, TestClock, TestCluster, TestCurator};
 
 const LONG: Duration = Duration::from_secs(30);
 
-/// What comes of first contact with a curator that answers so.
+/// The result of first contact with a curator that has this script.
 async fn contact(
     cluster: &Arc<TestCluster>,
     script: Script,
@@ -40,7 +40,7 @@ async fn who_knows_the_secret_comes_to_know_the_ca() {
 
 #[tokio::test]
 async fn someone_in_between_is_found_out() {
-    // It relays question and answer, and has a cluster of its own.
+    // It relays request and answer, and belongs to a cluster of its own.
     let (ours, theirs) = (TestCluster::new(), Arc::new(TestCluster::new()));
     let secret = FirstContactSecret::generate();
     let script = Script {
@@ -49,7 +49,7 @@ async fn someone_in_between_is_found_out() {
     };
     let refused = contact(&theirs, script, &secret).await;
     assert!(matches!(refused, Err(FirstContactError::Relayed { .. })));
-    // A proven CA certificate that is none helps nobody either.
+    // A proven but invalid CA certificate is rejected as well.
     let script = Script {
         relayed_ca: Some((vec![0x30, 0], secret.clone())),
         ..Script::default()

@@ -5,45 +5,47 @@ use std::str::FromStr;
 
 use super::PublicKey;
 
-/// Why a name is none.
+/// Why a name is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IdentityError {
     /// Not a node ID.
-    #[error("node ID {found:?}: wanted \"hearth-\" and 32 lower-case hexadecimal digits")]
+    #[error("node ID {found:?}: expected \"hearth-\" and 32 lower-case hexadecimal digits")]
     NodeId {
-        /// What was there instead (shortened).
+        /// The text (shortened).
         found: String,
     },
-    /// Not a cluster ID in text.
-    #[error("cluster ID {found:?}: wanted 32 lower-case hexadecimal digits")]
+    /// Not a cluster ID as text.
+    #[error("cluster ID {found:?}: expected 32 lower-case hexadecimal digits")]
     ClusterId {
-        /// What was there instead (shortened).
+        /// The text (shortened).
         found: String,
     },
-    /// Not a cluster ID in bytes.
-    #[error("cluster ID of {found} bytes: wanted 16")]
+    /// Not a cluster ID as bytes.
+    #[error("cluster ID: expected 16 bytes, got {found}")]
     ClusterIdLength {
         /// Its length.
         found: usize,
     },
     /// Not a user name.
     #[error(
-        "user name {found:?}: wanted 1 to 63 of the characters a-z, 0-9, \"-\", \".\", \
+        "user name {found:?}: expected 1 to 63 of the characters a-z, 0-9, \"-\", \".\", \
          the first and the last of them a letter or digit"
     )]
     UserName {
-        /// What was there instead (shortened).
+        /// The text (shortened).
         found: String,
     },
     /// Not an identity.
-    #[error("identity {found:?}: wanted hearth://CLUSTER/node/NAME or hearth://CLUSTER/user/NAME")]
+    #[error(
+        "identity: expected hearth://CLUSTER/node/NAME or hearth://CLUSTER/user/NAME, got {found:?}"
+    )]
     Uri {
-        /// What was there instead (shortened).
+        /// The text (shortened).
         found: String,
     },
 }
 
-/// Enough of a bad name to recognise it, not enough to fill a log.
+/// Enough of an invalid name to recognise it, not enough to fill a log.
 fn shorten(found: &str) -> String {
     const MAX_QUOTED_CHARS: usize = 80;
     match found.char_indices().nth(MAX_QUOTED_CHARS) {
@@ -55,7 +57,7 @@ fn shorten(found: &str) -> String {
 /// 16 bytes from exactly 32 lower-case hexadecimal digits.
 fn parse_hex16(text: &str) -> Option<[u8; 16]> {
     if text.bytes().any(|b| b.is_ascii_uppercase()) {
-        return None; // one name, one spelling
+        return None; // lowercase only: each name has exactly one text
     }
     let mut bytes = [0; 16];
     hex::decode_to_slice(text, &mut bytes).ok()?;
@@ -64,8 +66,8 @@ fn parse_hex16(text: &str) -> Option<[u8; 16]> {
 
 /// A node's name: `hearth-` and the hexadecimal form of 16 bytes.
 ///
-/// The bytes are the beginning of the node's public key at its registration.
-/// The name outlives that key, so nothing may derive one from the other later.
+/// The bytes are the beginning of the node's public key at its registration. The name outlives that
+/// key, so neither may be derived from the other later.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeId([u8; 16]);
 
@@ -89,7 +91,7 @@ impl NodeId {
         &self.0
     }
 
-    /// The 32 hexadecimal digits alone: the machine-id.
+    /// The 32 hexadecimal digits alone, as in the machine-id.
     pub fn bare(&self) -> String {
         hex::encode(self.0)
     }
@@ -120,12 +122,12 @@ impl FromStr for NodeId {
     }
 }
 
-/// A cluster's name: 16 random bytes, made when it is founded.
+/// A cluster's name: 16 random bytes, generated at bootstrap.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ClusterId([u8; 16]);
 
 impl ClusterId {
-    /// A new one.
+    /// Generates a new one.
     pub fn generate() -> Self {
         Self(super::random_bytes())
     }
@@ -181,15 +183,15 @@ impl FromStr for ClusterId {
 pub struct UserName(String);
 
 impl UserName {
-    /// The user that the owner key becomes.
+    /// The user name of the holder of the owner key.
     pub const OWNER: &'static str = "owner";
 
-    /// The user that the owner key becomes.
+    /// The user name of the holder of the owner key.
     pub fn owner() -> Self {
         Self(Self::OWNER.to_owned())
     }
 
-    /// Checks a name.
+    /// Checks and wraps a name.
     pub fn new(name: &str) -> Result<Self, IdentityError> {
         let alphanumeric = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
         let bytes = name.as_bytes();
@@ -228,7 +230,7 @@ impl fmt::Debug for UserName {
     }
 }
 
-/// Who someone is within a cluster.
+/// A node or user within a cluster.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Subject {
     /// One of its nodes.
@@ -246,16 +248,15 @@ impl fmt::Display for Subject {
     }
 }
 
-/// Who someone is, everywhere: the one URI in the subject alternative name of
-/// a certificate, `hearth://CLUSTER/node/NAME` or `hearth://CLUSTER/user/NAME`.
+/// A globally unique identity: the one URI in the subject alternative name of a certificate,
+/// `hearth://CLUSTER/node/NAME` or `hearth://CLUSTER/user/NAME`.
 ///
-/// There is exactly one spelling of each identity; anything else does not
-/// parse.
+/// Each identity has exactly one spelling; anything else does not parse.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Identity {
-    /// The cluster that vouches for it.
+    /// The cluster that has issued the certificate.
     pub cluster: ClusterId,
-    /// Who it is there.
+    /// The node or user within it.
     pub subject: Subject,
 }
 

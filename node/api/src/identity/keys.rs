@@ -9,30 +9,30 @@ use ed25519_dalek::pkcs8::{DecodePrivateKey, EncodePrivateKey, KeypairBytes};
 use rustls_pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
 use zeroize::Zeroizing;
 
-/// Why bytes are no key.
+/// Why bytes are not a valid key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     /// Of the wrong length.
-    #[error("key of {found} bytes: wanted 32")]
+    #[error("key: expected 32 bytes, got {found}")]
     Length {
         /// Its length.
         found: usize,
     },
-    /// Not a point of the curve, or one of the few that anyone can sign for.
-    #[error("not a usable Ed25519 public key")]
+    /// Not a point of the curve, or one of the few for which anyone can sign.
+    #[error("an invalid Ed25519 public key")]
     NotAKey,
-    /// Not a Curve25519 public key in its one spelling, or one that makes
-    /// every secret the same.
-    #[error("not a usable Curve25519 public key")]
+    /// Not a Curve25519 public key in its canonical form, or one for which every shared secret is
+    /// the same.
+    #[error("an invalid Curve25519 public key")]
     NotAMeshKey,
     /// Not the PKCS #8 form of an Ed25519 private key.
     #[error("not an Ed25519 private key in PKCS #8 form")]
     NotPkcs8,
 }
 
-/// A signature that does not hold.
+/// The signature is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the signature does not hold")]
+#[error("invalid signature")]
 pub struct BadSignature;
 
 /// An Ed25519 public key.
@@ -45,7 +45,7 @@ impl PublicKey {
         &self.0
     }
 
-    /// Checks a signature (64 bytes) of `message`.
+    /// Verifies a signature (64 bytes) of `message`.
     pub fn verify(&self, message: &[u8], signature: &[u8]) -> Result<(), BadSignature> {
         ring::signature::UnparsedPublicKey::new(&ring::signature::ED25519, &self.0)
             .verify(message, signature)
@@ -84,18 +84,18 @@ impl fmt::Debug for PublicKey {
 pub struct SigningKey(ed25519_dalek::SigningKey);
 
 impl SigningKey {
-    /// A new one.
+    /// Generates a new one.
     pub fn generate() -> Self {
         Self::from_seed(*Zeroizing::new(super::random_bytes()))
     }
 
-    /// From its 32 secret bytes.
+    /// From its 32-byte seed.
     pub fn from_seed(seed: [u8; 32]) -> Self {
         let seed = Zeroizing::new(seed);
         Self(ed25519_dalek::SigningKey::from_bytes(&seed))
     }
 
-    /// From its secret bytes, whatever their number.
+    /// From its seed; rejects any length but 32 bytes.
     pub fn from_seed_slice(seed: &[u8]) -> Result<Self, KeyError> {
         let found = seed.len();
         <[u8; 32]>::try_from(seed)
@@ -122,17 +122,17 @@ impl SigningKey {
         PublicKey(self.0.verifying_key().to_bytes())
     }
 
-    /// Signs; 64 bytes.
+    /// Signs `message`; returns 64 bytes.
     pub fn sign(&self, message: &[u8]) -> [u8; 64] {
         self.0.sign(message).to_bytes()
     }
 
-    /// The secret itself, to be stored or handed to the one who needs it.
+    /// The seed itself, to be stored or passed to what needs it.
     pub fn expose_seed(&self) -> Zeroizing<[u8; 32]> {
         Zeroizing::new(self.0.to_bytes())
     }
 
-    /// PKCS #8, DER: the form that certificate makers and TLS take.
+    /// PKCS #8, DER: the form for certificate libraries and TLS.
     pub fn expose_pkcs8_der(&self) -> Zeroizing<Vec<u8>> {
         let document = self
             .0
@@ -148,8 +148,7 @@ impl SigningKey {
             .expect("a key in memory always has a PKCS #8 form")
     }
 
-    /// PKCS #8 in its first version, PEM: without the public half, for programs
-    /// that know no other form.
+    /// PKCS #8 version 1, PEM, without the public half: for programs that support no other form.
     pub fn expose_plain_pkcs8_pem(&self) -> Zeroizing<String> {
         let plain = KeypairBytes {
             secret_key: self.0.to_bytes(),
@@ -160,7 +159,7 @@ impl SigningKey {
             .expect("a key in memory always has a PKCS #8 form")
     }
 
-    /// The form that rustls takes.
+    /// The form for rustls.
     pub fn to_private_key_der(&self) -> PrivateKeyDer<'static> {
         PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(self.expose_pkcs8_der().to_vec()))
     }
@@ -172,7 +171,7 @@ impl fmt::Debug for SigningKey {
     }
 }
 
-/// Signing keys with a purpose, so that none is used for another's.
+/// Signing keys by purpose, as types of their own, so that none is used for another's purpose.
 macro_rules! purpose {
     ($(#[doc = $doc:literal] $name:ident),+ $(,)?) => {$(
         #[doc = $doc]
@@ -180,17 +179,17 @@ macro_rules! purpose {
         pub struct $name(SigningKey);
 
         impl $name {
-            /// A new one.
+            /// Generates a new one.
             pub fn generate() -> Self {
                 Self(SigningKey::generate())
             }
 
-            /// From its 32 secret bytes.
+            /// From its 32-byte seed.
             pub fn from_seed(seed: [u8; 32]) -> Self {
                 Self(SigningKey::from_seed(seed))
             }
 
-            /// From its secret bytes, whatever their number.
+            /// From its seed; rejects any length but 32 bytes.
             pub fn from_seed_slice(seed: &[u8]) -> Result<Self, KeyError> {
                 SigningKey::from_seed_slice(seed).map(Self)
             }
@@ -217,9 +216,9 @@ macro_rules! purpose {
 }
 
 purpose! {
-    /// A node's identity: TLS, etcd peer. Never leaves the node.
+    /// A node's identity key: TLS, etcd peer. Never leaves the node.
     NodeKey,
-    /// Proves who is rebooting, before the data partition is open.
+    /// Authenticates a rebooting node before the data partition is open.
     JoinKey,
     /// Its holder can take ownership of the cluster.
     OwnerKey,

@@ -1,10 +1,8 @@
-//! Keys of the mesh over which the pods of different nodes reach each other:
-//! Curve25519, as WireGuard wants them.
+//! Keys of the mesh between the pods of different nodes: Curve25519, for WireGuard.
 //!
-//! They are no identities: that a key is a certain node's is the curators'
-//! word. So no two nodes may have the same one, and for that to mean anything
-//! each key has one spelling: the few numbers that only stand for another, and
-//! the points that make every secret the same, are no keys.
+//! They are not identities: the curators state which key belongs to which node. So no two nodes may
+//! have the same key, and to enforce that each key must have exactly one encoding: non-canonical
+//! encodings, and the points for which every shared secret is the same, are rejected.
 
 use std::fmt;
 
@@ -37,9 +35,9 @@ impl TryFrom<&[u8]> for MeshKey {
     }
 }
 
-/// Whether eight times this point is zero. A secret is a multiple of eight, so
-/// it makes the same secret with all of them. There are five: 0, 1, -1, and the
-/// two of order eight.
+/// Whether eight times this point is zero. A private key is a multiple of eight, so with these
+/// points it always yields the same shared secret. There are five: 0, 1, -1, and the two of order
+/// eight.
 fn is_weak(bytes: &[u8; 32]) -> bool {
     const OF_ORDER_EIGHT: [[u64; 4]; 2] = [
         [
@@ -55,7 +53,7 @@ fn is_weak(bytes: &[u8; 32]) -> bool {
             0x57_11_9f_d0_dd_4e_22_d8,
         ],
     ];
-    // The least first.
+    // Little-endian.
     let words: [u64; 4] = std::array::from_fn(|at| {
         let word = std::array::from_fn(|byte| bytes[at * 8 + byte]);
         u64::from_le_bytes(word)
@@ -65,7 +63,7 @@ fn is_weak(bytes: &[u8; 32]) -> bool {
     is_small || words == minus_one || OF_ORDER_EIGHT.contains(&words)
 }
 
-/// Whether these bytes, the least first, are below 2²⁵⁵ - 19.
+/// Whether these little-endian bytes are below 2²⁵⁵ - 19.
 fn is_reduced(bytes: &[u8; 32]) -> bool {
     let [first, middle @ .., last] = bytes;
     let is_high = *last >= 0x7f && middle.iter().all(|byte| *byte == 0xff);
@@ -89,7 +87,7 @@ impl fmt::Debug for MeshKey {
 pub struct MeshSecret(Zeroizing<[u8; 32]>);
 
 impl MeshSecret {
-    /// A new one.
+    /// Generates a new one.
     pub fn generate() -> Self {
         Self(Zeroizing::new(random_bytes()))
     }
@@ -171,7 +169,7 @@ mod tests {
             let mut other = *public.as_bytes();
             other[31] |= 0x80;
             prop_assert_eq!(MeshKey::try_from(&other[..]), Err(KeyError::NotAMeshKey));
-            // 2²⁵⁵ - 1 stands for 18, and so on down to 2²⁵⁵ - 19 for zero.
+            // 2²⁵⁵ - 1 is another encoding of 18, and so on down to 2²⁵⁵ - 19 for zero.
             let mut other = [0xff; 32];
             (other[0], other[31]) = (0xff - less, 0x7f);
             prop_assert_eq!(MeshKey::try_from(&other[..]), Err(KeyError::NotAMeshKey));

@@ -1,12 +1,10 @@
-//! Who is who, and the keys that prove it.
+//! Identities, and the keys that prove them.
 //!
-//! Names ([`NodeId`], [`ClusterId`], [`Identity`]) and public keys can be
-//! printed, compared and stored. Secrets (private keys, unlock keys, tickets)
-//! are types of their own that have no printable form, are wiped when they
-//! are dropped, and give up their bytes only through `expose`, so that every
-//! place that does so can be found by that word. Whatever comes from outside
-//! is parsed into these types once, at the edge; no code inside handles bare
-//! bytes.
+//! Names ([`NodeId`], [`ClusterId`], [`Identity`]) and public keys can be printed, compared and
+//! stored. Secrets (private keys, unlock keys, tickets) are types of their own that have no
+//! printable form, are wiped when they are dropped, and return their bytes only through `expose`,
+//! so that every such place can be found by searching for that word. Everything that comes from
+//! outside is parsed into these types once, at the edge; no code inside handles raw bytes.
 
 mod ids;
 mod keys;
@@ -20,7 +18,7 @@ pub use secrets::{ClusterUnlockKey, FirstContactSecret, NodeUnlockKey, SecretLen
 
 use rustls_pki_types::CertificateDer;
 
-/// Everything a node needs to speak as itself: durable on its data partition.
+/// Everything a node needs to authenticate itself: durable on its data partition.
 #[derive(Clone, Debug)]
 pub struct NodeCredentials {
     /// The node's private key.
@@ -31,7 +29,7 @@ pub struct NodeCredentials {
     pub ca: CertificateDer<'static>,
 }
 
-/// Everything a user needs to speak as itself.
+/// Everything a user needs to authenticate itself.
 #[derive(Clone)]
 pub struct UserCredentials {
     /// The user's private key.
@@ -45,11 +43,11 @@ pub struct UserCredentials {
 /// Random bytes from the kernel's generator.
 ///
 /// # Panics
-/// If the kernel has no randomness to give. It blocks until it has, so this
-/// means a kernel without `getrandom`, on which nothing here may go on.
+/// If the kernel has no random bytes. It blocks until it has, so this means a kernel without
+/// `getrandom`, on which Hearth must not continue.
 pub fn random_bytes<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     ring::rand::SecureRandom::fill(&ring::rand::SystemRandom::new(), &mut bytes)
-        .expect("the kernel gives random bytes");
+        .expect("the kernel provides random bytes");
     bytes
 }

@@ -1,15 +1,15 @@
-//! Secrets that are bare bytes.
+//! Secrets of 32 raw bytes.
 
 use std::fmt;
 
 use ring::hmac;
 use zeroize::{Zeroize, ZeroizeOnDrop, Zeroizing};
 
-/// A secret of the wrong length. The secret itself is not told.
+/// A secret of the wrong length. The error does not contain the secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{what} of {found} bytes: wanted 32")]
+#[error("{what}: expected 32 bytes, got {found}")]
 pub struct SecretLengthError {
-    /// Which secret.
+    /// Name of the secret.
     pub what: &'static str,
     /// Its length.
     pub found: usize,
@@ -19,13 +19,12 @@ macro_rules! secret {
     ($($(#[doc = $doc:literal])+ $name:ident is $what:literal),+ $(,)?) => {$(
         $(#[doc = $doc])+
         ///
-        /// 32 bytes. Wiped when dropped; does not print; comparison takes the
-        /// same time whatever the difference.
+        /// 32 bytes. Wiped when dropped; has no printable form; is compared in constant time.
         #[derive(Clone, Zeroize, ZeroizeOnDrop)]
         pub struct $name([u8; 32]);
 
         impl $name {
-            /// A new one.
+            /// Generates a new one.
             pub fn generate() -> Self {
                 Self(*Zeroizing::new(super::random_bytes()))
             }
@@ -35,7 +34,7 @@ macro_rules! secret {
                 Self(bytes)
             }
 
-            /// The secret itself, to be stored or handed to the one who needs it.
+            /// The secret itself, to be stored or passed to what needs it.
             pub const fn expose(&self) -> &[u8; 32] {
                 &self.0
             }
@@ -75,14 +74,12 @@ secret! {
     ClusterUnlockKey is "cluster unlock key",
     /// Lets a machine ask to be registered; nothing more.
     Ticket is "register ticket",
-    /// Shared by the owner and the first node: by it the cluster proves its CA
-    /// at first contact.
+    /// Shared by the owner and the first node: with it the cluster proves its CA at first contact.
     FirstContactSecret is "first-contact secret",
 }
 
-/// Whether both are equal, in a time that does not depend on where they
-/// differ: the tags that a fresh random key gives them are compared, so that
-/// the running time says nothing about the secrets.
+/// Whether both are equal, in constant time: compares their tags under a fresh random key, so that
+/// the running time reveals nothing about the secrets.
 fn equal(a: &[u8; 32], b: &[u8; 32]) -> bool {
     let key = hmac::Key::new(hmac::HMAC_SHA256, &super::random_bytes::<32>());
     hmac::verify(&key, a, hmac::sign(&key, b).as_ref()).is_ok()

@@ -29,7 +29,7 @@ async fn an_owner_takes_a_cluster_and_lets_a_node_in() {
         nodes: vec![cluster_directory::Node::default()],
     };
     let curator = TestCurator::start(&cluster, script, wall_clock()).await;
-    // The first of them is not there.
+    // Nothing listens at the first of them.
     let curators = vec![([127, 0, 0, 1], 1).into(), curator.address];
     let curators: Vec<Endpoint> = curators.into_iter().map(Endpoint::from).collect();
     let taken = Operator::take_ownership(&key, &secret, curators, Options::default()).await;

@@ -1,4 +1,4 @@
-//! The layer in front of all services: who may call what.
+//! The layer in front of all services that authorizes calls.
 
 use std::any::Any;
 use std::convert::Infallible;
@@ -23,12 +23,12 @@ use crate::identity::{Identity, NodeId, PublicKey, Subject, UserName};
 use crate::permissions::{self, Authorization};
 use crate::tls::{self, Clock, PeerCertificate};
 
-/// Who makes a call. Every request that reaches a handler has one.
+/// The caller of a request. Every request that reaches a handler has one.
 #[derive(Clone, Debug)]
 pub struct Caller(ConnectionInfo);
 
 impl Caller {
-    /// Of this request.
+    /// The caller of this request.
     ///
     /// # Errors
     /// `Internal` if the service is not behind [`Authorize`].
@@ -36,7 +36,7 @@ impl Caller {
         request
             .extensions()
             .get::<Self>()
-            .ok_or_else(|| Status::internal("a service without authorisation in front of it"))
+            .ok_or_else(|| Status::internal("the service has no authorization layer"))
     }
 
     /// What its connection has proven.
@@ -44,76 +44,77 @@ impl Caller {
         &self.0.peer
     }
 
-    /// Where it comes from.
+    /// The caller's address.
     pub fn remote(&self) -> std::net::SocketAddr {
         self.0.remote
     }
 
-    /// Who it is.
+    /// The caller's identity.
     ///
     /// # Errors
-    /// `Unauthenticated` if the cluster has given it no name.
+    /// `Unauthenticated` if it has no certificate of the cluster.
     pub fn identity(&self) -> Result<&Identity, Status> {
         self.peer().identity().ok_or_else(unnamed)
     }
 
-    /// Which node it is.
+    /// The caller's node ID.
     ///
     /// # Errors
-    /// `Unauthenticated` if it has no name, `PermissionDenied` if it is a user.
+    /// `Unauthenticated` if it has no certificate of the cluster, `PermissionDenied` if it is a
+    /// user.
     pub fn node(&self) -> Result<NodeId, Status> {
         match &self.identity()?.subject {
             Subject::Node(id) => Ok(*id),
             user => Err(Status::permission_denied(format!(
-                "{user} calls what only nodes may call"
+                "{user} may not call this method: it is for nodes only"
             ))),
         }
     }
 
-    /// Which user it is.
+    /// The caller's user name.
     ///
     /// # Errors
-    /// `Unauthenticated` if it has no name, `PermissionDenied` if it is a node.
+    /// `Unauthenticated` if it has no certificate of the cluster, `PermissionDenied` if it is a
+    /// node.
     pub fn user(&self) -> Result<&UserName, Status> {
         match &self.identity()?.subject {
             Subject::User(name) => Ok(name),
             node => Err(Status::permission_denied(format!(
-                "{node} calls what only users may call"
+                "{node} may not call this method: it is for users only"
             ))),
         }
     }
 
-    /// The key it has proven to hold, whether the cluster has named it or not.
+    /// The public key that the caller has proven to hold, with or without a certificate of the
+    /// cluster.
     ///
     /// # Errors
-    /// `Unauthenticated` if it came without any certificate.
+    /// `Unauthenticated` if it presented no certificate.
     pub fn public_key(&self) -> Result<PublicKey, Status> {
         self.peer().public_key().ok_or_else(|| {
             Status::unauthenticated(
-                "no client certificate: connect with one that is signed by its own Ed25519 key",
+                "client certificate: expected a self-signed Ed25519 certificate, got none",
             )
         })
     }
 }
 
 fn unnamed() -> Status {
-    Status::unauthenticated(
-        "no certificate of this cluster: connect with one that the cluster has issued",
-    )
+    Status::unauthenticated("client certificate: expected one issued by this cluster, got none")
 }
 
-/// A server's own say about each call, after the permissions: is the node
-/// that calls still a member, is this server's own state fresh enough.
+/// A server's own check of each call, after the permissions: whether the calling node is still a
+/// member, and whether the server's own state is fresh enough.
 pub trait Admission: Send + Sync + 'static {
-    /// Lets the call through or refuses it. Must not block.
+    /// Admits the call or rejects it. Must not block.
     fn admit(&self, caller: &Caller, path: &str) -> Result<(), Status>;
 
-    /// Whether a refusal by [`Self::admit`] stands: a server whose knowledge
-    /// may be a moment old can get newer here before it turns somebody away.
-    /// Calls that are let through never wait for this. By default it stands.
+    /// Rechecks a rejection by [`Self::admit`]: a server whose state may be slightly out of date
+    /// can refresh it here before the caller is rejected. Admitted calls never wait for this. By
+    /// default the rejection stands.
     ///
     /// # Errors
-    /// What the caller is told.
+    /// The status that the caller gets.
     fn reconsider(
         self: Arc<Self>,
         caller: Caller,
@@ -124,22 +125,22 @@ pub trait Admission: Send + Sync + 'static {
         Box::pin(std::future::ready(Err(refusal)))
     }
 
-    /// Ends when this peer is no longer welcome, at once if it is not now. A
-    /// moment later its connection is cut, whatever runs on it; until then
-    /// [`Self::admit`] tells it why. By default that never comes.
+    /// Completes when this peer is no longer admitted, at once if it is not admitted now. A moment
+    /// later its connection is closed, with all calls on it; until then [`Self::admit`] returns the
+    /// reason. By default it never completes.
     ///
-    /// Asked once for each connection; not being fresh enough to judge is no
-    /// reason to cut anyone.
+    /// Called once for each connection. A state that is not fresh enough to decide is not a reason
+    /// to close a connection.
     fn revoked(self: Arc<Self>, peer: PeerCertificate) -> BoxFuture<'static, ()> {
         drop(peer);
         Box::pin(std::future::pending())
     }
 }
 
-/// The layer. Refuses calls whose method does not say who may call it, and
-/// calls whose caller lacks what the method asks for; turns a handler's panic
-/// into `Internal`. Handlers run in the span that was current when this was
-/// made, so that their log entries bear the name of the server's runnable.
+/// The authorization layer. Rejects calls of methods without an authorization, and calls whose
+/// caller lacks a permission that the method needs; turns a handler's panic into `Internal`.
+/// Handlers run in the span that was current when the layer was created, so that their log entries
+/// carry the name of the server's runnable.
 #[derive(Clone)]
 pub struct Authorize {
     clock: Clock,
@@ -148,7 +149,7 @@ pub struct Authorize {
 }
 
 impl Authorize {
-    /// Certificates are judged by this clock.
+    /// A layer that checks the expiry of certificates by this clock.
     pub fn new(clock: Clock, admission: Option<Arc<dyn Admission>>) -> Self {
         Self {
             clock,
@@ -162,12 +163,12 @@ impl Authorize {
         let info = request
             .extensions()
             .get::<ConnectionInfo>()
-            .ok_or_else(|| Status::internal("a call without a connection"))?;
+            .ok_or_else(|| Status::internal("the call has no connection info"))?;
         let caller = Caller(info.clone());
         match permissions::authorization(path) {
             None => {
                 return Err(Status::permission_denied(format!(
-                    "{path} is not a method that anyone may call on this node"
+                    "{path}: unknown method, or one without an authorization"
                 )));
             }
             Some(Authorization::Unauthenticated) => {}
@@ -176,7 +177,7 @@ impl Authorize {
         Ok(caller)
     }
 
-    /// The server's own say; what comes of it later if it is against the call.
+    /// The server's own check: `None` if the call is admitted, otherwise the recheck to wait for.
     fn refused(
         &self,
         caller: &Caller,
@@ -202,14 +203,14 @@ impl Authorize {
         else {
             return Err(unnamed());
         };
-        // The connection ends with its certificate, but a call may be quicker.
+        // The connection is closed when its certificate expires, but a call may come before that.
         if tls::now(&self.clock) > *not_after {
-            return Err(Status::unauthenticated("your certificate has expired"));
+            return Err(Status::unauthenticated("client certificate has expired"));
         }
         match permissions::missing(&identity.subject, need) {
             None => Ok(()),
             Some(missing) => Err(Status::permission_denied(format!(
-                "{} may not call {path}: it lacks {}",
+                "{} may not call {path}: permission {} is missing",
                 identity.subject,
                 missing.as_str_name()
             ))),
@@ -294,24 +295,24 @@ where
     }
 }
 
-/// What the caller is told; what happened goes to the log.
+/// The status for the caller; the details go to the log.
 fn panicked(path: &str, panic: &(dyn Any + Send)) -> Status {
     let why = panic
         .downcast_ref::<&str>()
         .copied()
         .or_else(|| panic.downcast_ref::<String>().map(String::as_str))
         .unwrap_or("no message");
-    error!(path, why, "a handler panicked");
-    Status::internal("the handler of this call failed; its node's log says why")
+    error!(path, why, "handler panicked");
+    Status::internal("internal error in the handler; see the node's log")
 }
 
-/// A response body whose stream may panic too.
+/// A response body that catches panics of its stream.
 struct GuardedBody {
-    /// `None` once it has panicked.
+    /// `None` after a panic.
     body: Option<Body>,
     path: String,
     span: Span,
-    /// A call runs as long as its answer.
+    /// The call counts as running as long as its response.
     _running: RunningCall,
 }
 

@@ -1,4 +1,4 @@
-//! One accepted connection: a stream that knows its peer and its end.
+//! An accepted connection: a stream with its peer and the reasons to close it.
 
 use std::io;
 use std::net::SocketAddr;
@@ -15,20 +15,20 @@ use super::places::{Activity, Place};
 use crate::lifetime::End;
 use crate::tls::PeerCertificate;
 
-/// What handlers can know of the connection that a call came by.
+/// Information for handlers about the connection of a call.
 #[derive(Clone, Debug)]
 pub struct ConnectionInfo {
-    /// What the handshake has proven.
+    /// What the handshake has proven about the peer.
     pub peer: PeerCertificate,
-    /// The other end.
+    /// The peer's address.
     pub remote: SocketAddr,
-    /// This end.
+    /// The local address.
     pub local: SocketAddr,
-    /// Who has nothing to do gives way first.
+    /// The calls on the connection: an idle one is replaced first.
     pub(super) activity: Arc<Activity>,
 }
 
-/// What carries the bytes.
+/// The underlying byte stream.
 pub(super) enum Stream {
     Tls(Box<TlsStream<TcpStream>>),
     Plain(TcpStream),
@@ -39,7 +39,7 @@ pub(super) struct Connection {
     stream: Stream,
     info: ConnectionInfo,
     end: End,
-    /// Its place among those that there may be.
+    /// Its slot, until it is dropped.
     _place: Place,
 }
 
@@ -53,9 +53,9 @@ impl Connection {
         }
     }
 
-    /// Whether the peer could have shown that the cluster has named it, and has
-    /// not. On a plain connection nobody could.
-    pub(super) fn is_strangers(&self) -> bool {
+    /// Whether this is a TLS connection of a peer without a certificate of the cluster. A plain
+    /// connection could not present one.
+    pub(super) fn is_unauthenticated(&self) -> bool {
         let named = matches!(self.info.peer, PeerCertificate::Identified { .. });
         matches!(self.stream, Stream::Tls(_)) && !named
     }
@@ -105,7 +105,7 @@ impl AsyncWrite for Connection {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        // A connection that has to end does not wait for its peer.
+        // A connection that has to be closed does not wait for its peer.
         self.end.poll(cx)?;
         match &mut self.stream {
             Stream::Tls(stream) => Pin::new(stream).poll_shutdown(cx),

@@ -1,24 +1,20 @@
-//! What every gRPC server of a node has in common: TCP, TLS, limits, who may
-//! call what.
+//! The common part of every gRPC server of a node: TCP, TLS, limits, authorization.
 //!
-//! [`Server::serve`] accepts connections and completes their handshakes in
-//! tasks of their own, so that a slow peer holds up nobody. Then each
-//! connection
+//! [`Server::serve`] accepts connections and completes their handshakes in tasks of their own, so
+//! that a slow peer delays no other. Each connection then
 //!
-//! - has a place, of those for the cluster's own or of those for everyone
-//!   else ([`places`]), so that strangers cannot take the places of members, nor
-//!   one node those of all others, nor the first strangers those of the next;
-//! - has as much of HTTP/2 as its kind needs: who the peer is is known before
-//!   anything of HTTP/2 is said, and strangers get few streams and small
-//!   windows, so that all of them together hold little memory;
-//! - ends when the peer's certificate does, for strangers after a while, and
-//!   soon after its [`Admission`] says that the peer is no longer welcome;
-//! - ends with the server: when `serve` returns, or is dropped, no task of it
-//!   goes on.
+//! - takes a slot from the [limit](places) for nodes and users of the cluster or from that for
+//!   everyone else, so that unauthenticated clients cannot take the slots of members, one node
+//!   those of all other nodes, or the first unauthenticated clients those of later ones;
+//! - gets HTTP/2 settings for its kind: the peer is known before HTTP/2 starts, and unauthenticated
+//!   clients get few streams and small windows, so that all of them together use little memory;
+//! - is closed when the peer's certificate expires, for unauthenticated clients after a maximum
+//!   lifetime, and soon after its [`Admission`] revokes the peer;
+//! - is closed with the server: when `serve` returns, or is dropped, no task of it remains.
 //!
-//! Each call passes by [`authorize`] before it reaches a handler, and a
-//! handler that panics answers `Internal`. The services themselves know
-//! nothing of all this; they find out who calls by [`Caller::of`].
+//! Each call passes [`authorize`] before it reaches a handler, and a handler that panics answers
+//! `Internal`. The services themselves know nothing of this; they get the caller from
+//! [`Caller::of`].
 
 mod authorize;
 mod connection;
@@ -52,39 +48,39 @@ use crate::identity::{NodeCredentials, NodeId};
 use crate::lifetime::End;
 use crate::tls::{self, Clock, OwnCertificate, PeerCertificate, TlsError, Trust};
 use connection::{Connection, Stream};
-use places::Places;
+use places::ConnectionLimiter;
 
-/// How much a server lets its callers take.
+/// Limits of a server.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Handshakes at a time. One more takes the place of the oldest: it is
-    /// the silent that are old, and they must not keep the others out.
+    /// Concurrent handshakes. A further one replaces the oldest: old handshakes are mostly those of
+    /// silent peers, which must not block others.
     pub handshakes: usize,
-    /// A handshake that takes longer is given up.
+    /// A handshake that takes longer is aborted.
     pub handshake_timeout: Duration,
     /// Connections of nodes and users of the cluster.
     pub identified: usize,
-    /// Connections of one node, of these.
+    /// Of these, connections of one node.
     pub per_node: usize,
-    /// Connections of everyone else. One more takes the place of an idle one,
-    /// or of the oldest.
+    /// Connections of unauthenticated clients. A further one replaces an idle one, or else the
+    /// oldest.
     pub anonymous: usize,
-    /// Connections of everyone else from one address, of these. One more takes
-    /// the place of another from there. Many machines may share an address.
+    /// Of these, connections from one address. A further one replaces another from the same
+    /// address. Many machines may share an address.
     pub anonymous_per_address: usize,
-    /// After this a connection of everyone else ends.
+    /// Maximum lifetime of a connection of an unauthenticated client.
     pub anonymous_lifetime: Duration,
-    /// How long a peer that is no longer admitted can still hear that from the
-    /// calls that it makes. Then its connection ends.
-    pub farewell: Duration,
-    /// Calls at a time on one connection of a node or user of the cluster.
+    /// How long a peer that is no longer admitted still gets the reason as the answer to its calls.
+    /// Then its connection is closed.
+    pub revocation_grace: Duration,
+    /// Concurrent calls on one connection of a node or user of the cluster.
     pub streams: u32,
-    /// Calls at a time on one connection of everyone else.
+    /// Concurrent calls on one connection of an unauthenticated client.
     pub anonymous_streams: u32,
-    /// Bytes that one connection of everyone else may send before they are
-    /// read, in all its calls together.
+    /// Bytes that one connection of an unauthenticated client may send before they are read, in all
+    /// its calls together.
     pub anonymous_window: u32,
-    /// How long calls that still run are waited for at the end.
+    /// How long running calls may continue at shutdown.
     pub shutdown_grace: Duration,
 }
 
@@ -98,35 +94,35 @@ impl Default for Limits {
             anonymous: 128,
             anonymous_per_address: 64,
             anonymous_lifetime: Duration::from_secs(600),
-            farewell: Duration::from_secs(1),
+            revocation_grace: Duration::from_secs(1),
             streams: 128,
-            // The health is watched on one, and one calls.
+            // One of them watches the health, one makes calls.
             anonymous_streams: 8,
-            // The least that HTTP/2 starts with, for a stream and for all.
+            // The initial window of HTTP/2, per stream and per connection.
             anonymous_window: (1 << 16) - 1,
             shutdown_grace: Duration::from_secs(2),
         }
     }
 }
 
-/// What lies between TCP and HTTP/2.
+/// The layer between TCP and HTTP/2.
 pub enum Transport {
     /// TLS: everything but the debug service.
     Tls {
         /// Made by [`tls::server_config`] with the same trust and clock.
         config: Arc<ServerConfig>,
-        /// By what callers are judged.
+        /// Which callers are accepted.
         trust: Trust,
-        /// When it is.
+        /// The clock by which certificates expire.
         clock: Clock,
     },
-    /// Nothing: all callers are [`PeerCertificate::None`].
+    /// No TLS: all callers are [`PeerCertificate::None`].
     Plain,
 }
 
 impl Transport {
-    /// TLS as a node with these credentials speaks it. By the second value
-    /// the certificate can be exchanged while the server runs.
+    /// TLS for a node with these credentials. The second value allows the certificate to be
+    /// replaced while the server is running.
     pub fn of_node(
         credentials: &NodeCredentials,
         clock: Clock,
@@ -143,23 +139,23 @@ impl Transport {
     }
 }
 
-/// The server cannot go on.
+/// The server had to stop.
 #[derive(Debug, thiserror::Error)]
 pub enum ServeError {
-    /// By tonic.
-    #[error("gRPC server on {address}")]
+    /// Error of tonic's server.
+    #[error("gRPC server on {address} failed")]
     Grpc {
-        /// Where it listens.
+        /// The listening address.
         address: SocketAddr,
-        /// Why.
+        /// Tonic's error.
         source: tonic::transport::Error,
     },
-    /// The socket is of no use.
-    #[error("the listening socket")]
+    /// The listening socket cannot be used.
+    #[error("cannot use the listening socket")]
     Listener(#[from] io::Error),
 }
 
-/// A server before it serves.
+/// A server that is not running yet.
 pub struct Server {
     transport: Transport,
     limits: Limits,
@@ -167,7 +163,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// With the default limits.
+    /// A server with the default limits.
     pub fn new(transport: Transport) -> Self {
         Self {
             transport,
@@ -176,25 +172,25 @@ impl Server {
         }
     }
 
-    /// With other limits.
+    /// Sets the limits.
     #[must_use]
     pub fn limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
         self
     }
 
-    /// With a check of each call beside that of its permissions.
+    /// Adds a check of each call after that of its permissions.
     #[must_use]
     pub fn admission(mut self, admission: Arc<dyn Admission>) -> Self {
         self.admission = Some(admission);
         self
     }
 
-    /// Serves until `cancel`. Then new connections are refused at once, calls
-    /// that run have a short grace, and everything is over when this returns.
+    /// Serves until `cancel`. Then new connections are refused at once, running calls get a short
+    /// grace period, and no task remains when this returns.
     ///
-    /// Boxed, so that all of it down to HTTP/2 is compiled here, once, and not
-    /// again in each crate that has a server.
+    /// Boxed, so that all of it down to HTTP/2 is compiled once here, and not again in each crate
+    /// that has a server.
     pub fn serve(
         self,
         listener: TcpListener,
@@ -213,8 +209,8 @@ impl Server {
         let address = listener.local_addr()?;
         let limits = self.limits;
         let authorize = Authorize::new(self.clock(), self.admission.clone());
-        // tonic runs each connection in a task of its own. Their sockets break
-        // when this guard goes, whichever way this function ends.
+        // tonic runs each connection in a task of its own. Their sockets are closed when this guard
+        // is dropped, however this function ends.
         let connections = CancellationToken::new();
         let _guard = connections.clone().drop_guard();
         let (identified, of_identified) = mpsc::channel(16);
@@ -225,7 +221,7 @@ impl Server {
         };
         let accept = self.accept(listener, connections.clone(), ready, cancel.clone());
 
-        // Settings are a server's, so there are two.
+        // Settings are per server, so there are two servers.
         let grpc = tonic::transport::Server::builder()
             .http2_keepalive_interval(Some(Duration::from_secs(10)))
             .http2_keepalive_timeout(Some(Duration::from_secs(5)))
@@ -272,8 +268,7 @@ impl Server {
         }
     }
 
-    /// Accepts until `cancel`; connections whose handshake is complete go to
-    /// `ready`.
+    /// Accepts until `cancel`; connections with a complete handshake go to `ready`.
     async fn accept(
         self,
         listener: TcpListener,
@@ -282,7 +277,7 @@ impl Server {
         cancel: CancellationToken,
     ) {
         let handshake = Arc::new(Handshake {
-            places: Places::new(self.limits),
+            places: ConnectionLimiter::new(self.limits),
             transport: self.transport,
             admission: self.admission,
             limits: self.limits,
@@ -290,7 +285,7 @@ impl Server {
             ready,
         });
         let mut running = JoinSet::new();
-        // Those that run, the oldest first.
+        // Running handshakes, the oldest first.
         let mut ages: VecDeque<AbortHandle> = VecDeque::new();
         loop {
             tokio::select! {
@@ -303,16 +298,16 @@ impl Server {
                             if ages.len() >= self.limits.handshakes
                                 && let Some(oldest) = ages.pop_front()
                             {
-                                debug!("too many handshakes at a time: the oldest is given up");
+                                debug!("too many concurrent handshakes: aborting the oldest");
                                 oldest.abort();
                             }
                             let task = Arc::clone(&handshake).run(stream, remote);
                             ages.push_back(running.spawn(task.in_current_span()));
                         }
                         Err(error) => {
-                            // Out of file descriptors, mostly. Going on at
-                            // once would only burn the processor.
-                            warn!(%error, "cannot accept connections; trying again");
+                            // Mostly out of file descriptors. Retrying at once would only waste CPU
+                            // time.
+                            warn!(%error, "cannot accept connections; retrying");
                             tokio::time::sleep(Duration::from_millis(100)).await;
                         }
                     }
@@ -322,31 +317,31 @@ impl Server {
     }
 }
 
-/// Turns sockets into connections.
+/// Performs handshakes on accepted sockets.
 struct Handshake {
     transport: Transport,
     limits: Limits,
     admission: Option<Arc<dyn Admission>>,
-    places: Places,
+    places: ConnectionLimiter,
     connections: CancellationToken,
     ready: Ready,
 }
 
-/// Where connections go that can be served.
+/// Queues of connections that are ready to be served.
 struct Ready {
     /// Of nodes and users of the cluster.
     identified: mpsc::Sender<io::Result<Connection>>,
-    /// Of everyone else.
+    /// Of unauthenticated clients.
     anonymous: mpsc::Sender<io::Result<Connection>>,
 }
 
 impl Ready {
     async fn send(&self, connection: Connection) {
-        let to = match connection.is_strangers() {
+        let to = match connection.is_unauthenticated() {
             true => &self.anonymous,
             false => &self.identified,
         };
-        // An error means that the server is gone; so is its interest.
+        // An error means that the server has stopped.
         let _ = to.send(Ok(connection)).await;
     }
 }
@@ -354,17 +349,17 @@ impl Ready {
 /// Why a socket does not become a connection.
 #[derive(Debug, thiserror::Error)]
 enum Refused {
-    #[error("socket")]
+    #[error("cannot set up the socket")]
     Socket(#[source] io::Error),
-    #[error("no complete handshake in {0:?}")]
+    #[error("TLS handshake not complete within {0:?}")]
     Slow(Duration),
-    #[error("handshake")]
+    #[error("TLS handshake failed")]
     Handshake(#[source] io::Error),
-    #[error("certificate")]
+    #[error("client certificate rejected")]
     Certificate(#[from] CertificateError),
-    #[error("all {0} places for connections of its kind are taken")]
+    #[error("limit of {0} connections of nodes and users reached")]
     Full(usize),
-    #[error("{0} has {1} connections already")]
+    #[error("{0} already has {1} connections")]
     Greedy(NodeId, usize),
 }
 
@@ -376,9 +371,9 @@ impl Handshake {
                 let why = crate::chain(&refused);
                 match refused {
                     Refused::Certificate(_) | Refused::Full(_) | Refused::Greedy(..) => {
-                        info!(%remote, %why, "connection refused");
+                        info!(%remote, %why, "connection rejected");
                     }
-                    _ => debug!(%remote, %why, "no connection"),
+                    _ => debug!(%remote, %why, "connection failed"),
                 }
             }
         }
@@ -393,7 +388,7 @@ impl Handshake {
         let local = stream.local_addr().map_err(Refused::Socket)?;
         let (stream, peer, end) = match &self.transport {
             Transport::Plain => {
-                let end = End::with(self.connections.clone(), "the server ends");
+                let end = End::with(self.connections.clone(), "the server is shutting down");
                 (Stream::Plain(stream), PeerCertificate::None, end)
             }
             Transport::Tls {
@@ -402,7 +397,7 @@ impl Handshake {
                 clock,
             } => {
                 let (stream, peer) = self.tls(stream, config, trust, clock).await?;
-                let end = End::with(self.connections.clone(), "the server ends");
+                let end = End::with(self.connections.clone(), "the server is shutting down");
                 let end = match &peer {
                     PeerCertificate::Identified { not_after, .. } => {
                         end.or_past(*not_after, Arc::clone(clock))
@@ -413,11 +408,11 @@ impl Handshake {
             }
         };
         let place = self.places.take(&peer, remote.ip())?;
-        let end = end.or_with(place.given_up.clone(), "its place is needed for another");
+        let end = end.or_with(place.given_up.clone(), "replaced: connection limit reached");
         let end = match &self.admission {
             Some(admission) => {
                 let revoked = Arc::clone(admission).revoked(peer.clone());
-                end.or_when(farewell(revoked, self.limits.farewell))
+                end.or_when(revocation_grace(revoked, self.limits.revocation_grace))
             }
             None => end,
         };
@@ -451,13 +446,13 @@ impl Handshake {
     }
 }
 
-/// The end of a connection whose peer is no longer admitted.
-async fn farewell(revoked: BoxFuture<'static, ()>, grace: Duration) -> &'static str {
+/// The reason to close a connection whose peer is no longer admitted, after a grace period.
+async fn revocation_grace(revoked: BoxFuture<'static, ()>, grace: Duration) -> &'static str {
     revoked.await;
-    // At once would be too soon: a peer whose streams just break, again and
-    // again, would never hear why.
+    // Closing at once would be too soon: a peer whose streams are cut again and again would never
+    // learn why.
     tokio::time::sleep(grace).await;
-    "its peer is no longer admitted"
+    "the peer is no longer admitted"
 }
 
 #[cfg(test)]

@@ -1,14 +1,14 @@
-//! The places that a server has for connections.
+//! Limits the number of connections of a server.
 //!
-//! Members and strangers have places of their own, so that neither keeps the
-//! other out. Each node has a bound of its own among the members.
+//! Members and unauthenticated clients have separate limits, so that neither can lock the other
+//! out. Each node has a limit of its own among the members.
 //!
-//! A stranger always gets a place: when all are taken, someone else goes. To
-//! refuse the newcomer instead would let whoever comes first, and holds on,
-//! shut the door to registration and to a new owner. Who goes first is who has
-//! made no call for a while, then the oldest. An address that has its share
-//! gives way to itself, so that one address cannot take the places of all;
-//! the share is large, for many machines may stand behind one address.
+//! An unauthenticated client always gets a slot: when all are taken, another connection is closed.
+//! Rejecting the new client instead would let those that came first and hold on block registration
+//! and a new owner. The connection that is closed is one that has made no call for a while, or else
+//! the oldest. An address that has reached its limit replaces its own connections, so that one
+//! address cannot take all slots; the limit is high, because many machines may be behind one
+//! address.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::{IpAddr, Ipv6Addr};
@@ -23,29 +23,29 @@ use super::{Limits, Refused};
 use crate::identity::{Identity, NodeId};
 use crate::tls::PeerCertificate;
 
-/// A connection that has made no call for so long is idle. One that has just
-/// come is not: its first call is still on its way.
+/// A connection that has made no call for this long is idle. A new connection is not: its first
+/// call is still on its way.
 const IDLE_AFTER: Duration = Duration::from_secs(5);
 
-/// All places of a server.
-pub(super) struct Places {
+/// All connection slots of a server.
+pub(super) struct ConnectionLimiter {
     limits: Limits,
     identified: Arc<Semaphore>,
     nodes: Arc<Nodes>,
-    strangers: Arc<Mutex<Strangers>>,
+    strangers: Arc<Mutex<UnauthenticatedClients>>,
 }
 
-impl Places {
+impl ConnectionLimiter {
     pub(super) fn new(limits: Limits) -> Self {
         Self {
             limits,
             identified: Arc::new(Semaphore::new(limits.identified)),
             nodes: Arc::default(),
-            strangers: Arc::new(Mutex::new(Strangers::new(&limits))),
+            strangers: Arc::new(Mutex::new(UnauthenticatedClients::new(&limits))),
         }
     }
 
-    /// One for a connection of this peer, who calls from this address.
+    /// Takes a slot for a connection of this peer from this address.
     pub(super) fn take(&self, peer: &PeerCertificate, from: IpAddr) -> Result<Place, Refused> {
         if !matches!(peer, PeerCertificate::Identified { .. }) {
             let taken = lock(&self.strangers).admit(block(from), Instant::now());
@@ -75,22 +75,22 @@ impl Places {
     }
 }
 
-/// The place of one connection, until it is dropped.
+/// The slot of one connection, until it is dropped.
 pub(super) struct Place {
-    /// What the calls on this connection do.
+    /// The calls on this connection.
     pub(super) activity: Arc<Activity>,
-    /// Cancelled when the connection has to make room.
+    /// Cancelled when the connection is replaced by another.
     pub(super) given_up: CancellationToken,
     _member: Option<(OwnedSemaphorePermit, Option<NodePlace>)>,
     _stranger: Option<StrangersPlace>,
 }
 
-/// How many connections each node has.
+/// Number of connections of each node.
 #[derive(Default)]
 struct Nodes(Mutex<HashMap<NodeId, usize>>);
 
 impl Nodes {
-    /// One more of this node, if it has less than `most`.
+    /// Counts one more connection of this node, if it has fewer than `most`.
     fn place(self: &Arc<Self>, node: NodeId, most: usize) -> Result<NodePlace, Refused> {
         let mut all = lock(&self.0);
         let count = all.entry(node).or_default();
@@ -121,7 +121,7 @@ impl Drop for NodePlace {
     }
 }
 
-/// The calls of one connection: how many run, or since when none does.
+/// The calls of one connection: how many are running, or since when none is.
 #[derive(Debug)]
 pub(super) struct Activity(Mutex<(usize, Instant)>);
 
@@ -130,7 +130,7 @@ impl Activity {
         Self(Mutex::new((0, now)))
     }
 
-    /// A call runs until this is dropped.
+    /// Counts a call as running until the result is dropped.
     pub(super) fn begin(self: &Arc<Self>) -> RunningCall {
         lock(&self.0).0 += 1;
         RunningCall(Arc::clone(self))
@@ -142,7 +142,7 @@ impl Activity {
     }
 }
 
-/// A call that runs.
+/// A running call.
 pub(super) struct RunningCall(Arc<Activity>);
 
 impl Drop for RunningCall {
@@ -153,8 +153,8 @@ impl Drop for RunningCall {
     }
 }
 
-/// Who is here of those that the cluster has given no name.
-struct Strangers {
+/// The connections of unauthenticated clients.
+struct UnauthenticatedClients {
     most: usize,
     most_of_one_block: usize,
     /// By the order in which they came.
@@ -168,17 +168,17 @@ struct Stranger {
     given_up: CancellationToken,
 }
 
-/// What a stranger gets.
+/// The slot of an unauthenticated client.
 struct Taken {
     number: u64,
     activity: Arc<Activity>,
     given_up: CancellationToken,
 }
 
-impl Strangers {
+impl UnauthenticatedClients {
     fn new(limits: &Limits) -> Self {
         Self {
-            // Nobody could ever come in otherwise.
+            // With zero slots no client could ever connect.
             most: limits.anonymous.max(1),
             most_of_one_block: limits.anonymous_per_address.max(1),
             here: BTreeMap::new(),
@@ -186,13 +186,13 @@ impl Strangers {
         }
     }
 
-    /// A place for a newcomer, and somebody else's end if there is no other.
+    /// Takes a slot for a new connection; closes another one if the limit is reached.
     fn admit(&mut self, block: IpAddr, now: Instant) -> Taken {
         let of_block = self.here.values().filter(|one| one.block == block);
         if of_block.count() >= self.most_of_one_block {
-            self.make_room(now, |one| one.block == block);
+            self.evict(now, |one| one.block == block);
         } else if self.here.len() >= self.most {
-            self.make_room(now, |_| true);
+            self.evict(now, |_| true);
         }
         let number = self.next;
         self.next += 1;
@@ -213,7 +213,7 @@ impl Strangers {
         }
     }
 
-    fn make_room(&mut self, now: Instant, may_go: impl Fn(&Stranger) -> bool) {
+    fn evict(&mut self, now: Instant, may_go: impl Fn(&Stranger) -> bool) {
         let candidates = || self.here.iter().filter(|(_, one)| may_go(one));
         let goes = candidates()
             .find(|(_, one)| one.activity.is_idle(now))
@@ -226,7 +226,7 @@ impl Strangers {
 }
 
 struct StrangersPlace {
-    strangers: Arc<Mutex<Strangers>>,
+    strangers: Arc<Mutex<UnauthenticatedClients>>,
     taken: Taken,
 }
 
@@ -236,8 +236,7 @@ impl Drop for StrangersPlace {
     }
 }
 
-/// What counts as one address: of IPv6 a whole /64, for that is what a single
-/// machine commonly has.
+/// What counts as one address: for IPv6 a whole /64, which is what a single machine commonly has.
 fn block(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(v6) => {
@@ -258,8 +257,8 @@ mod tests {
 
     use super::*;
 
-    fn strangers(anonymous: usize, anonymous_per_address: usize) -> Strangers {
-        Strangers::new(&Limits {
+    fn strangers(anonymous: usize, anonymous_per_address: usize) -> UnauthenticatedClients {
+        UnauthenticatedClients::new(&Limits {
             anonymous,
             anonymous_per_address,
             ..Limits::default()
@@ -285,7 +284,7 @@ mod tests {
         let young = all.admit(address(3), later);
         let fourth = all.admit(address(4), later);
         assert!(gone(&idle) && !gone(&oldest) && !gone(&young));
-        // Nobody is idle now.
+        // No connection is idle now.
         let fifth = all.admit(address(5), later);
         assert!(gone(&oldest) && !gone(&young) && !gone(&fourth) && !gone(&fifth));
         drop(call);
@@ -335,9 +334,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
-        /// Whatever happens: the bounds hold, a newcomer has a place, and it
-        /// costs at most one other's, who is of its own address if that has
-        /// its share.
+        /// In any sequence of steps: the limits hold, a new connection gets a slot, and at most one
+        /// other is closed for it, one from the same address if that has reached its limit.
         #[test]
         fn everyone_gets_in_and_nobody_takes_all(
             steps in prop::collection::vec(step(), 1..80),

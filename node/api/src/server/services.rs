@@ -1,4 +1,4 @@
-//! The services of one server, found by the first part of the path.
+//! The services of one server, by service name.
 
 use std::collections::HashMap;
 use std::convert::Infallible;
@@ -15,21 +15,21 @@ use tower::util::{BoxCloneSyncService, ServiceExt as _};
 
 type Handler = BoxCloneSyncService<Request<Body>, Response<Body>, Infallible>;
 
-/// A set of gRPC services. tonic's own router would bring a whole web
-/// framework along, for what is a look into a map.
+/// A set of gRPC services. tonic's own router would add a whole web framework for what is a map
+/// lookup.
 #[derive(Clone, Default)]
 pub struct Services {
     by_name: Arc<HashMap<&'static str, Handler>>,
 }
 
 impl Services {
-    /// None yet.
+    /// An empty set.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// One more, such as a generated `ManagementServer`. A later one of the
-    /// same name takes the place of the earlier.
+    /// Adds a service, such as a generated `ManagementServer`. It replaces an earlier one of the
+    /// same name.
     #[must_use]
     pub fn with<S>(mut self, service: S) -> Self
     where
@@ -45,7 +45,7 @@ impl Services {
         self
     }
 
-    /// The service that a path such as `/hearth.v1.Management/GetNodes` is for.
+    /// The service for a path such as `/hearth.v1.Management/GetNodes`.
     fn find(&self, path: &str) -> Option<Handler> {
         let (name, _method) = path.strip_prefix('/')?.split_once('/')?;
         self.by_name.get(name).cloned()
@@ -66,7 +66,7 @@ impl Service<Request<Body>> for Services {
         match self.find(path) {
             Some(handler) => Box::pin(handler.oneshot(request)),
             None => {
-                let status = Status::unimplemented(format!("{path} is not served here"));
+                let status = Status::unimplemented(format!("{path}: service not available"));
                 Box::pin(async move { Ok(status.into_http()) })
             }
         }

@@ -13,7 +13,7 @@ use super::*;
 use crate::client::{self, Channel, Curators, Options};
 use crate::identity::{Identity, SigningKey, UserCredentials, UserName};
 use crate::testing::{
-    NOT_AFTER, NOT_BEFORE, Script, TestClock, TestCluster, TestCurator, credulous_client_config,
+    NOT_AFTER, NOT_BEFORE, Script, TestClock, TestCluster, TestCurator, insecure_client_config,
 };
 use crate::tls::ExpectedServer;
 use crate::v1::curator_client::CuratorClient;
@@ -25,7 +25,7 @@ use crate::v1::{
 
 mod http2;
 
-/// Longer than anything here takes, even on a machine that is busy.
+/// Longer than anything here takes, even on a busy machine.
 const LONG: Duration = Duration::from_secs(30);
 
 struct Fixture {
@@ -81,9 +81,9 @@ impl Fixture {
         self.channel(config.expect("proper"))
     }
 
-    /// Presents whatever it is given.
+    /// Presents any given certificates.
     fn presenting(&self, certificates: Vec<CertificateDer<'static>>, key: &SigningKey) -> Channel {
-        self.channel(credulous_client_config(
+        self.channel(insecure_client_config(
             Some((certificates, key)),
             &rustls::version::TLS13,
         ))
@@ -128,7 +128,7 @@ async fn each_may_call_what_it_may() {
 
     assert_eq!(code(info(f.as_owner()).await), None);
     assert_eq!(code(leader(f.as_owner()).await), None);
-    // Without a certificate, and with one that names nobody.
+    // Without a certificate, and with a possession certificate.
     for stranger in [f.anonymous(), f.as_stranger()] {
         assert_eq!(
             code(info(stranger.clone()).await),
@@ -136,7 +136,7 @@ async fn each_may_call_what_it_may() {
         );
         assert_eq!(code(leader(stranger).await), None);
     }
-    // A user on a node's call, a node on its own.
+    // A user calls a node's method, a node its own.
     let credentials = f.cluster.node();
     let node_id = NodeId::from_public_key(&credentials.key.public()).to_string();
     let update = |channel| {
@@ -250,13 +250,13 @@ async fn certificates_that_are_not_ours_end_the_handshake() {
     ];
     for (what, certificates) in cases {
         let channel = f.presenting(certificates, &key);
-        // Not even what anyone may call.
+        // Not even methods that need no authentication.
         let status = leader(channel).await.expect_err(what);
         let why = crate::chain(&status);
         assert!(why.contains("alert"), "{what}: {why}");
     }
     assert_eq!(f.curator.calls(), [""; 0]);
-    // The fixture itself is not what was refused.
+    // The fixture itself was not what was rejected.
     leader(f.presenting(vec![proper], &key))
         .await
         .expect("let in");
@@ -339,7 +339,7 @@ async fn a_connection_ends_with_its_certificate() {
     f.clock.set(now + 1);
     let end = tokio::time::timeout(LONG, stream.next()).await;
     assert!(end.expect("it ends").is_some_and(|end| end.is_err()));
-    // The client does not even start with it.
+    // The client does not even start a connection with an expired certificate.
     let config = tls::user_client_config(&user, ExpectedServer::AnyNode, f.clock.clone());
     assert!(matches!(
         config,
@@ -371,7 +371,7 @@ async fn strangers_do_not_take_the_places_of_members() {
         .expect("and strangers always find one");
 }
 
-/// On its connection nothing more happens until it ends.
+/// Asserts that nothing more happens on the connection until it is closed.
 async fn hung_up(stream: &mut (impl tokio::io::AsyncRead + Unpin)) {
     let mut rest = Vec::new();
     let _ = tokio::time::timeout(LONG, stream.read_to_end(&mut rest))
@@ -409,7 +409,7 @@ async fn one_address_does_not_take_the_places_of_all() {
     drop((second, third));
 }
 
-/// Admits everyone until it is told otherwise.
+/// Admits every caller until it is set to refuse.
 #[derive(Default)]
 struct Members {
     deleted: CancellationToken,
@@ -445,7 +445,7 @@ async fn the_connection_of_a_peer_that_is_no_longer_admitted_is_cut() {
     let server = Server::new(transport)
         .admission(members.clone())
         .limits(Limits {
-            farewell: Duration::from_millis(500),
+            revocation_grace: Duration::from_millis(500),
             ..Limits::default()
         });
     let serving = tokio::spawn(server.serve(listener, Services::new(), cancel.clone()));
@@ -456,13 +456,13 @@ async fn the_connection_of_a_peer_that_is_no_longer_admitted_is_cut() {
         ExpectedServer::AnyNode,
         clock.clone(),
     );
-    // By hand, for a channel would connect again.
+    // By hand, because a channel would reconnect.
     let node = node.expect("proper");
     let mut of_node = silent(address, node.clone()).await;
     let mut of_user = silent(address, user.expect("proper")).await;
     members.deleted.cancel();
     hung_up(&mut of_node).await;
-    // Whoever comes again hears why, before that is cut, too.
+    // A caller that connects again gets the reason before that connection is closed, too.
     let options = Options {
         clock: clock.clone(),
         ..Options::default()
@@ -470,7 +470,7 @@ async fn the_connection_of_a_peer_that_is_no_longer_admitted_is_cut() {
     let curators = Curators::new(vec![address.into()], node, options);
     let status = info(curators.channel()).await.expect_err("deleted");
     assert_eq!(status.code(), Code::PermissionDenied, "{status}");
-    // Others are not cut off: after the settings nothing comes, not even an end.
+    // Others are not cut off: after the settings nothing arrives, not even the end of the stream.
     let mut rest = Vec::new();
     let end = of_user.read_to_end(&mut rest);
     let end = tokio::time::timeout(Duration::from_millis(200), end).await;
@@ -480,8 +480,7 @@ async fn the_connection_of_a_peer_that_is_no_longer_admitted_is_cut() {
     ended.expect("in order");
 }
 
-/// Knows of nobody at first, of everybody after a second look, of which there
-/// is one only.
+/// Knows no caller at first, and every caller after a recheck, of which there may be only one.
 #[derive(Default)]
 struct Forgetful {
     knows: AtomicBool,
@@ -527,7 +526,7 @@ async fn a_refusal_can_be_reconsidered() {
         .await
         .expect("it listens");
     for _ in 0..3 {
-        // The call has come through to where its service would be.
+        // The call has passed all checks to where its service would be.
         let mut client = CuratorLocalClient::new(channel.clone());
         let call = client.get_current_leader(GetCurrentLeaderRequest {});
         let status = call.await.expect_err("nothing is served");
@@ -538,7 +537,7 @@ async fn a_refusal_can_be_reconsidered() {
     ended.expect("in order");
 }
 
-/// A connection on which not even HTTP/2 is spoken.
+/// A TLS connection on which not even HTTP/2 is spoken.
 async fn silent(
     address: SocketAddr,
     config: Arc<ClientConfig>,
@@ -549,7 +548,7 @@ async fn silent(
         .connect(name, tcp)
         .await
         .expect("TLS");
-    // The server speaks first once it has found a place for it.
+    // The server sends its settings once it has a slot for the connection.
     stream.read_u8().await.expect("its settings");
     stream
 }
@@ -562,7 +561,7 @@ async fn strangers_leave_after_a_while() {
         ..Limits::default()
     })
     .await;
-    // Silent from the handshake on: no request, no HTTP/2.
+    // Silent after the handshake: no request, no HTTP/2.
     hung_up(&mut f.silent_stranger().await).await;
     leader(f.as_stranger()).await.expect("its place is free");
 }
@@ -588,7 +587,7 @@ async fn one_node_does_not_take_the_places_of_all() {
     info(as_node(&f.cluster.node()))
         .await
         .expect("another node");
-    // A place that is left is free.
+    // A released slot is free again.
     drop(first);
     tokio::time::timeout(LONG, async {
         while info(as_node(&greedy)).await.is_err() {
@@ -616,7 +615,7 @@ async fn the_silent_keep_nobody_out() {
         .await
         .expect("at once")
         .expect("served");
-    // It is the oldest who had to go.
+    // The oldest one was closed.
     let mut rest = Vec::new();
     let _ = tokio::time::timeout(LONG, silent[0].read_to_end(&mut rest))
         .await
@@ -661,7 +660,7 @@ async fn a_panic_in_a_handler_is_an_answer() {
     assert_eq!(status.code(), Code::Internal);
     assert!(stream.next().await.is_none());
 
-    // The same connection serves on.
+    // The same connection still works.
     client.get_nodes(nodes("")).await.expect("served");
 }
 
@@ -743,7 +742,10 @@ async fn its_certificate_can_be_renewed() {
     call(id(&old)).await.expect("the old one");
     let status = call(id(&new)).await.expect_err("not the new one yet");
     let why = crate::chain(&status);
-    assert!(why.contains(&format!("wanted node {}", id(&new))), "{why}");
+    assert!(
+        why.contains(&format!("expected node {}", id(&new))),
+        "{why}"
+    );
     curator.own.replace(&new).expect("proper");
     call(id(&new)).await.expect("the new one");
     call(id(&old)).await.expect_err("no longer the old one");
@@ -776,7 +778,7 @@ async fn a_server_has_its_own_say_and_may_be_plain() {
         .expect_err("closed");
     assert_eq!(status.code(), Code::Unavailable);
     assert!(status.message().contains("is closed"), "{status}");
-    // Permissions come first, and plain text proves nothing.
+    // Permissions are checked first, and plain text proves nothing.
     let status = ManagementClient::new(channel)
         .get_cluster_info(GetClusterInfoRequest {})
         .await

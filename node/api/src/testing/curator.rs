@@ -1,4 +1,5 @@
-//! A curator with nothing behind it.
+//! A curator with scripted answers, without a cluster.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 
 use std::net::SocketAddr;
 use std::pin::Pin;
@@ -34,15 +35,14 @@ use crate::v1::{
 
 pub(super) type Answers<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
-/// What a [`TestCurator`] answers.
+/// The answers of a [`TestCurator`].
 pub struct Script {
-    /// For `GetNodes` and `Watch`, and for all calls that change a node: they do
-    /// to these what a curator does to its records, as far as it takes no
-    /// other node.
+    /// For `GetNodes` and `Watch`, and for all calls that change a node: they change these records
+    /// as a curator would, as far as no other node is involved.
     pub nodes: Vec<Node>,
     /// For `GetConsensusStatus`.
     pub consensus: GetConsensusStatusResponse,
-    /// For `GetRegisterTicket`; each rotation makes another.
+    /// For `GetRegisterTicket`; each rotation makes another one.
     pub register_ticket: Vec<u8>,
     /// For `GetLogs`.
     pub logs: Vec<LogEntry>,
@@ -50,18 +50,17 @@ pub struct Script {
     pub configuration: ClusterConfiguration,
     /// For `GetClusterInfo`.
     pub directory: ClusterDirectory,
-    /// For `GetKubernetesAccess`: the API servers, and what stands for the
-    /// certificate of their CA.
+    /// For `GetKubernetesAccess`: the API servers, and a placeholder for their CA certificate.
     pub kubernetes: Option<(Vec<String>, Vec<u8>)>,
-    /// For `GetCACertificate`, the proof. None: it refuses.
+    /// For `GetCACertificate`, the proof. `None`: it returns an error.
     pub first_contact_secret: Option<FirstContactSecret>,
-    /// For `GetCACertificate`, instead of the true answer: someone in between.
+    /// For `GetCACertificate`, instead of the true answer: a man in the middle.
     pub relayed_ca: Option<(Vec<u8>, FirstContactSecret)>,
-    /// For `Escrow`. None: it refuses.
+    /// For `Escrow`. `None`: it returns an error.
     pub owner: Option<PublicKey>,
     /// For `Heartbeat`.
     pub heartbeats: Heartbeats,
-    /// For `Watch`: what it sends at first is not all of it.
+    /// For `Watch`: the first event does not complete the backlog.
     pub more_to_come: bool,
     /// For `UpdateNodeClusterNetworking`.
     pub pod_range: Result<String, Status>,
@@ -87,23 +86,23 @@ impl Default for Script {
     }
 }
 
-/// How a test curator treats heartbeats.
+/// How a test curator answers heartbeats.
 #[derive(Clone, Copy, Debug)]
 pub enum Heartbeats {
-    /// It acknowledges them.
+    /// Acknowledges them.
     Answer {
-        /// How often it wants them, in milliseconds.
+        /// The interval that it requests, in milliseconds.
         interval_ms: u32,
-        /// How long it waits for them, in milliseconds.
+        /// The time after which it marks the node as lost, in milliseconds.
         bound_ms: u32,
-        /// How long it takes to answer.
+        /// Delay of each answer.
         after: Duration,
     },
-    /// It says nothing.
+    /// Does not answer.
     Ignore,
-    /// It ends the stream.
+    /// Ends the stream.
     End,
-    /// It does not let the node in.
+    /// Rejects the node.
     Refuse,
 }
 
@@ -117,26 +116,26 @@ impl Default for Heartbeats {
     }
 }
 
-/// What reached a [`TestCurator`].
+/// What a [`TestCurator`] has received.
 #[derive(Clone, Debug, Default)]
 pub struct Seen {
     /// The methods, in order.
     pub calls: Vec<&'static str>,
-    /// What nodes said of themselves, in order.
+    /// The status reports of nodes, in order.
     pub statuses: Vec<NodeStatus>,
-    /// Heartbeats and when they came, in order.
+    /// Heartbeats and when they arrived, in order.
     pub heartbeats: Vec<(tokio::time::Instant, HeartbeatRequest)>,
-    /// Keys of the mesh that nodes have made known, in order.
+    /// Mesh keys that nodes have published, in order.
     pub mesh_keys: Vec<Vec<u8>>,
 }
 
-/// It runs until it is dropped.
+/// A running test curator; it stops when it is dropped.
 pub struct TestCurator {
-    /// Where it listens.
+    /// The address it listens on.
     pub address: SocketAddr,
-    /// The node that it is.
+    /// Its node ID.
     pub node_id: NodeId,
-    /// By which its certificate can be exchanged.
+    /// Allows its certificate to be replaced.
     pub own: Arc<OwnCertificate>,
     cancel: CancellationToken,
     task: JoinHandle<Result<(), ServeError>>,
@@ -145,8 +144,8 @@ pub struct TestCurator {
     stale: Arc<Stale>,
 }
 
-/// Answers `Unavailable` to everything but what is asked of its health, as a
-/// curator does that has lost touch with the others.
+/// Answers `Unavailable` to everything but health checks, like a curator that has lost contact with
+/// the others.
 #[derive(Default)]
 struct Stale(AtomicBool);
 
@@ -160,13 +159,13 @@ impl Admission for Stale {
 }
 
 impl TestCurator {
-    /// Starts it on a free port of this machine, as a new node of the cluster.
+    /// Starts it on a free local port, as a new node of the cluster.
     pub async fn start(cluster: &Arc<TestCluster>, script: Script, clock: Clock) -> Self {
         let node = cluster.node();
         Self::start_as(cluster, &node, script, clock, Limits::default()).await
     }
 
-    /// Starts it as this node, within these limits.
+    /// Starts it as this node, with these limits.
     pub async fn start_as(
         cluster: &Arc<TestCluster>,
         node: &NodeCredentials,
@@ -210,8 +209,8 @@ impl TestCurator {
         }
     }
 
-    /// From now on it answers as one that has lost touch with the others, or
-    /// not any more. It says so of its health only if it is asked to.
+    /// Makes it answer like one that has lost contact with the others, or stop doing so. The health
+    /// service reports it only if that is asked for.
     pub async fn set_stale(&self, stale: bool, says_so: bool) {
         let status = match stale && says_so {
             true => ServingStatus::NotServing,
@@ -221,43 +220,43 @@ impl TestCurator {
         self.stale.0.store(stale, Ordering::SeqCst);
         if stale {
             for watch in self.answers.watches().drain(..) {
-                // Whoever does not watch any more does not mind.
+                // The watcher may be gone.
                 let _ = watch.send(Err(Status::unavailable("a stale curator")));
             }
         }
     }
 
-    /// Where it listens.
+    /// The endpoint it listens on.
     pub fn endpoint(&self) -> Endpoint {
         self.address.into()
     }
 
-    /// From now on it answers this.
+    /// Replaces its script.
     pub fn set_nodes(&self, nodes: Vec<Node>) {
         self.answers.script().nodes = nodes;
     }
 
-    /// From now on it answers this of consensus.
+    /// Replaces its etcd status.
     pub fn set_consensus(&self, consensus: GetConsensusStatusResponse) {
         self.answers.script().consensus = consensus;
     }
 
-    /// The nodes as its calls have left them.
+    /// The nodes, with the changes that calls have made.
     pub fn nodes(&self) -> Vec<Node> {
         self.answers.script().nodes.clone()
     }
 
-    /// From now on it answers this to those who take part in the mesh.
+    /// Replaces its answer to `UpdateNodeClusterNetworking`.
     pub fn set_pod_range(&self, pod_range: Result<String, Status>) {
         self.answers.script().pod_range = pod_range;
     }
 
-    /// From now on it treats heartbeats so, those of open streams, too.
+    /// Changes its answers to heartbeats, also on open streams.
     pub fn set_heartbeats(&self, heartbeats: Heartbeats) {
         self.answers.script().heartbeats = heartbeats;
     }
 
-    /// Sends this to everyone who watches.
+    /// Sends this event to all watchers.
     pub fn send(&self, event: &WatchEvent) {
         self.answers
             .watches()
@@ -269,24 +268,24 @@ impl TestCurator {
         self.answers.watches().clear();
     }
 
-    /// What reached a handler so far.
+    /// What handlers have received so far.
     pub fn seen(&self) -> Seen {
         self.answers.seen.borrow().clone()
     }
 
-    /// Waits until this can be said of what reached a handler.
+    /// Waits until the condition holds for what handlers have received.
     pub async fn until(&self, wanted: impl FnMut(&Seen) -> bool) -> Seen {
         let mut seen = self.answers.seen.subscribe();
         let found = seen.wait_for(wanted).await.map(|seen| seen.clone());
         found.expect("the sender is in `answers`")
     }
 
-    /// The methods that reached a handler, in order.
+    /// The methods of the calls that reached a handler, in order.
     pub fn calls(&self) -> Vec<&'static str> {
         self.seen().calls
     }
 
-    /// Ends it in order.
+    /// Stops it in order.
     pub async fn stop(mut self) -> Result<(), ServeError> {
         self.cancel.cancel();
         (&mut self.task).await.expect("the server does not panic")

@@ -1,12 +1,13 @@
-//! Stored records as files in a crate's `fixtures/`, by which tests tell that what was once written is still read, and is
-//! still written.
+//! Stored records as files in a crate's `fixtures/`, by which tests check that the stored form can
+//! still be read, and is still what is written.
 //!
-//! A fixture that is there is never overwritten: a disk somewhere holds those bytes. A new one is made of an empty file,
-//! by a run of its test with [`WRITE`] in the environment.
+//! An existing fixture is never overwritten: some disk contains those bytes. To make a new one,
+//! create an empty file and run its test with [`WRITE`] in the environment.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 
 use std::fs;
 
-/// In the environment: what is written now fills the fixtures that are empty.
+/// Environment variable: fill empty fixtures with what is written now.
 pub const WRITE: &str = "HEARTH_WRITE_FIXTURES";
 
 /// The bytes of a fixture of the calling crate.
@@ -17,7 +18,8 @@ macro_rules! fixture {
     };
 }
 
-/// Checks that exactly the bytes of a fixture of the calling crate are written, and gives the fixture, to be read.
+/// Checks that what is written equals a fixture of the calling crate, and returns the fixture, to
+/// be read.
 #[macro_export]
 macro_rules! stored_form {
     ($name:literal, $written:expr) => {
@@ -29,16 +31,16 @@ macro_rules! stored_form {
     };
 }
 
-/// See [`stored_form`](crate::stored_form).
+/// Implements [`stored_form`](crate::stored_form).
 #[track_caller]
 pub fn check(path: &str, fixture: &[u8], written: &[u8]) -> Vec<u8> {
     if fixture.is_empty() && !written.is_empty() && std::env::var_os(WRITE).is_some() {
-        fs::write(path, written).expect("a fixture can be written");
+        fs::write(path, written).expect("cannot write the fixture");
         return written.to_vec();
     }
     assert!(
         fixture == written,
-        "{path}: another form is written than is stored\n stored: {}\nwritten: {}",
+        "{path}: the written form differs from the stored one\n stored: {}\nwritten: {}",
         hex::encode(fixture),
         hex::encode(written)
     );

@@ -1,10 +1,9 @@
-//! A cluster's CA in memory, for tests: it issues what a real one does, and
-//! whatever a real one never would. And a curator without a cluster behind it,
-//! on real sockets and real TLS.
+//! A cluster's CA in memory, for tests: it issues what a real one does, and also what a real one
+//! never would. And a curator without a cluster, on real sockets and real TLS.
 
-mod credulous;
 mod curator;
 pub mod fixtures;
+mod insecure;
 mod nodes;
 mod operators;
 
@@ -22,20 +21,20 @@ use crate::identity::{
     UserName,
 };
 
-pub use credulous::credulous_client_config;
 pub use curator::{Heartbeats, Script, Seen, TestCurator};
+pub use insecure::insecure_client_config;
 
-/// The first second in which certificates are valid: 1 January 2020.
+/// Start of the certificates' validity: 1 January 2020.
 pub const NOT_BEFORE: u64 = 1_577_836_800;
-/// The last second: the end of 2049.
+/// Last second of the certificates' validity: the end of 2049.
 pub const NOT_AFTER: u64 = 2_524_607_999;
 
-/// A point in time.
+/// A point in time (Unix seconds).
 pub fn at(seconds: u64) -> UnixTime {
     UnixTime::since_unix_epoch(Duration::from_secs(seconds))
 }
 
-/// A clock that stands where it is put, until it is put elsewhere.
+/// A clock that stands still until it is set.
 #[derive(Debug)]
 pub struct TestClock(std::sync::atomic::AtomicU64);
 
@@ -45,7 +44,7 @@ impl TestClock {
         std::sync::Arc::new(Self((NOT_BEFORE + 1000).into()))
     }
 
-    /// Puts it elsewhere (Unix seconds).
+    /// Sets the clock (Unix seconds).
     pub fn set(&self, seconds: u64) {
         self.0.store(seconds, std::sync::atomic::Ordering::SeqCst);
     }
@@ -57,7 +56,7 @@ impl rustls::time_provider::TimeProvider for TestClock {
     }
 }
 
-/// A cluster that consists of its CA.
+/// A cluster that consists of its CA only.
 pub struct TestCluster {
     /// Its ID.
     pub id: ClusterId,
@@ -66,12 +65,12 @@ pub struct TestCluster {
 }
 
 impl TestCluster {
-    /// With a proper CA.
+    /// With a valid CA.
     pub fn new() -> Self {
         Self::with_ca(|_| {})
     }
 
-    /// With a CA that differs from a proper one.
+    /// With a CA whose parameters are modified.
     pub fn with_ca(change: impl FnOnce(&mut CertificateParams)) -> Self {
         let key = pair(&SigningKey::generate());
         let mut params = params("test cluster CA");
@@ -91,12 +90,12 @@ impl TestCluster {
         &self.certificate
     }
 
-    /// Its CA certificate, checked.
+    /// Its CA certificate, parsed.
     pub fn parsed_ca(&self) -> ClusterCa {
         ClusterCa::parse(&self.certificate).expect("a proper CA")
     }
 
-    /// A proper node.
+    /// Valid credentials of a new node.
     pub fn node(&self) -> NodeCredentials {
         let key = NodeKey::generate();
         let identity = Identity::node(self.id, NodeId::from_public_key(&key.public()));
@@ -107,7 +106,7 @@ impl TestCluster {
         }
     }
 
-    /// A proper user.
+    /// Valid credentials of a user.
     pub fn user(&self, name: &str) -> UserCredentials {
         let key = SigningKey::generate();
         UserCredentials {
@@ -117,13 +116,13 @@ impl TestCluster {
         }
     }
 
-    /// A proper user's certificate for a key that exists.
+    /// A valid certificate of a user for an existing key.
     pub fn user_certificate(&self, name: &str, key: PublicKey) -> CertificateDer<'static> {
         let name = UserName::new(name).expect("a name");
         self.leaf(&Identity::user(self.id, name), key, |_| {})
     }
 
-    /// A leaf that differs from a proper one.
+    /// A leaf whose parameters are modified.
     pub fn leaf(
         &self,
         identity: &Identity,
@@ -143,7 +142,7 @@ impl TestCluster {
         })
     }
 
-    /// Anything, for any key.
+    /// A certificate with any parameters, for any key.
     pub fn issue(
         &self,
         key: &impl PublicKeyData,
@@ -168,7 +167,7 @@ impl Default for TestCluster {
     }
 }
 
-/// A URI as alternative name.
+/// A URI as subject alternative name.
 pub fn uri(text: &str) -> SanType {
     SanType::URI(text.try_into().expect("ASCII"))
 }
@@ -179,7 +178,7 @@ pub fn pair(key: &SigningKey) -> KeyPair {
     KeyPair::from_pkcs8_der_and_sign_algo(&der, &PKCS_ED25519).expect("a key pair")
 }
 
-/// What all certificates here have in common.
+/// Common parameters of all certificates here.
 pub fn params(name: &str) -> CertificateParams {
     let time = |seconds| rcgen::date_time_ymd(1970, 1, 1) + Duration::from_secs(seconds);
     let mut params = CertificateParams::default();

@@ -1,4 +1,4 @@
-//! What the test curator answers to nodes.
+//! The test curator's answers to nodes.
 
 use futures::{StreamExt as _, stream};
 use tokio::sync::mpsc;
@@ -21,7 +21,7 @@ use crate::v1::{
 impl Curator for Answering {
     type WatchStream = Answers<WatchEvent>;
 
-    /// To whoever watches one node it sends all of them, too.
+    /// Sends all nodes, also to a caller that watches one.
     async fn watch(&self, _: Request<WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         let (events, stream) = mpsc::unbounded_channel();
         let mut watches = self.watches();
@@ -31,7 +31,7 @@ impl Curator for Answering {
             backlog_complete: !script.more_to_come,
             ..WatchEvent::default()
         };
-        // The other end is still here.
+        // The receiver is still open.
         let _ = events.send(Ok(backlog));
         watches.push(events);
         self.called("Watch");
@@ -58,7 +58,7 @@ impl Curator for Answering {
 
     type HeartbeatStream = Answers<HeartbeatResponse>;
 
-    /// The answer begins when the first heartbeat has come.
+    /// The response starts after the first heartbeat.
     async fn heartbeat(
         &self,
         request: Request<tonic::Streaming<HeartbeatRequest>>,

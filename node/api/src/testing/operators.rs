@@ -1,4 +1,4 @@
-//! What the test curator answers to operators.
+//! The test curator's answers to operators.
 
 use futures::{StreamExt as _, stream};
 use tonic::{Request, Response, Status};
@@ -20,7 +20,7 @@ use crate::v1::{
 };
 
 impl Answering {
-    /// Does something to one node of the script.
+    /// Changes one node of the script.
     fn change<T>(
         &self,
         selector: Option<NodeSelector>,
@@ -56,8 +56,8 @@ impl Management for Answering {
 
     type GetNodesStream = Answers<GetNodesResponse>;
 
-    /// The "node ID" may ask for trouble: `panic`, `panic-late` (after one
-    /// answer), `wait` (for ever after one answer), `silent` (for ever).
+    /// The "node ID" may request a fault: `panic`, `panic-late` (after one answer), `wait` (never
+    /// ends after one answer), `silent` (never answers).
     async fn get_nodes(
         &self,
         request: Request<GetNodesRequest>,
@@ -67,12 +67,12 @@ impl Management for Answering {
         let answer = stream::iter([Ok(GetNodesResponse { nodes })]);
         let trouble = request.into_inner().node_ids.into_iter().next();
         Ok(Response::new(match trouble.as_deref() {
-            Some("panic") => panic!("as was asked for"),
+            Some("panic") => panic!("as asked for"),
             Some("panic-late") => {
                 let late = stream::once(async {
-                    // So that what was answered before gets on its way.
+                    // So that the previous answer is sent first.
                     tokio::task::yield_now().await;
-                    panic!("late, as was asked for")
+                    panic!("late, as asked for")
                 });
                 Box::pin(answer.chain(late))
             }
@@ -112,7 +112,7 @@ impl Management for Answering {
         Ok(Response::new(ApproveNodeResponse { node: Some(node) }))
     }
 
-    /// Consensus follows only when the test says so: by `set_nodes`.
+    /// etcd membership follows only when the test calls `set_nodes`.
     async fn update_node_roles(
         &self,
         request: Request<UpdateNodeRolesRequest>,

@@ -1,9 +1,8 @@
 //! Prints the log on a console, from a thread of its own.
 //!
-//! A serial line takes as long as it takes, and a terminal may be stopped; so
-//! whoever logs only puts the entry into a bounded queue, and this thread
-//! writes. It is a thread and not a runnable since the console must be there
-//! before the supervisor, and say why when the supervisor has failed.
+//! A serial line is slow and a terminal may be stopped, so logging only puts the entry into a
+//! bounded queue, and this thread writes it. It is a thread and not a runnable because the console
+//! must exist before the supervisor, and report why the supervisor has failed.
 
 use std::io::Write;
 use std::pin::pin;
@@ -15,11 +14,11 @@ use std::time::{Duration, Instant};
 use super::stream::Queue;
 use super::{Backlog, Entry, Item, LogStream, LogTree, Query};
 
-/// A running console. Dropping it lets the thread write what it has and end.
+/// A running console. When it is dropped, the thread writes what is queued and ends.
 #[derive(Debug)]
 pub struct Console {
     queue: Arc<Queue>,
-    /// Items that were there before the queue.
+    /// Number of items stored before the queue was created.
     backlog: u64,
     progress: Arc<Progress>,
     thread: Thread,
@@ -33,17 +32,16 @@ struct Progress {
 
 #[derive(Debug, Default, Clone, Copy)]
 struct State {
-    /// Items written, or lost to the writer's errors.
+    /// Items written, or lost to write errors.
     written: u64,
     closing: bool,
 }
 
-/// What a console shows of the entries.
+/// Selects the entries that a console shows.
 pub(crate) type Wanted = fn(&Entry) -> bool;
 
-/// Starts to print every entry that is wanted, what is stored already first,
-/// in lines of at most `width` columns (0: no bound). Errors of the writer are
-/// ignored: there is nobody to tell.
+/// Starts to print every entry that `wanted` selects, stored entries first, in lines of at most
+/// `width` columns (0: unlimited). Write errors are ignored: there is nowhere to report them.
 pub fn console<W: Write + Send + 'static>(
     log_tree: &LogTree,
     writer: W,
@@ -83,8 +81,8 @@ pub fn console<W: Write + Send + 'static>(
 }
 
 impl Console {
-    /// Waits until everything logged before this call is written, at most for
-    /// so long; says whether it is.
+    /// Waits until everything logged before this call is written, at most for `bound`; returns
+    /// whether it is.
     pub fn flush(&self, bound: Duration) -> bool {
         let wanted = self.backlog + self.queue.put();
         let until = Instant::now() + bound;
@@ -132,8 +130,8 @@ impl<W: Write> Printer<W> {
         }
     }
 
-    /// Waits for an item; `None` when there will be none, or none is left and
-    /// the console is closing.
+    /// Waits for an item; `None` when the log has ended, or when the console is closing and the
+    /// queue is empty.
     fn next(&mut self) -> Option<Item> {
         let waker = Waker::from(Arc::new(Unpark(thread::current())));
         let mut context = Context::from_waker(&waker);
@@ -156,7 +154,7 @@ impl<W: Write> Printer<W> {
         };
         if let Some(mut text) = text {
             text.push('\n');
-            // One write for one entry: it is not torn apart by what others write.
+            // One write per entry, so that output of others does not tear it apart.
             let _ = self.writer.write_all(text.as_bytes());
             let _ = self.writer.flush();
         }

@@ -1,26 +1,26 @@
-//! One log entry, and how it looks on a console.
+//! A log entry and its console format.
 
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-/// How grave an entry is; ordered, `Error` is the greatest.
+/// Severity of an entry; ordered, `Error` is the greatest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Severity {
-    /// Every step.
+    /// Single steps.
     Trace,
-    /// For those who look for a fault.
+    /// For debugging.
     Debug,
-    /// What an operator may want to know.
+    /// Events of interest to an operator.
     Info,
-    /// Something is wrong and is being dealt with.
+    /// Something is wrong and is being handled.
     Warning,
     /// Something failed.
     Error,
 }
 
 impl Severity {
-    /// One capital letter.
+    /// The severity as one capital letter.
     pub fn letter(self) -> char {
         match self {
             Severity::Trace => 'T',
@@ -47,23 +47,23 @@ impl From<&tracing::Level> for Severity {
 /// One entry, possibly of several lines. Cheap to clone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry {
-    /// Dotted name of the runnable that it came from, or that it is about.
+    /// Dotted name of the runnable that logged it, or that it is about.
     pub dn: Arc<str>,
-    /// How grave it is.
+    /// Its severity.
     pub severity: Severity,
-    /// By the wall clock, which may have been wrong or set since.
+    /// Wall-clock time, which may have been wrong or set since.
     pub at: SystemTime,
-    /// Since the start of the machine.
+    /// Time since boot.
     pub monotonic: Duration,
-    /// File and line that logged it; none for lines of child processes.
+    /// Source file and line; `None` for lines of child processes.
     pub place: Option<(&'static str, u32)>,
     /// The text, with the fields of the event; lines are separated by `\n`.
     pub message: Arc<str>,
-    /// Its place in the order of all entries; grows, with gaps in no journal.
+    /// Position among all entries; increasing.
     pub sequence: u64,
 }
 
-/// A name longer than this is shortened from its beginning on a console.
+/// A console shortens longer names at their beginning.
 const CONSOLE_NAME: usize = 28;
 
 impl Entry {
@@ -72,16 +72,16 @@ impl Entry {
         self.message.split('\n')
     }
 
-    /// For a console `width` columns wide (0: no bound), one line for each of
-    /// the message's:
+    /// Formats the entry for a console `width` columns wide (0: unlimited), one line for each line
+    /// of the message:
     ///
     /// ```text
     /// [   2.345] I root.network  link eth0 is up
     /// [   2.345] |               and has an address
     /// ```
     ///
-    /// Control characters are replaced, so that no text can steer the
-    /// terminal; what does not fit is cut, with `…` for its last character.
+    /// Control characters are replaced, so that no text can control the terminal; a line that is
+    /// too long is cut and ends in `…`.
     pub fn concise(&self, width: usize) -> String {
         let time = self.monotonic.as_secs_f64();
         let name = shorten(&self.dn);
@@ -115,8 +115,8 @@ impl fmt::Display for Entry {
     }
 }
 
-/// `…launcher.consensus.etcd` for names that are too long for a console: the
-/// last parts that fit.
+/// Shortens names that are too long for a console to the last parts that fit,
+/// `…launcher.consensus.etcd`.
 fn shorten(name: &str) -> String {
     let length = name.chars().count();
     if length <= CONSOLE_NAME {

@@ -1,4 +1,4 @@
-//! The stored entries: bounded in number and bytes, for each name and in all.
+//! The stored entries, bounded in number and bytes, per name and in total.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
@@ -6,14 +6,13 @@ use std::sync::Arc;
 use super::stream::Queue;
 use super::{Backlog, Entry, Filter, Options};
 
-/// What one entry costs beside its texts: the structure itself, its places in
-/// the two indices, the heads of its shared strings, and its share of what each
-/// name costs.
+/// Memory of one entry beside its texts: the structure itself, its slots in the two indices, the
+/// headers of its shared strings, and its share of the cost of a name.
 const ENTRY_OVERHEAD: usize = size_of::<Entry>() + 128;
 
 impl Entry {
-    /// What the entry counts against the bounds in bytes. The name counts each
-    /// time although it is stored once: its first entry may be its only one.
+    /// What the entry counts against the limits in bytes. The name counts each time although it is
+    /// stored once: an entry may be the only one of its name.
     pub(super) fn weight(&self) -> usize {
         ENTRY_OVERHEAD + self.dn.len() + self.message.len()
     }
@@ -26,7 +25,7 @@ struct Named {
     bytes: usize,
 }
 
-/// All entries in order, an index by name, and those who follow.
+/// All entries in order, an index by name, and the followers.
 #[derive(Debug)]
 pub(super) struct Journal {
     entries: BTreeMap<u64, Entry>,
@@ -55,10 +54,10 @@ impl Journal {
         }
     }
 
-    /// Stores an entry, gives it its number, and drops what is too old for the
-    /// bounds (never the entry itself).
+    /// Stores an entry, assigns its number, and drops the oldest entries that exceed the limits
+    /// (never the new entry itself).
     pub(super) fn append(&mut self, mut entry: Entry) -> Entry {
-        // One string for each name, however often it is spelled anew.
+        // One shared string per name, even if each entry brings its own.
         if let Some((name, _)) = self.names.get_key_value(&entry.dn) {
             entry.dn = name.clone();
         }
@@ -81,7 +80,7 @@ impl Journal {
         entry
     }
 
-    /// The oldest entry of this name, if there are more than the bounds allow.
+    /// The oldest entry of this name, if the name exceeds its limits.
     fn too_many_of(&self, dn: &str) -> Option<u64> {
         let named = self.names.get(dn)?;
         let count = named.entries.len();
@@ -89,8 +88,7 @@ impl Journal {
         (over && count > 1).then(|| named.entries.front().copied())?
     }
 
-    /// Removes an entry that is the oldest of its name (as the oldest of all
-    /// always is).
+    /// Removes an entry that is the oldest of its name (the oldest of all always is).
     fn remove(&mut self, sequence: u64) {
         let Some(entry) = self.entries.remove(&sequence) else {
             return;
@@ -129,7 +127,7 @@ impl Journal {
         found
     }
 
-    /// Bytes that count against the bound.
+    /// Bytes that count against the limit.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> usize {
         self.bytes

@@ -1,4 +1,4 @@
-//! From `tracing` into the log tree.
+//! Stores `tracing` events in the log tree.
 
 use std::fmt::{self, Write as _};
 use std::sync::Arc;
@@ -12,16 +12,16 @@ use tracing_subscriber::registry::LookupSpan;
 
 use super::{LogTree, Severity};
 
-/// The field of spans and events that says whose they are.
+/// The field of spans and events that holds the dotted name.
 const DN: &str = "dn";
 
-/// The layer that [`LogTree::layer`] gives.
+/// The layer that [`LogTree::layer`] returns.
 #[derive(Debug, Clone)]
 pub struct LogLayer {
     pub(super) log_tree: LogTree,
 }
 
-/// Put at a span that has a `dn` field.
+/// Extension of a span that has a `dn` field.
 struct SpanDn(Arc<str>);
 
 impl<S: Subscriber + for<'a> LookupSpan<'a>> tracing_subscriber::Layer<S> for LogLayer {
@@ -61,8 +61,8 @@ impl<S: Subscriber + for<'a> LookupSpan<'a>> tracing_subscriber::Layer<S> for Lo
         self.log_tree.append(dn, severity, place, &visitor.text());
     }
 
-    /// What the tree does not keep need not be made. In a stack of layers the
-    /// most talkative one decides.
+    /// Events below the kept severity need not be created. In a stack of layers the most verbose
+    /// one decides.
     fn max_level_hint(&self) -> Option<LevelFilter> {
         Some(match self.log_tree.keeps() {
             Severity::Trace => LevelFilter::TRACE,
@@ -109,8 +109,7 @@ impl EventVisitor {
     }
 
     fn add(&mut self, field: &Field, value: fmt::Arguments<'_>) {
-        // Writing to a string cannot fail; a value whose own formatting does
-        // is cut off where it did.
+        // Writing to a string cannot fail; a value whose own formatting fails is cut off there.
         let _ = match field.name() {
             "message" => self.message.write_fmt(value),
             DN => self.dn.insert(String::new()).write_fmt(value),
@@ -120,7 +119,7 @@ impl EventVisitor {
 }
 
 impl Visit for EventVisitor {
-    /// Bare where it is one word, quoted where its end would not be seen.
+    /// Bare if it is one word, quoted if its end would be ambiguous.
     fn record_str(&mut self, field: &Field, value: &str) {
         let plain = |c: char| !c.is_whitespace() && !c.is_control() && c != '"' && c != '=';
         if matches!(field.name(), "message" | DN) || !value.is_empty() && value.chars().all(plain) {

@@ -1,25 +1,22 @@
 //! The log of a node: entries addressed by the dotted names of runnables.
 //!
-//! Everything in the node logs by `tracing`; [`LogTree::layer`] puts it here.
-//! The name comes from the event's own `dn` field, else from the nearest span
-//! that has one (the supervisor gives each runnable such a span), else it is
-//! the name for everything outside ([`Options::outside`]). Lines of child
-//! processes come by [`LogTree::append_raw`]. A reader asks for one name or
-//! the subtree below it.
+//! Everything in the node logs through `tracing`; [`LogTree::layer`] stores it here. The name comes
+//! from the event's own `dn` field, else from the nearest span that has one (the supervisor gives
+//! each runnable such a span), else it is [`Options::outside`]. Lines of child processes are stored
+//! by [`LogTree::append_raw`]. A reader asks for one name or the subtree below it.
 //!
 //! Invariants:
-//! - Memory is bounded whatever is logged: entries and bytes, for each name
-//!   and in all, each single message, and each reader's queue. The oldest
-//!   goes first; a chatty name cannot push out more than the common part.
-//! - Whoever logs never waits for a reader, nor for a console. A reader that
-//!   is too slow is told how many entries it missed, where it missed them.
-//! - Between backlog and stream of one reader nothing is lost or doubled.
+//! - Memory is bounded whatever is logged: entries and bytes, per name and in total, each single
+//!   message, and each reader's queue. The oldest entry is dropped first; a name that logs a lot
+//!   can displace entries of others only within the total limit.
+//! - Logging never waits for a reader or a console. A reader that is too slow is told how many
+//!   entries it missed, at the point where they are missing.
+//! - Between backlog and stream of one reader no entry is lost or duplicated.
 //! - An entry of several lines stays one entry.
-//! - Filters hold for the backlog and the stream alike.
+//! - Filters apply to the backlog and the stream alike.
 //!
-//! One journal with an index by name, and not one for each name: reading a
-//! subtree in the order of events is the usual question, and the bound in all
-//! must find the oldest entry of all.
+//! There is one journal with an index by name, not one journal per name: reading a subtree in the
+//! order of events is the usual query, and the total limit needs the oldest entry of all.
 
 mod console;
 mod entry;
@@ -44,8 +41,7 @@ use stream::Queue;
 /// Longer names are cut, in bytes.
 const MAX_DN: usize = 512;
 
-/// Whether a dotted name is `ancestor` or below it. Everything is below the
-/// empty name.
+/// Whether a dotted name is `ancestor` or below it. Everything is below the empty name.
 pub fn is_within(name: &str, ancestor: &str) -> bool {
     match name.strip_prefix(ancestor) {
         Some(rest) => rest.is_empty() || ancestor.is_empty() || rest.starts_with('.'),
@@ -53,32 +49,31 @@ pub fn is_within(name: &str, ancestor: &str) -> bool {
     }
 }
 
-/// Tells the times of this moment: by the wall clock, and since the start of
-/// the machine.
+/// Returns the current wall-clock time and the time since boot.
 pub type Clock = Arc<dyn Fn() -> (SystemTime, Duration) + Send + Sync>;
 
-/// Bounds and manners of a log tree.
+/// Limits and settings of a log tree.
 #[derive(Clone)]
 pub struct Options {
-    /// What is less grave is not stored at all.
+    /// Entries below this severity are not stored.
     pub keep: Severity,
-    /// The name of what is logged outside any runnable.
+    /// The name of entries logged outside of any runnable.
     pub outside: Arc<str>,
-    /// Entries in all.
+    /// Maximum number of entries in total.
     pub max_entries: usize,
-    /// Bytes in all, each entry's overhead included.
+    /// Maximum bytes in total, including the overhead of each entry.
     pub max_bytes: usize,
-    /// Entries of one name.
+    /// Maximum number of entries per name.
     pub max_entries_per_dn: usize,
-    /// Bytes of one name.
+    /// Maximum bytes per name.
     pub max_bytes_per_dn: usize,
-    /// Bytes of one message; a longer one is cut, and says so.
+    /// Maximum bytes of one message; a longer one is cut and marked.
     pub max_message: usize,
-    /// Entries that wait for one reader.
+    /// Maximum entries queued for one reader.
     pub stream_entries: usize,
-    /// Bytes that wait for one reader.
+    /// Maximum bytes queued for one reader.
     pub stream_bytes: usize,
-    /// The clock.
+    /// Source of the entries' times.
     pub clock: Clock,
 }
 
@@ -109,6 +104,10 @@ impl fmt::Debug for Options {
     }
 }
 
+#[expect(
+    clippy::disallowed_methods,
+    reason = "the clock that the caller may replace"
+)]
 fn system_clock() -> (SystemTime, Duration) {
     let since_boot = nix::time::clock_gettime(nix::time::ClockId::CLOCK_MONOTONIC);
     // The call cannot fail for this clock; zero would show if it did.
@@ -116,14 +115,14 @@ fn system_clock() -> (SystemTime, Duration) {
     (SystemTime::now(), since_boot)
 }
 
-/// How much of what is stored a reader wants.
+/// How many of the stored entries a reader wants.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Backlog {
-    /// Nothing.
+    /// None.
     None,
-    /// The newest entries, so many, of those that pass the filter.
+    /// This many of the newest entries that pass the filter.
     Count(usize),
-    /// Everything there is.
+    /// All stored entries.
     All,
 }
 
@@ -132,14 +131,13 @@ pub enum Backlog {
 pub struct Query {
     /// Dotted name.
     pub dn: String,
-    /// Whether everything below the name is wanted, too. (All there is: the
-    /// subtree of the empty name.)
+    /// Whether to include everything below the name. (The subtree of the empty name is everything.)
     pub subtree: bool,
-    /// Nothing less grave than this.
+    /// The minimum severity.
     pub min_severity: Severity,
-    /// How much of what is stored.
+    /// How many stored entries to return.
     pub backlog: Backlog,
-    /// Whether what comes is wanted, too.
+    /// Whether to follow new entries.
     pub follow: bool,
 }
 
@@ -164,7 +162,7 @@ impl Query {
     }
 }
 
-/// The part of a query that each entry is held against.
+/// The part of a query that each entry is matched against.
 #[derive(Debug, Clone)]
 struct Filter {
     dn: String,
@@ -183,16 +181,16 @@ impl Filter {
     }
 }
 
-/// The answer to a query.
+/// The result of a query.
 #[derive(Debug)]
 pub struct Reader {
-    /// What was stored, oldest first.
+    /// The stored entries, oldest first.
     pub backlog: Vec<Entry>,
-    /// What comes after it, if asked for.
+    /// The entries that follow, if requested.
     pub stream: Option<LogStream>,
 }
 
-/// The log. Cheap to clone; all clones are the same log.
+/// The log. Cheap to clone; all clones share one log.
 #[derive(Clone)]
 pub struct LogTree {
     inner: Arc<Inner>,
@@ -214,24 +212,23 @@ impl LogTree {
         }
     }
 
-    /// The layer to put on a `tracing_subscriber::Registry`. A filter before
-    /// it must let the supervisor's spans pass (target `hearth_base`, level
-    /// error), or their names are lost.
+    /// The layer for a `tracing_subscriber::Registry`. A filter before it must let the supervisor's
+    /// spans pass (target `hearth_base`, level error), otherwise entries lose their names.
     pub fn layer(&self) -> LogLayer {
         LogLayer {
             log_tree: self.clone(),
         }
     }
 
-    /// Stores a line, or several in one entry, of a child process or another
-    /// source that does not log by `tracing`.
+    /// Stores a line, or several lines as one entry, of a child process or another source that does
+    /// not log through `tracing`.
     pub fn append_raw(&self, dn: &str, severity: Severity, line: &str) {
         if severity >= self.inner.options.keep {
             self.append(Some(dn.into()), severity, None, line);
         }
     }
 
-    /// Reads what is stored and, if asked for, what comes.
+    /// Reads the stored entries and, if requested, follows new ones.
     pub fn read(&self, query: Query) -> Reader {
         let filter = Filter {
             dn: query.dn,
@@ -239,7 +236,7 @@ impl LogTree {
             min_severity: query.min_severity,
         };
         let options = &self.inner.options;
-        // Under one lock, so that nothing falls between the two.
+        // Under one lock, so that no entry is lost between the two.
         let mut journal = self.journal();
         let backlog = journal.backlog(&filter, query.backlog);
         let stream = query.follow.then(|| {
@@ -286,7 +283,7 @@ impl LogTree {
                 wakers.extend(queue.offer(&entry));
             }
         }
-        // Outside the lock: what a waker does is not known here.
+        // Outside the lock: a waker may run any code.
         wakers.into_iter().for_each(std::task::Waker::wake);
     }
 
@@ -318,7 +315,7 @@ impl Drop for Inner {
     }
 }
 
-/// The text, cut at a character if it is too long, with how much is missing.
+/// The text, cut at a character boundary if it is too long, with the number of bytes cut.
 fn bounded(text: &str, max: usize) -> Arc<str> {
     if text.len() <= max {
         return text.into();
@@ -328,9 +325,9 @@ fn bounded(text: &str, max: usize) -> Arc<str> {
     format!("{kept}… ({cut} bytes more)").into()
 }
 
-/// Logs every panic of the process, under the name of the runnable it happened
-/// in. The hook that was there before runs afterwards: the default one prints
-/// on standard error, which still works when nothing else does.
+/// Logs every panic of the process under the name of the runnable in which it happened. The
+/// previous hook runs afterwards: the default one prints to standard error, which still works when
+/// nothing else does.
 pub fn log_panics() {
     let previous = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |info| {

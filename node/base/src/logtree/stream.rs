@@ -1,8 +1,7 @@
-//! What a reader follows: a bounded queue between the journal and one reader.
+//! A followed log: a bounded queue between the journal and one reader.
 //!
-//! The journal never waits for a reader: what does not fit is dropped and
-//! counted, and the count stands in the queue exactly where the entries are
-//! missing.
+//! The journal never waits for a reader: an entry that does not fit is dropped and counted, and the
+//! count is queued exactly where the entries are missing.
 
 use std::collections::VecDeque;
 use std::pin::Pin;
@@ -11,13 +10,12 @@ use std::task::{Context, Poll, Waker};
 
 use super::{Entry, Filter};
 
-/// What a followed log yields.
+/// An item of a followed log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Item {
     /// The next entry.
     Entry(Entry),
-    /// So many entries that pass the filter came here and were dropped, as the
-    /// reader was too slow.
+    /// This many entries that pass the filter were dropped here because the reader was too slow.
     Missed(u64),
 }
 
@@ -26,11 +24,11 @@ struct Slots {
     items: VecDeque<Item>,
     bytes: usize,
     waker: Option<Waker>,
-    /// No more will come (the log tree is gone).
+    /// The log tree is gone; nothing follows.
     ended: bool,
-    /// Nobody will read any more.
+    /// The reader is gone.
     abandoned: bool,
-    /// Items put in, missed ones not counted separately.
+    /// Number of items queued so far; consecutive missed entries are one item.
     put: u64,
 }
 
@@ -57,8 +55,7 @@ impl Queue {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Offers an entry. Gives the reader's waker, to be woken when no lock is
-    /// held any more.
+    /// Offers an entry. Returns the reader's waker, to be woken when no lock is held any more.
     pub(super) fn offer(&self, entry: &Entry) -> Option<Waker> {
         if !self.filter.matches(entry) {
             return None;
@@ -87,33 +84,32 @@ impl Queue {
         self.slots().abandoned
     }
 
-    /// Tells the reader that nothing more will come.
+    /// Marks the queue as ended; the reader gets nothing more.
     pub(super) fn end(&self) -> Option<Waker> {
         let mut slots = self.slots();
         slots.ended = true;
         slots.waker.take()
     }
 
-    /// How many items were ever put in.
+    /// Number of items queued so far.
     pub(super) fn put(&self) -> u64 {
         self.slots().put
     }
 }
 
-/// The reader's end: entries as they come. Also a [`futures::Stream`].
+/// The reader's end of a followed log. Also a [`futures::Stream`].
 #[derive(Debug)]
 pub struct LogStream {
     pub(super) queue: Arc<Queue>,
 }
 
 impl LogStream {
-    /// The next item, in order; `None` when the log tree is gone. Safe to
-    /// cancel.
+    /// The next item, in order; `None` when the log tree is gone. Cancel safe.
     pub async fn next(&mut self) -> Option<Item> {
         std::future::poll_fn(|context| self.poll(context)).await
     }
 
-    /// The next item if there is one already.
+    /// The next item, if there is one already.
     pub fn try_next(&mut self) -> Option<Item> {
         take(&mut self.queue.slots())
     }

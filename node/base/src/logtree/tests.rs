@@ -11,7 +11,7 @@ use tracing_subscriber::layer::SubscriberExt;
 
 use super::*;
 
-/// A clock that goes a second with each entry.
+/// A clock that advances by a second with each entry.
 fn options() -> Options {
     let ticks = Mutex::new(0);
     Options {
@@ -134,7 +134,7 @@ fn what_is_not_kept_is_not_stored() {
         keep: Severity::Warning,
         ..options()
     });
-    // Beside a layer that wants more, and so has it made.
+    // Next to a more verbose layer, which makes the event be created.
     let talkative = LogTree::new(Options {
         keep: Severity::Trace,
         ..options()
@@ -312,8 +312,8 @@ fn streams_wake_end_and_leave() {
     assert_eq!(count, 100);
 }
 
-/// Readers that come while others write: backlog and stream together have
-/// each entry once and in order.
+/// Readers that arrive while others write: backlog and stream together have each entry once and in
+/// order.
 #[test]
 fn nothing_is_lost_between_backlog_and_stream() {
     const WRITERS: usize = 3;
@@ -414,7 +414,7 @@ fn concise_lines_fit_a_console() {
     assert!(long.concise(0).contains(&format!(" …{}  ", "x".repeat(27))));
 }
 
-/// A console whose line takes an entry only when it is allowed to.
+/// A console whose writer accepts an entry only when it is allowed to.
 struct Gate {
     allow: mpsc::Receiver<()>,
     out: mpsc::Sender<String>,
@@ -422,7 +422,7 @@ struct Gate {
 
 impl Write for Gate {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        // A closed gate is an open one: the rest runs through.
+        // When the gate's sender is dropped, everything else passes.
         let _ = self.allow.recv();
         let text = String::from_utf8_lossy(bytes).trim_end().to_owned();
         let _ = self.out.send(text);
@@ -459,7 +459,7 @@ fn a_stuck_console_holds_nobody_up() {
         .expect("printed");
     assert_eq!(line, "[   1.000] I init  before");
     assert!(console.flush(Duration::from_secs(20)));
-    // The line is stuck now; whoever logs does not notice.
+    // The writer is blocked now; logging does not notice.
     for number in 0..100 {
         log_tree.append_raw("root", Severity::Info, &number.to_string());
     }
@@ -552,7 +552,7 @@ enum Step {
         severity: u8,
         length: usize,
     },
-    /// Opens a reader: name, subtree, least severity.
+    /// Opens a reader: name, subtree, minimum severity.
     Follow {
         dn: usize,
         subtree: bool,
@@ -574,8 +574,8 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// A reader of the model: its filter, its stream, which entries it has seen
-/// (`None`: one that it was told it missed).
+/// A reader of the model: its filter, its stream, and the entries it has seen (`None`: one that it
+/// was told it missed).
 struct Follower {
     query: Query,
     stream: LogStream,
@@ -603,9 +603,9 @@ fn wants(query: &Query, entry: &Entry) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Against a plain list of all entries ever: the bounds hold, what is
-    /// stored are the newest, and every reader has or misses each entry that
-    /// it wants, exactly once and in its place.
+    /// Compared with a plain list of all entries ever logged: the limits hold, the stored entries
+    /// are the newest ones, and every reader gets or misses each entry that it asked for, exactly
+    /// once and in order.
     #[test]
     fn any_use_keeps_bounds_and_promises(steps in prop::collection::vec(step(), 0..150)) {
         let options = Options {

@@ -1,4 +1,4 @@
-//! How long a failed runnable waits before it starts again.
+//! How long a failed runnable waits before it restarts.
 
 use std::fmt;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -16,17 +16,16 @@ pub struct Backoff {
     pub cap: Duration,
     /// The delay varies by this share of itself, up and down; 0 to 1.
     pub jitter: f64,
-    /// Where the variation comes from: numbers in `[0, 1)`. A test puts a
-    /// constant here (0.5 means no deviation).
+    /// Source of the variation: numbers in `[0, 1)`. Tests use a constant (0.5 means no deviation).
     pub random: Arc<dyn Fn() -> f64 + Send + Sync>,
 }
 
 impl Backoff {
-    /// The delay after so many failures in a row.
+    /// The delay after this many consecutive failures.
     pub fn delay(&self, failures: u32) -> Duration {
         let cap = self.cap.as_secs_f64();
         let steps = i32::try_from(failures.saturating_sub(1)).unwrap_or(i32::MAX);
-        // May be infinite; `min` brings it back.
+        // May be infinite; `min` limits it.
         let plain = (self.initial.as_secs_f64() * self.factor.powi(steps)).min(cap);
         let deviation = self.jitter * (2.0 * (self.random)() - 1.0);
         Duration::from_secs_f64((plain * (1.0 + deviation)).clamp(0.0, cap))
@@ -57,8 +56,8 @@ impl fmt::Debug for Backoff {
     }
 }
 
-/// Good enough to keep nodes from acting in step, which is all it is for: the
-/// standard library seeds its hash keys anew each time.
+/// Good enough to keep nodes from acting in step, which is its only purpose: the standard library
+/// seeds its hash keys anew each time.
 fn random() -> f64 {
     let bits = RandomState::new().build_hasher().finish() >> 11;
     bits as f64 / (1u64 << 53) as f64

@@ -1,4 +1,4 @@
-//! What a runnable holds of its supervisor.
+//! The handle that a runnable has to its supervisor.
 
 use std::fmt;
 use std::future::Future;
@@ -11,9 +11,9 @@ use super::shared::Shared;
 use super::tree::Generation;
 use super::{Exit, Failure, Outcome, Runnable, SpawnError, restartable, runnable};
 
-/// One run of one runnable: its name, its signals, its cancellation, and the
-/// place where its children go. Belongs to that run alone: kept beyond it, its
-/// signals are ignored and children are refused.
+/// One run of one runnable: its name, its signals, its cancellation, and the parent of its
+/// children. Belongs to that run alone: after the run has ended, its signals are ignored and
+/// children are rejected.
 #[derive(Clone)]
 pub struct Context {
     pub(super) shared: Arc<Shared>,
@@ -37,8 +37,8 @@ impl Context {
         self.run_group(vec![(name, runnable(run))])
     }
 
-    /// Adds a child that is a function of its context and of a worker that all
-    /// its runs share. Only before [`Context::healthy`].
+    /// Adds a child that is a function of its context and of a worker that all its runs share. Only
+    /// before [`Context::healthy`].
     pub fn run_worker<W, F, Fut>(
         &self,
         name: &str,
@@ -54,7 +54,7 @@ impl Context {
         self.run(name, move |context| run(context, worker.clone()))
     }
 
-    /// The same of one that may want to be started anew.
+    /// Like [`Context::run_worker`], for a child that may ask to be restarted.
     pub fn run_restartable<W, F, Fut>(
         &self,
         name: &str,
@@ -71,7 +71,7 @@ impl Context {
         self.run_group(vec![(name, run)])
     }
 
-    /// Works until the work ends, or until the runnable is told to return.
+    /// Runs `work` until it ends or the runnable is cancelled.
     pub async fn until_cancelled(&self, work: impl Future<Output = Outcome>) -> Outcome {
         tokio::select! {
             outcome = work => outcome,
@@ -79,8 +79,8 @@ impl Context {
         }
     }
 
-    /// Adds children that fail together: if one dies, all are stopped and then
-    /// started again. Only before [`Context::healthy`]. All are added or none.
+    /// Adds children that fail together: if one fails, all are stopped and then restarted. Only
+    /// before [`Context::healthy`]. Adds all of them or none.
     pub fn run_group(&self, group: Vec<(&str, Runnable)>) -> Result<(), SpawnError> {
         let now = self.shared.now();
         let result = self
@@ -91,50 +91,49 @@ impl Context {
         result
     }
 
-    /// Says that the runnable works. Once, before [`Context::done`]; a second
-    /// time is a failure of the runnable. Resets its backoff.
+    /// Signals that the runnable is healthy, and resets its backoff. Once, before
+    /// [`Context::done`]; a second call is a failure of the runnable.
     pub fn healthy(&self) {
         let now = self.shared.now();
         self.shared.tree().healthy(self.generation, now);
         self.shared.wake.notify_one();
     }
 
-    /// Caps the backoff, should this run fail: for a runnable whose failures
-    /// are somebody else's absence, so that it does not sleep for long when
-    /// they are back. `None` takes it back. The next run begins without.
+    /// Caps the backoff if this run fails: for a runnable that fails because a peer is absent, so
+    /// that it does not wait long once the peer is back. `None` removes the cap. It does not carry
+    /// over to the next run.
     pub fn restart_within(&self, bound: Option<Duration>) {
         self.shared.tree().restart_within(self.generation, bound);
     }
 
-    /// How long this run may take to end when it is told to, if that is known
-    /// better here: it is named in the log after that and not after the time
-    /// that is usual. The bound after which it is abandoned stays. The next run
-    /// begins without.
+    /// How long this run may take to stop when it is cancelled, if that differs from the default:
+    /// it is logged as a straggler after this time. The bound after which it is abandoned does not
+    /// change. It does not carry over to the next run.
     pub fn ends_within(&self, bound: Duration) {
         self.shared.tree().ends_within(self.generation, bound);
         self.shared.wake.notify_one();
     }
 
-    /// Says that the runnable may now return without being started again.
-    /// Once, after [`Context::healthy`]; otherwise a failure of the runnable.
+    /// Signals that the runnable may now return without being restarted. Once, after
+    /// [`Context::healthy`]; otherwise a failure of the runnable.
     pub fn done(&self) {
         let now = self.shared.now();
         self.shared.tree().done(self.generation, now);
         self.shared.wake.notify_one();
     }
 
-    /// Whether the runnable has been told to return.
+    /// Whether the runnable has been cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.token.is_cancelled()
     }
 
-    /// Waits until the runnable is told to return.
+    /// Waits until the runnable is cancelled.
     pub async fn cancelled(&self) {
         self.token.cancelled().await;
     }
 
-    /// The cancellation itself, for parts that take a token. Cancelling it by
-    /// hand affects only those who look at it.
+    /// The cancellation as a token, for parts that take one. Cancelling this token affects only
+    /// those who watch it.
     pub fn token(&self) -> CancellationToken {
         self.token.child_token()
     }

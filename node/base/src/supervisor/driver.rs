@@ -1,11 +1,10 @@
-//! Does what the tree decides: owns the tasks, the tokens and the timer.
+//! Executes the tree's actions; owns the tasks, the tokens and the timer.
 //!
-//! The driver has a thread and a small runtime of its own and only the
-//! runnables' tasks are on the runtime of the others. A task in tokio that is
-//! woken by another may have to wait until that one yields (it is put into a
-//! place from which no other thread takes it), and a thread that blocks can
-//! hold up the timers of its whole runtime. On its own thread, the supervisor
-//! can still name a runnable that blocks, and start it again beside.
+//! The driver has a thread and a small runtime of its own; only the runnables' tasks are on the
+//! caller's runtime. A tokio task that is woken by another may have to wait until that one yields
+//! (it is put into a slot from which no other thread takes it), and a thread that blocks can delay
+//! the timers of its whole runtime. On its own thread, the supervisor can still log a runnable that
+//! blocks, and restart it beside the blocked task.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,7 +24,7 @@ use super::tree::{Action, End, Generation};
 use super::{Context, Exit, Runnable, panics};
 use crate::logtree::Severity;
 
-/// How it all ended.
+/// How the whole tree ended.
 #[derive(Debug, Clone)]
 pub(super) struct Ending {
     /// The root's failure, `None` after a shutdown.
@@ -42,8 +41,8 @@ impl Ending {
     }
 }
 
-/// Starts the driver's thread. The receiver gets the ending; dropping it ends
-/// the driver at once, and with it all tasks.
+/// Starts the driver's thread. The receiver gets the ending; dropping it stops the driver at once,
+/// and with it all tasks.
 pub(super) fn start(
     shared: Arc<Shared>,
     stop: CancellationToken,
@@ -57,8 +56,8 @@ pub(super) fn start(
         let run = || match Builder::new_current_thread().enable_time().build() {
             Ok(runtime) => runtime.block_on(drive(shared, tasks, stop, shutdown_bound, sender)),
             Err(error) => {
-                let why = format!("the supervisor has no runtime: {error}");
-                // Nobody listens any more: then nobody misses it.
+                let why = format!("cannot create the supervisor's runtime: {error}");
+                // The receiver may be gone; then the ending is of no interest.
                 let _ = sender.send(Ending::impossible(why));
             }
         };
@@ -71,15 +70,15 @@ pub(super) fn start(
         Ok(_) => receiver,
         Err(error) => {
             let (sender, receiver) = oneshot::channel();
-            let why = format!("the supervisor has no thread: {error}");
+            let why = format!("cannot start the supervisor's thread: {error}");
             let _ = sender.send(Ending::impossible(why));
             receiver
         }
     }
 }
 
-/// Runs until the tree is closed and everything has ended, or the bound for
-/// that is over, or nobody waits for the ending.
+/// Runs until the tree is closed and everything has ended, or the shutdown bound has passed, or the
+/// receiver of the ending is dropped.
 async fn drive(
     shared: Arc<Shared>,
     mut tasks: Tasks,
@@ -137,7 +136,7 @@ async fn drive(
         }
     };
     for name in &ending.stragglers {
-        tracing::error!(dn = %name, "did not stop within {shutdown_bound:?} of the shutdown");
+        tracing::error!(dn = %name, "did not stop within {shutdown_bound:?} of shutdown");
     }
     drop(tasks);
     let _ = sender.send(ending);
@@ -145,10 +144,10 @@ async fn drive(
 
 /// The tasks of all runnables. Dropping this aborts them.
 struct Tasks {
-    /// Where they run.
+    /// The runtime that they run on.
     runtime: Handle,
-    /// Where they log: to the subscriber of whoever started the supervisor. If
-    /// there was none, to the global one, which may still be to come.
+    /// Where they log: to the subscriber of the thread that started the supervisor. If there was
+    /// none, to the global one, which may be set later.
     dispatch: Option<Dispatch>,
     set: JoinSet<End>,
     generations: HashMap<Id, Generation>,
@@ -230,7 +229,7 @@ impl Tasks {
         self.handles.insert(generation, (token, handle));
     }
 
-    /// The next task that ends; `None` at once if there is none. Safe to cancel.
+    /// The next task that ends; `None` at once if there is none. Cancel safe.
     async fn next_end(&mut self) -> Option<(Generation, End)> {
         let (id, end) = match self.set.join_next_with_id().await? {
             Ok((id, end)) => (id, end),
@@ -242,8 +241,8 @@ impl Tasks {
     }
 }
 
-/// Panics of the runnable itself are caught before; what is left is a panic
-/// while its remains were dropped, or an abort.
+/// Panics of the runnable itself are caught earlier; what is left is a panic while its state was
+/// dropped, or an abort.
 fn describe(error: JoinError) -> String {
     match error.try_into_panic() {
         Ok(payload) => panics::describe(payload.as_ref(), None),

@@ -4,28 +4,28 @@ use std::error::Error;
 use std::fmt;
 use std::time::Duration;
 
-/// The result of a runnable. `Ok` is right only after `done` was signalled, or
-/// when it was told to stop.
+/// The result of a runnable. `Ok` is correct only after [`done`](super::Context::done) was
+/// signalled, or after the runnable was cancelled.
 pub type Outcome = Result<(), Failure>;
 
-/// How a runnable ends of which nothing has failed.
+/// How a runnable ends without a failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exit {
-    /// It was told to stop, or is done.
+    /// It was cancelled, or is done.
     Done,
-    /// It wants to be started anew, with all that is below it: what it was
-    /// started for is not so any more. That is no failure: it neither counts
-    /// as one nor is it shown as one.
+    /// It asks to be restarted, with everything below it, because what it was started for has
+    /// changed. This is not a failure: it is neither counted nor shown as one.
     Restart {
-        /// For the log.
+        /// The reason, for the log.
         why: String,
-        /// How long to wait.
+        /// How long to wait before the restart.
         after: Duration,
     },
 }
 
 impl Exit {
-    /// To start anew at once, but not so soon that it could do nothing else.
+    /// A restart almost at once: after 10 ms, so that a runnable that keeps asking does not occupy
+    /// the supervisor.
     pub fn restart(why: impl fmt::Display) -> Self {
         const AT_ONCE: Duration = Duration::from_millis(10);
         Self::Restart {
@@ -35,19 +35,19 @@ impl Exit {
     }
 }
 
-/// Why a runnable gave up: any error with its chain of sources.
+/// Why a runnable failed: any error with its chain of sources.
 ///
-/// It is deliberately not itself an `Error`: so that every error converts into
-/// it by `?`, and so that it ends where the supervisor reports it.
+/// It is deliberately not an `Error` itself, so that every error converts into it with `?`, and so
+/// that it goes no further than the supervisor, which reports it.
 pub struct Failure(Box<dyn Error + Send + Sync + 'static>);
 
 impl Failure {
-    /// A failure that is only words.
+    /// A failure from a message alone.
     pub fn msg(message: impl fmt::Display) -> Failure {
         Failure(message.to_string().into())
     }
 
-    /// A failure from an error that is boxed already.
+    /// A failure from a boxed error.
     pub fn boxed(error: Box<dyn Error + Send + Sync + 'static>) -> Failure {
         Failure(error)
     }
@@ -64,8 +64,8 @@ impl<E: Error + Send + Sync + 'static> From<E> for Failure {
     }
 }
 
-/// The error and its sources in one line, `outer: inner: innermost`. A source
-/// that its parent already quotes at its end is not repeated.
+/// The error and its sources in one line, `outer: inner: innermost`. A source that its parent
+/// already quotes at its end is not repeated.
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut said = self.0.to_string();

@@ -1,18 +1,18 @@
-//! A worker's word that it works.
+//! Signals health once per run.
 
 use std::sync::Once;
 
 use super::Context;
 
-/// Tells the supervisor at the first call, as it wants to hear it once in a
-/// run; a worker finds out anew over each connection.
+/// Signals healthy to the supervisor at the first call only: the supervisor accepts the signal once
+/// per run, while a worker notices again over each new connection.
 pub struct Health<'a> {
     ctx: &'a Context,
     told: Once,
 }
 
 impl<'a> Health<'a> {
-    /// Of this run.
+    /// For this run.
     pub fn of(ctx: &'a Context) -> Self {
         Self {
             ctx,
@@ -20,7 +20,7 @@ impl<'a> Health<'a> {
         }
     }
 
-    /// The worker works.
+    /// The worker is healthy.
     pub fn good(&self) {
         self.told.call_once(|| self.ctx.healthy());
     }

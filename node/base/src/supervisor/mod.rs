@@ -1,43 +1,37 @@
 //! The supervisor: a tree of named runnables that restarts what fails.
 //!
-//! A runnable is `async fn(Context) -> Outcome`. While it *starts* it may add
-//! children and groups of children below itself; then it signals
-//! [`Context::healthy`]. One that has nothing more to do signals
-//! [`Context::done`] and returns `Ok`: it is *finished* and stays so, while its
-//! children go on. Any other way out (an error, a panic, an early return, a
-//! signal out of order) is a failure: all below it is cancelled, and when all
-//! of that has ended, the runnable starts again after a backoff. One that wants
-//! to be started anew says so by [`Exit::Restart`], which is no failure. The members of
-//! a group fail and start again together. Children of a runnable that starts
-//! again are forgotten; it adds them anew.
+//! A runnable is `async fn(Context) -> Outcome`. While it is *starting* it may add children, singly
+//! or in groups; then it signals [`Context::healthy`]. A runnable that has nothing more to do
+//! signals [`Context::done`] and returns `Ok`: it is *finished* and is not restarted, and its
+//! children keep running. Any other exit (an error, a panic, an early return, a signal out of
+//! order) is a failure: everything below it is cancelled, and when all of that has ended, the
+//! runnable is restarted after a backoff. A runnable that asks to be restarted returns
+//! [`Exit::Restart`], which is not a failure. The members of a group fail and restart together.
+//! When a runnable restarts, its children are forgotten; it adds them again.
 //!
-//! Children only while starting: so "healthy" means that everything below was
-//! at least begun, and the shape of the tree below a healthy runnable is fixed.
+//! Children can be added only while starting, so "healthy" means that everything below was at least
+//! started, and the shape of the tree below a healthy runnable is fixed.
 //!
-//! A runnable owns everything it spawns (by a `JoinSet` inside it), so that it
-//! has ended when its future has. [`Context::cancelled`] asks it to return. One
-//! that does not is named in the log, and after a bound it is *abandoned*: its
-//! task is aborted, its subtree starts again beside whatever is left of it, and
-//! [`Tree::abandoned`] says so for as long as it lives. Signals of generations
-//! that were abandoned or have ended are ignored.
+//! A runnable owns everything it spawns (in a `JoinSet` inside it), so nothing of it remains when
+//! its future ends. [`Context::cancelled`] asks it to return. If it does not, the log names it, and
+//! after a time limit it is *abandoned*: its task is aborted, its subtree is restarted beside
+//! whatever is left of it, and [`Tree::abandoned`] lists it for as long as it lives. Signals of
+//! abandoned or ended generations are ignored.
 //!
-//! What this cannot do: a task that never yields cannot be aborted, it keeps
-//! the thread of the runtime that it blocks, can hold up the runtime's timers
-//! until another thread of it is woken, and such a runtime cannot be dropped
-//! but only left (`shutdown_background`). The supervisor itself is not held up,
-//! it names the runnable and starts it again as long as the runtime has threads
-//! left. So the runtime must be a multi-threaded one, and work that blocks
-//! belongs into `spawn_blocking`. A process that hangs altogether is for the
-//! watchdog.
+//! Limits: a task that never yields cannot be aborted. It keeps the runtime thread that it blocks,
+//! can delay the runtime's timers until another of its threads is woken, and its runtime cannot be
+//! dropped but only left (`shutdown_background`). The supervisor itself is not delayed: it names
+//! the runnable and restarts it as long as the runtime has threads left. So the runtime must be
+//! multi-threaded, and blocking work belongs in `spawn_blocking`. A process that hangs altogether
+//! is left to the watchdog.
 //!
-//! Design: the rules are a plain data structure without clock or tasks
-//! (`tree.rs`) behind a mutex. [`Context::run`] therefore can answer at once,
-//! from any thread, and needs no await; and every rule can be tested with
-//! generated histories. One driver (`driver.rs`), on a thread of its own, owns the
-//! tasks of all runnables and does what the tree decides; it alone starts,
-//! cancels and aborts, and no lock is held while it does, nor while anything
-//! is logged. A task that owns the tree and is sent messages would have to be
-//! awaited for each answer, and would be one more thing to hang.
+//! Design: the rules are a plain data structure without clock or tasks (`tree.rs`) behind a mutex.
+//! So [`Context::run`] can answer at once, from any thread, without an await, and every rule can be
+//! tested with generated histories. One driver (`driver.rs`), on a thread of its own, owns the
+//! tasks of all runnables and executes the tree's actions. Only the driver starts, cancels and
+//! aborts, and no lock is held while it does so or while anything is logged. The alternative, a
+//! task that owns the tree and receives messages, would have to be awaited for each answer, and
+//! would be one more thing that can hang.
 
 mod backoff;
 mod context;
@@ -69,18 +63,17 @@ use crate::event;
 use driver::Ending;
 use shared::Shared;
 
-/// The name of the root runnable, and the first part of all others.
+/// The name of the root runnable, and the first part of all other names.
 pub const ROOT: &str = "root";
 
 type Starts<T> =
     dyn Fn(Context) -> Pin<Box<dyn Future<Output = Result<T, Failure>> + Send>> + Send + Sync;
 
-/// Something the supervisor can start, again and again. Cheap to clone.
+/// A function that the supervisor can start any number of times. Cheap to clone.
 #[derive(Clone)]
 pub struct Runnable(Run);
 
-/// Two kinds, and no common one around them: what wraps a future is compiled
-/// anew for each of them.
+/// Two variants without a common wrapper: what wraps a future is compiled again for each of them.
 #[derive(Clone)]
 enum Run {
     Plain(Arc<Starts<()>>),
@@ -96,7 +89,7 @@ impl Runnable {
     }
 }
 
-/// Makes a runnable of an async function. It is called at each start.
+/// Makes a runnable from an async function, which is called at each start.
 pub fn runnable<F, Fut>(run: F) -> Runnable
 where
     F: Fn(Context) -> Fut + Send + Sync + 'static,
@@ -105,7 +98,7 @@ where
     Runnable(Run::Plain(Arc::new(move |context| Box::pin(run(context)))))
 }
 
-/// Makes a runnable of an async function that may want to be started anew.
+/// Makes a runnable from an async function that may ask to be restarted.
 pub fn restartable<F, Fut>(run: F) -> Runnable
 where
     F: Fn(Context) -> Fut + Send + Sync + 'static,
@@ -122,29 +115,29 @@ impl std::fmt::Debug for Runnable {
     }
 }
 
-/// Where a runnable stands.
+/// The state of a runnable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum State {
-    /// It runs and is not healthy yet; only now may it add children.
+    /// Running, not healthy yet; only in this state may it add children.
     Starting,
-    /// It runs and works.
+    /// Running and healthy.
     Healthy,
-    /// It runs and may return.
+    /// Running, and allowed to return.
     Done,
-    /// It returned after it was done. Its children go on.
+    /// Returned after it signalled done. Its children keep running.
     Finished,
-    /// It was told to stop and still runs.
+    /// Cancelled, still running.
     Stopping,
-    /// It failed and has ended; it starts again when all that goes with it has
-    /// ended and the backoff is over.
+    /// Failed and ended; it restarts when everything that restarts with it has ended and the
+    /// backoff is over.
     Failed,
-    /// It has ended because something above or beside it failed, because it
-    /// asked to be started anew, or because the supervisor shuts down.
+    /// Ended because something above or beside it failed, because it asked to be restarted, or
+    /// because the supervisor is shutting down.
     Stopped,
 }
 
 impl State {
-    /// One word, lower case.
+    /// The state as one lowercase word.
     pub fn as_str(self) -> &'static str {
         match self {
             State::Starting => "starting",
@@ -164,58 +157,58 @@ impl std::fmt::Display for State {
     }
 }
 
-/// Why children could not be added. Nothing was added then.
+/// Why children could not be added. None was added.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum SpawnError {
-    /// The name breaks the rules.
+    /// The name is invalid.
     #[error(
-        "{parent}: {name:?} is no name for a runnable: 1 to 64 of a-z, 0-9, _ and - are wanted"
+        "{parent}: runnable name: expected 1 to 64 characters of a-z, 0-9, _ and -, got {name:?}"
     )]
     NameInvalid {
-        /// Dotted name of the runnable that wanted a child.
+        /// Dotted name of the parent.
         parent: Arc<str>,
-        /// The name it asked for, cut if very long.
+        /// The name, cut if it is very long.
         name: String,
     },
-    /// There is a child of this name already.
-    #[error("there is a runnable {name} already")]
+    /// A child of this name exists already.
+    #[error("runnable {name} already exists")]
     NameTaken {
         /// Dotted name of the child.
         name: Arc<str>,
     },
-    /// The runnable is not starting any more.
+    /// The runnable is no longer starting.
     #[error("{parent} is {state}: children can be added only while it is starting")]
     NotStarting {
-        /// Dotted name of the runnable that wanted a child.
+        /// Dotted name of the parent.
         parent: Arc<str>,
-        /// Its state.
+        /// The parent's state.
         state: State,
     },
-    /// The context belongs to a run of the runnable that is over.
-    #[error("this run of {parent} is over: no children can be added")]
+    /// The context belongs to a run of the runnable that has ended.
+    #[error("this run of {parent} has ended: no children can be added")]
     Ended {
-        /// Dotted name of the runnable that wanted a child.
+        /// Dotted name of the parent.
         parent: Arc<str>,
     },
     /// A group without members.
     #[error("{parent}: a group needs at least one member")]
     EmptyGroup {
-        /// Dotted name of the runnable that wanted children.
+        /// Dotted name of the parent.
         parent: Arc<str>,
     },
 }
 
-/// How the supervisor behaves.
+/// Options of a supervisor.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Delays before a failed runnable starts again.
+    /// Delay before a failed runnable restarts.
     pub backoff: Backoff,
-    /// A runnable that runs so long after it was told to stop is named in the
-    /// log, if it has not said that it may take another time.
+    /// A runnable that is still running this long after it was cancelled is named in the log,
+    /// unless it set another time ([`Context::ends_within`]).
     pub stop_warning: Duration,
-    /// A runnable that runs so long after it was told to stop is abandoned.
+    /// A runnable that is still running this long after it was cancelled is abandoned.
     pub stop_bound: Duration,
-    /// Shutting down, also after the root failed, takes at most this long.
+    /// Shutting down, also after a failure of the root, takes at most this long.
     pub shutdown_bound: Duration,
 }
 
@@ -230,17 +223,17 @@ impl Default for Options {
     }
 }
 
-/// One runnable, as it is at this moment.
+/// The state of one runnable at this moment.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeState {
     /// Dotted name, `root.role.controlplane`.
     pub name: Arc<str>,
-    /// Where it stands.
+    /// Its current state.
     pub state: State,
-    /// How often it was started again since its parent added it.
+    /// Number of restarts since its parent added it.
     pub restarts: u64,
-    /// Since when it stands there (by the wall clock of this moment, so that a
-    /// clock set meanwhile does not matter).
+    /// When it entered this state (computed from the current wall clock, so that setting the clock
+    /// meanwhile does not matter).
     pub since: SystemTime,
     /// Its last failure since its parent added it.
     pub last_error: Option<String>,
@@ -251,19 +244,19 @@ pub struct NodeState {
 pub struct Abandoned {
     /// Dotted name.
     pub name: Arc<str>,
-    /// When it was given up.
+    /// When it was abandoned.
     pub at: SystemTime,
-    /// Whether it has ended after all.
+    /// Whether it has ended since.
     pub ended: bool,
 }
 
-/// The root runnable failed, and with it everything.
+/// The root runnable failed, so the whole tree was stopped.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the root runnable failed: {why}")]
 pub struct RootFailure {
     /// The root's error.
     pub why: String,
-    /// Those that had not stopped within the bound, dotted names.
+    /// Dotted names of the runnables that had not stopped within the shutdown bound.
     pub stragglers: Vec<Arc<str>>,
 }
 
@@ -288,8 +281,8 @@ impl Tree {
         views.into_iter().map(state).collect()
     }
 
-    /// The runs that ignored their cancellation: all that still live, and the
-    /// last few that have ended since. A node with one that lives is not well.
+    /// The runs that ignored their cancellation: all that are still running, and the last few that
+    /// have ended since. A node with one that is still running is not healthy.
     pub fn abandoned(&self) -> Vec<Abandoned> {
         let wall = self.shared.wall_clock();
         let tree = self.shared.tree();
@@ -301,9 +294,8 @@ impl Tree {
         tree.abandoned().map(entry).collect()
     }
 
-    /// Yields a new number after every change of what [`Tree::snapshot`] and
-    /// [`Tree::abandoned`] say; closed when the supervisor and all handles of
-    /// its tree are gone.
+    /// Yields a new number after every change of what [`Tree::snapshot`] and [`Tree::abandoned`]
+    /// return; closed when the supervisor and all handles of its tree were dropped.
     pub fn watch(&self) -> event::Watcher<u64> {
         self.shared.revision.value().watch()
     }
@@ -321,14 +313,13 @@ pub struct Supervisor {
     tree: Tree,
     stop: CancellationToken,
     ending: oneshot::Receiver<Ending>,
-    /// What `ending` gave; it gives it only once.
+    /// The result of `ending`, which yields it only once.
     ended: Option<Ending>,
 }
 
 impl Supervisor {
-    /// Starts the root runnable on the tokio runtime that this is called in
-    /// (and panics outside of one). It logs to the `tracing` subscriber of this
-    /// moment and this thread.
+    /// Starts the root runnable on the current tokio runtime (panics outside of one). The
+    /// supervisor logs to the `tracing` subscriber that is the current thread's at this moment.
     pub fn start(root: Runnable, options: Options) -> Supervisor {
         panics::note_places();
         let shared = Arc::new(Shared::new(root, &options));
@@ -342,30 +333,30 @@ impl Supervisor {
         }
     }
 
-    /// A handle to look at the tree.
+    /// A handle for reading the tree.
     pub fn tree(&self) -> Tree {
         self.tree.clone()
     }
 
-    /// Waits, for ever if need be, until the root runnable has failed and
-    /// everything has stopped (or the shutdown bound is over). Safe to cancel
-    /// and to call again: for a `select!` beside other reasons to end.
+    /// Waits, possibly forever, until the root runnable has failed and everything has stopped (or
+    /// the shutdown bound has passed). Safe to cancel and to call again: for a `select!` with other
+    /// reasons to end.
     pub async fn failed(&mut self) -> RootFailure {
         let Ending { why, stragglers } = self.ended().await;
         RootFailure {
-            why: why.unwrap_or_else(|| "it did not; all was shut down".into()),
+            why: why.unwrap_or_else(|| "no failure: the supervisor was shut down".into()),
             stragglers,
         }
     }
 
-    /// Like [`Supervisor::failed`], for those who wait for nothing else.
+    /// Like [`Supervisor::failed`], for callers that wait for nothing else.
     pub async fn wait(mut self) -> RootFailure {
         self.failed().await
     }
 
-    /// Cancels everything and waits for it, at most for the shutdown bound;
-    /// what still runs then is aborted. Gives the names of those that had not
-    /// stopped by themselves, which the log names, too.
+    /// Cancels everything and waits for it, at most for the shutdown bound; what is still running
+    /// then is aborted. Returns the names of the runnables that had not stopped by themselves; the
+    /// log names them, too.
     pub async fn shutdown(mut self) -> Vec<Arc<str>> {
         self.stop.cancel();
         self.ended().await.stragglers

@@ -1,9 +1,8 @@
-//! Catches the panic of a runnable, with the place where it happened.
+//! Catches the panic of a runnable, with its source location.
 //!
-//! `catch_unwind` gives only the payload; the place is known to the panic hook
-//! alone. So a hook, put before whatever hook there is (which still runs),
-//! leaves the place in a thread-local that the catcher reads on the same
-//! thread right after.
+//! `catch_unwind` gives only the payload; only the panic hook knows the location. So a hook,
+//! installed before the existing one (which still runs), leaves the location in a thread-local that
+//! the catcher reads on the same thread right afterwards.
 
 use std::any::Any;
 use std::cell::RefCell;
@@ -17,15 +16,15 @@ thread_local! {
     static PLACE: RefCell<Option<String>> = const { RefCell::new(None) };
 }
 
-/// Installs the hook, once for the process.
+/// Installs the hook, once per process.
 pub(super) fn note_places() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
         let previous = take_hook();
         set_hook(Box::new(move |info| {
             let place = info.location().map(ToString::to_string);
-            // A thread that is being torn down has no thread-locals any more;
-            // then the place is lost, and the panic is still caught.
+            // A thread that is being torn down has no thread-locals any more; then the location is
+            // lost, and the panic is still caught.
             let _ = PLACE.try_with(|cell| {
                 if let Ok(mut cell) = cell.try_borrow_mut() {
                     *cell = place;
@@ -36,11 +35,10 @@ pub(super) fn note_places() {
     });
 }
 
-/// Runs a future to its end; a panic becomes a message with its place.
+/// Runs a future to its end; a panic becomes a message with its location.
 ///
-/// The future is never polled again after a panic, and it is dropped here, so
-/// the state that the panic left half done is seen by its destructors only:
-/// that is what makes the assertion of unwind safety hold.
+/// The future is never polled again after a panic, and it is dropped here, so only its destructors
+/// see the state that the panic left half done: that is why the assertion of unwind safety holds.
 pub(super) async fn caught<F: Future>(future: F) -> Result<F::Output, String> {
     let mut future = pin!(future);
     std::future::poll_fn(move |context| {

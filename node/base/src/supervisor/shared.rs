@@ -1,18 +1,18 @@
-//! What contexts, handles and the driver have in common: the tree, and what says that it has changed.
+//! State shared by contexts, handles and the driver: the tree, and the notification of its changes.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::Notify;
 
-use super::tree::{Patience, Tree};
+use super::tree::{StopTimeouts, Tree};
 use super::{Options, ROOT, Runnable};
 use crate::event;
 
-/// See the module.
+/// The tree behind its mutex, with its clock.
 pub(super) struct Shared {
     tree: Mutex<Tree<Runnable>>,
-    /// The tree has actions, or another deadline.
+    /// Notified when the tree has actions, or another deadline.
     pub(super) wake: Notify,
     pub(super) revision: event::Writer<u64>,
     started: Instant,
@@ -20,7 +20,7 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(root: Runnable, options: &Options) -> Shared {
-        let patience = Patience {
+        let patience = StopTimeouts {
             warning: options.stop_warning,
             bound: options.stop_bound,
         };
@@ -32,18 +32,19 @@ impl Shared {
         }
     }
 
-    /// The tree leaves no method half done by a panic short of a bug in it, so
-    /// a poisoned lock is no reason to take everything down.
+    /// Short of a bug in the tree, no panic leaves a method half done, so a poisoned lock is not a
+    /// reason to stop everything.
     pub(super) fn tree(&self) -> MutexGuard<'_, Tree<Runnable>> {
         self.tree.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The tree's clock: since the start.
+    /// The tree's clock: time since the start.
     pub(super) fn now(&self) -> Duration {
         self.started.elapsed()
     }
 
-    /// Turns times of the tree's clock into those of the wall clock.
+    /// Converts times of the tree's clock to wall-clock times.
+    #[expect(clippy::disallowed_methods, reason = "for time stamps of the log only")]
     pub(super) fn wall_clock(&self) -> impl Fn(Duration) -> SystemTime + use<> {
         let (now, wall) = (self.now(), SystemTime::now());
         move |at| wall.checked_sub(now.saturating_sub(at)).unwrap_or(wall)

@@ -1,5 +1,5 @@
-//! Hostile runnables against the real thing. What depends on time is tested in
-//! `tree_tests.rs`; here bounds are short and every wait is for a condition.
+//! Misbehaving runnables under the real supervisor. Rules that depend on time are tested in
+//! `tree_tests.rs`; here limits are short and every wait is for a condition.
 
 use std::future::pending;
 use std::io;
@@ -60,7 +60,7 @@ async fn until(tree: &Tree, wanted: impl Fn(&Tree) -> bool) {
         }
     };
     let waited = timeout(LONG, wait).await;
-    assert!(waited.is_ok(), "it does not happen: {:#?}", tree.snapshot());
+    assert!(waited.is_ok(), "timed out: {:#?}", tree.snapshot());
 }
 
 fn find(tree: &Tree, name: &str) -> Option<NodeState> {
@@ -81,7 +81,7 @@ async fn works(context: Context) -> Outcome {
     Ok(())
 }
 
-/// Fails at its first run and works at the others.
+/// Fails at its first run and works afterwards.
 fn fails_once<E: Into<Failure> + 'static>(error: fn() -> E) -> impl Fn(Context) -> BoxedOutcome {
     let runs = AtomicUsize::new(0);
     move |context| match runs.fetch_add(1, Ordering::SeqCst) {
@@ -111,7 +111,7 @@ async fn finished_stays_and_its_children_go_on() {
     assert_eq!(
         stragglers,
         Ok(vec![]),
-        "nobody waits for a bound without need"
+        "shutdown does not wait for its bound without need"
     );
     assert!(is("root.child", State::Stopped)(&tree));
     assert_eq!(logged(&log_tree, "root"), Vec::<String>::new());
@@ -206,8 +206,8 @@ async fn early_returns_and_wrong_signals_are_failures() {
     });
     let tree = supervisor.tree();
     for (name, why) in [
-        ("root.early", "returned before it was healthy"),
-        ("root.undone", "returned without being done"),
+        ("root.early", "returned before signalling healthy"),
+        ("root.undone", "returned without signalling done"),
         ("root.twice", "signalled healthy twice"),
         ("root.reversed", "signalled done before healthy"),
     ] {
@@ -233,7 +233,7 @@ async fn groups_restart_together_after_all_have_ended() {
                 context.healthy();
                 if !fails {
                     context.cancelled().await;
-                    // Slow to stop: nobody may start meanwhile.
+                    // Slow to stop: nothing may start meanwhile.
                     tokio::time::sleep(Duration::from_millis(5)).await;
                 }
                 counts.fetch_sub(1, Ordering::SeqCst);
@@ -337,15 +337,15 @@ async fn who_ignores_cancellation_is_named_abandoned_and_aborted() {
     assert_eq!(&*tree.abandoned()[0].name, "root.parent.deaf");
     let log = logged(&log_tree, "root.parent.deaf");
     assert!(
-        log.iter().any(|line| line.starts_with("still runs")),
+        log.iter().any(|line| line.starts_with("still running")),
         "{log:?}"
     );
     assert!(log.iter().any(|line| line.contains("abandoned")), "{log:?}");
     supervisor.shutdown().await;
 }
 
-/// The worst place to block is right after a signal: the task that the signal
-/// wakes is then queued behind the one that blocks.
+/// The worst moment to block is right after a signal: the task that the signal wakes is then queued
+/// behind the one that blocks.
 #[test]
 fn who_blocks_its_thread_is_named_and_replaced() {
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -364,7 +364,7 @@ fn who_blocks_its_thread_is_named_and_replaced() {
                     let released = released.lock().expect("whole").take();
                     async move {
                         if let Some(released) = released {
-                            // Twice: a fault, so that it is told to stop.
+                            // Called twice: a failure, so the runnable is cancelled.
                             context.healthy();
                             context.healthy();
                             // Ends when the other side is dropped.
@@ -390,14 +390,14 @@ fn who_blocks_its_thread_is_named_and_replaced() {
         );
         let log = logged(&log_tree, "root.stuck");
         assert!(
-            log.iter().any(|line| line.starts_with("still runs")),
+            log.iter().any(|line| line.starts_with("still running")),
             "{log:?}"
         );
         drop(release);
         until(&tree, |tree| tree.abandoned()[0].ended).await;
         assert!(
             is("root.stuck", State::Healthy)(&tree),
-            "its last words are ignored"
+            "the end of the abandoned run is ignored"
         );
         supervisor.shutdown().await;
     });

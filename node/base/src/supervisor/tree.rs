@@ -1,18 +1,17 @@
 //! The tree of runnables as a plain data structure: no clock, no task, no lock.
 //!
-//! Everything that happens (a signal, an end, the passing of time) is a method
-//! call with the time of it; everything that must be done about it comes out
-//! of [`Tree::take_actions`]. So all rules of the supervisor stand here and can
-//! be tested with any order of events.
+//! Every event (a signal, an end, the passing of time) is a method call with its time; everything
+//! that must be done in response is returned by [`Tree::take_actions`]. So all rules of the
+//! supervisor are in this file and can be tested with any order of events.
 //!
 //! Invariants:
-//! - Each start of a runnable has a generation, a number never used again.
-//!   What an ended or abandoned generation says is ignored.
-//! - A group starts (again) only when every member, and everything below the
-//!   members, has ended or was abandoned.
-//! - Whoever is `Stopped` has an ancestor or group member that failed and will
-//!   start it again or forget it, or the whole tree is closing.
-//! - The root never starts again: when it fails, the tree closes.
+//! - Each start of a runnable has a generation, a number that is never reused. Signals of an ended
+//!   or abandoned generation are ignored.
+//! - A group starts (again) only when every member, and everything below the members, has ended or
+//!   was abandoned.
+//! - A runnable that is `Stopped` has an ancestor or group member that failed and will restart it
+//!   or forget it, or the whole tree is closing.
+//! - The root never restarts: when it fails, the tree closes.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
@@ -28,7 +27,7 @@ pub(super) type Generation = u64;
 /// Longest name of a runnable among its siblings.
 const MAX_NAME: usize = 64;
 
-/// Abandoned generations that have ended since are remembered, this many.
+/// How many abandoned generations are remembered after they have ended.
 const MAX_ENDED_ABANDONED: usize = 32;
 
 /// How a task has ended.
@@ -36,18 +35,18 @@ const MAX_ENDED_ABANDONED: usize = 32;
 pub(super) enum End {
     /// It returned `Ok`.
     Returned,
-    /// It asked to be started again after this time.
+    /// It asked to be restarted after this time.
     Restart { why: String, after: Duration },
     /// It returned an error.
     Failed(String),
-    /// It panicked, or could not even do that.
+    /// It panicked, or its task was aborted.
     Panicked(String),
 }
 
-/// The bounds for a runnable that was told to stop.
+/// Time limits for a runnable that was cancelled.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Patience {
-    /// After this it is named in the log, if it has not said what it takes.
+pub(super) struct StopTimeouts {
+    /// After this the log names it, unless it set another time.
     pub(super) warning: Duration,
     /// After this it is abandoned.
     pub(super) bound: Duration,
@@ -64,9 +63,9 @@ pub(super) enum Action<R> {
     },
     /// Ask this generation to stop.
     Cancel { generation: Generation },
-    /// Take the task away, at its next await.
+    /// Abort the task, at its next await.
     Abort { generation: Generation },
-    /// Write this into the log under the runnable's name.
+    /// Log this under the runnable's name.
     Log {
         name: Arc<str>,
         severity: Severity,
@@ -74,22 +73,22 @@ pub(super) enum Action<R> {
     },
 }
 
-/// A runnable's phase. `State` is its public shadow.
+/// A runnable's phase; [`State`] is its public form.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Phase {
     Starting,
     Healthy,
     Done,
     Finished,
-    /// Told to stop, its task still runs. `fault`: it failed by itself (a
-    /// wrong signal), so it is the one to start again.
+    /// Cancelled, its task is still running. `fault`: it failed by itself (a signal out of order),
+    /// so it is the one that restarts.
     Stopping {
         told: Duration,
         warned: bool,
         fault: bool,
     },
-    /// Ended by its own failure, or as it asked to; `restart_at` is set as soon
-    /// as all around it has ended.
+    /// Ended by its own failure, or at its own request; `restart_at` is set as soon as everything
+    /// that restarts with it has ended.
     Ended {
         failed: bool,
         restart_at: Option<Duration>,
@@ -118,25 +117,25 @@ impl Phase {
 #[derive(Debug)]
 struct Node<R> {
     payload: R,
-    /// All members of its group, itself included.
+    /// All members of its group, including itself.
     group: Arc<[Arc<str>]>,
     generation: Generation,
     phase: Phase,
     /// When the phase was entered.
     since: Duration,
     restarts: u64,
-    /// Failures since it was healthy last.
+    /// Failures since it was last healthy.
     failures: u32,
-    /// What this run wants its backoff capped to, if it fails.
+    /// Cap on the backoff if this run fails.
     restart_within: Option<Duration>,
-    /// How long it waits for its next start, where it has asked for that.
+    /// Delay before its next start, if it asked for a restart.
     restart_after: Option<Duration>,
-    /// What this run may take to end when told, if not what all may.
+    /// How long this run may take to stop, if not the default.
     ends_within: Option<Duration>,
     last_error: Option<String>,
 }
 
-/// A generation that did not stop when told, and was given up.
+/// A generation that ignored its cancellation and was abandoned.
 #[derive(Debug, Clone)]
 pub(super) struct Abandonment {
     pub(super) name: Arc<str>,
@@ -145,7 +144,7 @@ pub(super) struct Abandonment {
     pub(super) ended: bool,
 }
 
-/// What can be read of one runnable.
+/// The readable state of one runnable.
 #[derive(Debug, Clone)]
 pub(super) struct View {
     pub(super) name: Arc<str>,
@@ -159,7 +158,7 @@ pub(super) struct View {
 #[derive(Debug)]
 pub(super) struct Tree<R> {
     nodes: BTreeMap<Arc<str>, Node<R>>,
-    /// The generations whose tasks run and were not abandoned.
+    /// The generations whose tasks are running and were not abandoned.
     running: BTreeMap<Generation, Arc<str>>,
     abandoned: VecDeque<Abandonment>,
     root: Arc<str>,
@@ -169,12 +168,12 @@ pub(super) struct Tree<R> {
     revision: u64,
     actions: Vec<Action<R>>,
     backoff: Backoff,
-    patience: Patience,
+    patience: StopTimeouts,
 }
 
 impl<R: Clone> Tree<R> {
     /// A tree whose root is about to start.
-    pub(super) fn new(root: &str, payload: R, backoff: Backoff, patience: Patience) -> Self {
+    pub(super) fn new(root: &str, payload: R, backoff: Backoff, patience: StopTimeouts) -> Self {
         let root: Arc<str> = root.into();
         let mut tree = Tree {
             nodes: BTreeMap::new(),
@@ -195,8 +194,8 @@ impl<R: Clone> Tree<R> {
         tree
     }
 
-    /// Adds a group of children below the runnable of `parent` and starts them.
-    /// All of them or, with an error, none.
+    /// Adds a group of children below the runnable of `parent` and starts them: all of them or, on
+    /// error, none.
     pub(super) fn spawn(
         &mut self,
         parent_name: &str,
@@ -247,7 +246,7 @@ impl<R: Clone> Tree<R> {
         Ok(())
     }
 
-    /// The runnable says that it works.
+    /// The runnable signals that it is healthy.
     pub(super) fn healthy(&mut self, generation: Generation, now: Duration) {
         let Some((name, phase)) = self.of(generation) else {
             return;
@@ -265,7 +264,7 @@ impl<R: Clone> Tree<R> {
         }
     }
 
-    /// The runnable says how long it may be kept waiting after its failure.
+    /// The runnable caps its backoff after a failure.
     pub(super) fn restart_within(&mut self, generation: Generation, bound: Option<Duration>) {
         let Some((name, _)) = self.of(generation) else {
             return;
@@ -275,7 +274,7 @@ impl<R: Clone> Tree<R> {
         }
     }
 
-    /// The runnable says how long it may take to end when it is told to.
+    /// The runnable states how long it may take to stop.
     pub(super) fn ends_within(&mut self, generation: Generation, bound: Duration) {
         let Some((name, _)) = self.of(generation) else {
             return;
@@ -285,7 +284,7 @@ impl<R: Clone> Tree<R> {
         }
     }
 
-    /// The runnable says that it may return now.
+    /// The runnable signals that it may return now.
     pub(super) fn done(&mut self, generation: Generation, now: Duration) {
         let Some((name, phase)) = self.of(generation) else {
             return;
@@ -313,23 +312,23 @@ impl<R: Clone> Tree<R> {
             (_, End::Restart { why, after }) => self.asked_for_restart(&name, why, after, now),
             (Phase::Done, End::Returned) => self.enter(&name, Phase::Finished, now),
             (Phase::Healthy, End::Returned) => {
-                self.failed(&name, "returned without being done".into(), now);
+                self.failed(&name, "returned without signalling done".into(), now);
             }
             (_, End::Returned) => {
-                self.failed(&name, "returned before it was healthy".into(), now);
+                self.failed(&name, "returned before signalling healthy".into(), now);
             }
         }
         self.settle(now);
     }
 
-    /// Time has passed: names stragglers, abandons them, restarts what is due.
+    /// Time has passed: logs stragglers, abandons them, restarts what is due.
     pub(super) fn tick(&mut self, now: Duration) {
         for (name, warning, told, warned) in self.stopping() {
             let waited = now.saturating_sub(told);
             if waited >= self.patience.bound {
                 self.abandon(&name, now);
             } else if waited >= warning && !warned {
-                let text = format!("still runs {waited:.1?} after it was told to stop");
+                let text = format!("still running {waited:.1?} after it was told to stop");
                 self.log(&name, Severity::Warning, text);
                 if let Some(Node {
                     phase: Phase::Stopping { warned, .. },
@@ -346,7 +345,7 @@ impl<R: Clone> Tree<R> {
         }
     }
 
-    /// When [`Tree::tick`] has to be called next, `None` if nothing waits.
+    /// When [`Tree::tick`] has to be called next, `None` if nothing is waiting.
     pub(super) fn deadline(&self) -> Option<Duration> {
         let next = |node: &Node<R>| match node.phase {
             Phase::Stopping { told, warned, .. } if warned => Some(told + self.patience.bound),
@@ -359,14 +358,14 @@ impl<R: Clone> Tree<R> {
         self.nodes.values().filter_map(next).min()
     }
 
-    /// Tells everything to stop, for good.
+    /// Cancels everything; nothing restarts afterwards.
     pub(super) fn close(&mut self, now: Duration) {
         self.closing = true;
         let root = self.root.clone();
         self.cancel(&root, now);
     }
 
-    /// Whether the tree is closing, by [`Tree::close`] or as its root failed.
+    /// Whether the tree is closing, after [`Tree::close`] or a failure of the root.
     pub(super) fn is_closing(&self) -> bool {
         self.closing
     }
@@ -376,14 +375,14 @@ impl<R: Clone> Tree<R> {
         self.root_failure.as_deref()
     }
 
-    /// Those that still run, abandoned ones included.
+    /// The runnables that are still running, including abandoned ones.
     pub(super) fn still_running(&self) -> Vec<Arc<str>> {
         let abandoned = self.abandoned.iter().filter(|a| !a.ended);
         let abandoned = abandoned.map(|a| a.name.clone());
         self.running.values().cloned().chain(abandoned).collect()
     }
 
-    /// Whether there is nothing left to wait for.
+    /// Whether every task has ended, except abandoned ones.
     pub(super) fn all_ended(&self) -> bool {
         self.running.is_empty()
     }
@@ -392,7 +391,7 @@ impl<R: Clone> Tree<R> {
         std::mem::take(&mut self.actions)
     }
 
-    /// Grows with every change that [`Tree::views`] or [`Tree::abandoned`] show.
+    /// Grows with every change of what [`Tree::views`] or [`Tree::abandoned`] return.
     pub(super) fn revision(&self) -> u64 {
         self.revision
     }
@@ -409,7 +408,7 @@ impl<R: Clone> Tree<R> {
         self.nodes.iter().map(view).collect()
     }
 
-    /// What was given up: all that still run, and the last ones that ended.
+    /// The abandoned generations: all that are still running, and the last ones that ended.
     pub(super) fn abandoned(&self) -> impl Iterator<Item = &Abandonment> {
         self.abandoned.iter()
     }
@@ -463,7 +462,7 @@ impl<R: Clone> Tree<R> {
         Some((name.clone(), self.nodes.get(name)?.phase))
     }
 
-    /// The task ended by itself although it should run.
+    /// The task ended by itself although it should keep running.
     fn failed(&mut self, name: &Arc<str>, why: String, now: Duration) {
         let phase = Phase::Ended {
             failed: true,
@@ -473,8 +472,8 @@ impl<R: Clone> Tree<R> {
         self.blame(name, why, now);
     }
 
-    /// The task ended to be started anew: nothing has failed, but all that goes
-    /// down with it does. The root cannot ask for it.
+    /// The task asked to be restarted: nothing has failed, but everything that restarts with it
+    /// goes down. The root cannot ask for it.
     fn asked_for_restart(&mut self, name: &Arc<str>, why: String, after: Duration, now: Duration) {
         if *name == self.root {
             return self.failed(name, why, now);
@@ -491,14 +490,14 @@ impl<R: Clone> Tree<R> {
         self.take_down(name, now);
     }
 
-    /// The task broke the rules and still runs: it is told to stop, and counts
-    /// as failed when it has.
+    /// The task broke the rules and is still running: it is cancelled, and counts as failed when it
+    /// has ended.
     fn violated(&mut self, name: &Arc<str>, why: &str, now: Duration) {
         self.stop(name, true, now);
         self.blame(name, why.into(), now);
     }
 
-    /// Records a failure and stops all that goes down with it.
+    /// Records a failure and stops everything that restarts with this runnable.
     fn blame(&mut self, name: &Arc<str>, why: String, now: Duration) {
         self.log(name, Severity::Error, why.clone());
         let Some(node) = self.nodes.get_mut(name) else {
@@ -513,7 +512,7 @@ impl<R: Clone> Tree<R> {
         self.take_down(name, now);
     }
 
-    /// Stops all that starts again with this one.
+    /// Stops everything that restarts with this runnable.
     fn take_down(&mut self, name: &Arc<str>, now: Duration) {
         let Some(group) = self.nodes.get(name).map(|node| node.group.clone()) else {
             return;
@@ -527,7 +526,7 @@ impl<R: Clone> Tree<R> {
         self.settle(now);
     }
 
-    /// Cancels a runnable and everything below it, for a reason not its own.
+    /// Cancels a runnable and everything below it, for a reason other than its own failure.
     fn cancel(&mut self, name: &Arc<str>, now: Duration) {
         self.cancel_one(name, now);
         for below in self.below(name) {
@@ -541,7 +540,7 @@ impl<R: Clone> Tree<R> {
         };
         match &mut node.phase {
             Phase::Starting | Phase::Healthy | Phase::Done => self.stop(name, false, now),
-            // Whoever takes it down now also decides when it starts again.
+            // What takes it down now also decides when it restarts.
             Phase::Stopping { fault, .. } => *fault = false,
             Phase::Ended { .. } => self.enter(name, Phase::Stopped, now),
             Phase::Finished | Phase::Stopped => {}
@@ -561,8 +560,8 @@ impl<R: Clone> Tree<R> {
         }
     }
 
-    /// A task that was told to stop has ended by itself. Errors are usual then
-    /// (what it worked with is torn down, too), panics are not.
+    /// A cancelled task has ended by itself. Errors are usual then (what it worked with is torn
+    /// down, too), panics are not.
     fn stopped_by(&mut self, name: &Arc<str>, phase: Phase, end: End, now: Duration) {
         match end {
             End::Returned | End::Restart { .. } => {}
@@ -577,7 +576,7 @@ impl<R: Clone> Tree<R> {
         self.stopped(name, phase, now);
     }
 
-    /// A task that was told to stop is gone, one way or the other.
+    /// A cancelled task has ended, or was abandoned.
     fn stopped(&mut self, name: &Arc<str>, phase: Phase, now: Duration) {
         let fault = matches!(phase, Phase::Stopping { fault: true, .. });
         let phase = if fault {
@@ -597,7 +596,7 @@ impl<R: Clone> Tree<R> {
         };
         let (generation, phase) = (node.generation, node.phase);
         let bound = self.patience.bound;
-        let why = format!("ignored for {bound:?} that it was told to stop; abandoned");
+        let why = format!("ignored its cancellation for {bound:?}; abandoned");
         node.last_error = Some(why.clone());
         self.running.remove(&generation);
         self.abandoned.push_back(Abandonment {
@@ -625,7 +624,7 @@ impl<R: Clone> Tree<R> {
         self.log(
             &name,
             Severity::Warning,
-            "what was abandoned has ended".into(),
+            "the abandoned run has ended".into(),
         );
         let ended = self.abandoned.iter().filter(|a| a.ended).count();
         if ended > MAX_ENDED_ABANDONED
@@ -635,8 +634,8 @@ impl<R: Clone> Tree<R> {
         }
     }
 
-    /// Sets the time of the restart for each failed one around which all has
-    /// ended. Looks at the whole tree anew: no state to get out of step.
+    /// Sets the restart time of each failed runnable whose group and subtrees have ended. Looks at
+    /// the whole tree each time, so there is no state that could get out of step.
     fn settle(&mut self, now: Duration) {
         if self.closing {
             return;
@@ -699,8 +698,8 @@ impl<R: Clone> Tree<R> {
         }
     }
 
-    /// Who was told to stop and still runs: when it is to be named, when it was
-    /// told, and whether it has been named.
+    /// The cancelled runnables that are still running: when each is to be logged, when it was
+    /// cancelled, and whether it has been logged.
     fn stopping(&self) -> Vec<(Arc<str>, Duration, Duration, bool)> {
         let stopping = |(name, node): (&Arc<str>, &Node<R>)| match node.phase {
             Phase::Stopping { told, warned, .. } => {
@@ -711,7 +710,7 @@ impl<R: Clone> Tree<R> {
         self.nodes.iter().filter_map(stopping).collect()
     }
 
-    /// After what time it is named, once it was told to stop.
+    /// How long after its cancellation the runnable is logged as a straggler.
     fn warning(&self, node: &Node<R>) -> Duration {
         node.ends_within.unwrap_or(self.patience.warning)
     }

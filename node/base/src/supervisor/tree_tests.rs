@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use proptest::prelude::*;
 
-use super::tree::{Action, End, Generation, Patience, Tree};
+use super::tree::{Action, End, Generation, StopTimeouts, Tree};
 use super::{Backoff, SpawnError, State};
 use crate::logtree::{Severity, is_within};
 
@@ -20,7 +20,7 @@ fn backoff() -> Backoff {
     }
 }
 
-/// A task as the driver would have it.
+/// A task as the driver would run it.
 #[derive(Debug, Clone)]
 struct Task {
     name: Arc<str>,
@@ -28,8 +28,8 @@ struct Task {
     aborted: bool,
 }
 
-/// A tree with the tasks it asked for, the clock, and the log. Each step holds
-/// the actions against what must be true of them.
+/// A tree with the tasks that it requested, the clock, and the log. Each step checks the tree's
+/// actions against the invariants.
 struct World {
     tree: Tree<()>,
     now: Duration,
@@ -40,7 +40,7 @@ struct World {
 
 impl World {
     fn new() -> World {
-        let patience = Patience {
+        let patience = StopTimeouts {
             warning: WARNING,
             bound: BOUND,
         };
@@ -55,7 +55,7 @@ impl World {
         world
     }
 
-    /// Does what the tree wants, as the driver does.
+    /// Executes the tree's actions, as the driver does.
     fn act(&mut self) {
         let closing_before = self.tree.is_closing();
         for action in self.tree.take_actions() {
@@ -101,7 +101,7 @@ impl World {
         self.live.insert(generation, task);
     }
 
-    /// What holds at every moment.
+    /// Invariants that hold at every moment.
     fn check(&self) {
         let views = self.tree.views();
         let state: BTreeMap<&str, State> = views.iter().map(|v| (&*v.name, v.state)).collect();
@@ -193,8 +193,7 @@ impl World {
         assert!(self.tree.deadline() > Some(self.now) || self.tree.deadline().is_none());
     }
 
-    /// Lets everybody who was told to stop do so, and all time pass that is
-    /// waited for.
+    /// Lets every cancelled task end, and lets the time pass for everything that waits.
     fn come_to_rest(&mut self) {
         for _ in 0..100 {
             let told: Vec<Generation> = self
@@ -214,7 +213,7 @@ impl World {
                 self.advance(at.saturating_sub(self.now));
             }
         }
-        panic!("it does not come to rest");
+        panic!("the tree does not settle");
     }
 
     fn state(&self, name: &str) -> State {
@@ -234,7 +233,7 @@ impl World {
     }
 }
 
-/// root with children a, a.x and b, all healthy.
+/// A root with children a, a.x and b, all healthy.
 fn small_world() -> World {
     let mut world = World::new();
     world.spawn("root", &["a"]).expect("a");
@@ -253,14 +252,14 @@ fn a_failure_takes_its_subtree_and_nothing_else() {
     assert_eq!(world.state("root.a"), State::Failed);
     assert_eq!(world.state("root.a.x"), State::Stopping);
     assert!(world.runs("root.b") && world.runs("root"));
-    // No restart, however long, before everything below has ended.
+    // No restart, however long it takes, before everything below has ended.
     world.advance(Duration::from_secs(4));
     assert_eq!(world.state("root.a"), State::Failed);
     world.fail("root.a.x");
     assert_eq!(
         world.state("root.a.x"),
         State::Stopped,
-        "an error while stopping is none"
+        "an error while stopping does not count"
     );
     world.advance(Duration::from_millis(499));
     assert_eq!(world.state("root.a"), State::Failed);
@@ -398,10 +397,16 @@ fn early_returns_are_failures() {
     let mut world = small_world();
     world.end("root.b", End::Returned);
     world.end("root.a.x", End::Failed("after being healthy".into()));
-    assert_eq!(world.logged("root.b", "returned without being done"), 1);
+    assert_eq!(
+        world.logged("root.b", "returned without signalling done"),
+        1
+    );
     world.come_to_rest();
     world.end("root.b", End::Returned);
-    assert_eq!(world.logged("root.b", "returned before it was healthy"), 1);
+    assert_eq!(
+        world.logged("root.b", "returned before signalling healthy"),
+        1
+    );
     world.come_to_rest();
     assert!(world.runs("root.b") && world.runs("root.a.x"));
     let views = world.tree.views();
@@ -409,7 +414,7 @@ fn early_returns_are_failures() {
     assert_eq!(b.restarts, 2);
     assert_eq!(
         b.last_error.as_deref(),
-        Some("returned before it was healthy")
+        Some("returned before signalling healthy")
     );
 }
 
@@ -438,7 +443,7 @@ fn wrong_signals_fail_the_runnable_alone() {
         assert_eq!(world.state("root.a"), State::Stopping, "{complaint}");
         assert_eq!(world.logged("root.a", complaint), 1);
         assert!(world.runs("root.b"));
-        // What it signals now is nothing to anyone.
+        // Its signals are ignored from here on.
         world.healthy("root.a");
         world.end("root.a", End::Returned);
         assert_eq!(world.state("root.a"), State::Failed);
@@ -452,7 +457,7 @@ fn whoever_falls_with_its_parent_does_not_start_by_itself() {
     for told_first in [true, false] {
         let mut world = small_world();
         if told_first {
-            // Still on its way down for its own fault when its parent fails.
+            // Still stopping for its own failure when its parent fails.
             world.healthy("root.a.x");
             world.fail("root.a");
             world.end("root.a.x", End::Returned);
@@ -474,19 +479,23 @@ fn who_ignores_the_cancellation_is_named_then_abandoned() {
     world.fail("root.a");
     let stuck = world.generation("root.a.x");
     world.advance(WARNING - Duration::from_millis(1));
-    assert_eq!(world.logged("root.a.x", "still runs"), 0);
+    assert_eq!(world.logged("root.a.x", "still running"), 0);
     world.advance(Duration::from_millis(1));
     world.advance(Duration::from_secs(10));
-    assert_eq!(world.logged("root.a.x", "still runs"), 1, "once is enough");
+    assert_eq!(
+        world.logged("root.a.x", "still running"),
+        1,
+        "once is enough"
+    );
     world.advance(BOUND);
     assert_eq!(world.logged("root.a.x", "abandoned"), 1);
     assert!(world.live[&stuck].aborted);
     world.advance(Duration::from_secs(1));
-    assert!(world.runs("root.a"), "the subtree goes on without it");
+    assert!(world.runs("root.a"), "the subtree continues without it");
     world
         .spawn("root.a", &["x"])
         .expect("a new x beside the old");
-    // The old one wakes up: nothing it does counts.
+    // The abandoned run signals: everything is ignored.
     world.tree.healthy(stuck, world.now);
     world.tree.done(stuck, world.now);
     let late = world
@@ -517,14 +526,14 @@ fn a_run_can_say_how_long_its_end_takes() {
         world.tree.ends_within(generation, bound);
         world.fail("root.a");
         world.advance(named_after - Duration::from_millis(1));
-        assert_eq!(world.logged("root.a.x", "still runs"), 0, "{bound:?}");
+        assert_eq!(world.logged("root.a.x", "still running"), 0, "{bound:?}");
         assert_eq!(
             world.tree.deadline(),
             Some(world.now + Duration::from_millis(1)),
             "{bound:?}"
         );
         world.advance(Duration::from_millis(1));
-        let named = world.logged("root.a.x", "still runs");
+        let named = world.logged("root.a.x", "still running");
         let abandoned = world.logged("root.a.x", "abandoned");
         assert_eq!(
             (named, abandoned),
@@ -545,7 +554,7 @@ fn how_long_an_end_takes_is_said_in_each_run_anew() {
     world.tree.ends_within(first, 4 * WARNING);
     world.fail("root");
     world.advance(WARNING);
-    assert_eq!(world.logged("root.b", "still runs"), 1);
+    assert_eq!(world.logged("root.b", "still running"), 1);
 }
 
 #[test]
@@ -677,13 +686,13 @@ fn step() -> impl Strategy<Value = Step> {
         6 => (who.clone(), 0..4_u8).prop_map(|(who, how)| Step::End(who, how)),
         2 => who.prop_map(Step::Stale),
         6 => prop_oneof![0..1000_u64, 0..40_000_u64].prop_map(Step::Advance),
-        // Seldom, or no history gets long.
+        // Rare, otherwise no history gets long.
         1 => prop::bool::weighted(0.1).prop_map(|close| if close { Step::Close } else { Step::Advance(0) }),
     ]
 }
 
 impl World {
-    /// Any living task, by number; small numbers are near the root.
+    /// Any running task, by number; small numbers are near the root.
     fn pick(&self, number: usize) -> (Generation, Arc<str>) {
         let (generation, task) = self
             .live
@@ -730,7 +739,7 @@ impl World {
                 self.tree.healthy(past.unwrap_or(0), self.now);
                 self.tree.done(past.unwrap_or(0), self.now);
                 self.tree.ended(past.unwrap_or(0), End::Returned, self.now);
-                assert_eq!(self.tree.revision(), before, "the past changes nothing");
+                assert_eq!(self.tree.revision(), before, "late signals change nothing");
             }
             Step::Advance(millis) => self.advance(Duration::from_millis(millis)),
             Step::Close => self.tree.close(self.now),
@@ -742,8 +751,8 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Any history, and then rest: what must hold at each step is checked by
-    /// the world; in the end nobody is left waiting for nothing.
+    /// Any history, then a quiet phase: the world checks the invariants at each step; at the end no
+    /// runnable waits for something that cannot happen.
     #[test]
     fn any_history_comes_to_rest(steps in prop::collection::vec(step(), 0..120)) {
         let mut world = World::new();

@@ -1,18 +1,16 @@
-//! The way itself: for each connection of the program one to etcd, and the
-//! calls that go from the one to the other.
+//! The forwarding: one connection to etcd for each connection of the program, and the calls between
+//! the two.
 //!
-//! A connection with all its calls is one task. What comes in on either side
-//! wakes it once, and it does whatever follows: nothing is handed to another
-//! task, which another thread would have to be woken for. An API server asks
-//! etcd for something at nearly each request that it serves, one after the
-//! other, so what a call costs here is what each request takes longer. That is
-//! why the calls about keys and the watches are not a server's and a client's
-//! of tonic, each with a task for the connection, one for the call and queues
-//! between them; that has cost the node more processor time than the store
-//! itself takes.
+//! A connection with all its calls is one task. An event on either side wakes it once, and it does
+//! all the work that follows: nothing is handed to another task, for which another thread would
+//! have to be woken. An API server calls etcd for nearly every request that it serves, one call
+//! after the other, so the latency added here is added to every request. That is why the calls
+//! about keys and the watches do not use a tonic server and a tonic client, each with a task for
+//! the connection, one for the call and queues between them: that used more CPU time on the node
+//! than etcd itself.
 //!
-//! When either side ends its connection the other one ends: the program sees
-//! what it would see of etcd, and connects again by itself.
+//! When either side closes its connection, the other one is closed: the program sees what it would
+//! see of etcd, and reconnects by itself.
 
 use std::io;
 use std::pin::pin;
@@ -37,30 +35,28 @@ use super::EtcdProxy;
 use super::key_prefix::HasKeys;
 use super::messages::{self, Messages};
 
-/// What may be under way in one direction of one stream, and of a connection.
-/// Lists of objects are megabytes.
+/// HTTP/2 flow-control windows of a stream and of a connection. Lists of objects are megabytes.
 const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 8 << 20;
-/// Calls of one connection at a time; one more waits.
+/// Maximum number of concurrent calls per connection; further calls wait.
 const MOST_CONCURRENT_CALLS: u32 = 4096;
-/// When no connection can be taken, because the process has too many.
+/// Delay after a failed accept, because the process has too many open files.
 const ACCEPT_RETRY_DELAY: Duration = Duration::from_millis(100);
 
 const WATCH_PATH: &str = "/etcdserverpb.Watch/Watch";
 
-/// Why a connection has ended before its time.
+/// Why a connection ended early.
 #[derive(Debug, thiserror::Error)]
 enum ConnectionError {
-    #[error("etcd takes no connection")]
+    #[error("cannot connect to etcd")]
     Connect(#[from] io::Error),
-    #[error("the connection to etcd")]
+    #[error("the connection to etcd failed")]
     Etcd(#[source] h2::Error),
-    #[error("the connection of the program")]
+    #[error("the client's connection failed")]
     Program(#[source] h2::Error),
 }
 
-/// Takes connections until it is `over`, and then waits for the end of what is
-/// under way on them.
+/// Accepts connections until `over` is cancelled, and then waits for the calls on them to end.
 pub(super) async fn serve(listener: UnixListener, proxy: EtcdProxy) {
     let mut connections = JoinSet::new();
     loop {
@@ -71,7 +67,7 @@ pub(super) async fn serve(listener: UnixListener, proxy: EtcdProxy) {
                     connections.spawn(async move { pass(program, &proxy).await });
                 }
                 Err(error) => {
-                    tracing::warn!("a way to the store cannot be opened: {error}");
+                    tracing::warn!("etcd proxy: cannot accept a connection: {error}");
                     sleep(ACCEPT_RETRY_DELAY).await;
                 }
             },
@@ -88,23 +84,23 @@ pub(super) async fn serve(listener: UnixListener, proxy: EtcdProxy) {
 fn tell(ended: Result<Result<(), ConnectionError>, tokio::task::JoinError>) {
     match ended {
         Ok(Ok(())) => {}
-        // There are many, and what ended them says so once.
+        // There are many of these, and their common cause is logged elsewhere.
         Ok(Err(error)) => {
             let error = hearth_api::chain(&error);
-            tracing::debug!("a way to the store has ended: {error}");
+            tracing::debug!("etcd proxy: connection closed: {error}");
         }
-        Err(error) => tracing::error!("a way to the store has failed: {error}"),
+        Err(error) => tracing::error!("etcd proxy: connection task failed: {error}"),
     }
 }
 
-/// Both sides of a way, and whom etcd is asked by.
+/// The program's connection, etcd's connection, and the handle for requests to etcd.
 type Opened = (
     server::Connection<UnixStream, Bytes>,
     client::Connection<UnixStream, Bytes>,
     SendRequest<Bytes>,
 );
 
-/// Waits for etcd, if it is away for a moment.
+/// Opens both connections. Waits for etcd if it is not available for a moment.
 async fn open(program: UnixStream, proxy: &EtcdProxy) -> Result<Opened, ConnectionError> {
     let etcd = proxy.client.connect().await?;
     let upward = client::Builder::new()
@@ -122,12 +118,12 @@ async fn open(program: UnixStream, proxy: &EtcdProxy) -> Result<Opened, Connecti
     Ok((downward, upward, etcd))
 }
 
-/// One connection, until either side ends it.
+/// Serves one connection until either side closes it.
 async fn pass(program: UnixStream, proxy: &EtcdProxy) -> Result<(), ConnectionError> {
     let mut over = pin!(proxy.over.cancelled());
     let (mut downward, upward, etcd) = tokio::select! {
         opened = open(program, proxy) => opened?,
-        // Nothing is under way on it.
+        // No call is pending on it.
         () = &mut over => return Ok(()),
     };
     let connection = ProxyConnection { etcd, proxy };
@@ -153,14 +149,14 @@ async fn pass(program: UnixStream, proxy: &EtcdProxy) -> Result<(), ConnectionEr
     }
 }
 
-/// What the calls of one connection share.
+/// State shared by the calls of one connection.
 struct ProxyConnection<'a> {
     etcd: SendRequest<Bytes>,
     proxy: &'a EtcdProxy,
 }
 
 impl ProxyConnection<'_> {
-    /// One call, until it is answered or its caller has lost interest.
+    /// Handles one call until it is answered or its caller cancels it.
     async fn call(&self, request: Request<RecvStream>, respond: SendResponse<Bytes>) {
         let (head, body) = request.into_parts();
         let (proxy, body) = (self.proxy, Messages::of(body));
@@ -208,7 +204,7 @@ impl ProxyConnection<'_> {
         }
     }
 
-    /// One question about keys, and etcd's answer.
+    /// Forwards one unary call about keys.
     async fn about_keys<Q: HasKeys>(
         &self,
         head: &HeaderMap,
@@ -236,21 +232,19 @@ impl ProxyConnection<'_> {
             let mut answers = messages::answers(answer).await?;
             let answer = answers.next().await?;
             answers.ended().await?;
-            answer.ok_or_else(|| Status::internal("etcd ended a call without an answer"))
+            answer.ok_or_else(|| Status::internal("etcd ended a call without a response"))
         };
         super::answered(answer).await
     }
 
-    /// Watches, of which one stream has many: requests go up as they come, and
-    /// what etcd tells comes down. A caller that breaks off ends them above,
-    /// too.
+    /// Forwards a watch stream, which may contain many watches: requests to etcd as they arrive,
+    /// responses to the program. If the caller cancels the stream, the watches end in etcd as well.
     async fn watch(&self, head: &HeaderMap, mut body: Messages, mut respond: SendResponse<Bytes>) {
         let (answer, mut up) = match messages::call(&self.etcd, WATCH_PATH, head).await {
             Ok(call) => call,
             Err(status) => return messages::refuse(&mut respond, status),
         };
-        // etcd answers when the first watch is made, and its caller makes
-        // the first when it likes.
+        // etcd answers once the first watch is created, which the caller may do at any time later.
         let Ok(mut down) = messages::begin(&mut respond) else {
             return;
         };
@@ -268,7 +262,7 @@ impl ProxyConnection<'_> {
             loop {
                 let answer = tokio::select! {
                     answer = answers.next::<WatchResponse>() => answer?,
-                    () = down.abandoned() => return Err(Status::cancelled("it was broken off")),
+                    () = down.abandoned() => return Err(Status::cancelled("caller cancelled")),
                 };
                 let Some(mut answer) = answer else {
                     return answers.ended().await;
@@ -285,7 +279,7 @@ impl ProxyConnection<'_> {
         down.end(ended);
     }
 
-    /// Renewals: one call upwards for each, since their users renew rarely, if
+    /// Forwards lease renewals with one call to etcd for each, since their users renew rarely, if
     /// at all.
     async fn keep_alive(&self, mut body: Messages, mut respond: SendResponse<Bytes>) {
         let Ok(mut down) = messages::begin(&mut respond) else {
@@ -306,7 +300,7 @@ impl ProxyConnection<'_> {
     }
 }
 
-/// A call of one question and one answer.
+/// Handles a unary call.
 async fn asked<Q, A, F>(
     mut body: Messages,
     mut respond: SendResponse<Bytes>,

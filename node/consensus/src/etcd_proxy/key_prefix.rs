@@ -1,6 +1,6 @@
-//! What becomes of a message on its way: keys get the prefix or lose it.
+//! Rewrites messages: adds the prefix to keys in requests, and strips it in responses.
 //!
-//! Pure: no call is made here.
+//! Pure functions: no calls are made here.
 
 use std::sync::Arc;
 
@@ -18,17 +18,17 @@ use super::super::wire::{
 };
 use super::leases;
 
-/// Transactions in transactions; etcd's callers have none.
+/// Maximum nesting of transactions; etcd's callers do not nest them.
 const DEEPEST_TXN: usize = 4;
 
-/// etcd's words, by which its callers know what is meant.
+/// etcd's own message, which its clients recognize.
 pub(super) const EMPTY_KEY: &str = "etcdserver: key is not provided";
 
 /// One user's prefix.
 #[derive(Clone)]
 pub(super) struct KeyPrefix {
     prefix: Arc<[u8]>,
-    /// The first key behind it.
+    /// The first key after the prefix.
     end: Arc<[u8]>,
 }
 
@@ -40,7 +40,7 @@ impl KeyPrefix {
         }
     }
 
-    /// A key, as the store has it.
+    /// Adds the prefix to a key.
     pub(super) fn up(&self, key: &mut Vec<u8>) -> Result<(), Status> {
         if key.is_empty() {
             return Err(Status::invalid_argument(EMPTY_KEY));
@@ -49,8 +49,8 @@ impl KeyPrefix {
         Ok(())
     }
 
-    /// The end of a range, as the store has it. Empty is no range, and one zero
-    /// byte the end of everything.
+    /// Adds the prefix to the end of a range. Empty means a single key, and one zero byte the end
+    /// of the store.
     pub(super) fn end_up(&self, end: &mut Vec<u8>) {
         match &end[..] {
             [] => {}
@@ -59,10 +59,12 @@ impl KeyPrefix {
         }
     }
 
-    /// A key, as the program has it.
+    /// Strips the prefix of a key.
     pub(super) fn down(&self, key: &mut Vec<u8>) -> Result<(), Status> {
         if !key.starts_with(&self.prefix) {
-            return Err(Status::internal("etcd answered with somebody else's key"));
+            return Err(Status::internal(
+                "etcd's response contains a key outside the namespace",
+            ));
         }
         key.drain(..self.prefix.len());
         Ok(())
@@ -103,7 +105,9 @@ impl KeyPrefix {
 
     pub(super) fn txn_up(&self, request: &mut TxnRequest, depth: usize) -> Result<(), Status> {
         if depth > DEEPEST_TXN {
-            return Err(Status::invalid_argument("too many transactions in another"));
+            return Err(Status::invalid_argument(
+                "transactions are nested too deeply",
+            ));
         }
         for compare in &mut request.compare {
             self.compare_up(compare)?;
@@ -120,8 +124,10 @@ impl KeyPrefix {
             Some(Asked::RequestPut(put)) => self.put_up(put),
             Some(Asked::RequestDeleteRange(delete)) => self.delete_up(delete),
             Some(Asked::RequestTxn(txn)) => self.txn_up(txn, depth + 1),
-            // One that is not known here would pass by what is above.
-            None => Err(Status::invalid_argument("an operation of an unknown kind")),
+            // An unknown operation would bypass the rewriting above.
+            None => Err(Status::invalid_argument(
+                "unknown operation in a transaction",
+            )),
         }
     }
 
@@ -140,7 +146,7 @@ impl KeyPrefix {
         }
     }
 
-    /// A watch without a key is one from the first key on.
+    /// A watch without a key starts at the first key.
     pub(super) fn watch_up(&self, request: &mut WatchRequest) {
         if let Some(RequestUnion::CreateRequest(create)) = &mut request.request_union {
             create.key.splice(..0, self.prefix.iter().copied());
@@ -157,20 +163,20 @@ impl KeyPrefix {
     }
 }
 
-/// A request about keys, which is passed on.
+/// A request about keys, which is forwarded.
 pub(super) trait HasKeys: Message + Default {
-    /// Of the call, by which HTTP/2 names it.
+    /// Path of the gRPC method.
     const PATH: &'static str;
-    /// What etcd answers.
+    /// The response message.
     type Answer: Message + Default;
 
-    /// As the store has it.
+    /// Rewrites the keys of the request for the store.
     fn up(&mut self, prefix: &KeyPrefix) -> Result<(), Status>;
 
-    /// As the program has it.
+    /// Rewrites the keys of the response for the program.
     fn down(answer: &mut Self::Answer, prefix: &KeyPrefix) -> Result<(), Status>;
 
-    /// Whether it may write more than it removes.
+    /// Whether it may write keys, and not only delete them.
     fn may_put(&self) -> bool {
         false
     }
@@ -223,8 +229,8 @@ impl HasKeys for TxnRequest {
     const PATH: &'static str = "/etcdserverpb.KV/Txn";
     type Answer = TxnResponse;
 
-    // A lease that stands in a comparison is compared as it is: it tells
-    // nothing but whether the own key bears it.
+    // A lease in a comparison is not rewritten: it only reveals whether the user's own key is
+    // attached to it.
     fn up(&mut self, prefix: &KeyPrefix) -> Result<(), Status> {
         prefix.txn_up(self, 0)
     }
@@ -233,7 +239,7 @@ impl HasKeys for TxnRequest {
         prefix.txn_down(answer)
     }
 
-    /// By how its comparisons end.
+    /// Depends on the result of its comparisons, so both branches count.
     fn may_put(&self) -> bool {
         let mut operations = self.success.iter().chain(&self.failure);
         operations.any(|operation| match &operation.request {

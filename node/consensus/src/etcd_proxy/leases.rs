@@ -1,7 +1,6 @@
-//! Leases, which have no keys: whose one is stands in its number.
+//! Leases, which have no keys: their ID tells whose they are.
 //!
-//! They are few, and nobody waits for them, so etcd is asked by the node's own
-//! client.
+//! They are few, and latency does not matter, so they use the node's own etcd client.
 
 use hearth_api::identity::random_bytes;
 use tonic::transport::Channel;
@@ -15,21 +14,21 @@ use super::super::wire::{
 };
 use super::{EtcdProxy, bounded};
 
-/// How often a lease's number is drawn again that is taken.
+/// How many further IDs to draw if one is taken.
 const LEASE_ID_DRAWS: usize = 4;
-/// The upper half of the number of every lease that is granted here. A number
-/// is positive, and etcd draws its own at random.
+/// The upper half of the ID of every lease that is granted here. IDs are positive, and etcd draws
+/// its own at random.
 const LEASE_ID_MARK: i64 = 0x4b75_6265;
 
-/// etcd's words, by which its callers know what is meant.
+/// etcd's own message, which its clients recognize.
 pub(super) const NO_SUCH_LEASE: &str = "etcdserver: requested lease not found";
 
-/// Whether a lease was granted here.
+/// Whether the lease was granted by this proxy.
 pub(super) const fn is_ours(lease: i64) -> bool {
     lease >> 32 == LEASE_ID_MARK
 }
 
-/// A number for a lease that is granted here.
+/// Draws an ID for a new lease.
 fn draw() -> i64 {
     (LEASE_ID_MARK << 32) | i64::from(u32::from_ne_bytes(random_bytes()))
 }
@@ -39,14 +38,14 @@ impl EtcdProxy {
         LeaseClient::new(self.client.channel())
     }
 
-    /// Grants one under a number of ours.
+    /// Grants a lease with an ID of this proxy.
     pub(super) async fn grant(
         &self,
         LeaseGrantRequest { ttl, id }: LeaseGrantRequest,
     ) -> Result<LeaseGrantResponse, Status> {
         if id != 0 && !is_ours(id) {
             return Err(Status::invalid_argument(
-                "a lease of this user has another kind of number: leave it to be chosen",
+                "the lease ID is not in this user's range: use 0 and let the server choose",
             ));
         }
         self.has_capacity()?;
@@ -60,7 +59,7 @@ impl EtcdProxy {
         let mut again = 0..LEASE_ID_DRAWS;
         loop {
             match grant(draw()).await {
-                // It is taken.
+                // The ID is taken.
                 Err(status)
                     if status.code() == Code::FailedPrecondition && again.next().is_some() => {}
                 answer => return answer,
@@ -68,7 +67,7 @@ impl EtcdProxy {
         }
     }
 
-    /// Ends one of ours.
+    /// Revokes a lease of this proxy.
     pub(super) async fn revoke(
         &self,
         request: LeaseRevokeRequest,
@@ -79,7 +78,7 @@ impl EtcdProxy {
         bounded(self.leases().lease_revoke(request)).await
     }
 
-    /// Renews one of ours; one that is not has no time left.
+    /// Renews a lease of this proxy; any other one is answered as expired.
     pub(super) async fn renew(
         &self,
         LeaseKeepAliveRequest { id }: LeaseKeepAliveRequest,
@@ -101,7 +100,7 @@ impl EtcdProxy {
         Ok(bounded(renewal).await?.unwrap_or(gone))
     }
 
-    /// How long one of ours lasts, and on which keys.
+    /// Remaining time and keys of a lease of this proxy.
     pub(super) async fn time_to_live(
         &self,
         request: LeaseTimeToLiveRequest,
@@ -120,7 +119,7 @@ impl EtcdProxy {
         Ok(answer)
     }
 
-    /// Those of ours that there are.
+    /// Lists the leases of this proxy.
     pub(super) async fn list_leases(
         &self,
         request: LeaseLeasesRequest,

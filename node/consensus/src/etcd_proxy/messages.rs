@@ -1,9 +1,8 @@
-//! gRPC's messages on the streams of HTTP/2, as far as passing them on takes.
+//! gRPC messages on HTTP/2 streams, as far as forwarding needs them.
 //!
-//! A message is five bytes (whether it is compressed, and its length) and its
-//! content; a call's end is a status in its trailers, or in the headers of an
-//! answer that is nothing else. Messages and statuses themselves are the
-//! libraries'.
+//! A message is a header of five bytes (the compression flag and the length) and its content. A
+//! call ends with a status in the trailers, or in the headers of a response that has nothing else.
+//! Encoding of messages and statuses is left to the libraries.
 
 use std::future::poll_fn;
 
@@ -18,28 +17,26 @@ use tonic::{Code, Status};
 
 use super::LARGEST_MESSAGE;
 
-/// Before a message.
+/// Header of a message: compression flag and length.
 const FRAME_HEADER_BYTES: usize = 5;
 const CONTENT_TYPE_GRPC: HeaderValue = HeaderValue::from_static("application/grpc");
-/// What of a call's own headers goes on with it: its bound in time, and that
-/// its caller wants to hear at once that there is no leader.
+/// Headers of a call that are forwarded: its timeout, and that it requires a leader.
 const KEPT_HEADERS: [HeaderName; 2] = [
     HeaderName::from_static("grpc-timeout"),
     HeaderName::from_static("hasleader"),
 ];
 
-/// The other side of a connection has broken off. Nobody knows what became of
-/// what it was asked.
+/// The error for a connection that broke: it is unknown whether the call was executed.
 fn broken(error: &h2::Error) -> Status {
-    Status::unavailable(format!("the connection broke off: {error}"))
+    Status::unavailable(format!("the connection was lost: {error}"))
 }
 
-/// What was said, without what belongs to the way it came.
+/// Code and message of a status, without the metadata of its transport.
 pub(super) fn told(status: &Status) -> Status {
     Status::new(status.code(), status.message())
 }
 
-/// Bytes in which messages are found, however they come.
+/// Splits a byte stream into messages.
 #[derive(Default)]
 pub(super) struct Frames {
     held: BytesMut,
@@ -50,12 +47,12 @@ impl Frames {
         self.held.extend_from_slice(chunk);
     }
 
-    /// Whether nothing of another message has come.
+    /// Whether no part of a further message has arrived.
     pub(super) fn is_empty(&self) -> bool {
         self.held.is_empty()
     }
 
-    /// The content of the next message, once all of it has come.
+    /// The content of the next message, once it is complete.
     pub(super) fn take(&mut self) -> Result<Option<Bytes>, Status> {
         let Some(&[compressed, a, b, c, d]) = self.held.first_chunk::<FRAME_HEADER_BYTES>() else {
             return Ok(None);
@@ -77,11 +74,11 @@ impl Frames {
 
 fn too_long(length: usize) -> Status {
     Status::resource_exhausted(format!(
-        "a message has {length} bytes, at most {LARGEST_MESSAGE} are passed on"
+        "message is too large: {length} bytes, the limit is {LARGEST_MESSAGE}"
     ))
 }
 
-/// Messages that come by a stream.
+/// Messages received on a stream.
 pub(super) struct Messages {
     stream: RecvStream,
     frames: Frames,
@@ -95,25 +92,25 @@ impl Messages {
         }
     }
 
-    /// The next one; none if the stream has ended. Safe to cancel.
+    /// The next message; `None` at the end of the stream. Cancellation safe.
     pub(super) async fn next<M: Message + Default>(&mut self) -> Result<Option<M>, Status> {
         loop {
             if let Some(message) = self.frames.take()? {
                 let message = M::decode(message);
                 return message.map(Some).map_err(|error| {
-                    Status::internal(format!("a message cannot be understood: {error}"))
+                    Status::internal(format!("cannot decode a message: {error}"))
                 });
             }
             match self.chunk().await? {
                 Some(chunk) => self.frames.add(&chunk),
                 None if self.frames.is_empty() => return Ok(None),
-                None => return Err(Status::internal("a message broke off")),
+                None => return Err(Status::internal("the stream ended within a message")),
             }
         }
     }
 
-    /// What comes next, of whatever length. The other side may send as much
-    /// again: what is held has a bound of its own.
+    /// The next chunk, of any length. Its flow-control capacity is released at once: the size of a
+    /// buffered message is limited elsewhere.
     async fn chunk(&mut self) -> Result<Option<Bytes>, Status> {
         let Some(chunk) = self.stream.data().await else {
             return Ok(None);
@@ -124,16 +121,15 @@ impl Messages {
         Ok(Some(chunk))
     }
 
-    /// The only one.
+    /// The message of a unary call.
     pub(super) async fn one<M: Message + Default>(&mut self) -> Result<M, Status> {
         match self.next().await? {
             Some(message) => Ok(message),
-            None => Err(Status::internal("a message is wanted, and there is none")),
+            None => Err(Status::internal("expected a message, got none")),
         }
     }
 
-    /// Waits for the end of the call, which it may not have come to well; what
-    /// is said before it is passed over.
+    /// Waits for the end of the call and returns its status; further messages are ignored.
     pub(super) async fn ended(&mut self) -> Result<(), Status> {
         while self.chunk().await?.is_some() {}
         let trailers = self.stream.trailers().await;
@@ -146,20 +142,20 @@ impl Messages {
     }
 }
 
-/// Where messages go, as fast as the other side takes them.
+/// Sends messages at the speed of the receiver.
 pub(super) struct Sink {
     stream: SendStream<Bytes>,
 }
 
 impl Sink {
-    /// Sends one; nothing may follow the last one of a question.
+    /// Sends a message; `last` closes the stream.
     pub(super) async fn send(&mut self, message: &impl Message, last: bool) -> Result<(), Status> {
         let mut frame = framed(message)?;
         while !frame.is_empty() {
             self.stream.reserve_capacity(frame.len());
             let room = match poll_fn(|cx| self.stream.poll_capacity(cx)).await {
                 Some(room) => room.map_err(|error| broken(&error))?,
-                None => return Err(Status::cancelled("nobody listens any more")),
+                None => return Err(Status::cancelled("the receiver closed the stream")),
             };
             if room == 0 {
                 continue;
@@ -171,22 +167,22 @@ impl Sink {
         Ok(())
     }
 
-    /// Nothing more comes.
+    /// Closes the stream.
     pub(super) fn close(&mut self) {
-        // If it fails, the stream has ended anyway.
+        // If it fails, the stream has ended already.
         self.stream.send_data(Bytes::new(), true).ok();
     }
 
-    /// Ends a call that was answered.
+    /// Ends a response with a status.
     pub(super) fn end(&mut self, ended: Result<(), Status>) {
         let status = ended.err().unwrap_or_else(|| Status::ok(""));
         let mut trailers = HeaderMap::new();
-        // It fails for metadata that are none, and there are none.
+        // This only fails for invalid metadata, and there are none.
         status.add_header(&mut trailers).ok();
         self.stream.send_trailers(trailers).ok();
     }
 
-    /// Waits until the other side wants no more.
+    /// Waits until the receiver resets the stream.
     pub(super) async fn abandoned(&mut self) {
         poll_fn(|cx| self.stream.poll_reset(cx)).await.ok();
     }
@@ -198,12 +194,12 @@ pub(super) fn framed(message: &impl Message) -> Result<Bytes, Status> {
     let mut frame = BytesMut::with_capacity(FRAME_HEADER_BYTES + length);
     frame.put_u8(0);
     frame.put_u32(told);
-    // There is room.
+    // The buffer is large enough.
     message.encode(&mut frame).ok();
     Ok(frame.freeze())
 }
 
-/// Begins an answer.
+/// Begins a response.
 pub(super) fn begin(respond: &mut SendResponse<Bytes>) -> Result<Sink, Status> {
     let mut head = Response::new(());
     head.headers_mut()
@@ -214,18 +210,18 @@ pub(super) fn begin(respond: &mut SendResponse<Bytes>) -> Result<Sink, Status> {
     })
 }
 
-/// Answers by nothing but a status.
+/// Responds with a status only.
 pub(super) fn refuse(respond: &mut SendResponse<Bytes>, status: Status) {
-    // If it fails, nobody waits for it any more.
+    // If it fails, the caller is gone.
     respond.send_response(status.into_http(), true).ok();
 }
 
-/// Waits until the caller wants no answer any more.
+/// Waits until the caller cancels the call.
 pub(super) async fn abandoned(respond: &mut SendResponse<Bytes>) {
     poll_fn(|cx| respond.poll_reset(cx)).await.ok();
 }
 
-/// Begins the same call at etcd, with the headers that matter of the one that came.
+/// Begins the same call at etcd, with the caller's headers that matter.
 pub(super) async fn call(
     etcd: &SendRequest<Bytes>,
     path: &'static str,
@@ -252,13 +248,13 @@ pub(super) async fn call(
 fn uri(path: &'static str) -> Result<Uri, Status> {
     let mut parts = uri::Parts::default();
     parts.scheme = Some(Scheme::HTTP);
-    // Only a name: the connection decides.
+    // Only a name: the socket decides.
     parts.authority = Some(Authority::from_static("etcd.invalid"));
     parts.path_and_query = Some(PathAndQuery::from_static(path));
     Uri::from_parts(parts).map_err(|error| Status::internal(error.to_string()))
 }
 
-/// What etcd answers, message by message; its status, where that is all.
+/// The messages of etcd's response; or its status, if it has none.
 pub(super) async fn answers(answer: ResponseFuture) -> Result<Messages, Status> {
     let answer = answer.await.map_err(|error| broken(&error))?;
     if let Some(status) = Status::from_header_map(answer.headers()) {
@@ -268,7 +264,7 @@ pub(super) async fn answers(answer: ResponseFuture) -> Result<Messages, Status> 
         StatusCode::OK => Ok(Messages::of(answer.into_body())),
         other => Err(Status::new(
             Code::Unknown,
-            format!("etcd answers with HTTP {other}"),
+            format!("etcd answered with HTTP status {other}"),
         )),
     }
 }

@@ -1,22 +1,19 @@
-//! Capacity for the others in a store that one user could fill.
+//! A quota for one user, so that it cannot fill the store for all.
 //!
-//! etcd has one quota for all. When its file has reached that, it refuses
-//! everybody's writes, curators' too, until its members have written their files
-//! anew (see `consensus::defrag`): a file never shrinks by itself. What it has to
-//! hold is all that is there and the history since the last compaction; what has
-//! become free is used again. So the file grows to the most that was ever in use
-//! at once, and a user is kept from the quota by being kept from the *use*:
+//! etcd has one quota for all users. When its database file has reached it, etcd refuses all
+//! writes, the curators' too, until its members have defragmented their files (see
+//! `consensus::defrag`): the file never shrinks by itself. It has to hold all live data and the
+//! history since the last compaction; freed pages are reused. So the file grows to the maximum that
+//! was ever *in use* at once, and limiting the bytes in use keeps a user from reaching the quota:
 //!
-//! - From half of its limit on, history is forgotten that is older than
-//!   [`Timing::keep`]. The API server would do that by itself, every five
-//!   minutes, if the store were its own; curators that have missed something
-//!   read everything anew.
-//! - At the limit, which is below the quota, its writes are refused, in etcd's
-//!   own words for a full store. It may read and delete; when enough is gone,
-//!   it may write again.
+//! - From half of the limit on, history older than [`Timing::keep`] is compacted. The API server
+//!   would do that by itself, every five minutes, if the store were its own; curators that have
+//!   missed something list everything again.
+//! - At the limit, which is below the quota, the user's writes are refused with etcd's own error
+//!   for a full store. It may read and delete; once enough is free, it may write again.
 //!
-//! What is in use is measured for all users together, for etcd knows no other
-//! measure: who is confined makes room for those who are not.
+//! The bytes in use are those of all users together, because etcd reports nothing else: the
+//! confined user yields to the others.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -28,34 +25,33 @@ use tokio::time::{Instant, sleep};
 use super::super::client::{ConsensusError, NamespacedClient};
 use super::super::defrag::relieved;
 
-/// History is forgotten at most so many times while it is kept for once:
-/// etcd looks through all keys for it.
+/// Maximum number of compactions per [`Timing::keep`]: for each, etcd scans all keys.
 const COMPACTIONS_PER_KEEP: u32 = 5;
 
-/// Revoked at once; etcd makes it longer if it has to.
+/// Revoked at once; etcd extends it if it has a higher minimum.
 const SHORTEST_LEASE_TTL: Duration = Duration::from_secs(1);
 
-/// Whether there is room for more of this user.
+/// Whether the user may write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Capacity {
-    /// It may write.
+    /// The user may write.
     Enough,
-    /// It may not.
+    /// The user may only read and delete.
     Full {
-        /// Bytes of the store that were in use, by all, when it became full.
+        /// Bytes of the store in use, by all users, when it became full.
         in_use: u64,
-        /// Bytes that may be in use when this user writes.
+        /// Maximum bytes in use at which this user may write.
         limit: u64,
     },
 }
 
-/// How often, and how long.
+/// Intervals of the quota.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// Between two looks. What is written between them must fit between the
-    /// limit and the quota.
+    /// How often to check. What is written between two checks must fit between the limit and the
+    /// quota.
     pub look: Duration,
-    /// History that is kept in any case.
+    /// Minimum age of history before it is compacted.
     pub keep: Duration,
 }
 
@@ -68,8 +64,8 @@ impl Default for Timing {
     }
 }
 
-/// Watches over a store, for a user that may write while at most `limit` bytes
-/// of it are in use.
+/// Enforces the quota for a user that may write while at most `limit` bytes of the store are in
+/// use. Publishes the result in `capacity`.
 pub async fn watch(
     client: &NamespacedClient,
     limit: u64,
@@ -80,10 +76,10 @@ pub async fn watch(
     loop {
         match look(client, &mut gauge, capacity).await {
             Ok(()) => {}
-            // Then nothing can be written, either.
+            // While etcd does not answer, nothing can be written either.
             Err(error) => {
                 let error = hearth_api::chain(&error);
-                tracing::debug!("the room in the store: {error}");
+                tracing::debug!("cannot check the etcd quota: {error}");
             }
         }
         sleep(timing.look).await;
@@ -100,17 +96,17 @@ async fn look(
     let (now, forget) = gauge.look(Instant::now(), in_use, status.revision);
     if capacity.value().get() != Some(now) {
         match now {
-            Capacity::Enough => tracing::info!("there is room in the store: {in_use} bytes in use"),
-            Capacity::Full { .. } => tracing::error!("the store is full: {in_use} bytes in use"),
+            Capacity::Enough => tracing::info!("etcd has free space: {in_use} bytes in use"),
+            Capacity::Full { .. } => tracing::error!("etcd limit reached: {in_use} bytes in use"),
         }
         capacity.set(now);
     }
     if let Some(revision) = forget {
-        // What has failed is tried again at the next look.
-        tracing::info!(revision, "history is forgotten: {in_use} bytes are in use");
+        // A failure is retried at the next check.
+        tracing::info!(revision, "compacting etcd's history: {in_use} bytes in use");
         client.store().compact(revision).await?;
-        // What is freed is free only with the next write, and there may be
-        // nobody else who may write.
+        // Pages become free only with the next write, and there may be no other user that may
+        // write.
         let lease = client.grant(SHORTEST_LEASE_TTL).await?;
         client.revoke(lease).await?;
         gauge.forgotten = Some((Instant::now(), revision));
@@ -118,15 +114,15 @@ async fn look(
     Ok(())
 }
 
-/// What follows from what is seen. Without a clock and without a store.
+/// The decision, without a clock and without a store.
 struct Gauge {
     limit: u64,
     keep: Duration,
     capacity: Capacity,
-    /// When which revision was the last one, the oldest first. The first is at
-    /// least `keep` old, once one is.
+    /// The latest revision at each check, the oldest first. The first is at least `keep` old, once
+    /// one is.
     past: VecDeque<(Instant, i64)>,
-    /// When history was forgotten last, and up to which revision.
+    /// Time and revision of the last compaction.
     forgotten: Option<(Instant, i64)>,
 }
 
@@ -141,8 +137,8 @@ impl Gauge {
         }
     }
 
-    /// Takes in a look: whether there is room, and up to which revision history
-    /// is to be forgotten, if any.
+    /// Takes a measurement. Returns whether the user may write, and the revision to compact to, if
+    /// any.
     fn look(&mut self, now: Instant, in_use: u64, revision: i64) -> (Capacity, Option<i64>) {
         let full = self.limit;
         self.capacity = match self.capacity {
@@ -183,7 +179,7 @@ mod tests {
     const LIMIT: u64 = 1600;
     const KEEP: Duration = Duration::from_secs(300);
 
-    /// A gauge that is looked at each second, of which one revision is made.
+    /// A gauge that is checked every second, with one revision per second.
     struct Seconds {
         gauge: Gauge,
         begin: Instant,
@@ -210,7 +206,7 @@ mod tests {
             (capacity, forget)
         }
 
-        /// What is forgotten, when, in so many looks.
+        /// The compactions during so many checks: second and revision.
         fn forgotten(&mut self, looks: u32, in_use: u64) -> Vec<(u32, i64)> {
             let looks = (0..looks).filter_map(|_| Some((self.second, self.look(in_use).1?)));
             looks.collect()
@@ -242,7 +238,7 @@ mod tests {
     fn old_history_is_forgotten_when_half_is_in_use() {
         let mut seconds = Seconds::begin();
         assert_eq!(seconds.forgotten(1000, 799), []);
-        // What is old enough by then, and again from time to time.
+        // History that is old enough by then, and again from time to time.
         assert_eq!(
             seconds.forgotten(130, 800),
             [(1000, 700), (1060, 760), (1120, 820)]
@@ -258,7 +254,7 @@ mod tests {
         let mut gauge = Gauge::new(LIMIT, KEEP);
         let begin = Instant::now();
         let looks = (0..1000).map(|second| begin + Duration::from_secs(second));
-        // At first it fails.
+        // The compaction fails at first.
         let mut tries = 0;
         for now in looks {
             if let Some(revision) = gauge.look(now, LIMIT, 7).1 {

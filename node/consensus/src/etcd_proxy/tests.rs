@@ -1,4 +1,4 @@
-//! The confinement: of arbitrary messages, and against a real etcd.
+//! The proxy: with arbitrary messages, and against a real etcd.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -30,12 +30,12 @@ use super::super::wire::{
 use super::key_prefix::EMPTY_KEY;
 use super::leases::{NO_SUCH_LEASE, is_ours};
 use super::*;
-use hearth_base::testing::soon;
+use hearth_base::testing::within_timeout;
 
 const PREFIX: &[u8] = b"namespaced:kubernetes/";
 
-/// What a range means to etcd, as the first key in it and the first behind it;
-/// `None` is to the end of everything.
+/// The range that etcd understands, as its first key and the first key after it; `None` is the end
+/// of the store.
 fn meant(key: &[u8], end: &[u8]) -> (Vec<u8>, Option<Vec<u8>>) {
     match end {
         [] => (key.to_vec(), Some([key, &[0]].concat())),
@@ -55,7 +55,7 @@ fn key() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(byte(), 0..6)
 }
 
-/// Keys of others that are as near as can be.
+/// Keys of other users that are as close as possible.
 fn neighbours() -> Vec<Vec<u8>> {
     let bare = &PREFIX[..PREFIX.len() - 1];
     vec![
@@ -146,7 +146,7 @@ proptest! {
             for other in neighbours() {
                 prop_assert!(!has(&above, &other), "{:?} is in {:?}", other, above);
             }
-            // And it means the same keys as it does without the prefix.
+            // It means the same keys as without the prefix.
             let absolute = [PREFIX, &own].concat();
             if !own.is_empty() {
                 prop_assert_eq!(has(&above, &absolute), has(&meant(&key, &end), &own));
@@ -166,7 +166,7 @@ proptest! {
         };
         prefix.watch_up(&mut request);
         let Some(RequestUnion::CreateRequest(create)) = request.request_union else {
-            panic!("it is still one");
+            panic!("expected a create request");
         };
         let above = meant(&create.key, &create.range_end);
         for other in neighbours() {
@@ -214,7 +214,7 @@ proptest! {
     }
 }
 
-/// A real etcd, and the way to it that an API server gets.
+/// A real etcd, and the proxy as an API server uses it.
 pub(super) struct Passed {
     /// Until it is stopped.
     pub etcd: Option<Running>,
@@ -278,7 +278,7 @@ impl Passed {
         self.kv().put(request).await.map(drop)
     }
 
-    /// Everything that this user is shown.
+    /// Everything that this user can read.
     pub(super) async fn all(&self) -> BTreeMap<String, String> {
         let request = RangeRequest {
             key: vec![0],
@@ -293,7 +293,9 @@ impl Passed {
 
     pub(super) async fn stop(self) {
         self.over.cancel();
-        soon("the server ends", self.server).await.unwrap();
+        within_timeout("end of the server", self.server)
+            .await
+            .unwrap();
         if let Some(etcd) = self.etcd {
             etcd.stop().await;
         }
@@ -328,7 +330,7 @@ async fn what_is_written_here_stays_here() {
         .namespaced(ConsensusUser::Kubernetes);
     assert_eq!(root.get("/registry/a").await.unwrap().unwrap().value, b"1");
 
-    // Everything can be deleted, and that is everything of this user.
+    // Deleting everything deletes everything of this user only.
     let request = DeleteRangeRequest {
         key: vec![0],
         range_end: vec![0],
@@ -412,7 +414,7 @@ async fn several_watches_share_a_stream_and_see_their_own() {
     let made = answers.message().await.unwrap().unwrap();
     assert!(made.created && made.watch_id == 8);
 
-    // Of others nothing is told.
+    // Nothing of other users is reported.
     let write = Write::when(Condition::Absent("x".into())).put("x", Vec::new());
     others(passed.etcd()).write(write).await.unwrap();
     passed.put("/a/1", "old").await;
@@ -452,9 +454,12 @@ async fn several_watches_share_a_stream_and_see_their_own() {
         request_union: Some(RequestUnion::ProgressRequest(WatchProgressRequest {})),
     };
     requests.send(progress).await.unwrap();
-    let answer = soon("progress", answers.message()).await.unwrap().unwrap();
+    let answer = within_timeout("progress", answers.message())
+        .await
+        .unwrap()
+        .unwrap();
     assert!(answer.header.unwrap().revision > 1);
-    // A server that is told to end does not wait for the watches.
+    // A server that is shut down does not wait for watches.
     passed.stop().await;
 }
 
@@ -535,8 +540,8 @@ async fn what_is_for_the_whole_store_is_not_for_one_user() {
     passed.stop().await;
 }
 
-/// A user that writes without end is stopped while others still can, and may
-/// write again when it has made room.
+/// A user that writes without end is refused while others can still write, and may write again once
+/// it has deleted enough.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_fills_the_store_is_refused_before_others_are() {
     let passed = passed().await;
@@ -557,11 +562,11 @@ async fn who_fills_the_store_is_refused_before_others_are() {
                 Ok(()) => written += 1,
                 Err(status) => break (written, status),
             }
-            assert!(written < 1000, "nobody stops it");
+            assert!(written < 1000, "the user is never refused");
         }
     };
     let story = async {
-        let (written, refused) = soon("it is full", filled).await;
+        let (written, refused) = within_timeout("the user's quota", filled).await;
         assert_eq!(refused.code(), Code::ResourceExhausted);
         assert_eq!(refused.message(), NO_SPACE);
         assert!(written > 8, "{written} of 32 parts of the limit");
@@ -584,7 +589,7 @@ async fn who_fills_the_store_is_refused_before_others_are() {
         let refused = leases.lease_grant(lease).await.unwrap_err();
         assert_eq!(refused.message(), NO_SPACE);
 
-        // It can read and others can write.
+        // It can still read, and others can write.
         let count = RangeRequest {
             key: vec![0],
             range_end: vec![0],
@@ -596,7 +601,7 @@ async fn who_fills_the_store_is_refused_before_others_are() {
         let write = Write::when(Condition::Absent("authorities".into()));
         let write = write.put("authorities", b"secret".to_vec());
         others(passed.etcd()).write(write).await.unwrap();
-        // What it deletes is not used any more when its history is forgotten.
+        // Deleted data are in use until their history is compacted.
         let delete = Asked::RequestDeleteRange(DeleteRangeRequest {
             key: vec![0],
             range_end: vec![0],
@@ -605,7 +610,7 @@ async fn who_fills_the_store_is_refused_before_others_are() {
         passed.kv().txn(txn(delete)).await.unwrap();
         let mut capacities = passed.capacity.value().watch();
         let enough = capacities.wait_for(|now| *now == Capacity::Enough);
-        soon("there is room", enough).await.unwrap();
+        within_timeout("capacity for writes", enough).await.unwrap();
         passed.put("/registry/again", "1").await;
     };
     tokio::select! {

@@ -1,10 +1,8 @@
-//! A network between the etcds of one machine: each calls its peers by their
-//! names through an HTTP proxy of its own, which knows where they are and who
-//! is cut off.
+//! A network between several etcds on one machine. Each reaches its peers, by name, through an HTTP
+//! CONNECT proxy of its own, which knows their addresses and which of them are partitioned.
 //!
-//! When it joins, etcd insists on resolving its peers' names before it goes on
-//! without. Where namespaces can be had it gets a list of them, elsewhere it
-//! loses half a minute.
+//! When it joins, etcd first tries to resolve the names of its peers. Where mount namespaces are
+//! available it gets an `/etc/hosts` with them, elsewhere it loses half a minute.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -23,7 +21,7 @@ use tokio::{
     task::JoinSet,
 };
 
-/// The longest request that a proxy reads.
+/// Maximum length of a request that a proxy reads, in bytes.
 const LONGEST: usize = 4096;
 
 #[derive(Default)]
@@ -32,7 +30,7 @@ struct Shared {
     cut: watch::Sender<HashSet<NodeId>>,
 }
 
-/// See the module. What it carries ends with it.
+/// See the module. Dropping it closes the connections that it carries.
 pub struct Network {
     shared: Arc<Shared>,
     proxies: Mutex<JoinSet<()>>,
@@ -72,7 +70,7 @@ impl Default for Network {
 }
 
 impl Network {
-    /// An etcd that knows the names of all that are attached.
+    /// An etcd binary that can resolve the names of all attached nodes.
     pub fn etcd(&self) -> PathBuf {
         if self.has_names {
             self.directory.path().join("etcd")
@@ -81,7 +79,7 @@ impl Network {
         }
     }
 
-    /// Where this node's etcd serves its peers. Returns its proxy.
+    /// Registers where this node's etcd listens for peers. Returns the address of its proxy.
     pub async fn attach(&self, node: NodeId, peers: SocketAddr) -> SocketAddr {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
         let address = listener.local_addr().unwrap();
@@ -91,7 +89,7 @@ impl Network {
             .lock()
             .unwrap_or_else(PoisonError::into_inner);
         known.insert(node, peers);
-        // Never called there; but to etcd the same address is the same peer.
+        // These addresses are never connected to, but etcd compares peers by address.
         let names = known.keys().zip(1..);
         let names = names.map(|(node, host)| format!("127.0.7.{host} {node}\n"));
         std::fs::write(
@@ -111,7 +109,7 @@ impl Network {
         address
     }
 
-    /// Nothing goes to these nodes, nor comes from them. All others are whole.
+    /// Partitions these nodes from all others. Connections between the others stay.
     pub fn cut_off(&self, nodes: &[NodeId]) {
         self.shared
             .cut
@@ -145,7 +143,7 @@ impl Shared {
     }
 }
 
-/// Whom the caller wants to be connected with.
+/// The node that the caller wants to connect to.
 async fn wanted(stream: &mut TcpStream) -> Option<NodeId> {
     let mut request = Vec::new();
     while !request.ends_with(b"\r\n\r\n") && request.len() < LONGEST {

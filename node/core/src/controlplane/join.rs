@@ -1,4 +1,4 @@
-//! What the disk holds of etcd, brought to what the node's role says.
+//! Reconciles etcd's data on disk with the node's role: start, join or wipe.
 
 use std::time::Duration;
 
@@ -10,18 +10,18 @@ use hearth_api::v1::{
 };
 use hearth_base::event;
 use hearth_base::supervisor::{Failure, Outcome};
-use hearth_consensus::standing::{self, Verdict};
+use hearth_consensus::member_record::{self, StartMode};
 use hearth_consensus::{Joining, MemberId};
 use hearth_host::pki;
 
 use super::{Member, Worker};
 
-/// Between two attempts to get what a join needs.
+/// Delay between two attempts to get what a join needs.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
-/// One attempt may take so long.
+/// Bound of one attempt.
 const ATTEMPT_BOUND: Duration = Duration::from_secs(10);
 
-/// Brings the disk to what the role says. Tells whether etcd is to be started.
+/// Reconciles the disk with the role. Returns whether etcd is to be started.
 pub(super) async fn prepare(
     worker: &Worker,
     member: &Member,
@@ -29,29 +29,29 @@ pub(super) async fn prepare(
 ) -> Result<bool, Failure> {
     let etcd = worker.root.data.etcd();
     loop {
-        let found = standing::find(&etcd)?;
-        match (standing::judge(role, found), role) {
-            (Verdict::Wipe, _) => {
+        let found = member_record::find(&etcd)?;
+        match (member_record::judge(role, found), role) {
+            (StartMode::Wipe, _) => {
                 tracing::warn!(
-                    "this node is not the member of consensus any more that its disk is of: \
-                     etcd's data are wiped"
+                    "etcd data on disk belong to a member that this node no longer is: \
+                     wiping etcd data"
                 );
-                standing::wipe(&etcd)?;
+                member_record::wipe(&etcd)?;
             }
-            (Verdict::Join, Some(role)) => join(worker, member, role).await?,
-            (Verdict::Start, _) => return Ok(true),
-            (Verdict::Rest | Verdict::Join, _) => return Ok(false),
-            (Verdict::Refuse, _) => {
+            (StartMode::Join, Some(role)) => join(worker, member, role).await?,
+            (StartMode::Start, _) => return Ok(true),
+            (StartMode::Rest | StartMode::Join, _) => return Ok(false),
+            (StartMode::Refuse, _) => {
                 return Err(Failure::msg(
-                    "the node's role is that of the founder of consensus, but its data are of \
-                     another member: take the role from it, and give it again",
+                    "the role names the bootstrap member of etcd, but the data on disk belong to \
+                     another member: remove the role from this node and assign it again",
                 ));
             }
         }
     }
 }
 
-/// Gets what a join needs from the curators, for as long as it takes.
+/// Gets what a join needs from the curators, and retries until that succeeds.
 async fn join(worker: &Worker, member: &Member, id: MemberId) -> Outcome {
     let mut said = String::new();
     worker.connection.watch().next().await?;
@@ -61,17 +61,20 @@ async fn join(worker: &Worker, member: &Member, id: MemberId) -> Outcome {
             Ok(Err(error)) => {
                 let why = error.to_string();
                 if said != why {
-                    tracing::warn!("cannot join consensus yet: {why}");
+                    tracing::warn!("cannot join etcd cluster yet: {why}");
                     said = why;
                 }
             }
-            Err(_) => tracing::warn!("cannot join consensus yet: no answer for {ATTEMPT_BOUND:?}"),
+            Err(_) => {
+                tracing::warn!("cannot join etcd cluster yet: no response within {ATTEMPT_BOUND:?}")
+            }
         }
         tokio::time::sleep(RETRY_DELAY).await;
     }
 }
 
-/// Peer files first, the record last: what was cut off is done again.
+/// Saves the peer certificate first and the member record last, so that an interrupted attempt is
+/// repeated.
 async fn get_ready(worker: &Worker, member: &Member, id: MemberId) -> Outcome {
     let joining = ask_for_members(worker, member, id).await?;
     let connection = worker.connection.get().ok_or(event::Closed)?;
@@ -87,8 +90,8 @@ async fn get_ready(worker: &Worker, member: &Member, id: MemberId) -> Outcome {
         &issued.certificate,
         &issued.ca_certificate,
     )?;
-    standing::save(&etcd, &joining)?;
-    tracing::info!(member = %id, "this node joins consensus");
+    member_record::save(&etcd, &joining)?;
+    tracing::info!(member = %id, "joining etcd cluster");
     Ok(())
 }
 
@@ -104,7 +107,7 @@ async fn ask_for_members(
     initial_cluster(&status, member.node_id, id)
 }
 
-/// All members by their node IDs, as etcd wants to know them.
+/// All members by their node IDs, in the form of etcd's `--initial-cluster`.
 fn initial_cluster(
     status: &GetConsensusStatusResponse,
     own: NodeId,
@@ -116,7 +119,7 @@ fn initial_cluster(
     };
     if !status.members.iter().any(|member| known(&member)) {
         return Err(Failure::msg(format!(
-            "the curators know of no member {id} of consensus on this node"
+            "the curators list no etcd member {id} on this node"
         )));
     }
     let members = status.members.iter().flat_map(|member| {
@@ -129,19 +132,19 @@ fn initial_cluster(
     })
 }
 
-/// Keeps the record of the others true until etcd has taken part, which wants
-/// it to be exact: they may change meanwhile.
+/// Keeps the saved member list up to date until etcd has joined. etcd starts only with the exact
+/// list, and the members may change in the meantime.
 pub(super) async fn keep_members_true(worker: &Worker, member: &Member, id: MemberId) -> Failure {
     let etcd = worker.root.data.etcd();
-    while !standing::has_joined(&etcd) {
+    while !member_record::has_joined(&etcd) {
         tokio::time::sleep(RETRY_DELAY).await;
         let asked = tokio::time::timeout(ATTEMPT_BOUND, ask_for_members(worker, member, id)).await;
         let Ok(Ok(joining)) = asked else {
             continue;
         };
-        match standing::load(&etcd) {
+        match member_record::load(&etcd) {
             Ok(Some(known)) if known != joining => {
-                if let Err(error) = standing::save(&etcd, &joining) {
+                if let Err(error) = member_record::save(&etcd, &joining) {
                     return error.into();
                 }
             }

@@ -1,20 +1,19 @@
-//! Consensus and curator on this node, if its roles say so.
+//! Runs etcd and the curator on this node while its roles say so.
 //!
-//! A founding and a later boot differ only in where the data come from: a
-//! founding starts etcd for a new cluster, founds it and saves the node's
-//! credentials; from then on both are the same. What has been founded is not
-//! founded again when this worker restarts in the same boot: `Founded` goes
-//! before the bootstrap data, which stay what they were.
+//! Bootstrap and a later boot differ only in where the data come from. Bootstrap starts etcd for a
+//! new cluster, writes the cluster's first records and saves the node's credentials; from then on
+//! both are the same. When this worker restarts in the same boot it does not bootstrap again:
+//! `Founded` takes precedence over the bootstrap data, which are still set.
 //!
-//! A later member joins: it has a role that names the member of etcd that the
-//! curators have added for it, and gets from them a certificate and the names
-//! of the others before it starts etcd. What the disk is the member of is held
-//! against the role at each start (see [`standing`]); a role that is gone, or
-//! that names another member, has everything of etcd wiped.
+//! A later member joins. Its role names the etcd member that the curators have added for it. It
+//! gets a certificate and the list of the other members from the curators before it starts etcd.
+//! Each start compares the member whose data are on disk with the role (see
+//! [`hearth_consensus::member_record`]). If the role is gone or names another member, all etcd data
+//! are wiped.
 //!
-//! The children of a runnable are fixed once it is healthy, so a change of
-//! roles that starts or stops consensus is a restart of this worker, at any
-//! time, while it still starts them, too: etcd may wait for a quorum for ever.
+//! The children of a runnable are fixed once it is healthy, so a role change that starts or stops
+//! etcd restarts this worker. That can happen at any time, also while it still starts its children:
+//! etcd may wait for a quorum indefinitely.
 
 mod join;
 mod serve;
@@ -36,26 +35,25 @@ use hearth_host::handover::{BootstrapData, Disowned, Founded, MemberData};
 use hearth_host::image::Image;
 use hearth_host::layout::Root;
 
-/// Where the image has it.
+/// Path of etcd's binary in the image.
 pub(crate) const ETCD: &str = "/usr/bin/etcd";
-/// The role of the node that founded the cluster names no member.
+/// The role of the node that bootstrapped the cluster names no etcd member.
 const FOUNDER: MemberId = MemberId(0);
 
 /// Runs etcd and the curator while this node's roles say so.
 pub(crate) struct Worker {
     pub root: Root,
     pub image: Image,
-    /// Takes etcd's log lines.
+    /// Receives etcd's log lines.
     pub log_tree: LogTree,
-    /// Where etcd serves its peers.
+    /// The address on which etcd listens for peers.
     pub etcd_peers: SocketAddr,
-    /// Where the curator serves.
+    /// The address on which the curator listens.
     pub curator: SocketAddr,
-    /// The program.
+    /// Path of etcd's binary.
     pub etcd: PathBuf,
     /// See [`hearth_consensus::Config::quota_bytes`].
     pub etcd_quota: u64,
-    /// Of the curator.
     pub timing: hearth_curator::Timing,
     /// See [`hearth_consensus::Config::peer_proxy`].
     pub peer_proxy: Option<SocketAddr>,
@@ -64,23 +62,23 @@ pub(crate) struct Worker {
     pub local_roles: Value<NodeRoles>,
     pub cluster_state: ClusterState,
     pub disowned: Value<Disowned>,
-    /// By it this node asks for what a join needs.
+    /// Used to get the certificate and the member list for a join.
     pub connection: Value<CuratorConnection>,
     pub founded: Writer<Founded>,
     pub control_plane: Writer<LocalControlPlane>,
-    /// etcd, while it runs here.
+    /// The handle of etcd; `None` while it does not run on this node.
     pub consensus: Writer<Option<Handle>>,
 }
 
 impl Worker {
-    /// Tells the others what of the control plane is here.
+    /// Publishes which parts of the control plane run on this node.
     fn show(&self, control_plane: &LocalControlPlane, consensus: Option<&RootHandle>) {
         self.consensus.set(consensus.map(RootHandle::handle));
         self.control_plane.set(control_plane.clone());
     }
 }
 
-/// Where this node stands when the control plane starts.
+/// What the control plane starts from.
 enum Start {
     Found(Arc<BootstrapData>),
     Member(Member),
@@ -103,7 +101,7 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failu
         () = disowned(&worker) => Ok(Exit::restart("the cluster has disowned this node")),
         () = ctx.cancelled() => Ok(Exit::Done),
     };
-    // What runs below ends now, and before this runs again.
+    // The children are stopped now, before this worker runs again.
     worker.show(&LocalControlPlane::default(), None);
     exit
 }
@@ -111,12 +109,12 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failu
 /// Waits until the cluster has disowned this node.
 async fn disowned(worker: &Worker) {
     if worker.disowned.watch().next().await.is_err() {
-        // Nobody is there who could say so.
+        // The writer is gone: the value will never be set.
         std::future::pending().await
     }
 }
 
-/// Wipes what is left of the member, of which nothing runs any more, and rests.
+/// Wipes the etcd data of a disowned node, whose etcd and curator have stopped, and idles.
 async fn end_for_good(ctx: &Context, worker: &Worker) -> Result<Exit, Failure> {
     let data = worker.root.data.clone();
     tokio::task::spawn_blocking(move || disowning::wipe(&data)).await??;
@@ -128,7 +126,7 @@ async fn end_for_good(ctx: &Context, worker: &Worker) -> Result<Exit, Failure> {
 async fn work(ctx: &Context, worker: &Arc<Worker>) -> Result<Exit, Failure> {
     let start = start(worker).await?;
     let mut roles = worker.local_roles.watch();
-    // A founding begins before any roles are known.
+    // Bootstrap starts before any roles are known.
     let role = match &start {
         Start::Found(_) => FOUNDER,
         Start::Member(member) => {
@@ -156,7 +154,7 @@ fn consensus_role(roles: &NodeRoles) -> Option<MemberId> {
     roles.consensus_member.map(|role| MemberId(role.member_id))
 }
 
-/// Waits until the role is another one: then this worker starts anew.
+/// Waits until the consensus role differs from `from`; the worker restarts then.
 async fn changes(
     roles: &mut Watcher<NodeRoles>,
     from: Option<MemberId>,
@@ -165,15 +163,15 @@ async fn changes(
         .wait_for(|roles| consensus_role(roles) != from)
         .await?;
     Ok(match consensus_role(&roles) {
-        None => Exit::restart("this node is no consensus member any more"),
-        Some(_) if from.is_none() => Exit::restart("this node is to become a consensus member"),
+        None => Exit::restart("role consensus-member was removed"),
+        Some(_) if from.is_none() => Exit::restart("role consensus-member was added"),
         Some(member) => Exit::restart(format_args!(
-            "this node is to join consensus as member {member}"
+            "role consensus-member names a new etcd member, {member}"
         )),
     })
 }
 
-/// Waits until there is something to start from.
+/// Waits for bootstrap data or member data, whichever is set first.
 async fn start(worker: &Worker) -> Result<Start, event::Closed> {
     let of_member = |member: MemberData| Member {
         cluster_id: member.cluster_id,

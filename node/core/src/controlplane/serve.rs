@@ -1,5 +1,4 @@
-//! etcd and the curator on a node that is a consensus member, or founds its
-//! cluster.
+//! Runs etcd and the curator on a node that is a consensus member or bootstraps its cluster.
 
 use std::sync::Arc;
 
@@ -16,8 +15,7 @@ use hearth_host::{console, credentials, failpoint, pki};
 
 use super::{FOUNDER, Member, Start, Worker, join};
 
-/// Starts etcd and the curator and says what of them is there; ends by an
-/// error only.
+/// Starts etcd and the curator and publishes what runs. Returns only with an error.
 pub(super) async fn serve(
     ctx: &Context,
     worker: &Arc<Worker>,
@@ -37,7 +35,7 @@ pub(super) async fn serve(
             }
         };
         tokio::select! {
-            // A learner catches up.
+            // The learner is catching up.
             progress = progresses.next() => {
                 control_plane.progress = Some(progress?);
                 worker.show(&control_plane, None);
@@ -65,8 +63,8 @@ pub(super) async fn serve(
     ctx.healthy();
     loop {
         tokio::select! {
-            // An etcd that has ended is started again below us; who holds its
-            // old handle is only told that it does not serve.
+            // An etcd that has exited is restarted below this runnable; calls by its old handle
+            // fail as unavailable.
             next = handles.next() => handle = next?,
             progress = progresses.next() => control_plane.progress = Some(progress?),
         }
@@ -74,7 +72,7 @@ pub(super) async fn serve(
     }
 }
 
-/// Starts etcd below this runnable. There is a handle each time that it serves.
+/// Starts etcd below this runnable. A new handle is published each time etcd becomes ready.
 fn start_consensus(
     ctx: &Context,
     worker: &Worker,
@@ -102,15 +100,15 @@ fn start_consensus(
     });
     let (handle, handles) = event::value();
     let (progress, progresses) = event::value();
-    let out = Arc::new(hearth_consensus::Outlets { handle, progress });
+    let out = Arc::new(hearth_consensus::Outputs { handle, progress });
     ctx.run("consensus", move |ctx| {
         hearth_consensus::run(ctx, config.clone(), out.clone())
     })?;
     Ok((handles.watch(), progresses.watch()))
 }
 
-/// Makes the founding durable in etcd, then on the data partition. Each step
-/// finds what an earlier run has done.
+/// Writes the cluster's first records to etcd, then the credentials to the data partition. Each
+/// step detects what an earlier run has completed.
 async fn found(
     worker: &Worker,
     handle: &RootHandle,
@@ -140,8 +138,7 @@ async fn found(
     })
 }
 
-/// Starts the curator below this runnable, waits until it serves, and tells at
-/// which port.
+/// Starts the curator below this runnable, waits until it is listening, and returns its port.
 async fn start_curator(
     ctx: &Context,
     worker: &Worker,

@@ -1,4 +1,4 @@
-//! With a real etcd and a real curator, on ports of their own.
+//! The control-plane worker of one node, with a real etcd and a real curator on their own ports.
 
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use hearth_api::tls::{self, ExpectedServer, wall_clock};
 use hearth_api::v1::node_roles::ConsensusMember;
 use hearth_api::v1::{ClusterDirectory, NodeRoles};
 use hearth_base::event::{self, Value, Writer};
-use hearth_base::testing::{Alone, never, next, soon, until, until_ok};
+use hearth_base::testing::{TestSupervisor, assert_never, next, until, until_ok, within_timeout};
 use hearth_consensus::testing::Site;
-use hearth_consensus::{ConsensusUser, Handle, standing};
+use hearth_consensus::{ConsensusUser, Handle, member_record};
 use hearth_curator::testing::bootstrap_data;
 use hearth_curator::{Timing, state};
 use hearth_host::cluster_state::State;
@@ -26,22 +26,22 @@ use crate::controlplane::{ETCD, Worker, run};
 
 /// One boot of the node.
 struct Boot {
-    worker: Alone,
+    worker: TestSupervisor,
     bootstrap: Writer<Arc<BootstrapData>>,
     member: Writer<MemberData>,
     roles: Writer<NodeRoles>,
     founded: Value<Founded>,
     disowned: Writer<Disowned>,
-    /// To curators; there are none.
-    #[expect(dead_code, reason = "held so that there may be some")]
+    /// Connection to the curators; never set in these tests.
+    #[expect(dead_code, reason = "held so that the value has a writer")]
     connection: Writer<CuratorConnection>,
     control_plane: Value<LocalControlPlane>,
     consensus: Value<Option<Handle>>,
-    /// Where the curator serves.
+    /// The address on which the curator listens.
     curator: SocketAddr,
 }
 
-/// A port that is free now, for a server that will take it at once.
+/// A port that is free now, for a server that binds it at once.
 fn free_port() -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
     listener.local_addr().unwrap()
@@ -85,7 +85,7 @@ fn boot_with(site: &Site, curator: SocketAddr) -> Boot {
         consensus: consensus_writer,
     });
     Boot {
-        worker: Alone::run_restartable(move |ctx| run(ctx, worker.clone())),
+        worker: TestSupervisor::run_restartable(move |ctx| run(ctx, worker.clone())),
         bootstrap: bootstrap_writer,
         member: member_writer,
         roles: roles_writer,
@@ -105,7 +105,9 @@ impl Boot {
         wanted: impl FnMut(&LocalControlPlane) -> bool,
     ) -> LocalControlPlane {
         let mut control_plane = self.control_plane.watch();
-        soon(what, control_plane.wait_for(wanted)).await.unwrap()
+        within_timeout(what, control_plane.wait_for(wanted))
+            .await
+            .unwrap()
     }
 
     async fn etcd_is(
@@ -113,7 +115,7 @@ impl Boot {
         what: &str,
         wanted: impl FnMut(&Option<Handle>) -> bool,
     ) -> Option<Handle> {
-        soon(what, self.consensus.watch().wait_for(wanted))
+        within_timeout(what, self.consensus.watch().wait_for(wanted))
             .await
             .unwrap()
     }
@@ -123,28 +125,28 @@ impl Boot {
             .await
     }
 
-    /// Waits until nothing of the control plane is there any more.
+    /// Waits until etcd and the curator have stopped.
     async fn ends(&self, site: &Site) {
-        self.reaches("the curator ends", |now| now.curator_port.is_none())
+        self.reaches("the curator stops", |now| now.curator_port.is_none())
             .await;
-        self.etcd_is("etcd is nobody's any more", |handle| handle.is_none())
+        self.etcd_is("the etcd handle is withdrawn", |handle| handle.is_none())
             .await;
-        until("etcd ends", || site.etcd_pids().is_empty()).await;
+        until("etcd exits", || site.etcd_pids().is_empty()).await;
     }
 }
 
-/// A cluster's name, as asked from the curator that serves there.
+/// The cluster domain that the curator on this port returns.
 async fn domain(site: &Site, node: &NodeCredentials, port: u16) -> String {
     let trust = tls::node_client_config(node, ExpectedServer::AnyNode, wall_clock()).unwrap();
     let curator = SocketAddr::from((Ipv4Addr::LOCALHOST, port));
     let curators = Curators::new(vec![curator.into()], trust, Options::default());
     let connection = CuratorConnection::new(site.node_id, curators);
-    soon("an answer", connection.cluster_domain())
+    within_timeout("an answer", connection.cluster_domain())
         .await
         .unwrap()
 }
 
-/// When the cluster was founded, in the history of its etcd.
+/// The create and mod revisions of the cluster record: they show whether it was written again.
 async fn founding(site: &Site) -> (i64, i64) {
     let client = site.back_door(ConsensusUser::Curator);
     let read = || client.get(state::CLUSTER);
@@ -161,7 +163,8 @@ fn member(site: &Site, credentials: Arc<NodeCredentials>) -> MemberData {
     }
 }
 
-/// A site that was founded and rests, and when.
+/// Bootstraps a cluster on this site and stops it. Returns the credentials and the revisions of
+/// the cluster record.
 async fn founded(site: &Site) -> (Arc<NodeCredentials>, (i64, i64)) {
     let boot = boot(site);
     let data = bootstrap_data(site, &OwnerKey::generate());
@@ -187,7 +190,7 @@ async fn a_cluster_is_founded_once() {
     boot.bootstrap.set(Arc::new(data));
     let founded = next("the founding", &mut boot.founded.watch()).await;
 
-    // Whoever hears of it finds it on the disk, and served.
+    // When `founded` is set, the result is on the disk and the curator is listening.
     let node = site.root.data.node();
     let saved = credentials::load(&node.credentials()).unwrap().unwrap();
     assert_eq!(saved.certificate, founded.credentials.certificate);
@@ -199,27 +202,27 @@ async fn a_cluster_is_founded_once() {
     assert_eq!(found, wanted);
     founding(&site).await;
 
-    // This worker starts again before enrolment says that this is a member.
+    // The worker restarts before enrolment sets the member data.
     boot.roles.set(roles);
     boot.worker.is_healthy().await;
     boot.worker.is_fine();
     boot.roles.set(nothing());
     boot.worker
-        .restarts("this node is no consensus member any more")
+        .restarts("role consensus-member was removed")
         .await;
     assert!(boot.consensus.get().flatten().is_none());
     boot.ends(&site).await;
-    // It rests, and nothing of consensus is left to be taken for a member's, or
-    // a founder's.
+    // It idles, and no etcd data are left that could be taken for those of a member or of the
+    // bootstrap node.
     boot.worker.is_healthy().await;
     until_wiped(&site).await;
     let kept = credentials::load(&node.credentials()).unwrap().unwrap();
     assert_eq!(kept.certificate, saved.certificate);
     boot.roles.set(roles);
     boot.worker
-        .restarts("this node is to become a consensus member")
+        .restarts("role consensus-member was added")
         .await;
-    never("a second founding", async {
+    assert_never("a second founding", async {
         until("etcd", || site.root.data.etcd().data().exists()).await;
     })
     .await;
@@ -231,7 +234,7 @@ async fn a_cluster_is_founded_once() {
 async fn a_founding_whose_end_was_not_heard_of_is_found_again() {
     let site = Site::new();
     let (credentials, when) = founded(&site).await;
-    // The power was cut before enrolment had noted that it is a member.
+    // The power was cut before enrolment had recorded the membership.
     let boot = boot(&site);
     let mut data = bootstrap_data(&site, &OwnerKey::generate());
     data.seed.owner = OwnerKey::generate().public();
@@ -258,14 +261,14 @@ async fn a_member_starts_what_its_roles_on_disk_say() {
     domain(&site, &credentials, boot.curator.port()).await;
     assert!(boot.founded.get().is_none());
 
-    // An etcd that dies is started again, and clients can be had again.
+    // An etcd that dies is restarted, and clients are available again.
     site.state.0.set(State::Home).unwrap();
     let client = |handle: &Option<Handle>| {
         hearth_consensus::client(handle.as_ref(), ConsensusUser::Curator).is_ok()
     };
     let old = boot.etcd_is("clients", client).await.unwrap();
     site.signal_etcd(nix::sys::signal::Signal::SIGKILL);
-    until("etcd is missed", || {
+    until("the old handle fails", || {
         old.client(ConsensusUser::Curator).is_err()
     })
     .await;
@@ -290,9 +293,8 @@ async fn a_role_that_comes_and_goes_ends_as_it_was_left() {
     until_wiped(&site).await;
     drop(taken);
 
-    // Added, removed, added within a second: not at once, but in the middle of
-    // whatever the last one has begun, which is to ask curators that are not
-    // there.
+    // Added, removed, added within a second: not at once, but while the previous change is still
+    // in progress, waiting for curators that do not exist.
     for roles in [joiner(7), nothing(), joiner(8)] {
         boot.roles.set(roles);
         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -319,8 +321,8 @@ async fn a_role_of_another_member_never_starts_the_data_of_the_first() {
     boot.roles.set(joiner(7));
     until_wiped(&site).await;
     boot.roles.set(consensus_member());
-    // The founder's role does not come back to life.
-    never("an etcd", async {
+    // The role of the bootstrap node does not start etcd again.
+    assert_never("an etcd", async {
         until("etcd", || !site.etcd_pids().is_empty()).await;
     })
     .await;
@@ -342,7 +344,7 @@ async fn a_disowned_node_ends_consensus_and_keeps_nothing_of_it() {
     boot.worker.stop().await;
 }
 
-/// The role of one that joins as this member.
+/// The role of a node that joins as this etcd member.
 fn joiner(member_id: u64) -> NodeRoles {
     NodeRoles {
         consensus_member: Some(ConsensusMember { member_id }),
@@ -352,6 +354,6 @@ fn joiner(member_id: u64) -> NodeRoles {
 
 async fn until_wiped(site: &Site) {
     let etcd = site.root.data.etcd();
-    let left = || standing::find(&etcd).unwrap().anything;
+    let left = || member_record::find(&etcd).unwrap().anything;
     until("nothing of etcd is left", || !left()).await;
 }

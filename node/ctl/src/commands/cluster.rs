@@ -1,4 +1,4 @@
-//! `hearthctl cluster`: the cluster as a whole.
+//! `hearthctl cluster`: ownership, cluster information, register ticket, configuration.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ use hearth_api::v1::{
 };
 
 use super::{print, print_json};
-use crate::args::{Cluster, Configure, Form, Global, Setting};
+use crate::args::{Cluster, Configure, Format, Global, Setting};
 use crate::connection;
 use crate::context::Contexts;
 use crate::failure::{Failure, Kind};
@@ -41,7 +41,7 @@ async fn configure(global: &Global, command: Configure) -> Result<(), Failure> {
             let call = management.get_cluster_info(GetClusterInfoRequest {});
             let info = within(global.timeout, call)
                 .await
-                .map_err(|status| Failure::call("get the cluster's configuration", status))?;
+                .map_err(|status| Failure::call("get the cluster configuration", status))?;
             (info.into_inner().configuration, output.form)
         }
         Configure::Set {
@@ -65,12 +65,12 @@ async fn configure(global: &Global, command: Configure) -> Result<(), Failure> {
     };
     let configuration = output::Configuration::from(configuration.unwrap_or_default());
     match form {
-        Form::Table => print(&configuration.text()),
-        Form::Json => print_json(&configuration),
+        Format::Table => print(&configuration.text()),
+        Format::Json => print_json(&configuration),
     }
 }
 
-async fn ticket(global: &Global, rotate: bool, form: Form) -> Result<(), Failure> {
+async fn ticket(global: &Global, rotate: bool, form: Format) -> Result<(), Failure> {
     let mut management = ManagementClient::new(connection::open(global)?);
     let request = GetRegisterTicketRequest { rotate };
     let answer = within(global.timeout, management.get_register_ticket(request))
@@ -78,37 +78,37 @@ async fn ticket(global: &Global, rotate: bool, form: Form) -> Result<(), Failure
         .map_err(|status| Failure::call("get the register ticket", status))?;
     let ticket = hex::encode(&answer.get_ref().register_ticket);
     match form {
-        Form::Table => print(&format!("{ticket}\n")),
-        Form::Json => print_json(&output::Ticket {
+        Format::Table => print(&format!("{ticket}\n")),
+        Format::Json => print_json(&output::Ticket {
             register_ticket: ticket,
         }),
     }
 }
 
-async fn info(global: &Global, form: Form) -> Result<(), Failure> {
+async fn info(global: &Global, form: Format) -> Result<(), Failure> {
     let mut management = ManagementClient::new(connection::open(global)?);
     let info = within(
         global.timeout,
         management.get_cluster_info(GetClusterInfoRequest {}),
     )
     .await
-    .map_err(|status| Failure::call("get the cluster's information", status))?;
+    .map_err(|status| Failure::call("get the cluster information", status))?;
     let cluster = output::Cluster::from(info.get_ref());
     match form {
-        Form::Table => print(&cluster.text()),
-        Form::Json => print_json(&cluster),
+        Format::Table => print(&cluster.text()),
+        Format::Json => print_json(&cluster),
     }
 }
 
-/// First contact, then the exchange of the owner key for a certificate, then
-/// the context. Each step is repeatable, and the context is written last.
+/// Makes first contact, exchanges the owner key for a certificate and saves the context. Each step
+/// can be repeated; the context is written last.
 async fn take_ownership(
     global: &Global,
     key_file: &Path,
     secret_file: &Path,
     name: Option<String>,
 ) -> Result<(), Failure> {
-    // Whatever is wrong on this machine shows before anyone is asked.
+    // Check everything on this machine before the first call.
     let endpoints = connection::given_endpoints(global)?;
     let key = owner::read_key(key_file)
         .map_err(|error| Failure::new(Kind::Local, "read the owner key").because(error))?;
@@ -125,14 +125,16 @@ async fn take_ownership(
     contexts.add(&name, cluster, endpoints, operator.credentials(), key_file)?;
     contexts.save()?;
     print(&format!(
-        "you are {} of cluster {cluster}; context {name} is now the current one\n",
+        "logged in as {} of cluster {cluster}; current context is now {name}\n",
         leaf.identity.subject
     ))
 }
 
 fn not_owned(error: OwnershipError) -> Failure {
     match error {
-        OwnershipError::NoCurator => Failure::new(Kind::Local, "find the cluster").because(error),
+        OwnershipError::NoCurator => {
+            Failure::new(Kind::Local, "connect to the cluster").because(error)
+        }
         OwnershipError::FirstContact(error) => not_met(error),
         OwnershipError::Escrow(error) => not_issued(error),
         OwnershipError::Tls(error) => Failure::new(Kind::Local, "set up TLS").because(error),
@@ -147,7 +149,7 @@ fn not_met(error: FirstContactError) -> Failure {
         }
         error @ FirstContactError::Connect { .. } => Failure::new(Kind::Unreachable, what)
             .because(error)
-            .advise("check that the cluster runs and that the address is right"),
+            .advise("check that the cluster is running and that the address is right"),
         error => Failure::new(Kind::Refused, what).because(error),
     }
 }

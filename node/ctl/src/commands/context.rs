@@ -1,4 +1,4 @@
-//! `hearthctl context`: the clusters that this tool knows.
+//! `hearthctl context`: manages contexts.
 
 use super::{print, print_json};
 use crate::args::{Context, Global};

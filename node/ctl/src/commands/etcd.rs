@@ -1,11 +1,11 @@
-//! `hearthctl etcd`: the consensus behind the control plane.
+//! `hearthctl etcd`: shows the status of etcd.
 
 use hearth_api::client::within;
 use hearth_api::v1::GetConsensusStatusRequest;
 use hearth_api::v1::curator_client::CuratorClient;
 
 use super::{print, print_json};
-use crate::args::{Etcd, Form, Global};
+use crate::args::{Etcd, Format, Global};
 use crate::connection;
 use crate::failure::Failure;
 use crate::output;
@@ -16,10 +16,10 @@ pub(super) async fn run(global: &Global, command: Etcd) -> Result<(), Failure> {
     let request = GetConsensusStatusRequest {};
     let status = within(global.timeout, curator.get_consensus_status(request))
         .await
-        .map_err(|status| Failure::call("get the members of consensus", status))?;
+        .map_err(|status| Failure::call("list the etcd members", status))?;
     let consensus = output::Consensus::from(status.get_ref());
     match output.form {
-        Form::Table => print(&consensus.text()),
-        Form::Json => print_json(&consensus),
+        Format::Table => print(&consensus.text()),
+        Format::Json => print_json(&consensus),
     }
 }

@@ -1,10 +1,10 @@
-//! `hearthctl kubernetes`: how kubectl gets to the cluster.
+//! `hearthctl kubernetes`: access to Kubernetes with kubectl.
 //!
-//! The file for kubectl names an API server, the authority by which it proves
-//! itself, and this program: kubectl calls `hearthctl kubernetes credential`,
-//! which asks the control plane for a certificate for a key that it makes then
-//! and there. So the file is no secret, whoever loses access to the cluster
-//! loses it to Kubernetes within the hour, and nothing has to be renewed.
+//! The kubeconfig contains the URL of an API server, its CA certificate, and this program as a
+//! credential plugin: kubectl calls `hearthctl kubernetes credential`, which generates a key and
+//! requests a certificate for it from the control plane. So the kubeconfig contains no secret, a
+//! user who loses access to the cluster loses access to Kubernetes within the hour, and nothing has
+//! to be renewed.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -26,10 +26,10 @@ use crate::context::to_pem;
 use crate::failure::{Failure, Kind};
 use crate::{files, output};
 
-/// Of the answer to kubectl. The oldest that kubectl 1.20 knows, and not yet
-/// forgotten by the newest.
+/// `apiVersion` of the `ExecCredential`. kubectl supports it from 1.20 on, and the newest release
+/// still does.
 const CREDENTIAL: &str = "client.authentication.k8s.io/v1beta1";
-/// How long one of several API servers may take to take a connection.
+/// Timeout for a connection to one of several API servers.
 const KNOCK: Duration = Duration::from_secs(2);
 
 pub(super) async fn run(global: &Global, command: Kubernetes) -> Result<(), Failure> {
@@ -60,7 +60,7 @@ pub(super) async fn run(global: &Global, command: Kubernetes) -> Result<(), Fail
     }
 }
 
-/// What the control plane has given us.
+/// A new key, and the control plane's answer with the certificate for it.
 struct Access {
     key: SigningKey,
     given: GetKubernetesAccessResponse,
@@ -82,14 +82,17 @@ impl Access {
         })
     }
 
-    /// The first API server that takes a connection, or the first of all.
+    /// URL of the first API server that accepts a connection; if none does, the first one.
     async fn server(&self, global: &Global, session: &Session) -> Result<String, Failure> {
         let mut first = None;
         for url in &self.given.servers {
             let wrong = || {
                 Failure::new(Kind::Cluster, "find an API server")
-                    .because(format!("the cluster names {:?}", output::safe(url)))
-                    .advise("name one with --server")
+                    .because(format!(
+                        "expected https://HOST[:PORT] from the cluster, got {:?}",
+                        output::safe(url)
+                    ))
+                    .advise("set the URL with --server")
             };
             let own = url.strip_prefix("https://").ok_or_else(wrong)?;
             let own = Endpoint::parse(own, PORT_KUBERNETES).map_err(|_| wrong())?;
@@ -103,11 +106,11 @@ impl Access {
             first.get_or_insert(server);
         }
         let server = first.ok_or_else(|| {
-            Failure::new(Kind::Cluster, "find an API server").because("the cluster names none")
+            Failure::new(Kind::Cluster, "find an API server").because("the cluster has none")
         })?;
         eprintln!(
-            "hearthctl: no API server can be reached from here: the file names {server}; \
-             --server names another"
+            "hearthctl: no API server is reachable from this machine: using {server}; \
+             --server sets another URL"
         );
         Ok(server)
     }
@@ -116,7 +119,7 @@ impl Access {
         to_pem(&self.given.certificate)
     }
 
-    /// The user's part of the file, with the private key.
+    /// The kubeconfig's `user`, with an embedded certificate and private key.
     fn embedded(&self) -> Value {
         json!({
             "client-certificate-data": BASE64.encode(self.certificate()),
@@ -124,11 +127,11 @@ impl Access {
         })
     }
 
-    /// What kubectl is answered.
+    /// The `ExecCredential` for kubectl.
     fn credential(&self) -> Result<Value, Failure> {
         let wrong = || {
             Failure::new(Kind::Cluster, "get access to Kubernetes")
-                .because("what the cluster has issued is no certificate")
+                .because("the cluster's answer does not contain an X.509 certificate")
         };
         let (_, certificate) =
             x509_parser::parse_x509_certificate(&self.given.certificate).map_err(|_| wrong())?;
@@ -145,8 +148,7 @@ impl Access {
     }
 }
 
-/// The user's part of the file: how kubectl calls this program, as it was
-/// called itself.
+/// The kubeconfig's `user`: this program as credential plugin, with the global flags of this call.
 fn exec(global: &Global, session: &Session) -> Result<Value, Failure> {
     let absolute = |path: &Path| -> Result<PathBuf, Failure> {
         std::path::absolute(path).map_err(|error| {

@@ -1,4 +1,4 @@
-//! What each command does.
+//! The implementation of the commands, one module per group.
 
 mod cluster;
 mod context;
@@ -14,6 +14,7 @@ use serde::Serialize;
 
 use crate::args::{Args, Command};
 use crate::failure::{Failure, Kind};
+use crate::reference;
 
 /// Runs one command.
 pub(crate) async fn run(args: Args) -> Result<(), Failure> {
@@ -31,6 +32,8 @@ pub(crate) async fn run(args: Args) -> Result<(), Failure> {
             clap_complete::generate(shell, &mut Args::command(), "hearthctl", &mut script);
             write(&script)
         }
+        Command::Man { folder } => reference::write_man_pages(&folder),
+        Command::Reference => print(&reference::markdown()),
     }
 }
 
@@ -38,22 +41,22 @@ fn print(text: &str) -> Result<(), Failure> {
     write(text.as_bytes())
 }
 
-/// A value as JSON, over several lines.
+/// Prints a value as indented JSON.
 fn print_json(value: &impl Serialize) -> Result<(), Failure> {
     json(serde_json::to_string_pretty(value))
 }
 
-/// A value as JSON, on one line.
+/// Prints a value as JSON on one line.
 fn print_json_line(value: &impl Serialize) -> Result<(), Failure> {
     json(serde_json::to_string(value))
 }
 
 fn json(text: serde_json::Result<String>) -> Result<(), Failure> {
-    let text = text.map_err(|error| Failure::new(Kind::Local, "form JSON").because(error))?;
+    let text = text.map_err(|error| Failure::new(Kind::Local, "encode JSON").because(error))?;
     print(&format!("{text}\n"))
 }
 
-/// All at once, so that nobody reads half of it.
+/// Writes to standard output and flushes it.
 fn write(bytes: &[u8]) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     out.write_all(bytes)

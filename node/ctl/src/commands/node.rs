@@ -1,4 +1,4 @@
-//! `hearthctl node`: the cluster's nodes.
+//! `hearthctl node`: lists and manages nodes.
 
 mod change;
 mod find;
@@ -13,7 +13,7 @@ use hearth_api::v1::management_client::ManagementClient;
 use tonic::{Code, Status};
 
 use super::{print, print_json};
-use crate::args::{Form, Global, Node};
+use crate::args::{Format, Global, Node};
 use crate::connection;
 use crate::failure::Failure;
 use crate::output::{self, node_table};
@@ -34,16 +34,16 @@ pub(super) async fn run(global: &Global, command: Node) -> Result<(), Failure> {
     }
 }
 
-async fn list(global: &Global, form: Form) -> Result<(), Failure> {
+async fn list(global: &Global, form: Format) -> Result<(), Failure> {
     let nodes = all(global, &connection::open(global)?).await?;
     let nodes: Vec<_> = nodes.iter().map(output::Node::from).collect();
     match form {
-        Form::Table => print(&node_table(&nodes).to_string()),
-        Form::Json => print_json(&nodes),
+        Format::Table => print(&node_table(&nodes).to_string()),
+        Format::Json => print_json(&nodes),
     }
 }
 
-/// All nodes at one moment.
+/// Fetches all nodes.
 async fn all(global: &Global, channel: &Channel) -> Result<Vec<hearth_api::v1::Node>, Failure> {
     let management = ManagementClient::new(channel.clone());
     let call = operator::nodes(management, GetNodesRequest::default());
@@ -51,14 +51,14 @@ async fn all(global: &Global, channel: &Channel) -> Result<Vec<hearth_api::v1::N
     nodes.map_err(|status| Failure::call("list the nodes", status))
 }
 
-fn show(node: &output::Node, form: Form) -> Result<(), Failure> {
+fn show(node: &output::Node, form: Format) -> Result<(), Failure> {
     match form {
-        Form::Table => print(&node.text()),
-        Form::Json => print_json(node),
+        Format::Table => print(&node.text()),
+        Format::Json => print_json(node),
     }
 }
 
-/// Whether the same call may go well in a moment.
+/// Whether the error is temporary: the same call may succeed when it is repeated.
 fn passing(status: &Status) -> bool {
     matches!(
         status.code(),

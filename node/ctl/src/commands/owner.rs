@@ -1,4 +1,4 @@
-//! `hearthctl owner`: the files with which a cluster is founded and owned.
+//! `hearthctl owner`: creates owner keys and first-contact secrets.
 
 use hearth_api::owner::{self, OwnerFileError};
 
@@ -14,9 +14,9 @@ pub(super) fn run(command: Owner) -> Result<(), Failure> {
     match command {
         Owner::Init { folder } => {
             let key = owner::create_key(&folder.join("owner-key.pem"))
-                .map_err(failed("make an owner key"))?;
+                .map_err(failed("create an owner key"))?;
             owner::create_first_contact_secret(&folder.join("first-contact-secret"))
-                .map_err(failed("make a first-contact secret"))?;
+                .map_err(failed("create a first-contact secret"))?;
             print(&format!("{}\n", key.public()))
         }
         Owner::PublicKey { file } => {

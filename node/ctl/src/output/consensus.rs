@@ -1,4 +1,4 @@
-//! Consensus as it is printed.
+//! The status of etcd as it is printed.
 
 use hearth_api::v1::{self, consensus_member_status::Alarm, membership_change::Kind};
 use serde::Serialize;
@@ -6,17 +6,18 @@ use serde::Serialize;
 use super::word;
 use crate::table::{Table, printable};
 
-/// Alarms as they are printed.
+/// Name of etcd's alarm NOSPACE in the JSON.
 const NO_SPACE: &str = "NO_SPACE";
-/// The same.
+/// Name of etcd's alarm CORRUPT in the JSON.
 const CORRUPT: &str = "CORRUPT";
 
-/// Its members, and what is about to change.
+/// The etcd members and the pending membership changes.
 #[derive(Debug, Serialize)]
 pub(crate) struct Consensus {
     members: Vec<Member>,
     changes: Vec<Change>,
-    /// Of the member beside the curator that answered; older ones do not tell.
+    /// Database of the member on the node of the curator that answered; older curators do not send
+    /// it.
     store: Option<Store>,
 }
 
@@ -80,7 +81,7 @@ impl From<&v1::GetConsensusStatusResponse> for Consensus {
 impl Consensus {
     /// As text for people.
     pub(crate) fn text(&self) -> String {
-        let mut members = Table::new(&["MEMBER", "NODE", "PART", "STARTED", "PEER URLS"]);
+        let mut members = Table::new(&["MEMBER", "NODE", "ROLE", "STARTED", "PEER URLS"]);
         for member in &self.members {
             let part = match (member.leader, member.learner) {
                 (true, _) => "leader",
@@ -97,7 +98,7 @@ impl Consensus {
         }
         let mut text = members.to_string();
         if !self.changes.is_empty() {
-            let mut changes = Table::new(&["TO COME", "NODE", "WAITS FOR"]);
+            let mut changes = Table::new(&["PENDING", "NODE", "REASON"]);
             for change in &self.changes {
                 changes.row([
                     change.kind.clone(),
@@ -110,29 +111,35 @@ impl Consensus {
         }
         if let Some(store) = &self.store {
             let mut stores = Table::new(&["STORE", "IN USE", "QUOTA"]);
-            stores.row([store.file_bytes, store.used_bytes, store.quota_bytes].map(mebibytes));
+            stores.row([store.file_bytes, store.used_bytes, store.quota_bytes].map(size));
             text.push('\n');
             text.push_str(&stores.to_string());
         }
         for member in &self.members {
             for alarm in &member.alarms {
                 let meaning = match &alarm[..] {
-                    NO_SPACE => "its store is full; nothing can be written until it has made room",
-                    CORRUPT => "it holds something else than the others",
+                    NO_SPACE => "database quota exceeded; writes fail until space is reclaimed",
+                    CORRUPT => "its data differs from that of the other members",
                     other => other,
                 };
                 let id = &member.member_id;
-                text.push_str(&format!("\nalarm of member {id}: {}\n", printable(meaning)));
+                text.push_str(&format!("\nalarm on member {id}: {}\n", printable(meaning)));
             }
         }
         text
     }
 }
 
-fn mebibytes(bytes: u64) -> String {
-    // Tenths are enough, and no number of bytes is too large for them.
-    let tenths = u128::from(bytes) * 10 / (1 << 20);
-    format!("{}.{} MiB", tenths / 10, tenths % 10)
+/// With one decimal place, in MiB or, if that would be less than one, in KiB.
+fn size(bytes: u64) -> String {
+    let (unit, name) = if bytes < 1 << 20 {
+        (1 << 10, "KiB")
+    } else {
+        (1 << 20, "MiB")
+    };
+    // u128: the product does not overflow for any number of bytes.
+    let tenths = u128::from(bytes) * 10 / unit;
+    format!("{}.{} {name}", tenths / 10, tenths % 10)
 }
 
 fn alarms(member: &v1::ConsensusMemberStatus) -> Vec<String> {
@@ -140,4 +147,17 @@ fn alarms(member: &v1::ConsensusMemberStatus) -> Vec<String> {
     alarms
         .map(|alarm| word(*alarm, Alarm::as_str_name, "ALARM_"))
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::size;
+
+    #[test]
+    fn small_sizes_are_not_shown_as_zero() {
+        assert_eq!(size(0), "0.0 KiB");
+        assert_eq!(size(20 << 10), "20.0 KiB");
+        assert_eq!(size(3 << 19), "1.5 MiB");
+        assert_eq!(size(u64::MAX), "17592186044415.9 MiB");
+    }
 }

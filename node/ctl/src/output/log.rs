@@ -9,7 +9,7 @@ use crate::table::printable;
 /// One entry of a node's log.
 #[derive(Debug, Serialize)]
 pub(crate) struct LogLine {
-    /// RFC 3339, UTC, by the node's clock.
+    /// RFC 3339, UTC, of the node's clock.
     time: String,
     dn: String,
     severity: String,
@@ -28,7 +28,7 @@ impl From<&LogEntry> for LogLine {
 }
 
 impl LogLine {
-    /// On one line, for people.
+    /// One line of text, for people.
     pub(crate) fn text(&self) -> String {
         format!(
             "{} {:7} {}: {}\n",
@@ -40,12 +40,12 @@ impl LogLine {
     }
 }
 
-/// Unix time in milliseconds as a date, by the calendar's 400-year cycle.
+/// Formats Unix time in milliseconds as RFC 3339, using the 400-year cycle of the calendar.
 pub(crate) fn rfc3339(unix_ms: i64) -> String {
     let (seconds, ms) = (unix_ms.div_euclid(1000), unix_ms.rem_euclid(1000));
     let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
-    // Years that begin in March have their leap day at the end. 719468 days lie
-    // between 1 March of the year 0 and the epoch.
+    // Years that begin in March have their leap day at the end. There are 719468 days between
+    // 1 March of the year 0 and the epoch.
     let day = days + 719_468;
     let (cycle, day) = (day.div_euclid(146_097), day.rem_euclid(146_097));
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
@@ -83,7 +83,7 @@ mod tests {
             assert_eq!(rfc3339(seconds * 1000), date);
         }
         assert_eq!(rfc3339(1_234), "1970-01-01T00:00:01.234Z");
-        // No number that a node may send is too large.
+        // No number that a node may send overflows.
         for wild in [i64::MIN, i64::MAX] {
             assert!(rfc3339(wild).ends_with('Z'));
         }

@@ -1,4 +1,4 @@
-//! Access to Kubernetes, and the configuration of the cluster.
+//! `hearthctl kubernetes` and `hearthctl cluster configure`.
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
@@ -7,7 +7,7 @@ use tokio::net::TcpListener;
 
 use super::*;
 
-/// What stands for the certificate of Kubernetes' authority.
+/// Stands in for the certificate of Kubernetes' CA.
 const CA: &[u8] = b"the authority";
 
 fn with_servers(fixture: &Fixture, servers: &[&str]) -> Script {
@@ -78,7 +78,7 @@ async fn kubectl_is_told_how_to_call_this_program() {
     let (_, pem) = x509_parser::pem::parse_x509_pem(ca.as_bytes()).expect("PEM");
     assert_eq!(pem.contents, CA);
 
-    // Called as the file says, from anywhere, it answers what kubectl wants.
+    // Called with the kubeconfig's arguments, in another directory, it prints an ExecCredential.
     let exec = &config["users"][0]["user"]["exec"];
     let called = Command::new(exec["command"].as_str().expect("a program"))
         .args(
@@ -102,7 +102,7 @@ async fn kubectl_is_told_how_to_call_this_program() {
     let (certified, held) = halves(&part("clientCertificateData"), &part("clientKeyData"));
     assert_eq!(certified, held);
     assert!(part("expirationTimestamp").ends_with('Z'));
-    // A key for each use.
+    // Each call generates a key.
     let again = fixture.json(&["kubernetes", "credential"]).await;
     assert_ne!(again["status"]["clientKeyData"], status["clientKeyData"]);
     drop(curator);
@@ -133,7 +133,7 @@ async fn an_embedded_certificate_stands_alone() {
 #[tokio::test]
 async fn the_server_is_one_that_answers_by_the_way_that_leads_there() {
     let fixture = Fixture::new();
-    // A port at which nobody listens any more.
+    // A port without a listener.
     let closed = {
         let gone = TcpListener::bind("127.0.0.1:0").await.expect("a port");
         gone.local_addr().expect("an address")
@@ -165,7 +165,7 @@ async fn who_has_no_kubernetes_is_told_what_to_do() {
         .fails(&["kubernetes", "kubeconfig", "--server", "http://127.0.0.1:1"])
         .await;
     assert_eq!(code, 2);
-    assert!(said.contains("wanted https://"), "{said}");
+    assert!(said.contains("expected https://"), "{said}");
 }
 
 #[tokio::test]
@@ -189,7 +189,7 @@ async fn what_can_be_configured_is_shown_and_set() {
     let (code, said) = fixture.fails(&[&set[..], &["rack", "a*b"]].concat()).await;
     assert_eq!(code, 1);
     assert!(
-        said.contains("kubernetes.synchronized_labels[1]: wanted"),
+        said.contains("kubernetes.synchronized_labels[1]: expected"),
         "{said}"
     );
     let emptied = fixture.json(&[&set[..], &["-o", "json"]].concat()).await;

@@ -1,5 +1,5 @@
-//! Many nodes at a time, each with a connection, a heartbeat stream and a
-//! watch of its own, while some of them change.
+//! Measures a curator with many nodes, each with its own connection, heartbeat stream and watch,
+//! while some of them change.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -32,33 +32,33 @@ use tonic::{Code, Status, Streaming};
 
 use crate::{report, serve::Served};
 
-/// Nodes that connect at a time; a server takes 64 handshakes.
+/// Maximum number of nodes that connect concurrently; a server accepts 64 concurrent handshakes.
 const AT_A_TIME: usize = 8;
-/// Until all of them are there.
+/// Timeout for all nodes to connect.
 const GATHER_BOUND: Duration = Duration::from_secs(900);
-/// What takes longer does not arrive any more.
+/// Timeout for changes to reach all watchers.
 const ARRIVAL_BOUND: Duration = Duration::from_secs(30);
-/// Between two changes.
+/// Interval of changes.
 const CHANGE_EVERY: Duration = Duration::from_millis(100);
-/// A node that dies is seen within the heartbeat's bound and a little.
+/// Timeout for watchers to see that a node has died; longer than the heartbeat timeout.
 const DEATH_BOUND: Duration = Duration::from_secs(60);
-/// Before a node calls again what a curator has ended.
+/// Delay before a call or stream that a curator has ended is retried.
 const AGAIN_AFTER: Duration = Duration::from_millis(250);
-/// Changes bear a number behind this, as the version of the node's image.
+/// Changes are sent as the version of the node's image: this prefix and a number.
 const MARK: &str = "change-";
 
-/// What all nodes of one crowd write down.
+/// Measurements shared by all nodes.
 struct Board {
-    /// When each change was asked for.
+    /// When each change was sent.
     sent: Mutex<Vec<Instant>>,
-    /// Seconds from there until some watcher had it, of all watchers.
+    /// Seconds from then until a watcher received it, for each change and watcher.
     seen: Mutex<Vec<f32>>,
     arrived: AtomicUsize,
-    /// Lives no more, and when it was last acknowledged.
+    /// Stopped nodes, and when their last heartbeat was acknowledged.
     dead: Mutex<HashMap<String, Instant>>,
     deaths_seen: Mutex<Vec<f64>>,
     died: Notify,
-    /// Calls that the curator could not serve at the time, and that were made again.
+    /// The number of calls that were answered by `Unavailable` and retried.
     repeated: AtomicUsize,
     ending: AtomicBool,
 }
@@ -81,8 +81,8 @@ impl Board {
         }
     }
 
-    /// Takes in what one watcher was sent, who has seen these changes before: a
-    /// watch that is begun again tells all there is once more.
+    /// Processes an event of one watcher. `known` are the changes that it has seen before, because
+    /// a watch that is opened again sends the whole backlog.
     fn read(&self, event: EncodedEvent, known: &mut HashSet<usize>) -> Result<()> {
         for node in event.nodes {
             let node = Node::decode(node)?;
@@ -105,8 +105,8 @@ impl Board {
         Ok(())
     }
 
-    /// Calls until it is answered, as a node does: a curator that is out of touch
-    /// for a moment says so, and that is counted. Any other refusal is a failure.
+    /// Retries a call until it succeeds, as a node does. `Unavailable`, the answer of a stale
+    /// curator, is counted and retried; any other status is a failure.
     async fn persist<T, F>(&self, mut call: impl FnMut() -> F) -> Result<T>
     where
         F: Future<Output = Result<T, Status>>,
@@ -119,7 +119,7 @@ impl Board {
         }
     }
 
-    /// Waits until it is time to call again, if that is what is to be done.
+    /// Waits before a retry; returns an error if the call is not to be retried.
     async fn excuse(&self, status: Status) -> Result<()> {
         if status.code() != Code::Unavailable {
             return Err(status.into());
@@ -134,17 +134,17 @@ impl Board {
     }
 }
 
-/// A node at work.
+/// A simulated node.
 struct Player {
     id: NodeId,
     client: CuratorClient<Channel>,
-    /// Ends its heartbeats and nothing else, as if it stood still; answers
-    /// with when it was last acknowledged.
+    /// Stops its heartbeats and nothing else, as if it hung; answers with the time of the last
+    /// acknowledgement.
     stop: oneshot::Sender<oneshot::Sender<Instant>>,
 }
 
-/// Connects one node, which takes its part, and returns when it is acknowledged and has read what
-/// there is.
+/// Connects one node and starts its tasks. Returns when its first heartbeat is acknowledged and it
+/// has received the backlog.
 async fn join(
     channel: Channel,
     id: NodeId,
@@ -161,7 +161,7 @@ async fn join(
     Ok(Player { id, client, stop })
 }
 
-/// A watch that has told all there is.
+/// Opens a watch and reads its backlog.
 async fn backlog(channel: Channel) -> Result<Streaming<EncodedEvent>, Status> {
     let mut events = watch(channel).await?;
     loop {
@@ -172,8 +172,8 @@ async fn backlog(channel: Channel) -> Result<Streaming<EncodedEvent>, Status> {
     }
 }
 
-/// A watch whose nodes are not decoded: thousands of callers in one process do
-/// the work of thousands of machines, and each of them gets all nodes at first.
+/// Opens a watch whose nodes are not decoded: this process does the work of thousands of machines,
+/// and each of them gets all nodes at first.
 async fn watch(channel: Channel) -> Result<Streaming<EncodedEvent>, Status> {
     let mut grpc = tonic::client::Grpc::new(channel);
     let ready = grpc.ready().await;
@@ -185,12 +185,12 @@ async fn watch(channel: Channel) -> Result<Streaming<EncodedEvent>, Status> {
     Ok(answer.into_inner())
 }
 
-/// A stream that has come to its end without a word.
+/// The status for a stream that has ended without one.
 fn ended() -> Status {
-    Status::internal("the curator has ended the stream")
+    Status::internal("the curator ended the stream")
 }
 
-/// A heartbeat stream that has been acknowledged at least once.
+/// A heartbeat stream with at least one acknowledgement.
 struct Heart {
     beats: mpsc::Sender<HeartbeatRequest>,
     answers: Streaming<HeartbeatResponse>,
@@ -201,7 +201,7 @@ struct Heart {
 impl Heart {
     async fn start(mut client: CuratorClient<Channel>) -> Result<Self, Status> {
         let (beats, requests) = mpsc::channel(1);
-        // There is room for one.
+        // The channel has capacity for one.
         let _ = beats.try_send(beat());
         let answers = client.heartbeat(ReceiverStream::new(requests)).await?;
         let mut answers = answers.into_inner();
@@ -215,7 +215,7 @@ impl Heart {
     }
 
     async fn beat(&mut self) -> Result<(), Status> {
-        // Nobody takes it any more if the stream has ended; the answer says why.
+        // Fails if the stream has ended; the answer below has the reason.
         let _ = self.beats.send(beat()).await;
         self.answers.message().await?.ok_or_else(ended)?;
         self.last = Instant::now();
@@ -243,7 +243,7 @@ async fn pulse(
                 if let Ok(asked) = asked {
                     let _ = asked.send(heart.last);
                 }
-                // The curator ends the stream; that is no failure.
+                // The curator ends the stream; that is expected.
                 while let Ok(Some(_)) = heart.answers.message().await {}
                 return Ok(());
             }
@@ -254,9 +254,9 @@ async fn pulse(
         if board.is_ending() {
             return Ok(());
         }
-        board.excuse(status).await.context("a heartbeat")?;
+        board.excuse(status).await.context("heartbeat failed")?;
         let again = board.persist(|| Heart::start(client.clone()));
-        heart = again.await.context("a heartbeat")?;
+        heart = again.await.context("cannot reopen the heartbeat stream")?;
     }
 }
 
@@ -272,15 +272,15 @@ async fn follow(
             Ok(event) => board.read(event, &mut known)?,
             Err(_) if board.is_ending() => return Ok(()),
             Err(status) => {
-                board.excuse(status).await.context("a watch")?;
+                board.excuse(status).await.context("watch failed")?;
                 let again = board.persist(|| watch(channel.clone()));
-                events = again.await.context("a watch")?;
+                events = again.await.context("cannot reopen the watch")?;
             }
         }
     }
 }
 
-/// Measures and reports.
+/// Runs the measurement and reports the results.
 pub(crate) async fn run(count: usize, seconds: u64) -> Result<()> {
     let served = Served::start(count).await?;
     let board = Arc::new(Board::new());
@@ -288,7 +288,7 @@ pub(crate) async fn run(count: usize, seconds: u64) -> Result<()> {
     let begin = Instant::now();
     let mut nodes = timeout(GATHER_BOUND, gather(&served, &board, &tasks))
         .await
-        .context("the nodes take too long to come")??;
+        .context("timeout: not all nodes have connected")??;
     let name = |what: &str| format!("curator.{what}_{count}");
     report(
         &name("gather_seconds"),
@@ -338,7 +338,7 @@ pub(crate) async fn run(count: usize, seconds: u64) -> Result<()> {
     served.stop().await
 }
 
-/// What the tasks of the nodes end with, if they end early.
+/// Returns the error of a node's task that has failed.
 fn none_has_failed(tasks: &Mutex<JoinSet<Result<()>>>) -> Result<()> {
     while let Some(ended) = lock(tasks).try_join_next() {
         ended??;
@@ -361,7 +361,7 @@ async fn gather(
             none_has_failed(tasks)?;
             nodes.push(joined??);
             if nodes.len() % 500 == 0 {
-                eprintln!("{} of {count} nodes are there", nodes.len());
+                eprintln!("{} of {count} nodes connected", nodes.len());
             }
         }
         let channel = served.curator(node)?;
@@ -383,7 +383,8 @@ fn id_of(node: &NodeCredentials) -> NodeId {
     NodeId::from_public_key(&node.key.public())
 }
 
-/// One node after the other says something new, steadily. Returns how many.
+/// Changes the status of one node after the other at a constant rate. Returns the number of
+/// changes.
 async fn change(nodes: &[Player], board: &Board, span: Duration) -> Result<usize> {
     let begin = Instant::now();
     let mut number = 0;
@@ -414,7 +415,7 @@ async fn change(nodes: &[Player], board: &Board, span: Duration) -> Result<usize
     Ok(number)
 }
 
-/// How many nodes but the curator's own, which nobody plays, are healthy.
+/// The number of healthy nodes; the curator's own node sends no heartbeats and is not healthy.
 async fn healthy(served: &Served) -> Result<usize> {
     let mut management = ManagementClient::new(served.curator(&served.nodes[0])?);
     let request = GetNodesRequest {
@@ -429,18 +430,20 @@ async fn healthy(served: &Served) -> Result<usize> {
     Ok(healthy)
 }
 
-/// The last node stands still. Returns after how long the first watcher knows.
+/// Stops the last node. Returns the seconds until the first watcher sees it.
 async fn die(nodes: &mut Vec<Player>, board: &Board) -> Result<f64> {
-    let node = nodes.pop().context("a node")?;
+    let node = nodes.pop().context("there is no node")?;
     let (answer, last) = oneshot::channel();
     if node.stop.send(answer).is_err() {
-        bail!("the node has died before");
+        bail!("the node has stopped before");
     }
     let last = last.await?;
     lock(&board.dead).insert(node.id.to_string(), last);
     timeout(DEATH_BOUND, board.died.notified())
         .await
-        .context("nobody has seen that a node died")?;
+        .context("timeout: no watcher has seen that a node died")?;
     let seen = lock(&board.deaths_seen);
-    seen.first().copied().context("nobody has seen it")
+    seen.first()
+        .copied()
+        .context("no watcher has seen that a node died")
 }

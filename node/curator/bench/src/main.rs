@@ -1,16 +1,15 @@
-//! The curator on the host, without any machine, and nodes that call it:
-//! what `cargo xtask bench curator` runs.
+//! Benchmark of the curator, run by `cargo xtask bench curator`: a curator on the host, without
+//! machines, and simulated nodes that call it.
 //!
-//! `serve FOLDER NODES` founds a cluster by the product's own code on a real
-//! etcd, adds that many nodes, serves, and leaves everybody's credentials in
-//! the folder. Beside the curator's etcd, which listens on its socket alone,
-//! there is another one that serves the same callers over the same TLS, to
-//! hold the curator against. It ends when its standard input does.
+//! `serve FOLDER NODES` bootstraps a cluster on a real etcd by the product's code, adds that many
+//! nodes, writes all credentials to the folder, and serves until standard input is closed. The
+//! curator's etcd listens only on its socket. A second etcd serves the same callers over the same
+//! TLS, for comparison with the curator.
 //!
-//! `rates ROUNDS` and `crowd NODES SECONDS` start such a server as a process of
-//! its own, so that its CPU time is the curator's, and are the callers: real
-//! connections, mutual TLS, the product's own client. What they measured comes
-//! out as one JSON object per line; what they are doing goes to standard error.
+//! `rates ROUNDS` and `crowd NODES SECONDS` start such a server as a separate process, so that its
+//! CPU time is the curator's, and call it with real connections, mutual TLS and the product's
+//! client. Results are printed as one JSON object per line; progress goes to standard error.
+#![allow(clippy::disallowed_methods, reason = "a program of the host")]
 
 mod crowd;
 mod rates;
@@ -18,7 +17,7 @@ mod serve;
 
 use anyhow::{Context as _, Result, bail};
 
-/// One number or several of the same kind.
+/// Prints one record with one or several samples.
 pub fn report(name: &str, unit: &str, samples: &[f64]) {
     let record = serde_json::json!({ "name": name, "unit": unit, "samples": samples });
     println!("{record}");
@@ -26,29 +25,32 @@ pub fn report(name: &str, unit: &str, samples: &[f64]) {
 
 fn main() -> Result<()> {
     raise_file_limit()?;
-    // Standard output is for records.
+    // Standard output is reserved for records.
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_max_level(tracing::Level::ERROR)
         .init();
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
-    let number = |word: &str| word.parse().with_context(|| format!("{word}: no number"));
-    let runtime = tokio::runtime::Runtime::new().context("the runtime")?;
+    let number = |word: &str| {
+        word.parse()
+            .with_context(|| format!("expected a number, got {word}"))
+    };
+    let runtime = tokio::runtime::Runtime::new().context("cannot start the runtime")?;
     match words[..] {
         ["serve", folder, nodes] => runtime.block_on(serve::run(folder.as_ref(), number(nodes)?)),
         ["rates", rounds] => runtime.block_on(rates::run(number(rounds)?)),
         ["crowd", nodes, seconds] => {
             runtime.block_on(crowd::run(number(nodes)?, number(seconds)? as u64))
         }
-        _ => bail!("wanted: serve FOLDER NODES, rates ROUNDS, or crowd NODES SECONDS"),
+        _ => bail!("usage: serve FOLDER NODES | rates ROUNDS | crowd NODES SECONDS"),
     }
 }
 
-/// Each node is a connection here and one there.
+/// Raises the limit of open files: each node has one connection, in both processes.
 fn raise_file_limit() -> Result<()> {
     use nix::sys::resource::{Resource, getrlimit, setrlimit};
     let files = Resource::RLIMIT_NOFILE;
-    let (_, hard) = getrlimit(files).context("the limit of open files")?;
-    setrlimit(files, hard, hard).context("raise the limit of open files")
+    let (_, hard) = getrlimit(files).context("cannot read the limit of open files")?;
+    setrlimit(files, hard, hard).context("cannot raise the limit of open files")
 }

@@ -1,4 +1,4 @@
-//! How many calls a second, beside an etcd that is called directly.
+//! Measures calls per second of a curator, compared with an etcd that is called directly.
 
 use std::time::{Duration, Instant};
 
@@ -18,18 +18,18 @@ use hearth_curator::{state, testing::BOOT_ID};
 
 use crate::{report, serve::Served};
 
-/// How long each way is measured in each round.
+/// Duration of each measurement in each round.
 const SPAN: Duration = Duration::from_millis(1500);
-/// Callers at a time.
+/// Numbers of concurrent callers.
 const CALLERS: [usize; 2] = [1, 32];
 
-/// One caller, with a connection to each side.
+/// One caller, with a connection to the curator and one to the other etcd.
 struct Caller {
     id: NodeId,
     curator: CuratorClient<Channel>,
     management: ManagementClient<Channel>,
     etcd: NamespacedClient,
-    /// Of its node's record in the other etcd.
+    /// The revision of its node's record in the other etcd.
     revision: i64,
     count: u64,
 }
@@ -39,7 +39,7 @@ impl Caller {
         let id = NodeId::from_public_key(&node.key.public());
         let channel = served.curator(node)?;
         let etcd = served.etcd(node).await?;
-        // A record on which the writes can be conditional, as long as the real.
+        // A record for the condition of the writes, about as large as a real one.
         let key = state::node_key(id);
         let write = Write::when(Condition::Absent(key.clone())).put(key, vec![7; 100]);
         Ok(Self {
@@ -52,7 +52,7 @@ impl Caller {
         })
     }
 
-    /// Never the same twice.
+    /// A status that differs from all earlier ones.
     fn status(&mut self) -> NodeStatus {
         self.count += 1;
         NodeStatus {
@@ -73,7 +73,7 @@ impl Caller {
         Ok(())
     }
 
-    /// The transaction that the curator makes of it.
+    /// The transaction that the curator would execute for it.
     async fn raw_update(&mut self) -> Result<()> {
         let value = state::encode_status(self.status());
         let condition = Condition::Unchanged(state::node_key(self.id), self.revision);
@@ -89,16 +89,27 @@ impl Caller {
             ..Default::default()
         };
         let mut answer = self.management.get_nodes(request).await?.into_inner();
-        let nodes = answer.message().await?.context("an empty answer")?.nodes;
-        anyhow::ensure!(nodes.len() == 1, "{} nodes", nodes.len());
-        // The stream has an end, of which the caller has to hear.
-        anyhow::ensure!(answer.message().await?.is_none(), "a second answer");
+        let nodes = answer
+            .message()
+            .await?
+            .context("GetNodes: empty stream")?
+            .nodes;
+        anyhow::ensure!(
+            nodes.len() == 1,
+            "GetNodes: expected 1 node, got {}",
+            nodes.len()
+        );
+        // The call is complete only when the caller has received the end of the stream.
+        anyhow::ensure!(
+            answer.message().await?.is_none(),
+            "GetNodes: more than one message"
+        );
         Ok(())
     }
 
     async fn raw_read(&mut self) -> Result<()> {
         let record = self.etcd.get(&state::status_key(self.id)).await?;
-        record.map(drop).context("no record")
+        record.map(drop).context("the record does not exist")
     }
 }
 
@@ -119,7 +130,7 @@ const WAYS: [(Way, &str); 5] = [
     (Way::CachedRead, "cached_read"),
 ];
 
-/// Calls a second of so many callers at a time.
+/// Calls per second of these concurrent callers.
 async fn rate(callers: &mut [Caller], way: Way) -> Result<f64> {
     let begin = Instant::now();
     let calls = callers.iter_mut().map(|caller| async move {
@@ -144,7 +155,7 @@ async fn one(caller: &mut Caller, way: Way) -> Result<()> {
     }
 }
 
-/// Measures and reports.
+/// Runs the measurement and reports the results.
 pub(crate) async fn run(rounds: usize) -> Result<()> {
     let most = CALLERS[CALLERS.len() - 1];
     let served = Served::start(most).await?;
@@ -158,7 +169,7 @@ pub(crate) async fn run(rounds: usize) -> Result<()> {
     }
     let mut ratios = [Vec::new(), Vec::new(), Vec::new()];
     let mut rates = vec![Vec::new(); CALLERS.len() * WAYS.len()];
-    // The first round warms up and is not counted.
+    // The first round is a warm-up and is not counted.
     for round in 0..=rounds {
         eprintln!("round {round} of {rounds}");
         let mut least = [f64::INFINITY; 3];

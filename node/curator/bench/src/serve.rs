@@ -1,4 +1,4 @@
-//! The server's side, and how the callers' side starts it.
+//! The server process, and how the process of the callers starts it.
 
 use std::{
     net::{Ipv4Addr, SocketAddr, TcpListener},
@@ -25,12 +25,12 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-/// Long enough for thousands of certificates on a slow machine.
+/// Timeout for the server's start; it issues thousands of certificates, on a slow machine, too.
 const START_BOUND: Duration = Duration::from_secs(120);
-/// For an etcd that has just been started.
+/// Timeout for an etcd that has just been started.
 const ETCD_BOUND: Duration = Duration::from_secs(20);
 
-/// Founds, serves, and ends with standard input.
+/// Bootstraps a cluster and serves it until standard input is closed.
 pub(crate) async fn run(folder: &Path, count: usize) -> Result<()> {
     let world = World::new(Timing::default()).await;
     let mut nodes = vec![(*world.node).clone()];
@@ -42,10 +42,10 @@ pub(crate) async fn run(folder: &Path, count: usize) -> Result<()> {
             format!("{seed} {}\n", hex::encode(&node.certificate))
         })
         .collect();
-    std::fs::write(folder.join("nodes"), lines.concat()).context("the nodes' credentials")?;
-    std::fs::write(folder.join("ca.der"), &world.node.ca).context("the CA")?;
+    std::fs::write(folder.join("nodes"), lines.concat()).context("cannot write credentials")?;
+    std::fs::write(folder.join("ca.der"), &world.node.ca).context("cannot write ca.der")?;
     let (_etcd, raw) = other_etcd(folder, &world.node).await?;
-    let port = world.ready.get().context("the curator's port")?;
+    let port = world.ready.get().context("the curator is not listening")?;
     println!("{port} {raw}");
     let mut end = Vec::new();
     tokio::io::stdin().read_to_end(&mut end).await?;
@@ -53,19 +53,19 @@ pub(crate) async fn run(folder: &Path, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// An etcd with the flags of the curator's, as far as they concern its work,
-/// that serves its clients over TLS with a node's credentials.
+/// Starts an etcd that serves clients over TLS with a node's credentials. It has those flags of the
+/// curator's etcd that affect performance.
 async fn other_etcd(folder: &Path, node: &NodeCredentials) -> Result<(Child, u16)> {
     let pem = |label: &str, der: &[u8]| pem::encode(&pem::Pem::new(label, der));
     let write = |name: &str, text: String| -> Result<PathBuf> {
         let path = folder.join(name);
-        std::fs::write(&path, text).with_context(|| format!("write {}", path.display()))?;
+        std::fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))?;
         Ok(path)
     };
     let certificate = write("etcd.pem", pem("CERTIFICATE", &node.certificate))?;
     let ca = write("ca.pem", pem("CERTIFICATE", &node.ca))?;
     let key = write("etcd.key", node.key.expose_pkcs8_pem().to_string())?;
-    // Free now, and etcd takes it at once.
+    // Free now, and etcd binds it at once.
     let port = free_port()?;
     let url = format!("https://127.0.0.1:{port}");
     let peer = format!("http://127.0.0.1:{}", free_port()?);
@@ -102,49 +102,55 @@ async fn other_etcd(folder: &Path, node: &NodeCredentials) -> Result<(Child, u16
         .args(["--heartbeat-interval", "20", "--election-timeout", "100"])
         .args(["--snapshot-count", "10000", "--logger", "zap"])
         .stdout(Stdio::null())
-        .stderr(std::fs::File::create(folder.join("etcd.log")).context("etcd's log")?)
+        .stderr(std::fs::File::create(folder.join("etcd.log")).context("cannot create etcd.log")?)
         .kill_on_drop(true)
         .spawn()
-        .context("start etcd")?;
+        .context("cannot start etcd")?;
     Ok((child, port))
 }
 
 fn free_port() -> Result<u16> {
-    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("a free port")?;
+    let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).context("cannot find a free port")?;
     Ok(free.local_addr()?.port())
 }
 
-/// A server that runs as a process of its own.
+/// A server in a separate process.
 pub(crate) struct Served {
-    /// Everybody's; the first is that of the curator's own node.
+    /// The credentials of all nodes; the first is the curator's own node.
     pub nodes: Vec<NodeCredentials>,
     curator: Endpoint,
     etcd: SocketAddr,
     process: Child,
-    /// Its end is the server's.
+    /// The server stops when this is closed.
     _stdin: Option<ChildStdin>,
     _folder: tempfile::TempDir,
 }
 
 impl Served {
-    /// Starts one, with so many nodes beside the first.
+    /// Starts a server with `count` nodes in addition to the first.
     pub(crate) async fn start(count: usize) -> Result<Self> {
-        let folder = tempfile::tempdir().context("a folder")?;
-        let mut process = Command::new(std::env::current_exe().context("this program")?)
-            .arg("serve")
-            .arg(folder.path())
-            .arg(count.to_string())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .kill_on_drop(true)
-            .spawn()
-            .context("start the server")?;
-        let stdout = process.stdout.take().context("the server's output")?;
+        let folder = tempfile::tempdir().context("cannot create a temporary directory")?;
+        let mut process =
+            Command::new(std::env::current_exe().context("cannot find this program")?)
+                .arg("serve")
+                .arg(folder.path())
+                .arg(count.to_string())
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .kill_on_drop(true)
+                .spawn()
+                .context("cannot start the server")?;
+        let stdout = process
+            .stdout
+            .take()
+            .context("the server has no standard output")?;
         let mut lines = BufReader::new(stdout).lines();
         let line = timeout(START_BOUND, lines.next_line()).await;
-        let line = line.context("the server takes too long")??;
-        let line = line.context("the server has ended")?;
-        let (curator, etcd) = line.split_once(' ').context("the server's line")?;
+        let line = line.context("timeout: the server is not ready")??;
+        let line = line.context("the server has exited")?;
+        let (curator, etcd) = line
+            .split_once(' ')
+            .context("server output: expected two ports")?;
         let local = |port: &str| -> Result<SocketAddr> {
             Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port.parse()?)))
         };
@@ -158,14 +164,14 @@ impl Served {
         })
     }
 
-    /// A connection of its own to the curator.
+    /// A new connection to the curator.
     pub(crate) fn curator(&self, node: &NodeCredentials) -> Result<Channel> {
         let config = tls::node_client_config(node, ExpectedServer::AnyNode, wall_clock())?;
         let curators = Curators::new(vec![self.curator.clone()], config, Options::default());
         Ok(curators.channel())
     }
 
-    /// A connection of its own to the other etcd.
+    /// A new connection to the other etcd.
     pub(crate) async fn etcd(&self, node: &NodeCredentials) -> Result<NamespacedClient> {
         let client = RootClient::over(etcd_channel(self.etcd, node)?);
         let client = client.namespaced(ConsensusUser::Curator);
@@ -176,43 +182,45 @@ impl Served {
         };
         timeout(ETCD_BOUND, ready)
             .await
-            .context("etcd over TLS does not serve")?;
+            .context("timeout: the other etcd is not ready")?;
         Ok(client)
     }
 
-    /// Seconds of CPU that the curator's process has used. Its etcd is another.
+    /// CPU time of the curator's process in seconds. etcd is another process.
     pub(crate) fn cpu(&self) -> Result<f64> {
-        let pid = self.process.id().context("the server has ended")?;
+        let pid = self.process.id().context("the server has exited")?;
         let stat = std::fs::read_to_string(format!("/proc/{pid}/stat"))?;
-        // The name in parentheses may hold anything; state is the next field.
-        let (_, rest) = stat.rsplit_once(')').context("/proc/PID/stat")?;
+        // The name in parentheses may contain any character; the state is the next field.
+        let (_, rest) = stat
+            .rsplit_once(')')
+            .context("/proc/PID/stat: no process name")?;
         let fields: Vec<&str> = rest.split_whitespace().collect();
         ensure!(fields.len() > 12, "/proc/PID/stat: too short");
         let ticks: f64 = fields[11].parse::<f64>()? + fields[12].parse::<f64>()?;
         let per_second = nix::unistd::sysconf(nix::unistd::SysconfVar::CLK_TCK)?;
-        Ok(ticks / per_second.context("CLK_TCK")? as f64)
+        Ok(ticks / per_second.context("CLK_TCK is not known")? as f64)
     }
 
-    /// Bytes of memory that it has resident.
+    /// Resident memory of the curator's process in bytes.
     pub(crate) fn memory(&self) -> Result<f64> {
-        let pid = self.process.id().context("the server has ended")?;
+        let pid = self.process.id().context("the server has exited")?;
         let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
         let kib = line.and_then(|line| line.trim().strip_suffix(" kB"));
-        Ok(kib.context("VmRSS")?.parse::<f64>()? * 1024.0)
+        Ok(kib.context("/proc/PID/status: no VmRSS")?.parse::<f64>()? * 1024.0)
     }
 
-    /// Ends it and waits for that.
+    /// Stops the server and waits until it has exited.
     pub(crate) async fn stop(mut self) -> Result<()> {
         drop(self._stdin.take());
         let status = timeout(START_BOUND, self.process.wait()).await;
-        let status = status.context("the server does not end")??;
-        ensure!(status.success(), "the server: {status}");
+        let status = status.context("timeout: the server does not exit")??;
+        ensure!(status.success(), "the server failed: {status}");
         Ok(())
     }
 }
 
-/// A connection as the curators' client makes it, to something else.
+/// A connection with the settings of the curators' client, to another server.
 fn etcd_channel(address: SocketAddr, node: &NodeCredentials) -> Result<tonic::transport::Channel> {
     let config = tls::node_client_config(node, ExpectedServer::AnyNode, wall_clock())?;
     let connector = Connector::new(move || {
@@ -231,7 +239,9 @@ fn read_nodes(folder: &Path) -> Result<Vec<NodeCredentials>> {
     let ca: Arc<[u8]> = std::fs::read(folder.join("ca.der"))?.into();
     let text = std::fs::read_to_string(folder.join("nodes"))?;
     let node = |line: &str| -> Result<NodeCredentials> {
-        let (seed, certificate) = line.split_once(' ').context("a node's line")?;
+        let (seed, certificate) = line
+            .split_once(' ')
+            .context("nodes: expected a seed and a certificate per line")?;
         Ok(NodeCredentials {
             key: NodeKey::from_seed_slice(&hex::decode(seed)?)?,
             certificate: hex::decode(certificate)?.into(),

@@ -1,4 +1,4 @@
-//! All that the cache holds, and the one place where its versions move.
+//! The contents of the cache, and the only place where its versions change.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -20,14 +20,14 @@ use super::{
 use crate::health;
 use crate::state::{Key, RecordError};
 
-/// See the module.
 pub(super) struct Contents {
     pub records: Records,
     pub presence: Presence,
     pub versions: Versions,
-    /// Of the store, up to which everything is here.
+    /// The store's revision up to which all changes have been applied.
     pub revision: i64,
-    /// Moves with the cluster's and the nodes' records: with who is a member.
+    /// Incremented when the cluster's record or a node's record changes, which decide who is a
+    /// member.
     pub members: u64,
     bound: Duration,
     grace: Duration,
@@ -47,7 +47,7 @@ impl Contents {
         }
     }
 
-    /// Takes a whole listing for what there is.
+    /// Replaces the contents by a complete list.
     pub(super) fn replace(&mut self, listing: Listing) -> Result<(), RecordError> {
         let present: HashSet<&str> = listing.records.iter().map(|r| r.key.as_str()).collect();
         let held: Vec<_> = self.records.keys().chain(self.presence.keys()).collect();
@@ -62,7 +62,7 @@ impl Contents {
             .try_for_each(|record| self.put(record))
     }
 
-    /// Takes in what has changed.
+    /// Applies a batch of changes.
     pub(super) fn apply(&mut self, batch: Vec<Change>) -> Result<(), RecordError> {
         batch.into_iter().try_for_each(|change| match change {
             Change::Put(record) => self.put(record),
@@ -79,7 +79,7 @@ impl Contents {
             Key::Candidate => self.presence.put_candidate(&record),
             key => self.records.put(key, &record),
         };
-        // Some of them have secrets in them.
+        // Some records contain secrets.
         record.value.zeroize();
         self.note(applied?);
         Ok(())
@@ -117,26 +117,26 @@ impl Contents {
         self.records.record(id).is_some()
     }
 
-    /// Begins a new life of this curator under this lease. Returns the leases
-    /// that earlier lives have left.
+    /// Starts a new session of this curator with this lease. Returns the leases that are left from
+    /// former sessions.
     pub(super) fn begin_session(&mut self, lease: Lease) -> BTreeSet<i64> {
         let (applied, former) = self.presence.begin_session(lease);
         applied.into_iter().for_each(|applied| self.note(applied));
         former
     }
 
-    /// When the first grace is over.
+    /// When the next grace period is over.
     pub(super) fn next_overdue(&self) -> Option<Instant> {
         self.presence.next_overdue(self.grace, |id| self.exists(id))
     }
 
-    /// Notes whose grace is over.
+    /// Marks the nodes whose grace period is over.
     pub(super) fn mark_overdue(&mut self) {
         let applied = self.presence.mark_overdue(Instant::now(), self.grace);
         applied.into_iter().for_each(|applied| self.note(applied));
     }
 
-    /// One node, as subscribers get it.
+    /// One node, encoded for subscribers.
     pub(super) fn encoded(&mut self, id: NodeId) -> Option<Bytes> {
         let Self {
             records,
@@ -153,15 +153,15 @@ impl Contents {
         versions.encoded(id, encode)
     }
 
-    /// A node as it is shown to somebody who asks `now`.
+    /// A node as clients see it at `now`.
     pub(super) fn shown(&self, id: NodeId, now: Instant) -> Option<Node> {
         let (records, presence) = (&self.records, &self.presence);
         show(records, presence, id, Some(now), self.bound, self.grace)
     }
 }
 
-/// A node as it is shown. How old its last heartbeat is changes all the time,
-/// so that is for those who ask at some moment, `now`.
+/// A node as clients see it. The age of its last heartbeat changes all the time, so it is set only
+/// for a call at a given time, `now`, and not for subscribers.
 fn show(
     records: &Records,
     presence: &Presence,

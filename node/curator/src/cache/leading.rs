@@ -1,40 +1,40 @@
-//! Which curator leads: the oldest of those that are ready to.
+//! The leader among the curators: the oldest candidate.
 
 use hearth_api::identity::NodeId;
 
 use super::Cache;
 
-/// A curator that is ready to.
+/// A curator that is ready to lead.
 pub(super) struct Candidate {
     pub curator: NodeId,
     pub lease: i64,
-    /// The oldest candidate leads.
+    /// Create revision of its key. The oldest candidate leads.
     pub since: i64,
 }
 
 /// The curator that does the background work.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leader {
-    /// Which node.
+    /// The node that it runs on.
     pub node: NodeId,
-    /// Where it is, as far as it has said so.
+    /// That node's address; empty if it has not reported one yet.
     pub host: String,
-    /// The curator's port there; 0 while not known.
+    /// The curator's port; 0 if not known yet.
     pub port: u32,
 }
 
-/// That this curator leads, and what proves it: the condition
-/// [`Created`](hearth_consensus::fenced::Condition::Created) of this key.
+/// Proof that this curator leads: its writes have the condition
+/// [`Created`](hearth_consensus::fenced::Condition::Created) of this key and revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Leadership {
-    /// Its candidacy.
+    /// The key of its candidacy.
     pub key: String,
-    /// When that came into being.
+    /// The create revision of that key.
     pub since: i64,
 }
 
 impl Cache {
-    /// The oldest candidate.
+    /// The current leader: the oldest candidate.
     pub fn leader(&self) -> Option<Leader> {
         let contents = self.lock();
         let (_, oldest) = contents.presence.oldest_candidate()?;
@@ -49,7 +49,7 @@ impl Cache {
         })
     }
 
-    /// Whether the oldest candidate is this curator, in its present life.
+    /// This curator's leadership, if it is the oldest candidate in its present session.
     pub fn leadership(&self) -> Option<Leadership> {
         let contents = self.lock();
         let (key, oldest) = contents.presence.oldest_candidate()?;
@@ -59,7 +59,7 @@ impl Cache {
         })
     }
 
-    /// How many curators are ready to lead.
+    /// The number of candidates.
     pub fn candidates(&self) -> usize {
         self.lock().presence.candidates()
     }

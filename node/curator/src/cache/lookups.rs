@@ -1,5 +1,4 @@
-//! What those who decide ask of the records. Each answer is a copy, of one
-//! moment.
+//! Lookups of records for decisions and access checks. Each result is a consistent copy.
 
 use hearth_api::{
     identity::{Identity, MeshKey, NodeId, PublicKey, Subject, Ticket, UserName},
@@ -8,26 +7,26 @@ use hearth_api::{
 use hearth_consensus::Lease;
 
 use super::Cache;
-use crate::decisions::{At, networking::Found};
+use crate::decisions::{Versioned, networking::Found};
 use crate::health::{self, Liveness};
 use crate::state::{ClusterRecord, Intent, NodeRecord, Tombstone};
 
-/// Why a caller with a good certificate is refused all the same.
+/// Why a caller with a valid certificate is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NotMember {
-    /// It has been deleted, or never was.
+    /// It has been deleted, or never existed.
     #[error("{0} is not a member of this cluster (any more)")]
     Unknown(Subject),
     /// Its certificate is for a key that it no longer has.
-    #[error("{0} has another key now: this certificate is no longer good")]
+    #[error("{0} has another key now: this certificate is no longer valid")]
     OtherKey(Subject),
-    /// It is not, or no longer, part of the cluster.
-    #[error("{0} is {1}: only nodes that are UP may call this")]
+    /// It is not in the state UP; the second field is its state.
+    #[error("{0} is {1}: only nodes that are UP may call this method")]
     NotUp(Subject, &'static str),
 }
 
 impl Cache {
-    /// The curator that hears the node, and since which revision.
+    /// The curator that receives the node's heartbeats, and the revision since when.
     pub fn heartbeat_owner(&self, id: NodeId) -> Option<(NodeId, i64)> {
         match self.lock().presence.liveness(id)? {
             Liveness::Heard {
@@ -37,7 +36,7 @@ impl Cache {
         }
     }
 
-    /// The nodes that are heard under this lease, and since which revision.
+    /// The nodes whose liveness keys are attached to this lease, with the revisions of those keys.
     pub fn nodes_in_session(&self, session: Lease) -> Vec<(NodeId, i64)> {
         self.lock().presence.nodes_in_session(session)
     }
@@ -49,24 +48,24 @@ impl Cache {
         Some((stored.content.clone(), stored.revision))
     }
 
-    /// What the node has said last of itself, if the node exists.
+    /// The last status that the node has reported, if the node exists.
     pub fn status(&self, id: NodeId) -> Option<NodeStatus> {
         let contents = self.lock();
         contents.records.record(id)?;
         contents.records.status(id).cloned()
     }
 
-    /// What is true of the whole cluster.
-    pub fn cluster(&self) -> Option<At<ClusterRecord>> {
+    /// The cluster's record.
+    pub fn cluster(&self) -> Option<Versioned<ClusterRecord>> {
         self.lock().records.cluster().cloned()
     }
 
-    /// What lets a machine ask to be registered, once somebody wanted to know.
-    pub fn ticket(&self) -> Option<At<Ticket>> {
+    /// The register ticket; created when it is first requested.
+    pub fn ticket(&self) -> Option<Versioned<Ticket>> {
         self.lock().records.ticket().cloned()
     }
 
-    /// What stays of a deleted node.
+    /// The tombstone of a deleted node.
     pub fn tombstone(&self, id: NodeId) -> Option<Tombstone> {
         self.lock().records.tombstone(id).cloned()
     }
@@ -76,7 +75,7 @@ impl Cache {
         self.lock().records.join_key_owner(key)
     }
 
-    /// What node `id` may have of the mesh with this key.
+    /// What the records say about the pod range of node `id` and about this mesh key.
     pub fn mesh(&self, id: NodeId, key: &MeshKey) -> Found {
         self.lock().records.mesh(id, key)
     }
@@ -88,30 +87,29 @@ impl Cache {
         Some(nodes.find(|node| node.public_key == *key)?.id)
     }
 
-    /// What is wanted of the node's membership in consensus.
-    pub fn intent(&self, id: NodeId) -> Option<At<Intent>> {
+    /// The requested change of the node's etcd membership.
+    pub fn intent(&self, id: NodeId) -> Option<Versioned<Intent>> {
         self.lock().records.intent(id).cloned()
     }
 
-    /// All of these.
-    pub fn intents(&self) -> Vec<At<Intent>> {
+    /// All intents.
+    pub fn intents(&self) -> Vec<Versioned<Intent>> {
         self.lock().records.intents().cloned().collect()
     }
 
-    /// How many nodes are in this state.
+    /// The number of nodes in this state.
     pub fn count(&self, state: NodeState) -> usize {
         let contents = self.lock();
         let nodes = contents.records.nodes();
         nodes.filter(|node| node.state == state).count()
     }
 
-    /// Where curators can be found: consensus members that are UP and have
-    /// said where they are.
+    /// The addresses of curators: consensus members that are UP and have reported an address.
     pub fn directory(&self) -> ClusterDirectory {
         self.lock().records.directory()
     }
 
-    /// Whether a caller with this identity and key belongs to the cluster now.
+    /// Checks that a caller with this identity and key is currently a member of the cluster.
     pub fn admits(&self, identity: &Identity, key: &PublicKey) -> Result<(), NotMember> {
         let contents = self.lock();
         let subject = || identity.subject.clone();

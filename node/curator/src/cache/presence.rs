@@ -1,9 +1,9 @@
-//! What stands in etcd under curators' leases: which curator hears a node, and
-//! which curators are ready to lead; with it, when this curator began to miss a
-//! node, and when it heard one last.
+//! Records attached to curators' leases: which curator receives a node's heartbeats, and which
+//! curators are candidates for the leadership. Also when this curator lost sight of a node, and
+//! when it received a node's last heartbeat.
 //!
-//! What an earlier life of this curator has left there means nothing any more.
-//! It is not believed, and its leases are noted, to be revoked.
+//! Records from former sessions of this curator are not valid any more. They are ignored, and
+//! their leases are collected to be revoked.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -21,27 +21,26 @@ use super::{
 use crate::health::Liveness;
 use crate::state::{self, LivenessRecord, RecordError};
 
-/// Who hears one node.
+/// The liveness of one node.
 #[derive(Default)]
 struct Contact {
     liveness: Liveness,
-    /// When this curator heard it last.
+    /// When this curator received the node's last heartbeat.
     heartbeat: Option<Instant>,
 }
 
-/// See the module.
 pub(super) struct Presence {
     own: NodeId,
     contacts: HashMap<NodeId, Contact>,
     candidates: BTreeMap<String, Candidate>,
-    /// This curator's lease.
+    /// The lease of this curator's session.
     session: Option<Lease>,
-    /// Leases that earlier lives of this curator have left.
+    /// Leases that are left from former sessions of this curator.
     former: BTreeSet<i64>,
 }
 
 impl Presence {
-    /// As the curator on node `own` sees it.
+    /// For the curator on node `own`.
     pub(super) fn new(own: NodeId) -> Self {
         Self {
             own,
@@ -52,12 +51,12 @@ impl Presence {
         }
     }
 
-    /// Something is known of this node: from now on it is missed.
+    /// Starts to track this node: without liveness record it counts as lost from now on.
     pub(super) fn expect(&mut self, id: NodeId) {
         self.contacts.entry(id).or_default();
     }
 
-    /// Takes in who hears the node now.
+    /// Applies a liveness record.
     pub(super) fn put_liveness(
         &mut self,
         id: NodeId,
@@ -80,14 +79,14 @@ impl Presence {
         Ok(self.set_liveness(id, liveness))
     }
 
-    /// Nobody hears the node any more.
+    /// Applies the deletion of a liveness record.
     pub(super) fn delete_liveness(&mut self, id: NodeId) -> Applied {
         self.set_liveness(id, Liveness::default())
     }
 
     fn set_liveness(&mut self, id: NodeId, new: Liveness) -> Applied {
         let contact = self.contacts.entry(id).or_default();
-        // The grace runs from when the node was lost first.
+        // The grace period starts when the node is lost first.
         let still_lost = matches!(
             (&contact.liveness, &new),
             (Liveness::Lost { .. }, Liveness::Lost { overdue: false, .. })
@@ -104,7 +103,7 @@ impl Presence {
         }
     }
 
-    /// Takes in that a curator is ready to lead.
+    /// Applies a candidate record.
     pub(super) fn put_candidate(&mut self, record: &Record) -> Result<Applied, RecordError> {
         let curator = usable(state::decode_candidate(&record.key, &record.value))?;
         let Some(curator) = curator.filter(|id| !self.is_former(*id, record.lease)) else {
@@ -119,13 +118,13 @@ impl Presence {
         Ok(Applied::Cluster)
     }
 
-    /// A curator is no longer ready to.
+    /// Applies the deletion of a candidate record.
     pub(super) fn delete_candidate(&mut self, key: &str) -> Applied {
         self.candidates.remove(key);
         Applied::Cluster
     }
 
-    /// Whether an earlier life of this curator has written this.
+    /// Whether a former session of this curator has written a record. If so, the lease is noted.
     fn is_former(&mut self, curator: NodeId, lease: i64) -> bool {
         let former = curator == self.own && self.session.is_none_or(|s| s.id() != lease);
         if former {
@@ -134,8 +133,8 @@ impl Presence {
         former
     }
 
-    /// Begins a new life of this curator under this lease. Returns what that
-    /// has changed, and the leases that earlier lives have left.
+    /// Starts a new session of this curator with this lease. Returns the changes, and the leases
+    /// that are left from former sessions.
     pub(super) fn begin_session(&mut self, lease: Lease) -> (Vec<Applied>, BTreeSet<i64>) {
         self.session = Some(lease);
         let own = self.own;
@@ -163,7 +162,7 @@ impl Presence {
         (applied, std::mem::take(&mut self.former))
     }
 
-    /// When the first grace is over, of the nodes that `exists` knows.
+    /// When the next grace period is over, among the nodes for which `exists` is true.
     pub(super) fn next_overdue(
         &self,
         grace: Duration,
@@ -182,7 +181,7 @@ impl Presence {
         lost.min()
     }
 
-    /// Notes whose grace is over.
+    /// Marks the nodes whose grace period is over.
     pub(super) fn mark_overdue(&mut self, now: Instant, grace: Duration) -> Vec<Applied> {
         let mut applied = Vec::new();
         for (id, contact) in &mut self.contacts {
@@ -197,24 +196,24 @@ impl Presence {
         applied
     }
 
-    /// Notes that this curator has heard the node just now.
+    /// Records that this curator has just received a heartbeat of the node.
     pub(super) fn record_heartbeat(&mut self, id: NodeId) {
         if let Some(contact) = self.contacts.get_mut(&id) {
             contact.heartbeat = Some(Instant::now());
         }
     }
 
-    /// When this curator heard the node last.
+    /// When this curator received the node's last heartbeat.
     pub(super) fn last_heartbeat(&self, id: NodeId) -> Option<Instant> {
         self.contacts.get(&id)?.heartbeat
     }
 
-    /// Who hears the node, if anything is known of it.
+    /// The liveness of the node, if it is tracked.
     pub(super) fn liveness(&self, id: NodeId) -> Option<&Liveness> {
         Some(&self.contacts.get(&id)?.liveness)
     }
 
-    /// The nodes that are heard under this lease, and since which revision.
+    /// The nodes whose liveness keys are attached to this lease, with the revisions of those keys.
     pub(super) fn nodes_in_session(&self, session: Lease) -> Vec<(NodeId, i64)> {
         let heard = self.contacts.iter();
         let heard = heard.filter_map(|(id, contact)| match contact.liveness {
@@ -226,12 +225,12 @@ impl Presence {
         heard.collect()
     }
 
-    /// The curator that leads, and its candidacy's key.
+    /// The candidate that leads, and its key.
     pub(super) fn oldest_candidate(&self) -> Option<(&String, &Candidate)> {
         self.candidates.iter().min_by_key(|(_, c)| c.since)
     }
 
-    /// Whether this candidate is this curator, in its present life.
+    /// Whether this candidate is this curator, in its present session.
     pub(super) fn is_own(&self, candidate: &Candidate) -> bool {
         let session = self.session.map(Lease::id);
         candidate.curator == self.own && session == Some(candidate.lease)
@@ -241,7 +240,7 @@ impl Presence {
         self.candidates.len()
     }
 
-    /// The keys of everything that is held, but those of former lives.
+    /// The keys of all tracked records, without those of former sessions.
     pub(super) fn keys(&self) -> impl Iterator<Item = String> {
         let heard = self.contacts.iter();
         let heard = heard.filter(|(_, contact)| !matches!(contact.liveness, Liveness::Lost { .. }));

@@ -1,6 +1,5 @@
-//! What etcd holds of the records that are followed, decoded. No clock, no lock
-//! and nobody who is told: a change goes in, and what it was about comes out
-//! ([`Applied`]).
+//! The followed records of etcd, decoded. This module has no clock, no lock and no notification: a
+//! change is applied, and the result says what it concerned ([`Applied`]).
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -14,50 +13,49 @@ use hearth_api::{
 use hearth_consensus::Record;
 use hearth_host::networking::PodRange;
 
-use crate::decisions::{At, networking::Found};
+use crate::decisions::{Versioned, networking::Found};
 use crate::state::{self, ClusterRecord, Intent, Key, NodeRecord, RecordError, Tombstone};
 
-/// What a change was about, for those who have to be told.
+/// What a change concerned: decides who is notified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Applied {
-    /// Nothing that anybody follows.
+    /// Nothing that watchers are notified of.
     Unfollowed,
-    /// No node in particular.
+    /// The cluster as a whole, not a single node.
     Cluster,
-    /// The cluster's own record: what everybody's membership rests on.
+    /// The cluster's record, on which the membership of every caller depends.
     Members,
-    /// This node's record: whether it is a member, and what is shown of it.
+    /// This node's record: its membership and its visible state.
     Member(NodeId),
-    /// What is shown of this node.
+    /// The visible state of this node.
     Node(NodeId),
 }
 
-/// What is stored of one node.
+/// The stored records of one node.
 #[derive(Default)]
 struct Stored {
-    record: Option<At<NodeRecord>>,
-    status: Option<At<NodeStatus>>,
+    record: Option<Versioned<NodeRecord>>,
+    status: Option<Versioned<NodeStatus>>,
 }
 
-/// See the module.
 #[derive(Default)]
 pub(super) struct Records {
-    cluster: Option<At<ClusterRecord>>,
-    ticket: Option<At<Ticket>>,
+    cluster: Option<Versioned<ClusterRecord>>,
+    ticket: Option<Versioned<Ticket>>,
     nodes: BTreeMap<NodeId, Stored>,
-    intents: BTreeMap<NodeId, At<Intent>>,
-    /// Of deleted nodes: as many as ever were, at some hundred bytes each.
+    intents: BTreeMap<NodeId, Versioned<Intent>>,
+    /// One per node ever deleted, about a hundred bytes each.
     tombstones: HashMap<NodeId, Tombstone>,
-    /// Of nodes and of deleted ones.
+    /// Join keys of nodes and of deleted nodes.
     join_keys: HashMap<PublicKey, NodeId>,
-    /// Of the nodes that have, or had, pods.
-    pod_ranges: BTreeMap<PodRange, At<NodeId>>,
-    /// The same.
-    mesh_keys: HashMap<MeshKey, At<NodeId>>,
+    /// Pod ranges of nodes that are, or were, Kubernetes workers.
+    pod_ranges: BTreeMap<PodRange, Versioned<NodeId>>,
+    /// Mesh keys of the same nodes.
+    mesh_keys: HashMap<MeshKey, Versioned<NodeId>>,
 }
 
 impl Records {
-    /// Takes in what `key` holds now.
+    /// Applies a put of `key`.
     pub(super) fn put(&mut self, key: Key, record: &Record) -> Result<Applied, RecordError> {
         match key {
             Key::Cluster => self.put_cluster(record),
@@ -73,7 +71,7 @@ impl Records {
         }
     }
 
-    /// `key` holds nothing any more.
+    /// Applies a deletion of `key`.
     pub(super) fn delete(&mut self, key: &Key) -> Applied {
         match key {
             Key::Cluster => {
@@ -188,7 +186,7 @@ impl Records {
         }
     }
 
-    /// The keys of everything that is held.
+    /// The keys of all records.
     pub(super) fn keys(&self) -> impl Iterator<Item = String> {
         let nodes = self.nodes.iter().flat_map(|(id, stored)| {
             [
@@ -210,11 +208,11 @@ impl Records {
             .chain(ticket)
     }
 
-    pub(super) fn cluster(&self) -> Option<&At<ClusterRecord>> {
+    pub(super) fn cluster(&self) -> Option<&Versioned<ClusterRecord>> {
         self.cluster.as_ref()
     }
 
-    pub(super) fn ticket(&self) -> Option<&At<Ticket>> {
+    pub(super) fn ticket(&self) -> Option<&Versioned<Ticket>> {
         self.ticket.as_ref()
     }
 
@@ -222,11 +220,11 @@ impl Records {
         self.tombstones.get(&id)
     }
 
-    pub(super) fn intent(&self, id: NodeId) -> Option<&At<Intent>> {
+    pub(super) fn intent(&self, id: NodeId) -> Option<&Versioned<Intent>> {
         self.intents.get(&id)
     }
 
-    pub(super) fn intents(&self) -> impl Iterator<Item = &At<Intent>> {
+    pub(super) fn intents(&self) -> impl Iterator<Item = &Versioned<Intent>> {
         self.intents.values()
     }
 
@@ -234,12 +232,12 @@ impl Records {
         self.join_keys.get(key).copied()
     }
 
-    /// A node's record, if there is such a node.
-    pub(super) fn record(&self, id: NodeId) -> Option<&At<NodeRecord>> {
+    /// A node's record, if the node exists.
+    pub(super) fn record(&self, id: NodeId) -> Option<&Versioned<NodeRecord>> {
         self.nodes.get(&id)?.record.as_ref()
     }
 
-    /// What was reported by this ID last, be it a node's or not.
+    /// The last status reported for this ID, whether or not the node has a record.
     pub(super) fn status(&self, id: NodeId) -> Option<&NodeStatus> {
         Some(&self.nodes.get(&id)?.status.as_ref()?.content)
     }
@@ -260,7 +258,7 @@ impl Records {
         stored.filter_map(|(id, stored)| stored.record.is_some().then_some(*id))
     }
 
-    /// What node `id` may have of the mesh with this key.
+    /// What the records say about the pod range of node `id` and about this mesh key.
     pub(super) fn mesh(&self, id: NodeId, key: &MeshKey) -> Found {
         let mut own = self.pod_ranges.iter().filter(|(_, at)| at.content == id);
         Found {
@@ -270,8 +268,7 @@ impl Records {
         }
     }
 
-    /// Where curators can be found: consensus members that are UP and have
-    /// said where they are.
+    /// The addresses of curators: consensus members that are UP and have reported an address.
     pub(super) fn directory(&self) -> ClusterDirectory {
         let nodes = self.nodes.values().filter_map(|stored| {
             let record = &stored.record.as_ref()?.content;
@@ -294,26 +291,26 @@ impl Records {
     }
 }
 
-/// A spoilt record is reported and counts as absent; a newer one is an error.
+/// Logs a corrupt record and ignores it; returns an error for a record of a newer version.
 pub(super) fn usable<T>(decoded: Result<T, RecordError>) -> Result<Option<T>, RecordError> {
     match decoded {
         Ok(content) => Ok(Some(content)),
         Err(error @ (RecordError::Malformed { .. } | RecordError::Field { .. })) => {
-            tracing::error!("{error}; it counts as absent");
+            tracing::error!("{error}; ignoring the record");
             Ok(None)
         }
         Err(error @ RecordError::TooNew { .. }) => Err(error),
     }
 }
 
-fn at<T>(record: &Record, content: Option<T>) -> Option<At<T>> {
-    content.map(|content| At {
+fn at<T>(record: &Record, content: Option<T>) -> Option<Versioned<T>> {
+    content.map(|content| Versioned {
         content,
         revision: record.mod_revision,
     })
 }
 
-fn owner(record: &Record) -> Result<Option<At<NodeId>>, RecordError> {
+fn owner(record: &Record) -> Result<Option<Versioned<NodeId>>, RecordError> {
     let id = usable(state::decode_owner(&record.key, &record.value))?;
     Ok(at(record, id))
 }
@@ -359,7 +356,7 @@ mod tests {
         }
     }
 
-    /// One record of each kind, and what its change is about.
+    /// One record of each kind, and what its change concerns.
     fn each() -> Vec<(String, Vec<u8>, Applied)> {
         let cluster = StoredCluster {
             version: state::VERSION,

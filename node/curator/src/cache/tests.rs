@@ -132,7 +132,7 @@ fn what_is_not_about_nodes_is_found_until_it_is_gone() {
     assert_eq!(cache.tombstone(id(2)), Some(tombstone));
     assert_eq!(cache.intent(id(3)).map(|i| i.content), Some(intent));
     assert_eq!(cache.join_key_of(&join_key), Some(id(2)));
-    // As a watch tells it, and as a listing that has them no more.
+    // Deleted by a watch, and by a list without the keys.
     delete(&cache, state::intent_key(id(3)), 5);
     assert!(cache.intent(id(3)).is_none());
     let listing = Listing {
@@ -197,7 +197,7 @@ fn what_an_earlier_life_has_left_is_noted_and_not_believed() {
 
     put(&cache, heard(1, 0, 80, 5));
     assert_eq!(health(&cache, 1), NodeHealth::Healthy);
-    // The session lapses, and the next one begins before the news arrive.
+    // The session expires, and the next one begins before the watch reports it.
     let former = cache.begin_session(Lease::from_id(81));
     assert_eq!(former.into_iter().collect::<Vec<_>>(), [80]);
     assert_eq!(health(&cache, 1), NodeHealth::Unknown);
@@ -264,8 +264,8 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// Whenever a subscriber looks, and however small the pieces it takes, it
-    /// ends with what is there.
+    /// Whenever a subscriber reads, and however small its messages are, it ends up with the current
+    /// state.
     #[test]
     fn a_subscriber_ends_with_what_is_there(
         steps in prop::collection::vec(step(), 0..40), most in 1_usize..4,

@@ -1,4 +1,4 @@
-//! The versions of visible changes, and whose the last one of each node is.
+//! Versions of visible changes: the last version of each node, and the nodes ordered by it.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -8,19 +8,19 @@ use hearth_api::identity::NodeId;
 /// The last visible change of one node.
 struct Last {
     version: u64,
-    /// The node is there; or else this was its deletion.
+    /// The node exists; otherwise the change was its deletion.
     is_visible: bool,
-    /// As subscribers get it, once one did, until it changes.
+    /// The node encoded for subscribers; cached at first use until it changes.
     encoded: Option<Bytes>,
 }
 
-/// See the module. Nodes that are gone are remembered: as many as are deleted
-/// while this curator runs.
+/// The versions of all nodes. Deleted nodes are kept, so memory grows with the number of nodes that
+/// are deleted while this curator runs.
 #[derive(Default)]
 pub(super) struct Versions {
     newest: u64,
     nodes: HashMap<NodeId, Last>,
-    /// All versions that still stand, and whose they are.
+    /// The last version of each node, in order.
     standing: BTreeMap<u64, NodeId>,
 }
 
@@ -30,7 +30,7 @@ impl Versions {
         self.newest
     }
 
-    /// The node has visibly changed, if it is, or was, visible.
+    /// Records a visible change of the node, unless it neither is nor was visible.
     pub(super) fn touch(&mut self, id: NodeId, is_visible: bool) {
         let last = self.nodes.get(&id);
         if !is_visible && last.is_none_or(|last| !last.is_visible) {
@@ -48,19 +48,19 @@ impl Versions {
         self.standing.insert(self.newest, id);
     }
 
-    /// Something has changed that is about no node in particular.
+    /// Records a change that does not belong to a node.
     pub(super) fn touch_all(&mut self) {
         self.newest += 1;
     }
 
-    /// The nodes that have changed since a version, by their last change.
+    /// The nodes that have changed since a version, in the order of their last change.
     pub(super) fn since(&self, version: u64) -> impl Iterator<Item = (u64, NodeId)> {
         let newer = self.standing.range(version + 1..);
         newer.map(|(version, id)| (*version, *id))
     }
 
-    /// The node as subscribers get it, made by `encode` if nobody got it yet.
-    /// All of them share these bytes.
+    /// The node encoded for subscribers; `encode` is called if it is not cached. All subscribers
+    /// share these bytes.
     pub(super) fn encoded(
         &mut self,
         id: NodeId,
@@ -90,7 +90,7 @@ mod tests {
         versions.touch(id(1), true);
         let all: Vec<_> = versions.since(0).collect();
         assert_eq!(all, [(2, id(2)), (3, id(1))]);
-        // It goes, once, and comes back.
+        // A second deletion is not a change.
         versions.touch(id(2), false);
         versions.touch(id(2), false);
         assert_eq!(versions.newest(), 4);

@@ -1,5 +1,4 @@
-//! Nodes as they are shown: to those who ask, and, encoded once for all of
-//! them, to those who follow.
+//! Nodes as clients see them: decoded for calls, and encoded once for all subscribers.
 
 use std::collections::HashSet;
 
@@ -9,34 +8,34 @@ use tokio::time::Instant;
 
 use super::Cache;
 
-/// Where a subscriber begins.
+/// The position at which a subscriber begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Moment {
-    /// For [`Cache::changes_since`].
+    /// The version for [`Cache::changes_since`].
     pub version: u64,
-    /// Everything up to here is told by what is read from now on.
+    /// Everything read after this moment includes all changes up to this revision.
     pub revision: i64,
 }
 
-/// What has changed for a subscriber.
+/// Changes for a subscriber.
 pub struct Changes {
-    /// As they are now, each a [`Node`] as it goes over the wire.
+    /// The latest state of changed nodes, each an encoded [`Node`].
     pub nodes: Vec<Bytes>,
-    /// Those that are gone.
+    /// The IDs of deleted nodes.
     pub tombstones: Vec<String>,
-    /// To be given next time.
+    /// The version to continue from.
     pub version: u64,
-    /// Everything up to here has been told, if all of it has.
+    /// If these are all changes: the revision up to which the subscriber is then current.
     pub complete: Option<i64>,
 }
 
 impl Cache {
-    /// One node, as it is shown.
+    /// One node as clients see it now.
     pub fn shown(&self, id: NodeId) -> Option<Node> {
         self.lock().shown(id, Instant::now())
     }
 
-    /// Those of these nodes that `wanted` picks, all at one moment.
+    /// Those of these nodes that `wanted` selects, sorted by ID, as one consistent snapshot.
     pub fn nodes_among(&self, ids: &HashSet<NodeId>, wanted: impl Fn(&Node) -> bool) -> Vec<Node> {
         let contents = self.lock();
         let now = Instant::now();
@@ -46,7 +45,7 @@ impl Cache {
         nodes
     }
 
-    /// The nodes that `wanted` picks, all at one moment.
+    /// The nodes that `wanted` selects, as one consistent snapshot.
     pub fn nodes(&self, wanted: impl Fn(&Node) -> bool) -> Vec<Node> {
         let contents = self.lock();
         let now = Instant::now();
@@ -55,12 +54,12 @@ impl Cache {
         visible.filter(wanted).collect()
     }
 
-    /// One node, as subscribers get it.
+    /// One node, encoded for subscribers.
     pub fn encoded(&self, id: NodeId) -> Option<Bytes> {
         self.lock().encoded(id)
     }
 
-    /// The version and the revision of what is here, of one moment.
+    /// The current version and revision, as one consistent snapshot.
     pub fn moment(&self) -> Moment {
         let contents = self.lock();
         Moment {
@@ -69,7 +68,7 @@ impl Cache {
         }
     }
 
-    /// Up to `most` nodes with IDs after this one, as subscribers get them.
+    /// Up to `most` nodes with IDs after this one, encoded for subscribers.
     pub fn nodes_after(&self, after: Option<NodeId>, most: usize) -> Vec<(NodeId, Bytes)> {
         let mut contents = self.lock();
         let ids: Vec<_> = contents.records.ids_after(after).take(most).collect();
@@ -78,8 +77,8 @@ impl Cache {
         nodes.collect()
     }
 
-    /// What has changed since a version, of `only` one node if it is given: at
-    /// most so many nodes, and no more once they have so many bytes.
+    /// The changes since a version, of `only` one node if given. Returns at most `most` nodes, and
+    /// no further one once they have `bytes` bytes.
     pub fn changes_since(
         &self,
         version: u64,

@@ -1,4 +1,5 @@
-//! An approved machine hands over its unlock key and becomes a node.
+//! Commit: an approved machine stores its cluster unlock key (CUK) with the cluster and becomes a
+//! node.
 
 use hearth_api::{
     identity::{ClusterUnlockKey, PublicKey},
@@ -8,55 +9,55 @@ use hearth_consensus::fenced::{Condition, Write};
 use rustls_pki_types::CertificateDer;
 
 use super::{
-    At, FoundNode, Refused, put,
-    refused::storage_name,
+    FoundNode, Rejection, Versioned, put,
     registration::id_of,
-    standing::{Step, after},
+    rejection::storage_name,
+    transitions::{Step, after},
 };
 use crate::state;
 
-/// What the machine hands over.
+/// A validated commit request.
 pub struct Commit {
-    /// By TLS.
+    /// The machine's key, from its TLS certificate.
     pub node_key: PublicKey,
-    /// The cluster's half of its data partition's key.
+    /// The cluster unlock key of its data partition.
     pub unlock_key: ClusterUnlockKey,
-    /// How the partition is protected.
+    /// How the data partition is protected.
     pub storage_security: StorageSecurity,
 }
 
-/// What comes of it.
+/// The decision.
 pub enum Committed {
-    /// It has committed before, and got this certificate.
+    /// The machine has committed before and got this certificate. `None` for the bootstrap node.
     Before(Option<CertificateDer<'static>>),
-    /// It may: it needs a certificate, and [`write`].
+    /// The machine may commit: issue a certificate, then execute [`write`].
     Now,
 }
 
-/// Decides. `deleted`: there was a node with this ID.
+/// Decides about a commit. `deleted`: a node with this ID was deleted.
 pub fn decide(
     commit: &Commit,
     found: Option<&FoundNode>,
     deleted: bool,
     configuration: &ClusterConfiguration,
-) -> Result<Committed, Refused> {
+) -> Result<Committed, Rejection> {
     let Some(found) = found else {
         return Err(match deleted {
-            true => Refused::Deleted(id_of(&commit.node_key)),
-            false => Refused::NotRegistered(commit.node_key),
+            true => Rejection::Deleted(id_of(&commit.node_key)),
+            false => Rejection::NotRegistered(commit.node_key),
         });
     };
     let full = &found.full.content;
     let (node, id) = (&full.node, found.id());
     if node.public_key != commit.node_key {
-        return Err(Refused::OtherNodeKey(id));
+        return Err(Rejection::OtherNodeKey(id));
     }
     if node.state == NodeState::Up {
         if full.unlock_key.as_ref() != Some(&commit.unlock_key) {
-            return Err(Refused::OtherUnlockKey(id));
+            return Err(Rejection::OtherUnlockKey(id));
         }
         if node.storage_security != commit.storage_security {
-            return Err(Refused::OtherStorage {
+            return Err(Rejection::OtherStorage {
                 node: id,
                 committed: storage_name(node.storage_security),
                 found: storage_name(commit.storage_security),
@@ -72,13 +73,13 @@ pub fn decide(
     Ok(Committed::Now)
 }
 
-/// Makes it a node, with this certificate.
+/// The write that makes the machine a node with this certificate.
 pub fn write(
     commit: &Commit,
     found: &FoundNode,
     certificate: CertificateDer<'static>,
-    configuration: &At<ClusterConfiguration>,
-) -> Result<Write, Refused> {
+    configuration: &Versioned<ClusterConfiguration>,
+) -> Result<Write, Rejection> {
     let mut full = found.full.content.clone();
     full.node.state = after(found.id(), full.node.state, Step::Commit)?;
     full.node.storage_security = commit.storage_security;
@@ -91,8 +92,8 @@ pub fn write(
     Ok(put(write, &full))
 }
 
-/// Whether the policy admits a partition that is protected so.
-fn admits(policy: StorageSecurityPolicy, found: StorageSecurity) -> Result<(), Refused> {
+/// Checks the protection of the data partition against the cluster's policy.
+fn admits(policy: StorageSecurityPolicy, found: StorageSecurity) -> Result<(), Rejection> {
     use StorageSecurity::{AuthenticatedEncrypted, Encrypted, Insecure, Unspecified};
     use StorageSecurityPolicy::{
         NeedsEncryption, NeedsEncryptionAndAuthentication, NeedsInsecure, Permissive,
@@ -109,7 +110,7 @@ fn admits(policy: StorageSecurityPolicy, found: StorageSecurity) -> Result<(), R
         return Ok(());
     }
     let policy = policy.as_str_name();
-    Err(Refused::Storage {
+    Err(Rejection::Storage {
         policy: policy
             .strip_prefix("STORAGE_SECURITY_POLICY_")
             .unwrap_or(policy),

@@ -1,36 +1,34 @@
-//! How the cluster is set up, and what of it may change while it lives.
+//! Changes of the cluster's configuration.
 //!
-//! The domain, the TPM mode and the policies are promises under which nodes
-//! have joined, so they are made at founding, once. What Kubernetes takes over
-//! binds nobody and may change at any time.
+//! Nodes have joined under the domain, the TPM mode and the policies, so these are fixed at
+//! bootstrap. The settings of Kubernetes may change at any time.
 
 use hearth_api::labels;
 use hearth_api::v1::{ClusterConfiguration, ConfigureClusterRequest, KubernetesConfiguration};
 use hearth_consensus::fenced::{Condition, Write};
 
-use super::{At, Refused};
+use super::{Rejection, Versioned};
 use crate::state::{self, FullCluster};
 
-/// What is to become of the configuration. Checked.
+/// A validated change of the configuration.
 #[derive(Debug)]
 pub struct Change {
     kubernetes: Option<KubernetesConfiguration>,
 }
 
 impl Change {
-    /// Checks what was sent.
-    pub fn new(request: ConfigureClusterRequest) -> Result<Self, Refused> {
+    /// Validates a request.
+    pub fn new(request: ConfigureClusterRequest) -> Result<Self, Rejection> {
         let kubernetes = request
             .kubernetes
             .map(|kubernetes| labels::check_kubernetes("kubernetes", kubernetes))
             .transpose()
-            .map_err(|error| Refused::Labels(error.to_string()))?;
+            .map_err(|error| Rejection::Labels(error.to_string()))?;
         Ok(Self { kubernetes })
     }
 
-    /// The configuration as it is then, and what is written; nothing if it is
-    /// so already.
-    pub fn decide(&self, found: &At<FullCluster>) -> (ClusterConfiguration, Option<Write>) {
+    /// The resulting configuration, and the write; `None` if nothing changes.
+    pub fn decide(&self, found: &Versioned<FullCluster>) -> (ClusterConfiguration, Option<Write>) {
         let old = found.content.configuration();
         let mut new = old.clone();
         if let Some(kubernetes) = &self.kubernetes {

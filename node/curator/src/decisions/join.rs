@@ -1,63 +1,67 @@
-//! A node comes back, and is let in, or told that it is none any more.
+//! Join: a node that has booted is admitted, or disowned.
 //!
-//! A key that nobody knows says nothing about its holder: after a backup was
-//! restored, newer nodes are unknown to their cluster. Only a record that says
-//! so, a tombstone or DECOMMISSIONED, disowns.
+//! An unknown join key is not a reason to disown: after a backup was restored, newer nodes are
+//! unknown to their cluster. Only a record disowns a node: a tombstone, or the state
+//! DECOMMISSIONED.
 //!
-//! A node that was deleted and votes in consensus still is told to ask again:
-//! it would wipe a log that the others may need to take it out.
+//! A deleted node that is still an etcd member is told to retry: it would wipe a log that the other
+//! members may need in order to remove it.
 
 use hearth_api::{
     identity::{NodeId, PublicKey},
     v1::{NodeState, TpmUsage},
 };
 
-use super::Refused;
+use super::Rejection;
 use crate::state::{NodeRecord, Tombstone};
 
-/// What comes of it.
+/// The decision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Joined {
-    /// It gets its unlock key.
+    /// The node gets its cluster unlock key.
     Admitted(NodeId),
-    /// It is ordered to wipe its keys.
+    /// The node is ordered to wipe its keys.
     Disowned(NodeId),
 }
 
-/// What the records say about the join key.
+/// The records for the join key.
 pub struct Found {
-    /// The node that it is said to belong to.
+    /// The node with this join key.
     pub node: Option<NodeRecord>,
-    /// Or did.
+    /// The deleted node with this join key.
     pub tombstone: Option<Tombstone>,
-    /// etcd has a member for the deleted one.
+    /// Whether etcd has a member for the deleted node.
     pub is_member: bool,
 }
 
-/// Decides.
-pub fn decide(join_key: &PublicKey, tpm_usage: TpmUsage, found: Found) -> Result<Joined, Refused> {
+/// Decides about a join.
+pub fn decide(
+    join_key: &PublicKey,
+    tpm_usage: TpmUsage,
+    found: Found,
+) -> Result<Joined, Rejection> {
     if let Some(tombstone) = found.tombstone.filter(|t| t.join_key == *join_key) {
         if found.is_member {
-            return Err(Refused::MemberStill(tombstone.id));
+            return Err(Rejection::MemberStill(tombstone.id));
         }
         return Ok(Joined::Disowned(tombstone.id));
     }
     let Some(node) = found.node.filter(|node| node.join_key == *join_key) else {
-        return Err(Refused::UnknownJoinKey(*join_key));
+        return Err(Rejection::UnknownJoinKey(*join_key));
     };
     match node.state {
         NodeState::Decommissioned => return Ok(Joined::Disowned(node.id)),
         NodeState::Up => {}
         state => {
-            return Err(Refused::State {
+            return Err(Rejection::State {
                 node: node.id,
                 state,
-                wanted: "UP: it has to register and commit first",
+                wanted: "UP: register and commit first",
             });
         }
     }
     if node.tpm_usage != tpm_usage {
-        return Err(Refused::TpmChanged {
+        return Err(Rejection::TpmChanged {
             node: node.id,
             registered: tpm_name(node.tpm_usage),
             found: tpm_name(tpm_usage),
@@ -92,7 +96,7 @@ mod tests {
             is_member,
         };
         let decide = |is_member| decide(&join_key, TpmUsage::NotPresent, found(is_member));
-        assert_eq!(decide(true), Err(Refused::MemberStill(id)));
+        assert_eq!(decide(true), Err(Rejection::MemberStill(id)));
         assert_eq!(decide(false), Ok(Joined::Disowned(id)));
     }
 }

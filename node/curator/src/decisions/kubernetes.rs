@@ -1,4 +1,4 @@
-//! Who may speak with Kubernetes, as whom, and where.
+//! Certificates for Kubernetes workers, and the addresses of API servers.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,32 +10,32 @@ use hearth_api::{
 use hearth_host::pki::kubernetes::Certificate;
 use hearth_sys::cidr::Cidr;
 
-use super::Refused;
+use super::Rejection;
 use crate::state::NodeRecord;
 
-/// What a node gets a certificate for. `node` and `status` are what is known of
-/// it, `controllers` the nodes that [`is_controller`] picked: at which address
-/// it is a node says itself, and whoever has a server's certificate for that of
-/// an API server is one to those who go by addresses.
+/// Which certificate a node gets. `node` and `status` are its records, `controllers` the nodes
+/// selected by [`is_controller`]. A node reports its address itself, and with a server certificate
+/// for an API server's address it could pose as that API server. So addresses of controllers are
+/// refused.
 pub fn worker(
     id: NodeId,
     purpose: Purpose,
     node: Option<&NodeRecord>,
     status: Option<&NodeStatus>,
     controllers: &[Node],
-) -> Result<Certificate<'static>, Refused> {
-    // Decommissioned nodes have no roles, those on the way are still there.
+) -> Result<Certificate<'static>, Rejection> {
+    // A node that is being decommissioned loses this role first and stays UP.
     let is_worker = node
         .is_some_and(|node| node.state == NodeState::Up && node.roles.kubernetes_worker.is_some());
     if !is_worker {
-        return Err(Refused::NoWorker(id));
+        return Err(Rejection::NoWorker(id));
     }
     match purpose {
         Purpose::KubeletClient => Ok(Certificate::KubeletClient(id)),
         Purpose::KubeletServer => {
-            let address = status.and_then(address).ok_or(Refused::NoAddress(id))?;
+            let address = status.and_then(address).ok_or(Rejection::NoAddress(id))?;
             if let Some(whose) = belongs_to_others(id, address, controllers) {
-                return Err(Refused::AddressOfOthers {
+                return Err(Rejection::AddressOfOthers {
                     node: id,
                     address,
                     whose,
@@ -45,24 +45,24 @@ pub fn worker(
         }
         Purpose::Proxy => Ok(Certificate::Proxy),
         Purpose::Node => Ok(Certificate::Node(id)),
-        Purpose::Unspecified => Err(Refused::Field {
+        Purpose::Unspecified => Err(Rejection::Field {
             field: "kubernetes_worker.purpose",
-            wanted: "one that this curator knows",
+            wanted: "a value that this curator knows",
             found: "none".into(),
         }),
     }
 }
 
-/// Whether a node runs, or is about to run, an API server.
+/// Whether a node runs an API server, or will.
 pub fn is_controller(node: &Node) -> bool {
     let holds = |roles: &hearth_api::v1::NodeRoles| roles.kubernetes_controller.is_some();
     node.state() == NodeState::Up && node.roles.as_ref().is_some_and(holds)
 }
 
-/// Where API servers are, given the nodes that [`is_controller`] picked.
-pub fn servers(controllers: &[Node]) -> Result<Vec<String>, Refused> {
+/// The URLs of API servers, given the nodes selected by [`is_controller`].
+pub fn servers(controllers: &[Node]) -> Result<Vec<String>, Rejection> {
     if controllers.is_empty() {
-        return Err(Refused::NoController);
+        return Err(Rejection::NoController);
     }
     let servers: Vec<_> = controllers
         .iter()
@@ -70,12 +70,12 @@ pub fn servers(controllers: &[Node]) -> Result<Vec<String>, Refused> {
         .map(|address| format!("https://{}", SocketAddr::new(address, PORT_KUBERNETES)))
         .collect();
     match servers.is_empty() {
-        true => Err(Refused::NoControllerAddress),
+        true => Err(Rejection::NoControllerAddress),
         false => Ok(servers),
     }
 }
 
-/// Whose an address is that this node cannot have, if it is one of these.
+/// Why this node cannot have an address: a description of its owner, or `None` if it can.
 fn belongs_to_others(id: NodeId, at: IpAddr, controllers: &[Node]) -> Option<&'static str> {
     let of = |network: &str| {
         network
@@ -83,18 +83,20 @@ fn belongs_to_others(id: NodeId, at: IpAddr, controllers: &[Node]) -> Option<&'s
             .is_ok_and(|network: Cidr| network.contains(at))
     };
     if at.is_loopback() {
-        return Some("everybody's own");
+        return Some("a loopback address");
     }
     if of(SERVICE_NETWORK) {
-        return Some("a service's");
+        return Some("in the service network");
     }
     if of(POD_NETWORK) {
-        return Some("a pod's");
+        return Some("in the pod network");
     }
     let is_there = |node: &&Node| node.status.as_ref().and_then(address) == Some(at);
     let other = controllers.iter().filter(is_there);
     let mut other = other.filter(|node| node.id != id.to_string());
-    other.next().map(|_| "a Kubernetes controller's")
+    other
+        .next()
+        .map(|_| "the address of a Kubernetes controller")
 }
 
 fn address(status: &NodeStatus) -> Option<IpAddr> {
@@ -137,7 +139,7 @@ mod tests {
     fn only_a_worker_that_is_up_gets_a_certificate() {
         let purpose = Purpose::KubeletClient;
         let decide = |node: Option<&NodeRecord>| worker(id(), purpose, node, None, &[]);
-        let refused = Err(Refused::NoWorker(id()));
+        let refused = Err(Rejection::NoWorker(id()));
         assert_eq!(decide(None), refused);
         for state in [
             NodeState::New,
@@ -178,12 +180,12 @@ mod tests {
         };
         for others in ["127.0.0.1", "::1", "10.224.0.1", "10.208.3.4", "192.0.2.6"] {
             assert!(
-                matches!(decide(Some(others)), Err(Refused::AddressOfOthers { .. })),
+                matches!(decide(Some(others)), Err(Rejection::AddressOfOthers { .. })),
                 "{others}"
             );
         }
-        assert_eq!(decide(None), Err(Refused::NoAddress(id())));
-        assert_eq!(decide(Some("")), Err(Refused::NoAddress(id())));
+        assert_eq!(decide(None), Err(Rejection::NoAddress(id())));
+        assert_eq!(decide(Some("")), Err(Rejection::NoAddress(id())));
         let address = IpAddr::from([192, 0, 2, 1]);
         assert_eq!(
             decide(Some("192.0.2.1")),
@@ -203,9 +205,9 @@ mod tests {
             }),
             ..Default::default()
         };
-        assert_eq!(servers(&[]), Err(Refused::NoController));
+        assert_eq!(servers(&[]), Err(Rejection::NoController));
         let silent = [Node::default(), node("")];
-        assert_eq!(servers(&silent), Err(Refused::NoControllerAddress));
+        assert_eq!(servers(&silent), Err(Rejection::NoControllerAddress));
         assert_eq!(
             servers(&[Node::default(), node("2001:db8::1"), node("192.0.2.1")]),
             Ok(vec![

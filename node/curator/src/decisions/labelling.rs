@@ -1,4 +1,4 @@
-//! What operators call a node.
+//! Changes of a node's labels.
 
 use std::collections::BTreeMap;
 
@@ -6,24 +6,24 @@ use hearth_api::labels;
 use hearth_api::v1::Label;
 use hearth_consensus::fenced::Write;
 
-use super::{FoundNode, Refused, put};
+use super::{FoundNode, Rejection, put};
 
-/// Labels to be set, and keys of labels to be taken away. Checked.
+/// Validated changes: labels to set, and keys of labels to remove.
 pub struct Changes {
     upsert: Vec<Label>,
     delete: Vec<String>,
 }
 
 impl Changes {
-    /// Checks what was sent.
-    pub fn new(upsert: Vec<Label>, delete: Vec<String>) -> Result<Self, Refused> {
+    /// Validates a request.
+    pub fn new(upsert: Vec<Label>, delete: Vec<String>) -> Result<Self, Rejection> {
         labels::check_changes(&upsert, &delete)
-            .map_err(|error| Refused::Labels(error.to_string()))?;
+            .map_err(|error| Rejection::Labels(error.to_string()))?;
         Ok(Self { upsert, delete })
     }
 
-    /// What is written for this node; nothing if it has these labels already.
-    pub fn decide(&self, found: &FoundNode) -> Result<Option<Write>, Refused> {
+    /// The write for this node; `None` if nothing changes.
+    pub fn decide(&self, found: &FoundNode) -> Result<Option<Write>, Rejection> {
         let mut full = found.full.content.clone();
         let old = std::mem::take(&mut full.node.labels);
         let mut new: BTreeMap<_, _> = old.iter().map(|l| (&l.key[..], &l.value[..])).collect();
@@ -32,8 +32,8 @@ impl Changes {
         }
         new.extend(self.upsert.iter().map(|l| (&l.key[..], &l.value[..])));
         if new.len() > labels::MAX_LABELS {
-            return Err(Refused::Labels(format!(
-                "upsert: the node would have {} labels, wanted at most {}",
+            return Err(Rejection::Labels(format!(
+                "upsert: the node would have {} labels, expected at most {}",
                 new.len(),
                 labels::MAX_LABELS
             )));

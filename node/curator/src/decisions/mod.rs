@@ -1,28 +1,26 @@
-//! What becomes of a request, given the records: the decisions of the curator
-//! about nodes, without clock, network or store.
+//! The curator's decisions about nodes, as pure functions without clock, network or store.
 //!
-//! Each decision is a function of what was asked and of records that were read,
-//! with the revisions they had. It comes to an answer, to a [`Refused`], or to
-//! a [`Write`](hearth_consensus::fenced::Write) whose conditions are exactly
-//! the revisions it rests on. So it does not matter which curator decides, nor
-//! how old its view is: what was decided on records that have changed since is
-//! not written, and is decided again.
+//! Each decision is a function of the request and of records with their revisions. The result is an
+//! answer, a [`Rejection`], or a [`Write`](hearth_consensus::fenced::Write) whose conditions are
+//! exactly the revisions that the decision depends on. So it does not matter which curator decides,
+//! or how old its view is: if a record has changed since, the write fails, and the decision is
+//! repeated.
 //!
-//! Everything is idempotent: whoever repeats a request because the answer was
-//! lost finds the work done and gets the same answer.
+//! All decisions are idempotent: a client that repeats a request because the answer was lost gets
+//! the same answer.
 //!
-//! | module | about |
+//! | module | decides about |
 //! |---|---|
-//! | [`standing`] | the states of a node and the steps between them |
-//! | [`registration`] | a machine asks to become a node |
-//! | [`commit`] | an approved machine becomes one |
-//! | [`join`] | a node comes back |
-//! | [`roles`] | roles, and the way out of service |
-//! | [`networking`] | its part of the mesh over which pods reach each other |
-//! | [`removal`] | a node is forgotten |
-//! | [`labelling`] | what operators call it |
-//! | [`kubernetes`] | who may speak with Kubernetes, and where |
-//! | [`configuration`] | how the cluster is set up |
+//! | [`transitions`] | the states of a node and the steps between them |
+//! | [`registration`] | a machine that registers |
+//! | [`commit`] | an approved machine that becomes a node |
+//! | [`join`] | a node that joins again after a boot |
+//! | [`roles`] | roles and decommissioning |
+//! | [`networking`] | mesh keys and pod ranges |
+//! | [`removal`] | deletion of a node |
+//! | [`labelling`] | labels |
+//! | [`kubernetes`] | certificates and access for Kubernetes |
+//! | [`configuration`] | the cluster's configuration |
 
 pub mod commit;
 pub mod configuration;
@@ -30,16 +28,16 @@ pub mod join;
 pub mod kubernetes;
 pub mod labelling;
 pub mod networking;
-pub mod refused;
 pub mod registration;
+pub mod rejection;
 pub mod removal;
 pub mod roles;
-pub mod standing;
+pub mod transitions;
 
 #[cfg(test)]
 mod tests;
 
-pub use refused::Refused;
+pub use rejection::Rejection;
 
 use hearth_api::identity::NodeId;
 use hearth_consensus::fenced::{Condition, Write};
@@ -48,39 +46,39 @@ use super::state::{self, FullRecord, Intent};
 
 /// A record and the revision at which it was last written.
 #[derive(Clone)]
-pub struct At<T> {
+pub struct Versioned<T> {
     /// The record.
     pub content: T,
-    /// Of its last write.
+    /// The mod revision of its key.
     pub revision: i64,
 }
 
-impl<T> At<T> {
-    /// A part of the record, of the same revision.
-    pub fn map<U>(self, part: impl FnOnce(T) -> U) -> At<U> {
-        At {
+impl<T> Versioned<T> {
+    /// A part of the record, with the same revision.
+    pub fn map<U>(self, part: impl FnOnce(T) -> U) -> Versioned<U> {
+        Versioned {
             content: part(self.content),
             revision: self.revision,
         }
     }
 }
 
-/// A node as it was found, and what is about to change of it.
+/// The stored records of a node that a decision depends on.
 #[derive(Clone)]
 pub struct FoundNode {
-    /// The node.
-    pub full: At<FullRecord>,
-    /// Of its membership in consensus.
-    pub intent: Option<At<Intent>>,
+    /// The node's record.
+    pub full: Versioned<FullRecord>,
+    /// The pending change of its etcd membership.
+    pub intent: Option<Versioned<Intent>>,
 }
 
 impl FoundNode {
-    /// Which node.
+    /// The node's ID.
     pub fn id(&self) -> NodeId {
         self.full.content.node.id
     }
 
-    /// A write that happens only if the node's record is what was found.
+    /// A write on the condition that the node's record has not changed.
     fn unchanged(&self) -> Write {
         Write::when(Condition::Unchanged(
             state::node_key(self.id()),
@@ -88,7 +86,7 @@ impl FoundNode {
         ))
     }
 
-    /// The same, if the intent is what was found, too.
+    /// A write on the condition that neither the node's record nor its intent has changed.
     fn all_unchanged(&self) -> Write {
         let key = state::intent_key(self.id());
         self.unchanged().and(match &self.intent {
@@ -98,7 +96,7 @@ impl FoundNode {
     }
 }
 
-/// Puts the node's record.
+/// Adds a put of the node's record.
 fn put(write: Write, full: &FullRecord) -> Write {
     write.put(state::node_key(full.node.id), full.encode().to_vec())
 }

@@ -1,8 +1,7 @@
-//! A machine asks to become a node.
+//! Registration: a machine asks to become a node.
 //!
-//! It has shown its node key by TLS and the register ticket. From then on its
-//! key alone is asked for: a ticket that is rotated while machines wait for
-//! approval sends none of them away.
+//! It proves its node key by TLS and presents the register ticket. Later calls need only the key:
+//! rotating the ticket does not affect machines that wait for approval.
 
 use hearth_api::{
     identity::{NodeId, PublicKey},
@@ -11,77 +10,76 @@ use hearth_api::{
 use hearth_consensus::fenced::{Condition, Write};
 use hearth_host::parameters::storage_security;
 
-use super::{At, Refused, put};
+use super::{Rejection, Versioned, put};
 use crate::state::{self, FullRecord, NodeRecord};
 
-/// Nodes that may wait for approval. Each machine that has the ticket can add
-/// one, so there is an end to it; one more per further curator if they take
-/// one in at the same moment.
+/// Maximum number of nodes that wait for approval, because each machine that has the ticket can add
+/// one. Concurrent registrations at several curators can exceed it by one per further curator.
 pub const MOST_WAITING: usize = 128;
 
-/// What the machine says, checked as far as it can be without the records.
+/// A request, validated as far as possible without the records.
 pub struct Registration {
-    /// By TLS.
+    /// The machine's key, from its TLS certificate.
     pub node_key: PublicKey,
-    /// Proven to be held by the same machine.
+    /// The join key; the machine has proven that it holds it.
     pub join_key: PublicKey,
-    /// See there.
+    /// Whether the machine has a TPM 2.0.
     pub tpm_is_present: bool,
-    /// Checked.
+    /// Validated labels.
     pub labels: Vec<Label>,
 }
 
-/// What the records say about it.
+/// The records for the machine.
 pub struct Found {
     /// The node with this ID.
     pub node: Option<NodeRecord>,
-    /// Such a node was deleted.
+    /// Whether a node with this ID was deleted.
     pub deleted: bool,
     /// The node, deleted or not, that has this join key.
     pub join_key_of: Option<NodeId>,
-    /// Nodes that are NEW.
+    /// The number of nodes that are NEW.
     pub waiting: usize,
 }
 
-/// What comes of it.
+/// The decision.
 pub enum Registered {
-    /// It has asked before.
+    /// The machine has registered before.
     Before(NodeRecord),
-    /// It is a node now, if this is written.
+    /// The write registers the machine as this node.
     Now(NodeRecord, Write),
 }
 
-/// The name of the node.
+/// The ID of the node with this key.
 pub fn id_of(node_key: &PublicKey) -> NodeId {
     NodeId::from_public_key(node_key)
 }
 
-/// What a node that the records know is told.
+/// Answers a repeated registration of a node that has a record.
 pub fn known(
     node: NodeRecord,
     node_key: &PublicKey,
     join_key: &PublicKey,
-) -> Result<NodeRecord, Refused> {
+) -> Result<NodeRecord, Rejection> {
     if node.public_key != *node_key {
-        return Err(Refused::OtherNodeKey(node.id));
+        return Err(Rejection::OtherNodeKey(node.id));
     }
     if node.state == NodeState::Decommissioned {
-        return Err(Refused::Decommissioned(node.id));
+        return Err(Rejection::Decommissioned(node.id));
     }
     if node.join_key != *join_key {
-        return Err(Refused::OtherJoinKey(node.id));
+        return Err(Rejection::OtherJoinKey(node.id));
     }
     Ok(node)
 }
 
-/// Decides. The write happens only while the ticket, which the machine has
-/// shown, is the one of this revision, and the configuration that of the other.
+/// Decides about a registration. `ticket` is the revision of the ticket that the machine has
+/// presented. The write is conditional on the ticket and the configuration being unchanged.
 pub fn decide(
     registration: &Registration,
     found: Found,
-    configuration: &At<ClusterConfiguration>,
+    configuration: &Versioned<ClusterConfiguration>,
     ticket: i64,
-) -> Result<Registered, Refused> {
+) -> Result<Registered, Rejection> {
     let Registration {
         node_key,
         join_key,
@@ -94,13 +92,13 @@ pub fn decide(
         return known(node, &node_key, &join_key).map(Registered::Before);
     }
     if found.deleted {
-        return Err(Refused::Deleted(id));
+        return Err(Rejection::Deleted(id));
     }
     if let Some(other) = found.join_key_of {
-        return Err(Refused::JoinKeyTaken(other));
+        return Err(Rejection::JoinKeyTaken(other));
     }
     if found.waiting >= MOST_WAITING {
-        return Err(Refused::TooManyWaiting(found.waiting));
+        return Err(Rejection::TooManyWaiting(found.waiting));
     }
     let node = NodeRecord {
         id,
@@ -132,11 +130,11 @@ pub fn decide(
     Ok(Registered::Now(full.node, write))
 }
 
-/// As the cluster's mode has it. BEST_EFFORT comes to a TPM that is left
-/// alone: this release seals by none.
-fn tpm_usage(mode: TpmMode, is_present: bool) -> Result<TpmUsage, Refused> {
+/// The TPM usage for the cluster's TPM mode. With BEST_EFFORT the TPM is not used: this release
+/// does not seal with a TPM.
+fn tpm_usage(mode: TpmMode, is_present: bool) -> Result<TpmUsage, Rejection> {
     match (mode, is_present) {
-        (TpmMode::Required, false) => Err(Refused::NoTpm),
+        (TpmMode::Required, false) => Err(Rejection::NoTpm),
         (TpmMode::Required, true) => Ok(TpmUsage::PresentAndUsed),
         (_, true) => Ok(TpmUsage::PresentButUnused),
         (_, false) => Ok(TpmUsage::NotPresent),

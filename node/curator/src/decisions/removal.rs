@@ -1,44 +1,44 @@
-//! A node is forgotten.
+//! Deletion of a node.
 //!
-//! What it had of the mesh is free again. A tombstone stays, by which the machine is told so when it asks for its
-//! cluster, and its join key stays taken. A member of consensus for which no
-//! record stands any more is removed by the leader.
+//! Its pod range and mesh key are released. A tombstone is kept, so that the machine is disowned
+//! when it joins again, and its join key stays reserved. The leader removes an etcd member that has
+//! no node record any more.
 
 use hearth_api::v1::{NodeRoles, NodeState};
 use hearth_consensus::fenced::{Condition, Write};
 
-use super::{FoundNode, Refused};
+use super::{FoundNode, Rejection};
 use crate::state::{self, Tombstone, Wanted};
 
-/// What the operator means in spite of everything.
+/// The checks that the operator bypasses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bypass {
-    /// It is UP.
+    /// Delete the node even if it is UP.
     pub not_decommissioned: bool,
-    /// It has roles.
+    /// Delete the node even if it has roles.
     pub has_roles: bool,
 }
 
-/// What comes of it.
+/// The decision.
 pub struct Removal {
-    /// Forgets the node.
+    /// Deletes the node.
     pub write: Write,
-    /// Its member of consensus goes with it: it must be able to leave.
+    /// The node is an etcd member, so its departure has to be authorized.
     pub leaves: bool,
 }
 
-/// Decides.
-pub fn decide(bypass: Bypass, found: &FoundNode) -> Result<Removal, Refused> {
+/// Decides about a deletion.
+pub fn decide(bypass: Bypass, found: &FoundNode) -> Result<Removal, Rejection> {
     let node = &found.full.content.node;
     let wanted = found.intent.as_ref().map(|intent| intent.content.wanted);
     let is_member = node.roles.consensus_member.is_some()
         || matches!(wanted, Some(Wanted::Join { member: Some(_) }));
     let has_roles = is_member || wanted.is_some() || node.roles != NodeRoles::default();
     if node.state == NodeState::Up && !bypass.not_decommissioned {
-        return Err(Refused::NotDecommissioned(node.id));
+        return Err(Rejection::NotDecommissioned(node.id));
     }
     if has_roles && !bypass.has_roles {
-        return Err(Refused::HasRoles(node.id));
+        return Err(Rejection::HasRoles(node.id));
     }
     let tombstone = Tombstone {
         id: node.id,

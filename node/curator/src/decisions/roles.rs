@@ -1,41 +1,42 @@
-//! What a node shall run, and the way out of service.
+//! Changes of a node's roles, and decommissioning.
 //!
-//! The role of a consensus member follows etcd's membership: what is written
-//! here is what is *wanted*, and the leader makes it so. A wish that has not
-//! been acted upon can be taken back; one that may have been is seen through.
+//! The role of a consensus member follows etcd's membership: these decisions write an *intent*,
+//! which the leader executes. An intent that the leader has not begun to execute can be withdrawn;
+//! one that it may have begun is completed first.
 
 use hearth_api::v1::NodeState;
 use hearth_api::v1::node_roles::{KubernetesController, KubernetesWorker};
 use hearth_consensus::fenced::Write;
 
 use super::{
-    FoundNode, Refused, put,
-    standing::{Step, after, wants_up},
+    FoundNode, Rejection, put,
+    transitions::{Step, after, check_up},
 };
 use crate::state::{self, Intent, Wanted};
 
-/// What an operator wants.
+/// A requested change of roles. `Some(true)` adds a role, `Some(false)` removes it, `None` leaves
+/// it as it is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Wish {
-    /// `None`: as it is.
+pub struct RoleChange {
+    /// The role of a consensus member.
     pub consensus_member: Option<bool>,
-    /// The same.
+    /// The role of a Kubernetes controller.
     pub kubernetes_controller: Option<bool>,
-    /// The same.
+    /// The role of a Kubernetes worker.
     pub kubernetes_worker: Option<bool>,
 }
 
-/// What comes of it.
-pub struct Outcome {
-    /// To be written; nothing if it is so already.
+/// The decision.
+pub struct RoleDecision {
+    /// The write; `None` if nothing changes.
     pub write: Option<Write>,
-    /// Consensus has to change first.
+    /// The change is complete only after a change of etcd's members.
     pub pending: bool,
-    /// The write makes the node leave consensus: it must be able to.
+    /// The write makes the node leave etcd, so its departure has to be authorized.
     pub leaves: bool,
 }
 
-impl Outcome {
+impl RoleDecision {
     const fn as_it_is(pending: bool) -> Self {
         Self {
             write: None,
@@ -45,68 +46,68 @@ impl Outcome {
     }
 }
 
-/// Decides about roles. Of a wish that cannot be granted whole nothing is done.
-pub fn update(wish: Wish, found: &FoundNode) -> Result<Outcome, Refused> {
+/// Decides about roles. If a part of the change is rejected, all of it is.
+pub fn update(change: RoleChange, found: &FoundNode) -> Result<RoleDecision, Rejection> {
     let node = &found.full.content.node;
     let gives = [
-        wish.consensus_member,
-        wish.kubernetes_controller,
-        wish.kubernetes_worker,
+        change.consensus_member,
+        change.kubernetes_controller,
+        change.kubernetes_worker,
     ];
-    wants_up(node)?;
-    if node.decommissioning && (wish.consensus_member.is_some() || gives.contains(&Some(true))) {
-        return Err(Refused::Decommissioning(node.id));
+    check_up(node)?;
+    if node.decommissioning && (change.consensus_member.is_some() || gives.contains(&Some(true))) {
+        return Err(Rejection::Decommissioning(node.id));
     }
     let mut full = found.full.content.clone();
     let roles = &mut full.node.roles;
-    if let Some(held) = wish.kubernetes_controller {
+    if let Some(held) = change.kubernetes_controller {
         roles.kubernetes_controller = held.then_some(KubernetesController {});
     }
-    if let Some(held) = wish.kubernetes_worker {
+    if let Some(held) = change.kubernetes_worker {
         roles.kubernetes_worker = held.then_some(KubernetesWorker {});
     }
     if roles.kubernetes_controller.is_some() {
-        if wish.consensus_member == Some(false) {
-            return Err(Refused::ControllerStill(node.id));
+        if change.consensus_member == Some(false) {
+            return Err(Rejection::ControllerStill(node.id));
         }
-        if wish.kubernetes_controller == Some(true) && !stays_member(wish, found) {
-            return Err(Refused::ControllerAlone(node.id));
+        if change.kubernetes_controller == Some(true) && !stays_member(change, found) {
+            return Err(Rejection::ControllerAlone(node.id));
         }
     }
-    let consensus = match wish.consensus_member {
+    let consensus = match change.consensus_member {
         Some(true) => join(found)?,
         Some(false) => leave(found),
-        None => Outcome::as_it_is(false),
+        None => RoleDecision::as_it_is(false),
     };
     if full.node.roles == node.roles {
         return Ok(consensus);
     }
     let write = consensus.write.unwrap_or_else(|| found.all_unchanged());
-    Ok(Outcome {
+    Ok(RoleDecision {
         write: Some(put(write, &full)),
         ..consensus
     })
 }
 
-/// Whether the node is a consensus member, or is about to become one, once the
-/// wish is granted. An API server is of use nowhere else.
-fn stays_member(wish: Wish, found: &FoundNode) -> bool {
+/// Whether the node is a consensus member after the change, or is about to become one. An API
+/// server runs only on a consensus member.
+fn stays_member(change: RoleChange, found: &FoundNode) -> bool {
     let is_member = found.full.content.node.roles.consensus_member.is_some();
     match found.intent.as_ref().map(|intent| intent.content.wanted) {
         Some(Wanted::Leave { .. }) => false,
         Some(Wanted::Join { .. }) => true,
-        None => is_member || wish.consensus_member == Some(true),
+        None => is_member || change.consensus_member == Some(true),
     }
 }
 
-fn join(found: &FoundNode) -> Result<Outcome, Refused> {
+fn join(found: &FoundNode) -> Result<RoleDecision, Rejection> {
     let is_member = found.full.content.node.roles.consensus_member.is_some();
     match found.intent.as_ref().map(|intent| intent.content.wanted) {
-        // The member may be gone any moment, and its role with it.
-        Some(Wanted::Leave { .. }) => Err(Refused::Leaving(found.id())),
-        Some(Wanted::Join { .. }) => Ok(Outcome::as_it_is(true)),
-        None if is_member => Ok(Outcome::as_it_is(false)),
-        None => Ok(Outcome {
+        // The leader may remove the member, and then its role, at any moment.
+        Some(Wanted::Leave { .. }) => Err(Rejection::Leaving(found.id())),
+        Some(Wanted::Join { .. }) => Ok(RoleDecision::as_it_is(true)),
+        None if is_member => Ok(RoleDecision::as_it_is(false)),
+        None => Ok(RoleDecision {
             write: Some(want(found, Wanted::Join { member: None })),
             pending: true,
             leaves: false,
@@ -114,15 +115,15 @@ fn join(found: &FoundNode) -> Result<Outcome, Refused> {
     }
 }
 
-fn leave(found: &FoundNode) -> Outcome {
+fn leave(found: &FoundNode) -> RoleDecision {
     let is_member = found.full.content.node.roles.consensus_member.is_some();
     let wanted = found.intent.as_ref().map(|intent| intent.content.wanted);
     match (is_member, wanted) {
-        (_, Some(Wanted::Leave { .. })) => Outcome::as_it_is(true),
-        (false, None) => Outcome::as_it_is(false),
-        // Nobody has been added for it, or nobody that this record would let
-        // stay: the leader removes members for which no record stands.
-        (false, Some(Wanted::Join { member: None })) => Outcome {
+        (_, Some(Wanted::Leave { .. })) => RoleDecision::as_it_is(true),
+        (false, None) => RoleDecision::as_it_is(false),
+        // No member has been added for it, or one that is not recorded yet: the leader removes
+        // members without a record.
+        (false, Some(Wanted::Join { member: None })) => RoleDecision {
             write: Some(found.all_unchanged().delete(state::intent_key(found.id()))),
             pending: false,
             leaves: false,
@@ -131,7 +132,7 @@ fn leave(found: &FoundNode) -> Outcome {
             let wanted = Wanted::Leave {
                 decommission: false,
             };
-            Outcome {
+            RoleDecision {
                 write: Some(want(found, wanted)),
                 pending: true,
                 leaves: true,
@@ -140,17 +141,17 @@ fn leave(found: &FoundNode) -> Outcome {
     }
 }
 
-/// Decides about the way out of service.
-pub fn decommission(found: &FoundNode) -> Result<Outcome, Refused> {
+/// Decides about decommissioning.
+pub fn decommission(found: &FoundNode) -> Result<RoleDecision, Rejection> {
     let mut full = found.full.content.clone();
     let node = &full.node;
     if node.state == NodeState::Decommissioned {
-        return Ok(Outcome::as_it_is(false));
+        return Ok(RoleDecision::as_it_is(false));
     }
     after(node.id, node.state, Step::Decommission)?;
     let wanted = found.intent.as_ref().map(|intent| intent.content.wanted);
     if node.decommissioning && wanted == Some(Wanted::Leave { decommission: true }) {
-        return Ok(Outcome::as_it_is(true));
+        return Ok(RoleDecision::as_it_is(true));
     }
     let is_member = node.roles.consensus_member.is_some();
     if !is_member && matches!(wanted, None | Some(Wanted::Join { member: None })) {
@@ -159,7 +160,7 @@ pub fn decommission(found: &FoundNode) -> Result<Outcome, Refused> {
         if wanted.is_some() {
             write = write.delete(state::intent_key(found.id()));
         }
-        return Ok(Outcome {
+        return Ok(RoleDecision {
             write: Some(write),
             pending: false,
             leaves: false,
@@ -169,15 +170,15 @@ pub fn decommission(found: &FoundNode) -> Result<Outcome, Refused> {
     full.node.roles.kubernetes_controller = None;
     full.node.roles.kubernetes_worker = None;
     let write = want(found, Wanted::Leave { decommission: true });
-    Ok(Outcome {
+    Ok(RoleDecision {
         write: Some(put(write, &full)),
         pending: true,
-        // On its way out already, it was found able to leave.
+        // If it is already leaving, its departure has been authorized.
         leaves: !matches!(wanted, Some(Wanted::Leave { .. })),
     })
 }
 
-/// Writes down what is wanted, in place of what was.
+/// Writes an intent, replacing an earlier one.
 fn want(found: &FoundNode, wanted: Wanted) -> Write {
     let intent = Intent {
         node: found.id(),

@@ -1,10 +1,8 @@
-//! The decisions against a small reference, in memory: requests of several
-//! machines and operators, decided by curators whose views lag, written late,
-//! twice, in another order, or never.
+//! Model test of the decisions, in memory: requests of several machines and operators, decided by
+//! curators whose views lag, and written late, twice, in another order, or never.
 //!
-//! The reference knows nothing of records. It says what a request must come
-//! to, and what a write that happened has changed; after each of them the
-//! records must say the same.
+//! The reference model has no records. It predicts the result of a request, and the effect of an
+//! executed write; after each write the records are compared with it.
 
 use hearth_api::{
     identity::{ClusterUnlockKey, NodeId, PublicKey, SigningKey},
@@ -21,7 +19,7 @@ use super::{
     join::Joined,
     registration::{Registered, Registration},
     removal::Bypass,
-    roles::Wish,
+    roles::RoleChange,
     *,
 };
 use crate::state::{NodeRecord, Wanted};
@@ -51,8 +49,8 @@ fn unlock_key(number: u8) -> ClusterUnlockKey {
     ClusterUnlockKey::from_bytes([number; 32])
 }
 
-/// What anyone asks for. Machines are numbers; their join and unlock keys are
-/// given apart, because a machine may show the wrong ones.
+/// A request. Machines are numbers; their join and unlock keys are separate numbers, because a
+/// machine may send wrong ones.
 #[derive(Clone, Copy, Debug)]
 enum Request {
     Rotate,
@@ -68,7 +66,7 @@ enum Request {
     Lead(u8, Lead),
 }
 
-/// What the leader does about an intent.
+/// A step of the leader for an intent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Lead {
     Add,
@@ -80,18 +78,18 @@ enum Lead {
 #[derive(Clone, Copy, Debug)]
 enum Event {
     Ask(usize, Request),
-    /// The curator's view is what is.
+    /// The curator's view is brought up to date.
     Sync(usize),
-    /// One of the writes that are under way happens. It may happen again.
+    /// One of the pending writes is executed. It stays pending, so it may be executed again.
     Deliver(usize),
-    /// It never does.
+    /// One of the pending writes is dropped.
     Lose(usize),
 }
 
-/// What the decision comes to.
-fn decide(records: &Records, request: Request) -> Result<Option<Write>, Refused> {
+/// The decision about a request.
+fn decide(records: &Records, request: Request) -> Result<Option<Write>, Rejection> {
     let found = |machine: u8| {
-        records.find(id(machine)).ok_or(Refused::NoSuchNode {
+        records.find(id(machine)).ok_or(Rejection::NoSuchNode {
             field: "node.node_id",
             wanted: id(machine).to_string(),
         })
@@ -104,7 +102,7 @@ fn decide(records: &Records, request: Request) -> Result<Option<Write>, Refused>
             Ok(Some(write.put(key, b"another".to_vec())))
         }
         Request::Register { machine, join } => register(records, machine, join),
-        Request::Approve(machine) => standing::approve(&found(machine)?),
+        Request::Approve(machine) => transitions::approve(&found(machine)?),
         Request::Commit { machine, unlock } => commit(records, machine, unlock),
         Request::Join { join } => {
             let key = join_key(join);
@@ -115,7 +113,7 @@ fn decide(records: &Records, request: Request) -> Result<Option<Write>, Refused>
                 is_member: false,
             };
             let joined = join::decide(&key, TpmUsage::NotPresent, found)?;
-            // Who is let in has something to be let in by.
+            // An admitted node has an unlock key.
             if let Joined::Admitted(id) = joined {
                 let found = records.find(id).expect("it is there");
                 assert!(found.full.content.unlock_key.is_some());
@@ -123,21 +121,21 @@ fn decide(records: &Records, request: Request) -> Result<Option<Write>, Refused>
             Ok(None)
         }
         Request::Role { machine, wanted } => {
-            let wish = Wish {
+            let wish = RoleChange {
                 consensus_member: Some(wanted),
                 ..Default::default()
             };
             Ok(roles::update(wish, &found(machine)?)?.write)
         }
         Request::Controller { machine, wanted } => {
-            let wish = Wish {
+            let wish = RoleChange {
                 kubernetes_controller: Some(wanted),
                 ..Default::default()
             };
             Ok(roles::update(wish, &found(machine)?)?.write)
         }
         Request::Worker { machine, wanted } => {
-            let wish = Wish {
+            let wish = RoleChange {
                 kubernetes_worker: Some(wanted),
                 ..Default::default()
             };
@@ -155,7 +153,7 @@ fn decide(records: &Records, request: Request) -> Result<Option<Write>, Refused>
     }
 }
 
-fn register(records: &Records, machine: u8, join: u8) -> Result<Option<Write>, Refused> {
+fn register(records: &Records, machine: u8, join: u8) -> Result<Option<Write>, Rejection> {
     let registration = Registration {
         node_key: node_key(machine),
         join_key: join_key(join),
@@ -178,7 +176,7 @@ fn register(records: &Records, machine: u8, join: u8) -> Result<Option<Write>, R
     )
 }
 
-fn commit(records: &Records, machine: u8, unlock: u8) -> Result<Option<Write>, Refused> {
+fn commit(records: &Records, machine: u8, unlock: u8) -> Result<Option<Write>, Rejection> {
     let commit = Commit {
         node_key: node_key(machine),
         unlock_key: unlock_key(unlock),
@@ -189,7 +187,7 @@ fn commit(records: &Records, machine: u8, unlock: u8) -> Result<Option<Write>, R
     let configuration = records.configuration();
     match commit::decide(&commit, found.as_ref(), deleted, &configuration.content)? {
         Committed::Before(certificate) => {
-            // The one of this very commit.
+            // The certificate that was issued for this commit.
             assert_eq!(certificate.as_deref(), Some(&[unlock; 4][..]));
             Ok(None)
         }
@@ -201,7 +199,7 @@ fn commit(records: &Records, machine: u8, unlock: u8) -> Result<Option<Write>, R
     }
 }
 
-/// As the membership does it, if there is anything of this kind to do.
+/// The write of a leader's step, if the intent permits the step.
 fn lead(records: &Records, machine: u8, what: Lead) -> Option<Write> {
     let found = records.find(id(machine))?;
     let intent = found.intent.as_ref()?.content;
@@ -235,7 +233,7 @@ fn lead(records: &Records, machine: u8, what: Lead) -> Option<Write> {
     Some(put(write, &full))
 }
 
-/// How far a machine has come.
+/// The state of a machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Life {
     #[default]
@@ -247,7 +245,7 @@ enum Life {
     Gone,
 }
 
-/// What it is to consensus.
+/// The etcd membership of a machine.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Membership {
     #[default]
@@ -266,7 +264,7 @@ struct Reference {
     join: Option<u8>,
     unlock: Option<u8>,
     membership: Membership,
-    /// It has the role.
+    /// It has the role of a consensus member.
     role: bool,
     controller: bool,
     worker: bool,
@@ -274,7 +272,7 @@ struct Reference {
 
 type Machines = [Reference; MACHINES as usize];
 
-/// What the request must come to.
+/// The expected result of a request.
 fn expected(machines: &Machines, request: Request) -> Result<(), Code> {
     use Life::{Gone, Never, New, Out, Standby, Up};
     let of = |machine: u8| machines[usize::from(machine)];
@@ -344,7 +342,7 @@ fn expected(machines: &Machines, request: Request) -> Result<(), Code> {
     }
 }
 
-/// A write for this request has happened.
+/// Applies an executed write of this request to the model.
 fn happened(machines: &mut Machines, request: Request) {
     let machine = match request {
         Request::Rotate | Request::Join { .. } => return,
@@ -362,7 +360,7 @@ fn happened(machines: &mut Machines, request: Request) {
     *m = after(*m, request);
 }
 
-/// What the machine is then. Panics where there was nothing to write.
+/// The machine after a request. Panics if the request should not have written anything.
 fn after(m: Reference, request: Request) -> Reference {
     let leaving = |decommission| Membership::Leaving { decommission };
     let (life, membership, role) = match (request, m.life, m.membership) {
@@ -446,7 +444,7 @@ fn out(machine: Reference) -> Reference {
     }
 }
 
-/// The records say what the reference says.
+/// Compares the records with the model.
 fn check(records: &Records, machines: &Machines) {
     for (machine, reference) in (0..).zip(machines) {
         let id = id(machine);
@@ -464,7 +462,7 @@ fn check(records: &Records, machines: &Machines) {
             records.tombstone(id).is_some(),
             reference.life == Life::Gone
         );
-        // One node per key, of either kind, also when it is gone.
+        // A join key belongs to one node, also after the node is deleted.
         if let Some(join) = reference.join {
             assert_eq!(records.join_key_of(&join_key(join)), Some(id));
         }
@@ -474,7 +472,7 @@ fn check(records: &Records, machines: &Machines) {
         };
         assert_eq!(full.node.public_key, node_key(machine));
         assert_eq!(Some(full.node.join_key), reference.join.map(join_key));
-        // UP has a committed key, and nobody else has one.
+        // Only a node that is UP has an unlock key.
         assert_eq!(full.unlock_key, reference.unlock.map(unlock_key));
         assert_eq!(full.certificate.is_some(), reference.unlock.is_some());
         let roles = NodeRoles {
@@ -484,7 +482,7 @@ fn check(records: &Records, machines: &Machines) {
             kubernetes_controller: reference.controller.then_some(KubernetesController {}),
             kubernetes_worker: reference.worker.then_some(KubernetesWorker {}),
         };
-        // An API server is nowhere else.
+        // A Kubernetes controller is, or becomes, a consensus member.
         let on_its_way = !matches!(
             reference.membership,
             Membership::None | Membership::Leaving { .. }
@@ -508,7 +506,7 @@ fn check(records: &Records, machines: &Machines) {
 
 fn request() -> impl Strategy<Value = Request> {
     let machine = || 0..MACHINES;
-    // Mostly its own.
+    // Mostly the machine's own key.
     let join = |machine: u8| prop_oneof![6 => Just(machine), 1 => 0..MACHINES + 1];
     let lead = prop_oneof![
         3 => Just(Lead::Add),
@@ -565,7 +563,7 @@ fn blank() -> Records {
     records
 }
 
-/// Plays the events, and tells how far the machines have come.
+/// Plays the events, and returns the final states of the machines.
 fn play(events: Vec<Event>) -> Machines {
     let mut records = blank();
     let mut machines = Machines::default();
@@ -577,7 +575,7 @@ fn play(events: Vec<Event>) -> Machines {
                 let view = &views[curator];
                 let decided = decide(view, request);
                 if view.revision == records.revision {
-                    let came_to = decided.as_ref().map(drop).map_err(Refused::code);
+                    let came_to = decided.as_ref().map(drop).map_err(Rejection::code);
                     assert_eq!(came_to, expected(&machines, request), "{request:?}");
                 }
                 if let Ok(Some(write)) = decided {
@@ -612,7 +610,7 @@ proptest! {
     }
 }
 
-/// What the model finds nothing wrong with does happen.
+/// Checks that the model test reaches every state.
 #[test]
 fn the_model_goes_all_the_way() {
     let (machine, join, unlock) = (1, 1, 1);
@@ -652,7 +650,7 @@ fn the_model_goes_all_the_way() {
     for (count, life) in (1..).zip(lives) {
         let mut events = Vec::new();
         for request in &steps[..count] {
-            // The only write under way is the one just asked for.
+            // The only pending write is that of this request.
             let any = 0;
             events.extend([
                 Event::Sync(0),
@@ -684,7 +682,7 @@ fn only_so_many_wait() {
         registration::decide(&registration, found, &records.configuration(), 1)
     };
     let Ok(Registered::Now(node, _)) = with(registration::MOST_WAITING - 1) else {
-        panic!("there is room for one");
+        panic!("expected a registration below the limit to succeed");
     };
     assert_eq!(node.tpm_usage, TpmUsage::PresentButUnused);
     let refused = with(registration::MOST_WAITING).err();
@@ -694,7 +692,7 @@ fn only_so_many_wait() {
     );
 }
 
-/// One call may ask for several roles, and gets all of them or none.
+/// One call may request several roles, and gets all of them or none.
 #[test]
 fn roles_are_granted_together_or_not_at_all() {
     let machine = 0;
@@ -711,7 +709,7 @@ fn roles_are_granted_together_or_not_at_all() {
         let found = records.find(id(machine)).expect("it is there");
         roles::update(wish, &found).map(|outcome| (outcome.write, outcome.pending))
     };
-    let wish = |consensus_member, kubernetes_controller| Wish {
+    let wish = |consensus_member, kubernetes_controller| RoleChange {
         consensus_member,
         kubernetes_controller,
         kubernetes_worker: Some(true),
@@ -726,7 +724,7 @@ fn roles_are_granted_together_or_not_at_all() {
     let roles = found.full.content.node.roles;
     assert!(roles.kubernetes_controller.is_some() && roles.kubernetes_worker.is_some());
     assert!(found.intent.is_some());
-    // The same again is no news.
+    // A repetition writes nothing.
     let again = update(&records, wish(Some(true), Some(true))).expect("granted");
     assert!(again.0.is_none() && again.1);
 

@@ -1,23 +1,22 @@
-//! What the leader does next about consensus: a pure function of what is.
+//! The leader's next step for etcd's membership: a pure function of the current state.
 //!
-//! There is no memory in here of what was done before. Each step is found from
-//! the records and etcd's members as they are, so a leader that died in the
-//! middle of a change is continued by the next, wherever it was.
+//! It has no memory of earlier steps. Each step is derived from the current records and etcd's
+//! members, so when a leader dies in the middle of a change, the next one continues at that point.
 //!
-//! Of a join, by what there is (intent, member of etcd, role of the node):
+//! Steps of a join:
 //!
-//! | intent's member | in etcd | next step |
+//! | member in the intent | in etcd | next step |
 //! |---|---|---|
 //! | none | no member of the node | add a learner, if there is no other |
-//! | none | a member of the node | record it: intent and role, at once |
-//! | M | no M | queue the intent again, without role |
-//! | M | M, a learner | promote it, when it is in sync |
-//! | M | M, a learner out of time | remove M |
+//! | none | a member of the node | record it in intent and role, in one write |
+//! | M | no M | requeue the intent and remove the role |
+//! | M | M, a learner | promote it, once it is in sync |
+//! | M | M, a learner whose time is over | remove M |
 //! | M | M, a voter | the join is complete |
 //!
-//! Of a leave: remove the member, if the others can do without; when there is
-//! none, clear the role and complete. What etcd has and no record stands for
-//! leaves the same way.
+//! Steps of a leave: remove the member, if the remaining ones keep a quorum; when there is no
+//! member, remove the role and the intent. Members of etcd without a record are removed the same
+//! way.
 
 use std::{collections::BTreeMap, fmt};
 
@@ -26,104 +25,103 @@ use hearth_consensus::{Member, MemberId};
 
 use crate::state::{Intent, Wanted};
 
-/// Everything that a step is found from.
+/// The state from which a step is derived.
 #[derive(Clone, Debug)]
 pub(super) struct View {
-    /// The node that asks.
+    /// The node of this curator.
     pub own: NodeId,
-    /// Of etcd.
+    /// The members of etcd.
     pub members: Vec<Member>,
-    /// All nodes there are.
-    pub nodes: BTreeMap<NodeId, Standing>,
-    /// In the order in which they are served.
+    /// All nodes.
+    pub nodes: BTreeMap<NodeId, NodeView>,
+    /// Pending intents, in the order in which they are executed.
     pub intents: Vec<Intent>,
-    /// Whether etcd is patient enough for other members.
+    /// Whether etcd's timing is set for several members.
     pub peer_timing_ready: bool,
-    /// What is known of the one learner.
+    /// The leader's state about the learner; there is at most one.
     pub learner: Learner,
 }
 
-/// A node, as far as it matters here.
+/// The part of a node's state that matters for membership.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Standing {
-    /// It is UP.
+pub(super) struct NodeView {
+    /// The node is UP.
     pub up: bool,
-    /// As which member it is to run consensus; 0 for the founder.
+    /// The member ID in its role; 0 for the bootstrap node.
     pub role: Option<u64>,
-    /// It is heard.
+    /// The node is healthy.
     pub alive: bool,
-    /// What its etcd has reported.
+    /// The progress that its etcd has reported.
     pub progress: Option<Progress>,
 }
 
-/// As a node reports it.
+/// The progress of a node's etcd, as the node reports it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Progress {
-    /// As which member.
+    /// The member that runs on the node.
     pub member: MemberId,
-    /// Not a voter.
+    /// The member is not a voter.
     pub learner: bool,
-    /// How much of the log it has applied.
+    /// The applied log index.
     pub applied: u64,
 }
 
-/// What the leader has noted of the learner.
+/// The leader's state about the learner.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Learner {
-    /// A place in the log that was written a short while ago: who has applied
-    /// it is in sync, and was alive since.
+    /// A recent log index: a learner that has applied it is in sync and was alive since then.
     pub mark: Option<(MemberId, u64)>,
-    /// The time of this one is over.
+    /// The learner whose time to get in sync is over.
     pub overdue: Option<MemberId>,
 }
 
-/// What to do.
+/// A step of the leader.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     /// Add a learner to etcd.
     Add(NodeId),
-    /// Write down who the learner is: in the intent, and in the node's role.
+    /// Record the learner's member ID in the intent and in the node's role.
     Record(NodeId, MemberId),
-    /// Note where the log is now, for the learner to reach.
+    /// Note the current log index, which the learner has to reach.
     Mark(MemberId),
-    /// Make the learner a voter.
+    /// Promote the learner to voter.
     Promote(NodeId, MemberId),
-    /// The node votes: forget the intent.
+    /// The node is a voter: delete the intent.
     Complete(NodeId),
-    /// Take a member out of etcd.
+    /// Remove a member from etcd.
     Remove(NodeId, MemberId),
-    /// The learner is out: take the role back, and try again after the others.
+    /// The learner is gone: remove the role, and retry after the other intents.
     Requeue(NodeId),
-    /// The node is out: take the role back, forget the intent.
+    /// The member is gone: remove the role, delete the intent.
     Clear(NodeId),
-    /// This node is to be removed, by another leader.
+    /// Let another curator lead, which then removes this node.
     HandOver,
 }
 
-/// Why a node cannot leave consensus.
+/// Why a node cannot leave etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Stays {
+pub(super) enum CannotLeave {
     /// There would be no voter left.
     Last(NodeId),
-    /// Those that stay would have no quorum.
+    /// The live ones of the remaining voters would not be a quorum.
     NoQuorum {
-        /// Who wants to leave.
+        /// The node that is to leave.
         node: NodeId,
-        /// How many stay.
+        /// The number of remaining voters.
         voters: usize,
-        /// How many of them it takes.
+        /// The size of their quorum.
         quorum: usize,
-        /// Which of them are not heard.
+        /// The nodes or members that are not healthy.
         missing: Vec<String>,
     },
 }
 
-impl fmt::Display for Stays {
+impl fmt::Display for CannotLeave {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Last(node) => write!(
                 f,
-                "{node} is the last voting member of consensus: make another node a member first"
+                "{node} is the last voting member of etcd: make another node a member first"
             ),
             Self::NoQuorum {
                 node,
@@ -132,8 +130,8 @@ impl fmt::Display for Stays {
                 missing,
             } => write!(
                 f,
-                "without {node} consensus would have {voters} voting members, of which {quorum} \
-                 must be alive, but these are not: {}; bring them back, or remove them first",
+                "without {node} etcd would have {voters} voting members, of which {quorum} must \
+                 be healthy, but these are not: {}; restore or remove them first",
                 missing.join(", ")
             ),
         }
@@ -141,7 +139,7 @@ impl fmt::Display for Stays {
 }
 
 impl View {
-    /// The member of etcd on, or for, this node.
+    /// The etcd member that runs on this node, or was added for it.
     fn member_of(&self, node: NodeId) -> Option<&Member> {
         self.members.iter().find(|m| m.node() == Some(node))
     }
@@ -158,15 +156,15 @@ impl View {
                 .is_some_and(|n| n.alive)
     }
 
-    /// Whether the voter on this node can be done without now.
-    pub(super) fn may_leave(&self, node: NodeId) -> Result<(), Stays> {
+    /// Checks that the voter on this node can be removed now without losing quorum.
+    pub(super) fn may_leave(&self, node: NodeId) -> Result<(), CannotLeave> {
         let stay: Vec<_> = self
             .members
             .iter()
             .filter(|m| !m.learner && m.node() != Some(node))
             .collect();
         if stay.is_empty() {
-            return Err(Stays::Last(node));
+            return Err(CannotLeave::Last(node));
         }
         let (voters, quorum) = (stay.len(), stay.len() / 2 + 1);
         let dead: Vec<_> = stay.iter().filter(|m| !self.is_alive(m)).collect();
@@ -177,7 +175,7 @@ impl View {
             let node = m.node().map(|node| node.to_string());
             node.unwrap_or_else(|| format!("member {}", m.id))
         };
-        Err(Stays::NoQuorum {
+        Err(CannotLeave::NoQuorum {
             node,
             voters,
             quorum,
@@ -185,9 +183,9 @@ impl View {
         })
     }
 
-    /// The same, where those that are about to leave, or whose node is
-    /// deleted, count as gone.
-    pub(super) fn may_leave_after_all(&self, node: NodeId) -> Result<(), Stays> {
+    /// The same, and checks that a voter remains when all those have left that are about to, or
+    /// whose node is deleted.
+    pub(super) fn may_leave_after_all(&self, node: NodeId) -> Result<(), CannotLeave> {
         let stays = |other: NodeId| {
             let intent = self.intent_of(other);
             let leaves = intent.is_some_and(|i| matches!(i.wanted, Wanted::Leave { .. }));
@@ -197,11 +195,11 @@ impl View {
         if voters.filter_map(Member::node).any(stays) {
             self.may_leave(node)
         } else {
-            Err(Stays::Last(node))
+            Err(CannotLeave::Last(node))
         }
     }
 
-    /// Whether there is a voter on this node.
+    /// Whether this node has a voting member.
     pub(super) fn votes(&self, node: NodeId) -> bool {
         self.member_of(node).is_some_and(|m| !m.learner)
     }
@@ -229,7 +227,7 @@ pub(super) fn plan(view: &View) -> Option<Step> {
         })
 }
 
-/// What is to be done for one intent, or what it waits for, for people.
+/// The next step for one intent, or the reason why it is waiting, for operators.
 pub(super) fn step_of(view: &View, intent: &Intent) -> Result<Step, String> {
     match intent.wanted {
         Wanted::Leave { .. } => match view.member_of(intent.node) {
@@ -243,7 +241,7 @@ pub(super) fn step_of(view: &View, intent: &Intent) -> Result<Step, String> {
 fn remove(view: &View, node: NodeId, member: &Member) -> Result<Step, String> {
     if !member.learner {
         view.may_leave(node).map_err(|stays| stays.to_string())?;
-        // Whose etcd leaves cannot see it through.
+        // A leader cannot complete the removal of its own member.
         if node == view.own {
             return Ok(Step::HandOver);
         }
@@ -255,7 +253,7 @@ fn join(view: &View, node: NodeId, recorded: Option<MemberId>) -> Result<Step, S
     let member = view.member_of(node);
     let standing = view.nodes.get(&node).filter(|standing| standing.up);
     let Some(standing) = standing else {
-        // Nobody will start it.
+        // A node that is not UP does not start etcd.
         return match member {
             None => Ok(Step::Clear(node)),
             Some(member) => remove(view, node, member),
@@ -282,7 +280,7 @@ fn join(view: &View, node: NodeId, recorded: Option<MemberId>) -> Result<Step, S
         return Ok(Step::Remove(node, member.id));
     }
     if !member.started() {
-        return Err("it has not started etcd yet".into());
+        return Err("the node has not started etcd yet".into());
     }
     in_sync(view, standing, member.id)?;
     match view.learner.mark {
@@ -292,7 +290,7 @@ fn join(view: &View, node: NodeId, recorded: Option<MemberId>) -> Result<Step, S
                 Ok(Step::Promote(node, member.id))
             } else {
                 Err(format!(
-                    "its etcd is not in sync yet: at {applied} of {index}"
+                    "the learner is not in sync yet: applied index {applied} of {index}"
                 ))
             }
         }
@@ -300,18 +298,18 @@ fn join(view: &View, node: NodeId, recorded: Option<MemberId>) -> Result<Step, S
     }
 }
 
-/// Whether the learner is there at all.
-fn in_sync(view: &View, standing: &Standing, member: MemberId) -> Result<(), String> {
+/// Checks that the learner is running, and that promoting it would not cost the quorum.
+fn in_sync(view: &View, standing: &NodeView, member: MemberId) -> Result<(), String> {
     let reports = standing
         .progress
         .is_some_and(|progress| progress.member == member);
     if !reports {
-        return Err("it has not reported how far its etcd is".into());
+        return Err("the node has not reported the progress of its etcd".into());
     }
     if !standing.alive {
-        return Err("it is not heard at the moment".into());
+        return Err("the node is not healthy".into());
     }
-    // A second voter means that both must live.
+    // For example, with two voters both must be alive.
     let dead = view
         .members
         .iter()
@@ -319,7 +317,7 @@ fn in_sync(view: &View, standing: &Standing, member: MemberId) -> Result<(), Str
         .count();
     let voters = view.members.iter().filter(|m| !m.learner).count() + 1;
     if voters - dead < voters / 2 + 1 {
-        return Err("too few of the voting members are alive".into());
+        return Err("too few voting members are healthy".into());
     }
     Ok(())
 }
@@ -336,17 +334,17 @@ fn add(view: &View, node: NodeId) -> Result<Step, String> {
         return Err(format!("{before} is being added first"));
     }
     if other.is_some() {
-        return Err("consensus has a learner that no node is known for".into());
+        return Err("etcd has a learner that belongs to no known node".into());
     }
     if !view.peer_timing_ready {
-        return Err("etcd is being made ready for other members".into());
+        return Err("etcd is restarting with the timing for several members".into());
     }
     Ok(Step::Add(node))
 }
 
-/// A role that etcd has no member for, and that nobody is at.
+/// Clears a role for which etcd has no member and no intent is pending.
 fn without_member(view: &View) -> Option<Step> {
-    // A member that cannot be told to be of a node may be that of any.
+    // A member whose node is not known may belong to any node.
     if view.members.iter().any(|m| m.node().is_none()) {
         return None;
     }
@@ -358,11 +356,11 @@ fn without_member(view: &View) -> Option<Step> {
     dangling.next().map(|(node, _)| Step::Clear(*node))
 }
 
-/// A member that no record stands for.
+/// Removes a member that has no node record with a matching role.
 fn without_record(view: &View) -> Option<Step> {
     view.members.iter().find_map(|member| {
         let node = member.node()?;
-        // Those are seen to as what they want.
+        // Nodes with an intent are handled by it.
         if view.intent_of(node).is_some() {
             return None;
         }

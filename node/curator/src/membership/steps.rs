@@ -1,4 +1,4 @@
-//! The steps themselves. Each can be done again.
+//! Execution of the leader's steps. Each step is idempotent.
 
 use hearth_api::{
     identity::NodeId,
@@ -20,35 +20,35 @@ use crate::core::Core;
 use crate::reads::Stale;
 use crate::state::{self, Intent, NodeRecord, RecordError, Wanted};
 
-/// Why a step was not done, or is not known to be.
+/// Why a step was not executed, or may not have been.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum StepError {
-    /// Nothing is done on old records.
+    /// The curator is stale.
     #[error(transparent)]
     Stale(#[from] Stale),
-    /// Nothing can be seen.
+    /// The state cannot be read.
     #[error(transparent)]
     View(#[from] ViewError),
-    /// etcd does not do it.
+    /// A request to etcd failed.
     #[error("{}", in_full(.0))]
     Consensus(#[from] ConsensusError),
-    /// The records are others by now, or the leader is.
-    #[error("{what}: {source}")]
+    /// A write failed; in case of a conflict, a record or the leader has changed.
+    #[error("cannot {what}: {source}")]
     Write {
-        /// The step.
+        /// The step, as the object of "cannot".
         what: &'static str,
-        /// The cause.
+        /// The error of the write.
         source: WriteError,
     },
-    /// A record that cannot be changed.
+    /// A record cannot be read.
     #[error(transparent)]
     Record(#[from] RecordError),
-    /// Somebody else leads.
-    #[error("this curator does not lead any more")]
+    /// Another curator leads.
+    #[error("this curator is not the leader any more")]
     Replaced,
 }
 
-/// With what etcd said.
+/// The error with etcd's message.
 fn in_full(error: &ConsensusError) -> String {
     match error {
         ConsensusError::Failed { what, source } => format!("{what}: {}", source.message()),
@@ -56,12 +56,12 @@ fn in_full(error: &ConsensusError) -> String {
     }
 }
 
-/// A write that only the leader can do.
+/// A write on the condition that this curator leads.
 fn led(leadership: &Leadership) -> Write {
     Write::when(Condition::Created(leadership.key.clone(), leadership.since))
 }
 
-/// Sees that this curator leads still: the last thing before etcd is changed.
+/// Checks that this curator still leads; called right before a change of etcd's members.
 async fn confirm(core: &Core, leadership: &Leadership) -> Result<(), StepError> {
     core.reads.check()?;
     let key = core.client.get(&leadership.key).await?;
@@ -69,13 +69,13 @@ async fn confirm(core: &Core, leadership: &Leadership) -> Result<(), StepError> 
     leads.then_some(()).ok_or(StepError::Replaced)
 }
 
-/// Writes something, and tells where the log is after that.
+/// Appends an entry to the log, and returns the applied index after it.
 pub(super) async fn mark(core: &Core, leadership: &Leadership) -> Result<u64, StepError> {
     write(core, "mark the log", led(leadership)).await?;
     Ok(core.members.status().await?.applied)
 }
 
-/// Does one step, and says so.
+/// Executes one step and logs it.
 pub(super) async fn take(
     core: &Core,
     leadership: &Leadership,
@@ -88,7 +88,7 @@ pub(super) async fn take(
             failpoint!("membership.add.before");
             let member = core.members.add_learner(node).await?;
             failpoint!("membership.add.after");
-            tracing::info!(%node, %member, "a learner of consensus is added");
+            tracing::info!(%node, %member, "added etcd learner");
         }
         Step::Record(node, member) => record(core, leadership, view, node, member).await?,
         Step::Promote(node, member) => {
@@ -96,20 +96,20 @@ pub(super) async fn take(
             failpoint!("membership.promote.before");
             core.members.promote(member).await?;
             failpoint!("membership.promote.after");
-            tracing::info!(%node, %member, "the node votes in consensus");
+            tracing::info!(%node, %member, "promoted etcd learner to voter");
         }
         Step::Remove(node, member) => {
             confirm(core, leadership).await?;
             failpoint!("membership.remove.before");
             core.members.remove(member).await?;
             failpoint!("membership.remove.after");
-            tracing::info!(%node, %member, "the member is taken out of consensus");
+            tracing::info!(%node, %member, "removed etcd member");
         }
         Step::Complete(node) => complete(core, leadership, node).await?,
         Step::Requeue(node) => requeue(core, leadership, node).await?,
         Step::Clear(node) => clear(core, leadership, node).await?,
         Step::HandOver => hand_over(core, leadership).await?,
-        // The caller's: it has to remember the place.
+        // Executed by the caller, which has to remember the index.
         Step::Mark(_) => {}
     }
     Ok(())
@@ -120,7 +120,7 @@ async fn write(core: &Core, what: &'static str, write: Write) -> Result<i64, Ste
     written.map_err(|source| StepError::Write { what, source })
 }
 
-/// The intent of a node as it stands now.
+/// The current intent of a node.
 async fn intent(core: &Core, node: NodeId) -> Result<Option<(Intent, Record)>, StepError> {
     let key = state::intent_key(node);
     let Some(record) = core.client.get(&key).await? else {
@@ -129,7 +129,7 @@ async fn intent(core: &Core, node: NodeId) -> Result<Option<(Intent, Record)>, S
     Ok(Some((Intent::decode(&key, &record.value)?, record)))
 }
 
-/// Adds to a write that the node's record is changed so, if there is one.
+/// Adds a change of the node's record to a write, if the node exists.
 async fn change_node(
     core: &Core,
     write: Write,
@@ -140,7 +140,7 @@ async fn change_node(
     let Some(mut record) = core.client.get(&key).await? else {
         return Ok(write.and(Condition::Absent(key)));
     };
-    // Judges it, its version above all.
+    // Validates the record, above all its version.
     NodeRecord::decode(&key, &record.value)?;
     let stored = StoredNode::decode(&record.value[..]);
     record.value.zeroize();
@@ -162,7 +162,7 @@ fn set_role(stored: &mut StoredNode, member: Option<MemberId>) {
     stored.roles = Some(roles);
 }
 
-/// Intent and role say which member the node is.
+/// Writes the member ID to the intent and to the role.
 async fn record(
     core: &Core,
     leadership: &Leadership,
@@ -170,11 +170,11 @@ async fn record(
     node: NodeId,
     member: MemberId,
 ) -> Result<(), StepError> {
-    const WHAT: &str = "record the member";
+    const WHAT: &str = "record the member ID";
     let Some((wanted, record)) = intent(core, node).await? else {
         return Ok(());
     };
-    // It was decided on another one.
+    // The step was derived from another intent.
     let same = view.intents.contains(&wanted);
     let Wanted::Join { .. } = wanted.wanted else {
         return Ok(());
@@ -197,7 +197,7 @@ async fn record(
     let change = |stored: &mut StoredNode| set_role(stored, Some(member));
     let led = change_node(core, led, node, change).await?;
     write(core, WHAT, led).await?;
-    tracing::info!(%node, %member, "the node is to join consensus");
+    tracing::info!(%node, %member, "recorded etcd member ID; the node is going to join");
     Ok(())
 }
 
@@ -214,8 +214,8 @@ async fn complete(core: &Core, leadership: &Leadership, node: NodeId) -> Result<
             record.mod_revision,
         ))
         .delete(record.key);
-    write(core, "complete a join", led).await?;
-    tracing::info!(%node, "the node has joined consensus");
+    write(core, "complete the join", led).await?;
+    tracing::info!(%node, "node joined etcd cluster");
     Ok(())
 }
 
@@ -238,16 +238,16 @@ async fn requeue(core: &Core, leadership: &Leadership, node: NodeId) -> Result<(
         ))
         .put(record.key, queued.encode());
     let led = change_node(core, led, node, |stored| set_role(stored, None)).await?;
-    write(core, "queue a join again", led).await?;
+    write(core, "requeue the join", led).await?;
     tracing::warn!(
         %node,
         attempts = queued.attempts,
-        "the node was not in sync in time: it is tried again after the others"
+        "etcd learner was not in sync in time; retrying after the other joins"
     );
     Ok(())
 }
 
-/// The node is no member: nor does its record say so, and nothing is wanted.
+/// Removes the role and the intent of a node that is not a member any more.
 async fn clear(core: &Core, leadership: &Leadership, node: NodeId) -> Result<(), StepError> {
     let wanted = intent(core, node).await?;
     let mut decommission = false;
@@ -272,22 +272,22 @@ async fn clear(core: &Core, leadership: &Leadership, node: NodeId) -> Result<(),
             stored.set_state(NodeState::Decommissioned);
             stored.roles = None;
             stored.decommissioning = false;
-            // Nothing opens its data any more.
+            // Without this key the node's data cannot be unlocked any more.
             stored.cluster_unlock_key.zeroize();
             stored.certificate.clear();
         }
     })
     .await?;
-    write(core, "clear the role", led).await?;
-    tracing::info!(%node, decommission, "the node is out of consensus");
+    write(core, "remove the role", led).await?;
+    tracing::info!(%node, decommission, "node left etcd cluster");
     Ok(())
 }
 
-/// Lets another curator lead, of which the caller has seen that there is one:
-/// this node's own etcd is to leave, and who leaves does not see it done.
+/// Hands over the leadership; the caller has checked that there is another candidate. This node's
+/// own member is to leave, and a leader cannot complete that itself.
 async fn hand_over(core: &Core, leadership: &Leadership) -> Result<(), StepError> {
     let led = led(leadership).delete(leadership.key.clone());
     write(core, "hand over the leadership", led).await?;
-    tracing::info!("this node is to leave consensus: another curator leads");
+    tracing::info!("this node is leaving etcd; handed over the leadership");
     Ok(())
 }

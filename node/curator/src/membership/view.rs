@@ -1,11 +1,10 @@
-//! What there is: records, liveness and etcd's members, put together.
+//! Reads the current state: records, liveness and etcd's members.
 //!
-//! The order matters. Intents come first, then a linearizable read, then the
-//! nodes: a node that became UP and was at once wanted as a member would
-//! otherwise be seen as wanted and not UP, for which intents are dropped.
-//! Records come before members: what a record says of a member was true of
-//! etcd earlier, so that a member that a record names and etcd does not have
-//! is gone, not yet to come.
+//! The order matters. Intents are read first, then comes a linearizable read, then the nodes: a
+//! node that became UP and got an intent right after would otherwise be seen with an intent but not
+//! UP, and such intents are dropped. Records are read before members: a member that a record names
+//! was in etcd earlier, so if etcd does not have it, it has been removed, and is not about to be
+//! added.
 
 use hearth_api::{
     identity::NodeId,
@@ -13,26 +12,26 @@ use hearth_api::{
 };
 use hearth_consensus::{ConsensusError, MemberId};
 
-use super::plan::{Learner, Progress, Standing, View};
+use super::plan::{Learner, NodeView, Progress, View};
 use crate::core::Core;
 use crate::reads::Stale;
 use crate::state::{self, Intent, RecordError};
 
-/// Why nothing can be seen.
+/// Why the state cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ViewError {
-    /// Nothing is seen on old records.
+    /// The curator is stale.
     #[error(transparent)]
     Stale(#[from] Stale),
-    /// etcd does not answer.
+    /// A request to etcd failed.
     #[error(transparent)]
     Consensus(#[from] ConsensusError),
-    /// A record that is too new.
+    /// A record is of a newer version.
     #[error(transparent)]
     Record(#[from] RecordError),
 }
 
-/// Looks.
+/// Reads the current state.
 pub(super) async fn take(core: &Core, learner: Learner) -> Result<View, ViewError> {
     let intents = intents(core).await?;
     core.reads.linearizable().await?;
@@ -47,7 +46,7 @@ pub(super) async fn take(core: &Core, learner: Learner) -> Result<View, ViewErro
     })
 }
 
-/// Those that are wanted, in the order in which they are served.
+/// The pending intents, in the order in which they are executed.
 async fn intents(core: &Core) -> Result<Vec<Intent>, ViewError> {
     let mut records = core.client.list(state::MEMBERSHIP).await?.records;
     records.sort_by_key(|record| record.create_revision);
@@ -56,20 +55,20 @@ async fn intents(core: &Core) -> Result<Vec<Intent>, ViewError> {
         match Intent::decode(&record.key, &record.value) {
             Ok(intent) => intents.push(intent),
             Err(error @ RecordError::TooNew { .. }) => return Err(error.into()),
-            Err(error) => tracing::error!("{error}; it counts as absent"),
+            Err(error) => tracing::error!("{error}; ignoring the record"),
         }
     }
     intents.sort_by_key(|intent| intent.attempts);
     Ok(intents)
 }
 
-fn standing(node: &Node) -> Option<(NodeId, Standing)> {
+fn standing(node: &Node) -> Option<(NodeId, NodeView)> {
     let id = node.id.parse().ok()?;
     let member = node.roles.and_then(|roles| roles.consensus_member);
     let progress = node.status.as_ref().and_then(|status| status.consensus);
     Some((
         id,
-        Standing {
+        NodeView {
             up: node.state() == NodeState::Up,
             role: member.map(|member| member.member_id),
             alive: node.health() == NodeHealth::Healthy,

@@ -1,4 +1,4 @@
-//! `Aaa`: credentials for people.
+//! The service `Aaa`: issues certificates to users.
 
 use std::sync::Arc;
 
@@ -13,10 +13,10 @@ use tonic::{Request, Response, Status};
 use crate::authorities;
 use crate::core::Core;
 
-/// Each takes a moment.
+/// Maximum number of concurrent calls that issue a certificate: each reads the authority from etcd
+/// and signs.
 const MOST_CONCURRENT_CALLS: usize = 4;
 
-/// See the module.
 pub(super) struct Service {
     core: Arc<Core>,
     places: Semaphore,
@@ -43,27 +43,27 @@ impl Aaa for Service {
         let wanted = &request.get_ref().identity;
         if wanted != UserName::OWNER {
             return Err(Status::invalid_argument(format!(
-                "identity: wanted {:?}, the only user there is",
+                "identity: expected {:?}, the only user",
                 UserName::OWNER
             )));
         }
-        // Strangers do not get as far as the places.
+        // Checked first, so that unauthenticated clients cannot use up the permits.
         if self.core.owner().await? != key {
             return Err(Status::permission_denied(
-                "this is not the owner's key: connect with the key whose public half was in the \
+                "this is not the owner's key: connect with the key whose public key is in the \
                  bootstrap parameters",
             ));
         }
         let _place = self
             .places
             .try_acquire()
-            .map_err(|_| Status::resource_exhausted("too many calls at a time: try again"))?;
+            .map_err(|_| Status::resource_exhausted("too many concurrent calls: retry"))?;
         let cluster = self.core.cluster()?.content.id;
         let certificate = authorities::cluster(&self.core)
             .await?
             .issue_user(cluster, &UserName::owner(), key)
             .map_err(|error| authorities::cannot(&error))?;
-        tracing::info!(%remote, "issued a certificate to the owner");
+        tracing::info!(%remote, "issued owner certificate");
         Ok(Response::new(EscrowResponse {
             certificate: certificate.to_vec(),
             ca_certificate: self.core.ca.to_vec(),

@@ -1,4 +1,4 @@
-//! How often something may go wrong: a bucket that leaks.
+//! A leaky bucket, to limit the rate of failures.
 
 use std::{
     sync::{Mutex, PoisonError},
@@ -7,7 +7,7 @@ use std::{
 
 use tokio::time::Instant;
 
-/// Holds so many at once; each is forgotten after a while.
+/// Permits `most` events at once; `forget_one` is the time after which one more is permitted.
 pub(super) struct Bucket {
     most: u32,
     forget_one: Duration,
@@ -16,12 +16,12 @@ pub(super) struct Bucket {
 
 struct Level {
     count: u32,
-    /// Up to when forgetting has been counted.
+    /// The time up to which the leak has been applied.
     at: Instant,
 }
 
 impl Bucket {
-    /// `most` at once, and one more each `forget_one`.
+    /// Permits `most` at once, and one more per `forget_one`.
     pub(super) fn new(most: u32, forget_one: Duration) -> Self {
         let level = Level {
             count: 0,
@@ -34,7 +34,7 @@ impl Bucket {
         }
     }
 
-    /// One more, if there is room for it.
+    /// Counts one event; returns whether it is permitted.
     pub(super) fn take(&self) -> bool {
         let now = Instant::now();
         let mut level = self.level.lock().unwrap_or_else(PoisonError::into_inner);

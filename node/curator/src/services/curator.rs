@@ -1,4 +1,4 @@
-//! `Curator`: the control plane, for nodes.
+//! The service `Curator`: the control plane, for nodes.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -30,19 +30,18 @@ use crate::core::Core;
 use crate::status::unavailable;
 use crate::{membership, state};
 
-/// The heartbeats that this curator understands.
+/// The oldest version of the heartbeat protocol that this curator supports.
 const HEARTBEAT_PROTOCOL: u32 = 1;
-/// Characters of an image's version.
+/// Maximum number of characters of an image's version.
 const LONGEST_VERSION: usize = 128;
-/// Of a node.
+/// Maximum number of conditions of a node.
 const MOST_CONDITIONS: usize = 16;
-/// Bytes of a condition's type or reason.
+/// Maximum number of bytes of a condition's type or reason.
 const LONGEST_CONDITION_NAME: usize = 64;
 const CAMEL_CASE: &str = "1 to 64 letters and digits in CamelCase";
-/// A node's record may change while its status is written; not for ever.
+/// How often the write of a status is attempted when the node's record changes concurrently.
 const WRITE_ATTEMPTS: usize = 4;
 
-/// See the module.
 pub(super) struct Service {
     enrolment: Enrolment,
     core: Arc<Core>,
@@ -62,13 +61,14 @@ impl Curator for Service {
     type WatchStream = BoxStream<'static, Result<WatchEvent, Status>>;
     type HeartbeatStream = BoxStream<'static, Result<HeartbeatResponse, Status>>;
 
-    /// Not reachable: [`super::watch`] stands in front of this service and
-    /// answers in its place.
+    /// Not reachable: the layer [`super::watch`] in front of this service answers this method.
     async fn watch(
         &self,
         _request: Request<WatchRequest>,
     ) -> Result<Response<Self::WatchStream>, Status> {
-        Err(Status::internal("Watch is not served the way it should be"))
+        Err(Status::internal(
+            "internal error: Watch reached the generated service",
+        ))
     }
 
     async fn update_node_status(
@@ -79,10 +79,10 @@ impl Curator for Service {
         let UpdateNodeStatusRequest { node_id, status } = request.into_inner();
         if parse_node_id(&node_id)? != caller {
             return Err(Status::permission_denied(format!(
-                "node_id: {caller} may report about itself only"
+                "node_id: expected {caller}: a node may report only its own status"
             )));
         }
-        let status = status.ok_or_else(|| Status::invalid_argument("status: wanted one"))?;
+        let status = status.ok_or_else(|| Status::invalid_argument("status is required"))?;
         let status = check_status(status)?;
         self.store_status(caller, status).await?;
         Ok(Response::new(UpdateNodeStatusResponse {}))
@@ -174,13 +174,14 @@ struct Beats {
     peer: PeerCertificate,
     stream: u64,
     incoming: Streaming<HeartbeatRequest>,
-    /// Of the first heartbeat.
+    /// The boot ID in the first heartbeat.
     boot_id: Option<String>,
     ended: bool,
 }
 
 impl Beats {
-    /// Takes in the next heartbeat and acknowledges it; `None` at the end.
+    /// Receives the next heartbeat and returns its acknowledgement; `None` at the end of the
+    /// stream.
     async fn next(&mut self) -> Result<Option<HeartbeatResponse>, Status> {
         let core = self.core.clone();
         let bound = core.timing.heartbeat_bound;
@@ -197,7 +198,7 @@ impl Beats {
         };
         if beat.protocol_version < HEARTBEAT_PROTOCOL {
             return Err(Status::failed_precondition(format!(
-                "protocol_version {}: this curator understands {HEARTBEAT_PROTOCOL} and newer",
+                "protocol_version: got {}, expected {HEARTBEAT_PROTOCOL} or newer",
                 beat.protocol_version
             )));
         }
@@ -205,7 +206,7 @@ impl Beats {
         let boot_id = self.boot_id.get_or_insert(beat.boot_id.clone());
         if *boot_id != beat.boot_id {
             return Err(Status::invalid_argument(
-                "boot_id: changed within a stream: open another one after a boot",
+                "boot_id: changed within a stream: open a new stream after a boot",
             ));
         }
         core.hearing
@@ -219,12 +220,12 @@ impl Beats {
 }
 
 impl Service {
-    /// Writes the status, unless it says what is known already.
+    /// Writes the status, unless it equals the stored one.
     ///
-    /// What the write rests on is compared by etcd, so what is in the cache
-    /// will do. But where nothing is written, or the node is not there, the
-    /// answer is what was read, and that has to be what is stored: a status
-    /// that came between, here or at another curator, would stay otherwise.
+    /// A write is conditional on the revision of the node's record, so the cache need not be recent
+    /// for it. But if nothing is written, or the node does not exist, the answer depends on the
+    /// cache alone, so it is brought up to date first. Otherwise a status that was stored in
+    /// between, here or at another curator, would remain.
     async fn store_status(&self, node: NodeId, status: NodeStatus) -> Result<(), Status> {
         let mut read = false;
         for _ in 0..WRITE_ATTEMPTS {
@@ -251,7 +252,7 @@ impl Service {
             };
             match self.core.client.write(write).await {
                 Ok(_) => return Ok(()),
-                // Look at the node again as it is now.
+                // The node's record has changed: read it again.
                 Err(WriteError::Conflict) => {
                     self.core.reads.linearizable().await?;
                     read = true;
@@ -265,7 +266,7 @@ impl Service {
     }
 }
 
-/// Whether two statuses say the same, whenever they were sent.
+/// Whether two statuses are equal, apart from the time at which they were sent.
 fn same(known: &NodeStatus, new: &NodeStatus) -> bool {
     let undated = |status: &NodeStatus| NodeStatus {
         sent_at: 0,
@@ -274,15 +275,15 @@ fn same(known: &NodeStatus, new: &NodeStatus) -> bool {
     undated(known) == undated(new)
 }
 
-/// Refuses a status that other nodes could not use.
+/// Validates a status.
 fn check_status(status: NodeStatus) -> Result<NodeStatus, Status> {
     let wrong = |field: &str, why: &str| Status::invalid_argument(format!("status.{field}: {why}"));
-    // Clusters on one machine live on the loopback, so that is an address.
+    // Loopback addresses are valid: all nodes of a test cluster can run on one machine.
     let reachable = |address: IpAddr| {
         let broadcast = matches!(address, IpAddr::V4(v4) if v4.is_broadcast());
         !(address.is_unspecified() || address.is_multicast() || broadcast)
     };
-    // The one spelling of an address, so that it can be compared.
+    // Stored in its canonical form, so that it can be compared.
     let address: IpAddr = status
         .external_address
         .parse()
@@ -291,24 +292,24 @@ fn check_status(status: NodeStatus) -> Result<NodeStatus, Status> {
         .ok_or_else(|| {
             wrong(
                 "external_address",
-                "wanted the IPv4 or IPv6 address, without a port, by which others reach the node",
+                "expected the IPv4 or IPv6 address, without a port, at which others reach the node",
             )
         })?;
     if status.curator_port > u32::from(u16::MAX) {
-        return Err(wrong("curator_port", "wanted a port, or 0"));
+        return Err(wrong("curator_port", "expected a port, or 0"));
     }
     let version = &status.version;
     if version.is_empty()
         || version.chars().count() > LONGEST_VERSION
         || version.chars().any(char::is_control)
     {
-        return Err(wrong("version", "wanted 1 to 128 printable characters"));
+        return Err(wrong("version", "expected 1 to 128 printable characters"));
     }
     check_boot_id(&status.boot_id)?;
     if ClusterState::try_from(status.cluster_state).is_err() {
         return Err(wrong(
             "cluster_state",
-            "not a state that this curator knows",
+            "expected a state that this curator knows",
         ));
     }
     check_conditions(&status.conditions)?;
@@ -318,7 +319,7 @@ fn check_status(status: NodeStatus) -> Result<NodeStatus, Status> {
     })
 }
 
-/// They are shown to operators, and kept with every node.
+/// Validates conditions, which are shown to operators and stored for every node.
 fn check_conditions(conditions: &[NodeCondition]) -> Result<(), Status> {
     let wrong = |field: &str, why: String| {
         Err(Status::invalid_argument(format!(
@@ -329,7 +330,7 @@ fn check_conditions(conditions: &[NodeCondition]) -> Result<(), Status> {
         let found = conditions.len();
         return wrong(
             "",
-            format!("wanted at most {MOST_CONDITIONS}, found {found}"),
+            format!("expected at most {MOST_CONDITIONS}, got {found}"),
         );
     }
     for (index, condition) in conditions.iter().enumerate() {
@@ -337,16 +338,16 @@ fn check_conditions(conditions: &[NodeCondition]) -> Result<(), Status> {
         if !is_camel_case(&condition.r#type)
             || before.iter().any(|other| other.r#type == condition.r#type)
         {
-            return wrong(".type", format!("wanted each once, {CAMEL_CASE}"));
+            return wrong(".type", format!("expected each once, {CAMEL_CASE}"));
         }
         if !condition.reason.is_empty() && !is_camel_case(&condition.reason) {
-            return wrong(".reason", format!("wanted nothing, or {CAMEL_CASE}"));
+            return wrong(".reason", format!("expected nothing, or {CAMEL_CASE}"));
         }
         let message = &condition.message;
         if message.len() > LONGEST_CONDITION || message.chars().any(char::is_control) {
             return wrong(
                 ".message",
-                format!("wanted at most {LONGEST_CONDITION} bytes without control characters"),
+                format!("expected at most {LONGEST_CONDITION} bytes without control characters"),
             );
         }
     }

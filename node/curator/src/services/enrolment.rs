@@ -1,10 +1,9 @@
-//! How a machine becomes a node, and a node comes back: RegisterNode,
-//! CommitNode, JoinNode, and the certificates that nodes ask for.
+//! Registration, commit and join of nodes (RegisterNode, CommitNode, JoinNode), and the
+//! certificates that nodes request.
 //!
-//! Anyone may call the first three, so what they cost is bounded before they
-//! cost anything: a wrong ticket is found out in memory, and paid for from a
-//! [`Bucket`]; an unknown key is looked up in memory. Only who has the ticket,
-//! or is known, causes work in etcd.
+//! Anyone may call the first three, so their cost is bounded: a ticket is compared in memory, and
+//! wrong ones are limited by a [`Bucket`]; an unknown key is looked up in memory. Only a caller
+//! with the ticket or a known key causes requests to etcd.
 
 use std::{sync::Arc, time::Duration};
 
@@ -32,37 +31,36 @@ use super::kubernetes;
 use super::request::{check_boot_id, known, unspecified};
 use crate::authorities;
 use crate::core::Core;
-use crate::decisions::Refused;
+use crate::decisions::Rejection;
 use crate::decisions::commit::{self, Commit, Committed};
 use crate::decisions::join::{self, Joined};
 use crate::decisions::registration::{self, Found, MOST_WAITING, Registered, Registration};
 use crate::state::{NodeRecord, Wanted};
 use crate::status::unavailable;
 
-/// When a machine that waits for approval asks again: soon, for somebody may be
-/// about to approve it, and the later the more of them there are.
+/// Poll interval of a machine that waits for approval. It is short, because an operator may be
+/// about to approve the machine, and grows with the number of waiting machines.
 const ASK_AGAIN_DELAY: Duration = Duration::from_millis(250);
-/// So many cost no more than one would.
+/// The number of waiting machines per [`ASK_AGAIN_DELAY`] of poll interval.
 const MACHINES_PER_DELAY: usize = 4;
 
 fn ask_again(waiting: usize) -> Duration {
     let share = u32::try_from(waiting / MACHINES_PER_DELAY).unwrap_or(u32::MAX);
     ASK_AGAIN_DELAY.saturating_mul(share.saturating_add(1))
 }
-/// Wrong tickets at once, and how long each takes to be forgotten.
+/// Maximum number of wrong tickets at once, and the time after which one more is permitted.
 const MOST_WRONG_TICKETS: u32 = 16;
 const WRONG_TICKET_LASTS: Duration = Duration::from_millis(500);
-/// Calls of this kind that work in etcd at a time, and how long one waits for
-/// its turn.
+/// Maximum number of concurrent calls with requests to etcd, and how long a call waits for a
+/// permit.
 const MOST_CONCURRENT_CALLS: usize = 16;
 const TURN_BOUND: Duration = Duration::from_secs(5);
 
-/// See the module.
 pub(super) struct Enrolment {
     core: Arc<Core>,
     wrong_tickets: Bucket,
     places: Semaphore,
-    /// Held while a machine is taken in, so that those that wait are counted.
+    /// Serializes registrations, so that the limit of waiting machines holds.
     taking_in: Mutex<()>,
 }
 
@@ -90,7 +88,7 @@ impl Enrolment {
         let remote = Caller::of(&request)?.remote();
         let mut request = request.into_inner();
         let ticket = Zeroizing::new(std::mem::take(&mut request.register_ticket));
-        let ticket = Ticket::try_from(&ticket[..]).map_err(|error| Refused::Field {
+        let ticket = Ticket::try_from(&ticket[..]).map_err(|error| Rejection::Field {
             field: "register_ticket",
             wanted: "32 bytes",
             found: error.found.to_string(),
@@ -107,22 +105,22 @@ impl Enrolment {
                 .ticket()
                 .is_some_and(|t| t.content == ticket)
         };
-        // It may have been rotated just now, so a wrong one is looked at again
-        // below; that is what the bucket pays for.
+        // The ticket may just have been rotated, so a wrong one is checked again after a
+        // linearizable read. The bucket limits these reads.
         if !is_known() && !is_right() && !self.wrong_tickets.take() {
-            return Err(Refused::TooManyWrongTickets.into());
+            return Err(Rejection::TooManyWrongTickets.into());
         }
         self.core.reads.linearizable().await?;
         if !is_known() && !is_right() {
-            tracing::warn!(%remote, "a machine with a wrong register ticket");
-            return Err(Refused::WrongTicket.into());
+            tracing::warn!(%remote, "registration rejected: wrong register ticket");
+            return Err(Rejection::WrongTicket.into());
         }
         let registration = check_registration(node_key, request)?;
         let node = self.take_in(registration, &ticket).await?;
         self.registered(node)
     }
 
-    /// Finds the machine in the records, or takes it in.
+    /// Finds the machine's record, or registers it.
     async fn take_in(
         &self,
         registration: Registration,
@@ -134,7 +132,7 @@ impl Enrolment {
             return Ok(registration::known(node, node_key, join_key)?);
         }
         if self.core.cache.tombstone(id).is_some() {
-            return Err(Refused::Deleted(id).into());
+            return Err(Rejection::Deleted(id).into());
         }
         if let Some(full) = self.full() {
             return Err(full.into());
@@ -143,16 +141,16 @@ impl Enrolment {
             .await
             .map_err(|_| busy())?;
         let decide = || self.decide(&registration, ticket);
-        let (node, revision) = self.core.settle(decide).await?;
+        let (node, revision) = self.core.write_with_retry(decide).await?;
         if revision.is_some() {
-            tracing::info!(node = %id, "registered: it waits for approval");
+            tracing::info!(node = %id, "node registered; waiting for approval");
         }
         Ok(node)
     }
 
-    fn full(&self) -> Option<Refused> {
+    fn full(&self) -> Option<Rejection> {
         let waiting = self.core.cache.count(NodeState::New);
-        (waiting >= MOST_WAITING).then_some(Refused::TooManyWaiting(waiting))
+        (waiting >= MOST_WAITING).then_some(Rejection::TooManyWaiting(waiting))
     }
 
     async fn decide(
@@ -165,7 +163,7 @@ impl Enrolment {
         let id = registration::id_of(&registration.node_key);
         let cluster = self.core.cluster()?;
         let known = cache.ticket().filter(|known| known.content == *ticket);
-        let ticket = known.ok_or(Refused::WrongTicket)?.revision;
+        let ticket = known.ok_or(Rejection::WrongTicket)?.revision;
         let found = Found {
             node: cache.node(id).map(|(node, _)| node),
             deleted: cache.tombstone(id).is_some(),
@@ -208,10 +206,13 @@ impl Enrolment {
             commit::decide(&commit, None, deleted, &configuration)?;
         }
         let _place = self.turn().await?;
-        let settled = self.core.settle(|| self.decide_commit(&commit)).await?;
+        let settled = self
+            .core
+            .write_with_retry(|| self.decide_commit(&commit))
+            .await?;
         let (certificate, revision) = settled;
         if revision.is_some() {
-            tracing::info!(node = %id, "committed: it is a node of the cluster now");
+            tracing::info!(node = %id, "node committed; it is a member of the cluster now");
         }
         let cluster = self.core.cluster()?.content;
         Ok(CommitNodeResponse {
@@ -222,11 +223,11 @@ impl Enrolment {
         })
     }
 
-    /// The certificate, and the write that makes it one.
+    /// The certificate, and the write that makes the machine a node.
     async fn decide_commit(&self, commit: &Commit) -> Result<(Vec<u8>, Option<Write>), Status> {
         let id = registration::id_of(&commit.node_key);
         let found = self.core.find(id).await?;
-        // What was deleted while this was under way is in the cache, too.
+        // If the node has been deleted meanwhile, the cache has its tombstone after this.
         self.core.reads.linearizable().await?;
         let deleted = self.core.cache.tombstone(id).is_some();
         let cluster = self.core.cluster()?;
@@ -245,7 +246,7 @@ impl Enrolment {
             (Committed::Now, Some(found)) => {
                 Some(commit::write(commit, &found, certificate, &configuration)?)
             }
-            // The node that founded the cluster: another one is as good.
+            // The bootstrap node, whose certificate is not stored: a new one does as well.
             _ => None,
         };
         Ok((answer, write))
@@ -280,7 +281,7 @@ impl Enrolment {
         let answer = match joined {
             Joined::Admitted(id) => self.admitted(id, &join_key).await?,
             Joined::Disowned(id) => {
-                tracing::info!(node = %id, "a node that was removed came back: it is disowned");
+                tracing::info!(node = %id, "removed node reconnected: sending disown order");
                 let cluster = self.core.cluster()?.content.id;
                 let authority = authorities::cluster(&self.core).await?;
                 join_node_response::Answer::Disowned(authority.disown(cluster, id))
@@ -291,8 +292,7 @@ impl Enrolment {
         })
     }
 
-    /// Whether etcd has a member for this node, as of the linearizable read
-    /// that the caller has made.
+    /// Whether etcd has a member for this node, no earlier than the caller's linearizable read.
     async fn is_member(&self, id: NodeId) -> Result<bool, Status> {
         let _place = self.turn().await?;
         let members = self.core.members.list().await;
@@ -308,11 +308,11 @@ impl Enrolment {
         let found = self.core.find(id).await?;
         let full = found.map(|found| found.full.content);
         let full = full.filter(|full| full.node.join_key == *join_key);
-        // It was there a moment ago; what has become of it is told next time.
+        // The record has changed since the decision: the caller learns the outcome by a retry.
         let unlock_key = full
             .and_then(|full| full.unlock_key)
-            .ok_or_else(|| Status::unavailable(format!("{id} has changed meanwhile: ask again")))?;
-        tracing::info!(node = %id, "a node came back");
+            .ok_or_else(|| Status::unavailable(format!("{id} has changed concurrently: retry")))?;
+        tracing::info!(node = %id, "node joined");
         Ok(join_node_response::Answer::Admitted(
             join_node_response::Admitted {
                 cluster_unlock_key: unlock_key.expose().to_vec(),
@@ -352,13 +352,13 @@ impl Enrolment {
             matches!(wanted, Some(Wanted::Join { member: Some(_) }))
         };
         if !is_member && !is_added() {
-            return Err(Refused::NoMember(id).into());
+            return Err(Rejection::NoMember(id).into());
         }
         let authority = authorities::etcd(&self.core).await?;
         let certificate = authority
             .issue_peer(id, key)
             .map_err(|error| authorities::cannot(&error))?;
-        tracing::info!(node = %id, "issued a certificate for etcd's peers");
+        tracing::info!(node = %id, "issued etcd peer certificate");
         Ok(IssueCertificateResponse {
             certificate: certificate.to_vec(),
             ca_certificate: authority.certificate().to_vec(),
@@ -366,12 +366,12 @@ impl Enrolment {
     }
 }
 
-/// The key of a caller whom the cluster has not named.
+/// The key of a caller without a certificate of this cluster.
 fn stranger(caller: &Caller) -> Result<PublicKey, Status> {
     if let PeerCertificate::Identified { identity, .. } = caller.peer() {
         return Err(Status::failed_precondition(format!(
-            "{} has a certificate of this cluster: connect with one that is signed by its own \
-             Ed25519 key",
+            "{} has a certificate of this cluster: connect with a certificate that is self-signed \
+             with its Ed25519 key",
             identity.subject
         )));
     }
@@ -379,7 +379,7 @@ fn stranger(caller: &Caller) -> Result<PublicKey, Status> {
 }
 
 fn busy() -> Status {
-    Status::unavailable("too many ask at a time: try again")
+    Status::unavailable("too many concurrent calls: retry")
 }
 
 fn check_registration(
@@ -387,7 +387,7 @@ fn check_registration(
     request: RegisterNodeRequest,
 ) -> Result<Registration, Status> {
     let field = |wanted: &'static str| {
-        move |found: String| Refused::Field {
+        move |found: String| Rejection::Field {
             field: "join_key",
             wanted,
             found,
@@ -398,10 +398,10 @@ fn check_registration(
     proofs::check_join_key(&node_key, &join_key, &request.join_key_proof)
         .map_err(|error| Status::invalid_argument(error.to_string()))?;
     if join_key == node_key {
-        return Err(field("another key than the node's")("the same".into()).into());
+        return Err(field("a key other than the node's")("the node's key".into()).into());
     }
     let labels = labels::parse("labels", request.labels)
-        .map_err(|error| Refused::Labels(error.to_string()))?;
+        .map_err(|error| Rejection::Labels(error.to_string()))?;
     Ok(Registration {
         node_key,
         join_key,
@@ -418,7 +418,7 @@ fn check_commit(node_key: PublicKey, mut request: CommitNodeRequest) -> Result<C
         request.storage_security,
     )?;
     let secret = Zeroizing::new(std::mem::take(&mut request.cluster_unlock_key));
-    let unlock_key = ClusterUnlockKey::try_from(&secret[..]).map_err(|error| Refused::Field {
+    let unlock_key = ClusterUnlockKey::try_from(&secret[..]).map_err(|error| Rejection::Field {
         field: "cluster_unlock_key",
         wanted: "32 bytes",
         found: error.found.to_string(),

@@ -1,5 +1,5 @@
-//! Certificates of Kubernetes' own authority: for workers, who make their keys
-//! on the node, and for operators, who make them anew for each use.
+//! Certificates of Kubernetes' own authority: for workers, with keys that are generated on the
+//! node, and for operators, with a new key for each use.
 
 use std::time::{Duration, SystemTime};
 
@@ -17,9 +17,9 @@ use tonic::Status;
 use super::request::known;
 use crate::authorities;
 use crate::core::Core;
-use crate::decisions::{Refused, kubernetes};
+use crate::decisions::{Rejection, kubernetes};
 
-/// What a worker asks for. `own` is the key of its identity in the cluster.
+/// Issues a certificate to a worker. `own` is its identity key in the cluster.
 pub(super) async fn worker_certificate(
     core: &Core,
     id: NodeId,
@@ -33,10 +33,10 @@ pub(super) async fn worker_certificate(
     )?;
     let key = parse_key("kubernetes_worker.public_key", &wanted.public_key)?;
     if key == own {
-        return Err(Refused::Field {
+        return Err(Rejection::Field {
             field: "kubernetes_worker.public_key",
-            wanted: "a key made for this purpose",
-            found: "that of the node".into(),
+            wanted: "a key generated for this certificate",
+            found: "the node's identity key".into(),
         }
         .into());
     }
@@ -46,14 +46,14 @@ pub(super) async fn worker_certificate(
     let controllers = core.cache.nodes(kubernetes::is_controller);
     let what = kubernetes::worker(id, purpose, node.as_ref(), status.as_ref(), &controllers)?;
     let (certificate, ca_certificate) = issue(core, &what, key).await?;
-    tracing::info!(node = %id, purpose = purpose.as_str_name(), "issued a certificate for Kubernetes");
+    tracing::info!(node = %id, purpose = purpose.as_str_name(), "issued Kubernetes certificate");
     Ok(IssueCertificateResponse {
         certificate,
         ca_certificate,
     })
 }
 
-/// What an operator needs.
+/// Issues a certificate to an operator and returns the API servers.
 pub(super) async fn access(
     core: &Core,
     user: &UserName,
@@ -63,7 +63,7 @@ pub(super) async fn access(
     core.reads.linearizable().await?;
     let servers = kubernetes::servers(&core.cache.nodes(kubernetes::is_controller))?;
     let (certificate, ca_certificate) = issue(core, &Certificate::Operator(user), key).await?;
-    tracing::info!(%user, "issued a certificate for Kubernetes");
+    tracing::info!(%user, "issued Kubernetes certificate");
     Ok(GetKubernetesAccessResponse {
         certificate,
         ca_certificate,
@@ -71,7 +71,7 @@ pub(super) async fn access(
     })
 }
 
-/// The certificate and that of the authority, DER.
+/// Issues a certificate. Returns it and the authority's certificate, in DER.
 async fn issue(
     core: &Core,
     what: &Certificate<'_>,
@@ -86,8 +86,8 @@ async fn issue(
     Ok((issued.certificate().to_vec(), authorities.ca().to_vec()))
 }
 
-fn parse_key(field: &'static str, bytes: &[u8]) -> Result<PublicKey, Refused> {
-    PublicKey::try_from(bytes).map_err(|error| Refused::Field {
+fn parse_key(field: &'static str, bytes: &[u8]) -> Result<PublicKey, Rejection> {
+    PublicKey::try_from(bytes).map_err(|error| Rejection::Field {
         field,
         wanted: "an Ed25519 public key of 32 bytes",
         found: error.to_string(),

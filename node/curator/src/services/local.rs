@@ -1,4 +1,4 @@
-//! `CuratorLocal`: what any curator tells anyone who asks.
+//! The service `CuratorLocal`: answers unauthenticated clients.
 
 use std::sync::Arc;
 
@@ -19,10 +19,9 @@ use tonic::{Request, Response, Status};
 use crate::cache::Leader;
 use crate::core::Core;
 
-/// Strangers who may follow the leader at a time.
+/// Maximum number of concurrent `GetCurrentLeader` streams.
 const MOST_LEADER_FOLLOWERS: usize = 64;
 
-/// See the module.
 pub(super) struct Service {
     core: Arc<Core>,
     followers: Arc<Semaphore>,
@@ -47,14 +46,14 @@ impl CuratorLocal for Service {
     ) -> Result<Response<Self::GetCurrentLeaderStream>, Status> {
         self.core.reads.check()?;
         let place = self.followers.clone().try_acquire_owned().map_err(|_| {
-            Status::resource_exhausted("too many follow the leader here: ask another curator")
+            Status::resource_exhausted("too many GetCurrentLeader streams: use another curator")
         })?;
         let state = (self.core.clone(), place, Sent::Nothing);
         let stream = stream::unfold(state, |(core, place, sent)| async move {
             if matches!(sent, Sent::End) {
                 return None;
             }
-            // Anyone may know, so it does not matter who has asked.
+            // The method is public, so the caller's membership is not checked.
             let anyone = PeerCertificate::None;
             Some(tokio::select! {
                 biased;
@@ -84,14 +83,14 @@ impl CuratorLocal for Service {
     }
 }
 
-/// What a follower has been told last.
+/// What was last sent on a stream.
 enum Sent {
     Nothing,
     Leader(Option<Leader>),
     End,
 }
 
-/// The leader, once it is another one than was told, or is found elsewhere.
+/// Waits until the leader, or its address, differs from what was sent last.
 async fn next(core: &Core, sent: &Sent) -> Option<Leader> {
     let mut changes = core.cache.watch();
     loop {

@@ -1,4 +1,4 @@
-//! `Management`: the control plane, for operators.
+//! The service `Management`: the control plane, for operators.
 
 use std::{collections::HashSet, sync::Arc};
 
@@ -21,23 +21,22 @@ use hearth_api::{
 };
 use tonic::{Request, Response, Status};
 
-use super::{administration::Administration, kubernetes};
+use super::{kubernetes, node_commands::NodeCommands};
 use crate::core::Core;
 use crate::streams;
 
-/// Terms in one part of a filter.
+/// Maximum number of terms in one field of a filter.
 const MOST_FILTER_TERMS: usize = 1024;
 
-/// See the module.
 pub(super) struct Service {
-    administration: Administration,
+    administration: NodeCommands,
     core: Arc<Core>,
 }
 
 impl Service {
     pub(super) fn new(core: Arc<Core>) -> Self {
         Self {
-            administration: Administration::new(core.clone()),
+            administration: NodeCommands::new(core.clone()),
             core,
         }
     }
@@ -73,8 +72,8 @@ impl Management for Service {
         if !allow_stale {
             self.core.reads.linearizable().await?;
         }
-        // Taken at one moment; the sending may take as long as the caller does,
-        // or until it does not belong to the cluster any more.
+        // One consistent snapshot. Sending it may take as long as the caller needs, unless the
+        // caller stops being a member.
         let cache = &self.core.cache;
         let nodes = match filter.ids.is_empty() {
             true => cache.nodes(|node| filter.takes(node)),
@@ -82,7 +81,7 @@ impl Management for Service {
         };
         let core = self.core.clone();
         let answers = streams::pieces(nodes).into_iter().map(move |nodes| {
-            core.may_go_on(&peer)?;
+            core.recheck_access(&peer)?;
             Ok(GetNodesResponse { nodes })
         });
         Ok(Response::new(stream::iter(answers).boxed()))
@@ -173,9 +172,9 @@ impl Management for Service {
     }
 }
 
-/// Which nodes are wanted: those that pass every part that is not empty.
+/// A filter of nodes: a node has to match every field that is not empty.
 struct Filter {
-    /// Nodes are looked up by these.
+    /// If not empty, nodes are looked up by these IDs.
     ids: HashSet<NodeId>,
     states: HashSet<i32>,
     health: HashSet<i32>,
@@ -200,7 +199,7 @@ impl Filter {
         for (field, count) in counts {
             if count > MOST_FILTER_TERMS {
                 return Err(Status::invalid_argument(format!(
-                    "{field}: {count} terms, wanted at most {MOST_FILTER_TERMS}"
+                    "{field}: expected at most {MOST_FILTER_TERMS} terms, got {count}"
                 )));
             }
         }
@@ -210,7 +209,9 @@ impl Filter {
         });
         let ids = ids.collect::<Result<_, _>>()?;
         let unknown = |field: &str, number: i32| {
-            Status::invalid_argument(format!("{field}: {number} is not known to this curator"))
+            Status::invalid_argument(format!(
+                "{field}: expected values that this curator knows, got {number}"
+            ))
         };
         for state in &states {
             NodeState::try_from(*state).map_err(|_| unknown("states", *state))?;

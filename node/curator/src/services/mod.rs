@@ -1,8 +1,7 @@
-//! The curator's gRPC services. Each method checks what it was sent, asks or
-//! changes the records, and answers; who may call it was decided before.
+//! The curator's gRPC services. Each method validates the request, reads or changes records, and
+//! answers. Authorization has taken place before a method is called.
 
 mod aaa;
-mod administration;
 mod bucket;
 mod curator;
 mod enrolment;
@@ -10,6 +9,7 @@ mod kubernetes;
 mod local;
 mod management;
 mod networking;
+mod node_commands;
 mod request;
 mod watch;
 
@@ -25,18 +25,18 @@ use hearth_api::{
 use tonic::server::NamedService;
 use tonic_health::{ServingStatus, server::HealthReporter};
 
-use super::{core::Core, reads::Reads};
+use super::{core::Core, reads::ReadIndex};
 
-/// Bytes of one request. The largest there is, a filter, has far less.
+/// Maximum size of an operator's request in bytes. The largest one, a filter, is far smaller.
 const LARGEST_OPERATOR_REQUEST: usize = 256 << 10;
-/// Bytes of one request of what strangers may call: a nonce, or a name. They
-/// may leave many of them half sent.
+/// Maximum size of a request of an unauthenticated client, which is a nonce or a name. It is small,
+/// because such a client can leave many requests incomplete.
 const LARGEST_STRANGER_REQUEST: usize = 1 << 10;
-/// Bytes of one request of nodes, and of machines that want to become one: a
-/// registration with all the labels it may have has 26 KiB.
+/// Maximum size of a request of a node, or of a machine that registers: a registration with the
+/// maximum number of labels has 26 KiB.
 const LARGEST_NODE_REQUEST: usize = 32 << 10;
 
-/// The names by which health is asked for; the empty one is the whole server.
+/// The service names of the health service; the empty one stands for the whole server.
 const HEALTH_NAMES: [&str; 5] = [
     "",
     <CuratorServer<curator::Service> as NamedService>::NAME,
@@ -45,7 +45,7 @@ const HEALTH_NAMES: [&str; 5] = [
     <ManagementServer<management::Service> as NamedService>::NAME,
 ];
 
-/// All of them, and the switch of their health.
+/// All services, and the switch of their health.
 pub fn all(core: &Arc<Core>) -> (HealthSwitch, Services) {
     let (reporter, health) = tonic_health::server::health_reporter();
     let services = Services::new()
@@ -70,14 +70,14 @@ pub fn all(core: &Arc<Core>) -> (HealthSwitch, Services) {
     (HealthSwitch { reporter }, services)
 }
 
-/// Says whether this curator serves: when it is in touch with consensus.
+/// Reports this curator's health: it is serving while it is not stale.
 pub struct HealthSwitch {
     reporter: HealthReporter,
 }
 
 impl HealthSwitch {
-    /// Follows the curator, for ever.
-    pub async fn follow(&self, reads: &Reads) -> std::convert::Infallible {
+    /// Updates the health from the curator's freshness. Never returns.
+    pub async fn follow(&self, reads: &ReadIndex) -> std::convert::Infallible {
         loop {
             self.not_serving().await;
             reads.fresh().await;
@@ -86,7 +86,7 @@ impl HealthSwitch {
         }
     }
 
-    /// The curator does not serve yet, or is about to end.
+    /// Sets `NOT_SERVING`: the curator is not ready yet, or shutting down.
     pub async fn not_serving(&self) {
         self.set(ServingStatus::NotServing).await;
     }

@@ -1,4 +1,4 @@
-//! `Curator.UpdateNodeClusterNetworking`: a worker takes part in the mesh.
+//! The method `Curator.UpdateNodeClusterNetworking`: a Kubernetes worker joins the mesh.
 
 use hearth_api::{
     identity::MeshKey,
@@ -9,9 +9,9 @@ use tonic::{Request, Status};
 
 use super::request::parse_node_id;
 use crate::core::Core;
-use crate::decisions::{Refused, networking};
+use crate::decisions::{Rejection, networking};
 
-/// Gives the caller its range, and makes its key known.
+/// Stores the caller's mesh key and assigns its pod range.
 pub(super) async fn update(
     core: &Core,
     request: Request<UpdateNodeClusterNetworkingRequest>,
@@ -20,11 +20,11 @@ pub(super) async fn update(
     let request = request.into_inner();
     if parse_node_id(&request.node_id)? != caller {
         return Err(Status::permission_denied(format!(
-            "node_id: {caller} may ask for itself only"
+            "node_id: expected {caller}: a node may update only its own networking"
         )));
     }
     let key = MeshKey::try_from(&request.wireguard_public_key[..]);
-    let key = key.map_err(|error| Refused::Field {
+    let key = key.map_err(|error| Rejection::Field {
         field: "wireguard_public_key",
         wanted: "a Curve25519 public key of 32 bytes",
         found: error.to_string(),
@@ -40,10 +40,10 @@ pub(super) async fn update(
             core.cache.mesh(caller, &key),
         )?)
     };
-    let (networking, revision) = core.settle(decide).await?;
+    let (networking, revision) = core.write_with_retry(decide).await?;
     if revision.is_some() {
         let range = networking.range;
-        tracing::info!(node = %caller, %range, %key, "takes part in the mesh of nodes");
+        tracing::info!(node = %caller, %range, %key, "node joined mesh");
     }
     Ok(UpdateNodeClusterNetworkingResponse {
         networking: Some(networking.into()),

@@ -1,11 +1,11 @@
-//! Checks of fields that several requests have.
+//! Validation of fields that several requests have.
 
 use hearth_api::identity::NodeId;
 use tonic::Status;
 
-use crate::decisions::Refused;
+use crate::decisions::Rejection;
 
-/// Characters of a boot ID: a UUID has 36.
+/// Maximum number of characters of a boot ID; a UUID has 36.
 const LONGEST_BOOT_ID: usize = 64;
 
 pub(super) fn parse_node_id(id: &str) -> Result<NodeId, Status> {
@@ -17,34 +17,34 @@ pub(super) fn check_boot_id(boot_id: &str) -> Result<(), Status> {
     let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
     if boot_id.is_empty() || boot_id.len() > LONGEST_BOOT_ID || !boot_id.bytes().all(good) {
         return Err(Status::invalid_argument(
-            "boot_id: wanted 1 to 64 letters, digits and \"-\", as in \
+            "boot_id: expected 1 to 64 letters, digits and \"-\", as in \
              /proc/sys/kernel/random/boot_id",
         ));
     }
     Ok(())
 }
 
-/// An enum's value, if it is one that this curator knows: others are read as 0.
+/// Checks that an enum's value is one that this curator knows; prost reads others as 0.
 pub(super) fn known<E: Into<i32> + Copy>(
     field: &'static str,
     value: E,
     number: i32,
-) -> Result<E, Refused> {
+) -> Result<E, Rejection> {
     if value.into() == number {
         return Ok(value);
     }
-    Err(Refused::Field {
+    Err(Rejection::Field {
         field,
         wanted: "a value that this curator knows",
         found: number.to_string(),
     })
 }
 
-/// A field that has to say something says nothing.
-pub(super) fn unspecified(field: &'static str) -> Refused {
-    Refused::Field {
+/// The rejection of an enum or oneof that is not set.
+pub(super) fn unspecified(field: &'static str) -> Rejection {
+    Rejection::Field {
         field,
-        wanted: "one that this curator knows",
+        wanted: "a value that this curator knows",
         found: "none".into(),
     }
 }

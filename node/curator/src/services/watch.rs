@@ -1,12 +1,11 @@
-//! `Curator.Watch`, in front of the rest of its service.
+//! The method `Curator.Watch`, as a layer in front of the generated service.
 //!
-//! The code that is generated for a service encodes each message for each
-//! subscriber. What thousands of them are told is the same, and encoding it
-//! was most of what a subscriber cost; so this one method answers with nodes
-//! that are encoded already. The message is the same byte for byte, but it is
-//! another Rust type ([`EncodedEvent`]), and the generated trait has room for
-//! one type only, which clients need as well. So the method of the generated
-//! service is never reached, and this layer stands in front of it.
+//! The generated code of a service encodes each message for each subscriber. Thousands of
+//! subscribers get the same nodes, and encoding them was most of the cost of a subscriber. So this
+//! method answers with nodes that are encoded already. The encoding of the message is the same, but
+//! its Rust type is another one ([`EncodedEvent`]), and the generated trait has only one type per
+//! method, which clients need as well. So this layer handles the method, and the method of the
+//! generated service is never called.
 
 use std::{
     convert::Infallible,
@@ -31,10 +30,10 @@ use super::{LARGEST_NODE_REQUEST, curator, request};
 use crate::core::Core;
 use crate::streams::{self, EncodedEvent};
 
-/// As `curator.proto` has it; a test compares them.
+/// The path of the method in `curator.proto`; a test compares them.
 const WATCH_PATH: &str = "/hearth.v1.Curator/Watch";
 
-/// The whole service.
+/// The service `Curator`, with this implementation of `Watch`.
 #[derive(Clone)]
 pub(super) struct WithWatch {
     core: Arc<Core>,
@@ -107,7 +106,7 @@ async fn watch(
 #[cfg(test)]
 mod tests {
     use hearth_api::permissions::{Authorization, Permission, authorization};
-    use hearth_base::testing::soon;
+    use hearth_base::testing::within_timeout;
 
     use super::*;
     use crate::testing::{World, quick};
@@ -119,13 +118,13 @@ mod tests {
         assert_eq!(WATCH_PATH, format!("/{}/Watch", WithWatch::NAME));
     }
 
-    /// Without the layer, the stub of the generated service would answer.
+    /// Without the layer, the stub in the generated service would answer with an error.
     #[tokio::test(flavor = "multi_thread")]
     async fn the_layer_is_in_front_of_the_service() {
         let world = World::new(quick()).await;
         let mut curator = world.curator(&world.node);
-        let answer = soon("Watch", curator.watch(WatchRequest::default())).await;
-        let event = soon("an event", answer.unwrap().into_inner().message()).await;
+        let answer = within_timeout("Watch", curator.watch(WatchRequest::default())).await;
+        let event = within_timeout("an event", answer.unwrap().into_inner().message()).await;
         assert_eq!(event.unwrap().unwrap().nodes.len(), 1);
         world.stop().await;
     }

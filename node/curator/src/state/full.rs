@@ -1,6 +1,5 @@
-//! The records of a node and of the cluster with their secrets: for those who
-//! write them, and for the few answers that have a secret in them. Read for one
-//! call, never kept.
+//! The records of a node and of the cluster with their secrets, for writes and for the few answers
+//! that contain a secret. They are read for one call and never kept.
 
 use hearth_api::{
     identity::ClusterUnlockKey,
@@ -13,21 +12,20 @@ use zeroize::{Zeroize as _, Zeroizing};
 
 use super::{ClusterRecord, NodeRecord, RecordError, VERSION, decode, malformed};
 
-/// See the module.
+/// A node's record with its secrets.
 #[derive(Clone)]
 pub struct FullRecord {
-    /// Everything else.
+    /// Everything but the secrets and the certificate.
     pub node: NodeRecord,
-    /// The cluster's half of its data partition's key: from its commit until
-    /// it is DECOMMISSIONED.
+    /// The cluster unlock key (CUK) of its data partition: set from commit until the node is
+    /// DECOMMISSIONED.
     pub unlock_key: Option<ClusterUnlockKey>,
-    /// As it was issued with the commit. The node that founded the cluster has
-    /// none here.
+    /// The certificate that was issued with the commit. `None` for the bootstrap node.
     pub certificate: Option<CertificateDer<'static>>,
 }
 
 impl FullRecord {
-    /// Checks a stored one.
+    /// Decodes and validates a stored record.
     pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
         let mut stored: StoredNode = decode(key, bytes, |m: &StoredNode| m.version)?;
         let secret = Zeroizing::new(std::mem::take(&mut stored.cluster_unlock_key));
@@ -45,7 +43,7 @@ impl FullRecord {
         })
     }
 
-    /// As it is stored.
+    /// Encodes the record.
     pub fn encode(&self) -> Zeroizing<Vec<u8>> {
         let node = &self.node;
         let mut stored = StoredNode {
@@ -76,8 +74,7 @@ impl FullRecord {
         bytes
     }
 
-    /// It is out of service for good: nothing that it could be unlocked by
-    /// stays.
+    /// Decommissions the node. Its unlock key is removed, so its data cannot be unlocked any more.
     pub fn decommission(&mut self) {
         self.node.state = NodeState::Decommissioned;
         self.node.roles = NodeRoles::default();
@@ -87,24 +84,24 @@ impl FullRecord {
     }
 }
 
-/// The cluster's record, to be written with another configuration: everything
-/// else in it stays as it was found. Wiped when dropped.
+/// The cluster's record with its secret, to write another configuration; everything else is kept
+/// as stored. Wiped when dropped.
 pub struct FullCluster(StoredCluster);
 
 impl FullCluster {
-    /// Checks a stored one.
+    /// Decodes and validates a stored record.
     pub fn decode(key: &str, bytes: &[u8]) -> Result<Self, RecordError> {
-        // Whatever a record of the cluster has to have.
+        // Validates the required fields.
         drop(ClusterRecord::decode(key, bytes)?);
         decode(key, bytes, |m: &StoredCluster| m.version).map(Self)
     }
 
-    /// How the cluster is set up.
+    /// The cluster's configuration.
     pub fn configuration(&self) -> ClusterConfiguration {
         self.0.configuration.clone().unwrap_or_default()
     }
 
-    /// As it is stored, with another configuration.
+    /// Encodes the record with another configuration.
     pub fn encode_with(&self, configuration: ClusterConfiguration) -> Zeroizing<Vec<u8>> {
         let mut stored = self.0.clone();
         stored.configuration = Some(configuration);

@@ -1,4 +1,4 @@
-//! The records in etcd, against the fixtures.
+//! The encoding of the records in etcd, compared with fixtures.
 
 use hearth_api::{
     fixture,
@@ -28,7 +28,7 @@ fn range() -> PodRange {
     PodRange::all().nth(3).unwrap()
 }
 
-/// A node of which there is everything.
+/// A node with all fields set.
 fn full_node() -> FullRecord {
     FullRecord {
         node: NodeRecord {
@@ -66,7 +66,7 @@ fn full_node() -> FullRecord {
     }
 }
 
-/// One that has registered, and no more.
+/// A node that has only registered.
 fn new_node() -> FullRecord {
     let full = full_node();
     FullRecord {
@@ -115,8 +115,8 @@ fn the_stored_form_of_nodes_stays() {
     assert_eq!(Tombstone::decode(&key, &stored), Ok(tombstone));
 }
 
-/// Made by the founding, whose test writes it too. What nobody decodes, the
-/// recovery recipient, stays in it.
+/// Written at bootstrap, and by the test of that module, too. The recovery recipient, which no code
+/// decodes, is kept.
 #[test]
 fn the_stored_form_of_the_cluster_stays() {
     let stored = fixture!("etcd-cluster.pb");
@@ -219,7 +219,7 @@ fn the_stored_form_of_what_is_heard_of_a_node_stays() {
     assert_eq!(decode_candidate(&candidate_key(7), &stored), Ok(id()));
 }
 
-/// Whose a join key, a key of the mesh, a range or the last departure is.
+/// The node ID stored at a join key, a mesh key, a pod range and at the last departure.
 #[test]
 fn the_stored_form_of_owners_stays() {
     let stored = stored_form!("etcd-owner.txt", id().to_string());
@@ -232,8 +232,7 @@ fn the_stored_form_of_owners_stays() {
     }
 }
 
-/// Keys are stored, too. One in a line; etcd has the curator's prefix before
-/// each.
+/// Keys are part of the stored format, too. One per line, without the curators' prefix.
 #[test]
 fn the_stored_keys_stay() {
     let join_key = public_key(0x33);

@@ -1,4 +1,4 @@
-//! Who may call what, and how an owner comes to a certificate.
+//! Authorization of methods, and how the owner gets a certificate.
 
 use bytes::Bytes;
 use futures::FutureExt as _;
@@ -15,7 +15,7 @@ use hearth_api::{
         management_client::ManagementClient,
     },
 };
-use hearth_base::testing::{BOUND, soon};
+use hearth_base::testing::{BOUND, within_timeout};
 use hearth_consensus::fenced::{Condition, Write};
 use hearth_consensus::testing::Site;
 use hearth_host::pki;
@@ -30,8 +30,8 @@ use super::super::{
     testing::{Who, World, bootstrap_data, id_of, quick},
 };
 
-/// Calls a method with these bytes as its one message. What answers with a
-/// message is `Ok`, whatever comes later.
+/// Calls a method with these bytes as its only message. The result is `Ok` if the first answer is a
+/// message, whatever comes later.
 async fn call(channel: &Channel, path: &str, message: &[u8]) -> (Code, String) {
     let length = u32::try_from(message.len()).unwrap().to_be_bytes();
     let frame = [&[0], &length[..], message].concat();
@@ -122,7 +122,7 @@ async fn each_method_is_for_those_whom_its_option_names() {
             };
             match wanted {
                 Some(wanted) => assert_eq!(code, wanted, "{name} {path}: {message}"),
-                // An empty message is wrong for most, but it was looked at.
+                // An empty message is invalid for most methods, but authorization has passed.
                 None => assert!(
                     matches!(
                         code,
@@ -162,7 +162,7 @@ async fn no_bytes_harm_the_curator() {
     let deep: Vec<u8> = [0x12, 0x7f].repeat(300);
     let messages = [
         vec![0xff; 40],
-        // A field of 2 GiB, of which two bytes are there.
+        // A field of 2 GiB, of which two bytes are sent.
         vec![0x0a, 0xff, 0xff, 0xff, 0xff, 0x07, 1, 2],
         deep,
         vec![0x0a, 2, 0xc3, 0x28],
@@ -204,7 +204,7 @@ async fn the_owner_takes_ownership_again_and_again_and_nobody_else_does() {
     let short = GetCaCertificateRequest { nonce: vec![1; 15] };
     let refused = local.get_ca_certificate(short).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
-    // Strangers have no use for much room.
+    // Requests of unauthenticated clients have a small limit.
     let nonce = vec![1; 2 << 10];
     let long = GetCaCertificateRequest { nonce };
     let refused = local.get_ca_certificate(long).await.unwrap_err();
@@ -246,7 +246,7 @@ async fn the_owner_takes_ownership_again_and_again_and_nobody_else_does() {
             info.configuration.unwrap().cluster_domain,
             "cluster.internal"
         );
-        // Who has the certificate may ask with it for another.
+        // The certificate can be used to request another one.
         AaaClient::new(channel).escrow(owner()).await.unwrap();
     }
     assert_ne!(certificates[0], certificates[1]);
@@ -272,10 +272,12 @@ async fn a_deleted_node_is_cut_off_at_once() {
     let mut curator = world.curator(&node);
     let request = WatchRequest::default();
     let mut events = curator.watch(request.clone()).await.unwrap().into_inner();
-    soon("the backlog", events.message()).await.unwrap();
+    within_timeout("the backlog", events.message())
+        .await
+        .unwrap();
 
     world.delete_node(id_of(&node)).await;
-    let end = soon("the end", async {
+    let end = within_timeout("the end", async {
         loop {
             if let Err(status) = events.message().await {
                 return status;
@@ -283,11 +285,13 @@ async fn a_deleted_node_is_cut_off_at_once() {
         }
     });
     assert_eq!(end.await.code(), Code::PermissionDenied);
-    let refused = soon("a refusal", curator.watch(request)).await.unwrap_err();
+    let refused = within_timeout("a refusal", curator.watch(request))
+        .await
+        .unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
     assert!(refused.message().contains("not a member"), "{refused}");
 
-    // A node with the same name and another key is another node.
+    // A node with the same ID and another key is not the same node.
     let again = world.add_node(NodeState::Up).await;
     let mut forged = again.clone();
     forged.key = NodeKey::generate();
@@ -352,7 +356,7 @@ async fn a_founding_that_was_cut_short_is_completed() {
     let client = etcd.client();
     let data = bootstrap_data(&site, &hearth_api::identity::OwnerKey::generate());
     let authorities = pki::load(&site.root.data.etcd(), site.cluster_id).unwrap();
-    // The request may be on its way, and nobody waits for the reply.
+    // The request may have been sent, and nothing waits for the reply.
     let cut = founding::found(&client, &data, &authorities).now_or_never();
     assert!(cut.is_none());
     founding::found(&client, &data, &authorities).await.unwrap();
@@ -360,8 +364,7 @@ async fn a_founding_that_was_cut_short_is_completed() {
     etcd.stop().await;
 }
 
-/// It may have committed at another curator, from which the records come here a
-/// moment later than the node itself.
+/// A node may have committed at another curator, and connect here before the records arrive.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_has_just_become_a_member_is_not_refused() {
     let world = World::new(quick()).await;
@@ -369,8 +372,8 @@ async fn a_node_that_has_just_become_a_member_is_not_refused() {
         let node = world.add_node(NodeState::Standby).await;
         let mut curator = world.curator(&node);
         let request = WatchRequest::default();
-        // On a busy host the farewell may be over before the refusal is there: then it is asked again.
-        soon("a refusal", async {
+        // On a busy host the connection may be closed before the refusal arrives: then retry.
+        within_timeout("a refusal", async {
             loop {
                 let refused = curator.watch(request.clone()).await.unwrap_err();
                 match refused.code() {
@@ -389,7 +392,9 @@ async fn a_node_that_has_just_become_a_member_is_not_refused() {
         let write = Write::when(Condition::Unchanged(key.clone(), record.mod_revision));
         let write = write.put(key, stored.encode_to_vec());
         world.client().write(write).await.unwrap();
-        soon("a watch", curator.watch(request)).await.unwrap();
+        within_timeout("a watch", curator.watch(request))
+            .await
+            .unwrap();
     }
     world.stop().await;
 }

@@ -1,4 +1,4 @@
-//! What operators do with nodes.
+//! Operators' commands for nodes.
 
 use std::{net::Ipv4Addr, sync::Arc};
 
@@ -10,7 +10,7 @@ use hearth_api::{
         curator_client::CuratorClient,
     },
 };
-use hearth_base::testing::soon;
+use hearth_base::testing::within_timeout;
 use hearth_consensus::fenced::EPOCH;
 use tonic::{Code, Status};
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
@@ -30,14 +30,18 @@ async fn roles(
 ) -> Result<UpdateNodeRolesResponse, Status> {
     let mut management = world.management().await;
     let call = management.update_node_roles(request);
-    soon("UpdateNodeRoles", call).await.map(|a| a.into_inner())
+    within_timeout("UpdateNodeRoles", call)
+        .await
+        .map(|a| a.into_inner())
 }
 
 async fn decommission(world: &World, id: &str) -> Result<DecommissionNodeResponse, Status> {
     let mut management = world.management().await;
     let request = DecommissionNodeRequest { node: by_id(id) };
     let call = management.decommission_node(request);
-    soon("DecommissionNode", call).await.map(|a| a.into_inner())
+    within_timeout("DecommissionNode", call)
+        .await
+        .map(|a| a.into_inner())
 }
 
 async fn full(world: &World, machine: &Machine) -> FullRecord {
@@ -54,7 +58,7 @@ async fn a_node_is_named_by_its_id_or_its_key() {
         (
             None,
             Code::InvalidArgument,
-            "node: wanted node_id or public_key",
+            "node: expected node_id or public_key",
         ),
         (by_id(""), Code::InvalidArgument, "node_id"),
         (by_id("hearth-"), Code::InvalidArgument, "node_id"),
@@ -106,7 +110,10 @@ async fn a_role_is_wanted_until_consensus_has_followed() {
         .unwrap();
     let refused = roles(&world, member(true)).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
-    assert!(refused.message().contains("is NEW: wanted UP"), "{refused}");
+    assert!(
+        refused.message().contains("is NEW: expected UP"),
+        "{refused}"
+    );
     machine.becomes_a_node(&world).await;
 
     let controller_alone = UpdateNodeRolesRequest {
@@ -119,11 +126,11 @@ async fn a_role_is_wanted_until_consensus_has_followed() {
         refused.message().contains("Kubernetes controller"),
         "{refused}"
     );
-    // There is nothing to take away.
+    // There is no role to remove.
     let answer = roles(&world, member(false)).await.unwrap();
     assert!(!answer.pending && answer.node.is_some());
 
-    // etcd has no company here, so the wish stays one.
+    // etcd has no peers here, so the intent stays pending.
     let intent = || async {
         let key = state::intent_key(machine.id());
         world.client().get(&key).await.unwrap()
@@ -148,11 +155,11 @@ async fn a_role_is_wanted_until_consensus_has_followed() {
     assert!(intent().await.unwrap().mod_revision == first.mod_revision);
     let refused = delete(&world, machine.selector(), false).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
-    // And can be taken back.
+    // It can be withdrawn.
     assert!(!roles(&world, member(false)).await.unwrap().pending);
     assert!(intent().await.is_none());
 
-    // The last voter stays one, whatever is asked.
+    // The last voter cannot leave, by any request.
     let own = world.site.node_id.to_string();
     let request = UpdateNodeRolesRequest {
         node: by_id(&own),
@@ -191,7 +198,10 @@ async fn labels_are_set_and_taken_away_at_once() {
         async move {
             let mut management = world.management().await;
             let call = management.update_node_labels(request);
-            let node = soon("UpdateNodeLabels", call).await?.into_inner().node;
+            let node = within_timeout("UpdateNodeLabels", call)
+                .await?
+                .into_inner()
+                .node;
             Ok::<_, Status>(node.unwrap().labels)
         }
     };
@@ -224,20 +234,19 @@ async fn labels_are_set_and_taken_away_at_once() {
         (vec![label("c", &long)], vec![], "65536 bytes"),
         (vec![], vec![""], "delete[0]"),
         (many.clone(), vec![], "65 labels"),
-        (vec![], vec!["x"; 65], "delete: wanted at most 64"),
+        (vec![], vec!["x"; 65], "delete: expected at most 64"),
     ] {
         let refused = update(upsert, delete).await.unwrap_err();
         assert_eq!(refused.code(), Code::InvalidArgument, "{said}");
         assert!(refused.message().contains(said), "{said}: {refused}");
     }
-    // What is taken away makes room for what is set.
+    // Removed labels do not count towards the limit.
     let labels = update(many, vec!["a"]).await.unwrap();
     assert_eq!(labels.len(), 64);
     world.stop().await;
 }
 
-/// Cut off by every curator, streams and connection, when it is deleted, as
-/// when it is decommissioned.
+/// Every curator ends the streams and the connection of a node that is deleted or decommissioned.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_that_is_removed_is_cut_off_everywhere() {
     let world = World::new(quick()).await;
@@ -252,13 +261,15 @@ async fn a_node_that_is_removed_is_cut_off_everywhere() {
             let channel = world.channel_to(endpoint, &Who::Node(&node));
             let mut client = CuratorClient::new(channel.clone());
             let call = client.watch(WatchRequest::default());
-            let mut events = soon("a watch", call).await.unwrap().into_inner();
-            soon("the backlog", events.message()).await.unwrap();
-            // Anyone may follow this, so it ends with the connection only.
+            let mut events = within_timeout("a watch", call).await.unwrap().into_inner();
+            within_timeout("the backlog", events.message())
+                .await
+                .unwrap();
+            // This stream is public, so it ends only with the connection.
             let mut health = HealthClient::new(channel);
             let call = health.watch(HealthCheckRequest::default());
-            let mut health = soon("health", call).await.unwrap().into_inner();
-            soon("health", health.message()).await.unwrap();
+            let mut health = within_timeout("health", call).await.unwrap().into_inner();
+            within_timeout("health", health.message()).await.unwrap();
             open.push((client, events, health));
         }
         let mut pulse = Pulse::open(&world, &node).await.unwrap();
@@ -270,7 +281,7 @@ async fn a_node_that_is_removed_is_cut_off_everywhere() {
         .unwrap();
     assert!(!answer.pending);
     for (client, events, health) in &mut open {
-        let end = soon("the end of a watch", async {
+        let end = within_timeout("the end of a watch", async {
             loop {
                 if let Err(status) = events.message().await {
                     return status;
@@ -278,12 +289,12 @@ async fn a_node_that_is_removed_is_cut_off_everywhere() {
             }
         });
         assert_eq!(end.await.code(), Code::PermissionDenied);
-        soon("the end of the connection", async {
+        within_timeout("the end of the connection", async {
             while health.message().await.is_ok_and(|answer| answer.is_some()) {}
         })
         .await;
-        // A new connection opens nothing; the old one may still be closing.
-        soon("a refusal", async {
+        // Calls on a new connection are refused; the old one may still be closing.
+        within_timeout("a refusal", async {
             while client
                 .watch(WatchRequest::default())
                 .await
@@ -295,7 +306,7 @@ async fn a_node_that_is_removed_is_cut_off_everywhere() {
         .await;
     }
 
-    // Nothing by which it could be unlocked stays, and it is told to go.
+    // Its unlock key is gone, and it is disowned.
     let record = full(&world, &retired).await;
     assert_eq!(record.node.state, NodeState::Decommissioned);
     assert!(record.unlock_key.is_none() && record.certificate.is_none());
@@ -312,7 +323,7 @@ async fn a_node_that_is_removed_is_cut_off_everywhere() {
     delete(&world, retired.selector(), false).await.unwrap();
     retired.is_disowned(&world).await;
 
-    // Those that never came up are not decommissioned but deleted.
+    // Nodes that were never UP are not decommissioned but deleted.
     let waiting = Machine::new();
     waiting.register(&world, &ticket).await.unwrap();
     let refused = decommission(&world, &waiting.id().to_string())
@@ -321,7 +332,7 @@ async fn a_node_that_is_removed_is_cut_off_everywhere() {
     assert_eq!(refused.code(), Code::FailedPrecondition);
     assert!(refused.message().contains("delete it"), "{refused}");
     delete(&world, waiting.selector(), false).await.unwrap();
-    soon("the second curator stops", second.shutdown()).await;
+    within_timeout("the second curator stops", second.shutdown()).await;
     world.stop().await;
 }
 

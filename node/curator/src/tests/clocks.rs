@@ -1,9 +1,8 @@
 //! Clocks that differ, and clocks that jump.
 //!
-//! A curator judges certificates by its clock and measures time by none: leases
-//! are etcd's, heartbeats and freshness are monotonic. So what is held here
-//! against two curators five minutes apart, of which one then jumps an hour, is
-//! that nobody notices.
+//! A curator uses its wall clock only to verify certificates: leases are timed by etcd, heartbeats
+//! and freshness by the monotonic clock. So with two curators whose clocks differ by five minutes,
+//! and one of which then jumps by an hour, no node and no session may be affected.
 
 use std::{
     collections::BTreeMap,
@@ -23,7 +22,7 @@ use hearth_api::{
         curator_client::CuratorClient, curator_local_client::CuratorLocalClient,
     },
 };
-use hearth_base::testing::soon;
+use hearth_base::testing::within_timeout;
 use rustls::time_provider::TimeProvider;
 use rustls_pki_types::UnixTime;
 use tokio::time::Instant;
@@ -34,7 +33,7 @@ use super::super::{
     testing::{Pulse, Who, World, id_of, quick},
 };
 
-/// The true time, and so many seconds.
+/// The true time plus an offset in seconds.
 #[derive(Debug, Default)]
 struct Ahead(AtomicU64);
 
@@ -57,8 +56,8 @@ impl TimeProvider for Ahead {
     }
 }
 
-/// Who hears whom under which lease, and who stands for election: whatever
-/// lapses and comes again is another one.
+/// All liveness and candidate records with their leases: a record that expires and is written again
+/// differs.
 async fn sessions(world: &World) -> BTreeMap<String, i64> {
     let mut sessions = BTreeMap::new();
     for prefix in [state::ELECTION, state::LIVENESS] {
@@ -69,12 +68,12 @@ async fn sessions(world: &World) -> BTreeMap<String, i64> {
     sessions
 }
 
-/// Fails when a node is told to be anything but healthy, once it was.
+/// Fails when a node is reported as not healthy after it was healthy.
 async fn all_stay_healthy(mut events: Streaming<WatchEvent>) {
     let mut healthy = std::collections::BTreeSet::new();
     loop {
-        let event = events.message().await.expect("the watch goes on");
-        for node in event.expect("the watch goes on").nodes {
+        let event = events.message().await.expect("the watch continues");
+        for node in event.expect("the watch continues").nodes {
             match node.health() {
                 NodeHealth::Healthy => drop(healthy.insert(node.id)),
                 other => assert!(!healthy.contains(&node.id), "{}: {other:?}", node.id),
@@ -101,7 +100,7 @@ async fn clocks_that_differ_and_clocks_that_jump_are_noticed_by_nobody() {
         world.add_node(NodeState::Up).await,
         world.add_node(NodeState::Up).await,
     );
-    // No clock is behind: what is before the image was built is raised to that.
+    // No offset is negative: a clock before the image's build time is raised to that.
     let (leading, other) = (Ahead::by(0), Ahead::by(5 * 60));
     world.stop_curator().await;
     let (leader, ready) = world.curator_by(leading.clone(), &world.node).await;
@@ -135,13 +134,13 @@ async fn clocks_that_differ_and_clocks_that_jump_are_noticed_by_nobody() {
     let mut local = CuratorLocalClient::new(world.channel_to(other_at, &Who::Nobody));
     let leaders = local.get_current_leader(GetCurrentLeaderRequest {}).await;
     let mut leaders = leaders.unwrap().into_inner();
-    let led = soon("the leader", leaders.message())
+    let led = within_timeout("the leader", leaders.message())
         .await
         .unwrap()
         .unwrap();
     assert_eq!(led.leader_node_id, world.site.node_id.to_string());
 
-    // Longer than a session or a silence may last, by each of these clocks.
+    // Longer than the session's lease and the heartbeat timeout, by each of these clocks.
     let while_ = quick().session + quick().heartbeat_bound;
     let [pulse, other_pulse] = &mut pulses;
     let scenario = async {
@@ -157,11 +156,11 @@ async fn clocks_that_differ_and_clocks_that_jump_are_noticed_by_nobody() {
         () = all_stay_healthy(second_watch) => {}
         change = leaders.message() => panic!("{change:?}"),
     }
-    assert_eq!(sessions(&world).await, before, "nothing has lapsed");
+    assert_eq!(sessions(&world).await, before, "no lease has expired");
     for node in [&here, &there] {
         assert_eq!(world.health(id_of(node)).await, NodeHealth::Healthy);
     }
-    soon("the curators stop", follower.shutdown()).await;
-    soon("the curators stop", leader.shutdown()).await;
+    within_timeout("the curators stop", follower.shutdown()).await;
+    within_timeout("the curators stop", leader.shutdown()).await;
     world.etcd.stop().await;
 }

@@ -1,4 +1,4 @@
-//! How a machine becomes a node, and a node comes back.
+//! Registration, commit and join of nodes.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use hearth_api::{
         join_node_response::Answer,
     },
 };
-use hearth_base::testing::soon;
+use hearth_base::testing::within_timeout;
 use hearth_consensus::fenced::{Condition, Write};
 use prost::Message as _;
 use tonic::Code;
@@ -51,7 +51,7 @@ async fn a_machine_becomes_a_node_and_comes_back() {
     assert_eq!(first.tpm_usage(), TpmUsage::NotPresent);
     assert_eq!(first.storage_security(), StorageSecurity::Encrypted);
     assert!(first.ask_again_ms > 0 && first.configuration.is_some());
-    // Again, with other labels even: the same answer, and nothing changes.
+    // A second registration, even with other labels, gets the same answer and changes nothing.
     let again = RegisterNodeRequest {
         labels: Vec::new(),
         ..machine.request(&ticket)
@@ -77,7 +77,7 @@ async fn a_machine_becomes_a_node_and_comes_back() {
     let approved = machine.register(&world, &ticket).await.unwrap();
     assert_eq!(approved.state(), NodeState::Standby);
 
-    // What the policy does not admit, and what another key commits.
+    // A storage security that the policy does not permit, and a commit with another key.
     let weak = Machine {
         storage: StorageSecurity::Insecure,
         ..copy(&machine)
@@ -121,7 +121,7 @@ async fn a_machine_becomes_a_node_and_comes_back() {
         NodeState::Up
     );
 
-    // It can do what a node can.
+    // It can call the methods of a node.
     let node = hearth_api::identity::NodeCredentials {
         key: machine.key.clone(),
         certificate: committed.node_certificate.into(),
@@ -154,7 +154,7 @@ async fn a_machine_becomes_a_node_and_comes_back() {
         unknown.join(&world).await.unwrap_err().code(),
         Code::NotFound
     );
-    // Its node key opens nothing there.
+    // JoinNode does not accept the node key.
     let wrong = Machine {
         join_key: JoinKey::from_seed(*machine.key.expose_seed()),
         ..copy(&machine)
@@ -182,7 +182,7 @@ async fn a_deleted_node_is_told_so_and_nothing_of_it_is_used_again() {
     let refused = delete(&world, machine.selector(), false).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
     assert!(refused.message().contains("decommission"), "{refused}");
-    // Who did not hear of it asks again.
+    // A repeated call succeeds.
     for _ in 0..2 {
         delete(&world, machine.selector(), true).await.unwrap();
     }
@@ -202,11 +202,11 @@ async fn a_deleted_node_is_told_so_and_nothing_of_it_is_used_again() {
     // With new keys it is another node.
     Machine::new().becomes_a_node(&world).await;
 
-    // A rotated ticket does not keep the news from it.
+    // It gets this answer even with a ticket that has been rotated.
     ask_ticket(&world, true).await;
     let refused = machine.register(&world, &ticket).await.unwrap_err();
     assert!(refused.message().contains("deleted"), "{refused}");
-    // Neither keys nor records stay of it, but for what tells it so.
+    // No records of it are left but the tombstone and its join key.
     let listing = world.client().list("").await.unwrap();
     let id = machine.id().to_string();
     let left = listing.records.iter().filter(|r| r.key.contains(&id));
@@ -269,7 +269,7 @@ async fn what_is_wrong_with_a_machine_is_said() {
             },
             "join_key_proof",
         ),
-        // That of another machine, played again.
+        // The proof of another machine, replayed.
         (
             RegisterNodeRequest {
                 ..other.request(&ticket)
@@ -326,7 +326,7 @@ async fn what_is_wrong_with_a_machine_is_said() {
         "nothing has come of all that"
     );
 
-    // Those who cannot be machines.
+    // Callers that cannot be machines.
     let owner = world.owner().await;
     for (who, code) in [
         (Who::Nobody, Code::Unauthenticated),
@@ -388,8 +388,8 @@ async fn what_is_wrong_with_a_machine_is_said() {
     world.stop().await;
 }
 
-/// An ID is the first half of a key, so two keys can have the same one. Here the
-/// first of them is in the records.
+/// An ID is the first half of a key, so two keys can have the same ID. Here the first of them is in
+/// the records.
 #[tokio::test(flavor = "multi_thread")]
 async fn another_key_with_the_id_of_a_node_is_refused() {
     let world = World::new(quick()).await;
@@ -416,13 +416,13 @@ async fn another_key_with_the_id_of_a_node_is_refused() {
         assert_eq!(refused.code(), Code::AlreadyExists, "{refused}");
         assert!(refused.message().contains("another key"), "{refused}");
     }
-    // Nothing has come of it.
+    // Nothing has been written.
     let record = world.client().get(&key).await.unwrap().unwrap();
     assert_eq!(record.mod_revision, revision);
     world.stop().await;
 }
 
-/// For floods, in which a machine that is slow anyway is slower.
+/// A longer timeout for floods of calls.
 fn patient() -> Timing {
     Timing {
         read_interval: quick().read_interval,
@@ -433,7 +433,7 @@ fn patient() -> Timing {
 #[tokio::test(flavor = "multi_thread")]
 async fn wrong_tickets_are_refused_and_keep_nobody_else_out() {
     let world = World::new(patient()).await;
-    // There is no ticket yet: nothing opens.
+    // There is no ticket yet: every ticket is rejected.
     let early = Machine::new();
     let refused = early
         .register(&world, &Ticket::from_bytes([0; 32]))
@@ -450,7 +450,7 @@ async fn wrong_tickets_are_refused_and_keep_nobody_else_out() {
     let refused = early.register(&world, &old).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
     assert!(refused.message().contains("operator"), "{refused}");
-    // Who was let in waits on, whatever ticket it shows.
+    // A registered machine keeps waiting, whatever ticket it presents.
     let answer = waiting.register(&world, &old).await.unwrap();
     assert_eq!(answer.state(), NodeState::New);
 
@@ -467,7 +467,7 @@ async fn wrong_tickets_are_refused_and_keep_nobody_else_out() {
             pulse.beat().await.unwrap();
             assert_eq!(world.nodes().await.len(), 2);
         }
-        // The right ticket opens in the middle of it.
+        // The right ticket is accepted during the flood.
         Machine::new().register(&world, &new).await.unwrap();
     };
     let (codes, ()) = tokio::join!(flood, others);
@@ -506,13 +506,13 @@ async fn a_thousand_machines_that_ask_are_too_many_and_harm_nobody() {
     let (taken, refused): (Vec<_>, Vec<_>) = answers.iter().partition(|(_, a)| a.is_ok());
     assert_eq!(taken.len(), MOST_WAITING);
     for (_, answer) in refused {
-        // Or too many at a time, on a busy machine.
+        // Or too many concurrent calls, on a busy machine.
         let code = answer.as_ref().unwrap_err();
         let bounded = [Code::ResourceExhausted, Code::Unavailable];
         assert!(bounded.contains(code), "{code:?}");
     }
     assert_eq!(world.nodes().await.len(), 1 + MOST_WAITING);
-    // Those that wait are served as before, and make room.
+    // Waiting machines are served as before; deleting one makes room.
     let (one, another) = (&taken[0].0, &taken[1].0);
     one.register(&world, &ticket).await.unwrap();
     let late = Machine::new();
@@ -546,11 +546,11 @@ async fn each_step_may_be_asked_of_any_curator_and_of_all_at_once() {
     assert_eq!(both.0.unwrap(), both.1.unwrap());
     assert_eq!(world.nodes().await.len(), 3);
     approve(&world, machine.selector()).await.unwrap();
-    // What one has answered is asked of the other again.
+    // Each call is repeated at the other curator.
     let approved = there.register(&world, &ticket).await.unwrap();
     assert_eq!(approved.state(), NodeState::Standby);
 
-    // Of two that claim to be the machine, one commits, whole.
+    // Of two commits with different keys for the same machine, exactly one succeeds, completely.
     let forged = Machine {
         unlock_key: ClusterUnlockKey::generate(),
         ..at(1)
@@ -582,7 +582,7 @@ async fn each_step_may_be_asked_of_any_curator_and_of_all_at_once() {
         assert_eq!(admitted.cluster_unlock_key, winner.unlock_key.expose());
     }
 
-    // A reply that was lost is asked for again, of whoever is there.
+    // A call whose reply was lost is repeated at any curator.
     let retried = Machine {
         curator: ports[1],
         ..Machine::new()
@@ -599,7 +599,7 @@ async fn each_step_may_be_asked_of_any_curator_and_of_all_at_once() {
     let answer = elsewhere.commit(&world).await.unwrap();
     assert_eq!(retried.commit(&world).await.unwrap(), answer);
 
-    soon("the second curator stops", second.shutdown()).await;
+    within_timeout("the second curator stops", second.shutdown()).await;
     world.stop().await;
 }
 

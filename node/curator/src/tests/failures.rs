@@ -1,9 +1,9 @@
-//! etcd stands still, dies, forgets.
+//! Failures of etcd: paused, killed, lease lost, history compacted.
 
 use std::time::{Duration, Instant};
 
 use hearth_api::v1::{GetClusterInfoRequest, NodeHealth, NodeState, WatchRequest};
-use hearth_base::testing::soon;
+use hearth_base::testing::within_timeout;
 use hearth_consensus::testing::compact;
 use nix::sys::signal::Signal;
 use tonic::Code;
@@ -47,7 +47,7 @@ async fn without_consensus_a_curator_says_so_and_afterwards_goes_on() {
 
     world.site.signal_etcd(Signal::SIGSTOP);
     let begin = Instant::now();
-    let end = soon("the watch ends", async {
+    let end = within_timeout("the watch ends", async {
         loop {
             if let Err(status) = events.message().await {
                 return status;
@@ -57,7 +57,7 @@ async fn without_consensus_a_curator_says_so_and_afterwards_goes_on() {
     .await;
     let after = begin.elapsed();
     assert_eq!(end.code(), Code::Unavailable, "{end}");
-    // Fresh for three seconds, and some for a busy machine.
+    // Three seconds of freshness, and some margin for a busy machine.
     assert!(after < Duration::from_secs(5), "{after:?}");
     assert_eq!(pulse.end().await.code(), Code::Unavailable);
     let begin = Instant::now();
@@ -67,7 +67,7 @@ async fn without_consensus_a_curator_says_so_and_afterwards_goes_on() {
         begin.elapsed() < Duration::from_secs(1),
         "it is refused at once"
     );
-    soon("health says so", async {
+    within_timeout("health is NOT_SERVING", async {
         loop {
             let answer = health.check(check("")).await.unwrap().into_inner();
             if answer.status() == ServingStatus::NotServing {
@@ -78,7 +78,7 @@ async fn without_consensus_a_curator_says_so_and_afterwards_goes_on() {
     .await;
 
     world.site.signal_etcd(Signal::SIGCONT);
-    soon("calls are answered again", async {
+    within_timeout("calls are answered again", async {
         while management
             .get_cluster_info(GetClusterInfoRequest {})
             .await
@@ -88,9 +88,9 @@ async fn without_consensus_a_curator_says_so_and_afterwards_goes_on() {
         }
     })
     .await;
-    // The node was not given up for a silence that was not its own.
+    // The node was not declared lost while the curator could not acknowledge.
     assert_ne!(world.health(id).await, NodeHealth::Timeout);
-    soon("a heartbeat is acknowledged", async {
+    within_timeout("a heartbeat is acknowledged", async {
         loop {
             let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
             if pulse.beat().await.is_ok() {
@@ -111,9 +111,11 @@ async fn a_curator_outlives_its_etcd() {
     let mut handles = world.etcd.handles.watch();
     handles.next().await.unwrap();
     world.site.signal_etcd(Signal::SIGKILL);
-    soon("etcd serves again", handles.next()).await.unwrap();
-    // etcd was away for less than the curator's patience: nobody noticed.
-    soon("a heartbeat is acknowledged", async {
+    within_timeout("etcd serves again", handles.next())
+        .await
+        .unwrap();
+    // etcd was down for less than the freshness bound, so nothing has failed.
+    within_timeout("a heartbeat is acknowledged", async {
         while pulse.beat().await.is_err() {
             pulse = Pulse::open(&world, &world.node).await.unwrap();
         }
@@ -135,16 +137,16 @@ async fn a_session_that_lapsed_is_begun_again() {
     let id = world.site.node_id;
     let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
     pulse.beat().await.unwrap();
-    // As if it had lapsed: the lease goes, and the key with it.
+    // As if it had expired: the lease is revoked, and the key with it.
     let key = super::super::state::liveness_key(id);
     let lease = world.client().get(&key).await.unwrap().unwrap().lease;
     let lease = hearth_consensus::Lease::from_id(lease);
     world.client().revoke(lease).await.unwrap();
     world.becomes(id, NodeHealth::Unknown).await;
-    // What is acknowledged now is not what was true before.
+    // The next heartbeat is acknowledged only under a new session.
     pulse.beat().await.unwrap();
     assert_eq!(world.health(id).await, NodeHealth::Healthy);
-    soon("the node is heard under a new session", async {
+    within_timeout("the node is attached to a new session", async {
         loop {
             pulse.beat().await.unwrap();
             let record = world.client().get(&key).await.unwrap();
@@ -161,14 +163,16 @@ async fn a_session_that_lapsed_is_begun_again() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_compacted_history_is_read_anew() {
     let mut world = World::new(quick()).await;
-    // The watch of a curator that begins late starts before the compaction.
+    // The watch of a curator that starts late begins before the compaction.
     let client = world.client();
     let mut old = client.watch(1).await.unwrap();
-    soon("the first changes", old.next()).await.unwrap();
+    within_timeout("the first changes", old.next())
+        .await
+        .unwrap();
     let revision = client.list("").await.unwrap().revision;
     compact(world.etcd.handle().root(), revision).await;
     let mut late = client.watch(1).await.unwrap();
-    let end = soon("the end", async {
+    let end = within_timeout("the end", async {
         loop {
             if let Err(end) = late.next().await {
                 return end;
@@ -179,7 +183,7 @@ async fn a_compacted_history_is_read_anew() {
         end.await,
         hearth_consensus::WatchEnd::Compacted(_)
     ));
-    // The curator that runs goes on, and so does one that starts now.
+    // The running curator continues, and a new one can start.
     world.add_node(NodeState::Up).await;
     assert_eq!(world.nodes().await.len(), 2);
     world.stop_curator().await;

@@ -13,7 +13,7 @@ use hearth_api::{
         node_roles,
     },
 };
-use hearth_base::testing::soon;
+use hearth_base::testing::within_timeout;
 use hearth_host::pki::kubernetes::KeyAndCertificate;
 use tonic::{Code, Status};
 use x509_parser::extensions::GeneralName;
@@ -50,7 +50,7 @@ async fn ask(
         })),
     };
     let mut curator = world.curator(node);
-    let issued = soon("a certificate", curator.issue_certificate(request)).await?;
+    let issued = within_timeout("a certificate", curator.issue_certificate(request)).await?;
     Ok(issued.into_inner())
 }
 
@@ -91,7 +91,7 @@ async fn workers_get_a_certificate_for_each_purpose() {
     assert!(authorities.iter().all(|ca| *ca == authorities[0]));
     assert_ne!(authorities[0], node.ca.to_vec(), "Kubernetes' own");
 
-    // A server is reached by its address, which has to be known.
+    // A server certificate needs the node's address.
     let key = SigningKey::generate().public();
     let server = || ask(&world, &node, Purpose::KubeletServer.into(), key.as_bytes());
     let refused = server().await.unwrap_err();
@@ -121,13 +121,13 @@ async fn nobody_else_gets_one_and_nothing_else_is_signed() {
     let key = SigningKey::generate().public();
     let key = &key.as_bytes()[..];
     let kubelet = Purpose::KubeletClient.into();
-    // Whatever roles it has beside.
+    // Other roles make no difference.
     for roles in [NodeRoles::default(), controller()] {
         world.set_roles(&node, roles).await;
         let refused = ask(&world, &node, kubelet, key).await.unwrap_err();
         assert_eq!(refused.code(), Code::FailedPrecondition);
         assert!(
-            refused.message().contains("no Kubernetes worker"),
+            refused.message().contains("not a Kubernetes worker"),
             "{refused}"
         );
     }
@@ -148,7 +148,7 @@ async fn nobody_else_gets_one_and_nothing_else_is_signed() {
     }
     ask(&world, &node, kubelet, key).await.unwrap();
 
-    // The role is taken away, then the node.
+    // The role is removed, then the node is deleted.
     world.set_roles(&node, NodeRoles::default()).await;
     let refused = ask(&world, &node, kubelet, key).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
@@ -156,7 +156,7 @@ async fn nobody_else_gets_one_and_nothing_else_is_signed() {
     let refused = ask(&world, &node, kubelet, key).await.unwrap_err();
     assert_eq!(refused.code(), Code::PermissionDenied);
 
-    // One that has only registered, and one whom nobody knows.
+    // A node that has only registered, and an unknown one.
     let new = world.add_node(NodeState::Standby).await;
     world.set_roles(&new, worker()).await;
     let refused = ask(&world, &new, kubelet, key).await.unwrap_err();
@@ -170,7 +170,7 @@ async fn access(world: &World, key: &[u8]) -> Result<GetKubernetesAccessResponse
     };
     let mut management = world.management().await;
     let call = management.get_kubernetes_access(request);
-    Ok(soon("access", call).await?.into_inner())
+    Ok(within_timeout("access", call).await?.into_inner())
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -194,7 +194,7 @@ async fn operators_get_short_access_to_the_controllers_there_are() {
     assert_eq!(refused.code(), Code::FailedPrecondition);
     assert!(refused.message().contains("address"), "{refused}");
     world.report(&one, "192.0.2.1").await;
-    // It is no controller.
+    // It is not a controller.
     world.report(&two, "192.0.2.2").await;
     let given = access(&world, public).await.unwrap();
     assert_eq!(given.servers, ["https://192.0.2.1:6443"]);
@@ -215,7 +215,7 @@ async fn operators_get_short_access_to_the_controllers_there_are() {
         left <= hour && left > hour - Duration::from_secs(60),
         "{left:?}"
     );
-    // Of the same authority as what workers get.
+    // From the same authority as workers' certificates.
     world.set_roles(&one, worker()).await;
     let issued = ask(&world, &one, Purpose::Proxy.into(), public).await;
     assert_eq!(issued.unwrap().ca_certificate, given.ca_certificate);
@@ -224,7 +224,7 @@ async fn operators_get_short_access_to_the_controllers_there_are() {
         let refused = access(&world, wrong).await.unwrap_err();
         assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
     }
-    // Nodes are no operators, whatever their roles.
+    // Nodes are not operators, whatever their roles.
     let mut management = ManagementClient::new(world.channel(&Who::Node(&one)));
     let request = GetKubernetesAccessRequest {
         public_key: public.to_vec(),
@@ -257,9 +257,9 @@ async fn what_may_change_of_a_cluster_changes_and_nothing_else() {
     let mut management = world.management().await;
     let wanted = cluster.configuration();
 
-    // Nothing is asked for, nothing is written.
+    // An empty request writes nothing.
     let nothing = ConfigureClusterRequest::default();
-    let answer = soon("configure", management.configure_cluster(nothing)).await;
+    let answer = within_timeout("configure", management.configure_cluster(nothing)).await;
     let answer = answer.unwrap().into_inner().configuration.unwrap();
     assert_eq!(answer, wanted);
     assert_eq!(read().await.0.mod_revision, before.mod_revision);
@@ -271,21 +271,24 @@ async fn what_may_change_of_a_cluster_changes_and_nothing_else() {
             ..wanted.clone()
         };
         let call = management.configure_cluster(request.clone());
-        let answer = soon("configure", call).await.unwrap().into_inner();
+        let answer = within_timeout("configure", call)
+            .await
+            .unwrap()
+            .into_inner();
         assert_eq!(answer.configuration.as_ref(), Some(&expected));
         let info = management.get_cluster_info(GetClusterInfoRequest {});
-        let info = soon("info", info).await.unwrap().into_inner();
+        let info = within_timeout("info", info).await.unwrap().into_inner();
         assert_eq!(info.configuration.as_ref(), Some(&expected));
         let (written, cluster) = read().await;
-        // All the rest is what it was, byte for byte.
+        // Everything else is unchanged, byte for byte.
         assert_eq!(
             cluster.encode_with(wanted.clone())[..],
             before.value[..],
             "{labels:?}"
         );
-        // Once more: it is so already.
+        // A repetition changes nothing.
         let call = management.configure_cluster(request);
-        soon("configure", call).await.unwrap();
+        within_timeout("configure", call).await.unwrap();
         assert_eq!(read().await.0.mod_revision, written.mod_revision);
     }
 
@@ -293,7 +296,7 @@ async fn what_may_change_of_a_cluster_changes_and_nothing_else() {
     let many: Vec<_> = many.iter().map(String::as_str).collect();
     for wrong in [&[""][..], &["a", "a"], &["a*b"], &["/"], &many] {
         let call = management.configure_cluster(patterns(wrong));
-        let refused = soon("configure", call).await.unwrap_err();
+        let refused = within_timeout("configure", call).await.unwrap_err();
         assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
         assert!(
             refused.message().contains("kubernetes.synchronized_labels"),

@@ -13,7 +13,7 @@ use hearth_api::{
         curator_client::CuratorClient, join_node_response::Answer, node_selector,
     },
 };
-use hearth_base::testing::soon;
+use hearth_base::testing::within_timeout;
 use tonic::Status;
 
 use super::super::testing::{BOOT_ID, Who, World};
@@ -24,7 +24,7 @@ pub(super) struct Machine {
     pub unlock_key: ClusterUnlockKey,
     pub storage: StorageSecurity,
     pub tpm: TpmUsage,
-    /// Whom it asks; the world's first curator by default.
+    /// The curator that it calls; the world's first one by default.
     pub curator: Option<u16>,
 }
 
@@ -77,7 +77,7 @@ impl Machine {
     ) -> Result<RegisterNodeResponse, Status> {
         let mut client = self.client(world, &self.key);
         let call = client.register_node(request);
-        Ok(soon("RegisterNode", call).await?.into_inner())
+        Ok(within_timeout("RegisterNode", call).await?.into_inner())
     }
 
     pub(super) async fn register(
@@ -95,7 +95,7 @@ impl Machine {
         };
         let mut client = self.client(world, &self.key);
         let call = client.commit_node(request);
-        Ok(soon("CommitNode", call).await?.into_inner())
+        Ok(within_timeout("CommitNode", call).await?.into_inner())
     }
 
     pub(super) async fn join(&self, world: &World) -> Result<JoinNodeResponse, Status> {
@@ -105,10 +105,10 @@ impl Machine {
         };
         let mut client = self.client(world, &self.join_key);
         let call = client.join_node(request);
-        Ok(soon("JoinNode", call).await?.into_inner())
+        Ok(within_timeout("JoinNode", call).await?.into_inner())
     }
 
-    /// Joins, and is ordered to wipe its keys by the cluster that it knows.
+    /// Joins, and expects an order to wipe its keys that its cluster has signed.
     pub(super) async fn is_disowned(&self, world: &World) {
         let Some(Answer::Disowned(order)) = self.join(world).await.unwrap().answer else {
             panic!("it is admitted");
@@ -118,7 +118,7 @@ impl Machine {
         checked.unwrap();
     }
 
-    /// All the way.
+    /// Registers, is approved, and commits.
     pub(super) async fn becomes_a_node(&self, world: &World) -> NodeCredentials {
         self.register(world, &ticket(world).await).await.unwrap();
         approve(world, self.selector()).await.unwrap();
@@ -130,7 +130,7 @@ impl Machine {
         }
     }
 
-    /// As the cluster knows it.
+    /// The node as the cluster shows it.
     pub(super) async fn shown(&self, world: &World) -> Option<Node> {
         let id = self.id().to_string();
         world.nodes().await.into_iter().find(|node| node.id == id)
@@ -159,14 +159,18 @@ pub(super) async fn ask_ticket(world: &World, rotate: bool) -> Ticket {
     let request = GetRegisterTicketRequest { rotate };
     let mut management = world.management().await;
     let call = management.get_register_ticket(request);
-    let answer = soon("a ticket", call).await.unwrap().into_inner();
+    let answer = within_timeout("a ticket", call).await.unwrap().into_inner();
     Ticket::try_from(&answer.register_ticket[..]).unwrap()
 }
 
 pub(super) async fn approve(world: &World, node: Option<NodeSelector>) -> Result<Node, Status> {
     let mut management = world.management().await;
     let call = management.approve_node(ApproveNodeRequest { node });
-    Ok(soon("ApproveNode", call).await?.into_inner().node.unwrap())
+    Ok(within_timeout("ApproveNode", call)
+        .await?
+        .into_inner()
+        .node
+        .unwrap())
 }
 
 /// With every bypass, or none.
@@ -182,5 +186,5 @@ pub(super) async fn delete(
     };
     let mut management = world.management().await;
     let call = management.delete_node(request);
-    soon("DeleteNode", call).await.map(drop)
+    within_timeout("DeleteNode", call).await.map(drop)
 }

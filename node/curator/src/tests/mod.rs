@@ -1,4 +1,4 @@
-//! The curator as its callers meet it: over mutual TLS, with a real etcd.
+//! Tests of the curator through its API: over mutual TLS, with a real etcd.
 
 mod access;
 mod administration;

@@ -1,4 +1,4 @@
-//! Workers take part in the mesh.
+//! Mesh keys and pod ranges of workers.
 
 use std::collections::BTreeSet;
 
@@ -10,7 +10,7 @@ use hearth_api::{
         node_roles::KubernetesWorker,
     },
 };
-use hearth_base::testing::soon;
+use hearth_base::testing::within_timeout;
 use hearth_consensus::fenced::{Condition, Write};
 use tonic::{Code, Status};
 
@@ -53,7 +53,7 @@ async fn ask_as(
     };
     let mut curator = world.curator(node);
     let call = curator.update_node_cluster_networking(request);
-    let answer = soon("UpdateNodeClusterNetworking", call).await?;
+    let answer = within_timeout("UpdateNodeClusterNetworking", call).await?;
     Ok(answer.into_inner().networking.unwrap())
 }
 
@@ -78,7 +78,7 @@ async fn a_worker_gets_a_range_and_keeps_it() {
     let refused = ask(&world, &node, &first).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition);
     assert!(
-        refused.message().contains("no Kubernetes worker"),
+        refused.message().contains("not a Kubernetes worker"),
         "{refused}"
     );
 
@@ -92,8 +92,8 @@ async fn a_worker_gets_a_range_and_keeps_it() {
     assert_eq!(networking.pod_range, "10.208.0.0/24");
     assert_eq!(networking.wireguard_public_key, first.as_bytes());
     assert_eq!(ask(&world, &node, &first).await.unwrap(), networking);
-    // Everybody sees it.
-    soon("it is watched", async {
+    // Watchers see it.
+    within_timeout("it is watched", async {
         loop {
             let event = events.message().await.unwrap().unwrap();
             if event
@@ -107,7 +107,7 @@ async fn a_worker_gets_a_range_and_keeps_it() {
     })
     .await;
 
-    // Another key: the old one is another node's to have.
+    // Another key: the old one is free for another node.
     let second = key();
     let changed = ask(&world, &node, &second).await.unwrap();
     assert_eq!(changed.pod_range, networking.pod_range);
@@ -118,7 +118,7 @@ async fn a_worker_gets_a_range_and_keeps_it() {
     let of_other = ask(&world, &other, &first).await.unwrap();
     assert_eq!(of_other.pod_range, "10.208.1.0/24");
 
-    // Without the role it is not asked for, but stays; with the node it goes.
+    // Without the role it cannot be requested, but is kept; it is deleted with the node.
     set_worker(&world, id_of(&node), false).await;
     assert!(ask(&world, &node, &second).await.is_err());
     let nodes = world.nodes().await;
@@ -163,7 +163,7 @@ async fn what_is_sent_is_judged() {
     let other = world.site.node_id.to_string();
     for (node_id, key, code, said) in [
         ("", &good.as_bytes()[..], Code::InvalidArgument, "node_id"),
-        (&other, good.as_bytes(), Code::PermissionDenied, "itself"),
+        (&other, good.as_bytes(), Code::PermissionDenied, "its own"),
         (&id, &[], Code::InvalidArgument, "wireguard_public_key"),
         (&id, &[9; 31], Code::InvalidArgument, "wireguard_public_key"),
         (

@@ -1,4 +1,4 @@
-//! Nodes: what is said of them, and who hears them.
+//! Status, watch and heartbeats of nodes.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +19,7 @@ use hearth_api::{
         curator_local_client::CuratorLocalClient,
     },
 };
-use hearth_base::testing::soon;
+use hearth_base::testing::within_timeout;
 use hearth_consensus::Lease;
 use hearth_consensus::fenced::{Condition, EPOCH, Write};
 use hyper_util::rt::TokioIo;
@@ -55,12 +55,12 @@ async fn report(
     let node_id = node_id.to_owned();
     let request = UpdateNodeStatusRequest { node_id, status };
     let mut curator = world.curator(node);
-    soon("a report", curator.update_node_status(request))
+    within_timeout("a report", curator.update_node_status(request))
         .await
         .map(drop)
 }
 
-/// What a watcher knows: each node's state and health.
+/// The state of a watcher: each node's state and health.
 #[derive(Default)]
 struct Picture {
     nodes: BTreeMap<String, (NodeState, NodeHealth)>,
@@ -80,7 +80,7 @@ impl Picture {
     }
 
     async fn until(&mut self, events: &mut Streaming<WatchEvent>, wanted: impl Fn(&Self) -> bool) {
-        soon("what is watched for", async {
+        within_timeout("what is watched for", async {
             while !wanted(self) {
                 self.take_in(events.message().await.unwrap().unwrap());
             }
@@ -130,9 +130,12 @@ async fn a_watcher_sees_what_there_is_and_what_becomes_of_it() {
         .await;
     assert_eq!((picture.complete, of_one.complete), (1, 1));
 
-    // One that is not there.
+    // A node that does not exist.
     let mut gone = curator.watch(watch(id.clone())).await.unwrap().into_inner();
-    let event = soon("an event", gone.message()).await.unwrap().unwrap();
+    let event = within_timeout("an event", gone.message())
+        .await
+        .unwrap()
+        .unwrap();
     assert!(event.backlog_complete && event.tombstones == [id]);
     let refused = curator.watch(watch("x".into())).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
@@ -148,13 +151,15 @@ async fn a_watcher_knows_how_current_it_is() {
     let mut watches = Vec::new();
     for node_id in [String::new(), own.clone()] {
         let call = curator.watch(WatchRequest { node_id });
-        let mut events = soon("a watch", call).await.unwrap().into_inner();
-        let first = soon("the backlog", events.message()).await.unwrap();
+        let mut events = within_timeout("a watch", call).await.unwrap().into_inner();
+        let first = within_timeout("the backlog", events.message())
+            .await
+            .unwrap();
         let first = first.unwrap();
         assert!(first.backlog_complete && first.progress > 0, "{first:?}");
         watches.push((events, first.progress));
     }
-    // What the one sees, the other is told to have missed nothing by.
+    // The first watcher gets the change; the second gets only the revision.
     let other_id = id_of(&other).to_string();
     report(&world, &other, &other_id, Some(status("192.0.2.9")))
         .await
@@ -163,7 +168,7 @@ async fn a_watcher_knows_how_current_it_is() {
     for (index, (events, begun)) in watches.iter_mut().enumerate() {
         let mut last = *begun;
         let mut seen = false;
-        soon("progress", async {
+        within_timeout("progress", async {
             while last < epoch.mod_revision {
                 let event = events.message().await.unwrap().unwrap();
                 assert!(
@@ -175,7 +180,7 @@ async fn a_watcher_knows_how_current_it_is() {
             }
         })
         .await;
-        assert_eq!(seen, index == 0, "and what it was told is all there is");
+        assert_eq!(seen, index == 0, "only the first watcher gets the change");
     }
     world.stop().await;
 }
@@ -191,7 +196,7 @@ async fn a_status_of_the_boot_before_is_not_taken_for_health() {
     pulse.beat_as("next-boot").await.unwrap();
     let node = world.nodes().await.remove(0);
     assert_eq!(node.health(), NodeHealth::Unknown);
-    assert!(node.health_reason.contains("booted again"), "{node:?}");
+    assert!(node.health_reason.contains("rebooted"), "{node:?}");
     let next = NodeStatus {
         boot_id: "next-boot".into(),
         ..status("192.0.2.1")
@@ -201,7 +206,7 @@ async fn a_status_of_the_boot_before_is_not_taken_for_health() {
     world.stop().await;
 }
 
-/// Reads until some node's address is this.
+/// Reads until some node has this address.
 async fn reads_until(events: &mut Streaming<WatchEvent>, address: &str) {
     let has = |node: &Node| {
         let status = node.status.as_ref();
@@ -220,15 +225,15 @@ async fn slow_watchers_hold_up_nobody_and_miss_no_end() {
     const LAST: &str = "192.0.2.49";
     let world = World::new(quick()).await;
     let (mut slow, mut fast) = (Vec::new(), JoinSet::new());
-    // Each connection takes a hundred.
+    // A connection permits a hundred streams.
     for _ in 0..5 {
         let mut curator = world.curator(&world.node);
         for _ in 0..50 {
             let call = curator.watch(WatchRequest::default());
-            slow.push(soon("a watch", call).await.unwrap().into_inner());
+            slow.push(within_timeout("a watch", call).await.unwrap().into_inner());
             let call = curator.watch(WatchRequest::default());
-            let mut events = soon("a watch", call).await.unwrap().into_inner();
-            fast.spawn(async move { soon(LAST, reads_until(&mut events, LAST)).await });
+            let mut events = within_timeout("a watch", call).await.unwrap().into_inner();
+            fast.spawn(async move { within_timeout(LAST, reads_until(&mut events, LAST)).await });
         }
     }
     assert_eq!(slow.len() + fast.len(), 500);
@@ -239,29 +244,29 @@ async fn slow_watchers_hold_up_nobody_and_miss_no_end() {
             .await
             .unwrap();
     }
-    // The slow have read nothing yet, and the fast need not wait for them.
-    soon("all that are fast", async {
+    // The slow watchers have read nothing yet, and the fast ones need not wait for them.
+    within_timeout("all that are fast", async {
         while let Some(read) = fast.join_next().await {
             read.unwrap();
         }
     })
     .await;
-    // Each comes to the last state, however late it begins to read.
+    // Each gets the last state, however late it begins to read.
     for events in &mut slow {
-        soon("the last state", reads_until(events, LAST)).await;
+        within_timeout("the last state", reads_until(events, LAST)).await;
     }
     world.stop().await;
 }
 
-/// Silence would mean that nobody is there.
+/// A watcher takes a stream without events for dead.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watcher_to_whose_nodes_nothing_happens_is_told_so() {
     let world = World::new(quick()).await;
     let mut curator = world.curator(&world.node);
     let call = curator.watch(WatchRequest::default());
-    let mut events = soon("a watch", call).await.unwrap().into_inner();
+    let mut events = within_timeout("a watch", call).await.unwrap().into_inner();
     let mut last = -1;
-    soon("two marks that say the same", async {
+    within_timeout("two marks with the same revision", async {
         loop {
             let event = events.message().await.unwrap().unwrap();
             let is_mark = event.nodes.is_empty() && event.tombstones.is_empty();
@@ -275,7 +280,7 @@ async fn a_watcher_to_whose_nodes_nothing_happens_is_told_so() {
     world.stop().await;
 }
 
-/// A connection that takes in little of what it does not read.
+/// A connection with small receive windows.
 async fn narrow(world: &World, node: &NodeCredentials) -> tonic::transport::Channel {
     let any = ExpectedServer::AnyNode;
     let config = tls::node_client_config(node, any, wall_clock()).unwrap();
@@ -312,9 +317,11 @@ async fn a_node_that_does_not_read_is_not_heard_and_burdens_nobody() {
     });
     let answers = curator.heartbeat(beats).await;
     let mut answers = answers.unwrap().into_inner();
-    soon("an answer", answers.message()).await.unwrap();
+    within_timeout("an answer", answers.message())
+        .await
+        .unwrap();
 
-    // It goes on sending, and the curator has no room for its answers.
+    // It continues to send, and the curator cannot send its answers.
     let keep = async {
         loop {
             pulse.beat().await.unwrap();
@@ -324,10 +331,10 @@ async fn a_node_that_does_not_read_is_not_heard_and_burdens_nobody() {
     let given_up = async {
         world.becomes(id_of(&deaf), NodeHealth::Timeout).await;
         assert_eq!(world.health(world.site.node_id).await, NodeHealth::Healthy);
-        // As soon as it reads it is one of them again.
+        // As soon as it reads, its stream can continue.
         let read = async { while answers.message().await.is_ok() {} };
         tokio::select! {
-            () = read => panic!("the stream goes on"),
+            () = read => panic!("the stream has ended"),
             _ = world.becomes(id_of(&deaf), NodeHealth::Healthy) => {}
         }
     };
@@ -370,7 +377,7 @@ async fn a_node_reports_about_itself_and_only_news_is_written() {
         .unwrap();
     assert_eq!(epoch().await, before, "nothing was written");
 
-    // It can be found now: in the directory, and as the leader.
+    // Its address is now in the directory and in the answer about the leader.
     let mut management = world.management().await;
     let info = management
         .get_cluster_info(GetClusterInfoRequest {})
@@ -386,8 +393,8 @@ async fn a_node_reports_about_itself_and_only_news_is_written() {
     );
     let mut local = CuratorLocalClient::new(world.channel(&Who::Nobody));
     let call = local.get_current_leader(GetCurrentLeaderRequest {});
-    let mut leaders = soon("leaders", call).await.unwrap().into_inner();
-    soon("the leader", async {
+    let mut leaders = within_timeout("leaders", call).await.unwrap().into_inner();
+    within_timeout("the leader", async {
         loop {
             let leader = leaders.message().await.unwrap().unwrap();
             if leader.leader_node_id == own && leader.leader_host == "192.0.2.1" {
@@ -400,11 +407,14 @@ async fn a_node_reports_about_itself_and_only_news_is_written() {
         }
     })
     .await;
-    // Its address changes, and so does what is said of the leader.
+    // When its address changes, so does the answer about the leader.
     report(&world, &world.node, &own, Some(status("192.0.2.2")))
         .await
         .unwrap();
-    let moved = soon("the move", leaders.message()).await.unwrap().unwrap();
+    let moved = within_timeout("the move", leaders.message())
+        .await
+        .unwrap()
+        .unwrap();
     assert_eq!(moved.leader_host, "192.0.2.2");
 
     let filter = GetNodesRequest {
@@ -412,7 +422,10 @@ async fn a_node_reports_about_itself_and_only_news_is_written() {
         ..Default::default()
     };
     let mut none = management.get_nodes(filter).await.unwrap().into_inner();
-    let answer = soon("an answer", none.message()).await.unwrap().unwrap();
+    let answer = within_timeout("an answer", none.message())
+        .await
+        .unwrap()
+        .unwrap();
     assert!(answer.nodes.is_empty());
     world.stop().await;
 }
@@ -431,7 +444,7 @@ async fn a_node_is_healthy_while_it_is_heard_and_not_long_after() {
     let node = world.nodes().await.remove(0);
     assert!(node.health_reason.is_empty() && node.heartbeat_age_ms.is_some());
 
-    // The beats themselves cost etcd nothing.
+    // Heartbeats themselves do not write to etcd.
     let client = world.client();
     let before = client.get(EPOCH).await.unwrap().unwrap().mod_revision;
     for _ in 0..20 {
@@ -440,7 +453,7 @@ async fn a_node_is_healthy_while_it_is_heard_and_not_long_after() {
     let after = client.get(EPOCH).await.unwrap().unwrap().mod_revision;
     assert_eq!(before, after);
 
-    // A stream that ends and comes back does not flap.
+    // A stream that ends and is opened again does not change the health.
     drop(pulse);
     let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
     pulse.beat().await.unwrap();
@@ -458,11 +471,11 @@ async fn a_node_is_healthy_while_it_is_heard_and_not_long_after() {
     let reason = world.nodes().await.remove(0).health_reason;
     assert!(reason.contains("no heartbeat for 2 s"), "{reason}");
 
-    // And it comes back.
+    // And it recovers.
     let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
     pulse.beat().await.unwrap();
     assert_eq!(world.health(id).await, NodeHealth::Healthy);
-    // One that stays silent loses its stream, too.
+    // The stream of a node without heartbeats is ended, too.
     let begin = std::time::Instant::now();
     assert_eq!(pulse.end().await.code(), Code::DeadlineExceeded);
     assert!(begin.elapsed() < timing.heartbeat_bound * 2);
@@ -475,14 +488,14 @@ async fn a_key_that_was_written_late_does_not_keep_a_node_alive() {
     let (client, own) = (world.client(), world.site.node_id);
     let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
     pulse.beat().await.unwrap();
-    // The write of an earlier stream, which comes to pass after all.
+    // The write of an earlier stream, which is executed late.
     let key = state::liveness_key(own);
     let record = client.get(&key).await.unwrap().unwrap();
     let lease = Lease::from_id(record.lease);
     let again = Write::when(Condition::Unchanged(key.clone(), record.mod_revision));
     let again = again.put_leased(key, record.value, lease);
     client.write(again).await.unwrap();
-    // And that of a stream that was gone before it was answered.
+    // And that of a stream that ended before it was answered.
     let other = id_of(&world.add_node(NodeState::Up).await);
     let key = state::liveness_key(other);
     let value = LivenessRecord::HeardBy(own).encode(BOOT_ID);
@@ -530,12 +543,13 @@ async fn a_node_that_lost_its_curator_has_a_grace() {
     world.stop_curator().await;
     assert!(pulse.beat().await.is_err());
 
-    // The next life of the curator does not believe what the last has left.
+    // The restarted curator ignores the records of its former session.
     world.start_curator().await;
     assert_eq!(world.health(id).await, NodeHealth::Unknown);
     let node = world.nodes().await.remove(0);
     assert!(
-        node.health_reason.contains("no curator hears it"),
+        node.health_reason
+            .contains("no curator receives its heartbeats"),
         "{node:?}"
     );
     let took = world.becomes(id, NodeHealth::Timeout).await;
@@ -555,7 +569,7 @@ async fn several_curators_serve_the_same_cluster() {
     let there = || Endpoint::new(Ipv4Addr::LOCALHOST.into(), port);
     let id = world.site.node_id;
 
-    // Heard here, healthy there; and what moves over there is let go here.
+    // A node is healthy at both curators; when it moves to the second, the first stops tracking it.
     let mut pulse = Pulse::open(&world, &world.node).await.unwrap();
     pulse.beat().await.unwrap();
     let channel = world.channel_to(there(), &Who::Node(&other));
@@ -572,18 +586,18 @@ async fn several_curators_serve_the_same_cluster() {
     picture.until(&mut events, healthy).await;
     let mut moved = Pulse::open_at(there(), &world, &world.node).await.unwrap();
     moved.beat().await.unwrap();
-    let let_go = soon("the first curator lets go", async {
+    let authorize_departure = within_timeout("the first curator stops tracking the node", async {
         loop {
             if let Err(status) = pulse.beat().await {
                 return status;
             }
         }
     });
-    assert_eq!(let_go.await.code(), Code::Aborted);
+    assert_eq!(authorize_departure.await.code(), Code::Aborted);
     moved.beat().await.unwrap();
 
-    // The first one leads; when it ends, the second does, and the node that
-    // the second hears is as healthy as before.
+    // The first one leads; when it stops, the second leads, and the node that is connected to the
+    // second stays healthy.
     let channel = world.channel_to(there(), &Who::Nobody);
     let mut leaders = CuratorLocalClient::new(channel)
         .get_current_leader(GetCurrentLeaderRequest {})
@@ -591,7 +605,7 @@ async fn several_curators_serve_the_same_cluster() {
         .unwrap()
         .into_inner();
     let mut leads = async |node: String| {
-        soon("a leader", async {
+        within_timeout("a leader", async {
             while leaders.message().await.unwrap().unwrap().leader_node_id != node {}
         })
         .await;
@@ -600,7 +614,7 @@ async fn several_curators_serve_the_same_cluster() {
     world.stop_curator().await;
     leads(id_of(&other).to_string()).await;
     moved.beat().await.unwrap();
-    soon("the second curator stops", second.shutdown()).await;
+    within_timeout("the second curator stops", second.shutdown()).await;
     world.start_curator().await;
     world.stop().await;
 }

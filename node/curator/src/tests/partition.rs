@@ -1,4 +1,4 @@
-//! A curator that leads is cut off from etcd, and comes back.
+//! The leading curator is partitioned from etcd, and reconnects.
 
 use std::{path::PathBuf, sync::Arc};
 
@@ -10,7 +10,7 @@ use hearth_api::{
         curator_local_client::CuratorLocalClient, management_client::ManagementClient,
     },
 };
-use hearth_base::testing::soon;
+use hearth_base::testing::within_timeout;
 use hearth_consensus::RootClient;
 use hearth_consensus::fenced::{Condition, Write, WriteError};
 use tokio::{
@@ -26,8 +26,7 @@ use super::super::{
     testing::{Pulse, Who, World, id_of, quick},
 };
 
-/// The way to etcd, by which nothing passes while it is cut. Nobody is told:
-/// the connections stay.
+/// A proxy to etcd that forwards nothing while it is cut. The connections stay open.
 struct Way {
     cut: watch::Sender<bool>,
     socket: PathBuf,
@@ -76,12 +75,12 @@ async fn pipe(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, mut cut: watch::R
 async fn leaders(world: &World, at: Endpoint) -> Streaming<GetCurrentLeaderResponse> {
     let mut local = CuratorLocalClient::new(world.channel_to(at, &Who::Nobody));
     let call = local.get_current_leader(GetCurrentLeaderRequest {});
-    soon("leaders", call).await.unwrap().into_inner()
+    within_timeout("leaders", call).await.unwrap().into_inner()
 }
 
-/// Waits until this node leads, as the curator there sees it.
+/// Waits until this node leads, according to the curator at this endpoint.
 async fn leads(world: &World, at: Endpoint, node: String) {
-    soon("a leader", async {
+    within_timeout("a leader", async {
         loop {
             let mut leaders = leaders(world, at.clone()).await;
             while let Ok(Some(leader)) = leaders.message().await {
@@ -101,8 +100,8 @@ async fn a_leader_that_is_cut_off_neither_leads_nor_acknowledges() {
     let way = Way::to(world.site.config(false).socket_dir.join("client:0"));
     let etcd = RootClient::new(way.socket.clone());
 
-    // The curator behind the way is the only one, so it leads; then the first
-    // one comes back and does not.
+    // The curator behind the proxy is the only one, so it leads; then the first one starts again
+    // and does not lead.
     world.stop_curator().await;
     let (cut_off, ready) = world.curator_through(&etcd, &other).await;
     let there = Endpoint::new(std::net::Ipv4Addr::LOCALHOST.into(), ready.get().unwrap());
@@ -123,8 +122,8 @@ async fn a_leader_that_is_cut_off_neither_leads_nor_acknowledges() {
     let mut events = call.unwrap().into_inner();
 
     way.cut.send_replace(true);
-    // Its streams end, and nothing that it would have to know is answered.
-    let end = soon("the watch ends", async {
+    // Its streams end, and it does not answer calls that need recent records.
+    let end = within_timeout("the watch ends", async {
         loop {
             if let Err(status) = events.message().await {
                 return status;
@@ -133,7 +132,7 @@ async fn a_leader_that_is_cut_off_neither_leads_nor_acknowledges() {
     })
     .await;
     assert_eq!(end.code(), Code::Unavailable, "{end}");
-    // Nothing was sent meanwhile: that may be found out first.
+    // Nothing was sent meanwhile: the end of the stream may be detected first.
     let end = pulse.end().await.code();
     let ends = [Code::Unavailable, Code::DeadlineExceeded];
     assert!(ends.contains(&end), "{end:?}");
@@ -142,20 +141,20 @@ async fn a_leader_that_is_cut_off_neither_leads_nor_acknowledges() {
     let mut management = ManagementClient::new(channel);
     let refused = management.get_cluster_info(GetClusterInfoRequest {}).await;
     assert_eq!(refused.unwrap_err().code(), Code::Unavailable);
-    // The other one leads once the session has lapsed, and serves all along.
+    // The other one leads once the session has expired, and serves all the time.
     leads(&world, world.endpoint(), world.site.node_id.to_string()).await;
     let mut pulse = Pulse::open(&world, &node).await.unwrap();
     pulse.beat().await.unwrap();
     assert_eq!(world.health(id_of(&node)).await, NodeHealth::Healthy);
 
-    // What the former leader writes as such, however late, is not written.
+    // Writes of the former leader are refused, however late.
     let late = Write::when(fence).put(state::status_key(id_of(&node)), vec![1]);
     let late = world.client().write(late).await;
     assert!(matches!(late, Err(WriteError::Conflict)), "{late:?}");
 
-    // Healed, it serves again, and sees who leads.
+    // After the partition it serves again, and sees the new leader.
     way.cut.send_replace(false);
-    soon("it serves again", async {
+    within_timeout("it serves again", async {
         while management
             .get_cluster_info(GetClusterInfoRequest {})
             .await
@@ -166,6 +165,6 @@ async fn a_leader_that_is_cut_off_neither_leads_nor_acknowledges() {
     })
     .await;
     leads(&world, there, world.site.node_id.to_string()).await;
-    soon("the curator stops", cut_off.shutdown()).await;
+    within_timeout("the curator stops", cut_off.shutdown()).await;
     world.stop().await;
 }

@@ -1,5 +1,5 @@
-//! A curator stands still as a process, not only its etcd: it wakes up with all
-//! that it knew, and with calls that have waited for it.
+//! A curator's process is paused, not only its etcd: it resumes with its old state, and with calls
+//! that have waited for it.
 
 use std::{
     io::Write as _,
@@ -20,7 +20,7 @@ use hearth_api::{
         curator_local_client::CuratorLocalClient, management_client::ManagementClient,
     },
 };
-use hearth_base::testing::{BOUND, soon};
+use hearth_base::testing::{BOUND, within_timeout};
 use hearth_consensus::RootClient;
 use hearth_consensus::fenced::{Condition, Write, WriteError};
 use nix::{
@@ -41,13 +41,13 @@ use super::{
     machine::by_id,
 };
 
-/// Where the other process finds who it is.
+/// Environment variable with the directory of the other process.
 const FOLDER: &str = "HEARTH_TEST_OTHER_CURATOR";
-/// Before the port on its standard output, among the lines of the test runner.
+/// Prefix of the port on its standard output, among the lines of the test runner.
 const PORT: &str = "curator port ";
 
-/// A session outlasts what a curator holds for recent, as in a real cluster: who
-/// has lost the first knows nothing recent.
+/// A session lasts longer than the freshness bound, as in a real cluster: a curator whose session
+/// has expired is stale.
 fn timing() -> Timing {
     let real = Timing::default();
     assert!(real.session > real.freshness + real.session / 4);
@@ -58,13 +58,11 @@ fn timing() -> Timing {
     }
 }
 
-/// A curator in a process of its own: this program, running one test, which is
-/// none.
+/// A curator in another process: this program, running a test that is only the curator.
 struct Other {
     process: Child,
     endpoint: Endpoint,
-    /// What the test runner there still says is not of interest, but wants a
-    /// reader.
+    /// Keeps the output pipe of the test runner open.
     _lines: Lines<BufReader<ChildStdout>>,
     _folder: tempfile::TempDir,
 }
@@ -87,7 +85,7 @@ impl Other {
             .spawn()
             .unwrap();
         let mut lines = BufReader::new(process.stdout.take().unwrap()).lines();
-        let port = soon("the other curator serves", async {
+        let port = within_timeout("the other curator serves", async {
             loop {
                 let line = lines.next_line().await.unwrap().expect("a port");
                 if let Some((_, port)) = line.split_once(PORT) {
@@ -108,8 +106,8 @@ impl Other {
         kill(Pid::from_raw(pid.try_into().unwrap()), signal).unwrap();
     }
 
-    /// Returns when it stands still: the signal alone leaves its threads a
-    /// moment, in which they would answer.
+    /// Returns when all threads are stopped: after the signal they run for a moment, in which they
+    /// could answer.
     async fn pause(&self) {
         self.signal(Signal::SIGSTOP);
         let tasks = format!("/proc/{}/task", self.process.id().expect("it runs"));
@@ -117,11 +115,11 @@ impl Other {
             let mut tasks = std::fs::read_dir(&tasks).unwrap();
             tasks.all(|task| {
                 let stat = std::fs::read_to_string(task.unwrap().path().join("stat"));
-                // The name before it may hold anything.
+                // The name before it may contain any character.
                 stat.is_ok_and(|stat| stat.rsplit_once(") ").unwrap().1.starts_with('T'))
             })
         };
-        soon("it stands still", async {
+        within_timeout("it is paused", async {
             while !stopped() {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
@@ -131,7 +129,7 @@ impl Other {
 
     async fn stop(mut self) {
         drop(self.process.stdin.take());
-        let ended = soon("the other curator stops", self.process.wait()).await;
+        let ended = within_timeout("the other curator stops", self.process.wait()).await;
         assert!(ended.unwrap().success());
     }
 }
@@ -150,14 +148,14 @@ async fn the_other_process() {
     });
     let etcd = RootClient::new(String::from_utf8(read("etcd")).unwrap().into());
     let (curator, ready) = serve(&etcd, &node, timing(), wall_clock()).await;
-    // Past the test runner, which would keep it.
+    // Not by `print!`, whose output the test runner captures.
     writeln!(std::io::stdout(), "{PORT}{}", ready.get().unwrap()).unwrap();
     let mut end = Vec::new();
     tokio::io::stdin().read_to_end(&mut end).await.unwrap();
-    soon("the curator stops", curator.shutdown()).await;
+    within_timeout("the curator stops", curator.shutdown()).await;
 }
 
-/// A connection that outlasts the pause, so that what waits on it is answered.
+/// A connection that outlasts the pause, so that pending calls on it are answered.
 fn patient(endpoint: &Endpoint, owner: &UserCredentials) -> Channel {
     let options = Options {
         call_timeout: 2 * BOUND,
@@ -168,7 +166,7 @@ fn patient(endpoint: &Endpoint, owner: &UserCredentials) -> Channel {
     Curators::new(vec![endpoint.clone()], config.unwrap(), options).channel()
 }
 
-/// Who leads, as the curator there says first.
+/// The leader in the first answer of the curator at this endpoint.
 async fn leader(world: &World, at: &Endpoint) -> Result<String, Status> {
     let mut local = CuratorLocalClient::new(world.channel_to(at.clone(), &Who::Nobody));
     let leaders = local.get_current_leader(GetCurrentLeaderRequest {}).await?;
@@ -176,9 +174,9 @@ async fn leader(world: &World, at: &Endpoint) -> Result<String, Status> {
     Ok(first.unwrap().leader_node_id)
 }
 
-/// Waits until this node leads, as the curator there sees it.
+/// Waits until this node leads, according to the curator at this endpoint.
 async fn leads(world: &World, at: &Endpoint, node: &str) {
-    soon("a leader", async {
+    within_timeout("a leader", async {
         while leader(world, at).await.ok().as_deref() != Some(node) {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
@@ -204,7 +202,7 @@ async fn a_curator_that_stood_still_decides_nothing_by_what_it_knew() {
     let victim = world.add_node(NodeState::Up).await;
     let victim_id = id_of(&victim).to_string();
 
-    // It is the only one, so it leads; then the other one comes.
+    // It is the only one, so it leads; then the other one starts.
     world.stop_curator().await;
     let etcd = world.site.config(false).socket_dir.join("client:0");
     let other = Other::start(&etcd, &sleeper).await;
@@ -215,7 +213,7 @@ async fn a_curator_that_stood_still_decides_nothing_by_what_it_knew() {
     let oldest = candidates.iter().min_by_key(|c| c.create_revision).unwrap();
     let fence = Condition::Created(oldest.key.clone(), oldest.create_revision);
 
-    // What it knows, and by which ways it may act on that when it wakes up.
+    // Its state, and the streams and calls by which it could act on it when it resumes.
     let mut pulse = Pulse::open_at(other.endpoint.clone(), &world, &victim)
         .await
         .unwrap();
@@ -226,11 +224,13 @@ async fn a_curator_that_stood_still_decides_nothing_by_what_it_knew() {
         .await;
     let mut events = watch.unwrap().into_inner();
     let management = ManagementClient::new(patient(&other.endpoint, &world.owner().await));
-    let known = soon("nodes", get_nodes(management.clone())).await.unwrap();
+    let known = within_timeout("nodes", get_nodes(management.clone()))
+        .await
+        .unwrap();
     assert!(known.iter().any(|node| node.id == victim_id));
 
     other.pause().await;
-    // These lie in its socket from now on.
+    // These calls wait in its socket from now on.
     let beat = HeartbeatRequest {
         boot_id: super::super::testing::BOOT_ID.into(),
         protocol_version: 1,
@@ -247,7 +247,7 @@ async fn a_curator_that_stood_still_decides_nothing_by_what_it_knew() {
     };
     let mut asking = management.clone();
     let labelling = tokio::spawn(async move { asking.update_node_labels(labels).await });
-    // Its lease lapses, somebody else leads, and a node goes.
+    // Its lease expires, another curator leads, and a node is deleted.
     leads(&world, &world.endpoint(), &own_id).await;
     world.delete_node(id_of(&victim)).await;
     let late = Write::when(fence).put("status/x", vec![1]);
@@ -256,11 +256,11 @@ async fn a_curator_that_stood_still_decides_nothing_by_what_it_knew() {
 
     other.signal(Signal::SIGCONT);
     let refused = [Code::Unavailable, Code::PermissionDenied];
-    let answer = soon("an end", pulse.answers.message()).await;
+    let answer = within_timeout("an end", pulse.answers.message()).await;
     let status = answer.expect_err("nothing is acknowledged that is gone");
     assert!(refused.contains(&status.code()), "{status}");
-    // Told late, but nothing that is not so: it is gone, or the watch is.
-    let end = soon("the watch ends", async {
+    // A late event is correct: the node is gone, or the watch ends.
+    let end = within_timeout("the watch ends", async {
         loop {
             if let Err(status) = events.message().await {
                 return status;
@@ -269,15 +269,18 @@ async fn a_curator_that_stood_still_decides_nothing_by_what_it_knew() {
     })
     .await;
     assert!(refused.contains(&end.code()), "{end}");
-    match soon("an answer", listing).await.unwrap() {
+    match within_timeout("an answer", listing).await.unwrap() {
         Ok(nodes) => assert!(nodes.iter().all(|node| node.id != victim_id), "{nodes:?}"),
         Err(status) => assert_eq!(status.code(), Code::Unavailable, "{status}"),
     }
-    let status = soon("an answer", labelling).await.unwrap().unwrap_err();
+    let status = within_timeout("an answer", labelling)
+        .await
+        .unwrap()
+        .unwrap_err();
     let refused = [Code::Unavailable, Code::NotFound];
     assert!(refused.contains(&status.code()), "{status}");
-    // It does not think for a moment that it leads still, and serves again.
-    soon("it serves", async {
+    // It never claims to lead, and serves again.
+    within_timeout("it serves", async {
         loop {
             match leader(&world, &other.endpoint).await {
                 Ok(leader) => {

@@ -1,4 +1,4 @@
-//! The order in which curators are asked, and what is made of their words.
+//! The order in which curators are called, and the validation of responses.
 
 use std::{collections::BTreeSet, net::TcpListener};
 
@@ -53,7 +53,7 @@ fn the_nodes_take_turns_and_no_address_is_asked_twice() {
 
 #[test]
 fn every_address_begins_once() {
-    let asker = Asker::new(wall_clock(), "boot".into());
+    let asker = CuratorCaller::new(wall_clock(), "boot".into());
     let all: Vec<Endpoint> = (1..=3)
         .map(|last| Endpoint::new([192, 0, 2, last].into(), 0))
         .collect();
@@ -80,13 +80,13 @@ fn every_address_begins_once() {
     assert!(asker.next(Vec::new()).is_empty());
 }
 
-/// What is there and says nothing costs its bound, and is named.
+/// An endpoint that accepts connections and never answers costs its timeout, and is named.
 #[tokio::test]
 async fn who_does_not_answer_is_named() {
     let refuses = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = refuses.local_addr().unwrap().port();
     drop(refuses);
-    let asker = Asker::new(wall_clock(), "boot".into());
+    let asker = CuratorCaller::new(wall_clock(), "boot".into());
     let cluster = hearth_api::testing::TestCluster::new();
     let mut registering = Registering::clone(&testing::registering(1, None));
     registering.cluster_ca = cluster.ca().clone();
@@ -95,7 +95,7 @@ async fn who_does_not_answer_is_named() {
     assert_eq!(error.code(), Some(Code::Unavailable), "{error}");
     let text = error.to_string();
     assert!(
-        text.contains(&format!("127.0.0.1:{port}: no connection")),
+        text.contains(&format!("127.0.0.1:{port}: cannot connect")),
         "{text}"
     );
 
@@ -157,7 +157,7 @@ fn a_reply_is_complete_or_none() {
     }
 }
 
-/// A commit's answer is for this key, under this CA, or it is none.
+/// A commit's response must be for this key and under this CA.
 #[test]
 fn a_commit_is_for_this_node_or_none() {
     use hearth_api::identity::{Identity, NodeId};
@@ -168,8 +168,8 @@ fn a_commit_is_for_this_node_or_none() {
     registering.cluster_ca = cluster.ca().clone();
     registering.answer.as_mut().unwrap().cluster_id = cluster.id;
     let (id, key) = (registering.node_id, registering.node_key.public());
-    let entering = Entering::of(Arc::new(registering)).unwrap();
-    let asker = Asker::new(wall_clock(), "boot".into());
+    let entering = AnsweredRegistration::of(Arc::new(registering)).unwrap();
+    let asker = CuratorCaller::new(wall_clock(), "boot".into());
     let answer = |ca: &[u8], cluster_id, id: NodeId, key| {
         let identity = Identity::node(cluster_id, id);
         let response = CommitNodeResponse {

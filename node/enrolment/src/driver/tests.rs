@@ -1,35 +1,34 @@
-//! The driver on a real ESP directory and a data partition in a file, with the
-//! real certificate authorities and a control plane that does what the real
-//! one does to the disk.
+//! The driver with a real ESP directory, a data partition in a file, real certificate authorities,
+//! and a fake control plane that writes to the disk what the real one does.
 
 use std::{fs, sync::Mutex as StdMutex};
 
 use hearth_api::tls::wall_clock;
 use hearth_api::v1::StorageSecurityPolicy;
 use hearth_base::supervisor::{Options, Supervisor, runnable};
-use hearth_base::testing::soon;
+use hearth_base::testing::within_timeout;
 use hearth_host::cluster_state::{self, ClusterState, State};
 use hearth_host::parameters::{Found, Source};
-use hearth_host::storage::header::Front;
+use hearth_host::storage::header::HeaderState;
 use hearth_host::storage::testing::Files;
 
 use super::{super::testing, *};
 use crate::sealed::Stored;
 
-/// What outlives a power cut.
+/// The state that survives a power cut.
 pub(crate) struct Machine {
     _dir: tempfile::TempDir,
     pub(crate) root: Root,
     pub(crate) files: Files,
 }
 
-/// One boot of it.
+/// One boot of the machine.
 pub(crate) struct Boot {
     supervisor: Supervisor,
     reports: Arc<StdMutex<Vec<Report>>>,
     pub(crate) state: ClusterState,
     pub(crate) member: event::Value<MemberData>,
-    standing: event::Value<Standing>,
+    standing: event::Value<EnrolmentStatus>,
     address: Option<event::Writer<u8>>,
 }
 
@@ -45,8 +44,7 @@ impl Machine {
         }
     }
 
-    /// Switches it on. `parameters` as it finds them; the network has an
-    /// address at once.
+    /// Powers it on with these parameters; the network has an address at once.
     pub(crate) fn boot(&self, parameters: parameters::Loaded) -> Boot {
         let boot = self.boot_without_address(parameters);
         boot.address.as_ref().unwrap().set(1);
@@ -66,7 +64,7 @@ impl Machine {
             parameters: Arc::new(parameters),
             root: self.root.clone(),
             sealed: Arc::new(SealedStore::new(&self.root.esp)),
-            asker: Arc::new(Asker::new(wall_clock(), "boot".into())),
+            asker: Arc::new(CuratorCaller::new(wall_clock(), "boot".into())),
             data: Arc::new(Mutex::new(DataPartition::new(
                 self.files.rebooted(),
                 self.root.data.clone(),
@@ -127,7 +125,7 @@ impl Machine {
         }
     }
 
-    pub(crate) fn front(&self) -> Front {
+    pub(crate) fn front(&self) -> HeaderState {
         let mut data = DataPartition::new(self.files.rebooted(), self.root.data.clone());
         data.inspect().unwrap()
     }
@@ -137,7 +135,7 @@ impl Machine {
     }
 }
 
-/// What the control plane leaves on the disk when it founds a cluster.
+/// What the control plane leaves on the disk after a bootstrap.
 async fn control_plane(
     ctx: Context,
     root: Root,
@@ -174,28 +172,32 @@ async fn control_plane(
 }
 
 impl Boot {
-    /// Waits until enrolment stands so.
-    pub(crate) async fn until(&self, wanted: impl FnMut(&Standing) -> bool) -> Standing {
+    /// Waits for a status of enrolment.
+    pub(crate) async fn until(
+        &self,
+        wanted: impl FnMut(&EnrolmentStatus) -> bool,
+    ) -> EnrolmentStatus {
         let mut standing = self.standing.watch();
         let reached = standing.wait_for(wanted);
         tokio::time::timeout(Duration::from_secs(60), reached)
             .await
-            .expect("it should get there")
+            .expect("enrolment should reach this status")
             .unwrap()
     }
 
     pub(crate) async fn settled(&self) -> MemberData {
-        self.until(|standing| *standing == Standing::Settled).await;
+        self.until(|standing| *standing == EnrolmentStatus::Settled)
+            .await;
         self.member.get().unwrap()
     }
 
     pub(crate) async fn becomes(&self, state: State) {
         let mut states = self.state.watch();
         let reached = states.wait_for(|now| *now == state);
-        soon("the cluster state", reached).await.unwrap();
+        within_timeout("the cluster state", reached).await.unwrap();
     }
 
-    /// What is on its console, when its power is cut.
+    /// The console output, after a power cut.
     pub(crate) async fn off(self) -> Vec<String> {
         self.supervisor.shutdown().await;
         let reports = self.reports.lock().unwrap();
@@ -226,7 +228,7 @@ async fn a_machine_founds_its_cluster_and_returns_to_it() {
     assert_eq!(member.identity.cluster_id, first.cluster_id);
     assert!(!pki::has_authority_keys(&machine.root.data.etcd()).unwrap());
 
-    // A reboot, without parameters, and one with parameters that are no good.
+    // A reboot without parameters, and one with invalid parameters.
     let bad = parameters::parse(Source::Esp, b"?").unwrap_err();
     for parameters in [Ok(None), Err(bad)] {
         let boot = machine.boot(parameters);
@@ -246,9 +248,9 @@ async fn a_machine_founds_its_cluster_and_returns_to_it() {
 async fn nothing_is_made_before_there_is_an_address() {
     let machine = Machine::new();
     let boot = machine.boot_without_address(told(StorageSecurityPolicy::NeedsInsecure, None));
-    let waits = Standing::Working("get an address".into());
+    let waits = EnrolmentStatus::Working("get an address".into());
     boot.until(|standing| *standing == waits).await;
-    assert_eq!(machine.front(), Front::Blank);
+    assert_eq!(machine.front(), HeaderState::Blank);
     let store = SealedStore::new(&machine.root.esp);
     assert!(matches!(store.load().unwrap(), Stored::Absent));
     boot.address.as_ref().unwrap().set(1);
@@ -256,7 +258,7 @@ async fn nothing_is_made_before_there_is_an_address() {
     boot.off().await;
 }
 
-/// There is nobody who could have the key.
+/// No curator that has the key can be reached.
 #[tokio::test]
 async fn an_encrypted_member_without_a_cluster_says_what_it_lacks() {
     let machine = Machine::new();
@@ -264,20 +266,19 @@ async fn an_encrypted_member_without_a_cluster_says_what_it_lacks() {
     boot.settled().await;
     assert_eq!(boot.off().await, ["hearth: reached storage encrypted"]);
     let boot = machine.boot(Ok(None));
-    boot.until(|standing| matches!(standing, Standing::Retrying { .. }))
+    boot.until(|standing| matches!(standing, EnrolmentStatus::Retrying { .. }))
         .await;
     assert_eq!(boot.state.get(), State::Unknown);
     assert_eq!(
         boot.off().await,
         [
-            "hearth: waiting for another try to ask the cluster for the key of the data partition: \
+            "hearth: waiting for a retry: cannot get the unlock key from the cluster: \
              no address of a curator is known"
         ]
     );
 }
 
-/// A node whose keys went, and then the power: the next boot wipes the rest,
-/// and says so.
+/// The keys are wiped, then the power is cut: the next boot wipes the rest and reports it.
 #[tokio::test]
 async fn a_boot_in_phase_disowned_wipes_and_does_nothing_else() {
     let machine = Machine::new();
@@ -290,10 +291,10 @@ async fn a_boot_in_phase_disowned_wipes_and_does_nothing_else() {
     disowning::seal(&SealedStore::new(&machine.root.esp), member.into_disowned()).unwrap();
     let key = machine.root.data.node().credentials().key();
     assert!(key.exists());
-    // Again and again, with the parameters that once made it a node.
+    // Twice, with the parameters of the first enrolment.
     for _ in 0..2 {
         let boot = machine.boot(told(StorageSecurityPolicy::NeedsInsecure, None));
-        boot.until(|standing| matches!(standing, Standing::Waiting(_)))
+        boot.until(|standing| matches!(standing, EnrolmentStatus::Waiting(_)))
             .await;
         boot.becomes(State::Disowning).await;
         assert!(boot.member.get().is_none());
@@ -319,14 +320,12 @@ async fn a_corrupt_sealed_configuration_is_refused_and_the_disk_not_touched() {
     }
     let before = machine.disk();
     let boot = machine.boot(told(StorageSecurityPolicy::NeedsInsecure, None));
-    boot.until(|standing| matches!(standing, Standing::Refused(_)))
+    boot.until(|standing| matches!(standing, EnrolmentStatus::Refused(_)))
         .await;
     let reports = boot.off().await;
     assert!(reports[0].starts_with("hearth: refused "), "{reports:?}");
     assert!(
-        reports[0].ends_with(&format!(
-            "put wipe.enrolment_id = {life} into the parameters"
-        )),
+        reports[0].ends_with(&format!("set wipe.enrolment_id = {life} in the parameters")),
         "{reports:?}"
     );
     assert!(machine.disk() == before, "untouched");
@@ -334,7 +333,7 @@ async fn a_corrupt_sealed_configuration_is_refused_and_the_disk_not_touched() {
         assert_eq!(fs::read(path).unwrap(), [0x55; 700], "untouched");
     }
 
-    // The token that the message names.
+    // A wipe token with the ID in the message.
     let mut wiping = testing::bootstrap(StorageSecurityPolicy::NeedsInsecure, None);
     wiping.wipe = Some(life);
     let boot = machine.boot(Ok(Some(Found {
@@ -362,19 +361,18 @@ async fn no_parameters_or_bad_ones_are_refused_with_the_reason() {
         ),
     ] {
         let boot = machine.boot(parameters);
-        boot.until(|standing| matches!(standing, Standing::Refused(_)))
+        boot.until(|standing| matches!(standing, EnrolmentStatus::Refused(_)))
             .await;
         let reports = boot.off().await;
         assert!(reports[0].starts_with(wanted), "{reports:?}");
     }
-    assert_eq!(machine.front(), Front::Blank);
+    assert_eq!(machine.front(), HeaderState::Blank);
 }
 
-/// The disk fails at each step in turn, and recovers: the reason is shown and
-/// the node comes home all the same.
+/// The disk fails at each step in turn, and recovers: the reason is shown, and enrolment completes.
 #[tokio::test]
 async fn a_failing_disk_is_reported_and_tried_again() {
-    // At the same time: each waits half a second before it tries again.
+    // Concurrently, because each waits half a second before it retries.
     futures::future::join_all((0..13).map(fails_after)).await;
 }
 
@@ -383,22 +381,27 @@ async fn fails_after(steps: u32) {
     machine.files.fail_after(steps);
     let boot = machine.boot(told(StorageSecurityPolicy::NeedsEncryption, None));
     let standing = boot
-        .until(|standing| matches!(standing, Standing::Retrying { .. } | Standing::Settled))
+        .until(|standing| {
+            matches!(
+                standing,
+                EnrolmentStatus::Retrying { .. } | EnrolmentStatus::Settled
+            )
+        })
         .await;
     machine.files.fail_after(u32::MAX);
     boot.settled().await;
     let reports = boot.off().await;
-    if standing == Standing::Settled {
+    if standing == EnrolmentStatus::Settled {
         assert!(steps > 10, "{steps} steps are not enough");
     } else {
-        let tried = "hearth: waiting for another try to ";
+        let tried = "hearth: waiting for a retry: cannot ";
         assert!(reports[0].starts_with(tried), "{reports:?}");
         assert!(reports[0].contains("injected"), "{reports:?}");
     }
 }
 
-/// Power cuts between all works, by the real stores: a boot is ended when it
-/// has come to each standing, and the next one goes on.
+/// Power cuts between all tasks, with the real stores: a boot is ended at each status in turn, and
+/// the next one continues.
 #[tokio::test]
 async fn a_boot_that_ends_anywhere_is_continued_by_the_next() {
     let machine = Machine::new();
@@ -409,19 +412,20 @@ async fn a_boot_that_ends_anywhere_is_continued_by_the_next() {
         )
     };
     let stops = [
-        "make keys",
+        "generate keys",
         "save the sealed configuration",
-        "begin the data partition",
-        "make the file system",
-        "complete the data partition",
+        "initialise the data partition",
+        "create the file system",
+        "mark the data partition ready",
         "mount the data partition",
-        "make the certificate authorities",
-        "found the cluster",
+        "create the certificate authorities",
+        "bootstrap the cluster",
     ];
     for stop in stops {
         let boot = machine.boot(told());
         boot.until(|standing| {
-            *standing == Standing::Working(stop.into()) || *standing == Standing::Settled
+            *standing == EnrolmentStatus::Working(stop.into())
+                || *standing == EnrolmentStatus::Settled
         })
         .await;
         boot.off().await;

@@ -1,58 +1,61 @@
-//! How a founding goes on.
+//! The steps of a bootstrap.
 
 use std::sync::Arc;
 
-use hearth_host::storage::header::{Front, Phase};
+use hearth_host::storage::header::{HeaderState, Phase};
 
 use super::{Done, State, misplaced, refusals};
 use crate::sealed::Founding;
 
-/// How far a founding is: the work that is under way.
+/// Step of a bootstrap: the work in progress.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum FoundingStep {
-    /// The FOUNDING configuration, without a CA.
+    /// Save the FOUNDING configuration, without a CA.
     Save,
-    /// Header INITIALISING.
+    /// Write the header in phase INITIALISING.
     Initialise,
-    /// File system.
+    /// Create the file system.
     MakeFileSystem,
-    /// Header READY.
+    /// Write the header in phase READY.
     MarkReady,
-    /// Mounted.
+    /// Mount the data partition.
     Mount,
-    /// Both authorities.
+    /// Create the certificate authorities of the cluster and of etcd.
     MakeAuthorities,
-    /// The FOUNDING configuration, with the CA.
+    /// Save the FOUNDING configuration, with the CA.
     SaveAuthority,
-    /// The founding transaction.
+    /// Wait for the transaction that creates the cluster.
     AwaitFounded,
 }
 
-/// Where a founding goes on that a boot finds on its disk.
-pub(super) fn go_on(founding: Arc<Founding>, front: &Front) -> State {
+/// The state in which a boot continues an interrupted bootstrap.
+pub(super) fn go_on(founding: Arc<Founding>, front: &HeaderState) -> State {
     let owner = founding.identity.data_owner();
     let step = match front {
-        Front::Header(header) if header.owner != owner => None,
-        Front::Header(header) if header.phase == Phase::Ready => Some(FoundingStep::Mount),
-        Front::Foreign(_) => None,
-        // The CA becomes known after READY is durable: this is not the disk
-        // on which the authorities are.
-        Front::Header(_) | Front::Blank | Front::Unfinished if founding.cluster_ca.is_some() => {
+        HeaderState::Header(header) if header.owner != owner => None,
+        HeaderState::Header(header) if header.phase == Phase::Ready => Some(FoundingStep::Mount),
+        HeaderState::Foreign(_) => None,
+        // The CA is saved after READY is durable, so this is not the disk with the authorities.
+        HeaderState::Header(_) | HeaderState::Blank | HeaderState::Unfinished
+            if founding.cluster_ca.is_some() =>
+        {
             None
         }
-        Front::Header(_) | Front::Blank | Front::Unfinished => Some(FoundingStep::Initialise),
+        HeaderState::Header(_) | HeaderState::Blank | HeaderState::Unfinished => {
+            Some(FoundingStep::Initialise)
+        }
     };
     match step {
         Some(step) => State::Founding(founding, step),
         None => State::Refused(refusals::mismatch(
             owner.enrolment_id,
-            &format!("was founding {owner}"),
+            &format!("was bootstrapping {owner}"),
             front,
         )),
     }
 }
 
-/// The state after this step.
+/// The state after a step.
 pub(super) fn after(
     founding: &Arc<Founding>,
     step: FoundingStep,
@@ -64,8 +67,8 @@ pub(super) fn after(
         (FoundingStep::Initialise, Done::Plain) => go(FoundingStep::MakeFileSystem),
         (FoundingStep::MakeFileSystem, Done::Plain) => go(FoundingStep::MarkReady),
         (FoundingStep::MarkReady, Done::Plain) => go(FoundingStep::Mount),
-        // Once the CA is known the authorities have been made, and the
-        // control plane may have taken their keys off the disk.
+        // If the CA is known, the authorities exist, and the control plane may have removed their
+        // keys from the disk.
         (FoundingStep::Mount, Done::Plain) if founding.cluster_ca.is_some() => {
             go(FoundingStep::AwaitFounded)
         }
@@ -84,7 +87,7 @@ pub(super) fn after(
         (FoundingStep::AwaitFounded, Done::Credentials(credentials)) => {
             if founding.cluster_ca.as_ref() != Some(&credentials.ca) {
                 return Ok(State::Refused(
-                    "the founding ended with another CA than it began with: this is a bug".into(),
+                    "internal error: bootstrap ended with another CA than it started with".into(),
                 ));
             }
             let member = founding.into_member(credentials.ca.clone());

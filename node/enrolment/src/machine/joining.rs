@@ -1,18 +1,18 @@
-//! How a member returns to its cluster, and how it ends.
+//! How a member rejoins its cluster, and what is shown after its removal.
 
 use std::sync::Arc;
 
 use hearth_api::v1::StorageSecurity;
-use hearth_host::storage::header::{Front, Phase};
+use hearth_host::storage::header::{HeaderState, Phase};
 
 use super::{State, refusals};
 use crate::sealed::{Disowned, Member};
 
-/// Where a member goes on that a boot finds on its disk.
-pub(super) fn go_on(member: Arc<Member>, front: &Front) -> State {
+/// The state in which a boot continues as a member.
+pub(super) fn go_on(member: Arc<Member>, front: &HeaderState) -> State {
     let owner = member.identity.data_owner();
     match front {
-        Front::Header(header) if header.owner == owner && header.phase == Phase::Ready => {}
+        HeaderState::Header(header) if header.owner == owner && header.phase == Phase::Ready => {}
         front => {
             return State::Refused(refusals::mismatch(
                 owner.enrolment_id,
@@ -34,11 +34,11 @@ pub(super) fn go_on(member: Arc<Member>, front: &Front) -> State {
     }
 }
 
-/// What is told about a node that its cluster has removed.
+/// What a removed node is waiting for, and what an operator can do.
 pub fn disowned(disowned: &Disowned) -> String {
     format!(
-        "new parameters: cluster {} has removed this node, {}, for good, and its keys are wiped. \
-         To begin anew put wipe.enrolment_id = {} into them",
+        "new parameters: cluster {} has removed this node ({}) permanently, and its keys are \
+         wiped. To enrol the machine again, set wipe.enrolment_id = {} in the parameters",
         disowned.cluster_id, disowned.node_id, disowned.enrolment_id
     )
 }

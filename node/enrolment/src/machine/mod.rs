@@ -1,10 +1,9 @@
-//! The decisions of enrolment, and nothing else: no clock, no socket, no disk.
+//! The decisions of enrolment: a state machine without a clock, a socket or a disk.
 //!
-//! [`Machine::step`] takes the machine and an event and gives the machine that
-//! follows and what is to be done. At most one [`Work`] is under way at a
-//! time, and which one follows from the state alone ([`State::work`]); so a
-//! failed one is repeated by asking the state again, and a machine that was
-//! lost in a power cut is replaced by a new one that looks at what was durable.
+//! [`Machine::step`] takes the machine and an event, and returns the next machine and the actions
+//! to perform. At most one [`Work`] is in progress at a time, and the state alone determines which
+//! one ([`State::work`]). A failed task is therefore repeated by asking the state again, and after
+//! a power cut a new machine starts from what is durable.
 //!
 //! ```text
 //!             ┌──────── Wiping ◄─┐ (wipe token)
@@ -20,23 +19,23 @@
 //!                                └─► Disowning ◄─────────────┘ ─► Disowned
 //! ```
 //!
-//! [`founding`] and [`registering`] have the steps of their states, [`joining`]
-//! and [`deciding`] the rest.
+//! [`founding`] and [`registering`] have the steps within their states, [`joining`] and
+//! [`deciding`] the rest.
+//!
 //!
 //! # Invariants
-//! - The data partition is made (Initialise, MakeFileSystem) only for a
-//!   configuration that is durable, over a front that is blank, cut off in its
-//!   first write, or INITIALISING for the same owner: a FOUNDING that knows no
-//!   CA, or a REGISTERING that has the cluster's answer.
-//! - What cannot be explained is refused: nothing is touched, and the reason
-//!   says what was found and how to give it up.
-//! - A node commits after its file system is made, so that the cluster never
-//!   keeps the key of nothing.
-//! - HOME is announced after the MEMBER configuration is durable, and that is
-//!   saved after the credentials.
-//! - Only an order that was checked leads to DISOWNED, and nothing but a wipe
-//!   token leads away from it.
-//! - An event that does not answer the work under way changes nothing.
+//! - The data partition is created (Initialise, MakeFileSystem) only for a configuration that is
+//!   durable, and only if its header is blank, an interrupted first write, or INITIALISING for the
+//!   same owner. The configuration is a FOUNDING one without a CA, or a REGISTERING one with the
+//!   cluster's answer.
+//! - An unexpected disk content is refused: nothing is changed, and the reason states what is on
+//!   the disk and how to discard it.
+//! - A node commits after its file system is created, so that the cluster never stores the key of a
+//!   data partition that does not exist.
+//! - HOME is announced after the MEMBER configuration is durable, and that is saved after the
+//!   credentials.
+//! - Only a verified order leads to DISOWNED, and only a wipe token leads away from it.
+//! - An event that does not belong to the work in progress changes nothing.
 
 mod deciding;
 mod founding;
@@ -53,169 +52,169 @@ use hearth_api::{
 use hearth_host::cluster_state::EnrolmentPhase;
 use hearth_host::parameters::Parameters;
 use hearth_host::storage::Volume;
-use hearth_host::storage::header::Front;
+use hearth_host::storage::header::HeaderState;
 use rustls_pki_types::CertificateDer;
 
 use super::sealed::{Disowned, Founding, Member, Registering, Sealed, Stored};
 
 pub use founding::FoundingStep;
 pub use joining::disowned;
-pub use registering::{Approval, AskingStep, Entering, EnteringStep, Reply};
+pub use registering::{AnsweredRegistration, Approval, AskingStep, EnteringStep, Reply};
 
-/// What the machine was told before its first boot.
+/// The parameters with which the machine booted.
 #[derive(Clone, Debug)]
-pub enum Told {
-    /// Something usable.
+pub enum ParametersInput {
+    /// Valid parameters.
     Parameters(Arc<Parameters>),
-    /// Something that cannot be used, and why.
+    /// Invalid parameters, and the reason.
     Unusable(String),
-    /// Nothing.
+    /// No parameters.
     Nothing,
 }
 
-/// What is on the ESP.
+/// The sealed configuration on the ESP.
 #[derive(Clone, Debug)]
-pub enum SealedFound {
-    /// What could be read.
+pub enum SealedState {
+    /// It could be read.
     Stored(Stored),
-    /// Something is there that is no sealed configuration, and why.
+    /// It is damaged, and how.
     Corrupt(String),
 }
 
-/// What is on the disk.
+/// What the boot finds on the disk.
 #[derive(Clone, Debug)]
-pub struct Inspection {
-    /// On the ESP.
-    pub sealed: SealedFound,
-    /// In front of the data partition.
-    pub front: Front,
+pub struct DiskState {
+    /// The sealed configuration on the ESP.
+    pub sealed: SealedState,
+    /// The header of the data partition.
+    pub front: HeaderState,
 }
 
-/// Tells answers to the work under way from late ones.
+/// Distinguishes the result of the work in progress from late ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Turn(u64);
+pub struct RequestId(u64);
 
-/// What has happened.
+/// An event from the driver.
 #[derive(Clone, Debug)]
 pub enum Event {
-    /// The work of this turn is done.
-    Done(Turn, Done),
-    /// The work of this turn failed.
-    Failed(Turn, Failure),
-    /// It is time to repeat the work of this turn.
-    RetryDue(Turn),
+    /// The work of this request is done.
+    Done(RequestId, Done),
+    /// The work of this request failed.
+    Failed(RequestId, Failure),
+    /// The delay before the retry of this request is over.
+    RetryDue(RequestId),
 }
 
-/// What a work came to.
+/// Result of a task.
 #[derive(Clone, Debug)]
 pub enum Done {
-    /// No more than that it is done; durable, if it writes.
+    /// Done, without data; durable, if the task writes.
     Plain,
-    /// [`Work::Inspect`].
-    Inspected(Box<Inspection>),
-    /// [`Work::MakeKeys`].
+    /// Result of [`Work::Inspect`].
+    Inspected(Box<DiskState>),
+    /// Result of [`Work::MakeKeys`].
     Keys(Keys),
-    /// [`Work::MakeAuthorities`]: the cluster's CA.
+    /// Result of [`Work::MakeAuthorities`]: the certificate of the cluster CA.
     Authority(CertificateDer<'static>),
-    /// [`Work::AwaitFounded`] and [`Work::LoadCredentials`].
+    /// Result of [`Work::AwaitFounded`] and [`Work::LoadCredentials`].
     Credentials(Arc<NodeCredentials>),
-    /// [`Work::Register`].
+    /// Result of [`Work::Register`].
     Answered(Box<Reply>),
-    /// [`Work::Commit`].
+    /// Result of [`Work::Commit`].
     Committed(Arc<Committed>),
-    /// [`Work::Unlock`]: the cluster has given the key.
+    /// Result of [`Work::Unlock`]: the cluster has returned the cluster unlock key.
     Unlocked(ClusterUnlockKey, Option<Arc<ClusterDirectory>>),
-    /// [`Work::Unlock`]: the cluster's CA has ordered the node to go, and the
-    /// order has been checked.
+    /// Result of [`Work::Unlock`]: the cluster CA has ordered the node to leave, and the order is
+    /// verified.
     Removed,
 }
 
-/// All that is random in a life.
+/// The keys and IDs that an enrolment generates.
 #[derive(Clone, Debug)]
 pub enum Keys {
-    /// Of a cluster's first node.
+    /// For the first node of a cluster.
     Founding(Arc<Founding>),
-    /// Of one that asks.
+    /// For a node that registers.
     Registering(Arc<Registering>),
 }
 
-/// What a node has in its hands after a commit.
+/// What a node has received by a commit.
 #[derive(Clone, Debug)]
 pub struct Committed {
-    /// By which it speaks from now on.
+    /// Its key and certificates.
     pub credentials: Arc<NodeCredentials>,
-    /// Curators.
+    /// Addresses of curators.
     pub directory: Arc<ClusterDirectory>,
-    /// Of the cluster.
+    /// The cluster owner's public key, if the cluster has told it.
     pub owner: Option<PublicKey>,
 }
 
-/// Why a work failed.
+/// Why a task failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// It may succeed later.
+    /// A temporary error: retried with backoff.
     Again(String),
-    /// The cluster does not want it. It may succeed once people have done
-    /// something, so it is tried again, rarely.
+    /// The cluster has refused the request. It may succeed after an operator has acted, so it is
+    /// retried rarely.
     Denied(String),
-    /// It must not be tried again.
+    /// Final: it must not be retried.
     Refuse(String),
 }
 
-/// Something to do. Each may be repeated after it was done, in part or whole.
+/// A task for the driver. Each may be repeated after it was done, in part or as a whole.
 #[derive(Clone, Debug)]
 pub enum Work {
-    /// Read the sealed configuration and the front of the data partition.
+    /// Read the sealed configuration and the header of the data partition.
     Inspect,
-    /// Give up what bears the enrolment ID that the parameters name, the
-    /// sealed configuration first.
+    /// Erase what has the enrolment ID in the parameters' wipe token, the sealed configuration
+    /// first.
     Wipe {
-        /// Remove the sealed configuration.
+        /// Erase the sealed configuration.
         sealed: bool,
-        /// Make the front of the data partition blank.
+        /// Erase the header of the data partition.
         data: bool,
     },
-    /// Wait until the node has an address.
+    /// Wait until the node has an IP address.
     AwaitAddress,
-    /// Make all that is random, for these parameters.
+    /// Generate keys and IDs for these parameters.
     MakeKeys(Arc<Parameters>),
-    /// Make the sealed configuration durable.
+    /// Save the sealed configuration durably.
     SaveSealed(Sealed),
-    /// Write the header in phase INITIALISING.
+    /// Write the data partition's header in phase INITIALISING.
     Initialise(Volume),
-    /// Make the file system.
+    /// Create the file system on the data partition.
     MakeFileSystem(Volume),
-    /// Write the header in phase READY.
+    /// Write the data partition's header in phase READY.
     MarkReady(Volume),
-    /// Open and mount the data partition.
+    /// Unlock and mount the data partition.
     Mount(Volume),
-    /// Make the certificate authorities on the data partition, or find them.
+    /// Create the certificate authorities on the data partition, unless they exist.
     MakeAuthorities(Arc<Founding>),
-    /// Hand the founding to the control plane and wait until it is durable.
+    /// Pass the bootstrap data to the control plane and wait until the new cluster is durable.
     AwaitFounded(Arc<Founding>),
-    /// Ask the cluster to take the node in, or whether it has done so by now.
+    /// Register with the cluster, or ask whether the node is approved by now.
     Register(Arc<Registering>),
-    /// Hand the unlock key over, for the credentials.
-    Commit(Entering),
-    /// Make what the commit gave durable, but for the phase.
+    /// Give the cluster unlock key to the cluster, and get credentials.
+    Commit(AnsweredRegistration),
+    /// Save the result of the commit durably, except for the phase.
     SaveCredentials(Arc<Committed>),
-    /// Ask the cluster for the key of the data partition.
+    /// Ask the cluster for the cluster unlock key.
     Unlock(Arc<Member>),
-    /// Remove what a disowned node still has on its data partition.
+    /// Remove the data of a disowned node from its data partition.
     WipeDisowned(Disowned),
     /// Read the credentials from the data partition.
     LoadCredentials(Arc<Member>),
-    /// Hand the member to the role server.
+    /// Hand the member over to the role server.
     HandOver {
-        /// Who it is.
+        /// The member.
         member: Arc<Member>,
-        /// What it proves that with.
+        /// Its credentials.
         credentials: Arc<NodeCredentials>,
-        /// Whether it is home already (it has just founded), or will be when
-        /// its cluster answers.
+        /// Whether the node is in contact with its cluster already (it has just bootstrapped or
+        /// committed); otherwise it is HOME once the cluster answers.
         home: bool,
-        /// Curators, if the cluster has just named them. Otherwise those that
-        /// the ESP knows.
+        /// Curators, if the cluster has just named them. Otherwise the directory on the ESP is
+        /// used.
         directory: Option<Arc<ClusterDirectory>>,
     },
 }
@@ -223,155 +222,155 @@ pub enum Work {
 impl fmt::Display for Work {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Inspect => "read what is on the disk",
-            Self::Wipe { .. } => "wipe what the parameters name",
+            Self::Inspect => "inspect the disk",
+            Self::Wipe { .. } => "wipe the enrolment that the parameters name",
             Self::AwaitAddress => "get an address",
-            Self::MakeKeys(_) => "make keys",
+            Self::MakeKeys(_) => "generate keys",
             Self::SaveSealed(_) => "save the sealed configuration",
-            Self::Initialise(_) => "begin the data partition",
-            Self::MakeFileSystem(_) => "make the file system",
-            Self::MarkReady(_) => "complete the data partition",
+            Self::Initialise(_) => "initialise the data partition",
+            Self::MakeFileSystem(_) => "create the file system",
+            Self::MarkReady(_) => "mark the data partition ready",
             Self::Mount(_) => "mount the data partition",
-            Self::MakeAuthorities(_) => "make the certificate authorities",
-            Self::AwaitFounded(_) => "found the cluster",
-            Self::Register(_) => "ask the cluster to take this node in",
-            Self::Commit(_) => "commit this node to the cluster",
+            Self::MakeAuthorities(_) => "create the certificate authorities",
+            Self::AwaitFounded(_) => "bootstrap the cluster",
+            Self::Register(_) => "register with the cluster",
+            Self::Commit(_) => "commit the registration",
             Self::SaveCredentials(_) => "save the node's credentials",
-            Self::Unlock(_) => "ask the cluster for the key of the data partition",
-            Self::WipeDisowned(_) => "wipe what the cluster has disowned",
+            Self::Unlock(_) => "get the unlock key from the cluster",
+            Self::WipeDisowned(_) => "wipe the disowned node's data",
             Self::LoadCredentials(_) => "read the node's credentials",
             Self::HandOver { .. } => "hand over to the role server",
         })
     }
 }
 
-/// What the driver is to do.
+/// An instruction to the driver.
 #[derive(Clone, Debug)]
 pub enum Action {
-    /// Do this, and answer with [`Event::Done`] or [`Event::Failed`].
-    Work(Turn, Work),
-    /// Wait at this pace, and answer with [`Event::RetryDue`].
-    BackOff(Turn, Pace),
-    /// Let everyone know where enrolment stands.
-    Show(Standing),
-    /// Enrolment has come so far at least.
+    /// Perform this work, and answer with [`Event::Done`] or [`Event::Failed`].
+    Work(RequestId, Work),
+    /// Wait at this pace, then answer with [`Event::RetryDue`].
+    BackOff(RequestId, Pace),
+    /// Publish the status of enrolment.
+    Show(EnrolmentStatus),
+    /// Enrolment has reached at least this phase.
     Announce(EnrolmentPhase),
 }
 
-/// How long to wait before the next attempt.
+/// The delay before the next attempt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// Longer each time in a row.
+    /// Exponential backoff.
     Growing,
-    /// As long as someone may need who has to do something first.
+    /// Long: an operator has to act first.
     Rare,
-    /// So long.
+    /// A fixed delay.
     After(Duration),
 }
 
-/// Where enrolment stands.
+/// The status of enrolment.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Standing {
-    /// It works on this.
+pub enum EnrolmentStatus {
+    /// This task is in progress.
     Working(String),
-    /// This failed for this reason and will be tried again.
+    /// This task failed and will be retried.
     Retrying {
-        /// What.
+        /// The work, as a verb phrase.
         work: String,
-        /// Why.
+        /// The error.
         reason: String,
     },
-    /// It cannot go on alone; nothing is wrong.
+    /// An operator has to act; nothing is wrong.
     Waiting(String),
-    /// It will not go on by itself, and has touched nothing.
+    /// Stopped until the next boot; nothing was changed on the disk.
     Refused(String),
-    /// The node is handed over to the role server.
+    /// Done: the node is handed over to the role server.
     Settled,
 }
 
-/// Where the machine is.
+/// The state of the machine.
 #[derive(Clone, Debug)]
 pub enum State {
-    /// Looks at what is on the disk.
+    /// Inspects the disk.
     Deciding,
-    /// Gives up a former life.
+    /// Wipes the enrolment named by the wipe token.
     Wiping {
-        /// On the ESP.
+        /// The sealed configuration on the ESP.
         sealed: bool,
-        /// On the data partition.
+        /// The header of the data partition.
         data: bool,
     },
-    /// Begins a life.
+    /// A new enrolment: waits for an IP address.
     AwaitingAddress(Arc<Parameters>),
-    /// Begins a life.
+    /// A new enrolment: generates keys.
     MakingKeys(Arc<Parameters>),
-    /// Founds a cluster.
+    /// Bootstraps a cluster.
     Founding(Arc<Founding>, FoundingStep),
-    /// Asks a cluster that has not answered yet.
+    /// Registers with a cluster that has not answered yet.
     Asking(Arc<Registering>, AskingStep),
-    /// Asks in another way from now on.
+    /// Saves a registration that new parameters have changed.
     Renewing(Arc<Registering>),
-    /// Enters the cluster that has answered.
-    Entering(Entering, EnteringStep),
-    /// Has committed; saves what it got.
-    SavingCredentials(Entering, Arc<Committed>),
-    /// Is in a cluster; saves the MEMBER configuration.
+    /// Registers with a cluster that has answered.
+    AnsweredRegistration(AnsweredRegistration, EnteringStep),
+    /// Has committed; saves the credentials.
+    SavingCredentials(AnsweredRegistration, Arc<Committed>),
+    /// Belongs to a cluster; saves the MEMBER configuration.
     SavingMember(
         Arc<Member>,
         Arc<NodeCredentials>,
         Option<Arc<ClusterDirectory>>,
     ),
-    /// Returns to its cluster: asks it for the key.
+    /// Rejoins its cluster: gets the unlock key.
     Unlocking(Arc<Member>),
-    /// Returns to its cluster: mounts.
+    /// Rejoins its cluster: mounts the data partition.
     Mounting {
-        /// Who it is.
+        /// The member.
         member: Arc<Member>,
-        /// What it mounts.
+        /// Its data partition.
         volume: Volume,
         /// As in [`Work::HandOver`].
         directory: Option<Arc<ClusterDirectory>>,
     },
-    /// Returns to its cluster: reads its credentials.
+    /// Rejoins its cluster: reads its credentials.
     LoadingCredentials(Arc<Member>, Option<Arc<ClusterDirectory>>),
-    /// Hands over.
+    /// Hands over to the role server.
     HandingOver {
-        /// Who it is.
+        /// The member.
         member: Arc<Member>,
-        /// What it proves that with.
+        /// Its credentials.
         credentials: Arc<NodeCredentials>,
         /// As in [`Work::HandOver`].
         home: bool,
         /// As in [`Work::HandOver`].
         directory: Option<Arc<ClusterDirectory>>,
     },
-    /// Its cluster has removed it; saves the DISOWNED configuration.
+    /// The cluster has removed it; saves the DISOWNED configuration.
     SavingDisowned(Disowned),
-    /// Its cluster has removed it; wipes the rest.
+    /// The cluster has removed it; wipes its data.
     Disowning(Disowned),
-    /// Its cluster has removed it, and there is nothing left to do.
+    /// The cluster has removed it, and everything is wiped.
     Disowned(Disowned),
-    /// See [`Standing::Refused`].
+    /// See [`EnrolmentStatus::Refused`].
     Refused(String),
-    /// See [`Standing::Settled`].
+    /// See [`EnrolmentStatus::Settled`].
     Settled,
 }
 
 impl State {
-    /// The first step of a life.
-    fn begin(told: &Told) -> Self {
+    /// The first state of a new enrolment.
+    fn begin(told: &ParametersInput) -> Self {
         match told {
-            Told::Nothing => Self::Refused(
-                "no parameters, from fw_cfg or on the ESP: this machine was never told which \
-                 cluster to found or to ask"
+            ParametersInput::Nothing => Self::Refused(
+                "no parameters, from fw_cfg or on the ESP: they name the cluster to bootstrap or \
+                 to register with"
                     .into(),
             ),
-            Told::Unusable(why) => Self::Refused(why.clone()),
-            Told::Parameters(parameters) => Self::AwaitingAddress(parameters.clone()),
+            ParametersInput::Unusable(why) => Self::Refused(why.clone()),
+            ParametersInput::Parameters(parameters) => Self::AwaitingAddress(parameters.clone()),
         }
     }
 
-    /// The work that is under way in this state.
+    /// The work in progress in this state.
     pub fn work(&self) -> Option<Work> {
         Some(match self {
             Self::Deciding => Work::Inspect,
@@ -399,7 +398,7 @@ impl State {
                 Work::SaveSealed(Sealed::Registering(registering.clone()))
             }
             Self::Asking(registering, AskingStep::Ask) => Work::Register(registering.clone()),
-            Self::Entering(entering, step) => match step {
+            Self::AnsweredRegistration(entering, step) => match step {
                 EnteringStep::Save => {
                     Work::SaveSealed(Sealed::Registering(entering.registering().clone()))
                 }
@@ -434,44 +433,54 @@ impl State {
         })
     }
 
-    fn standing(&self) -> Standing {
+    fn standing(&self) -> EnrolmentStatus {
         match self {
-            Self::Entering(entering, EnteringStep::AwaitApproval { waits: true }) => {
-                Standing::Waiting(registering::wants_approval(entering))
+            Self::AnsweredRegistration(entering, EnteringStep::AwaitApproval { waits: true }) => {
+                EnrolmentStatus::Waiting(registering::wants_approval(entering))
             }
-            Self::Disowned(disowned) => Standing::Waiting(joining::disowned(disowned)),
-            Self::Refused(reason) => Standing::Refused(reason.clone()),
-            Self::Settled => Standing::Settled,
-            working => Standing::Working(working.work().map(|w| w.to_string()).unwrap_or_default()),
+            Self::Disowned(disowned) => EnrolmentStatus::Waiting(joining::disowned(disowned)),
+            Self::Refused(reason) => EnrolmentStatus::Refused(reason.clone()),
+            Self::Settled => EnrolmentStatus::Settled,
+            working => {
+                EnrolmentStatus::Working(working.work().map(|w| w.to_string()).unwrap_or_default())
+            }
         }
     }
 
-    /// What follows when the work must not be tried again.
+    /// The next state if the work must not be retried.
     fn refused(&self, reason: String) -> Self {
         match self {
             Self::Asking(registering, _) => registering::refused(registering, &reason),
-            Self::Entering(entering, _) => registering::refused(entering.registering(), &reason),
+            Self::AnsweredRegistration(entering, _) => {
+                registering::refused(entering.registering(), &reason)
+            }
             _ => Self::Refused(reason),
         }
     }
 
-    /// What is tried next, and when, after the work has failed.
+    /// The next state, and the delay before it, after the work has failed.
     fn failed(&self, failure: Failure) -> Failed {
         use EnteringStep::{AwaitApproval, Commit};
-        let ask_again = |entering: &Entering, reason, pace| Failed::Later {
-            state: Self::Entering(entering.clone(), AwaitApproval { waits: false }),
+        let ask_again = |entering: &AnsweredRegistration, reason, pace| Failed::Later {
+            state: Self::AnsweredRegistration(entering.clone(), AwaitApproval { waits: false }),
             reason,
             pace,
         };
         match (self, failure) {
             (state, Failure::Refuse(reason)) => Failed::At(state.refused(reason)),
-            // It may be approved already, and needs no ticket then.
-            (Self::Entering(entering, AwaitApproval { .. }), Failure::Denied(ticket)) => {
+            // It may be approved already, and then needs no ticket.
+            (
+                Self::AnsweredRegistration(entering, AwaitApproval { .. }),
+                Failure::Denied(ticket),
+            ) => {
                 let refused = Some(ticket);
-                Failed::At(Self::Entering(entering.clone(), Commit { refused }))
+                Failed::At(Self::AnsweredRegistration(
+                    entering.clone(),
+                    Commit { refused },
+                ))
             }
             (
-                Self::Entering(
+                Self::AnsweredRegistration(
                     entering,
                     Commit {
                         refused: Some(ticket),
@@ -480,7 +489,7 @@ impl State {
                 _,
             ) => ask_again(entering, ticket.clone(), Pace::Rare),
             (
-                Self::Entering(entering, Commit { refused: None }),
+                Self::AnsweredRegistration(entering, Commit { refused: None }),
                 Failure::Again(reason) | Failure::Denied(reason),
             ) => ask_again(entering, reason, COMMIT_AGAIN),
             (state, Failure::Again(reason)) => Failed::Later {
@@ -497,15 +506,15 @@ impl State {
     }
 }
 
-/// After a commit that failed; the approval is asked for again first, so the
-/// attempts are no longer in a row.
+/// Delay after a failed commit. The approval is requested again first, so these attempts are not
+/// consecutive failures of one task and have no backoff.
 const COMMIT_AGAIN: Pace = Pace::After(Duration::from_secs(3));
 
-/// What follows a failure.
+/// The reaction to a failure.
 enum Failed {
-    /// This, at once.
+    /// Enter this state at once.
     At(State),
-    /// This, after a while.
+    /// Enter this state after a delay.
     Later {
         state: State,
         reason: String,
@@ -513,22 +522,22 @@ enum Failed {
     },
 }
 
-/// What follows a work that was done.
+/// The reaction to a completed task.
 enum Next {
-    /// This, at once.
+    /// Enter this state at once.
     Enter(State),
-    /// This, after a while, though nothing is wrong.
+    /// Enter this state after a delay that is not caused by an error.
     Pause(State, Pace),
 }
 
-/// The machine.
+/// The state machine of enrolment.
 #[derive(Clone, Debug)]
 pub struct Machine {
-    told: Told,
+    told: ParametersInput,
     state: State,
-    turn: Turn,
+    turn: RequestId,
     phase: TurnPhase,
-    shown: Option<Standing>,
+    shown: Option<EnrolmentStatus>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -539,24 +548,24 @@ enum TurnPhase {
 }
 
 impl Machine {
-    /// A machine that has just been switched on.
-    pub fn start(told: Told) -> (Self, Vec<Action>) {
+    /// The machine at the start of a boot.
+    pub fn start(told: ParametersInput) -> (Self, Vec<Action>) {
         let machine = Self {
             told,
             state: State::Deciding,
-            turn: Turn(0),
+            turn: RequestId(0),
             phase: TurnPhase::Idle,
             shown: None,
         };
         machine.enter(State::Deciding)
     }
 
-    /// Where it is.
+    /// The current state.
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// What follows from this event, and what is to be done.
+    /// The next machine after this event, and the actions to perform.
     pub fn step(self, event: Event) -> (Self, Vec<Action>) {
         match event {
             Event::Done(turn, done) if self.awaits(turn, TurnPhase::Working) => {
@@ -590,7 +599,7 @@ impl Machine {
         }
     }
 
-    fn awaits(&self, turn: Turn, phase: TurnPhase) -> bool {
+    fn awaits(&self, turn: RequestId, phase: TurnPhase) -> bool {
         self.turn == turn && self.phase == phase
     }
 
@@ -599,7 +608,7 @@ impl Machine {
         if matches!(state, State::Disowning(_)) {
             actions.push(Action::Announce(EnrolmentPhase::Disowned));
         }
-        self.turn = Turn(self.turn.0 + 1);
+        self.turn = RequestId(self.turn.0 + 1);
         self.state = state;
         actions.extend(self.show(self.state.standing()));
         self.phase = match self.state.work() {
@@ -625,15 +634,15 @@ impl Machine {
         self.state = state;
         self.phase = TurnPhase::BackingOff;
         let mut actions: Vec<_> = self
-            .show(Standing::Retrying { work, reason })
+            .show(EnrolmentStatus::Retrying { work, reason })
             .into_iter()
             .collect();
         actions.push(Action::BackOff(self.turn, pace));
         (self, actions)
     }
 
-    /// What stands already is not said again.
-    fn show(&mut self, standing: Standing) -> Option<Action> {
+    /// A status that is shown already is not repeated.
+    fn show(&mut self, standing: EnrolmentStatus) -> Option<Action> {
         if self.shown.as_ref() == Some(&standing) {
             return None;
         }
@@ -641,8 +650,8 @@ impl Machine {
         Some(Action::Show(standing))
     }
 
-    /// The state after the work of this one; an error is an answer that does
-    /// not belong to the work, which is a bug of the driver.
+    /// The state after the current work is done. An error means that the result does not belong to
+    /// the work, which is a bug in the driver.
     fn next(&self, done: Done) -> Result<Next, String> {
         Ok(Next::Enter(match (&self.state, done) {
             (State::Deciding, Done::Inspected(inspection)) => {
@@ -662,7 +671,7 @@ impl Machine {
             (State::Asking(registering, step), done) => {
                 registering::after_asking(registering, *step, done)?
             }
-            (State::Entering(entering, step), done) => {
+            (State::AnsweredRegistration(entering, step), done) => {
                 return registering::after_entering(entering, step, done);
             }
             (State::SavingCredentials(entering, committed), Done::Plain) => {
@@ -691,7 +700,7 @@ impl Machine {
                         volume,
                         directory,
                     },
-                    None => return Err("this is a bug: a key that opens nothing".into()),
+                    None => return Err("internal error: the unlock key opens no volume".into()),
                 }
             }
             (State::Unlocking(member), Done::Removed) => {
@@ -719,7 +728,7 @@ impl Machine {
     }
 }
 
-/// How far enrolment is at least, after this.
+/// The phase that enrolment has reached at least, after this result.
 fn announced(done: &Done) -> Option<EnrolmentPhase> {
     match done {
         Done::Answered(reply) if reply.approval == Approval::Given => Some(EnrolmentPhase::Trusted),
@@ -732,16 +741,16 @@ fn announced(done: &Done) -> Option<EnrolmentPhase> {
 fn misplaced(done: &Done) -> String {
     let what = match done {
         Done::Plain => "plain",
-        Done::Inspected(_) => "inspection",
+        Done::Inspected(_) => "disk state",
         Done::Keys(_) => "keys",
         Done::Authority(_) => "authority",
         Done::Credentials(_) => "credentials",
-        Done::Answered(_) => "the cluster's answer",
+        Done::Answered(_) => "registration reply",
         Done::Committed(_) => "commit",
         Done::Unlocked(..) => "unlock key",
         Done::Removed => "removal",
     };
-    format!("this is a bug: the answer ({what}) does not belong to the question")
+    format!("internal error: result ({what}) does not match the work in progress")
 }
 
 #[cfg(test)]

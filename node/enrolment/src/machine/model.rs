@@ -1,5 +1,5 @@
-//! Machines that register, against a reference cluster: one with every fault,
-//! several at once in any order.
+//! Registration against a reference cluster: one machine with every fault, and several machines
+//! with events in any order.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,8 +14,8 @@ use proptest::prelude::*;
 use super::{deciding::decide, world::*, *};
 use crate::testing;
 
-/// Registers without a fault, and is home.
-fn settles(world: &mut World, cluster: &mut Cluster, told: &Told, script: &Script) {
+/// Registers without a fault until it is HOME.
+fn settles(world: &mut World, cluster: &mut Cluster, told: &ParametersInput, script: &Script) {
     let end = run_in(world, cluster, told, script);
     assert!(matches!(end, State::Settled), "{script:?}: {end:?}");
     assert!(world.handed_over);
@@ -32,9 +32,13 @@ fn a_machine_registers_and_comes_back() {
         let told = cluster.told(None);
         settles(&mut world, &mut cluster, &told, &Vec::new());
         assert!(world.home);
-        // With the parameters, without, with unusable ones, and with a ticket
-        // that was rotated: a member needs none.
-        for told in [told, Told::Nothing, Told::Unusable("bad".into())] {
+        // With parameters, without, with invalid ones, and with a rotated ticket: a member needs no
+        // ticket.
+        for told in [
+            told,
+            ParametersInput::Nothing,
+            ParametersInput::Unusable("bad".into()),
+        ] {
             cluster.ticket += 1;
             world.power_cut();
             settles(&mut world, &mut cluster, &told, &Vec::new());
@@ -44,8 +48,8 @@ fn a_machine_registers_and_comes_back() {
     }
 }
 
-/// FAULTS 3, 4, 32, 33: every pair of faults at every pair of works. The node
-/// that the cluster knows is the one that the disk is of, and the only one.
+/// FAULTS 3, 4, 32, 33: every pair of faults at every pair of tasks. The cluster knows exactly one
+/// node, which is the one on the disk.
 #[test]
 fn any_two_faults_anywhere_and_it_is_still_the_same_node() {
     let clean = 15;
@@ -64,23 +68,23 @@ fn any_two_faults_anywhere_and_it_is_still_the_same_node() {
     }
 }
 
-fn decided(told: &Told, registering: &Arc<Registering>, front: Front) -> State {
-    let sealed = SealedFound::Stored(Stored::Sealed(Sealed::Registering(registering.clone())));
-    decide(told, Inspection { sealed, front })
+fn decided(told: &ParametersInput, registering: &Arc<Registering>, front: HeaderState) -> State {
+    let sealed = SealedState::Stored(Stored::Sealed(Sealed::Registering(registering.clone())));
+    decide(told, DiskState { sealed, front })
 }
 
-/// A disk that is not this life's is not touched, and the way out is named.
+/// A disk of another enrolment is not changed, and the refusal names the way out.
 #[test]
 fn a_registration_goes_on_with_its_own_disk_only() {
     let asks = testing::registering(1, None);
     let answered = testing::registering(1, Some(StorageSecurity::Insecure));
     let own = answered.volume(answered.answer.as_ref().unwrap()).owner;
     let other = founding(2).identity.data_owner();
-    let header = |phase, owner| Front::Header(Header::new(phase, owner, [7; 32], None));
+    let header = |phase, owner| HeaderState::Header(Header::new(phase, owner, [7; 32], None));
     let (initialising, ready) = (Phase::Initialising, Phase::Ready);
     let name = |state: State| match state {
         State::Asking(_, step) => format!("{step:?}"),
-        State::Entering(_, step) => format!("{step:?}"),
+        State::AnsweredRegistration(_, step) => format!("{step:?}"),
         State::Refused(why) => {
             let token = format!("wipe.enrolment_id = {}", asks.enrolment_id);
             assert!(why.contains(&token), "{why}");
@@ -89,25 +93,25 @@ fn a_registration_goes_on_with_its_own_disk_only() {
         other => format!("{other:?}"),
     };
     for (registering, front, wanted) in [
-        (&asks, Front::Blank, "Ask"),
-        (&asks, Front::Unfinished, "Refused"),
+        (&asks, HeaderState::Blank, "Ask"),
+        (&asks, HeaderState::Unfinished, "Refused"),
         (&asks, header(initialising, own), "Refused"),
         (&asks, header(ready, other), "Refused"),
-        (&asks, Front::Foreign("XFS".into()), "Refused"),
-        (&answered, Front::Blank, "Initialise"),
-        (&answered, Front::Unfinished, "Initialise"),
+        (&asks, HeaderState::Foreign("XFS".into()), "Refused"),
+        (&answered, HeaderState::Blank, "Initialise"),
+        (&answered, HeaderState::Unfinished, "Initialise"),
         (&answered, header(initialising, own), "Initialise"),
         (&answered, header(ready, own), "Mount"),
         (&answered, header(initialising, other), "Refused"),
         (&answered, header(ready, other), "Refused"),
-        (&answered, Front::Foreign("XFS".into()), "Refused"),
+        (&answered, HeaderState::Foreign("XFS".into()), "Refused"),
     ] {
-        let state = decided(&Told::Nothing, registering, front.clone());
+        let state = decided(&ParametersInput::Nothing, registering, front.clone());
         assert_eq!(name(state), wanted, "{front:?}");
     }
 }
 
-/// What the parameters of a later boot may change, and what not.
+/// What the parameters of a later boot may change, and what they may not.
 #[test]
 fn later_parameters_change_how_it_asks_and_nothing_else() {
     let mut cluster = Cluster::new(StorageSecurity::Insecure);
@@ -124,32 +128,35 @@ fn later_parameters_change_how_it_asks_and_nothing_else() {
     let Stored::Sealed(Sealed::Registering(asks)) = world.sealed.clone() else {
         panic!("{:?}", world.sealed);
     };
-    let same = decided(&first, &asks, Front::Blank);
+    let same = decided(&first, &asks, HeaderState::Blank);
     assert!(matches!(same, State::Asking(..)), "{same:?}");
     // The cluster has named more curators than the parameters did.
     let mut knows_more = Registering::clone(&asks);
     let more = testing::directory("192.0.2.77").nodes;
     knows_more.asking.directory.nodes.extend(more);
-    let same = decided(&first, &Arc::new(knows_more), Front::Blank);
+    let same = decided(&first, &Arc::new(knows_more), HeaderState::Blank);
     assert!(matches!(same, State::Asking(..)), "{same:?}");
 
     cluster.ticket += 1;
-    let State::Renewing(renewed) = decided(&cluster.told(None), &asks, Front::Blank) else {
+    let State::Renewing(renewed) = decided(&cluster.told(None), &asks, HeaderState::Blank) else {
         panic!("another ticket");
     };
     assert_ne!(renewed.asking.ticket, asks.asking.ticket);
     assert_eq!(renewed.node_key.public(), asks.node_key.public());
     assert_eq!(renewed.enrolment_id, asks.enrolment_id);
     assert!(renewed.answer.is_none());
-    // To found a cluster is to be another machine.
-    let state = decided(&TOLD, &asks, Front::Blank);
+    // Parameters for a bootstrap need a new enrolment.
+    let state = decided(&TOLD, &asks, HeaderState::Blank);
     assert!(matches!(state, State::AwaitingAddress(_)), "{state:?}");
     let answered = testing::registering(1, Some(StorageSecurity::Insecure));
-    let state = decided(&TOLD, &answered, Front::Blank);
-    assert!(matches!(state, State::Entering(..)), "{state:?}");
+    let state = decided(&TOLD, &answered, HeaderState::Blank);
+    assert!(
+        matches!(state, State::AnsweredRegistration(..)),
+        "{state:?}"
+    );
 }
 
-/// What this release cannot do is refused before anything is made.
+/// What this release does not support is refused before anything is created.
 #[test]
 fn an_answer_that_asks_for_too_much_is_refused() {
     use hearth_api::v1::{ColdStartPolicy, TpmUsage};
@@ -177,19 +184,19 @@ fn an_answer_that_asks_for_too_much_is_refused() {
     }
 }
 
-/// A machine, what it was told, and how its cluster looks to it.
+/// A machine, its parameters, and its view of the cluster.
 struct Seat {
     world: World,
-    told: Told,
+    told: ParametersInput,
     machine: Machine,
     actions: Vec<Action>,
     phase: Option<EnrolmentPhase>,
-    /// Lives that a cluster has ended.
+    /// Enrolments that a cluster has ended.
     ended: BTreeSet<u8>,
 }
 
 impl Seat {
-    fn new(number: u8, told: Told) -> Self {
+    fn new(number: u8, told: ParametersInput) -> Self {
         let (machine, actions) = Machine::start(told.clone());
         Self {
             world: World::asking(number),
@@ -207,7 +214,7 @@ impl Seat {
         (self.machine, self.actions) = Machine::start(self.told.clone());
     }
 
-    /// As the driver does it, which goes forwards only.
+    /// Like the driver, which only moves forward.
     fn announce(&mut self) {
         for action in &self.actions {
             if let Action::Announce(to) = *action {
@@ -216,7 +223,7 @@ impl Seat {
         }
     }
 
-    /// One thing happens on it. Tells what it asked of the cluster.
+    /// Executes one step. Returns the request to the cluster, if any.
     fn step(&mut self, cluster: &mut Cluster, fault: Option<Fault>) -> Option<Work> {
         let work = self.actions.iter().find_map(|action| match action {
             Action::Work(turn, work) => Some((*turn, work.clone())),
@@ -240,7 +247,7 @@ impl Seat {
         work.map(|(_, work)| work)
     }
 
-    /// What runs beside a member.
+    /// The workers that run on a member.
     fn rejoin(&mut self, cluster: &Cluster) {
         if let Stored::Sealed(Sealed::Member(member)) = &self.world.sealed
             && matches!(self.machine.state(), State::Settled)
@@ -260,16 +267,16 @@ impl Seat {
     }
 }
 
-/// What happens next.
+/// An event of the model.
 #[derive(Clone, Debug)]
 enum Op {
-    /// On a machine.
+    /// A step on a machine.
     Step(usize, Option<usize>),
-    /// A machine is switched off and on, with what it was told.
+    /// A machine reboots with its parameters.
     Cut(usize),
-    /// A machine is switched off and on, and is told the present ticket.
+    /// A machine reboots, and gets the current ticket.
     Tell(usize),
-    /// A machine is told to give up its life.
+    /// A machine gets a wipe token.
     Wipe(usize),
     Approve(usize),
     Delete(usize),
@@ -277,7 +284,7 @@ enum Op {
     Rotate,
     /// The cluster loses a node, as by a restored backup.
     Forget(usize),
-    /// A request that was sent long ago arrives once more.
+    /// A delayed request arrives once more.
     Late(usize),
 }
 
@@ -300,13 +307,13 @@ fn op() -> impl Strategy<Value = Op> {
     ]
 }
 
-/// All of it.
+/// The whole model.
 struct Model {
     cluster: Cluster,
     seats: Vec<Seat>,
     sent: Vec<Work>,
     forgotten: BTreeSet<NodeId>,
-    /// Who was deleted or decommissioned at any time: an order holds for ever.
+    /// Nodes that were deleted or decommissioned at any time: an order is permanent.
     removed: BTreeSet<NodeId>,
 }
 
@@ -408,7 +415,7 @@ impl Model {
         }
     }
 
-    /// Everybody gets what he needs, and nothing goes wrong any more.
+    /// Without further faults every machine gets what it needs.
     fn settle(&mut self) {
         for machine in 0..MACHINES {
             self.apply(&Op::Tell(machine));
@@ -421,11 +428,11 @@ impl Model {
         }
         for seat in &self.seats {
             let Some(id) = seat.node_id() else {
-                // A wipe that was cut off has to be asked for again: without
-                // it, what is on the disk is nobody's.
+                // An interrupted wipe has to be requested again: without that, the content of the
+                // disk has no owner.
                 let end = seat.machine.state();
                 assert!(matches!(end, State::Refused(_)), "{end:?}");
-                assert_ne!(seat.world.front, Front::Blank);
+                assert_ne!(seat.world.front, HeaderState::Blank);
                 continue;
             };
             let deleted = self.cluster.tombstones.contains_key(&id);
@@ -436,12 +443,12 @@ impl Model {
                 Stored::Sealed(Sealed::Disowned(_)) => true,
                 Stored::Sealed(Sealed::Member(_)) => match end {
                     State::Settled => !removed,
-                    // Nobody has the key of one that was forgotten.
+                    // Nobody has the key of a node that the cluster lost.
                     State::Unlocking(_) => self.forgotten.contains(&id),
                     _ => false,
                 },
-                // Without an answer it cannot tell a deletion from a wrong
-                // ticket, and goes on asking.
+                // Without an answer it cannot distinguish a deletion from a wrong ticket, and keeps
+                // retrying.
                 Stored::Sealed(Sealed::Registering(_)) => {
                     removed && matches!(end, State::Refused(_) | State::Asking(..))
                 }
@@ -483,10 +490,14 @@ fn check_seat(
             assert!(removed.contains(&id), "disowned without an order");
             seat.ended.insert(life);
         }
-        Sealed::Founding(_) => panic!("it was not told to found"),
+        Sealed::Founding(_) => panic!("unexpected bootstrap"),
     }
     let disowned = matches!(sealed, Sealed::Disowned(_));
-    assert_eq!(disowned, seat.ended.contains(&life), "disowned is for ever");
+    assert_eq!(
+        disowned,
+        seat.ended.contains(&life),
+        "disowned is permanent"
+    );
     if seat.world.home {
         assert!(rank(&seat.world.sealed) >= 3, "home and no member");
     }
@@ -495,7 +506,7 @@ fn check_seat(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(192))]
 
-    /// FAULTS 32, 33, 34: several machines, everything at any time.
+    /// FAULTS 32, 33, 34: several machines, with any events in any order.
     #[test]
     fn whatever_happens_the_promises_hold_and_it_settles(
         encrypted: bool,

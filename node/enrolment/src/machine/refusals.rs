@@ -1,54 +1,54 @@
-//! What is said of a disk with which a machine does not go on, and what an operator can do.
+//! The reasons why a machine does not continue with a disk, and what an operator can do.
 
-use hearth_host::storage::header::{Front, Phase};
+use hearth_host::storage::header::{HeaderState, Phase};
 
 use crate::EnrolmentId;
 use crate::sealed::Stored;
 
-fn describe(front: &Front) -> String {
+fn describe(front: &HeaderState) -> String {
     match front {
-        Front::Blank => "is blank".into(),
-        Front::Unfinished => "holds the beginning of a header".into(),
-        Front::Header(header) => {
+        HeaderState::Blank => "is blank".into(),
+        HeaderState::Unfinished => "has an incomplete header".into(),
+        HeaderState::Header(header) => {
             let phase = match header.phase {
-                Phase::Initialising => "is being made",
-                Phase::Ready => "is",
+                Phase::Initialising => "is being initialised for",
+                Phase::Ready => "belongs to",
             };
-            format!("{phase} that of {}", header.owner)
+            format!("{phase} {}", header.owner)
         }
-        Front::Foreign(why) => format!("holds something else ({why})"),
+        HeaderState::Foreign(why) => format!("has unknown content ({why})"),
     }
 }
 
-/// Why a machine that is somebody already does not go on with this disk.
-pub(super) fn mismatch(enrolment: EnrolmentId, is: &str, front: &Front) -> String {
+/// Why a machine that has an enrolment does not continue with this data partition.
+pub(super) fn mismatch(enrolment: EnrolmentId, is: &str, front: &HeaderState) -> String {
     format!(
-        "this machine {is}, and its data partition {}. Attach the right disk, or give up this \
-         machine's life by wipe.enrolment_id = {enrolment} in its parameters",
+        "this machine {is}, but its data partition {}. Attach the right disk, or wipe the \
+         enrolment with wipe.enrolment_id = {enrolment} in the parameters",
         describe(front)
     )
 }
 
-/// Why a machine that is nobody does not begin with a disk that is not blank.
-pub(super) fn orphaned(stored: &Stored, front: &Front) -> String {
+/// Why a machine without an enrolment does not start one on a disk that is not blank.
+pub(super) fn orphaned(stored: &Stored, front: &HeaderState) -> String {
     let sealed = match stored {
-        Stored::NeverCompleted => "only the beginning of a sealed configuration",
+        Stored::NeverCompleted => "an incomplete sealed configuration",
         _ => "no sealed configuration",
     };
     format!(
-        "the ESP holds {sealed}, and the data partition {}. {}",
+        "the ESP has {sealed}, but the data partition {}. {}",
         describe(front),
-        how_to_give_up(front)
+        how_to_discard(front)
     )
 }
 
-/// What an operator can do who needs nothing of the disk.
-pub(super) fn how_to_give_up(front: &Front) -> String {
+/// How an operator can discard the content of the disk.
+pub(super) fn how_to_discard(front: &HeaderState) -> String {
     match front {
-        Front::Header(header) => format!(
-            "To give up what is on the disk, put wipe.enrolment_id = {} into the parameters",
+        HeaderState::Header(header) => format!(
+            "To discard the content of the disk, set wipe.enrolment_id = {} in the parameters",
             header.owner.enrolment_id
         ),
-        _ => "To give up what is on the disk, write the image to it anew".into(),
+        _ => "To discard the content of the disk, write the image to the disk again".into(),
     }
 }

@@ -1,4 +1,4 @@
-//! How a machine asks a cluster to take it in.
+//! How a machine registers with a cluster.
 //!
 //! ```text
 //!  Asking:    Save ─► Ask ─► (the answer)
@@ -6,39 +6,38 @@
 //!               ─► AwaitApproval ⟲ ─► Commit ─► SavingCredentials ─► SavingMember
 //! ```
 //!
-//! Until the cluster has answered, nothing is made, and other parameters may
-//! begin another life. From then on only how it asks may change: the ticket,
-//! whom, the labels.
+//! Until the cluster has answered, nothing is created on the data partition, and other parameters
+//! may start a new enrolment. After that, new parameters may only change the register ticket, the
+//! curators to ask and the labels.
 //!
-//! A cluster that refuses the ticket of a node it may have approved already is
-//! asked to take the commit all the same: the ticket is the right to ask, and
-//! a node that is approved needs it no more. So a ticket that was rotated
-//! after a reply was lost keeps nobody out, and a node that was deleted while
-//! it waited finds out that it was.
+//! If the cluster refuses the ticket of a node that it may have approved already, the node tries to
+//! commit all the same: the ticket gives the right to register, and an approved node does not need
+//! it any more. So a ticket that was rotated after a lost reply locks nobody out, and a node that
+//! was deleted while it waited finds that out.
 
 use std::{sync::Arc, time::Duration};
 
 use hearth_api::v1::{ClusterDirectory, TpmUsage};
 use hearth_host::parameters::{Cluster, Register};
 use hearth_host::storage::Volume;
-use hearth_host::storage::header::{Front, Phase};
+use hearth_host::storage::header::{HeaderState, Phase};
 
-use super::{Done, Next, Pace, State, Told, misplaced, refusals};
+use super::{Done, Next, Pace, ParametersInput, State, misplaced, refusals};
 use crate::sealed::{Answer, Asking, Registering};
 
-/// Whatever a curator says, a node asks no more often …
-const OFTENEST: Duration = Duration::from_millis(200);
-/// … and no less often than so.
-const RAREST: Duration = Duration::from_secs(60);
+/// Minimum interval between two requests, whatever interval a curator asks for.
+const MIN_INTERVAL: Duration = Duration::from_millis(200);
+/// Maximum interval between two requests, whatever interval a curator asks for.
+const MAX_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What a cluster says to a machine that asks.
+/// A cluster's reply to a registration.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Reply {
-    /// What it is to become.
+    /// The identity and settings for the node.
     pub answer: Answer,
-    /// Whether it may commit.
+    /// Whether the node may commit.
     pub approval: Approval,
-    /// Curators.
+    /// Addresses of curators.
     pub directory: ClusterDirectory,
 }
 
@@ -47,31 +46,31 @@ pub struct Reply {
 pub enum Approval {
     /// Not yet.
     Waits {
-        /// When the cluster wants to be asked again.
+        /// When the curator wants the next request.
         ask_again: Duration,
     },
-    /// It may commit, or has.
+    /// It may commit, or has committed.
     Given,
 }
 
-/// How far a machine is that has no answer yet.
+/// Step of a registration without an answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AskingStep {
-    /// The REGISTERING configuration.
+    /// Save the REGISTERING configuration.
     Save,
-    /// The first call.
+    /// Register for the first time.
     Ask,
 }
 
 /// A registration with the cluster's answer.
 #[derive(Clone, Debug)]
-pub struct Entering {
+pub struct AnsweredRegistration {
     registering: Arc<Registering>,
     answer: Answer,
 }
 
-impl Entering {
-    /// If it is answered.
+impl AnsweredRegistration {
+    /// The registration, if it has an answer.
     pub fn of(registering: Arc<Registering>) -> Option<Self> {
         let answer = registering.answer.clone()?;
         Some(Self {
@@ -80,102 +79,106 @@ impl Entering {
         })
     }
 
-    /// What makes it the same node when it asks again.
+    /// The keys of the registration, and how to ask.
     pub fn registering(&self) -> &Arc<Registering> {
         &self.registering
     }
 
-    /// What the cluster said.
+    /// The cluster's answer.
     pub fn answer(&self) -> &Answer {
         &self.answer
     }
 
-    /// The data partition that the cluster asked for.
+    /// The data partition with the settings in the answer.
     pub fn volume(&self) -> Volume {
         self.registering.volume(&self.answer)
     }
 }
 
-/// How far a machine is that has the cluster's answer.
+/// Step of a registration with an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EnteringStep {
-    /// The REGISTERING configuration, with the answer.
+    /// Save the REGISTERING configuration, with the answer.
     Save,
-    /// Header INITIALISING.
+    /// Write the header in phase INITIALISING.
     Initialise,
-    /// File system.
+    /// Create the file system.
     MakeFileSystem,
-    /// Header READY.
+    /// Write the header in phase READY.
     MarkReady,
-    /// Mounted.
+    /// Mount the data partition.
     Mount,
-    /// An operator's approval.
+    /// Wait for an operator's approval.
     AwaitApproval {
-        /// The cluster has said in this boot that there is none yet.
+        /// The cluster has told in this boot that the approval is pending.
         waits: bool,
     },
-    /// The cluster keeps the unlock key.
+    /// Commit: the cluster stores the unlock key.
     Commit {
-        /// Tried because the ticket was refused, with these words.
+        /// The error with which the ticket was refused, if that is why the commit is tried.
         refused: Option<String>,
     },
 }
 
-/// Where a registration goes on that a boot finds on its disk.
-pub(super) fn go_on(told: &Told, registering: Arc<Registering>, front: &Front) -> State {
-    let begun_anew = registering.answer.is_none() && *front == Front::Blank;
+/// The state in which a boot continues an interrupted registration.
+pub(super) fn go_on(
+    told: &ParametersInput,
+    registering: Arc<Registering>,
+    front: &HeaderState,
+) -> State {
+    let may_start_again = registering.answer.is_none() && *front == HeaderState::Blank;
     match renewed(told, &registering) {
         Renewal::Same => {}
         Renewal::Asking(renewed) => return State::Renewing(renewed),
-        Renewal::OtherCluster if begun_anew => return State::begin(told),
+        Renewal::OtherCluster if may_start_again => return State::begin(told),
         Renewal::OtherCluster => {}
     }
     let enrolment = registering.enrolment_id;
-    let Some(entering) = Entering::of(registering.clone()) else {
+    let Some(entering) = AnsweredRegistration::of(registering.clone()) else {
         return match front {
-            Front::Blank => State::Asking(registering, AskingStep::Ask),
+            HeaderState::Blank => State::Asking(registering, AskingStep::Ask),
             front => State::Refused(refusals::mismatch(
                 enrolment,
-                "has only begun to register with a cluster",
+                "has started to register with a cluster",
                 front,
             )),
         };
     };
     let owner = entering.volume().owner;
     match front {
-        Front::Header(header) if header.owner == owner && header.phase == Phase::Ready => {
-            State::Entering(entering, EnteringStep::Mount)
+        HeaderState::Header(header) if header.owner == owner && header.phase == Phase::Ready => {
+            State::AnsweredRegistration(entering, EnteringStep::Mount)
         }
-        Front::Header(header) if header.owner != owner => refused_disk(&entering, front),
-        Front::Foreign(_) => refused_disk(&entering, front),
-        // Nothing of value is on the disk before the node is a member.
-        Front::Header(_) | Front::Blank | Front::Unfinished => {
-            State::Entering(entering, EnteringStep::Initialise)
+        HeaderState::Header(header) if header.owner != owner => refused_disk(&entering, front),
+        HeaderState::Foreign(_) => refused_disk(&entering, front),
+        // There are no valuable data on the disk before the node is a member.
+        HeaderState::Header(_) | HeaderState::Blank | HeaderState::Unfinished => {
+            State::AnsweredRegistration(entering, EnteringStep::Initialise)
         }
     }
 }
 
-fn refused_disk(entering: &Entering, front: &Front) -> State {
+fn refused_disk(entering: &AnsweredRegistration, front: &HeaderState) -> State {
     let owner = entering.volume().owner;
     State::Refused(refusals::mismatch(
         owner.enrolment_id,
-        &format!("was becoming {owner}"),
+        &format!("was registering as {owner}"),
         front,
     ))
 }
 
-/// What the parameters of this boot make of a registration.
+/// The effect of this boot's parameters on a registration.
 enum Renewal {
-    /// Nothing.
+    /// None.
     Same,
-    /// It asks in another way.
+    /// They change the ticket, the curators, the labels or the network.
     Asking(Arc<Registering>),
     /// They name another cluster.
     OtherCluster,
 }
 
-fn renewed(told: &Told, registering: &Registering) -> Renewal {
-    let Told::Parameters(parameters) = told else {
+fn renewed(told: &ParametersInput, registering: &Registering) -> Renewal {
+    let ParametersInput::Parameters(parameters) = told else {
         return Renewal::Same;
     };
     let Cluster::Register(register) = &parameters.cluster else {
@@ -195,8 +198,7 @@ fn renewed(told: &Told, registering: &Registering) -> Renewal {
     }))
 }
 
-/// The directory in the sealed configuration has grown by what the cluster
-/// said.
+/// The directory in the sealed configuration also has the curators that the cluster has named.
 fn asks_alike(told: &Asking, sealed: &Asking) -> bool {
     let knows = |node| sealed.directory.nodes.contains(node);
     told.ticket == sealed.ticket
@@ -242,39 +244,44 @@ fn answered(registering: &Arc<Registering>, reply: &Reply) -> State {
         answer: Some(reply.answer.clone()),
         ..Registering::clone(registering)
     };
-    let entering = Entering {
+    let entering = AnsweredRegistration {
         registering: Arc::new(registering),
         answer: reply.answer.clone(),
     };
-    State::Entering(entering, EnteringStep::Save)
+    State::AnsweredRegistration(entering, EnteringStep::Save)
 }
 
-/// Whether this release can be what the cluster asks for.
+/// Whether this release supports what the cluster asks for.
 fn can_do(answer: &Answer) -> Result<(), String> {
     use hearth_api::v1::ColdStartPolicy;
     if answer.tpm_usage == TpmUsage::PresentAndUsed {
         return Err(
-            "the cluster wants this node's keys sealed by its TPM, which this release \
-                    cannot do yet"
+            "the cluster requires that the TPM seals this node's keys, which this release does \
+                    not support"
                 .into(),
         );
     }
     match answer.cold_start_policy {
         ColdStartPolicy::None => Ok(()),
         other => Err(format!(
-            "the cluster's cold-start policy is {}, which this release cannot do yet",
+            "the cluster's cold-start policy is {}, which this release does not support",
             other.as_str_name()
         )),
     }
 }
 
-/// What follows a step with an answer.
+/// The state after a step with an answer.
 pub(super) fn after_entering(
-    entering: &Entering,
+    entering: &AnsweredRegistration,
     step: &EnteringStep,
     done: Done,
 ) -> Result<Next, String> {
-    let go = |step| Ok(Next::Enter(State::Entering(entering.clone(), step)));
+    let go = |step| {
+        Ok(Next::Enter(State::AnsweredRegistration(
+            entering.clone(),
+            step,
+        )))
+    };
     match (step, done) {
         (EnteringStep::Save, Done::Plain) => go(EnteringStep::Initialise),
         (EnteringStep::Initialise, Done::Plain) => go(EnteringStep::MakeFileSystem),
@@ -287,8 +294,8 @@ pub(super) fn after_entering(
         (EnteringStep::Commit { .. }, Done::Committed(committed)) => {
             if committed.credentials.ca != entering.registering.cluster_ca {
                 return Ok(Next::Enter(State::Refused(
-                    "the cluster has committed this node under another CA than it registered \
-                     with: this is a bug"
+                    "internal error: the cluster has issued the certificate under another CA than \
+                     it registered with"
                         .into(),
                 )));
             }
@@ -301,37 +308,37 @@ pub(super) fn after_entering(
     }
 }
 
-fn approval(entering: &Entering, reply: &Reply) -> Next {
+fn approval(entering: &AnsweredRegistration, reply: &Reply) -> Next {
     if reply.answer.cluster_id != entering.answer.cluster_id {
         return Next::Enter(State::Refused(format!(
-            "the cluster was {} when this machine registered, and now is {}",
+            "this machine registered with cluster {}, but the curator now belongs to cluster {}",
             entering.answer.cluster_id, reply.answer.cluster_id
         )));
     }
-    let at = |step| State::Entering(entering.clone(), step);
+    let at = |step| State::AnsweredRegistration(entering.clone(), step);
     match reply.approval {
         Approval::Given => Next::Enter(at(EnteringStep::Commit { refused: None })),
         Approval::Waits { ask_again } => Next::Pause(
             at(EnteringStep::AwaitApproval { waits: true }),
-            Pace::After(ask_again.clamp(OFTENEST, RAREST)),
+            Pace::After(ask_again.clamp(MIN_INTERVAL, MAX_INTERVAL)),
         ),
     }
 }
 
-/// What is told while an operator has not approved the node.
-pub(super) fn wants_approval(entering: &Entering) -> String {
+/// What a node is waiting for that an operator has not approved.
+pub(super) fn wants_approval(entering: &AnsweredRegistration) -> String {
     let key = entering.registering.node_key.public();
     format!(
-        "approval by an operator of cluster {}. The public key of this node is {key}; compare it \
-         and run: hearthctl node approve {key}",
+        "approval by an operator of cluster {}. The public key of this node is {key}. Compare it, \
+         then run: hearthctl node approve {key}",
         entering.answer.cluster_id
     )
 }
 
-/// A refusal in this phase, with the way out.
+/// A refusal during registration, with the way out.
 pub(super) fn refused(registering: &Registering, reason: &str) -> State {
     State::Refused(format!(
-        "{reason}. To begin anew with other keys, put wipe.enrolment_id = {} into the parameters",
+        "{reason}. To register again with new keys, set wipe.enrolment_id = {} in the parameters",
         registering.enrolment_id
     ))
 }

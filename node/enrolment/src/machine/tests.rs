@@ -1,18 +1,18 @@
-//! The machine against a model of the machine below it: how a cluster is
-//! founded, and what is decided. [`super::model`] has the registrations.
+//! The machine against a model of its disk and cluster: bootstrap and decisions. [`super::model`]
+//! has the registrations.
 
 use hearth_api::v1::StorageSecurity;
 use proptest::prelude::*;
 
 use super::{super::EnrolmentId, deciding::decide, world::*, *};
 
-fn run(world: &mut World, told: &Told, script: &Script) -> State {
-    // There is none to ask.
+fn run(world: &mut World, told: &ParametersInput, script: &Script) -> State {
+    // A bootstrap has no cluster to ask.
     let mut nobody = Cluster::new(StorageSecurity::Insecure);
     run_in(world, &mut nobody, told, script)
 }
 
-fn settles(world: &mut World, told: &Told, script: &Script) {
+fn settles(world: &mut World, told: &ParametersInput, script: &Script) {
     let end = run(world, told, script);
     assert!(matches!(end, State::Settled), "{script:?}: {end:?}");
     assert!(world.handed_over);
@@ -24,8 +24,12 @@ fn a_blank_machine_becomes_home_and_comes_back() {
     let mut world = World::blank();
     settles(&mut world, &TOLD, &Vec::new());
     assert!(world.home);
-    // With the parameters, without, and with unusable ones.
-    for told in [TOLD.clone(), Told::Nothing, Told::Unusable("bad".into())] {
+    // With the parameters, without, and with invalid ones.
+    for told in [
+        TOLD.clone(),
+        ParametersInput::Nothing,
+        ParametersInput::Unusable("bad".into()),
+    ] {
         world.power_cut();
         settles(&mut world, &told, &Vec::new());
         assert!(!world.home, "the membership worker says so, once it is");
@@ -33,14 +37,13 @@ fn a_blank_machine_becomes_home_and_comes_back() {
     }
 }
 
-/// FAULTS 1, 2, 33 for the bootstrap: every pair of faults at every pair of
-/// works.
+/// FAULTS 1, 2, 33 for the bootstrap: every pair of faults at every pair of tasks.
 #[test]
 fn any_two_faults_anywhere_and_it_still_comes_home() {
     let clean = 13;
     for first in 0..clean {
         for first_fault in FAULTS {
-            // A boot that starts again has that many works before it.
+            // The number of tasks that precede a boot that starts again.
             for second in first..first + clean + 1 {
                 for second_fault in FAULTS {
                     let script = vec![(first, first_fault), (second, second_fault)];
@@ -51,13 +54,13 @@ fn any_two_faults_anywhere_and_it_still_comes_home() {
     }
 }
 
-/// A machine that has begun needs its parameters no more.
+/// An interrupted bootstrap does not need the parameters any more.
 #[test]
 fn a_founding_goes_on_without_parameters() {
     for cut in 4..13 {
         let mut world = World::blank();
         let script = vec![(cut, Fault::CutBefore)];
-        // The first boot is told, the others are not.
+        // The first boot has parameters, the others have none.
         let mut nobody = Cluster::new(StorageSecurity::Insecure);
         let (mut machine, mut actions) = Machine::start(TOLD.clone());
         for _ in 0..cut {
@@ -69,21 +72,21 @@ fn a_founding_goes_on_without_parameters() {
         }
         drop((machine, actions));
         world.power_cut();
-        settles(&mut world, &Told::Nothing, &Vec::new());
-        assert_eq!(world.lives, 1, "the same life goes on");
+        settles(&mut world, &ParametersInput::Nothing, &Vec::new());
+        assert_eq!(world.lives, 1, "the same enrolment continues");
     }
 }
 
-fn decided(told: &Told, sealed: SealedFound, front: Front) -> State {
-    decide(told, Inspection { sealed, front })
+fn decided(told: &ParametersInput, sealed: SealedState, front: HeaderState) -> State {
+    decide(told, DiskState { sealed, front })
 }
 
-fn stored(sealed: Sealed) -> SealedFound {
-    SealedFound::Stored(Stored::Sealed(sealed))
+fn stored(sealed: Sealed) -> SealedState {
+    SealedState::Stored(Stored::Sealed(sealed))
 }
 
-fn corrupt() -> SealedFound {
-    SealedFound::Corrupt("both slots: checksum mismatch".into())
+fn corrupt() -> SealedState {
+    SealedState::Corrupt("both slots: checksum mismatch".into())
 }
 
 fn refusal(state: State) -> String {
@@ -93,24 +96,32 @@ fn refusal(state: State) -> String {
     }
 }
 
-/// FAULTS 11 and what is like it: with bootstrap parameters at hand.
+/// FAULTS 11 and similar: with bootstrap parameters present.
 #[test]
 fn what_cannot_be_explained_is_refused_and_says_how_to_give_up() {
-    let absent = || SealedFound::Stored(Stored::Absent);
-    let never = || SealedFound::Stored(Stored::NeverCompleted);
+    let absent = || SealedState::Stored(Stored::Absent);
+    let never = || SealedState::Stored(Stored::NeverCompleted);
     let token = |life: u8| format!("wipe.enrolment_id = {}", hex::encode([life; 16]));
-    let foreign = || Front::Foreign("XFS".into());
+    let foreign = || HeaderState::Foreign("XFS".into());
     let cases = [
-        // Corrupt, over whatever.
+        // Corrupt, with any data partition.
         (corrupt(), ready(1), token(1)),
         (corrupt(), initialising(1), token(1)),
-        (corrupt(), Front::Blank, "image to it anew".into()),
-        (corrupt(), foreign(), "image to it anew".into()),
-        // Absent, over something.
+        (
+            corrupt(),
+            HeaderState::Blank,
+            "image to the disk again".into(),
+        ),
+        (corrupt(), foreign(), "image to the disk again".into()),
+        // Absent, with a data partition that is not blank.
         (absent(), ready(1), token(1)),
         (absent(), initialising(1), token(1)),
-        (absent(), foreign(), "image to it anew".into()),
-        (absent(), Front::Unfinished, "image to it anew".into()),
+        (absent(), foreign(), "image to the disk again".into()),
+        (
+            absent(),
+            HeaderState::Unfinished,
+            "image to the disk again".into(),
+        ),
         (never(), ready(1), token(1)),
         // A member without its disk.
         (
@@ -120,7 +131,7 @@ fn what_cannot_be_explained_is_refused_and_says_how_to_give_up() {
         ),
         (
             stored(sealed_member(1, StorageSecurity::Insecure)),
-            Front::Blank,
+            HeaderState::Blank,
             token(1),
         ),
         (
@@ -137,15 +148,15 @@ fn what_cannot_be_explained_is_refused_and_says_how_to_give_up() {
         (stored(sealed_founding(1, None)), ready(2), token(1)),
         (stored(sealed_founding(1, None)), initialising(2), token(1)),
         (stored(sealed_founding(1, None)), foreign(), token(1)),
-        // A founder whose disk has lost what was made on it.
+        // A founder whose disk has lost its content.
         (
             stored(sealed_founding(1, Some(ca(1)))),
-            Front::Blank,
+            HeaderState::Blank,
             token(1),
         ),
         (
             stored(sealed_founding(1, Some(ca(1)))),
-            Front::Unfinished,
+            HeaderState::Unfinished,
             token(1),
         ),
         (
@@ -163,11 +174,16 @@ fn what_cannot_be_explained_is_refused_and_says_how_to_give_up() {
 #[test]
 fn a_blank_machine_does_what_it_is_told_or_says_why_not() {
     for sealed in [Stored::Absent, Stored::NeverCompleted] {
-        let decided =
-            |told: &Told| decided(told, SealedFound::Stored(sealed.clone()), Front::Blank);
+        let decided = |told: &ParametersInput| {
+            decided(
+                told,
+                SealedState::Stored(sealed.clone()),
+                HeaderState::Blank,
+            )
+        };
         assert!(matches!(decided(&TOLD), State::AwaitingAddress(_)));
-        assert!(refusal(decided(&Told::Nothing)).starts_with("no parameters"));
-        let unusable = Told::Unusable("parameters from there: field: bad".into());
+        assert!(refusal(decided(&ParametersInput::Nothing)).starts_with("no parameters"));
+        let unusable = ParametersInput::Unusable("parameters from there: field: bad".into());
         assert_eq!(
             refusal(decided(&unusable)),
             "parameters from there: field: bad"
@@ -191,7 +207,7 @@ fn an_encrypted_member_asks_for_its_key_first() {
 
 #[test]
 fn a_wipe_token_destroys_what_it_names_and_nothing_else() {
-    let wiped = |token, sealed: SealedFound, front| match decided(&told(Some(token)), sealed, front)
+    let wiped = |token, sealed: SealedState, front| match decided(&told(Some(token)), sealed, front)
     {
         State::Wiping { sealed, data } => (sealed, data),
         _ => (false, false),
@@ -202,27 +218,30 @@ fn a_wipe_token_destroys_what_it_names_and_nothing_else() {
     assert_eq!(wiped(1, member(1), ready(2)), (true, false));
     assert_eq!(wiped(2, member(1), ready(2)), (false, true));
     assert_eq!(
-        wiped(1, member(1), Front::Foreign("XFS".into())),
+        wiped(1, member(1), HeaderState::Foreign("XFS".into())),
         (true, false)
     );
     assert_eq!(wiped(1, corrupt(), ready(1)), (true, true));
     assert_eq!(wiped(1, corrupt(), ready(2)), (false, false));
-    assert_eq!(wiped(1, corrupt(), Front::Blank), (false, false));
-    let absent = SealedFound::Stored(Stored::Absent);
+    assert_eq!(wiped(1, corrupt(), HeaderState::Blank), (false, false));
+    let absent = SealedState::Stored(Stored::Absent);
     assert_eq!(wiped(1, absent.clone(), ready(1)), (false, true));
-    assert_eq!(wiped(1, absent.clone(), Front::Blank), (false, false));
-    // A life that ended within the first write of its header.
+    assert_eq!(wiped(1, absent.clone(), HeaderState::Blank), (false, false));
+    // An enrolment that ended within the first write of its header.
     let founding = stored(sealed_founding(1, None));
-    let never = SealedFound::Stored(Stored::NeverCompleted);
-    assert_eq!(wiped(1, founding.clone(), Front::Unfinished), (true, true));
-    assert_eq!(wiped(2, founding, Front::Unfinished), (false, false));
-    assert_eq!(wiped(1, absent, Front::Unfinished), (false, true));
-    assert_eq!(wiped(1, never, Front::Unfinished), (true, true));
-    assert_eq!(wiped(1, corrupt(), Front::Unfinished), (false, false));
+    let never = SealedState::Stored(Stored::NeverCompleted);
+    assert_eq!(
+        wiped(1, founding.clone(), HeaderState::Unfinished),
+        (true, true)
+    );
+    assert_eq!(wiped(2, founding, HeaderState::Unfinished), (false, false));
+    assert_eq!(wiped(1, absent, HeaderState::Unfinished), (false, true));
+    assert_eq!(wiped(1, never, HeaderState::Unfinished), (true, true));
+    assert_eq!(wiped(1, corrupt(), HeaderState::Unfinished), (false, false));
 }
 
-/// A token in parameters that stay there works once: the next life has another
-/// enrolment ID. With a fault anywhere on the way.
+/// A wipe token that stays in the parameters works once, because the next enrolment has another ID.
+/// With a fault at any point.
 #[test]
 fn a_wipe_happens_once_and_survives_power_cuts() {
     let mut former = World::blank();
@@ -251,7 +270,7 @@ fn a_refusal_while_it_works_ends_it() {
     assert_eq!(refusal(machine.state().clone()), "no");
     assert!(matches!(
         &actions[..],
-        [Action::Show(Standing::Refused(why))] if why == "no"
+        [Action::Show(EnrolmentStatus::Refused(why))] if why == "no"
     ));
 }
 
@@ -266,15 +285,15 @@ fn a_founding_that_ends_with_another_ca_is_refused() {
     assert!(refusal(state).contains("another CA"));
 }
 
-/// Any event, from a turn near the present one; often the right one.
+/// Any event, for a request near the current one; often the expected one.
 fn event() -> impl Strategy<Value = (i64, usize)> {
     prop_oneof![Just((0, RIGHT)), (-2_i64..3, 0..=RIGHT)]
 }
 
-/// Stands for the answer that the work under way asks for.
+/// A placeholder for the result of the work in progress.
 const RIGHT: usize = 8;
 
-fn made(turn: Turn, kind: usize, state: &State) -> Event {
+fn made(turn: RequestId, kind: usize, state: &State) -> Event {
     let kind = match (kind, state.work()) {
         (RIGHT, Some(Work::Inspect)) => 7,
         (RIGHT, Some(Work::MakeKeys(_))) => 1,
@@ -293,9 +312,9 @@ fn made(turn: Turn, kind: usize, state: &State) -> Event {
         6 => Event::Failed(turn, Failure::Refuse("never".into())),
         _ => Event::Done(
             turn,
-            Done::Inspected(Box::new(Inspection {
-                sealed: SealedFound::Stored(Stored::Absent),
-                front: Front::Blank,
+            Done::Inspected(Box::new(DiskState {
+                sealed: SealedState::Stored(Stored::Absent),
+                front: HeaderState::Blank,
             })),
         ),
     }
@@ -304,8 +323,8 @@ fn made(turn: Turn, kind: usize, state: &State) -> Event {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// FAULTS 32: late, repeated, reordered and misplaced answers. No step is
-    /// skipped, and there is never more than one work under way.
+    /// FAULTS 32: late, repeated, reordered and mismatched results. No step is skipped, and there
+    /// is never more than one task in progress.
     #[test]
     fn answers_in_any_order_skip_no_step(events in prop::collection::vec(event(), 0..80)) {
         let (mut machine, actions) = Machine::start(TOLD.clone());
@@ -313,13 +332,13 @@ proptest! {
         let mut trace = vec![Work::Inspect.to_string()];
         for (offset, kind) in events {
             let now = machine.turn.0 as i64;
-            let turn = Turn(now.saturating_add(offset).max(0) as u64);
+            let turn = RequestId(now.saturating_add(offset).max(0) as u64);
             let before = machine.clone();
             let event = made(turn, kind, machine.state());
             let (next, actions) = machine.step(event);
             machine = next;
             if offset != 0 {
-                prop_assert!(actions.is_empty(), "an answer to another question counts");
+                prop_assert!(actions.is_empty(), "a result of another request was accepted");
                 prop_assert_eq!(machine.turn, before.turn);
             }
             let works = actions.iter().filter(|a| matches!(a, Action::Work(..))).count();
@@ -332,11 +351,12 @@ proptest! {
             }
         }
         let order = [
-            "read what is on the disk", "get an address", "make keys",
-            "save the sealed configuration", "begin the data partition", "make the file system",
-            "complete the data partition", "mount the data partition",
-            "make the certificate authorities", "save the sealed configuration",
-            "found the cluster", "save the sealed configuration", "hand over to the role server",
+            "inspect the disk", "get an address", "generate keys",
+            "save the sealed configuration", "initialise the data partition",
+            "create the file system", "mark the data partition ready",
+            "mount the data partition", "create the certificate authorities",
+            "save the sealed configuration", "bootstrap the cluster",
+            "save the sealed configuration", "hand over to the role server",
         ];
         for (step, name) in trace.iter().enumerate() {
             prop_assert_eq!(name, order[step], "{:?}", &trace);
@@ -352,22 +372,22 @@ proptest! {
         settles(&mut World::blank(), &TOLD, &script);
     }
 
-    /// Whatever is found: the disk is made only for a founding that knows no
-    /// CA, over nothing or over its own beginnings.
+    /// For any disk: it is only initialised for a bootstrap without a CA, and only if it is blank
+    /// or has the bootstrap's own unfinished header.
     #[test]
     fn no_finding_leads_to_a_lost_disk(sealed in 0..6_usize, front in 0..6_usize, token in 0_u8..4) {
         let sealed = match sealed {
-            0 => SealedFound::Stored(Stored::Absent),
-            1 => SealedFound::Stored(Stored::NeverCompleted),
+            0 => SealedState::Stored(Stored::Absent),
+            1 => SealedState::Stored(Stored::NeverCompleted),
             2 => corrupt(),
             3 => stored(sealed_founding(1, None)),
             4 => stored(sealed_founding(1, Some(ca(1)))),
             _ => stored(sealed_member(1, StorageSecurity::Insecure)),
         };
         let front = match front {
-            0 => Front::Blank,
-            1 => Front::Unfinished,
-            2 => Front::Foreign("XFS".into()),
+            0 => HeaderState::Blank,
+            1 => HeaderState::Unfinished,
+            2 => HeaderState::Foreign("XFS".into()),
             3 => ready(1),
             4 => initialising(1),
             _ => ready(2),
@@ -377,15 +397,15 @@ proptest! {
             State::Founding(founding, FoundingStep::Initialise) => {
                 prop_assert!(founding.cluster_ca.is_none());
                 prop_assert!(
-                    front == Front::Blank || front == Front::Unfinished || front == initialising(1)
+                    front == HeaderState::Blank || front == HeaderState::Unfinished || front == initialising(1)
                 );
             }
-            State::AwaitingAddress(_) => prop_assert_eq!(front, Front::Blank),
+            State::AwaitingAddress(_) => prop_assert_eq!(front, HeaderState::Blank),
             State::Wiping { data: true, .. } => match front {
-                Front::Header(header) => {
+                HeaderState::Header(header) => {
                     prop_assert_eq!(header.owner.enrolment_id, EnrolmentId::from_bytes([token; 16]));
                 }
-                front => prop_assert_eq!(front, Front::Unfinished, "wiped what bears no name"),
+                front => prop_assert_eq!(front, HeaderState::Unfinished, "wiped what bears no name"),
             },
             State::Founding(_, step) => prop_assert_eq!(step, FoundingStep::Mount),
             State::Wiping { .. } | State::Mounting { .. } | State::Refused(_) => {}

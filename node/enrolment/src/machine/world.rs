@@ -1,14 +1,12 @@
-//! The machine below the machine: what survives a power cut, and a cluster.
+//! The model below the machine: durable state and a cluster.
 //!
-//! [`World`] is what survives a power cut: the sealed configuration, the front
-//! of the data partition, its file system and what the node keeps in it. Each
-//! work has an effect on it, which a [`Fault`] may precede, cut in the middle,
-//! or follow before the answer arrives. What is "the middle" is what the slots
-//! and headers promise: the old state, the new one, or a first write that was
-//! never completed. The world asserts the invariants at each effect.
+//! [`World`] is what survives a power cut: the sealed configuration, the header of the data
+//! partition, its file system and the node's files in it. Each task has an effect on it, and a
+//! [`Fault`] may happen before the effect, in the middle of it, or after it and before the result
+//! is returned. "The middle" is what the slots and headers guarantee: the old state, the new one,
+//! or an incomplete first write. The world asserts the invariants at each effect.
 //!
-//! [`Cluster`] is the smallest cluster that keeps its promises: one table of
-//! nodes, one of those that were deleted.
+//! [`Cluster`] is the smallest correct cluster: a table of nodes and a table of deleted nodes.
 
 use std::{collections::BTreeMap, sync::LazyLock, time::Duration};
 
@@ -30,11 +28,11 @@ use super::{
 
 pub(super) static BASE: LazyLock<Arc<Founding>> =
     LazyLock::new(|| testing::founding(0, StorageSecurity::Insecure));
-pub(super) static TOLD: LazyLock<Told> = LazyLock::new(|| told(None));
+pub(super) static TOLD: LazyLock<ParametersInput> = LazyLock::new(|| told(None));
 
-pub(super) fn told(wipe: Option<u8>) -> Told {
+pub(super) fn told(wipe: Option<u8>) -> ParametersInput {
     let policy = StorageSecurityPolicy::NeedsInsecure;
-    Told::Parameters(Arc::new(testing::bootstrap(policy, wipe)))
+    ParametersInput::Parameters(Arc::new(testing::bootstrap(policy, wipe)))
 }
 
 pub(super) fn founding(life: u8) -> Founding {
@@ -58,15 +56,15 @@ pub(super) fn credentials(life: u8) -> Arc<NodeCredentials> {
     })
 }
 
-pub(super) fn header(phase: Phase, owner: Owner) -> Front {
-    Front::Header(Header::new(phase, owner, [7; 32], None))
+pub(super) fn header(phase: Phase, owner: Owner) -> HeaderState {
+    HeaderState::Header(Header::new(phase, owner, [7; 32], None))
 }
 
-pub(super) fn ready(life: u8) -> Front {
+pub(super) fn ready(life: u8) -> HeaderState {
     header(Phase::Ready, founding(life).identity.data_owner())
 }
 
-pub(super) fn initialising(life: u8) -> Front {
+pub(super) fn initialising(life: u8) -> HeaderState {
     header(Phase::Initialising, founding(life).identity.data_owner())
 }
 
@@ -83,21 +81,20 @@ pub(super) fn sealed_member(life: u8, storage_security: StorageSecurity) -> Seal
     Sealed::Member(Arc::new(founding.into_member(ca(life))))
 }
 
-/// What goes wrong with one work.
+/// A fault of one task.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Fault {
-    /// It fails and has done nothing.
+    /// It fails without an effect.
     FailsBefore,
-    /// It is done, and the answer is a failure.
+    /// It takes effect, and returns a failure.
     FailsAfter,
-    /// The power goes before it.
+    /// The power fails before it.
     CutBefore,
-    /// The power goes in its midst; the number selects which of the possible
-    /// remains is left.
+    /// The power fails in the middle; the number selects one of the possible states.
     CutDuring(usize),
-    /// The power goes after it, before the answer.
+    /// The power fails after it, before the result.
     CutAfter,
-    /// It is done twice, as by a request that was sent again.
+    /// It is executed twice, as by a request that was sent again.
     Twice,
 }
 
@@ -124,7 +121,7 @@ pub(super) enum FileSystem {
 pub(super) struct Content {
     pub(super) authorities: bool,
     pub(super) authority_keys: bool,
-    /// The founding transaction, and by which life.
+    /// The enrolment whose bootstrap transaction is committed.
     pub(super) founded: Option<u8>,
     pub(super) credentials: bool,
 }
@@ -132,21 +129,21 @@ pub(super) struct Content {
 #[derive(Clone, Debug)]
 pub(super) struct World {
     pub(super) sealed: Stored,
-    /// How far the last configuration that was acknowledged is; see [`rank`].
+    /// Rank of the last acknowledged configuration; see [`rank`].
     acknowledged: u8,
-    pub(super) front: Front,
+    pub(super) front: HeaderState,
     pub(super) files: FileSystem,
     pub(super) mounted: bool,
-    /// The cluster's half of the key that the disk was made with.
+    /// The cluster unlock key with which the disk was initialised.
     key: Option<[u8; 32]>,
     pub(super) lives: u8,
-    /// Which of the machines that register; `None` is one that founds.
+    /// Number of a machine that registers; `None` for one that bootstraps.
     asks_as: Option<u8>,
     pub(super) home: bool,
     pub(super) handed_over: bool,
 }
 
-/// How far a life is, by its configuration.
+/// Progress of an enrolment, by its configuration.
 pub(super) fn rank(sealed: &Stored) -> u8 {
     match sealed {
         Stored::Absent | Stored::NeverCompleted => 0,
@@ -164,7 +161,7 @@ impl World {
         Self {
             sealed: Stored::Absent,
             acknowledged: 0,
-            front: Front::Blank,
+            front: HeaderState::Blank,
             files: FileSystem::None,
             mounted: false,
             key: None,
@@ -175,7 +172,7 @@ impl World {
         }
     }
 
-    /// One that will ask, the so manieth.
+    /// The machine of this number, which registers.
     pub(super) fn asking(machine: u8) -> Self {
         Self {
             asks_as: Some(machine),
@@ -208,7 +205,7 @@ impl World {
         }
     }
 
-    /// What must hold whenever the data partition is made.
+    /// What must hold whenever the data partition is initialised.
     fn may_make(&self, wanted: &Volume) {
         assert!(!self.mounted);
         let durable = match &self.sealed {
@@ -223,10 +220,10 @@ impl World {
             }
             other => panic!("made without a life that begins: {other:?}"),
         };
-        assert_eq!(durable, wanted.owner, "another life is durable");
+        assert_eq!(durable, wanted.owner, "another enrolment is durable");
         match &self.front {
-            Front::Blank | Front::Unfinished => {}
-            Front::Header(header) => {
+            HeaderState::Blank | HeaderState::Unfinished => {}
+            HeaderState::Header(header) => {
                 assert_eq!(header.owner, wanted.owner, "foreign");
                 assert_eq!(
                     header.phase,
@@ -234,11 +231,11 @@ impl World {
                     "READY is never made again"
                 );
             }
-            Front::Foreign(why) => panic!("foreign: {why}"),
+            HeaderState::Foreign(why) => panic!("foreign: {why}"),
         }
     }
 
-    /// Does a work, as far as `during` says: `None` is to its end.
+    /// Executes a task, up to the point `during`; `None` is to the end.
     pub(super) fn perform(
         &mut self,
         cluster: &mut Cluster,
@@ -247,8 +244,8 @@ impl World {
     ) -> Result<Done, Failure> {
         match work {
             Work::Inspect => {
-                return Ok(Done::Inspected(Box::new(Inspection {
-                    sealed: SealedFound::Stored(self.sealed.clone()),
+                return Ok(Done::Inspected(Box::new(DiskState {
+                    sealed: SealedState::Stored(self.sealed.clone()),
                     front: self.front.clone(),
                 })));
             }
@@ -269,7 +266,10 @@ impl World {
             Work::Initialise(volume) => self.initialise(volume, during),
             Work::MakeFileSystem(volume) => {
                 self.may_make(volume);
-                assert!(matches!(self.front, Front::Header(_)), "no header yet");
+                assert!(
+                    matches!(self.front, HeaderState::Header(_)),
+                    "no header yet"
+                );
                 self.files = match during {
                     Some(_) => FileSystem::Half,
                     None => FileSystem::Made(Content::default()),
@@ -287,7 +287,7 @@ impl World {
                 }
             }
             Work::Mount(volume) => {
-                let Front::Header(header) = &self.front else {
+                let HeaderState::Header(header) = &self.front else {
                     panic!("mounted without a header");
                 };
                 assert_eq!(header.phase, Phase::Ready);
@@ -371,7 +371,7 @@ impl World {
 
     /// New keys.
     fn registering(&self, register: &Register) -> Registering {
-        let machine = self.asks_as.expect("it founds");
+        let machine = self.asks_as.expect("a machine that registers");
         let seed = |purpose: u8| {
             let mut seed = [purpose; 32];
             seed[..2].copy_from_slice(&[machine, self.lives]);
@@ -401,7 +401,7 @@ impl World {
             self.acknowledged = 0;
         }
         if data && during.is_none() {
-            self.front = Front::Blank;
+            self.front = HeaderState::Blank;
             self.files = FileSystem::None;
         }
     }
@@ -412,8 +412,8 @@ impl World {
             Some(0) => {}
             Some(1) if rank(&self.sealed) == 0 => self.sealed = Stored::NeverCompleted,
             _ => {
-                // A life that was asked for in vain may be followed by another
-                // one, and a ticket by another one.
+                // An unanswered enrolment may be replaced by another one, and a ticket by another
+                // one.
                 assert!(rank(&new) >= rank(&self.sealed), "back to {new:?}");
                 self.sealed = new;
             }
@@ -427,7 +427,7 @@ impl World {
         self.may_make(volume);
         match during {
             Some(0) => {}
-            Some(1) if self.front == Front::Blank => self.front = Front::Unfinished,
+            Some(1) if self.front == HeaderState::Blank => self.front = HeaderState::Unfinished,
             _ => {
                 self.front = header(Phase::Initialising, volume.owner);
                 self.files = FileSystem::Half;
@@ -458,7 +458,7 @@ impl World {
     }
 }
 
-/// The cluster's half, if there is one.
+/// The cluster unlock key, if there is one.
 fn unlock_key(volume: &Volume) -> Option<[u8; 32]> {
     let secrets = volume.secrets.as_ref()?;
     Some(*secrets.cluster_unlock_key.expose())
@@ -473,17 +473,17 @@ pub(super) struct Record {
     pub(super) cluster_unlock_key: Option<ClusterUnlockKey>,
 }
 
-/// The reference.
+/// The reference cluster.
 #[derive(Clone, Debug)]
 pub(super) struct Cluster {
     pub(super) storage_security: StorageSecurity,
     pub(super) ticket: u8,
     pub(super) nodes: BTreeMap<NodeId, Record>,
-    /// The join keys of those that were deleted.
+    /// The join keys of deleted nodes.
     pub(super) tombstones: BTreeMap<NodeId, PublicKey>,
 }
 
-/// The CA of the reference.
+/// The CA of the reference cluster.
 pub(super) const CA: u8 = 0xca;
 
 impl Cluster {
@@ -496,9 +496,9 @@ impl Cluster {
         }
     }
 
-    /// What an operator gives to a machine.
-    pub(super) fn told(&self, wipe: Option<u8>) -> Told {
-        Told::Parameters(Arc::new(Parameters {
+    /// The register parameters for a machine.
+    pub(super) fn told(&self, wipe: Option<u8>) -> ParametersInput {
+        ParametersInput::Parameters(Arc::new(Parameters {
             cluster: parameters::Cluster::Register(Register {
                 directory: testing::directory("192.0.2.1"),
                 ticket: Ticket::from_bytes([self.ticket; 32]),
@@ -552,7 +552,7 @@ impl Cluster {
         })
     }
 
-    pub(super) fn commit(&mut self, entering: &Entering) -> Result<Committed, Failure> {
+    pub(super) fn commit(&mut self, entering: &AnsweredRegistration) -> Result<Committed, Failure> {
         let asks = entering.registering();
         let id = asks.node_id;
         if self.tombstones.contains_key(&id) {
@@ -598,7 +598,7 @@ impl Cluster {
         }
     }
 
-    /// An operator does it, by the public key. One step.
+    /// An operator's approval by public key. One step.
     pub(super) fn approve(&mut self, id: NodeId) {
         if let Some(record) = self.nodes.get_mut(&id)
             && record.state == NodeState::New
@@ -622,18 +622,18 @@ impl Cluster {
     }
 }
 
-/// Which work, counted over all boots, meets which fault.
+/// The fault of each task, counted over all boots.
 pub(super) type Script = Vec<(usize, Fault)>;
 
-/// More works than any run can need whose faults end.
+/// More tasks than any run with a finite number of faults needs.
 const BOUND: usize = 160;
 
-/// Boots, works and boots again until the machine wants nothing any more. An
-/// operator approves whoever waits.
+/// Boots, executes tasks and reboots until the machine is idle. An operator approves every node
+/// that waits.
 pub(super) fn run_in(
     world: &mut World,
     cluster: &mut Cluster,
-    told: &Told,
+    told: &ParametersInput,
     script: &Script,
 ) -> State {
     let mut works = 0;
@@ -665,11 +665,11 @@ pub(super) fn run_in(
 }
 
 impl World {
-    /// Does a work, with this fault. `None`: the power is gone.
+    /// Executes a task with this fault. `None`: the power has failed.
     pub(super) fn suffer(
         &mut self,
         cluster: &mut Cluster,
-        turn: Turn,
+        turn: RequestId,
         work: &Work,
         fault: Option<Fault>,
     ) -> Option<Event> {

@@ -1,17 +1,16 @@
-//! A member that runs, and a real curator that knows it, knows it no more, or
-//! has removed it.
+//! A running member, and a real curator that knows it, has lost it, or has removed it.
 
 use std::{fs, sync::Mutex};
 
 use hearth_api::{identity::PublicKey, tls::wall_clock};
 use hearth_base::supervisor::{Options, Supervisor, runnable};
-use hearth_base::testing::soon;
+use hearth_base::testing::within_timeout;
 
 use super::*;
 use crate::driver::tests::Machine;
 use crate::registering_tests::{Home, member};
 
-/// A member that has been handed over.
+/// A member after the hand-over.
 struct Node {
     machine: Machine,
     key: PublicKey,
@@ -44,7 +43,7 @@ impl Node {
         let parts = Arc::new(Parts {
             root: self.machine.root.clone(),
             sealed: self.sealed.clone(),
-            asker: Arc::new(Asker::new(wall_clock(), "boot".into())),
+            asker: Arc::new(CuratorCaller::new(wall_clock(), "boot".into())),
             report: {
                 let reports = reports.clone();
                 Arc::new(move |report| reports.lock().unwrap().push(report.to_string()))
@@ -73,7 +72,7 @@ impl Node {
         }
     }
 
-    /// The keys and roles are. What etcd may have open is the control plane's.
+    /// The keys and roles are wiped. What etcd may have open is left to the control plane.
     fn is_wiped(&self) -> bool {
         let data = &self.machine.root.data;
         let gone = !data.node().credentials().key().exists()
@@ -101,12 +100,12 @@ struct Running {
 
 impl Running {
     async fn disowned(&self) {
-        soon("disowned", self.disowned.watch().next())
+        within_timeout("disowned", self.disowned.watch().next())
             .await
             .unwrap();
     }
 
-    /// Sees that it goes on, though it was refused.
+    /// Asserts that it keeps running after a refusal.
     async fn stays(&self) {
         for refusals in 1..10 {
             self.refusals.set(refusals);
@@ -129,7 +128,7 @@ async fn a_member_that_runs_obeys_an_order() {
     home.delete(node.key).await;
     running.refusals.set(100);
     running.disowned().await;
-    assert!(node.is_wiped(), "before it is told");
+    assert!(node.is_wiped(), "before it is published");
     let reports = running.reports.lock().unwrap().clone();
     assert_eq!(reports.len(), 1, "{reports:?}");
     assert!(
@@ -140,8 +139,8 @@ async fn a_member_that_runs_obeys_an_order() {
     home.world.stop().await;
 }
 
-/// A member that was removed while it was away, INSECURE and up before anyone
-/// could tell it.
+/// A member that was removed while it was away, with an INSECURE disk, and that is up before any
+/// curator could tell it.
 #[tokio::test]
 async fn a_member_asks_once_without_being_refused() {
     let mut home = Home::new().await;
@@ -167,7 +166,7 @@ async fn unknown_wipes_nothing() {
     home.world.stop().await;
 }
 
-/// The keys are gone, and the power went before the rest was.
+/// The keys are wiped, and the power fails before the rest is.
 #[tokio::test]
 async fn what_is_half_disowned_is_completed_without_the_cluster() {
     let mut home = Home::new().await;

@@ -1,5 +1,5 @@
-//! The sealed configuration as the one protobuf message that is stored, and
-//! back. Fields that do not belong to a phase are refused in it.
+//! Encodes the sealed configuration as the one protobuf message that is stored, and decodes it. A
+//! field that does not belong to the phase is an error.
 
 use std::sync::Arc;
 
@@ -19,8 +19,8 @@ use super::{
 };
 
 impl Sealed {
-    /// Whether both are the same in every field. By their encoding, as the
-    /// secrets among them are not made for comparison.
+    /// Whether both are equal in every field. Compares the encodings, because the secrets do not
+    /// implement comparison.
     pub fn is_same(&self, other: &Self) -> bool {
         *self.encode() == *other.encode()
     }
@@ -135,7 +135,7 @@ fn registering_message(registering: &Registering) -> SealedConfiguration {
     }
 }
 
-/// The generated type does not wipe itself.
+/// The generated type does not zeroize itself.
 fn wipe(message: &mut SealedConfiguration) {
     use zeroize::Zeroize;
     message.node_unlock_key.zeroize();
@@ -163,16 +163,16 @@ fn parse(message: &SealedConfiguration) -> Result<Sealed, SealedError> {
         EnrolmentPhase::Registering => parse_registering(message),
         EnrolmentPhase::Member => parse_member(message),
         EnrolmentPhase::Disowned => parse_disowned(message),
-        EnrolmentPhase::Unspecified => Err(SealedError::content("phase", "one", message.phase)),
+        EnrolmentPhase::Unspecified => Err(SealedError::content("phase", "a phase", message.phase)),
     }
 }
 
-/// `field("name", …)` gives the field's error its name.
+/// Adds the field's name to a parse error.
 fn field<T, E: std::fmt::Display>(
     name: &'static str,
     parsed: Result<T, E>,
 ) -> Result<T, SealedError> {
-    parsed.map_err(|error| SealedError::content(name, "a valid one", error))
+    parsed.map_err(|error| SealedError::content(name, "a valid value", error))
 }
 
 fn absent(name: &'static str, phase: &str, length: usize) -> Result<(), SealedError> {
@@ -180,7 +180,7 @@ fn absent(name: &'static str, phase: &str, length: usize) -> Result<(), SealedEr
         0 => Ok(()),
         length => Err(SealedError::content(
             name,
-            format!("nothing in phase {phase}"),
+            format!("no value in phase {phase}"),
             format!("{length} bytes"),
         )),
     }
@@ -243,7 +243,7 @@ fn parse_founding(message: &SealedConfiguration) -> Result<Sealed, SealedError> 
     let Some(founding) = &message.founding else {
         return Err(SealedError::content(
             "founding",
-            "it in phase FOUNDING",
+            "a value in phase FOUNDING",
             "none",
         ));
     };
@@ -286,14 +286,14 @@ fn parse_registering(message: &SealedConfiguration) -> Result<Sealed, SealedErro
     let Some(asking) = &message.registering else {
         return Err(SealedError::content(
             "registering",
-            "it in phase REGISTERING",
+            "a value in phase REGISTERING",
             "none",
         ));
     };
     let Some(cluster_ca) = certificate(&message.cluster_ca) else {
-        return Err(SealedError::content("cluster_ca", "it", "none"));
+        return Err(SealedError::content("cluster_ca", "a certificate", "none"));
     };
-    // The answer is there as a whole, or nothing of it is.
+    // The answer is either complete or absent.
     let unanswered = message.cluster_id.is_empty()
         && message.storage_security() == StorageSecurity::Unspecified
         && message.tpm_usage() == TpmUsage::Unspecified
@@ -335,7 +335,7 @@ fn parse_member(message: &SealedConfiguration) -> Result<Sealed, SealedError> {
     absent("founding", "MEMBER", message.founding.iter().len())?;
     absent("registering", "MEMBER", message.registering.iter().len())?;
     let Some(cluster_ca) = certificate(&message.cluster_ca) else {
-        return Err(SealedError::content("cluster_ca", "it", "none"));
+        return Err(SealedError::content("cluster_ca", "a certificate", "none"));
     };
     let owner = match &message.owner_public_key[..] {
         [] => None,

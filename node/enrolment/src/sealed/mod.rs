@@ -1,12 +1,10 @@
-//! The sealed configuration: what a node must know before its data partition
-//! is open. It lies on the ESP in two slots.
+//! The sealed configuration: what a node must know before its data partition is unlocked. It is
+//! stored on the ESP in two slots.
 //!
-//! On disk it is one protobuf message with a phase in it; in memory it is the
-//! enum [`Sealed`], in which each phase has exactly the fields that it has.
-//! The one is parsed into the other at the edge: a MEMBER that still holds its
-//! cluster unlock key, or a FOUNDING without a node key, does not exist behind
-//! this module.
-//! How it lies on the ESP is the business of [`SealedStore`].
+//! On disk it is one protobuf message with a phase; in memory it is the enum [`Sealed`], in which
+//! each phase has exactly the fields that it needs. The message is validated when it is read: a
+//! MEMBER that still has its cluster unlock key, or a FOUNDING without a node key, cannot be
+//! represented outside this module. [`SealedStore`] reads and writes the ESP.
 
 mod message;
 mod store;
@@ -32,139 +30,138 @@ pub use store::{SealedError, SealedStore, Stored};
 
 const VERSION: u32 = 1;
 
-/// What all nodes that belong to a cluster have.
+/// The identity of a node that belongs to a cluster.
 #[derive(Clone, Debug)]
 pub struct Identity {
-    /// This life of the machine.
+    /// ID of this enrolment of the machine.
     pub enrolment_id: EnrolmentId,
-    /// The cluster.
+    /// ID of the cluster.
     pub cluster_id: ClusterId,
-    /// The node.
+    /// ID of the node.
     pub node_id: NodeId,
-    /// Half of the data partition's key.
+    /// NUK: one half of the data partition's key.
     pub node_unlock_key: NodeUnlockKey,
-    /// Proves who is rebooting.
+    /// Authenticates the node for JoinNode.
     pub join_key: JoinKey,
     /// How the data partition is protected; never unspecified.
     pub storage_security: StorageSecurity,
     /// How the TPM is used; never unspecified.
     pub tpm_usage: TpmUsage,
-    /// Who can unlock when no cluster lives; never unspecified.
+    /// Who can unlock nodes when the whole cluster is down; never unspecified.
     pub cold_start_policy: ColdStartPolicy,
-    /// Counts the changes of keys.
+    /// Incremented by every change of the data partition's key.
     pub key_epoch: u32,
-    /// As the parameters gave it.
+    /// Static network configuration from the parameters.
     pub network: Option<StaticNetwork>,
 }
 
-/// Phase FOUNDING: everything that it takes to found the cluster without the
-/// parameters.
+/// Phase FOUNDING: everything needed to bootstrap the cluster without the parameters.
 #[derive(Clone, Debug)]
 pub struct Founding {
-    /// Who the node will be.
+    /// Identity of the node.
     pub identity: Identity,
-    /// Its key.
+    /// The node's private key.
     pub node_key: NodeKey,
-    /// The other half of the data partition's key.
+    /// CUK: the other half of the data partition's key.
     pub cluster_unlock_key: ClusterUnlockKey,
-    /// The cluster's CA. Known from when the authorities are on the data
-    /// partition; from then on that must not be made anew.
+    /// The cluster CA. Set once the authorities are on the data partition, which must not be
+    /// created again after that.
     pub cluster_ca: Option<CertificateDer<'static>>,
-    /// What the owner has said of the cluster.
+    /// The owner's settings for the cluster.
     pub seed: ClusterSeed,
-    /// Of this node.
+    /// Roles of this node.
     pub roles: NodeRoles,
 }
 
-/// Phase REGISTERING: what makes a node the same one when it asks again, and,
-/// from when that is known, what the cluster answered.
+/// Phase REGISTERING: what identifies the node when it registers again, and the cluster's answer,
+/// once it is known.
 #[derive(Clone, Debug)]
 pub struct Registering {
-    /// This life of the machine.
+    /// ID of this enrolment of the machine.
     pub enrolment_id: EnrolmentId,
-    /// The node.
+    /// ID of the node.
     pub node_id: NodeId,
-    /// Its key.
+    /// The node's private key.
     pub node_key: NodeKey,
-    /// Half of the data partition's key.
+    /// NUK: one half of the data partition's key.
     pub node_unlock_key: NodeUnlockKey,
-    /// The other half, which the cluster will keep.
+    /// CUK: the other half, which the cluster will store.
     pub cluster_unlock_key: ClusterUnlockKey,
-    /// Proves who is rebooting.
+    /// Authenticates the node for JoinNode.
     pub join_key: JoinKey,
-    /// What the cluster is judged by.
+    /// Verifies the cluster's certificates.
     pub cluster_ca: CertificateDer<'static>,
-    /// How it asks; later parameters may replace this.
+    /// How it registers; later parameters may replace this.
     pub asking: Asking,
-    /// What the cluster has answered. The data partition is made by this, so
-    /// it must not change once it is durable.
+    /// The cluster's answer. The data partition is created with these settings, so they must not
+    /// change once they are durable.
     pub answer: Option<Answer>,
-    /// As the parameters gave it.
+    /// Static network configuration from the parameters.
     pub network: Option<StaticNetwork>,
 }
 
-/// What a machine asks with.
+/// How a machine registers.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Asking {
-    /// Whom.
+    /// Addresses of curators.
     pub directory: ClusterDirectory,
-    /// The right to ask.
+    /// The register ticket.
     pub ticket: Ticket,
-    /// Of this node.
+    /// Labels of this node.
     pub labels: Vec<Label>,
 }
 
-/// What a cluster says to a machine that may become one of its nodes.
+/// A cluster's answer to a registration.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
-    /// The cluster.
+    /// ID of the cluster.
     pub cluster_id: ClusterId,
     /// How the data partition is to be protected; never unspecified.
     pub storage_security: StorageSecurity,
     /// How the TPM is to be used; never unspecified.
     pub tpm_usage: TpmUsage,
-    /// Who can unlock when no cluster lives; never unspecified.
+    /// Who can unlock nodes when the whole cluster is down; never unspecified.
     pub cold_start_policy: ColdStartPolicy,
 }
 
-/// Phase MEMBER.
+/// Phase MEMBER: the node belongs to a cluster.
 #[derive(Clone, Debug)]
 pub struct Member {
-    /// Who the node is.
+    /// Identity of the node.
     pub identity: Identity,
-    /// What the cluster is judged by.
+    /// Verifies the cluster's certificates.
     pub cluster_ca: CertificateDer<'static>,
-    /// The owner at founding, where the node knows it.
+    /// The cluster owner's public key at bootstrap, if the node knows it.
     pub owner: Option<PublicKey>,
 }
 
-/// Phase DISOWNED: the cluster has removed the node, and no key is left. What
-/// is left is which life has ended, so that it is given up by its name only.
+/// Phase DISOWNED: the cluster has removed the node, and no key is left. The IDs are kept, so that
+/// a wipe token must name this enrolment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Disowned {
-    /// The life that has ended.
+    /// ID of the enrolment that has ended.
     pub enrolment_id: EnrolmentId,
-    /// The cluster that it was part of.
+    /// ID of the cluster that it was part of.
     pub cluster_id: ClusterId,
-    /// The node that it was.
+    /// ID of the former node.
     pub node_id: NodeId,
 }
 
 /// The sealed configuration, by phase.
 #[derive(Clone, Debug)]
 pub enum Sealed {
-    /// The node founds a cluster.
+    /// The node bootstraps a cluster.
     Founding(Arc<Founding>),
-    /// The node asks to be taken in.
+    /// The node registers with a cluster.
     Registering(Arc<Registering>),
     /// The node belongs to a cluster.
     Member(Arc<Member>),
-    /// The node belonged to a cluster, and never will again.
+    /// The node was removed from its cluster.
     Disowned(Disowned),
 }
 
 impl Identity {
-    /// Whose the data partition is.
+    /// The owner in the header of the data partition.
     pub fn data_owner(&self) -> Owner {
         Owner {
             enrolment_id: self.enrolment_id,
@@ -173,8 +170,7 @@ impl Identity {
         }
     }
 
-    /// The data partition, or `None` where that takes a cluster unlock key and
-    /// there is none.
+    /// The data partition; `None` if it needs a cluster unlock key and there is none.
     pub fn volume(&self, cluster_unlock_key: Option<&ClusterUnlockKey>) -> Option<Volume> {
         let mode = match self.storage_security {
             StorageSecurity::Unspecified | StorageSecurity::Insecure => None,
@@ -207,7 +203,7 @@ impl Founding {
             .expect("a founding node has both keys")
     }
 
-    /// What it becomes when the cluster is founded.
+    /// The member after the cluster is bootstrapped.
     pub fn into_member(&self, cluster_ca: CertificateDer<'static>) -> Member {
         Member {
             identity: self.identity.clone(),
@@ -218,7 +214,7 @@ impl Founding {
 }
 
 impl Registering {
-    /// Who the node will be, as the cluster answered.
+    /// The node's identity, according to the cluster's answer.
     fn identity(&self, answer: &Answer) -> Identity {
         Identity {
             enrolment_id: self.enrolment_id,
@@ -234,14 +230,14 @@ impl Registering {
         }
     }
 
-    /// The data partition that this answer asks for.
+    /// The data partition with the settings in the answer.
     pub fn volume(&self, answer: &Answer) -> Volume {
         self.identity(answer)
             .volume(Some(&self.cluster_unlock_key))
             .expect("a registering node has both keys")
     }
 
-    /// What it becomes when it has committed.
+    /// The member after the commit.
     pub fn into_member(&self, answer: &Answer, owner: Option<PublicKey>) -> Member {
         Member {
             identity: self.identity(answer),
@@ -252,7 +248,7 @@ impl Registering {
 }
 
 impl Member {
-    /// What is left of it when its cluster has disowned it.
+    /// The IDs that remain after the cluster has removed the node.
     pub fn into_disowned(&self) -> Disowned {
         Disowned {
             enrolment_id: self.identity.enrolment_id,
@@ -263,7 +259,7 @@ impl Member {
 }
 
 impl Disowned {
-    /// Whose its data partition was.
+    /// The owner in the header of its former data partition.
     pub fn data_owner(&self) -> Owner {
         Owner {
             enrolment_id: self.enrolment_id,
@@ -274,7 +270,7 @@ impl Disowned {
 }
 
 impl Sealed {
-    /// This life of the machine.
+    /// ID of this enrolment of the machine.
     pub fn enrolment_id(&self) -> EnrolmentId {
         match self {
             Self::Founding(founding) => founding.identity.enrolment_id,
@@ -284,7 +280,7 @@ impl Sealed {
         }
     }
 
-    /// How to reach the network, as the parameters once gave it.
+    /// The static network configuration that was saved from the parameters.
     pub fn network(&self) -> Option<&StaticNetwork> {
         match self {
             Self::Founding(founding) => founding.identity.network.as_ref(),
@@ -294,7 +290,7 @@ impl Sealed {
         }
     }
 
-    /// The phase's name.
+    /// Name of the phase.
     pub fn phase(&self) -> &'static str {
         match self {
             Self::Founding(_) => "FOUNDING",

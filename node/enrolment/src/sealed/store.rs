@@ -1,17 +1,17 @@
 //! The sealed configuration on the ESP, in two slots.
 //!
+//!
 //! # Formats
-//! A configuration that is sealed by a TPM and one that is not are different
-//! formats with different magic. The one is never tried as the other: to do so
-//! would turn "the TPM refuses" into "this is nonsense", and nonsense into a
-//! reason to begin anew. This release writes and reads the plain one, and
-//! names the other when it meets it.
+//! A configuration that is sealed by a TPM and one that is not are different formats with different
+//! magic. One is never parsed as the other: that would turn "the TPM refuses" into "corrupt", and
+//! corrupt into a reason to enrol again. This release writes and reads the plain format, and
+//! reports the other one.
+//!
 //!
 //! # Record
-//! Length of the message (u32, little-endian), message, zeros. Before MEMBER
-//! the message holds a key that must not outlast that phase, DISOWNED holds
-//! none at all, and slots are written in place; so the record never shrinks,
-//! and a shorter message overwrites all of the longer one before it.
+//! Length of the message (u32, little-endian), message, zeros. Before MEMBER the message has a key
+//! that must not outlive that phase, DISOWNED has none at all, and slots are written in place. So
+//! the record never shrinks, and a shorter message overwrites all of a longer previous one.
 
 use std::{
     fs,
@@ -32,35 +32,35 @@ const PLAIN: SlotFormat = SlotFormat {
     magic: *b"HRTHPLSC",
     version: VERSION,
 };
-/// Begins a configuration that a TPM has sealed. Kept for that alone.
+/// Magic of a configuration sealed by a TPM. Only used to detect one.
 pub(super) const TPM_MAGIC: &[u8; 8] = b"HRTHTPSC";
 
-/// Records are multiples of this with their slot's header.
+/// A record with its slot's header is a multiple of this size.
 pub(super) const BLOCK: usize = 4096;
 
-/// Why there is no sealed configuration to be had from what is on the ESP.
+/// Why the sealed configuration cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum SealedError {
-    /// The slots cannot be read or written, or hold nothing valid.
+    /// The slots cannot be read or written, or neither is valid.
     #[error(transparent)]
     Slots(#[from] SlotError),
     /// The ESP cannot be read.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A TPM has sealed it.
+    /// It is sealed by a TPM.
     #[error("{place}: sealed by a TPM, which this release cannot unseal")]
     SealedByTpm {
-        /// The slot.
+        /// Path of the slot.
         place: String,
     },
-    /// Valid slots with a content that makes no sense.
-    #[error("{field}: wanted {wanted}, found {found}")]
+    /// The slots are valid, but the content is not.
+    #[error("{field}: expected {wanted}, got {found}")]
     Content {
         /// The field.
         field: &'static str,
-        /// What it should hold.
+        /// The expected value.
         wanted: String,
-        /// What it holds; no secret.
+        /// The actual value; never a secret.
         found: String,
     },
 }
@@ -78,8 +78,7 @@ impl SealedError {
         }
     }
 
-    /// Whether it says something about the medium, which may recover, and
-    /// nothing about what was written on it.
+    /// Whether the error is caused by the medium, and may go away, rather than by the content.
     pub fn is_transient(&self) -> bool {
         match self {
             Self::Slots(SlotError::Corrupt { a, b, .. }) => [a, b]
@@ -91,20 +90,20 @@ impl SealedError {
     }
 }
 
-/// What the ESP holds.
+/// The content of the ESP.
 #[derive(Clone, Debug)]
 pub enum Stored {
-    /// Nothing: the machine was never a node, or has been wiped.
+    /// Nothing: the machine was never enrolled, or has been wiped.
     Absent,
-    /// The very first save was cut off. As good as absent if the data
-    /// partition is blank, and only then.
+    /// The very first save was interrupted. Equivalent to `Absent` if the data partition is blank,
+    /// and only then.
     NeverCompleted,
     /// A configuration.
     Sealed(Sealed),
 }
 
-/// The sealed configuration on an ESP. There is one of these in a node: it
-/// remembers which slot's last write failed.
+/// The store on an ESP. A node has one instance, because it remembers which slot's last write
+/// failed.
 #[derive(Debug)]
 pub struct SealedStore {
     esp: Esp,
@@ -113,7 +112,7 @@ pub struct SealedStore {
 }
 
 impl SealedStore {
-    /// The one on this ESP.
+    /// The store on this ESP.
     pub fn new(esp: &Esp) -> Self {
         let file = esp.sealed_configuration();
         Self {
@@ -123,11 +122,10 @@ impl SealedStore {
         }
     }
 
-    /// Reads it, and mends a slot that lags behind.
+    /// Reads the configuration, and repairs a slot that is out of date.
     pub fn load(&self) -> Result<Stored, SealedError> {
         for path in self.file.paths() {
-            // One that cannot be read is for the slots to judge: the other
-            // one may be enough.
+            // A read error is left to the slots: the other one may be sufficient.
             let slot = files::read_limited(&path, (HEADER_LEN + MAX_PAYLOAD) as u64);
             let slot = slot.ok().flatten();
             if slot.is_some_and(|bytes| Zeroizing::new(bytes).starts_with(TPM_MAGIC)) {
@@ -145,8 +143,8 @@ impl SealedStore {
         }
     }
 
-    /// Replaces it. Durable when this returns; no byte of the former one is
-    /// left in its files.
+    /// Replaces the configuration. It is durable when this returns; no byte of the previous one is
+    /// left in the files.
     pub fn save(&self, sealed: &Sealed) -> Result<(), SealedError> {
         self.esp.make_directories()?;
         let mut slots = self.slots();
@@ -159,18 +157,18 @@ impl SealedStore {
         Ok(())
     }
 
-    /// Removes it for good.
+    /// Erases the configuration.
     pub fn erase(&self) -> Result<(), SealedError> {
         Ok(self.slots().erase()?)
     }
 
     fn slots(&self) -> MutexGuard<'_, SlotPair<FileSlot>> {
-        // A panic leaves no more than a write that failed would.
+        // A panic has the same effect as a failed write.
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Frames a message so that the slot's file is at least `former` bytes long.
+/// Frames a message such that the slot's file has at least `former` bytes.
 pub(super) fn frame(message: &[u8], former: usize) -> Zeroizing<Vec<u8>> {
     let file = (HEADER_LEN + 4 + message.len())
         .max(former)
@@ -189,7 +187,7 @@ pub(super) fn unframe(record: &[u8]) -> Result<&[u8], SealedError> {
     message.ok_or_else(|| {
         SealedError::content(
             "record",
-            "a message of the length it announces",
+            "a message of the encoded length",
             format!("{} bytes", record.len()),
         )
     })

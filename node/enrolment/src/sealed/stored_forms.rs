@@ -1,4 +1,4 @@
-//! The sealed configuration as ESPs hold it, against the fixtures.
+//! The stored form of the sealed configuration, against the fixtures.
 
 use std::fs;
 
@@ -73,7 +73,7 @@ fn identity() -> Identity {
     }
 }
 
-/// As little as there can be.
+/// With the minimum of fields.
 fn founding() -> Founding {
     Founding {
         identity: Identity {
@@ -98,7 +98,7 @@ fn founding() -> Founding {
     }
 }
 
-/// Everything that there can be.
+/// With all fields.
 fn full_founding() -> Founding {
     Founding {
         identity: identity(),
@@ -168,14 +168,14 @@ fn member() -> Member {
     full_founding().into_member(ca())
 }
 
-/// One that has registered and never heard of the owner.
+/// A member that has registered and does not know the owner.
 fn ownerless() -> Member {
     let registering = answered();
     let answer = registering.answer.clone().unwrap();
     registering.into_member(&answer, None)
 }
 
-/// What a fixture says, which must be this.
+/// Asserts that the fixture decodes to this configuration.
 fn read(bytes: &[u8], wanted: &Sealed) {
     let read = Sealed::decode(bytes).unwrap();
     assert!(read.is_same(wanted), "{read:?}");
@@ -249,7 +249,7 @@ fn the_stored_secrets_are_read() {
     assert_eq!(*member.identity.join_key.expose_seed(), [0x55; 32]);
 }
 
-/// An ESP without anything on it.
+/// A blank ESP.
 fn esp() -> (tempfile::TempDir, Root) {
     let directory = tempfile::tempdir().unwrap();
     let root = Root::under(directory.path());
@@ -258,7 +258,7 @@ fn esp() -> (tempfile::TempDir, Root) {
     (directory, root)
 }
 
-/// Saves it and gives what both slots then hold.
+/// Saves it and returns the content of both slots.
 fn saved(root: &Root, store: &SealedStore, sealed: &Sealed) -> Vec<u8> {
     store.save(sealed).unwrap();
     let [a, b] = root
@@ -270,12 +270,12 @@ fn saved(root: &Root, store: &SealedStore, sealed: &Sealed) -> Vec<u8> {
     a
 }
 
-/// Either slot as it was stored is read as this.
+/// Either slot of the fixture decodes to this configuration.
 fn load(slot: &[u8], wanted: &Sealed) {
     for only in [0, 1] {
         let (_directory, root) = esp();
         fs::write(&root.esp.sealed_configuration().paths()[only], slot).unwrap();
-        // The first slot alone may be all of a first save that was cut off.
+        // The first slot alone may be the result of an interrupted first save.
         let Stored::Sealed(read) = SealedStore::new(&root.esp).load().unwrap() else {
             panic!("not read");
         };
@@ -283,8 +283,8 @@ fn load(slot: &[u8], wanted: &Sealed) {
     }
 }
 
-/// Each life of a node as it lies on its ESP: the generation counts on, and
-/// what was longer is overwritten.
+/// All phases of an enrolment on one ESP: the generation increases, and a longer content is
+/// overwritten.
 #[test]
 fn the_stored_slots_stay() {
     let (_directory, root) = esp();

@@ -108,7 +108,7 @@ fn a_member_leaves_no_byte_of_what_it_was() {
     }
 }
 
-/// What is disowned keeps no key, in no byte of either slot.
+/// A DISOWNED configuration leaves no key in any byte of either slot.
 #[test]
 fn a_disowned_node_keeps_no_key() {
     let place = place();
@@ -132,7 +132,7 @@ fn a_disowned_node_keeps_no_key() {
     assert_eq!(again, disowned);
 }
 
-/// FAULTS 5, 6, 7, 11: one slot damaged is mended, both are refused.
+/// FAULTS 5, 6, 7, 11: one damaged slot is repaired, two are refused.
 #[test]
 fn damage_is_told_from_absence() {
     for damage in [b"".as_slice(), b"HRTHPLSC", &[0xff; 4096]] {
@@ -270,7 +270,7 @@ fn a_phase_has_its_own_fields_and_no_others() {
             change(registering, |m| m.owner_public_key = vec![1; 32]),
             "owner_public_key",
         ),
-        // An answer of which something is missing is none.
+        // An incomplete answer is an error.
         (
             change(registering, |m| m.cluster_id = vec![1; 16]),
             "storage_security",
@@ -332,7 +332,7 @@ fn what_a_founding_was_asked_for_is_kept() {
 #[test]
 fn no_secret_is_printed() {
     let printed = format!("{:?}", all_phases());
-    // The keys of the founding are made of these bytes.
+    // The keys of the bootstrap consist of these bytes.
     for secret in [0xb1_u8, 0xb2, 0xb3, 0xb4, 0xb6] {
         for form in [format!("{secret}, {secret}"), hex::encode([secret; 4])] {
             assert!(!printed.contains(&form), "{form} in {printed}");

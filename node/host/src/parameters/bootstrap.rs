@@ -1,4 +1,4 @@
-//! `cluster_bootstrap`: found a cluster.
+//! `cluster_bootstrap`: create a new cluster.
 
 use hearth_api::{
     identity::{FirstContactSecret, KeyError, PublicKey},
@@ -13,21 +13,21 @@ use crate::handover::ClusterSeed;
 
 use super::Problem;
 
-/// The names of nodes end with this unless the owner chose another one.
+/// The default cluster domain, the suffix of node names.
 pub const DEFAULT_CLUSTER_DOMAIN: &str = "cluster.internal";
-/// Together with a node's name a domain must fit into a host name.
+/// A node name and the cluster domain together must fit into a host name.
 const LONGEST_CLUSTER_DOMAIN: usize = 80;
 
-/// The cluster that is to be founded.
+/// The parameters of a bootstrap.
 #[derive(Clone, Debug)]
 pub struct Bootstrap {
-    /// What goes into the founding as it is.
+    /// The settings that are passed on unchanged.
     pub seed: ClusterSeed,
-    /// What the storage security policy makes of this node's data partition.
+    /// The storage security of this node's data partition, according to the policy.
     pub storage_security: StorageSecurity,
-    /// As in the configuration.
+    /// The same as in the cluster configuration.
     pub cold_start_policy: ColdStartPolicy,
-    /// Of the first node; consensus member at least. `None`: what its image can
+    /// The roles of the first node, consensus member at least. `None`: all roles that its image can
     /// run.
     pub roles: Option<NodeRoles>,
 }
@@ -74,7 +74,7 @@ impl Bootstrap {
     }
 }
 
-/// The cluster configuration without "unspecified".
+/// The cluster configuration with defaults filled in.
 struct Settings {
     cluster_domain: String,
     tpm_mode: TpmMode,
@@ -110,7 +110,7 @@ fn tpm_mode(value: i32) -> Result<TpmMode, Problem> {
         Ok(TpmMode::Disabled) => Ok(TpmMode::Disabled),
         Ok(TpmMode::Required) => Err(Problem::unwanted(
             field,
-            "BEST_EFFORT or DISABLED: this release cannot seal by a TPM yet",
+            "BEST_EFFORT or DISABLED (this release cannot seal with a TPM)",
             "REQUIRED",
         )),
         Err(_) => Err(unknown_value(field, value)),
@@ -128,7 +128,8 @@ fn storage_security_policy(value: i32) -> Result<StorageSecurityPolicy, Problem>
     }
 }
 
-/// What a node is told where the policy leaves a choice: to encrypt.
+/// The storage security of a node under this policy. If the policy leaves a choice, the node
+/// encrypts.
 pub fn storage_security(policy: StorageSecurityPolicy) -> StorageSecurity {
     match policy {
         StorageSecurityPolicy::NeedsInsecure => StorageSecurity::Insecure,
@@ -141,14 +142,14 @@ pub fn storage_security(policy: StorageSecurityPolicy) -> StorageSecurity {
     }
 }
 
-/// Only NONE is there: a cluster that was promised a cold start and cannot do
-/// it would be lost with the first power cut.
+/// Only NONE is supported. A cluster that relies on a cold start that does not work would be lost
+/// at the first power cut.
 fn cold_start_policy(value: i32) -> Result<ColdStartPolicy, Problem> {
     let field = format!("{CONFIGURATION}.cold_start_policy");
     let not_yet = |found: &str| {
         Problem::unwanted(
             field.clone(),
-            "NONE: this release cannot cold-start an encrypted cluster yet",
+            "NONE (this release cannot cold-start an encrypted cluster)",
             found,
         )
     };
@@ -167,7 +168,7 @@ fn recipient(bytes: &[u8], policy: ColdStartPolicy) -> Result<Option<[u8; 32]>, 
             0 => Ok(None),
             found => Err(Problem::unwanted(
                 field,
-                "nothing, as the cold-start policy is not OWNER",
+                "no value (the cold-start policy is not OWNER)",
                 format!("{found} bytes"),
             )),
         };
@@ -192,14 +193,14 @@ fn cluster_domain(name: String) -> Result<String, Problem> {
     } else {
         Err(Problem::unwanted(
             format!("{CONFIGURATION}.cluster_domain"),
-            format!("a DNS name in lower case of at most {LONGEST_CLUSTER_DOMAIN} characters"),
+            format!("a lower-case DNS name of at most {LONGEST_CLUSTER_DOMAIN} characters"),
             labels::quoted(&name),
         ))
     }
 }
 
 impl Bootstrap {
-    /// Those of the first node, whose image can run Kubernetes, or cannot.
+    /// The roles of the first node. `can_run_kubernetes`: whether its image has the extension.
     pub fn roles(&self, can_run_kubernetes: bool) -> NodeRoles {
         self.roles.unwrap_or(NodeRoles {
             consensus_member: Some(node_roles::ConsensusMember::default()),
@@ -219,15 +220,15 @@ fn roles(roles: Option<NodeRoles>) -> Result<Option<NodeRoles>, Problem> {
         None => {
             return Err(Problem::unwanted(
                 field("consensus_member"),
-                "this role, as the first node keeps the cluster's records",
-                "nothing",
+                "the role (the first node must be a consensus member)",
+                "no role",
             ));
         }
         Some(node_roles::ConsensusMember { member_id: 0 }) => {}
         Some(node_roles::ConsensusMember { member_id }) => {
             return Err(Problem::unwanted(
                 field("consensus_member.member_id"),
-                "0, as there are no members yet",
+                "0 (a new cluster has no members)",
                 member_id.to_string(),
             ));
         }
@@ -236,5 +237,9 @@ fn roles(roles: Option<NodeRoles>) -> Result<Option<NodeRoles>, Problem> {
 }
 
 fn unknown_value(field: String, value: i32) -> Problem {
-    Problem::unwanted(field, "a value that this release knows", value.to_string())
+    Problem::unwanted(
+        field,
+        "a value that this release supports",
+        value.to_string(),
+    )
 }

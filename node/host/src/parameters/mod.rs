@@ -1,31 +1,28 @@
-//! What a machine is told before its first boot: found a cluster, or ask one
-//! to take it in; how to reach the network; what to give up.
+//! Node parameters: what a machine is configured with before its first boot. They say whether to
+//! create a cluster or to register with one, how to reach the network, and which state to wipe.
 //!
-//! They come from the QEMU fw_cfg item [`names::fw_cfg::PARAMETERS`] or from the
-//! ESP's [`names::disk::ESP_PARAMETERS`]. If both are there, fw_cfg is used and the
-//! ESP is not looked into. *Absent* means that there is no such item and no
-//! such file, nothing else: what is there and cannot be used is an error that
-//! names the source, the field, what was wanted and what was found, and never
-//! falls through to the other source, for a machine that was told something
-//! must not act as if it had been told something else, or nothing.
+//! They come from the QEMU fw_cfg item [`names::fw_cfg::PARAMETERS`] or from the ESP's
+//! [`names::disk::ESP_PARAMETERS`]. If both exist, fw_cfg is used and the ESP's are not read.
+//! *Absent* means only that there is no such item and no such file. Parameters that exist but
+//! cannot be used are an error that names the source, the field, the expected and the actual value.
+//! Such an error never falls back to the other source: a machine must not act on parameters other
+//! than the intended ones, or on none.
 //!
-//! The bytes are read strictly (see [`wire`]) and turned into [`Parameters`],
-//! whose types leave nothing to check; defaults are filled in on the way. What
-//! this release cannot do is refused here, by name, and not at the point where
-//! it would have been needed.
+//! The bytes are decoded strictly (see [`wire`]) into [`Parameters`], whose types need no further
+//! validation; defaults are filled in on the way. Parameters that this release does not support are
+//! rejected here, by name, and not only when they would be needed.
 //!
-//! | field | if unset |
+//! | field | default |
 //! |---|---|
 //! | cluster domain | `cluster.internal` |
 //! | TPM mode | BEST_EFFORT |
 //! | storage security policy | NEEDS_ENCRYPTION |
 //! | cold-start policy | NONE |
-//! | roles of the first node | consensus member, and both of Kubernetes if the image can run them |
+//! | roles of the first node | consensus member, and both Kubernetes roles if the image can run them |
 //! | network | DHCP |
 //!
-//! This release seals nothing by a TPM and cold-starts no encrypted cluster: TPM
-//! mode REQUIRED and the cold-start policies TPM and OWNER are refused, and
-//! BEST_EFFORT comes to a TPM that is present but unused.
+//! This release neither seals with a TPM nor cold-starts an encrypted cluster: TPM mode REQUIRED
+//! and the cold-start policies TPM and OWNER are rejected, and BEST_EFFORT leaves a TPM unused.
 //!
 //! A machine that has a sealed configuration needs no parameters.
 
@@ -57,30 +54,30 @@ pub use bootstrap::{Bootstrap, DEFAULT_CLUSTER_DOMAIN};
 pub use network::{Mac, Route, StaticNetwork};
 pub use register::Register;
 
-/// The largest parameters, in bytes, from either source.
+/// Maximum size of the parameters in bytes, from either source.
 pub const MAX_SIZE: u64 = fw_cfg::MAX_SIZE;
 
-/// All that a machine may be told.
+/// The parameters of a machine.
 #[derive(Clone, Debug)]
 pub struct Parameters {
-    /// What to become.
+    /// Whether to create a cluster or to register with one.
     pub cluster: Cluster,
-    /// How to reach the network; `None` is DHCP.
+    /// The static network configuration; `None` means DHCP.
     pub network: Option<StaticNetwork>,
-    /// The life that is to be given up.
+    /// The enrolment whose state is to be wiped.
     pub wipe: Option<EnrolmentId>,
 }
 
-/// What to become.
+/// How the machine becomes part of a cluster.
 #[derive(Clone, Debug)]
 pub enum Cluster {
-    /// The first node of a new cluster.
+    /// As the first node of a new cluster.
     Bootstrap(Bootstrap),
-    /// One more node of a cluster there is.
+    /// As a further node of an existing cluster.
     Register(Register),
 }
 
-/// Where parameters come from.
+/// The source of parameters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// QEMU's fw_cfg device.
@@ -98,83 +95,83 @@ impl fmt::Display for Source {
     }
 }
 
-/// Parameters that were found.
+/// Parameters that were read.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// Where.
+    /// Their source.
     pub source: Source,
-    /// What they say.
+    /// The parsed parameters.
     pub parameters: Parameters,
-    /// A second source that was there too and is not used.
+    /// A second source that also exists and was ignored.
     pub ignored: Option<Source>,
 }
 
-/// What [`load`] comes to.
+/// The result of [`load`]; `None` if there are no parameters.
 pub type Loaded = Result<Option<Found>, ParametersError>;
 
-/// Parameters that are there and cannot be used.
+/// Parameters that exist but cannot be used.
 #[derive(Debug, thiserror::Error)]
 #[error("parameters from {from}: {problem}")]
 pub struct ParametersError {
-    /// Where they are.
+    /// Their source.
     pub from: Source,
     /// What is wrong with them.
     pub problem: Problem,
 }
 
-/// What can be wrong with parameters.
+/// What is wrong with parameters.
 #[derive(Debug, thiserror::Error)]
 pub enum Problem {
-    /// The fw_cfg item is there, its content cannot be had.
+    /// The fw_cfg item exists but cannot be read.
     #[error("{}", chain(.0))]
     FwCfg(FwCfgError),
-    /// The file is there, its content cannot be had.
+    /// The file exists but cannot be read.
     #[error("{}", chain(.0))]
     File(FileError),
-    /// It is there, with nothing in it.
-    #[error("empty: wanted a hearth.v1.NodeParameters message, found no bytes")]
+    /// The item or file is empty.
+    #[error("empty: expected a hearth.v1.NodeParameters message, got no bytes")]
     Empty,
-    /// Not the message.
+    /// The bytes are not the expected message.
     #[error("{path}not a hearth.v1.NodeParameters message: {what}")]
     Malformed {
-        /// The field, with a colon and a space; empty at the top.
+        /// The field, followed by a colon and a space; empty for the top-level message.
         path: String,
-        /// What is wrong there.
+        /// What is wrong with the field.
         what: String,
     },
-    /// A field that this release does not know.
+    /// A field that this release does not support.
     #[error(
-        "{}field {number}: wanted only fields that this release knows, found this one",
+        "{}unknown field {number}",
         colon(.path)
     )]
     UnknownField {
-        /// The message that has it; empty at the top.
+        /// The message that contains the field; empty for the top-level message.
         path: String,
-        /// Its number.
+        /// The field's number.
         number: u32,
     },
-    /// A field that stands twice.
-    #[error("{field}: wanted once, found twice")]
+    /// A field that is set twice.
+    #[error("{field}: expected one value, got several")]
     Twice {
-        /// The field.
+        /// The path of the field.
         field: String,
     },
-    /// Two fields that exclude each other.
-    #[error("wanted one of {first} and {second}, found both")]
+    /// Two fields that are mutually exclusive.
+    #[error("expected either {first} or {second}, got both")]
     Both {
-        /// The one.
+        /// The field that came first.
         first: &'static str,
-        /// The other.
+        /// The field that came second.
         second: &'static str,
     },
-    /// A field with a content that will not do.
-    #[error("{field}: wanted {wanted}, found {found}")]
+    /// A field with an invalid value.
+    #[error("{field}: expected {wanted}, got {found}")]
     Unwanted {
-        /// The field.
+        /// The path of the field.
         field: String,
-        /// What it should hold.
+        /// The expected value.
         wanted: String,
-        /// What it holds. Never a secret.
+        /// The actual value. Never a secret.
         found: String,
     },
 }
@@ -214,7 +211,7 @@ impl From<LabelError> for Problem {
     }
 }
 
-/// Reads this machine's parameters. `None` if there are none.
+/// Reads the parameters of this machine; `None` if there are none.
 pub fn load(fw_cfg: &FwCfg, esp: &Esp) -> Loaded {
     let from_fw_cfg = fw_cfg
         .read(names::fw_cfg::PARAMETERS)
@@ -227,7 +224,7 @@ pub fn load(fw_cfg: &FwCfg, esp: &Esp) -> Loaded {
         let ignored = on_esp.exists().then_some(Source::Esp);
         if let Some(ignored) = ignored {
             tracing::warn!(
-                "parameters from {} are used, those from {ignored} are not",
+                "using the parameters from {}; ignoring those from {ignored}",
                 Source::FwCfg
             );
         }
@@ -251,7 +248,7 @@ pub fn load(fw_cfg: &FwCfg, esp: &Esp) -> Loaded {
     }))
 }
 
-/// Turns the bytes of a `NodeParameters` into parameters.
+/// Parses an encoded `NodeParameters` message.
 pub fn parse(from: Source, bytes: &[u8]) -> Result<Parameters, ParametersError> {
     parse_message(bytes).map_err(|problem| ParametersError { from, problem })
 }

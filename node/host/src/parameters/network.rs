@@ -1,4 +1,4 @@
-//! `network_config`: addresses that are not asked for by DHCP.
+//! `network_config`: static network configuration, instead of DHCP.
 
 use std::{fmt, net::IpAddr, str::FromStr};
 
@@ -11,34 +11,33 @@ use super::Problem;
 /// Static configuration of one interface.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StaticNetwork {
-    /// Which interface; `None` is the one Ethernet link there is.
+    /// The MAC address of the interface; `None` is the only Ethernet interface.
     pub mac: Option<Mac>,
-    /// At least one.
+    /// The interface's addresses, at least one.
     pub addresses: Vec<Cidr>,
-    /// Beyond those that the addresses imply.
+    /// Routes in addition to those that the addresses imply.
     pub routes: Vec<Route>,
-    /// In the order in which they are asked.
+    /// Nameservers in order of preference.
     pub nameservers: Vec<IpAddr>,
-    /// 802.1Q, 1 to 4094; `None` is untagged.
+    /// The 802.1Q VLAN ID, 1 to 4094; `None` is untagged.
     pub vlan: Option<u16>,
 }
 
-/// The address of an Ethernet interface.
+/// The MAC address of an Ethernet interface.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mac(pub [u8; 6]);
 
-/// Where to send what.
+/// A static route.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Where to; a prefix of length 0 is the default route.
+    /// The destination; a prefix of length 0 is the default route.
     pub destination: Cidr,
-    /// By whom, of the same family; `None` is on this link.
+    /// The gateway, of the same address family; `None` is a route on this link.
     pub gateway: Option<IpAddr>,
 }
 
 impl StaticNetwork {
-    /// From the message, as the parameters and the sealed configuration have
-    /// it.
+    /// Parses the message, from the parameters or the sealed configuration.
     pub fn parse(message: NetworkConfig) -> Result<Self, Problem> {
         if message.addresses.is_empty() {
             return Err(Problem::unwanted(
@@ -66,7 +65,7 @@ impl StaticNetwork {
         })
     }
 
-    /// The message again.
+    /// Converts the configuration back to the message.
     pub fn to_message(&self) -> NetworkConfig {
         NetworkConfig {
             mac: self.mac.map(|mac| mac.to_string()).unwrap_or_default(),
@@ -135,7 +134,7 @@ fn host(cidr: Cidr, field: &str, text: &str) -> Result<Cidr, Problem> {
     if address.is_unspecified() || address.is_multicast() || address.is_loopback() {
         return Err(Problem::unwanted(
             field,
-            "an address that a host can have on a network",
+            "a host address (not unspecified, multicast or loopback)",
             quoted(text),
         ));
     }
@@ -156,7 +155,7 @@ fn route(field: &str, message: &network_config::Route) -> Result<Route, Problem>
     if gateway.is_some_and(|g| g.is_ipv4() != destination.address().is_ipv4()) {
         return Err(Problem::unwanted(
             format!("{field}.gateway"),
-            "an address of the destination's family",
+            "an address of the destination's address family",
             quoted(&message.gateway),
         ));
     }

@@ -1,4 +1,4 @@
-//! `cluster_register`: ask a cluster to take this machine in.
+//! `cluster_register`: ask a cluster to admit this machine.
 
 use std::net::IpAddr;
 
@@ -13,25 +13,24 @@ use rustls_pki_types::CertificateDer;
 
 use super::Problem;
 
-/// More curators than a cluster has, few enough to keep in the sealed
-/// configuration.
+/// More curators than a cluster has, and few enough to store in the sealed configuration.
 const MOST_NODES: usize = 64;
-/// Of one node.
+/// The maximum number of addresses per node.
 const MOST_ADDRESSES: usize = 8;
-/// In bytes, as above.
+/// The maximum size of the CA certificate in bytes.
 const LARGEST_CA: usize = 4096;
 
-/// The cluster that is to be asked.
+/// The parameters of a registration.
 #[derive(Clone, Debug)]
 pub struct Register {
-    /// Whom to ask: at least one node, each with an ID and at least one
-    /// address that parses.
+    /// The curators to contact: at least one node, each with an ID and at least one address that
+    /// parses.
     pub directory: ClusterDirectory,
-    /// The right to ask.
+    /// The register ticket.
     pub ticket: Ticket,
-    /// What the cluster's nodes are judged by; [`ClusterCa`] has parsed it.
+    /// The CA that verifies the cluster's nodes; [`ClusterCa`] has parsed it.
     pub ca: CertificateDer<'static>,
-    /// Of this node.
+    /// The labels of this node.
     pub labels: Vec<Label>,
 }
 
@@ -119,7 +118,7 @@ fn ca(der: Vec<u8>) -> Result<CertificateDer<'static>, Problem> {
     if let Err(error) = ClusterCa::parse(&der) {
         return Err(Problem::unwanted(
             field,
-            "the certificate of a cluster's authority in DER",
+            "a cluster CA certificate in DER",
             format!("{} bytes: {}", der.len(), chain(&error)),
         ));
     }

@@ -16,7 +16,7 @@ use prost::bytes::BufMut;
 use super::*;
 use crate::layout::Root;
 
-/// The least that founds a cluster.
+/// The smallest valid bootstrap.
 fn bootstrap() -> ClusterBootstrap {
     ClusterBootstrap {
         owner_public_key: SigningKey::from_seed([1; 32]).public().as_bytes().to_vec(),
@@ -65,11 +65,11 @@ fn parsed(message: &NodeParameters) -> Result<Parameters, String> {
 }
 
 fn refusal(message: &NodeParameters) -> String {
-    let refusal = parsed(message).expect_err("it should be refused");
+    let refusal = parsed(message).expect_err("the parameters should be rejected");
     let from = "parameters from fw_cfg opt/dev.hearth/parameters.pb: ";
     refusal
         .strip_prefix(from)
-        .expect("it names its source")
+        .expect("the error should name the source")
         .to_owned()
 }
 
@@ -182,7 +182,7 @@ fn what_kubernetes_takes_over_is_kept_and_checked() {
 
     let message = configured(|c| c.kubernetes = Some(patterns(&["rack", "a b"])));
     let refused = refusal(&founding(message));
-    let field = "initial_cluster_configuration.kubernetes.synchronized_labels[1]: wanted";
+    let field = "initial_cluster_configuration.kubernetes.synchronized_labels[1]: expected";
     assert!(refused.contains(field), "{refused}");
 }
 
@@ -192,29 +192,29 @@ fn each_field_that_will_not_do_is_named() {
     for (found, wanted) in [
         (
             refused_bootstrap(|b| b.owner_public_key = vec![1; 31]),
-            "cluster_bootstrap.owner_public_key: wanted 32 bytes, found 31".to_owned(),
+            "cluster_bootstrap.owner_public_key: expected 32 bytes, got 31".to_owned(),
         ),
         (
             refused_bootstrap(|b| b.owner_public_key = vec![0; 32]),
-            "cluster_bootstrap.owner_public_key: wanted an Ed25519 public key, found not a usable \
+            "cluster_bootstrap.owner_public_key: expected an Ed25519 public key, got an invalid \
              Ed25519 public key"
                 .into(),
         ),
         (
             refused_bootstrap(|b| b.first_contact_secret.clear()),
-            "cluster_bootstrap.first_contact_secret: wanted 32 bytes, found 0".into(),
+            "cluster_bootstrap.first_contact_secret: expected 32 bytes, got 0".into(),
         ),
         (
             refused_bootstrap(|b| b.recovery_recipient = vec![1; 32]),
-            "cluster_bootstrap.recovery_recipient: wanted nothing, as the cold-start policy is \
-             not OWNER, found 32 bytes"
+            "cluster_bootstrap.recovery_recipient: expected no value (the cold-start policy is \
+             not OWNER), got 32 bytes"
                 .into(),
         ),
         (
             refused_bootstrap(|b| *b = configured(|c| c.tpm_mode = TpmMode::Required.into())),
             format!(
-                "{configuration}.tpm_mode: wanted BEST_EFFORT or DISABLED: this release cannot \
-                 seal by a TPM yet, found REQUIRED"
+                "{configuration}.tpm_mode: expected BEST_EFFORT or DISABLED (this release cannot \
+                 seal with a TPM), got REQUIRED"
             ),
         ),
         (
@@ -222,22 +222,22 @@ fn each_field_that_will_not_do_is_named() {
                 *b = configured(|c| c.cold_start_policy = ColdStartPolicy::Owner.into());
             }),
             format!(
-                "{configuration}.cold_start_policy: wanted NONE: this release cannot cold-start \
-                 an encrypted cluster yet, found OWNER"
+                "{configuration}.cold_start_policy: expected NONE (this release cannot cold-start \
+                 an encrypted cluster), got OWNER"
             ),
         ),
         (
             refused_bootstrap(|b| *b = configured(|c| c.storage_security_policy = 77)),
             format!(
-                "{configuration}.storage_security_policy: wanted a value that this release \
-                 knows, found 77"
+                "{configuration}.storage_security_policy: expected a value that this release \
+                 supports, got 77"
             ),
         ),
         (
             refused_bootstrap(|b| *b = configured(|c| c.cluster_domain = "a..b".into())),
             format!(
-                "{configuration}.cluster_domain: wanted a DNS name in lower case of at most 80 \
-                 characters, found \"a..b\""
+                "{configuration}.cluster_domain: expected a lower-case DNS name of at most 80 \
+                 characters, got \"a..b\""
             ),
         ),
         (
@@ -247,29 +247,29 @@ fn each_field_that_will_not_do_is_named() {
                     ..NodeRoles::default()
                 });
             }),
-            "cluster_bootstrap.initial_roles.consensus_member.member_id: wanted 0, as there are \
-             no members yet, found 7"
+            "cluster_bootstrap.initial_roles.consensus_member.member_id: expected 0 (a new cluster \
+             has no members), got 7"
                 .into(),
         ),
         (
             refused_bootstrap(|b| b.initial_roles = Some(NodeRoles::default())),
-            "cluster_bootstrap.initial_roles.consensus_member: wanted this role, as the first \
-             node keeps the cluster's records, found nothing"
+            "cluster_bootstrap.initial_roles.consensus_member: expected the role (the first \
+             node must be a consensus member), got no role"
                 .into(),
         ),
         (
             refused_network(|n| n.addresses.clear()),
-            "network_config.addresses: wanted at least one address with its prefix length, such \
-             as \"192.0.2.10/24\", found none"
+            "network_config.addresses: expected at least one address with its prefix length, such \
+             as \"192.0.2.10/24\", got none"
                 .into(),
         ),
         (
             refused_network(|n| n.vlan = 4095),
-            "network_config.vlan: wanted 0 for none, or 1 to 4094, found 4095".into(),
+            "network_config.vlan: expected 0 for none, or 1 to 4094, got 4095".into(),
         ),
         (
             refused_network(|n| n.mac = "52:54:00:12:34".into()),
-            "network_config.mac: wanted a MAC address such as \"52:54:00:12:34:56\", found \
+            "network_config.mac: expected a MAC address such as \"52:54:00:12:34:56\", got \
              \"52:54:00:12:34\""
                 .into(),
         ),
@@ -280,7 +280,7 @@ fn each_field_that_will_not_do_is_named() {
                 }),
                 ..founding(bootstrap())
             }),
-            "wipe.enrolment_id: wanted 16 bytes, found 15".into(),
+            "wipe.enrolment_id: expected 16 bytes, got 15".into(),
         ),
         (
             refusal(&NodeParameters {
@@ -289,7 +289,7 @@ fn each_field_that_will_not_do_is_named() {
                 }),
                 ..NodeParameters::default()
             }),
-            "cluster: wanted cluster_bootstrap or cluster_register, found neither".into(),
+            "cluster: expected cluster_bootstrap or cluster_register, got neither".into(),
         ),
     ] {
         assert_eq!(found, wanted);
@@ -353,11 +353,14 @@ fn labels_follow_their_rules() {
     for (value, right) in [("", true), ("x.y_z-1", true), ("-x", false), ("x y", false)] {
         assert_eq!(accepted(vec![label("k", value)]), right, "{value}");
     }
-    assert!(!accepted(vec![label("k", ""), label("k", "x")]), "twice");
+    assert!(
+        !accepted(vec![label("k", ""), label("k", "x")]),
+        "duplicate key"
+    );
     let many = |count| (0..count).map(|i| label(&format!("k{i}"), "")).collect();
     assert!(accepted(many(64)));
     assert!(!accepted(many(65)));
-    // A message for a console, whatever the length of what was found.
+    // The message goes to the console and must be short, whatever the length of the value.
     let refused = refused_bootstrap(|b| b.labels = vec![label(&"x y".repeat(20_000), "")]);
     assert!(refused.len() < 400, "{refused}");
 }
@@ -404,13 +407,13 @@ fn networks_that_cannot_be_are_refused() {
     ] {
         assert!(
             refused_network(|n| n.addresses = vec![address.into()])
-                .starts_with("network_config.addresses[0]: wanted an address with its prefix"),
+                .starts_with("network_config.addresses[0]: expected an address with its prefix"),
         );
     }
     for address in ["0.0.0.0/8", "224.0.0.1/4", "127.0.0.1/8", "::1/128"] {
         assert!(
             refused_network(|n| n.addresses.push(address.into()))
-                .starts_with("network_config.addresses[1]: wanted an address that a host can"),
+                .starts_with("network_config.addresses[1]: expected a host address"),
         );
     }
     let route = |destination: &str, gateway: &str| network_config::Route {
@@ -419,7 +422,7 @@ fn networks_that_cannot_be_are_refused() {
     };
     assert!(
         refused_network(|n| n.routes = vec![route("0.0.0.0/0", "2001:db8::1")])
-            .starts_with("network_config.routes[0].gateway: wanted an address of the dest"),
+            .starts_with("network_config.routes[0].gateway: expected an address of the dest"),
     );
     assert!(
         refused_network(|n| n.routes = vec![route("", "192.0.2.1")])
@@ -427,7 +430,7 @@ fn networks_that_cannot_be_are_refused() {
     );
     assert!(
         refused_network(|n| n.nameservers = vec!["dns.example".into()])
-            .starts_with("network_config.nameservers[0]: wanted an IP address"),
+            .starts_with("network_config.nameservers[0]: expected an IP address"),
     );
 }
 
@@ -455,7 +458,7 @@ fn a_registration_is_checked_before_it_is_tried() {
         }));
     directory.nodes.push(cluster_directory::Node {
         id: format!("hearth-{}", "1".repeat(32)),
-        // As the cluster itself says it.
+        // In the form that the cluster itself uses.
         roles: Some(NodeRoles {
             consensus_member: Some(node_roles::ConsensusMember { member_id: 7 }),
             ..NodeRoles::default()
@@ -473,11 +476,11 @@ fn a_registration_is_checked_before_it_is_tried() {
     for (found, wanted) in [
         (
             refused(|r| r.register_ticket.truncate(31)),
-            "cluster_register.register_ticket: wanted 32 bytes, found 31",
+            "cluster_register.register_ticket: expected 32 bytes, got 31",
         ),
         (
             refused(|r| r.cluster_directory = None),
-            "cluster_register.cluster_directory.nodes: wanted at least one node, found none",
+            "cluster_register.cluster_directory.nodes: expected at least one node, got none",
         ),
         (
             refused(|r| {
@@ -485,25 +488,23 @@ fn a_registration_is_checked_before_it_is_tried() {
                     .addresses
                     .clear()
             }),
-            "cluster_register.cluster_directory.nodes[0].addresses: wanted at least one address, \
-             found none",
+            "cluster_register.cluster_directory.nodes[0].addresses: expected at least one address, \
+             got none",
         ),
         (
             refused(|r| {
                 r.cluster_directory.as_mut().unwrap().nodes[0].addresses[0].host = "a.b".into();
             }),
-            "cluster_register.cluster_directory.nodes[0].addresses[0].host: wanted an IP address, \
-             found \"a.b\"",
+            "cluster_register.cluster_directory.nodes[0].addresses[0].host: expected an IP address, \
+             got \"a.b\"",
         ),
         (
             refused(|r| r.ca_certificate.push(0)),
-            "cluster_register.ca_certificate: wanted the certificate of a cluster's authority in \
-             DER, found ",
+            "cluster_register.ca_certificate: expected a cluster CA certificate in DER, got ",
         ),
         (
             refused(|r| r.ca_certificate.clear()),
-            "cluster_register.ca_certificate: wanted the certificate of a cluster's authority in \
-             DER, found 0 bytes",
+            "cluster_register.ca_certificate: expected a cluster CA certificate in DER, got 0 bytes",
         ),
         (
             refused(|r| {
@@ -511,38 +512,37 @@ fn a_registration_is_checked_before_it_is_tried() {
                 let leaf = rcgen::CertificateParams::default().self_signed(&key);
                 r.ca_certificate = leaf.unwrap().der().to_vec();
             }),
-            "cluster_register.ca_certificate: wanted the certificate of a cluster's authority in \
-             DER, found ",
+            "cluster_register.ca_certificate: expected a cluster CA certificate in DER, got ",
         ),
         (
             refused(|r| r.register_ticket.push(0)),
-            "cluster_register.register_ticket: wanted 32 bytes, found 33",
+            "cluster_register.register_ticket: expected 32 bytes, got 33",
         ),
         (
             refused(|r| {
                 let nodes = &mut r.cluster_directory.as_mut().unwrap().nodes;
                 nodes.extend(vec![nodes[0].clone(); 64]);
             }),
-            "cluster_register.cluster_directory.nodes: wanted at most 64 nodes, found 65",
+            "cluster_register.cluster_directory.nodes: expected at most 64 nodes, got 65",
         ),
         (
             refused(|r| {
                 let addresses = &mut r.cluster_directory.as_mut().unwrap().nodes[0].addresses;
                 addresses.extend(vec![addresses[0].clone(); 8]);
             }),
-            "cluster_register.cluster_directory.nodes[0].addresses: wanted at most 8 addresses, \
-             found 9",
+            "cluster_register.cluster_directory.nodes[0].addresses: expected at most 8 addresses, \
+             got 9",
         ),
         (
             refused(|r| {
                 r.cluster_directory.as_mut().unwrap().nodes[0].addresses[0].port = 65_536;
             }),
-            "cluster_register.cluster_directory.nodes[0].addresses[0].port: wanted 0 for the \
-             default port, or a port, found 65536",
+            "cluster_register.cluster_directory.nodes[0].addresses[0].port: expected 0 for the \
+             default port, or a port, got 65536",
         ),
         (
             refused(|r| r.labels = vec![label("", "x")]),
-            "cluster_register.labels[0].key: wanted ",
+            "cluster_register.labels[0].key: expected ",
         ),
     ] {
         assert!(found.starts_with(wanted), "{found}");
@@ -556,7 +556,7 @@ fn the_wire_is_read_strictly() {
         let text = parse(Source::Esp, bytes).unwrap_err().to_string();
         let from = "parameters from ESP hearth/parameters.pb: ";
         text.strip_prefix(from)
-            .expect("it names its source")
+            .expect("the error should name the source")
             .to_owned()
     };
     let right = founding(bootstrap()).encode_to_vec();
@@ -564,7 +564,7 @@ fn the_wire_is_read_strictly() {
 
     assert_eq!(
         refused(b""),
-        "empty: wanted a hearth.v1.NodeParameters message, found no bytes"
+        "empty: expected a hearth.v1.NodeParameters message, got no bytes"
     );
     for length in 1..right.len() {
         refused(&right[..length]);
@@ -583,33 +583,26 @@ fn the_wire_is_read_strictly() {
     both.extend(registering(register()).encode_to_vec());
     assert_eq!(
         refused(&both),
-        "wanted one of cluster_bootstrap and cluster_register, found both"
+        "expected either cluster_bootstrap or cluster_register, got both"
     );
     let twice = [&right[..], &right[..]].concat();
     assert_eq!(
         refused(&twice),
-        "cluster_bootstrap: wanted once, found twice"
+        "cluster_bootstrap: expected one value, got several"
     );
 
     let mut unknown = right.clone();
     unknown.extend([0x78, 1]); // field 15, a number
-    assert_eq!(
-        refused(&unknown),
-        "field 15: wanted only fields that this release knows, found this one"
-    );
+    assert_eq!(refused(&unknown), "unknown field 15");
     let mut inner = bootstrap().encode_to_vec();
     inner.extend([0x4a, 0]); // field 9, no bytes
     let mut nested = vec![0x0a];
     nested.put_u8(inner.len() as u8);
     nested.extend(inner);
-    assert_eq!(
-        refused(&nested),
-        "cluster_bootstrap: field 9: wanted only fields that this release knows, found this one"
-    );
+    assert_eq!(refused(&nested), "cluster_bootstrap: unknown field 9");
     assert_eq!(
         refused(&[0x08, 1]),
-        "cluster_bootstrap: not a hearth.v1.NodeParameters message: wire type 0 does not belong \
-         to this field"
+        "cluster_bootstrap: not a hearth.v1.NodeParameters message: unexpected wire type 0"
     );
 }
 
@@ -658,7 +651,7 @@ fn either_source_serves_and_fw_cfg_comes_first() {
     assert_eq!((found.source, found.ignored), (Source::Esp, None));
     let found = machine(Some(&right), None).load().unwrap().unwrap();
     assert_eq!((found.source, found.ignored), (Source::FwCfg, None));
-    // Whatever is on the ESP.
+    // The content on the ESP does not matter.
     let found = machine(Some(&right), Some(b"?")).load().unwrap().unwrap();
     assert_eq!(
         (found.source, found.ignored),
@@ -676,7 +669,7 @@ fn what_is_there_and_bad_never_falls_through() {
         let error = machine(None, Some(bad)).load().unwrap_err();
         assert_eq!(error.from, Source::Esp);
     }
-    // An item without content, as a kernel that cannot read it shows.
+    // An item without content, as the kernel exposes one that it cannot read.
     let broken = machine(Some(b""), Some(&right));
     let item = broken
         ._dir
@@ -696,7 +689,7 @@ fn no_secret_is_printed() {
     let mut message = register();
     message.register_ticket = secret();
     let printed = printed + &format!("{:?}", parsed(&registering(message)).unwrap());
-    // Long enough that a random key or certificate does not hold it.
+    // Long enough that a random key or certificate does not contain it by chance.
     for form in ["165, ".repeat(8), "a5".repeat(8)] {
         assert!(!printed.contains(&form), "{printed}");
     }

@@ -1,22 +1,20 @@
-//! A strict reading of the wire format, before the lenient one of the decoder.
+//! A strict check of the wire format, before the lenient decoder.
 //!
-//! A protobuf decoder skips fields that it does not know, lets the last of two
-//! win, and takes an arbitrary text for an almost empty message more often
-//! than one would think. For what a machine is told once in its life that is
-//! wrong: a parameter of a newer release that is silently dropped, or a
-//! bootstrap that hides behind a registration, is found out when the cluster
-//! has the wrong shape. So every byte must belong to a known field, of the
-//! right wire type, that stands at most once (unless it is repeated), and of a
-//! oneof at most one field may stand.
+//! A protobuf decoder skips unknown fields, lets the last of two values win, and often takes
+//! arbitrary text for an almost empty message. For parameters that a machine reads once, that is
+//! wrong: if a parameter of a newer release is silently dropped, or a bootstrap is hidden behind a
+//! registration, it is noticed only when the cluster has the wrong shape. So every byte must belong
+//! to a known field with the right wire type, a field may be set at most once (unless it is
+//! repeated), and at most one field of a oneof may be set.
 //!
-//! The known fields are those of [`hearth_api::schema`], whose tables are made
-//! from the proto files.
+//! The known fields are those of [`hearth_api::schema`], whose tables are generated from the proto
+//! files.
 
 use hearth_api::schema::{Field, Kind, Message};
 
 use super::Problem;
 
-/// Walks over `bytes` as a message of the given type.
+/// Checks `bytes` as a message of the given type.
 pub(super) fn check(message: &Message, bytes: &[u8]) -> Result<(), Problem> {
     walk(message, bytes, "")
 }
@@ -38,7 +36,7 @@ fn walk(message: &Message, mut rest: &[u8], path: &str) -> Result<(), Problem> {
             }
             (Kind::Fixed64, 1) => {
                 rest = rest.get(8..).ok_or_else(|| {
-                    Problem::malformed(&path, format!("8 bytes wanted, {} there", rest.len()))
+                    Problem::malformed(&path, format!("expected 8 bytes, got {}", rest.len()))
                 })?;
             }
             (Kind::Bytes, 2) => {
@@ -48,13 +46,13 @@ fn walk(message: &Message, mut rest: &[u8], path: &str) -> Result<(), Problem> {
             _ => {
                 return Err(Problem::malformed(
                     &path,
-                    format!("wire type {wire_type} does not belong to this field"),
+                    format!("unexpected wire type {wire_type}"),
                 ));
             }
         }
         only_one(field, &seen, &path)?;
-        // Of those that repeat there may be a hundred thousand, and none of
-        // them excludes another.
+        // Do not collect repeated fields: there may be a hundred thousand, and none of them
+        // excludes another.
         if !field.repeated {
             seen.push(field);
         }
@@ -82,9 +80,9 @@ fn only_one(field: &Field, seen: &[&Field], path: &str) -> Result<(), Problem> {
 fn key(rest: &mut &[u8], path: &str) -> Result<(u32, u8), Problem> {
     let key = varint(rest, path)?;
     match u32::try_from(key >> 3) {
-        // 29 bits, and zero is no field number.
+        // Field numbers have 29 bits; zero is not a field number.
         Ok(number @ 1..=0x1fff_ffff) => Ok((number, (key & 7) as u8)),
-        _ => Err(Problem::malformed(path, "an impossible field number")),
+        _ => Err(Problem::malformed(path, "invalid field number")),
     }
 }
 
@@ -96,7 +94,7 @@ fn content<'a>(rest: &mut &'a [u8], path: &str) -> Result<&'a [u8], Problem> {
     let Some((content, after)) = split else {
         return Err(Problem::malformed(
             path,
-            format!("{length} bytes announced, {} there", rest.len()),
+            format!("expected {length} bytes, got {}", rest.len()),
         ));
     };
     *rest = after;
@@ -107,7 +105,7 @@ fn varint(rest: &mut &[u8], path: &str) -> Result<u64, Problem> {
     let mut value = 0_u64;
     for shift in (0..70).step_by(7) {
         let Some((&byte, after)) = rest.split_first() else {
-            return Err(Problem::malformed(path, "cut off within a number"));
+            return Err(Problem::malformed(path, "truncated varint"));
         };
         *rest = after;
         if shift == 63 && byte > 1 {
@@ -118,7 +116,7 @@ fn varint(rest: &mut &[u8], path: &str) -> Result<u64, Problem> {
             return Ok(value);
         }
     }
-    Err(Problem::malformed(path, "a number of more than 64 bits"))
+    Err(Problem::malformed(path, "varint of more than 64 bits"))
 }
 
 fn join(path: &str, name: &str) -> String {

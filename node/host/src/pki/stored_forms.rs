@@ -1,4 +1,4 @@
-//! Authorities as they are stored, against the fixtures.
+//! The stored forms of CAs, compared with the fixtures.
 
 use std::fs;
 
@@ -13,8 +13,8 @@ fn lifetime() -> Lifetime {
     Lifetime::since_build(SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000))
 }
 
-/// What a fixture holds. Where there is none yet, it is made of this seed, once:
-/// how a certificate is encoded is up to a library, and may change.
+/// The CA in a fixture. If the fixture does not exist yet, it is created from this seed, once: the
+/// encoding of a certificate depends on a library and may change.
 pub(in crate::pki) fn authority(fixture: &[u8], name: &str, seed: u8) -> Authority {
     let key = SigningKey::from_seed([seed; 32]);
     if fixture.is_empty() {
@@ -34,7 +34,7 @@ pub(in crate::pki) fn authority(fixture: &[u8], name: &str, seed: u8) -> Authori
     read
 }
 
-/// Whether this is the authority with this name and the key of this seed.
+/// Asserts that this is the CA with this name and the key of this seed.
 pub(in crate::pki) fn is_that(authority: &Authority, name: &str, seed: u8) {
     assert_eq!(*authority.key.expose_seed(), [seed; 32]);
     assert_eq!(authority.lifetime, lifetime());
@@ -59,7 +59,7 @@ fn both() -> Authorities {
     }
 }
 
-/// As it lies in etcd.
+/// As stored in etcd.
 #[test]
 fn the_stored_form_of_an_authority_stays() {
     let Authorities { cluster, etcd } = both();
@@ -76,12 +76,11 @@ fn place() -> (tempfile::TempDir, layout::Etcd) {
     (directory, root.data.etcd())
 }
 
-/// As they lie on the disk of who founds, before and after their keys are taken
-/// away.
+/// As stored on the disk of the bootstrapping node, before and after the keys are removed.
 #[test]
 fn the_stored_form_of_a_founding_stays() {
     let node_key = NodeKey::from_seed([0x22; 32]);
-    let founder = Founder {
+    let founder = Bootstrapper {
         cluster_id: CLUSTER,
         node_id: NodeId::from_bytes([0x11; 16]),
         node_key: &node_key,
@@ -112,7 +111,7 @@ fn the_stored_form_of_a_founding_stays() {
     assert_eq!(found(&etcd, &founder).unwrap(), certificate);
 }
 
-/// What a member of etcd shows its peers. etcd reads these.
+/// The files for etcd's peer connections. etcd reads them.
 #[test]
 fn the_stored_form_of_peer_files_stays() {
     let (_directory, etcd) = place();

@@ -22,7 +22,7 @@ fn at(seconds_after_build: i64) -> UnixTime {
     UnixTime::since_unix_epoch(Duration::from_secs(u64::try_from(seconds).unwrap()))
 }
 
-/// A data partition in a temporary directory, and one who founds on it.
+/// A data partition in a temporary directory, and a node that bootstraps on it.
 struct Site {
     _directory: tempfile::TempDir,
     etcd: layout::Etcd,
@@ -51,7 +51,7 @@ impl Site {
     fn found_as(&self, cluster_id: ClusterId) -> Result<CertificateDer<'static>, PkiError> {
         found(
             &self.etcd,
-            &Founder {
+            &Bootstrapper {
                 cluster_id,
                 node_id: NodeId::from_public_key(&self.node_key.public()),
                 node_key: &self.node_key,
@@ -84,7 +84,7 @@ fn what_is_issued_is_believed_for_what_it_is() {
         .unwrap();
     let leaf = ca.verify(&user, at(0)).unwrap();
     assert_eq!(leaf.identity.subject, Subject::User(UserName::owner()));
-    // Both end with their authority.
+    // Both expire with their CA.
     assert_eq!(leaf.not_after, ca.not_after());
 }
 
@@ -98,7 +98,7 @@ fn certificates_are_good_from_the_build_on_and_not_for_ever() {
         .issue_user(site.cluster_id, &UserName::owner(), key)
         .unwrap();
     let years = i64::from(CA_LIFETIME_YEARS) * 365 * DAY as i64;
-    // A clock that is some hours behind its image is still good.
+    // Valid even if a clock is some hours behind its image.
     assert!(ca.verify(&leaf, at(-3600)).is_ok());
     assert!(ca.verify(&leaf, at(years - 2 * DAY as i64)).is_ok());
     assert!(ca.verify(&leaf, at(-2 * DAY as i64)).is_err());
@@ -138,11 +138,11 @@ fn serial_numbers_differ() {
 fn founding_again_finds_the_same_authorities() {
     let site = Site::new();
     let first = site.found().unwrap();
-    // A power cut that left only a part of the peer's files.
+    // A power cut that left only a part of the peer files.
     for path in site.peer_files() {
         fs::remove_file(&path).unwrap();
         assert_eq!(site.found().unwrap(), first);
-        assert!(path.exists(), "{} is made again", path.display());
+        assert!(path.exists(), "{} should be created again", path.display());
     }
     assert!(has_authority_keys(&site.etcd).unwrap());
 }
@@ -220,7 +220,7 @@ fn a_key_that_is_not_the_certificates_is_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(16))]
 
-    /// Spoilt is never taken for absent.
+    /// Corrupt is never treated as absent.
     #[test]
     fn a_spoilt_file_is_an_error(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
         let site = Site::new();

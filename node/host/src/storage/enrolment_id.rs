@@ -1,35 +1,35 @@
-//! The name of one life of a machine as a node. The sealed configuration and
-//! the data partition bear it both, so it stands in the lower of the two.
+//! The enrolment ID. The sealed configuration and the header of the data partition both contain it,
+//! so it is defined in the lower of the two crates.
 
 use std::fmt;
 
 use hearth_api::identity::random_bytes;
 
-/// One life of a machine as a node: made with its first sealed configuration,
-/// borne by its data partition, named by whoever wants to end it.
+/// Identifies one enrolment of a machine: generated with its first sealed configuration, stored in
+/// the header of its data partition, and named in the parameters that wipe it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EnrolmentId([u8; 16]);
 
-/// Not 16 bytes.
+/// The enrolment ID does not have 16 bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("enrolment ID of {found} bytes: wanted 16")]
+#[error("enrolment ID: expected 16 bytes, got {found}")]
 pub struct EnrolmentIdLength {
-    /// How many there are.
+    /// The actual number of bytes.
     pub found: usize,
 }
 
 impl EnrolmentId {
-    /// A new one.
+    /// Generates a random ID.
     pub fn generate() -> Self {
         Self(random_bytes())
     }
 
-    /// From its bytes.
+    /// Creates the ID from its bytes.
     pub const fn from_bytes(bytes: [u8; 16]) -> Self {
         Self(bytes)
     }
 
-    /// Its bytes.
+    /// The bytes of the ID.
     pub const fn as_bytes(&self) -> &[u8; 16] {
         &self.0
     }

@@ -1,16 +1,14 @@
-//! What stands in front of the data partition: whose it is, and how far its
-//! making has come.
+//! The header of the data partition: its owner, and whether formatting has completed.
 //!
-//! The first MiB belongs to us, the rest is the payload. In the MiB lie two
-//! slots (see [`hearth_sys::slots`]), half a MiB apart so that one burst
-//! of damage does not take both; everything else in it is zero.
+//! The first MiB of the partition belongs to the header, the rest is the payload. The header is
+//! stored in two slots (see [`hearth_sys::slots`]), half a MiB apart so that one damaged area does
+//! not affect both; the rest of the MiB is zero.
 //!
-//! The header makes a swapped or foreign disk visible before anything is done
-//! to it. It is readable without a key: a node has to know whose disk it has
-//! before it can ask anyone for one. What it says is therefore checked twice:
-//! against the sealed configuration, and, where there is encryption, by a MAC
-//! under a key that both unlock keys give. It never says *how* the payload is
-//! encrypted; whoever could write it would turn encryption off.
+//! The header makes it possible to detect a swapped or foreign disk before anything is written to
+//! it. It is readable without a key: a node has to know whose disk it has before it can request a
+//! key. So the header is verified twice: against the sealed configuration, and, with encryption, by
+//! a MAC whose key is derived from both unlock keys. It never says *how* the payload is encrypted:
+//! otherwise an attacker who can write it could turn encryption off.
 
 use std::{
     fmt, fs, io,
@@ -29,7 +27,7 @@ use ring::hmac;
 use super::EnrolmentId;
 use super::keys::{SALT_LEN, Secrets};
 
-/// Bytes in front of the payload.
+/// The size of the header region, in bytes; the payload follows.
 pub const REGION: u64 = 1 << 20;
 
 const FORMAT: SlotFormat = SlotFormat {
@@ -38,27 +36,27 @@ const FORMAT: SlotFormat = SlotFormat {
 };
 const VERSION: u32 = 1;
 const SLOT_LEN: usize = 4096;
-/// No header's record is longer, so a first write leaves zeros from here on.
+/// The maximum length of a header's record. A first write leaves zeros after it.
 const LONGEST_RECORD: usize = 512;
 const SLOTS_AT: [u64; 2] = [0, REGION / 2];
 
-/// How far the making of a data partition has come.
+/// The progress of formatting a data partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// There may be half a file system behind. Nothing of value is.
+    /// The file system may be incomplete. There is no data of value.
     Initialising,
-    /// There is a file system, and it may hold anything.
+    /// The file system is complete and may hold data.
     Ready,
 }
 
-/// Whose data partition it is.
+/// The owner of a data partition.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
-    /// The life of the node in which it was made.
+    /// The enrolment in which the partition was formatted.
     pub enrolment_id: EnrolmentId,
-    /// The node.
+    /// The node's ID.
     pub node_id: NodeId,
-    /// The cluster.
+    /// The cluster's ID.
     pub cluster_id: ClusterId,
 }
 
@@ -72,20 +70,20 @@ impl fmt::Display for Owner {
     }
 }
 
-/// The header.
+/// The header of a data partition.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Header {
-    /// How far it is.
+    /// The progress of formatting.
     pub phase: Phase,
-    /// Whose it is.
+    /// The owner of the partition.
     pub owner: Owner,
-    /// Random for each format.
+    /// Random, generated at each format.
     pub salt: [u8; SALT_LEN],
     mac: Vec<u8>,
 }
 
 impl Header {
-    /// A header with its MAC; `None` is an INSECURE data partition's.
+    /// A header with its MAC; without `secrets`, for an INSECURE data partition, it has none.
     pub fn new(
         phase: Phase,
         owner: Owner,
@@ -105,7 +103,7 @@ impl Header {
         header
     }
 
-    /// Whether the MAC is that of these secrets (none: that there is none).
+    /// Whether the MAC matches these secrets; without secrets, whether there is no MAC.
     pub fn is_authentic(&self, secrets: Option<&Secrets>) -> bool {
         match secrets {
             None => self.mac.is_empty(),
@@ -116,8 +114,8 @@ impl Header {
         }
     }
 
-    /// What the MAC covers: `hearth data header`, version (u32, little-endian),
-    /// phase (1 byte), enrolment ID, node ID, cluster ID (16 bytes each), salt.
+    /// The bytes that the MAC covers: `hearth data header`, version (u32, little-endian), phase (1
+    /// byte), enrolment ID, node ID, cluster ID (16 bytes each), salt.
     fn authenticated(&self) -> Vec<u8> {
         [
             b"hearth data header".as_slice(),
@@ -144,12 +142,12 @@ impl Header {
         .encode_to_vec()
     }
 
-    /// `Err` says which field is wrong.
+    /// On error, returns the invalid field.
     fn decode(bytes: &[u8]) -> Result<Self, String> {
         let message = DataHeader::decode(bytes).map_err(|error| error.to_string())?;
         if message.version != VERSION {
             return Err(format!(
-                "version: wanted {VERSION}, found {}",
+                "version: expected {VERSION}, got {}",
                 message.version
             ));
         }
@@ -158,7 +156,10 @@ impl Header {
                 DataPhase::Initialising => Phase::Initialising,
                 DataPhase::Ready => Phase::Ready,
                 DataPhase::Unspecified => {
-                    return Err(format!("phase: {} is not known", message.phase));
+                    return Err(format!(
+                        "phase: expected a known phase, got {}",
+                        message.phase
+                    ));
                 }
             },
             owner: Owner {
@@ -176,7 +177,7 @@ impl Header {
             salt: message
                 .salt
                 .try_into()
-                .map_err(|salt: Vec<u8>| format!("salt: wanted 32 bytes, found {}", salt.len()))?,
+                .map_err(|salt: Vec<u8>| format!("salt: expected 32 bytes, got {}", salt.len()))?,
             mac: message.mac,
         })
     }
@@ -191,49 +192,48 @@ impl From<Phase> for DataPhase {
     }
 }
 
-/// What was found in front of a data partition.
+/// The content of the header region.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Front {
-    /// Nothing but zeros.
+pub enum HeaderState {
+    /// Only zeros.
     Blank,
-    /// The first of two writes of a first header, cut off, and nothing else.
-    /// The header is acknowledged after the second, so nothing was ever built
-    /// on it.
+    /// Only a part of the first of the two writes of a first header. The header is acknowledged
+    /// after the second write, so nothing depends on it.
     Unfinished,
-    /// A header.
+    /// A valid header.
     Header(Header),
-    /// Something else, and why it is no header of ours. Never written to.
+    /// Any other content, and why it is not a header. Never overwritten.
     Foreign(String),
 }
 
 /// Why the header could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum HeaderError {
-    /// Reading or writing failed.
+    /// I/O on the header region failed.
     #[error("{}: cannot {step} the first MiB", device.display())]
     Io {
         /// The device.
         device: PathBuf,
-        /// The step, as a verb.
+        /// The operation, as a verb.
         step: &'static str,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
-    /// The slots could not be written.
-    #[error("the header of the data partition")]
+    /// The slots cannot be written.
+    #[error("cannot access the header of the data partition")]
     Slots(#[from] SlotError),
 }
 
-/// The front of one device. There is one of these for it in a node: it
-/// remembers which slot's last write failed.
+/// The header region of one device. A node has only one per device, because it remembers which
+/// slot's last write failed.
 #[derive(Debug)]
-pub struct FrontOf {
+pub struct HeaderRegion {
     device: PathBuf,
     slots: SlotPair<RegionSlot>,
 }
 
-impl FrontOf {
-    /// The front of this device.
+impl HeaderRegion {
+    /// The header region of this device.
     pub fn new(device: &Path) -> Self {
         let [a, b] = SLOTS_AT.map(|offset| RegionSlot::new(device, offset, SLOT_LEN));
         Self {
@@ -242,17 +242,17 @@ impl FrontOf {
         }
     }
 
-    /// Whose front it is.
+    /// The path of the device.
     pub fn device(&self) -> &Path {
         &self.device
     }
 
-    /// Looks at it.
-    pub fn read(&mut self) -> Result<Front, HeaderError> {
+    /// Reads the header and repairs a damaged slot.
+    pub fn read(&mut self) -> Result<HeaderState, HeaderError> {
         let region = match read_region(&self.device) {
             Ok(region) => region,
-            // A bad sector, perhaps. One good slot is enough; without one
-            // nothing can be said, least of all that the front is blank.
+            // Possibly a bad sector. One valid slot is enough; without one nothing is known, and
+            // the region must not be treated as blank.
             Err(error) => {
                 return match self.slots.peek() {
                     Ok(Loaded::Value { payload, .. }) => Ok(header_of(&payload)),
@@ -262,58 +262,60 @@ impl FrontOf {
         };
         let is_zero = |bytes: &[u8]| bytes.iter().all(|byte| *byte == 0);
         if is_zero(&region) {
-            return Ok(Front::Blank);
+            return Ok(HeaderState::Blank);
         }
         if let Ok(Loaded::Value { whole: false, .. }) = self.slots.peek()
             && !between_slots(&region).into_iter().all(is_zero)
         {
-            // Somebody else has begun to use the partition, and what looks
-            // like a damaged slot is theirs: it is not to be mended.
-            return Ok(Front::Foreign(
-                "one slot of a header, and content where a header leaves zeros".to_owned(),
+            // Other software has begun to use the partition, and what looks like a damaged slot is
+            // its data: it must not be repaired.
+            return Ok(HeaderState::Foreign(
+                "one valid header slot, but other content where a header has zeros".to_owned(),
             ));
         }
         Ok(match self.slots.load() {
             Ok(Loaded::Value { payload, .. }) => header_of(&payload),
-            Ok(Loaded::NeverCompleted) if is_zero(&region[LONGEST_RECORD..]) => Front::Unfinished,
-            Ok(_) => Front::Foreign("content where a header leaves zeros".to_owned()),
-            Err(error) => Front::Foreign(error.to_string()),
+            Ok(Loaded::NeverCompleted) if is_zero(&region[LONGEST_RECORD..]) => {
+                HeaderState::Unfinished
+            }
+            Ok(_) => HeaderState::Foreign("content where a header has zeros".to_owned()),
+            Err(error) => HeaderState::Foreign(error.to_string()),
         })
     }
 
-    /// Writes both slots. The caller has looked at the front, and found a
-    /// header that may be replaced, or nothing.
+    /// Writes both slots. The caller has read the region and found a header that may be replaced,
+    /// or no content.
     pub fn write(&mut self, header: &Header) -> Result<(), HeaderError> {
         self.slots.save(&header.encode())?;
         Ok(())
     }
 
-    /// Makes it blank, whatever it held.
+    /// Zeroes the region, whatever its content.
     pub fn erase(&mut self) -> Result<(), HeaderError> {
         let device = &self.device;
         let zero = || {
             let file = fs::OpenOptions::new().write(true).open(device)?;
-            // From the back: while a valid slot is left, it is the first one.
+            // From the back: if one valid slot remains, it is the first one.
             file.write_all_at(&vec![0; SLOT_LEN], SLOTS_AT[1])?;
             file.sync_all()?;
             file.write_all_at(&vec![0; REGION as usize], 0)?;
             file.sync_all()
         };
         zero().map_err(io_error(device, "erase"))?;
-        // Nothing that was written before counts any more.
+        // Forget the state of earlier writes.
         *self = Self::new(&self.device);
         Ok(())
     }
 }
 
-fn header_of(payload: &[u8]) -> Front {
+fn header_of(payload: &[u8]) -> HeaderState {
     match Header::decode(payload) {
-        Ok(header) => Front::Header(header),
-        Err(why) => Front::Foreign(why),
+        Ok(header) => HeaderState::Header(header),
+        Err(why) => HeaderState::Foreign(why),
     }
 }
 
-/// What of the region belongs to no slot.
+/// The parts of the region that belong to no slot.
 fn between_slots(region: &[u8]) -> [&[u8]; 2] {
     let [a, b] = SLOTS_AT.map(|at| at as usize);
     [&region[a + SLOT_LEN..b], &region[b + SLOT_LEN..]]
@@ -343,16 +345,16 @@ mod tests {
 
     use super::{super::keys::Mode, *};
 
-    fn read(device: &Path) -> Result<Front, HeaderError> {
-        FrontOf::new(device).read()
+    fn read(device: &Path) -> Result<HeaderState, HeaderError> {
+        HeaderRegion::new(device).read()
     }
 
     fn write(device: &Path, header: &Header) -> Result<(), HeaderError> {
-        FrontOf::new(device).write(header)
+        HeaderRegion::new(device).write(header)
     }
 
     fn erase(device: &Path) -> Result<(), HeaderError> {
-        FrontOf::new(device).erase()
+        HeaderRegion::new(device).erase()
     }
 
     fn owner() -> Owner {
@@ -391,13 +393,16 @@ mod tests {
     #[test]
     fn a_header_reads_back() {
         let device = device();
-        assert_eq!(read(device.path()).unwrap(), Front::Blank);
+        assert_eq!(read(device.path()).unwrap(), HeaderState::Blank);
         for phase in [Phase::Initialising, Phase::Ready] {
             write(device.path(), &header(phase)).unwrap();
-            assert_eq!(read(device.path()).unwrap(), Front::Header(header(phase)));
+            assert_eq!(
+                read(device.path()).unwrap(),
+                HeaderState::Header(header(phase))
+            );
         }
         erase(device.path()).unwrap();
-        assert_eq!(read(device.path()).unwrap(), Front::Blank);
+        assert_eq!(read(device.path()).unwrap(), HeaderState::Blank);
     }
 
     #[test]
@@ -414,14 +419,17 @@ mod tests {
             put(&device, slot, &[0xee; SLOT_LEN]);
             assert_eq!(
                 read(device.path()).unwrap(),
-                Front::Header(header(Phase::Ready)),
+                HeaderState::Header(header(Phase::Ready)),
                 "the slot at {slot} is damaged, the other one is not"
             );
         }
         for slot in SLOTS_AT {
             put(&device, slot, &[0xee; SLOT_LEN]);
         }
-        assert!(matches!(read(device.path()).unwrap(), Front::Foreign(_)));
+        assert!(matches!(
+            read(device.path()).unwrap(),
+            HeaderState::Foreign(_)
+        ));
     }
 
     #[test]
@@ -431,10 +439,17 @@ mod tests {
         for length in 1..record.len() {
             put(&device, 0, &[0; SLOT_LEN]);
             put(&device, 0, &record[..length]);
-            assert_eq!(read(device.path()).unwrap(), Front::Unfinished, "{length}");
+            assert_eq!(
+                read(device.path()).unwrap(),
+                HeaderState::Unfinished,
+                "{length}"
+            );
         }
         put(&device, REGION - 1, b"x");
-        assert!(matches!(read(device.path()).unwrap(), Front::Foreign(_)));
+        assert!(matches!(
+            read(device.path()).unwrap(),
+            HeaderState::Foreign(_)
+        ));
     }
 
     #[test]
@@ -449,25 +464,28 @@ mod tests {
             let device = device();
             put(&device, at, bytes);
             assert!(
-                matches!(read(device.path()).unwrap(), Front::Foreign(_)),
+                matches!(read(device.path()).unwrap(), HeaderState::Foreign(_)),
                 "{bytes:?} at {at}"
             );
         }
     }
 
-    /// Some of them leave the place of the second slot alone for long.
+    /// Some file systems leave the position of the second slot untouched for a long time.
     #[test]
     fn a_file_system_over_a_former_header_is_foreign_and_stays_whole() {
         let device = device();
         write(device.path(), &header(Phase::Ready)).unwrap();
         put(&device, 0, &[0xee; 2 * SLOT_LEN]);
         let before = std::fs::read(device.path()).unwrap();
-        assert!(matches!(read(device.path()).unwrap(), Front::Foreign(_)));
+        assert!(matches!(
+            read(device.path()).unwrap(),
+            HeaderState::Foreign(_)
+        ));
         assert!(std::fs::read(device.path()).unwrap() == before);
     }
 
-    /// A file that ends within the second slot's half stands for a disk with
-    /// a bad sector there. FAULTS 14.
+    /// A file that ends within the second slot's half simulates a disk with a bad sector there.
+    /// FAULTS 14.
     #[test]
     fn a_front_that_cannot_be_read_whole_needs_one_good_slot() {
         let device = device();
@@ -475,7 +493,7 @@ mod tests {
         device.as_file().set_len(REGION / 2).unwrap();
         assert_eq!(
             read(device.path()).unwrap(),
-            Front::Header(header(Phase::Ready))
+            HeaderState::Header(header(Phase::Ready))
         );
         put(&device, 0, &[0; SLOT_LEN]);
         assert!(matches!(
@@ -528,7 +546,7 @@ mod tests {
         }
     }
 
-    /// The slot of a device on which this is all, and what reading it gives.
+    /// Writes the header to an empty device and returns the content of its slot.
     fn stored(header: &Header) -> Vec<u8> {
         let device = device();
         write(device.path(), header).unwrap();
@@ -540,7 +558,7 @@ mod tests {
             record
         });
         assert_eq!(a, b);
-        assert!(region.iter().all(|byte| *byte == 0), "nothing else");
+        assert!(region.iter().all(|byte| *byte == 0), "the rest is zero");
         a
     }
 
@@ -549,11 +567,14 @@ mod tests {
         for at in SLOTS_AT {
             put(&device, at, record);
         }
-        assert_eq!(read(device.path()).unwrap(), Front::Header(wanted.clone()));
+        assert_eq!(
+            read(device.path()).unwrap(),
+            HeaderState::Header(wanted.clone())
+        );
         assert!(wanted.is_authentic(secrets));
     }
 
-    /// The slots of a data partition, at their places; the rest is zero.
+    /// The slots of a data partition, at their offsets; the rest is zero.
     #[test]
     fn the_stored_form_stays() {
         let of_mode = |mode| Secrets {

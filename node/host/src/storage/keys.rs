@@ -1,12 +1,11 @@
-//! From two unlock keys to the keys of one data partition.
+//! Derives the keys of a data partition from the two unlock keys.
 //!
 //! HKDF-SHA256 (RFC 5869):
 //!
-//! - input key material: node unlock key ‖ cluster unlock key, 64 bytes. Each
-//!   alone is worth nothing, and as each is random, so is what comes out even
-//!   to someone who knows the other.
-//! - salt: the 32 random bytes of the data header, new for each format: the
-//!   same two keys never encrypt two file systems alike.
+//! - input key material: node unlock key ‖ cluster unlock key, 64 bytes. One half alone is useless:
+//!   each half is random, so the derived keys are random even to someone who knows the other half.
+//! - salt: the 32 random bytes of the data header, new for each format, so that the same two keys
+//!   never produce the same volume key twice.
 //! - info, 60 bytes:
 //!
 //! | bytes | content |
@@ -19,8 +18,8 @@
 //! | 16 | node ID |
 //! | 4 | key epoch, little-endian |
 //!
-//! Output: 64 bytes for AES-256-XTS, 32 for AES-256-GCM, 32 for the MAC. All
-//! parts of the info have a fixed length, so no two settings share one.
+//! Output: 64 bytes for AES-256-XTS, 32 for AES-256-GCM, 32 for the MAC. All parts of the info have
+//! a fixed length, so the encoding is unambiguous.
 
 use hearth_api::{
     identity::{ClusterId, ClusterUnlockKey, NodeId, NodeUnlockKey},
@@ -32,16 +31,15 @@ use zeroize::Zeroizing;
 const LABEL: &[u8; 21] = b"hearth data partition";
 const VERSION: u8 = 1;
 
-/// Bytes of the salt.
+/// The length of the salt in bytes.
 pub const SALT_LEN: usize = 32;
 
-/// How an encrypting data partition encrypts. INSECURE has no keys and does
-/// not come up here.
+/// How a data partition is encrypted. INSECURE has no keys and is not represented here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// dm-crypt, AES-256-XTS.
     Encrypted,
-    /// dm-integrity under AES-256-GCM.
+    /// dm-crypt, AES-256-GCM, on dm-integrity.
     AuthenticatedEncrypted,
 }
 
@@ -55,28 +53,28 @@ impl Mode {
     }
 }
 
-/// What the keys of a data partition are made of, but for the salt.
+/// The inputs of the key derivation, except for the salt.
 #[derive(Clone, Debug)]
 pub struct Secrets {
-    /// How it encrypts.
+    /// How the partition is encrypted.
     pub mode: Mode,
-    /// The half that the node keeps.
+    /// The node's half of the key (NUK).
     pub node_unlock_key: NodeUnlockKey,
-    /// The half that the cluster keeps.
+    /// The cluster's half of the key (CUK).
     pub cluster_unlock_key: ClusterUnlockKey,
-    /// Whose it is.
+    /// The cluster of the partition's owner.
     pub cluster_id: ClusterId,
-    /// Whose it is.
+    /// The node that owns the partition.
     pub node_id: NodeId,
-    /// Counts the changes of keys.
+    /// Incremented with each change of keys.
     pub key_epoch: u32,
 }
 
-/// The key that dm-crypt gets. Wiped when dropped, does not print.
+/// The key for dm-crypt. Zeroized on drop; not printable.
 pub enum VolumeKey {
     /// For [`Mode::Encrypted`]: two AES-256 keys.
     Xts(Zeroizing<[u8; 64]>),
-    /// For [`Mode::AuthenticatedEncrypted`]: one.
+    /// For [`Mode::AuthenticatedEncrypted`]: one AES-256 key.
     Aead(Zeroizing<[u8; 32]>),
 }
 
@@ -87,7 +85,7 @@ enum Purpose {
 }
 
 impl Secrets {
-    /// The key of the volume with this salt.
+    /// Derives the volume key for this salt.
     pub fn volume_key(&self, salt: &[u8; SALT_LEN]) -> VolumeKey {
         match self.mode {
             Mode::Encrypted => VolumeKey::Xts(self.derive(salt, Purpose::Volume)),
@@ -95,7 +93,7 @@ impl Secrets {
         }
     }
 
-    /// The key of the header's MAC.
+    /// Derives the key of the header's MAC.
     pub(super) fn mac_key(&self, salt: &[u8; SALT_LEN]) -> hmac::Key {
         let key = self.derive::<32>(salt, Purpose::HeaderMac);
         hmac::Key::new(hmac::HMAC_SHA256, &key[..])
@@ -162,7 +160,7 @@ mod tests {
         }
     }
 
-    /// Computed with an HKDF of its own, in Python over `hmac` and `hashlib`.
+    /// Computed by an independent implementation, in Python with `hmac` and `hashlib`.
     #[test]
     fn keys_are_those_of_an_independent_derivation() {
         let xts = secrets(Mode::Encrypted).volume_key(&SALT);
@@ -197,7 +195,7 @@ mod tests {
             assert_ne!(bytes(&other), bytes(&key), "{variant:?}");
         }
         assert_ne!(bytes(&base.volume_key(&[0; SALT_LEN])), bytes(&key));
-        // Halves that change places are other halves.
+        // Swapping the halves gives another key.
         let swapped = Secrets {
             node_unlock_key: NodeUnlockKey::from_bytes(*base.cluster_unlock_key.expose()),
             cluster_unlock_key: ClusterUnlockKey::from_bytes(*base.node_unlock_key.expose()),

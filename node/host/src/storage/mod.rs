@@ -1,23 +1,22 @@
-//! The data partition: found, made, opened, mounted.
+//! The data partition: finds, formats, opens and mounts it.
 //!
 //! | bytes | content |
 //! |---|---|
-//! | 0 – 1 MiB | [`header`]: whose it is, and how far its making has come |
-//! | from 1 MiB | payload: XFS, raw or under dm-crypt |
+//! | 0 – 1 MiB | [`header`]: the owner, and whether formatting has completed |
+//! | from 1 MiB | payload: XFS, raw or on dm-crypt |
 //!
 //! # Invariants
-//! - The payload is only ever made anew behind a blank front or a header in
-//!   phase INITIALISING of the same owner. [`DataPartition`] looks at the front
-//!   again immediately before each step that writes, whatever its caller
-//!   believes.
-//! - A header in phase READY is written after the file system is on the disk,
-//!   and nothing is mounted before.
-//! - Nothing here writes to a front that it does not understand. Only
-//!   [`DataPartition::erase`] does, which its caller needs a wipe token for.
-//! - Each step may be repeated.
+//! - The payload is formatted only if the header region is blank or holds a header in phase
+//!   INITIALISING with the same owner. [`DataPartition`] reads the header again immediately before
+//!   each step that writes, whatever its caller assumes.
+//! - A header in phase READY is written only after the file system is durable, and nothing is
+//!   mounted before.
+//! - Nothing here overwrites a header region with foreign content. Only [`DataPartition::erase`]
+//!   does, for which its caller needs a wipe parameter.
+//! - Each step can be repeated.
 //!
-//! What needs a kernel (device mapper, mkfs, mount) stands behind [`Machinery`],
-//! so that all that decides about a disk runs against plain files in tests.
+//! Operations that need a kernel (device-mapper, mkfs, mount) are behind the trait
+//! [`StorageBackend`], so that tests run all decisions about a disk on plain files.
 
 mod enrolment_id;
 pub mod header;
@@ -25,11 +24,7 @@ pub mod keys;
 mod system;
 
 #[cfg(any(test, feature = "testing"))]
-#[allow(
-    missing_docs,
-    clippy::unwrap_used,
-    reason = "test code: it fails as tests do"
-)]
+#[allow(missing_docs, clippy::unwrap_used, reason = "test code may panic")]
 pub mod testing;
 #[cfg(test)]
 mod tests;
@@ -44,7 +39,7 @@ use hearth_sys::files::FileError;
 
 use crate::{failpoint, layout};
 
-use header::{Front, FrontOf, Header, HeaderError, Owner, Phase};
+use header::{Header, HeaderError, HeaderRegion, HeaderState, Owner, Phase};
 use keys::{SALT_LEN, Secrets, VolumeKey};
 
 pub use enrolment_id::{EnrolmentId, EnrolmentIdLength};
@@ -53,71 +48,73 @@ pub use system::System;
 
 type BoxError = Box<dyn std::error::Error + Send + Sync>;
 
-/// What a step failed at.
+/// Why a step failed.
 #[derive(Debug, thiserror::Error)]
 pub enum StorageError {
-    /// What is in front is none of ours.
-    #[error("the data partition holds something else: {0}")]
+    /// The header region has foreign content.
+    #[error("the data partition has foreign content: {0}")]
     Foreign(String),
-    /// It is another node's, or of another life of this one.
-    #[error("the data partition belongs to {found}; wanted that of {wanted}")]
+    /// The owner is another node, or another enrolment of this one.
+    #[error("data partition owner: expected {wanted}, got {found}")]
     OtherOwner {
-        /// Whose it is.
+        /// The actual owner.
         found: Box<Owner>,
-        /// Whose it should be.
+        /// The expected owner.
         wanted: Box<Owner>,
     },
-    /// Its header was made with other keys, or changed since.
-    #[error("the header of the data partition was made with other keys, or altered")]
+    /// The MAC of the header does not match: the keys differ, or the header was altered.
+    #[error(
+        "cannot authenticate the header of the data partition: the keys differ, or it was altered"
+    )]
     NotAuthentic,
-    /// Its making has not come to this step, or has gone beyond it.
-    #[error("the data partition is {found}; wanted it {wanted}")]
+    /// Formatting has not reached this step, or has gone beyond it.
+    #[error("data partition phase: expected {wanted}, got {found}")]
     Phase {
-        /// What it is.
+        /// The actual phase.
         found: &'static str,
-        /// What the step needs.
+        /// The phase that the step requires.
         wanted: &'static str,
     },
-    /// Reading or writing the header failed.
+    /// The header cannot be read or written.
     #[error(transparent)]
     Header(#[from] HeaderError),
     /// The kernel or one of its tools failed.
     #[error("cannot {step}")]
-    Machinery {
-        /// The step, as a verb.
+    StorageBackend {
+        /// The operation, as a verb.
         step: &'static str,
-        /// The cause.
+        /// The error of the operation.
         source: BoxError,
     },
-    /// The fixed directories could not be made.
-    #[error("cannot make the directories of the data partition")]
+    /// The fixed directories cannot be created.
+    #[error("cannot create the directories of the data partition")]
     Directories(#[from] FileError),
 }
 
 impl StorageError {
-    /// Whether trying again is of no use, because it is the wrong disk.
+    /// Whether retrying is pointless because it is the wrong disk.
     pub fn is_refusal(&self) -> bool {
         match self {
             Self::Foreign(_)
             | Self::OtherOwner { .. }
             | Self::NotAuthentic
             | Self::Phase { .. } => true,
-            Self::Header(_) | Self::Machinery { .. } | Self::Directories(_) => false,
+            Self::Header(_) | Self::StorageBackend { .. } | Self::Directories(_) => false,
         }
     }
 
-    /// Wraps what a [`Machinery`] failed at.
+    /// Wraps the error of a [`StorageBackend`].
     pub fn machinery(step: &'static str) -> impl FnOnce(BoxError) -> Self {
-        move |source| Self::Machinery { step, source }
+        move |source| Self::StorageBackend { step, source }
     }
 }
 
-/// A data partition as its node wants it.
+/// The data partition as its node expects it.
 #[derive(Clone, Debug)]
 pub struct Volume {
-    /// Whose it is.
+    /// The expected owner.
     pub owner: Owner,
-    /// How to open it; `None` is INSECURE.
+    /// The inputs of the key derivation; `None` for INSECURE.
     pub secrets: Option<Secrets>,
 }
 
@@ -129,24 +126,23 @@ impl Volume {
     }
 }
 
-/// What needs a kernel. Every step may be repeated, also by a process that
-/// does not know how far an earlier one came.
-pub trait Machinery: Send + 'static {
-    /// The partition's device node.
+/// The operations that need a kernel. Each step can be repeated, even by a process that does not
+/// know how far an earlier one got.
+pub trait StorageBackend: Send + 'static {
+    /// The path of the partition's device node.
     fn device(&mut self) -> Result<PathBuf, StorageError>;
-    /// Makes the partition as large as its disk allows.
+    /// Grows the partition to the maximum that its disk allows.
     fn grow(&mut self) -> Result<(), StorageError>;
-    /// Writes what the mode needs on the device before it can be opened.
-    /// Destroys the payload.
+    /// Formats the device for the mode, before it can be opened. Destroys the payload.
     fn prepare(&mut self, mode: Mode, device: &Path) -> Result<(), StorageError>;
-    /// Makes the payload a device of its own: everything from
-    /// [`header::REGION`] on, decrypted. `None` is INSECURE.
+    /// Opens the payload as a device of its own: everything from [`header::REGION`] on, decrypted.
+    /// The key is `None` for INSECURE.
     fn open(&mut self, key: Option<VolumeKey>, device: &Path) -> Result<PathBuf, StorageError>;
-    /// Makes an empty file system. Destroys the payload.
+    /// Creates an empty file system. Destroys the payload.
     fn make_file_system(&mut self, payload: &Path) -> Result<(), StorageError>;
-    /// Whether something is mounted there.
+    /// Whether `at` is a mount point.
     fn is_mounted(&mut self, at: &Path) -> Result<bool, StorageError>;
-    /// Mounts it.
+    /// Mounts the payload.
     fn mount(&mut self, payload: &Path, at: &Path) -> Result<(), StorageError>;
 }
 
@@ -155,11 +151,11 @@ pub trait Machinery: Send + 'static {
 pub struct DataPartition<M> {
     machinery: M,
     data: layout::Data,
-    front: Option<FrontOf>,
+    front: Option<HeaderRegion>,
 }
 
-impl<M: Machinery> DataPartition<M> {
-    /// The one that is mounted at `data`.
+impl<M: StorageBackend> DataPartition<M> {
+    /// The data partition to be mounted at `data`.
     pub fn new(machinery: M, data: layout::Data) -> Self {
         Self {
             machinery,
@@ -168,22 +164,22 @@ impl<M: Machinery> DataPartition<M> {
         }
     }
 
-    /// Looks at what is in front of it.
-    pub fn inspect(&mut self) -> Result<Front, StorageError> {
+    /// Reads the header.
+    pub fn inspect(&mut self) -> Result<HeaderState, StorageError> {
         Ok(self.front()?.read()?)
     }
 
-    /// Gives up whatever it holds. Its front is blank afterwards.
+    /// Erases the header, and with it all data. The header region is blank afterwards.
     pub fn erase(&mut self) -> Result<(), StorageError> {
         Ok(self.front()?.erase()?)
     }
 
-    /// Makes it the owner's, in phase INITIALISING, with a new salt.
+    /// Writes a header for this owner, in phase INITIALISING, with a new salt.
     pub fn initialise(&mut self, volume: &Volume) -> Result<(), StorageError> {
         match self.front()?.read()? {
-            Front::Blank | Front::Unfinished => {}
-            Front::Header(header) => in_phase(&header, volume, Phase::Initialising)?,
-            Front::Foreign(why) => return Err(StorageError::Foreign(why)),
+            HeaderState::Blank | HeaderState::Unfinished => {}
+            HeaderState::Header(header) => in_phase(&header, volume, Phase::Initialising)?,
+            HeaderState::Foreign(why) => return Err(StorageError::Foreign(why)),
         }
         self.machinery.grow()?;
         let header = Header::new(
@@ -198,7 +194,7 @@ impl<M: Machinery> DataPartition<M> {
         Ok(())
     }
 
-    /// Makes its file system, behind a header in phase INITIALISING.
+    /// Creates the file system; requires a header in phase INITIALISING.
     pub fn make_file_system(&mut self, volume: &Volume) -> Result<(), StorageError> {
         let (device, header) = self.header(volume, Phase::Initialising)?;
         failpoint!("storage.file_system.before");
@@ -207,14 +203,14 @@ impl<M: Machinery> DataPartition<M> {
         }
         let payload = self.machinery.open(volume.key(&header.salt), &device)?;
         self.machinery.make_file_system(&payload)?;
-        // The header that says READY must not reach the disk before this.
+        // The header in phase READY must not reach the disk before the file system.
         let sync = fs::File::open(&payload).and_then(|file| file.sync_all());
         sync.map_err(|error| StorageError::machinery("sync the new file system")(error.into()))?;
         failpoint!("storage.file_system.after");
         Ok(())
     }
 
-    /// Says that its file system is made.
+    /// Writes the header in phase READY.
     pub fn mark_ready(&mut self, volume: &Volume) -> Result<(), StorageError> {
         if self.header(volume, Phase::Ready).is_ok() {
             return Ok(());
@@ -232,8 +228,8 @@ impl<M: Machinery> DataPartition<M> {
         Ok(())
     }
 
-    /// Opens and mounts it, behind a header in phase READY. False if it was
-    /// mounted before, by an enrolment that has been started again since.
+    /// Opens and mounts the partition; requires a header in phase READY. Returns false if it was
+    /// already mounted, by an enrolment that has been restarted since.
     pub fn mount(&mut self, volume: &Volume) -> Result<bool, StorageError> {
         let (device, header) = self.header(volume, Phase::Ready)?;
         let at = self.data.path();
@@ -246,13 +242,13 @@ impl<M: Machinery> DataPartition<M> {
         Ok(!mounted)
     }
 
-    /// The front of the device as it is named now.
-    fn front(&mut self) -> Result<&mut FrontOf, StorageError> {
+    /// The header region of the device, under its current path.
+    fn front(&mut self) -> Result<&mut HeaderRegion, StorageError> {
         let device = self.machinery.device()?;
         let known = self.front.take().filter(|front| front.device() == device);
         Ok(self
             .front
-            .insert(known.unwrap_or_else(|| FrontOf::new(&device))))
+            .insert(known.unwrap_or_else(|| HeaderRegion::new(&device))))
     }
 
     fn header(&mut self, volume: &Volume, phase: Phase) -> Result<(PathBuf, Header), StorageError> {
@@ -260,12 +256,12 @@ impl<M: Machinery> DataPartition<M> {
         let front = self.front()?;
         let device = front.device().to_owned();
         match front.read()? {
-            Front::Header(header) => {
+            HeaderState::Header(header) => {
                 in_phase(&header, volume, phase)?;
                 Ok((device, header))
             }
-            Front::Foreign(why) => Err(StorageError::Foreign(why)),
-            Front::Blank | Front::Unfinished => Err(StorageError::Phase {
+            HeaderState::Foreign(why) => Err(StorageError::Foreign(why)),
+            HeaderState::Blank | HeaderState::Unfinished => Err(StorageError::Phase {
                 found: "blank",
                 wanted,
             }),

@@ -1,15 +1,15 @@
-//! The data partition of a real machine: partition, device mapper, XFS.
+//! The data partition of a real machine: partition, device-mapper, XFS.
 //!
 //! ```text
 //!   /data                    XFS
 //!   hearth-data              dm-crypt          (not INSECURE)
 //!   hearth-data-integrity    dm-integrity      (AUTHENTICATED_ENCRYPTED)
-//!   hearth-data-payload      dm-linear         everything behind the header
+//!   hearth-data-payload      dm-linear         everything after the header
 //!   partition of type DATA_TYPE on the boot disk
 //! ```
 //!
-//! The linear volume is there in every mode, so that nothing above it can
-//! reach the header, and so that all modes share one place of the payload.
+//! The linear volume is used in every mode, so that nothing above it can access the header, and so
+//! that the payload has the same offset in all modes.
 
 use std::path::{Path, PathBuf};
 
@@ -21,7 +21,7 @@ use hearth_sys::{mkfs, mounts};
 use tokio::runtime::Handle;
 
 use super::{
-    BoxError, Machinery, StorageError,
+    BoxError, StorageBackend, StorageError,
     header::REGION,
     keys::{Mode, VolumeKey},
 };
@@ -30,15 +30,15 @@ const VOLUME: &str = "hearth-data";
 const INTEGRITY: &str = "hearth-data-integrity";
 const PAYLOAD: &str = "hearth-data-payload";
 
-/// The kernel of this machine.
+/// The [`StorageBackend`] of a real machine.
 pub struct System {
     esp: Box<dyn Fn() -> Result<PartitionDevice, BlockError> + Send>,
     partition: Option<PartitionDevice>,
 }
 
 impl System {
-    /// `esp` finds the partition that this machine was booted from; the data
-    /// partition lies on the same disk.
+    /// `esp` finds the partition from which this machine was booted; the data partition is on the
+    /// same disk.
     pub fn new(esp: impl Fn() -> Result<PartitionDevice, BlockError> + Send + 'static) -> Self {
         Self {
             esp: Box::new(esp),
@@ -62,7 +62,7 @@ fn failed<E: Into<BoxError>>(step: &'static str) -> impl FnOnce(E) -> StorageErr
     move |error| StorageError::machinery(step)(error.into())
 }
 
-/// Closes what an earlier attempt left, from the top, and opens the payload.
+/// Closes the volumes of an earlier attempt, from the top down, and opens the payload.
 fn reopen_payload(device: &Path) -> Result<(DeviceMapper, PathBuf), DmError> {
     let mapper = DeviceMapper::open()?;
     for name in [VOLUME, INTEGRITY, PAYLOAD] {
@@ -84,7 +84,7 @@ fn open(key: Option<VolumeKey>, device: &Path) -> Result<PathBuf, DmError> {
     }
 }
 
-impl Machinery for System {
+impl StorageBackend for System {
     fn device(&mut self) -> Result<PathBuf, StorageError> {
         Ok(self.partition()?.path)
     }
@@ -98,7 +98,7 @@ impl Machinery for System {
             tracing::info!(
                 from = partition.size(),
                 to = grown.size(),
-                "the data partition now reaches to the disk's end"
+                "grew the data partition to the end of the disk"
             );
         }
         self.partition = Some(grown);
@@ -118,24 +118,24 @@ impl Machinery for System {
         open(key, device).map_err(failed("open the data partition"))
     }
 
-    /// Blocks on the program. Called on a thread that may block, within the
-    /// runtime that owns the child.
+    /// Blocks until the program exits. Called on a thread that may block, within the runtime that
+    /// owns the child.
     fn make_file_system(&mut self, payload: &Path) -> Result<(), StorageError> {
         Handle::current()
             .block_on(mkfs::xfs(payload))
-            .map_err(failed("make a file system"))
+            .map_err(failed("create a file system"))
     }
 
     fn is_mounted(&mut self, at: &Path) -> Result<bool, StorageError> {
         if !at.exists() {
             return Ok(false);
         }
-        mounts::is_mount_point(at).map_err(failed("look for a mounted data partition"))
+        mounts::is_mount_point(at).map_err(failed("check whether the data partition is mounted"))
     }
 
     fn mount(&mut self, payload: &Path, at: &Path) -> Result<(), StorageError> {
         let flags = MountFlags::NOEXEC | MountFlags::NODEV | MountFlags::NOSUID;
-        // Volumes of pods have limits by it; it costs nothing where there are none.
+        // Quotas for the volumes of pods need this option; it costs nothing without quotas.
         mounts::mount(payload, at, "xfs", flags, "prjquota")
             .map_err(failed("mount the data partition"))
     }

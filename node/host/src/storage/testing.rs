@@ -1,8 +1,9 @@
 //! A data partition in a plain file, for tests.
 //!
-//! What a kernel would do is reduced to what can be told apart afterwards: a
-//! file system is a few bytes in the payload that also say with which key it
-//! was made, and mounting it checks them. Header and logic are the real ones.
+//! The kernel's operations are reduced to what a test can verify: a file system is a few bytes in
+//! the payload that also record the key with which it was created, and mounting checks them. Header
+//! and logic are the real ones.
+#![allow(clippy::disallowed_methods, reason = "test code")]
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -17,7 +18,7 @@ use std::{
 use ring::digest;
 
 use super::{
-    BoxError, Machinery, StorageError,
+    BoxError, StorageBackend, StorageError,
     header::REGION,
     keys::{Mode, VolumeKey},
 };
@@ -29,17 +30,17 @@ pub struct Files {
     payload: PathBuf,
     mounted: Option<PathBuf>,
     grown: Arc<AtomicU32>,
-    /// Each step of the machinery takes one off; at zero they fail.
+    /// Decremented by each step of the backend; at zero, steps fail.
     steps_left: Arc<AtomicU32>,
 }
 
 impl Files {
-    /// A blank one in this directory.
+    /// A blank partition in this directory.
     pub fn new(directory: &Path) -> Self {
         let device = directory.join("data-partition");
         File::create(&device)
             .and_then(|file| file.set_len(4 * REGION))
-            .expect("a file of zeros");
+            .expect("cannot create the device file");
         Self {
             device,
             payload: directory.join("payload"),
@@ -57,17 +58,17 @@ impl Files {
         }
     }
 
-    /// The file.
+    /// The file that holds the partition.
     pub fn device_path(&self) -> &Path {
         &self.device
     }
 
-    /// How often it was grown.
+    /// How often the partition was grown.
     pub fn grown(&self) -> u32 {
         self.grown.load(Ordering::Relaxed)
     }
 
-    /// After so many steps of the kernel's, all fail.
+    /// Lets all steps after this many fail.
     pub fn fail_after(&self, steps: u32) {
         self.steps_left.store(steps, Ordering::Relaxed);
     }
@@ -79,7 +80,9 @@ impl Files {
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
         match taken {
             Ok(_) => Ok(()),
-            Err(_) => Err(StorageError::machinery("reach the disk")("injected".into())),
+            Err(_) => Err(StorageError::machinery("access the disk")(
+                "injected".into(),
+            )),
         }
     }
 
@@ -97,15 +100,15 @@ impl Files {
             .read(true)
             .write(true)
             .open(&self.device)
-            .expect("the device")
+            .expect("cannot open the device file")
     }
 }
 
 const MAGIC: &[u8] = b"a file system";
-/// One while nothing has been mounted since the file system was made.
+/// The byte is 1 until the file system is mounted for the first time.
 const EMPTY_AT: u64 = 2 * REGION;
 
-impl Machinery for Files {
+impl StorageBackend for Files {
     fn device(&mut self) -> Result<PathBuf, StorageError> {
         self.step()?;
         Ok(self.device.clone())
@@ -121,7 +124,7 @@ impl Machinery for Files {
         self.step()
     }
 
-    /// The payload's file holds the fingerprint of the key it is opened with.
+    /// Writes the fingerprint of the key to the payload's file.
     fn open(&mut self, key: Option<VolumeKey>, _: &Path) -> Result<PathBuf, StorageError> {
         self.step()?;
         fs::write(&self.payload, Self::fingerprint(key)).expect("the payload");
@@ -151,7 +154,7 @@ impl Machinery for Files {
             .read_exact_at(&mut found, REGION)
             .expect("the payload");
         if found != wanted {
-            let error: BoxError = "no file system under this key".into();
+            let error: BoxError = "no file system for this key".into();
             return Err(StorageError::machinery("mount the data partition")(error));
         }
         let mut empty = [0];

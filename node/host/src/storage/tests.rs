@@ -50,7 +50,7 @@ impl Disk {
         }
     }
 
-    /// As after a boot.
+    /// The partition as after a reboot.
     fn partition(&self) -> DataPartition<Files> {
         DataPartition::new(self.files.rebooted(), self.data.clone())
     }
@@ -103,13 +103,13 @@ fn a_ready_partition_is_never_made_again() {
             assert!(matches!(error, StorageError::Phase { found: "READY", .. }));
             assert!(error.is_refusal());
         }
-        // This one may be repeated.
+        // This step can be repeated.
         disk.partition().mark_ready(&volume).unwrap();
         assert!(disk.content() == before, "untouched");
     }
 }
 
-/// FAULTS 15, and a disk of an earlier life of the same node.
+/// FAULTS 15, and a disk of an earlier enrolment of the same node.
 #[test]
 fn another_owners_partition_is_not_touched() {
     for (mine, theirs) in [(1, 9), (9, 1)] {
@@ -130,7 +130,7 @@ fn another_owners_partition_is_not_touched() {
     }
 }
 
-/// FAULTS 14: a wrong key is told before anything is opened with it.
+/// FAULTS 14: a wrong key is detected before anything is opened with it.
 #[test]
 fn a_wrong_key_or_mode_opens_nothing() {
     let right = volume(Some(Mode::Encrypted), 1);
@@ -147,7 +147,7 @@ fn a_wrong_key_or_mode_opens_nothing() {
         assert!(matches!(error, StorageError::NotAuthentic), "{error}");
         assert!(error.is_refusal());
     }
-    // Nor does INSECURE open as anything else.
+    // INSECURE is not accepted as any other mode.
     let disk = Disk::ready(&volume(None, 1));
     let error = disk.partition().mount(&right).unwrap_err();
     assert!(matches!(error, StorageError::NotAuthentic), "{error}");
@@ -174,7 +174,7 @@ fn foreign_content_is_not_touched_and_can_be_erased() {
     }
     assert!(disk.content() == before, "untouched");
     disk.partition().erase().unwrap();
-    assert_eq!(disk.partition().inspect().unwrap(), Front::Blank);
+    assert_eq!(disk.partition().inspect().unwrap(), HeaderState::Blank);
     disk.partition().initialise(&volume).unwrap();
 }
 
@@ -210,7 +210,7 @@ fn each_format_has_a_salt_of_its_own() {
     for _ in 0..2 {
         disk.partition().initialise(&volume).unwrap();
         match disk.partition().inspect().unwrap() {
-            Front::Header(header) => salts.push(header.salt),
+            HeaderState::Header(header) => salts.push(header.salt),
             front => panic!("{front:?}"),
         }
     }

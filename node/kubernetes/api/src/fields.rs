@@ -1,36 +1,36 @@
-//! The fields that Hearth reads of Kubernetes' objects. All others are passed
-//! over, and none of these has to be there.
+//! The fields of Kubernetes objects that Hearth reads. All others are ignored; fields that are
+//! missing have their default values.
 
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-/// What all objects bear.
+/// `ObjectMeta`: the metadata of every object.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct Metadata {
-    /// Unique among those of the kind in its namespace.
+    /// Unique among the objects of the kind in the namespace.
     pub name: String,
-    /// Empty if it is in none.
+    /// Empty for cluster-scoped objects.
     pub namespace: String,
-    /// Never used again.
+    /// Unique over the lifetime of the cluster.
     pub uid: String,
-    /// Changes with each change.
+    /// Changes whenever the object changes.
     pub resource_version: String,
-    /// It is being removed since then.
+    /// Set when the object is being deleted.
     pub deletion_timestamp: Option<String>,
-    /// By their keys.
+    /// Labels by key.
     pub labels: BTreeMap<String, String>,
-    /// By their keys.
+    /// Annotations by key.
     pub annotations: BTreeMap<String, String>,
-    /// Who has to agree to its end.
+    /// While there are any, a deleted object is kept.
     pub finalizers: Vec<String>,
 }
 
-/// An object of Kubernetes that is watched.
+/// A Kubernetes object that can be watched.
 pub trait Object {
-    /// What all objects bear.
+    /// The object's metadata.
     fn metadata(&self) -> &Metadata;
 }
 
@@ -45,68 +45,68 @@ macro_rules! objects {
 }
 objects!(Node, Volume, Claim, Service, Endpoints);
 
-/// A machine.
+/// A `Node`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Node {
-    /// See there.
+    /// The object's metadata.
     pub metadata: Metadata,
-    /// As its kubelet tells it.
+    /// Status, as the kubelet reports it.
     pub status: NodeStatus,
 }
 
-/// How a machine is.
+/// Status of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct NodeStatus {
-    /// Such as `Ready`.
+    /// Conditions, such as `Ready`.
     pub conditions: Vec<Condition>,
 }
 
-/// What is the case, or not.
+/// A condition of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Condition {
-    /// Such as `Ready`.
+    /// Its type, such as `Ready`.
     #[serde(rename = "type")]
     pub kind: String,
     /// `True`, `False` or `Unknown`.
     pub status: String,
 }
 
-/// A volume.
+/// A `PersistentVolume`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Volume {
-    /// See there.
+    /// The object's metadata.
     pub metadata: Metadata,
-    /// What it is.
+    /// Its specification.
     pub spec: VolumeSpec,
-    /// How far it is.
+    /// Its phase.
     pub status: Phase,
 }
 
-/// What a volume is.
+/// Specification of a volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct VolumeSpec {
     /// Quantities by resource.
     pub capacity: BTreeMap<String, String>,
-    /// A directory of a node, if it is one.
+    /// The directory, if it is a local volume.
     pub local: Option<Local>,
-    /// What becomes of it when its claim has gone.
+    /// `Delete`, `Retain` or `Recycle`: what happens when its claim is deleted.
     pub persistent_volume_reclaim_policy: String,
 }
 
-/// A directory of a node.
+/// Source of a local volume.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Local {
-    /// On that node.
+    /// Path of the directory on the node.
     pub path: String,
 }
 
-/// How far a volume, or a claim, is.
+/// Status of a volume or a claim.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Phase {
@@ -114,39 +114,39 @@ pub struct Phase {
     pub phase: String,
 }
 
-/// A wish for a volume.
+/// A `PersistentVolumeClaim`.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default)]
 pub struct Claim {
-    /// See there.
+    /// The object's metadata.
     pub metadata: Metadata,
-    /// What is wished for.
+    /// Its specification.
     pub spec: ClaimSpec,
-    /// How far it is.
+    /// Its phase.
     pub status: Phase,
 }
 
-/// What is wished for.
+/// Specification of a claim.
 #[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ClaimSpec {
-    /// By whom it is to be served.
+    /// Name of its `StorageClass`.
     pub storage_class_name: Option<String>,
-    /// The volume that it has; empty if it has none.
+    /// The volume that it is bound to; empty if it is unbound.
     pub volume_name: String,
-    /// By how many, and how.
+    /// Such as `ReadWriteOnce`.
     pub access_modes: Vec<String>,
-    /// `Filesystem` if it is not told.
+    /// `Filesystem` (the default) or `Block`.
     pub volume_mode: Option<String>,
-    /// How much.
+    /// The requested resources.
     pub resources: Resources,
-    /// What it is to be filled with.
+    /// What the volume is populated from.
     pub data_source: Option<IgnoredAny>,
-    /// Among which volumes.
+    /// Label query over the volumes that may be bound.
     pub selector: Option<IgnoredAny>,
 }
 
-/// How much.
+/// Requested resources.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Resources {
@@ -154,92 +154,92 @@ pub struct Resources {
     pub requests: BTreeMap<String, String>,
 }
 
-/// An address that stands for pods.
+/// A `Service`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Service {
-    /// See there.
+    /// The object's metadata.
     pub metadata: Metadata,
-    /// What it is.
+    /// Its specification.
     pub spec: ServiceSpec,
 }
 
-/// What a service is.
+/// Specification of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct ServiceSpec {
-    /// `ClusterIP` if it is not told.
+    /// Its type; empty means `ClusterIP`.
     #[serde(rename = "type")]
     pub kind: String,
-    /// Its address, `None` in words, or empty before it is admitted.
+    /// Its address; the text `None` for a headless service; empty before it is allocated.
     #[serde(rename = "clusterIP")]
     pub cluster_ip: String,
-    /// Of another domain.
+    /// The external name that it is an alias of, for type `ExternalName`.
     pub external_name: String,
-    /// At which it is served.
+    /// The ports that it exposes.
     pub ports: Vec<Port>,
 }
 
-/// A port of a service, or of its pods.
+/// A port of a service or of its endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Port {
-    /// May be empty if there is but one.
+    /// May be empty if there is only one port.
     pub name: String,
-    /// `TCP` if it is not told.
+    /// Empty means `TCP`.
     pub protocol: String,
-    /// Its number.
+    /// Port number.
     pub port: i32,
 }
 
-/// The pods that a service stands for.
+/// The `Endpoints` of a service.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Endpoints {
-    /// See there.
+    /// The object's metadata.
     pub metadata: Metadata,
-    /// Those with the same ports.
+    /// One subset for each set of ports.
     pub subsets: Vec<Subset>,
 }
 
-/// Pods with the same ports.
+/// Endpoints with the same ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Subset {
-    /// Those that are ready.
+    /// Addresses of the pods that are ready.
     pub addresses: Vec<Address>,
-    /// At which they serve.
+    /// The ports that they serve.
     pub ports: Vec<Port>,
 }
 
-/// A pod's address.
+/// The address of an endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Address {
-    /// As text.
+    /// IP address as text.
     pub ip: String,
-    /// Its own name in the service; empty if it has none.
+    /// Hostname within the service; empty if it has none.
     pub hostname: String,
 }
 
-/// Who of several works.
+/// A `Lease`, for leader election.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default)]
 pub struct Lease {
-    /// See there.
+    /// The object's metadata.
     pub metadata: Metadata,
-    /// Whose it is.
+    /// Its specification.
     pub spec: LeaseSpec,
 }
 
-/// Whose a lease is.
+/// Specification of a lease.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(default, rename_all = "camelCase")]
 pub struct LeaseSpec {
-    /// Empty if it is nobody's.
+    /// Identity of the holder; empty if it has been released.
     pub holder_identity: String,
-    /// Without a renewal.
+    /// Seconds after the last renewal at which the lease expires.
     pub lease_duration_seconds: i32,
-    /// How often it has changed hands.
+    /// How often the holder has changed.
     pub lease_transitions: i32,
 }

@@ -1,15 +1,15 @@
-//! The kinds of objects, and where they are.
+//! The kinds of objects that Hearth uses, with group, version and resource name.
 
-/// A kind of objects, as Kubernetes' discovery would tell of it.
+/// A kind of objects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Kind {
-    /// Empty for the oldest ones.
+    /// API group; empty for the core group.
     pub group: &'static str,
-    /// Such as `v1`.
+    /// API version, such as `v1`.
     pub version: &'static str,
-    /// Such as `Node`.
+    /// Name of the kind, such as `Node`.
     pub name: &'static str,
-    /// Such as `nodes`: how it stands in a path.
+    /// Name of the resource in a URL, such as `nodes`.
     pub plural: &'static str,
 }
 
@@ -27,7 +27,7 @@ impl Kind {
         }
     }
 
-    /// Group and version, as an object bears them.
+    /// Group and version, as in an object's `apiVersion`.
     pub fn api_version(&self) -> String {
         match self.group {
             "" => self.version.to_owned(),
@@ -35,7 +35,7 @@ impl Kind {
         }
     }
 
-    /// Where the paths of its group begin.
+    /// Path of the API group and version.
     pub(super) fn root(&self) -> String {
         match self.group {
             "" => format!("/api/{}", self.version),
@@ -44,32 +44,32 @@ impl Kind {
     }
 }
 
-/// The group of roles.
+/// API group of roles and role bindings.
 pub const RBAC: &str = "rbac.authorization.k8s.io";
 
-/// Machines.
+/// `Node`.
 pub const NODES: Kind = Kind::core("Node", "nodes");
-/// Addresses that stand for pods.
+/// `Service`.
 pub const SERVICES: Kind = Kind::core("Service", "services");
-/// The pods that they stand for.
+/// `Endpoints`.
 pub const ENDPOINTS: Kind = Kind::core("Endpoints", "endpoints");
-/// Volumes.
+/// `PersistentVolume`.
 pub const VOLUMES: Kind = Kind::core("PersistentVolume", "persistentvolumes");
-/// Wishes for volumes.
+/// `PersistentVolumeClaim`.
 pub const CLAIMS: Kind = Kind::core("PersistentVolumeClaim", "persistentvolumeclaims");
-/// Where objects of the same name do not meet.
+/// `Namespace`.
 pub const NAMESPACES: Kind = Kind::core("Namespace", "namespaces");
-/// Who pods are, when they ask the API server.
+/// `ServiceAccount`.
 pub const SERVICE_ACCOUNTS: Kind = Kind::core("ServiceAccount", "serviceaccounts");
-/// Words to users.
+/// `Event`.
 pub const EVENTS: Kind = Kind::core("Event", "events");
-/// Who of several works.
+/// `Lease`.
 pub const LEASES: Kind = Kind::of("coordination.k8s.io", "Lease", "leases");
-/// Rights.
+/// `ClusterRole`.
 pub const CLUSTER_ROLES: Kind = Kind::of(RBAC, "ClusterRole", "clusterroles");
-/// Whose they are.
+/// `ClusterRoleBinding`.
 pub const CLUSTER_ROLE_BINDINGS: Kind = Kind::of(RBAC, "ClusterRoleBinding", "clusterrolebindings");
-/// By whom volumes are made.
+/// `StorageClass`.
 pub const STORAGE_CLASSES: Kind = Kind::of("storage.k8s.io", "StorageClass", "storageclasses");
-/// By what pods are run.
+/// `RuntimeClass`.
 pub const RUNTIME_CLASSES: Kind = Kind::of("node.k8s.io", "RuntimeClass", "runtimeclasses");

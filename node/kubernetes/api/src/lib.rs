@@ -1,22 +1,27 @@
-//! A client of Kubernetes' API: as much of it as Hearth asks for.
+//! A small client of the Kubernetes API, with what Hearth needs of it.
 //!
-//! | part | does |
+//! | part | content |
 //! |---|---|
-//! | this module | requests about objects, and what may go wrong with them |
-//! | [`kinds`] | which kinds there are, and where their objects are found |
+//! | this module | the client: requests for objects, and errors |
+//! | [`kinds`] | the kinds of objects |
 //! | [`fields`] | the fields that are read |
-//! | [`watch`] | all objects of a kind, and each change of them |
+//! | [`watch`] | list and watch: all objects of a kind, and each change |
 //!
-//! Why not the library for it (kube, with k8s-openapi): its types read every
-//! field of every object, and what that takes made the node larger by more than
-//! all the rest of Kubernetes' parts in it together. Some thirty fields are
-//! read here. What is left besides is JSON over HTTP/2, and a connection that
-//! is made again when it was lost is there already: tonic's channel, by which
-//! etcd and containerd are spoken to as well.
+//! Why not the library for it (kube, with k8s-openapi): its types deserialize every field of every
+//! object, and the code for that made the node larger by more than all the rest of its Kubernetes
+//! parts together. Some thirty fields are read here. What else is needed is JSON over HTTP/2 and a
+//! connection that reconnects, and that is there already: tonic's channel, which is used for etcd
+//! and containerd as well.
 //!
-//! Invariants: an answer is bounded in time and in size; a name that came from
-//! elsewhere never makes another path; what the API server says of a failure is
-//! told in its own words.
+//! Invariants: responses are bounded in time and in size; a name from outside can never change the
+//! path of a request; errors of the API server are reported with its own message.
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        reason = "tests use the real clock and plain files"
+    )
+)]
 
 pub mod fields;
 pub mod kinds;
@@ -50,83 +55,80 @@ use tower::ServiceExt as _;
 use kinds::Kind;
 pub use watching::Watching;
 
-/// To reach an API server, or what stands before it.
+/// Timeout for the connection to an API server, or to the balancer before it.
 const CONNECT_WITHIN: Duration = Duration::from_secs(10);
-/// A server that is silent for so long, and then for half as long when it is
-/// asked for a sign of life, is gone.
+/// Interval of HTTP/2 keepalive pings. A server that does not answer one within half of it is gone.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// For the whole of an answer. A watch is none.
+/// Timeout of a whole request. It does not apply to watches.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
-/// An answer has at most so many bytes: a page of a list has hundreds of
-/// objects, each of which etcd bounds.
+/// Maximum size of a response: a page of a list has hundreds of objects, whose size etcd limits.
 const MAX_ANSWER_BYTES: usize = 64 << 20;
-/// As much of an answer that nobody understands is told on.
+/// How much of an error response is reported if it is not a `Status`.
 const MAX_SHOWN_CHARS: usize = 300;
 
-/// By whom the fields are managed that are applied.
+/// Field manager of server-side apply.
 pub const MANAGER: &str = "hearth";
 
-/// An address at which there can be no API server.
+/// The URL of an API server is invalid.
 #[derive(Debug, thiserror::Error)]
-#[error("{url:?} is not the address of an API server: https://ADDRESS:PORT is wanted")]
+#[error("API server: expected https://ADDRESS:PORT, got {url:?}")]
 pub struct AddressError {
-    /// As it was given.
+    /// The given URL.
     pub url: String,
 }
 
-/// Why the API server has not done what it was asked for.
+/// Why a request has failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ApiError {
-    /// Nothing of Kubernetes is called so.
-    #[error("{0:?} is no name of an object")]
+    /// The name of an object or a namespace is invalid.
+    #[error("{0:?} is not a valid object name")]
     Name(String),
-    /// Names make no path.
-    #[error("no request can be made")]
+    /// The path or query is not a valid URI.
+    #[error("cannot make a request")]
     Request(#[from] InvalidUri),
-    /// No connection, or it has ended.
-    #[error("no connection to the API server")]
+    /// The connection cannot be established, or has been lost.
+    #[error("cannot reach the API server")]
     Connection(#[source] tonic::transport::Error),
-    /// In the middle of the answer.
-    #[error("the API server's answer broke off")]
+    /// The connection was lost while the response was read.
+    #[error("the response of the API server was cut off")]
     Broken(#[source] Box<dyn std::error::Error + Send + Sync>),
-    /// Nothing within the time.
-    #[error("the API server does not answer within {0:?}")]
+    /// There was no response within the timeout.
+    #[error("no response from the API server within {0:?}")]
     Silent(Duration),
-    /// More than is read.
-    #[error("the API server's answer is longer than {MAX_ANSWER_BYTES} bytes")]
+    /// The response is too long.
+    #[error("the response of the API server is longer than {MAX_ANSWER_BYTES} bytes")]
     Long,
-    /// It is understood otherwise.
-    #[error("the API server's answer is not as expected")]
+    /// A body cannot be encoded or decoded.
+    #[error("cannot decode the response of the API server")]
     Json(#[from] serde_json::Error),
-    /// In the API server's own words.
+    /// The API server has answered with an error status.
     #[error("{message} (HTTP {code})")]
     Refused {
-        /// As of HTTP.
+        /// HTTP status.
         code: StatusCode,
-        /// What it says.
+        /// The API server's message.
         message: String,
     },
 }
 
 impl ApiError {
-    /// Whether the API server has refused with this code.
+    /// Whether the API server has answered with this status.
     pub fn is(&self, expected: StatusCode) -> bool {
         matches!(self, Self::Refused { code, .. } if *code == expected)
     }
 }
 
-/// Speaks with the API servers behind an address, as whoever its certificate
-/// names. Connects when it is first used, and again when it has to. Cheap to
-/// clone.
+/// A client of the API servers behind one address, with the identity of its certificate. It
+/// connects when it is first used, and reconnects when needed. Cheap to clone.
 #[derive(Clone, Debug)]
 pub struct Client {
     channel: Channel,
 }
 
 impl Client {
-    /// Of the servers at `url`, such as `https://127.0.0.1:6443`, that prove
-    /// themselves by [`KUBERNETES_SERVER`]; `tls` says whom we believe and who
-    /// we are.
+    /// A client of the API servers at `url`, such as `https://127.0.0.1:6443`. Their certificates
+    /// are verified for the name [`KUBERNETES_SERVER`]; `tls` has the trusted CA and the client's
+    /// certificate.
     pub fn new(url: &str, mut tls: ClientConfig) -> Result<Self, AddressError> {
         let wrong = || AddressError {
             url: url.to_owned(),
@@ -158,7 +160,7 @@ impl Client {
         })
     }
 
-    /// Those of a kind: in all namespaces, or in none if the kind has none.
+    /// The objects of a kind: cluster-scoped ones, or those in all namespaces.
     pub fn all(&self, kind: Kind) -> Objects {
         Objects {
             client: self.clone(),
@@ -167,7 +169,7 @@ impl Client {
         }
     }
 
-    /// Those of a kind in one namespace.
+    /// The objects of a kind in one namespace.
     pub fn within(&self, namespace: &str, kind: Kind) -> Objects {
         Objects {
             namespace: Some(namespace.to_owned()),
@@ -175,13 +177,13 @@ impl Client {
         }
     }
 
-    /// What stands at a path, such as `/readyz`.
+    /// Gets a path that is not an object, such as `/readyz`, as text.
     pub async fn text(&self, path: &str) -> Result<String, ApiError> {
         let answer = self.ask(Method::GET, path.parse()?, None).await?;
         Ok(String::from_utf8_lossy(&answer).into_owned())
     }
 
-    /// Asks, and reads the whole answer.
+    /// Sends a request and reads the whole response.
     async fn ask(
         &self,
         method: Method,
@@ -197,7 +199,8 @@ impl Client {
             .unwrap_or(Err(ApiError::Silent(ANSWER_WITHIN)))
     }
 
-    /// Asks, and gives the answer as soon as it begins; an error, if it is one.
+    /// Sends a request and returns the response before its body is read, or an error if the status
+    /// is not a success.
     async fn begin(
         &self,
         method: Method,
@@ -238,7 +241,7 @@ async fn read(body: Body) -> Result<Bytes, ApiError> {
     }
 }
 
-/// The words of a failure: of a `Status`, or of whatever it is.
+/// The message of an error response: that of a `Status` object, or the beginning of any other body.
 fn message(said: &[u8]) -> String {
     #[derive(Deserialize)]
     struct Status {
@@ -253,17 +256,17 @@ fn message(said: &[u8]) -> String {
     }
 }
 
-/// Objects of one kind.
+/// The objects of one kind.
 #[derive(Clone, Debug)]
 pub struct Objects {
     client: Client,
     kind: Kind,
-    /// `None`: of all, or the kind has none.
+    /// `None`: all namespaces, or a cluster-scoped kind.
     namespace: Option<String>,
 }
 
 impl Objects {
-    /// The object of this name; `None` if there is none.
+    /// Gets the object of this name; `None` if there is none.
     pub async fn get<T: DeserializeOwned>(&self, name: &str) -> Result<Option<T>, ApiError> {
         let path = self.path(Some(name), "")?;
         match self.client.ask(Method::GET, path, None).await {
@@ -273,8 +276,8 @@ impl Objects {
         }
     }
 
-    /// Makes an object. Kind and version are added. Refused with
-    /// [`StatusCode::CONFLICT`] if there is one of its name.
+    /// Creates an object. `kind` and `apiVersion` are added. Fails with [`StatusCode::CONFLICT`] if
+    /// the name exists.
     pub async fn create(&self, mut object: Json) -> Result<Json, ApiError> {
         object["apiVersion"] = self.kind.api_version().into();
         object["kind"] = self.kind.name.into();
@@ -284,23 +287,23 @@ impl Objects {
         Ok(serde_json::from_slice(&made)?)
     }
 
-    /// Changes an object by a merge patch. With a `resourceVersion` in its
-    /// metadata it is refused with [`StatusCode::CONFLICT`] if the object has
-    /// changed since.
+    /// Changes an object with a merge patch. If the patch has a `resourceVersion` in its metadata,
+    /// this fails with [`StatusCode::CONFLICT`] if the object has changed since.
     pub async fn merge(&self, name: &str, patch: &Json) -> Result<(), ApiError> {
         self.patch(name, "", ("application/merge-patch+json", patch))
             .await
     }
 
-    /// Makes the fields of an object what they are here, whoever has set them,
-    /// and the object if there is none. What is left out and was ours goes.
+    /// Server-side apply with `force`: sets these fields, whoever manages them, and creates the
+    /// object if there is none. Fields that this manager has set before and that are missing now
+    /// are removed.
     pub async fn apply(&self, name: &str, object: &Json) -> Result<(), ApiError> {
         let query = format!("?fieldManager={MANAGER}&force=true");
         self.patch(name, &query, ("application/apply-patch+yaml", object))
             .await
     }
 
-    /// Removes an object. It stays until its finalizers are gone.
+    /// Deletes an object. It is kept until its finalizers are removed.
     pub async fn delete(&self, name: &str) -> Result<(), ApiError> {
         let path = self.path(Some(name), "")?;
         self.client.ask(Method::DELETE, path, None).await.map(drop)
@@ -317,7 +320,7 @@ impl Objects {
         patched.map(drop)
     }
 
-    /// Of one of them, or of all.
+    /// Path and query of one object, or of all.
     fn path(&self, name: Option<&str>, query: &str) -> Result<PathAndQuery, ApiError> {
         let mut path = self.kind.root();
         if let Some(namespace) = &self.namespace {
@@ -335,8 +338,8 @@ impl Objects {
     }
 }
 
-/// A name as a part of a path: as it is, or not at all. No name of Kubernetes
-/// has any other character.
+/// Checks that a name can be a segment of a path as it is. Names in Kubernetes have no other
+/// characters.
 fn segment(name: &str) -> Result<&str, ApiError> {
     let known = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '.' | ':' | '_');
     let is_name = !matches!(name, "" | "." | "..") && name.chars().all(known);

@@ -1,5 +1,5 @@
-//! The client against a server that says what a test has it say: a real one
-//! forgets versions and ends watches when it likes.
+//! The client against a scripted server, because a real one compacts versions and ends watches at
+//! times of its own.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -21,10 +21,10 @@ use super::fields::{Metadata, Node};
 use super::watch::{Event, Known, Which, watch};
 use super::{ApiError, Client, MAX_ANSWER_BYTES, kinds, message, segment};
 
-/// What a server has been asked for, method and path.
+/// The requests that a server has received: method and path.
 type Asked = Arc<Mutex<Vec<String>>>;
 
-/// A server that gives these answers, one after the other, and is gone then.
+/// A server that sends these responses one after the other, and then ends.
 struct Server {
     client: Client,
     asked: Asked,
@@ -138,7 +138,7 @@ async fn a_watch_goes_on_where_it_stood_and_begins_anew_when_it_must() {
             ("BOOKMARK", node("", "9")),
             ("DELETED", node("a", "10")),
         ]),
-        // The server has ended it, and forgets.
+        // The server has ended the watch, and has compacted the version.
         (410, status(410, "too old").to_string()),
         page("20", "", &[node("b", "4")]),
         told(&[("ERROR", status(410, "too old"))]),
@@ -267,7 +267,7 @@ async fn requests_say_what_is_meant_and_errors_are_the_servers_words() {
             format!("GET {below}/b"),
         ]
     );
-    // It takes no other connection.
+    // It accepts no other connection.
     let error = client.text("/readyz").await.unwrap_err();
     assert!(matches!(error, ApiError::Connection(_)), "{error}");
 }
@@ -314,7 +314,7 @@ proptest! {
         prop_assert!(message(&said).chars().count() <= super::MAX_SHOWN_CHARS);
     }
 
-    /// What is known at last is what a map says that saw the same.
+    /// The store has the same content as a plain map that got the same events.
     #[test]
     fn what_is_known_is_what_was_told(
         steps in prop::collection::vec((0..3_u8, "[a-c]", 0..3_u8), 0..20),
@@ -327,7 +327,7 @@ proptest! {
             },
             ..Node::default()
         };
-        // The version is what is wanted of an object; of version 0 nothing is.
+        // The version is the part that is kept; version 0 is ignored.
         let read = |node: Node| Some(node.metadata.resource_version).filter(|v| v != "0");
         let mut known = Known::default();
         let mut model = BTreeMap::new();

@@ -1,15 +1,13 @@
-//! All objects of a kind, and each change of them, for as long as somebody
-//! listens.
+//! List and watch: all objects of a kind, and each change of them.
 //!
-//! A listing says of which version it is, and a watch tells what has changed
-//! since a version. A server ends each watch after some minutes, and it is
-//! begun again where it stood. When the server has forgotten that version,
-//! everything is listed anew: what listeners get is then everything at once, so
-//! that what is missing from it is gone.
+//! A list has a resource version, and a watch returns the changes since a resource version. The
+//! server ends each watch after some minutes; it is resumed from the last version. When the server
+//! has compacted that version, the objects are listed again, and consumers get one event with all
+//! objects: those that are missing from it have been deleted.
 //!
-//! Nothing ends here by itself. A failure is told, and after [`RETRY_DELAY`] it
-//! goes on; pauses do not grow, for a node that has just started would have no names
-//! for as long, when its first attempts were too early.
+//! The stream never ends. An error is an item of it, and the watch is retried after
+//! [`RETRY_DELAY`]. There is no exponential backoff: on a node that has just started the first
+//! attempts come too early, and with a long delay it would have no DNS for that time.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -28,25 +26,25 @@ use tokio_util::io::StreamReader;
 use super::fields::{Metadata, Object};
 use super::{ApiError, Objects, message};
 
-/// Before it goes on after a failure.
+/// Delay before a retry.
 const RETRY_DELAY: Duration = Duration::from_secs(1);
-/// A server is asked to end a watch after so long.
+/// `timeoutSeconds` of a watch: the server ends it after this time.
 const WATCH_LASTS: Duration = Duration::from_secs(290);
-/// A watch that has said nothing for so long should have been ended.
+/// A watch without any event for this long is broken: the server should have ended it.
 const WATCH_ENDS_WITHIN: Duration = Duration::from_secs(330);
-/// So many objects are listed at a time, if they are not too large for that.
+/// Objects per page of a list, unless the page would be too large.
 const PAGE_OBJECTS: usize = 100;
-/// An object has at most so many bytes; etcd holds no larger ones.
+/// Maximum size of an event; etcd has no larger objects.
 const MAX_OBJECT_BYTES: usize = 8 << 20;
 
-/// What a watch tells.
+/// An event of a watch.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event<T> {
-    /// These are all that there are.
+    /// All objects that exist; those that are missing have been deleted.
     All(Vec<T>),
-    /// This one is new, or another than before.
+    /// The object is new or has changed.
     Changed(T),
-    /// This one is gone; it was like this at last.
+    /// The object has been deleted; this is its last state.
     Gone(T),
 }
 
@@ -60,19 +58,19 @@ impl<T> Event<T> {
     }
 }
 
-/// Which objects are followed.
+/// Which objects are watched.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Which {
-    /// All.
+    /// All objects.
     All,
-    /// Those with this label, `KEY=VALUE`.
+    /// The objects with this label, `KEY=VALUE`.
     Labelled(String),
-    /// The one of this name, whether it is there or not.
+    /// The object of this name, whether it exists or not.
     Named(String),
 }
 
 impl Which {
-    /// As it stands in a query, if it has to.
+    /// Key and value of the query parameter; `None` if there is no selector.
     fn selector(&self) -> Option<(&'static str, String)> {
         match self {
             Self::All => None,
@@ -82,7 +80,7 @@ impl Which {
     }
 }
 
-/// Follows objects. Never ends.
+/// Lists and watches objects. The stream never ends.
 pub fn watch<T: DeserializeOwned>(
     objects: Objects,
     which: Which,
@@ -114,20 +112,20 @@ struct Follower {
     objects: Objects,
     which: Which,
     state: State,
-    /// The last thing was no success.
+    /// Wait before the next step: the last one has failed.
     pause: bool,
 }
 
-/// How much is known.
+/// State of the watch.
 enum State {
     Unknown,
-    /// Everything up to this version.
+    /// Everything up to this resource version is known.
     Known(String),
-    /// The same, and what comes then is on its way.
+    /// A watch from this resource version is open.
     Following(String, Lines),
 }
 
-/// One event is one line.
+/// The lines of a watch, each of which is an event.
 type Lines = BoxStream<'static, Result<String, ApiError>>;
 
 impl Follower {
@@ -140,7 +138,7 @@ impl Follower {
             match self.step().await {
                 Ok(Some(event)) => return Ok(event),
                 Ok(None) => {}
-                // Forgotten: that is how it goes.
+                // The version has been compacted: list again. This is not an error.
                 Err(error) if error.is(StatusCode::GONE) => {
                     self.state = State::Unknown;
                     self.pause = true;
@@ -153,7 +151,7 @@ impl Follower {
         }
     }
 
-    /// One thing that is to be done. May be given up at any time.
+    /// One step: list, open a watch, or read an event. Safe to cancel.
     async fn step(&mut self) -> Result<Option<Event<Box<RawValue>>>, ApiError> {
         match &mut self.state {
             State::Unknown => {
@@ -170,7 +168,7 @@ impl Follower {
                 let line = timeout(WATCH_ENDS_WITHIN, lines.next()).await;
                 let told = match line {
                     Ok(Some(Ok(line))) => told(&line, version),
-                    // One that is ended again and again must not be busy.
+                    // A server that ends each watch at once must not cause a busy loop.
                     Ok(None) => {
                         self.pause = true;
                         self.state = State::Known(std::mem::take(version));
@@ -188,7 +186,7 @@ impl Follower {
     }
 }
 
-/// Everything, and of which version it is.
+/// Lists all objects; with the resource version of the list.
 async fn list(objects: &Objects, which: &Which) -> Result<(Vec<Box<RawValue>>, String), ApiError> {
     #[derive(Deserialize)]
     struct Page {
@@ -210,7 +208,7 @@ async fn list(objects: &Objects, which: &Which) -> Result<(Vec<Box<RawValue>>, S
         let query = query(which, &[("limit", &so_many), ("continue", &more)]);
         let path = objects.path(None, &query)?;
         let page = match objects.client.ask(Method::GET, path, None).await {
-            // Whoever may make large objects must not stop what follows them.
+            // A user who creates large objects must not be able to block the watch.
             Err(ApiError::Long) if limit > 1 => {
                 limit /= 2;
                 continue;
@@ -226,7 +224,7 @@ async fn list(objects: &Objects, which: &Which) -> Result<(Vec<Box<RawValue>>, S
     }
 }
 
-/// What comes after a version.
+/// Opens a watch from a resource version.
 async fn open(objects: &Objects, which: &Which, version: &str) -> Result<Lines, ApiError> {
     let lasts = WATCH_LASTS.as_secs().to_string();
     let query = query(
@@ -250,7 +248,7 @@ async fn open(objects: &Objects, which: &Which, version: &str) -> Result<Lines, 
     Ok(lines.map_err(broken).boxed())
 }
 
-/// As it stands behind a path. Empty values are left out.
+/// The query of a request. Parameters without a value are omitted.
 fn query(which: &Which, rest: &[(&str, &str)]) -> String {
     let selector = which.selector();
     let selector = selector.as_ref().map(|(key, value)| (*key, value.as_str()));
@@ -262,7 +260,7 @@ fn query(which: &Which, rest: &[(&str, &str)]) -> String {
     format!("?{}", parts.join("&"))
 }
 
-/// A value in a query: what may be anything else there is written in digits.
+/// Percent-encodes a value of a query.
 fn escaped(value: &str) -> String {
     let mut escaped = String::with_capacity(value.len());
     for byte in value.bytes() {
@@ -275,11 +273,11 @@ fn escaped(value: &str) -> String {
     escaped
 }
 
-/// What one line tells; nothing if it is but a mark. Moves the version on.
+/// Parses one line; `None` for a bookmark. Updates the resource version.
 fn told(line: &str, version: &mut String) -> Result<Option<Event<Box<RawValue>>>, ApiError> {
     #[derive(Deserialize)]
     #[serde(rename_all = "UPPERCASE")]
-    enum Told {
+    enum EventKind {
         Added,
         Modified,
         Deleted,
@@ -289,7 +287,7 @@ fn told(line: &str, version: &mut String) -> Result<Option<Event<Box<RawValue>>>
     #[derive(Deserialize)]
     struct Line {
         #[serde(rename = "type")]
-        told: Told,
+        told: EventKind,
         object: Box<RawValue>,
     }
     #[derive(Deserialize)]
@@ -301,7 +299,7 @@ fn told(line: &str, version: &mut String) -> Result<Option<Event<Box<RawValue>>>
         code: u16,
     }
     let Line { told, object } = serde_json::from_str(line)?;
-    if matches!(told, Told::Error) {
+    if matches!(told, EventKind::Error) {
         let Status { code } = serde_json::from_str(object.get())?;
         return Err(ApiError::Refused {
             code: StatusCode::from_u16(code).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR),
@@ -311,19 +309,19 @@ fn told(line: &str, version: &mut String) -> Result<Option<Event<Box<RawValue>>>
     let of: Versioned = serde_json::from_str(object.get())?;
     *version = of.metadata.resource_version;
     Ok(match told {
-        Told::Added | Told::Modified => Some(Event::Changed(object)),
-        Told::Deleted => Some(Event::Gone(object)),
-        Told::Bookmark | Told::Error => None,
+        EventKind::Added | EventKind::Modified => Some(Event::Changed(object)),
+        EventKind::Deleted => Some(Event::Gone(object)),
+        EventKind::Bookmark | EventKind::Error => None,
     })
 }
 
-/// Namespace and name.
+/// Namespace and name of an object.
 pub type Key = (String, String);
 
-/// What a watch has told so far, as much of it as somebody wants to know.
+/// A store of what a watch has returned: of each object the part that the consumer needs.
 #[derive(Debug)]
 pub struct Known<T> {
-    /// Nothing is known before everything was told once.
+    /// `None` before the first list.
     objects: Option<BTreeMap<Key, T>>,
 }
 
@@ -334,20 +332,20 @@ impl<T> Default for Known<T> {
 }
 
 impl<T: PartialEq> Known<T> {
-    /// All of them; `None` as long as they are not all known.
+    /// All objects; `None` before the first list.
     pub fn all(&self) -> Option<&BTreeMap<Key, T>> {
         self.objects.as_ref()
     }
 
-    /// Takes in what was told; `read` says what of an object is wanted, if
-    /// anything. Tells whether anything is different now.
+    /// Applies an event. `read` returns the part of an object to keep, or `None` to ignore it.
+    /// Returns whether the content has changed.
     pub fn take<O: Object>(&mut self, event: Event<O>, read: impl Fn(O) -> Option<T>) -> bool {
         let keyed = |object: O| {
             let key = key(&object);
             (key, read(object))
         };
         let Some(objects) = &mut self.objects else {
-            // A change before the first listing cannot be.
+            // There are no changes before the first list.
             let Event::All(all) = event else { return false };
             self.objects = Some(wanted(all.into_iter().map(keyed)));
             return true;

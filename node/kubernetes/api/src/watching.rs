@@ -1,4 +1,4 @@
-//! What a runnable that watches tells of itself: that it is well, and what stands in its way.
+//! Health and log of a runnable that watches objects.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -6,15 +6,15 @@ use hearth_base::supervisor::{Context, Health};
 
 use crate::ApiError;
 
-/// A runnable that watches: it is well when it has seen everything once, and
-/// says once in a row what stands in its way.
+/// Reports for a runnable that watches: it is healthy after the first complete list, and of
+/// consecutive errors only the first is logged as a warning.
 pub struct Watching<'a> {
     health: Health<'a>,
     complained: AtomicBool,
 }
 
 impl<'a> Watching<'a> {
-    /// Of this runnable.
+    /// For this runnable.
     pub fn of(ctx: &'a Context) -> Self {
         Self {
             health: Health::of(ctx),
@@ -22,24 +22,24 @@ impl<'a> Watching<'a> {
         }
     }
 
-    /// It sees everything.
+    /// Everything has been listed: reports healthy.
     pub fn good(&self) {
         self.health.good();
         self.hears();
     }
 
-    /// It is told something: the next failure is worth a word again.
+    /// An event has arrived: the next error is logged as a warning again.
     pub fn hears(&self) {
         self.complained.store(false, Ordering::Relaxed);
     }
 
-    /// A watch has failed, and will begin again.
+    /// A watch has failed and will be retried.
     pub fn failed(&self, what: &str, error: &ApiError) {
         let error = hearth_api::chain(error);
         if self.complained.swap(true, Ordering::Relaxed) {
-            tracing::debug!("{what} cannot be watched: {error}");
+            tracing::debug!("cannot watch {what}: {error}");
         } else {
-            tracing::warn!("{what} cannot be watched: {error}");
+            tracing::warn!("cannot watch {what}: {error}");
         }
     }
 }

@@ -1,13 +1,12 @@
-//! One question and its answer: pure functions from bytes to bytes.
+//! Queries and responses: pure functions from bytes to bytes.
 //!
-//! What comes from the network is anybody's: every pod can send anything. So a
-//! message is looked at in steps, the cheap ones first. One that is no question
-//! gets no answer at all (two servers could talk to each other for ever), one
-//! that cannot be understood a short one. Only what has one question, no
-//! records and at most a few additional ones is decoded.
+//! Input is not trusted: every pod can send anything. So a message is checked in steps, the cheap
+//! ones first. A message that is a response is ignored (otherwise two servers could answer each
+//! other forever), one that cannot be parsed gets a short error. Only messages with one question,
+//! no records and at most a few additional records are decoded.
 //!
-//! An answer never is longer than the one who asks can take; what does not fit
-//! is left out, and the answer says so.
+//! A response is never longer than the client accepts; records that do not fit are omitted, and the
+//! TC flag is set.
 
 use std::net::Ipv4Addr;
 
@@ -16,68 +15,68 @@ use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 
 use super::zone::{self, Found, TTL, Zone};
 
-/// Of the header, with which every message begins.
+/// Length of the header of every message.
 const HEADER_BYTES: usize = 12;
-/// Without EDNS, by UDP.
+/// Maximum length over UDP without EDNS.
 const PLAIN_DATAGRAM_BYTES: u16 = 512;
-/// By UDP in one piece through every network, the mesh among them.
+/// Maximum length over UDP with EDNS: it is not fragmented in any network, the mesh included.
 pub const DATAGRAM_BYTES: u16 = 1232;
-/// Names outside to which names inside lead, one after the other.
+/// Maximum length of a chain of CNAMEs.
 const MAX_ALIASES: usize = 8;
 
-/// How a question came.
+/// The transport of a query.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Transport {
-    /// In a datagram.
+    /// UDP: the length of responses is limited.
     Udp,
-    /// On a stream, where everything has room.
+    /// TCP: responses of any length fit.
     Tcp,
 }
 
-/// What has come.
+/// A received message.
 pub enum Received {
-    /// Nothing that may be answered.
+    /// Must not be answered.
     Noise,
-    /// Nothing that can be answered better than by this.
+    /// Is answered with this error response.
     Wrong(Vec<u8>),
-    /// A question.
+    /// A valid query.
     Question(Box<Question>),
 }
 
-/// A question of this server.
+/// A query to this server.
 pub struct Question {
     message: Message,
-    /// The one and only.
+    /// Its only question.
     pub query: Query,
     limit: usize,
 }
 
-/// What is said to it.
+/// The content of a response.
 #[derive(Clone, Debug)]
 pub struct Reply {
-    /// How it went.
+    /// Response code.
     pub code: ResponseCode,
-    /// Whether it is ours to say.
+    /// Value of the AA flag.
     pub authoritative: bool,
-    /// Records that were asked for.
+    /// Answer section.
     pub answers: Vec<Record>,
-    /// Records about the absence of such.
+    /// Authority section: the SOA record of a negative response.
     pub authorities: Vec<Record>,
 }
 
-/// What this server itself can say.
+/// The result of a lookup in the zone.
 #[derive(Debug)]
 pub enum Local {
-    /// All there is.
+    /// The complete response.
     Reply(Reply),
-    /// Others have to be asked.
+    /// The name is not in the zone: the query has to be forwarded.
     Foreign,
-    /// These records lead to a name of which others have to be asked.
+    /// CNAMEs to a name outside of the zone, for which a query has to be forwarded.
     Alias(Vec<Record>, Name),
 }
 
 impl Reply {
-    /// One without records.
+    /// A response without records.
     pub fn bare(code: ResponseCode) -> Self {
         Self {
             code,
@@ -88,7 +87,7 @@ impl Reply {
     }
 }
 
-/// Looks at what came.
+/// Parses a received message.
 pub fn read(bytes: &[u8], transport: Transport) -> Received {
     let Some(header) = bytes.get(..HEADER_BYTES) else {
         return Received::Noise;
@@ -102,7 +101,7 @@ pub fn read(bytes: &[u8], transport: Transport) -> Received {
     if (header[2] >> 3) & 0xf != 0 {
         return wrong(ResponseCode::NotImp);
     }
-    // A question, nothing known, maybe EDNS and a cookie's signature.
+    // One question, no answers; additional records may be EDNS and a signature.
     if count(4) != 1 || count(6) != 0 || count(8) != 0 || count(10) > 2 {
         return wrong(ResponseCode::FormErr);
     }
@@ -140,22 +139,22 @@ impl Question {
         self.message.edns.as_ref()
     }
 
-    /// Whether others may be asked.
+    /// The RD flag: whether the query may be forwarded.
     pub fn recursion_desired(&self) -> bool {
         self.message.metadata.recursion_desired
     }
 
-    /// Whether signatures are wanted.
+    /// The DO flag: whether the client wants DNSSEC signatures.
     pub fn wants_signatures(&self) -> bool {
         self.edns().is_some_and(|edns| edns.flags().dnssec_ok)
     }
 
-    /// Whether what others could not verify is wanted, too.
+    /// The CD flag: whether the client accepts data that was not validated.
     pub fn checking_disabled(&self) -> bool {
         self.message.metadata.checking_disabled
     }
 
-    /// The answer's bytes.
+    /// Encodes the response.
     pub fn encode(&self, reply: &Reply) -> Vec<u8> {
         let asked = &self.message.metadata;
         let mut message = Message::response(asked.id, OpCode::Query);
@@ -173,8 +172,7 @@ impl Question {
             edns.set_dnssec_ok(asked.flags().dnssec_ok);
             message.set_edns(edns);
         }
-        // Which one of many comes first should not always be the same: most
-        // take the first.
+        // Rotate the records, because most clients use the first one.
         if let Some(turn) = usize::from(asked.id).checked_rem(same(&message.answers)) {
             let first = message.answers.len() - same(&message.answers);
             message.answers[first..].rotate_left(turn);
@@ -183,7 +181,7 @@ impl Question {
     }
 }
 
-/// How many records at the end are of one name and type.
+/// How many records at the end have the same name and type.
 fn same(answers: &[Record]) -> usize {
     let Some(last) = answers.last() else { return 0 };
     let alike =
@@ -191,10 +189,10 @@ fn same(answers: &[Record]) -> usize {
     answers.iter().rev().take_while(alike).count()
 }
 
-/// As many records as there is room for.
+/// Encodes as many records as fit.
 fn fit(mut message: Message, limit: usize) -> Vec<u8> {
     loop {
-        // What does not encode came from outside: it is left out, as well.
+        // Records that cannot be encoded came from outside: they are omitted, too.
         let encoded = message.to_vec().ok();
         if let Some(bytes) = encoded.as_ref().filter(|bytes| bytes.len() <= limit) {
             return bytes.clone();
@@ -208,7 +206,7 @@ fn fit(mut message: Message, limit: usize) -> Vec<u8> {
             message.answers.truncate(room.min(count - 1));
             message.authorities.clear();
         } else {
-            // A question alone always fits: it came with less room.
+            // Not expected: the question alone fits, because it was received in a message.
             return encoded_header(&message);
         }
         message.metadata.truncation = true;
@@ -220,9 +218,9 @@ fn encoded_header(message: &Message) -> Vec<u8> {
     refusal(&[high, low, 1, 0], ResponseCode::ServFail)
 }
 
-/// A header without anything, for a message that began with this one.
+/// A response without sections, for a query with this header.
 fn refusal(header: &[u8], code: ResponseCode) -> Vec<u8> {
-    // A response, of the same operation, with the wish for recursion.
+    // QR is set; opcode and RD are copied from the query.
     let flags = [0x80 | (header[2] & 0x79), 0x80 | (code.low() & 0xf)];
     let mut bytes = vec![header[0], header[1], flags[0], flags[1]];
     bytes.resize(HEADER_BYTES, 0);
@@ -233,7 +231,7 @@ fn is_transfer(kind: RecordType) -> bool {
     matches!(kind, RecordType::AXFR | RecordType::IXFR)
 }
 
-/// The name as the zone has it.
+/// The name in the form of the zone: in lower case, without the final dot.
 pub fn plain(name: &Name) -> String {
     let mut text = name.to_lowercase().to_ascii();
     if text.ends_with('.') {
@@ -242,9 +240,8 @@ pub fn plain(name: &Name) -> String {
     text
 }
 
-/// What is known here. Without a zone, which is to say before Kubernetes has
-/// told everything for the first time, there is no answer about its names:
-/// "no such name" would be believed.
+/// Looks up a question in the zone. Without a zone, that is before services and endpoints have been
+/// listed once, names of the cluster get SERVFAIL, because NXDOMAIN would be cached.
 pub fn look_up(zone: Option<&Zone>, query: &Query) -> Local {
     let mut answers = Vec::new();
     let mut name = query.name().clone();
@@ -298,11 +295,11 @@ pub fn look_up(zone: Option<&Zone>, query: &Query) -> Local {
             }
         }
     }
-    // A circle.
+    // A loop of CNAMEs.
     Local::Reply(Reply::bare(ResponseCode::ServFail))
 }
 
-/// There is nothing, or nothing at the end of `answers`.
+/// A negative response, possibly after the CNAMEs in `answers`.
 fn nothing(code: ResponseCode, answers: Vec<Record>) -> Reply {
     let zone = Name::from_ascii(hearth_api::names::KUBERNETES_DOMAIN).unwrap_or_default();
     Reply {
@@ -313,7 +310,7 @@ fn nothing(code: ResponseCode, answers: Vec<Record>) -> Reply {
     }
 }
 
-/// A name that leads to the one who asks, wherever that is.
+/// The loopback address, if the name is `localhost` or below it.
 fn loopback(name: &str) -> Option<Ipv4Addr> {
     let own = name == "localhost" || name.ends_with(".localhost");
     own.then_some(Ipv4Addr::LOCALHOST)
@@ -336,7 +333,7 @@ fn local_host(query: &Query, name: Name, address: Ipv4Addr) -> Reply {
     }
 }
 
-/// Whether this is a response to a question, and to this one.
+/// Whether a message is the response to this query.
 pub fn answers(response: &Message, id: u16, query: &Query) -> bool {
     response.metadata.id == id
         && response.metadata.message_type == MessageType::Response

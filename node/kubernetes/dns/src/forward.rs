@@ -1,16 +1,15 @@
-//! Names of others: asked of the node's own name servers.
+//! Forwards queries for other domains to the node's name servers.
 //!
-//! A question is written anew for them, with an ID and a port of its own, and
-//! only an answer from the one that was asked, with that ID and the very same
-//! question, counts: a pod that floods this server with answers has to guess
-//! all of it. They are asked in turn, the one that answered last first, each
-//! for [`SERVER_ANSWERS_WITHIN`], and altogether for not longer than a resolver
-//! waits. Without any, the answer is an error at once, so that programs do not
-//! hang which ask for names that nobody here can know.
+//! A forwarded query has an ID and a port of its own, and only a response from the server that was
+//! queried, with that ID and exactly the same question, is accepted: a pod that floods this server
+//! with responses has to guess all of them. Servers are queried in turn, beginning with the one
+//! that responded last, each for at most [`SERVER_ANSWERS_WITHIN`], and all together for no longer
+//! than a resolver waits. Without name servers the response is an error at once, so that programs
+//! do not hang.
 //!
-//! Bounded are: the questions that are open at one time, the time of each, and
-//! what is kept of the answers ([`Cache`], by count and size), which is for the many pods that ask
-//! for the same few names, not for saving traffic.
+//! The number of outstanding queries, the time of each, and the cache ([`Cache`], in number and
+//! size of responses) are limited. The cache is for many pods that query the same few names, not
+//! for saving traffic.
 
 use std::collections::HashMap;
 use std::io;
@@ -32,77 +31,77 @@ use tokio::time::{Instant, timeout};
 use super::answer::{self, DATAGRAM_BYTES, Reply};
 use super::zone;
 
-/// For one answer of one server.
+/// Timeout for one name server.
 const SERVER_ANSWERS_WITHIN: Duration = Duration::from_secs(2);
-/// For all of them: resolvers usually ask again after five seconds.
+/// Timeout for all of them: resolvers usually retry after five seconds.
 const ALL_ANSWER_WITHIN: Duration = Duration::from_millis(4500);
-/// Questions that are open at one time.
+/// Maximum number of outstanding queries.
 const MAX_OPEN_QUESTIONS: usize = 256;
-/// Answers that are kept, each of which fits a datagram.
+/// Maximum number of cached responses, each of which fits into a datagram.
 const MAX_KEPT_ANSWERS: usize = 1024;
-/// No answer is kept for longer.
+/// Maximum time for which a response is cached.
 const MAX_KEPT_SECONDS: u32 = 300;
-/// Nor an answer that there is nothing.
+/// Maximum time for which a negative response is cached.
 const MAX_NOTHING_KEPT_SECONDS: u32 = 30;
-/// Of a list of name servers; resolvers know three.
+/// How much of `resolv.conf` is read; resolvers use three servers.
 const MAX_RESOLV_CONF: u64 = 16 << 10;
 const PORT: u16 = 53;
 
-/// Why others could not be asked.
+/// Why a query was not answered.
 #[derive(Debug, thiserror::Error)]
 pub enum ForwardError {
-    /// Neither DHCP nor the parameters have named any.
+    /// There are none, neither from DHCP nor in the parameters.
     #[error("the node has no name servers")]
     NoServers,
-    /// As many questions as allowed are open.
-    #[error("{MAX_OPEN_QUESTIONS} questions are open")]
+    /// The limit of outstanding queries has been reached.
+    #[error("too many outstanding queries: {MAX_OPEN_QUESTIONS}")]
     Busy,
-    /// None of them has answered.
-    #[error("no name server has answered in time")]
+    /// None of the servers has responded.
+    #[error("no response from any name server in time")]
     Silent,
-    /// The question cannot be sent.
-    #[error("write the question")]
+    /// The query cannot be encoded.
+    #[error("cannot encode the query")]
     Encode(#[source] hickory_proto::ProtoError),
-    /// There is no socket, no randomness, or no server at that address.
-    #[error("ask {server}")]
+    /// An error of the socket or of the random number generator.
+    #[error("cannot query {server}")]
     Io {
-        /// Who was asked.
+        /// The name server.
         server: SocketAddr,
         /// The cause.
         source: io::Error,
     },
 }
 
-/// Asks others.
+/// Forwards queries and caches the responses.
 pub struct Forwarder {
     resolv_conf: PathBuf,
     port: u16,
     open: Semaphore,
-    /// Counts on when a server does not answer.
+    /// Index of the server that responded last, modulo the number of servers.
     preferred: AtomicUsize,
     cache: Mutex<Cache>,
     random: SystemRandom,
 }
 
-/// A question as others are asked it.
+/// A query to be forwarded; the key of the cache.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Asked {
-    /// With the case of letters that the one who asks has chosen.
+    /// The question, with the letter case that the client has chosen.
     pub query: Query,
-    /// Signatures, too.
+    /// Value of the DO flag.
     pub signatures: bool,
-    /// Also what could not be verified.
+    /// Value of the CD flag.
     pub checking_disabled: bool,
 }
 
 impl Forwarder {
-    /// `resolv_conf` names the servers; it is read for each question, as it
-    /// changes with the lease.
+    /// `resolv_conf` lists the name servers. It is read for each query, because it changes with the
+    /// DHCP lease.
     pub fn new(resolv_conf: PathBuf) -> Self {
         Self::at_port(resolv_conf, PORT)
     }
 
-    /// Servers that serve elsewhere.
+    /// The same for name servers at another port.
     pub fn at_port(resolv_conf: PathBuf, port: u16) -> Self {
         Self {
             resolv_conf,
@@ -114,7 +113,7 @@ impl Forwarder {
         }
     }
 
-    /// What others say.
+    /// Returns the response from the cache, or from a name server.
     pub async fn ask(&self, asked: &Asked) -> Result<Reply, ForwardError> {
         if let Some(reply) = self.cache().find(asked, Instant::now()) {
             return Ok(reply);
@@ -122,7 +121,7 @@ impl Forwarder {
         let _place = self.open.try_acquire().map_err(|_| ForwardError::Busy)?;
         let message = timeout(ALL_ANSWER_WITHIN, self.ask_in_turn(asked)).await;
         let message = message.map_err(|_| ForwardError::Silent)??;
-        // Pods may ask for what they have written themselves.
+        // Pods may query zones that they control themselves: large responses are not cached.
         let is_small = message
             .to_vec()
             .is_ok_and(|bytes| bytes.len() <= usize::from(DATAGRAM_BYTES));
@@ -154,7 +153,7 @@ impl Forwarder {
             let at = first.wrapping_add(turn);
             let server = servers[at % servers.len()];
             match timeout(SERVER_ANSWERS_WITHIN, self.ask_one(server, asked)).await {
-                // It has no answer; another may have.
+                // An error response: another server may have the answer.
                 Ok(Ok(message)) if is_failure(&message) && turn + 1 < servers.len() => {}
                 Ok(Ok(message)) => {
                     self.preferred.store(at, Ordering::Relaxed);
@@ -171,7 +170,7 @@ impl Forwarder {
         let failed = |source| ForwardError::Io { server, source };
         let mut id = [0; 2];
         let random = self.random.fill(&mut id);
-        random.map_err(|_| failed(io::Error::other("no randomness")))?;
+        random.map_err(|_| failed(io::Error::other("cannot generate a random ID")))?;
         let id = u16::from_be_bytes(id);
         let mut message = Message::new(id, hickory_proto::op::MessageType::Query, OpCode::Query);
         message.metadata.recursion_desired = true;
@@ -188,7 +187,7 @@ impl Forwarder {
         if !answered.metadata.truncation {
             return Ok(answered);
         }
-        // Part of an answer would be taken, and kept, for the whole.
+        // A truncated response would be used, and cached, as if it were complete.
         let whole = exchange_by_stream(server, &bytes, id, &asked.query).await;
         whole.map_err(failed)
     }
@@ -200,7 +199,7 @@ impl Forwarder {
                 let read = file.take(MAX_RESOLV_CONF).read_to_string(&mut text).await;
                 read.map(|_| text).unwrap_or_default()
             }
-            // Before the network is there.
+            // It does not exist before the network is configured.
             Err(_) => String::new(),
         };
         let servers = name_servers(&text).into_iter();
@@ -215,8 +214,7 @@ fn is_failure(message: &Message) -> bool {
     )
 }
 
-/// Those of a `resolv.conf`; never this server itself, which would ask itself
-/// for ever.
+/// The name servers in a `resolv.conf`, without this server: it would forward to itself forever.
 fn name_servers(text: &str) -> Vec<IpAddr> {
     let own = |ip: &IpAddr| match ip {
         IpAddr::V4(ip) => zone::is_pod(*ip) || *ip == pods::DNS_SERVICE,
@@ -244,12 +242,12 @@ async fn exchange_datagrams(
     socket.connect(server).await?;
     socket.send(question).await?;
     let mut buffer = vec![0; 4096];
-    // The one who calls limits the time.
+    // The caller limits the time.
     loop {
         let size = socket.recv(&mut buffer).await?;
         match Message::from_vec(&buffer[..size]) {
             Ok(message) if answer::answers(&message, id, query) => return Ok(message),
-            // Late, or not from there.
+            // A late or forged response.
             _ => {}
         }
     }
@@ -275,7 +273,7 @@ async fn exchange_by_stream(
     }
 }
 
-/// Answers of others, for as long as they hold.
+/// Cached responses.
 #[derive(Default)]
 struct Cache {
     kept: HashMap<Asked, Kept>,
@@ -297,7 +295,7 @@ impl Cache {
         for record in records {
             record.ttl = record.ttl.saturating_sub(age);
         }
-        // The question may be written in other letters.
+        // The letter case of the question may differ from that of the cached one.
         Some(reply)
     }
 
@@ -308,7 +306,7 @@ impl Cache {
         if self.kept.len() >= MAX_KEPT_ANSWERS {
             self.kept.retain(|_, kept| now < kept.until);
         }
-        // Full of what still holds: rather what is asked now than what was.
+        // Full of entries that are still valid: evict the oldest.
         if self.kept.len() >= MAX_KEPT_ANSWERS {
             let oldest = self.kept.iter().min_by_key(|(_, kept)| kept.since);
             if let Some(oldest) = oldest.map(|(asked, _)| asked.clone()) {
@@ -324,7 +322,7 @@ impl Cache {
     }
 }
 
-/// Seconds for which it may be kept.
+/// Seconds for which a response may be cached; `None` if it must not be.
 fn holds_for(reply: &Reply) -> Option<u32> {
     let shortest = |records: &[Record]| records.iter().map(|record| record.ttl).min();
     let seconds = match reply.code {
@@ -346,7 +344,7 @@ fn holds_for(reply: &Reply) -> Option<u32> {
     (seconds > 0).then_some(seconds)
 }
 
-/// Follows a name that leads outside.
+/// Forwards a query, and puts the records `before`, CNAMEs of the zone, before the answers.
 pub async fn follow(
     forwarder: &Arc<Forwarder>,
     asked: &Asked,
@@ -392,11 +390,11 @@ mod tests {
         assert_eq!(found.answers[0].ttl, 40);
         let over = now + Duration::from_secs(60);
         assert!(cache.find(&asked("a.example."), over).is_none());
-        // For years, says somebody.
+        // A TTL of years is capped.
         cache.keep(&asked("a.example."), &reply(u32::MAX), now);
         let later = now + Duration::from_secs(u64::from(MAX_KEPT_SECONDS));
         assert!(cache.find(&asked("a.example."), later).is_none());
-        // Not at all.
+        // A TTL of 0 is not cached.
         cache.keep(&asked("b.example."), &reply(0), now);
         assert!(cache.find(&asked("b.example."), now).is_none());
     }

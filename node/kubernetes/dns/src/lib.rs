@@ -1,26 +1,31 @@
-//! Names for pods: a server on each node, at the node's address among its pods.
+//! DNS for pods: a server on each node, at the gateway address of its pod network.
 //!
-//! | part | does |
+//! | part | content |
 //! |---|---|
-//! | [`zone`] | what Kubernetes has, as records; never changes |
-//! | [`watch`] | makes a new zone of what the API servers tell |
-//! | [`answer`] | bytes of a question to bytes of an answer, pure |
-//! | [`forward`] | names of others, from the node's own name servers |
-//! | [`serve`] | the sockets |
+//! | [`zone`] | services and endpoints as DNS records; immutable |
+//! | [`watch`] | watches services and endpoints, and builds a new zone when they change |
+//! | [`answer`] | parses queries and encodes responses; pure functions |
+//! | [`forward`] | forwards queries for other domains to the node's name servers |
+//! | [`serve`] | UDP and TCP sockets |
 //!
-//! Why on each node and not as pods behind a service: names work before the
-//! first pod runs, without an image, and as long as the node does; a question
-//! never leaves the node; and nothing stands between a pod and its names that
-//! could be out of step with them. The service at the usual address exists for
-//! those who have learned that one, and leads to all of these servers.
+//! Why on each node and not as pods behind a service: DNS works before the first pod runs, without
+//! an image, and as long as the node does; queries for the cluster domain never leave the node; and
+//! there is no proxy between a pod and its DNS server whose rules could be out of date. The service
+//! `kube-dns` exists for clients that use its address; its endpoints are all of these servers.
 //!
-//! Why a server of our own around a library's messages: the library's listens
-//! without bounds, and tells two lines of log for each question.
+//! Why a server of our own, on a library for DNS messages: the library's server has no limits, and
+//! logs two lines for each query.
 //!
-//! Invariants: names of the cluster are never asked of others; before
-//! Kubernetes has told everything once, questions about them fail, rather than
-//! that names are said not to exist; later, when no API server answers, the
-//! last state is served for as long as that lasts.
+//! Invariants: queries for the cluster domain are never forwarded. Until services and endpoints
+//! have been listed once, they fail with SERVFAIL, because NXDOMAIN would be cached. Later, while
+//! no API server is reachable, the last state is served.
+#![cfg_attr(
+    test,
+    allow(
+        clippy::disallowed_methods,
+        reason = "tests use the real clock and plain files"
+    )
+)]
 
 pub mod answer;
 pub mod forward;
@@ -44,29 +49,29 @@ use hearth_kubernetes_api::Watching;
 use forward::Forwarder;
 use serve::Server;
 
-/// Where everybody looks for names.
+/// The port of DNS.
 pub const PORT: u16 = 53;
-/// A server that could not listen tries again within so long.
+/// Maximum restart delay, if the address cannot be bound.
 const AGAIN_WITHIN: Duration = Duration::from_secs(2);
 
-/// What the names are made of.
+/// Configuration and inputs of the DNS server.
 pub struct Dns {
-    /// Names the name servers of others.
+    /// Path of `resolv.conf` with the node's name servers.
     pub resolv_conf: PathBuf,
-    /// At which to serve: [`PORT`].
+    /// Port to serve at: [`PORT`].
     pub port: u16,
-    /// Whom to answer: [`serve::pods`].
+    /// Decides whether a client address is answered: [`serve::pods`].
     pub admits: fn(IpAddr) -> bool,
-    /// Will be read: where to serve.
+    /// The pod network; it serves at its gateway.
     pub pod_network: Value<Option<PodNetwork>>,
-    /// Will be read: speaks with API servers, as one of the nodes.
+    /// A client of the API servers with the node's certificate.
     pub client: Value<Client>,
 }
 
-/// Serves names. Healthy when it answers; whether it knows anything is told by
-/// its child `watch`.
+/// Runs the DNS server. It is healthy when it listens; whether services and endpoints have been
+/// listed is the health of its child `watch`.
 pub async fn run(ctx: Context, dns: Arc<Dns>) -> Outcome {
-    // The address may come a moment later, or go for one.
+    // The address may be configured a moment later, or be missing for a moment.
     ctx.restart_within(Some(AGAIN_WITHIN));
     let mut networks = dns.pod_network.watch();
     let network = tokio::select! {
@@ -74,7 +79,7 @@ pub async fn run(ctx: Context, dns: Arc<Dns>) -> Outcome {
         () = ctx.cancelled() => return Ok(()),
     };
     let IpAddr::V4(gateway) = network.gateway else {
-        return Err(Failure::msg("names are served at an IPv4 address"));
+        return Err(Failure::msg("pod network: expected an IPv4 gateway"));
     };
     let (writer, zone) = event::value();
     let (writer, client) = (Arc::new(writer), dns.client.clone());
@@ -104,14 +109,14 @@ pub async fn run(ctx: Context, dns: Arc<Dns>) -> Outcome {
     });
     let at = SocketAddr::new(network.gateway, dns.port);
     let (socket, listener) = serve::bind(at).await?;
-    tracing::info!(%at, "names are served");
+    tracing::info!(%at, "DNS listening");
     ctx.healthy();
     tokio::select! {
         outcome = serve::datagrams(&server, socket) => outcome?,
         outcome = serve::streams(server.clone(), listener) => outcome?,
         moved = networks.wait_for(|now| now.is_none_or(|now| now.gateway != network.gateway)) => {
             moved?;
-            return Err(Failure::msg("the pods' network has changed"));
+            return Err(Failure::msg("the pod network has changed"));
         }
         () = ctx.cancelled() => {}
     }

@@ -1,10 +1,9 @@
-//! The sockets: datagrams and streams, at the node's address among its pods.
+//! The UDP and TCP sockets, at the gateway address of the node's pod network.
 //!
-//! Only pods and nodes are answered: whoever else can send a packet here (a
-//! machine beside this one with a route to the pods) gets nothing, so that no
-//! node can be used to ask the world. Answers about our own names are given at
-//! once; questions that others have to be asked wait in tasks of their own, as
-//! many as [`Forwarder`] allows, and streams in as many as [`MAX_STREAMS`].
+//! Only pods and nodes are answered: other clients that can send packets here (a machine in the
+//! same network with a route to the pods) get no response, so that no node is an open resolver.
+//! Queries that the zone can answer are answered at once; queries that are forwarded wait in tasks
+//! of their own, as many as [`Forwarder`] allows. There are at most [`MAX_STREAMS`] streams.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -23,29 +22,29 @@ use super::answer::{self, Local, Question, Received, Reply, Transport};
 use super::forward::{Asked, ForwardError, Forwarder, follow};
 use super::zone::{self, Zone};
 
-/// Open at one time.
+/// Maximum number of open streams.
 const MAX_STREAMS: usize = 128;
-/// Between two questions on one stream, and for one answer to be taken.
+/// Idle timeout of a stream, and timeout for writing a response.
 const STREAM_WAITS_FOR: Duration = Duration::from_secs(10);
-/// The largest datagram that is looked at.
+/// The largest datagram that is read; longer ones are cut off.
 const MAX_DATAGRAM_BYTES: usize = 4096;
 
-/// What answers.
+/// The state that both sockets share.
 pub struct Server {
-    /// Will be read: `None` before Kubernetes has told everything once.
+    /// The zone; not set before services and endpoints have been listed once.
     pub zone: Value<Arc<Zone>>,
-    /// For the names of others.
+    /// Forwards queries for other domains.
     pub forwarder: Arc<Forwarder>,
-    /// Whom to answer.
+    /// Decides whether a client address is answered.
     pub admits: fn(IpAddr) -> bool,
 }
 
-/// Pods, and nodes among them.
+/// Admits the addresses of the pod networks: pods and nodes.
 pub fn pods(address: IpAddr) -> bool {
     matches!(address, IpAddr::V4(address) if zone::is_pod(address))
 }
 
-/// What becomes of what came.
+/// What to do with a received message: ignore it, send a response, or forward a query.
 enum Next {
     Nothing,
     Say(Vec<u8>),
@@ -93,7 +92,7 @@ async fn ask(
         Err(error) => {
             if !matches!(error, ForwardError::NoServers) {
                 let error = hearth_api::chain(&error);
-                tracing::debug!(name = %asked.query.name(), "not resolved: {error}");
+                tracing::debug!(name = %asked.query.name(), "cannot resolve: {error}");
             }
             Reply::bare(ResponseCode::ServFail)
         }
@@ -101,7 +100,7 @@ async fn ask(
     question.encode(&reply)
 }
 
-/// Answers datagrams. Ends by an error only.
+/// Serves UDP. Returns only on an error.
 pub async fn datagrams(server: &Server, socket: UdpSocket) -> Result<(), io::Error> {
     let socket = Arc::new(socket);
     let mut asking = JoinSet::new();
@@ -124,7 +123,7 @@ pub async fn datagrams(server: &Server, socket: UdpSocket) -> Result<(), io::Err
         }
         match server.consider(&buffer[..size], Transport::Udp) {
             Next::Nothing => {}
-            // One that cannot be sent is lost, as datagrams are.
+            // A response that cannot be sent is lost, as any datagram may be.
             Next::Say(bytes) => drop(socket.send_to(&bytes, from).await),
             Next::Ask(question, asked, before) => {
                 let (forwarder, socket) = (server.forwarder.clone(), socket.clone());
@@ -137,7 +136,7 @@ pub async fn datagrams(server: &Server, socket: UdpSocket) -> Result<(), io::Err
     }
 }
 
-/// Answers streams. Ends by an error only.
+/// Serves TCP. Returns only on an error.
 pub async fn streams(server: Arc<Server>, listener: TcpListener) -> Result<(), io::Error> {
     let places = Arc::new(Semaphore::new(MAX_STREAMS));
     let mut open = JoinSet::new();
@@ -154,7 +153,7 @@ pub async fn streams(server: Arc<Server>, listener: TcpListener) -> Result<(), i
             Err(error) if is_of_one(&error) => continue,
             Err(error) => return Err(error),
         };
-        // A place that is not there is a stream that is closed at once.
+        // Above the limit the stream is closed at once.
         let Ok(place) = places.clone().try_acquire_owned() else {
             continue;
         };
@@ -163,7 +162,7 @@ pub async fn streams(server: Arc<Server>, listener: TcpListener) -> Result<(), i
             open.spawn(async move {
                 let _place = place;
                 if let Err(error) = stream_of_one(&server, stream).await {
-                    tracing::trace!(%from, %error, "a stream ended");
+                    tracing::trace!(%from, %error, "stream closed");
                 }
             });
         }
@@ -177,7 +176,7 @@ async fn stream_of_one(server: &Server, mut stream: TcpStream) -> io::Result<()>
         bytes.resize(length.into(), 0);
         timeout(STREAM_WAITS_FOR, stream.read_exact(&mut bytes)).await??;
         let answer = match server.consider(&bytes, Transport::Tcp) {
-            // Who talks like this has nothing to ask.
+            // Not a query: close the stream.
             Next::Nothing => return Ok(()),
             Next::Say(bytes) => bytes,
             Next::Ask(question, asked, before) => {
@@ -191,14 +190,14 @@ async fn stream_of_one(server: &Server, mut stream: TcpStream) -> io::Result<()>
     }
 }
 
-/// A task that panicked takes only its own question with it.
+/// Logs a task that panicked; other queries are not affected.
 fn gone(done: Result<(), tokio::task::JoinError>) {
     if let Err(error) = done {
-        tracing::error!(%error, "a question was dropped");
+        tracing::error!(%error, "task of a query failed");
     }
 }
 
-/// Errors that are about one packet or one stream, not about the socket.
+/// Whether the error concerns one packet or stream, not the socket.
 fn is_of_one(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -211,7 +210,7 @@ fn is_of_one(error: &io::Error) -> bool {
     )
 }
 
-/// Both sockets.
+/// Binds both sockets.
 pub async fn bind(at: SocketAddr) -> io::Result<(UdpSocket, TcpListener)> {
     Ok((UdpSocket::bind(at).await?, TcpListener::bind(at).await?))
 }

@@ -1,5 +1,4 @@
-//! The server over real sockets: questions of all kinds, those that nobody
-//! should ask, and others' name servers that behave badly.
+//! The server on real sockets: valid and invalid queries, and upstream name servers that misbehave.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -7,7 +6,7 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use hearth_base::event::{self, Writer};
-use hearth_base::testing::soon;
+use hearth_base::testing::within_timeout;
 use hickory_proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_proto::rr::{DNSClass, Name, RData, Record, RecordType};
 use proptest::prelude::*;
@@ -21,7 +20,7 @@ use super::serve::{self, Server};
 use super::zone::{Endpoint, Port, Service, Target, Zone};
 
 const HOME: Ipv4Addr = Ipv4Addr::LOCALHOST;
-/// Pods of the large service: too many for a datagram.
+/// Endpoints of the large service: too many for a datagram.
 const MANY: u8 = 120;
 
 fn zone(server: Ipv4Addr) -> Zone {
@@ -64,8 +63,7 @@ struct Served {
 }
 
 impl Served {
-    /// One that knows the objects, with these words as list of name servers,
-    /// all of which are at this port.
+    /// A server with these objects and this `resolv.conf`; all name servers use this port.
     async fn with(resolv_conf: &str, port: u16) -> Self {
         let served = Self::ignorant(resolv_conf, port).await;
         served.zone.set(Arc::new(zone([10, 208, 1, 1].into())));
@@ -107,7 +105,9 @@ impl Served {
         socket.connect(self.at).await.unwrap();
         socket.send(question).await.unwrap();
         let mut buffer = vec![0; 65536];
-        let size = soon("an answer", socket.recv(&mut buffer)).await.unwrap();
+        let size = within_timeout("an answer", socket.recv(&mut buffer))
+            .await
+            .unwrap();
         buffer.truncate(size);
         buffer
     }
@@ -120,7 +120,7 @@ impl Served {
     async fn ask_by_stream(&self, question: &Message) -> Message {
         let mut stream = TcpStream::connect(self.at).await.unwrap();
         let bytes = question.to_vec().unwrap();
-        // In two pieces, as networks do.
+        // In two segments, as in a real network.
         let mut framed = u16::try_from(bytes.len()).unwrap().to_be_bytes().to_vec();
         framed.extend_from_slice(&bytes);
         stream.write_all(&framed[..3]).await.unwrap();
@@ -132,10 +132,10 @@ impl Served {
             stream.read_exact(&mut bytes).await.unwrap();
             bytes
         };
-        Message::from_vec(&soon("an answer", answer).await).unwrap()
+        Message::from_vec(&within_timeout("an answer", answer).await).unwrap()
     }
 
-    /// The addresses under a name.
+    /// The addresses of a name.
     async fn resolve(&self, name: &str) -> Result<Vec<String>, ResponseCode> {
         let answer = self.ask(&question(name, RecordType::A)).await;
         match answer.metadata.response_code {
@@ -156,8 +156,7 @@ fn question(name: &str, kind: RecordType) -> Message {
     message
 }
 
-/// Somebody else's name server: says what it is told to say. Counts how often
-/// it was asked.
+/// A scripted upstream name server; it counts its queries.
 async fn other(reply: fn(Message) -> Option<Message>) -> (u16, Arc<std::sync::atomic::AtomicU32>) {
     let socket = UdpSocket::bind((HOME, 0)).await.unwrap();
     let port = socket.local_addr().unwrap().port();
@@ -198,7 +197,7 @@ async fn services_are_resolved_by_datagram_and_by_stream() {
             answer.answers.iter().map(shown).collect::<Vec<_>>(),
             ["10.224.0.7"]
         );
-        // Whoever asks with odd letters wants to see them again.
+        // The letter case of the question is preserved.
         assert_eq!(answer.queries[0].name.to_ascii(), name);
         assert_eq!(answer.answers[0].ttl, 5);
     }
@@ -270,12 +269,12 @@ async fn names_of_others_are_asked_of_them_and_kept() {
     assert_eq!(asked.load(std::sync::atomic::Ordering::SeqCst), 1);
     let away = served.resolve("away.default.svc.cluster.local.").await;
     assert_eq!(away.unwrap(), ["www.example.com.", "192.0.2.80"]);
-    // Who does not want us to ask is not helped.
+    // Without the RD flag the query is refused.
     let mut alone = question("b.example.", RecordType::A);
     alone.metadata.recursion_desired = false;
     let answer = served.ask(&alone).await;
     assert_eq!(answer.metadata.response_code, ResponseCode::Refused);
-    // Names of ours never leave the node.
+    // Queries for the cluster domain are never forwarded.
     let absent = served.resolve("nobody.default.svc.cluster.local.").await;
     assert_eq!(absent, Err(ResponseCode::NXDomain));
     assert_eq!(asked.load(std::sync::atomic::Ordering::SeqCst), 2);
@@ -321,7 +320,7 @@ async fn a_name_server_that_lies_or_is_silent_harms_nobody() {
         question.queries[0].set_name(Name::from_ascii("other.example.").unwrap());
         good(question)
     }
-    // There is more by a stream, and nobody there.
+    // The response is truncated, and no server listens on TCP.
     fn half(question: Message) -> Option<Message> {
         let mut reply = good(question)?;
         reply.metadata.truncation = true;
@@ -331,7 +330,7 @@ async fn a_name_server_that_lies_or_is_silent_harms_nobody() {
         let (port, _) = other(reply).await;
         let served = Served::with("nameserver 127.0.0.1", port).await;
         let began = std::time::Instant::now();
-        // Meanwhile others are answered.
+        // Meanwhile other queries are answered.
         let (bad, fine) = tokio::join!(
             served.resolve("a.example."),
             served.resolve("web.default.svc.cluster.local.")
@@ -344,7 +343,7 @@ async fn a_name_server_that_lies_or_is_silent_harms_nobody() {
 
 #[tokio::test]
 async fn the_next_name_server_is_asked_when_one_is_dead() {
-    // Of the same port, on another address of this machine, nobody is there.
+    // There is no server at the same port of another address of this machine.
     let (port, _) = other(good).await;
     let servers = "nameserver 127.0.0.99\nnameserver 127.0.0.1\n";
     let served = Served::with(servers, port).await;
@@ -387,7 +386,7 @@ async fn streams_that_talk_nonsense_end_and_others_go_on() {
     let mut bad = TcpStream::connect(served.at).await.unwrap();
     bad.write_all(&[0, 3, 1, 2, 3]).await.unwrap();
     let mut rest = Vec::new();
-    let end = soon("the end", bad.read_to_end(&mut rest)).await;
+    let end = within_timeout("the end", bad.read_to_end(&mut rest)).await;
     assert_eq!(end.unwrap(), 0);
     let web = question("web.default.svc.cluster.local.", RecordType::A);
     assert_eq!(served.ask_by_stream(&web).await.answers.len(), 1);
@@ -395,14 +394,14 @@ async fn streams_that_talk_nonsense_end_and_others_go_on() {
 
 static ZONE: LazyLock<Zone> = LazyLock::new(|| zone(HOME));
 
-/// What becomes of these bytes. Panics are the bug that is looked for.
+/// Feeds bytes to the parser; a panic is a bug.
 fn digest(bytes: &[u8]) {
     for transport in [Transport::Udp, Transport::Tcp] {
         match answer::read(bytes, transport) {
             Received::Noise => {}
             Received::Wrong(answer) => {
                 assert!(answer.len() <= 1232);
-                assert!(answer[2] & 0x80 != 0, "an answer is no question");
+                assert!(answer[2] & 0x80 != 0, "an answer is not a query");
             }
             Received::Question(question) => {
                 let local = answer::look_up(Some(&*ZONE), &question.query);

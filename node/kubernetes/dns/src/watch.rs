@@ -1,10 +1,10 @@
-//! Follows services and their pods, as the API servers tell of them.
+//! Watches services and endpoints, and builds the zone.
 //!
-//! Of each object only what has a name is kept. Most news are about the rest
-//! (leaders that renew their claims in annotations of endpoints, every two
-//! seconds), and make no new zone. A zone is told when both kinds have been
-//! listed completely; while a listing is repeated, and while no API server
-//! answers, the last one stands: old answers are better than none.
+//! Of each object only the fields that DNS needs are kept. Most updates change other fields
+//! (leaders that renew their leases in annotations of endpoints, every two seconds) and cause no
+//! new zone. The first zone is published when both kinds have been listed completely. While a list
+//! is repeated, and while no API server responds, the last zone stays: stale answers are better
+//! than none.
 
 use std::net::Ipv4Addr;
 use std::sync::Arc;
@@ -19,11 +19,10 @@ use hearth_kubernetes_api::{ApiError, Client, kinds};
 
 use super::zone::{Endpoint, Endpoints, Port, Service, Target, Zone};
 
-/// News that are at hand together make one zone.
+/// Maximum number of pending events that are combined into one new zone.
 const MAX_NEWS_PER_ZONE: usize = 256;
 
-/// Follows them by this client. Ends by an error only: watches that are
-/// refused or broken begin again by themselves.
+/// Watches with this client. Returns only on an error; watches that fail are retried.
 pub(crate) async fn follow(
     client: Client,
     server: Ipv4Addr,
@@ -55,7 +54,7 @@ pub(crate) async fn follow(
     }
 }
 
-/// Tells whether anything is different now.
+/// Applies events; returns whether anything has changed.
 fn take<O: Object, T: PartialEq>(
     known: &mut Known<T>,
     told: Vec<Result<Event<O>, ApiError>>,
@@ -76,13 +75,13 @@ fn take<O: Object, T: PartialEq>(
     news
 }
 
-/// What names need of a service; nothing if it has none.
+/// The part of a service that DNS needs; `None` if it has no address yet.
 fn service(object: fields::Service) -> Option<Service> {
     let spec = object.spec;
     let target = match (spec.kind.as_str(), spec.cluster_ip.as_str()) {
         ("ExternalName", _) => Target::Elsewhere(spec.external_name),
         (_, "None") => Target::Headless,
-        // An empty one is not admitted yet.
+        // Empty: not allocated yet.
         (_, address) => Target::Address(address.parse().ok()?),
     };
     Some(Service {
@@ -91,7 +90,7 @@ fn service(object: fields::Service) -> Option<Service> {
     })
 }
 
-/// A port with a name.
+/// Converts a port; `None` if it has no name.
 fn port(port: fields::Port) -> Option<Port> {
     let protocol = match port.protocol.as_str() {
         "" => "TCP".to_owned(),
@@ -104,8 +103,8 @@ fn port(port: fields::Port) -> Option<Port> {
     })
 }
 
-/// The pods that are ready. (Of a service that wants the others, too, Kubernetes
-/// lists them all as ready.)
+/// The endpoints that are ready. (With `publishNotReadyAddresses` Kubernetes lists all of them as
+/// ready.)
 fn endpoints_of(object: fields::Endpoints) -> Option<Endpoints> {
     let mut all = Endpoints::new();
     for subset in object.subsets {

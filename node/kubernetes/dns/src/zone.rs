@@ -1,16 +1,14 @@
-//! Names of services and pods: what Kubernetes has, as records.
+//! Services and pods as DNS records.
 //!
-//! A [`Zone`] is made of the objects of one moment and never changes; news
-//! make another one. So whoever answers needs no lock, and all its answers to
-//! one question are of one moment. Everything that has a name is in one flat
-//! table, and so are the names between (`default.svc.cluster.local`), of which
-//! there is nothing to say but that they exist: "no such name" and "nothing of
-//! this type" are different answers, and resolvers keep the first for all types.
+//! A [`Zone`] is a snapshot and immutable; changes make a new one. So lookups need no lock, and all
+//! records of one response are consistent. All names are in one flat table, also the empty
+//! non-terminals (`default.svc.cluster.local`), which exist without records: NXDOMAIN and NODATA
+//! are different responses, and resolvers cache NXDOMAIN for all types.
 //!
-//! What objects say is checked again here. The API server lets only proper
-//! labels through, but an answer with a wrong name would be ours.
+//! Names in objects are validated again here. The API server accepts valid labels only, but an
+//! invalid name in a response would be an error of this server.
 //!
-//! Pods' addresses are of IPv4 alone, as are the services'.
+//! Pods and services have IPv4 addresses only.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::Ipv4Addr;
@@ -20,82 +18,82 @@ use hearth_kubernetes_api::watch::Key;
 use hickory_proto::rr::rdata::{A, CNAME, NS, PTR, SOA, SRV, TXT};
 use hickory_proto::rr::{Name, RData};
 
-/// Seconds for which an answer may be kept: services come and go.
+/// TTL of all records, in seconds; short, because services and pods change.
 pub const TTL: u32 = 5;
-/// Of the scheme of names, which tools ask for.
+/// Version of the specification of DNS for Kubernetes, which tools query.
 const SCHEMA: &str = "1.1.0";
 const REVERSE: &str = "in-addr.arpa";
 
-/// Whether this is an address of a pod, or of a node among its pods.
+/// Whether this is an address in the pod networks: of a pod, or the gateway of a node.
 pub fn is_pod(address: Ipv4Addr) -> bool {
     pods::NETWORK.contains(address)
 }
 
-/// What names need of a `Service`.
+/// The part of a `Service` that DNS needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// Where it is.
+    /// What its name resolves to.
     pub target: Target,
-    /// Those that have names.
+    /// Its named ports.
     pub ports: Vec<Port>,
 }
 
-/// Where a service is.
+/// What the name of a service resolves to.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Target {
-    /// At an address of its own.
+    /// The cluster IP.
     Address(Ipv4Addr),
-    /// At each of its pods.
+    /// A headless service: the addresses of its endpoints.
     Headless,
-    /// Under a name outside.
+    /// An `ExternalName`: a CNAME to this name.
     Elsewhere(String),
 }
 
-/// One port with a name.
+/// A named port.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// E.g. `http`.
+    /// Such as `http`.
     pub name: String,
     /// `TCP`, `UDP` or `SCTP`.
     pub protocol: String,
-    /// Of the service; of the pods, if it is headless.
+    /// Port of the service; of the pods, if the service is headless.
     pub number: u16,
 }
 
-/// The pods of one service that are ready, with the ports at which they are.
+/// The ready endpoints of one service.
 pub type Endpoints = Vec<Endpoint>;
 
-/// One of them.
+/// A ready endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Endpoint {
-    /// Of the pod.
+    /// Address of the pod.
     pub address: Ipv4Addr,
-    /// Of a pod that has a name within its service.
+    /// Hostname of the pod within the service, if it has one.
     pub hostname: Option<String>,
-    /// Those that have names.
+    /// Its named ports.
     pub ports: Vec<Port>,
 }
 
-/// What the zone has to say of a name.
+/// The result of a lookup in the zone.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Found<'a> {
-    /// It exists; maybe nothing is known of it.
+    /// The name exists; it may have no records.
     Records(std::borrow::Cow<'a, [RData]>),
-    /// There is none.
+    /// The name does not exist.
     NoSuchName,
-    /// It is not ours to say.
+    /// The name is outside of the zone.
     Foreign,
 }
 
-/// All names of one moment.
+/// A snapshot of all names.
 pub struct Zone {
-    /// In lower case, without the final dot. Without records: a name between.
+    /// Records by name, in lower case and without the final dot. An empty non-terminal has none.
     names: HashMap<String, Vec<RData>>,
 }
 
 impl Zone {
-    /// Of services, and of those endpoints that have the name of one. `server` is
-    /// the address of the one who answers, for the zone's own name server.
+    /// Builds the zone. Endpoints without a service of the same name are ignored. `server` is the
+    /// address of this server, for the zone's NS record.
     pub fn new(
         services: &BTreeMap<Key, Service>,
         endpoints: &BTreeMap<Key, Endpoints>,
@@ -119,7 +117,7 @@ impl Zone {
                     }
                 }
                 Target::Headless => {
-                    // There, with or without pods.
+                    // The name exists with or without endpoints.
                     zone.between(&own);
                     for endpoint in endpoints.get(key).into_iter().flatten() {
                         zone.add_endpoint(&own, endpoint);
@@ -130,7 +128,7 @@ impl Zone {
         zone
     }
 
-    /// What there is under a name, given in lower case without the final dot.
+    /// Looks up a name, which is in lower case and without the final dot.
     pub fn find(&self, name: &str) -> Found<'_> {
         if let Some(records) = self.names.get(name) {
             return Found::Records(records.into());
@@ -175,7 +173,7 @@ impl Zone {
         self.add_ports(own, &host, &endpoint.ports);
     }
 
-    /// `_http._tcp.OWN`: the port, at `host`.
+    /// Adds the SRV records `_http._tcp.OWN` with target `host`.
     fn add_ports(&mut self, own: &str, host: &str, ports: &[Port]) {
         let Some(target) = absolute(host) else { return };
         for port in ports.iter().filter(|port| is_label(&port.name)) {
@@ -189,7 +187,7 @@ impl Zone {
     }
 
     fn add_reverse(&mut self, address: Ipv4Addr, name: &str) {
-        // Of other addresses others have to say what they are called.
+        // Reverse zones of other addresses are not ours.
         if !(pods::NETWORK.contains(address) || pods::SERVICE_NETWORK.contains(address)) {
             return;
         }
@@ -210,7 +208,7 @@ impl Zone {
         }
     }
 
-    /// Makes this name exist, and those above it as far as they are ours.
+    /// Adds this name and its parents within the zone as empty non-terminals.
     fn between(&mut self, name: &str) {
         let mut rest = name;
         while is_ours(rest) && !self.names.contains_key(rest) {
@@ -223,7 +221,7 @@ impl Zone {
     }
 }
 
-/// Whether nobody else can say anything of this name.
+/// Whether this server is authoritative for the name.
 pub fn is_ours(name: &str) -> bool {
     is_within(name, KUBERNETES_DOMAIN) || reverse_zone(name)
 }
@@ -233,7 +231,7 @@ fn is_within(name: &str, zone: &str) -> bool {
     above.is_some_and(|above| above.is_empty() || above.ends_with('.'))
 }
 
-/// Names of addresses of pods and services. The zones are those of two octets.
+/// Whether a name is in a reverse zone of pods or services. The zones have two octets.
 fn reverse_zone(name: &str) -> bool {
     let Some(digits) = name.strip_suffix(REVERSE) else {
         return false;
@@ -249,12 +247,12 @@ fn reverse_zone(name: &str) -> bool {
 
 enum Pod {
     Address(Ipv4Addr),
-    /// A namespace. Whether there is such a one nobody has asked.
+    /// A namespace; it is not checked whether it exists.
     Between,
 }
 
-/// `10-208-1-5.NAMESPACE.pod.cluster.local`: the address is in the name. Only
-/// addresses of pods, so that no name here leads outside.
+/// Parses `10-208-1-5.NAMESPACE.pod.cluster.local`, which contains the address. Only addresses of
+/// pods are accepted, so that no name of the zone resolves to another address.
 fn pod(name: &str) -> Option<Pod> {
     let name = name.strip_suffix(KUBERNETES_DOMAIN)?;
     let name = name.strip_suffix(".pod.")?;
@@ -268,12 +266,12 @@ fn pod(name: &str) -> Option<Pod> {
     }
 }
 
-/// What comes with "there is nothing": how long that may be believed.
+/// The SOA record, which is sent with negative responses: it limits how long they are cached.
 pub fn authority() -> SOA {
     let name = |text: &str| absolute(text).unwrap_or_else(Name::root);
     let host = name(&format!("ns.dns.{KUBERNETES_DOMAIN}"));
     let mailbox = name(&format!("hostmaster.{KUBERNETES_DOMAIN}"));
-    // Nobody takes this zone over, so it needs no serial number that grows.
+    // There are no zone transfers, so the serial number is constant.
     SOA::new(host, mailbox, 1, 7200, 1800, 86400, TTL)
 }
 
@@ -334,7 +332,7 @@ mod tests {
         };
         let pods = vec![endpoint(5, Some("db-0")), endpoint(6, None)];
         endpoints.insert(key("default", "db"), pods);
-        // Without a service nothing has a name.
+        // Endpoints without a service have no names.
         let stray = vec![endpoint(9, None)];
         endpoints.insert(key("default", "stray"), stray);
         Zone::new(&services, &endpoints, SERVER)
@@ -397,7 +395,7 @@ mod tests {
     fn a_pod_has_its_address_as_name() {
         is("10-208-2-5.default.pod.cluster.local", &["10.208.2.5"]);
         is("default.pod.cluster.local", &[]);
-        // What is not a pod's address has no name here.
+        // Addresses that are not in the pod networks have no names.
         assert_eq!(shown("192-0-2-1.default.pod.cluster.local"), None);
         assert_eq!(shown("10-208-2-5.x.default.pod.cluster.local"), None);
         assert_eq!(shown("10-208-2.default.pod.cluster.local"), None);

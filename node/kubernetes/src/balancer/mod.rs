@@ -1,33 +1,29 @@
-//! One address on this machine behind which all API servers are:
-//! 127.0.0.1:[`PORT_KUBERNETES_BALANCER`].
+//! A local TCP load balancer for the API servers: 127.0.0.1:[`PORT_KUBERNETES_BALANCER`].
 //!
-//! Programs of Kubernetes take the address of one API server, and read it once.
-//! Here controllers come and go, and nodes move. So the node's own programs ask
-//! the balancer, which takes each connection to a server that works: this
-//! node's own, if it is a controller, for that is the shortest way and the
-//! one that a controller that was cut off has; and the others in turn.
+//! Kubernetes programs have the address of one API server, which they read once. In a Hearth
+//! cluster controllers are added and removed, and nodes change their addresses. So the programs of
+//! the node connect to the balancer, which forwards each connection to a server that is ready: the
+//! node's own, if it is a controller (it is the closest, and the only one that a controller without
+//! network can reach), and otherwise the others in turn (round robin).
 //!
-//! It passes bytes on and never looks into them: TLS is between client and
-//! server, and whoever takes a server's place proves nothing to the clients.
+//! It forwards bytes and does not terminate TLS: clients verify the certificate of the API server,
+//! so a machine that takes over its address cannot impersonate it.
 //!
-//! Whether a server works is found out by asking each of them all the time
-//! whether it is ready ([`readiness`]), not by connecting alone: the kernel takes
-//! connections for a server that hangs, and a server that has lost etcd says so
-//! if it is asked. Connections to a server that does not answer any more are
-//! cut if there is another one: clients wait up to a minute before they look for
-//! themselves.
+//! Readiness is determined by probing each server periodically ([`readiness`]), not only by
+//! connecting: the kernel accepts connections for a server that hangs, and a server that has lost
+//! etcd reports this when it is probed. Connections to a server that does not answer any more are
+//! closed if another server is ready: clients would wait for up to a minute.
 //!
-//! While none is ready, connections are held ([`Timing::hold`]) for the first
-//! that is. A server that starts takes connections long before it can answer, and
-//! what it is asked then makes it later; and clients that are refused ask again
-//! and again, and are late when there is one. After that they go to whichever
-//! takes them: what was seen only changes when and in which order servers are
-//! tried, so a balancer that is wrong about all of them still tries each.
+//! While no server is ready, connections are held for up to [`Timing::hold`] until one is. A
+//! starting server accepts connections long before it can answer, and requests at that time slow
+//! down its start; clients that are refused retry, and connect late once a server is ready. After
+//! that time a connection is forwarded to any server that accepts it: probes only affect when and
+//! in which order servers are tried, so if the probes are wrong about all servers, each is still
+//! tried.
 //!
-//! Bounds: so many connections at a time ([`MAX_CONNECTIONS`]); the kernel's
-//! queue beyond. A server that takes no connection costs [`Timing::connect`]; a
-//! machine that has vanished is found out by keep-alive and by data that is
-//! not acknowledged.
+//! Limits: [`MAX_CONNECTIONS`] connections at a time; further ones wait in the kernel's queue. A
+//! server that does not accept a connection costs [`Timing::connect`]; a machine that has gone down
+//! is detected by TCP keepalive and by data that is not acknowledged.
 
 mod readiness;
 mod table;
@@ -40,7 +36,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures::stream::{FuturesUnordered, StreamExt as _};
-use hearth_agent::{Known, Learned, View};
+use hearth_agent::{PeerAddresses, PeerResolver, View};
 use hearth_api::names::{PORT_KUBERNETES, PORT_KUBERNETES_BALANCER};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Outcome, SpawnError};
@@ -58,29 +54,28 @@ use super::Worker;
 use readiness::{Probe, ProbeError, Probes, Readyz};
 use table::Table;
 
-/// Connections at a time. A node has some tens.
+/// Maximum number of connections at a time. A node has some tens.
 const MAX_CONNECTIONS: usize = 512;
-/// A connection is asked for a sign of life after so long without any, so
-/// often again, and given up after so many.
+/// TCP keepalive: idle time, interval of probes, and number of probes.
 const KEEPALIVE_IDLE: Duration = Duration::from_secs(10);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE_COUNT: u32 = 3;
-/// What was sent must be acknowledged within.
+/// `TCP_USER_TIMEOUT`: time within which sent data has to be acknowledged.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(20);
 
-/// How long things may take.
+/// Intervals and timeouts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Timing {
-    /// Between two questions to a server.
+    /// Interval between two probes of a server.
     pub every: Duration,
-    /// The same, while none is ready.
-    pub soon: Duration,
-    /// For an answer: TLS on an emulated processor takes seconds.
+    /// The same, while no server is ready.
+    pub probe_every_unready: Duration,
+    /// Timeout of a probe: TLS on an emulated processor takes seconds.
     pub answer: Duration,
-    /// To be connected.
+    /// Timeout of a connection to a server.
     pub connect: Duration,
-    /// How long a connection waits for a server that is ready. Most clients give
-    /// up after ten seconds without an answer.
+    /// How long a connection waits until a server is ready. Most clients time out after ten
+    /// seconds.
     pub hold: Duration,
 }
 
@@ -88,7 +83,7 @@ impl Default for Timing {
     fn default() -> Self {
         Self {
             every: Duration::from_secs(5),
-            soon: Duration::from_secs(2),
+            probe_every_unready: Duration::from_secs(2),
             answer: Duration::from_secs(10),
             connect: Duration::from_secs(3),
             hold: Duration::from_secs(8),
@@ -96,18 +91,18 @@ impl Default for Timing {
     }
 }
 
-/// The API servers of the moment.
+/// The current API servers.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Servers {
-    /// This node's, if it is a controller.
+    /// The server on this node, if it is a controller.
     pub own: Option<SocketAddr>,
-    /// All, or all others.
+    /// All other servers; `own` may be among them.
     pub others: Vec<SocketAddr>,
 }
 
 impl Servers {
-    /// As far as this node knows.
-    pub(crate) fn of(known: &Known) -> Self {
+    /// The servers whose addresses are known.
+    pub(crate) fn of(known: &PeerResolver) -> Self {
         let addresses = known.addresses();
         let controllers = known.view.iter().flat_map(|view| &view.nodes);
         let controllers = controllers.filter(|(id, node)| {
@@ -130,33 +125,32 @@ impl Servers {
     }
 }
 
-/// What the balancer is given.
+/// Configuration, inputs and outputs of the balancer.
 pub(crate) struct Balancer<F> {
-    /// Where it listens.
+    /// The address to listen on.
     pub listen: SocketAddr,
-    /// How the servers are asked whether they are ready.
+    /// Makes the readiness probes.
     pub probes: F,
-    /// How long things may take.
+    /// Intervals and timeouts.
     pub timing: Timing,
-    /// Will be read: where they are.
+    /// Input: the API servers.
     pub servers: Value<Servers>,
-    /// Will be written: how many of them are ready.
+    /// Output: how many of them are ready.
     pub ready: Writer<usize>,
 }
 
-/// The balancer's own address.
+/// The address that the balancer listens on.
 pub(crate) fn address() -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, PORT_KUBERNETES_BALANCER))
 }
 
-/// Under which this node's programs find the API servers.
+/// The URL of the API servers for the programs of this node.
 pub(crate) fn url() -> String {
     format!("https://{}", address())
 }
 
-/// Starts the balancer and what follows the servers, as children of a worker
-/// that is not healthy yet. The servers are asked with these certificates. Gives
-/// how many are ready.
+/// Starts the balancer, and the runnable that tracks the servers, as children of a worker that is
+/// not healthy yet. `tls` is for the probes. Returns how many servers are ready.
 pub(crate) fn start(
     ctx: &Context,
     parts: &Worker,
@@ -166,7 +160,7 @@ pub(crate) fn start(
     let (servers_writer, servers) = event::value();
     let (ready_writer, ready) = event::value();
     let following = Arc::new(Following {
-        known: Known {
+        known: PeerResolver {
             own: member.node_id,
             own_address: parts.address.get(),
             saved: member.directory.clone(),
@@ -190,11 +184,11 @@ pub(crate) fn start(
     Ok(ready)
 }
 
-/// Serves until it is cancelled.
+/// Runs the balancer until it is cancelled.
 pub(crate) async fn run<F: Probes>(ctx: Context, balancer: Arc<Balancer<F>>) -> Outcome {
     let listener = TcpListener::bind(balancer.listen).await;
     let listener = listener
-        .map_err(|error| Failure::msg(format!("listen on {}: {error}", balancer.listen)))?;
+        .map_err(|error| Failure::msg(format!("cannot listen on {}: {error}", balancer.listen)))?;
     let shared = Arc::new(Shared {
         table: Mutex::default(),
         timing: balancer.timing,
@@ -211,19 +205,18 @@ pub(crate) async fn run<F: Probes>(ctx: Context, balancer: Arc<Balancer<F>>) -> 
 struct Shared {
     table: Mutex<Table>,
     timing: Timing,
-    /// One answers that did not, or there is another one.
+    /// Notified when a server becomes ready, or when the servers change.
     better: Notify,
 }
 
 impl Shared {
     fn table(&self) -> MutexGuard<'_, Table> {
-        // Nothing below panics halfway through a change.
+        // No code that holds the lock panics in the middle of a change.
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Follows which servers there are, and asks each of them again and again.
-/// Ends by an error only.
+/// Watches the list of servers, and probes each of them periodically. Returns only on an error.
 async fn watch<F: Probes>(balancer: &Balancer<F>, shared: &Shared) -> Outcome {
     let mut servers = balancer.servers.watch();
     let mut asked: Vec<SocketAddr> = Vec::new();
@@ -235,7 +228,7 @@ async fn watch<F: Probes>(balancer: &Balancer<F>, shared: &Shared) -> Outcome {
                 shared.table().set(own, &others);
                 for address in shared.table().addresses() {
                     if !asked.contains(&address) {
-                        tracing::info!(%address, "an API server");
+                        tracing::info!(%address, "API server added");
                         asked.push(address);
                         let probe = balancer.probes.probe(address);
                         answers.push(ask(balancer.timing, address, probe, Duration::ZERO));
@@ -248,7 +241,7 @@ async fn watch<F: Probes>(balancer: &Balancer<F>, shared: &Shared) -> Outcome {
             Some(answer) = answers.next() => answer,
         };
         if !shared.table().addresses().contains(&address) {
-            tracing::info!(%address, "no API server any more");
+            tracing::info!(%address, "API server removed");
             asked.retain(|asked| *asked != address);
             continue;
         }
@@ -258,14 +251,14 @@ async fn watch<F: Probes>(balancer: &Balancer<F>, shared: &Shared) -> Outcome {
         };
         match answer {
             Ok(()) if news => {
-                tracing::info!(%address, "the API server is ready");
+                tracing::info!(%address, "API server is ready");
                 shared.better.notify_waiters();
             }
-            Err(why) if news => tracing::warn!(%address, "the API server is not ready: {why}"),
+            Err(why) if news => tracing::warn!(%address, "API server is not ready: {why}"),
             _ => {}
         }
         let after = match shared.table().answering() {
-            0 => balancer.timing.soon,
+            0 => balancer.timing.probe_every_unready,
             _ => balancer.timing.every,
         };
         answers.push(ask(balancer.timing, address, probe, after));
@@ -273,7 +266,7 @@ async fn watch<F: Probes>(balancer: &Balancer<F>, shared: &Shared) -> Outcome {
     }
 }
 
-/// Asks one server after a while, and gives back what asks it.
+/// Probes one server after a delay, and returns the probe for the next time.
 async fn ask<P: Probe>(
     timing: Timing,
     address: SocketAddr,
@@ -294,26 +287,26 @@ fn tell<F>(balancer: &Balancer<F>, shared: &Shared) {
     }
 }
 
-/// Takes connections. Ends by an error only; all of them end with it.
+/// Accepts connections. Returns only on an error; then all connections are closed.
 async fn accept(listener: TcpListener, shared: &Arc<Shared>) -> Outcome {
     let places = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     let mut connections = JoinSet::new();
     loop {
-        // Whoever finds no place waits in the kernel's queue.
+        // Above the limit, connections wait in the kernel's queue.
         let place = places.clone().acquire_owned().await?;
         let client = tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((client, _)) => client,
                 Err(error) => {
-                    // Of one connection, or of too many open files: others end.
-                    tracing::warn!("cannot take a connection: {error}");
+                    // An error of this connection, or too many open files: retry.
+                    tracing::warn!("cannot accept a connection: {error}");
                     sleep(Duration::from_millis(100)).await;
                     continue;
                 }
             },
             Some(ended) = connections.join_next() => {
                 if let Err(error) = ended {
-                    tracing::error!("a connection has ended badly: {error}");
+                    tracing::error!("task of a connection failed: {error}");
                 }
                 continue;
             }
@@ -326,29 +319,29 @@ async fn accept(listener: TcpListener, shared: &Arc<Shared>) -> Outcome {
     }
 }
 
-/// One connection, from a client to the first server that takes it. Whatever is
-/// wrong with it, the client sees it end.
+/// Forwards one connection to the first server that accepts it. On any error the client's
+/// connection is closed.
 async fn pass_on(mut client: TcpStream, shared: &Shared) {
     let Some((mut server, cut)) = server(shared).await else {
-        tracing::debug!("no API server takes a connection");
+        tracing::debug!("no API server accepts a connection");
         return;
     };
     if let Err(error) = keep_alive(&client).and_then(|()| keep_alive(&server)) {
-        tracing::warn!("cannot bound a connection: {error}");
+        tracing::warn!("cannot set TCP keepalive: {error}");
         return;
     }
     tokio::select! {
         _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
-        () = cut.cancelled() => tracing::debug!("a connection is cut"),
+        () = cut.cancelled() => tracing::debug!("closed a connection to a failed API server"),
     }
 }
 
-/// A connection to the first server that takes one, and when it is to be cut.
+/// Connects to the first server that accepts; with the token that closes the connection.
 async fn server(shared: &Shared) -> Option<(TcpStream, CancellationToken)> {
     let until = Instant::now() + shared.timing.hold;
     loop {
         let mut better = std::pin::pin!(shared.better.notified());
-        // Before it is tried, or what happens meanwhile would be missed.
+        // Before the attempt, otherwise a notification during it would be missed.
         better.as_mut().enable();
         let order = shared.table().order();
         if let Some(connected) = connect(shared, order).await {
@@ -362,7 +355,7 @@ async fn server(shared: &Shared) -> Option<(TcpStream, CancellationToken)> {
     connect(shared, order).await
 }
 
-/// Tries each once.
+/// Tries each server once.
 async fn connect(
     shared: &Shared,
     order: Vec<(SocketAddr, CancellationToken)>,
@@ -371,14 +364,14 @@ async fn connect(
         match timeout(shared.timing.connect, TcpStream::connect(address)).await {
             Ok(Ok(server)) => return Some((server, cut)),
             Ok(Err(error)) => tracing::debug!(%address, "cannot connect: {error}"),
-            Err(_) => tracing::debug!(%address, "cannot connect in time"),
+            Err(_) => tracing::debug!(%address, "connection timed out"),
         }
         shared.table().refuses(address);
     }
     None
 }
 
-/// Has the kernel find out when the other end is gone.
+/// Sets keepalive and timeouts, so that the kernel detects a peer that is gone.
 fn keep_alive(stream: &TcpStream) -> nix::Result<()> {
     let fd = stream.as_fd();
     let seconds = |duration: Duration| u32::try_from(duration.as_secs()).unwrap_or(u32::MAX);
@@ -391,21 +384,21 @@ fn keep_alive(stream: &TcpStream) -> nix::Result<()> {
     setsockopt(&fd, sockopt::TcpUserTimeout, &acknowledged)
 }
 
-/// What this node knows of all nodes, from whoever tells it.
+/// Inputs and output of the runnable that tracks the API servers.
 pub(crate) struct Following {
-    /// What is known from the beginning.
-    pub known: Known,
-    /// Will be read: who is a controller.
+    /// Initial state.
+    pub known: PeerResolver,
+    /// Input: the nodes and their roles.
     pub view: Value<Arc<View>>,
-    /// Will be read: where the others are.
-    pub learned: Value<Learned>,
-    /// Will be read: where this node is.
+    /// Input: the addresses of other nodes.
+    pub learned: Value<PeerAddresses>,
+    /// Input: the address of this node.
     pub address: Value<IpAddr>,
-    /// Will be written: where the API servers are.
+    /// Output: the API servers.
     pub servers: Writer<Servers>,
 }
 
-/// Follows where the API servers are, until it is cancelled.
+/// Tracks the addresses of the API servers until it is cancelled.
 pub(crate) async fn follow(ctx: Context, following: Arc<Following>) -> Outcome {
     let mut views = following.view.watch();
     let mut learned = following.learned.watch();

@@ -1,4 +1,4 @@
-//! Whether an API server is ready, as it says itself.
+//! Readiness probes of API servers.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,45 +8,43 @@ use hearth_base::event::Value;
 use hearth_kubernetes_api::{AddressError, Client};
 use rustls::ClientConfig;
 
-use crate::program::probe::{self, Unwell};
+use crate::program::probe::{self, ProbeFailure};
 
 /// Why a server does not count as ready.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ProbeError {
     /// This node has no certificates yet.
-    #[error("nobody to ask as yet")]
+    #[error("this node has no certificates for Kubernetes yet")]
     NoCertificates,
-    /// Its address makes no client.
+    /// The address of the server is invalid.
     #[error(transparent)]
     Address(#[from] AddressError),
-    /// It says so, or nothing.
+    /// The server has answered that it is not ready, or cannot be reached.
     #[error("{0}")]
     NotReady(String),
-    /// There is no answer in time.
+    /// There was no answer in time.
     #[error("no answer within {0:?}")]
     Late(Duration),
 }
 
-/// Finds out whether one server is ready, again and again. May keep a
-/// connection. The bound in time is the balancer's.
+/// The readiness probe of one server. It may keep a connection. The timeout is the balancer's.
 pub(crate) trait Probe: Send + 'static {
-    /// Asks once. Safe to cancel.
+    /// Probes once. Safe to cancel.
     fn ready(&mut self) -> impl Future<Output = Result<(), ProbeError>> + Send;
 }
 
-/// Makes the probes.
+/// Makes probes.
 pub(crate) trait Probes: Send + Sync + 'static {
-    /// What it makes.
+    /// The type of the probes.
     type Probe: Probe;
 
-    /// One for this server.
+    /// Makes the probe of a server.
     fn probe(&self, server: SocketAddr) -> Self::Probe;
 }
 
-/// Asks API servers at `/readyz`, by TLS.
+/// Makes probes of `/readyz` over TLS.
 pub(crate) struct Readyz {
-    /// Will be read: as whom, once there are certificates, and the authority that
-    /// servers are to prove themselves by.
+    /// Input: client certificate and trusted CA, once they have been issued.
     pub tls: Value<Arc<ClientConfig>>,
 }
 
@@ -62,11 +60,11 @@ impl Probes for Readyz {
     }
 }
 
-/// The same, of one server.
+/// A probe of `/readyz` of one server.
 pub(crate) struct ReadyzProbe {
     server: SocketAddr,
     tls: Value<Arc<ClientConfig>>,
-    /// The client, and the certificates that it was made of.
+    /// The client, and the certificates that it was made with.
     kept: Option<(Arc<ClientConfig>, Client)>,
 }
 
@@ -74,12 +72,12 @@ impl Probe for ReadyzProbe {
     async fn ready(&mut self) -> Result<(), ProbeError> {
         let client = self.client()?;
         let answer = probe::https(&client, "/readyz").await;
-        answer.map_err(|Unwell { why, .. }| ProbeError::NotReady(why))
+        answer.map_err(|ProbeFailure { why, .. }| ProbeError::NotReady(why))
     }
 }
 
 impl ReadyzProbe {
-    /// The client that is kept, or a new one when there are new certificates.
+    /// The cached client, or a new one if there are new certificates.
     fn client(&mut self) -> Result<Client, ProbeError> {
         let tls = self.tls.get().ok_or(ProbeError::NoCertificates)?;
         if let Some((of, client)) = &self.kept
@@ -87,7 +85,7 @@ impl ReadyzProbe {
         {
             return Ok(client.clone());
         }
-        // Its connection proves what is not true any more.
+        // Its connection was authenticated with the old certificate.
         self.kept = None;
         let client = Client::new(&format!("https://{}", self.server), (*tls).clone())?;
         self.kept = Some((tls, client.clone()));

@@ -1,27 +1,27 @@
-//! Which API server is asked next: what was seen of each one, and the order
-//! that follows from it. Without clock or network.
+//! The state of each API server, and the order in which servers are tried. Without clock or
+//! network.
 
 use std::net::SocketAddr;
 
 use tokio_util::sync::CancellationToken;
 
-/// How often in a row a server must have failed to answer before connections
-/// that it holds are cut. One unanswered question is a busy machine.
+/// Number of consecutive failed probes after which the connections to a server are closed. A single
+/// one may fail because the machine is busy.
 const FAILURES_TO_CUT: u32 = 2;
 
-/// What is known of a server.
+/// The state of a server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Seen {
     Nothing,
     Answers,
-    /// So often in a row it did not.
+    /// Number of consecutive failed probes.
     Fails(u32),
 }
 
 struct Server {
     address: SocketAddr,
     seen: Seen,
-    /// Ends its connections.
+    /// Closes its connections.
     cut: CancellationToken,
 }
 
@@ -35,19 +35,19 @@ impl Server {
     }
 }
 
-/// The servers of the moment.
+/// The current servers.
 #[derive(Default)]
 pub(super) struct Table {
-    /// This node's own first, if there is one.
+    /// The server on this node is first, if there is one.
     servers: Vec<Server>,
     own_is_first: bool,
-    /// Begins each order at another server.
+    /// Counter for round robin.
     turn: usize,
 }
 
 impl Table {
-    /// These are the servers now. What was seen of those that stay is kept;
-    /// the connections of those that go are cut.
+    /// Sets the servers. The state of those that stay is kept; connections to those that are
+    /// removed are closed.
     pub(super) fn set(&mut self, own: Option<SocketAddr>, others: &[SocketAddr]) {
         let mut old = std::mem::take(&mut self.servers);
         let mut addresses: Vec<SocketAddr> = own.into_iter().collect();
@@ -73,20 +73,20 @@ impl Table {
         }
     }
 
-    /// All of them.
+    /// The addresses of all servers.
     pub(super) fn addresses(&self) -> Vec<SocketAddr> {
         self.servers.iter().map(|server| server.address).collect()
     }
 
-    /// How many answer.
+    /// The number of servers that are ready.
     pub(super) fn answering(&self) -> usize {
         let answers = |server: &&Server| server.seen == Seen::Answers;
         self.servers.iter().filter(answers).count()
     }
 
-    /// The order in which a new connection tries them: those that answer, the
-    /// own one before the others; then those of which nothing is known. Each with
-    /// what ends a connection to it.
+    /// The order in which a new connection tries the servers: those that are ready, beginning with
+    /// the one on this node; then those whose state is unknown. Each with the token that closes its
+    /// connections.
     pub(super) fn order(&mut self) -> Vec<(SocketAddr, CancellationToken)> {
         self.turn = self.turn.wrapping_add(1);
         let own = usize::from(self.own_is_first);
@@ -94,18 +94,18 @@ impl Table {
         let (late, early) = others.split_at(self.turn.checked_rem(others.len()).unwrap_or(0));
         let mut order: Vec<&Server> = own.iter().chain(early).chain(late).collect();
         order.retain(|server| !server.fails());
-        // Stable: the turns stay within each kind.
+        // The sort is stable: round robin is kept within each group.
         order.sort_by_key(|server| server.seen == Seen::Nothing);
         order.into_iter().map(Server::entry).collect()
     }
 
-    /// Those that do not answer, for what was seen may be wrong by now.
+    /// The servers whose probes fail; the state may be outdated.
     pub(super) fn last_resort(&self) -> Vec<(SocketAddr, CancellationToken)> {
         let failing = self.servers.iter().filter(|server| server.fails());
         failing.map(Server::entry).collect()
     }
 
-    /// A server has answered. Tells whether that is news.
+    /// A probe has succeeded. Returns whether the state has changed.
     pub(super) fn answers(&mut self, address: SocketAddr) -> bool {
         let Some(server) = self.find(address) else {
             return false;
@@ -115,8 +115,8 @@ impl Table {
         news
     }
 
-    /// A server has not taken a connection: others are tried before it, until
-    /// it answers. Nothing is cut for that, which a busy moment is enough for.
+    /// A server has not accepted a connection: others are tried before it until a probe succeeds.
+    /// No connections are closed, because the machine may only be busy.
     pub(super) fn refuses(&mut self, address: SocketAddr) {
         if let Some(server) = self.find(address)
             && !server.fails()
@@ -125,9 +125,9 @@ impl Table {
         }
     }
 
-    /// A server has not answered. Tells whether that is news. Once it has
-    /// failed often enough, its connections are cut, if there is a server that
-    /// they could go to: clients would wait for it far longer than that.
+    /// A probe has failed. Returns whether the state has changed. After [`FAILURES_TO_CUT`]
+    /// failures the connections are closed, if another server is ready: clients would wait much
+    /// longer.
     pub(super) fn fails(&mut self, address: SocketAddr) -> bool {
         let others = self
             .servers
@@ -235,7 +235,7 @@ mod tests {
         for _ in 0..5 {
             table.fails(at(1));
         }
-        assert!(!one.is_cancelled(), "nobody else answers");
+        assert!(!one.is_cancelled(), "no other server is ready");
         table.answers(at(2));
         table.fails(at(1));
         assert!(one.is_cancelled());
@@ -243,7 +243,7 @@ mod tests {
         table.answers(at(1));
         table.fails(at(2));
         assert!(!two.is_cancelled(), "once is not enough");
-        // Nor is a crowd that finds no place.
+        // Refused connections are not enough, either.
         table.answers(at(2));
         for _ in 0..5 {
             table.refuses(at(2));
@@ -259,7 +259,7 @@ mod tests {
         let again = cut(&mut table, at(2));
         assert!(!again.is_cancelled(), "what comes later is not cut");
 
-        // One that is no server any more, whatever was seen of it.
+        // A server that is removed, whatever its state.
         table.set(None, &[at(2)]);
         let one = cut(&mut table, at(2));
         assert!(!one.is_cancelled());

@@ -1,18 +1,18 @@
-//! The balancer in front of real servers that die, stall, come back and go.
+//! The balancer with real servers that die, stall, recover and are removed.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use hearth_api::v1::node_roles::{ConsensusMember, KubernetesController};
 use hearth_api::v1::{ClusterDirectory, Node, NodeRoles, NodeState, NodeStatus};
-use hearth_base::testing::soon;
-use hearth_base::testing::{Alone, until_ok};
+use hearth_base::testing::within_timeout;
+use hearth_base::testing::{TestSupervisor, until_ok};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::AbortHandle;
 
 use super::*;
 
-/// Says its number to whoever connects, and echoes.
+/// A server that sends its number to each client, and then echoes.
 struct Server {
     address: SocketAddr,
     task: AbortHandle,
@@ -57,7 +57,7 @@ async fn number(stream: &mut TcpStream) -> Option<u8> {
     Some(number[0])
 }
 
-/// Ready is who says a number.
+/// A server is ready if it sends a number.
 struct SaysItsNumber;
 
 impl Probes for SaysItsNumber {
@@ -79,7 +79,7 @@ impl Probe for SocketAddr {
 }
 
 struct World {
-    _alone: Alone,
+    _alone: TestSupervisor,
     listen: SocketAddr,
     servers: Writer<Servers>,
     ready: Value<usize>,
@@ -90,7 +90,7 @@ impl World {
         Self::holding(Duration::from_millis(500)).await
     }
 
-    /// Holds connections for so long.
+    /// Holds connections for this long.
     async fn holding(hold: Duration) -> Self {
         let free = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let listen = free.local_addr().unwrap();
@@ -102,7 +102,7 @@ impl World {
             probes: SaysItsNumber,
             timing: Timing {
                 every: Duration::from_millis(50),
-                soon: Duration::from_millis(50),
+                probe_every_unready: Duration::from_millis(50),
                 answer: Duration::from_millis(500),
                 connect: Duration::from_millis(500),
                 hold,
@@ -110,7 +110,7 @@ impl World {
             servers: told,
             ready: ready_writer,
         });
-        let alone = Alone::run(move |ctx| run(ctx, balancer.clone()));
+        let alone = TestSupervisor::run(move |ctx| run(ctx, balancer.clone()));
         Self {
             _alone: alone,
             listen,
@@ -130,14 +130,14 @@ impl World {
     async fn ready(&self, wanted: usize) {
         let mut ready = self.ready.watch();
         let reached = ready.wait_for(|ready| *ready == wanted);
-        soon("so many are ready", reached).await.unwrap();
+        within_timeout("so many are ready", reached).await.unwrap();
     }
 
-    /// A connection, and the number of the server behind it.
+    /// Connects; with the number of the server.
     async fn connect(&self) -> Option<(TcpStream, u8)> {
         let connect = || TcpStream::connect(self.listen);
         let mut stream = until_ok("the balancer listens", connect).await;
-        let number = soon("an answer or an end", number(&mut stream)).await?;
+        let number = within_timeout("an answer or an end", number(&mut stream)).await?;
         Some((stream, number))
     }
 }
@@ -153,7 +153,7 @@ async fn the_own_server_first_and_another_when_it_is_gone() {
     }
     let address = own.address;
     drop(own);
-    // At once, whatever was seen of it before.
+    // At once, whatever its state was before.
     assert_eq!(world.connect().await.unwrap().1, 2);
     world.ready(1).await;
     let _back = Server::start_at(address, 3).await;
@@ -164,7 +164,7 @@ async fn the_own_server_first_and_another_when_it_is_gone() {
     stream.shutdown().await.unwrap();
     let mut echo = Vec::new();
     let read = stream.read_to_end(&mut echo);
-    soon("both ends end", read).await.unwrap();
+    within_timeout("both ends end", read).await.unwrap();
     assert_eq!(echo, b"hello");
 }
 
@@ -191,16 +191,20 @@ async fn a_server_that_stalls_loses_its_connections_and_gets_no_new_ones() {
     world.ready(1).await;
     let (mut held, number) = world.connect().await.unwrap();
     assert_eq!(number, 1);
-    // It stalls: what it holds stays open, and nobody answers.
+    // It stalls: its connections stay open without answers.
     let address = first.address;
     first.task.abort();
     let listener = until_ok("the port is free", || TcpListener::bind(address)).await;
     let mut rest = Vec::new();
-    // This server's connections have ended with it; one to the stalled is open.
-    soon("the end", held.read_to_end(&mut rest)).await.ok();
+    // The connections to this server were closed with it; one to the stalled server is open.
+    within_timeout("the end", held.read_to_end(&mut rest))
+        .await
+        .ok();
     let connect = TcpStream::connect(world.listen);
-    let mut stuck = soon("the balancer takes it", connect).await.unwrap();
-    let (_accepted, _) = soon("it reaches the server", listener.accept())
+    let mut stuck = within_timeout("the balancer takes it", connect)
+        .await
+        .unwrap();
+    let (_accepted, _) = within_timeout("it reaches the server", listener.accept())
         .await
         .unwrap();
     world.ready(0).await;
@@ -208,9 +212,9 @@ async fn a_server_that_stalls_loses_its_connections_and_gets_no_new_ones() {
     world.ready(1).await;
     assert_eq!(world.connect().await.unwrap().1, 2);
     let read = stuck.read_to_end(&mut rest);
-    soon("the stuck one is cut", read).await.ok();
+    within_timeout("the stuck one is cut", read).await.ok();
 
-    // It works again.
+    // It recovers.
     drop(listener);
     let _back = Server::start_at(address, 3).await;
     world.ready(2).await;
@@ -226,7 +230,7 @@ async fn a_connection_waits_for_a_server() {
     let connect = || TcpStream::connect(world.listen);
     let mut nobody = until_ok("the balancer listens", connect).await;
     nobody.write_all(b"hello").await.unwrap();
-    // One that is there, but takes no connection.
+    // A server that does not accept connections.
     world.servers.set(Servers {
         own: Some(address),
         others: Vec::new(),
@@ -235,12 +239,12 @@ async fn a_connection_waits_for_a_server() {
     let mut refused = connect().await.unwrap();
     let _back = Server::start_at(address, 2).await;
     for waiting in [&mut nobody, &mut refused] {
-        let number = soon("it is passed on", number(waiting)).await;
+        let number = within_timeout("it is passed on", number(waiting)).await;
         assert_eq!(number, Some(2));
     }
-    // What was said meanwhile has not been lost.
+    // Data that was sent meanwhile is not lost.
     let mut hello = [0; 5];
-    soon("an echo", nobody.read_exact(&mut hello))
+    within_timeout("an echo", nobody.read_exact(&mut hello))
         .await
         .unwrap();
     assert_eq!(&hello, b"hello");
@@ -254,10 +258,12 @@ async fn without_a_server_a_connection_ends() {
     world.set(None, &[&server]);
     let connected = || async { world.connect().await.ok_or(()) };
     let (mut stream, _) = until_ok("it is connected", connected).await;
-    // What is no server any more keeps nothing.
+    // Connections to a removed server are closed.
     world.set(None, &[]);
     let mut rest = Vec::new();
-    soon("it is cut", stream.read_to_end(&mut rest)).await.ok();
+    within_timeout("it is cut", stream.read_to_end(&mut rest))
+        .await
+        .ok();
     assert!(world.connect().await.is_none());
     world.ready(0).await;
 }
@@ -296,7 +302,7 @@ fn controllers_that_are_up_are_the_servers() {
     ];
     let mut view = View::default();
     view.apply(&nodes, &[]);
-    let known = Known {
+    let known = PeerResolver {
         own: nodes[0].id.parse().unwrap(),
         own_address: Some([192, 0, 2, 99].into()),
         saved: ClusterDirectory::default(),
@@ -308,7 +314,7 @@ fn controllers_that_are_up_are_the_servers() {
     let others = ["192.0.2.2:6443", "[2001:db8::6]:6443"];
     assert_eq!(servers.others, others.map(|other| other.parse().unwrap()));
     assert_eq!(
-        Servers::of(&Known {
+        Servers::of(&PeerResolver {
             view: None,
             ..known
         }),

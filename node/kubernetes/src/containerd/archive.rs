@@ -1,9 +1,7 @@
-//! Archives of container images, as an extension has them: a tar file with an
-//! OCI image layout in it.
+//! Reads archives of container images in an extension: tar files with an OCI image layout.
 //!
-//! Only what such an archive needs is read: regular files with short names,
-//! in the one format of headers that all tar programs write (ustar). The
-//! blobs are not copied; it is remembered where they lie.
+//! Only what such an archive needs is supported: regular files with short names, with headers in
+//! the format that all tar programs write (ustar). Blobs are not copied; their offsets are kept.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -13,31 +11,31 @@ use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
-/// Headers and contents fill up blocks of this size.
+/// Headers and contents are padded to blocks of this size.
 const BLOCK_BYTES: u64 = 512;
-/// An index, a manifest: longer ones are none.
+/// Maximum size of an index or a manifest.
 const MAX_DOCUMENT_BYTES: u64 = 4 << 20;
-/// More files are in no image.
+/// Maximum number of files in an archive.
 const MAX_ENTRIES: usize = 10_000;
-/// More names are in no archive, and no deeper nesting of indices.
+/// Maximum number of images in an archive.
 const MAX_IMAGES: usize = 100;
 
-/// What an image's name is in an index, as containerd writes it.
+/// Annotation of a manifest in the index: the name of the image, as containerd writes it.
 const IMAGE_NAME: &str = "io.containerd.image.name";
 
 /// Why an archive cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ArchiveError {
-    /// It cannot be read.
-    #[error("read {path}")]
+    /// The file cannot be read.
+    #[error("cannot read {path}")]
     Read {
         /// The archive.
         path: PathBuf,
         /// The cause.
         source: io::Error,
     },
-    /// It is not what it should be.
-    #[error("{path} is no archive of images: {what}")]
+    /// The content is invalid.
+    #[error("{path} is not a valid image archive: {what}")]
     Malformed {
         /// The archive.
         path: PathBuf,
@@ -46,45 +44,45 @@ pub(super) enum ArchiveError {
     },
 }
 
-/// Where something lies in the archive, in bytes.
+/// The location of a file in the archive, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Extent {
-    /// Its beginning.
+    /// Offset of the content.
     pub offset: u64,
-    /// Its length.
+    /// Length of the content.
     pub length: u64,
 }
 
-/// What a document says of another blob.
+/// An OCI content descriptor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Descriptor {
-    /// The blob's type.
+    /// Media type of the blob.
     pub media_type: String,
     /// `sha256:` and 64 hex digits.
     pub digest: String,
-    /// In bytes.
+    /// Size in bytes.
     pub size: u64,
 }
 
-/// A blob that belongs to an image, and the blobs that it names.
+/// A blob of an image, with its references to other blobs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Blob {
-    /// What it is.
+    /// Its descriptor.
     pub descriptor: Descriptor,
-    /// Where it lies.
+    /// Its location in the archive.
     pub extent: Extent,
-    /// As what it names others (`config`, `l.0`, `m.0`), and their digests.
+    /// Role (`config`, `l.0`, `m.0`) and digest of each blob that it refers to.
     pub names: Vec<(String, String)>,
 }
 
 /// An image of the archive.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Image {
-    /// With registry and tag.
+    /// Name with registry and tag.
     pub name: String,
-    /// Its manifest, or an index of them.
+    /// Descriptor of its manifest or index.
     pub target: Descriptor,
-    /// All its blobs; each after those that it names.
+    /// All its blobs; each after those that it refers to.
     pub blobs: Vec<Blob>,
 }
 
@@ -97,7 +95,7 @@ pub(super) struct Archive {
 }
 
 impl Archive {
-    /// Opens one and looks what is in it. Blocks on the disk.
+    /// Opens an archive and reads its headers. Blocks on the disk.
     pub(super) fn open(path: &Path) -> Result<Self, ArchiveError> {
         let file = File::open(path).map_err(|source| ArchiveError::Read {
             path: path.to_owned(),
@@ -112,12 +110,12 @@ impl Archive {
         Ok(archive)
     }
 
-    /// Its file, to read blobs from.
+    /// The file, for reading blobs.
     pub(super) fn file(&self) -> &File {
         &self.file
     }
 
-    /// The images in it that have a name. Blocks on the disk.
+    /// The images that have a name. Blocks on the disk.
     pub(super) fn images(&self) -> Result<Vec<Image>, ArchiveError> {
         let index = self.find("index.json")?;
         let index = self.document(index)?;
@@ -142,7 +140,7 @@ impl Archive {
         Ok(images)
     }
 
-    /// Adds a blob behind all that it names.
+    /// Adds a blob after all blobs that it refers to.
     fn collect(
         &self,
         descriptor: &Descriptor,
@@ -152,14 +150,14 @@ impl Archive {
         if blobs.iter().any(|blob| blob.descriptor == *descriptor) {
             return Ok(());
         }
-        // An index of indices of manifests is as deep as it gets.
+        // The maximum depth is an index of indices of manifests.
         if depth > 3 || blobs.len() > MAX_ENTRIES {
-            return Err(self.malformed("its documents name each other without end"));
+            return Err(self.malformed("too many references between blobs"));
         }
         let hex = descriptor.digest.trim_start_matches("sha256:");
         let extent = self.find(&format!("blobs/sha256/{hex}"))?;
         if extent.length != descriptor.size {
-            let what = format!("{} is not as long as it should be", descriptor.digest);
+            let what = format!("size of {} differs from its descriptor", descriptor.digest);
             return Err(self.malformed(what));
         }
         let mut names = Vec::new();
@@ -175,7 +173,7 @@ impl Archive {
         Ok(())
     }
 
-    /// What a blob names, if it is a manifest or an index.
+    /// The blobs that a manifest or an index refers to.
     fn children(
         &self,
         descriptor: &Descriptor,
@@ -205,12 +203,12 @@ impl Archive {
     }
 
     fn descriptor(&self, value: &Value) -> Result<Descriptor, ArchiveError> {
-        let wrong = || self.malformed("a descriptor lacks type, digest or size");
+        let wrong = || self.malformed("descriptor without mediaType, digest or size");
         let digest = value["digest"].as_str().ok_or_else(wrong)?;
         let hex = digest.strip_prefix("sha256:").unwrap_or_default();
         let is_hex = |byte: u8| matches!(byte, b'0'..=b'9' | b'a'..=b'f');
         if hex.len() != 64 || !hex.bytes().all(is_hex) {
-            return Err(self.malformed(format!("{digest:?} is no SHA-256 digest")));
+            return Err(self.malformed(format!("expected a SHA-256 digest, got {digest:?}")));
         }
         Ok(Descriptor {
             media_type: value["mediaType"].as_str().ok_or_else(wrong)?.to_owned(),
@@ -221,12 +219,12 @@ impl Archive {
 
     fn find(&self, name: &str) -> Result<Extent, ArchiveError> {
         let found = self.entries.get(name).copied();
-        found.ok_or_else(|| self.malformed(format!("it has no {name}")))
+        found.ok_or_else(|| self.malformed(format!("missing file {name}")))
     }
 
     fn document(&self, extent: Extent) -> Result<Value, ArchiveError> {
         if extent.length > MAX_DOCUMENT_BYTES {
-            return Err(self.malformed("a document in it is too long"));
+            return Err(self.malformed("an index or a manifest is too long"));
         }
         let mut bytes = vec![0; extent.length as usize];
         self.read_at(&mut bytes, extent.offset)?;
@@ -244,7 +242,7 @@ impl Archive {
         while at + BLOCK_BYTES <= length {
             let mut header = [0; BLOCK_BYTES as usize];
             self.read_at(&mut header, at)?;
-            // The end is marked by empty blocks.
+            // Empty blocks mark the end.
             if header.iter().all(|byte| *byte == 0) {
                 break;
             }
@@ -258,12 +256,12 @@ impl Archive {
                 .checked_next_multiple_of(BLOCK_BYTES)
                 .and_then(|filled| extent.offset.checked_add(filled))
                 .filter(|end| *end <= length)
-                .ok_or_else(|| self.malformed("it ends within a file"))?;
+                .ok_or_else(|| self.malformed("truncated file"))?;
             if header.is_file {
                 entries.insert(header.name, extent);
             }
             if entries.len() > MAX_ENTRIES {
-                return Err(self.malformed("it has too many files"));
+                return Err(self.malformed("too many files"));
             }
         }
         Ok(entries)
@@ -293,7 +291,7 @@ fn list<'a>(document: &'a Value, key: &str) -> &'a [Value] {
     document[key].as_array().map_or(&[], Vec::as_slice)
 }
 
-/// What matters of a header.
+/// The part of a tar header that is used.
 #[derive(Debug, PartialEq, Eq)]
 struct Header {
     name: String,
@@ -303,13 +301,13 @@ struct Header {
 
 impl Header {
     fn parse(block: &[u8; BLOCK_BYTES as usize]) -> Result<Self, &'static str> {
-        let stored = octal(&block[148..156]).ok_or("a header without checksum")?;
+        let stored = octal(&block[148..156]).ok_or("header without checksum")?;
         let sum = block.iter().enumerate().map(|(place, byte)| match place {
             148..156 => u64::from(b' '),
             _ => u64::from(*byte),
         });
         if sum.sum::<u64>() != stored {
-            return Err("a header's checksum is wrong");
+            return Err("wrong checksum of a header");
         }
         let (prefix, name) = match &block[257..262] {
             b"ustar" => (text(&block[345..500]), text(&block[..100])),
@@ -322,7 +320,7 @@ impl Header {
         };
         Ok(Self {
             name: name.strip_prefix("./").unwrap_or(&name).to_owned(),
-            length: octal(&block[124..136]).ok_or("a header without length")?,
+            length: octal(&block[124..136]).ok_or("header without length")?,
             is_file: matches!(block[156], b'0' | 0),
         })
     }
@@ -378,7 +376,7 @@ pub(super) mod tests {
         })
     }
 
-    /// An archive with one image of one layer, and its name.
+    /// An archive with one image that has one layer.
     pub(crate) fn image(name: &str, layer: &[u8]) -> Vec<u8> {
         let config = br#"{"architecture":"amd64","os":"linux"}"#;
         let manifest = serde_json::json!({
@@ -431,10 +429,10 @@ pub(super) mod tests {
     #[test]
     fn what_is_missing_is_named() {
         let error = open(&tar(&[("oci-layout", b"{}")])).unwrap_err();
-        assert!(error.to_string().ends_with("it has no index.json"));
+        assert!(error.to_string().ends_with("missing file index.json"));
         let blobless = image("x", b"layer")[1024..].to_vec();
         let error = open(&blobless).unwrap_err().to_string();
-        assert!(error.contains("it has no blobs/sha256/"), "{error}");
+        assert!(error.contains("missing file blobs/sha256/"), "{error}");
     }
 
     #[test]
@@ -444,7 +442,7 @@ pub(super) mod tests {
         let error = open(&tar(&[("index.json", index)]))
             .unwrap_err()
             .to_string();
-        assert!(error.contains("no SHA-256 digest"), "{error}");
+        assert!(error.contains("expected a SHA-256 digest"), "{error}");
     }
 
     proptest! {

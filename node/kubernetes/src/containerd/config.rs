@@ -1,38 +1,38 @@
 //! containerd's configuration file.
 //!
-//! Everything that is not said here is containerd's default. The file is TOML,
-//! of which a few lines are written; a writer for all of it is not needed.
+//! Settings that are not in it have containerd's defaults. The file is TOML; only a few kinds of
+//! lines are needed, so there is no dependency on a TOML writer.
 
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// The image that holds a pod's namespaces: part of the extension, imported at
-/// start, so that a node without a registry runs pods.
+/// The sandbox (pause) image. It is part of the extension and imported at start, so that a node
+/// without a registry can run pods.
 pub(crate) const PAUSE_IMAGE: &str = "hearth.local/pause:1";
 
-/// What containerd is told.
+/// The settings.
 pub(crate) struct Config<'a> {
-    /// Images and their snapshots, across boots.
+    /// Directory of images and snapshots, across boots.
     pub root: &'a Path,
-    /// What runs, in this boot.
+    /// Directory of the state of this boot.
     pub state: &'a Path,
-    /// Where it serves.
+    /// Path of its socket.
     pub socket: &'a Path,
-    /// The programs of the bundle.
+    /// Path of runc.
     pub runc: &'a Path,
-    /// The plugins for the pods' network.
+    /// Directory of the CNI plugins.
     pub network_plugins: &'a Path,
-    /// How they are to be used.
+    /// Directory of the CNI configuration.
     pub network: &'a Path,
-    /// How registries are reached, if the extension says so.
+    /// Directory of the configuration of registries, if the extension has one.
     pub registries: Option<&'a Path>,
-    /// Its control group below the root, with all that it starts but pods.
+    /// Its control group below the root; it contains everything that containerd starts except pods.
     pub group: &'a str,
 }
 
-/// Parts of containerd that are built in and of no use on a node: other file
-/// systems' snapshots, installing programs, tracing. (Not the runtime before
-/// the present one: the service of tasks wants to find it.)
+/// Built-in plugins that a node does not need: snapshotters of other file systems, installation of
+/// programs, tracing. (The runtime plugin v1 is not disabled, because the tasks service requires
+/// it.)
 const DISABLED: [&str; 8] = [
     "io.containerd.snapshotter.v1.aufs",
     "io.containerd.snapshotter.v1.btrfs",
@@ -51,8 +51,8 @@ impl Config<'_> {
         file.number("version", 2)
             .path("root", self.root)
             .path("state", self.state)
-            // The last to go when memory runs out: without it, nobody ends
-            // the pods that ate it.
+            // The last process to be killed when memory is exhausted: without containerd, the pods
+            // that use the memory cannot be ended.
             .number("oom_score", -999);
         let disabled = DISABLED.map(quoted).join(", ");
         file.line(&format!("disabled_plugins = [{disabled}]"));
@@ -62,13 +62,13 @@ impl Config<'_> {
         let cri = r#"plugins."io.containerd.grpc.v1.cri""#;
         file.table(cri)
             .text("sandbox_image", PAUSE_IMAGE)
-            // The kubelet passes streams on, so they need no other way.
+            // Streams go through the kubelet, so loopback is sufficient.
             .text("stream_server_address", "127.0.0.1")
             .text("stream_server_port", "0")
-            // The kernel has neither.
+            // The kernel supports neither.
             .flag("disable_apparmor", true)
             .flag("enable_selinux", false)
-            // With the rest of what is of this boot, not in a place of its own.
+            // Below the state directory, not in /var/run/netns.
             .flag("netns_mounts_under_state_dir", true);
         file.table(&format!("{cri}.containerd"))
             .text("snapshotter", "overlayfs")
@@ -77,7 +77,7 @@ impl Config<'_> {
             .text("runtime_type", "io.containerd.runc.v2");
         file.table(&format!("{cri}.containerd.runtimes.runc.options"))
             .path("BinaryName", self.runc)
-            // There is no systemd: groups are made as directories.
+            // There is no systemd: control groups are managed with cgroupfs.
             .flag("SystemdCgroup", false);
         file.table(&format!("{cri}.cni"))
             .path("bin_dir", self.network_plugins)
@@ -90,7 +90,7 @@ impl Config<'_> {
     }
 }
 
-/// A file in the making.
+/// A TOML file that is being written.
 #[derive(Default)]
 struct Toml(String);
 
@@ -122,7 +122,7 @@ impl Toml {
     }
 }
 
-/// A basic string of TOML.
+/// Encodes a basic string of TOML.
 fn quoted(text: &str) -> String {
     let mut out = String::with_capacity(text.len() + 2);
     out.push('"');
@@ -133,7 +133,7 @@ fn quoted(text: &str) -> String {
                 out.push(character);
             }
             character if character.is_control() => {
-                // Writing to a string does not fail.
+                // Writing to a String cannot fail.
                 let _ = write!(out, "\\u{:04X}", u32::from(character));
             }
             character => out.push(character),
@@ -199,8 +199,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(128))]
 
-        /// JSON's strings are read like TOML's basic ones, but for DEL, which
-        /// JSON also takes as it is.
+        /// JSON strings have the syntax of TOML basic strings, except for DEL, which JSON does not
+        /// require to be escaped.
         #[test]
         fn any_text_comes_back(text: String) {
             let line = quoted(&text);

@@ -1,6 +1,5 @@
-//! The way to containerd: one connection over its unix socket, the namespace
-//! in which Kubernetes keeps its things, and the few questions that are asked
-//! of the container runtime.
+//! The client of containerd: one connection over its unix socket, the namespace that Kubernetes
+//! uses, and the calls of the container runtime interface (CRI) that are needed.
 
 use std::path::Path;
 use std::time::Duration;
@@ -17,7 +16,7 @@ use tonic::codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder};
 use tonic::metadata::MetadataValue;
 use tonic::transport::{Channel, Endpoint};
 
-use super::super::program::Unwell;
+use super::super::program::ProbeFailure;
 use super::wire::cri::{
     ContainerFilter, ContainerState, ContainerStateValue, ListContainersRequest,
     ListContainersResponse, ListPodSandboxRequest, ListPodSandboxResponse, PodSandboxFilter,
@@ -25,24 +24,24 @@ use super::wire::cri::{
     StopContainerResponse, StopPodSandboxRequest, StopPodSandboxResponse,
 };
 
-/// Where the kubelet looks for containers and images.
+/// containerd's namespace of the kubelet's containers and images.
 const NAMESPACE: &str = "k8s.io";
-/// What is content for an image in the making, in containerd's books.
+/// containerd's lease that protects the content of an import from garbage collection.
 pub(super) const LEASE: &str = "hearth-import";
-/// Where the runtime's methods are.
+/// gRPC service of the container runtime.
 const RUNTIME: &str = "/runtime.v1.RuntimeService";
-/// For calls that only look. Emulated machines are slow.
+/// Timeout of calls that only read. Emulated machines are slow.
 const CALL_BOUND: Duration = Duration::from_secs(20);
 
-/// A connection that is made when it is first used, and again whenever it was
-/// lost. Cheap to clone.
+/// A connection that is established when it is first used, and again when it was lost. Cheap to
+/// clone.
 #[derive(Clone)]
 pub(crate) struct Connection {
     channel: Channel,
 }
 
 impl Connection {
-    /// To the containerd that serves, or will, on a socket.
+    /// A connection to containerd at this socket, which does not have to serve yet.
     pub(crate) fn to(socket: &Path) -> Self {
         let socket = socket.to_owned();
         let connector = Connector::new(move || UnixStream::connect(socket.clone()));
@@ -51,18 +50,18 @@ impl Connection {
         }
     }
 
-    /// For containerd's own services.
+    /// The channel, for containerd's own services.
     pub(crate) fn channel(&self) -> Channel {
         self.channel.clone()
     }
 
-    /// Whether the runtime can run containers; `Err` says why not. Whether
-    /// pods have a network is told by the kubelet, on the node's object.
-    pub(crate) async fn works(&self) -> Result<(), Unwell> {
+    /// Whether the container runtime is ready. Whether the pod network is ready is reported by the
+    /// kubelet in the Node object.
+    pub(crate) async fn works(&self) -> Result<(), ProbeFailure> {
         let asked = self.runtime("Status", StatusRequest {});
         let asked: StatusResponse = asked
             .await
-            .map_err(|status| Unwell::silent(status.message()))?;
+            .map_err(|status| ProbeFailure::silent(status.message()))?;
         let status = asked.status;
         let conditions = status.map(|status| status.conditions).unwrap_or_default();
         let ready = conditions
@@ -72,13 +71,13 @@ impl Connection {
             Some(condition) if condition.status => Ok(()),
             Some(condition) => {
                 let why = format!("{}: {}", condition.reason, condition.message);
-                Err(Unwell::says(why))
+                Err(ProbeFailure::says(why))
             }
-            None => Err(Unwell::says("it does not say whether it is ready")),
+            None => Err(ProbeFailure::says("status without condition RuntimeReady")),
         }
     }
 
-    /// The containers that run, by ID.
+    /// IDs of the running containers.
     pub(super) async fn running(&self) -> Result<Vec<String>, Status> {
         let request = ListContainersRequest {
             filter: Some(ContainerFilter {
@@ -91,7 +90,7 @@ impl Connection {
         Ok(answer.containers.into_iter().map(|c| c.id).collect())
     }
 
-    /// The pods that are not stopped, by the ID of their sandbox.
+    /// Sandbox IDs of the pods that are not stopped.
     pub(super) async fn ready_pods(&self) -> Result<Vec<String>, Status> {
         let request = ListPodSandboxRequest {
             filter: Some(PodSandboxFilter {
@@ -104,8 +103,7 @@ impl Connection {
         Ok(answer.items.into_iter().map(|pod| pod.id).collect())
     }
 
-    /// Asks a container to end and kills it if it has not after `grace`. The
-    /// caller bounds the call.
+    /// Stops a container; it is killed after `grace`. The caller sets the timeout of the call.
     pub(super) async fn stop_container(&self, id: String, grace: Duration) -> Result<(), Status> {
         let request = StopContainerRequest {
             container_id: id,
@@ -115,15 +113,15 @@ impl Connection {
         stopped.await.map(drop)
     }
 
-    /// Kills what is left of a pod and takes its network away. The caller
-    /// bounds the call.
+    /// Kills what is left of a pod and removes its network. The caller sets the timeout of the
+    /// call.
     pub(super) async fn stop_pod(&self, id: String) -> Result<(), Status> {
         let request = StopPodSandboxRequest { pod_sandbox_id: id };
         let stopped = self.unbounded::<_, StopPodSandboxResponse>("StopPodSandbox", request);
         stopped.await.map(drop)
     }
 
-    /// Asks the runtime by one of its methods.
+    /// Calls a method of the container runtime.
     async fn runtime<Q: Message, A: Message + Default>(
         &self,
         method: &str,
@@ -132,7 +130,7 @@ impl Connection {
         within(CALL_BOUND, self.unbounded(method, question)).await
     }
 
-    /// The same; the caller bounds the call.
+    /// The same; the caller sets the timeout.
     async fn unbounded<Q: Message, A: Message + Default>(
         &self,
         method: &str,
@@ -142,7 +140,7 @@ impl Connection {
         self.ask(path, tonic::Request::new(question)).await
     }
 
-    /// Asks by the method at this path.
+    /// Calls the method at this path.
     pub(super) async fn ask<Q: Message, A: Message + Default>(
         &self,
         path: String,
@@ -153,7 +151,7 @@ impl Connection {
         A::decode(answer).map_err(|error| Status::internal(error.to_string()))
     }
 
-    /// Asks by the method at this path, which answers in parts.
+    /// Calls the server-streaming method at this path.
     pub(super) async fn list<Q: Message, A: Message + Default>(
         &self,
         path: String,
@@ -175,8 +173,8 @@ impl Connection {
         Ok(parts)
     }
 
-    /// Bytes for bytes. What gRPC takes to do that is thus in the program once,
-    /// and not for each kind of message: a fiftieth of it.
+    /// A unary call on bytes. So the generic code of gRPC is compiled once and not for each type of
+    /// message, which would be a fiftieth of the program.
     fn exchange(
         &self,
         path: String,
@@ -200,7 +198,7 @@ async fn is_ready(grpc: &mut Grpc<Channel>) -> Result<(), Status> {
     ready.map_err(|error| Status::unavailable(hearth_api::chain(&error)))
 }
 
-/// Messages as the bytes that they are.
+/// A codec that passes encoded messages through.
 struct Raw;
 
 impl Codec for Raw {
@@ -237,8 +235,7 @@ impl Decoder for Raw {
     }
 }
 
-/// A request of containerd's own services: these, unlike the runtime's, want
-/// to be told the namespace.
+/// A request to containerd's own services, which, unlike the CRI, need the namespace as metadata.
 pub(super) fn request<T>(message: T) -> tonic::Request<T> {
     let mut request = tonic::Request::new(message);
     let metadata = request.metadata_mut();
@@ -249,7 +246,7 @@ pub(super) fn request<T>(message: T) -> tonic::Request<T> {
     request
 }
 
-/// The same for what is made under the lease for imports.
+/// The same with the lease for imports.
 pub(super) fn leased<T>(message: T) -> tonic::Request<T> {
     let mut request = request(message);
     let metadata = request.metadata_mut();
@@ -257,7 +254,7 @@ pub(super) fn leased<T>(message: T) -> tonic::Request<T> {
     request
 }
 
-/// The answer's message, or an error when it takes too long.
+/// Applies a timeout to a call.
 pub(super) async fn within<T>(
     bound: Duration,
     call: impl Future<Output = Result<T, Status>>,

@@ -1,16 +1,13 @@
-//! Images of an extension, brought into containerd's store.
+//! Imports the images of an extension into containerd.
 //!
-//! A node without a registry runs the pods whose images it has, so what the
-//! extension brings is imported whenever containerd starts. An image that is
-//! there with the same content is left alone; one of the same name with other
-//! content is replaced, for the name is the extension's. What is imported is
-//! not unpacked here: the container runtime does that when the first container
-//! wants it.
+//! A node without a registry can run only pods whose images it has, so the images of the extension
+//! are imported whenever containerd starts. An image that exists with the same content is skipped;
+//! one of the same name with other content is replaced, because the name belongs to the extension.
+//! Images are not unpacked here: the container runtime does that when the first container needs it.
 //!
-//! Blobs come before the image that names them, and content that no image
-//! refers to is collected by containerd at any moment. So all of it happens
-//! under one lease of a fixed name: an import that was cut off leaves nothing
-//! that the next one does not take over.
+//! Blobs are written before the image that refers to them, and containerd may collect unreferenced
+//! content at any moment. So everything happens under one lease with a fixed name, which an import
+//! that was interrupted leaves behind and the next one reuses.
 
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -33,40 +30,40 @@ use super::wire::images::{
 };
 use super::wire::leases::{CreateRequest, CreateResponse, DeleteRequest, DeleteResponse};
 
-/// Services of containerd, below `containerd.services`.
+/// gRPC services of containerd, below `containerd.services`.
 const CONTENT: &str = "content.v1.Content";
 const IMAGES: &str = "images.v1.Images";
 const LEASES: &str = "leases.v1.Leases";
 
-/// For one call; emulated disks are slow.
+/// Timeout of a call; emulated disks are slow.
 const CALL_BOUND: Duration = Duration::from_secs(60);
-/// For one blob.
+/// Timeout for writing one blob.
 const BLOB_BOUND: Duration = Duration::from_secs(600);
-/// A message to containerd may have 16 MiB.
+/// Size of the pieces of a blob. (containerd accepts messages of up to 16 MiB.)
 const PIECE_BYTES: u64 = 1 << 20;
-/// As many pieces wait for containerd to take them.
+/// Maximum number of pieces in the queue.
 const MAX_WAITING_PIECES: usize = 2;
 
-/// Why an archive was not imported.
+/// Why an archive cannot be imported.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ImportError {
-    /// The archive.
+    /// The archive cannot be used.
     #[error(transparent)]
     Archive(#[from] ArchiveError),
-    /// What was to be read did not come.
-    #[error("read a blob of {archive}")]
+    /// A blob cannot be read.
+    #[error("cannot read a blob of {archive}")]
     Blob {
-        /// The archive.
+        /// Path of the archive.
         archive: PathBuf,
         /// The cause.
         source: io::Error,
     },
-    /// containerd did not do what it was asked.
-    #[error("{step}")]
+    /// A call to containerd has failed.
+    #[error("cannot {step}")]
     Containerd {
-        /// The step.
+        /// The step, as a verb.
         step: String,
-        /// As containerd said it.
+        /// containerd's answer.
         source: Status,
     },
 }
@@ -78,8 +75,7 @@ fn failed(step: impl Into<String>) -> impl FnOnce(Status) -> ImportError {
     }
 }
 
-/// Imports the images of an archive that containerd does not have. Gives the
-/// names of those that it had not.
+/// Imports the images of an archive that containerd does not have, and returns their names.
 pub(super) async fn import(
     connection: &Connection,
     path: &Path,
@@ -122,7 +118,7 @@ struct Import<'a> {
 }
 
 impl Import<'_> {
-    /// Asks one of containerd's own services.
+    /// Calls one of containerd's own services.
     async fn ask<Q: Message, A: Message + Default>(
         &self,
         service: &str,
@@ -134,7 +130,7 @@ impl Import<'_> {
         within(CALL_BOUND, asked).await
     }
 
-    /// Whether the image is there with this content.
+    /// Whether the image exists with this content.
     async fn has(&self, image: &Image) -> Result<bool, ImportError> {
         let name = image.name.clone();
         let found = self.ask(IMAGES, "Get", GetImageRequest { name }).await;
@@ -144,7 +140,7 @@ impl Import<'_> {
                 Ok(target.is_some_and(|target| target.digest == image.target.digest))
             }
             Err(status) if status.code() == Code::NotFound => Ok(false),
-            Err(status) => Err(failed(format!("look for the image {}", image.name))(status)),
+            Err(status) => Err(failed(format!("get image {}", image.name))(status)),
         }
     }
 
@@ -153,7 +149,7 @@ impl Import<'_> {
         let made = self.ask::<_, CreateResponse>(LEASES, "Create", CreateRequest { id });
         match made.await {
             Err(status) if status.code() == Code::AlreadyExists => Ok(()),
-            made => made.map(drop).map_err(failed("make a lease")),
+            made => made.map(drop).map_err(failed("create a lease")),
         }
     }
 
@@ -161,7 +157,7 @@ impl Import<'_> {
         let id = LEASE.to_owned();
         let released = self.ask::<_, DeleteResponse>(LEASES, "Delete", DeleteRequest { id });
         let released = released.await.map(drop);
-        released.map_err(failed("give back a lease"))
+        released.map_err(failed("delete a lease"))
     }
 
     async fn add(&self, image: &Image) -> Result<(), ImportError> {
@@ -184,7 +180,7 @@ impl Import<'_> {
             self.ask::<_, CreateImageResponse>(IMAGES, "Create", CreateImageRequest { image });
         let created = created.await.map(drop);
         let name = &record.name;
-        let step = failed(format!("name the image {name}"));
+        let step = failed(format!("create image {name}"));
         match created {
             Err(status) if status.code() == Code::AlreadyExists => {}
             created => return created.map_err(step),
@@ -195,12 +191,12 @@ impl Import<'_> {
         updated.await.map(drop).map_err(step)
     }
 
-    /// Whether it is there, with what it keeps alive.
+    /// Whether the blob exists, with the labels for its references.
     async fn has_blob(&self, blob: &Blob) -> Result<bool, ImportError> {
         let digest = blob.descriptor.digest.clone();
         let found = self.ask(CONTENT, "Info", InfoRequest { digest }).await;
         match found {
-            // The labels keep what it names; without them they would go.
+            // Without the labels, the blobs that it refers to would be garbage-collected.
             Ok(InfoResponse { info }) => Ok(info.is_some_and(|info| {
                 let labels = labels(blob);
                 labels
@@ -208,13 +204,13 @@ impl Import<'_> {
                     .all(|(key, value)| info.labels.get(key) == Some(value))
             })),
             Err(status) if status.code() == Code::NotFound => Ok(false),
-            Err(status) => Err(failed(format!("look for {}", blob.descriptor.digest))(
+            Err(status) => Err(failed(format!("look up {}", blob.descriptor.digest))(
                 status,
             )),
         }
     }
 
-    /// Reads a blob from the archive as fast as containerd takes it.
+    /// Writes a blob from the archive to containerd.
     async fn write_blob(&self, blob: &Blob) -> Result<(), ImportError> {
         let (pieces, queue) = mpsc::channel(MAX_WAITING_PIECES);
         let (archive, sent) = (self.archive.clone(), blob.clone());
@@ -224,32 +220,32 @@ impl Import<'_> {
             let mut client = ContentClient::new(self.connection.channel());
             let call = client.write(leased(ReceiverStream::new(queue)));
             let mut answers = call.await?.into_inner();
-            // Each piece is answered; the commit's answer is the last.
+            // Each piece is acknowledged; the last response is that of the commit.
             while let Some(answer) = answers.message().await? {
                 if answer.action() == WriteAction::Commit {
                     return Ok(());
                 }
             }
-            Err(Status::aborted("it ended before the commit"))
+            Err(Status::aborted("stream ended before the commit"))
         };
         let written = tokio::time::timeout(BLOB_BOUND, writing).await;
-        // The queue is gone by now, so the reader has ended, or will.
+        // The queue has been dropped by now, so the reader ends.
         let read = reader.await.unwrap_or_else(|error| Err(error.into()));
         read.map_err(|source| ImportError::Blob {
             archive: self.path.to_owned(),
             source,
         })?;
         match written {
-            // Somebody has pulled the same meanwhile.
+            // The same blob has been pulled in the meantime.
             Ok(Err(status)) if status.code() == Code::AlreadyExists => Ok(()),
             Ok(written) => written.map_err(step()),
-            Err(_) => Err(step()(Status::deadline_exceeded("it takes too long"))),
+            Err(_) => Err(step()(Status::deadline_exceeded("timeout"))),
         }
     }
 }
 
-/// The blob in pieces, the last with the commit. Ends early, and well, when
-/// nobody takes them any more.
+/// Sends a blob in pieces, the last one with the commit. Returns early, without an error, if the
+/// queue is closed.
 fn send_pieces(
     archive: &Archive,
     blob: &Blob,
@@ -284,7 +280,7 @@ fn send_pieces(
     }
 }
 
-/// By which containerd knows what a blob keeps alive.
+/// Labels of a blob: its references, for containerd's garbage collection.
 fn labels(blob: &Blob) -> Vec<(String, String)> {
     let label = |(name, digest): &(String, String)| {
         (

@@ -1,25 +1,22 @@
-//! containerd on this node: its configuration, its process, its end, and the
-//! images that the extension brings.
+//! containerd on this node: configuration, process, shutdown, and the images of the extension.
 //!
-//! containerd is well when the container runtime in it says so over the same
-//! socket that the kubelet uses ([`Connection::works`]). Its own death harms
-//! no pod: the processes that watch over containers (the *shims*) are not its
-//! children, and the next containerd finds them again.
+//! containerd is healthy when its container runtime reports that it is ready, over the socket that
+//! the kubelet uses ([`Connection::works`]). If it exits, pods are not affected: the processes that
+//! supervise containers (the *shims*) are not its children, and the next containerd finds them.
 //!
-//! The end is another matter. Whoever runs pods by it ([`InUse`]) ends first;
-//! then the pods are stopped, in order and for no longer than [`DRAIN_WITHIN`],
-//! because nobody watches over them any more; then containerd. What is left
-//! after that is killed with its control group by whoever clears up.
+//! At a shutdown, first its users end ([`ReadLock`]: the kubelet); then all pods are stopped,
+//! within [`DRAIN_WITHIN`], because nothing manages them any more; then containerd. Processes that
+//! are left after that are killed with their control group by the cleanup.
 //!
-//! Registries: where the extension has `registries/`, containerd reads from
-//! there how each is reached, and from `authorities.pem` who vouches for them.
+//! Registries: if the extension has `registries/`, containerd reads the configuration of registries
+//! from there, and trusted CAs from `authorities.pem`.
 
 mod archive;
 pub(crate) mod config;
 mod connection;
 mod images;
 mod unpacked;
-/// What is sent to containerd and comes back, from `proto/containerd`.
+/// Generated messages and clients of containerd, from `proto/containerd`.
 #[allow(unreachable_pub)] // Generated.
 mod wire {
     pub(super) mod content {
@@ -50,44 +47,43 @@ use hearth_sys::{cgroups, files};
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::program::{self, Dialect, InUse, Profile, Program, Progress};
+use super::program::{self, LogFormat, Profile, Program, Progress, ReadLock};
 
 use config::Config;
 pub(crate) use connection::Connection;
 use unpacked::Unpacked;
 
-/// containerd's control group, with the shims.
+/// Control group of containerd and its shims.
 pub(crate) const GROUP: &str = "containerd";
-/// What a container is given to end by itself.
+/// Time between SIGTERM and SIGKILL of a container.
 const CONTAINER_ENDS_WITHIN: Duration = Duration::from_secs(4);
-/// For all pods to be stopped. With what the kubelet and containerd itself take
-/// to end it stays below the bound after which a runnable is given up, and that
-/// of the machine's way down.
+/// Timeout for stopping all pods. Together with the shutdown of the kubelet and of containerd it is
+/// below the shutdown timeout of a runnable, and below that of the machine.
 const DRAIN_WITHIN: Duration = Duration::from_secs(8);
-/// For the whole end, with what it has unpacked being written: as long as the
-/// machine's way down leaves for it.
+/// Timeout of the whole shutdown, including the sync of unpacked layers: what the shutdown of the
+/// machine leaves for it.
 const END_WITHIN: Duration = Duration::from_secs(24);
-/// Only root of this machine.
+/// File mode: readable by root only.
 const PRIVATE: u32 = 0o600;
 
 const PROFILE: Profile = Profile {
-    dialect: Dialect::Logrus,
+    log_format: LogFormat::Logrus,
     ..Profile::usual(Binary::Containerd)
 };
 
-/// What runs containerd.
+/// Inputs and output of the runnable of containerd.
 pub(crate) struct Worker {
-    /// What all of Kubernetes on this node has.
+    /// Inputs and outputs of Kubernetes on this node.
     pub parts: Arc<crate::Worker>,
     /// The programs.
     pub bundle: Arc<Bundle>,
-    /// Who uses it.
-    pub in_use: InUse,
-    /// Will be written: how containerd fares.
+    /// Held by the users of containerd.
+    pub in_use: ReadLock,
+    /// Output: the state of containerd.
     pub progress: Writer<Progress>,
 }
 
-/// Runs containerd, and ends it when its users have ended.
+/// Runs containerd, and stops it after its users have ended.
 pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     ctx.ends_within(END_WITHIN);
     let root = &worker.parts.root;
@@ -102,7 +98,7 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
         end_by = Some(Instant::now() + END_WITHIN);
         worker.in_use.is_over("the kubelet").await;
         if timeout(DRAIN_WITHIN, drain(&connection)).await.is_err() {
-            tracing::warn!("not all pods have ended within {DRAIN_WITHIN:?}");
+            tracing::warn!("not all pods were stopped within {DRAIN_WITHIN:?}");
         }
     };
     let works = || connection.works();
@@ -111,13 +107,13 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let ended = worker.parts.machine.take(move || unpacked.end());
     match timeout_at(end_by.unwrap_or_else(Instant::now), ended).await {
         Ok(written) => written??,
-        Err(_) => tracing::warn!("not all is on the disk in time: it will be unpacked again"),
+        Err(_) => tracing::warn!("sync timed out: images will be unpacked again"),
     }
     Ok(())
 }
 
 impl Worker {
-    /// Writes its configuration and makes what it wants to find.
+    /// Writes its configuration and creates its control group.
     fn program(&self) -> Result<Program, Failure> {
         let root = &self.parts.root;
         let worker = root.ephemeral.kubernetes().worker();
@@ -139,7 +135,7 @@ impl Worker {
     }
 }
 
-/// How it is started.
+/// The command line.
 fn command(root: &Root, bundle: &Bundle) -> Program {
     let name = Binary::Containerd.name();
     let kubernetes = root.ephemeral.kubernetes();
@@ -152,7 +148,7 @@ fn command(root: &Root, bundle: &Bundle) -> Program {
     program
 }
 
-/// Stops all pods: their containers first, which are given time to end.
+/// Stops all pods, first their containers with a grace period.
 async fn drain(connection: &Connection) {
     let mut stops = JoinSet::new();
     match connection.running().await {
@@ -164,7 +160,7 @@ async fn drain(connection: &Connection) {
                 );
             }
         }
-        Err(status) => tracing::warn!("which containers run: {}", status.message()),
+        Err(status) => tracing::warn!("cannot list containers: {}", status.message()),
     }
     told(stops, "a container").await;
     let mut stops = JoinSet::new();
@@ -175,37 +171,36 @@ async fn drain(connection: &Connection) {
                 stops.spawn(async move { connection.stop_pod(id).await });
             }
         }
-        Err(status) => tracing::warn!("which pods are there: {}", status.message()),
+        Err(status) => tracing::warn!("cannot list pods: {}", status.message()),
     }
     told(stops, "a pod").await;
 }
 
-/// Waits for all of them, and tells what went wrong.
+/// Waits for all calls, and logs errors.
 async fn told(mut stops: JoinSet<Result<(), tonic::Status>>, what: &str) {
     while let Some(stopped) = stops.join_next().await {
         if let Ok(Err(status)) = stopped {
-            tracing::warn!("{what} was not stopped: {}", status.message());
+            tracing::warn!("cannot stop {what}: {}", status.message());
         }
     }
 }
 
-/// What imports the extension's images.
+/// Inputs and output of the runnable that imports images.
 pub(crate) struct Importer {
-    /// What all of Kubernetes on this node has.
+    /// Inputs and outputs of Kubernetes on this node.
     pub parts: Arc<crate::Worker>,
-    /// The images are in it.
+    /// The bundle with the images.
     pub bundle: Arc<Bundle>,
-    /// Will be read: once containerd serves, there is something to import to.
+    /// Input: the state of containerd; the import starts when it is ready.
     pub containerd: Value<Progress>,
-    /// Will be written: whether the images are there.
+    /// Output: whether the images have been imported.
     pub imported: Writer<Imported>,
 }
 
-/// All that can be imported is, or why it is not yet, for an operator.
+/// `Ok` when all images have been imported, or the reason why not, for operators.
 pub(crate) type Imported = Result<(), String>;
 
-/// Has what cannot be believed forgotten, imports what is not there yet, and
-/// ends.
+/// Deletes unpacked layers that may be incomplete, imports missing images, and ends.
 pub(crate) async fn import(ctx: Context, importer: Arc<Importer>) -> Outcome {
     let work = async {
         let mut containerd = importer.containerd.watch();
@@ -219,14 +214,14 @@ pub(crate) async fn import(ctx: Context, importer: Arc<Importer>) -> Outcome {
             if forgotten > 0 {
                 tracing::info!(
                     forgotten,
-                    "what was unpacked may not be on the disk: it is unpacked again"
+                    "deleted snapshots that may be incomplete on the disk"
                 );
             }
             unpacked.believe()?;
         }
         for archive in importer.bundle.images()? {
             for name in images::import(&connection, &archive).await? {
-                tracing::info!(name, "an image of the extension is imported");
+                tracing::info!(name, "imported image of the extension");
             }
         }
         Ok::<_, Failure>(())

@@ -1,4 +1,4 @@
-//! With a real containerd, of the bundle that [`testing`] finds.
+//! Tests with a real containerd, of the bundle that [`testing`] finds.
 
 use std::path::{Path, PathBuf};
 
@@ -11,21 +11,21 @@ use super::*;
 use crate::snapshot::{EmptyBundle, KUBERNETES, check, difference, root};
 use crate::testing;
 
-/// Machines that test many things at once are slow.
+/// Timeout on a busy machine.
 const BOUND: Duration = Duration::from_secs(120);
 const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
-/// A folder with a bundle's tree, or `None`, and says so.
+/// A directory with the tree of a bundle; `None`, with a message, without one.
 fn bundle() -> Option<PathBuf> {
     if !nix::unistd::geteuid().is_root() {
-        testing::skipped("containerd wants to be root");
+        testing::skipped("containerd requires root");
         return None;
     }
     testing::bundle_or_skip()
 }
 
-/// containerd, and the way to it. Its programs want to lie in `/ext`; this one
-/// is started by the bundle's own loader from wherever it lies.
+/// containerd and a connection to it. The bundle's programs are linked for `/ext`; this one is
+/// started with the bundle's dynamic loader from another directory.
 async fn start(bundle: &Path, place: &Path) -> (Child, Connection) {
     let socket = place.join("state/socket");
     let config = Config {
@@ -36,7 +36,7 @@ async fn start(bundle: &Path, place: &Path) -> (Child, Connection) {
         network_plugins: &bundle.join("cni"),
         network: &place.join("network"),
         registries: None,
-        // The test's machine may have other control groups than a node.
+        // The machine of the test may have other control groups than a node.
         group: "",
     };
     let file = place.join("config");
@@ -72,7 +72,7 @@ async fn images_are_imported_once_and_stay() {
     assert_eq!(imported, [config::PAUSE_IMAGE]);
     let again = images::import(&connection, &archive).await.unwrap();
     assert_eq!(again, [] as [String; 0]);
-    // Nothing runs, so there is nothing to stop.
+    // No containers are running, so there is nothing to stop.
     timeout(DRAIN_WITHIN, drain(&connection)).await.unwrap();
     child.terminate(BOUND).await.unwrap();
 
@@ -82,7 +82,7 @@ async fn images_are_imported_once_and_stay() {
     child.terminate(BOUND).await.unwrap();
 }
 
-/// What makes snapshots is the container runtime's; here it is written out.
+/// Snapshots are created by the container runtime; here by direct calls.
 mod wire {
     #[derive(Clone, PartialEq, prost::Message)]
     pub(super) struct Prepare {
@@ -114,7 +114,7 @@ async fn what_is_not_believed_is_forgotten_and_nothing_else() {
     let (mut child, connection) = start(&bundle, place.path()).await;
     images::import(&connection, &archive).await.unwrap();
     let snapshotter = "overlayfs".to_owned();
-    // containerd collects what nothing names, at any moment.
+    // containerd may collect unreferenced content at any moment.
     let id = connection::LEASE.to_owned();
     let path = "/containerd.services.leases.v1.Leases/Create".to_owned();
     let lease = connection::request(CreateRequest { id });

@@ -1,18 +1,17 @@
-//! Whether what containerd has unpacked is on the disk.
+//! Whether the layers that containerd has unpacked are complete on the disk.
 //!
-//! containerd notes that a layer is unpacked before the layer's files are on
-//! the disk, and never looks at them again. So after a power cut an image may
-//! consist of empty files, in that boot and in each later one. The layers as
-//! they came are written through, and named by their digests.
+//! containerd records that a layer has been unpacked before the layer's files are on the disk, and
+//! does not check them later. So after a power cut an image may consist of empty files, in that
+//! boot and in each later one. The compressed layers are not affected: they are synced, and
+//! identified by their digests.
 //!
-//! So what was unpacked is believed if containerd has ended in order and the
-//! whole file system was written after that, of which there is a note on the
-//! disk. Otherwise all of it is forgotten before anybody uses it; whoever wants
-//! an image first has it unpacked again.
+//! So unpacked layers are trusted only if containerd was shut down cleanly and the file system was
+//! synced after that, which is recorded by a marker file on the disk. Otherwise all of them are
+//! deleted before they are used; an image is unpacked again when it is first needed.
 //!
-//! The note is taken away before containerd starts. That it was there, or that
-//! everything was forgotten, is remembered in memory for as long as the role is
-//! held in this boot: containerd may end and start again under its pods.
+//! The marker is removed before containerd starts. That it existed, or that all layers were
+//! deleted, is recorded in memory for as long as the role is assigned in this boot: containerd may
+//! be restarted while its pods run.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -29,26 +28,26 @@ use super::wire::snapshots::{
 };
 
 const SNAPSHOTS: &str = "/containerd.services.snapshots.v1.Snapshots";
-/// containerd's way to put layers together, the only one here.
+/// The only snapshotter that is enabled.
 const SNAPSHOTTER: &str = "overlayfs";
-/// For one call; emulated disks are slow, and a layer has thousands of files.
+/// Timeout of a call; emulated disks are slow, and a layer has thousands of files.
 const CALL_BOUND: Duration = Duration::from_secs(60);
-/// Only root of this machine.
+/// File mode: readable by root only.
 const PRIVATE: u32 = 0o600;
 
-/// See the module.
+/// The state of the unpacked layers.
 #[derive(Clone, Debug)]
 pub(super) struct Unpacked {
-    /// containerd's own.
+    /// containerd's directory.
     directory: PathBuf,
-    /// On the disk: all of it is there, too.
+    /// Marker on the disk: all layers were synced.
     note: PathBuf,
-    /// In memory: it was, or there is nothing of it.
+    /// Marker in memory: the layers can be trusted.
     believed: PathBuf,
 }
 
 impl Unpacked {
-    /// Of this node.
+    /// The state on this node.
     pub(super) fn of(root: &Root) -> Self {
         Self {
             directory: root.data.containerd(),
@@ -57,7 +56,7 @@ impl Unpacked {
         }
     }
 
-    /// Before containerd starts. Blocks on the disk.
+    /// To be called before containerd starts. Blocks on the disk.
     pub(super) fn begin(&self) -> Result<(), FileError> {
         if self.note.exists() {
             self.believe()?;
@@ -66,17 +65,17 @@ impl Unpacked {
         Ok(())
     }
 
-    /// Whether it can be used.
+    /// Whether the unpacked layers can be trusted.
     pub(super) fn is_believed(&self) -> bool {
         self.believed.exists()
     }
 
-    /// From now on it can.
+    /// Records that the unpacked layers can be trusted from now on.
     pub(super) fn believe(&self) -> Result<(), FileError> {
         files::write_atomic(&self.believed, b"", PRIVATE)
     }
 
-    /// When containerd has ended in order. Blocks until all is on the disk.
+    /// To be called after containerd was shut down cleanly. Blocks until all data is on the disk.
     pub(super) fn end(&self) -> Result<(), FileError> {
         if !self.is_believed() {
             return Ok(());
@@ -86,8 +85,8 @@ impl Unpacked {
     }
 }
 
-/// Has containerd forget everything that is unpacked, and the files that
-/// containers of earlier boots have changed. Tells how many there were.
+/// Deletes all snapshots: unpacked layers, and the files that containers of earlier boots have
+/// changed. Returns their number.
 pub(super) async fn forget(connection: &Connection) -> Result<usize, Status> {
     let list = ListSnapshotsRequest {
         snapshotter: SNAPSHOTTER.to_owned(),
@@ -111,7 +110,7 @@ pub(super) async fn forget(connection: &Connection) -> Result<usize, Status> {
     Ok(names.len())
 }
 
-/// Their names, none before one that builds on it.
+/// The names of the snapshots, each after its children.
 fn leaves_first(all: Vec<Info>) -> Vec<String> {
     let mut above: HashMap<String, usize> = HashMap::new();
     for info in &all {
@@ -161,20 +160,20 @@ mod tests {
         boot();
         unpacked.begin().unwrap();
         assert!(!unpacked.is_believed(), "nobody knows what is there");
-        // It ends before that was cleared up.
+        // It ends before the layers were deleted.
         unpacked.end().unwrap();
         boot();
         unpacked.begin().unwrap();
         assert!(!unpacked.is_believed());
         unpacked.believe().unwrap();
-        // Alone, under its pods.
+        // containerd alone is restarted.
         unpacked.begin().unwrap();
         assert!(unpacked.is_believed());
         unpacked.end().unwrap();
         boot();
         unpacked.begin().unwrap();
         assert!(unpacked.is_believed());
-        // Without an end.
+        // A boot without a clean shutdown.
         boot();
         unpacked.begin().unwrap();
         assert!(!unpacked.is_believed());

@@ -1,4 +1,4 @@
-//! What the programs of the control plane show and trust, as files in memory.
+//! Certificates and keys of the control-plane programs, as files in memory.
 
 use std::path::PathBuf;
 
@@ -6,10 +6,10 @@ use hearth_host::layout::{EphemeralController, KeyFiles, Root};
 use hearth_host::pki::kubernetes::{Authorities, KeyAndCertificate, KubernetesPkiError};
 use hearth_sys::files::{self, FileError};
 
-/// Only root of this machine.
+/// File mode: readable by root only.
 const PRIVATE: u32 = 0o600;
 
-/// Where they lie.
+/// The directory of the files.
 #[derive(Clone, Debug)]
 pub(super) struct Files {
     directory: EphemeralController,
@@ -22,7 +22,7 @@ impl Files {
         }
     }
 
-    /// Writes what does not end before the authorities do.
+    /// Writes the files that are valid as long as the CAs.
     pub(super) fn prepare(&self, authorities: &Authorities) -> Result<(), FileError> {
         files::create_dir_durably(self.directory.path(), 0o700)?;
         let key = authorities.service_accounts();
@@ -38,7 +38,7 @@ impl Files {
         files::write_atomic(&path, private.expose().as_bytes(), PRIVATE)
     }
 
-    /// Writes a certificate and its key, under a name.
+    /// Writes a certificate and its key under a name.
     pub(super) fn save(
         &self,
         whose: &str,
@@ -49,32 +49,32 @@ impl Files {
         issued.save(&keys.certificate(), &keys.key())
     }
 
-    /// Where they are written.
+    /// Paths of a certificate and its key.
     pub(super) fn pair(&self, whose: &str) -> KeyFiles {
         self.directory.keys(whose)
     }
 
-    /// Kubernetes' authority.
+    /// Certificate of the Kubernetes CA.
     pub(super) fn ca(&self) -> PathBuf {
         self.directory.ca()
     }
 
-    /// Of those who pass requests on.
+    /// Certificate of the front-proxy CA.
     pub(super) fn front_proxy_ca(&self) -> PathBuf {
         self.directory.front_proxy_ca()
     }
 
-    /// Proves tokens.
+    /// Public key that verifies service account tokens.
     pub(super) fn service_accounts(&self) -> PathBuf {
         self.directory.service_accounts()
     }
 
-    /// Signs tokens. Secret.
+    /// Private key that signs service account tokens. Secret.
     pub(super) fn service_account_key(&self) -> PathBuf {
         self.directory.service_account_key()
     }
 
-    /// Where the API server is, for a program. Secret.
+    /// kubeconfig of a program. Secret.
     pub(super) fn kubeconfig(&self, whose: &str) -> PathBuf {
         self.directory.kubeconfig(whose)
     }

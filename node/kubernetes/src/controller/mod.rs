@@ -1,19 +1,18 @@
-//! The control plane of Kubernetes on this node: an API server on the local
-//! etcd, and controller-manager and scheduler that speak to that API server.
+//! The Kubernetes control plane on this node: an API server on the local etcd, and
+//! controller-manager and scheduler, which use this API server.
 //!
-//! Each of the programs is a runnable of its own and starts, fails and is
-//! renewed alone. Whatever a program shows or trusts is issued anew when it
-//! starts, from the authorities in etcd, and lies in memory: a program ends in
-//! order and starts again when its certificates are two thirds through their
-//! life, or when the node has another address. Nothing of it is on the disk, so
-//! nothing is left of a role that is gone.
+//! Each program is a runnable of its own and starts, fails and renews its certificates
+//! independently. Its certificates are issued when it starts, from the CAs in etcd, and are stored
+//! in memory: a program is restarted when its certificates are two thirds through their lifetime,
+//! or when the address of the node changes. Nothing of it is on the disk, so nothing is left when
+//! the role has been removed.
 //!
-//! On several controllers all API servers serve at once; of the others, and of
-//! the [`reconciler`], one of each works, which they settle by leases in the API. They speak to the API
-//! server of their own node: a controller that is cut off leads nobody.
+//! With several controllers, all API servers are active; of the other programs, and of the
+//! [`reconciler`], one of each is the leader, elected with leases in the API. They use the API
+//! server of their own node: a controller that is cut off cannot be leader.
 //!
-//! The API server is of use where etcd is, so the node must be a consensus
-//! member; until its etcd serves, nothing starts, and says so.
+//! The API server needs the local etcd, so the node has to be a consensus member. Until its etcd
+//! serves, nothing is started, and the condition says so.
 
 mod files;
 mod programs;
@@ -33,12 +32,12 @@ use hearth_host::bundle::{Binary, Bundle};
 use hearth_host::handover::MemberData;
 use hearth_host::pki::kubernetes::{Authorities, Certificate};
 
-use super::program::{self, InUse, Profile, Progress};
-use super::{Standing, Worker, reconciler, store};
+use super::program::{self, Profile, Progress, ReadLock};
+use super::{RoleCondition, Worker, reconciler, store};
 
 use files::Files;
 
-/// The ports of this machine at which the programs serve.
+/// The ports of the programs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ports {
     pub apiserver: u16,
@@ -56,7 +55,7 @@ impl Default for Ports {
     }
 }
 
-/// What the parts of a controller share.
+/// The state that the parts of a controller share.
 struct Controller {
     parts: Arc<Worker>,
     bundle: Arc<Bundle>,
@@ -64,19 +63,18 @@ struct Controller {
     member: MemberData,
     authorities: Authorities,
     files: Files,
-    /// Kubernetes' own part of etcd.
+    /// The namespace of Kubernetes in etcd.
     store: NamespacedClient,
     /// Held by the API server.
-    store_in_use: InUse,
-    /// Whether there is room in it.
+    store_in_use: ReadLock,
+    /// Whether the store has free capacity.
     room: Writer<Capacity>,
-    /// Whether the API server of this node works.
+    /// The state of the API server on this node.
     apiserver: Value<Progress>,
 }
 
 impl Controller {
-    /// Waits until the API server works. Whoever asks it for more than that
-    /// before, takes the processors from it while it makes itself ready.
+    /// Waits until the API server is ready. Earlier requests would take CPU time from its start.
     async fn serves(&self) -> Result<(), event::Closed> {
         let mut progress = self.apiserver.watch();
         let serves = progress.wait_for(|progress| *progress == Progress::Serving);
@@ -84,13 +82,13 @@ impl Controller {
     }
 }
 
-/// Runs below the role's gate; ends by an error only.
+/// Runs the parts of a controller as children of the role's supervisor. Returns only on an error.
 pub(crate) async fn run(
     ctx: &Context,
     parts: &Arc<Worker>,
     bundle: Arc<Bundle>,
     ports: Ports,
-    standing: &Writer<Standing>,
+    standing: &Writer<RoleCondition>,
 ) -> Outcome {
     let member = parts.member.watch().next().await?;
     let (pki, store) = reach_consensus(parts, standing).await?;
@@ -116,7 +114,7 @@ pub(crate) async fn run(
         authorities,
         files: shared,
         store,
-        store_in_use: InUse::default(),
+        store_in_use: ReadLock::default(),
         room: event::value().0,
         apiserver: progresses[0].value(),
     });
@@ -158,7 +156,7 @@ pub(crate) async fn run(
             reconciler::controller::on_controller(ctx, reconciler).await
         }
     })?;
-    // The children are all there; how they fare is told by the condition.
+    // All children are started; their state is reported by the condition.
     ctx.healthy();
     tell(
         profiles.map(|profile| profile.binary),
@@ -173,7 +171,7 @@ pub(crate) async fn run(
 /// Waits until etcd serves on this node and the node belongs to its cluster.
 async fn reach_consensus(
     parts: &Worker,
-    standing: &Writer<Standing>,
+    standing: &Writer<RoleCondition>,
 ) -> Result<(NamespacedClient, NamespacedClient), Failure> {
     let mut consensus = parts.consensus.watch();
     let mut states = parts.cluster_state.watch();
@@ -184,7 +182,7 @@ async fn reach_consensus(
             .and_then(|pki| Ok((pki, client(ConsensusUser::Kubernetes)?)));
         match clients {
             Ok(clients) => return Ok(clients),
-            Err(why) => standing.set(Standing::unmet("WaitingForConsensus", why.to_string())),
+            Err(why) => standing.set(RoleCondition::unmet("WaitingForConsensus", why.to_string())),
         }
         tokio::select! {
             changed = consensus.next() => drop(changed?),
@@ -193,14 +191,14 @@ async fn reach_consensus(
     }
 }
 
-/// Tells how the role stands, as the programs do, the store, and the objects
-/// that users count on.
+/// Updates the condition of the role from the states of the programs, the store, and the objects
+/// that users rely on.
 async fn tell(
     programs: [Binary; 3],
     progresses: [Value<Progress>; 3],
     room: Value<Capacity>,
     objects: Value<Progress>,
-    standing: &Writer<Standing>,
+    standing: &Writer<RoleCondition>,
 ) -> Outcome {
     let mut watchers = progresses.each_ref().map(Value::watch);
     let (mut rooms, mut made) = (room.watch(), objects.watch());
@@ -219,19 +217,19 @@ async fn tell(
     }
 }
 
-/// The first that fails, else a store without room, else the first that is not
-/// there yet; the objects at last, which come from the programs.
+/// The first program that fails; otherwise a full store; otherwise the first program that is
+/// starting; last the objects, which depend on the programs.
 fn judge(
     programs: impl Iterator<Item = (Binary, Option<Progress>)>,
     room: Option<Capacity>,
     objects: Option<Progress>,
-) -> Standing {
+) -> RoleCondition {
     let mut starting = None;
     for (binary, progress) in programs {
         match progress {
             Some(Progress::Serving) => {}
             Some(Progress::Failing(why)) => {
-                return Standing::unmet("Failing", format!("{}: {why}", binary.name()));
+                return RoleCondition::unmet("Failing", format!("{}: {why}", binary.name()));
             }
             Some(Progress::Starting) | None => {
                 starting.get_or_insert(binary);
@@ -241,26 +239,27 @@ fn judge(
     if let Some(Capacity::Full { in_use, limit }) = room {
         let [in_use, limit] = [in_use, limit].map(|bytes| bytes >> 20);
         let message = format!(
-            "Kubernetes may not write: {in_use} MiB of the store were in use, of {limit} up to \
-             which it may. Objects can be deleted; what has changed counts for five minutes"
+            "writes of Kubernetes are rejected: {in_use} MiB of etcd are in use, the limit is \
+             {limit} MiB. Delete objects; their space is free once the history has been compacted, \
+             after five minutes"
         );
-        return Standing::unmet("StoreFull", message);
+        return RoleCondition::unmet("StoreFull", message);
     }
     if let Some(binary) = starting {
-        return Standing::unmet("Starting", format!("{} starts", binary.name()));
+        return RoleCondition::unmet("Starting", format!("{} is starting", binary.name()));
     }
     match objects {
-        Some(Progress::Serving) => Standing::Met,
+        Some(Progress::Serving) => RoleCondition::Met,
         Some(Progress::Failing(why)) => {
-            Standing::unmet("Failing", format!("the cluster's first objects: {why}"))
+            RoleCondition::unmet("Failing", format!("cannot apply {why}"))
         }
         Some(Progress::Starting) | None => {
-            Standing::unmet("Starting", "the cluster's first objects are made")
+            RoleCondition::unmet("Starting", "applying the objects of the cluster")
         }
     }
 }
 
-/// One program with all that it needs, until that is not good any more.
+/// Runs one program until its configuration is outdated.
 async fn keep(
     ctx: Context,
     all: Arc<Controller>,
@@ -270,8 +269,8 @@ async fn keep(
     let binary = profile.binary;
     let ready = async {
         if binary != Binary::Apiserver {
-            // They would give up without one. The controller-manager would do so
-            // even as the one that leads, and be waited for by all others.
+            // Without an API server they would exit. The controller-manager would do so even while
+            // it is the leader, and the others would wait for its lease to expire.
             all.serves().await?;
         }
         let address = all.parts.address.watch().next().await?;
@@ -292,7 +291,7 @@ async fn keep(
     program::run_until_outdated(&ctx, &prepared.program, log, &progress, probe, outdated).await
 }
 
-/// Waits until a program has to start again with other files, and says why.
+/// Waits until a program has to be restarted with new files; returns the reason.
 async fn outdated(
     all: &Controller,
     binary: Binary,
@@ -301,10 +300,10 @@ async fn outdated(
 ) -> Result<&'static str, event::Closed> {
     let mut addresses = all.parts.address.watch();
     tokio::select! {
-        // Only the API server is reached from elsewhere.
+        // Only the API server is reached from other machines.
         moved = addresses.wait_for(|now| *now != address), if binary == Binary::Apiserver => {
             moved.map(|_| "the node's address has changed")
         }
-        () = all.parts.calendar.reaches(renew_at) => Ok("it gets new certificates"),
+        () = all.parts.calendar.reaches(renew_at) => Ok("its certificates are due for renewal"),
     }
 }

@@ -1,5 +1,4 @@
-//! What each program of the control plane is told, and how it is asked whether
-//! it works.
+//! Command lines, certificates and health probes of the control-plane programs.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -14,34 +13,34 @@ use hearth_kubernetes_api::Client;
 
 use super::super::access;
 use super::super::kubeconfig::{Credentials, Kubeconfig};
-use super::super::program::{Profile, Program, Thresholds, Unwell, probe};
+use super::super::program::{ProbeFailure, Profile, Program, Thresholds, probe};
 use super::super::store;
 use super::files::Files;
 use super::{Controller, Ports};
 
-/// Controllers that work on what only clouds or other ways to certificates
-/// have.
+/// The enabled controllers: all without those for clouds, bootstrap tokens and certificate signing
+/// requests, and without `ttl`.
 const CONTROLLERS: &str = "*,-bootstrapsigner,-tokencleaner,-csrsigning,-csrapproving,-csrcleaner,\
                            -cloud-node-lifecycle,-route,-service,-ttl";
-/// How long whoever leads may be silent, must be able to renew, and how often
-/// it is tried: machines may be slow for a while.
+/// Leader election: lease duration, renewal deadline and retry period. They are longer than the
+/// defaults, because machines may be slow for a while.
 const LEADING: [(&str, &str); 3] = [
     ("leader-elect-lease-duration", "45s"),
     ("leader-elect-renew-deadline", "35s"),
     ("leader-elect-retry-period", "5s"),
 ];
-/// A node that has said nothing for so long is taken for gone.
+/// A node whose kubelet has not reported for this time is not ready.
 const NODE_GRACE: &str = "60s";
 
-/// Under which names there are certificates with their keys: that of the API
-/// server itself, those by which it speaks to kubelets and to servers behind it.
-/// controller-manager and scheduler have theirs under their own names.
+/// Names of the API server's key pairs: its serving certificate, and its client certificates for
+/// kubelets and for extension API servers. Those of controller-manager and scheduler have the names
+/// of the programs.
 const SERVING: &str = "apiserver";
 const KUBELETS: &str = "kubelets";
 const FRONT_PROXY: &str = "front-proxy";
 
-/// Without a quorum no API server is ready, and none that starts becomes so; the
-/// one that runs knows what it has read.
+/// Without a quorum no API server is ready, and a restarted one would not become ready; a running
+/// one has its caches.
 pub(super) const APISERVER: Profile = Profile {
     health: Thresholds {
         unhealthy_after: Duration::from_secs(1800),
@@ -52,23 +51,23 @@ pub(super) const APISERVER: Profile = Profile {
 pub(super) const CONTROLLER_MANAGER: Profile = Profile::usual(Binary::ControllerManager);
 pub(super) const SCHEDULER: Profile = Profile::usual(Binary::Scheduler);
 
-/// A program that is ready to start.
+/// A program that can be started.
 pub(super) struct Prepared {
     pub program: Program,
-    /// When its certificates should be new ones.
+    /// When its certificates are due for renewal.
     pub renew_at: SystemTime,
     asked: Client,
     path: &'static str,
 }
 
 impl Prepared {
-    /// Asks whether it works.
-    pub(super) async fn probe(&self) -> Result<(), Unwell> {
+    /// Probes its health.
+    pub(super) async fn probe(&self) -> Result<(), ProbeFailure> {
         probe::https(&self.asked, self.path).await
     }
 }
 
-/// Issues and writes what the program needs.
+/// Issues certificates and writes the files that the program needs.
 pub(super) fn prepare(
     all: &Controller,
     profile: Profile,
@@ -96,7 +95,7 @@ fn prepare_apiserver(
     let renew_at = issue(SERVING, &Certificate::ApiServer { node, address })?;
     issue(KUBELETS, &Certificate::ApiServerKubeletClient)?;
     issue(FRONT_PROXY, &Certificate::FrontProxyClient)?;
-    // Kept nowhere: it asks whether the server works, as somebody who may.
+    // For the probe, which needs a user that may read `/readyz`. Not written to a file.
     let asker = all.authorities.issue(&Certificate::Reconciler, now)?;
     Ok(Prepared {
         program: apiserver(&all.bundle, &all.parts.root, all.ports, address),
@@ -109,7 +108,7 @@ fn prepare_apiserver(
     })
 }
 
-/// controller-manager and scheduler differ in little.
+/// The same for controller-manager or scheduler.
 fn prepare_companion(
     all: &Controller,
     profile: Profile,
@@ -128,8 +127,8 @@ fn prepare_companion(
         credentials: Credentials::Embedded(&speaks),
     }
     .save(&all.files.kubeconfig(name))?;
-    // It serves nobody but this machine; the name of the machine's own server
-    // is as good as any.
+    // It serves on loopback only, so the kind of certificate does not matter: that of the API
+    // server is used.
     let serving = all.authorities.issue(
         &Certificate::ApiServer {
             node: all.member.node_id,
@@ -147,10 +146,10 @@ fn prepare_companion(
     })
 }
 
-/// How the API server is started, with the files that are prepared for it.
+/// The command line of the API server, with the paths of its files.
 fn apiserver(bundle: &Bundle, root: &Root, ports: Ports, address: IpAddr) -> Program {
     let work = root.ephemeral.kubernetes();
-    // Its way to etcd is a name below its working directory.
+    // The etcd socket is relative to its working directory.
     let mut program = Program::new(bundle, APISERVER, &work.store());
     let issuer = format!("https://kubernetes.default.svc.{KUBERNETES_DOMAIN}");
     let any: IpAddr = match address {
@@ -163,13 +162,13 @@ fn apiserver(bundle: &Bundle, root: &Root, ports: Ports, address: IpAddr) -> Pro
     for (name, value) in [
         ("etcd-servers", OsString::from(store::url())),
         ("etcd-prefix", "/registry".into()),
-        // The store is shared: it compacts itself.
+        // The store is shared and compacted by Hearth.
         ("etcd-compaction-interval", "0".into()),
         ("advertise-address", address.to_string().into()),
         ("bind-address", any.to_string().into()),
         ("secure-port", ports.apiserver.to_string().into()),
         ("service-cluster-ip-range", SERVICE_NETWORK.into()),
-        // Several API servers find each other by leases, however many.
+        // The endpoints of the API servers follow from leases, however many servers there are.
         ("endpoint-reconciler-type", "lease".into()),
         ("tls-cert-file", serving.certificate().into()),
         ("tls-private-key-file", serving.key().into()),
@@ -179,7 +178,7 @@ fn apiserver(bundle: &Bundle, root: &Root, ports: Ports, address: IpAddr) -> Pro
         ("kubelet-certificate-authority", files.ca().into()),
         ("kubelet-client-certificate", kubelets.certificate().into()),
         ("kubelet-client-key", kubelets.key().into()),
-        // Names of nodes are known to nodes, by a file that Go does not watch.
+        // Hostnames of nodes are resolved on nodes only, from a file that Go does not reload.
         ("kubelet-preferred-address-types", "InternalIP".into()),
         ("service-account-key-file", files.service_accounts().into()),
         (
@@ -203,10 +202,10 @@ fn apiserver(bundle: &Bundle, root: &Root, ports: Ports, address: IpAddr) -> Pro
         ("proxy-client-key-file", front_proxy.key().into()),
         ("authorization-mode", "Node,RBAC".into()),
         ("enable-admission-plugins", "NodeRestriction".into()),
-        // What a pod may ask for is for the cluster's own rules to say.
+        // Which pods may be privileged is up to the policies of the cluster.
         ("allow-privileged", "true".into()),
         ("profiling", "false".into()),
-        // Where it would make a certificate, had it none.
+        // It would generate a certificate there if it had none.
         ("cert-dir", work.work(program.name()).into()),
     ] {
         program = program.flag(name, value);
@@ -217,7 +216,7 @@ fn apiserver(bundle: &Bundle, root: &Root, ports: Ports, address: IpAddr) -> Pro
     program
 }
 
-/// The same of controller-manager or scheduler.
+/// The command line of controller-manager or scheduler.
 fn companion(bundle: &Bundle, root: &Root, ports: Ports, profile: Profile) -> Program {
     let name = profile.binary.name();
     let work = root.ephemeral.kubernetes().work(name);
@@ -255,7 +254,7 @@ fn companion(bundle: &Bundle, root: &Root, ports: Ports, profile: Profile) -> Pr
             ),
             ("root-ca-file", files.ca().into()),
             ("use-service-account-credentials", "true".into()),
-            // The curators give each node its range.
+            // The curators assign the pod networks.
             ("allocate-node-cidrs", "false".into()),
             ("node-monitor-grace-period", NODE_GRACE.into()),
             ("controllers", CONTROLLERS.into()),
@@ -266,7 +265,7 @@ fn companion(bundle: &Bundle, root: &Root, ports: Ports, profile: Profile) -> Pr
     program
 }
 
-/// Where it serves.
+/// The port of controller-manager or scheduler.
 const fn companion_port(profile: Profile, ports: Ports) -> u16 {
     match profile.binary {
         Binary::ControllerManager => ports.controller_manager,
@@ -274,12 +273,12 @@ const fn companion_port(profile: Profile, ports: Ports) -> u16 {
     }
 }
 
-/// Of a server on this machine.
+/// URL of a server on this machine.
 pub(super) fn url(address: IpAddr, port: u16) -> String {
     format!("https://{}", SocketAddr::new(address, port))
 }
 
-/// Of the same family, which is all that the server listens on.
+/// The loopback address of the same family: the server listens on this family only.
 fn loopback(address: IpAddr) -> IpAddr {
     match address {
         IpAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),

@@ -1,6 +1,5 @@
-//! A controller of the real programs on a real etcd, on this machine, where
-//! there is a bundle (`cargo xtask kubernetes`); without it the tests say that
-//! they are skipped.
+//! A controller with the real programs and a real etcd on this machine. The tests need a bundle
+//! (`cargo xtask kubernetes`) and are skipped without it.
 
 use std::net::{Ipv4Addr, TcpListener};
 use std::path::{Path, PathBuf};
@@ -8,22 +7,22 @@ use std::time::{Duration, UNIX_EPOCH};
 
 use hearth_api::testing::TestClock;
 use hearth_base::event::Watcher;
-use hearth_base::testing::Alone;
+use hearth_base::testing::TestSupervisor;
 use hearth_consensus::testing::Site;
 use hearth_host::extensions::Extensions;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use super::*;
-use crate::calendar::Calendar;
+use crate::calendar::CertificateClock;
 use crate::testing;
 use crate::tests::Fake;
 
-/// Of a machine with other things to do.
+/// Timeout on a busy machine.
 const SLOW: Duration = Duration::from_secs(300);
 /// In seconds.
 const DAY: u64 = 24 * 3600;
-/// Where API servers tell that they are there.
+/// The etcd prefix under which API servers register.
 const SERVERS: &str = "/registry/masterleases/";
 
 const ALL: [Binary; 3] = [
@@ -48,8 +47,8 @@ fn free_ports() -> Ports {
     }
 }
 
-/// The processes of a program that this test has started: those that work
-/// below its root.
+/// The processes of a program that this test has started: those with a working directory below its
+/// root.
 fn pids(root: &Path, binary: Binary) -> Vec<i32> {
     let processes = std::fs::read_dir("/proc").unwrap();
     let ids = processes.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse::<i32>().ok());
@@ -71,18 +70,18 @@ async fn slowly<T>(what: &str, future: impl Future<Output = T>) -> T {
     }
 }
 
-/// A control plane of the real programs that works.
+/// A control plane with the real programs.
 struct Plane {
     site: Site,
     etcd: hearth_consensus::testing::Running,
     fake: Fake,
-    alone: Alone,
-    standings: Watcher<Standing>,
+    alone: TestSupervisor,
+    standings: Watcher<RoleCondition>,
 }
 
 impl Plane {
-    /// None where there is no bundle.
-    async fn start(calendar: Calendar) -> Option<Self> {
+    /// `None` without a bundle.
+    async fn start(calendar: CertificateClock) -> Option<Self> {
         let bundle = bundle()?;
         let site = Site::new();
         site.state
@@ -94,9 +93,9 @@ impl Plane {
         fake.address.set(Ipv4Addr::LOCALHOST.into());
         fake.consensus.set(Some(etcd.handle().handle()));
         let (ports, parts) = (free_ports(), fake.parts.clone());
-        let standing = Arc::new(event::value::<Standing>().0);
+        let standing = Arc::new(event::value::<RoleCondition>().0);
         let standings = standing.value().watch();
-        let alone = Alone::run(move |ctx| {
+        let alone = TestSupervisor::run(move |ctx| {
             let (parts, bundle, standing) = (parts.clone(), bundle.clone(), standing.clone());
             async move {
                 ctx.until_cancelled(run(&ctx, &parts, bundle, ports, &standing))
@@ -117,14 +116,14 @@ impl Plane {
     async fn works(&mut self, what: &str) {
         let met = self
             .standings
-            .wait_for(|standing| *standing == Standing::Met);
+            .wait_for(|standing| *standing == RoleCondition::Met);
         slowly(what, met).await.unwrap();
     }
 
     async fn does_not_work(&mut self, what: &str) {
         let failed = self
             .standings
-            .wait_for(|standing| *standing != Standing::Met);
+            .wait_for(|standing| *standing != RoleCondition::Met);
         slowly(what, failed).await.unwrap();
     }
 
@@ -132,7 +131,7 @@ impl Plane {
         self.fake.parts.root.ephemeral.path()
     }
 
-    /// The one process of a program.
+    /// The process ID of a program.
     fn one(&self, binary: Binary) -> i32 {
         let found = pids(self.root(), binary);
         assert_eq!(found.len(), 1, "{binary:?}: {found:?}");
@@ -144,7 +143,7 @@ impl Plane {
         let handle = self.etcd.handle();
         let store = handle.root().namespaced(ConsensusUser::Kubernetes);
         let servers = async || store.list(SERVERS).await.unwrap().records.len();
-        // It signs on by itself, some time after it has told that it is ready.
+        // It registers itself some time after it has become ready.
         slowly("the API server has signed on", async {
             while servers().await == 0 {
                 tokio::time::sleep(Duration::from_millis(50)).await;
@@ -156,8 +155,8 @@ impl Plane {
         for binary in ALL {
             assert_eq!(pids(&root, binary), [] as [i32; 0], "{binary:?}");
         }
-        // Its way to the store was there until the API server had ended.
-        assert_eq!(servers().await, 0, "it has not signed off");
+        // Its access to etcd was available until the API server had ended.
+        assert_eq!(servers().await, 0, "it has not deregistered");
         self.etcd.stop().await;
         drop(self.site);
     }
@@ -165,11 +164,11 @@ impl Plane {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn the_control_plane_serves_survives_the_death_of_a_part_and_ends() {
-    let calendar = Calendar::of_this_machine();
+    let calendar = CertificateClock::of_this_machine();
     let Some(mut plane) = Plane::start(calendar).await else {
         return;
     };
-    // It keeps what it keeps in its own part of the store, and nowhere else.
+    // Its data is in its own namespace of etcd only.
     let root = plane.etcd.handle();
     let store = root.root().namespaced(ConsensusUser::Kubernetes);
     let kept = store.list("registry/").await.unwrap();
@@ -189,13 +188,13 @@ async fn the_control_plane_serves_survives_the_death_of_a_part_and_ends() {
     plane.stop().await;
 }
 
-/// Certificates last for 30 days, and 20 of them go by.
+/// Certificates are valid for 30 days, of which 20 pass.
 #[tokio::test(flavor = "multi_thread")]
 async fn programs_whose_certificates_are_due_start_again_with_new_ones() {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
     let clock = TestClock::new();
     clock.set(now.as_secs());
-    let calendar = Calendar::by(clock.clone(), Duration::from_millis(50));
+    let calendar = CertificateClock::by(clock.clone(), Duration::from_millis(50));
     let Some(mut plane) = Plane::start(calendar).await else {
         return;
     };
@@ -234,7 +233,7 @@ fn a_full_store_is_told_when_nothing_is_worse() {
         limit: 768 << 20,
     });
     for programs in [Some(Progress::Serving), Some(Progress::Starting), None] {
-        let Standing::Unmet { reason, message } = judge(all(programs), full, None) else {
+        let RoleCondition::Unmet { reason, message } = judge(all(programs), full, None) else {
             panic!("it is met");
         };
         assert_eq!(reason, "StoreFull");
@@ -247,7 +246,7 @@ fn a_full_store_is_told_when_nothing_is_worse() {
     assert!(
         matches!(
             failing,
-            Standing::Unmet {
+            RoleCondition::Unmet {
                 reason: "Failing",
                 ..
             }
@@ -263,12 +262,12 @@ fn a_controller_stands_when_the_objects_are_there_that_users_count_on() {
             .into_iter()
     };
     let now = |objects| judge(programs(), Some(Capacity::Enough), objects);
-    assert_eq!(now(Some(Progress::Serving)), Standing::Met);
-    let made = "the cluster's first objects are made";
-    assert_eq!(now(None), Standing::unmet("Starting", made));
-    let why = "the cluster's first objects: StorageClass local: denied";
+    assert_eq!(now(Some(Progress::Serving)), RoleCondition::Met);
+    let made = "applying the objects of the cluster";
+    assert_eq!(now(None), RoleCondition::unmet("Starting", made));
+    let why = "cannot apply StorageClass local: denied";
     assert_eq!(
         now(Some(Progress::Failing("StorageClass local: denied".into()))),
-        Standing::unmet("Failing", why)
+        RoleCondition::unmet("Failing", why)
     );
 }

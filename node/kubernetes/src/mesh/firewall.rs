@@ -1,13 +1,13 @@
-//! The rules about packets of pods, in a chain of our own in two tables.
+//! iptables rules for packets of pods, in a chain of our own in two tables.
 //!
 //! | table | rule |
 //! |---|---|
-//! | nat | what pods send to anyone but pods leaves with the node's own address: nobody else knows the way back |
-//! | mangle | what claims to come from a pod, and comes neither from the bridge nor by the mesh, is dropped: the network between the nodes could forge it |
-//! | mangle | the same of what goes to a service's address, which is for pods and the nodes themselves: by it, anyone out there would be let in |
+//! | nat | packets from pods to other addresses than pods are masqueraded, because other machines have no route back |
+//! | mangle | packets with the source address of a pod that arrive neither from the bridge nor from the mesh are dropped: they could be forged by the network between the nodes |
+//! | mangle | the same for packets to the address of a service: services are for pods and nodes only, other machines would have access otherwise |
 //!
-//! The chains are made whole before anything leads to them, and are left alone
-//! while they are what they should be, so that there is no moment without them.
+//! The chains are complete before jumps to them are added, and are not changed while they are
+//! correct, so there is no moment without the rules.
 
 use hearth_api::names::{POD_NETWORK, SERVICE_NETWORK};
 use hearth_host::networking::PodRange;
@@ -17,20 +17,20 @@ use super::{BRIDGE, LINK};
 
 const CHAIN: &str = "HEARTH-PODS";
 
-/// See the module.
+/// Sets up and removes the rules.
 #[derive(Clone, Debug)]
 pub(super) struct Firewall {
     /// The program.
     pub iptables: Iptables,
 }
 
-/// A table: the rules of our chain, and what leads to it.
+/// A table: the rules of our chain, and the jumps to it.
 struct Table {
     name: &'static str,
     from: &'static str,
-    /// Before our chain is the first rule there, or after the last one.
+    /// `-I` or `-A`: whether the jump is the first or the last rule there.
     place: &'static str,
-    /// What is led to it.
+    /// Matches of the jumps.
     only: &'static [&'static [&'static str]],
     rules: Vec<Vec<String>>,
 }
@@ -63,7 +63,7 @@ fn tables(range: PodRange) -> [Table; 2] {
 }
 
 impl Firewall {
-    /// Has the rules.
+    /// Sets up the rules.
     pub(super) async fn make(&self, range: PodRange) -> Result<(), IptablesError> {
         for table in tables(range) {
             if !self.is_whole(&table).await? {
@@ -84,9 +84,9 @@ impl Firewall {
         Ok(())
     }
 
-    /// Has none of them.
+    /// Removes the rules.
     pub(super) async fn remove(&self) -> Result<(), IptablesError> {
-        // What leads to the chains, and their names, do not depend on the range.
+        // The jumps and the names of the chains do not depend on the range.
         let any = PodRange::all().next();
         for table in any.map(tables).into_iter().flatten() {
             for lead in table.leads() {
@@ -120,7 +120,7 @@ impl Firewall {
 
     async fn fill(&self, table: &Table) -> Result<(), IptablesError> {
         let is_there = self.iptables.holds(table.name, "-S", CHAIN, &[]).await?;
-        // Emptied, or made.
+        // Flush or create the chain.
         let command = if is_there { "-F" } else { "-N" };
         self.iptables
             .change(table.name, command, CHAIN, &[])
@@ -190,7 +190,7 @@ mod tests {
     async fn rules_come_and_go(firewall: &Firewall) {
         firewall.remove().await.unwrap();
         whole(firewall).await;
-        // Somebody has been there, or it was cut short.
+        // The rules were changed, or the setup was interrupted.
         for (table, what, rest) in [
             ("nat", "-F", &[][..]),
             ("mangle", "-D", &["-j", "DROP"]),
@@ -205,7 +205,7 @@ mod tests {
                 whole(firewall).await;
             }
         }
-        // A node that was given another range.
+        // The node gets another range.
         firewall.make(range(4)).await.unwrap();
         let nat = rules(firewall, "nat", CHAIN).await;
         assert!(
@@ -231,20 +231,20 @@ mod tests {
         );
     }
 
-    /// With the real program, in a network namespace of the test's own. Children
-    /// are started by a thread that is not in it, so they are sent there.
+    /// With the real program, in a network namespace of the test. Children are started by a thread
+    /// that is not in it, so they enter it with `nsenter`.
     #[test]
     fn the_kernel_has_the_rules() {
         let mounted = Path::new(EXTENSIONS).join(EXTENSION_KUBERNETES);
         let real = layout::Bundle::under(&mounted).programs().join("iptables");
         if !real.exists() {
             let place = mounted.display();
-            testing::skipped(&format!("no bundle of Kubernetes' programs at {place}"));
+            testing::skipped(&format!("no Kubernetes bundle at {place}"));
             return;
         }
         let run = || {
             if unshare(CloneFlags::CLONE_NEWNET).is_err() {
-                testing::skipped("this needs the right to make network namespaces");
+                testing::skipped("this requires permission to create network namespaces");
                 return;
             }
             let directory = tempfile::tempdir().unwrap();

@@ -1,5 +1,4 @@
-//! The node's key of the mesh, and the range that was given for it, on the data
-//! partition.
+//! The node's WireGuard key and its pod range, on the data partition.
 
 use std::path::Path;
 
@@ -9,17 +8,17 @@ use hearth_host::networking::{NetworkingError, PodRange};
 use hearth_host::record::{self, Record as _, RecordError};
 use zeroize::Zeroize as _;
 
-/// What is kept.
+/// The stored state.
 pub(super) struct Kept {
     pub secret: MeshSecret,
-    /// As the curators have answered last, if they have.
+    /// The last answer of the curators, if there was one.
     pub range: Option<PodRange>,
 }
 
-/// What is on disk, or a new key, which is there before it is used.
+/// Loads the state, or generates a key, which is stored before it is used.
 ///
-/// A record that cannot be read stops whoever asks: a key can be made anew, but
-/// that somebody else's bytes lie there is nothing to pass over.
+/// A record that cannot be read is an error: a key could be generated again, but unexpected content
+/// of the file must not be ignored.
 pub(super) fn load_or_make(path: &Path) -> Result<Kept, RecordError> {
     if let Some(kept) = load(path)? {
         return Ok(kept);
@@ -47,7 +46,7 @@ fn load(path: &Path) -> Result<Option<Kept>, RecordError> {
     })
 }
 
-/// A field of the record makes no sense.
+/// A field of the record is invalid.
 #[derive(Debug, thiserror::Error)]
 enum FieldError {
     #[error("private_key")]
@@ -56,7 +55,7 @@ enum FieldError {
     Range(#[source] NetworkingError),
 }
 
-/// Keeps it, durably.
+/// Stores the state durably.
 pub(super) fn save(path: &Path, kept: &Kept) -> Result<(), RecordError> {
     let range = kept.range.map(|range| range.to_string());
     let mut stored = StoredMesh {
@@ -93,8 +92,8 @@ mod tests {
         assert_eq!((again.secret.public(), again.range), (public, range));
 
         for (bytes, said) in [
-            (&b"\xff\xff"[..], "not a record"),
-            (b"", "version 0"),
+            (&b"\xff\xff"[..], "not a valid mesh record"),
+            (b"", "version: expected 1, got 0"),
             (b"\x08\x01", "private_key"),
         ] {
             std::fs::write(&path, bytes).unwrap();

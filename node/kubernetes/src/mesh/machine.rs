@@ -1,5 +1,4 @@
-//! What the mesh wants of the kernel: two links, a route, who the peers are,
-//! and a few rules about packets.
+//! The kernel state of the mesh: two links, a route, the peers, and iptables rules.
 
 use std::net::IpAddr;
 use std::path::PathBuf;
@@ -18,54 +17,54 @@ use hearth_sys::wireguard::{Peer, Wireguard, WireguardError};
 use super::firewall::Firewall;
 use super::{BRIDGE, LINK, MTU};
 
-/// Why the kernel is not as it should be.
+/// Why the kernel state cannot be changed.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
-    /// Links, addresses or routes.
+    /// Links, addresses or routes cannot be changed.
     #[error(transparent)]
     Netlink(#[from] NetlinkError),
-    /// Keys or peers.
+    /// Key or peers cannot be set.
     #[error(transparent)]
     Wireguard(#[from] WireguardError),
-    /// Forwarding or filtering by source.
+    /// Forwarding or reverse path filtering cannot be set.
     #[error(transparent)]
     Sysctl(#[from] SysctlError),
-    /// Rules.
+    /// iptables rules cannot be changed.
     #[error(transparent)]
     Firewall(#[from] IptablesError),
-    /// The range.
+    /// An address range is invalid.
     #[error(transparent)]
     Cidr(#[from] CidrError),
 }
 
-/// This node's own part.
+/// The configuration of this node.
 #[derive(Clone)]
 pub struct Own {
-    /// Of the mesh.
+    /// Private key of the WireGuard interface.
     pub secret: MeshSecret,
-    /// Of its pods.
+    /// Pod range of the node.
     pub range: PodRange,
-    /// The program.
+    /// Path of `iptables`.
     pub iptables: PathBuf,
 }
 
-/// See the module. Every call can be repeated, and can be cut short: the next
-/// one makes it whole.
+/// The operations on the kernel state. Every call is idempotent, and may be interrupted: the next
+/// one completes it.
 #[async_trait]
 pub trait Machine: Send + Sync + 'static {
-    /// Has the bridge, the mesh's link, and the rules.
+    /// Sets up the bridge, the WireGuard interface and the rules.
     async fn set_up(&self, own: &Own) -> Result<(), MachineError>;
-    /// Has exactly these peers.
+    /// Sets the peers; others are removed.
     async fn set_peers(&self, peers: &[Peer]) -> Result<(), MachineError>;
-    /// Has none of all this.
+    /// Removes everything.
     async fn take_down(&self) -> Result<(), MachineError>;
 }
 
-/// The kernel below.
+/// The real kernel.
 #[derive(Default)]
 pub struct Kernel {
-    /// By which rules were made since the machine was booted. Nothing else
-    /// outlives this process without the machine.
+    /// Set once rules have been added since boot. (The process runs as long as the machine, so
+    /// there are no rules of an earlier process.)
     firewall: Mutex<Option<Firewall>>,
 }
 
@@ -83,7 +82,7 @@ impl Machine for Kernel {
         let netlink = Netlink::open()?;
         let gateway = own.range.gateway();
         let [a, b, c, d] = gateway.octets();
-        // Locally administered, and its own on every node.
+        // A locally administered MAC address, unique for each node.
         let bridge = netlink.add_bridge(BRIDGE, [0x0a, 0x58, a, b, c, d]).await?;
         netlink.set_mtu(bridge.index, MTU).await?;
         let address = Cidr::new(gateway.into(), own.range.cidr().prefix())?;
@@ -95,8 +94,8 @@ impl Machine for Kernel {
         wireguard
             .set_device(LINK, own.secret.expose(), PORT_MESH)
             .await?;
-        // What the node itself sends to pods elsewhere, and what it sends in
-        // place of others, has to come from an address that is its own there.
+        // Packets that the node itself sends to pods on other nodes, and masqueraded ones, must
+        // have a source address of its own range.
         let alone = Cidr::new(gateway.into(), 32)?;
         netlink.set_ipv4_addresses(link.index, &[alone]).await?;
         let route = Route {
@@ -107,7 +106,7 @@ impl Machine for Kernel {
         };
         netlink.replace_route(link.index, route).await?;
 
-        // Nobody speaks for addresses to which the way is another one.
+        // Strict reverse path filtering against forged source addresses.
         for link in [BRIDGE, LINK] {
             sysctl::set(&format!("net.ipv4.conf.{link}.rp_filter"), "1")?;
         }
@@ -116,7 +115,7 @@ impl Machine for Kernel {
         };
         *self.firewall() = Some(firewall.clone());
         firewall.make(own.range).await?;
-        // Last: nothing is forwarded before it is confined.
+        // Last: no forwarding before the rules are in place.
         sysctl::set("net.ipv4.ip_forward", "1")?;
         Ok(())
     }
@@ -127,7 +126,7 @@ impl Machine for Kernel {
 
     async fn take_down(&self) -> Result<(), MachineError> {
         let netlink = Netlink::open()?;
-        // The route goes with it.
+        // This removes the route, too.
         netlink.remove_link(LINK).await?;
         netlink.remove_link(BRIDGE).await?;
         let made = self.firewall().clone();

@@ -1,31 +1,27 @@
-//! The mesh of nodes: pods of different nodes reach each other, encrypted.
+//! The mesh: an encrypted network between the pods of all nodes.
 //!
-//! While there may be pods on this node, they have a range of addresses
-//! that the curators have given it for good, and live behind a bridge of their
-//! own, [`BRIDGE`]. What they send to pods elsewhere leaves through one
-//! WireGuard interface, [`LINK`], whose peers are the other workers, each with
-//! its range as the only addresses that it may send from. So a node can speak
-//! for its own pods only, whatever it sends, and what the network between the
-//! nodes does is not believed at all ([`firewall`]).
+//! While there may be pods on this node, it has a pod network: a range of addresses that the
+//! curators have assigned to it permanently. Its pods are connected to a bridge, [`BRIDGE`].
+//! Packets to pods on other nodes go through one WireGuard interface, [`LINK`], whose peers are the
+//! other workers. The allowed IPs of each peer are its range, so a node can only send packets from
+//! addresses of its own pods. The network between the nodes is not trusted ([`firewall`]).
 //!
-//! WireGuard by itself and not one of the usual overlays: the kernel has it,
-//! it needs no daemon, and of the cluster it has to know just the table that
-//! [`View`](hearth_agent::View) is. One route for all pods and not one for each
-//! node: which node has a packet is decided by WireGuard's own table, which is
-//! the one that has to be right anyhow.
+//! Why WireGuard alone and not one of the usual overlays: it is in the kernel, needs no daemon, and
+//! of the cluster it only needs what is in [`View`](hearth_agent::View). There is one route for all
+//! pods and not one for each node: WireGuard's allowed IPs select the node, and they have to be
+//! correct in any case.
 //!
-//! The key never leaves the node ([`key`]); it is no identity, but the curators
-//! make known whose it is, and see to it that no two nodes have the same key or
-//! range. What they have answered is kept on disk, so that after a power cut
-//! pods talk on their node before a curator is to be found.
+//! The private key never leaves the node ([`key`]). The key is not an identity; the curators
+//! publish which node it belongs to, and ensure that no two nodes have the same key or range. Their
+//! answer is stored on disk, so that after a power cut the pods on one node can communicate before
+//! a curator is reachable.
 //!
-//! This worker reads the member data, whether there may be pods, the curator
-//! connection, view, learned addresses and own address, and writes the pod
-//! network. What it wants of the kernel stands in one trait, [`Machine`]. All of
-//! that can be said again at any time; so everything is done anew after a
-//! failure, and taken away as a whole when there are no pods any more. That is
-//! later than the role is gone: pods that end may have something left to say,
-//! and one that outlived its bridge would have no network in the next one.
+//! This worker reads the member data, whether there may be pods, the curator connection, the view,
+//! the addresses of other nodes and of this one, and writes the pod network. All changes of the
+//! kernel's state go through one trait, [`Machine`]. They are idempotent: everything is set up
+//! again after a failure, and removed as a whole when there are no pods any more. That is later
+//! than the removal of the role: pods that are terminating may still need the network, and a pod
+//! that is still running when the bridge is removed would not be connected to a new one.
 
 mod firewall;
 mod key;
@@ -38,7 +34,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use hearth_agent::{ASK_AGAIN_WITHIN, CuratorConnection, Known, Learned, View, over_each, refused};
+use hearth_agent::{
+    CuratorConnection, MAX_RETRY_DELAY, PeerAddresses, PeerResolver, View, for_each_connection,
+    refused,
+};
 use hearth_api::identity::{MeshSecret, NodeId};
 use hearth_api::names::{EXTENSION_KUBERNETES, PORT_MESH};
 use hearth_api::v1::{NodeRoles, UpdateNodeClusterNetworkingRequest};
@@ -46,7 +45,7 @@ use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Failure, Health, Outcome};
 use hearth_host::bundle::{Binary, Bundle};
 use hearth_host::extensions::Extensions;
-use hearth_host::handover::{MayHavePods, MemberData, PodNetwork};
+use hearth_host::handover::{MemberData, PodNetwork, PodsPossible};
 use hearth_host::networking::{Networking, PodRange};
 use hearth_sys::wireguard::Peer;
 use tonic::Code;
@@ -56,45 +55,46 @@ use machine::{Machine, Own};
 
 /// The bridge to which this node's pods are connected.
 pub const BRIDGE: &str = "hearth-pods";
-/// The way to all other nodes' pods.
+/// The WireGuard interface to the pods of all other nodes.
 pub const LINK: &str = "hearth-mesh";
-/// Of both, in bytes: what is left of Ethernet's 1500 under WireGuard, by IPv6.
+/// MTU of both, in bytes: 1500 of Ethernet minus the overhead of WireGuard over IPv6.
 pub const MTU: u32 = 1420;
 
-/// A curator answers within.
+/// Timeout of a request to a curator.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
-/// Connects the pods of this node with those of the others.
+/// Connects the pods of this node with those of other nodes.
 pub struct Worker<M> {
-    /// Where the key is kept.
+    /// Path of the stored key and range.
     pub file: PathBuf,
     /// The kernel.
     pub machine: M,
-    /// One of them has the program for rules.
+    /// The mounted extensions; one of them contains `iptables`.
     pub extensions: Arc<Extensions>,
-    /// Will be read: who this node is.
+    /// Input: the identity of this node.
     pub member: Value<MemberData>,
-    /// Will be read; not known is no.
-    pub may_have_pods: Value<MayHavePods>,
-    /// Will be read: who gives the range.
+    /// Input: whether there may be pods; not set means no.
+    pub may_have_pods: Value<PodsPossible>,
+    /// Input: the curators, which assign the range.
     pub connection: Value<CuratorConnection>,
-    /// Will be read: who takes part.
+    /// Input: the nodes of the cluster, with keys and ranges.
     pub view: Value<Arc<View>>,
-    /// Will be read: where the others are.
-    pub learned: Value<Learned>,
-    /// Will be read: where this node is.
+    /// Input: the addresses of other nodes.
+    pub learned: Value<PeerAddresses>,
+    /// Input: the address of this node.
     pub address: Value<IpAddr>,
-    /// Will be written, once all of it is there, and before it goes.
+    /// Output: the pod network. It is set after everything has been set up, and cleared before it
+    /// is removed.
     pub pod_network: Writer<Option<PodNetwork>>,
 }
 
-/// Keeps the mesh on this machine as the view of the nodes says, while there may be pods.
+/// Runs the mesh on this node while there may be pods.
 pub async fn run<M: Machine>(ctx: Context, worker: Arc<Worker<M>>) -> Outcome {
-    ctx.restart_within(Some(ASK_AGAIN_WITHIN));
+    ctx.restart_within(Some(MAX_RETRY_DELAY));
     ctx.until_cancelled(follow_pods(&ctx, &worker)).await
 }
 
-/// Takes part in the mesh while there may be pods. Ends by an error only.
+/// Takes part in the mesh while there may be pods. Returns only on an error.
 async fn follow_pods<M: Machine>(ctx: &Context, worker: &Worker<M>) -> Outcome {
     let member = worker.member.watch().next().await?;
     let mut news = worker.may_have_pods.watch();
@@ -143,22 +143,21 @@ async fn take_part<M: Machine>(
     }
     let ask = |connection| ask(worker, &kept, connection, &assigned_writer);
     tokio::select! {
-        outcome = over_each(&worker.connection, ask) => outcome,
+        outcome = for_each_connection(&worker.connection, ask) => outcome,
         outcome = keep(health, worker, member, &kept.secret, &iptables, assigned) => outcome,
     }
 }
 
-/// Why there is no answer.
+/// Why the curators have not assigned a range.
 enum NoAnswer {
-    /// There may be one later.
+    /// A retry may succeed.
     Yet(Failure),
-    /// This key will never be this node's; there is another one now.
+    /// This key belongs to another node; a new one has been generated.
     ForThisKey(Failure),
 }
 
-/// Makes the key known to the curators and learns the range from them; again
-/// whenever they do not know it any more. What works by an earlier answer does
-/// not depend on them. Ends by an error only.
+/// Publishes the key to the curators and gets the range from them; again whenever they do not have
+/// it any more. With an earlier answer the mesh does not depend on them. Returns only on an error.
 async fn ask<M>(
     worker: &Worker<M>,
     kept: &Kept,
@@ -170,8 +169,8 @@ async fn ask<M>(
         let networking = match ask_once(worker, kept, &connection).await {
             Ok(networking) => networking,
             Err(NoAnswer::Yet(failure)) if assigned.value().get().is_some() => {
-                tracing::debug!("the curators have not confirmed the pods' range: {failure}");
-                tokio::time::sleep(ASK_AGAIN_WITHIN).await;
+                tracing::debug!("the curators have not confirmed the pod range: {failure}");
+                tokio::time::sleep(MAX_RETRY_DELAY).await;
                 continue;
             }
             Err(NoAnswer::Yet(failure) | NoAnswer::ForThisKey(failure)) => return Err(failure),
@@ -183,11 +182,11 @@ async fn ask<M>(
                 range: Some(range),
             };
             key::save(&worker.file, &kept)?;
-            tracing::info!(%range, "this node's pods have these addresses");
+            tracing::info!(%range, "pod range assigned");
             assigned.set(range);
         }
-        // They may have been restored from a backup that is older than this. A
-        // view that is older than the answer costs one more question.
+        // The curators may be restored from a backup that is older than the answer. A view that is
+        // older than the answer causes one additional request.
         let of = |view: &View| view.nodes.get(&connection.node_id)?.networking;
         while of(&*views.next().await?) == Some(networking) {}
     }
@@ -217,7 +216,7 @@ async fn ask_once<M>(
             }
             Ok(networking)
         }
-        // A disk that was copied: this node needs a key of its own.
+        // Another node has this key, because a disk was copied: generate a new one.
         Err(status) if status.code() == Code::AlreadyExists => {
             let secret = MeshSecret::generate();
             let range = kept.range;
@@ -231,8 +230,7 @@ async fn ask_once<M>(
     }
 }
 
-/// Has the kernel be as the range and the other nodes demand. Ends by an error
-/// only.
+/// Sets up the kernel for the range and the peers. Returns only on an error.
 async fn keep<M: Machine>(
     health: &Health<'_>,
     worker: &Worker<M>,
@@ -261,7 +259,7 @@ async fn keep<M: Machine>(
     }
 }
 
-/// Has the other nodes as peers, wherever they are. Ends by an error only.
+/// Keeps the peers and their endpoints up to date. Returns only on an error.
 async fn follow_peers<M: Machine>(
     health: &Health<'_>,
     worker: &Worker<M>,
@@ -270,7 +268,7 @@ async fn follow_peers<M: Machine>(
     let mut views = worker.view.watch();
     let mut learned = worker.learned.watch();
     let mut addresses = worker.address.watch();
-    let mut known = Known {
+    let mut known = PeerResolver {
         own: member.node_id,
         own_address: worker.address.get(),
         saved: member.directory.clone(),
@@ -279,7 +277,7 @@ async fn follow_peers<M: Machine>(
     };
     let mut told: Option<Vec<Peer>> = None;
     loop {
-        // Nobody is no peer any more because nobody has told of any.
+        // Without a view the peers are not changed.
         let peers = known.view.as_ref().map(|view| peers(&known, view));
         if peers.is_some() && told != peers {
             worker
@@ -297,9 +295,9 @@ async fn follow_peers<M: Machine>(
     }
 }
 
-/// The workers of the cluster, but this node, in the order of their names. One
-/// whose address is not known may still come by itself.
-fn peers(known: &Known, view: &View) -> Vec<Peer> {
+/// The other workers of the cluster, ordered by ID. A peer without a known address can still
+/// connect by itself.
+fn peers(known: &PeerResolver, view: &View) -> Vec<Peer> {
     let addresses = known.addresses();
     let peer = |id: &NodeId, networking: Networking| Peer {
         key: *networking.key.as_bytes(),

@@ -1,5 +1,4 @@
-//! The mesh's worker, alone: a kernel in memory that can fail, and a curator
-//! with nothing behind it.
+//! The worker of the mesh, with a fake kernel that can fail, and a scripted curator.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -10,7 +9,7 @@ use hearth_api::identity::MeshKey;
 use hearth_api::testing::Script;
 use hearth_api::v1::node_roles::KubernetesWorker;
 use hearth_api::v1::{ClusterNetworking, Node};
-use hearth_base::testing::{Alone, fixed, never, next};
+use hearth_base::testing::{TestSupervisor, assert_never, fixed, next};
 use hearth_sys::netlink::NetlinkError;
 use tokio::sync::watch;
 use tonic::Status;
@@ -18,7 +17,7 @@ use tonic::Status;
 use super::machine::MachineError;
 use super::*;
 
-/// What a kernel would be like.
+/// The state of the fake kernel.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct State {
     /// Public key and range.
@@ -28,7 +27,7 @@ struct State {
 
 struct Fakery {
     state: watch::Sender<State>,
-    /// So many of the next changes fail.
+    /// How many of the next changes fail.
     failing: Mutex<u32>,
 }
 
@@ -73,14 +72,14 @@ struct Meshing {
     fake: Fake,
     machine: Arc<Fakery>,
     state: watch::Receiver<State>,
-    pods: Writer<MayHavePods>,
+    pods: Writer<PodsPossible>,
     connection: Writer<CuratorConnection>,
     view: Writer<Arc<View>>,
-    learned: Writer<Learned>,
+    learned: Writer<PeerAddresses>,
     pod_network: Value<Option<PodNetwork>>,
     file: PathBuf,
-    worker: Alone,
-    /// Closed, it would end the worker.
+    worker: TestSupervisor,
+    /// Kept, because a closed value would end the worker.
     _address: Writer<IpAddr>,
     _directory: tempfile::TempDir,
 }
@@ -93,12 +92,12 @@ fn held(worker: bool) -> NodeRoles {
 }
 
 impl Meshing {
-    /// With an extension. There may be pods, and there is no connection yet.
+    /// With an extension; there may be pods, and there is no connection yet.
     async fn new() -> Self {
         Self::after(|_| ()).await
     }
 
-    /// The same, with a file that was prepared so.
+    /// The same, with a prepared file.
     async fn after(prepare: impl FnOnce(&Path)) -> Self {
         let directory = tempfile::tempdir().unwrap();
         let extension = directory.path().join("extension");
@@ -148,7 +147,7 @@ impl Meshing {
             learned: learned_writer,
             pod_network,
             file,
-            worker: Alone::run(move |ctx| run(ctx, worker.clone())),
+            worker: TestSupervisor::run(move |ctx| run(ctx, worker.clone())),
             _address: address_writer,
             _directory: directory,
         }
@@ -160,7 +159,7 @@ impl Meshing {
 
     async fn until(&mut self, what: &str, wanted: impl Fn(&State) -> bool) -> State {
         let found = self.state.wait_for(|state| wanted(state));
-        hearth_base::testing::soon(what, found)
+        hearth_base::testing::within_timeout(what, found)
             .await
             .unwrap()
             .clone()
@@ -181,7 +180,7 @@ fn key(number: u8) -> MeshKey {
     MeshSecret::try_from(&[number; 32][..]).unwrap().public()
 }
 
-/// A worker with this number as everything.
+/// A worker whose address, key and range are derived from this number.
 fn worker(number: u8) -> Node {
     let id = format!("hearth-{number:032x}");
     let networking = Networking {
@@ -206,7 +205,7 @@ fn peer(number: u8, endpoint: &str) -> Peer {
 async fn a_node_takes_part_while_it_may_have_pods() {
     let mut test = Meshing::new().await;
     test.fake.curator.set_pod_range(Ok("10.208.3.0/24".into()));
-    never("a range of nobody's", test.pod_network.watch().next()).await;
+    assert_never("a range of nobody's", test.pod_network.watch().next()).await;
     test.connect();
     let mut networks = test.pod_network.watch();
     let network = next("the pods' network", &mut networks).await.unwrap();
@@ -224,7 +223,7 @@ async fn a_node_takes_part_while_it_may_have_pods() {
     assert_eq!(next("its end", &mut networks).await, None);
     test.until("all is taken away", |state| *state == State::default())
         .await;
-    // Back within no time, with the same key.
+    // Set up again immediately, with the same key.
     test.pods.set(true);
     let state = test.until("it is back", |state| state.own.is_some()).await;
     assert_eq!(state.own, Some((public, range(3))));
@@ -253,7 +252,7 @@ async fn peers_are_the_other_workers_wherever_they_are() {
         roles: Some(held(false)),
         ..worker(9)
     };
-    let spoilt = Node {
+    let corrupt = Node {
         networking: Some(ClusterNetworking::default()),
         ..worker(10)
     };
@@ -264,15 +263,15 @@ async fn peers_are_the_other_workers_wherever_they_are() {
         not_yet,
         out,
         no_worker,
-        spoilt,
+        corrupt,
     ];
     test.sees(&all);
     let both = vec![peer(2, "192.0.2.2:7839"), peer(3, "192.0.2.3:7839")];
     test.until("two peers", |state| state.peers == both).await;
 
-    // One has moved and says so itself, before curators know.
+    // One has a new address, and announces it before the curators know.
     let id = worker(3).id.parse().unwrap();
-    let moved = hearth_agent::Located {
+    let moved = hearth_agent::AddressRecord {
         host: "2001:db8::3".parse().unwrap(),
         counter: 1,
     };
@@ -281,7 +280,7 @@ async fn peers_are_the_other_workers_wherever_they_are() {
     test.until("it is found", |state| state.peers == wanted)
         .await;
 
-    // One is gone, one has another key and one is new.
+    // One has been removed, one has another key and one is new.
     let other_key = Node {
         networking: Some(
             Networking {
@@ -302,7 +301,7 @@ async fn peers_are_the_other_workers_wherever_they_are() {
 async fn what_fails_is_done_again_and_what_is_asked_for_once_is_known() {
     let mut test = Meshing::new().await;
     test.connect();
-    // The curators do not know of the role yet.
+    // The curators do not know the role yet.
     test.worker.fails("no Kubernetes worker").await;
     *test.machine.failing() = 2;
     test.fake.curator.set_pod_range(Ok("10.208.5.0/24".into()));
@@ -331,7 +330,7 @@ async fn a_node_that_was_given_a_range_needs_no_curator_for_it() {
     let given = Some((public, range(9)));
     test.until("it is set up", |state| state.own == given).await;
 
-    // They know better once they are there: it was restored from a backup.
+    // The curators have another range, because the node's disk was restored from a backup.
     test.fake.curator.set_pod_range(Ok("10.208.6.0/24".into()));
     test.connect();
     let given = Some((public, range(6)));
@@ -340,11 +339,11 @@ async fn a_node_that_was_given_a_range_needs_no_curator_for_it() {
     let of_disk = key::load_or_make(&test.file).unwrap();
     assert_eq!(of_disk.range, Some(range(6)));
 
-    // And they forget it: it is told again.
+    // The curators lose it: it is published again.
     let own = test.fake.node_id.to_string();
     test.sees(&[record(&own, "192.0.2.1", held(true))]);
     let again = test.fake.curator.until(|seen| seen.mesh_keys.len() >= 2);
-    hearth_base::testing::soon("it asks again", again).await;
+    hearth_base::testing::within_timeout("it asks again", again).await;
 }
 
 #[tokio::test]
@@ -354,7 +353,7 @@ async fn a_key_that_is_another_nodes_is_left_to_it() {
     test.fake.curator.set_pod_range(Err(taken));
     test.connect();
     let seen = test.fake.curator.until(|seen| seen.mesh_keys.len() >= 2);
-    let keys = hearth_base::testing::soon("another key", seen)
+    let keys = hearth_base::testing::within_timeout("another key", seen)
         .await
         .mesh_keys;
     assert_ne!(keys[0], keys[1]);
@@ -372,7 +371,7 @@ async fn without_pods_nothing_is_done() {
     let mut test = Meshing::with(directory, Extensions::none(), false).await;
     test.fake.curator.set_pod_range(Ok("10.208.1.0/24".into()));
     test.connect();
-    never("a network", test.pod_network.watch().some()).await;
+    assert_never("a network", test.pod_network.watch().some()).await;
     assert!(!test.file.exists());
     assert_eq!(*test.state.borrow_and_update(), State::default());
     assert!(test.fake.curator.calls().is_empty());

@@ -1,52 +1,51 @@
-//! When a program counts as working, and when it has to be started again.
+//! When a program is ready, and when it has to be restarted.
 //!
-//! A [`HealthTracker`] knows no process, no clock and no probe: it is told what
-//! the probe has answered, when, and how much processor time the program has
-//! had by then, and judges. So every limit is tested as a table, in no time.
+//! A [`HealthTracker`] has no process, no clock and no probe: it gets the result of each probe, the
+//! time, and the CPU time that the program has used. So all limits are tested as a table, without
+//! waiting.
 //!
-//! | the program | is given up after |
+//! | the program | is restarted after |
 //! |---|---|
-//! | starts | `ready_within`, but not while it is busy, and then for `busy_after` more |
-//! | says that it is not well | `unhealthy_after` since it last was |
-//! | says nothing and does nothing | `silent_after` since it last said or did something |
-//! | says nothing and is busy | `busy_after` since it last said something |
+//! | is starting | `ready_within`; while it is busy, `busy_after` more |
+//! | answers that it is unhealthy | `unhealthy_after` since it was last healthy |
+//! | does not answer and is idle | `silent_after` since it last answered or was busy |
+//! | does not answer and is busy | `busy_after` since it last answered |
 //!
-//! A program that is busy is given longer because it mostly has more to do than
-//! the machine can, and a start would be still more.
+//! A busy program gets more time, because in most cases the machine is overloaded, and a restart
+//! would be additional load.
 
 use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::Unwell;
+use super::ProbeFailure;
 
-/// A program is busy if it has this part of a processor.
+/// A program is busy if it uses at least this share of a processor.
 const BUSY_SHARE: f64 = 0.1;
-/// At least so long lies between two probes of a program that starts.
+/// Minimum interval between two probes of a starting program.
 const MIN_STARTING_PROBE_INTERVAL: Duration = Duration::from_millis(250);
-/// The longer a start takes, the rarer it is probed, for each answer takes
-/// processors from what it makes ready: that the program works is seen late by
-/// at most this part of its start.
+/// The longer a start takes, the less often it is probed, because each answer takes CPU time from
+/// the start. Readiness is noticed late by at most this share of the duration of the start.
 const STARTING_PROBE_SHARE: f64 = 0.02;
 
-/// How long a program is given in which situation.
+/// Time limits of a program.
 #[derive(Clone, Copy, Debug)]
 pub struct Thresholds {
-    /// To begin to work. If it is still busy then, it is given `busy_after` on
-    /// top: the next start would have to do the same again.
+    /// Time to become ready. If the program is still busy then, it gets `busy_after` in addition: a
+    /// restart would have to do the same work again.
     pub ready_within: Duration,
-    /// To say nothing and do nothing; once it works, or beyond `ready_within`.
+    /// Time without an answer while idle; after it was ready, or after `ready_within`.
     pub silent_after: Duration,
-    /// To be busy and say nothing.
+    /// Time without an answer while busy.
     pub busy_after: Duration,
-    /// To say of itself that it is not well.
+    /// Time for which it may answer that it is unhealthy.
     pub unhealthy_after: Duration,
-    /// Between two probes of a program that works.
+    /// Interval between two probes of a program that is ready.
     pub probe_every: Duration,
 }
 
 impl Thresholds {
-    /// Of a program that is not special.
+    /// The limits of most programs.
     pub const USUAL: Self = Self {
         ready_within: Duration::from_secs(600),
         silent_after: Duration::from_secs(120),
@@ -56,32 +55,32 @@ impl Thresholds {
     };
 }
 
-/// What follows from an answer of the probe.
+/// What follows from the result of a probe.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Nothing that has not been said.
+    /// The state is the same as before.
     Unchanged,
-    /// It works, for the first time.
+    /// The program is ready for the first time.
     Ready,
-    /// It works again.
+    /// The program is healthy again.
     Recovered,
-    /// It does not work any more; it may recover.
+    /// The program has become unhealthy; it may recover.
     Failing {
-        /// The probe's answer.
+        /// The result of the probe.
         why: String,
     },
-    /// It has not begun to work in time.
+    /// The program has not become ready in time.
     NotReady {
-        /// What it was given.
+        /// The limit that it has exceeded.
         within: Duration,
-        /// The probe's answer.
+        /// The result of the probe.
         why: String,
     },
-    /// It has not worked for too long.
+    /// The program has been unhealthy for too long.
     Hung {
-        /// What it was given.
+        /// The limit that it has exceeded.
         within: Duration,
-        /// The probe's answer.
+        /// The result of the probe.
         why: String,
     },
 }
@@ -90,28 +89,27 @@ pub enum Verdict {
 enum Phase {
     Starting,
     Well,
-    Unwell,
+    Unhealthy,
 }
 
-/// Judges one process of a program by its probe's answers.
+/// Tracks the health of one process.
 #[derive(Clone, Debug)]
 pub struct HealthTracker {
     thresholds: Thresholds,
     phase: Phase,
     started: Instant,
-    /// It last said that it was well; before that, its start.
+    /// When it last answered that it was healthy; initially its start.
     last_well: Instant,
-    /// It last said anything; before that, its start.
+    /// When it last answered at all; initially its start.
     last_answer: Instant,
-    /// It was last busy, whatever it said; before that, its start.
+    /// When it was last busy, whatever it answered; initially its start.
     last_busy: Instant,
-    /// When the processor time was last looked at, and how much it was.
+    /// The last sample of the CPU time.
     sample: (Instant, Duration),
 }
 
 impl HealthTracker {
-    /// Of a program that has just been started. `cpu_time` is what it has had of
-    /// processors by now.
+    /// A tracker of a program that has just been started and has used `cpu_time` by now.
     pub fn new(thresholds: Thresholds, now: Instant, cpu_time: Duration) -> Self {
         Self {
             thresholds,
@@ -124,16 +122,15 @@ impl HealthTracker {
         }
     }
 
-    /// Takes in what the probe has answered. After `NotReady` or `Hung` there is
-    /// nothing more to judge.
+    /// Records the result of a probe. `NotReady` and `Hung` are final.
     pub fn judge(
         &mut self,
         now: Instant,
         cpu_time: Duration,
-        answer: Result<(), Unwell>,
+        answer: Result<(), ProbeFailure>,
     ) -> Verdict {
         self.look_at_work(now, cpu_time);
-        let Err(Unwell { answered, why }) = answer else {
+        let Err(ProbeFailure { answered, why }) = answer else {
             self.last_well = now;
             self.last_answer = now;
             let before = self.phase;
@@ -141,7 +138,7 @@ impl HealthTracker {
             return match before {
                 Phase::Starting => Verdict::Ready,
                 Phase::Well => Verdict::Unchanged,
-                Phase::Unwell => Verdict::Recovered,
+                Phase::Unhealthy => Verdict::Recovered,
             };
         };
         if answered {
@@ -156,14 +153,14 @@ impl HealthTracker {
         if let Some(within) = self.exceeded(now, answered) {
             return Verdict::Hung { within, why };
         }
-        if self.phase == Phase::Unwell {
+        if self.phase == Phase::Unhealthy {
             return Verdict::Unchanged;
         }
-        self.phase = Phase::Unwell;
+        self.phase = Phase::Unhealthy;
         Verdict::Failing { why }
     }
 
-    /// How long to wait before the next probe.
+    /// The delay before the next probe.
     pub fn next_probe_in(&self, now: Instant) -> Duration {
         if self.phase == Phase::Starting {
             let share = (now - self.started).mul_f64(STARTING_PROBE_SHARE);
@@ -182,7 +179,7 @@ impl HealthTracker {
         }
     }
 
-    /// The limit that a program that starts has exceeded.
+    /// The limit that a starting program has exceeded, if any.
     fn exceeded_start(&self, now: Instant) -> Option<Duration> {
         let given = &self.thresholds;
         let taken = now - self.started;
@@ -194,8 +191,8 @@ impl HealthTracker {
         (taken > given.ready_within && !is_busy).then_some(given.ready_within)
     }
 
-    /// The limit that a program that has worked has exceeded, given whether it
-    /// has just said something.
+    /// The limit that a program that was ready has exceeded, if any. `answered`: it has just
+    /// answered that it is unhealthy.
     fn exceeded(&self, now: Instant, answered: bool) -> Option<Duration> {
         let given = &self.thresholds;
         let over = |since: Instant, within| (now - since > within).then_some(within);

@@ -1,5 +1,4 @@
-//! The order in which parts end that are all told to end at once: what others
-//! cannot do without outlives them.
+//! Shutdown order of parts that are cancelled at the same time: a service ends after its users.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,26 +8,25 @@ use tokio::time::timeout;
 
 use super::{GONE_WITHIN, STOP_WITHIN};
 
-/// Held by those without whom a part has nothing to do: it outlives them.
+/// A lock that the users of a service hold; the service ends after they have released it.
 #[derive(Clone, Debug, Default)]
-pub struct InUse(Arc<RwLock<()>>);
+pub struct ReadLock(Arc<RwLock<()>>);
 
-impl InUse {
-    /// For those who use something to end, when all is to end: a program ends,
-    /// or is ended, before that.
+impl ReadLock {
+    /// How long the service waits for its users: by then a program has exited or been killed.
     pub const USERS: Duration = STOP_WITHIN.saturating_add(GONE_WITHIN);
 
-    /// Holds it.
+    /// Acquires the lock, as a user.
     pub async fn hold(&self) -> OwnedRwLockReadGuard<()> {
         self.0.clone().read_owned().await
     }
 
-    /// Waits until nobody does, for as long as an end in order takes. `users`
-    /// are named when they take longer.
+    /// Waits until all users have released the lock, for at most [`Self::USERS`]. If they take
+    /// longer, a warning names `users`.
     pub async fn is_over(&self, users: &str) {
         if timeout(Self::USERS, self.0.write()).await.is_err() {
             tracing::warn!(
-                "{users} still runs after {:?}; what it uses ends all the same",
+                "{users} is still running after {:?}; shutting down anyway",
                 Self::USERS
             );
         }

@@ -1,40 +1,39 @@
-//! The log lines of the bundle's programs, taken apart.
+//! Parses the log lines of the bundle's programs.
 //!
-//! | dialect | a line |
+//! | format | example |
 //! |---|---|
 //! | klog | `W1121 19:20:00.123456    1234 file.go:56] message` |
 //! | logrus | `time="…" level=warning msg="message" key=value` |
 //!
-//! Kubernetes warns of much that passes by itself, above all while its parts
-//! look for each other, so a word of a program weighs one step less here than
-//! there: its "error" is a warning of the node, its "info" a detail. Only what
-//! makes a program give up is an error. A line of neither form (the trace of a
-//! crash, a library's own print) is kept whole.
+//! Kubernetes logs warnings about many temporary conditions, above all while its components are
+//! starting. So the severity is reduced by one step: "error" becomes a warning of the node, "info"
+//! becomes debug. Only messages with which a program exits are errors. A line in another format
+//! (the trace of a crash, the output of a library) is kept unchanged.
 
 use hearth_base::logtree::Severity;
 
-/// How a program writes its log.
+/// The log format of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Dialect {
-    /// Kubernetes' programs.
+pub enum LogFormat {
+    /// klog, of the Kubernetes programs.
     Klog,
-    /// containerd.
+    /// logrus, of containerd.
     Logrus,
 }
 
-/// One line.
+/// A parsed line.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Line {
-    /// By our scale.
+    /// Severity in the node's log.
     pub severity: Severity,
-    /// Without time and source.
+    /// The message, without time and source.
     pub message: String,
-    /// Whether the program gives up because of it.
+    /// Whether the program exits because of it.
     pub fatal: bool,
 }
 
-impl Dialect {
-    /// Takes one line apart. Any text is good.
+impl LogFormat {
+    /// Parses one line. Any text is accepted.
     pub fn parse(self, line: &str) -> Line {
         let line = line.trim_end();
         let known = match self {
@@ -43,7 +42,7 @@ impl Dialect {
         };
         let crash = || line.starts_with("panic:") || line.starts_with("fatal error:");
         let (severity, message, fatal) = known.unwrap_or_else(|| {
-            // Commands that give up before they log say so plainly.
+            // Errors before the logger is set up, such as of the command line, are plain text.
             let fatal = crash() || line.starts_with("Error:") || line.starts_with("error:");
             let severity = if fatal {
                 Severity::Error
@@ -97,16 +96,16 @@ mod tests {
     #[test]
     fn a_klog_line_keeps_what_matters() {
         let line =
-            Dialect::Klog.parse("W1121 19:20:00.123456    1234 server.go:56] it is slow [1] x");
+            LogFormat::Klog.parse("W1121 19:20:00.123456    1234 server.go:56] it is slow [1] x");
         assert_eq!(line.severity, Severity::Info);
         assert_eq!(line.message, "it is slow [1] x");
-        let line = Dialect::Klog.parse("F1121 19:20:00.123456       1 a.go:1] no such flag");
+        let line = LogFormat::Klog.parse("F1121 19:20:00.123456       1 a.go:1] no such flag");
         assert_eq!((line.severity, line.fatal), (Severity::Error, true));
     }
 
     #[test]
     fn a_logrus_line_keeps_its_fields() {
-        let line = Dialect::Logrus.parse(
+        let line = LogFormat::Logrus.parse(
             r#"time="2026-11-21T19:20:00Z" level=error msg="no network" error="cni: empty""#,
         );
         assert_eq!(line.severity, Severity::Warning);
@@ -115,17 +114,17 @@ mod tests {
 
     #[test]
     fn what_is_no_log_line_stays_whole() {
-        for dialect in [Dialect::Klog, Dialect::Logrus] {
-            let line = dialect.parse("panic: runtime error: index out of range");
+        for log_format in [LogFormat::Klog, LogFormat::Logrus] {
+            let line = log_format.parse("panic: runtime error: index out of range");
             assert!(line.fatal);
-            let line = dialect.parse("Flag --port has been deprecated, see [docs] for why");
+            let line = log_format.parse("Flag --port has been deprecated, see [docs] for why");
             assert_eq!(line.severity, Severity::Info);
             assert_eq!(
                 line.message,
                 "Flag --port has been deprecated, see [docs] for why"
             );
         }
-        assert!(Dialect::Klog.parse("Error: unknown flag: --x").fatal);
+        assert!(LogFormat::Klog.parse("Error: unknown flag: --x").fatal);
     }
 
     proptest! {
@@ -133,8 +132,8 @@ mod tests {
 
         #[test]
         fn any_text_is_a_line(text: String) {
-            for dialect in [Dialect::Klog, Dialect::Logrus] {
-                prop_assert!(dialect.parse(&text).message.len() <= text.len());
+            for log_format in [LogFormat::Klog, LogFormat::Logrus] {
+                prop_assert!(log_format.parse(&text).message.len() <= text.len());
             }
         }
     }

@@ -1,9 +1,9 @@
-//! Whether a server on this machine answers: one HTTP request.
+//! Health probes over HTTP.
 //!
-//! By TLS it is asked by a [`Client`], which keeps its connection: a handshake
-//! costs both sides more than all that is asked, and a program that starts is
-//! asked several times a second. Without TLS it is written out here: one status
-//! line is read and a few bytes of why. The bound in time is the caller's.
+//! With TLS a [`Client`] is used, which keeps its connection: a handshake costs both sides more
+//! than the request, and a starting program is probed several times per second. Without TLS a
+//! minimal request is implemented here, which reads the status line and a part of the body.
+//! Timeouts are the caller's.
 
 use std::net::SocketAddr;
 
@@ -11,17 +11,17 @@ use hearth_kubernetes_api::{ApiError, Client};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::TcpStream;
 
-/// Why a probe does not succeed.
+/// Why a probe has failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unwell {
-    /// The program itself says so; otherwise it says nothing.
+pub struct ProbeFailure {
+    /// The program has answered that it is unhealthy; otherwise it has not answered.
     pub answered: bool,
-    /// For an operator.
+    /// The reason, for operators.
     pub why: String,
 }
 
-impl Unwell {
-    /// There is no answer.
+impl ProbeFailure {
+    /// There was no answer.
     pub fn silent(why: impl Into<String>) -> Self {
         Self {
             answered: false,
@@ -29,7 +29,7 @@ impl Unwell {
         }
     }
 
-    /// An answer that is none that was hoped for.
+    /// The program has answered that it is unhealthy.
     pub fn says(why: impl Into<String>) -> Self {
         Self {
             answered: true,
@@ -38,22 +38,22 @@ impl Unwell {
     }
 }
 
-/// As much of an answer is read.
+/// How much of an answer is read.
 const MAX_ANSWER_BYTES: u64 = 4096;
-/// As much of it is told on.
+/// How much of it is reported.
 const MAX_SHOWN_CHARS: usize = 300;
 
-/// Asks without TLS; well if the answer is 200.
-pub async fn http(address: SocketAddr, path: &str) -> Result<(), Unwell> {
+/// Probes without TLS; succeeds if the status is 200.
+pub async fn http(address: SocketAddr, path: &str) -> Result<(), ProbeFailure> {
     let stream = TcpStream::connect(address).await;
-    let mut stream =
-        stream.map_err(|error| Unwell::silent(format!("connect to {address}: {error}")))?;
+    let mut stream = stream
+        .map_err(|error| ProbeFailure::silent(format!("cannot connect to {address}: {error}")))?;
     let request = format!("GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n");
-    let broken = |error| Unwell::silent(format!("GET {path}: {error}"));
+    let broken = |error| ProbeFailure::silent(format!("GET {path}: {error}"));
     stream.write_all(request.as_bytes()).await.map_err(broken)?;
     stream.flush().await.map_err(broken)?;
     let mut answer = Vec::new();
-    // A server that ends a connection roughly has answered all the same.
+    // A connection reset after the answer does not matter.
     let read = stream.take(MAX_ANSWER_BYTES).read_to_end(&mut answer).await;
     if answer.is_empty() {
         read.map_err(broken)?;
@@ -61,29 +61,29 @@ pub async fn http(address: SocketAddr, path: &str) -> Result<(), Unwell> {
     judge(path, &String::from_utf8_lossy(&answer))
 }
 
-/// Asks by TLS; well if the answer is a success.
-pub async fn https(client: &Client, path: &str) -> Result<(), Unwell> {
+/// Probes with TLS; succeeds if the status is a success.
+pub async fn https(client: &Client, path: &str) -> Result<(), ProbeFailure> {
     let answer = client.text(path).await;
     answer.map(drop).map_err(|error| {
         let why = format!("GET {path}: {}", hearth_api::chain(&error));
         match error {
-            ApiError::Refused { .. } => Unwell::says(words(&why)),
-            _ => Unwell::silent(why),
+            ApiError::Refused { .. } => ProbeFailure::says(words(&why)),
+            _ => ProbeFailure::silent(why),
         }
     })
 }
 
-fn judge(path: &str, answer: &str) -> Result<(), Unwell> {
+fn judge(path: &str, answer: &str) -> Result<(), ProbeFailure> {
     let (status, rest) = answer.split_once("\r\n").unwrap_or((answer, ""));
     if status.starts_with("HTTP/") && status.split(' ').nth(1) == Some("200") {
         return Ok(());
     }
     let body = rest.split_once("\r\n\r\n").map_or("", |(_, body)| body);
     let told = words(&format!("{status} {body}"));
-    Err(Unwell::says(format!("GET {path}: {told}")))
+    Err(ProbeFailure::says(format!("GET {path}: {told}")))
 }
 
-/// In one line, and not too many.
+/// The text as one line of limited length.
 fn words(told: &str) -> String {
     let told = told.split_whitespace().collect::<Vec<_>>().join(" ");
     told.chars().take(MAX_SHOWN_CHARS).collect()
@@ -105,7 +105,7 @@ mod tests {
         );
         assert_eq!(
             refused.unwrap_err(),
-            Unwell::says("GET /x: HTTP/1.1 500 Internal [-]etcd failed [+]ping ok")
+            ProbeFailure::says("GET /x: HTTP/1.1 500 Internal [-]etcd failed [+]ping ok")
         );
         assert!(judge("/x", "").is_err());
         assert!(judge("/x", "SSH-2.0 200").is_err());
@@ -138,7 +138,7 @@ mod tests {
 
         #[test]
         fn any_answer_is_judged(answer: String) {
-            if let Err(Unwell { why, .. }) = judge("/x", &answer) {
+            if let Err(ProbeFailure { why, .. }) = judge("/x", &answer) {
                 prop_assert!(why.chars().count() <= MAX_SHOWN_CHARS + 10);
             }
         }

@@ -1,11 +1,11 @@
-//! A program of a bundle that is a shell script.
+//! A program of a bundle, as a shell script.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::sync::Arc;
 
 use hearth_base::event;
 use hearth_base::logtree::{Options, Query};
-use hearth_base::testing::{Alone, soon, until};
+use hearth_base::testing::{TestSupervisor, until, within_timeout};
 use tempfile::TempDir;
 
 use super::*;
@@ -39,23 +39,22 @@ fn scripted(script: &str) -> Scripted {
 }
 
 impl Scripted {
-    /// Works once the script has made `ready` in its working directory, is not
-    /// well by its own word while there is `unwell`, and is outdated when there
-    /// is `outdated`.
-    fn run(&self) -> Alone {
+    /// It is ready once the script has created `ready` in its working directory, answers that it is
+    /// unhealthy while there is `unwell`, and is outdated when there is `outdated`.
+    fn run(&self) -> TestSupervisor {
         let (program, log) = (self.program.clone(), self.log.clone());
         let progress = self.progress.clone();
-        Alone::run_restartable(move |ctx| {
+        TestSupervisor::run_restartable(move |ctx| {
             let (program, log) = (program.clone(), log.clone());
             let progress = progress.clone();
             async move {
                 let there = |name: &str| program.directory.join(name).exists();
                 let probe = || async {
                     if there("unwell") {
-                        return Err(Unwell::says("it misses others"));
+                        return Err(ProbeFailure::says("it misses others"));
                     }
                     let ready = there("ready").then_some(());
-                    ready.ok_or_else(|| Unwell::silent("not yet"))
+                    ready.ok_or_else(|| ProbeFailure::silent("not yet"))
                 };
                 let outdated = async {
                     while !there("outdated") {
@@ -76,7 +75,7 @@ impl Scripted {
         fs::remove_file(self.program.directory.join(name)).unwrap();
     }
 
-    /// Which process it is.
+    /// Its process ID.
     fn pid(&self) -> String {
         fs::read_to_string(self.program.directory.join("pid")).unwrap()
     }
@@ -87,7 +86,9 @@ impl Scripted {
 
     async fn becomes(&self, wanted: impl Fn(&Progress) -> bool) {
         let mut progress = self.progress.value().watch();
-        soon("progress", progress.wait_for(wanted)).await.unwrap();
+        within_timeout("progress", progress.wait_for(wanted))
+            .await
+            .unwrap();
     }
 }
 
@@ -143,11 +144,11 @@ async fn one_that_never_works_is_given_up() {
     scripted.program.profile.health.ready_within = Duration::from_millis(300);
     let alone = scripted.run();
     alone
-        .fails("does not work 300ms after its start: not yet")
+        .fails("is not ready 300ms after its start: not yet")
         .await;
 }
 
-/// The next start would have the same to do.
+/// A restart would have to do the same work again.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_is_at_work_is_given_longer_to_start() {
     let mut scripted = scripted("while :; do :; done");
@@ -156,7 +157,7 @@ async fn one_that_is_at_work_is_given_longer_to_start() {
     scripted.program.profile.health.busy_after = Duration::from_secs(3);
     let alone = scripted.run();
     alone
-        .fails("does not work 3.3s after its start: not yet")
+        .fails("is not ready 3.3s after its start: not yet")
         .await;
 }
 
@@ -190,7 +191,7 @@ async fn one_that_was_told_something_else_ends_in_order_and_starts_again() {
     alone.stop().await;
 }
 
-/// One that needs others is given more time for that than for silence.
+/// A program that depends on others has a longer limit for unhealthy than for no answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_misses_others_is_left_alone_until_it_is_silent() {
     let mut scripted = scripted("echo $$ >pid; touch ready; while :; do sleep 1000; done");
@@ -212,7 +213,7 @@ async fn one_that_misses_others_is_left_alone_until_it_is_silent() {
     drop(alone);
 }
 
-/// It has more to do than it can: a start would be still more.
+/// An overloaded program is not restarted early: that would be additional load.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_is_silent_but_at_work_is_given_longer() {
     let mut scripted = scripted("touch ready; while :; do :; done");
@@ -222,10 +223,13 @@ async fn one_that_is_silent_but_at_work_is_given_longer() {
     let alone = scripted.run();
     alone.is_healthy().await;
     scripted.unmake("ready");
-    let over = |p: &Progress| matches!(p, Progress::Failing(why) if why.contains("has not worked"));
+    let over =
+        |p: &Progress| matches!(p, Progress::Failing(why) if why.contains("has been unhealthy"));
     let mut progress = scripted.progress.value().watch();
-    let given_up = soon("its end", progress.wait_for(over)).await.unwrap();
-    let expected = "kube-scheduler has not worked for 3s: not yet";
+    let given_up = within_timeout("its end", progress.wait_for(over))
+        .await
+        .unwrap();
+    let expected = "kube-scheduler has been unhealthy for 3s: not yet";
     assert_eq!(given_up, Progress::Failing(expected.into()));
     drop(alone);
 }
@@ -241,7 +245,7 @@ async fn one_that_is_not_well_for_too_long_starts_again() {
     scripted.make("unwell");
     scripted
         .becomes(
-            |p| matches!(p, Progress::Failing(why) if why.contains("has not worked for 200ms")),
+            |p| matches!(p, Progress::Failing(why) if why.contains("has been unhealthy for 200ms")),
         )
         .await;
     scripted.unmake("unwell");
@@ -249,11 +253,11 @@ async fn one_that_is_not_well_for_too_long_starts_again() {
     drop(alone);
 }
 
-/// What waits for servers does not hold up one that starts.
+/// A program that waits for servers does not slow down one that is starting.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_without_servers_goes_after_everything_else() {
     if !nix::unistd::geteuid().is_root() {
-        testing::skipped("this needs the right to put a program before others");
+        testing::skipped("this requires permission to raise the priority of a process");
         return;
     }
     let mut scripted = scripted("touch ready; while :; do nice >now; sleep 0.02; done");

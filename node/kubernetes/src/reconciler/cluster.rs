@@ -1,5 +1,5 @@
-//! The cluster as the reconciler wants it, from the curators: their nodes as
-//! they are told, and the configuration, which has to be asked for.
+//! The reconciler's view of the cluster, from the curators: the nodes, which are watched, and the
+//! configuration, which is polled.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,34 +12,34 @@ use tokio::time::{sleep, timeout};
 
 use super::nodes::{Cluster, Member};
 
-/// A change of the configuration is seen so late.
+/// Polling interval of the configuration.
 const ASK_EVERY: Duration = Duration::from_secs(20);
-/// For one answer.
+/// Timeout of a request.
 const ANSWER_WITHIN: Duration = Duration::from_secs(10);
 
-/// What it is made of.
+/// Inputs and output.
 pub(crate) struct Worker {
-    /// Will be read: the nodes.
+    /// Input: the nodes.
     pub view: Value<Arc<View>>,
-    /// Will be read: who tells which labels are passed on.
+    /// Input: the curators, for the label patterns in the configuration.
     pub connection: Value<CuratorConnection>,
-    /// Will be written, once both are known.
+    /// Output, set once both are known.
     pub cluster: Writer<Arc<Cluster>>,
 }
 
-/// Keeps it up to date.
+/// Keeps the output up to date.
 pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     ctx.until_cancelled(follow(&ctx, &worker)).await
 }
 
-/// Ends by an error only.
+/// Returns only on an error.
 async fn follow(ctx: &Context, worker: &Worker) -> Outcome {
     let health = Health::of(ctx);
     let mut views = worker.view.watch();
     let mut view = views.next().await?;
     let mut connections = worker.connection.watch();
     let mut connection = connections.next().await?;
-    // Who the nodes are is never held up by it.
+    // Polled concurrently, so that it does not delay updates of the nodes.
     let mut asked = Box::pin(ask(connection.clone(), Duration::ZERO));
     let mut patterns: Option<Vec<String>> = None;
     loop {
@@ -50,7 +50,7 @@ async fn follow(ctx: &Context, worker: &Worker) -> Outcome {
                 asked.set(ask(connection.clone(), Duration::ZERO));
             }
             answer = &mut asked => {
-                // The old ones hold.
+                // On an error the old patterns are kept.
                 patterns = answer.or(patterns);
                 asked.set(ask(connection.clone(), ASK_EVERY));
             }
@@ -67,7 +67,7 @@ async fn follow(ctx: &Context, worker: &Worker) -> Outcome {
     }
 }
 
-/// Asks for the patterns of labels, after a while.
+/// Gets the label patterns after a delay; `None` on an error.
 async fn ask(connection: CuratorConnection, after: Duration) -> Option<Vec<String>> {
     sleep(after).await;
     match timeout(ANSWER_WITHIN, connection.configuration()).await {
@@ -75,8 +75,8 @@ async fn ask(connection: CuratorConnection, after: Duration) -> Option<Vec<Strin
             let kubernetes = configuration.kubernetes.unwrap_or_default();
             return Some(kubernetes.synchronized_labels);
         }
-        Ok(Err(error)) => tracing::debug!("the cluster's configuration: {error}"),
-        Err(_) => tracing::debug!("the cluster's configuration: no answer"),
+        Ok(Err(error)) => tracing::debug!("cannot get the cluster configuration: {error}"),
+        Err(_) => tracing::debug!("cannot get the cluster configuration: no answer"),
     }
     None
 }

@@ -1,5 +1,5 @@
-//! The reconciler as a part of a controller: its own certificate, the curators'
-//! word of the cluster, and the work.
+//! The reconciler as a part of a controller: its certificate, its view of the cluster, and the
+//! reconciler itself.
 
 use std::sync::Arc;
 
@@ -13,24 +13,24 @@ use super::{Reconciler, Timing, cluster, run};
 use crate::access;
 use crate::program::Progress;
 
-/// Makes a certificate for the reconciler.
+/// Issues a certificate for the reconciler.
 pub(crate) type Issue = dyn Fn() -> Result<KeyAndCertificate, Failure> + Send + Sync;
 
-/// What a controller gives.
+/// Inputs and outputs.
 pub(crate) struct Worker {
-    /// Of the node.
+    /// Inputs and outputs of Kubernetes on this node.
     pub parts: Arc<crate::Worker>,
-    /// Of this node's API server, e.g. `https://127.0.0.1:6443`.
+    /// URL of this node's API server, such as `https://127.0.0.1:6443`.
     pub server: String,
-    /// By which it proves itself.
+    /// CA certificate of the API server.
     pub authority: CertificateDer<'static>,
-    /// Who we are.
+    /// Issues client certificates.
     pub issue: Box<Issue>,
-    /// Will be written: see [`Reconciler::constants`].
+    /// Output: see [`Reconciler::constants`].
     pub constants: Arc<Writer<Progress>>,
 }
 
-/// Runs the parts below this runnable.
+/// Runs the parts as children of this runnable.
 pub(crate) async fn on_controller(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let mut members = worker.parts.member.watch();
     let member = tokio::select! {
@@ -64,7 +64,7 @@ pub(crate) async fn on_controller(ctx: Context, worker: Arc<Worker>) -> Outcome 
     Ok(())
 }
 
-/// A client, and a newer one when its certificate is due.
+/// Publishes a client, and a new one when its certificate is due for renewal.
 async fn keep_client(ctx: Context, worker: &Worker, clients: &Writer<Client>) -> Outcome {
     let health = Health::of(&ctx);
     loop {

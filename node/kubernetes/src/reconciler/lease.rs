@@ -1,13 +1,12 @@
-//! Who of several controllers works: the holder of a lease in Kubernetes.
+//! Leader election among the reconcilers of several controllers, with a lease in Kubernetes.
 //!
-//! Why in Kubernetes and not by the curators' election: who cannot reach the
-//! API server cannot work either, and must not hold up one who can.
+//! Why in Kubernetes and not with the curators' election: a controller that cannot reach the API
+//! server cannot reconcile, and must not block one that can.
 //!
-//! Clocks are not compared. Whoever wants the lease watches it and takes it
-//! when it has not moved for its whole length by its own clock; whoever holds
-//! it stops before that, when it could not renew it. All that is done under the
-//! lease can be done twice, so that two who believe to hold it for a moment are
-//! a waste and no harm.
+//! Clocks of different nodes are not compared. A candidate polls the lease, and acquires it when it
+//! has not changed for its whole duration by the candidate's own clock; a holder that cannot renew
+//! it stops before that. All work of the leader is idempotent, so two leaders for a moment cause
+//! additional work but no damage.
 
 use std::time::Duration;
 
@@ -18,12 +17,12 @@ use serde_json::{Value, json};
 use time::OffsetDateTime;
 use tokio::time::{Instant, sleep, timeout};
 
-/// How long it lasts when nobody renews it.
+/// Duration and intervals of the lease.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// Without a renewal.
+    /// Duration of the lease after its last renewal.
     pub lasts: Duration,
-    /// Between two renewals, and two looks at another's.
+    /// Interval between two renewals, and between two polls by a candidate.
     pub each: Duration,
 }
 
@@ -36,7 +35,7 @@ impl Default for Timing {
     }
 }
 
-/// The lease, as one who competes for it.
+/// A candidate for the lease.
 pub struct Competitor {
     leases: Objects,
     name: &'static str,
@@ -45,7 +44,7 @@ pub struct Competitor {
 }
 
 impl Competitor {
-    /// `identity` is unlike that of all others.
+    /// `identity` is unique among all candidates.
     pub fn new(
         client: &Client,
         namespace: &str,
@@ -61,8 +60,8 @@ impl Competitor {
         }
     }
 
-    /// Waits until the lease is ours, and tells when it is seen to be another's.
-    /// Errors of the API server are waited out: it may start later than this.
+    /// Waits until the lease is acquired; calls `others` whenever another candidate holds it.
+    /// Errors of the API server are retried: it may be starting.
     pub async fn win(&self, others: impl Fn()) {
         let mut seen = None;
         loop {
@@ -71,15 +70,16 @@ impl Competitor {
                 Ok(Ok(false)) => others(),
                 Ok(Err(error)) => {
                     let error = hearth_api::chain(&error);
-                    tracing::debug!("no lease: {error}");
+                    tracing::debug!("cannot acquire the lease: {error}");
                 }
-                Err(_) => tracing::debug!("no lease: the API server does not answer"),
+                Err(_) => tracing::debug!("cannot acquire the lease: no answer from the API"),
             }
             sleep(self.timing.each).await;
         }
     }
 
-    /// `seen` is the version that was seen, and when it was for the first time.
+    /// Tries to acquire the lease. `seen` is the last observed version, and when it was first
+    /// observed.
     async fn attempt(&self, seen: &mut Option<(String, Instant)>) -> Result<bool, ApiError> {
         let Some(found) = self.leases.get::<Lease>(self.name).await? else {
             let lease = json!({ "metadata": { "name": self.name }, "spec": self.taken(0) });
@@ -94,7 +94,7 @@ impl Competitor {
                 now
             }
         };
-        // Given back, left from our last life, or abandoned.
+        // Free if it was released, if it is ours from before a restart, or if it has expired.
         let (holder, lasts) = (
             found.spec.holder_identity,
             found.spec.lease_duration_seconds,
@@ -108,8 +108,7 @@ impl Competitor {
         self.write(version, self.taken(transitions)).await
     }
 
-    /// Renews the lease for as long as that works; ends when it is lost, or
-    /// may be.
+    /// Renews the lease until it is lost, or may be lost.
     pub async fn hold(&self) {
         let mut renewed = Instant::now();
         loop {
@@ -120,7 +119,7 @@ impl Competitor {
                 Ok(Ok(false)) => return,
                 Ok(Err(error)) => {
                     let error = hearth_api::chain(&error);
-                    tracing::debug!("the lease is not renewed: {error}");
+                    tracing::debug!("cannot renew the lease: {error}");
                 }
                 Err(_) => return,
             }
@@ -141,7 +140,7 @@ impl Competitor {
         self.write(&found.metadata.resource_version, renewed).await
     }
 
-    /// The lease as ours from now on.
+    /// The specification of the lease with this candidate as holder.
     fn taken(&self, transitions: i32) -> Value {
         let now = now();
         json!({
@@ -153,14 +152,14 @@ impl Competitor {
         })
     }
 
-    /// Changes the lease if it is as it was seen; tells whether it was.
+    /// Changes the lease if it still has the observed version; returns whether it had.
     async fn write(&self, seen: &str, spec: Value) -> Result<bool, ApiError> {
         let patch = json!({ "metadata": { "resourceVersion": seen }, "spec": spec });
         won(self.leases.merge(self.name, &patch).await)
     }
 }
 
-/// Another was quicker: that is no error.
+/// Maps a conflict to `false`: another candidate was faster.
 fn won(written: Result<(), ApiError>) -> Result<bool, ApiError> {
     match written {
         Ok(()) => Ok(true),
@@ -169,7 +168,7 @@ fn won(written: Result<(), ApiError>) -> Result<bool, ApiError> {
     }
 }
 
-/// As a lease has it: to the microsecond.
+/// The current time in the format `MicroTime` of leases.
 fn now() -> String {
     let now = OffsetDateTime::now_utc();
     let (date, micros) = (now.date(), now.microsecond());

@@ -1,23 +1,21 @@
-//! The objects that a cluster has from us, and Kubernetes' nodes as they follow
-//! from the cluster's.
+//! Reconciles the objects that Hearth maintains in a Kubernetes cluster, and the Node objects with
+//! the nodes of the Hearth cluster.
 //!
-//! | part | does |
+//! | part | content |
 //! |---|---|
-//! | [`lease`] | which of several controllers works |
+//! | [`lease`] | leader election among several controllers |
 //! | `controller` | runs all of this on a controller |
-//! | `cluster` | what the curators say |
-//! | [`objects`] | what is to be there: the nodes' rights, classes, the service of names |
-//! | [`nodes`] | which Node objects go, and what the others bear |
-//! | [`volumes::plan`] | which volumes there are to be |
+//! | `cluster` | nodes and configuration, from the curators |
+//! | [`objects`] | the desired objects: permissions of nodes, classes, the DNS service |
+//! | [`nodes`] | which Node objects are removed, and the labels of the others |
+//! | [`volumes::plan`] | which volumes are created and removed |
 //!
-//! All of it is a comparison of what is with what should be, made again
-//! whenever either may have changed, and each [`Timing::drift`] anyway; so there
-//! is nothing to remember, nothing to lose, and a change that somebody makes by
-//! hand is put right. What is compared is followed by watches, so that a round
-//! without work asks nothing of the API server.
+//! It is level-triggered: the actual state is compared with the desired state whenever either may
+//! have changed, and every [`Timing::drift`] in any case. So it has no state of its own that could
+//! be lost, and manual changes are reverted. The actual state comes from watches, so a round
+//! without work needs no requests to the API server.
 //!
-//! It works in the background alone: pods and services that are there do not
-//! notice when no reconciler runs.
+//! Running pods and services are not affected when no reconciler runs.
 //!
 //! [`volumes::plan`]: super::volumes::plan
 
@@ -55,21 +53,21 @@ use lease::Competitor;
 use nodes::{Cluster, Patience};
 use objects::NAMESPACE;
 
-/// The lease under which one of them works.
+/// Name of the lease of the leader.
 const LEASE: &str = "hearth-reconciler";
-/// News that are at hand together make one round.
+/// Maximum number of pending events that are combined into one round.
 const MAX_NEWS_PER_ROUND: usize = 1024;
 
-/// How often.
+/// Intervals and delays.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// Of the lease.
+    /// Timing of the lease.
     pub lease: lease::Timing,
-    /// Everything is looked at again after so long.
+    /// Interval at which everything is reconciled again.
     pub drift: Duration,
-    /// What has failed is tried again after so long.
+    /// Delay before failed requests are retried.
     pub again: Duration,
-    /// A Node whose node is no worker stays for so long.
+    /// How long a Node object is kept when its node is not a worker.
     pub patience: Duration,
 }
 
@@ -84,25 +82,25 @@ impl Default for Timing {
     }
 }
 
-/// What the reconciler works with.
+/// Configuration, inputs and outputs of the reconciler.
 pub struct Reconciler {
-    /// This node.
+    /// Identity for the lease: the ID of this node.
     pub identity: String,
-    /// Where nodes have their volumes.
+    /// Directory of the volumes on each node.
     pub volumes: PathBuf,
-    /// How often.
+    /// Intervals and delays.
     pub timing: Timing,
-    /// Will be read: speaks with this node's API server, and may do everything.
+    /// Input: a client of this node's API server with all permissions.
     pub client: Value<Client>,
-    /// Will be read: what the objects are made of.
+    /// Input: the nodes and the configuration of the cluster.
     pub cluster: Value<Arc<Cluster>>,
-    /// Will be written: whether the objects that are always the same are there.
+    /// Output: whether the constant objects exist.
     pub constants: Arc<Writer<Progress>>,
 }
 
 impl Reconciler {
-    /// They were applied, or the first one that was not. Once they are there,
-    /// one that is changed or lost is put right and does not count.
+    /// Records that the constant objects were applied, or why the first one was not. Later failures
+    /// are not recorded: an object that is changed or deleted is restored.
     fn applied(&self, missing: Option<String>) {
         if self.constants.value().get() != Some(Progress::Serving) {
             self.constants.set(match missing {
@@ -113,7 +111,7 @@ impl Reconciler {
     }
 }
 
-/// Works, or waits for its turn. Healthy in both.
+/// Runs the reconciler: as leader, or as candidate. It is healthy in both cases.
 pub async fn run(ctx: Context, reconciler: Arc<Reconciler>) -> Outcome {
     let watching = Watching::of(&ctx);
     let mut clients = reconciler.client.watch();
@@ -131,23 +129,23 @@ pub async fn run(ctx: Context, reconciler: Arc<Reconciler>) -> Outcome {
     }
 }
 
-/// Ends by an error only.
+/// Competes for the lease, and reconciles while it holds it. Returns only on an error.
 async fn compete(reconciler: &Reconciler, client: Client, watching: &Watching<'_>) -> Outcome {
     let identity = reconciler.identity.clone();
     let timing = reconciler.timing.lease;
     let lease = Competitor::new(&client, NAMESPACE, LEASE, identity, timing);
     loop {
-        // Whoever holds it makes them.
+        // While another controller is the leader, it applies the constant objects.
         lease.win(|| reconciler.applied(None)).await;
-        tracing::info!("this controller keeps the objects of the cluster");
+        tracing::info!("acquired the reconciler lease");
         tokio::select! {
-            () = lease.hold() => tracing::info!("this controller keeps them no longer"),
+            () = lease.hold() => tracing::info!("lost the reconciler lease"),
             outcome = lead(reconciler, client.clone(), watching) => return outcome,
         }
     }
 }
 
-/// What the API server holds of what matters here.
+/// The watched objects.
 #[derive(Default)]
 struct Seen {
     nodes: Known<Node>,
@@ -155,7 +153,7 @@ struct Seen {
     volumes: Known<Volume>,
 }
 
-/// Something was told, of one of the kinds.
+/// An event of one of the watches.
 enum News {
     Nodes(Event<Node>),
     Claims(Event<Claim>),
@@ -172,7 +170,7 @@ impl Seen {
     }
 }
 
-/// Follows one kind of objects.
+/// Watches one kind of objects.
 fn followed<'a, T: DeserializeOwned + Send + 'a>(
     client: &Client,
     kind: Kind,
@@ -192,7 +190,7 @@ fn followed<'a, T: DeserializeOwned + Send + 'a>(
     told.boxed()
 }
 
-/// Ends by an error only.
+/// Reconciles while this controller is the leader. Returns only on an error.
 async fn lead(reconciler: &Reconciler, client: Client, watching: &Watching<'_>) -> Outcome {
     let nodes = followed(&client, kinds::NODES, News::Nodes, watching);
     let claims = followed(&client, kinds::CLAIMS, News::Claims, watching);
@@ -225,21 +223,21 @@ async fn next(clusters: &mut Watcher<Arc<Cluster>>) -> Result<Arc<Cluster>, Clos
     clusters.next().await
 }
 
-/// What one leader does, round for round.
+/// The state of a leader between rounds.
 struct Rounds<'a> {
     reconciler: &'a Reconciler,
     client: Client,
     patience: Patience,
-    /// When everything is looked at again.
+    /// When everything is reconciled again.
     drift: Instant,
-    /// When the next round is due without news.
+    /// When the next round is due without events.
     next: Instant,
-    /// Those who were told to others as servers of names.
+    /// The applied endpoints of the DNS service.
     servers: Option<Vec<(String, Ipv4Addr)>>,
-    /// Which volumes which node may let go; not known at first: another leader
-    /// may have left some.
+    /// Which volumes each node may release; initially unknown: an earlier leader may have left
+    /// permissions.
     going: Option<Going>,
-    /// Claims that were refused, and have been told.
+    /// Refused claims for which an event has been written.
     refused: BTreeSet<(String, String)>,
     failed: bool,
     again: Option<Instant>,
@@ -262,14 +260,14 @@ impl<'a> Rounds<'a> {
         }
     }
 
-    /// Those objects that are always the same, when they are due.
+    /// Applies the constant objects if they are due.
     async fn constants(&mut self) {
         if Instant::now() < self.drift {
             return;
         }
         self.drift = Instant::now() + self.reconciler.timing.drift;
         self.servers = None;
-        // What nobody needs is nobody's concern.
+        // Permissions are applied again only if there are any.
         self.going.take_if(|going| !going.is_empty());
         let mut missing = None;
         for wanted in objects::constant() {
@@ -286,7 +284,8 @@ impl<'a> Rounds<'a> {
         self.reconciler.applied(missing);
     }
 
-    /// Everything that follows from what there is; tells whether that is known.
+    /// Reconciles everything that depends on nodes, claims and volumes; returns whether these are
+    /// known.
     async fn follow(&mut self, cluster: &Cluster, seen: &Seen) -> bool {
         let (Some(nodes), Some(claims), Some(volumes)) =
             (seen.nodes.all(), seen.claims.all(), seen.volumes.all())
@@ -313,21 +312,24 @@ impl<'a> Rounds<'a> {
         self.again = work.again;
         let nodes = self.client.all(kinds::NODES);
         for name in work.remove {
-            tracing::info!(node = name, "Kubernetes' node is removed: it is no worker");
-            self.done("remove a node", gone(&nodes, &name).await);
+            tracing::info!(
+                node = name,
+                "removing Node: it is not a worker of the cluster"
+            );
+            self.done("delete a Node", gone(&nodes, &name).await);
         }
         for (name, patch) in work.patch {
-            self.done("label a node", nodes.merge(&name, &patch).await);
+            self.done("label a Node", nodes.merge(&name, &patch).await);
         }
         if self.servers.as_ref() != Some(&work.servers) {
             let wanted = objects::dns_endpoints(&work.servers);
             let applied = wanted.apply(&self.client).await;
-            let told = self.done("tell who resolves names", applied);
+            let told = self.done("apply the endpoints of DNS", applied);
             self.servers = told.then_some(work.servers);
         }
     }
 
-    /// Each node may let those of its volumes go that are being removed.
+    /// Permits each node to release those of its volumes that are being deleted.
     async fn follow_going(&mut self, going: Going, nodes: &BTreeSet<NodeId>) {
         if self.going.as_ref() == Some(&going) {
             return;
@@ -337,9 +339,9 @@ impl<'a> Rounds<'a> {
         for (node, volumes) in &going {
             let before = before.as_ref().and_then(|before| before.get(node));
             if before != Some(volumes) {
-                for wanted in objects::letting_go(*node, volumes) {
+                for wanted in objects::release_permission(*node, volumes) {
                     let applied = wanted.apply(&self.client).await;
-                    done &= self.done("let a node release its volumes", applied);
+                    done &= self.done("permit a node to release its volumes", applied);
                 }
             }
         }
@@ -350,7 +352,7 @@ impl<'a> Rounds<'a> {
         for node in before.into_iter().filter(|node| !going.contains_key(node)) {
             for kind in [kinds::CLUSTER_ROLE_BINDINGS, kinds::CLUSTER_ROLES] {
                 let removed = gone(&self.client.all(kind), &objects::letting_go_name(node)).await;
-                done &= self.done("take a right back", removed);
+                done &= self.done("revoke the permission to release volumes", removed);
             }
         }
         self.going = done.then_some(going);
@@ -360,26 +362,26 @@ impl<'a> Rounds<'a> {
         let volumes = self.client.all(kinds::VOLUMES);
         for planned in work.create {
             let made = match volumes.create(planned.body()).await {
-                // It is there already.
+                // It exists already.
                 Err(error) if error.is(StatusCode::CONFLICT) => Ok(()),
                 made => made.map(drop),
             };
-            self.done("make a volume", made);
+            self.done("create a volume", made);
         }
         for name in work.remove {
-            self.done("remove a volume", gone(&volumes, &name).await);
+            self.done("delete a volume", gone(&volumes, &name).await);
         }
         for (name, patch) in work.abandon {
             tracing::warn!(
                 volume = name,
-                "the node of a volume is no more: it is let go"
+                "releasing volume: its node is not in the cluster any more"
             );
-            self.done("let a volume go", volumes.merge(&name, &patch).await);
+            self.done("release a volume", volumes.merge(&name, &patch).await);
         }
         for ((namespace, name, _), patch) in work.choose_again {
             let claims = self.client.within(&namespace, kinds::CLAIMS);
             let asked = if_still_so(claims.merge(&name, &patch).await);
-            self.done("have another node chosen for a claim", asked);
+            self.done("request another node for a claim", asked);
         }
         let mut refused = BTreeSet::new();
         for refusal in work.refuse {
@@ -391,24 +393,24 @@ impl<'a> Rounds<'a> {
         self.refused = refused;
     }
 
-    /// Tells whoever made a claim why it is not served.
+    /// Writes an event to the claim with the reason why it is refused.
     async fn tell(&mut self, refusal: &Refusal) -> bool {
         let (namespace, name, _) = &refusal.claim;
         tracing::warn!("claim {namespace}/{name}: {}", refusal.why);
         let told = objects::refusal(refusal).apply(&self.client).await;
-        self.done("tell of a refusal", told)
+        self.done("write an event", told)
     }
 
-    /// Tells whether a request was done; one that has failed is tried again.
+    /// Returns whether a request has succeeded; one that has failed is logged and will be retried.
     fn done(&mut self, what: &str, outcome: Result<(), ApiError>) -> bool {
         if let Err(error) = &outcome {
-            tracing::warn!("{what}: {}", hearth_api::chain(error));
+            tracing::warn!("cannot {what}: {}", hearth_api::chain(error));
             self.failed = true;
         }
         outcome.is_ok()
     }
 
-    /// Says when the next round is.
+    /// Sets the time of the next round.
     fn rest(&mut self) {
         self.next = self.drift;
         if let Some(again) = self.again.take() {
@@ -422,12 +424,12 @@ impl<'a> Rounds<'a> {
     }
 }
 
-/// Removes an object, if it is still there.
+/// Deletes an object, if it still exists.
 async fn gone(objects: &Objects, name: &str) -> Result<(), ApiError> {
     if_still_so(objects.delete(name).await)
 }
 
-/// That an object is gone, or another has changed it, is fine: the watch tells.
+/// Ignores that an object does not exist or has changed: the watch will report it.
 fn if_still_so(outcome: Result<(), ApiError>) -> Result<(), ApiError> {
     match outcome {
         Err(error) if error.is(StatusCode::NOT_FOUND) || error.is(StatusCode::CONFLICT) => Ok(()),

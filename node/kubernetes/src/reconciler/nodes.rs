@@ -1,10 +1,9 @@
-//! Kubernetes' nodes as they follow from the cluster's. Pure functions.
+//! Reconciles Node objects with the nodes of the cluster. Pure functions.
 //!
-//! The kubelet makes the Node object of its node, and never again while it
-//! runs. So one is only removed when the cluster has said for some time
-//! ([`Patience`]) that its node is no worker: what a controller knows of the
-//! cluster may be older than what the kubelet was started by. When it is older
-//! by more than that, the worker sees its Node go and starts the kubelet again.
+//! A kubelet creates its Node object when it starts, and not again while it runs. So a Node is only
+//! deleted when its node has not been a worker for some time ([`Patience`]): the view of a
+//! controller may be older than that with which the kubelet was started. If it is older by more
+//! than that, the worker notices that its Node has been deleted, and restarts the kubelet.
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::Ipv4Addr;
@@ -17,52 +16,52 @@ use tokio::time::Instant;
 
 use crate::labels;
 
-/// How long a Node stays whose node is no worker (any more).
+/// How long a Node is kept when its node is not a worker (any more).
 pub const PATIENCE: Duration = Duration::from_secs(15);
 
-/// The cluster's nodes that are UP, as far as Kubernetes is concerned.
+/// The nodes of the cluster that are UP, with what the reconciler needs of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Cluster {
-    /// By their IDs.
+    /// The nodes by ID.
     pub nodes: BTreeMap<NodeId, Member>,
-    /// Which labels Kubernetes takes over.
+    /// Patterns of the labels that are copied to Nodes.
     pub patterns: Vec<String>,
 }
 
-/// One of them.
+/// A node of the cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Member {
-    /// It has the role.
+    /// It has the role Kubernetes worker.
     pub worker: bool,
-    /// It has the role.
+    /// It has the role Kubernetes controller.
     pub controller: bool,
-    /// By their keys.
+    /// Labels by key.
     pub labels: BTreeMap<String, String>,
-    /// Where it is among its pods, once it is.
+    /// Gateway address of its pod network, if it has one.
     pub gateway: Option<Ipv4Addr>,
 }
 
-/// What is to be done about Kubernetes' nodes.
+/// The changes that are needed.
 #[derive(Debug, Default, PartialEq)]
 pub struct Work {
-    /// Names of those that are none any more.
+    /// Names of Nodes to delete.
     pub remove: Vec<String>,
-    /// Merge patches by name.
+    /// Merge patches of Nodes, by name.
     pub patch: Vec<(String, Value)>,
-    /// Those that can resolve names.
+    /// Name and DNS address of each node whose DNS server can be used.
     pub servers: Vec<(String, Ipv4Addr)>,
-    /// Somebody has to be looked at again by then.
+    /// When the next Node is due for deletion.
     pub again: Option<Instant>,
 }
 
-/// Remembers since when nodes have not been wanted.
+/// Tracks since when Nodes have not belonged to a worker.
 pub struct Patience {
     lasts: Duration,
     since: HashMap<String, Instant>,
 }
 
 impl Patience {
-    /// One that lasts so long.
+    /// `lasts` is how long Nodes are kept.
     pub fn new(lasts: Duration) -> Self {
         Self {
             lasts,
@@ -71,8 +70,7 @@ impl Patience {
     }
 }
 
-/// What there is to do. Nodes whose names are no IDs of ours are somebody
-/// else's and are left alone.
+/// Computes the changes. Nodes whose names are not node IDs are not Hearth's and are ignored.
 pub fn plan<'a>(
     cluster: &Cluster,
     nodes: impl Iterator<Item = &'a Node>,
@@ -117,7 +115,8 @@ pub fn plan<'a>(
     work
 }
 
-/// Its kubelet says so, and has said so lately.
+/// Whether the Node is ready. (The controller-manager sets the condition to `Unknown` if the
+/// kubelet does not report.)
 fn is_ready(node: &Node) -> bool {
     let mut conditions = node.status.conditions.iter();
     conditions.any(|condition| condition.kind == "Ready" && condition.status == "True")
@@ -188,7 +187,7 @@ mod tests {
         let work = plan(&cluster, all(), &mut patience, begin + PATIENCE);
         assert_eq!(work.remove, [names[2].clone()]);
 
-        // And loses it again: it has all the time again.
+        // It loses the role again: the time starts anew.
         cluster.nodes.remove(&id('b'));
         let work = plan(&cluster, all(), &mut patience, begin + PATIENCE);
         assert_eq!(work.remove, [names[2].clone()]);

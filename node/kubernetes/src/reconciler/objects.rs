@@ -1,9 +1,9 @@
-//! The objects that a cluster has from us, as they are to be.
+//! The desired state of the objects that Hearth maintains in a cluster.
 //!
-//! Written by server-side apply: what stands here is ours and is put right when
-//! somebody changes it; what others add to the same objects stays. Taken back is
-//! nothing: an object that a later version no longer has is that version's to
-//! remove.
+//! They are written with server-side apply: the fields here are managed by Hearth and are restored
+//! when someone changes them; fields that others add to the same objects are kept. Objects are
+//! never removed: if a later version does not have an object any more, that version has to remove
+//! it.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -18,23 +18,23 @@ use serde_json::{Value, json};
 use crate::volumes::plan::Refusal;
 use crate::volumes::{CLASS, PROVISIONER};
 
-/// Of Kubernetes itself.
+/// The namespace of Kubernetes itself.
 pub const NAMESPACE: &str = "kube-system";
-/// Where users begin.
+/// The default namespace of users.
 const USERS_NAMESPACE: &str = "default";
-/// The service that resolves names, by the name that everybody looks for.
+/// The DNS service, with the conventional name.
 const DNS: &str = "kube-dns";
 /// The role of the nodes' own clients.
 const NODE_ROLE: &str = "hearth:node";
 const RUNTIME: &str = "runc";
 
-/// An object, and where it goes.
+/// A desired object.
 pub struct Wanted {
     /// Its kind.
     pub kind: Kind,
-    /// `None`: it is in none.
+    /// Its namespace; `None` for a cluster-scoped object.
     pub namespace: Option<String>,
-    /// What is ours of it.
+    /// The fields that Hearth manages.
     pub body: Value,
 }
 
@@ -54,12 +54,12 @@ impl Wanted {
         }
     }
 
-    /// Of the body.
+    /// Name of the object.
     pub fn name(&self) -> &str {
         self.body["metadata"]["name"].as_str().unwrap_or_default()
     }
 
-    /// Makes it so.
+    /// Applies the object.
     pub async fn apply(&self, client: &Client) -> Result<(), ApiError> {
         let objects = match &self.namespace {
             Some(namespace) => client.within(namespace, self.kind),
@@ -69,9 +69,9 @@ impl Wanted {
     }
 }
 
-/// Those that are always the same, in the order in which they are made. The
-/// class of claims that name none comes before the namespace in which users
-/// make them: a claim that was there first never gets one.
+/// The constant objects, in the order in which they are created. The default storage class comes
+/// before the namespace of users: a claim without a class that was created before the default class
+/// would never get one.
 pub fn constant() -> Vec<Wanted> {
     vec![
         storage_class(),
@@ -84,11 +84,10 @@ pub fn constant() -> Vec<Wanted> {
     ]
 }
 
-/// What nodes do: resolve names, keep their volumes, and see whether they are
-/// nodes of Kubernetes. Nodes make, change and remove no volumes' objects (see
-/// [`crate::volumes`]), but for what [`letting_go`] says: one that
-/// could make them could have others mount any of their directories, and one
-/// that could change them could have others remove them.
+/// The permissions of nodes: for DNS, for their volumes, and to see their own Node. Nodes may not
+/// create, change or delete PersistentVolumes (see [`crate::volumes`]), except for what
+/// [`release_permission`] permits: a node that could create them could make other nodes mount any of their
+/// directories, and one that could change them could make other nodes delete them.
 fn role() -> Wanted {
     let body = json!({ "rules": [
         {
@@ -113,10 +112,10 @@ fn binding() -> Wanted {
     Wanted::new(kinds::CLUSTER_ROLE_BINDINGS, None, "hearth:nodes", body)
 }
 
-/// The right of one node to let these volumes go, which are being removed.
-pub fn letting_go(node: NodeId, volumes: &BTreeSet<String>) -> [Wanted; 2] {
+/// The permission of one node to release these volumes, which are being deleted.
+pub fn release_permission(node: NodeId, volumes: &BTreeSet<String>) -> [Wanted; 2] {
     let name = letting_go_name(node);
-    // Without names it would be a right to all of them.
+    // A rule without names would apply to all volumes.
     let rules = if volumes.is_empty() {
         json!([])
     } else {
@@ -139,7 +138,7 @@ pub fn letting_go(node: NodeId, volumes: &BTreeSet<String>) -> [Wanted; 2] {
     ]
 }
 
-/// Of the role, and of its binding.
+/// Name of the role and of its binding.
 pub fn letting_go_name(node: NodeId) -> String {
     format!("{NODE_ROLE}:{node}:volumes")
 }
@@ -149,7 +148,7 @@ fn storage_class() -> Wanted {
         "metadata": { "annotations": { "storageclass.kubernetes.io/is-default-class": "true" } },
         "provisioner": PROVISIONER,
         "reclaimPolicy": "Delete",
-        // The pod's node decides where the volume is.
+        // The volume is created on the node of the pod.
         "volumeBindingMode": "WaitForFirstConsumer",
         "allowVolumeExpansion": false,
     });
@@ -161,21 +160,20 @@ fn runtime_class() -> Wanted {
     Wanted::new(kinds::RUNTIME_CLASSES, None, RUNTIME, body)
 }
 
-/// The namespace that users begin in. The API server makes it as well, but some
-/// time after it says that it is ready.
+/// The default namespace. The API server creates it as well, but some time after it has become
+/// ready.
 fn default_namespace() -> Wanted {
     Wanted::new(kinds::NAMESPACES, None, USERS_NAMESPACE, json!({}))
 }
 
-/// No pod is taken before the account that it has by default has a token. The
-/// controller-manager would make this account after all of its controllers have
-/// begun; its tokens come from the first of them.
+/// The default service account. Pods are rejected before it has a token. The controller-manager
+/// would create it after all of its controllers have started; tokens come from the first of them.
 fn default_account() -> Wanted {
     let namespace = Some(USERS_NAMESPACE);
     Wanted::new(kinds::SERVICE_ACCOUNTS, namespace, "default", json!({}))
 }
 
-/// Without a selector: what stands behind it are no pods.
+/// The DNS service, without a selector, because its endpoints are nodes and not pods.
 fn dns_service() -> Wanted {
     let body = json!({
         "metadata": { "labels": {
@@ -193,12 +191,12 @@ fn dns_service() -> Wanted {
     Wanted::new(kinds::SERVICES, Some(NAMESPACE), DNS, body)
 }
 
-/// The nodes that answer, with their addresses among their pods.
+/// The endpoints of the DNS service: node names and the gateway addresses of their pod networks.
 pub fn dns_endpoints(servers: &[(String, Ipv4Addr)]) -> Wanted {
     let address = |(node, ip): &(String, Ipv4Addr)| json!({ "ip": ip, "nodeName": node });
     let addresses: Vec<Value> = servers.iter().map(address).collect();
     let subsets = if addresses.is_empty() {
-        // A subset without addresses is none.
+        // A subset without addresses is invalid.
         json!([])
     } else {
         json!([{
@@ -213,8 +211,7 @@ pub fn dns_endpoints(servers: &[(String, Ipv4Addr)]) -> Wanted {
     Wanted::new(kinds::ENDPOINTS, Some(NAMESPACE), DNS, body)
 }
 
-/// The word to the one who made a claim that cannot be served. One for each
-/// claim: the newest reason is the one that counts.
+/// The event for a claim that is refused. There is one for each claim, with the latest reason.
 pub fn refusal(refusal: &Refusal) -> Wanted {
     let (namespace, name, uid) = &refusal.claim;
     let body = json!({

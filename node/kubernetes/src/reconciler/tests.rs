@@ -1,5 +1,5 @@
-//! The reconciler, the nodes' volumes and their names against a real control
-//! plane: API server, etcd, and the controllers that bind volumes.
+//! The reconciler, the volumes and the DNS server of nodes with a real control plane: API server,
+//! etcd, and the controllers that bind volumes.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, SocketAddr};
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use hearth_api::identity::NodeId;
 use hearth_base::event::{self, Writer};
-use hearth_base::testing::Alone;
+use hearth_base::testing::TestSupervisor;
 use hearth_host::pki::kubernetes::Certificate;
 use hearth_kubernetes_api::{ApiError, Client, Objects, kinds};
 use hearth_kubernetes_dns::Dns;
@@ -29,7 +29,7 @@ fn id(digit: u8) -> NodeId {
     NodeId::from_bytes([digit; 16])
 }
 
-/// A service with an address that is not its own.
+/// A service that has the cluster IP of the DNS service.
 const SQUATTER: &str = "squatter";
 
 fn quick() -> Timing {
@@ -44,14 +44,14 @@ fn quick() -> Timing {
     }
 }
 
-/// A reconciler of its own, as on one of several controllers.
+/// A reconciler, as on one of several controllers.
 fn reconciler(
     plane: &testing::Cluster,
     digit: u8,
     cluster: &Writer<Arc<Cluster>>,
     volumes: &Path,
     constants: &Arc<Writer<Progress>>,
-) -> Alone {
+) -> TestSupervisor {
     let (client, clients) = event::value();
     client.set(plane.client(&Certificate::Reconciler));
     let reconciler = Arc::new(Reconciler {
@@ -64,7 +64,7 @@ fn reconciler(
     });
     // The client's writer lives as long as the worker.
     let client = Arc::new(client);
-    Alone::run(move |ctx| {
+    TestSupervisor::run(move |ctx| {
         let (reconciler, _client) = (reconciler.clone(), client.clone());
         async move {
             let _kept = _client;
@@ -73,12 +73,12 @@ fn reconciler(
     })
 }
 
-/// An object, if there is one; nothing if nobody answers, too.
+/// An object; `None` if it does not exist, or if the API server does not answer.
 async fn found(objects: &Objects, name: &str) -> Option<Json> {
     objects.get(name).await.ok()?
 }
 
-/// Nothing if nobody answers.
+/// `None` if the API server does not answer.
 async fn missing(objects: &Objects, name: &str) -> Option<()> {
     let found: Option<Json> = objects.get(name).await.ok()?;
     found.is_none().then_some(())
@@ -100,7 +100,7 @@ async fn dns_servers(kube: &Client) -> Option<Vec<String>> {
     Some(addresses.map(ip).collect())
 }
 
-/// As a kubelet makes it.
+/// A Node as a kubelet creates it.
 async fn make_node(kube: &Client, name: &str) {
     let node = json!({
         "metadata": { "name": name, "labels": {
@@ -129,7 +129,7 @@ fn cluster(nodes: &[(u8, Member)]) -> Arc<Cluster> {
     })
 }
 
-/// One control plane for all of it: it takes longer to start than all of this.
+/// One control plane for all tests, because its start takes longer than they do.
 #[tokio::test(flavor = "multi_thread")]
 async fn with_a_real_control_plane() {
     let Some(mut plane) = testing::Cluster::start().await else {
@@ -158,8 +158,7 @@ async fn with_a_real_control_plane() {
     names_follow_services(&mut plane, &kube).await;
 }
 
-/// Somebody has the address of the service of names; gives back the services
-/// beside it.
+/// A service has the cluster IP of the DNS service; returns the other services.
 async fn squat(kube: &Client) -> Objects {
     let services = kube.within("kube-system", kinds::SERVICES);
     let squatter = json!({
@@ -186,7 +185,7 @@ async fn what_stands_in_the_way_is_told(services: &Objects, constants: &Writer<P
     are_there(constants).await;
 }
 
-/// Or another makes them.
+/// Another leader creates them.
 async fn are_there(constants: &Writer<Progress>) {
     eventually("the first objects are there", || async {
         (constants.value().get()? == Progress::Serving).then_some(())
@@ -206,7 +205,7 @@ async fn constant_objects_are_there_and_stay(kube: &Client) {
     let runtimes = kube.all(kinds::RUNTIME_CLASSES);
     found(&runtimes, "runc").await.unwrap();
 
-    // Ours, and still ours when the controllers have given it a token.
+    // It is kept when the controllers have added a token to it.
     let accounts = kube.within("default", kinds::SERVICE_ACCOUNTS);
     eventually("the first account has a token", || async {
         let account = found(&accounts, "default").await?;
@@ -215,7 +214,7 @@ async fn constant_objects_are_there_and_stay(kube: &Client) {
     })
     .await;
 
-    // Somebody takes away what nodes need, and changes another.
+    // One object is deleted and another one changed by hand.
     classes.delete(volumes::CLASS).await.unwrap();
     let weaker = json!({ "rules": [] });
     roles.merge("hearth:node", &weaker).await.unwrap();
@@ -252,7 +251,7 @@ async fn nodes_follow_the_cluster(kube: &Client, writer: &Writer<Arc<Cluster>>) 
     .await;
     assert!(found(&nodes, "somebody-elses").await.is_some());
 
-    // A label changes and one comes; the other node is no worker any more.
+    // One label changes and one is added; the other node is not a worker any more.
     let labels = [("disk/ssd", "yes")];
     writer.set(cluster(&[(1, worker(1, &labels))]));
     eventually("labels follow", || async {
@@ -269,10 +268,10 @@ async fn nodes_follow_the_cluster(kube: &Client, writer: &Writer<Arc<Cluster>>) 
     .await;
 }
 
-/// On which node a claim's pod is to run.
+/// Annotation of a claim: the node that was selected for its pod.
 const SELECTED: &str = "volume.kubernetes.io/selected-node";
 
-/// As the scheduler leaves it; the class is the default one.
+/// A claim as the scheduler leaves it, with the default class.
 fn claim(name: &str, mode: &str) -> Json {
     json!({
         "metadata": { "name": name, "annotations": { SELECTED: id(1).to_string() }},
@@ -295,7 +294,7 @@ async fn volumes_come_and_go_with_claims(plane: &testing::Cluster, kube: &Client
         directory: at.to_owned(),
         client: clients,
     });
-    let agent = Alone::run(move |ctx| volumes::run(ctx, agent.clone()));
+    let agent = TestSupervisor::run(move |ctx| volumes::run(ctx, agent.clone()));
 
     eventually("the namespace", || async {
         kube.text("/api/v1/namespaces/default").await.ok()
@@ -312,12 +311,12 @@ async fn volumes_come_and_go_with_claims(plane: &testing::Cluster, kube: &Client
     })
     .await;
     std::fs::write(directory.join("file"), "content").unwrap();
-    // Nobody but the cluster says when that is over.
+    // A node may not remove the finalizer before the volume is being deleted.
     let mine = plane.client(&Certificate::Node(id(1))).all(kinds::VOLUMES);
     let patch = json!({ "metadata": { "finalizers": [] } });
     denied(mine.merge(&name, &patch).await);
     let volumes = kube.all(kinds::VOLUMES);
-    // Somebody deletes what is in use, and then another volume is made.
+    // A volume in use is deleted, and then another volume is created.
     volumes.delete(&name).await.unwrap();
     let kept = claims.create(claim("kept", "ReadWriteOnce")).await.unwrap();
     let kept = format!("pvc-{}", uid(&kept));
@@ -389,7 +388,7 @@ async fn nodes_have_no_more_rights_than_they_need(plane: &testing::Cluster) {
     let volumes = node.all(kinds::VOLUMES);
     denied(volumes.create(volume).await);
     denied(volumes.delete("x").await);
-    // Whether a node is one of Kubernetes it may see, and no more.
+    // A node may read Nodes, and nothing else of them.
     let nodes = node.all(kinds::NODES);
     let own: Option<Json> = nodes.get(&id(1).to_string()).await.unwrap();
     assert!(own.is_some());
@@ -400,7 +399,7 @@ async fn nodes_have_no_more_rights_than_they_need(plane: &testing::Cluster) {
     }
 }
 
-async fn another_takes_over(kube: &Client, first: Alone, second: Alone) {
+async fn another_takes_over(kube: &Client, first: TestSupervisor, second: TestSupervisor) {
     second.is_healthy().await;
     first.stop().await;
     let classes = kube.all(kinds::STORAGE_CLASSES);
@@ -430,7 +429,7 @@ async fn names_follow_services(plane: &mut testing::Cluster, kube: &Client) {
         ["10.224.0.1"]
     );
 
-    // Without an API server names stay; with it again they follow.
+    // Without an API server the last zone is served; afterwards it is updated.
     plane.kill_apiserver().await;
     assert_eq!(resolve(at, web).await, ["10.224.7.7"]);
     plane.start_apiserver().await;
@@ -445,8 +444,8 @@ async fn names_follow_services(plane: &mut testing::Cluster, kube: &Client) {
     zone.stop().await;
 }
 
-/// Names as a node serves them, but at an address of this machine.
-async fn serve_names(files: &Path, client: event::Value<Client>) -> (Alone, SocketAddr) {
+/// The DNS server of a node, at an address of this machine.
+async fn serve_names(files: &Path, client: event::Value<Client>) -> (TestSupervisor, SocketAddr) {
     let free = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let at = free.local_addr().unwrap();
     drop(free);
@@ -463,7 +462,7 @@ async fn serve_names(files: &Path, client: event::Value<Client>) -> (Alone, Sock
         client,
     });
     let writer = Arc::new(writer);
-    let served = Alone::run(move |ctx| {
+    let served = TestSupervisor::run(move |ctx| {
         let (dns, writer) = (dns.clone(), writer.clone());
         async move {
             let _kept = writer;

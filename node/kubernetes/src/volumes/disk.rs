@@ -1,34 +1,30 @@
-//! The directories of volumes, and their limits.
+//! The directories of volumes, and their quotas.
 //!
 //! ```text
-//! volumes/             root alone: pods see theirs through the kubelet's mounts
-//! volumes/pvc-UUID     a volume, anybody's: whoever sees it may use it
-//! volumes/.new-NAME    one that is being made
-//! volumes/.old-NAME    one that has been removed, and is being emptied
+//! volumes/             mode 0700: pods access their volumes through the kubelet's mounts
+//! volumes/pvc-UUID     a volume, mode 0777: pods run as any user
+//! volumes/.new-NAME    a volume that is being created
+//! volumes/.old-NAME    a volume that has been removed, and whose content is being deleted
 //! ```
 //!
-//! A directory has its name only when its quota is set, and loses it before
-//! anything in it is removed; so after a power cut a name that is there means a
-//! whole volume, and what begins with a dot is rubbish.
+//! A directory is renamed to its final name after its quota has been set, and renamed again before
+//! anything in it is deleted; so after a power cut a final name means a complete volume, and names
+//! that begin with a dot can be deleted.
 //!
-//! A volume is removed when it has lost its name, which is a matter of a moment.
-//! Emptying it takes as long as its files are many, which was up to whoever had
-//! it; nobody waits for that ([`Disk::sweep`]). It keeps its limit to the end,
-//! for a pod whose object is gone may run, and write there, for a while.
+//! A volume is removed when it has been renamed, which is fast. Deleting its content takes long if
+//! there are many files; nothing waits for that ([`Disk::sweep`]). The quota is kept to the end,
+//! because a pod whose object has been deleted may still run, and write, for a while.
 //!
-//! A volume may have its bytes and one file for each block of them. Inodes are
-//! not counted among the bytes, and files with nothing in them have no others:
-//! unlimited, they would fill the disk from within any volume.
+//! The quota limits bytes, and files to one per block. Inodes are not counted as bytes, so without
+//! a limit empty files in one volume could fill the disk.
 //!
-//! Limits are XFS project quotas: the directory bears a project's number, what
-//! is made in it inherits the number, and the file system counts. The number is
-//! kept nowhere else: that of a new volume is the lowest that no directory
-//! bears, whatever its name. Who owns a directory, as root in a pod does, can
-//! give it another's number. Whose limit that is cannot be told then, and it is
-//! left as it was set for the one that had it alone.
+//! Quotas are XFS project quotas: the directory has a project ID, everything created in it inherits
+//! the ID, and the file system counts the usage. The ID is stored nowhere else: a new volume gets
+//! the lowest ID that no directory has, whatever its name. The owner of a directory, such as root
+//! in a pod, can set the ID of another volume. Then it is unknown whose quota it is, and the limit
+//! is not changed.
 //!
-//! Where the file system has no quotas, volumes are made all the same, and the
-//! node says that they have no limits.
+//! If the file system has no quotas, volumes are created without, and the node logs a warning.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirBuilder, File};
@@ -44,48 +40,48 @@ use tokio::sync::Notify;
 
 use super::VolumeName;
 
-/// The first project of a volume; those before it are nobody's.
+/// The first project ID of volumes; lower ones are not used.
 const FIRST_PROJECT: u32 = 1000;
-/// The file system's: a file that is not empty has one at least.
+/// Block size of the file system: a file that is not empty uses at least one block.
 const BLOCK_BYTES: u64 = 4096;
-/// So many inodes XFS makes room for at once.
+/// XFS allocates inodes in chunks of this number.
 const MIN_INODES: u64 = 64;
 const PRIVATE_DIRECTORY: u32 = 0o700;
-/// Pods run as anybody.
+/// Pods run as any user.
 const OPEN_DIRECTORY: u32 = 0o777;
 const NEW_PREFIX: &str = ".new-";
 const OLD_PREFIX: &str = ".old-";
 
-/// Why a volume is not on the disk, or not gone.
+/// Why a volume cannot be created or removed.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
-    /// The directory of all volumes.
+    /// Creating or deleting directories has failed.
     #[error(transparent)]
     File(#[from] FileError),
-    /// One step failed.
-    #[error("{step} {path}")]
+    /// A step has failed.
+    #[error("cannot {step} {path}")]
     Step {
-        /// As a verb.
+        /// The step, as a verb.
         step: &'static str,
-        /// What it was done to.
+        /// The path.
         path: PathBuf,
         /// The cause.
         source: io::Error,
     },
-    /// The limit.
-    #[error("limit {path}")]
+    /// The quota cannot be read or set.
+    #[error("cannot set the quota of {path}")]
     Quota {
         /// The directory.
         path: PathBuf,
         /// The cause.
         source: QuotaError,
     },
-    /// Its project is not its own.
-    #[error("limit {path}: another directory bears its project {project}, too")]
+    /// Another directory has the same project ID.
+    #[error("cannot set the quota of {path}: another directory has the same project ID {project}")]
     Shared {
         /// The directory.
         path: PathBuf,
-        /// The number.
+        /// The project ID.
         project: u32,
     },
 }
@@ -98,9 +94,8 @@ fn failed<'a>(step: &'static str, path: &'a Path) -> impl FnOnce(io::Error) -> D
     }
 }
 
-/// Held while a directory gets its name or loses it, and while a number of a
-/// project is looked for among them, given or limited. It is the process's:
-/// when a [`Disk`] has been dropped, a thread may still be at work on it.
+/// Held while a directory is renamed, and while a project ID is searched, assigned or limited. It
+/// is global, because a thread may still be working on a [`Disk`] that has been dropped.
 static NAMING: Mutex<()> = Mutex::new(());
 
 fn naming() -> MutexGuard<'static, ()> {
@@ -113,12 +108,12 @@ pub struct Disk {
     path: PathBuf,
     /// Why there are no quotas.
     without: Option<QuotaError>,
-    /// Something is to be emptied.
+    /// A volume has been removed, and its content has to be deleted.
     removed: Notify,
 }
 
 impl Disk {
-    /// Makes it if there is none, and clears away what was left half made.
+    /// Creates the directory if it is missing, and deletes volumes whose creation was interrupted.
     pub fn open(path: &Path) -> Result<Self, DiskError> {
         files::create_dir_durably(path, PRIVATE_DIRECTORY)?;
         let directory = File::open(path).map_err(failed("open", path))?;
@@ -131,12 +126,12 @@ impl Disk {
         Ok(disk)
     }
 
-    /// Why volumes have no limits here; `None` if they have.
+    /// Why volumes have no quotas on this node; `None` if they have.
     pub fn without_quotas(&self) -> Option<&QuotaError> {
         self.without.as_ref()
     }
 
-    /// The volumes that are there.
+    /// The existing volumes.
     pub fn list(&self) -> Result<Vec<VolumeName>, DiskError> {
         let names = self.names()?;
         Ok(names
@@ -145,8 +140,8 @@ impl Disk {
             .collect())
     }
 
-    /// Makes a volume of so many bytes; tells whether there was none yet. The
-    /// limit of one that is there is set again.
+    /// Creates a volume of this size if it does not exist, and returns whether it was created. The
+    /// quota of an existing one is set again.
     pub fn ensure(&self, name: &VolumeName, size: u64) -> Result<bool, DiskError> {
         let path = self.path.join(name.as_str());
         if path.is_dir() {
@@ -156,37 +151,36 @@ impl Disk {
         let new = self.path.join(format!("{NEW_PREFIX}{}", name.as_str()));
         self.clear(&new, &|| false)?;
         let made = DirBuilder::new().mode(PRIVATE_DIRECTORY).create(&new);
-        made.map_err(failed("make", &new))?;
+        made.map_err(failed("create", &new))?;
         self.limit(&new, size)?;
-        // Whatever the mask of this process is.
+        // Independent of the process's umask.
         let open = fs::Permissions::from_mode(OPEN_DIRECTORY);
-        fs::set_permissions(&new, open).map_err(failed("open to all", &new))?;
-        rename(&new, &path).map_err(failed("name", &path))?;
+        fs::set_permissions(&new, open).map_err(failed("set the mode of", &new))?;
+        rename(&new, &path).map_err(failed("rename to", &path))?;
         self.sync()?;
         Ok(true)
     }
 
-    /// Takes a volume's name, durably: from then on nobody finds it. Its limit
-    /// and what is in it go by [`Self::sweep`]. Nothing if there is none.
+    /// Removes a volume by renaming it, durably. Its quota and its content are deleted by
+    /// [`Self::sweep`]. Does nothing if it does not exist.
     pub fn remove(&self, name: &VolumeName) -> Result<(), DiskError> {
         let path = self.path.join(name.as_str());
         let old = self.path.join(format!("{OLD_PREFIX}{}", name.as_str()));
         match rename(&path, &old) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            renamed => renamed.map_err(failed("take the name of", &path))?,
+            renamed => renamed.map_err(failed("rename", &path))?,
         }
         self.sync()?;
         self.removed.notify_one();
         Ok(())
     }
 
-    /// Empties what has been removed, until that is `stopped`, which is an
-    /// error. May take long.
+    /// Deletes removed volumes. May take long; fails if `stopped` returns true.
     pub fn sweep(&self, stopped: &dyn Fn() -> bool) -> Result<(), DiskError> {
         self.clear_all(OLD_PREFIX, stopped)
     }
 
-    /// Waits for a removal since the last time.
+    /// Waits until a volume has been removed since the last call.
     pub async fn removed(&self) {
         self.removed.notified().await;
     }
@@ -194,7 +188,7 @@ impl Disk {
     fn sync(&self) -> Result<(), DiskError> {
         let directory = File::open(&self.path);
         let synced = directory.and_then(|directory| directory.sync_all());
-        synced.map_err(failed("write", &self.path))
+        synced.map_err(failed("sync", &self.path))
     }
 
     fn names(&self) -> Result<Vec<String>, DiskError> {
@@ -207,8 +201,7 @@ impl Disk {
         read().map_err(failed("list", &self.path))
     }
 
-    /// What cannot be cleared away does not stop the rest; the first failure is
-    /// told.
+    /// Deletes all directories with this prefix. Continues after errors, and returns the first one.
     fn clear_all(&self, prefix: &str, stopped: &dyn Fn() -> bool) -> Result<(), DiskError> {
         let names = self.names()?;
         let rubbish = names.iter().filter(|name| name.starts_with(prefix));
@@ -216,8 +209,8 @@ impl Disk {
         cleared.fold(Ok(()), Result::and)
     }
 
-    /// Removes a directory that has no volume's name (any more), and its limit
-    /// if it is nobody else's: who owns a directory can give it any number.
+    /// Deletes a directory that is not a volume (any more), and its quota, unless another directory
+    /// has the same project ID: the owner of a directory can set any ID.
     fn clear(&self, path: &Path, stopped: &dyn Fn() -> bool) -> Result<(), DiskError> {
         tree::empty(path, stopped)?;
         let _naming = naming();
@@ -237,8 +230,8 @@ impl Disk {
         }
     }
 
-    /// Gives the directory a project if it has none, and limits the project if
-    /// that is its own.
+    /// Assigns a project ID to the directory if it has none, and sets the quota, unless another
+    /// directory has the same ID.
     fn limit(&self, path: &Path, size: u64) -> Result<(), DiskError> {
         if self.without.is_some() {
             return Ok(());
@@ -269,7 +262,7 @@ impl Disk {
         })
     }
 
-    /// The numbers that the directories bear, but for this one.
+    /// The project IDs of all directories except this one.
     fn projects_but(&self, one: &Path) -> Result<BTreeSet<u32>, DiskError> {
         let project = |path: PathBuf| {
             let directory = File::open(&path).map_err(failed("open", &path))?;
@@ -282,7 +275,7 @@ impl Disk {
     }
 }
 
-/// What may be in a volume of so many bytes.
+/// The quota of a volume of this size.
 fn of_size(bytes: u64) -> Amount {
     Amount {
         bytes,
@@ -290,9 +283,8 @@ fn of_size(bytes: u64) -> Amount {
     }
 }
 
-/// The project of a directory that bears this number, beside others that bear
-/// those: the lowest that is free if it has none yet, and none if it has one of
-/// theirs.
+/// The project ID for a directory with ID `borne`: the lowest free one if it has none yet; `None`
+/// if another directory has the same.
 fn project_of_its_own(borne: u32, others: &BTreeSet<u32>) -> Option<u32> {
     match borne {
         0..FIRST_PROJECT => (FIRST_PROJECT..).find(|free| !others.contains(free)),
@@ -376,7 +368,7 @@ mod tests {
             disk.remove(&name('1'))
         };
         fill().unwrap();
-        // The one before it has not gone yet: nothing is mixed, and nothing lost.
+        // The content of the previous one has not been deleted yet: nothing is mixed up or lost.
         fill().unwrap_err();
         assert!(volume.join("file").exists());
         disk.sweep(&|| false).unwrap();
@@ -393,7 +385,7 @@ mod tests {
         assert!(disk.removed().now_or_never().is_none());
         disk.remove(&name('1')).unwrap();
         disk.removed().await;
-        // An earlier attempt may have ended before its word.
+        // An earlier attempt may have been interrupted before the notification.
         disk.remove(&name('1')).unwrap();
         disk.removed().await;
         assert!(disk.removed().now_or_never().is_none());
@@ -404,7 +396,7 @@ mod tests {
         let base = tempfile::tempdir().unwrap();
         let path = base.path().join("volumes");
         let disk = Disk::open(&path).unwrap();
-        // A file in place of a directory, before and after one by any order.
+        // A file in place of a directory, before and after a directory in any order.
         for digit in ['1', '3'] {
             fs::write(
                 path.join(format!("{OLD_PREFIX}{}", name(digit).as_str())),

@@ -1,29 +1,25 @@
-//! Local volumes: a directory on the data partition of the node where the pod
-//! runs, with a quota of the claim's size.
+//! Local volumes: directories on the data partition of the pod's node, with a quota of the size
+//! that the claim requests.
 //!
-//! | part | runs on | does |
+//! | part | runs on | content |
 //! |---|---|---|
-//! | [`plan`] | controllers, by the reconciler | makes the object of a volume for a claim whose node is chosen, and removes that of a claim that is gone |
+//! | [`plan`] | controllers, in the reconciler | creates the PersistentVolume for a claim whose node has been selected, and deletes it when the claim has been deleted |
 //! | [`disk`] | the volume's node | the directory and its quota |
-//! | this module | the volume's node | has a directory for each object, and removes it with the object; what was in it goes after that |
+//! | this module | the volume's node | creates the directory for each PersistentVolume, and removes it when the object is deleted; the content is deleted afterwards |
 //!
-//! The two sides meet in the object alone. It bears [`FINALIZER`] from its
-//! beginning, so it cannot vanish before its node has removed the directory;
-//! and its name, which is made of the claim's UID, is the directory's name. So
-//! nothing has to be remembered beside what Kubernetes and the disk hold, and
-//! each step can be repeated.
+//! The object is the only interface between the two sides. It has [`FINALIZER`] from its creation,
+//! so it exists until its node has removed the directory; its name is derived from the claim's UID
+//! and is the name of the directory. So there is no state besides that of Kubernetes and of the
+//! disk, and each step can be repeated.
 //!
-//! Why objects are not made by the nodes: whoever may make volumes can make one
-//! of any directory of any node. A node may only read them, and take away the
-//! finalizer.
+//! Why nodes do not create the objects: a node that may create PersistentVolumes can create one for
+//! any directory of any node. A node may only read them, and remove the finalizer.
 //!
-//! Invariants: a directory is where it is by the volume's name, which is
-//! checked, never by a path that came from outside. A directory is only removed
-//! for an object that is being deleted, that no claim is bound to any more, and
-//! of which nobody has said that its data are to be kept
-//! (`persistentVolumeReclaimPolicy: Retain`). One without an object is left, and
-//! named in the log: it was kept, or the API servers have been restored from a
-//! backup.
+//! Invariants: the path of a directory follows from the name of the volume, which is validated,
+//! never from a path in the object. A directory is only removed if its object is being deleted, no
+//! claim is bound to it any more, and its data does not have to be kept
+//! (`persistentVolumeReclaimPolicy: Retain`). A directory without an object is kept, and reported
+//! in the log: its volume was retained, or etcd has been restored from a backup.
 
 pub mod disk;
 pub mod plan;
@@ -50,20 +46,20 @@ use hearth_kubernetes_api::Watching;
 
 use disk::{Disk, DiskError};
 
-/// The class of claims that are served.
+/// Name of the storage class.
 pub const CLASS: &str = "local";
-/// Who serves them.
+/// Name of the provisioner.
 pub const PROVISIONER: &str = "hearth.dev/local";
-/// Label of a volume's object: its node.
+/// Label of a PersistentVolume: its node.
 pub const NODE_LABEL: &str = "hearth.dev/node";
-/// Holds a volume's object until its directory has lost its name.
+/// Finalizer of a PersistentVolume, until its directory has been removed.
 pub const FINALIZER: &str = "hearth.dev/volume";
-/// Kubernetes' own finalizer of a volume, for as long as a claim is bound to it.
+/// Kubernetes' own finalizer of a PersistentVolume, while a claim is bound to it.
 const IN_USE: &str = "kubernetes.io/pv-protection";
-/// Annotation by which Kubernetes knows that the volume's end is ours, too.
+/// Annotation of a PersistentVolume: the provisioner, which also deletes it.
 pub const PROVISIONED_BY: &str = "pv.kubernetes.io/provisioned-by";
 
-/// What failed on the disk is tried again after so long: a full disk, mostly.
+/// Delay before a failed step is retried; the usual cause is a full disk.
 const RETRY_DELAY: Duration = Duration::from_secs(10);
 
 /// The name of a volume, and of its directory: `pvc-` and a UUID.
@@ -71,42 +67,42 @@ const RETRY_DELAY: Duration = Duration::from_secs(10);
 pub struct VolumeName(String);
 
 impl VolumeName {
-    /// Of the claim with this UID; `None` if it is none.
+    /// The name for the claim with this UID; `None` if it is not a UUID.
     pub fn of_claim(uid: &str) -> Option<Self> {
         Self::parse(&format!("pvc-{uid}"))
     }
 
-    /// A name that came from elsewhere.
+    /// Validates a name.
     pub fn parse(name: &str) -> Option<Self> {
         let uid = name.strip_prefix("pvc-")?;
         let parsed = uuid::Uuid::try_parse(uid).ok()?;
-        // Only in the one form: there must be no two names for one directory.
+        // Only the canonical form: one directory must not have two names.
         (parsed.hyphenated().to_string() == uid).then(|| Self(name.to_owned()))
     }
 
-    /// As it is written.
+    /// The name as text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-/// A volume that is to be.
+/// A volume to create.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Planned {
-    /// Of the object and the directory.
+    /// Name of the object and of the directory.
     pub name: VolumeName,
-    /// In bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// Where.
+    /// The node.
     pub node: NodeId,
-    /// Namespace, name and UID.
+    /// Namespace, name and UID of the claim.
     pub claim: (String, String, String),
-    /// On that node.
+    /// Path of the directory on the node.
     pub path: PathBuf,
 }
 
 impl Planned {
-    /// The object.
+    /// The PersistentVolume.
     pub fn body(&self) -> Json {
         let node = self.node.to_string();
         let (namespace, name, uid) = &self.claim;
@@ -140,8 +136,8 @@ impl Planned {
     }
 }
 
-/// The patch that takes our finalizer from an object; nothing if it has none.
-/// Fails at the API server if the object is not as it was seen.
+/// The patch that removes our finalizer; `None` if the object does not have it. The API server
+/// rejects it if the object has changed.
 pub fn release(volume: &Volume) -> Option<Json> {
     let all = &volume.metadata.finalizers;
     if !all.iter().any(|name| name == FINALIZER) {
@@ -154,59 +150,58 @@ pub fn release(volume: &Volume) -> Option<Json> {
     }}))
 }
 
-/// Whether an object is being deleted and nothing of Kubernetes needs it. Who
-/// deletes the object of a volume that is bound means the time after that, by
-/// Kubernetes' rules.
-pub fn is_let_go(volume: &Volume) -> bool {
+/// Whether an object is being deleted and is not in use any more. Kubernetes postpones the deletion
+/// of a volume that is bound.
+pub fn is_released(volume: &Volume) -> bool {
     let metadata = &volume.metadata;
     metadata.deletion_timestamp.is_some()
         && !metadata.finalizers.iter().any(|name| name == IN_USE)
         && volume.status.phase != "Bound"
 }
 
-/// What its object asks of a volume's node.
+/// The desired state of a volume on its node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Wish {
-    /// A directory, limited to so many bytes.
+enum DesiredState {
+    /// A directory with a quota of this many bytes.
     Have(u64),
-    /// Nothing for now: it is in use, or others have to agree to its end.
+    /// No change for now: the volume is in use, or has other finalizers.
     Wait,
-    /// Let the object go, by this patch; first remove the directory, unless it
-    /// is to be kept.
+    /// Remove the finalizer with this patch; before that, remove the directory unless it has to be
+    /// kept.
     End { patch: Json, keep: bool },
 }
 
-/// `None` if its size is no size.
-fn wish(volume: &Volume) -> Option<Wish> {
+/// The desired state; `None` if the size in the object is invalid.
+fn desired_state(volume: &Volume) -> Option<DesiredState> {
     if volume.metadata.deletion_timestamp.is_none() {
-        return size(volume).map(Wish::Have);
+        return size(volume).map(DesiredState::Have);
     }
-    let patch = release(volume).filter(|_| is_let_go(volume));
+    let patch = release(volume).filter(|_| is_released(volume));
     Some(match patch {
-        None => Wish::Wait,
-        Some(patch) => Wish::End {
+        None => DesiredState::Wait,
+        Some(patch) => DesiredState::End {
             patch,
             keep: volume.spec.persistent_volume_reclaim_policy != "Delete",
         },
     })
 }
 
-/// What this node's volumes are made of.
+/// Configuration and inputs.
 pub struct Volumes {
     /// This node.
     pub node: NodeId,
-    /// Where the directories are.
+    /// Directory of all volumes.
     pub directory: PathBuf,
-    /// Will be read: speaks with API servers, as one of the nodes.
+    /// Input: a client of the API servers with the node's certificate.
     pub client: Value<Client>,
 }
 
-/// Keeps a directory for each volume of this node.
+/// Maintains the directories of the volumes of this node.
 pub async fn run(ctx: Context, volumes: Arc<Volumes>) -> Outcome {
     let directory = volumes.directory.clone();
     let disk = Arc::new(spawn_blocking(move || Disk::open(&directory)).await??);
     if let Some(why) = disk.without_quotas() {
-        tracing::warn!("volumes have no limits on this node: {why}");
+        tracing::warn!("volumes on this node have no quotas: {why}");
     }
     tokio::select! {
         outcome = keep_all(&ctx, &volumes, &disk) => outcome,
@@ -215,8 +210,8 @@ pub async fn run(ctx: Context, volumes: Arc<Volumes>) -> Outcome {
     }
 }
 
-/// Empties what has been removed, beside everything else: it may be a lot. Ends
-/// by an error only; what is at work for it stops when this is dropped.
+/// Deletes the content of removed volumes, concurrently with everything else, because it may take
+/// long. Returns only on an error; the blocking task stops when this is dropped.
 async fn sweep(disk: &Arc<Disk>) -> Outcome {
     let over = CancellationToken::new();
     let _over = over.clone().drop_guard();
@@ -225,7 +220,7 @@ async fn sweep(disk: &Arc<Disk>) -> Outcome {
         let swept = spawn_blocking(move || on.sweep(&|| over.is_cancelled())).await?;
         if let Err(error) = &swept {
             let why = hearth_api::chain(error);
-            tracing::warn!("what is left of removed volumes: {why}");
+            tracing::warn!("cannot delete the content of removed volumes: {why}");
         }
         tokio::select! {
             () = disk.removed() => {}
@@ -234,7 +229,7 @@ async fn sweep(disk: &Arc<Disk>) -> Outcome {
     }
 }
 
-/// With each newer client from the beginning. Ends by an error only.
+/// Restarts with each new client. Returns only on an error.
 async fn keep_all(ctx: &Context, volumes: &Volumes, disk: &Arc<Disk>) -> Outcome {
     let watching = Watching::of(ctx);
     let mut clients = volumes.client.watch();
@@ -247,7 +242,7 @@ async fn keep_all(ctx: &Context, volumes: &Volumes, disk: &Arc<Disk>) -> Outcome
     }
 }
 
-/// Follows this node's volumes. Ends by an error only.
+/// Watches the volumes of this node. Returns only on an error.
 async fn follow(
     client: Client,
     volumes: &Volumes,
@@ -258,10 +253,10 @@ async fn follow(
     let own = format!("{NODE_LABEL}={}", volumes.node);
     let events = watch::<Volume>(objects.clone(), Which::Labelled(own));
     tokio::pin!(events);
-    // What could not be done, newest state by name.
+    // Volumes to retry by name, in their latest state.
     let mut undone = BTreeMap::new();
     let mut again = tokio::time::interval(RETRY_DELAY);
-    // Not once for each time that there was nothing to do.
+    // No burst of ticks after a time without retries.
     again.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         let event = tokio::select! {
@@ -278,7 +273,7 @@ async fn follow(
             Some(Err(error)) => watching.failed("volumes", &error),
             Some(Ok(Event::All(all))) => {
                 undone.clear();
-                name_strangers(disk, &all).await;
+                log_orphaned(disk, &all).await;
                 for volume in all {
                     keep(&objects, volumes, disk, volume, &mut undone).await;
                 }
@@ -303,7 +298,7 @@ async fn keep(
     if let Err(error) = attempt(objects, volumes, disk, &volume).await {
         let (name, why) = (&volume.metadata.name, hearth_api::chain(&error));
         match error {
-            // The right to do it comes with the removal, and may come later.
+            // The permission is granted when the volume is deleted, and may come later.
             VolumeError::Release(error) if error.is(StatusCode::FORBIDDEN) => {
                 tracing::debug!("volume {name}: {why}");
             }
@@ -313,16 +308,16 @@ async fn keep(
     }
 }
 
-/// Why a volume is not as it should be.
+/// Why a step for a volume has failed.
 #[derive(Debug, thiserror::Error)]
 enum VolumeError {
-    #[error("it is not one of ours")]
+    #[error("not a volume of Hearth")]
     Foreign,
     #[error(transparent)]
     Disk(#[from] DiskError),
-    #[error("the work on the disk was dropped")]
+    #[error("task failed")]
     Dropped(#[source] JoinError),
-    #[error("let its object go")]
+    #[error("cannot remove the finalizer")]
     Release(#[source] ApiError),
 }
 
@@ -338,32 +333,32 @@ async fn attempt(
         return Err(VolumeError::Foreign);
     }
     let on = disk.clone();
-    let (patch, keep) = match wish(volume).ok_or(VolumeError::Foreign)? {
-        Wish::Wait => return Ok(()),
-        Wish::Have(size) => {
+    let (patch, keep) = match desired_state(volume).ok_or(VolumeError::Foreign)? {
+        DesiredState::Wait => return Ok(()),
+        DesiredState::Have(size) => {
             let made = spawn_blocking(move || on.ensure(&name, size));
             if made.await.map_err(VolumeError::Dropped)?? {
-                tracing::info!(volume = object, bytes = size, "a volume is made");
+                tracing::info!(volume = object, bytes = size, "created volume");
             }
             return Ok(());
         }
-        Wish::End { patch, keep } => (patch, keep),
+        DesiredState::End { patch, keep } => (patch, keep),
     };
     if !keep {
         let removed = spawn_blocking(move || on.remove(&name));
         removed.await.map_err(VolumeError::Dropped)??;
     }
     match objects.merge(object, &patch).await {
-        Ok(()) if keep => tracing::info!(volume = object, "a volume ends, its directory is kept"),
-        Ok(()) => tracing::info!(volume = object, "a volume is removed"),
-        // Somebody else was quicker, or changes it: the watch tells.
+        Ok(()) if keep => tracing::info!(volume = object, "released volume; directory is kept"),
+        Ok(()) => tracing::info!(volume = object, "removed volume"),
+        // The object does not exist any more, or has changed: the watch will report it.
         Err(error) if error.is(StatusCode::NOT_FOUND) || error.is(StatusCode::CONFLICT) => {}
         Err(error) => return Err(VolumeError::Release(error)),
     }
     Ok(())
 }
 
-/// Made by us, for the directory of its name.
+/// Whether the object is Hearth's and its path is the directory of its name.
 fn is_ours(volume: &Volume, directory: &Path, name: &VolumeName) -> bool {
     let path = directory.join(name.as_str());
     let by = volume.metadata.annotations.get(PROVISIONED_BY);
@@ -376,8 +371,8 @@ fn size(volume: &Volume) -> Option<u64> {
     plan::bytes(volume.spec.capacity.get("storage")?)
 }
 
-/// Says which directories belong to nothing.
-async fn name_strangers(disk: &Arc<Disk>, volumes: &[Volume]) {
+/// Logs the directories that do not belong to a volume.
+async fn log_orphaned(disk: &Arc<Disk>, volumes: &[Volume]) {
     let on = disk.clone();
     let Ok(Ok(there)) = spawn_blocking(move || on.list()).await else {
         return;
@@ -388,7 +383,7 @@ async fn name_strangers(disk: &Arc<Disk>, volumes: &[Volume]) {
         if known.contains(name) {
             continue;
         }
-        tracing::warn!("directory {name} of the volumes belongs to no volume: it is left as it is");
+        tracing::warn!("volume directory {name} does not belong to any volume; keeping it");
     }
 }
 
@@ -442,28 +437,28 @@ mod tests {
     #[test]
     fn nothing_is_removed_that_is_in_use_or_to_be_kept() {
         let mut volume = object();
-        assert_eq!(wish(&volume), Some(Wish::Have(1 << 30)));
-        // By hand, while a pod writes to it.
+        assert_eq!(desired_state(&volume), Some(DesiredState::Have(1 << 30)));
+        // Deleted by hand, while a pod writes to it.
         volume.metadata.deletion_timestamp = Some("2026-01-01T00:00:00Z".into());
         volume.metadata.finalizers.push(IN_USE.into());
         volume.status.phase = "Bound".into();
-        assert_eq!(wish(&volume), Some(Wish::Wait));
-        // Before Kubernetes has said that it agrees, and after.
+        assert_eq!(desired_state(&volume), Some(DesiredState::Wait));
+        // Before Kubernetes has removed its finalizer, and after.
         volume.status.phase = "Released".into();
-        assert_eq!(wish(&volume), Some(Wish::Wait));
+        assert_eq!(desired_state(&volume), Some(DesiredState::Wait));
         volume.metadata.finalizers.pop();
         let patch = release(&volume).unwrap();
         let end = |keep| {
             let patch = patch.clone();
-            Some(Wish::End { patch, keep })
+            Some(DesiredState::End { patch, keep })
         };
-        assert_eq!(wish(&volume), end(false));
+        assert_eq!(desired_state(&volume), end(false));
         for kept in ["Retain", "Recycle", ""] {
             volume.spec.persistent_volume_reclaim_policy = kept.into();
-            assert_eq!(wish(&volume), end(true));
+            assert_eq!(desired_state(&volume), end(true));
         }
         volume.metadata.finalizers.clear();
-        assert_eq!(wish(&volume), Some(Wish::Wait));
+        assert_eq!(desired_state(&volume), Some(DesiredState::Wait));
     }
 
     #[test]

@@ -1,8 +1,7 @@
-//! Which volumes there are to be: pure functions over claims and volumes.
+//! Which volumes to create and to delete: pure functions of claims and volumes.
 //!
-//! A claim is served when its pod's node is chosen, which the scheduler writes
-//! on it. What is refused is told to the one who made the claim, with the
-//! reason.
+//! A volume is created for a claim once the scheduler has selected a node for its pod, in an
+//! annotation of the claim. If a claim is refused, an event of the claim has the reason.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -12,34 +11,32 @@ use hearth_kubernetes_api::fields::{Claim, Volume};
 use serde_json::{Value as Json, json};
 
 use super::{
-    CLASS, NODE_LABEL, PROVISIONED_BY, PROVISIONER, Planned, VolumeName, is_let_go, release,
+    CLASS, NODE_LABEL, PROVISIONED_BY, PROVISIONER, Planned, VolumeName, is_released, release,
 };
 
-/// On which node the pod is to run.
+/// Annotation of a claim: the node that was selected for its pod.
 const SELECTED_NODE: &str = "volume.kubernetes.io/selected-node";
-/// Less is rounded up: a file system of nothing helps nobody.
+/// Minimum size; smaller requests are rounded up.
 const MIN_BYTES: u64 = 1 << 20;
-/// More than any disk; and what a quota can say.
+/// Maximum size: larger than any disk, and within the range of a quota.
 const MAX_BYTES: u64 = 1 << 60;
 
-/// What there is to do.
+/// The changes that are needed.
 #[derive(Debug, Default, PartialEq)]
 pub struct Work {
-    /// Objects to make.
+    /// Volumes to create.
     pub create: Vec<Planned>,
-    /// Names of objects whose claims are gone.
+    /// Names of volumes to delete: their claims have been deleted.
     pub remove: Vec<String>,
-    /// Merge patches that take our finalizer from objects whose nodes are no
-    /// more, by name.
+    /// Merge patches that remove our finalizer from volumes whose nodes have left the cluster, by
+    /// name.
     pub abandon: Vec<(String, Json)>,
-    /// Names of objects that are being removed, by the node that has to let
-    /// them go.
+    /// Names of volumes that are being deleted, by the node that has to release them.
     pub going: Going,
-    /// Claims for which a node was chosen that runs no pods (any more), and
-    /// merge patches by which the scheduler is asked for another one. It would
-    /// not choose again by itself.
+    /// Claims with a selected node that is not a worker (any more), and merge patches that make the
+    /// scheduler select another one, which it would not do by itself.
     pub choose_again: Vec<(Reference, Json)>,
-    /// Claims that cannot be served, and why.
+    /// Claims that are refused.
     pub refuse: Vec<Refusal>,
 }
 
@@ -49,29 +46,28 @@ pub type Reference = (String, String, String);
 /// Names of volumes, by their node.
 pub type Going = BTreeMap<NodeId, BTreeSet<String>>;
 
-/// A claim that cannot be served.
+/// A claim that is refused.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Refusal {
-    /// Which one.
+    /// The claim.
     pub claim: Reference,
-    /// For the one who made it.
+    /// The reason, for its author.
     pub why: String,
 }
 
 /// The nodes of the cluster.
 #[derive(Clone, Debug)]
 pub struct Nodes<'a> {
-    /// All of them.
+    /// All nodes.
     pub all: &'a BTreeSet<NodeId>,
-    /// Those that run pods.
+    /// The nodes that run pods.
     pub workers: BTreeSet<NodeId>,
-    /// Where each of them has its volumes.
+    /// Directory of all volumes on each node.
     pub directory: &'a Path,
 }
 
-/// What is wanted of a claim: nothing, unless it is one of our class, without a
-/// volume, and its node is chosen. Anybody can write on a claim; what is not
-/// read of that is not kept.
+/// Returns a claim that needs a volume: it has our class, a selected node and no volume. Users can
+/// write anything into a claim; labels and annotations that are not read are dropped.
 pub fn waiting(mut claim: Claim) -> Option<Claim> {
     let metadata = &mut claim.metadata;
     metadata.labels.clear();
@@ -83,7 +79,7 @@ pub fn waiting(mut claim: Claim) -> Option<Claim> {
     waits.then_some(claim)
 }
 
-/// The claims are those that are [`waiting`].
+/// Computes the changes. The claims are those that are [`waiting`].
 pub fn plan<'a>(
     claims: impl Iterator<Item = &'a Claim>,
     volumes: impl Iterator<Item = &'a Volume>,
@@ -105,7 +101,7 @@ pub fn plan<'a>(
                 continue;
             };
             match node.filter(|node| nodes.all.contains(node)) {
-                Some(_) if !is_let_go(volume) => {}
+                Some(_) if !is_released(volume) => {}
                 Some(node) => {
                     let going = work.going.entry(node).or_default();
                     going.insert(metadata.name.clone());
@@ -130,7 +126,7 @@ pub fn plan<'a>(
     work
 }
 
-/// Its claim is gone, and nobody has said that it should stay.
+/// Whether the claim of a volume has been deleted, and the volume does not have to be kept.
 fn is_over(volume: &Volume) -> bool {
     volume.spec.persistent_volume_reclaim_policy == "Delete"
         && matches!(volume.status.phase.as_str(), "Released" | "Failed")
@@ -148,37 +144,39 @@ fn reference(claim: &Claim) -> Reference {
     (metadata.namespace, metadata.name, metadata.uid)
 }
 
-/// The volume of a claim, wherever it was to be.
+/// The volume for a claim, on whatever node was selected; an error if the claim is refused.
 fn serve(claim: &Claim, nodes: &Nodes<'_>) -> Result<Planned, String> {
     let node = claim.metadata.annotations.get(SELECTED_NODE);
     let node = node.and_then(|node| node.parse().ok());
-    let node = node.ok_or("a node is chosen whose name is no node's")?;
+    let node = node.ok_or("the selected node is not a node of the Hearth cluster")?;
     let spec = &claim.spec;
     if spec.volume_mode.as_deref().unwrap_or("Filesystem") != "Filesystem" {
         return Err(format!(
-            "class {CLASS} has no block devices: volumeMode Filesystem is wanted"
+            "volumeMode: expected Filesystem; storage class {CLASS} does not support block volumes"
         ));
     }
     if let Some(mode) = spec.access_modes.iter().find(|mode| !is_of_one_node(mode)) {
         return Err(format!(
-            "class {CLASS} lies on one node: accessMode {mode} cannot be"
+            "storage class {CLASS} does not support accessMode {mode}"
         ));
     }
     if spec.data_source.is_some() || spec.selector.is_some() {
         return Err(format!(
-            "class {CLASS} takes neither dataSource nor selector"
+            "storage class {CLASS} supports neither dataSource nor selector"
         ));
     }
     let request = spec.resources.requests.get("storage");
-    let request = request.ok_or("the claim asks for no storage")?;
+    let request = request.ok_or("resources.requests.storage is required")?;
     let size = bytes(request).filter(|size| *size <= MAX_BYTES);
-    let size = size.ok_or_else(|| format!("{request:?} of storage cannot be"))?;
+    let size = size.ok_or_else(|| {
+        format!("resources.requests.storage: expected a size of at most 1Ei, got {request:?}")
+    })?;
     let claim = reference(claim);
     let name = VolumeName::of_claim(&claim.2).ok_or("the claim has no UID")?;
     Ok(Planned {
         path: nodes.directory.join(name.as_str()),
         name,
-        // What the object promises is what the quota is.
+        // The capacity in the object is the quota: a multiple of the block size.
         size: size.max(MIN_BYTES).next_multiple_of(4096),
         node,
         claim,
@@ -189,9 +187,8 @@ fn is_of_one_node(mode: &str) -> bool {
     matches!(mode, "ReadWriteOnce" | "ReadWriteOncePod")
 }
 
-/// The bytes of a quantity of Kubernetes, such as `10Gi`, `1.5G`, `2e9` or
-/// `1000`; rounded up. `None` for what is none, or is less than nothing, or
-/// more than fits.
+/// Parses a Kubernetes quantity, such as `10Gi`, `1.5G`, `2e9` or `1000`, as bytes, rounded up.
+/// `None` if it is invalid, negative or too large.
 pub fn bytes(quantity: &str) -> Option<u64> {
     let end = quantity.find(|c: char| !(c.is_ascii_digit() || c == '.'));
     let (number, suffix) = quantity.split_at(end.unwrap_or(quantity.len()));
@@ -209,7 +206,7 @@ pub fn bytes(quantity: &str) -> Option<u64> {
     u64::try_from(bytes).ok()
 }
 
-/// What a suffix means, as a fraction.
+/// The factor of a suffix, as a fraction.
 fn factor(suffix: &str) -> Option<(u128, u128)> {
     const BINARY: [&str; 6] = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
     const DECIMAL: [&str; 6] = ["k", "M", "G", "T", "P", "E"];
@@ -264,7 +261,7 @@ mod tests {
         serde_json::from_value(claim).unwrap()
     }
 
-    /// Of three nodes one has left, and one runs no pods.
+    /// Of three nodes, one has left the cluster, and one is not a worker.
     fn work(claims: &[Claim], volumes: &[Volume]) -> Work {
         let nodes = Nodes {
             all: &BTreeSet::from([id('a'), id('c')]),
@@ -277,7 +274,7 @@ mod tests {
 
     fn made() -> Json {
         let [planned] = &work(&[claim(|_| {})], &[]).create[..] else {
-            panic!("one volume is wanted");
+            panic!("expected one volume");
         };
         planned.body()
     }
@@ -330,7 +327,7 @@ mod tests {
             );
             assert_eq!(patch["metadata"]["resourceVersion"], "7");
             assert_eq!((work_of.create, work_of.refuse), (vec![], vec![]));
-            // It is about to be bound to what was made in time.
+            // It is about to be bound to a volume that was created before.
             assert_eq!(work(&[claim], &[read(volume)]), Work::default());
         }
     }
@@ -364,11 +361,11 @@ mod tests {
             (claim(|claim| storage(claim, "-1")), "-1"),
             (
                 claim(|claim| claim["spec"]["resources"] = json!({})),
-                "no storage",
+                "is required",
             ),
             (
                 claim(|claim| claim["metadata"]["annotations"][SELECTED_NODE] = json!("../x")),
-                "no node's",
+                "not a node of the Hearth cluster",
             ),
         ] {
             let work = work(&[claim], &[]);
@@ -408,7 +405,7 @@ mod tests {
         let going = |volume: &mut Json| {
             volume["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
         };
-        // Its node does it.
+        // Its node removes the directory.
         let its = Work {
             going: BTreeMap::from([(id('a'), BTreeSet::from([name.clone()]))]),
             ..Work::default()

@@ -1,20 +1,18 @@
-//! What this node shows in Kubernetes: keys made here, certificates that the
-//! curators issue for them.
+//! The worker's certificates for Kubernetes: keys are generated on the node, certificates are
+//! issued by the curators.
 //!
-//! All of it lies in memory. A worker needs an API server to be of use, and an
-//! API server needs the same quorum that the curators need, so certificates
-//! that outlive a boot would gain nothing, and keys that are on no disk need
-//! no wiping.
+//! All of them are stored in memory. A worker needs an API server, and an API server needs the same
+//! quorum as the curators, so certificates that outlive a boot would not help, and keys that are
+//! not on a disk do not have to be wiped.
 //!
-//! They are renewed together, at the time of the first that is due, and when
-//! the node's address changes, which the kubelet's own server proves. The
-//! curators put the address into that certificate that they know, so one with
-//! an old address is asked for again until they have heard of the new one.
+//! They are renewed together, when the first one is due, and when the node's address changes, which
+//! is in the serving certificate of the kubelet. The curators issue this certificate for the
+//! address that they know; if that is outdated, the request is repeated until they know the new
+//! one.
 //!
-//! The kubelet starts again with renewed ones, so its own stands in its
-//! kubeconfig. It has a connection to the API servers of its own for each group
-//! of objects, and would look after files that it is named at each of them,
-//! twice a second.
+//! The kubelet is restarted with renewed certificates, so its client certificate is embedded in its
+//! kubeconfig. With certificate files, each of its connections to the API servers (it has one for
+//! each group of objects) would check the files twice per second.
 
 #[cfg(test)]
 mod tests;
@@ -42,51 +40,51 @@ use x509_parser::prelude::{GeneralName, ParsedExtension};
 
 use crate::access;
 use crate::balancer;
-use crate::calendar::Calendar;
+use crate::calendar::CertificateClock;
 use crate::kubeconfig::{Credentials, Kubeconfig};
 
-/// Between two attempts to get them.
+/// Delay between two attempts.
 const ASK_AGAIN: Duration = Duration::from_secs(1);
-/// One attempt may take so long.
+/// Timeout of an attempt.
 const ASK_BOUND: Duration = Duration::from_secs(20);
-/// What is public.
+/// Mode of files that are public.
 const PUBLIC: u32 = 0o644;
 
-/// Whose keys are in which directory: the kubelet's, as a server.
+/// Directory of the kubelet's serving key and certificate.
 pub(crate) const KUBELET_SERVER: &str = "kubelet-server";
-/// The same, of kube-proxy.
+/// Directory of kube-proxy's client key and certificate.
 pub(crate) const PROXY: &str = "kube-proxy";
 
-/// What there is besides files.
+/// Issued certificates that are not used from files.
 struct Issued {
-    /// By which API servers prove themselves.
+    /// CA certificate of the API servers.
     authority: CertificateDer<'static>,
-    /// Of the node's own client.
+    /// Client certificate of the node itself.
     node: KeyAndCertificate,
-    /// When the next ones are due.
+    /// When the first certificate is due for renewal.
     renew_at: SystemTime,
 }
 
-/// What gets them.
+/// Inputs and outputs.
 pub(crate) struct Worker {
-    /// Where they are written.
+    /// Directory of the files.
     pub files: EphemeralWorker,
-    /// By which they are renewed.
-    pub calendar: Calendar,
-    /// Will be read: whom to ask.
+    /// The clock for renewals.
+    pub calendar: CertificateClock,
+    /// Input: the curators.
     pub connection: Value<CuratorConnection>,
-    /// Will be read: what the kubelet's server is to prove.
+    /// Input: the address for the kubelet's serving certificate.
     pub address: Value<IpAddr>,
-    /// Will be written: the node's own, for TLS.
+    /// Output: TLS configuration of the node's own client.
     pub tls: Writer<Arc<ClientConfig>>,
-    /// Will be written when all the rest is: the node's own client of the API
-    /// servers, behind the balancer. Anew, whenever the certificates are.
+    /// Output: the node's own client of the API servers, through the balancer. It is set last, and
+    /// again whenever the certificates have been renewed.
     pub client: Writer<Client>,
-    /// Will be written: why there are none yet.
+    /// Output: why there are no certificates yet.
     pub waits: Writer<String>,
 }
 
-/// Gets them, and renews them.
+/// Requests certificates, and renews them.
 pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
     let servers = balancer::url();
     let work = async {
@@ -96,7 +94,7 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
         loop {
             let issued = tokio::select! {
                 issued = worker.get(address) => issued?,
-                // What curators would certify is another one.
+                // The attempt was for the old address.
                 moved = addresses.wait_for(|now| *now != address) => {
                     address = moved?;
                     continue;
@@ -113,7 +111,7 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
 }
 
 impl Worker {
-    /// Waits until new ones are due, and gives the address that they are for.
+    /// Waits until a renewal is due; returns the address to request certificates for.
     async fn due(
         &self,
         renew_at: SystemTime,
@@ -126,19 +124,19 @@ impl Worker {
         }
     }
 
-    /// Asks the curators for as long as it takes.
+    /// Requests certificates from the curators, and retries until it succeeds.
     async fn get(&self, address: IpAddr) -> Result<Issued, event::Closed> {
         let mut said = String::new();
         loop {
-            // Before each attempt: it is another one after a reconnection.
+            // For each attempt, because there is a new connection after a reconnect.
             self.connection.watch().next().await?;
             let why = match tokio::time::timeout(ASK_BOUND, self.ask(address)).await {
                 Ok(Ok(issued)) => return Ok(issued),
                 Ok(Err(error)) => error.to_string(),
-                Err(_) => format!("no answer for {ASK_BOUND:?}"),
+                Err(_) => format!("no answer within {ASK_BOUND:?}"),
             };
             if said != why {
-                tracing::info!("no certificates for this worker yet: {why}");
+                tracing::info!("waiting for the certificates of this worker: {why}");
                 self.waits.set(why.clone());
                 said = why;
             }
@@ -146,12 +144,12 @@ impl Worker {
         }
     }
 
-    /// One attempt. Written are all or none, but for a failing disk.
+    /// One attempt. Files are written after all certificates have been issued.
     async fn ask(&self, address: IpAddr) -> Result<Issued, Failure> {
         let (authority, server) = self.issue(Purpose::KubeletServer).await?;
         if !proves(server.certificate(), address) {
             return Err(Failure::msg(format!(
-                "the curators have not heard yet that this node is at {address}"
+                "the curators do not know the new address {address} of this node yet"
             )));
         }
         let (_, client) = self.issue(Purpose::KubeletClient).await?;
@@ -176,7 +174,7 @@ impl Worker {
         })
     }
 
-    /// A certificate for a new key, and the authority that vouches for it.
+    /// Requests a certificate for a new key; with its CA certificate.
     async fn issue(
         &self,
         purpose: Purpose,
@@ -205,7 +203,7 @@ fn save(files: &KeyFiles, authority: &CertificateDer<'_>, issued: &KeyAndCertifi
     Ok(())
 }
 
-/// Whether a server's certificate is good for an address.
+/// Whether a serving certificate is valid for an address.
 fn proves(certificate: &[u8], address: IpAddr) -> bool {
     let octets = match address {
         IpAddr::V4(address) => address.octets().to_vec(),

@@ -1,14 +1,12 @@
-//! The kubelet: what it is told, and when it runs.
+//! The kubelet: its configuration, and when it runs.
 //!
-//! It starts when there is something to start it with: certificates, the
-//! pods' network, a containerd that serves and has the images of the
-//! extension. What it is told comes from these, so when one of them changes
-//! it starts again; pods do not notice. It is a program that may be killed at
-//! any moment: what it knows is in the API server and in containerd.
+//! It starts when everything that it needs is available: certificates, the pod network, and a ready
+//! containerd with the images of the extension. Its configuration depends on these, so when one of
+//! them changes, it is restarted; pods are not affected. It may be killed at any moment: its state
+//! is in the API server and in containerd.
 //!
-//! A kubelet makes its Node when it starts, and never again, so one whose Node
-//! is removed, by hand or because a controller knew an older state of the
-//! cluster, runs for nothing. It too starts again.
+//! A kubelet creates its Node when it starts, and not again. So if its Node is deleted, by hand or
+//! by a controller with an older view of the cluster, the kubelet is restarted as well.
 
 use std::future::pending;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -29,41 +27,41 @@ use hearth_sys::files;
 use serde_json::{Value as Json, json};
 
 use super::super::containerd::{self, Imported, config::PAUSE_IMAGE};
-use super::super::program::{self, InUse, Profile, Program, Progress, probe};
+use super::super::program::{self, Profile, Program, Progress, ReadLock, probe};
 use super::certificates;
 use super::{PRIVATE, network};
 
-/// Where it tells whether it is well.
+/// Address of its health endpoint.
 const HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10248);
 
 const PROFILE: Profile = Profile::usual(Binary::Kubelet);
 
-/// What runs the kubelet.
+/// Inputs and output of the runnable of the kubelet.
 pub(crate) struct Worker {
-    /// What all of Kubernetes on this node has.
+    /// Inputs and outputs of Kubernetes on this node.
     pub parts: Arc<crate::Worker>,
     /// The programs.
     pub bundle: Arc<Bundle>,
-    /// Will be read: the node's own, which is there when certificates are.
+    /// Input: the node's own client, which is set when certificates have been issued.
     pub client: Value<Client>,
-    /// Will be read: whether there are images to run pods from.
+    /// Input: whether the images of the extension have been imported.
     pub imported: Value<Imported>,
-    /// Held while it runs.
-    pub containerd: InUse,
-    /// Will be read: how many API servers are ready.
+    /// Held while the kubelet runs: containerd ends after it.
+    pub containerd: ReadLock,
+    /// Input: how many API servers are ready.
     pub ready: Value<usize>,
-    /// Will be written: how the kubelet fares.
+    /// Output: the state of the kubelet.
     pub progress: Writer<Progress>,
 }
 
-/// What it is told about this node.
+/// What its configuration depends on.
 struct Facts {
     name: String,
     address: IpAddr,
     network: PodNetwork,
 }
 
-/// Runs it.
+/// Runs the kubelet.
 pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failure> {
     let parts = &worker.parts;
     let mut clients = worker.client.watch();
@@ -93,10 +91,10 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failu
     let own = watch::<Node>(client.all(kinds::NODES), which);
     let outdated = async {
         tokio::select! {
-            () = removed(own) => Ok("its node was removed from Kubernetes"),
-            renewed = clients.next() => renewed.map(|_| "its certificates are renewed"),
+            () = removed(own) => Ok("its Node has been deleted"),
+            renewed = clients.next() => renewed.map(|_| "its certificates have been renewed"),
             moved = networks.wait_for(|now| *now != Some(facts.network)) => {
-                moved.map(|_| "the pods' network has changed")
+                moved.map(|_| "the pod network has changed")
             }
             moved = addresses.wait_for(|now| *now != facts.address) => {
                 moved.map(|_| "the node's address has changed")
@@ -108,8 +106,8 @@ pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failu
     program::run_until_outdated(&ctx, &program, log, progress, well, outdated).await
 }
 
-/// Waits until what is followed was there and is gone. What cannot be seen for
-/// a while is thought to be as it was.
+/// Waits until the watched object has existed and has been deleted. While the watch fails, the
+/// object is assumed to be unchanged.
 async fn removed<T>(one: impl Stream<Item = Result<Event<T>, ApiError>>) {
     let mut was_there = false;
     let mut told = pin!(one);
@@ -119,7 +117,7 @@ async fn removed<T>(one: impl Stream<Item = Result<Event<T>, ApiError>>) {
             Ok(Event::Changed(_)) => true,
             Ok(Event::Gone(_)) => false,
             Err(error) => {
-                tracing::debug!("the node's own Node: {}", hearth_api::chain(&error));
+                tracing::debug!("cannot watch the Node: {}", hearth_api::chain(&error));
                 continue;
             }
         };
@@ -132,7 +130,7 @@ async fn removed<T>(one: impl Stream<Item = Result<Event<T>, ApiError>>) {
 }
 
 impl Worker {
-    /// Writes what it is told, and the plugins of the pods' network.
+    /// Writes its configuration and that of the CNI plugins.
     fn program(&self, facts: &Facts) -> Result<Program, Failure> {
         let root = &self.parts.root;
         let files = root.ephemeral.kubernetes().worker();
@@ -146,7 +144,7 @@ impl Worker {
     }
 }
 
-/// How it is started.
+/// The command line.
 fn command(root: &Root, facts: &Facts, bundle: &Bundle) -> Program {
     let name = Binary::Kubelet.name();
     let files = root.ephemeral.kubernetes().worker();
@@ -158,7 +156,7 @@ fn command(root: &Root, facts: &Facts, bundle: &Bundle) -> Program {
         .flag("node-ip", facts.address.to_string())
         .flag("root-dir", root.data.kubernetes().kubelet())
         .flag("cert-dir", work)
-        // Never removed to make room, and not only for that.
+        // The image garbage collection must not delete it.
         .flag("pod-infra-container-image", PAUSE_IMAGE)
         .flag("runtime-cgroups", format!("/{}", containerd::GROUP));
     if bundle.has(Flag::KubeletContainerRuntime) {
@@ -174,7 +172,7 @@ fn endpoint(root: &Root) -> String {
     format!("unix://{}", root.ephemeral.containerd_socket().display())
 }
 
-/// The kubelet's file.
+/// The configuration file.
 fn configuration(root: &Root, facts: &Facts, bundle: &Bundle) -> Json {
     let keys = root.ephemeral.kubernetes().worker();
     let server = keys.keys(certificates::KUBELET_SERVER);
@@ -189,8 +187,8 @@ fn configuration(root: &Root, facts: &Facts, bundle: &Bundle) -> Json {
         "tlsCertFile": server.certificate(),
         "tlsPrivateKeyFile": server.key(),
         "tlsMinVersion": "VersionTLS13",
-        // Who asks is known by a certificate, or by a token that the API
-        // server judges; what he may is the API server's to say.
+        // Clients authenticate with a certificate, or with a token that the API server checks;
+        // authorization is the API server's.
         "authentication": {
             "anonymous": { "enabled": false },
             "webhook": { "enabled": true },
@@ -198,22 +196,22 @@ fn configuration(root: &Root, facts: &Facts, bundle: &Bundle) -> Json {
         },
         "authorization": { "mode": "Webhook" },
         "clusterDomain": KUBERNETES_DOMAIN,
-        // On the node itself, among its pods.
+        // The DNS server on the node itself.
         "clusterDNS": [facts.network.gateway],
         "resolvConf": "/etc/resolv.conf",
         "cgroupDriver": "cgroupfs",
         "cgroupRoot": "/",
-        // A pod that forks without end takes nobody with it.
+        // Limits the damage of a fork bomb to its pod.
         "podPidsLimit": 4096,
         "maxPods": 110,
         "volumePluginDir": root.data.kubernetes().volume_plugins(),
-        // A heartbeat costs a slow machine more than it tells.
+        // Each update costs CPU time on slow machines.
         "nodeStatusUpdateFrequency": "10s",
-        // Pulling and starting take their time on a slow machine.
+        // Pulling images and starting containers take long on a slow machine.
         "runtimeRequestTimeout": "10m",
         "containerLogMaxSize": "10Mi",
         "containerLogMaxFiles": 3,
-        // Of small disks and machines the defaults take too much.
+        // The defaults reserve too much on small disks and machines.
         "evictionHard": {
             "memory.available": "50Mi",
             "nodefs.available": "5%",
@@ -272,7 +270,7 @@ mod tests {
         assert_eq!(oldest, newest);
     }
 
-    /// Whether it is over after these.
+    /// Whether `removed` returns after these events.
     fn is_removed(told: Vec<Result<Event<()>, ApiError>>) -> bool {
         removed(iter(told).chain(pending()))
             .now_or_never()
@@ -284,7 +282,7 @@ mod tests {
         let failure = || Err(ApiError::Silent(std::time::Duration::from_secs(1)));
         let (none, one) = (|| Ok(Event::All(vec![])), || Ok(Event::All(vec![()])));
         let (changed, gone) = (|| Ok(Event::Changed(())), || Ok(Event::Gone(())));
-        // It comes only after the kubelet's start.
+        // The Node is created after the start of the kubelet.
         assert!(!is_removed(vec![
             none(),
             none(),
@@ -294,7 +292,7 @@ mod tests {
         ]));
         assert!(is_removed(vec![none(), changed(), changed(), gone()]));
         assert!(is_removed(vec![one(), gone()]));
-        // While nothing could be seen.
+        // While the watch fails.
         assert!(!is_removed(vec![one(), failure(), failure()]));
         assert!(is_removed(vec![one(), failure(), none()]));
     }

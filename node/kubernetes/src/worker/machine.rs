@@ -1,20 +1,19 @@
-//! What a node that runs pods does to the machine, and how it is undone.
+//! Changes to the machine for pods, and their cleanup.
 //!
-//! | what | why |
+//! | change | reason |
 //! |---|---|
-//! | all controllers are passed down from the root of the control groups | the kubelet divides the machine among pods |
-//! | mounts are shared | volumes that the kubelet mounts have to show up in containers that run |
-//! | the kubelet's directory is a mount of its own, where programs may run | the data partition is not, and volumes of pods lie in that directory |
-//! | links in `/var` | places that programs have built in |
-//! | settings of the kernel | see [`SETTINGS`] |
+//! | all cgroup controllers are enabled below the root group | the kubelet divides resources among pods |
+//! | mount propagation is shared | volumes that the kubelet mounts have to appear in running containers |
+//! | the kubelet's directory is a bind mount without `noexec` | the data partition is mounted with it, and volumes of pods are in that directory |
+//! | symbolic links in `/var` | paths that are built into programs |
+//! | sysctls | see [`SETTINGS`] |
 //!
-//! [`clear`] takes away everything that pods have left, and everything that
-//! the kubelet keeps; images stay, for they are large and harm nobody. It is
-//! done whenever the role is found not to be held, so that it does not matter
-//! how the role ended. It never removes a file before it has seen that nothing
-//! is mounted below: a volume is somebody's data. So that this holds until it
-//! is done, there is a [`Turn`]: a role may come and go while files are removed,
-//! and nothing is made or mounted again before they are.
+//! [`clear`] removes everything that pods have left, and the state of the kubelet; images are kept,
+//! because they are large and cause no harm. It runs whenever the role is not assigned, so it does
+//! not matter how the role ended. Before it deletes files, it makes sure that nothing is mounted
+//! below them: volumes contain user data. [`MachineLock`] ensures that this stays true until it has
+//! finished: the role may be assigned and removed while files are deleted, but nothing is created
+//! or mounted again before that.
 
 use std::fs;
 use std::io;
@@ -32,29 +31,29 @@ use tokio::task::JoinError;
 
 use super::super::containerd;
 
-/// The kubelet's control group, with all pods.
+/// The kubelet's control group of all pods.
 const PODS: &str = "kubepods";
-/// How long what is killed may take to end.
+/// Timeout for killed processes to end.
 const KILLED_WITHIN: Duration = Duration::from_secs(10);
 
-/// What pods need of the kernel. What the kubelet sets by itself is not here.
+/// Sysctls that pods need. Those that the kubelet sets are not here.
 const SETTINGS: [(&str, &str); 4] = [
-    // Pods of this node reach each other's services only if what crosses the
-    // bridge passes the rules of kube-proxy.
+    // Services between pods of one node work only if packets on the bridge pass the iptables rules
+    // of kube-proxy.
     ("net.bridge.bridge-nf-call-iptables", "1"),
     ("net.bridge.bridge-nf-call-ip6tables", "1"),
-    // By user, and all containers are root's: the defaults are one desktop's.
+    // These limits are per user, and all containers run as root: the defaults are too low.
     ("fs.inotify.max_user_instances", "8192"),
     ("fs.inotify.max_user_watches", "524288"),
 ];
 
-/// Whose turn it is to change the machine: one at a time, to the end.
+/// A lock for changes of the machine: one change at a time, and each runs to its end.
 #[derive(Clone, Debug, Default)]
-pub struct Turn(Arc<Mutex<()>>);
+pub struct MachineLock(Arc<Mutex<()>>);
 
-impl Turn {
-    /// Does this on a thread that may block, once all is over that was begun
-    /// there before. Nobody has to wait for the end: it comes all the same.
+impl MachineLock {
+    /// Runs `work` on a blocking thread, after all earlier work has finished. It runs to its end
+    /// even if the future is dropped.
     pub async fn take<T: Send + 'static>(
         &self,
         work: impl FnOnce() -> T + Send + 'static,
@@ -68,9 +67,8 @@ impl Turn {
     }
 }
 
-/// Makes the machine ready for containers. Once is enough, twice harms
-/// nothing.
-pub(super) async fn prepare(turn: &Turn, root: &Root) -> Outcome {
+/// Prepares the machine for containers. Idempotent.
+pub(super) async fn prepare(turn: &MachineLock, root: &Root) -> Outcome {
     let root = root.clone();
     turn.take(move || make(&root)).await?
 }
@@ -81,7 +79,7 @@ fn make(root: &Root) -> Outcome {
     for directory in [kept.path(), &kept.kubelet(), &kept.volume_plugins()] {
         files::create_dir_durably(directory, 0o700)?;
     }
-    // Logs are read by pods that collect them, as whoever they run as.
+    // Pods that collect logs may run as any user.
     files::create_dir_durably(&kept.log(), 0o755)?;
     for directory in [worker.network(), worker.addresses(), worker.results()] {
         fs::DirBuilder::new()
@@ -99,7 +97,7 @@ fn make(root: &Root) -> Outcome {
     mount_table::share(Path::new("/"))?;
     for (name, value) in SETTINGS {
         if let Err(error) = sysctl::set(name, value) {
-            // Less works then, but most does.
+            // Not fatal: most things work without.
             tracing::warn!("{error}: {}", error.source);
         }
     }
@@ -116,14 +114,14 @@ fn make_link(link: &Path, target: &Path) -> io::Result<()> {
     }
 }
 
-/// Takes away what the role has left, so that it may begin anew.
-pub(super) async fn clear(turn: &Turn, root: &Root) -> Outcome {
+/// Cleans up what the role has left.
+pub(super) async fn clear(turn: &MachineLock, root: &Root) -> Outcome {
     for name in [PODS, containerd::GROUP] {
         let group = cgroups::Group::root().child(name);
         group.kill()?;
         if !group.empties_within(KILLED_WITHIN).await? {
             return Err(Failure::msg(format!(
-                "processes of the control group {name} do not end"
+                "killed processes in cgroup {name} have not ended within {KILLED_WITHIN:?}"
             )));
         }
         group.remove()?;
@@ -132,7 +130,7 @@ pub(super) async fn clear(turn: &Turn, root: &Root) -> Outcome {
     turn.take(move || remove(&root)).await?
 }
 
-/// Unmounts, then removes.
+/// Unmounts everything below the directories, then deletes them.
 fn remove(root: &Root) -> Outcome {
     let kept = root.data.kubernetes();
     let made = root.ephemeral.kubernetes().worker();
@@ -159,7 +157,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_is_begun_is_over_before_more_is() {
-        let turn = Turn::default();
+        let turn = MachineLock::default();
         let (go_on, waits) = std::sync::mpsc::channel::<()>();
         let (begun_writer, begun) = tokio::sync::oneshot::channel();
         let done = Arc::new(std::sync::Mutex::new(Vec::new()));
@@ -171,7 +169,7 @@ mod tests {
                 done.lock().unwrap().push("first");
             })
         };
-        // Nobody waits for it any more.
+        // The future is dropped.
         tokio::select! {
             _ = first => panic!("it waits"),
             begun = begun => begun.unwrap(),

@@ -1,4 +1,4 @@
-//! A Kubernetes worker: what has to run on this node so that pods do.
+//! A Kubernetes worker: everything that a node needs to run pods.
 //!
 //! | runnable | reads | writes |
 //! |---|---|---|
@@ -10,15 +10,13 @@
 //! | `names`, `volumes` | client, pod network | – |
 //! | `servers`, `balancer` | view, learned addresses, address, the node's own TLS | ready servers |
 //!
-//! Each restarts alone, and waits for what it needs: none is started in vain,
-//! and the order follows from the values. They end in order as well: see
-//! [`containerd`](super::containerd).
+//! Each restarts independently, and waits for its inputs: the start order follows from the values.
+//! The shutdown order is described in [`containerd`](super::containerd).
 //!
-//! All of the worker's clients reach the API servers by one address of this
-//! machine, behind which the balancer knows where they are.
+//! All clients of the worker connect to the API servers through the balancer.
 //!
-//! When the role has gone, and at each start without it, [`clear`] takes away
-//! what it left (see [`machine`]).
+//! When the role has been removed, and at each start without it, [`clear`] cleans up what it has
+//! left (see [`machine`]).
 
 pub(crate) mod certificates;
 mod kubelet;
@@ -37,15 +35,15 @@ use hearth_kubernetes_api::Client;
 
 use super::balancer;
 use super::containerd::{self, Imported};
-use super::program::{InUse, Progress};
-use super::{Standing, Worker, services};
+use super::program::{Progress, ReadLock};
+use super::{RoleCondition, Worker, services};
 
-pub(super) use machine::Turn;
+pub(super) use machine::MachineLock;
 
-/// Only root of this machine.
+/// File mode: readable by root only.
 const PRIVATE: u32 = 0o600;
 
-/// What is known of the worker's parts.
+/// The states of the parts, for the condition.
 struct Facts {
     network: Value<Option<PodNetwork>>,
     client: Value<Client>,
@@ -54,18 +52,18 @@ struct Facts {
     programs: [(Binary, Value<Progress>); 3],
 }
 
-/// Runs the worker's parts below this runnable, and tells how they stand; ends
-/// by an error only.
+/// Runs the parts of a worker as children of this runnable, and reports their condition. Returns
+/// only on an error.
 pub(super) async fn run(
     ctx: &Context,
     parts: &Arc<Worker>,
     bundle: Arc<Bundle>,
-    standing: &Writer<Standing>,
+    standing: &Writer<RoleCondition>,
 ) -> Outcome {
-    standing.set(Standing::unmet("Starting", "the machine is made ready"));
+    standing.set(RoleCondition::unmet("Starting", "preparing the machine"));
     parts.may_have_pods.set(true);
     if let Err(error) = machine::prepare(&parts.machine, &parts.root).await {
-        standing.set(Standing::unmet("Failing", error.to_string()));
+        standing.set(RoleCondition::unmet("Failing", error.to_string()));
         return Err(error);
     }
     let member = parts.member.watch().next().await?;
@@ -99,7 +97,7 @@ fn start(
     bundle: &Arc<Bundle>,
     member: &MemberData,
 ) -> Result<Facts, Failure> {
-    let in_use = InUse::default();
+    let in_use = ReadLock::default();
     let (containerd_writer, containerd) = event::value();
     let (imported_writer, imported) = event::value();
     let (tls_writer, tls) = event::value();
@@ -171,12 +169,16 @@ fn start(
 }
 
 impl Facts {
-    fn standing(&self) -> Standing {
+    fn standing(&self) -> RoleCondition {
         let programs = self.programs.each_ref();
         let programs = programs.map(|(binary, progress)| (binary.name(), progress.get()));
         let waits = match self.client.get() {
             Some(_) => None,
-            None => Some(self.waits.get().unwrap_or_else(|| "not asked yet".into())),
+            None => Some(
+                self.waits
+                    .get()
+                    .unwrap_or_else(|| "not requested yet".into()),
+            ),
         };
         let images = self.images.get().and_then(Result::err);
         judge(
@@ -188,52 +190,51 @@ impl Facts {
     }
 }
 
-/// How the worker stands: what fails, before what is waited for, before what
-/// has not come up yet. `waits` says why there are no certificates, `images` why
-/// there are no images.
+/// The condition of the worker: failures first, then missing inputs, then programs that are not
+/// ready yet. `waits` is why there are no certificates, `images` why there are no images.
 fn judge(
     waits: Option<String>,
     network: bool,
     images: Option<String>,
     programs: &[(&'static str, Option<Progress>)],
-) -> Standing {
+) -> RoleCondition {
     for (name, progress) in programs {
         if let Some(Progress::Failing(why)) = progress {
-            return Standing::unmet("Failing", format!("{name}: {why}"));
+            return RoleCondition::unmet("Failing", format!("{name}: {why}"));
         }
     }
     if let Some(why) = images {
-        let message = format!("the images that come with Kubernetes: {why}");
-        return Standing::unmet("Failing", message);
+        let message = format!("cannot import the images of the extension: {why}");
+        return RoleCondition::unmet("Failing", message);
     }
     if let Some(why) = waits {
-        let message = format!("the node's certificates for Kubernetes: {why}");
-        return Standing::unmet("WaitingForControlPlane", message);
+        let message = format!("waiting for the node's certificates: {why}");
+        return RoleCondition::unmet("WaitingForControlPlane", message);
     }
     if !network {
-        let message = "the pods' network of this node is not there yet";
-        return Standing::unmet("WaitingForNetwork", message);
+        let message = "waiting for the pod network of this node";
+        return RoleCondition::unmet("WaitingForNetwork", message);
     }
     for (name, progress) in programs {
         if *progress != Some(Progress::Serving) {
-            return Standing::unmet("Starting", format!("{name} does not serve yet"));
+            return RoleCondition::unmet("Starting", format!("{name} is not ready yet"));
         }
     }
-    Standing::Met
+    RoleCondition::Met
 }
 
-/// Undoes what the role has left on the machine; nothing if it never ran.
+/// Cleans up what the role has left on the machine; does nothing if it never ran.
 pub(super) async fn clear(parts: &Worker) -> Outcome {
     let root = &parts.root;
-    // Made by the worker alone, before anything else of it.
+    // Only a worker creates this directory, before anything else.
     let ran = root.ephemeral.kubernetes().worker().path().exists();
     if ran && let Ok(mounted) = parts.extensions.get(EXTENSION_KUBERNETES) {
         match Bundle::open(mounted) {
             Ok(bundle) => proxy::clear_rules(root, &bundle, &parts.log_tree).await,
-            // It was good once. The rest can be cleared all the same.
+            // Not expected, because the role has run. Clean up the rest.
             Err(error) => {
                 let error = hearth_api::chain(&error);
-                tracing::warn!("the rules of services stay until the next boot: {error}");
+                tracing::warn!("the rules of services remain until the next boot: {error}");
             }
         }
     }
@@ -244,11 +245,11 @@ pub(super) async fn clear(parts: &Worker) -> Outcome {
 mod tests {
     use super::*;
 
-    fn reason(standing: Standing) -> &'static str {
+    fn reason(standing: RoleCondition) -> &'static str {
         match standing {
-            Standing::Unmet { reason, .. } => reason,
-            Standing::Met => "Met",
-            Standing::NotHeld => "NotHeld",
+            RoleCondition::Unmet { reason, .. } => reason,
+            RoleCondition::Met => "Met",
+            RoleCondition::NotHeld => "NotHeld",
         }
     }
 
@@ -256,7 +257,7 @@ mod tests {
     fn the_standing_names_what_is_in_the_way_first() {
         let all = |progress: &Option<Progress>| ["a", "b"].map(|name| (name, progress.clone()));
         let serving = all(&Some(Progress::Serving));
-        assert_eq!(judge(None, true, None, &serving), Standing::Met);
+        assert_eq!(judge(None, true, None, &serving), RoleCondition::Met);
         let none = all(&None);
         let why = Some("nobody answers".to_owned());
         assert_eq!(
@@ -267,12 +268,12 @@ mod tests {
         assert_eq!(reason(judge(None, true, None, &none)), "Starting");
         let full = Some("the disk is full".to_owned());
         let failing = judge(why.clone(), false, full.clone(), &none);
-        let message = "the images that come with Kubernetes: the disk is full";
-        assert_eq!(failing, Standing::unmet("Failing", message));
-        // Without it there are no images, either.
+        let message = "cannot import the images of the extension: the disk is full";
+        assert_eq!(failing, RoleCondition::unmet("Failing", message));
+        // Without containerd there are no images, either.
         let [first, mut last] = serving;
         last.1 = Some(Progress::Failing("it ended".into()));
         let failing = judge(why, false, full, &[first, last]);
-        assert_eq!(failing, Standing::unmet("Failing", "b: it ended"));
+        assert_eq!(failing, RoleCondition::unmet("Failing", "b: it ended"));
     }
 }

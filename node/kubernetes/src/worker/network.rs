@@ -1,10 +1,8 @@
-//! How containerd's plugins connect pods: one bridge on the node, an address
-//! of the node's range for each.
+//! The CNI configuration: one bridge on the node, and an address of the node's range for each pod.
 //!
-//! The bridge is the mesh's, which has made it before this is written. The
-//! addresses that are taken are remembered in memory, for no pod outlives the
-//! boot. Nothing is masqueraded here: pods see each other's addresses, and the
-//! mesh does it for what leaves the pods' network.
+//! The bridge belongs to the mesh, which creates it before this file is written. Allocated
+//! addresses are stored in memory, because no pod outlives the boot. There is no masquerading here:
+//! pods see each other's addresses, and the mesh masquerades traffic that leaves the pod network.
 
 use std::path::Path;
 
@@ -12,16 +10,15 @@ use hearth_host::handover::PodNetwork;
 use hearth_sys::cidr::Cidr;
 use serde_json::{Value, json};
 
-/// The bridge that the mesh makes.
+/// The bridge that the mesh creates.
 const BRIDGE: &str = "hearth-pods";
-/// What fits into the mesh's packets.
+/// MTU of the mesh.
 const MTU: u32 = 1420;
 
-/// The name of the file in the plugins' directory; there is one only.
+/// Name of the only file in the directory of the CNI configuration.
 pub(super) const FILE: &str = "10-hearth.conflist";
 
-/// The file's content. `addresses` is the directory in which the taken ones
-/// are remembered.
+/// The content of the file. `addresses` is the directory of allocated addresses.
 pub(super) fn conflist(network: &PodNetwork, addresses: &Path) -> Value {
     json!({
         "cniVersion": "0.4.0",
@@ -31,7 +28,7 @@ pub(super) fn conflist(network: &PodNetwork, addresses: &Path) -> Value {
                 "type": "bridge",
                 "bridge": BRIDGE,
                 "isGateway": true,
-                // A pod that reaches its own service reaches itself.
+                // A pod can reach itself through its service.
                 "hairpinMode": true,
                 "mtu": MTU,
                 "ipam": {

@@ -1,13 +1,12 @@
-//! kube-proxy: services' addresses, by rules in the kernel.
+//! kube-proxy: services, with iptables rules.
 //!
-//! It needs nothing but a certificate and an API server, and starts again only
-//! when the node's address changes; a renewed certificate it reads by itself.
+//! It needs a certificate and an API server only, and is restarted only when the node's address
+//! changes; renewed certificates are reloaded.
 //!
-//! Its rules stay in the kernel when it ends, which is right when it comes
-//! back and wrong when the role has gone: [`clear_rules`] lets it take them
-//! away itself, and touches nobody else's but those that lead from ports of
-//! the node to pods. Their plugin takes them away pod by pod, and those of a
-//! pod that was killed would be there first when the role is back.
+//! Its rules stay in the kernel when it ends, which is right for a restart and wrong when the role
+//! has been removed: [`clear_rules`] runs kube-proxy's own cleanup, and removes the rules for host
+//! ports in addition. Those are removed by the CNI plugin when a pod is stopped; rules of a pod
+//! that was killed would stay, and have precedence when the role is assigned again.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -31,39 +30,39 @@ use super::super::program::{self, Profile, Program, ProgramError, Progress, prob
 use super::PRIVATE;
 use super::certificates;
 
-/// Where it tells whether its rules are there.
+/// Address of its health endpoint.
 const HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10256);
-/// Where it counts, for whoever asks on this machine.
+/// Address of its metrics.
 const METRICS: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10249);
-/// A CA's certificate has at most so many bytes.
+/// Maximum size of a CA certificate.
 const MAX_CA_BYTES: u64 = 64 << 10;
-/// For its rules to be taken away.
+/// Timeout of the cleanup of its rules.
 const CLEAR_WITHIN: Duration = Duration::from_secs(20);
-/// The chain in which the plugin for host ports has what leads to its others.
+/// The chain of the portmap plugin that jumps to its chains for single pods.
 const HOST_PORTS: &str = "CNI-HOSTPORT-DNAT";
 
 const PROFILE: Profile = Profile {
-    // As where it is a pod, which by custom asks for a tenth of a processor: its
-    // rules matter to pods that run, and what makes pods run goes first.
+    // A low priority, as where it runs as a pod, which usually requests a tenth of a processor: its
+    // rules matter to running pods only, and the programs that start pods go first.
     niceness: 10,
     ..Profile::usual(Binary::Proxy)
 };
 
-/// What runs kube-proxy.
+/// Inputs and output of the runnable of kube-proxy.
 pub(crate) struct Worker {
-    /// What all of Kubernetes on this node has.
+    /// Inputs and outputs of Kubernetes on this node.
     pub parts: Arc<crate::Worker>,
     /// The programs.
     pub bundle: Arc<Bundle>,
-    /// Will be awaited: it is there when certificates are.
+    /// Input: set when certificates have been issued; kube-proxy starts then.
     pub client: Value<Client>,
-    /// Will be read: how many API servers are ready.
+    /// Input: how many API servers are ready.
     pub ready: Value<usize>,
-    /// Will be written: how kube-proxy fares.
+    /// Output: the state of kube-proxy.
     pub progress: Writer<Progress>,
 }
 
-/// Runs it.
+/// Runs kube-proxy.
 pub(crate) async fn run(ctx: Context, worker: Arc<Worker>) -> Result<Exit, Failure> {
     let parts = &worker.parts;
     let mut addresses = parts.address.watch();
@@ -98,7 +97,7 @@ impl Worker {
     }
 }
 
-/// How it is started.
+/// The command line.
 fn command(root: &Root, bundle: &Bundle) -> Program {
     let kubernetes = root.ephemeral.kubernetes();
     let name = Binary::Proxy.name();
@@ -106,8 +105,7 @@ fn command(root: &Root, bundle: &Bundle) -> Program {
     program.flag("config", kubernetes.worker().config(name))
 }
 
-/// Writes how it reaches the API servers, and as whom: by files, which it reads
-/// again by itself.
+/// Writes its kubeconfig, with paths of certificate files, which it reloads.
 fn save_kubeconfig(files: &EphemeralWorker, program: &str) -> Result<(), FileError> {
     let keys = files.keys(certificates::PROXY);
     let ca = files::read_limited(&keys.ca(), MAX_CA_BYTES)?.unwrap_or_default();
@@ -122,34 +120,33 @@ fn save_kubeconfig(files: &EphemeralWorker, program: &str) -> Result<(), FileErr
     .save(&files.kubeconfig(program))
 }
 
-/// kube-proxy's file.
+/// The configuration file.
 fn configuration(kubeconfig: &Path, name: &str, address: IpAddr) -> Json {
     json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "clientConnection": { "kubeconfig": kubeconfig },
         "hostnameOverride": name,
-        // Otherwise it looks for its node's object, which may not be there yet.
+        // Otherwise it looks up its Node, which may not exist yet.
         "bindAddress": address,
         "mode": "iptables",
         "clusterCIDR": POD_NETWORK,
         "healthzBindAddress": HEALTH,
         "metricsBindAddress": METRICS,
-        // The kernel's own measure is right for the machine.
+        // The kernel's default fits the machine.
         "conntrack": { "maxPerCore": 0 },
     })
 }
 
-/// How it takes its rules away.
+/// The command line of the cleanup of its rules.
 fn cleanup(root: &Root, bundle: &Bundle) -> Program {
     let work = root.ephemeral.kubernetes().work(Binary::Proxy.name());
     Program::new(bundle, PROFILE, &work).flag("cleanup", "true")
 }
 
-/// Takes its rules away. It always says that it has failed: after its rules it
-/// looks for sets of addresses that another mode of it would have made, by a
-/// program that is not in the bundle. What stays if it has failed indeed is in
-/// nobody's way until the next boot, so it is told and no more.
+/// Removes its rules. kube-proxy always reports a failure: after its rules it looks for IP sets of
+/// another mode, with a program that is not in the bundle. Rules that remain after a real failure
+/// do no harm until the next boot, so failures are only logged.
 pub(crate) async fn clear_rules(root: &Root, bundle: &Bundle, log: &LogTree) {
     let program = cleanup(root, bundle);
     match program
@@ -158,22 +155,22 @@ pub(crate) async fn clear_rules(root: &Root, bundle: &Bundle, log: &LogTree) {
     {
         Ok(()) => {}
         Err(error @ ProgramError::Ended { .. }) => {
-            tracing::info!("the rules of services are taken away: {error}");
+            tracing::info!("removed the rules of services: {error}");
         }
-        Err(error) => tracing::warn!("the rules of services stay until the next boot: {error}"),
+        Err(error) => tracing::warn!("the rules of services remain until the next boot: {error}"),
     }
     if let Err(error) = clear_host_ports(bundle).await {
         let error = hearth_api::chain(&error);
-        tracing::warn!("the rules of host ports stay until the next boot: {error}");
+        tracing::warn!("the rules of host ports remain until the next boot: {error}");
     }
 }
 
 async fn clear_host_ports(bundle: &Bundle) -> Result<(), IptablesError> {
     let iptables = Iptables::at(bundle.program(Binary::Iptables));
-    // Made when the first pod has one.
+    // It is created for the first pod with a host port.
     if iptables.holds("nat", "-S", HOST_PORTS, &[]).await? {
         iptables.change("nat", "-F", HOST_PORTS, &[]).await?;
-        tracing::info!("the rules of pods' host ports are taken away");
+        tracing::info!("removed the rules of host ports");
     }
     Ok(())
 }

@@ -1,9 +1,8 @@
-//! Two network namespaces that talk through WireGuard, each with a range of
-//! addresses: what is said arrives, encrypted; what is said from an address of
-//! somebody else's does not.
+//! Two network namespaces connected by WireGuard, each with a range of addresses: packets from the
+//! own range arrive, encrypted; packets with a source address outside of it do not.
 //!
-//! A namespace belongs to the thread that entered it, so the other end is a
-//! thread with a runtime of its own, and is told what to do.
+//! A network namespace belongs to the thread that entered it, so the other end is a thread with a
+//! runtime of its own.
 
 use std::{net::SocketAddr, os::fd::AsRawFd as _, time::Duration};
 
@@ -18,13 +17,13 @@ use tokio::{net::UdpSocket, sync::oneshot, time::timeout};
 
 const LINK: &str = "check-mesh";
 const PORT: u16 = 7839;
-/// For an answer; a handshake takes a second under emulation.
+/// Timeout for an answer; a handshake takes a second under emulation.
 const BOUND: Duration = Duration::from_secs(30);
 const ALL_PODS: &str = "10.208.0.0/12";
 
-/// One of the two ends.
+/// One end of the connection.
 struct End {
-    /// Of the network in between.
+    /// The interface to the underlying network.
     cable: &'static str,
     outer: &'static str,
     inner: &'static str,
@@ -48,7 +47,7 @@ const THERE: End = End {
 };
 
 impl End {
-    /// Makes its interface, without a peer. Gives its public key.
+    /// Creates the interface, without a peer. Returns its public key.
     async fn set_up(&self) -> Result<[u8; 32]> {
         let netlink = Netlink::open()?;
         netlink.set_loopback_up().await?;
@@ -72,10 +71,10 @@ impl End {
             netlink.replace_route(link.index, route).await?;
         }
         let key = wireguard.public_key(LINK).await?;
-        key.context("an interface without a key")
+        key.context("the interface has no key")
     }
 
-    /// Has this other end as its only peer.
+    /// Makes the other end the only peer.
     async fn meet(&self, other: &Self, key: [u8; 32]) -> Result<()> {
         let wireguard = Wireguard::open().await?;
         let peer = Peer {
@@ -88,7 +87,7 @@ impl End {
             endpoint: None,
             networks: ["10.208.9.0/24".parse()?].into(),
         };
-        // One that comes and goes leaves the other as it is.
+        // Adding and removing another peer does not affect this one.
         wireguard
             .set_peers(LINK, std::slice::from_ref(&peer))
             .await?;
@@ -103,7 +102,7 @@ impl End {
     }
 }
 
-/// The check.
+/// Runs the check.
 pub(crate) async fn check() -> Result<((), String)> {
     let (space, entered) = oneshot::channel();
     let (keys_here, key_from_here) = oneshot::channel();
@@ -117,8 +116,8 @@ pub(crate) async fn check() -> Result<((), String)> {
         runtime.block_on(answer(fd, space, key_from_here, keys_there))
     });
     let asked = timeout(BOUND, ask(entered, keys_here, key_from_there)).await;
-    let note = asked.map_err(|_| anyhow!("not done after {BOUND:?}"))?;
-    // Its waits are bounded, or end with what was sent from here.
+    let note = asked.map_err(|_| anyhow!("timed out after {BOUND:?}"))?;
+    // Its waits are bounded, or end with a message from this end.
     let answered = tokio::task::spawn_blocking(move || there.join()).await?;
     let answered = answered.map_err(|_| anyhow!("the other end has panicked"))?;
     answered.context("the other end")?;
@@ -146,7 +145,7 @@ async fn ask(
         .map_err(|_| anyhow!("the other end is gone"))?;
     HERE.meet(&THERE, key.await?).await?;
 
-    // From an address that is not this end's to speak for.
+    // From a source address outside of this end's range.
     let netlink = Netlink::open()?;
     let lo = netlink.link_named("lo").await?;
     netlink
@@ -158,7 +157,10 @@ async fn ask(
     let socket = UdpSocket::bind("0.0.0.0:0").await?;
     socket.connect(to).await?;
     let from = socket.local_addr()?;
-    ensure!(from.ip().to_string() == HERE.inner, "it speaks from {from}");
+    ensure!(
+        from.ip().to_string() == HERE.inner,
+        "unexpected source address {from}"
+    );
     socket.send(b"hello").await?;
     let mut answer = [0; 64];
     let length = socket.recv(&mut answer).await?;
@@ -170,12 +172,12 @@ async fn ask(
     let peers = Wireguard::open().await?.peers(LINK).await?;
     ensure!(
         peers.values().all(|seen| seen.handshake.is_some()),
-        "without a handshake: {peers:?}"
+        "no handshake: {peers:?}"
     );
     Ok(said)
 }
 
-/// The other end: answers what comes first with what it was and from whom.
+/// The other end: answers the first packet with its content and its source address.
 async fn answer(
     space: std::fs::File,
     entered: oneshot::Sender<std::fs::File>,

@@ -1,4 +1,4 @@
-//! Finding and growing partitions, on files laid out as sysfs and `/dev`.
+//! Finding and growing partitions, on files laid out like sysfs and `/dev`.
 
 use super::*;
 
@@ -18,7 +18,7 @@ impl Machine {
         Self { dir, blocks }
     }
 
-    /// Adds a disk of so many MiB; gives its device.
+    /// Adds a disk of this size in MiB; returns its device.
     fn add_disk(&self, name: &str, mib: u64) -> PathBuf {
         let directory = self.dir.path().join("sys/block").join(name);
         fs::create_dir_all(directory.join("queue")).unwrap();
@@ -113,7 +113,7 @@ fn copies_of_one_image_are_not_told_apart_by_the_order_of_disks() {
 fn a_missing_boot_partition_tells_what_was_found() {
     let machine = Machine::new();
     let error = machine.blocks.boot_partition(None).unwrap_err().to_string();
-    assert!(error.contains("no disk at all"), "{error}");
+    assert!(error.contains("disks: none"), "{error}");
     machine.add_disk("vda", 1);
     let error = machine.blocks.boot_partition(None).unwrap_err().to_string();
     assert!(
@@ -133,7 +133,7 @@ fn a_missing_boot_partition_tells_what_was_found() {
     let error = machine
         .blocks
         .only_partition(&machine.blocks.disks().unwrap()[1], B);
-    assert!(error.unwrap_err().to_string().contains("0 partitions"));
+    assert!(error.unwrap_err().to_string().ends_with("got 0"));
 }
 
 #[test]
@@ -164,7 +164,7 @@ fn a_partition_that_fills_its_disk_is_left_alone() {
     machine.add_boot_disk("vda", A);
     let disk = &machine.blocks.disks().unwrap()[0];
     let data = machine.blocks.only_partition(disk, DATA).unwrap();
-    // The kernel's answer cannot be had from a file, so let it agree already.
+    // A file cannot be resized in the kernel, so its size in sysfs must match already.
     let kernel = machine.dir.path().join("sys/block/vda/vda2/size");
     fs::write(&kernel, format!("{}\n", 4 * 2048)).unwrap();
     let grown = machine.blocks.grow(&data).unwrap();
@@ -172,10 +172,10 @@ fn a_partition_that_fills_its_disk_is_left_alone() {
     let before = fs::read(&disk.path).unwrap();
     assert_eq!(machine.blocks.grow(&grown).unwrap(), grown);
     assert!(fs::read(&disk.path).unwrap() == before);
-    // Where it does not agree it is told, and a file refuses to be told.
+    // If it does not match, the kernel is asked to resize it, which fails for a file.
     fs::write(&kernel, "4096\n").unwrap();
     let error = machine.blocks.grow(&grown).unwrap_err();
-    assert!(error.to_string().contains("tell the kernel"), "{error}");
+    assert!(error.to_string().contains("set the new size"), "{error}");
 }
 
 #[test]

@@ -1,15 +1,13 @@
-//! The protocol, without socket and clock.
+//! The DHCP protocol as a state machine, without socket and clock.
 //!
-//! Inputs are the carrier, messages and the passing of a deadline, each with
-//! the time at which it happens; outputs are actions for the driver. Whoever
-//! holds the machine calls [`Machine::timeout`] when [`Machine::deadline`] has
-//! come; calling it earlier does nothing.
+//! Inputs are the carrier, messages and the expiry of a deadline, each with its time; outputs are
+//! actions for the driver. The caller calls [`Machine::timeout`] when [`Machine::deadline`] has
+//! passed; calling it earlier does nothing.
 //!
-//! The lease that is *held* is apart from the phase: it lives through a lost
-//! carrier and through the search for a new one, until it expires or is
-//! refused.
+//! The lease that is *held* is independent of the phase: it is kept when the carrier is lost and
+//! during the search for a new lease, until it expires or a server rejects it.
 //!
-//! | phase | leaves by |
+//! | phase | transitions |
 //! |---|---|
 //! | Down | carrier → Checking if a lease is held, else Selecting |
 //! | Selecting | offer → Requesting |
@@ -30,17 +28,17 @@ use super::{
     wire::{Reply, ReplyKind},
 };
 
-/// The pause before a message is sent for the second time. It doubles from
-/// there, and is spread by an eighth both ways.
+/// The delay before the first retransmission. It doubles with each one, with a jitter of one eighth
+/// in both directions.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// It grows no longer than this, so that a server that comes late is found.
+/// The maximum delay, so that a server that starts late is found soon.
 const LONGEST_PAUSE: Duration = Duration::from_secs(16);
-/// An offer, or a held lease, is asked for so many times.
+/// The maximum number of requests for an offer or a held lease.
 const MAX_REQUESTS: u32 = 4;
-/// Renewing is not asked for more often than this.
+/// The minimum interval between renewal requests.
 const RENEWAL_PAUSE: Duration = Duration::from_secs(60);
 
-/// What the driver is to do.
+/// An action for the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Action {
     /// Send a message to all servers.
@@ -51,9 +49,9 @@ pub(crate) enum Action {
         server: Ipv4Addr,
         message: Vec<u8>,
     },
-    /// The lease is held from now on, in the place of the one before it.
+    /// Configure this lease; it replaces the previous one.
     Configure(Lease),
-    /// No lease is held any more.
+    /// Remove the configuration; no lease is held.
     Unconfigure,
 }
 
@@ -66,9 +64,9 @@ pub(crate) struct Machine {
     random: Random,
     phase: Phase,
     held: Option<Held>,
-    /// Refusals since the last lease.
+    /// The number of NAKs since the last lease.
     refusals: u32,
-    /// A server whose offer was not honoured: others are preferred.
+    /// A server that did not confirm its offer; others are preferred.
     shunned: Option<Ipv4Addr>,
 }
 
@@ -84,14 +82,14 @@ enum Phase {
     Resting { until: Instant },
 }
 
-/// A question that is asked until it is answered.
+/// A request that is repeated until it is answered.
 #[derive(Clone, Copy, Debug)]
 struct Exchange {
     xid: u32,
     began: Instant,
-    /// How often it has been asked.
+    /// The number of requests sent.
     asked: u32,
-    /// When to ask again, or to give up.
+    /// When to repeat the request, or to end the exchange.
     next: Instant,
 }
 
@@ -102,7 +100,7 @@ struct Held {
 }
 
 impl Held {
-    /// `None` where the time does not come.
+    /// `None` on overflow.
     fn after(&self, duration: Duration) -> Option<Instant> {
         self.since.checked_add(duration)
     }
@@ -136,7 +134,7 @@ impl Machine {
         self.mac
     }
 
-    /// When [`Machine::timeout`] has something to do.
+    /// When to call [`Machine::timeout`].
     pub(crate) fn deadline(&self) -> Option<Instant> {
         let next = match &self.phase {
             Phase::Down => None,
@@ -152,7 +150,7 @@ impl Machine {
         [next, expiry].into_iter().flatten().min()
     }
 
-    /// The interface has a carrier, or has none; telling it again is fine.
+    /// The carrier appeared or was lost; repeated calls have no effect.
     pub(crate) fn carrier(&mut self, present: bool, now: Instant) -> Vec<Action> {
         match (present, &self.phase) {
             (true, Phase::Down) => {
@@ -172,7 +170,7 @@ impl Machine {
         }
     }
 
-    /// The time has come that [`Machine::deadline`] told.
+    /// [`Machine::deadline`] has passed.
     pub(crate) fn timeout(&mut self, now: Instant) -> Vec<Action> {
         let mut actions = Vec::new();
         let expiry = self.held.as_ref().and_then(Held::expiry);
@@ -180,14 +178,14 @@ impl Machine {
             self.held = None;
             actions.push(Action::Unconfigure);
             match self.phase {
-                // Only these are about the lease that is gone.
+                // Only these phases depend on the expired lease.
                 Phase::Checking(_) | Phase::Bound | Phase::Renewing(_) | Phase::Rebinding(_) => {
                     self.phase = Phase::Selecting(self.exchange(now));
                 }
                 _ => {}
             }
         }
-        // Each turn either asks, or goes to a phase that then has its turn.
+        // Each iteration either sends a request or changes to a phase that then does.
         while self.deadline().is_some_and(|deadline| deadline <= now) {
             actions.extend(self.turn(now));
         }
@@ -225,8 +223,8 @@ impl Machine {
             Phase::Checking(exchange) => {
                 let exchange = *exchange;
                 if exchange.asked >= MAX_REQUESTS {
-                    // The lease stays in use until it expires; meanwhile any
-                    // server may grant another.
+                    // The lease remains in use until it expires; meanwhile any server may grant
+                    // another one.
                     self.phase = Phase::Selecting(self.exchange(now));
                     return None;
                 }
@@ -243,7 +241,7 @@ impl Machine {
                 let until = self.held.as_ref().and_then(Held::expiry);
                 let exchange = prolonging(*exchange, now, until);
                 self.phase = Phase::Rebinding(exchange);
-                let message = self.prolong(exchange, now);
+                let message = self.extend_request(exchange, now);
                 Some(Action::Broadcast(message))
             }
         }
@@ -261,11 +259,11 @@ impl Machine {
         Some(Action::Renew {
             from,
             server,
-            message: self.prolong(exchange, now),
+            message: self.extend_request(exchange, now),
         })
     }
 
-    /// A message came in.
+    /// A message was received.
     pub(crate) fn received(&mut self, reply: &Reply, now: Instant) -> Vec<Action> {
         let exchange = match &self.phase {
             Phase::Down | Phase::Bound | Phase::Resting { .. } => return Vec::new(),
@@ -324,8 +322,8 @@ impl Machine {
         vec![Action::Configure(lease.clone())]
     }
 
-    /// The first refusal is followed by a new search at once; a server that
-    /// goes on refusing is asked more and more rarely.
+    /// After the first NAK the search starts again at once; after further ones it waits longer and
+    /// longer.
     fn refused(&mut self, now: Instant) -> Vec<Action> {
         let pause = match self.refusals {
             0 => Duration::ZERO,
@@ -354,7 +352,7 @@ impl Machine {
         }
     }
 
-    /// The pause after a question has been asked so many times.
+    /// The delay after this many requests.
     fn pause(&mut self, asked: u32) -> Duration {
         let doubled = FIRST_PAUSE * 2_u32.pow(asked.saturating_sub(1).min(10));
         let pause = doubled.min(LONGEST_PAUSE);
@@ -387,7 +385,7 @@ impl Machine {
         Action::Broadcast(query.encode())
     }
 
-    fn prolong(&self, exchange: Exchange, now: Instant) -> Vec<u8> {
+    fn extend_request(&self, exchange: Exchange, now: Instant) -> Vec<u8> {
         let mut query = self.query(Kind::Request, exchange, now);
         if let Some(held) = &self.held {
             query.in_use = ipv4(&held.lease);
@@ -396,7 +394,8 @@ impl Machine {
     }
 }
 
-/// Half of the time that is left, a minute at least, and not beyond the end.
+/// The next request is sent after half of the remaining time, but not before a minute has passed
+/// and not after the end.
 fn prolonging(exchange: Exchange, now: Instant, until: Option<Instant>) -> Exchange {
     let next = match until {
         Some(until) => {
@@ -415,7 +414,7 @@ fn prolonging(exchange: Exchange, now: Instant, until: Option<Instant>) -> Excha
 fn ipv4(lease: &Lease) -> Ipv4Addr {
     match lease.address.address() {
         std::net::IpAddr::V4(address) => address,
-        // The wire module makes leases of IPv4 addresses only.
+        // The wire module only creates leases with IPv4 addresses.
         std::net::IpAddr::V6(_) => Ipv4Addr::UNSPECIFIED,
     }
 }

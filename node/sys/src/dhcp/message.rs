@@ -1,14 +1,13 @@
-//! The format of a DHCP message (RFC 2131 and 2132), of which a client needs
-//! little.
+//! The format of DHCP messages (RFC 2131 and 2132), as far as a client needs it.
 //!
-//! Options are kept as bytes by their code; an option that occurs several
-//! times is one option in pieces (RFC 3396), and options may go on in the
-//! fields for file and server name (option overload). Decoding takes any bytes
-//! and never panics; encoding takes what this module's callers make.
+//! Options are stored as bytes by their code. An option that occurs several times is one option in
+//! parts (RFC 3396), and options may continue in the fields for file and server name (option
+//! overload). Decoding accepts any bytes and never panics; encoding accepts what the callers in
+//! this module create.
 
 use std::{collections::BTreeMap, net::Ipv4Addr};
 
-/// Codes of the options that are used.
+/// The codes of the supported options.
 pub(crate) mod code {
     pub(crate) const SUBNET_MASK: u8 = 1;
     pub(crate) const ROUTERS: u8 = 3;
@@ -33,9 +32,9 @@ pub(crate) mod code {
 const PAD: u8 = 0;
 const END: u8 = 255;
 const COOKIE: [u8; 4] = [99, 130, 83, 99];
-/// Where the options begin, behind the cookie.
+/// The offset of the options, after the cookie.
 const OPTIONS: usize = 240;
-/// Where the fields are that options may go on in.
+/// The fields in which options may continue.
 const SERVER_NAME: std::ops::Range<usize> = 44..108;
 const FILE: std::ops::Range<usize> = 108..236;
 /// Some relays drop shorter messages.
@@ -65,43 +64,43 @@ impl Kind {
     }
 }
 
-/// Why bytes are not a message.
+/// Why bytes are not a DHCP message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub(crate) enum Malformed {
-    #[error("only {0} bytes")]
+    #[error("expected at least 240 bytes, got {0}")]
     Short(usize),
     #[error("no magic cookie")]
     Cookie,
-    #[error("not about an Ethernet device")]
+    #[error("not for an Ethernet device")]
     Hardware,
-    #[error("option {0} is cut off")]
+    #[error("option {0} is truncated")]
     CutOff(u8),
-    #[error("option {0} has a wrong length")]
+    #[error("option {0} has an invalid length")]
     Length(u8),
 }
 
-/// A message.
+/// A DHCP message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Message {
     /// Whether a server sent it.
     pub from_server: bool,
-    /// Its type; `None` is one that a client has no use for.
+    /// Its type; `None` for types that a client does not need.
     pub kind: Option<Kind>,
-    /// The exchange it belongs to.
+    /// The ID of the exchange.
     pub xid: u32,
-    /// Seconds since the client began.
+    /// Seconds since the client started the exchange.
     pub seconds: u16,
     /// The client's hardware address.
     pub mac: [u8; 6],
-    /// The address that the client uses already.
+    /// The address that the client already uses (`ciaddr`).
     pub in_use: Ipv4Addr,
-    /// The address that the server grants.
+    /// The address that the server grants (`yiaddr`).
     pub granted: Ipv4Addr,
     options: BTreeMap<u8, Vec<u8>>,
 }
 
 impl Message {
-    /// A client's message, with the options that all of them have.
+    /// Creates a client's message, with the options that all of them have.
     pub(crate) fn query(kind: Kind, xid: u32, mac: [u8; 6]) -> Self {
         let mut message = Self {
             from_server: false,
@@ -113,11 +112,11 @@ impl Message {
             granted: Ipv4Addr::UNSPECIFIED,
             options: BTreeMap::new(),
         };
-        // Type 1 (Ethernet) and the address, as most clients identify.
+        // Type 1 (Ethernet) and the address, as most clients identify themselves.
         let [a, b, c, d, e, f] = mac;
         message.set(code::CLIENT, &[1, a, b, c, d, e, f]);
         message.set(code::MAX_SIZE, &1500_u16.to_be_bytes());
-        // Classless routes before routers, as their standard asks for.
+        // Classless routes before routers, as RFC 3442 requires.
         let wanted = [
             code::SUBNET_MASK,
             code::CLASSLESS_ROUTES,
@@ -134,7 +133,7 @@ impl Message {
         message
     }
 
-    /// Sets an option; of a longer value the first 255 bytes are kept.
+    /// Sets an option; a value longer than 255 bytes is truncated.
     pub(crate) fn set(&mut self, code: u8, value: &[u8]) {
         let value = &value[..value.len().min(255)];
         self.options.insert(code, value.to_vec());
@@ -145,12 +144,12 @@ impl Message {
         self.options.get(&code).map(Vec::as_slice)
     }
 
-    /// An option that is one address.
+    /// An option that contains one address.
     pub(crate) fn address(&self, code: u8) -> Result<Option<Ipv4Addr>, Malformed> {
         Ok(self.number(code)?.map(Ipv4Addr::from))
     }
 
-    /// An option that is a number of 32 bits.
+    /// An option that contains a 32-bit number.
     pub(crate) fn number(&self, code: u8) -> Result<Option<u32>, Malformed> {
         let Some(bytes) = self.option(code) else {
             return Ok(None);
@@ -159,14 +158,14 @@ impl Message {
         Ok(Some(u32::from_be_bytes(bytes)))
     }
 
-    /// An option that is a list of addresses.
+    /// An option that contains a list of addresses.
     pub(crate) fn addresses(&self, code: u8) -> Vec<Ipv4Addr> {
         let bytes = self.option(code).unwrap_or_default();
         let address = |four: &[u8]| Ipv4Addr::new(four[0], four[1], four[2], four[3]);
         bytes.chunks_exact(4).map(address).collect()
     }
 
-    /// The bytes of the message.
+    /// Encodes the message.
     pub(crate) fn encode(&self) -> Vec<u8> {
         let mut bytes = vec![0; OPTIONS];
         bytes[0] = if self.from_server { 2 } else { 1 };
@@ -192,7 +191,7 @@ impl Message {
         bytes
     }
 
-    /// Reads a message.
+    /// Decodes a message.
     pub(crate) fn decode(bytes: &[u8]) -> Result<Self, Malformed> {
         if bytes.len() < OPTIONS {
             return Err(Malformed::Short(bytes.len()));

@@ -1,31 +1,29 @@
 //! A DHCP client (RFC 2131) for one interface.
 //!
-//! It obtains a lease as fast as the network allows (the first message goes
-//! out the moment there is a carrier; boot time is a promise), keeps it by
-//! renewing and rebinding, configures the interface, and publishes the lease
-//! as an event value. A lost carrier keeps the lease; when the carrier is back
-//! the lease is checked with the network, which may be another one. A refusal
-//! (NAK) or expiry takes the address away at once.
+//! It gets a lease as fast as the network allows (the first message is sent as soon as there is a
+//! carrier, because it is on the critical path of the boot), keeps it by renewing and rebinding,
+//! configures the interface, and publishes the lease as an event value. When the carrier is lost,
+//! the lease is kept; when it is back, the client verifies the lease with the network, which may be
+//! another one. A NAK or the expiry of the lease removes the address at once.
 //!
 //! # Parts
-//! - `message`: the format of messages; `wire`: the frames around them, and
-//!   the checks on whatever comes in.
+//! - `message`: the format of messages; `wire`: the frames around them, and the checks of received
+//!   data.
 //! - `machine`: the protocol as a pure state machine, without socket or clock.
-//! - this module: sockets, timers and the kernel's configuration around it.
+//! - this module: sockets, timers and the configuration of the kernel.
 //!
 //! # Why no library
-//! The maintained client library (mozim 0.3) ignores refusals, stays with an
-//! offer that is not honoured for ever, waits before its first message, and
-//! cannot be run against a simulated clock. The maintained codec (dhcproto
-//! 0.15) panics on messages that anybody on the network can send (option 94
-//! of another length than 3, a hardware address longer than 16), and brings
-//! a DNS library with it; of its hundred options we use twelve.
+//! The maintained client library (mozim 0.3) ignores NAKs, keeps an offer forever that the server
+//! does not confirm, waits before its first message, and cannot run on a simulated clock. The
+//! maintained codec (dhcproto 0.15) panics on messages that anyone on the network can send (option
+//! 94 with a length other than 3, a hardware address longer than 16), and depends on a DNS library;
+//! of its hundred options we use twelve.
 //!
-//! Left out on purpose: probing for address conflicts (it costs seconds at
-//! boot; servers do it), and DHCPv6.
+//! Intentionally not implemented: probing for address conflicts (it takes seconds at boot, and
+//! servers do it), and DHCPv6.
 //!
-//! The interface's IPv4 configuration belongs to this client alone: addresses
-//! that are not the lease's are removed when one is obtained.
+//! This client owns the interface's IPv4 configuration: when it gets a lease, it removes all other
+//! addresses.
 
 mod machine;
 mod message;
@@ -53,37 +51,37 @@ use hearth_base::event::Writer;
 use hearth_base::supervisor::{Context, Outcome};
 use machine::{Action, Machine};
 
-/// What a server granted.
+/// A lease granted by a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Lease {
-    /// The address and the length of its network's prefix.
+    /// The address and its prefix length.
     pub address: Cidr,
-    /// The server that granted it.
+    /// The server that granted the lease.
     pub server: Ipv4Addr,
-    /// Routes, the default route among them if there is one.
+    /// The routes, including the default route if there is one.
     pub routes: Vec<LeasedRoute>,
     /// Name servers, in the server's order.
     pub name_servers: Vec<Ipv4Addr>,
     /// Time servers (NTP), in the server's order.
     pub time_servers: Vec<Ipv4Addr>,
-    /// The network's domain, if the server tells one that could be one.
+    /// The domain of the network, if the server sends a valid one.
     pub domain: Option<String>,
-    /// The network's MTU in bytes, if the server tells one.
+    /// The MTU of the network in bytes, if the server sends one.
     pub mtu: Option<u16>,
-    /// How long it holds from when it was granted; `None` is for ever.
+    /// How long the lease is valid; `None` means forever.
     pub duration: Option<Duration>,
-    /// When to ask the same server to prolong it (T1).
+    /// When to renew the lease with the same server (T1).
     pub renew_after: Duration,
-    /// When to ask any server to prolong it (T2).
+    /// When to rebind the lease with any server (T2).
     pub rebind_after: Duration,
 }
 
-/// A route that came with a lease.
+/// A route from a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LeasedRoute {
-    /// Which addresses it is for.
+    /// The destination of the route.
     pub destination: Cidr,
-    /// The neighbour that forwards; `None` for a directly attached network.
+    /// The gateway; `None` for a directly attached network.
     pub gateway: Option<Ipv4Addr>,
 }
 
@@ -95,12 +93,12 @@ impl Lease {
     }
 }
 
-/// How to ask for a lease.
+/// The options of the client.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// The name to tell the server, if any.
+    /// The host name sent to the server, if any.
     pub host_name: Option<String>,
-    /// The metric of the routes that come with the lease.
+    /// The metric of the routes from the lease.
     pub metric: u32,
 }
 
@@ -113,40 +111,39 @@ impl Default for Options {
     }
 }
 
-/// Why the client had to stop. Nothing that the network does makes it stop.
+/// Why the client stopped. Network errors do not stop it.
 #[derive(Debug, thiserror::Error)]
 pub enum DhcpError {
-    /// The interface could not be read or configured.
-    #[error("DHCP on {interface}")]
+    /// The interface cannot be read or configured.
+    #[error("DHCP on {interface}: cannot configure the interface")]
     Netlink {
         /// The interface.
         interface: String,
-        /// The cause.
+        /// The netlink error.
         source: NetlinkError,
     },
     /// The interface has no Ethernet address.
-    #[error("DHCP on {interface}: it has no Ethernet address")]
+    #[error("DHCP on {interface}: the interface has no Ethernet address")]
     NotEthernet {
         /// The interface.
         interface: String,
     },
-    /// The interface's socket failed.
+    /// An operation on the interface's socket failed.
     #[error("DHCP on {interface}: cannot {step}")]
     Socket {
         /// The interface.
         interface: String,
-        /// The step, as a verb.
+        /// The operation, as a verb.
         step: &'static str,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
-/// Runs the client on an interface, as a runnable. Healthy once it listens;
-/// a network without a server is no failure.
+/// Runs the client on an interface, as a runnable. It is healthy once it listens; a network without
+/// a DHCP server is not a failure.
 ///
-/// The lease is published while it is held and configured; `None` says that
-/// there was one and is none now.
+/// The lease is published while it is held and configured; `None` means that a lease was lost.
 pub async fn run(
     ctx: Context,
     interface: &str,
@@ -161,7 +158,7 @@ pub async fn run(
     }
 }
 
-/// The client on one interface.
+/// The DHCP client of one interface.
 pub struct Client {
     interface: String,
     index: u32,
@@ -170,22 +167,22 @@ pub struct Client {
     monitor: LinkMonitor,
     socket: Watched,
     machine: Machine,
-    /// Held while renewing, so that the kernel does not answer "port
-    /// unreachable" to the server. What it receives comes by `socket`, too.
+    /// Open while renewing, so that the kernel does not send "port unreachable" to the server.
+    /// `socket` receives its messages too.
     renewing: Option<UdpSocket>,
-    /// What has been configured.
+    /// The lease that is configured.
     configured: Option<Lease>,
 }
 
 impl Client {
-    /// Sets the interface up and listens on it.
+    /// Sets the interface up and starts to listen on it.
     pub async fn open(interface: &str, options: Options) -> Result<Self, DhcpError> {
         let netlink_failed = |source| DhcpError::Netlink {
             interface: interface.to_owned(),
             source,
         };
         let netlink = Netlink::open().map_err(netlink_failed)?;
-        // Before the state is first read, so that no change falls between.
+        // Opened before the state is first read, so that no change is missed.
         let monitor = LinkMonitor::open().map_err(netlink_failed)?;
         let link = netlink.link_named(interface).await;
         let link = link.map_err(netlink_failed)?;
@@ -214,8 +211,8 @@ impl Client {
         })
     }
 
-    /// Runs until something other than the network fails. Each change of what
-    /// is configured is told to `on_lease`, after it has been made.
+    /// Runs until an error that is not a network error. Calls `on_lease` after each change of the
+    /// configuration.
     pub async fn run(&mut self, mut on_lease: impl FnMut(Option<&Lease>)) -> DhcpError {
         loop {
             if let Err(error) = self.step(&mut on_lease).await {
@@ -253,7 +250,7 @@ impl Client {
                     match wire::parse(&frame) {
                         Ok(reply) => self.machine.received(&reply, Instant::now()),
                         Err(flaw) => {
-                            tracing::debug!(interface = %self.interface, %flaw, "a DHCP message was ignored");
+                            tracing::debug!(interface = %self.interface, %flaw, "ignored an invalid DHCP message");
                             Vec::new()
                         }
                     }
@@ -282,14 +279,14 @@ impl Client {
                     let done = self.configure(&lease).await;
                     done.map_err(|source| self.netlink_failed(source))?;
                     if self.configured.as_ref() != Some(&lease) {
-                        tracing::info!(interface = %self.interface, address = %lease.address, server = %lease.server, "leased");
+                        tracing::info!(interface = %self.interface, address = %lease.address, server = %lease.server, "got a DHCP lease");
                     }
                     on_lease(Some(&lease));
                     self.configured = Some(lease);
                 }
                 Action::Unconfigure => {
                     self.renewing = None;
-                    tracing::warn!(interface = %self.interface, "the lease is lost");
+                    tracing::warn!(interface = %self.interface, "lost the DHCP lease");
                     if let Some(lease) = self.configured.take() {
                         let done = self.unconfigure(&lease).await;
                         done.map_err(|source| self.netlink_failed(source))?;
@@ -301,12 +298,11 @@ impl Client {
         Ok(())
     }
 
-    /// A message that is not sent is as good as one that was lost: it is sent
-    /// again at the next deadline.
+    /// A send error is treated like a lost message: the message is sent again at the next deadline.
     fn broadcast(&self, message: &[u8]) {
         let frame = wire::broadcast(self.machine.mac(), message);
         if let Err(error) = self.socket.write(&frame) {
-            tracing::debug!(interface = %self.interface, %error, "a DHCP message was not sent");
+            tracing::debug!(interface = %self.interface, %error, "cannot send a DHCP message");
         }
     }
 
@@ -314,14 +310,14 @@ impl Client {
         if self.renewing.is_none() {
             self.renewing = renewing_socket(&self.interface, from)
                 .inspect_err(|error| {
-                    tracing::debug!(interface = %self.interface, %error, "no socket to renew the lease");
+                    tracing::debug!(interface = %self.interface, %error, "cannot open a socket to renew the lease");
                 })
                 .ok();
         }
         if let Some(socket) = &self.renewing
             && let Err(error) = socket.send_to(message, (server, wire::SERVER_PORT))
         {
-            tracing::debug!(interface = %self.interface, %error, "a DHCP message was not sent");
+            tracing::debug!(interface = %self.interface, %error, "cannot send a DHCP message");
         }
     }
 
@@ -330,9 +326,9 @@ impl Client {
         if let Some(mtu) = lease.mtu
             && netlink.link(index).await?.mtu != u32::from(mtu)
         {
-            // Not every device can; the network still works, with fragments.
+            // Not every device supports it; the network still works, with fragmentation.
             if let Err(error) = netlink.set_mtu(index, mtu.into()).await {
-                tracing::warn!(interface = %self.interface, %error, "the network's MTU was not set");
+                tracing::warn!(interface = %self.interface, %error, "cannot set the MTU of the network");
             }
         }
         netlink.set_ipv4_addresses(index, &[lease.address]).await?;
@@ -343,10 +339,10 @@ impl Client {
             }
         }
         for route in routes {
-            // One senseless route must not cost the node its address.
+            // One invalid route must not cost the node its address.
             if let Err(error) = netlink.replace_route(index, route).await {
                 let cause = std::error::Error::source(&error).map(ToString::to_string);
-                tracing::warn!(interface = %self.interface, %error, cause, "a leased route was not made");
+                tracing::warn!(interface = %self.interface, %error, cause, "cannot add a route of the lease");
             }
         }
         Ok(())
@@ -385,7 +381,7 @@ async fn receive(socket: &Watched) -> io::Result<Vec<u8>> {
                 buffer.truncate(length);
                 return Ok(buffer);
             }
-            // Told once when the interface goes down; the monitor tells too.
+            // Reported once when the interface goes down; the monitor reports it too.
             Err(error) if error.raw_os_error() == Some(libc::ENETDOWN) => {}
             Err(error) => return Err(error),
         }
@@ -399,11 +395,11 @@ fn renewing_socket(interface: &str, from: Ipv4Addr) -> io::Result<UdpSocket> {
     Ok(socket)
 }
 
-/// Unpredictable: a transaction id that can be guessed lets anybody answer.
+/// Unpredictable numbers: if a transaction ID can be guessed, anyone can send a reply.
 fn random() -> u64 {
     let mut bytes = [0; 8];
-    // Cannot fail for so few bytes once the pool is ready, which the kernel
-    // waits for; were it to, the worst is a guessable transaction.
+    // Cannot fail for so few bytes once the pool is initialised, which the kernel waits for. If it
+    // did, the transaction ID could be guessed.
     let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());
     u64::from_ne_bytes(bytes)
 }

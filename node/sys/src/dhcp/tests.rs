@@ -1,6 +1,6 @@
-//! The client against servers that answer, refuse, vanish and lie: the state
-//! machine on a simulated clock, the decoder on arbitrary bytes, and the whole
-//! client over a pair of virtual Ethernet devices.
+//! The client against servers that answer, send NAKs, disappear and lie: the state machine on a
+//! simulated clock, the decoder on arbitrary bytes, and the whole client on a pair of virtual
+//! Ethernet devices.
 
 mod on_machine;
 mod on_network;

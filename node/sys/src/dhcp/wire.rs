@@ -1,10 +1,9 @@
-//! DHCP on the wire: the frames, and what is believed of what comes in.
+//! DHCP on the wire: the frames, and the validation of received data.
 //!
-//! Everything received is hostile until checked. A message that fails any
-//! check is dropped whole, with the reason; lists are cut to bounds that no
-//! honest server reaches. The UDP checksum is not checked: between virtual
-//! machines on one host it is often not filled in, and the frame's own check
-//! and the transaction id serve.
+//! All received data is hostile until checked. A message that fails a check is dropped with the
+//! reason; lists are truncated to limits that no honest server reaches. The UDP checksum is not
+//! verified: between virtual machines on one host it is often not filled in, and the frame's own
+//! checksum and the transaction ID are sufficient.
 
 use std::{
     net::{IpAddr, Ipv4Addr},
@@ -21,7 +20,7 @@ pub(crate) const CLIENT_PORT: u16 = 68;
 pub(crate) const SERVER_PORT: u16 = 67;
 /// IPv4.
 pub(crate) const ETHERTYPE: u16 = 0x0800;
-/// The largest frame that is received; we tell servers to keep to 1500.
+/// The maximum size of a received frame; we ask servers for at most 1500 bytes.
 pub(crate) const MAX_FRAME: usize = 2048;
 
 const UDP: u8 = 17;
@@ -30,11 +29,11 @@ const IP_HEADER: usize = 20;
 const UDP_HEADER: usize = 8;
 const MAX_SERVERS: usize = 8;
 const MAX_ROUTES: usize = 32;
-/// The smallest MTU that every IPv4 host must take.
+/// The smallest MTU that every IPv4 host must support.
 const MIN_MTU: u16 = 576;
 
-/// Lets only unfragmented UDP datagrams to the client's port pass, so that a
-/// busy node does not copy all of its traffic to this socket.
+/// Accepts only unfragmented UDP datagrams to the client's port, so that not all of a busy node's
+/// traffic is copied to this socket.
 pub(crate) const FILTER: [FilterStep; 11] = [
     (0x28, 0, 0, 12),               // load the EtherType
     (0x15, 0, 8, ETHERTYPE as u32), // IPv4, or drop
@@ -49,10 +48,10 @@ pub(crate) const FILTER: [FilterStep; 11] = [
     (0x06, 0, 0, 0),                // drop
 ];
 
-/// Why something received was dropped.
+/// Why received data was dropped.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Flaw {
-    #[error("not a whole IPv4 UDP datagram")]
+pub(crate) enum Invalid {
+    #[error("not a complete IPv4 UDP datagram")]
     Frame,
     #[error("not for the client's port")]
     Port,
@@ -60,19 +59,19 @@ pub(crate) enum Flaw {
     Message(#[from] Malformed),
     #[error("not from a server")]
     NotReply,
-    #[error("no message type of a server")]
+    #[error("not a message type that servers send")]
     Type,
-    #[error("{0} cannot be a host's address")]
+    #[error("{0} is not a valid host address")]
     Address(Ipv4Addr),
     #[error("no server identifier")]
     NoServer,
     #[error("{0} is not a subnet mask")]
     Mask(Ipv4Addr),
-    #[error("a lease of no time")]
+    #[error("no lease time")]
     NoTime,
 }
 
-/// A checked message from a server.
+/// A validated message from a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Reply {
     pub xid: u32,
@@ -88,7 +87,7 @@ pub(crate) enum ReplyKind {
     Nak,
 }
 
-/// Wraps a message from the client to all servers into a frame.
+/// Wraps a message from the client to all servers into an Ethernet frame.
 pub(crate) fn broadcast(mac: [u8; 6], message: &[u8]) -> Vec<u8> {
     frame(
         (mac, Ipv4Addr::UNSPECIFIED, CLIENT_PORT),
@@ -113,7 +112,7 @@ pub(super) fn frame(from: End, to: End, payload: &[u8]) -> Vec<u8> {
     pseudo.extend_from_slice(&[0, UDP]);
     pseudo.extend_from_slice(&udp_length.to_be_bytes());
     pseudo.extend_from_slice(&udp);
-    // In UDP a checksum of zero means none, and is sent as its complement.
+    // In UDP a checksum of zero means no checksum; zero is sent as its complement.
     let sum = match internet_checksum(&pseudo) {
         0 => 0xffff,
         sum => sum,
@@ -152,49 +151,49 @@ fn internet_checksum(bytes: &[u8]) -> u16 {
     !(sum as u16)
 }
 
-/// Checks a frame and the message in it.
-pub(crate) fn parse(frame: &[u8]) -> Result<Reply, Flaw> {
+/// Validates a frame and the message in it.
+pub(crate) fn parse(frame: &[u8]) -> Result<Reply, Invalid> {
     parse_message(payload_for(frame, CLIENT_PORT)?)
 }
 
-pub(super) fn payload_for(frame: &[u8], port: u16) -> Result<&[u8], Flaw> {
-    let packet = frame.get(ETHERNET_HEADER..).ok_or(Flaw::Frame)?;
+pub(super) fn payload_for(frame: &[u8], port: u16) -> Result<&[u8], Invalid> {
+    let packet = frame.get(ETHERNET_HEADER..).ok_or(Invalid::Frame)?;
     if frame[12..14] != ETHERTYPE.to_be_bytes() {
-        return Err(Flaw::Frame);
+        return Err(Invalid::Frame);
     }
-    let first = *packet.first().ok_or(Flaw::Frame)?;
+    let first = *packet.first().ok_or(Invalid::Frame)?;
     let header = usize::from(first & 15) * 4;
     if first >> 4 != 4 || header < IP_HEADER || packet.len() < header {
-        return Err(Flaw::Frame);
+        return Err(Invalid::Frame);
     }
     let total = usize::from(u16_at(packet, 2));
-    // The last bit but two: more fragments; the low 13 bits: the offset.
+    // The third bit: more fragments; the low 13 bits: the offset.
     let fragment = u16_at(packet, 6) & 0x3fff;
     let sound = internet_checksum(&packet[..header]) == 0;
     if !sound || packet[9] != UDP || fragment != 0 || total > packet.len() {
-        return Err(Flaw::Frame);
+        return Err(Invalid::Frame);
     }
-    let datagram = packet.get(header..total).ok_or(Flaw::Frame)?;
+    let datagram = packet.get(header..total).ok_or(Invalid::Frame)?;
     if datagram.len() < UDP_HEADER {
-        return Err(Flaw::Frame);
+        return Err(Invalid::Frame);
     }
     if u16_at(datagram, 2) != port {
-        return Err(Flaw::Port);
+        return Err(Invalid::Port);
     }
     let length = usize::from(u16_at(datagram, 4));
-    datagram.get(UDP_HEADER..length).ok_or(Flaw::Frame)
+    datagram.get(UDP_HEADER..length).ok_or(Invalid::Frame)
 }
 
-fn parse_message(bytes: &[u8]) -> Result<Reply, Flaw> {
+fn parse_message(bytes: &[u8]) -> Result<Reply, Invalid> {
     let message = Message::decode(bytes)?;
     if !message.from_server {
-        return Err(Flaw::NotReply);
+        return Err(Invalid::NotReply);
     }
     let kind = match message.kind {
         Some(Kind::Offer) => ReplyKind::Offer(lease(&message)?),
         Some(Kind::Ack) => ReplyKind::Ack(lease(&message)?),
         Some(Kind::Nak) => ReplyKind::Nak,
-        _ => return Err(Flaw::Type),
+        _ => return Err(Invalid::Type),
     };
     Ok(Reply {
         xid: message.xid,
@@ -204,17 +203,17 @@ fn parse_message(bytes: &[u8]) -> Result<Reply, Flaw> {
     })
 }
 
-fn lease(message: &Message) -> Result<Lease, Flaw> {
+fn lease(message: &Message) -> Result<Lease, Invalid> {
     let address = message.granted;
     if !may_be_host(address) {
-        return Err(Flaw::Address(address));
+        return Err(Invalid::Address(address));
     }
-    let server = message.address(code::SERVER)?.ok_or(Flaw::NoServer)?;
+    let server = message.address(code::SERVER)?.ok_or(Invalid::NoServer)?;
     if !may_be_host(server) {
-        return Err(Flaw::Address(server));
+        return Err(Invalid::Address(server));
     }
     let prefix = prefix(address, message.address(code::SUBNET_MASK)?)?;
-    let address = Cidr::new(IpAddr::V4(address), prefix).map_err(|_| Flaw::Address(address))?;
+    let address = Cidr::new(IpAddr::V4(address), prefix).map_err(|_| Invalid::Address(address))?;
     let (duration, renew_after, rebind_after) = times(message)?;
     let servers = |code| {
         let mut servers = message.addresses(code);
@@ -241,13 +240,13 @@ fn lease(message: &Message) -> Result<Lease, Flaw> {
 
 fn may_be_host(address: Ipv4Addr) -> bool {
     let [first, ..] = address.octets();
-    // 0 is "this network", 127 the node itself, from 224 on groups and more.
+    // 0 is "this network", 127 loopback, 224 and above multicast and reserved.
     first != 0 && first != 127 && first < 224
 }
 
-fn prefix(address: Ipv4Addr, mask: Option<Ipv4Addr>) -> Result<u8, Flaw> {
+fn prefix(address: Ipv4Addr, mask: Option<Ipv4Addr>) -> Result<u8, Invalid> {
     let Some(mask) = mask else {
-        // What an address meant before there were masks.
+        // Without a mask: the prefix of the address class.
         return Ok(match address.octets()[0] {
             ..128 => 8,
             128..192 => 16,
@@ -257,16 +256,15 @@ fn prefix(address: Ipv4Addr, mask: Option<Ipv4Addr>) -> Result<u8, Flaw> {
     let bits = u32::from(mask);
     let prefix = bits.leading_ones();
     if prefix == 0 || prefix + bits.trailing_zeros() < 32 {
-        return Err(Flaw::Mask(mask));
+        return Err(Invalid::Mask(mask));
     }
     Ok(prefix as u8)
 }
 
-/// Duration, T1 and T2. Where the server's T1 and T2 make no sense, the
-/// protocol's defaults are taken.
-fn times(message: &Message) -> Result<(Option<Duration>, Duration, Duration), Flaw> {
+/// Duration, T1 and T2. If the server's T1 or T2 is invalid, the protocol's default is used.
+fn times(message: &Message) -> Result<(Option<Duration>, Duration, Duration), Invalid> {
     let seconds = match message.number(code::LEASE_TIME)? {
-        None | Some(0) => return Err(Flaw::NoTime),
+        None | Some(0) => return Err(Invalid::NoTime),
         Some(u32::MAX) => return Ok((None, Duration::MAX, Duration::MAX)),
         Some(seconds) => seconds,
     };
@@ -282,7 +280,7 @@ fn times(message: &Message) -> Result<(Option<Duration>, Duration, Duration), Fl
     Ok((Some(duration), renew, rebind))
 }
 
-/// With classless routes a router is not looked at, as the standard says.
+/// If there are classless routes, the router option is ignored, as RFC 3442 requires.
 fn routes(message: &Message) -> Vec<LeasedRoute> {
     if let Some(bytes) = message.option(code::CLASSLESS_ROUTES) {
         return classless_routes(bytes);
@@ -296,8 +294,8 @@ fn routes(message: &Message) -> Vec<LeasedRoute> {
     router.map(default).into_iter().collect()
 }
 
-/// For each route: the prefix's length, as many of its bytes as that needs,
-/// and the gateway. What follows a malformed one is not looked at.
+/// For each route: the prefix length, the significant bytes of the prefix, and the gateway.
+/// Everything after a malformed route is ignored.
 fn classless_routes(mut bytes: &[u8]) -> Vec<LeasedRoute> {
     let mut routes = Vec::new();
     while let [prefix, rest @ ..] = bytes {
@@ -310,7 +308,7 @@ fn classless_routes(mut bytes: &[u8]) -> Vec<LeasedRoute> {
         bytes = rest;
         let octets =
             |from: &[u8]| -> [u8; 4] { std::array::from_fn(|i| from.get(i).copied().unwrap_or(0)) };
-        // Bits behind the prefix, which servers may leave set, mean nothing.
+        // Ignore bits after the prefix, which servers may leave set.
         let mask = u32::MAX.checked_shl(32 - u32::from(*prefix)).unwrap_or(0);
         let network = Ipv4Addr::from(u32::from_be_bytes(octets(network)) & mask);
         let gateway = Ipv4Addr::from(octets(gateway));

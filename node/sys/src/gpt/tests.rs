@@ -1,10 +1,9 @@
-//! The table against damage, hostile content and power cuts.
+//! The table with damage, hostile content and power cuts.
 //!
 //! # Fault model of the fake disk
-//! Writes since the last sync may each reach the disk or not, in any
-//! combination, and the last of them may be torn at any (here: every
-//! fifth) sector. What was
-//! synced stays. A cut can come between any two operations.
+//! Each write since the last sync may reach the disk or not, in any combination, and the last of
+//! them may be torn at any sector (here: at every fifth). Synced writes are durable. A power cut
+//! can happen between any two operations.
 
 use std::cell::RefCell;
 
@@ -78,7 +77,7 @@ fn part(number: u32, guid: Uuid, first: u64, last: u64) -> Partition {
     }
 }
 
-/// A disk of so many sectors, with these partitions, both copies in place.
+/// A disk with this many sectors and these partitions, with both copies.
 fn disk_with(sectors: u64, partitions: &[Partition]) -> Vec<u8> {
     let mut entries = vec![0; 128 * 128];
     for p in partitions {
@@ -113,7 +112,7 @@ fn disk_with(sectors: u64, partitions: &[Partition]) -> Vec<u8> {
     bytes
 }
 
-/// A disk with two partitions of 2 MiB from the first MiB on, for others.
+/// A disk with two partitions of 2 MiB from the first MiB on, for other tests.
 pub(crate) fn two_partitions(sectors: u64, a: (Uuid, Uuid), b: (Uuid, Uuid)) -> Vec<u8> {
     let mut parts = [
         part(1, a.1, MIB, 3 * MIB - 1),
@@ -151,8 +150,8 @@ fn one_damaged_copy_is_read_from_the_other() {
     let good = small();
     let whole = read_bytes(&good).unwrap();
     let end = good.len();
-    // Every byte of both headers, and every 61st of both arrays (sharing
-    // no factor with the fields' sizes).
+    // Every byte of both headers, and every 61st byte of both arrays (coprime to the sizes of the
+    // fields).
     let primary = (512..604).chain((1024..1024 + 16384).step_by(61));
     for at in primary {
         let mut bad = good.clone();
@@ -167,7 +166,7 @@ fn one_damaged_copy_is_read_from_the_other() {
         bad[at] ^= 0x10;
         let fake = Fake::of(&bad);
         assert_eq!(read(&fake, SECTOR).unwrap(), whole, "{at}");
-        // And it is mended when the partition grows.
+        // The damaged copy is repaired when the partition grows.
         assert!(grow_last(&fake, SECTOR, DATA).unwrap().written);
         let mut without_primary = fake.bytes.take();
         without_primary[512..1024].fill(0);
@@ -237,12 +236,12 @@ fn the_last_partition_grows_to_the_disks_end_and_the_backup_moves() {
     assert_eq!(table.partitions[1].last, 7 * MIB - 1);
     assert_eq!(table.partitions[0], usual()[0]);
     assert_eq!(table.partitions[1].attributes, 4);
-    // The backup at the new end says the same.
+    // The backup at the new end has the same content.
     let mut without_primary = fake.bytes.borrow().clone();
     without_primary[512..1024].fill(0xff);
     let backup = read_bytes(&without_primary).unwrap();
     assert_eq!(backup.partitions, table.partitions);
-    // Once more: nothing is written.
+    // A second call writes nothing.
     fake.log.borrow_mut().clear();
     let again = grow_last(&fake, SECTOR, DATA).unwrap();
     assert_eq!((again.from, again.to), (5 * MIB, 5 * MIB));
@@ -254,7 +253,7 @@ fn the_last_partition_grows_to_the_disks_end_and_the_backup_moves() {
 #[test]
 fn what_cannot_grow_is_refused_and_left_alone() {
     let fake = Fake::of(&grown_disk());
-    for (guid, word) in [(ESP, "lies behind"), (Uuid::from_u128(9), "no partition")] {
+    for (guid, word) in [(ESP, "follows it"), (Uuid::from_u128(9), "does not exist")] {
         let error = grow_last(&fake, SECTOR, guid).unwrap_err();
         assert!(error.to_string().contains(word), "{error}");
     }
@@ -274,7 +273,7 @@ fn a_disk_smaller_than_its_table_is_named() {
 
 #[test]
 fn disks_with_sectors_of_4096_bytes_work() {
-    // The fields count sectors, so the same numbers on a larger disk do.
+    // The fields count sectors, so the same numbers are valid on a larger disk.
     let fake = Fake::of(&vec![0; (2048 * 4096) as usize]);
     let disk = Disk::of(&fake, 4096).unwrap();
     let table = Table {
@@ -291,7 +290,7 @@ fn disks_with_sectors_of_4096_bytes_work() {
     assert_eq!(read(&fake, 4096).unwrap().partitions[0].last, 1791);
 }
 
-/// Every disk that a power cut in this log of operations may leave.
+/// Every possible content of the disk after a power cut during these operations.
 fn disks_after_a_cut(before: &[u8], log: &[Op]) -> Vec<(String, Vec<u8>)> {
     let mut disks = Vec::new();
     for end in 0..=log.len() {
@@ -334,7 +333,7 @@ fn a_power_cut_while_growing_leaves_the_old_table_or_the_new() {
     let mut broken_primary = grown_disk();
     broken_primary.truncate((4 * MIB * 512) as usize);
     broken_primary[600] ^= 1;
-    // Grown disk; same disk with a damaged primary and room to grow.
+    // A grown disk; the same disk with a damaged primary copy and space to grow.
     for before in [grown_disk(), broken_primary] {
         let fake = Fake::of(&before);
         let old = read(&fake, SECTOR).unwrap().partitions;
@@ -368,7 +367,7 @@ fn a_file_is_a_medium() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// A header with right checksums and arbitrary fields.
+    /// A header with correct checksums and arbitrary fields.
     #[test]
     fn hostile_headers_crash_nothing(
         fields in proptest::collection::vec((24_usize..92, any::<u8>()), 0..24),

@@ -1,4 +1,4 @@
-//! The bytes of one slot.
+//! The format of a slot.
 //!
 //! | offset | bytes | field |
 //! |---|---|---|
@@ -9,9 +9,9 @@
 //! | 24 | 32 | SHA-256 over bytes 0–23 and the payload |
 //! | 56 | length | payload |
 //!
-//! This envelope is the same for every version; the version is the payload's.
-//! Bytes after the payload are not looked at: a region of a device always has
-//! some, and a file may have kept some if its shortening was lost.
+//! This header is the same for every version; the version is that of the payload. Bytes after the
+//! payload are ignored: a region of a device always has some, and a file may have some if its
+//! truncation was lost.
 
 use std::io;
 
@@ -20,19 +20,19 @@ use zeroize::Zeroizing;
 
 use super::Damage;
 
-/// Bytes before the payload.
+/// The length of the header, in bytes.
 pub const HEADER_LEN: usize = 56;
 
-/// The largest payload, in bytes. States are a few KiB.
+/// The maximum length of the payload, in bytes. Our states have a few KiB.
 pub const MAX_PAYLOAD: usize = 1024 * 1024;
 
 const CHECKSUM_AT: usize = 24;
 
-/// Which state a slot holds.
+/// The kind of state in a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SlotFormat {
-    /// Tells this kind of state from others. No byte of it may be zero, so
-    /// that a torn first write can be told from foreign data.
+    /// Identifies the kind of state. Must not contain a zero byte, so that a torn first write can
+    /// be distinguished from foreign data.
     pub magic: [u8; 8],
     /// The version of the payload.
     pub version: u32,
@@ -43,14 +43,14 @@ pub(super) struct Valid {
     pub payload: Zeroizing<Vec<u8>>,
 }
 
-/// One slot, examined.
+/// The state of one slot.
 pub(super) enum Slot {
     Absent,
     Valid(Valid),
     OtherVersion(u32),
     Damaged {
         damage: Damage,
-        /// A first write of ours, cut off, may have left this.
+        /// Whether an interrupted first write may have left this.
         torn_write: bool,
     },
 }
@@ -66,7 +66,7 @@ impl Slot {
     pub(super) fn suspect() -> Self {
         Self::Damaged {
             damage: Damage::Suspect,
-            // It was this very software that wrote there.
+            // This process wrote the slot.
             torn_write: true,
         }
     }
@@ -74,16 +74,16 @@ impl Slot {
     pub(super) fn damage(self) -> Damage {
         match self {
             Self::Damaged { damage, .. } => damage,
-            // The others never come to be reported as damage; absent it is
-            // next to a damaged one.
+            // The other states are never reported as damage; an absent slot is, next to a damaged
+            // one.
             _ => Damage::Absent,
         }
     }
 }
 
-/// The bytes of a slot that holds `payload`.
+/// Encodes a slot with this payload.
 pub fn encode(format: &SlotFormat, generation: u64, payload: &[u8]) -> Zeroizing<Vec<u8>> {
-    // Reserved at once: a growing vector would leave copies of secrets behind.
+    // Reserved at once: growing the vector would leave copies of secrets behind.
     let mut bytes = Zeroizing::new(Vec::with_capacity(HEADER_LEN + payload.len()));
     bytes.extend_from_slice(&format.magic);
     bytes.extend_from_slice(&format.version.to_le_bytes());
@@ -132,7 +132,7 @@ impl SlotFormat {
         }))
     }
 
-    /// Whether each byte of the magic is either written or not yet.
+    /// Whether each byte of the magic is either correct or still zero.
     fn may_be_torn(&self, bytes: &[u8]) -> bool {
         bytes
             .iter()

@@ -1,54 +1,48 @@
-//! A small state kept in two slots, for places where nothing is atomic.
+//! A small state stored in two slots, for storage without atomic updates.
 //!
-//! FAT renames are not atomic and a block device knows no files, so a state
-//! that must survive a power cut at any moment is kept twice, in two slots of
-//! fixed names (or places), each with magic, version, generation, length and
-//! checksum. An update writes and syncs one slot, then the other, and is
-//! acknowledged after the second. The newest valid slot wins.
+//! Renames on FAT are not atomic, and a block device has no files. So a state that must survive a
+//! power cut at any moment is stored twice, in two slots with fixed names (or offsets), each with
+//! magic, version, generation, length and checksum. An update writes and syncs one slot, then the
+//! other, and is acknowledged after the second. The newest valid slot wins.
 //!
 //! # Invariants
-//! - While a slot is being written, the other one holds the newest value that
-//!   anyone was told of. So a power cut leaves the old value or the new one.
-//! - After an acknowledged write both slots hold it: the loss of either one
-//!   takes nothing back.
-//! - What [`SlotPair::load`] returns may be relied upon as if it had been
-//!   acknowledged: a load that finds only one slot good, or an update cut off
-//!   between the slots, mends the other one before it returns. Where that
-//!   fails (a read-only ESP) it says so by `repaired: false` and
+//! - While a slot is being written, the other one holds the newest value that has been acknowledged
+//!   or returned. So a power cut leaves the old value or the new one.
+//! - After an acknowledged write both slots hold the value: losing either one loses nothing.
+//! - A value returned by [`SlotPair::load`] is as durable as an acknowledged one: if only one slot
+//!   is valid, or an update was interrupted between the slots, the load repairs the other slot
+//!   before it returns. If that fails (on a read-only ESP), it returns `repaired: false` and
 //!   `whole: false`; every later load and save tries again.
-//! - Corrupt is never taken for absent.
+//! - Corrupt is never treated as absent.
 //!
 //! # What each pair of slots means
-//! The first save writes A to its end (sync of the file and of its directory
-//! included) before B is touched. That decides the cases without a value:
+//! The first save writes A completely (including the sync of the file and of its directory) before
+//! it touches B. That decides the cases without a value:
 //!
 //! | A | B | meaning |
 //! |---|---|---|
 //! | absent | absent | [`Loaded::Absent`]: nothing was ever saved |
-//! | damaged or empty | absent | [`Loaded::NeverCompleted`]: a first save was cut off in A. Whatever was acknowledged would be in B too |
-//! | unreadable | absent | [`SlotError::Corrupt`]: it may be whole |
+//! | damaged or empty | absent | [`Loaded::NeverCompleted`]: a first save was interrupted in A. An acknowledged value would be in B too |
+//! | unreadable | absent | [`SlotError::Corrupt`]: A may be valid |
 //! | damaged | damaged | [`SlotError::Corrupt`], even if both are empty |
 //! | absent | damaged | [`SlotError::Corrupt`]: no first save leaves this |
 //!
-//! `NeverCompleted` is its own answer because of what it cannot exclude: B
-//! lost its directory entry *and* A went bad. It must be taken for absent
-//! only where something independent agrees that nothing was ever built on the
-//! state, which for the sealed configuration is a blank data partition. So a
-//! power cut in the very first save does not brick a node, and a corrupt state
-//! still never leads to a formatted disk.
+//! `NeverCompleted` is a result of its own because one case cannot be excluded: B lost its
+//! directory entry *and* A became corrupt. It may be treated as absent only if something
+//! independent confirms that nothing depends on the state; for the sealed configuration that is a
+//! blank data partition. So a power cut in the very first save does not brick a node, and a corrupt
+//! state never leads to a formatted disk.
 //!
-//! On a raw device, bytes in A that no torn first save of ours could have left
-//! are somebody else's, and are `Corrupt` rather than `NeverCompleted`.
+//! On a raw device, bytes in A that a torn first save cannot have left are foreign: they are
+//! `Corrupt` rather than `NeverCompleted`.
 //!
-//! A slot that bears a valid checksum and another version was written by other
-//! software. That is an error even when the second slot could be read: to go
-//! on with it would go back behind an acknowledged write.
+//! A slot with a valid checksum and another version was written by other software. That is an error
+//! even if the second slot is readable: using its value would undo an acknowledged write.
 //!
 //! # Why SHA-256
-//! It is at hand (ring), costs microseconds at these sizes, and lets the
-//! checksum be left out of every consideration: with a 32-bit CRC a slot of
-//! stale sectors has one chance in four thousand million to be taken for a
-//! state. It is no authentication; whoever can write the disk can write slots.
+//! It is available (ring), takes microseconds at these sizes, and makes collisions irrelevant: with
+//! a 32-bit CRC, a slot of stale sectors would be accepted with a probability of 1 in 2^32. It does
+//! not authenticate: whoever can write to the disk can write slots.
 
 mod format;
 mod store;
@@ -65,22 +59,22 @@ pub use store::{FileSlot, RegionSlot, SlotStore};
 
 use format::Slot;
 
-/// What a pair of slots holds.
+/// The content of a pair of slots.
 pub enum Loaded {
     /// Nothing was ever saved.
     Absent,
-    /// A first save was cut off before it wrote anything that could be
-    /// acknowledged. See the module's doc for when this is as good as absent.
+    /// A first save was interrupted before it wrote anything that could have been acknowledged. The
+    /// module documentation says when this may be treated as absent.
     NeverCompleted,
     /// The newest value.
     Value {
-        /// Counts the saves, from 1.
+        /// The number of saves, from 1.
         generation: u64,
-        /// What was saved. It may hold secrets, and is wiped when dropped.
+        /// The saved value. It may hold secrets, and is zeroized on drop.
         payload: Zeroizing<Vec<u8>>,
-        /// One slot was missing, damaged or behind, and has been rewritten.
+        /// Whether a missing, damaged or outdated slot was rewritten.
         repaired: bool,
-        /// Both slots now hold this value. False only if mending failed.
+        /// Whether both slots now hold this value. False only if the repair failed.
         whole: bool,
     },
 }
@@ -106,102 +100,102 @@ impl fmt::Debug for Loaded {
     }
 }
 
-/// Why a pair of slots could not be read or written.
+/// Why a pair of slots cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum SlotError {
-    /// There is something in the slots, and nothing valid.
+    /// The slots are not absent, and neither is valid.
     #[error("no valid slot: {a_place}: {a}; {b_place}: {b}")]
     Corrupt {
-        /// Where the first slot is.
+        /// The path of the first slot.
         a_place: String,
         /// What is wrong with it.
         a: Damage,
-        /// Where the second slot is.
+        /// The path of the second slot.
         b_place: String,
         /// What is wrong with it.
         b: Damage,
     },
-    /// A slot was written by software that knows another version.
-    #[error("{place}: holds version {found}, this software knows version {known}")]
+    /// A slot was written by software with another version.
+    #[error("{place}: version: expected {known}, got {found}")]
     OtherVersion {
-        /// Where the slot is.
+        /// The path of the slot.
         place: String,
-        /// The version it bears.
+        /// The actual version.
         found: u32,
-        /// The version wanted.
+        /// The expected version.
         known: u32,
     },
-    /// Two valid slots bear the same generation and different contents.
-    #[error("generation {generation} has two contents: {a_place}, {b_place}")]
+    /// Both slots are valid, with the same generation and different contents.
+    #[error("generation {generation} has different contents in {a_place} and {b_place}")]
     Contradiction {
         /// The generation of both.
         generation: u64,
-        /// Where the first slot is.
+        /// The path of the first slot.
         a_place: String,
-        /// Where the second slot is.
+        /// The path of the second slot.
         b_place: String,
     },
-    /// The payload does not fit.
-    #[error("{place}: a payload of {length} bytes, {max} at most")]
+    /// The payload is too large for the slot.
+    #[error("{place}: payload: expected at most {max} bytes, got {length}")]
     TooLarge {
-        /// Where the slot is.
+        /// The path of the slot.
         place: String,
-        /// The payload's length in bytes.
+        /// The length of the payload in bytes.
         length: usize,
-        /// The bound in bytes.
+        /// The maximum length in bytes.
         max: usize,
     },
-    /// A slot could not be written or erased. The save was not acknowledged;
-    /// the next load gives either the old value or the new one.
+    /// A slot cannot be written or erased. The save was not acknowledged; the next load returns
+    /// either the old value or the new one.
     #[error("{place}: cannot {step}")]
     Io {
-        /// Where the slot is.
+        /// The path of the slot.
         place: String,
-        /// The step, as a verb.
+        /// The operation, as a verb.
         step: &'static str,
-        /// The cause.
+        /// The error of the operating system.
         source: io::Error,
     },
 }
 
-/// What is wrong with one slot.
+/// What is wrong with a slot.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Damage {
-    /// It is not there, and the other one's state says that it should be.
+    /// It does not exist, although the other slot implies that it should.
     #[error("absent")]
     Absent,
-    /// It is there and holds no byte.
+    /// It exists and has no content.
     #[error("empty")]
     Empty,
-    /// It is shorter than it says, or than any slot.
-    #[error("cut off after {0} bytes")]
+    /// It is shorter than its header says, or than a header.
+    #[error("truncated after {0} bytes")]
     Short(usize),
-    /// It does not begin with the magic wanted.
-    #[error("not of this kind (wrong magic)")]
+    /// It does not begin with the expected magic.
+    #[error("wrong magic number")]
     Magic,
-    /// It claims more than a slot can hold.
-    #[error("claims a payload of {0} bytes")]
+    /// Its payload would be longer than the maximum.
+    #[error("invalid payload length {0}")]
     Length(u64),
     /// Its content does not match its checksum.
     #[error("checksum mismatch")]
     Checksum,
-    /// The last attempt to write it failed, so it may hold anything.
-    #[error("its last write failed")]
+    /// The last attempt to write it failed, so its content is undefined.
+    #[error("the last write failed")]
     Suspect,
-    /// Reading it failed.
-    #[error("cannot be read: {0}")]
+    /// It cannot be read.
+    #[error("cannot read it: {0}")]
     Unreadable(String),
 }
 
-/// Two slots that hold one state. It has one owner, who alone writes.
+/// Two slots that store one state. A pair has one owner, and only the owner writes.
 #[derive(Debug)]
 pub struct SlotPair<S> {
     format: SlotFormat,
     a: S,
     b: S,
-    /// Slots whose last write failed. After a failed sync the kernel's cache
-    /// may show bytes that never reached the disk, so what such a slot says
-    /// is not believed until it has been written again.
+    /// Slots whose last write failed. After a failed sync the kernel's cache may return bytes that
+    /// never reached the disk, so the content of such a slot is not used until it has been written
+    /// again.
     suspect: [bool; 2],
 }
 
@@ -214,7 +208,7 @@ impl SlotPair<FileSlot> {
 }
 
 impl<S: SlotStore> SlotPair<S> {
-    /// A pair of these stores, in which A is the one a first save begins with.
+    /// A pair of these stores; a first save writes A first.
     pub fn new(format: SlotFormat, a: S, b: S) -> Self {
         Self {
             format,
@@ -224,8 +218,8 @@ impl<S: SlotStore> SlotPair<S> {
         }
     }
 
-    /// Reads the newest value and writes nothing. For places that may turn out
-    /// to be somebody else's; what is built on the value needs [`Self::load`].
+    /// Reads the newest value and writes nothing. For storage that may belong to someone else; a
+    /// caller that relies on the value needs [`Self::load`].
     pub fn peek(&self) -> Result<Loaded, SlotError> {
         let (a, b) = (self.examine(Which::A), self.examine(Which::B));
         Ok(match self.judge(a, b)? {
@@ -240,7 +234,7 @@ impl<S: SlotStore> SlotPair<S> {
         })
     }
 
-    /// Reads the newest value, and mends the other slot if it needs it.
+    /// Reads the newest value, and repairs the other slot if necessary.
     pub fn load(&mut self) -> Result<Loaded, SlotError> {
         let (a, b) = (self.examine(Which::A), self.examine(Which::B));
         let (value, mend) = match self.judge(a, b)? {
@@ -256,7 +250,7 @@ impl<S: SlotStore> SlotPair<S> {
                     Ok(()) => true,
                     Err(error) => {
                         let slot = self.store(which).place();
-                        tracing::warn!(%slot, %error, "cannot mend the slot");
+                        tracing::warn!(%slot, %error, "cannot repair the slot");
                         false
                     }
                 }
@@ -272,9 +266,8 @@ impl<S: SlotStore> SlotPair<S> {
 
     /// Replaces the value. When this returns, both slots hold it.
     ///
-    /// Refused while the slots are corrupt or of another version: what is
-    /// there is not overwritten by accident. [`SlotPair::erase`] does it on
-    /// purpose.
+    /// Fails while the slots are corrupt or have another version, so that their content is not
+    /// overwritten by accident. [`SlotPair::erase`] does so on purpose.
     pub fn save(&mut self, payload: &[u8]) -> Result<u64, SlotError> {
         for store in [&self.a, &self.b] {
             let max = store.capacity().saturating_sub(HEADER_LEN).min(MAX_PAYLOAD);
@@ -289,7 +282,7 @@ impl<S: SlotStore> SlotPair<S> {
         let (a, b) = (self.examine(Which::A), self.examine(Which::B));
         let (generation, order) = match self.judge(a, b)? {
             Judgement::Absent | Judgement::NeverCompleted => (1, [Which::A, Which::B]),
-            // The slot to mend goes first: the other one is all there is.
+            // The slot to be repaired goes first, because the other one holds the only copy.
             Judgement::Value(value, Some(Which::B)) => (value.generation + 1, [Which::B, Which::A]),
             Judgement::Value(value, _) => (value.generation + 1, [Which::A, Which::B]),
         };
@@ -304,10 +297,10 @@ impl<S: SlotStore> SlotPair<S> {
         Ok(generation)
     }
 
-    /// Overwrites and removes both slots, whatever they hold.
+    /// Overwrites and removes both slots, whatever their content.
     ///
-    /// A power cut on the way leaves the value, or `NeverCompleted`, and
-    /// never a pair that is refused as corrupt: B goes first.
+    /// A power cut meanwhile leaves the value or `NeverCompleted`, and never a pair that is
+    /// rejected as corrupt: B is erased first.
     pub fn erase(&mut self) -> Result<(), SlotError> {
         for store in [&mut self.b, &mut self.a] {
             store.erase_sync().map_err(|source| SlotError::Io {
@@ -363,7 +356,7 @@ impl<S: SlotStore> SlotPair<S> {
             (Slot::Valid(a), _) => Ok(Judgement::Value(a, Some(Which::B))),
             (_, Slot::Valid(b)) => Ok(Judgement::Value(b, Some(Which::A))),
             (Slot::Absent, Slot::Absent) => Ok(Judgement::Absent),
-            // One that cannot be read may well be whole.
+            // A slot that cannot be read may be valid.
             (Slot::Damaged { damage, torn_write }, Slot::Absent)
                 if !matches!(damage, Damage::Unreadable(_))
                     && (torn_write || self.a.is_ours_alone()) =>
@@ -401,7 +394,7 @@ enum Which {
     B,
 }
 
-/// What two slots amount to, and which of them lags behind.
+/// The meaning of both slots, and which of them needs a repair.
 enum Judgement {
     Absent,
     NeverCompleted,

@@ -1,4 +1,4 @@
-//! Where a slot is kept: a file, or a region of a block device.
+//! The storage of a slot: a file, or a region of a block device.
 
 use std::{
     fs::{self, File, OpenOptions},
@@ -10,30 +10,29 @@ use std::{
 use super::format::{HEADER_LEN, MAX_PAYLOAD};
 use crate::files;
 
-/// One slot's place.
+/// The storage of one slot.
 ///
-/// `write_sync` must not return before the bytes survive a power cut. While it
-/// runs, a power cut may leave anything in this slot, and must leave the
-/// other one alone.
+/// `write_sync` must not return before the bytes are durable. A power cut during the call may leave
+/// any content in this slot, and must not affect the other one.
 pub trait SlotStore {
-    /// The bytes there, `None` if nothing was ever written.
+    /// The content; `None` if nothing was ever written.
     fn read(&self) -> io::Result<Option<Vec<u8>>>;
-    /// Replaces the bytes, durably.
+    /// Replaces the content, durably.
     fn write_sync(&mut self, bytes: &[u8]) -> io::Result<()>;
-    /// Overwrites the bytes and makes the slot absent, durably.
+    /// Overwrites the content and makes the slot absent, durably.
     fn erase_sync(&mut self) -> io::Result<()>;
-    /// The most bytes that fit.
+    /// The maximum length of the content.
     fn capacity(&self) -> usize;
-    /// Where it is, for people.
+    /// The path of the slot, for messages.
     fn place(&self) -> String;
-    /// Whether nobody else can have left bytes here.
+    /// Whether nothing else can have written here.
     fn is_ours_alone(&self) -> bool;
 }
 
-/// A slot in a file of a fixed name.
+/// A slot in a file with a fixed name.
 ///
-/// It is written in place, not truncated first: on a full file system an
-/// update of the same size needs no new block.
+/// The file is overwritten in place and not truncated first: on a full file system an update of the
+/// same size needs no new block.
 #[derive(Debug)]
 pub struct FileSlot {
     path: PathBuf,
@@ -68,8 +67,8 @@ impl SlotStore for FileSlot {
         file.write_all_at(bytes, 0)?;
         file.set_len(bytes.len() as u64)?;
         file.sync_all()?;
-        // The name must last too. Always, since whoever created the file may
-        // have been cut off before this very step.
+        // The name must be durable as well. Always sync it, since the creation of the file may have
+        // been interrupted before this step.
         files::sync_dir(self.directory()).map_err(io::Error::other)
     }
 
@@ -106,8 +105,8 @@ impl SlotStore for FileSlot {
 
 /// A slot in a region of a block device.
 ///
-/// A region of zeros is absent. Two slots must not share a physical block:
-/// keep their offsets and lengths multiples of 4096.
+/// A region of zeros is absent. Two slots must not share a physical block: their offsets and
+/// lengths should be multiples of 4096.
 #[derive(Debug)]
 pub struct RegionSlot {
     device: PathBuf,
@@ -116,7 +115,7 @@ pub struct RegionSlot {
 }
 
 impl RegionSlot {
-    /// The `length` bytes from `offset` of a block device (or of a file).
+    /// The `length` bytes from `offset` on of a block device (or of a file).
     pub fn new(device: impl Into<PathBuf>, offset: u64, length: usize) -> Self {
         Self {
             device: device.into(),
@@ -144,8 +143,8 @@ impl SlotStore for RegionSlot {
         if bytes.len() > self.length {
             return Err(io::Error::other("the record is larger than its region"));
         }
-        // To the region's end, so that nothing of an older, longer state
-        // stays on the disk.
+        // Up to the end of the region, so that nothing of an older, longer state remains on the
+        // disk.
         let mut content = zeroize::Zeroizing::new(vec![0; self.length]);
         content[..bytes.len()].copy_from_slice(bytes);
         self.replace(&content)

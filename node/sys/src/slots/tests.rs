@@ -1,18 +1,17 @@
-//! The slots against power cuts, rot and foreign bytes.
+//! The slots with power cuts, rot and foreign bytes.
 //!
 //! # Fault model of the fake disk
-//! - A power cut happens in exactly one write; everything after it fails
-//!   until the "machine" boots again. What was synced before stays.
-//! - The write in which it happens leaves its slot in any state of [`Tear`]:
-//!   untouched (content and directory entry both lost), a prefix of the new
-//!   bytes over the old ones, cut short, a mixture of old and new sectors,
-//!   zeros of the right length (metadata made it, data did not), stale
-//!   clusters of some other file, or whole (only the answer was lost).
-//! - A write may fail without a power cut: its slot is then in such a state on
-//!   the disk, while reads give the new bytes from a cache that is lost with
-//!   the power. Some later write of the same slot may succeed.
-//! - The other slot is never harmed by it. Rot, on the other hand (bit flips,
-//!   truncation, loss), can strike either slot at rest.
+//! - A power cut happens in exactly one write; everything after it fails until the "machine" boots
+//!   again. What was synced before is durable.
+//! - The interrupted write leaves its slot in any state of [`Tear`]: unchanged (content and
+//!   directory entry both lost), a prefix of the new bytes over the old ones, truncated, a mixture
+//!   of old and new sectors, zeros of the right length (the metadata was written, the data was
+//!   not), stale clusters of some other file, or complete (only the acknowledgement was lost).
+//! - A write may fail without a power cut: its slot is then in such a state on the disk, while
+//!   reads return the new bytes from a cache that is lost with the power. A later write of the same
+//!   slot may succeed.
+//! - A write never affects the other slot. Rot (bit flips, truncation, loss), however, can affect
+//!   either slot at rest.
 
 use std::{cell::RefCell, fs, io, rc::Rc};
 
@@ -82,13 +81,13 @@ impl Tear {
 #[derive(Default)]
 struct Disk {
     slots: [Option<Vec<u8>>; 2],
-    /// The power goes in the write after so many more.
+    /// The power cut happens in the write after this many more.
     cut: Option<(usize, Tear)>,
     off: bool,
     read_only: bool,
-    /// The write after so many more fails, and the cache shows it done.
+    /// The write after this many more fails, but the cache shows it as done.
     fails: Option<(usize, Tear)>,
-    /// What reads give, where it is not what the disk holds.
+    /// What reads return, if it differs from the content of the disk.
     cache: [Option<Vec<u8>>; 2],
 }
 
@@ -102,7 +101,7 @@ impl FakeSlot {
     fn change(&self, new: Option<&[u8]>) -> io::Result<()> {
         let mut disk = self.disk.borrow_mut();
         if disk.off || disk.read_only {
-            return Err(io::Error::other("no power, or no permission"));
+            return Err(io::Error::other("power is off, or permission denied"));
         }
         match disk.cut {
             Some((0, tear)) => {
@@ -110,7 +109,7 @@ impl FakeSlot {
                 disk.cut = None;
                 let old = disk.slots[self.index].take();
                 disk.slots[self.index] = tear.apply(old.as_deref(), new.unwrap_or(&[0; 100]));
-                return Err(io::Error::other("the power went"));
+                return Err(io::Error::other("power cut"));
             }
             Some((n, tear)) => disk.cut = Some((n - 1, tear)),
             None => {}
@@ -121,7 +120,7 @@ impl FakeSlot {
                 let old = disk.slots[self.index].take();
                 disk.slots[self.index] = tear.apply(old.as_deref(), new.unwrap_or(&[0; 100]));
                 disk.cache[self.index] = new.map(<[u8]>::to_vec);
-                return Err(io::Error::other("the disk did not take it"));
+                return Err(io::Error::other("write failed"));
             }
             Some((n, tear)) => disk.fails = Some((n - 1, tear)),
             None => {}
@@ -170,7 +169,7 @@ fn with_slots(a: Option<&[u8]>, b: Option<&[u8]>) -> Rc<RefCell<Disk>> {
     }))
 }
 
-/// The n-th value: lengths go up and down, so that remnants show.
+/// The n-th value: the lengths increase and decrease, so that remnants are detected.
 fn value(n: usize) -> Vec<u8> {
     vec![n as u8; [0, 30, 9, 50, 1][n]]
 }
@@ -186,8 +185,8 @@ fn loaded_value(pair: &mut SlotPair<FakeSlot>) -> Vec<u8> {
     }
 }
 
-/// Saves values 1, 2, … until the power goes or all are saved. Returns the
-/// last acknowledged and the last attempted one.
+/// Saves values 1, 2, … until the power cut, or all of them. Returns the last acknowledged and the
+/// last attempted one.
 fn save_from(disk: &Rc<RefCell<Disk>>, first: usize, last: usize) -> (usize, usize) {
     let mut slots = pair(disk);
     for n in first..=last {
@@ -198,8 +197,8 @@ fn save_from(disk: &Rc<RefCell<Disk>>, first: usize, last: usize) -> (usize, usi
     (last, last)
 }
 
-/// Boots: the value found must lie between what was promised (or ever seen)
-/// and what was attempted. Returns what may now be relied on.
+/// Boots: the value must be between the last one that was acknowledged or loaded and the last
+/// attempted one. Returns the one that must persist from now on.
 fn boot(disk: &Rc<RefCell<Disk>>, promised: usize, attempted: usize, what: &str) -> usize {
     disk.borrow_mut().off = false;
     disk.borrow_mut().cache = [None, None];
@@ -207,7 +206,7 @@ fn boot(disk: &Rc<RefCell<Disk>>, promised: usize, attempted: usize, what: &str)
         Ok(Loaded::Value { payload, whole, .. }) => {
             let found = (promised..=attempted).find(|n| value(*n) == *payload);
             let found = found.unwrap_or_else(|| panic!("{what}: neither old nor new: {payload:?}"));
-            // Not whole means that this load's own mending was cut off.
+            // Not whole means that the repair in this load was interrupted.
             if whole { found } else { promised.max(1) }
         }
         Ok(Loaded::Absent | Loaded::NeverCompleted) if promised == 0 => 0,
@@ -231,13 +230,13 @@ fn a_power_cut_in_any_write_leaves_the_old_value_or_the_new() {
                 let disk = with_slots(None, None);
                 disk.borrow_mut().cut = Some((write, tear));
                 let (acknowledged, attempted) = save_from(&disk, 1, SAVES);
-                assert!(disk.borrow().off, "{what}: no cut");
-                // A second cut strikes the first boot's own mending.
+                assert!(disk.borrow().off, "{what}: no power cut");
+                // A second power cut interrupts the repair of the first boot.
                 disk.borrow_mut().cut = Some((0, second));
                 let seen = boot(&disk, acknowledged, attempted, &what);
                 disk.borrow_mut().cut = None;
                 let seen = boot(&disk, seen, attempted, &what);
-                // And the node goes on.
+                // The node continues.
                 save_from(&disk, seen + 1, seen + 1);
                 boot(&disk, seen + 1, seen + 1, &what);
             }
@@ -247,8 +246,8 @@ fn a_power_cut_in_any_write_leaves_the_old_value_or_the_new() {
 
 #[test]
 fn a_failed_write_is_not_built_upon() {
-    // Values 1 and 2 are saved; the save of 3 fails in either write; the node
-    // loads (or not) and saves 4, in which the power goes, anywhere.
+    // Values 1 and 2 are saved; the save of 3 fails in either write; the node loads (or not) and
+    // saves 4, with a power cut in any write.
     for fails in [0, 1] {
         for tear in [Tear::Untouched, Tear::Short(30), Tear::Stale, Tear::Whole] {
             for loads in [false, true] {
@@ -301,11 +300,11 @@ fn an_acknowledged_value_survives_the_loss_of_either_slot() {
             payload, repaired, ..
         } = slots.load().unwrap()
         else {
-            panic!("lost");
+            panic!("the value is lost");
         };
         assert_eq!(*payload, value(3));
         assert!(repaired);
-        // Mended: now the other one may go.
+        // The slot is repaired: now the other one may be lost.
         disk.borrow_mut().slots[1 - lost] = Some(Vec::new());
         assert_eq!(loaded_value(&mut pair(&disk)), value(3));
     }
@@ -313,8 +312,8 @@ fn an_acknowledged_value_survives_the_loss_of_either_slot() {
 
 #[test]
 fn what_a_load_returned_is_never_taken_back() {
-    // The second save was cut off between the slots; the node has seen its
-    // value. Then the slot it was read from rots.
+    // The second save was interrupted between the slots; the node has loaded its value. Then the
+    // slot from which it was loaded is corrupted.
     let disk = with_slots(Some(&saved(2)), Some(&saved(1)));
     assert_eq!(loaded_value(&mut pair(&disk)), value(2));
     disk.borrow_mut().slots[0] = Some(vec![0; 70]);
@@ -329,7 +328,7 @@ fn truncation_at_every_byte_is_found() {
             let disk = with_slots(Some(&whole), Some(&whole));
             disk.borrow_mut().slots[index] = Some(whole[..length].to_vec());
             assert_eq!(loaded_value(&mut pair(&disk)), value(3), "{length}");
-            // Both: an error, and the slots stay as they are.
+            // Both slots: an error, and the slots are not changed.
             let short = Some(&whole[..length]);
             let disk = with_slots(short, short);
             let error = pair(&disk).load().unwrap_err();
@@ -363,7 +362,7 @@ fn the_newest_of_two_valid_generations_wins() {
     for (a, b) in [(2, 3), (3, 2)] {
         let disk = with_slots(Some(&saved(a)), Some(&saved(b)));
         assert_eq!(loaded_value(&mut pair(&disk)), value(3));
-        // A save over it goes on from the newest.
+        // A save continues from the newest generation.
         assert_eq!(pair(&disk).save(b"next").unwrap(), 4);
     }
 }
@@ -419,7 +418,7 @@ fn the_pairs_without_a_value() {
             assert!(error.to_string().contains("fake slot 1"), "{error}");
         }
     }
-    // A save goes over what never was completed.
+    // A save overwrites a first save that never completed.
     let disk = with_slots(empty, None);
     assert_eq!(pair(&disk).save(b"first").unwrap(), 1);
     assert_eq!(loaded_value(&mut pair(&disk)), b"first");
@@ -515,8 +514,7 @@ fn a_payload_beyond_the_bound_is_refused_before_anything_is_written() {
 #[test]
 fn files_keep_a_state_and_nothing_but_two_fixed_names() {
     let dir = tempfile::tempdir().unwrap();
-    // Neither an unsynced rename nor a stale longer temporary file can be met
-    // here, since slots have neither; a longer stray file is ignored.
+    // Slots use neither renames nor temporary files; a stray longer file is ignored.
     fs::write(dir.path().join(".state.0.tmp"), [b'x'; 5000]).unwrap();
     let mut slots = SlotPair::in_directory(FORMAT, dir.path(), "state");
     assert!(matches!(slots.load().unwrap(), Loaded::Absent));
@@ -529,7 +527,7 @@ fn files_keep_a_state_and_nothing_but_two_fixed_names() {
         ..
     } = again.load().unwrap()
     else {
-        panic!("lost");
+        panic!("the value is lost");
     };
     assert_eq!((generation, payload.as_slice()), (2, b"shorter".as_slice()));
     let mut names: Vec<_> = fs::read_dir(dir.path())
@@ -576,7 +574,7 @@ fn regions_keep_a_state_and_leave_their_neighbours_alone() {
     let after = fs::read(&device).unwrap();
     assert_eq!(after[..4096], bytes[..4096]);
     assert_eq!(after[12288..], bytes[12288..]);
-    // Nothing of the longer state is left.
+    // Nothing of the longer state remains.
     assert!(after[4096 + HEADER_LEN + 5..8192].iter().all(|b| *b == 0));
     slots.erase().unwrap();
     assert_eq!(fs::read(&device).unwrap(), bytes);

@@ -1,8 +1,7 @@
-//! From power-on to a pod that runs, on a node and by a script that starts the same programs.
+//! From power-on to a running pod: on a node, and by a script that starts the same programs.
 //!
-//! What is compared, and what of it is fair, stands with the benchmark. A user on the host does what it takes by hearthctl
-//! and kubectl, and by kubectl's plain requests: what it asks besides when it is asked for more comfort is no part of a
-//! pod's start.
+//! The benchmark documents what is compared, and how fairly. The user's part on the host is done by hearthctl and
+//! kubectl, with kubectl's raw requests: further requests that only add convenience are not part of a pod's start.
 
 use std::fs;
 use std::path::PathBuf;
@@ -23,36 +22,36 @@ use crate::owner::Owner;
 use crate::tool;
 use crate::{LabError, Result};
 
-/// Of the machines, in MiB.
+/// Memory of the machines, in MiB.
 const MEMORY: u32 = 2048;
 const DISK_BYTES: u64 = 8 << 30;
-/// For a round, two boots that end with a pod: each takes two minutes on a quiet machine.
+/// Bound for a round, two boots that each end with a pod; each takes two minutes on a quiet machine.
 const BOUND: Duration = Duration::from_secs(2400);
-/// Between two questions; each is a process on the host.
+/// Between two calls; each is a process on the host.
 const PAUSE: Duration = Duration::from_millis(500);
-/// The node is weighed so often, so far apart.
+/// Number of memory samples of the node.
 const WEIGHINGS: usize = 10;
 const POD: &str = "probe";
-/// Rides along in the image.
+/// An image that is part of the bundle.
 const IMAGE: &str = "hearth.local/probe:1";
 /// What the node logs when its API server is ready.
-const API_WORKS: &str = "kube-apiserver works";
-/// Where pods are that nobody puts elsewhere.
+const API_WORKS: &str = "kube-apiserver is ready";
+/// The default namespace of pods.
 const NAMESPACE: &str = "/api/v1/namespaces/default";
-/// What the script says.
+/// Console lines of the script.
 const SCRIPT_READY: &str = "script: ready";
 const SCRIPT_RUNNING: &str = "script: running";
 const SCRIPT_FAILED: &str = "script: failed";
 
-/// What a round gave.
+/// The results of a round.
 pub struct Measured {
-    /// Of the node.
+    /// Times of the node.
     pub node: NodeTimes,
-    /// Of the script.
+    /// Times of the script.
     pub script: Times,
 }
 
-/// From power-on, in seconds.
+/// Times from power-on, in seconds.
 pub struct Times {
     /// Until the API server is ready.
     pub api: f64,
@@ -60,50 +59,50 @@ pub struct Times {
     pub pod: f64,
 }
 
-/// What a round gave of the node.
+/// The results of a round for the node.
 pub struct NodeTimes {
     /// Until it was HOME, in seconds.
     pub home: f64,
-    /// The rest.
+    /// The other times.
     pub times: Times,
-    /// What Hearth's own processes had resident, in bytes, at several moments.
+    /// Resident memory of Hearth's own processes in bytes, sampled several times.
     pub resident: Vec<f64>,
 }
 
-/// How far a round is.
+/// The progress of a round.
 #[derive(Clone, Copy, Debug)]
 pub enum Step<'a> {
-    /// It begins with the node, or the script.
+    /// The node or the script starts.
     Begins(&'static str),
-    /// One of its four parts is done.
+    /// One of the round's four parts is complete.
     Done,
-    /// A question was not answered, and is asked again.
+    /// A call failed and will be repeated.
     AskingAgain(&'a LabError),
 }
 
-/// Who is told.
-type Told<'a> = dyn Fn(Step<'_>) + 'a;
+/// Receives the progress.
+type Observer<'a> = dyn Fn(Step<'_>) + 'a;
 
-/// What a round is made with.
+/// The configuration of a round.
 pub struct Round {
-    /// The node: with the debug service, and Kubernetes.
+    /// The node's image: with the debug service, and Kubernetes.
     pub node: Image,
-    /// The initramfs of the script, beside the node's kernel and disk.
+    /// The initramfs of the script, used with the node's kernel and disk.
     pub script: PathBuf,
     /// The operator's tool.
     pub hearthctl: Hearthctl,
-    /// Kubernetes' client.
+    /// Path of kubectl.
     pub kubectl: PathBuf,
-    /// The machines.
+    /// The maker of the machines.
     pub lab: Lab,
 }
 
 impl Round {
-    /// Both, each on a new disk; the script first, if they are swapped.
+    /// Measures both, each on a new disk; the script first, if they are swapped.
     ///
     /// # Errors
-    /// If one of them does not come to a pod in time.
-    pub async fn run(&self, swapped: bool, told: &Told<'_>) -> Result<Measured> {
+    /// If one of them does not run the pod in time.
+    pub async fn run(&self, swapped: bool, told: &Observer<'_>) -> Result<Measured> {
         let round = async {
             let (node, script) = if swapped {
                 let script = self.script(told).await?;
@@ -121,7 +120,7 @@ impl Round {
         }))
     }
 
-    async fn node(&self, told: &Told<'_>) -> Result<NodeTimes> {
+    async fn node(&self, told: &Observer<'_>) -> Result<NodeTimes> {
         told(Step::Begins("node"));
         clear(&self.folder())?;
         fs::create_dir_all(self.folder()).map_err(LabError::file("make", &self.folder()))?;
@@ -134,7 +133,7 @@ impl Round {
         let runs = vm.while_running("a pod that runs", BOUND, runs).await?;
         let pod = vm.started().elapsed().as_secs_f64();
         let api = runs.map_err(|error| LabError::Unexpected {
-            wanted: "a pod was to run",
+            wanted: "a running pod",
             found: hearth_api::chain(&error),
             tail: format!("the node's console:\n{}", vm.tail()),
         })?;
@@ -149,8 +148,8 @@ impl Round {
         })
     }
 
-    /// The same programs without a node.
-    async fn script(&self, told: &Told<'_>) -> Result<Times> {
+    /// Measures the same programs without a node.
+    async fn script(&self, told: &Observer<'_>) -> Result<Times> {
         told(Step::Begins("script"));
         let mut boot = self.node.direct();
         if let Boot::Direct { initrd, .. } = &mut boot {
@@ -166,12 +165,12 @@ impl Round {
         Ok(times)
     }
 
-    /// Where the owner's and the user's files are.
+    /// The folder of the owner's and the user's files.
     fn folder(&self) -> PathBuf {
         self.lab.folder.join("kubernetes")
     }
 
-    /// A machine with the node's disk as it is when it is new.
+    /// A machine with a new disk of the node.
     async fn machine(&self, what: &str, boot: Boot, fw_cfg: Vec<Item>) -> Result<Vm> {
         let build = Build {
             name: format!("kubernetes-{what}"),
@@ -189,8 +188,9 @@ impl Round {
         self.lab.start(build).await
     }
 
-    /// What a user does until the pod runs; tells when the API server was ready, in seconds from power-on.
-    async fn pod_runs(&self, vm: &Vm, told: &Told<'_>) -> Result<f64> {
+    /// The user's steps until the pod runs; returns the time at which the API server was ready, in seconds from
+    /// power-on.
+    async fn pod_runs(&self, vm: &Vm, told: &Observer<'_>) -> Result<f64> {
         let (curator, api) = (
             forwarded(vm, names::PORT_CURATOR)?,
             forwarded(vm, names::PORT_KUBERNETES)?,
@@ -201,7 +201,7 @@ impl Round {
             .option("--owner-key", crate::owner::key_file(&folder))
             .option("--first-contact-secret", crate::owner::secret_file(&folder));
         tool::run(&own).await?;
-        // Nobody has told the cluster where API servers are, at first.
+        // At first the cluster does not know the addresses of its API servers.
         let words = ["kubernetes", "kubeconfig", "--embed", "--server"];
         let mut write = self.hearthctl.call(words);
         write
@@ -216,13 +216,13 @@ impl Round {
         Ok(works.at.as_secs_f64())
     }
 
-    async fn ask_for_pod(&self, told: &Told<'_>) -> Result<()> {
+    async fn ask_for_pod(&self, told: &Observer<'_>) -> Result<()> {
         let pod = self.folder().join("pod.json");
         fs::write(&pod, probe().to_string()).map_err(LabError::file("write", &pod))?;
         let mut create = self.kubectl(&["create", "--raw", &format!("{NAMESPACE}/pods")]);
         create.option("--filename", &pod);
         patiently(told, async || match tool::run(&create).await {
-            // The server did it, and the answer was lost.
+            // The request succeeded, and the answer was lost.
             Err(error) if error.to_string().contains("already exists") => Ok(String::new()),
             created => Ok(created?),
         })
@@ -230,8 +230,9 @@ impl Round {
         Ok(())
     }
 
-    /// Follows the objects of a kind until the API server says a word. A connection costs it more than one that waits.
-    async fn told(&self, kind: &str, word: &str, told: &Told<'_>) {
+    /// Watches the objects of a kind until `word` appears. A new connection costs the API server more than a waiting
+    /// one.
+    async fn told(&self, kind: &str, word: &str, told: &Observer<'_>) {
         let path = format!("{NAMESPACE}/{kind}?watch=1");
         let follow = self.kubectl(&["get", "--raw", &path]);
         patiently(told, async || Ok(tool::run_until(&follow, word).await?)).await;
@@ -251,7 +252,7 @@ impl Round {
     }
 }
 
-/// The pod that the user asks for; the scheduler has to place it.
+/// The user's pod; the scheduler has to assign it.
 pub fn probe() -> serde_json::Value {
     serde_json::json!({
         "apiVersion": "v1",
@@ -263,21 +264,21 @@ pub fn probe() -> serde_json::Value {
     })
 }
 
-/// Again and again until it works; the round has a bound.
-async fn patiently<T>(told: &Told<'_>, attempt: impl AsyncFn() -> Result<T>) {
+/// Repeats until it succeeds; the round has a bound.
+async fn patiently<T>(told: &Observer<'_>, attempt: impl AsyncFn() -> Result<T>) {
     while let Err(error) = attempt().await {
         told(Step::AskingAgain(&error));
         tokio::time::sleep(PAUSE).await;
     }
 }
 
-/// Seconds from QEMU's start until the script says so.
+/// Seconds from QEMU's start until the script prints the line.
 async fn script_says(vm: &Vm, wanted: &'static str) -> Result<f64> {
     let told = |line: &str| line.starts_with(wanted) || line.starts_with(SCRIPT_FAILED);
     let line = vm.wait_for(wanted, BOUND, told).await?;
     if line.text.starts_with(SCRIPT_FAILED) {
         return Err(LabError::Unexpected {
-            wanted: "the programs of the script were to go on",
+            wanted: "the script's programs to keep running",
             found: line.text.to_string(),
             tail: vm.tail().to_string(),
         });
@@ -285,13 +286,13 @@ async fn script_says(vm: &Vm, wanted: &'static str) -> Result<f64> {
     Ok(line.at.as_secs_f64())
 }
 
-/// What Hearth's own processes have resident, as the node sees it.
+/// Resident memory of Hearth's own processes, as reported by the node.
 async fn weigh(vm: &Vm) -> Result<Vec<f64>> {
     let debug = forwarded(vm, names::PORT_DEBUG)?;
     let mut samples = Vec::new();
     let failed = |call| move |error: tonic::Status| LabError::call(call)(error);
     let unreachable = |error: tonic::transport::Error| {
-        failed("the debug service")(tonic::Status::from_error(Box::new(error)))
+        failed("connecting to the debug service")(tonic::Status::from_error(Box::new(error)))
     };
     let endpoint = tonic::transport::Endpoint::from_shared(format!("http://{debug}"));
     let channel = endpoint.map_err(unreachable)?.connect().await;

@@ -1,27 +1,27 @@
-//! What was measured: samples under a name, reduced to minimum, median and maximum.
+//! Measurements: samples under a name, reduced to minimum, median and maximum.
 //!
-//! Where two ways of doing the same are compared, the rounds alternate between them and the ratio is taken within each
-//! round ([`ratio`]): what disturbs the machine disturbs both, and a ratio of two separately found medians would not
-//! cancel it.
+//! When two ways of doing the same are compared, the rounds alternate between them and the ratio is taken within each
+//! round ([`ratio`]): a disturbance of the machine affects both, and a ratio of two separate medians would not cancel
+//! it.
 
 use serde::Serialize;
 
-/// One thing measured.
+/// One measured quantity.
 #[derive(Serialize, Debug, Clone, PartialEq)]
 pub struct Record {
-    /// Dotted, from the part to the quantity: `image.wall_ratio_genimage`.
+    /// Dotted name, from the part to the quantity: `image.wall_ratio_genimage`.
     pub name: String,
     /// Number of samples.
     pub n: usize,
-    /// The least of them.
+    /// The smallest sample.
     pub min: f64,
-    /// The middle one; of an even number the mean of the two in the middle.
+    /// The middle sample; for an even number the mean of the two in the middle.
     pub median: f64,
-    /// The greatest of them.
+    /// The largest sample.
     pub max: f64,
     /// `s`, `bytes`, `ratio`, or `boolean` (1 is yes).
     pub unit: &'static str,
-    /// Of the source that was measured.
+    /// Revision of the measured source.
     pub revision: String,
 }
 
@@ -33,7 +33,7 @@ pub struct Records {
 }
 
 impl Records {
-    /// No records yet, of this revision.
+    /// An empty collection for this revision.
     pub fn new(revision: impl Into<String>) -> Records {
         Records {
             revision: revision.into(),
@@ -41,7 +41,7 @@ impl Records {
         }
     }
 
-    /// Adds what was measured. No samples, no record.
+    /// Adds a quantity. Without samples there is no record.
     pub fn add(&mut self, name: impl Into<String>, unit: &'static str, samples: &[f64]) {
         let mut sorted = samples.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -59,15 +59,15 @@ impl Records {
         });
     }
 
-    /// All of them, in the order they came.
+    /// All records, in the order they were added.
     pub fn all(&self) -> &[Record] {
         &self.records
     }
 
-    /// As JSON, an array.
+    /// All records as a JSON array.
     ///
     /// # Errors
-    /// If a number is none that JSON has.
+    /// If a number cannot be represented in JSON.
     pub fn json(&self) -> serde_json::Result<String> {
         Ok(serde_json::to_string_pretty(&self.records)? + "\n")
     }
@@ -82,7 +82,7 @@ fn median(sorted: &[f64]) -> f64 {
     }
 }
 
-/// Round by round, how many times the second the first is.
+/// The ratio of the first to the second, round by round.
 pub fn ratio(ours: &[f64], theirs: &[f64]) -> Vec<f64> {
     ours.iter()
         .zip(theirs)

@@ -1,5 +1,4 @@
-//! The server by the bytes of its messages, and in the hands of a client that
-//! is not ours (`tests/switch.rs`).
+//! The server by the bytes of its messages; `tests/switch.rs` tests it with an independent client.
 
 use proptest::{collection::vec, prelude::*};
 
@@ -29,7 +28,7 @@ fn server() -> Server {
     server
 }
 
-/// A client's message, byte by byte as the standard has it.
+/// A client's message, byte by byte as in the RFC.
 fn query(kind: u8, has: Ipv4Addr, options: &[(u8, &[u8])]) -> Vec<u8> {
     let mut bytes = vec![0; 240];
     bytes[..3].copy_from_slice(&[1, 1, 6]);
@@ -101,7 +100,7 @@ fn an_address_is_offered_and_granted_with_its_times() {
     }
 }
 
-/// RFC 2131, 4.3.2: by what a request holds, one knows what the client is at.
+/// RFC 2131, 4.3.2: the content of a request shows the client's state.
 #[test]
 fn each_kind_of_request_is_answered_for_the_right_address_only() {
     let us: (u8, &[u8]) = (54, &[10, 98, 0, 1]);
@@ -117,7 +116,7 @@ fn each_kind_of_request_is_answered_for_the_right_address_only() {
         (address(11), vec![], Some(NAK)),
         // It has chosen another server.
         (NONE, vec![(54, &[10, 98, 0, 2][..]), wants], None),
-        // It wants nothing.
+        // It requests nothing.
         (NONE, vec![us], Some(NAK)),
     ] {
         let reply = server().take(&query(REQUEST, has, &options), Instant::now());
@@ -139,7 +138,7 @@ fn a_changed_address_is_refused_at_the_renewal_and_then_given() {
         .take(&query(REQUEST, address(10), &[]), now)
         .expect("an answer");
     server.assign(MAC, address(20));
-    // Until it hears of it, the machine is where it was.
+    // Until it gets the NAK, the machine is at its old address.
     assert_eq!(server.found_at(MAC, now), Some(address(10)));
     let nak = server
         .take(&query(REQUEST, address(10), &[]), now)
@@ -201,7 +200,7 @@ fn who_is_not_served_is_not_answered_until_it_is() {
     for kind in [DISCOVER, REQUEST, INFORM] {
         assert_eq!(server.take(&query(kind, address(10), &[]), now), None);
     }
-    // A change of address is no change of that.
+    // A change of address does not affect it.
     server.assign(MAC, address(20));
     assert_eq!(server.take(&query(DISCOVER, NONE, &[]), now), None);
     server.serve(MAC, true);
@@ -214,7 +213,7 @@ fn replies_go_to_all_where_they_must() {
     let mut discover = query(DISCOVER, NONE, &[]);
     discover[10] = 0x80;
     assert_eq!(server.take(&discover, now).expect("an offer").to, None);
-    // Who has its address hears it there all the same.
+    // A client with an address is answered there all the same.
     let mut renewal = query(REQUEST, address(10), &[]);
     renewal[10] = 0x80;
     let ack = server.take(&renewal, now).expect("an answer");
@@ -259,7 +258,7 @@ proptest! {
         if let Some(reply) = server.take(&bytes, now) {
             prop_assert!(options(&reply.message).contains_key(&53));
         }
-        // Nobody gets another's address.
+        // No client gets another's address.
         prop_assert!(server.leased(MAC, now).is_none_or(|leased| leased == address(10)));
     }
 }

@@ -1,4 +1,4 @@
-//! The ways of frames, with a clock that stands still.
+//! The forwarding of frames, with a fixed clock.
 
 use std::time::Duration;
 
@@ -17,7 +17,7 @@ fn frame(to: Address, from: Address, text: &[u8]) -> Vec<u8> {
     [&to, &from, &[0x88, 0xb5][..], text].concat()
 }
 
-/// A fabric with machines at all of its ports, which have all been heard.
+/// A fabric with machines at all of its ports, whose addresses have been learned.
 fn fabric(ports: usize) -> Fabric {
     let mut fabric = Fabric::new(1, None);
     for port in 0..ports {
@@ -27,7 +27,7 @@ fn fabric(ports: usize) -> Fabric {
     fabric
 }
 
-/// What a machine is given now.
+/// The frames that a machine gets now.
 fn given(fabric: &mut Fabric, port: usize) -> Vec<Vec<u8>> {
     let mut decoder = Decoder::default();
     decoder.buffer().extend(fabric.take(port));
@@ -100,7 +100,7 @@ fn a_cut_link_lets_nothing_through_either_way() {
     fabric.take_from_machine(1, &frame(ALL, mac(1), b"from it"), now);
     fabric.take_from_gateway(&frame(mac(1), GATEWAY_MAC.0, b"from the host"), now);
     assert!(given(&mut fabric, 1).is_empty());
-    // From the host: its place was never learned, so it went to all.
+    // From the host: its port was never learned, so it went to all.
     let others = given(&mut fabric, 0);
     assert_eq!(others, [frame(mac(1), GATEWAY_MAC.0, b"from the host")]);
     assert_eq!(fabric.counters(1).dropped_cut, 3);
@@ -261,7 +261,7 @@ proptest! {
     fn frames_are_accounted_for(steps in vec(step(), 0..200)) {
         let mut fabric = fabric(3);
         let mut now = Instant::now();
-        // All are heard, so that each frame goes to one place.
+        // All addresses are learned, so that each frame goes to one port.
         for port in 0..3 {
             fabric.take_from_machine(port, &frame(mac(port), mac(port), b""), now);
         }
@@ -270,8 +270,8 @@ proptest! {
             match step {
                 Step::Send { from, to, size } if from != to => {
                     sent += 1;
-                    // Who was unplugged is no longer known: then this frame
-                    // goes to all, which would be counted more than once.
+                    // The address of a disconnected machine is forgotten: then this frame would go to all, and would be
+                    // counted more than once.
                     for port in 0..3 {
                         fabric.table.learn(mac(port), End::Machine(port), now);
                     }

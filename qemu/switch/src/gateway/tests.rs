@@ -1,4 +1,4 @@
-//! The gateway by the frames that it takes and sends.
+//! The gateway by the frames that it receives and sends.
 
 use proptest::{collection::vec, prelude::*};
 use smoltcp::wire::{Icmpv4Message, Icmpv4Packet, Icmpv4Repr, TcpControl, TcpRepr, TcpSeqNumber};
@@ -138,7 +138,7 @@ fn pings_are_answered_whoever_sends_them() {
         assert_eq!(icmp.msg_type(), Icmpv4Message::EchoReply);
         assert_eq!(icmp.data(), b"hello");
     }
-    // Nothing goes out into the world.
+    // Nothing is routed to other networks.
     assert!(replies(&mut gateway, ping(Ipv4Addr::new(1, 1, 1, 1))).is_empty());
 }
 

@@ -1,4 +1,4 @@
-//! The host's way to a machine's TCP ports.
+//! Forwarding of host connections to a machine's TCP ports.
 
 use std::{
     cell::RefCell,
@@ -21,17 +21,17 @@ use crate::{
     tunnel::{self, Ends, Way},
 };
 
-/// Forwarded connections at once. More wait for others to end.
+/// Maximum number of forwarded connections. Further ones wait for others to end.
 pub(super) const MOST: usize = 1024;
 
-/// Whose ports they are.
+/// The machine whose ports they are.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Machine {
     pub(super) port: usize,
     pub(super) mac: Mac,
 }
 
-/// Listens at any free port of the host.
+/// Listens on any free port of the host.
 pub(super) fn listen() -> io::Result<(TcpListener, SocketAddr)> {
     let listener = StdTcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     listener.set_nonblocking(true)?;
@@ -39,7 +39,7 @@ pub(super) fn listen() -> io::Result<(TcpListener, SocketAddr)> {
     Ok((TcpListener::from_std(listener)?, address))
 }
 
-/// Carries every connection that is made to a machine's port.
+/// Forwards every connection to a machine's port.
 pub(super) async fn serve_forward(
     shared: Rc<Shared>,
     machine: Machine,
@@ -51,8 +51,8 @@ pub(super) async fn serve_forward(
         let host = match listener.accept().await {
             Ok((host, _)) => host,
             Err(error) => {
-                // There is nothing that tells when there is room again.
-                tracing::warn!(%mac, guest, %error, "cannot take a connection of the host");
+                // There is no notification of free resources.
+                tracing::warn!(%mac, guest, %error, "cannot accept a connection of the host");
                 sleep(ACCEPT_AGAIN).await;
                 continue;
             }
@@ -82,7 +82,7 @@ impl Way for WayTo<'_> {
     }
 
     async fn drained(&self) {
-        // Between this and the look at it nobody else has had a turn.
+        // No other task has run between this and the check.
         self.drained.notified().await;
     }
 }
@@ -96,7 +96,7 @@ async fn carry(
 ) {
     let mac = machine.mac;
     if let Err(error) = host.set_nodelay(true) {
-        tracing::debug!(%error, "a connection of the host may be slow");
+        tracing::debug!(%error, "cannot disable Nagle's algorithm for a connection of the host");
     }
     let opened = {
         let mut gateway = shared.gateway.borrow_mut();
@@ -104,9 +104,8 @@ async fn carry(
         address.and_then(|address| Some((address, gateway.open()?)))
     };
     let Some((address, (port, inbox))) = opened else {
-        // There are more ports than places, and every port's machine has an
-        // address.
-        tracing::error!(%mac, "no port for a connection");
+        // There are more ports than slots, and every port's machine has an address.
+        tracing::error!(%mac, "no free gateway port for a connection");
         return;
     };
     let ends = Ends {

@@ -14,7 +14,7 @@ use tokio::{
 use super::{ACCEPT_AGAIN, Shared};
 use crate::framing::Decoder;
 
-/// Read at once.
+/// Bytes per read.
 const CHUNK: usize = 64 << 10;
 
 /// Serves the machines of a port, one at a time.
@@ -37,10 +37,9 @@ pub(super) async fn serve_port(
                 Ok(()) => tracing::info!(port = name, "unplugged"),
                 Err(error) => tracing::warn!(port = name, %error, "unplugged"),
             },
-            // A machine that was killed and is back already. Its old
-            // connection may still be there.
+            // A machine that was killed and has already restarted. Its old connection may still exist.
             newer = accept(&listener, &name) => {
-                tracing::info!(port = name, "another machine takes this one's place");
+                tracing::info!(port = name, "replaced by a new connection");
                 next = Some(newer);
             }
         }
@@ -53,8 +52,8 @@ async fn accept(listener: &UnixListener, name: &str) -> UnixStream {
         match listener.accept().await {
             Ok((stream, _)) => return stream,
             Err(error) => {
-                // There is nothing that tells when there is room again.
-                tracing::warn!(port = name, %error, "cannot take a connection");
+                // There is no notification of free resources.
+                tracing::warn!(port = name, %error, "cannot accept a connection");
                 sleep(ACCEPT_AGAIN).await;
             }
         }

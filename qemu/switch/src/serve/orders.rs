@@ -1,4 +1,4 @@
-//! What others ask of the process.
+//! Serves control requests.
 
 use std::{
     collections::BTreeMap,
@@ -18,19 +18,19 @@ use tokio::{
 
 use super::{ACCEPT_AGAIN, Entry, Shared, forwards, links};
 use crate::{
-    Forwarded, GATEWAY_MAC, Mac, NetworkStatus, Port, PortStatus, Refusal,
+    GATEWAY_MAC, Mac, NetworkStatus, Port, PortForward, PortStatus, Refusal,
     control::{Answer, MAX_REQUEST, Reply, Request},
     faults::Faults,
     learning::is_group,
 };
 
-/// Serves whoever connects.
+/// Serves clients of the control socket.
 pub(super) async fn take_orders(shared: Rc<Shared>, listener: UnixListener) {
     loop {
         match listener.accept().await {
             Ok((stream, _)) => shared.spawn(converse(shared.clone(), stream)),
             Err(error) => {
-                tracing::warn!(%error, "cannot take a connection for control");
+                tracing::warn!(%error, "cannot accept a control connection");
                 sleep(ACCEPT_AGAIN).await;
             }
         }
@@ -39,7 +39,7 @@ pub(super) async fn take_orders(shared: Rc<Shared>, listener: UnixListener) {
 
 async fn converse(shared: Rc<Shared>, stream: UnixStream) {
     if let Err(error) = answer_all(&shared, stream).await {
-        tracing::debug!(%error, "a conversation failed");
+        tracing::debug!(%error, "a control connection failed");
     }
 }
 
@@ -65,7 +65,7 @@ async fn answer_all(shared: &Rc<Shared>, mut stream: UnixStream) -> io::Result<(
         answer.push(b'\n');
         output.write_all(&answer).await?;
         if stop {
-            // Not before it was answered.
+            // Not before the answer was sent.
             shared.stop.notify_one();
         }
     }
@@ -77,7 +77,7 @@ impl Shared {
             Request::AddPort { name, mac, address } => {
                 self.add_port(name, mac, address).map(Reply::Port)
             }
-            Request::Forward { name, guest } => self.forward(&name, guest).map(Reply::Forwarded),
+            Request::Forward { name, guest } => self.forward(&name, guest).map(Reply::PortForward),
             Request::SetFaults { name, faults } => self.set_faults(&name, faults),
             Request::Block { a, b, on } => self.block(&a, &b, on),
             Request::Part { groups } => self.part(&groups),
@@ -128,8 +128,7 @@ impl Shared {
         self.check_address(address, None)?;
 
         let file = format!("{name}.sock");
-        // By its bare name: the process runs in the folder, and addresses of
-        // sockets are short.
+        // By its bare name: the working directory is the folder, and socket addresses are short.
         let listener = listen(Path::new(&file)).map_err(system("listen for the machine"))?;
         let port = Port {
             socket: self.dir.join(file),
@@ -144,7 +143,7 @@ impl Shared {
             socket: port.socket.clone(),
             forwards: Vec::new(),
         });
-        tracing::info!(port = name, %mac, %address, "port");
+        tracing::info!(port = name, %mac, %address, "added port");
         self.spawn(links::serve_port(self.clone(), index, name, listener));
         Ok(port)
     }
@@ -183,9 +182,9 @@ impl Shared {
             return Err(Refusal::GuestPort(name.to_owned()));
         }
         let (listener, host) = forwards::listen().map_err(system("listen for the host"))?;
-        tracing::info!(port = name, guest, %host, "forward");
+        tracing::info!(port = name, guest, %host, "added forward");
         let mut entries = self.entries.borrow_mut();
-        entries[index].forwards.push(Forwarded { guest, host });
+        entries[index].forwards.push(PortForward { guest, host });
         let machine = forwards::Machine {
             port: index,
             mac: entries[index].mac,
@@ -202,7 +201,7 @@ impl Shared {
     fn set_faults(&self, name: &str, faults: Faults) -> Answer {
         let index = self.find(name)?;
         faults.check()?;
-        tracing::info!(port = name, ?faults, "link");
+        tracing::info!(port = name, ?faults, "set link faults");
         self.fabric.borrow_mut().set_faults(index, faults);
         Ok(Reply::Done)
     }
@@ -212,7 +211,7 @@ impl Shared {
         if pair.0 == pair.1 {
             return Err(Refusal::Itself(a.to_owned()));
         }
-        tracing::info!(a, b, on, "block");
+        tracing::info!(a, b, on, "set block");
         self.fabric.borrow_mut().block(pair.0, pair.1, on);
         Ok(Reply::Done)
     }
@@ -226,7 +225,7 @@ impl Shared {
                 }
             }
         }
-        tracing::info!(?groups, "part");
+        tracing::info!(?groups, "set partition");
         let mut fabric = self.fabric.borrow_mut();
         for a in 0..self.entries.borrow().len() {
             for b in 0..a {
@@ -243,7 +242,7 @@ impl Shared {
     fn set_address(&self, name: &str, address: Ipv4Addr) -> Answer {
         let index = self.find(name)?;
         self.check_address(address, Some(index))?;
-        tracing::info!(port = name, %address, "address");
+        tracing::info!(port = name, %address, "set address");
         let entry = &mut self.entries.borrow_mut()[index];
         entry.address = address;
         self.gateway.borrow_mut().dhcp.assign(entry.mac.0, address);
@@ -297,8 +296,7 @@ fn system(step: &str) -> impl FnOnce(io::Error) -> Refusal {
     }
 }
 
-/// Listens at a socket of this name, which may be left from an earlier
-/// process.
+/// Listens on a socket of this name, which may be left from an earlier process.
 fn listen(path: &Path) -> io::Result<UnixListener> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),

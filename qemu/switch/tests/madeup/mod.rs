@@ -1,5 +1,5 @@
-//! A machine that is made up: a network card, smoltcp's DHCP client and TCP
-//! behind it, and a service. To the switch it is like any other.
+//! A simulated machine: a network card, smoltcp's DHCP client and TCP, and a service. For the switch it is like any
+//! other.
 
 // Each test file is a program of its own and uses a part of this.
 #![allow(dead_code)]
@@ -25,24 +25,24 @@ use tokio_util::task::AbortOnDropHandle;
 /// What is done with the bytes of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Service {
-    /// They are sent back, and the end after them.
+    /// They are sent back, followed by the end.
     Echo,
     /// They are not read.
     Ignore,
-    /// The connection is reset at the first of them.
+    /// The connection is reset at the first byte.
     Reset,
     /// This many zeros are sent at once, and then the end.
     Give(usize),
 }
 
-/// A made-up machine; runs until it is dropped.
+/// A simulated machine; runs until it is dropped.
 pub(crate) struct Machine {
     address: watch::Receiver<Option<Ipv4Addr>>,
     _task: AbortOnDropHandle<()>,
 }
 
 impl Machine {
-    /// Plugs a machine in that serves some connections at once at some ports.
+    /// Connects a machine that serves a number of simultaneous connections on each of these ports.
     pub(crate) async fn start(socket: &Path, mac: Mac, services: &[(u16, Service, usize)]) -> Self {
         let stream = plug(socket).await;
         let (address_in, address) = watch::channel(None);
@@ -77,7 +77,7 @@ pub(crate) async fn plug(socket: &Path) -> UnixStream {
     UnixStream::connect(link).await.expect("the switch listens")
 }
 
-/// The card: frames that came, and the stream of those that go.
+/// The card: received frames, and the stream of sent ones.
 #[derive(Default)]
 struct Card {
     received: VecDeque<Vec<u8>>,

@@ -1,6 +1,6 @@
 use super::*;
 
-/// The circles of a crate of one file.
+/// The circles of a crate with one file.
 fn circles(source: &str) -> Vec<String> {
     let file = syn::parse_file(source).unwrap();
     let mut modules = Modules(vec![Module::default()]);
@@ -19,7 +19,7 @@ fn a_circle_is_named_with_its_places() {
     let source = "mod a { use crate::b::B;\n pub struct A; }\nmod b { pub struct B(super::c::C); }\nmod c { pub struct C;\n fn f() { crate::a::A; } }";
     assert_eq!(
         circle(source),
-        "a names b (:1), b names c (:3), c names a (:5)"
+        "a uses b (:1), b uses c (:3), c uses a (:5)"
     );
 }
 
@@ -54,20 +54,20 @@ fn plain_paths_count_in_types_expressions_and_macros() {
 
 #[test]
 fn a_re_export_leads_to_where_the_item_is() {
-    // By the parent.
+    // Through the parent.
     circle(
         "pub use b::B; mod a { use crate::B; pub struct A; } mod b { use super::a::A; pub struct B; }",
     );
     circle(
         "pub use self::b::*; mod a { use super::*; fn f(b: B) {} } mod b { use crate::a; pub struct B; }",
     );
-    // By a third one, which is an arrow to that one, too.
+    // Through a third module, which is an edge to that one, too.
     let facade = "mod a { pub use crate::b::B; } mod b { use crate::c; pub struct B; } mod c { use crate::a::B; }";
-    assert!(circle(facade).contains("c names a"), "{}", circle(facade));
+    assert!(circle(facade).contains("c uses a"), "{}", circle(facade));
     circle(
         "mod a { pub use crate::b::B; use crate::c; } mod b { pub struct B; } mod c { use crate::a::B; }",
     );
-    // Imports that import each other end.
+    // Mutually recursive imports end.
     assert_eq!(
         circles("mod a { use x::y; use y::x; fn f() { x::z() } }"),
         [""; 0]
@@ -83,7 +83,7 @@ fn a_parent_and_its_child_are_one() {
 #[test]
 fn each_level_is_looked_at() {
     let below = "mod a { mod b { use super::c::C; } mod c { mod d { use crate::a::b::B; } pub struct C; } }";
-    assert_eq!(circle(below), "a::b names a::c (:1), a::c names a::b (:1)");
+    assert_eq!(circle(below), "a::b uses a::c (:1), a::c uses a::b (:1)");
     circle(
         "mod a { pub mod b { use crate::c::d; } } mod c { pub mod d { use super::super::a::b; } }",
     );

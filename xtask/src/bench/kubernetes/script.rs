@@ -1,11 +1,11 @@
-//! What the node is held against: the same programs of Kubernetes, started by a shell script as init.
+//! The comparison for the node: the same Kubernetes programs, started by a shell script as init.
 //!
-//! The machine is the node's, with the node's kernel, command line and disk; only its initramfs is another one, made here. Of
-//! the disk it uses the partition of the extension, without dm-verity, and the data partition, as small as it is. What
-//! the script must do, and what it spares itself, stands in `script/init.sh`. It makes the pod itself, at the first moment
-//! when the API server takes it, and says on the console when the API server has told it that the pod runs. The
-//! node's pod is made and looked for in the same way, but by a user on the host, which is slower: what is unfair here is so
-//! to the node.
+//! The machine is the node's, with the node's kernel, command line and disk; only the initramfs is different, and is
+//! made here. Of the disk it uses the partition of the extension, without dm-verity, and the data partition in its
+//! original size. `script/init.sh` documents what the script must do, and what it omits. It creates the pod itself, at
+//! the first moment when the API server accepts it, and reports on the console when the API server has reported that
+//! the pod runs. The node's pod is created and watched in the same way, but by a user on the host, which is slower: any
+//! unfairness is to the node's disadvantage.
 
 use std::path::{Path, PathBuf};
 
@@ -21,9 +21,9 @@ use crate::ui::Ui;
 
 const SCRIPT: &str = include_str!("script/init.sh");
 const KUBECONFIG: &str = include_str!("script/kubeconfig.yaml");
-/// Who has a kubeconfig, with its name for a token.
+/// The users of kubeconfigs, with the names of their tokens.
 const USERS: [&str; 4] = ["controller-manager", "scheduler", "kubelet", "proxy"];
-/// What the programs are told, by their paths in the machine.
+/// Configuration files of the programs, by their paths in the machine.
 const FILES: [(&str, &str); 7] = [
     ("/etc/tokens.csv", include_str!("script/tokens.csv")),
     (
@@ -39,14 +39,14 @@ const FILES: [(&str, &str); 7] = [
     ("/etc/hosts", "127.0.0.1 localhost\n"),
     ("/etc/resolv.conf", ""),
 ];
-/// Debian's packages that the bundle is made of have two more programs, which a node does not need: package, path in it,
-/// path in the machine.
+/// Two more programs from the Debian packages of the bundle, which a node does not need: package, path in it, path in
+/// the machine.
 const FROM_PACKAGES: [(&str, &str, &str); 2] = [
     ("busybox-static", "bin/busybox", "/bin/busybox"),
     ("containerd", "usr/bin/ctr", "/bin/ctr"),
 ];
 
-/// Makes the initramfs; a bundle must be there.
+/// Makes the initramfs; a bundle must have been ensured before.
 pub(super) fn initramfs(ui: &Ui) -> Result<PathBuf> {
     let folder = target::folder("kubernetes-script")?;
     let mut tree = Tree::new();
@@ -70,7 +70,7 @@ pub(super) fn initramfs(ui: &Ui) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// All below `/etc`.
+/// All files below `/etc`.
 fn settings(tree: &mut Tree) -> Result<()> {
     let mut add = |path: &str, content: String| tree.file(path, 0o600, content.into_bytes());
     for (path, content) in FILES {
@@ -80,7 +80,7 @@ fn settings(tree: &mut Tree) -> Result<()> {
         let path = format!("/etc/{user}.kubeconfig");
         add(&path, KUBECONFIG.replace("USER", user))?;
     }
-    // ECDSA on P-256: the only kind of key that a server and the signer of service accounts' tokens both take.
+    // ECDSA on P-256: the only kind of key that both a server and the signer of service account tokens accept.
     let own = rcgen::generate_simple_self_signed(["127.0.0.1".to_owned()])?;
     add("/etc/certificate.pem", own.cert.pem())?;
     add("/etc/key.pem", own.signing_key.serialize_pem())?;

@@ -1,9 +1,8 @@
-//! How much of HTTP/2 each kind of peer gets.
+//! HTTP/2 limits of each kind of peer.
 
 use super::*;
 
-/// Streams at a time, and bytes that a stream may send unread, by what the
-/// server says first.
+/// Concurrent streams, and bytes that a stream may send unread, from the server's settings.
 async fn settings(
     stream: &mut tokio_rustls::client::TlsStream<TcpStream>,
 ) -> (Option<u32>, Option<u32>) {
@@ -28,7 +27,7 @@ async fn strangers_get_less_of_http2_than_members() {
     let mut stranger = f.silent_stranger().await;
     let (streams, window) = settings(&mut stranger).await;
     assert_eq!(streams, Some(limits.anonymous_streams));
-    // What HTTP/2 begins with need not be said.
+    // HTTP/2's initial values need not be sent.
     let window = window.unwrap_or(65_535);
     assert_eq!(window, limits.anonymous_window);
 
@@ -41,7 +40,7 @@ async fn strangers_get_less_of_http2_than_members() {
     assert!(of_member.expect("more than it begins with") > window);
 }
 
-/// More than fit at a time: they wait for each other.
+/// More calls than may run at a time: they are queued.
 #[tokio::test]
 async fn a_stranger_may_still_make_many_calls() {
     let f = Fixture::new().await;
@@ -52,7 +51,7 @@ async fn a_stranger_may_still_make_many_calls() {
     }
 }
 
-/// A frame: length, kind, flags, stream.
+/// A frame: length, type, flags, stream.
 fn frame(kind: u8, flags: u8, stream: u32, content: &[u8]) -> Vec<u8> {
     let length = u32::try_from(content.len()).expect("short").to_be_bytes();
     let mut frame = length[1..].to_vec();
@@ -62,8 +61,7 @@ fn frame(kind: u8, flags: u8, stream: u32, content: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// What begins a call of a method, in HTTP/2's own form of headers: by their
-/// number in its table where there is one.
+/// The headers of a call in HPACK, by index in its static table where there is one.
 fn headers(path: &str) -> Vec<u8> {
     let text = |text: &str| {
         let length = u8::try_from(text.len()).expect("short");
@@ -82,8 +80,8 @@ fn headers(path: &str) -> Vec<u8> {
     block
 }
 
-/// Calls that are taken back as soon as they are made cost the caller nothing,
-/// and each would cost the server a handler.
+/// Calls that are reset as soon as they are made cost the caller nothing, but each would cost the
+/// server a handler.
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_that_are_taken_back_at_once_harm_nobody() {
     const CALLS: u32 = 20_000;
@@ -100,14 +98,14 @@ async fn calls_that_are_taken_back_at_once_harm_nobody() {
         to_server.write_all(&frame(4, 0, 0, &[])).await?;
         for number in 0..CALLS {
             let stream = 2 * number + 1;
-            // Headers that are complete, of a stream that goes on; its end.
+            // Complete headers of a stream that stays open; its reset.
             let mut both = frame(1, 4, stream, &call);
             both.extend(frame(3, 0, stream, &8_u32.to_be_bytes()));
             to_server.write_all(&both).await?;
         }
         to_server.shutdown().await
     };
-    // It may be hung up on, which is well.
+    // The server may close the connection; that is fine.
     let flood = tokio::spawn(flood);
     let answers = tokio::spawn(async move {
         let mut rest = Vec::new();
@@ -123,7 +121,7 @@ async fn calls_that_are_taken_back_at_once_harm_nobody() {
     let _ = flood.await.expect("no panic");
     let end = tokio::time::timeout(LONG, answers).await;
     end.expect("the server lets go of it").expect("no panic");
-    // Those of its calls that reached a handler are over; it may come again.
+    // Those of its calls that reached a handler are over; it may connect again.
     let config = tls::node_client_config(&node, ExpectedServer::AnyNode, f.clock.clone());
     let again = f.channel(config.expect("proper"));
     info(again).await.expect("a new connection");

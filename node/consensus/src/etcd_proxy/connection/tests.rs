@@ -1,4 +1,4 @@
-//! Connections that end, and callers that do not read, against a real etcd.
+//! Closed connections and callers that do not read, against a real etcd.
 
 use nix::sys::signal::Signal;
 use tokio::time::timeout;
@@ -11,9 +11,9 @@ use super::super::super::wire::{WatchCreateRequest, WatchRequest};
 use super::super::LARGEST_MESSAGE;
 use super::super::tests::{Passed, passed};
 use super::*;
-use hearth_base::testing::soon;
+use hearth_base::testing::within_timeout;
 
-/// A stream that watches everything, once its watch is made.
+/// A watch stream on everything, once the watch is created.
 async fn watch(passed: &Passed) -> tonic::Streaming<WatchResponse> {
     let create = WatchRequest {
         request_union: Some(RequestUnion::CreateRequest(WatchCreateRequest {
@@ -35,34 +35,34 @@ async fn an_etcd_that_ends_is_seen_and_the_next_one_reached() {
     passed.put("/a", "1").await;
     let mut watch = watch(&passed).await;
     passed.site.signal_etcd(Signal::SIGKILL);
-    let broken = soon("the watch ends", watch.message()).await;
+    let broken = within_timeout("end of the watch", watch.message()).await;
     assert!(broken.is_err(), "{broken:?}");
-    // What was asked meanwhile has failed, in whatever words.
+    // Calls made meanwhile have failed, with whatever error.
     let again = async {
         while passed.try_put("/a", "2").await.is_err() {
             sleep(Duration::from_millis(20)).await;
         }
     };
-    soon("etcd is there again", again).await;
+    within_timeout("etcd after the restart", again).await;
     assert_eq!(passed.all().await["/a"], "2");
     passed.stop().await;
 }
 
-/// Who waits for an etcd that is away does not hold up the end.
+/// A connection that waits for an unavailable etcd does not delay the shutdown.
 #[tokio::test(flavor = "multi_thread")]
 async fn it_is_over_while_etcd_is_away() {
     let mut passed = passed().await;
     passed.etcd.take().unwrap().stop().await;
     let stream = UnixStream::connect(&passed.socket).await.unwrap();
-    // It is taken, and waits for etcd.
+    // The connection is accepted, and waits for etcd.
     let (client, _connection) = client::handshake(stream).await.unwrap();
     passed.over.cancel();
     let ended = timeout(CONNECT_BOUND / 2, &mut passed.server).await;
-    ended.expect("its end waits for nobody").unwrap();
+    ended.expect("the shutdown must not wait").unwrap();
     drop(client);
 }
 
-/// etcd's answers that nobody fetches wait, and nobody waits for them.
+/// Responses that a caller does not read do not block other callers.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_does_not_read_holds_up_nobody_else() {
     const VALUES: usize = 96;
@@ -81,26 +81,29 @@ async fn who_does_not_read_holds_up_nobody_else() {
             events += heard.message().await.unwrap().unwrap().events.len();
         }
     };
-    soon("all is written and read", async {
+    within_timeout("all writes and reads", async {
         tokio::join!(written, read)
     })
     .await;
     assert_eq!(passed.all().await.len(), VALUES);
     let mut events = 0;
     while events < VALUES {
-        let answer = soon("an answer", silent.message()).await.unwrap().unwrap();
+        let answer = within_timeout("an answer", silent.message())
+            .await
+            .unwrap()
+            .unwrap();
         events += answer.events.len();
     }
     passed.stop().await;
 }
 
-/// A caller that gives up does not end its connection, and its watch is over.
+/// A cancelled call does not end its connection, and a cancelled watch ends in etcd.
 #[tokio::test(flavor = "multi_thread")]
 async fn who_breaks_off_breaks_off_one_call_alone() {
     let passed = passed().await;
     let mut heard = watch(&passed).await;
     drop(watch(&passed).await);
-    // One that is broken off before it is answered, or after.
+    // A call that is cancelled before or after its response.
     for _ in 0..20 {
         let put = passed.try_put("/a", "1");
         tokio::time::timeout(Duration::from_micros(300), put)
@@ -117,7 +120,7 @@ async fn who_breaks_off_breaks_off_one_call_alone() {
             }
         }
     };
-    soon("the other watch is told", told).await;
+    within_timeout("event on the other watch", told).await;
     passed.stop().await;
 }
 
@@ -140,13 +143,13 @@ async fn what_is_no_message_is_refused_and_harms_nobody() {
         stream
             .send_data(Bytes::copy_from_slice(content), true)
             .unwrap();
-        let answer = soon("an answer", answer).await.unwrap();
+        let answer = within_timeout("an answer", answer).await.unwrap();
         let status = Status::from_header_map(answer.headers()).unwrap();
         assert_ne!(status.code(), Code::Ok, "{content:?}");
     }
     passed.put("/a", "1").await;
     drop(client);
-    soon("the connection ends", connection)
+    within_timeout("end of the connection", connection)
         .await
         .unwrap()
         .unwrap();

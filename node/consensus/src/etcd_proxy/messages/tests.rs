@@ -1,11 +1,11 @@
-//! Messages as they stand in the bytes of a stream.
+//! Messages as bytes of a stream.
 
 use proptest::prelude::*;
 
 use super::super::super::wire::KeyValue;
 use super::*;
 
-/// In pieces of these lengths, as long as there is something.
+/// Splits the bytes into chunks of these lengths, until they run out.
 fn cut<'a>(mut bytes: &'a [u8], lengths: &[usize]) -> Vec<&'a [u8]> {
     let mut pieces = Vec::new();
     for length in lengths {
@@ -46,7 +46,7 @@ proptest! {
         small in any::<bool>(),
     ) {
         let mut bytes = bytes;
-        // As lengths they would nearly all be beyond what follows.
+        // As lengths they would nearly all exceed the bytes that follow.
         if small && bytes.len() > 4 {
             bytes[..4].fill(0);
         }

@@ -3,7 +3,7 @@ use nix::sys::signal::Signal;
 
 use super::*;
 
-/// Three voters, and one node more.
+/// A cluster of four nodes, three of them voters.
 async fn three_of_four() -> Cluster {
     let cluster = Cluster::new(4, quick()).await;
     cluster.set_member(1, true).await.unwrap();
@@ -15,7 +15,7 @@ async fn three_of_four() -> Cluster {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_leader_that_dies_in_the_middle_of_a_role_change_is_continued_by_the_next() {
     let mut cluster = three_of_four().await;
-    // The moments lie all over the steps of a change.
+    // The delays are spread over the steps of a change.
     for (round, delay) in [300, 900, 1600, 2400].into_iter().enumerate() {
         let wanted = round % 2 == 0;
         let leader = cluster.leader(&[0, 1, 2]).await;
@@ -23,8 +23,8 @@ async fn a_leader_that_dies_in_the_middle_of_a_role_change_is_continued_by_the_n
         tokio::time::sleep(Duration::from_millis(delay)).await;
         cluster.cut_power(leader).await;
         let voters: &[usize] = if wanted { &[0, 1, 2, 3] } else { &[0, 1, 2] };
-        // The others see it done, unless they need the one that is dead for
-        // its word that nobody is missed.
+        // The others complete the change, unless etcd needs the dead member, because it changes
+        // members only while all are connected.
         cluster.boot(leader);
         cluster.becomes(voters).await;
     }
@@ -36,7 +36,7 @@ async fn a_leader_that_is_cut_off_changes_nothing_and_comes_back() {
     let cluster = three_of_four().await;
     let old = cluster.leader(&[0, 1, 2]).await;
     let others: Vec<_> = (0..3).filter(|number| *number != old).collect();
-    // What the old leader would condition its writes on.
+    // The condition on which the old leader fences its writes.
     let candidates = cluster.etcd(old).list(state::ELECTION).await.unwrap();
     let oldest = candidates.records.iter().min_by_key(|r| r.create_revision);
     let key = oldest.unwrap().key.clone();
@@ -49,15 +49,15 @@ async fn a_leader_that_is_cut_off_changes_nothing_and_comes_back() {
     let isolated = cluster.etcd(old).bounded(Duration::from_secs(2));
     let write = Write::when(led.clone()).put("status/x", vec![]);
     assert!(isolated.write(write).await.is_err());
-    // The majority takes an operator's word. etcd adds nobody while it misses a
-    // voter, so nothing comes of it yet.
+    // The majority accepts an operator's request. etcd adds no member while a voter is not
+    // connected, so it is not executed yet.
     cluster.set_member(3, true).await.unwrap();
 
     cluster.network.cut_off(&[]);
     cluster.becomes(&[0, 1, 2, 3]).await;
-    // Its late writes are refused, now that they arrive.
+    // Its late writes arrive now and are refused.
     let write = Write::when(led).put("status/x", vec![]);
-    let late = soon("an answer", async {
+    let late = within_timeout("an answer", async {
         loop {
             match cluster.etcd(old).write(write.clone()).await {
                 Err(WriteError::Consensus(_)) => tokio::time::sleep(LOOK).await,
@@ -81,8 +81,8 @@ async fn a_leader_that_sleeps_is_replaced_and_wakes_up_as_one_of_them() {
     cluster.set_member(3, true).await.unwrap();
     cluster.nodes[old].site.signal_etcd(Signal::SIGCONT);
     cluster.becomes(&[0, 1, 2, 3]).await;
-    // All of them follow one.
-    soon("one leader for all", async {
+    // All curators agree on one leader.
+    within_timeout("one leader for all", async {
         loop {
             let mut seen = BTreeSet::new();
             for number in 0..4 {
@@ -107,7 +107,7 @@ async fn a_store_that_is_full_of_history_is_written_to_again_by_all() {
     cluster.set_member(2, true).await.unwrap();
     cluster.becomes(&[0, 1, 2]).await;
     let put = || Write::when(Condition::Absent("nothing".into())).put("large", VALUE.into());
-    // An etcd sees that it is full when it is asked; here one is.
+    // An etcd notices that it is full on a write; here only one is written to.
     let full = async {
         loop {
             match cluster.etcd(0).write(put()).await {
@@ -116,10 +116,10 @@ async fn a_store_that_is_full_of_history_is_written_to_again_by_all() {
             }
         }
     };
-    soon("a full store", full).await;
-    // The other files are as large, and that is seen now.
+    within_timeout("a full store", full).await;
+    // The databases of the others are as large; they notice it now.
     for number in 0..3 {
-        soon("room in the store", async {
+        within_timeout("room in the store", async {
             while cluster.etcd(number).write(put()).await.is_err() {
                 tokio::time::sleep(LOOK).await;
             }
@@ -130,7 +130,7 @@ async fn a_store_that_is_full_of_history_is_written_to_again_by_all() {
     assert!(status.members.iter().all(|member| member.alarms.is_empty()));
     let large = cluster.etcd(2).get("large").await.unwrap().unwrap();
     assert_eq!(large.value, VALUE);
-    // And so do curators.
+    // Curators can write again, too.
     cluster.set_member(2, false).await.unwrap();
     cluster.becomes(&[0, 1]).await;
     cluster.end().await;

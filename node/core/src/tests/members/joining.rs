@@ -11,10 +11,10 @@ async fn nodes_that_are_made_members_at_once_become_voters_one_after_the_other()
     cluster.set_member(1, true).await.unwrap();
     cluster.set_member(2, true).await.unwrap();
     cluster.becomes(&[0, 1, 2]).await;
-    // Each of them has a curator, and all follow one.
+    // Each of them runs a curator, and all agree on one leader.
     let leader = cluster.leader(&[0, 1, 2]).await;
     for number in 0..3 {
-        soon("a curator", async {
+        within_timeout("a curator", async {
             while cluster.leader_by(number).await != Some(leader) {
                 tokio::time::sleep(LOOK).await;
             }
@@ -22,18 +22,18 @@ async fn nodes_that_are_made_members_at_once_become_voters_one_after_the_other()
         .await;
     }
 
-    // The leader leaves: another sees to it.
+    // The leader leaves: the next leader completes its removal.
     cluster.set_member(leader, false).await.unwrap();
     let stay: Vec<_> = (0..3).filter(|number| *number != leader).collect();
     cluster.becomes(&stay).await;
     let left = &cluster.nodes[leader];
-    soon("nothing of etcd is left", async {
+    within_timeout("nothing of etcd is left", async {
         while !left.is_blank() || !left.site.etcd_pids().is_empty() {
             tokio::time::sleep(LOOK).await;
         }
     })
     .await;
-    // And comes back, as another member.
+    // It joins again, as a new member.
     cluster.set_member(leader, true).await.unwrap();
     cluster.becomes(&[0, 1, 2]).await;
     cluster.end().await;
@@ -54,9 +54,9 @@ async fn a_learner_that_never_starts_is_not_promoted_and_can_be_removed() {
         assert!(status.members.iter().all(|m| m.learner || m.started));
         learner.map(|m| (m.member_id, m.started))
     };
-    // It is tried again, as another member each time.
+    // The join is retried, as a new member each time.
     let mut seen = BTreeSet::new();
-    soon("a second attempt", async {
+    within_timeout("a second attempt", async {
         while seen.len() < 2 {
             if let Some((member, started)) = attempt(&cluster.status().await) {
                 assert!(!started);
@@ -66,9 +66,9 @@ async fn a_learner_that_never_starts_is_not_promoted_and_can_be_removed() {
         }
     })
     .await;
-    // Those that can come do not wait for it for ever.
+    // Nodes that can join do not wait for it indefinitely.
     cluster.set_member(2, true).await.unwrap();
-    soon("the other one votes", async {
+    within_timeout("the other one votes", async {
         loop {
             let status = cluster.status().await;
             let id = cluster.nodes[2].id().to_string();
@@ -96,12 +96,12 @@ async fn who_is_needed_does_not_leave() {
     cluster.set_member(2, true).await.unwrap();
     cluster.becomes(&[0, 1, 2]).await;
 
-    // One is dead: neither of the others can be done without, but the dead one.
+    // One is dead: neither of the others can be removed, only the dead one.
     cluster.cut_power(2).await;
     let dead = cluster.nodes[2].id().to_string();
-    soon("a refusal", async {
+    within_timeout("a refusal", async {
         loop {
-            // As long as it is not known to be dead nobody is asked to leave.
+            // No removal is requested until the node is known to be dead.
             let nodes = cluster.records().await;
             let health = nodes.iter().find(|node| node.id == dead).unwrap().health();
             if health != NodeHealth::Healthy {
@@ -116,17 +116,17 @@ async fn who_is_needed_does_not_leave() {
     assert!(refused.message().contains(&dead), "{refused}");
     cluster.set_member(2, false).await.unwrap();
     cluster.becomes(&[0, 1]).await;
-    // It comes back to a cluster that it is no consensus member of any more.
+    // It reconnects to a cluster of which it is not a consensus member any more.
     cluster.boot(2);
     let left = &cluster.nodes[2];
-    soon("nothing of etcd is left", async {
+    within_timeout("nothing of etcd is left", async {
         while !left.is_blank() {
             tokio::time::sleep(LOOK).await;
         }
     })
     .await;
 
-    // Each of two can be done without, but not both.
+    // Each of two can be removed, but not both.
     let (first, second) = tokio::join!(cluster.set_member(0, false), cluster.set_member(1, false));
     assert_ne!(first.is_ok(), second.is_ok(), "{first:?} {second:?}");
     let (stays, refused) = match first {
@@ -170,15 +170,15 @@ async fn a_busy_neighbour_keeps_nobody_from_leaving() {
             }
         });
     }
-    soon("labels", async {
+    within_timeout("labels", async {
         while written.load(Ordering::Relaxed) < 20 {
             tokio::time::sleep(LOOK).await;
         }
     })
     .await;
 
-    // Whoever asks is not asked to try again because of them.
-    soon("an answer about roles", async {
+    // A request about roles does not fail because of the concurrent label changes.
+    within_timeout("an answer about roles", async {
         while let Err(status) = cluster.ask_for_member(1, false).await {
             let held_up = status.message().contains("keep changing");
             assert!(passing(&status) && !held_up, "{status}");

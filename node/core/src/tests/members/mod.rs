@@ -1,5 +1,5 @@
-//! Several nodes on one machine: a real etcd and a real curator on each, joined
-//! by a network that can be cut, with the workers that make members of them.
+//! Several nodes on one machine: a real etcd and a real curator on each, connected by a network
+//! that can be cut, with the workers that join them to the etcd cluster.
 
 mod faults;
 mod joining;
@@ -28,11 +28,11 @@ use hearth_api::v1::{
 };
 use hearth_base::event::{self, Value};
 use hearth_base::logtree::{Query, Severity};
-use hearth_base::testing::Alone;
+use hearth_base::testing::TestSupervisor;
 use hearth_consensus::fenced::{Condition, Write};
 use hearth_consensus::testing::Site;
 use hearth_consensus::testing::peers::Network;
-use hearth_consensus::{ConsensusUser, NamespacedClient, QUOTA, standing};
+use hearth_consensus::{ConsensusUser, NamespacedClient, QUOTA, member_record};
 use hearth_curator::testing::bootstrap_data;
 use hearth_curator::{Timing, state};
 use hearth_host::boot_record::boot_id;
@@ -48,17 +48,17 @@ use crate::controlplane;
 
 /// Several etcds that start, join and elect on a busy machine.
 const BOUND: Duration = Duration::from_secs(90);
-/// Between two looks.
+/// Poll interval.
 const LOOK: Duration = Duration::from_millis(50);
 
-async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+async fn within_timeout<T>(what: &str, future: impl Future<Output = T>) -> T {
     match timeout(BOUND, future).await {
         Ok(value) => value,
         Err(_) => panic!("{what}: not within {BOUND:?}"),
     }
 }
 
-/// Quicker than in a real cluster.
+/// Shorter times than in a real cluster.
 fn quick() -> Timing {
     Timing {
         heartbeat_interval: Duration::from_millis(200),
@@ -69,11 +69,11 @@ fn quick() -> Timing {
     }
 }
 
-/// What runs of one node.
+/// The running workers of one node.
 struct Boot {
-    control: Alone,
-    fetch: Alone,
-    beat: Alone,
+    control: TestSupervisor,
+    fetch: TestSupervisor,
+    beat: TestSupervisor,
     _status: JoinSet<()>,
     /// The writers of what the workers read.
     _writers: Box<dyn Any + Send>,
@@ -94,7 +94,7 @@ impl Node {
 
     /// Whether nothing of etcd is on its disk.
     fn is_blank(&self) -> bool {
-        standing::find(&self.site.root.data.etcd()).is_ok_and(|found| !found.anything)
+        member_record::find(&self.site.root.data.etcd()).is_ok_and(|found| !found.anything)
     }
 }
 
@@ -106,18 +106,18 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// So many nodes that are UP; the first has founded the cluster and is its
-    /// only member. All of them run.
+    /// `count` running nodes that are UP; the first has bootstrapped the cluster and is its only
+    /// etcd member.
     async fn new(count: usize, timing: Timing) -> Self {
         Self::with_quota(count, timing, QUOTA).await
     }
 
-    /// The same, with so many bytes for the file of each etcd.
+    /// The same, with a quota in bytes for the database of each etcd.
     async fn with_quota(count: usize, timing: Timing, quota: u64) -> Self {
         let network = Network::default();
         let owner_key = OwnerKey::generate();
         let mut nodes = Vec::new();
-        // Each keeps its port from the next ones.
+        // Held open, so that each node gets a different port.
         let mut listeners = Vec::new();
         for number in 0..count {
             let mut site = Site::blank();
@@ -141,7 +141,7 @@ impl Cluster {
             listeners.push(listener);
         }
         drop(listeners);
-        // The founder founds, and stops.
+        // The first node bootstraps the cluster, and stops.
         let first = &mut nodes[0];
         let founding = first.site.start(true).await;
         let data = bootstrap_data(&first.site, &owner_key);
@@ -186,7 +186,7 @@ impl Cluster {
         self.nodes.iter().map(|node| node.curator.into()).collect()
     }
 
-    /// The node's workers start.
+    /// Starts the node's workers.
     fn boot(&mut self, number: usize) {
         let endpoints = self.endpoints();
         let timing = self.timing;
@@ -255,9 +255,11 @@ impl Cluster {
             node.curator.port(),
         ));
         node.boot = Some(Boot {
-            control: Alone::run_restartable(move |ctx| controlplane::run(ctx, control.clone())),
-            fetch: Alone::run(move |ctx| rolefetch::run(ctx, fetch.clone())),
-            beat: Alone::run(move |ctx| heartbeat::run(ctx, beat.clone())),
+            control: TestSupervisor::run_restartable(move |ctx| {
+                controlplane::run(ctx, control.clone())
+            }),
+            fetch: TestSupervisor::run(move |ctx| rolefetch::run(ctx, fetch.clone())),
+            beat: TestSupervisor::run(move |ctx| heartbeat::run(ctx, beat.clone())),
             _status: status,
             _writers: Box::new((
                 bootstrap_writer,
@@ -268,7 +270,7 @@ impl Cluster {
         });
     }
 
-    /// The power of a node fails.
+    /// Simulates a power cut of a node.
     async fn cut_power(&mut self, number: usize) {
         for pid in self.nodes[number].site.etcd_pids() {
             let pid = nix::unistd::Pid::from_raw(pid);
@@ -298,9 +300,9 @@ impl Cluster {
         Curators::new(endpoints, trust, Options::default()).channel()
     }
 
-    /// The operator's word about a role, to whatever curator takes it.
+    /// Adds or removes the role, and retries with other curators until one answers.
     async fn set_member(&self, number: usize, wanted: bool) -> Result<(), Status> {
-        soon("an answer about roles", async {
+        within_timeout("an answer about roles", async {
             loop {
                 let asked = self.ask_for_member(number, wanted);
                 match timeout(Duration::from_secs(5), asked).await {
@@ -313,7 +315,7 @@ impl Cluster {
         .await
     }
 
-    /// The same, once.
+    /// The same, one attempt.
     async fn ask_for_member(&self, number: usize, wanted: bool) -> Result<(), Status> {
         let mut client = ManagementClient::new(self.channel(self.endpoints()));
         let request = UpdateNodeRolesRequest {
@@ -331,9 +333,9 @@ impl Cluster {
         }
     }
 
-    /// The members, as whatever curator tells.
+    /// The members according to any curator.
     async fn status(&self) -> GetConsensusStatusResponse {
-        soon("the members", async {
+        within_timeout("the members", async {
             loop {
                 let mut client = CuratorClient::new(self.channel(self.endpoints()));
                 let call = client.get_consensus_status(GetConsensusStatusRequest {});
@@ -351,7 +353,7 @@ impl Cluster {
         ids.position(|known| known == id).expect("one of the nodes")
     }
 
-    /// Waits until these vote, and nothing is wanted any more. There is never
+    /// Waits until exactly these are voters and no change is pending. Asserts that there is never
     /// more than one learner.
     async fn becomes(&self, voters: &[usize]) {
         let wanted: BTreeSet<_> = voters.iter().copied().collect();
@@ -395,9 +397,9 @@ impl Cluster {
         }
     }
 
-    /// Roles in the records are those of the members.
+    /// Waits until the roles in the node records match the members.
     async fn roles_follow(&self, voters: &BTreeSet<usize>) {
-        soon("roles follow", async {
+        within_timeout("roles follow", async {
             loop {
                 let with_role: BTreeSet<_> = self
                     .records()
@@ -416,7 +418,7 @@ impl Cluster {
     }
 
     async fn records(&self) -> Vec<WireNode> {
-        soon("the nodes", async {
+        within_timeout("the nodes", async {
             loop {
                 if let Ok(Ok(nodes)) = timeout(Duration::from_secs(5), self.ask_for_nodes()).await {
                     return nodes;
@@ -440,7 +442,7 @@ impl Cluster {
         Ok(nodes)
     }
 
-    /// Who leads, as the curator on this node sees it.
+    /// The leader according to the curator on this node.
     async fn leader_by(&self, number: usize) -> Option<usize> {
         let mut client =
             CuratorLocalClient::new(self.channel(vec![self.nodes[number].curator.into()]));
@@ -452,9 +454,9 @@ impl Cluster {
         (!answer.leader_node_id.is_empty()).then(|| self.number_of(&answer.leader_node_id))
     }
 
-    /// Who leads, as a majority of these would say.
+    /// The leader, once one of these nodes reports one of them.
     async fn leader(&self, among: &[usize]) -> usize {
-        soon("a leader", async {
+        within_timeout("a leader", async {
             loop {
                 for number in among {
                     let leader = self.leader_by(*number).await;
@@ -468,13 +470,13 @@ impl Cluster {
         .await
     }
 
-    /// etcd on a node that votes, by the back door.
+    /// A client of etcd on a voting node that bypasses the curator.
     fn etcd(&self, number: usize) -> NamespacedClient {
         self.nodes[number].site.back_door(ConsensusUser::Curator)
     }
 }
 
-/// What is worth another try: nobody to ask, or somebody was quicker.
+/// Whether a call is worth retrying: no curator was reachable, or a concurrent change won.
 fn passing(status: &Status) -> bool {
     use tonic::Code::{Aborted, Cancelled, DeadlineExceeded, Unavailable, Unknown};
     matches!(
@@ -489,7 +491,7 @@ async fn authority(client: &NamespacedClient) -> Authority {
     Authority::from_stored(&stored).unwrap()
 }
 
-/// The node is UP, as if it had registered.
+/// Adds the record of a node that is UP, as if it had registered.
 async fn add(
     client: &NamespacedClient,
     site: &Site,
@@ -516,7 +518,7 @@ async fn add(
     })
 }
 
-/// Says how etcd is, whenever that changes.
+/// Reports the node's status whenever that of its control plane changes.
 async fn report(connection: CuratorConnection, control_plane: Value<LocalControlPlane>, port: u16) {
     let boot_id = boot_id().unwrap();
     let mut changes = control_plane.watch();

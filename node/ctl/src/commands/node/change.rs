@@ -1,4 +1,4 @@
-//! What changes a node in the cluster's records.
+//! Commands that change a node's record: approve, roles, labels, decommission, delete.
 
 use std::io::{self, IsTerminal as _};
 
@@ -14,7 +14,7 @@ use tonic::{Code, Response, Status};
 use super::super::{print, print_json};
 use super::wait::{self, Goal};
 use super::{find, show};
-use crate::args::{Form, Global, Label, Node, Role, RoleName, Sure, Wait};
+use crate::args::{Confirm, Format, Global, Label, Node, Role, RoleName, Wait};
 use crate::connection;
 use crate::failure::{Failure, Kind};
 use crate::output;
@@ -41,9 +41,9 @@ pub(super) async fn run(global: &Global, command: Node) -> Result<(), Failure> {
             output,
         }) => {
             let node = change.find(&which.node).await?;
-            let consequence = "what its roles keep on it is wiped; a consensus member less means \
-                               that the cluster survives fewer failures";
-            warn(&node, "take roles from", consequence, sure)?;
+            let consequence = "the data of the roles on it is wiped; with one consensus member \
+                               less the cluster tolerates fewer failures";
+            warn(&node, "remove roles from", consequence, sure)?;
             change.roles(&node, &roles, false, wait, output.form).await
         }
         Node::Label(label) => change.label(label).await,
@@ -70,7 +70,7 @@ pub(super) async fn run(global: &Global, command: Node) -> Result<(), Failure> {
             };
             change.delete(&node, request, sure).await
         }
-        // The others change nothing in the records.
+        // The other commands do not change records.
         Node::List { .. }
         | Node::Describe { .. }
         | Node::Logs { .. }
@@ -110,7 +110,7 @@ impl Change<'_> {
             .map_err(|status| Failure::call(what, status))
     }
 
-    async fn approve(&self, wanted: &str, form: Form) -> Result<(), Failure> {
+    async fn approve(&self, wanted: &str, form: Format) -> Result<(), Failure> {
         let node = self.find(wanted).await?;
         let request = ApproveNodeRequest {
             node: selector(&node),
@@ -124,11 +124,11 @@ impl Change<'_> {
             .await?;
         let approved = answer.node.unwrap_or_default();
         match form {
-            Form::Json => print_json(&output::Node::from(&approved)),
-            Form::Table => {
+            Format::Json => print_json(&output::Node::from(&approved)),
+            Format::Table => {
                 let next = match approved.state() {
-                    NodeState::Standby => "approved; it becomes UP when the machine asks next",
-                    _ => "approved before",
+                    NodeState::Standby => "approved; it becomes UP when the machine has committed",
+                    _ => "was already approved",
                 };
                 print(&format!("{} {next}\n", output::safe(&approved.id)))
             }
@@ -141,7 +141,7 @@ impl Change<'_> {
         roles: &[RoleName],
         held: bool,
         wait: Wait,
-        form: Form,
+        form: Format,
     ) -> Result<(), Failure> {
         let wanted = |role| roles.contains(&role).then_some(held);
         let request = UpdateNodeRolesRequest {
@@ -197,12 +197,12 @@ impl Change<'_> {
     async fn decommission(
         &self,
         node: &v1::Node,
-        sure: Sure,
+        sure: Confirm,
         wait: Wait,
-        form: Form,
+        form: Format,
     ) -> Result<(), Failure> {
-        let consequence = "it leaves consensus, wipes its keys and with them its data, and never \
-                           comes back under this ID";
+        let consequence = "it leaves consensus, wipes its keys and with them its data, and cannot \
+                           rejoin under this ID";
         warn(node, "decommission", consequence, sure)?;
         let request = DecommissionNodeRequest {
             node: selector(node),
@@ -221,14 +221,14 @@ impl Change<'_> {
         .await
     }
 
-    /// Waits if that is wanted, and shows the node as it is then.
+    /// Waits for the goal if `--wait` is given, and prints the node.
     async fn complete(
         &self,
         node: Option<v1::Node>,
         pending: bool,
         goal: Goal<'_>,
         wait: Wait,
-        form: Form,
+        form: Format,
     ) -> Result<(), Failure> {
         let mut node = node.unwrap_or_default();
         let mut pending = pending;
@@ -238,15 +238,15 @@ impl Change<'_> {
         }
         let node = output::Node::from(&node);
         match form {
-            Form::Json => print_json(&output::Changed {
+            Format::Json => print_json(&output::Changed {
                 node: &node,
                 pending,
             }),
-            Form::Table if pending => print(&format!(
-                "{}\nnot complete: consensus follows; `hearthctl etcd members` shows how far it is\n",
+            Format::Table if pending => print(&format!(
+                "{}\naccepted; etcd membership change in progress: see `hearthctl etcd members`\n",
                 node.text()
             )),
-            Form::Table => print(&node.text()),
+            Format::Table => print(&node.text()),
         }
     }
 
@@ -254,10 +254,10 @@ impl Change<'_> {
         &self,
         node: &v1::Node,
         request: DeleteNodeRequest,
-        sure: Sure,
+        sure: Confirm,
     ) -> Result<(), Failure> {
-        let consequence = "the cluster forgets it and cuts it off at once, and it wipes its keys, \
-                           and with them its data, when it asks for its cluster next";
+        let consequence = "its record is deleted and its connections are closed at once; it wipes \
+                           its keys, and with them its data, when it next contacts the cluster";
         if request.bypass_not_decommissioned {
             warn(node, "delete", consequence, sure)?;
         }
@@ -266,11 +266,11 @@ impl Change<'_> {
         let call = management.delete_node(request);
         let answer = within(self.global.timeout, call).await;
         match answer {
-            Ok(_) => print(&format!("{} is deleted\n", output::safe(&node.id))),
+            Ok(_) => print(&format!("{} deleted\n", output::safe(&node.id))),
             Err(status) if status.code() == Code::FailedPrecondition => {
                 Err(Failure::call(what, status).advise(format!(
-                    "`hearthctl node decommission {} --wait` first; for a machine that is lost \
-                     there are --bypass-not-decommissioned and --bypass-has-roles",
+                    "run `hearthctl node decommission {} --wait` first; if the machine is lost, \
+                     use --bypass-not-decommissioned and --bypass-has-roles",
                     node.id
                 )))
             }
@@ -279,13 +279,13 @@ impl Change<'_> {
     }
 }
 
-/// Says what will happen to a node that is UP. At a terminal, where people
-/// mistype, it has to be said again.
+/// Prints the consequences of a command for a node that is UP. At a terminal, where people mistype,
+/// `--yes` is required.
 pub(super) fn warn(
     node: &v1::Node,
     what: &str,
     consequence: &str,
-    sure: Sure,
+    sure: Confirm,
 ) -> Result<(), Failure> {
     if node.state() != NodeState::Up {
         return Ok(());
@@ -297,5 +297,5 @@ pub(super) fn warn(
     }
     Err(Failure::new(Kind::Local, format!("{what} {id}"))
         .because(format!("it is UP: {consequence}"))
-        .advise("if that is what you want: the same again with --yes"))
+        .advise("to confirm, repeat the command with --yes"))
 }

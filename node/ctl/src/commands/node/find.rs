@@ -1,4 +1,4 @@
-//! Which node is meant.
+//! Finds the node that an argument names.
 
 use hearth_api::client::Channel;
 use hearth_api::v1::{Label, Node, NodeState};
@@ -7,12 +7,12 @@ use super::all;
 use crate::args::Global;
 use crate::failure::{Failure, Kind};
 
-/// The label by whose value a node can be named. Not one that is NEW: whoever
-/// registers chooses its labels, and could take another one's name, or one that
-/// looks like the beginning of its ID.
+/// The label whose value can name a node. It is ignored for a node that is NEW: a machine chooses
+/// its labels when it registers, so it could take the hostname of another node, or one that looks
+/// like the prefix of another node's ID.
 const HOSTNAME: &str = "hostname";
 
-/// The one that is meant.
+/// Finds the one node that `wanted` names, or fails.
 pub(super) async fn node(
     global: &Global,
     channel: &Channel,
@@ -23,18 +23,19 @@ pub(super) async fn node(
     match &candidates(&nodes, wanted)[..] {
         [one] => Ok(nodes.swap_remove(*one)),
         [] => Err(failed()
-            .because("there is none of this ID, public key or host name")
-            .advise("`hearthctl node list` shows the nodes")),
+            .because("no node has this ID, public key or hostname")
+            .advise("`hearthctl node list` shows all nodes")),
         several => {
             let ids: Vec<&str> = several.iter().map(|which| &nodes[*which].id[..]).collect();
             Err(failed()
-                .because(format!("it may be any of {}", ids.join(", ")))
-                .advise("write more of its ID"))
+                .because(format!("it matches several nodes: {}", ids.join(", ")))
+                .advise("use a longer prefix of the ID"))
         }
     }
 }
 
-/// Whatever names a node exactly goes before what only begins like its ID.
+/// Indices of the nodes that `wanted` names. An exact ID or public key has precedence over a
+/// hostname, and a hostname over a prefix of an ID.
 fn candidates(nodes: &[Node], wanted: &str) -> Vec<usize> {
     let those = |is: &dyn Fn(&Node) -> bool| -> Vec<usize> {
         (0..nodes.len())
@@ -94,8 +95,8 @@ mod tests {
             ("hearth-a1b", &[0]),
             ("a1c", &[1]),
             (&key, &[1]),
-            // A host name goes before the beginning of an ID, and a whole ID
-            // before all that begin with it.
+            // A hostname has precedence over a prefix of an ID, and a full ID over those that it
+            // is a prefix of.
             ("a1b2", &[1]),
             ("hearth-a1", &[2]),
             ("a1", &[0, 1, 2]),

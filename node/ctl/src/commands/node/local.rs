@@ -1,5 +1,5 @@
-//! What a node is asked itself. It needs no control plane but to find out where
-//! the node is; who names it by its whole ID and says where it is, needs none.
+//! Calls to a node itself: logs, reboot, power off. The control plane is needed only to look up the
+//! node's address; with a full node ID and `--node-endpoint` it is not needed at all.
 
 use std::net::IpAddr;
 
@@ -13,7 +13,7 @@ use tonic::Status;
 
 use super::super::{print, print_json_line};
 use super::{change, find};
-use crate::args::{At, Form, Global, Node, Severity, Sure};
+use crate::args::{Confirm, Format, Global, Node, NodeEndpointArg, Severity};
 use crate::connection;
 use crate::failure::{Failure, Kind};
 use crate::output;
@@ -24,17 +24,17 @@ pub(super) async fn run(global: &Global, command: Node) -> Result<(), Failure> {
             which,
             at,
             follow,
-            dn,
-            backlog,
+            component,
+            tail,
             severity,
             output,
         } => {
             let (node, channel) = open(global, &which.node, &at).await?;
             let request = GetLogsRequest {
-                dn,
+                dn: component,
                 subtree: true,
                 follow,
-                backlog,
+                backlog: tail,
                 min_severity: severity
                     .map_or(LogSeverity::Unspecified, of_severity)
                     .into(),
@@ -43,7 +43,7 @@ pub(super) async fn run(global: &Global, command: Node) -> Result<(), Failure> {
         }
         Node::Reboot { which, at, sure } => power(global, &which.node, &at, sure, true).await,
         Node::PowerOff { which, at, sure } => power(global, &which.node, &at, sure, false).await,
-        // The others are the control plane's.
+        // The other commands call the control plane.
         _ => Ok(()),
     }
 }
@@ -57,14 +57,18 @@ fn of_severity(severity: Severity) -> LogSeverity {
     }
 }
 
-/// The node, as far as it is known, and a channel to it.
-async fn open(global: &Global, wanted: &str, at: &At) -> Result<(v1::Node, Channel), Failure> {
+/// The node, with the fields that are known, and a channel to it.
+async fn open(
+    global: &Global,
+    wanted: &str,
+    at: &NodeEndpointArg,
+) -> Result<(v1::Node, Channel), Failure> {
     let given = at.node_endpoint.as_ref();
     if let (Ok(id), Some(_)) = (wanted.parse::<NodeId>(), given) {
         let channel = connection::open_node(global, id, None, given)?;
         let node = v1::Node {
             id: id.to_string(),
-            // As far as we know, for it is there to be asked.
+            // Assumed, because it is about to be called: `warn` applies to nodes that are UP.
             state: NodeState::Up.into(),
             ..v1::Node::default()
         };
@@ -72,7 +76,7 @@ async fn open(global: &Global, wanted: &str, at: &At) -> Result<(v1::Node, Chann
     }
     let node = find::node(global, &connection::open(global)?, wanted).await?;
     let id: NodeId = node.id.parse().map_err(|error| {
-        Failure::new(Kind::Cluster, format!("ask {}", output::safe(&node.id))).because(error)
+        Failure::new(Kind::Cluster, format!("call {}", output::safe(&node.id))).because(error)
     })?;
     let status = node.status.as_ref();
     let address = status.and_then(|status| status.external_address.parse::<IpAddr>().ok());
@@ -83,21 +87,21 @@ async fn open(global: &Global, wanted: &str, at: &At) -> Result<(v1::Node, Chann
 async fn power(
     global: &Global,
     wanted: &str,
-    at: &At,
-    sure: Sure,
+    at: &NodeEndpointArg,
+    sure: Confirm,
     again: bool,
 ) -> Result<(), Failure> {
     let (node, channel) = open(global, wanted, at).await?;
     let (what, consequence, then) = match again {
         true => (
             "reboot",
-            "what runs on it stops, and it is away until it has booted",
-            "reboots",
+            "its workloads stop, and it is unavailable until it has booted",
+            "is rebooting",
         ),
         false => (
-            "switch off",
-            "what runs on it stops, and somebody has to switch it on again",
-            "switches itself off",
+            "shut down",
+            "its workloads stop, and the machine has to be powered on again by hand",
+            "is shutting down",
         ),
     };
     change::warn(&node, what, consequence, sure)?;
@@ -118,15 +122,15 @@ async fn logs(
     id: &str,
     channel: Channel,
     request: GetLogsRequest,
-    form: Form,
+    form: Format,
 ) -> Result<(), Failure> {
     let follow = request.follow;
-    let failed = |status| at_node(format!("read the log of {id}"), status);
+    let failed = |status| at_node(format!("read the logs of {id}"), status);
     let mut management = NodeManagementClient::new(channel);
     let answers = within(global.timeout, management.get_logs(request)).await;
     let mut answers = answers.map_err(failed)?.into_inner();
     loop {
-        // Who follows waits for what is yet to be said, however long it takes.
+        // With --follow the next entry may take any time: no timeout.
         let next = match follow {
             true => answers.message().await,
             false => within(global.timeout, answers.message()).await,
@@ -136,23 +140,23 @@ async fn logs(
         };
         for entry in answer.entries.iter().map(output::LogLine::from) {
             match form {
-                Form::Table => print(&entry.text())?,
-                Form::Json => print_json_line(&entry)?,
+                Format::Table => print(&entry.text())?,
+                Format::Json => print_json_line(&entry)?,
             }
         }
         if answer.missed > 0 {
             eprintln!(
-                "hearthctl: {} entries are missing here: they came faster than they were read",
+                "hearthctl: {} log entries were dropped here: they were written faster than read",
                 answer.missed
             );
         }
     }
 }
 
-/// A call to a node itself has failed.
+/// A failed call to the node itself.
 fn at_node(what: String, status: Status) -> Failure {
-    let advice = "the node itself was asked: check that it runs and that its address can be \
-                  reached from here; --node-endpoint names another";
+    let advice = "this command connects to the node itself: check that the node is running and \
+                  that its address is reachable; --node-endpoint sets another address";
     match tonic::Code::Unavailable == status.code() {
         true => Failure::call(what, status).advise(advice),
         false => Failure::call(what, status),

@@ -1,5 +1,5 @@
-//! Waiting for what the cluster and its nodes go on with after the curator has
-//! answered.
+//! `--wait`: waits until the cluster and its nodes have completed a change that the curator has
+//! accepted.
 
 use std::time::Duration;
 
@@ -19,44 +19,43 @@ use crate::args::{Global, RoleName};
 use crate::failure::{Failure, Kind};
 use crate::output::{self, safe};
 
-/// How often it is looked. Changes of the membership are nothing that the
-/// cluster tells of itself.
+/// Polling interval. It polls because curators do not offer a watch on membership changes.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// A change that is complete shows at once, one that is not is pending. If it
-/// is neither for so many looks, somebody has taken it back.
+/// After this many polls in a row in which the change is neither complete nor pending, it counts as
+/// reverted by someone.
 const TAKEN_BACK_AFTER: u32 = 10;
 
-/// What is waited for.
+/// The state to wait for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Goal<'a> {
-    /// It has these roles, and they work.
+    /// The node has these roles, and they are ready.
     Has(&'a [RoleName]),
-    /// It has none of these roles, and nothing of them runs.
+    /// The node has none of these roles, and has stopped them.
     HasNot(&'a [RoleName]),
-    /// It is out of service.
+    /// The node is decommissioned.
     Decommissioned,
 }
 
-/// How far it is, with a line that says what it waits for. Of several, the last
-/// in this order holds for all.
+/// The result of one poll; the text says what the change is waiting for. Of several roles, the
+/// greatest in this order counts.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Look {
+enum WaitStatus {
     Reached,
-    /// It is not so, and nothing is pending.
+    /// The goal is not reached, and no change is pending.
     Idle(String),
     Pending(String),
-    /// No waiting helps.
+    /// Waiting cannot help.
     Never(String),
 }
 
 impl Goal<'_> {
-    fn look(self, node: &Node, consensus: &GetConsensusStatusResponse) -> Look {
+    fn look(self, node: &Node, consensus: &GetConsensusStatusResponse) -> WaitStatus {
         let (roles, held) = match self {
             Self::Has(roles) => (roles, true),
             Self::HasNot(roles) => (roles, false),
             Self::Decommissioned if node.state() == NodeState::Decommissioned => {
-                return Look::Reached;
+                return WaitStatus::Reached;
             }
             Self::Decommissioned => return follows(node, consensus),
         };
@@ -72,7 +71,7 @@ impl Goal<'_> {
                 kubernetes(node, names::CONDITION_KUBERNETES_WORKER, changed, held)
             }
         });
-        looks.max().unwrap_or(Look::Reached)
+        looks.max().unwrap_or(WaitStatus::Reached)
     }
 }
 
@@ -80,8 +79,8 @@ fn is_changing(node: &Node, consensus: &GetConsensusStatusResponse) -> bool {
     consensus.changes.iter().any(|one| one.node_id == node.id)
 }
 
-/// Whether it is a voter, or has left.
-fn member(node: &Node, consensus: &GetConsensusStatusResponse, held: bool) -> Look {
+/// Whether the node is a voter, or has left consensus.
+fn member(node: &Node, consensus: &GetConsensusStatusResponse, held: bool) -> WaitStatus {
     let mut members = consensus.members.iter();
     let member = members.find(|member| member.node_id == node.id);
     let roles = node.roles.unwrap_or_default();
@@ -91,23 +90,23 @@ fn member(node: &Node, consensus: &GetConsensusStatusResponse, held: bool) -> Lo
         false => !has && member.is_none(),
     };
     match reached && !is_changing(node, consensus) {
-        true => Look::Reached,
+        true => WaitStatus::Reached,
         false => follows(node, consensus),
     }
 }
 
-/// What consensus has yet to do for the node.
-fn follows(node: &Node, consensus: &GetConsensusStatusResponse) -> Look {
+/// The state of a membership change that is not complete.
+fn follows(node: &Node, consensus: &GetConsensusStatusResponse) -> WaitStatus {
     let progress = progress(node, consensus);
     match is_changing(node, consensus) {
-        true => Look::Pending(progress),
-        false => Look::Idle(progress),
+        true => WaitStatus::Pending(progress),
+        false => WaitStatus::Idle(progress),
     }
 }
 
-/// Whether a role of Kubernetes works, or has ended, by what the node says of
-/// it; `changed` if the records say what is wanted.
-fn kubernetes(node: &Node, name: &str, changed: bool, held: bool) -> Look {
+/// Whether a Kubernetes role is ready, or has stopped, according to the node's condition.
+/// `changed`: the node's record has the change.
+fn kubernetes(node: &Node, name: &str, changed: bool, held: bool) -> WaitStatus {
     let mut conditions = node.status.iter().flat_map(|status| &status.conditions);
     let condition = conditions.find(|condition| condition.r#type == name);
     let is_final = |condition: &NodeCondition| {
@@ -115,24 +114,24 @@ fn kubernetes(node: &Node, name: &str, changed: bool, held: bool) -> Look {
             .contains(&condition.reason.as_str())
     };
     match (held, condition) {
-        _ if !changed => Look::Idle("the node's record follows".to_owned()),
-        (true, None) => Look::Pending(format!("{name}: the node has yet to say how it stands")),
-        (true, Some(condition)) if condition.met => Look::Reached,
+        _ if !changed => WaitStatus::Idle("waiting for the node record to be updated".to_owned()),
+        (true, None) => WaitStatus::Pending(format!("{name}: waiting for the node to report it")),
+        (true, Some(condition)) if condition.met => WaitStatus::Reached,
         (true, Some(condition)) => {
             let text = safe(&output::Condition::from(condition).text());
             match is_final(condition) {
-                true => Look::Never(text),
-                false => Look::Pending(text),
+                true => WaitStatus::Never(text),
+                false => WaitStatus::Pending(text),
             }
         }
-        (false, None) => Look::Reached,
-        (false, Some(_)) => Look::Pending(format!("{name}: the node has yet to end it")),
+        (false, None) => WaitStatus::Reached,
+        (false, Some(_)) => WaitStatus::Pending(format!("{name}: waiting for the node to stop it")),
     }
 }
 
-/// Until it is so. The cluster may be out of reach for a while meanwhile. This
-/// has no bound while the change is pending: it takes as long as a node needs to
-/// get in sync, or to be switched on.
+/// Waits until the goal is reached. Connection losses are tolerated. There is no timeout while the
+/// change is pending: it may have to wait until a learner is in sync, or until the machine is
+/// powered on.
 pub(super) async fn until(
     global: &Global,
     channel: &Channel,
@@ -142,9 +141,9 @@ pub(super) async fn until(
     tokio::select! {
         reached = follow(global, channel, id, goal) => reached,
         _ = tokio::signal::ctrl_c() => {
-            Err(Failure::new(Kind::Interrupted, "wait any longer")
+            Err(Failure::new(Kind::Interrupted, "complete the wait")
                 .because("interrupted")
-                .advise("the cluster goes on with it; the same command again waits again"))
+                .advise("the change continues; repeat the command to wait again"))
         }
     }
 }
@@ -165,12 +164,12 @@ async fn follow(
         let (node, consensus) = match look(global, channel, id).await {
             Ok((Some(node), consensus)) => (node, consensus),
             Ok((None, _)) => {
-                return Err(failure("somebody has deleted it"));
+                return Err(failure("the node has been deleted"));
             }
             Err(status) if passing(&status) => {
                 tell(
                     &mut told,
-                    "lost touch with the cluster, trying again".into(),
+                    "lost the connection to the cluster; retrying".into(),
                 );
                 continue;
             }
@@ -179,25 +178,25 @@ async fn follow(
         let look = goal.look(&node, &consensus);
         if is_taken_back(&mut idle, &look) {
             let why =
-                "the change is not complete, and not pending any more: somebody has taken it back";
+                "the change is not complete and no longer pending: it has been reverted by someone";
             return Err(failure(why).advise(
-                "`hearthctl node describe` and `hearthctl etcd members` show how it stands",
+                "`hearthctl node describe` and `hearthctl etcd members` show the current state",
             ));
         }
         match look {
-            Look::Reached => return Ok(node),
-            Look::Idle(progress) | Look::Pending(progress) => tell(&mut told, progress),
-            Look::Never(why) => {
+            WaitStatus::Reached => return Ok(node),
+            WaitStatus::Idle(progress) | WaitStatus::Pending(progress) => tell(&mut told, progress),
+            WaitStatus::Never(why) => {
                 return Err(failure(&why).advise(
-                    "install an image with the extension on it (docs/kubernetes.md), or take the \
-                     role back",
+                    "install an image that has the extension (docs/kubernetes.md), or remove the \
+                     role",
                 ));
             }
         }
     }
 }
 
-/// Says what is new.
+/// Prints the progress if it has changed.
 fn tell(told: &mut String, progress: String) {
     if progress != *told {
         eprintln!("hearthctl: {progress}");
@@ -205,12 +204,12 @@ fn tell(told: &mut String, progress: String) {
     }
 }
 
-/// Whether nothing has been pending for long enough. Records and membership are
-/// read one after the other, so one look alone tells nothing.
-fn is_taken_back(idle: &mut u32, look: &Look) -> bool {
+/// Whether nothing has been pending for [`TAKEN_BACK_AFTER`] polls. One poll is not conclusive,
+/// because records and membership are not read at the same moment.
+fn is_taken_back(idle: &mut u32, look: &WaitStatus) -> bool {
     *idle = match look {
-        Look::Idle(_) => *idle + 1,
-        Look::Reached | Look::Pending(_) | Look::Never(_) => 0,
+        WaitStatus::Idle(_) => *idle + 1,
+        WaitStatus::Reached | WaitStatus::Pending(_) | WaitStatus::Never(_) => 0,
     };
     *idle >= TAKEN_BACK_AFTER
 }
@@ -236,7 +235,7 @@ async fn look(
     .await
 }
 
-/// In one line, what it waits for.
+/// One line that says what the membership change is waiting for.
 fn progress(node: &Node, consensus: &GetConsensusStatusResponse) -> String {
     let mut changes = consensus.changes.iter();
     let change = changes.find(|change| change.node_id == node.id);
@@ -244,9 +243,9 @@ fn progress(node: &Node, consensus: &GetConsensusStatusResponse) -> String {
     let learns = members.any(|member| member.node_id == node.id && member.learner);
     match change {
         Some(change) if !change.reason.is_empty() => safe(&change.reason),
-        _ if learns => "it is in consensus, and gets what the others have".to_owned(),
-        Some(_) => "the change of the membership waits for its turn".to_owned(),
-        None => "the node's record follows".to_owned(),
+        _ if learns => "learner is catching up".to_owned(),
+        Some(_) => "membership change is queued".to_owned(),
+        None => "waiting for the node record to be updated".to_owned(),
     }
 }
 
@@ -258,7 +257,10 @@ mod tests {
 
     #[test]
     fn a_change_that_is_pending_is_waited_for_and_one_that_nobody_wants_is_not() {
-        let [nothing, pending] = [Look::Idle(String::new()), Look::Pending(String::new())];
+        let [nothing, pending] = [
+            WaitStatus::Idle(String::new()),
+            WaitStatus::Pending(String::new()),
+        ];
         let mut idle = 0;
         for _ in 0..5 {
             for _ in 1..TAKEN_BACK_AFTER {
@@ -284,7 +286,7 @@ mod tests {
                 Goal::HasNot(member),
                 Goal::Decommissioned,
             ]
-            .map(|goal| goal.look(node, consensus) == Look::Reached)
+            .map(|goal| goal.look(node, consensus) == WaitStatus::Reached)
         };
         assert_eq!(reached(&node, &consensus), [false, true, false]);
         consensus.changes.push(MembershipChange {
@@ -316,41 +318,53 @@ mod tests {
         let worker = &[RoleName::KubernetesWorker];
         let look = |node: &Node, goal: Goal<'_>| goal.look(node, &consensus);
         let mut node = Node::default();
-        assert!(matches!(look(&node, Goal::Has(worker)), Look::Idle(_)));
-        assert_eq!(look(&node, Goal::HasNot(worker)), Look::Reached);
+        assert!(matches!(
+            look(&node, Goal::Has(worker)),
+            WaitStatus::Idle(_)
+        ));
+        assert_eq!(look(&node, Goal::HasNot(worker)), WaitStatus::Reached);
 
         node.roles = Some(NodeRoles {
             kubernetes_worker: Some(node_roles::KubernetesWorker::default()),
             ..NodeRoles::default()
         });
-        assert!(matches!(look(&node, Goal::Has(worker)), Look::Pending(_)));
-        assert!(matches!(look(&node, Goal::HasNot(worker)), Look::Idle(_)));
+        assert!(matches!(
+            look(&node, Goal::Has(worker)),
+            WaitStatus::Pending(_)
+        ));
+        assert!(matches!(
+            look(&node, Goal::HasNot(worker)),
+            WaitStatus::Idle(_)
+        ));
 
         let says = |node: &mut Node, met, reason: &str| {
             let condition = NodeCondition {
                 r#type: names::CONDITION_KUBERNETES_WORKER.into(),
                 met,
                 reason: reason.into(),
-                message: "so it is".into(),
+                message: "not ready yet".into(),
             };
             node.status.get_or_insert_default().conditions = vec![condition];
         };
         says(&mut node, false, "Starting");
-        let waits = "KubernetesWorker: Starting: so it is".to_owned();
-        assert_eq!(look(&node, Goal::Has(worker)), Look::Pending(waits));
+        let waits = "KubernetesWorker: Starting: not ready yet".to_owned();
+        assert_eq!(look(&node, Goal::Has(worker)), WaitStatus::Pending(waits));
         says(&mut node, false, names::REASON_NOT_INSTALLED);
-        assert!(matches!(look(&node, Goal::Has(worker)), Look::Never(_)));
+        assert!(matches!(
+            look(&node, Goal::Has(worker)),
+            WaitStatus::Never(_)
+        ));
         says(&mut node, true, "");
-        assert_eq!(look(&node, Goal::Has(worker)), Look::Reached);
+        assert_eq!(look(&node, Goal::Has(worker)), WaitStatus::Reached);
         let both = &[RoleName::KubernetesWorker, RoleName::ConsensusMember];
-        assert!(matches!(look(&node, Goal::Has(both)), Look::Idle(_)));
+        assert!(matches!(look(&node, Goal::Has(both)), WaitStatus::Idle(_)));
 
         node.roles = None;
         assert!(matches!(
             look(&node, Goal::HasNot(worker)),
-            Look::Pending(_)
+            WaitStatus::Pending(_)
         ));
         node.status = None;
-        assert_eq!(look(&node, Goal::HasNot(worker)), Look::Reached);
+        assert_eq!(look(&node, Goal::HasNot(worker)), WaitStatus::Reached);
     }
 }

@@ -11,16 +11,15 @@ use tonic::{Status, Streaming};
 
 use super::super::{print, print_json_line};
 use super::passing;
-use crate::args::{Form, Global};
+use crate::args::{Format, Global};
 use crate::connection;
 use crate::failure::Failure;
 use crate::output::{self, Change, node_table};
 
-/// Shows changes until interrupted. A curator that goes away is replaced by
-/// another; only if the very first attempt fails, or one is refused, is that
-/// the end.
-pub(super) async fn run(global: &Global, form: Form) -> Result<(), Failure> {
-    /// Between two attempts.
+/// Shows changes until interrupted. If the stream breaks, it is resumed, from another curator if
+/// need be. It ends with an error if the first attempt fails, or if an error is not temporary.
+pub(super) async fn run(global: &Global, form: Format) -> Result<(), Failure> {
+    /// Delay between two attempts.
     const PAUSE: Duration = Duration::from_secs(1);
     let channel = connection::open(global)?;
     let mut view = View::new(form);
@@ -32,14 +31,14 @@ pub(super) async fn run(global: &Global, form: Form) -> Result<(), Failure> {
                 if !view.synced || !passing(&status) {
                     return Err(Failure::call("watch the nodes", status));
                 }
-                eprintln!("hearthctl: lost touch with the cluster, trying again");
+                eprintln!("hearthctl: lost the connection to the cluster; retrying");
                 tokio::time::sleep(PAUSE).await;
             }
         }
     }
 }
 
-/// Why the following of one stream has ended.
+/// Why a stream has ended.
 enum Ended {
     Call(Status),
     Output(Failure),
@@ -64,19 +63,19 @@ async fn follow(channel: &Channel, view: &mut View) -> Result<std::convert::Infa
     }
 }
 
-/// The nodes as far as they are known, and how they are shown.
+/// The known nodes, and how they are printed.
 struct View {
-    form: Form,
+    form: Format,
     nodes: BTreeMap<String, output::Node>,
-    /// What this stream has told while its backlog runs: in the end, nodes
-    /// that it did not tell are gone.
+    /// IDs of the nodes in the backlog of this stream, until the backlog is complete: then known
+    /// nodes that are not in it are removed.
     backlog: Option<Vec<String>>,
-    /// Some stream has told everything there was.
+    /// The backlog of some stream has been complete.
     synced: bool,
 }
 
 impl View {
-    fn new(form: Form) -> Self {
+    fn new(form: Format) -> Self {
         Self {
             form,
             nodes: BTreeMap::new(),
@@ -85,7 +84,7 @@ impl View {
         }
     }
 
-    /// A new stream begins.
+    /// Starts a new stream.
     fn begin(&mut self) {
         self.backlog = Some(Vec::new());
     }
@@ -113,7 +112,7 @@ impl View {
             self.synced = true;
             self.tell(&Change::Synced)?;
         }
-        if self.form == Form::Table && self.backlog.is_none() {
+        if self.form == Format::Table && self.backlog.is_none() {
             self.draw()?;
         }
         Ok(())
@@ -121,12 +120,12 @@ impl View {
 
     fn tell(&self, change: &Change<'_>) -> Result<(), Failure> {
         match self.form {
-            Form::Json => print_json_line(change),
-            Form::Table => Ok(()),
+            Format::Json => print_json_line(change),
+            Format::Table => Ok(()),
         }
     }
 
-    /// On a terminal in the place of the last, elsewhere one after another.
+    /// Prints the table. On a terminal it replaces the previous one.
     fn draw(&self) -> Result<(), Failure> {
         let table = node_table(self.nodes.values());
         if io::stdout().is_terminal() {

@@ -1,7 +1,6 @@
-//! Ranges and keys of the mesh: asked for, changed and given back by several
-//! nodes at curators whose views lag, written late, twice or never. After each
-//! write no two nodes have the same, and what is written at a range or at a key
-//! is what stands in the record of the node that is named there.
+//! Model test of pod ranges and mesh keys: requested, changed and released by several nodes at
+//! curators whose views lag, and written late, twice or never. After each write no two nodes have
+//! the same range or key, and the indexes agree with the records of the nodes.
 
 use std::{collections::BTreeMap, sync::LazyLock};
 
@@ -18,8 +17,7 @@ const KEYS: u8 = 5;
 
 #[derive(Clone, Copy, Debug)]
 enum Event {
-    /// A node asks with a key. Its record is read at one moment, the rest at
-    /// another.
+    /// A node sends a key. Its record and the indexes are read at different moments.
     Ask {
         node: u8,
         key: u8,
@@ -29,16 +27,16 @@ enum Event {
     Sync(usize),
     Deliver(usize),
     Lose(usize),
-    /// An operator forgets the node.
+    /// An operator deletes the node.
     Delete(u8),
     /// It registers, and becomes a worker.
     Add(u8),
-    /// An operator gives it the role, or takes it away.
+    /// An operator adds or removes the role.
     Role(u8, bool),
 }
 
 fn key(number: u8) -> MeshKey {
-    // Made once: it takes its time.
+    // Generated once, because that is slow.
     static MADE: LazyLock<Vec<MeshKey>> = LazyLock::new(|| {
         let secrets = (1..=KEYS).map(|number| MeshSecret::try_from(&[number; 32][..]));
         secrets.map(|secret| secret.unwrap().public()).collect()
@@ -72,10 +70,10 @@ fn full(node: u8) -> FullRecord {
     }
 }
 
-/// What the curator's cache says.
+/// What the curator's cache would return.
 fn found(records: &Records, id: NodeId, key: &MeshKey) -> Found {
     let owner = |range| records.at(state::pod_range_key(range), state::decode_owner);
-    // The lowest are given, so there are no others.
+    // The lowest ranges are assigned first, so these are enough.
     let ranges = || PodRange::all().take(usize::from(NODES) + 1);
     let mut own = ranges().filter_map(|range| Some(owner(range)?.map(|owner| (owner, range))));
     Found {
@@ -94,7 +92,7 @@ fn parts(records: &Records) -> BTreeMap<NodeId, Networking> {
         .collect()
 }
 
-/// The indexes say what the records say, and so neither has anything twice.
+/// Checks that the indexes agree with the records, so that no range or key is assigned twice.
 fn check(records: &Records) {
     let mut wanted = BTreeMap::new();
     for (id, networking) in parts(records) {
@@ -112,8 +110,7 @@ fn check(records: &Records) {
     assert_eq!(indexes.collect::<BTreeMap<_, _>>(), wanted);
 }
 
-/// Writes of operators are decided and done at once: it is the nodes' own that
-/// are late.
+/// Operators' writes are decided and executed at once; only those of nodes are late.
 fn operate(records: &mut Records, event: Event) {
     let write = match event {
         Event::Add(node) => {
@@ -177,8 +174,8 @@ fn play(events: Vec<Event>) -> Records {
                         assert_eq!(write.is_none(), held == Some(networking));
                         under_way.extend(write);
                     }
-                    Err(Refused::NoWorker(_)) => assert!(!is_worker),
-                    Err(Refused::MeshKeyTaken(other)) => assert_eq!(key_of, Some(other)),
+                    Err(Rejection::NoWorker(_)) => assert!(!is_worker),
+                    Err(Rejection::MeshKeyTaken(other)) => assert_eq!(key_of, Some(other)),
                     Err(other) => panic!("{other}"),
                 }
             }
@@ -248,8 +245,8 @@ fn ranges_are_given_from_the_lowest_and_kept() {
     let records = play(events.clone());
     assert_eq!(range(&records, 2).unwrap(), "10.208.2.0/24");
 
-    // Without the role it stays, with another key, too; a deleted node's is
-    // free, and so is its key.
+    // Without the role the range is kept, with another key, too; range and key of a deleted node
+    // are released.
     events.push(Event::Role(0, false));
     events.push(Event::Delete(1));
     events.extend(asks(2, 4));
@@ -272,15 +269,18 @@ fn what_cannot_be_given_is_refused() {
         decided.map(|(networking, _)| networking.range)
     };
     let none = Found::default;
-    assert_eq!(decide(&node, none()), Err(Refused::NoPodRange));
-    // What an older image has forgotten is found by its index.
+    assert_eq!(decide(&node, none()), Err(Rejection::NoPodRange));
+    // A range that an older image has dropped from the record is found by the index.
     let content = PodRange::all().nth(7).unwrap();
-    let own = Some(At {
+    let own = Some(Versioned {
         content,
         revision: 1,
     });
     assert_eq!(decide(&node, Found { own, ..none() }), Ok(content));
     let mut down = node.clone();
     down.full.content.node.state = NodeState::Decommissioned;
-    assert!(matches!(decide(&down, none()), Err(Refused::State { .. })));
+    assert!(matches!(
+        decide(&down, none()),
+        Err(Rejection::State { .. })
+    ));
 }

@@ -1,4 +1,4 @@
-//! Records in memory, with the revisions and conditions of the store.
+//! Records in memory, with the revisions and conditions of etcd.
 
 use std::collections::BTreeMap;
 
@@ -8,10 +8,10 @@ use hearth_api::{
 };
 use hearth_consensus::fenced::{Condition, Write};
 
-use crate::decisions::{At, FoundNode};
+use crate::decisions::{FoundNode, Versioned};
 use crate::state::{self, FullRecord, Intent, NodeRecord, Tombstone};
 
-/// A key's content, and when it was made and written.
+/// A key's value, create revision and mod revision.
 type Store = BTreeMap<String, (Vec<u8>, i64, i64)>;
 
 #[derive(Clone, Default)]
@@ -25,11 +25,11 @@ impl Records {
         &self,
         key: String,
         decode: impl Fn(&str, &[u8]) -> Result<T, state::RecordError>,
-    ) -> Option<At<T>> {
+    ) -> Option<Versioned<T>> {
         let (value, _, revision) = self.store.get(&key)?;
         let content = decode(&key, value).expect("a record that can be read");
         let revision = *revision;
-        Some(At { content, revision })
+        Some(Versioned { content, revision })
     }
 
     pub(super) fn node(&self, id: NodeId) -> Option<NodeRecord> {
@@ -83,8 +83,8 @@ impl Records {
         true
     }
 
-    pub(super) fn configuration(&self) -> At<ClusterConfiguration> {
-        At {
+    pub(super) fn configuration(&self) -> Versioned<ClusterConfiguration> {
+        Versioned {
             content: ClusterConfiguration::default(),
             revision: self.store[state::CLUSTER].2,
         }

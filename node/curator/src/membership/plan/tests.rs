@@ -1,5 +1,5 @@
-//! A model: etcd, records and nodes as plain data, and a leader that may be cut
-//! off after any half of a step.
+//! Model test: etcd, records and nodes as plain data, and a leader that may fail after any half of
+//! a step.
 
 use std::collections::BTreeSet;
 
@@ -21,8 +21,8 @@ fn member(number: u8, id: u64, learner: bool) -> Member {
     }
 }
 
-fn up(role: Option<u64>) -> Standing {
-    Standing {
+fn up(role: Option<u64>) -> NodeView {
+    NodeView {
         up: true,
         role,
         alive: true,
@@ -30,7 +30,7 @@ fn up(role: Option<u64>) -> Standing {
     }
 }
 
-/// Voters on these nodes, the first of which has founded the cluster and asks.
+/// A cluster with this many voters; the first has bootstrapped it and leads.
 fn voters(count: u8) -> View {
     View {
         own: node(0),
@@ -77,7 +77,7 @@ fn a_join_goes_its_way() {
     view.nodes.insert(node(1), up(None));
     view.intents = vec![wants(1, JOIN)];
     view.peer_timing_ready = false;
-    assert_eq!(plan(&view), None, "etcd is not patient yet");
+    assert_eq!(plan(&view), None, "etcd has the timing of a single member");
     view.peer_timing_ready = true;
     assert_eq!(plan(&view), Some(Step::Add(node(1))));
 
@@ -96,7 +96,7 @@ fn a_join_goes_its_way() {
             applied,
         })
     };
-    // A learner that never started is not promoted, whatever it says.
+    // A learner that never started is not promoted, whatever it reports.
     view.learner.mark = Some((id, 10));
     view.nodes.get_mut(&node(1)).unwrap().progress = progress(10);
     assert_eq!(plan(&view), None);
@@ -106,11 +106,15 @@ fn a_join_goes_its_way() {
     view.learner.mark = Some((id, 11));
     assert_eq!(plan(&view), None, "not in sync");
     view.learner.mark = Some((MemberId(8), 1));
-    assert_eq!(plan(&view), Some(Step::Mark(id)), "the mark of another one");
+    assert_eq!(
+        plan(&view),
+        Some(Step::Mark(id)),
+        "the mark of another learner"
+    );
     view.learner.mark = Some((id, 10));
     assert_eq!(plan(&view), Some(Step::Promote(node(1), id)));
     view.nodes.get_mut(&node(1)).unwrap().alive = false;
-    assert_eq!(plan(&view), None, "not heard");
+    assert_eq!(plan(&view), None, "not healthy");
     view.learner.overdue = Some(id);
     assert_eq!(plan(&view), Some(Step::Remove(node(1), id)));
     view.members.pop();
@@ -132,7 +136,7 @@ fn learners_are_added_one_at_a_time_and_the_unlucky_wait() {
     assert_eq!(plan(&view), None);
     let reason = step_of(&view, &view.intents[1]).unwrap_err();
     assert!(reason.contains(&node(2).to_string()), "{reason}");
-    // While its member is gone, and its intent not queued again yet.
+    // While its member is gone, and its intent not requeued yet.
     view.members.pop();
     view.intents.swap(0, 1);
     assert_eq!(plan(&view), Some(Step::Requeue(node(2))));
@@ -147,25 +151,28 @@ fn who_leaves_is_missed_by_none() {
     view.own = node(1);
     assert_eq!(plan(&view), Some(Step::HandOver));
     view.own = node(0);
-    // One of the others is not heard.
+    // One of the others is not healthy.
     view.nodes.get_mut(&node(2)).unwrap().alive = false;
     assert_eq!(plan(&view), None);
     let reason = step_of(&view, &view.intents[0]).unwrap_err();
     assert!(reason.contains(&node(2).to_string()), "{reason}");
-    // The one that is not heard itself can go.
+    // The one that is not healthy can itself be removed.
     assert_eq!(view.may_leave(node(2)), Ok(()));
-    // The member is out; the role follows.
+    // The member is removed; the role follows.
     view.members.remove(1);
     assert_eq!(plan(&view), Some(Step::Clear(node(1))));
-    // The last one stays.
+    // The last one cannot leave.
     let mut view = voters(1);
     view.intents = vec![wants(0, LEAVE)];
     assert_eq!(plan(&view), None);
-    assert_eq!(view.may_leave(node(0)), Err(Stays::Last(node(0))));
-    // All of them at once do not leave either.
+    assert_eq!(view.may_leave(node(0)), Err(CannotLeave::Last(node(0))));
+    // All of them cannot leave at once either.
     let mut view = voters(2);
     view.intents = vec![wants(0, LEAVE)];
-    assert_eq!(view.may_leave_after_all(node(1)), Err(Stays::Last(node(1))));
+    assert_eq!(
+        view.may_leave_after_all(node(1)),
+        Err(CannotLeave::Last(node(1)))
+    );
 }
 
 #[test]
@@ -174,10 +181,10 @@ fn what_no_record_stands_for_is_removed() {
     let mut view = voters(3);
     view.nodes.remove(&node(2));
     assert_eq!(plan(&view), Some(Step::Remove(node(2), MemberId(102))));
-    // Not if the others cannot do without.
+    // Not if the others would lose quorum.
     view.nodes.get_mut(&node(1)).unwrap().alive = false;
     assert_eq!(plan(&view), None);
-    // A learner of an attempt that was given up.
+    // A learner of an abandoned attempt.
     let mut view = voters(2);
     view.nodes.insert(node(2), up(None));
     view.members.push(member(2, 9, true));
@@ -186,45 +193,45 @@ fn what_no_record_stands_for_is_removed() {
     let mut view = voters(2);
     view.nodes.insert(node(2), up(Some(9)));
     assert_eq!(plan(&view), Some(Step::Clear(node(2))));
-    // While somebody is in etcd who may be anyone, no role is cleared.
+    // While etcd has a member whose node is not known, no role is cleared.
     let mut stranger = member(3, 10, false);
     stranger.peer_urls = vec!["https://10.0.0.1:7834".into()];
     view.members.push(stranger);
     assert_eq!(plan(&view), None);
 }
 
-/// The world of the model.
+/// The state of the model.
 #[derive(Clone, Debug)]
 struct World {
     view: View,
     next_member: u64,
     log: u64,
-    /// Which nodes start what they are told to.
+    /// The nodes that start etcd when their role says so.
     starts: BTreeSet<NodeId>,
-    /// How long the present learner has been there.
+    /// How long the current learner has existed.
     age: u32,
 }
 
-/// Something that happens.
+/// An event of the model.
 #[derive(Clone, Debug)]
 enum Event {
-    /// The leader takes a step; `whole` or only the half in etcd.
+    /// The leader executes a step, completely (`whole`) or only its half in etcd.
     Lead { whole: bool },
-    /// Nodes do what their roles say.
+    /// Nodes follow their roles.
     Nodes,
-    /// An operator wants a node in.
+    /// An operator requests that a node join.
     Join(u8),
-    /// An operator wants a node out.
+    /// An operator requests that a node leave.
     Leave(u8),
     /// An operator deletes a node.
     Delete(u8),
-    /// A node dies, or comes back.
+    /// A node dies, or recovers.
     Alive(u8, bool),
-    /// A node's etcd does not start, or does again.
+    /// A node's etcd stops starting, or starts again.
     Starts(u8, bool),
-    /// Another one leads.
+    /// Another curator becomes leader.
     Leader(u8),
-    /// The learner's time passes.
+    /// The learner's time limit comes closer.
     Time,
 }
 
@@ -287,7 +294,7 @@ impl World {
             }
             Event::Delete(n) => {
                 let id = node(*n);
-                // The service lets no voter go that is missed.
+                // The service does not authorize the departure of a voter that the quorum needs.
                 if !self.view.votes(id) || self.view.may_leave_after_all(id).is_ok() {
                     self.view.nodes.remove(&id);
                 }
@@ -316,7 +323,7 @@ impl World {
         }
     }
 
-    /// Voters that live lead; a new leader remembers nothing.
+    /// Only live voters lead; a new leader starts without memory.
     fn elect(&mut self, id: NodeId) {
         if self.voters().contains(&id) && self.alive(id) {
             self.view.own = id;
@@ -332,7 +339,7 @@ impl World {
         }
         match self.view.intent_of(id).map(|intent| intent.wanted) {
             None => self.view.intents.push(wants(n, wanted)),
-            // Nothing was begun.
+            // The leader had not begun a step.
             Some(Wanted::Join { member: None }) => {
                 self.view.intents.retain(|intent| intent.node != id);
             }
@@ -340,7 +347,7 @@ impl World {
         }
     }
 
-    /// What the nodes do by themselves.
+    /// Nodes start etcd according to their roles, and report its progress.
     fn nodes(&mut self) {
         let log = self.log;
         for member in &mut self.view.members {
@@ -359,7 +366,7 @@ impl World {
         }
     }
 
-    /// Whoever leads takes one step.
+    /// The leader executes one step.
     fn lead(&mut self, whole: bool) {
         if !self.alive(self.view.own) || !self.voters().contains(&self.view.own) {
             let leader = self.voters().into_iter().find(|id| self.alive(*id));
@@ -416,7 +423,7 @@ impl World {
                     self.elect(other);
                 }
             }
-            // Only records are changed, in one transaction: whole or not at all.
+            // These steps change only records, in one atomic transaction.
             Step::Record(..) | Step::Complete(_) | Step::Requeue(_) | Step::Clear(_) if !whole => {}
             Step::Record(id, member) => {
                 self.intent(id).wanted = Wanted::Join {
@@ -448,7 +455,7 @@ impl World {
         intents.find(|intent| intent.node == id).expect("an intent")
     }
 
-    fn standing(&mut self, id: NodeId) -> &mut Standing {
+    fn standing(&mut self, id: NodeId) -> &mut NodeView {
         self.view.nodes.get_mut(&id).expect("a node")
     }
 }
@@ -464,7 +471,7 @@ proptest! {
         for event in &events {
             world.apply(event);
         }
-        // Then all is well for a while.
+        // Then there are no failures for a while.
         for standing in world.view.nodes.values_mut() {
             standing.alive = true;
         }
@@ -475,12 +482,12 @@ proptest! {
             world.apply(&Event::Lead { whole: true });
         }
         let view = &world.view;
-        // What stays is what cannot be: the last one does not leave.
+        // Only intents that cannot be executed remain: the last voter cannot leave.
         for intent in &view.intents {
             prop_assert!(matches!(intent.wanted, Wanted::Leave { .. }), "{view:#?}");
-            prop_assert_eq!(view.may_leave(intent.node), Err(Stays::Last(intent.node)));
+            prop_assert_eq!(view.may_leave(intent.node), Err(CannotLeave::Last(intent.node)));
         }
-        // Voters are those whose role says so.
+        // Exactly the nodes with the role are voters.
         prop_assert!(view.members.iter().all(|m| !m.learner), "{view:#?}");
         for (id, standing) in &view.nodes {
             prop_assert_eq!(view.votes(*id), standing.role.is_some(), "{:#?}", view);
@@ -490,8 +497,8 @@ proptest! {
             if let Some(standing) = view.nodes.get(&id) {
                 prop_assert!(matches!(standing.role, Some(0)) || standing.role == Some(member.id.0));
             } else {
-                // A deleted node that cannot be done without.
-                prop_assert_eq!(view.may_leave(id), Err(Stays::Last(id)));
+                // A deleted node that the quorum needs.
+                prop_assert_eq!(view.may_leave(id), Err(CannotLeave::Last(id)));
             }
         }
     }

@@ -1,10 +1,10 @@
-//! Parameters as files have them.
+//! The stored form of parameters.
 
 use hearth_api::{fixture, stored_form};
 
 use super::*;
 
-/// What a fixture says of the authority, or, where there is none yet, any.
+/// The CA certificate in a fixture or, if the fixture does not exist yet, a new one.
 fn stored_ca(fixture: &[u8]) -> Vec<u8> {
     match NodeParameters::decode(fixture).unwrap().cluster {
         Some(node_parameters::Cluster::ClusterRegister(register)) => register.ca_certificate,
@@ -12,7 +12,7 @@ fn stored_ca(fixture: &[u8]) -> Vec<u8> {
     }
 }
 
-/// As installers write them on the ESP.
+/// Parameters as installers write them on the ESP.
 #[test]
 fn the_stored_form_stays() {
     let labels = vec![Label {
@@ -57,7 +57,7 @@ fn the_stored_form_stays() {
     let stored = stored_form!("parameters-bootstrap.pb", message.encode_to_vec());
     let read = parse(Source::Esp, &stored).unwrap();
     let Cluster::Bootstrap(found) = read.cluster else {
-        panic!("no bootstrap");
+        panic!("not a bootstrap");
     };
     assert_eq!(found.seed.owner, SigningKey::from_seed([1; 32]).public());
     assert_eq!(found.seed.first_contact_secret.expose(), &[2; 32]);
@@ -80,7 +80,7 @@ fn the_stored_form_stays() {
     let stored = stored_form!("parameters-register.pb", message.encode_to_vec());
     let read = parse(Source::Esp, &stored).unwrap();
     let Cluster::Register(found) = read.cluster else {
-        panic!("no registration");
+        panic!("not a registration");
     };
     assert_eq!(Some(found.directory), register().cluster_directory);
     assert_eq!(found.ticket.expose(), &[3; 32]);

@@ -1,9 +1,7 @@
-//! What Kubernetes' certificates say: who somebody is, to which group it
-//! belongs, under which names it is reached, and for how long.
+//! The content of Kubernetes' certificates: user, group, names, addresses and lifetime.
 //!
-//! The names and groups beginning with `system:` are Kubernetes' own, and its
-//! roles are bound to them. Those beginning with `hearth:` are ours; the
-//! reconciler binds them.
+//! Names and groups that begin with `system:` are defined by Kubernetes, which binds its roles to
+//! them. Those that begin with `hearth:` are ours; the reconciler binds roles to them.
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
@@ -19,64 +17,63 @@ use time::OffsetDateTime;
 
 use super::super::{Lifetime, PkiError, ia5, parameters};
 
-/// Of what the parts of Kubernetes and the nodes get. Long enough for a
-/// cluster that sleeps over the holidays, short enough for one that cannot
-/// revoke.
+/// The lifetime of certificates for Kubernetes' components and for nodes. Long enough for a cluster
+/// that is switched off over the holidays, short enough for one that cannot revoke certificates.
 pub const LIFETIME: Duration = Duration::from_secs(30 * 24 * 3600);
-/// Of what operators get: they ask again with every command.
+/// The lifetime of operators' certificates, which are requested anew with every command.
 pub const OPERATOR_LIFETIME: Duration = Duration::from_secs(3600);
 
-/// May do everything, and no rule of Kubernetes can take that away.
+/// The group with unrestricted access, which no RBAC rule can limit.
 const MASTERS: &str = "system:masters";
-/// The group of operators that are not the owner. Nothing is bound to it: what
-/// they may do is for the owner to say, by roles of Kubernetes.
+/// The group of operators other than the owner. No role is bound to it; the owner grants access by
+/// Kubernetes' RBAC.
 pub const OPERATORS: &str = "hearth:operators";
 /// The group of the nodes' own clients.
 pub const NODES: &str = "hearth:nodes";
-/// The user that keeps the objects that a cluster needs.
+/// The user that maintains the Kubernetes objects that a cluster needs.
 pub const RECONCILER: &str = "hearth:reconciler";
-/// Who may pass requests on: for `--requestheader-allowed-names`.
+/// The user that may act for other users: for `--requestheader-allowed-names`.
 pub const FRONT_PROXY_CLIENT: &str = "front-proxy-client";
 
-/// What a certificate is for.
+/// The purpose of a certificate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Certificate<'a> {
-    /// An API server, towards its callers.
+    /// The server certificate of an API server.
     ApiServer {
-        /// Where it runs.
+        /// The node on which it runs.
         node: NodeId,
-        /// Of that node.
+        /// The address of that node.
         address: IpAddr,
     },
-    /// An API server, towards kubelets.
+    /// An API server as a client of kubelets.
     ApiServerKubeletClient,
-    /// An API server, when it passes a request on. Of the other authority.
+    /// An API server that forwards a request. Issued by the front-proxy CA.
     FrontProxyClient,
-    /// The controller manager, towards API servers.
+    /// The controller manager as a client of API servers.
     ControllerManager,
-    /// The scheduler, towards API servers.
+    /// The scheduler as a client of API servers.
     Scheduler,
-    /// Who keeps the objects that a cluster needs.
+    /// The reconciler, which maintains the objects that a cluster needs.
     Reconciler,
-    /// A kubelet, towards API servers.
+    /// A kubelet as a client of API servers.
     KubeletClient(NodeId),
-    /// A kubelet, towards those who ask it.
+    /// The server certificate of a kubelet.
     KubeletServer {
-        /// Where it runs.
+        /// The node on which it runs.
         node: NodeId,
-        /// Of that node.
+        /// The address of that node.
         address: IpAddr,
     },
-    /// kube-proxy, towards API servers.
+    /// kube-proxy as a client of API servers.
     Proxy,
-    /// The node's own client: names, volumes.
+    /// The node's own client, for DNS and volumes.
     Node(NodeId),
-    /// A person, towards API servers.
+    /// A person as a client of API servers.
     Operator(&'a UserName),
 }
 
 impl Certificate<'_> {
-    /// The common name, which is the user's name where it is a client.
+    /// The common name, which is the user name of a client.
     pub fn subject(&self) -> String {
         match self {
             Self::ApiServer { .. } => "kube-apiserver".into(),
@@ -102,7 +99,7 @@ impl Certificate<'_> {
             Self::Operator(_) => Some(OPERATORS),
             Self::KubeletClient(_) | Self::KubeletServer { .. } => Some("system:nodes"),
             Self::Node(_) => Some(NODES),
-            // Known by their names.
+            // Identified by their user names.
             Self::ApiServer { .. }
             | Self::FrontProxyClient
             | Self::ControllerManager
@@ -111,7 +108,7 @@ impl Certificate<'_> {
         }
     }
 
-    /// For how long it is good.
+    /// How long the certificate is valid.
     pub fn lifetime(&self) -> Duration {
         match self {
             Self::Operator(_) => OPERATOR_LIFETIME,
@@ -119,8 +116,8 @@ impl Certificate<'_> {
         }
     }
 
-    /// It begins with its authority, so that it is good on a node whose clock
-    /// is behind the issuer's.
+    /// The certificate becomes valid with its CA, so that it is valid on a node whose clock is
+    /// behind the issuer's.
     pub(super) fn parameters(
         &self,
         authority: Lifetime,
@@ -149,7 +146,7 @@ impl Certificate<'_> {
         Ok(params)
     }
 
-    /// Under which it is reached.
+    /// The names and addresses of the server.
     fn names(&self) -> Result<Vec<SanType>, PkiError> {
         let (mut names, mut addresses) = (Vec::new(), Vec::new());
         match self {

@@ -1,5 +1,4 @@
-//! A certificate that was issued, alone or with its key, and when the next one
-//! is due.
+//! An issued certificate, with or without its key, and the time of its renewal.
 
 use std::{
     fmt,
@@ -14,11 +13,11 @@ use zeroize::Zeroizing;
 
 use super::{KubernetesPkiError, certificate::LIFETIME};
 
-/// How long before its end a certificate is renewed: a third of its life, so
-/// that a renewal may fail for days before anybody notices.
+/// How long before its expiry a certificate is renewed: a third of its lifetime, so that renewals
+/// may fail for days without consequences.
 pub const RENEW_BEFORE: Duration = Duration::from_secs(LIFETIME.as_secs() / 3);
 
-/// A certificate in the form that Kubernetes' programs read.
+/// Encodes a certificate in PEM, the format that Kubernetes' programs read.
 pub fn to_pem(certificate: &[u8]) -> String {
     pem_of("CERTIFICATE", certificate)
 }
@@ -28,7 +27,7 @@ pub(super) fn pem_of(kind: &str, der: &[u8]) -> String {
     pem::encode_config(&pem::Pem::new(kind, der), lines)
 }
 
-/// A private key in PEM. Wiped when dropped; does not print.
+/// A private key in PEM. Zeroized on drop; not printable.
 #[derive(Clone)]
 pub struct Pem(Zeroizing<String>);
 
@@ -41,7 +40,7 @@ impl Pem {
         Self(key.expose_plain_pkcs8_pem())
     }
 
-    /// The key itself, to be written for the program that uses it.
+    /// Returns the key, to be written for the program that uses it.
     pub fn expose(&self) -> &str {
         &self.0
     }
@@ -53,7 +52,7 @@ impl fmt::Debug for Pem {
     }
 }
 
-/// A certificate, and when it ends.
+/// A certificate and its expiry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Issued {
     certificate: CertificateDer<'static>,
@@ -62,13 +61,13 @@ pub struct Issued {
 }
 
 impl Issued {
-    /// Reads a certificate, DER. Who issued it is not looked at.
+    /// Parses a certificate in DER. Does not verify the issuer.
     pub fn parse(der: &[u8]) -> Result<Self, KubernetesPkiError> {
         let wrong = KubernetesPkiError::Issued;
         let (rest, parsed) =
-            x509_parser::parse_x509_certificate(der).map_err(|_| wrong("is none"))?;
+            x509_parser::parse_x509_certificate(der).map_err(|_| wrong("is malformed"))?;
         if !rest.is_empty() {
-            return Err(wrong("has something behind it"));
+            return Err(wrong("has trailing bytes"));
         }
         let public_key = PublicKey::try_from(&parsed.public_key().subject_public_key.data[..])
             .map_err(|_| wrong("is not for an Ed25519 key"))?;
@@ -79,12 +78,12 @@ impl Issued {
         })
     }
 
-    /// DER.
+    /// The certificate in DER.
     pub fn certificate(&self) -> &CertificateDer<'static> {
         &self.certificate
     }
 
-    /// From then on it is no longer good.
+    /// The time of expiry.
     pub fn not_after(&self) -> SystemTime {
         self.not_after
     }
@@ -98,8 +97,8 @@ pub struct KeyAndCertificate {
 }
 
 impl KeyAndCertificate {
-    /// Joins a key, and the certificate (DER) that somebody has issued for it.
-    /// Fails if it is for another key.
+    /// Combines a key and the certificate (DER) issued for it. Fails if the certificate is for
+    /// another key.
     pub fn new(key: &SigningKey, certificate: &[u8]) -> Result<Self, KubernetesPkiError> {
         let issued = Issued::parse(certificate)?;
         if issued.public_key != key.public() {
@@ -121,30 +120,30 @@ impl KeyAndCertificate {
         &self.issued.certificate
     }
 
-    /// PKCS #8, PEM.
+    /// The private key in PKCS #8, PEM.
     pub fn key_pem(&self) -> &Pem {
         &self.key
     }
 
-    /// From then on it is no longer good.
+    /// The time of expiry.
     pub fn not_after(&self) -> SystemTime {
         self.issued.not_after
     }
 
-    /// When the next one is due.
+    /// The time of renewal.
     pub fn renew_at(&self) -> SystemTime {
         self.issued.not_after - RENEW_BEFORE
     }
 
-    /// How long until then; zero if it is due.
+    /// The time until renewal; zero if it is due.
     pub fn renew_in(&self, now: SystemTime) -> Duration {
         self.renew_at().duration_since(now).unwrap_or_default()
     }
 
-    /// Writes both, each file at once and for root alone. Blocks on the disk.
+    /// Writes both files, each atomically and readable by root only. Blocks on disk I/O.
     ///
-    /// Programs that follow their files may see the new key beside the old
-    /// certificate for a moment; they keep what they had until both fit.
+    /// Programs that watch their files may briefly see the new key with the old certificate; they
+    /// keep the previous pair until both match.
     pub fn save(&self, certificate: &Path, key: &Path) -> Result<(), KubernetesPkiError> {
         files::write_atomic(key, self.key.expose().as_bytes(), files::PRIVATE_FILE)?;
         files::write_atomic(

@@ -1,25 +1,23 @@
-//! Kubernetes' own authorities, and every certificate that they issue.
+//! Kubernetes' own certificate authorities and the certificates that they issue.
 //!
-//! Kubernetes trusts whoever has a certificate of its authority, and reads the
-//! user's name and group from the subject. So it has authorities of its own: a
-//! certificate of the cluster's opens nothing there, and none of these opens
-//! anything of the cluster's.
+//! Kubernetes trusts every certificate of its CA and reads the user name and the group from the
+//! subject. So it has CAs of its own: it accepts no certificate of the cluster CA, and Hearth
+//! accepts none of these.
 //!
-//! | what | vouches for |
+//! | key | certifies |
 //! |---|---|
-//! | authority `kubernetes` | API servers, kubelets, and all who speak with them |
-//! | authority `front-proxy` | API servers that pass a request on for somebody else |
-//! | service-account key | the tokens of what runs in pods (ECDSA P-256: Kubernetes takes no Ed25519 here) |
+//! | CA `kubernetes` | API servers, kubelets and all of their clients |
+//! | CA `front-proxy` | API servers that forward a request for another user |
+//! | service-account key | service account tokens of pods (ECDSA P-256: Kubernetes does not support Ed25519 here) |
 //!
 //! Invariants:
-//! - All three are one record. What is there but cannot be read is an error,
-//!   and is never made anew.
-//! - The private keys lie in etcd, in a part of the store that only curators
-//!   and Kubernetes controllers open, and nowhere else; what is read is wiped
-//!   when it is dropped.
-//! - The authorities live as long as the cluster's. What they issue lives for
-//!   [`LIFETIME`] at most, because Kubernetes knows no revocation: to be
-//!   cut off is to get no new certificate. Who holds one asks for the next at
+//! - All three are one record. If the record exists but cannot be read, that is an error, and it is
+//!   never created again.
+//! - The private keys are stored in etcd, under a prefix that only curators and Kubernetes
+//!   controllers can read, and nowhere else; copies in memory are zeroized on drop.
+//! - The CAs have the lifetime of the cluster CA. Their certificates are valid for [`LIFETIME`] at
+//!   most, because Kubernetes does not support revocation: a client loses access because it gets no
+//!   new certificate. The holder of a certificate requests the next one at
 //!   [`KeyAndCertificate::renew_at`].
 //!
 //! ```text
@@ -50,33 +48,35 @@ pub use issued::{Issued, KeyAndCertificate, Pem, RENEW_BEFORE, to_pem};
 
 use super::{Authority, Lifetime, PkiError};
 
-/// Of the record.
+/// The version of the record.
 const VERSION: u32 = 1;
 
-/// What went wrong with Kubernetes' authorities, at which step.
+/// An error with Kubernetes' certificate authorities.
 #[derive(Debug, thiserror::Error)]
 pub enum KubernetesPkiError {
-    /// What is stored makes no sense. It is not made anew.
-    #[error("the record of Kubernetes' authorities is spoilt: {0}")]
+    /// The stored record is corrupt. It is never replaced.
+    #[error("corrupt record of Kubernetes' certificate authorities: {0}")]
     Spoilt(&'static str),
-    /// The record is of a version that this image does not know.
-    #[error("Kubernetes' authorities of version {found}: this image knows up to {VERSION}")]
+    /// The version of the record is newer than this image supports.
+    #[error(
+        "Kubernetes' certificate authorities: expected at most version {VERSION}, got version {found}"
+    )]
     TooNew {
-        /// Its version.
+        /// The version of the record.
         found: u32,
     },
-    /// A key or a certificate could not be made or read.
+    /// A key or a certificate cannot be created or read.
     #[error(transparent)]
     Pki(#[from] PkiError),
-    /// An answer does not hold what was asked for.
-    #[error("the certificate that was issued {0}")]
+    /// The issued certificate is not the requested one.
+    #[error("the issued certificate {0}")]
     Issued(&'static str),
-    /// What was issued cannot be written.
-    #[error("save a certificate")]
+    /// An issued certificate cannot be written.
+    #[error("cannot save the certificate")]
     File(#[from] hearth_sys::files::FileError),
 }
 
-/// All of them, with their private keys, which are wiped when dropped.
+/// The CAs and the service-account key, with their private keys, which are zeroized on drop.
 pub struct Authorities {
     kubernetes: Authority,
     front_proxy: Authority,
@@ -84,7 +84,7 @@ pub struct Authorities {
 }
 
 impl Authorities {
-    /// New ones, for a cluster that has none yet.
+    /// Creates the CAs for a cluster that has none yet.
     pub fn make(lifetime: Lifetime) -> Result<Self, KubernetesPkiError> {
         Ok(Self {
             kubernetes: Authority::make("hearth kubernetes", lifetime)?,
@@ -93,7 +93,7 @@ impl Authorities {
         })
     }
 
-    /// The record of them (`StoredKubernetesAuthorities`).
+    /// Encodes the record (`StoredKubernetesAuthorities`).
     pub fn encode(&self) -> Zeroizing<Vec<u8>> {
         let mut stored = StoredKubernetesAuthorities {
             version: VERSION,
@@ -106,10 +106,11 @@ impl Authorities {
         bytes
     }
 
-    /// Reads the record of them.
+    /// Decodes the record.
     pub fn decode(bytes: &[u8]) -> Result<Self, KubernetesPkiError> {
-        let mut stored = StoredKubernetesAuthorities::decode(bytes)
-            .map_err(|_| KubernetesPkiError::Spoilt("it is no message"))?;
+        let mut stored = StoredKubernetesAuthorities::decode(bytes).map_err(|_| {
+            KubernetesPkiError::Spoilt("it is not a StoredKubernetesAuthorities message")
+        })?;
         let authorities = Self::from_stored(&stored);
         wipe(&mut stored);
         authorities
@@ -117,13 +118,13 @@ impl Authorities {
 
     fn from_stored(stored: &StoredKubernetesAuthorities) -> Result<Self, KubernetesPkiError> {
         match stored.version {
-            0 => return Err(KubernetesPkiError::Spoilt("it is empty")),
+            0 => return Err(KubernetesPkiError::Spoilt("the record is empty")),
             1..=VERSION => {}
             found => return Err(KubernetesPkiError::TooNew { found }),
         }
         let one = |authority: &Option<StoredAuthority>| match authority {
             Some(authority) => Ok(Authority::from_stored(authority)?),
-            None => Err(KubernetesPkiError::Spoilt("an authority is missing")),
+            None => Err(KubernetesPkiError::Spoilt("a CA is missing")),
         };
         Ok(Self {
             kubernetes: one(&stored.kubernetes)?,
@@ -132,34 +133,32 @@ impl Authorities {
         })
     }
 
-    /// For how long they are valid.
+    /// The lifetime of the CAs.
     pub fn lifetime(&self) -> Lifetime {
         self.kubernetes.lifetime
     }
 
-    /// The certificate, DER, by which Kubernetes' parts prove themselves to
-    /// each other.
+    /// The certificate of the CA `kubernetes`, DER.
     pub fn ca(&self) -> &CertificateDer<'static> {
         self.kubernetes.certificate()
     }
 
-    /// The same, PEM.
+    /// The certificate of the CA `kubernetes`, PEM.
     pub fn ca_pem(&self) -> String {
         to_pem(self.ca())
     }
 
-    /// The certificate of those who pass requests on, PEM.
+    /// The certificate of the CA `front-proxy`, PEM.
     pub fn front_proxy_ca_pem(&self) -> String {
         to_pem(self.front_proxy.certificate())
     }
 
-    /// What signs the tokens of service accounts.
+    /// The key that signs service account tokens.
     pub fn service_accounts(&self) -> &ServiceAccountKey {
         &self.service_accounts
     }
 
-    /// A certificate for a new key, which is made here. `now` is the beginning
-    /// of its life.
+    /// Generates a key and issues a certificate for it. `now` is the beginning of its lifetime.
     pub fn issue(
         &self,
         what: &Certificate<'_>,
@@ -170,7 +169,7 @@ impl Authorities {
         KeyAndCertificate::new(&key, issued.certificate())
     }
 
-    /// A certificate for somebody else's key.
+    /// Issues a certificate for a key that the caller holds.
     pub fn certify(
         &self,
         what: &Certificate<'_>,
@@ -187,11 +186,10 @@ impl Authorities {
     }
 }
 
-/// Signs the tokens of service accounts. We make it and hand it on; the API
-/// servers sign by it.
+/// The key that signs service account tokens. It is generated here; the API servers sign with it.
 ///
-/// It is made by a library of this one curve, for ring brings a table by which
-/// signing is fast and the node is larger by a sixtieth.
+/// It is generated by a library for this curve only: ring contains a precomputed table for fast
+/// signing, which makes the node's binary larger by a sixtieth.
 pub struct ServiceAccountKey {
     pkcs8: Zeroizing<Vec<u8>>,
     public: p256::PublicKey,
@@ -199,14 +197,14 @@ pub struct ServiceAccountKey {
 
 impl ServiceAccountKey {
     fn generate() -> Self {
-        // Of all numbers so long, one in four thousand million is no key.
+        // About one in 2^32 random numbers of this length is not a valid key.
         let key = loop {
             let bytes = Zeroizing::new(random_bytes::<32>());
             if let Ok(key) = p256::SecretKey::from_slice(&*bytes) {
                 break key;
             }
         };
-        let der = key.to_pkcs8_der().expect("any key can be written");
+        let der = key.to_pkcs8_der().expect("every key can be encoded");
         Self {
             pkcs8: Zeroizing::new(der.as_bytes().to_vec()),
             public: key.public_key(),
@@ -215,15 +213,15 @@ impl ServiceAccountKey {
 
     fn from_pkcs8(der: &[u8]) -> Result<Self, KubernetesPkiError> {
         let key = p256::SecretKey::from_pkcs8_der(der)
-            .map_err(|_| KubernetesPkiError::Spoilt("the key of service accounts is none"))?;
+            .map_err(|_| KubernetesPkiError::Spoilt("the key of service accounts is invalid"))?;
         Ok(Self {
             pkcs8: Zeroizing::new(der.to_vec()),
             public: key.public_key(),
         })
     }
 
-    /// The private key (PKCS #8, PEM): for `--service-account-signing-key-file`
-    /// and `--service-account-private-key-file`.
+    /// The private key (PKCS #8, PEM): for `--service-account-signing-key-file` and
+    /// `--service-account-private-key-file`.
     pub fn private_pem(&self) -> Pem {
         Pem::new(Zeroizing::new(pem_of("PRIVATE KEY", &self.pkcs8)))
     }
@@ -233,7 +231,7 @@ impl ServiceAccountKey {
         let der = self.public.to_public_key_der();
         pem_of(
             "PUBLIC KEY",
-            der.expect("any key can be written").as_bytes(),
+            der.expect("every key can be encoded").as_bytes(),
         )
     }
 }

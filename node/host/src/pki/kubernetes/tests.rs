@@ -53,7 +53,7 @@ fn names(certificate: &X509Certificate<'_>) -> Vec<String> {
         .collect()
 }
 
-/// Every kind of certificate, with the subject that Kubernetes has to find.
+/// Every kind of certificate, with the subject that Kubernetes must see.
 fn all(operator: &UserName) -> Vec<(Certificate<'_>, &'static str)> {
     let (node, address) = (node(), ADDRESS);
     vec![
@@ -165,7 +165,7 @@ fn they_begin_with_their_authority_and_end_before_it() {
     let week = Duration::from_secs(7 * 24 * 3600);
     for (now, wanted) in [
         (build_time(), build_time() + LIFETIME),
-        // Nobody's clock is behind an image's build; if it is, it harms not.
+        // No clock is behind the build time of its image; if one is, nothing breaks.
         (begin - week, begin + LIFETIME),
         (end - week, end),
     ] {
@@ -229,7 +229,7 @@ fn what_is_stored_reads_back_or_is_refused() {
             .unwrap()
             .to_string()
     };
-    // As those that exist were written: by ring, which rcgen makes its keys by.
+    // The format of existing records: ring wrote them, which rcgen uses to generate keys.
     let ring = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
     let mut older = stored.clone();
     older.service_account_key = ring.serialize_der();
@@ -248,7 +248,7 @@ fn what_is_stored_reads_back_or_is_refused() {
             let front_proxy = s.front_proxy.as_ref().unwrap().private_key.clone();
             s.kubernetes.as_mut().unwrap().private_key = front_proxy;
         })
-        .contains("do not belong together")
+        .contains("do not match")
     );
     assert!(Authorities::decode(b"\xff").is_err());
 }
@@ -272,7 +272,7 @@ fn openssl(arguments: &[&str]) -> Result<String, String> {
     }
 }
 
-/// Another implementation's word for it: chains, purposes, names, keys.
+/// Checks chains, purposes, names and keys with another implementation.
 #[test]
 fn openssl_believes_them() {
     let folder = tempfile::tempdir().unwrap();
@@ -352,7 +352,7 @@ fn openssl_believes_them() {
     );
 }
 
-/// As they lie in etcd, in the part for Kubernetes' keys.
+/// As stored in etcd, under the prefix for Kubernetes' keys.
 #[test]
 fn the_stored_form_stays() {
     use crate::pki::stored_forms::{authority, is_that};
@@ -375,7 +375,7 @@ fn the_stored_form_stays() {
     let service_accounts = made.service_accounts.private_pem();
     let read = p256::SecretKey::from_pkcs8_pem(service_accounts.expose()).unwrap();
     assert_eq!(read.to_bytes()[..], [0x29; 32]);
-    // A key that is made today is written as this one is.
+    // A new key is encoded in the same form as this one.
     let written = read.to_pkcs8_der().unwrap();
     assert_eq!(written.as_bytes(), &made.service_accounts.pkcs8[..]);
     stored_form!("etcd-kubernetes-authorities.pb", made.encode());

@@ -5,7 +5,7 @@ use crate::snapshot::{EmptyBundle, KUBERNETES, check, difference, root};
 
 const ADDRESS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7));
 
-/// How a program is started by each of [`KUBERNETES`].
+/// The command lines of a program for each version in [`KUBERNETES`].
 fn by_version(program: impl Fn(&Bundle) -> Program) -> [String; 3] {
     KUBERNETES.map(|version| {
         let bundle = EmptyBundle::of(version);
@@ -56,7 +56,7 @@ fn the_scheduler_is_started_as_committed() {
     assert_eq!(difference(&no_plain_http, &newest), "");
 }
 
-/// Without a quorum it says for as long as there is none that it is not well.
+/// Without a quorum the API server reports unhealthy for as long as there is none.
 #[test]
 fn only_the_api_server_may_be_unhealthy_for_long() {
     let limits = |profile: Profile| profile.health.unhealthy_after;

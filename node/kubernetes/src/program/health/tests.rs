@@ -6,20 +6,20 @@ const fn secs(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// Of one that may be right when it says that it lacks others.
+/// Limits of a program that may be unhealthy because it depends on others.
 const PATIENT: Thresholds = Thresholds {
     unhealthy_after: secs(1800),
     ..Thresholds::USUAL
 };
 
-/// What a program does for a while.
+/// The behavior of a program for a while.
 #[derive(Clone, Copy, Debug)]
 enum Does {
-    /// Says that it is well.
+    /// Answers that it is healthy.
     Well,
-    /// Says that it is not.
+    /// Answers that it is unhealthy.
     Says,
-    /// Says nothing, with this many hundredths of a processor.
+    /// Does not answer, and uses this many hundredths of a processor.
     Silent(u32),
 }
 
@@ -27,11 +27,11 @@ const IDLE: Does = Does::Silent(0);
 const BUSY: Does = Does::Silent(100);
 
 impl Does {
-    fn answer(self) -> Result<(), Unwell> {
+    fn answer(self) -> Result<(), ProbeFailure> {
         match self {
             Self::Well => Ok(()),
-            Self::Says => Err(Unwell::says("not well")),
-            Self::Silent(_) => Err(Unwell::silent("no answer")),
+            Self::Says => Err(ProbeFailure::says("not well")),
+            Self::Silent(_) => Err(ProbeFailure::silent("no answer")),
         }
     }
 
@@ -47,8 +47,8 @@ fn is_end(verdict: &Verdict) -> bool {
     matches!(verdict, Verdict::NotReady { .. } | Verdict::Hung { .. })
 }
 
-/// Probes every `step`, what it does from when on given in order, and tells the
-/// verdicts that are news, up to the end of the program or of the day.
+/// Probes every `step` a program whose behavior is given by start times, and returns the verdicts
+/// other than `Unchanged`, up to the end of the program or of the day.
 fn verdicts(thresholds: Thresholds, step: Duration, does: &[(u64, Does)]) -> Vec<(u64, Verdict)> {
     let start = Instant::now();
     let mut tracker = HealthTracker::new(thresholds, start, Duration::ZERO);
@@ -92,7 +92,7 @@ fn hung(within: u64, does: Does) -> Verdict {
     }
 }
 
-/// What a program does from which second on, and when which verdict follows.
+/// The behavior of a program by start time in seconds, and the expected verdicts.
 type Row<'a> = (&'a str, &'a [(u64, Does)], &'a [(u64, Verdict)]);
 
 fn check(thresholds: Thresholds, rows: &[Row<'_>]) {
@@ -269,7 +269,7 @@ proptest! {
             cpu_time += secs(seconds) * now.cpu_share() / 100;
             let verdict = tracker.judge(start + passed, cpu_time, now.answer());
             match verdict {
-                // Only one that says so works.
+                // Only a healthy answer makes it ready.
                 Verdict::Ready => {
                     prop_assert!(!was_ready && matches!(now, Does::Well));
                     (was_ready, is_well) = (true, true);
@@ -297,7 +297,7 @@ proptest! {
                 }
                 Verdict::Unchanged => {
                     prop_assert_eq!(is_well, matches!(now, Does::Well));
-                    // It has not been given more than there is.
+                    // The limit is one of the configured ones.
                     let most = match now {
                         Does::Well => Duration::MAX,
                         _ if !was_ready => given.ready_within + given.busy_after,

@@ -1,4 +1,4 @@
-//! A worker's certificates, from a real curator.
+//! The worker's certificates, with a real curator.
 
 use std::net::Ipv4Addr;
 use std::time::UNIX_EPOCH;
@@ -7,8 +7,8 @@ use hearth_api::client::{Curators, Options};
 use hearth_api::testing::TestClock;
 use hearth_api::tls::{self, ExpectedServer, wall_clock};
 use hearth_api::v1::{NodeRoles, NodeState, node_roles};
-use hearth_base::testing::Alone;
-use hearth_base::testing::soon;
+use hearth_base::testing::TestSupervisor;
+use hearth_base::testing::within_timeout;
 use hearth_curator::testing::{World, id_of, quick};
 use hearth_host::layout::Root;
 use rustls::SignatureScheme::ED25519;
@@ -18,7 +18,7 @@ use super::*;
 /// In seconds.
 const DAY: u64 = 24 * 3600;
 
-/// All are new after two thirds of their life, and when the node moves.
+/// All are renewed after two thirds of their lifetime, and when the node's address changes.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_is_due_is_asked_for_again() {
     let world = World::new(quick()).await;
@@ -50,18 +50,18 @@ async fn what_is_due_is_asked_for_again() {
     let server = files.keys(KUBELET_SERVER).certificate();
     let worker = Arc::new(Worker {
         files,
-        calendar: Calendar::by(clock.clone(), Duration::from_millis(20)),
+        calendar: CertificateClock::by(clock.clone(), Duration::from_millis(20)),
         connection,
         address,
         tls: tls_writer,
         client: client_writer,
         waits: waits_writer,
     });
-    let alone = Alone::run(move |ctx| run(ctx, worker.clone()));
+    let alone = TestSupervisor::run(move |ctx| run(ctx, worker.clone()));
 
     let mut given = client.watch();
     let mut next = async |what: &str| {
-        soon(what, given.next()).await.unwrap();
+        within_timeout(what, given.next()).await.unwrap();
         let tls = tls.get().unwrap();
         let own = tls.client_auth_cert_resolver.resolve(&[], &[ED25519]);
         (
@@ -87,12 +87,14 @@ async fn what_is_due_is_asked_for_again() {
         }
     }
 
-    // It moves on before the curators have heard of it.
+    // The address changes again before the curators know it.
     let (missed, third) = (Ipv4Addr::new(192, 0, 2, 11), Ipv4Addr::new(192, 0, 2, 12));
     address_writer.set(missed.into());
     let mut waits = waits.watch();
     let waiting = waits.wait_for(|why| why.contains(&missed.to_string()));
-    soon("it waits for the curators", waiting).await.unwrap();
+    within_timeout("it waits for the curators", waiting)
+        .await
+        .unwrap();
     world.report(&node, &third.to_string()).await;
     address_writer.set(third.into());
     let (_, shown) = next("those for the third address").await;

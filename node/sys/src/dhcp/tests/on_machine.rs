@@ -8,7 +8,7 @@ use crate::dhcp::{
     wire::{Reply, ReplyKind},
 };
 
-/// A machine, its clock, and what it said.
+/// A state machine, its clock, and the lease that it holds.
 struct World {
     machine: Machine,
     start: Instant,
@@ -38,7 +38,7 @@ impl World {
         (self.now - self.start).as_secs_f64()
     }
 
-    /// Follows the actions; gives the messages among them.
+    /// Performs the actions; returns the messages among them.
     fn follow(&mut self, actions: Vec<Action>) -> Vec<(bool, Message)> {
         let mut sent = Vec::new();
         for action in actions {
@@ -67,7 +67,7 @@ impl World {
         self.follow(actions)
     }
 
-    /// Goes on to the next deadline that makes it do something.
+    /// Advances to the next deadline at which the machine acts.
     fn pass(&mut self) -> Vec<(bool, Message)> {
         self.now = self.machine.deadline().expect("a deadline");
         let actions = self.machine.timeout(self.now);
@@ -81,7 +81,7 @@ impl World {
         self.follow(actions)
     }
 
-    /// Gets a lease of so many seconds.
+    /// Gets a lease of this many seconds.
     fn lease(&mut self, seconds: u32) {
         let discover = only(self.carrier(true));
         let request = only(self.give(&answer(&discover, Kind::Offer, seconds)));
@@ -134,7 +134,7 @@ fn an_offer_that_is_not_honoured_does_not_hold_the_client_up() {
         sent.extend(world.pass().into_iter().map(|(_, message)| message));
     }
     assert!(world.seconds() < 12.0);
-    // The same server is not taken at once again; another one is.
+    // The next offer of the same server is ignored; that of another one is accepted.
     let discover = sent.pop().unwrap();
     assert!(world.give(&answer(&discover, Kind::Offer, 600)).is_empty());
     let other = Ipv4Addr::new(10, 77, 0, 2);
@@ -170,11 +170,11 @@ fn a_lease_is_renewed_with_its_server_then_with_any_then_lost() {
     let (broadcast, renewal) = &sent[0];
     assert!(!broadcast && renewal.in_use == ADDRESS);
     assert_eq!(renewal.address(code::SERVER), Ok(None));
-    // An acknowledgement starts it all anew.
+    // An ACK restarts the lease.
     world.give(&answer(renewal, Kind::Ack, 1000));
     world.pass();
     assert_eq!(world.seconds(), 1000.0);
-    // Without one it is asked again, then by broadcast, and then it is gone.
+    // Without one the client asks again, then by broadcast, and then the lease expires.
     let (mut unicast, mut broadcast) = (1, 0);
     while world.held.is_some() {
         for (to_all, message) in world.pass() {
@@ -225,7 +225,7 @@ fn a_lost_carrier_keeps_the_lease_and_its_return_checks_it() {
     assert_eq!(check.address(code::WANTED_ADDRESS), Ok(Some(ADDRESS)));
     assert!(check.in_use.is_unspecified());
     world.give(&answer(&check, Kind::Ack, 1000));
-    // Another network refuses it.
+    // Another network sends a NAK.
     world.carrier(false);
     let check = only(world.carrier(true));
     world.give(&answer(&check, Kind::Nak, 0));
@@ -286,7 +286,7 @@ fn event() -> impl Strategy<Value = Event> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever happens: no panic, no busy loop, never an expired lease.
+    /// For every order of events: no panic, no busy loop, and never an expired lease.
     #[test]
     fn any_order_of_events_is_survived(events in proptest::collection::vec(event(), 1..60)) {
         let mut world = World::new();

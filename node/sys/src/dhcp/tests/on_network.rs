@@ -1,7 +1,7 @@
-//! The whole client over a pair of virtual Ethernet devices.
+//! The whole client on a pair of virtual Ethernet devices.
 //!
-//! The server has a network namespace of its own, or what the client sends to
-//! the server's address would never leave the kernel.
+//! The server has a network namespace of its own; otherwise packets from the client to the server's
+//! address would never leave the kernel.
 
 use std::{
     os::fd::{AsFd, AsRawFd},
@@ -24,7 +24,7 @@ struct Behaviour {
     refuses: bool,
 }
 
-/// What the server has received: the type, and whether by unicast.
+/// The received messages: the type, and whether by unicast.
 type Seen = (Kind, bool);
 
 struct Server {
@@ -34,8 +34,7 @@ struct Server {
     cable: mpsc::Sender<bool>,
 }
 
-/// Makes both ends and starts the server on the other one. `None` where that
-/// is not possible.
+/// Creates both ends and starts the server on the other one. `None` if that is not possible.
 async fn serve(behaviour: Behaviour) -> Option<Server> {
     let (tell_namespace, namespace) = mpsc::channel();
     let (tell_ready, ready) = mpsc::channel();
@@ -133,7 +132,7 @@ const BOUND: Duration = Duration::from_secs(30);
 
 async fn within<T>(what: &str, wait: impl Future<Output = T>) -> T {
     let result = tokio::time::timeout(BOUND, wait).await;
-    result.unwrap_or_else(|_| panic!("not within {BOUND:?}: {what}"))
+    result.unwrap_or_else(|_| panic!("timed out after {BOUND:?}: {what}"))
 }
 
 #[test]
@@ -158,7 +157,7 @@ fn a_lease_is_obtained_configured_renewed_kept_and_given_up() {
         let began = Instant::now();
         let lease = within("the lease", leases.next()).await.unwrap().unwrap();
         assert_eq!(lease.address, "10.77.0.5/24".parse().unwrap());
-        eprintln!("leased after {:?}", began.elapsed());
+        eprintln!("got the lease after {:?}", began.elapsed());
         let netlink = Netlink::open().unwrap();
         let link = netlink.link_named("client").await.unwrap();
         let addresses = netlink.addresses(link.index).await.unwrap();
@@ -166,7 +165,7 @@ fn a_lease_is_obtained_configured_renewed_kept_and_given_up() {
         let table = std::fs::read_to_string("/proc/thread-self/net/route").unwrap();
         assert!(table.contains("00000000\tFE004D0A"), "{table}");
 
-        // Renewed with the server alone.
+        // Renewed with the same server only.
         let renewal = |seen: &Vec<Seen>| seen.contains(&(Kind::Request, true));
         within("the renewal", server.seen.wait_for(renewal))
             .await
@@ -176,7 +175,7 @@ fn a_lease_is_obtained_configured_renewed_kept_and_given_up() {
             .unwrap()
             .unwrap();
 
-        // A flap: the address stays, and is asked for by broadcast.
+        // The carrier is lost briefly: the address is kept and verified by broadcast.
         server.behaviour.lock().unwrap().seconds = 600;
         let before = server.seen.borrow().len();
         server.cable.send(false).unwrap();
@@ -198,7 +197,7 @@ fn a_lease_is_obtained_configured_renewed_kept_and_given_up() {
         });
         within("the checked lease", long).await.unwrap();
 
-        // Another flap, and now it is refused: the address goes.
+        // The carrier is lost again, and the server sends a NAK: the address is removed.
         server.behaviour.lock().unwrap().refuses = true;
         server.cable.send(false).unwrap();
         let down = async {

@@ -1,11 +1,11 @@
-//! What is believed of what comes in.
+//! Which received data is accepted.
 
 use proptest::prelude::*;
 
 use super::*;
 use crate::dhcp::{
     message::Malformed,
-    wire::{Flaw, ReplyKind},
+    wire::{Invalid, ReplyKind},
 };
 
 fn offer() -> Message {
@@ -13,20 +13,20 @@ fn offer() -> Message {
     answer(&query, Kind::Offer, 600)
 }
 
-fn parsed(message: &Message) -> Result<Lease, Flaw> {
+fn parsed(message: &Message) -> Result<Lease, Invalid> {
     match wire::parse(&frame_to_client(&message.encode()))?.kind {
         ReplyKind::Offer(lease) | ReplyKind::Ack(lease) => Ok(lease),
-        ReplyKind::Nak => panic!("a refusal"),
+        ReplyKind::Nak => panic!("got a NAK"),
     }
 }
 
-fn with(code: u8, value: &[u8]) -> Result<Lease, Flaw> {
+fn with(code: u8, value: &[u8]) -> Result<Lease, Invalid> {
     let mut message = offer();
     message.set(code, value);
     parsed(&message)
 }
 
-fn with_seconds(code: u8, seconds: u32) -> Result<Lease, Flaw> {
+fn with_seconds(code: u8, seconds: u32) -> Result<Lease, Invalid> {
     with(code, &seconds.to_be_bytes())
 }
 
@@ -49,16 +49,16 @@ fn senseless_addresses_and_masks_are_refused() {
     let mut message = offer();
     for bad in [[0, 0, 0, 0], [127, 0, 0, 1], [224, 0, 0, 1], [255; 4]] {
         message.granted = bad.into();
-        assert_eq!(parsed(&message), Err(Flaw::Address(bad.into())));
+        assert_eq!(parsed(&message), Err(Invalid::Address(bad.into())));
     }
     let mask = |mask: &[u8]| with(code::SUBNET_MASK, mask);
-    assert!(matches!(mask(&[255, 0, 255, 0]), Err(Flaw::Mask(_))));
-    assert!(matches!(mask(&[0; 4]), Err(Flaw::Mask(_))));
-    let wrong_length = Flaw::Message(Malformed::Length(code::SUBNET_MASK));
+    assert!(matches!(mask(&[255, 0, 255, 0]), Err(Invalid::Mask(_))));
+    assert!(matches!(mask(&[0; 4]), Err(Invalid::Mask(_))));
+    let wrong_length = Invalid::Message(Malformed::Length(code::SUBNET_MASK));
     assert_eq!(mask(&[255; 3]), Err(wrong_length));
     assert_eq!(mask(&[255; 4]).unwrap().address.prefix(), 32);
     assert!(with(code::SERVER, &[]).is_err());
-    assert_eq!(with_seconds(code::LEASE_TIME, 0), Err(Flaw::NoTime));
+    assert_eq!(with_seconds(code::LEASE_TIME, 0), Err(Invalid::NoTime));
 }
 
 #[test]
@@ -76,7 +76,7 @@ fn senseless_extras_are_left_out() {
     assert_eq!(lease.name_servers.len(), 8);
     let lease = with(code::TIME_SERVERS, &[127, 0, 0, 1, 1, 2]).unwrap();
     assert!(lease.time_servers.is_empty());
-    // T1 after T2, and T2 after the end: the defaults.
+    // T1 after T2, and T2 after the end: the defaults are used.
     let lease = with_seconds(code::RENEW_TIME, 590).unwrap();
     assert_eq!(lease.renew_after, Duration::from_secs(300));
     let lease = with_seconds(code::REBIND_TIME, 900).unwrap();
@@ -87,8 +87,8 @@ fn senseless_extras_are_left_out() {
 
 #[test]
 fn classless_routes_take_the_place_of_the_router() {
-    // 10.1.0.0/16 by the server; the default by another router; one on the
-    // link; and then one that is cut off.
+    // 10.1.0.0/16 via the server, the default route via another router, an on-link route, and a
+    // truncated one.
     let mut bytes = vec![16, 10, 1, 10, 77, 0, 1];
     bytes.extend([0, 10, 77, 0, 2]);
     bytes.extend([25, 10, 2, 0, 0xff, 0, 0, 0, 0]);
@@ -114,20 +114,23 @@ fn other_datagrams_are_not_taken() {
     let message = offer().encode();
     let from = (MAC, SERVER, wire::SERVER_PORT);
     let other_port = wire::frame(from, (MAC, ADDRESS, 53), &message);
-    assert_eq!(wire::parse(&other_port), Err(Flaw::Port));
+    assert_eq!(wire::parse(&other_port), Err(Invalid::Port));
     let good = frame_to_client(&message);
     assert!(wire::parse(&good).is_ok());
     // Version, header length, total length, fragment, checksum, protocol.
     for at in [14, 16, 20, 21, 24, 23] {
         let mut bad = good.clone();
         bad[at] ^= 0x2f;
-        assert_eq!(wire::parse(&bad), Err(Flaw::Frame), "{at}");
+        assert_eq!(wire::parse(&bad), Err(Invalid::Frame), "{at}");
     }
-    // A client's own message comes back.
+    // A client's own message is rejected.
     let query = Message::query(Kind::Discover, 1, MAC).encode();
     let own = wire::broadcast(MAC, &query);
-    assert_eq!(wire::parse(&own), Err(Flaw::Port));
-    assert_eq!(wire::parse(&frame_to_client(&query)), Err(Flaw::NotReply));
+    assert_eq!(wire::parse(&own), Err(Invalid::Port));
+    assert_eq!(
+        wire::parse(&frame_to_client(&query)),
+        Err(Invalid::NotReply)
+    );
 }
 
 #[test]
@@ -154,7 +157,7 @@ proptest! {
         length in 0_usize..500,
     ) {
         let mut message = offer().encode();
-        // In the place of the end mark and the padding.
+        // In place of the end mark and the padding.
         let end = message.iter().rposition(|byte| *byte == 255).unwrap();
         message.truncate(end);
         message.extend(options);

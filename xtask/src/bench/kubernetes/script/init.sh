@@ -1,14 +1,14 @@
 #!/bin/busybox sh
-# The programs of Kubernetes without a node around them, started by a shell as fast as a shell can.
+# Starts the programs of Kubernetes without a node around them, by a shell, as fast as possible.
 #
-# Packed as /init, with busybox, etcd, mkfs.xfs, ctr, and beside it in /etc what the programs are told. The machine has the
-# kernel and the disk of the node that it is held against. Wherever there is a choice, it is what makes this one faster,
-# as long as the real programs schedule a pod and run it: fixed tokens instead of clients' certificates, one key for
-# everything, nobody who leads must be elected, no dm-verity, a fixed address, a data partition as small as it comes.
-# Nothing is watched over, or started a second time.
+# Packed as /init, with busybox, etcd, mkfs.xfs, ctr, and the programs' configuration in /etc. The machine has the
+# kernel and the disk of the node that it is compared with. Wherever there is a choice, it favours this script, as long
+# as the real programs schedule a pod and run it: fixed tokens instead of client certificates, one key for everything,
+# no leader election, no dm-verity, a fixed address, a data partition in its original size. Nothing is supervised or
+# restarted.
 #
-# Its lines on the console begin with "script: ". "script: running" is what is waited for; "script: failed" is a program that
-# ended, with its last words.
+# Its lines on the console begin with "script: ". "script: running" ends the measurement; "script: failed" means that a
+# program ended, and has its last output.
 
 export PATH=/ext/kubernetes/bin:/bin:/sbin
 extension=/dev/vda2
@@ -16,7 +16,7 @@ data=/dev/vda3
 logs=/run/log
 own=/api/v1/namespaces/default
 
-# Containers get their root by pivot_root, which does not take the initramfs for an old root.
+# Containers change their root by pivot_root, which does not accept the initramfs as the old root.
 if [ "$1" != inside ]; then
     /bin/busybox mount -t proc proc /proc
     mount -t tmpfs tmpfs /new
@@ -29,7 +29,7 @@ say() { echo "script: $*" >/dev/console; }
 
 failed() { say "failed: $1: $(grep -E '^(F|panic|fatal)' $logs/$1 || tail -n 3 $logs/$1)"; }
 
-# A program that is to run for ever; its log is under its name.
+# Starts a program that runs forever; its log has its name.
 start() {
     name=$1
     shift
@@ -37,7 +37,7 @@ start() {
 }
 
 mounts() {
-    # The shell finds its own tools by /proc.
+    # The shell finds its own tools through /proc.
     /bin/busybox mount -t proc proc /proc
     mount -t devtmpfs dev /dev
     mkdir /dev/pts /dev/shm
@@ -68,7 +68,7 @@ storage() {
     mkdir -m 700 /data/etcd
 }
 
-# Both are in one folder: the API server finds etcd's socket by a name in it.
+# Both are in one folder: the API server finds etcd's socket by a relative name.
 store() {
     cd /run/etcd
     start etcd etcd --data-dir=/data/etcd \
@@ -91,8 +91,8 @@ apiserver() {
         --allow-privileged --profiling=false --cert-dir=/run/apiserver
 }
 
-# The controller-manager gives up if the API server is not well within ten seconds. Each question is a TLS handshake, dear
-# for an emulated machine, so the log tells when it is worth asking.
+# The controller-manager exits if the API server is not healthy within ten seconds. Each query is a TLS handshake, which
+# is expensive for an emulated machine, so the log is used to decide when to ask.
 serving() {
     until grep -q 'Serving securely' $logs/apiserver; do usleep 100000; done
     say serving
@@ -129,8 +129,8 @@ worker() {
     start proxy kube-proxy --config=/etc/proxy.yaml
 }
 
-# Asks the API server. The answer is in Kubernetes' binary form, which costs the server less, and has words in plain text
-# all the same.
+# Sends a request to the API server. The answer is in Kubernetes' binary encoding, which is cheaper for the server, and
+# still has its words in plain text.
 ask() {
     path=$1
     shift
@@ -138,8 +138,9 @@ ask() {
         "$@" "https://127.0.0.1:6443$path" 2>>$logs/ask
 }
 
-# Follows what changes until it holds a word. A connection costs more than waiting on one. (The word must not come last:
-# it is found when its line has ended, and a "line" of the binary form ends before the next field of an object.)
+# Watches changes until a line contains a word. A new connection costs more than waiting on one. (The word must not come
+# last: it is found when its line has ended, and a "line" of the binary encoding ends before the next field of an
+# object.)
 told() {
     while true; do
         ask "$own/$1?watch=1" >/run/changes &
@@ -149,7 +150,7 @@ told() {
     kill $!
 }
 
-# A pod is not taken before the account that it has by default has a token.
+# A pod is not admitted before the default service account has a token.
 pod() {
     told secrets default-token-
     until ask $own/pods --header='Content-Type: application/json' --post-file=/etc/pod.json >/run/answer; do

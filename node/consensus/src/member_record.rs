@@ -1,18 +1,16 @@
-//! As which member of etcd this node's disk is: what was noted before etcd was
-//! started, and what is to be done when the node's role says otherwise.
+//! The member record: which etcd member this node's data belong to, and what to do if the node's
+//! role names another one.
 //!
-//! A node joins by a *record*: as which member the curators have added it, and
-//! with whom. It is written after the peer files and before etcd is started;
-//! data of etcd are those of the record's member, or of the founder if there
-//! is no record. When etcd has taken part, the node notes that it has *joined*:
-//! from then on etcd's log must be there, because others may rely on what this
-//! member has acknowledged. Before that, a start that was cut off begins again.
-//! No progress is reported before that note is durable, and who has not
-//! reported any is not promoted.
+//! A node joins with a *record*: the member ID under which the curators have added it, and the
+//! initial cluster. The record is written after the peer credentials and before etcd is started.
+//! etcd's data belong to the member in the record, or to the founder if there is no record. Once
+//! etcd has taken part, the node notes that it has *joined*: from then on etcd's write-ahead log
+//! must exist, because other members may rely on what this member has acknowledged. Before that, an
+//! interrupted start is repeated. No progress is reported before that note is durable, and a
+//! learner that has not reported progress is not promoted.
 //!
-//! Nothing is wiped but at the word of the node's role, which comes from the
-//! curators. Wiping removes the data first and the record last, so that one
-//! that was cut off is found and done again.
+//! Data are only wiped because of the node's role, which comes from the curators. Wiping removes
+//! the data first and the record last, so that an interrupted wipe is detected and repeated.
 
 use std::{fs, io, path::PathBuf};
 
@@ -23,86 +21,87 @@ use hearth_sys::files::{self, FileError};
 
 use super::MemberId;
 
-/// What the disk says makes no sense, or cannot be read.
+/// The member record is invalid, or the disk failed.
 #[derive(Debug, thiserror::Error)]
-pub enum StandingError {
-    /// The disk.
+pub enum MemberRecordError {
+    /// A file could not be read or written.
     #[error(transparent)]
     File(#[from] FileError),
-    /// The disk.
-    #[error("remove {path}")]
+    /// The data directory could not be removed.
+    #[error("cannot remove {path}")]
     Remove {
         /// The directory.
         path: PathBuf,
-        /// The cause.
+        /// The I/O error.
         source: io::Error,
     },
-    /// The record is none, or of another version.
+    /// The record is malformed, or of another version.
     #[error(transparent)]
     Record(#[from] RecordError),
 }
 
-/// As which member a node joins, and with whom.
+/// The member that a node joins as.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Joining {
-    /// See there.
+    /// Member ID that etcd assigned when the curators added the learner.
     pub member: MemberId,
-    /// All members, this one among them: `name=url`, separated by commas.
+    /// Value of `--initial-cluster`: all members including this one, `name=url`, separated by
+    /// commas.
     pub initial_cluster: String,
 }
 
 /// What is on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The record's member.
+    /// The member in the record.
     pub record: Option<MemberId>,
-    /// etcd's log is there.
+    /// Whether etcd's write-ahead log exists.
     pub log: bool,
-    /// There is anything at all of etcd.
+    /// Whether there is any file of etcd at all.
     pub anything: bool,
 }
 
-/// What to do with it.
+/// What to do with what is on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// Nothing: there is nothing, and nothing is wanted.
+pub enum StartMode {
+    /// Nothing: there is nothing on the disk, and the node has no consensus role.
     Rest,
     /// Start etcd.
     Start,
-    /// Get what a join needs, then start etcd.
+    /// Get the credentials and the record for a join, then start etcd.
     Join,
-    /// Wipe everything, and judge again.
+    /// Wipe everything, and decide again.
     Wipe,
-    /// The role is that of a founder, and the data are not.
+    /// Start nothing: the role is a founder's, and the data are another member's.
     Refuse,
 }
 
-/// Holds the role (the member ID in it; 0 is the founder's) against the disk.
+/// Compares the role (the member ID in it; 0 is the founder's) with the disk.
 ///
 /// | role | record M | no record, data | no record, no data |
 /// |---|---|---|---|
 /// | none | wipe | wipe | rest |
-/// | founder | refuse | start | start, which says what is missing |
+/// | founder | refuse | start | start, which reports what is missing |
 /// | M | start | wipe | join |
 /// | other | wipe | wipe | join |
-pub fn judge(role: Option<MemberId>, found: Found) -> Verdict {
+pub fn judge(role: Option<MemberId>, found: Found) -> StartMode {
     const FOUNDER: MemberId = MemberId(0);
     match (role, found.record) {
-        (None, _) if found.anything => Verdict::Wipe,
-        (None, _) => Verdict::Rest,
-        (Some(FOUNDER), None) => Verdict::Start,
-        // Roles of founders do not come back, but of a backup: nobody knows
-        // then whose data these are.
-        (Some(FOUNDER), Some(_)) => Verdict::Refuse,
-        (Some(role), Some(record)) if role == record => Verdict::Start,
-        (Some(_), Some(_)) => Verdict::Wipe,
-        (Some(_), None) if found.log => Verdict::Wipe,
-        (Some(_), None) => Verdict::Join,
+        (None, _) if found.anything => StartMode::Wipe,
+        (None, _) => StartMode::Rest,
+        (Some(FOUNDER), None) => StartMode::Start,
+        // A founder's role only comes back with a backup, and then it is unknown whose data these
+        // are.
+        (Some(FOUNDER), Some(_)) => StartMode::Refuse,
+        (Some(role), Some(record)) if role == record => StartMode::Start,
+        (Some(_), Some(_)) => StartMode::Wipe,
+        (Some(_), None) if found.log => StartMode::Wipe,
+        (Some(_), None) => StartMode::Join,
     }
 }
 
-/// Looks at the disk.
-pub fn find(etcd: &layout::Etcd) -> Result<Found, StandingError> {
+/// Inspects the disk.
+pub fn find(etcd: &layout::Etcd) -> Result<Found, MemberRecordError> {
     let record = load(etcd)?.map(|joining| joining.member);
     let traces = [
         etcd.data(),
@@ -117,17 +116,17 @@ pub fn find(etcd: &layout::Etcd) -> Result<Found, StandingError> {
     })
 }
 
-/// Whether etcd's log is there. etcd makes its directory first and the log in
-/// it later, whole.
+/// Whether etcd's write-ahead log exists. etcd creates the directory first and the complete log in
+/// it later.
 pub fn has_log(etcd: &layout::Etcd) -> bool {
     etcd.log().exists()
 }
 
-/// The record of a join, if there is one.
-pub fn load(etcd: &layout::Etcd) -> Result<Option<Joining>, StandingError> {
+/// Reads the record of a join, if there is one.
+pub fn load(etcd: &layout::Etcd) -> Result<Option<Joining>, MemberRecordError> {
     let read = |stored: StoredMember| {
         if stored.member_id == 0 || stored.initial_cluster.is_empty() {
-            return Err("names no member");
+            return Err("member ID and initial cluster must not be empty");
         }
         Ok(Joining {
             member: MemberId(stored.member_id),
@@ -137,8 +136,8 @@ pub fn load(etcd: &layout::Etcd) -> Result<Option<Joining>, StandingError> {
     Ok(record::load(&etcd.member(), read)?)
 }
 
-/// Writes the record, durably.
-pub fn save(etcd: &layout::Etcd, joining: &Joining) -> Result<(), StandingError> {
+/// Writes the record durably.
+pub fn save(etcd: &layout::Etcd, joining: &Joining) -> Result<(), MemberRecordError> {
     let stored = StoredMember {
         version: StoredMember::VERSION,
         member_id: joining.member.0,
@@ -147,13 +146,13 @@ pub fn save(etcd: &layout::Etcd, joining: &Joining) -> Result<(), StandingError>
     Ok(record::save(&etcd.member(), &stored)?)
 }
 
-/// Whether the member of the record has taken part.
+/// Whether the member in the record has taken part.
 pub fn has_joined(etcd: &layout::Etcd) -> bool {
     etcd.joined().exists()
 }
 
-/// Notes, durably, that it has.
-pub fn note_joined(etcd: &layout::Etcd) -> Result<(), StandingError> {
+/// Notes durably that the member in the record has taken part.
+pub fn note_joined(etcd: &layout::Etcd) -> Result<(), MemberRecordError> {
     Ok(files::write_atomic(
         &etcd.joined(),
         b"",
@@ -162,12 +161,12 @@ pub fn note_joined(etcd: &layout::Etcd) -> Result<(), StandingError> {
 }
 
 /// Whether there are, or will be, other members.
-pub fn expects_peers(etcd: &layout::Etcd) -> Result<bool, StandingError> {
+pub fn expects_peers(etcd: &layout::Etcd) -> Result<bool, MemberRecordError> {
     Ok(etcd.company().exists() || load(etcd)?.is_some())
 }
 
-/// Notes, durably, that there will be.
-pub fn note_peers_expected(etcd: &layout::Etcd) -> Result<(), StandingError> {
+/// Notes durably that there will be other members.
+pub fn note_peers_expected(etcd: &layout::Etcd) -> Result<(), MemberRecordError> {
     Ok(files::write_atomic(
         &etcd.company(),
         b"",
@@ -175,9 +174,9 @@ pub fn note_peers_expected(etcd: &layout::Etcd) -> Result<(), StandingError> {
     )?)
 }
 
-/// Removes everything that makes this node a member, durably. etcd must have
-/// ended. Blocks on the disk.
-pub fn wipe(etcd: &layout::Etcd) -> Result<(), StandingError> {
+/// Removes everything that makes this node a member, durably. etcd must have exited. Blocks on disk
+/// I/O.
+pub fn wipe(etcd: &layout::Etcd) -> Result<(), MemberRecordError> {
     discard_data(etcd)?;
     for path in traces(etcd) {
         files::remove_durably(&path)?;
@@ -185,7 +184,7 @@ pub fn wipe(etcd: &layout::Etcd) -> Result<(), StandingError> {
     Ok(())
 }
 
-/// Of a member, beside its data, in the order in which they go.
+/// The files of a member apart from its data, in the order of removal.
 fn traces(etcd: &layout::Etcd) -> [PathBuf; 6] {
     let peer = etcd.peer();
     [
@@ -198,13 +197,13 @@ fn traces(etcd: &layout::Etcd) -> [PathBuf; 6] {
     ]
 }
 
-/// Removes etcd's data, durably.
-pub fn discard_data(etcd: &layout::Etcd) -> Result<(), StandingError> {
+/// Removes etcd's data durably.
+pub fn discard_data(etcd: &layout::Etcd) -> Result<(), MemberRecordError> {
     let path = etcd.data();
     match fs::remove_dir_all(&path) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(source) => return Err(StandingError::Remove { path, source }),
+        Err(source) => return Err(MemberRecordError::Remove { path, source }),
     }
     Ok(files::sync_dir(etcd.path())?)
 }
@@ -232,7 +231,7 @@ mod tests {
         }
     }
 
-    /// The writes of a join, one after the other.
+    /// The writes of a join, in order.
     fn join_steps(etcd: &layout::Etcd) -> Vec<Box<dyn Fn() + '_>> {
         let peer = etcd.peer();
         let file =
@@ -260,20 +259,20 @@ mod tests {
                 step();
             }
             let found = find(&etcd).unwrap();
-            // The same role: whatever is there is used, or written again.
+            // The same role: what exists is used, or written again.
             let expected = if cut < 4 {
-                Verdict::Join
+                StartMode::Join
             } else {
-                Verdict::Start
+                StartMode::Start
             };
             assert_eq!(judge(Some(M), found), expected, "{cut}: {found:?}");
-            // None, or another: nothing stays, and the next one finds nothing.
+            // No role, or another one: everything is wiped, and the next join starts from nothing.
             let changed = judge(None, found);
             let traces = cut > 2;
-            assert_eq!(changed == Verdict::Wipe, traces, "{cut}: {found:?}");
+            assert_eq!(changed == StartMode::Wipe, traces, "{cut}: {found:?}");
             let other = judge(Some(MemberId(8)), found);
-            assert!(matches!(other, Verdict::Wipe | Verdict::Join), "{cut}");
-            assert_eq!(other == Verdict::Wipe, found.record.is_some(), "{cut}");
+            assert!(matches!(other, StartMode::Wipe | StartMode::Join), "{cut}");
+            assert_eq!(other == StartMode::Wipe, found.record.is_some(), "{cut}");
         }
     }
 
@@ -285,7 +284,7 @@ mod tests {
                 step();
             }
             note_peers_expected(&etcd).unwrap();
-            // The data go in pieces.
+            // The data are removed in several steps.
             if cut > 0 {
                 fs::remove_dir_all(etcd.log()).unwrap();
             }
@@ -299,13 +298,13 @@ mod tests {
             let is_done = cut == traces(&etcd).len() + 2;
             for role in [None, Some(MemberId(8))] {
                 let verdict = judge(role, found);
-                assert_eq!(verdict == Verdict::Wipe, !is_done, "{cut}: {found:?}");
+                assert_eq!(verdict == StartMode::Wipe, !is_done, "{cut}: {found:?}");
             }
             wipe(&etcd).unwrap();
             let found = find(&etcd).unwrap();
             assert!(!found.anything, "{found:?}");
-            assert_eq!(judge(None, found), Verdict::Rest);
-            assert_eq!(judge(Some(MemberId(8)), found), Verdict::Join);
+            assert_eq!(judge(None, found), StartMode::Rest);
+            assert_eq!(judge(Some(MemberId(8)), found), StartMode::Join);
         }
     }
 
@@ -316,20 +315,20 @@ mod tests {
             log: true,
             anything: true,
         };
-        assert_eq!(judge(Some(MemberId(0)), founder), Verdict::Start);
-        assert_eq!(judge(None, founder), Verdict::Wipe);
-        assert_eq!(judge(Some(M), founder), Verdict::Wipe);
-        // What is missing is missed where etcd is started.
+        assert_eq!(judge(Some(MemberId(0)), founder), StartMode::Start);
+        assert_eq!(judge(None, founder), StartMode::Wipe);
+        assert_eq!(judge(Some(M), founder), StartMode::Wipe);
+        // What is missing is reported when etcd is started.
         let lost = Found {
             log: false,
             ..founder
         };
-        assert_eq!(judge(Some(MemberId(0)), lost), Verdict::Start);
+        assert_eq!(judge(Some(MemberId(0)), lost), StartMode::Start);
         let joined = Found {
             record: Some(M),
             ..founder
         };
-        assert_eq!(judge(Some(MemberId(0)), joined), Verdict::Refuse);
+        assert_eq!(judge(Some(MemberId(0)), joined), StartMode::Refuse);
     }
 
     #[test]
@@ -355,7 +354,7 @@ mod tests {
         fs::write(etcd.member(), stored).unwrap();
         assert_eq!(load(&etcd).unwrap(), Some(joining));
 
-        // These say what they say by being there.
+        // These files are markers and have no content.
         note_joined(&etcd).unwrap();
         note_peers_expected(&etcd).unwrap();
         for path in [etcd.joined(), etcd.company()] {

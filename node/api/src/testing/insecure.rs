@@ -1,4 +1,4 @@
-//! A TLS client without any of the scruples that ours has.
+//! A TLS client without our client's checks.
 
 use std::sync::Arc;
 
@@ -9,9 +9,8 @@ use rustls_pki_types::{CertificateDer, ServerName, UnixTime};
 
 use crate::identity::SigningKey;
 
-/// Believes every server, speaks this version of TLS, and presents whatever it
-/// is given.
-pub fn credulous_client_config(
+/// Accepts every server, uses this version of TLS, and presents any given certificates.
+pub fn insecure_client_config(
     own: Option<(Vec<CertificateDer<'static>>, &SigningKey)>,
     version: &'static SupportedProtocolVersion,
 ) -> Arc<ClientConfig> {

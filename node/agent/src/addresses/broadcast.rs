@@ -1,11 +1,10 @@
-//! One's own word to the whole link, for the case that nobody is where anybody
-//! thinks: when all addresses have changed at once, nobody could be asked.
+//! Broadcasts this node's signed record on its link, for the case that no node can be reached at
+//! its known address, because all addresses have changed at once.
 //!
-//! A word is one datagram. It is sent when it is new, a few times, for
-//! datagrams get lost, and again and again while the cluster is out of reach.
-//! Whoever hears one answers with its own, so that the later of two finds the
-//! earlier. Who is disowned says nothing any more. Datagrams have no sender worth the name: what is in them is worth
-//! its signature, and the answers have a pace.
+//! A record is one datagram. A new record is sent three times, because datagrams may be lost, and
+//! then repeatedly while the node is SPLIT. A node that receives one answers with its own record,
+//! so that the later of two nodes finds the earlier one. A disowned node sends nothing. The sender
+//! of a datagram is not authenticated: only the signature counts, and answers have a rate limit.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -19,20 +18,21 @@ use tokio::net::UdpSocket;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::Worker;
-use super::book::{Brought, Pace};
+use super::book::{Pace, Source};
 
-/// How often a new word is sent.
+/// How often a new record is sent.
 const TIMES: u32 = 3;
-/// Bytes. A word is well below, and so is what a link carries in one piece.
+/// Maximum size of a datagram in bytes. A record is far below, and fits into one packet of usual
+/// links.
 const LARGEST: usize = 2048;
-/// Answers: at once, and for each second.
+/// Rate limit for answers: burst, and per second.
 const ANSWERS: (f64, f64) = (64.0, 16.0);
 
-/// Who hears an announcement of a node at this address: all on its link.
+/// The destinations of a broadcast from this address: all nodes on its link.
 pub fn link(own: IpAddr, port: u16) -> Vec<SocketAddr> {
     match own {
         IpAddr::V4(_) => vec![(Ipv4Addr::BROADCAST, port).into()],
-        // Nodes serve IPv4 only, so far.
+        // Nodes only listen on IPv4 so far.
         IpAddr::V6(_) => Vec::new(),
     }
 }
@@ -56,10 +56,10 @@ async fn talk(worker: &Worker, socket: &UdpSocket, own: NodeId) -> Outcome {
     while !is(State::Disowning) {
         tokio::select! {
             received = socket.recv_from(&mut buffer) => {
-                // An error is of one datagram that was sent, not of the socket.
+                // The error is about a datagram that was sent, not about the socket.
                 let Ok((length, from)) = received else { continue };
                 let heard = hear(worker, &buffer[..length], own).await;
-                // What comes from where answers are sent from is one itself.
+                // A datagram from the port that answers are sent from is itself an answer.
                 let wants_one = heard && from.port() != worker.port && !is(State::Disowning);
                 if wants_one && answers.take() && let Some(word) = &word {
                     let to = SocketAddr::new(from.ip(), worker.port);
@@ -76,7 +76,7 @@ async fn talk(worker: &Worker, socket: &UdpSocket, own: NodeId) -> Outcome {
             _ = due.tick() => {
                 if let Some(word) = &word && (left > 0 || is(State::Split)) {
                     left = left.saturating_sub(1);
-                    announce(worker, word).await;
+                    broadcast(worker, word).await;
                 }
             }
         }
@@ -84,19 +84,19 @@ async fn talk(worker: &Worker, socket: &UdpSocket, own: NodeId) -> Outcome {
     std::future::pending().await
 }
 
-/// Takes in one datagram; tells whether it is one of another node.
+/// Handles one datagram; returns whether it is another node's record.
 async fn hear(worker: &Worker, datagram: &[u8], own: NodeId) -> bool {
     let Ok(record) = NodeAddress::decode(datagram) else {
         return false;
     };
     let of_another = record.node_id.parse().is_ok_and(|id: NodeId| id != own);
-    // Of one that has forgotten what it said before, too.
-    worker.book.take_in(&[record], Brought::Unasked).await;
+    // This node's own records, too: it may have lost its counter.
+    worker.book.store_valid(&[record], Source::Unasked).await;
     of_another
 }
 
-/// Sent from the address that it is about, which is the link that it is about.
-async fn announce(worker: &Worker, word: &NodeAddress) {
+/// Sent from the address in the record, so that it goes to that link.
+async fn broadcast(worker: &Worker, word: &NodeAddress) {
     let Ok(own) = word.host.parse::<IpAddr>() else {
         return;
     };
@@ -111,7 +111,7 @@ async fn announce(worker: &Worker, word: &NodeAddress) {
     }
 }
 
-/// The next one may go through.
+/// Logged only: the next datagram may succeed.
 fn unsent(to: SocketAddr, error: &std::io::Error) {
-    tracing::debug!(%to, %error, "an announcement was not sent");
+    tracing::debug!(%to, %error, "cannot send an address broadcast");
 }

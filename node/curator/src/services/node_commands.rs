@@ -1,5 +1,4 @@
-//! What operators do with nodes and with the cluster: the part of `Management`
-//! that writes.
+//! The methods of `Management` that write: commands of operators for nodes and the cluster.
 
 use std::sync::Arc;
 
@@ -19,23 +18,22 @@ use super::request::parse_node_id;
 use crate::core::Core;
 use crate::decisions::labelling::Changes;
 use crate::decisions::removal::{self, Bypass, Removal};
-use crate::decisions::roles::{self, Outcome, Wish};
-use crate::decisions::{FoundNode, Refused, configuration, standing};
+use crate::decisions::roles::{self, RoleChange, RoleDecision};
+use crate::decisions::{FoundNode, Rejection, configuration, transitions};
 use crate::{membership, state};
 
-/// See the module.
-pub(super) struct Administration {
+pub(super) struct NodeCommands {
     core: Arc<Core>,
 }
 
-/// What a selector picks.
+/// A parsed node selector.
 enum Wanted {
     Id(NodeId),
     Key(PublicKey),
 }
 
 impl Wanted {
-    /// Of a node that registered with this key.
+    /// The ID of the selected node, whether or not it exists.
     fn id(&self) -> NodeId {
         match self {
             Self::Id(id) => *id,
@@ -44,7 +42,7 @@ impl Wanted {
     }
 }
 
-impl Administration {
+impl NodeCommands {
     pub(super) fn new(core: Arc<Core>) -> Self {
         Self { core }
     }
@@ -66,9 +64,9 @@ impl Administration {
             let write = Write::when(condition).put(key, state::encode_ticket(&ticket).to_vec());
             Ok((ticket, Some(write)))
         };
-        let (ticket, revision) = self.core.settle(decide).await?;
+        let (ticket, revision) = self.core.write_with_retry(decide).await?;
         if revision.is_some() {
-            tracing::info!("a new register ticket");
+            tracing::info!("created a new register ticket");
         }
         Ok(GetRegisterTicketResponse {
             register_ticket: ticket.expose().to_vec(),
@@ -82,11 +80,11 @@ impl Administration {
         let wanted = wanted(request.node)?;
         let decide = || async {
             let found = self.find(&wanted).await?;
-            Ok((found.id(), standing::approve(&found)?))
+            Ok((found.id(), transitions::approve(&found)?))
         };
-        let (id, revision) = self.core.settle(decide).await?;
+        let (id, revision) = self.core.write_with_retry(decide).await?;
         if revision.is_some() {
-            tracing::info!(node = %id, "approved");
+            tracing::info!(node = %id, "node approved");
         }
         let node = Some(self.core.shown(id, revision).await?);
         Ok(ApproveNodeResponse { node })
@@ -96,7 +94,7 @@ impl Administration {
         &self,
         request: UpdateNodeRolesRequest,
     ) -> Result<UpdateNodeRolesResponse, Status> {
-        let wish = Wish {
+        let wish = RoleChange {
             consensus_member: request.consensus_member,
             kubernetes_controller: request.kubernetes_controller,
             kubernetes_worker: request.kubernetes_worker,
@@ -104,7 +102,7 @@ impl Administration {
         let decide = |found: &FoundNode| roles::update(wish, found);
         let (id, pending, revision) = self.change(request.node, decide).await?;
         if revision.is_some() {
-            tracing::info!(node = %id, ?wish, "other roles are wanted");
+            tracing::info!(node = %id, ?wish, "role change requested");
         }
         let node = Some(self.core.shown(id, revision).await?);
         Ok(UpdateNodeRolesResponse { node, pending })
@@ -116,34 +114,35 @@ impl Administration {
     ) -> Result<DecommissionNodeResponse, Status> {
         let (id, pending, revision) = self.change(request.node, roles::decommission).await?;
         if revision.is_some() {
-            tracing::info!(node = %id, pending, "taken out of service");
+            tracing::info!(node = %id, pending, "node decommissioned");
         }
         let node = Some(self.core.shown(id, revision).await?);
         Ok(DecommissionNodeResponse { node, pending })
     }
 
-    /// What consensus may have to do with, decided and written.
+    /// Decides and writes a change of roles. If the node leaves etcd by it, authorizes the
+    /// departure.
     async fn change(
         &self,
         selector: Option<NodeSelector>,
-        decide: impl Fn(&FoundNode) -> Result<Outcome, Refused> + Sync,
+        decide: impl Fn(&FoundNode) -> Result<RoleDecision, Rejection> + Sync,
     ) -> Result<(NodeId, bool, Option<i64>), Status> {
         let wanted = wanted(selector)?;
         let (wanted, decide) = (&wanted, &decide);
-        let settle = move || async move {
+        let write_with_retry = move || async move {
             let found = self.find(wanted).await?;
             let id = found.id();
-            let Outcome {
+            let RoleDecision {
                 mut write,
                 pending,
                 leaves,
             } = decide(&found)?;
             if leaves && let Some(leave) = write {
-                write = Some(membership::let_go(&self.core, id, leave).await?);
+                write = Some(membership::authorize_departure(&self.core, id, leave).await?);
             }
             Ok(((id, pending), write))
         };
-        let ((id, pending), revision) = self.core.settle(settle).await?;
+        let ((id, pending), revision) = self.core.write_with_retry(write_with_retry).await?;
         Ok((id, pending, revision))
     }
 
@@ -157,7 +156,7 @@ impl Administration {
             let found = self.find(&wanted).await?;
             Ok((found.id(), changes.decide(&found)?))
         };
-        let (id, revision) = self.core.settle(decide).await?;
+        let (id, revision) = self.core.write_with_retry(decide).await?;
         let node = Some(self.core.shown(id, revision).await?);
         Ok(UpdateNodeLabelsResponse { node })
     }
@@ -171,9 +170,9 @@ impl Administration {
             let found = self.core.full_cluster().await?;
             Ok(change.decide(&found))
         };
-        let (configuration, revision) = self.core.settle(decide).await?;
+        let (configuration, revision) = self.core.write_with_retry(decide).await?;
         if revision.is_some() {
-            tracing::info!(?change, "the cluster is configured");
+            tracing::info!(?change, "cluster configuration changed");
         }
         Ok(ConfigureClusterResponse {
             configuration: Some(configuration),
@@ -192,7 +191,7 @@ impl Administration {
         let decide = || async {
             let found = match self.find(&wanted).await {
                 Ok(found) => found,
-                // Done before: whoever has asked did not hear of it.
+                // Deleted by an earlier attempt of the caller, whose answer was lost.
                 Err(_) if self.core.cache.tombstone(wanted.id()).is_some() => {
                     return Ok((wanted.id(), None));
                 }
@@ -200,21 +199,21 @@ impl Administration {
             };
             let Removal { mut write, leaves } = removal::decide(bypass, &found)?;
             if leaves {
-                write = membership::let_go(&self.core, found.id(), write).await?;
+                write = membership::authorize_departure(&self.core, found.id(), write).await?;
             }
             Ok((found.id(), Some(write)))
         };
-        let (id, revision) = self.core.settle(decide).await?;
+        let (id, revision) = self.core.write_with_retry(decide).await?;
         if revision.is_some() {
-            tracing::info!(node = %id, ?bypass, "deleted");
+            tracing::info!(node = %id, ?bypass, "node deleted");
         }
-        // Whoever asks this curator next does not meet the node again.
+        // Later calls to this curator must not see the node.
         let reached = self.core.cache.reached(revision.unwrap_or(0));
         let _ = tokio::time::timeout(self.core.timing.freshness, reached).await;
         Ok(DeleteNodeResponse {})
     }
 
-    /// The node that is meant, as it is now.
+    /// The current records of the selected node.
     async fn find(&self, wanted: &Wanted) -> Result<FoundNode, Status> {
         self.core.reads.linearizable().await?;
         let (field, text, id) = match wanted {
@@ -230,7 +229,7 @@ impl Administration {
         };
         found.ok_or_else(|| {
             let wanted = text;
-            Refused::NoSuchNode { field, wanted }.into()
+            Rejection::NoSuchNode { field, wanted }.into()
         })
     }
 }
@@ -239,14 +238,14 @@ fn wanted(selector: Option<NodeSelector>) -> Result<Wanted, Status> {
     match selector.and_then(|selector| selector.node) {
         Some(node_selector::Node::NodeId(id)) => Ok(Wanted::Id(parse_node_id(&id)?)),
         Some(node_selector::Node::PublicKey(key)) => {
-            let key = PublicKey::try_from(&key[..]).map_err(|error| Refused::Field {
+            let key = PublicKey::try_from(&key[..]).map_err(|error| Rejection::Field {
                 field: "node.public_key",
                 wanted: "an Ed25519 public key of 32 bytes",
                 found: error.to_string(),
             })?;
             Ok(Wanted::Key(key))
         }
-        None => Err(Refused::Field {
+        None => Err(Rejection::Field {
             field: "node",
             wanted: "node_id or public_key",
             found: "neither".into(),

@@ -1,10 +1,10 @@
-//! Asking others where everybody is, and telling them.
+//! Exchanges address records with other nodes.
 //!
-//! Consensus members are whom everyone knows, so they are asked. Each of them
-//! is told once of every word of this node. While the cluster is out of reach
-//! all of them are asked again and again, and a few of the other nodes: one
-//! answer may hold what brings the cluster back. While it is not, that ends
-//! after a while: who was away then finds what it missed with the curators.
+//! Requests go to the consensus members, because every node knows them. Each of them gets every new
+//! record of this node once. While the node is SPLIT it repeats the exchange with all of them, and
+//! with a few of the other nodes: a single response may be enough to reach the cluster again.
+//! Otherwise it stops after [`TRIES`] attempts: a member that was away gets the record from the
+//! curators later.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -23,15 +23,16 @@ use rustls::ClientConfig;
 use tokio::task::JoinSet;
 
 use super::Worker;
-use super::book::{Book, Brought};
+use super::book::{AddressBook, Source};
 
-/// One exchange may take so long.
+/// Timeout of one exchange.
 const BOUND: Duration = Duration::from_secs(4);
-/// So many at a time.
+/// Maximum number of concurrent exchanges.
 const AT_A_TIME: usize = 8;
-/// Whoever has not answered so often is left to the curators.
+/// Number of attempts, unless the node is SPLIT; members that have not answered get the record from
+/// the curators.
 const TRIES: u32 = 12;
-/// Nodes that are asked beside the consensus members while these are silent.
+/// Number of other nodes that are asked per interval while the node is SPLIT.
 const OTHERS: usize = 4;
 
 pub(super) async fn run(ctx: Context, worker: Arc<Worker>, member: Arc<MemberData>) -> Outcome {
@@ -41,14 +42,14 @@ pub(super) async fn run(ctx: Context, worker: Arc<Worker>, member: Arc<MemberDat
         tls::wall_clock(),
     )?;
     ctx.healthy();
-    ctx.until_cancelled(rounds(&worker, &member, &trust)).await
+    ctx.until_cancelled(gossip(&worker, &member, &trust)).await
 }
 
-async fn rounds(worker: &Worker, member: &MemberData, trust: &Arc<ClientConfig>) -> Outcome {
+async fn gossip(worker: &Worker, member: &MemberData, trust: &Arc<ClientConfig>) -> Outcome {
     let mut own = worker.book.own().watch();
     let mut states = worker.cluster_state.watch();
     own.next().await?;
-    // Who has heard this node's newest word.
+    // Nodes that have received this node's newest record.
     let mut told = Vec::new();
     let mut tries = 0;
     let mut turn = 0;
@@ -82,7 +83,7 @@ async fn rounds(worker: &Worker, member: &MemberData, trust: &Arc<ClientConfig>)
     }
 }
 
-/// The consensus members, as far as known.
+/// The known consensus members.
 fn members(worker: &Worker, member: &MemberData) -> BTreeMap<NodeId, IpAddr> {
     let directory = worker.directory.get();
     let directory = directory.unwrap_or_else(|| member.directory.clone());
@@ -95,7 +96,7 @@ fn members(worker: &Worker, member: &MemberData) -> BTreeMap<NodeId, IpAddr> {
     members.collect()
 }
 
-/// A few of those that are known by their own word, others each turn.
+/// Some of the nodes with a signed record, different ones each time.
 fn some_others(worker: &Worker, turn: usize) -> Vec<(NodeId, IpAddr)> {
     let learned = worker.learned.get().unwrap_or_default();
     let count = learned.len();
@@ -105,7 +106,7 @@ fn some_others(worker: &Worker, turn: usize) -> Vec<(NodeId, IpAddr)> {
         .collect()
 }
 
-/// Asks all of these; returns who has answered.
+/// Exchanges records with all targets; returns those that have answered.
 async fn exchange(
     worker: &Worker,
     targets: BTreeMap<NodeId, IpAddr>,
@@ -123,16 +124,16 @@ async fn exchange(
             running.spawn(async move { ask(book, endpoint, trust).await.then_some(node) });
         }
         match running.join_next().await {
-            // A panic would be in the log; that one has not answered.
+            // A panic is in the log, and counts as no answer.
             Some(outcome) => answered.extend(outcome.ok().flatten()),
             None => return answered,
         }
     }
 }
 
-/// Whoever answers is a node of the cluster. Which one does not matter: what
-/// it says is worth its signatures.
-async fn ask(book: Arc<Book>, endpoint: Endpoint, trust: Arc<ClientConfig>) -> bool {
+/// The server is verified to be a node of the cluster. Which one does not matter, because the
+/// records are signed.
+async fn ask(book: Arc<AddressBook>, endpoint: Endpoint, trust: Arc<ClientConfig>) -> bool {
     let options = Options {
         connect_timeout: BOUND,
         call_timeout: BOUND,
@@ -147,11 +148,11 @@ async fn ask(book: Arc<Book>, endpoint: Endpoint, trust: Arc<ClientConfig>) -> b
     {
         Ok(answer) => {
             let answer = answer.into_inner().addresses;
-            book.take_in(&answer, Brought::Answer).await;
+            book.store_valid(&answer, Source::Answer).await;
             true
         }
         Err(status) => {
-            tracing::debug!(%endpoint, "no exchange of addresses: {}", status.message());
+            tracing::debug!(%endpoint, "cannot exchange addresses: {}", status.message());
             false
         }
     }
