@@ -179,10 +179,11 @@ fn named_in(directory: &Path, destination: &Path) -> Result<tempfile::NamedTempF
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::fs;
     use std::io::Write;
     use std::os::unix::fs::MetadataExt;
+
+    use super::*;
 
     fn names(directory: &Path) -> Vec<String> {
         let mut names: Vec<String> = std::fs::read_dir(directory)

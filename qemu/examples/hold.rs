@@ -6,17 +6,17 @@
 //!
 //! The smallest user of the library. The tests kill it and check what happens to its machine.
 
-use std::{env, path::PathBuf, time::Duration};
+use std::env;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context;
-use hearth_qemu::{
-    accel::Accel,
-    cluster::{Cluster, ClusterSpec, Member},
-    command::Machine,
-    disk::Cache,
-    network::{Forward, Link, Mac, Nic, UserNetwork},
-    vm::Lifetime,
-};
+use hearth_qemu::accel::Accel;
+use hearth_qemu::cluster::{Cluster, ClusterSpec, Member};
+use hearth_qemu::command::Machine;
+use hearth_qemu::disk::Cache;
+use hearth_qemu::network::{Forward, Link, Mac, Nic, UserNetwork};
+use hearth_qemu::vm::Lifetime;
 
 #[tokio::main]
 async fn main() -> anyhow::Result<()> {

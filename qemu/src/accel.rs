@@ -7,12 +7,9 @@
 //!
 //! [`decide`] is pure, so that every combination can be tested on any host.
 
-use std::{
-    fmt,
-    fs::{self, File},
-    io,
-    str::{FromStr, SplitWhitespace},
-};
+use std::fs::{self, File};
+use std::str::{FromStr, SplitWhitespace};
+use std::{fmt, io};
 
 use crate::kvm;
 

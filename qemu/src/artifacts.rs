@@ -3,10 +3,8 @@
 //! `cargo xtask test` builds them and writes a manifest; the tests read it. Both sides share these types; the only
 //! other link between them is the manifest's path in the environment.
 
-use std::{
-    env, fs, io,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
+use std::{env, fs, io};
 
 use serde::{Deserialize, Serialize};
 

@@ -30,14 +30,12 @@ mod network;
 mod record;
 mod running;
 
-use std::{
-    collections::BTreeSet,
-    fs::{self, File, TryLockError},
-    io,
-    net::{Ipv4Addr, SocketAddr},
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::collections::BTreeSet;
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use hearth_process::process::Process;
 use hearth_switch::{Network, NetworkError};
@@ -50,13 +48,11 @@ pub use network::{NetworkSpec, Place, end as end_network, network};
 use record::Record;
 pub use running::{Running, cut, cut_one, known, running};
 
-use crate::{
-    command::Machine,
-    disk::{Cache, Disk, DiskError, Format, make_overlay},
-    network::{Link, PortForward, is_free},
-    run_dir::{RunDir, RunDirError},
-    vm::{Exit, Lifetime, NotDetachable, Shutdown, StartError, Vm},
-};
+use crate::command::Machine;
+use crate::disk::{Cache, Disk, DiskError, Format, make_overlay};
+use crate::network::{Link, PortForward, is_free};
+use crate::run_dir::{RunDir, RunDirError};
+use crate::vm::{Exit, Lifetime, NotDetachable, Shutdown, StartError, Vm};
 
 /// A machine of a cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -486,10 +482,8 @@ fn keep_ports(machine: &mut Machine, last: &[PortForward]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        accel::Accel,
-        network::{Forward, Mac, Nic, UserNetwork},
-    };
+    use crate::accel::Accel;
+    use crate::network::{Forward, Mac, Nic, UserNetwork};
 
     fn member(name: &str) -> Member {
         Member {

@@ -3,27 +3,21 @@
 //! [`Machine`] is plain data; [`Machine::command`] checks it and writes the arguments, with one helper for each concern
 //! and a reason beside each flag that does not explain itself. Nothing here accesses the disk or starts anything.
 
-use std::{
-    fmt,
-    os::fd::RawFd,
-    path::{Path, PathBuf},
-};
+use std::fmt;
+use std::os::fd::RawFd;
+use std::path::{Path, PathBuf};
 
 pub use crate::command_line::CommandLine;
 
-use crate::{
-    accel::Accel,
-    command_line::Options,
-    disk::Disk,
-    firmware::Firmware,
-    fw_cfg::{Content, Item, Name},
-    network::{Link, Nic, UserNetwork},
-    run_dir::RunDir,
-    tsc::Rate,
-};
-
-/// The QEMU that is run.
-pub const QEMU: &str = "qemu-system-x86_64";
+use crate::accel::Accel;
+use crate::command_line::Options;
+use crate::disk::Disk;
+use crate::firmware::Firmware;
+use crate::fw_cfg::{Content, Item, Name};
+use crate::network::{Link, Nic, UserNetwork};
+use crate::program;
+use crate::run_dir::RunDir;
+use crate::tsc::Rate;
 
 /// Linux's limit for a command line on x86, including the final NUL.
 const COMMAND_LINE_SIZE: usize = 2048;
@@ -205,7 +199,7 @@ impl Machine {
     /// Names the first field that QEMU or a guest would not accept.
     pub fn command(&self, run_dir: &RunDir, sockets: Sockets) -> Result<CommandLine, MachineError> {
         self.check()?;
-        let mut line = CommandLine::new(QEMU);
+        let mut line = CommandLine::new(program::program());
         self.machine(&mut line);
         self.cpu(&mut line);
         self.memory(&mut line);

@@ -1,12 +1,9 @@
 //! A command line, and the option lists that QEMU's arguments consist of.
 
-use std::{
-    ffi::{OsStr, OsString},
-    fmt,
-    os::unix::ffi::{OsStrExt, OsStringExt},
-    path::Path,
-    process,
-};
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+use std::{fmt, process};
 
 /// A program and its arguments. `Display` prints them as one line that a shell parses into the same arguments.
 #[derive(Clone, Debug, PartialEq, Eq)]

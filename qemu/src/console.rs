@@ -8,14 +8,12 @@
 
 mod strip;
 
-use std::{
-    fs::File,
-    io::{self, Read},
-    os::fd::OwnedFd,
-    path::Path,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::fs::File;
+use std::io::{self, Read};
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use hearth_api::console::Report;
 use hearth_process::readiness::readable;

@@ -1,6 +1,7 @@
 //! Ends a machine, with increasing force.
 
-use std::{io, time::Duration};
+use std::io;
+use std::time::Duration;
 
 use hearth_process::process::Process;
 use serde_json::Value;

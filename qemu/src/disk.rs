@@ -3,11 +3,9 @@
 //! A machine never writes to a built image: it gets a qcow2 overlay, which takes 40 ms and no space to create, can be
 //! larger than the image, and is the only file to delete for starting over.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::{Output, Stdio},
-};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Output, Stdio};
 
 use crate::command_line::CommandLine;
 

@@ -16,7 +16,7 @@ pub struct Firmware {
 }
 
 /// The builds without Secure Boot. The 4 MiB ones first: newer releases do not have those of 2 MiB.
-const CANDIDATES: [(&str, &str); 5] = [
+const CANDIDATES: [(&str, &str); 6] = [
     // Debian and Ubuntu
     (
         "/usr/share/OVMF/OVMF_CODE_4M.fd",
@@ -33,6 +33,10 @@ const CANDIDATES: [(&str, &str); 5] = [
     ),
     // Fedora
     (
+        "/usr/share/edk2/ovmf-4m/OVMF_CODE.fd",
+        "/usr/share/edk2/ovmf-4m/OVMF_VARS.fd",
+    ),
+    (
         "/usr/share/edk2/ovmf/OVMF_CODE.fd",
         "/usr/share/edk2/ovmf/OVMF_VARS.fd",
     ),
@@ -43,20 +47,60 @@ const CANDIDATES: [(&str, &str); 5] = [
     ),
 ];
 
+/// The environment variable with the path of another firmware's code.
+pub const CODE: &str = "HEARTH_OVMF_CODE";
+
+/// The environment variable with the path of its empty variable store.
+pub const VARS: &str = "HEARTH_OVMF_VARS";
+
 /// No firmware was found.
 #[derive(Debug, thiserror::Error)]
-#[error("no UEFI firmware on this host: install the package ovmf (searched for {looked_for})")]
-pub struct NoFirmware {
-    looked_for: String,
+pub enum NoFirmware {
+    /// In none of the paths of the distributions.
+    #[error(
+        "no UEFI firmware on this host: install the package ovmf, or set {CODE} and {VARS} (searched for {0})"
+    )]
+    Nowhere(String),
+    /// The environment names only one of the two files.
+    #[error("{CODE} and {VARS}: expected both or neither, got only {0}")]
+    Half(&'static str),
+    /// A file that the environment names does not exist.
+    #[error("{variable}: expected a file, got {}", path.display())]
+    NoFile {
+        /// The variable.
+        variable: &'static str,
+        /// Its value.
+        path: PathBuf,
+    },
 }
 
 impl Firmware {
-    /// Searches the paths of the distributions.
+    /// The firmware that the environment names, or the first in the paths of the distributions.
     ///
     /// # Errors
-    /// If there is none; the error names the package.
+    /// If there is none; the error names the package and the variables.
     pub fn locate() -> Result<Self, NoFirmware> {
-        Self::locate_under(Path::new("/"))
+        let variable = |name| std::env::var_os(name).map(PathBuf::from);
+        match Self::named(variable(CODE), variable(VARS))? {
+            Some(pair) => Ok(pair),
+            None => Self::locate_under(Path::new("/")),
+        }
+    }
+
+    fn named(code: Option<PathBuf>, vars: Option<PathBuf>) -> Result<Option<Self>, NoFirmware> {
+        let (code, vars) = match (code, vars) {
+            (Some(code), Some(vars)) => (code, vars),
+            (Some(_), None) => return Err(NoFirmware::Half(CODE)),
+            (None, Some(_)) => return Err(NoFirmware::Half(VARS)),
+            (None, None) => return Ok(None),
+        };
+        for (variable, path) in [(CODE, &code), (VARS, &vars)] {
+            if !path.is_file() {
+                let path = path.clone();
+                return Err(NoFirmware::NoFile { variable, path });
+            }
+        }
+        Ok(Some(Self { code, vars }))
     }
 
     fn locate_under(root: &Path) -> Result<Self, NoFirmware> {
@@ -68,9 +112,7 @@ impl Firmware {
                 vars: under(vars),
             })
             .find(|pair| pair.code.is_file() && pair.vars.is_file())
-            .ok_or_else(|| NoFirmware {
-                looked_for: CANDIDATES.map(|(code, _)| code).join(", "),
-            })
+            .ok_or_else(|| NoFirmware::Nowhere(CANDIDATES.map(|(code, _)| code).join(", ")))
     }
 }
 
@@ -98,5 +140,31 @@ mod tests {
         touch(CANDIDATES[0].1);
         let found = Firmware::locate_under(root.path()).expect("the first pair");
         assert!(found.code.ends_with("OVMF_CODE_4M.fd"), "{found:?}");
+    }
+    #[test]
+    fn the_environment_names_both_files() {
+        let dir = tempfile::tempdir().expect("a folder");
+        let file = |name: &str| {
+            let path = dir.path().join(name);
+            fs::write(&path, "").expect("a file");
+            Some(path)
+        };
+        let (code, vars) = (file("code"), file("vars"));
+        assert_eq!(Firmware::named(None, None).expect("nothing named"), None);
+        let found = Firmware::named(code.clone(), vars.clone()).expect("two files");
+        assert_eq!(found.map(|pair| pair.vars), vars);
+        let error = Firmware::named(code.clone(), None).expect_err("half a pair");
+        assert!(
+            error.to_string().ends_with("got only HEARTH_OVMF_CODE"),
+            "{error}"
+        );
+        let absent = Some(dir.path().join("absent"));
+        let error = Firmware::named(code, absent).expect_err("no such file");
+        assert!(
+            error
+                .to_string()
+                .starts_with("HEARTH_OVMF_VARS: expected a file"),
+            "{error}"
+        );
     }
 }

@@ -5,7 +5,8 @@
 //! machine's folder, readable by its owner only, never on the command line, which every process on the host can read:
 //! parameters contain secrets.
 
-use std::{fmt, path::PathBuf};
+use std::fmt;
+use std::path::PathBuf;
 
 /// QEMU's limit for a name is 56 bytes, including the final NUL.
 const MAX_NAME: usize = 55;

@@ -5,10 +5,8 @@
 //! backlog, an unbounded list no bound. So entries are numbered and kept in one ring; a subscription is only a number.
 //! A reader that falls behind the ring continues at its oldest entry and can tell how many entries it missed.
 
-use std::{
-    collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
-};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::watch;
 

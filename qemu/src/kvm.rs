@@ -7,11 +7,9 @@
 // Two ioctls without a safe wrapper.
 #![allow(unsafe_code)]
 
-use std::{
-    fs::File,
-    io,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
-};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// `_IO(KVMIO, 0x00)`
 const KVM_GET_API_VERSION: libc::c_ulong = 0xae00;

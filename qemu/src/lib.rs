@@ -27,6 +27,7 @@
 //! | [`command`] | the configuration of a machine, and QEMU's command line for it |
 //! | [`accel`] | KVM if it really works, else TCG |
 //! | [`tsc`] | the time-stamp counter of emulated machines |
+//! | [`program`] | QEMU itself: another one by a variable, its version |
 //! | [`firmware`], [`disk`], [`network`], [`fw_cfg`] | the parts of a machine |
 //! | [`switch`] (the crate `hearth-switch`) | the network that joins machines: switch, DHCP, gateway, faults |
 //! | [`run_dir`] | a machine's folder: logs, sockets, variables |
@@ -58,6 +59,7 @@ mod journal;
 mod kvm;
 pub mod network;
 pub mod phases;
+pub mod program;
 pub mod qmp;
 pub mod run_dir;
 pub mod tsc;

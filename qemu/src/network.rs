@@ -4,10 +4,8 @@
 //! forwarded from the host; and a port of our switch ([`hearth_switch`]), which connects machines. Only this module and
 //! the command builder depend on the difference.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener},
-    path::PathBuf,
-};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::path::PathBuf;
 
 pub use hearth_switch::{Mac, NotMac, PortForward};
 

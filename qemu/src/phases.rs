@@ -5,7 +5,8 @@
 //! none, with the kernel's first line. A quiet kernel that QEMU loads directly prints nothing, and then firmware and
 //! kernel are one phase, counted as the kernel's.
 
-use std::{fmt, time::Duration};
+use std::fmt;
+use std::time::Duration;
 
 use hearth_api::console::{Milestone, Report};
 

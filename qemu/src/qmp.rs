@@ -4,28 +4,20 @@
 //! that the next command would take for its own. Events go to a journal, so that they can be read later (the reason of
 //! a shutdown is needed when QEMU has ended). All messages are written to the machine's `qmp.log`.
 
-use std::{
-    collections::HashMap,
-    fs::File,
-    io::{self, Write},
-    path::Path,
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::collections::HashMap;
+use std::fs::File;
+use std::io::{self, Write};
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
-use tokio::{
-    io::{AsyncBufRead, AsyncBufReadExt, AsyncWriteExt, BufReader},
-    net::{
-        UnixStream,
-        unix::{OwnedReadHalf, OwnedWriteHalf},
-    },
-    sync::{mpsc, oneshot},
-    time::timeout,
-};
+use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncWriteExt, BufReader};
+use tokio::net::UnixStream;
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::journal::{Cursor, Journal, Limits, Weigh, Writer, journal};

@@ -14,11 +14,9 @@
 //! The logs are those of the last start; earlier ones are `serial.1.log`,
 //! `serial.2.log` … up to [`KEPT`], each older than the one before.
 
-use std::{
-    fs, io,
-    os::unix::fs::symlink,
-    path::{Path, PathBuf},
-};
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 pub use hearth_process::folder::FolderError as RunDirError;
 use hearth_process::folder::{Folder, remove, write_with_mode};

@@ -11,27 +11,25 @@ mod running;
 mod start;
 mod wait;
 
-use std::{
-    io,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use hearth_process::process::Identity;
-pub use hearth_process::{process::Usage, spawn::Lifetime};
+pub use hearth_process::process::Usage;
+pub use hearth_process::spawn::Lifetime;
 use serde_json::Value;
 use tokio::sync::watch;
-use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
+use crate::command::Machine;
+use crate::console::{self, Console};
+use crate::control;
 pub use crate::control::Shutdown;
-use crate::{
-    command::Machine,
-    console::{self, Console},
-    control,
-    network::PortForward,
-    qmp::{Qmp, QmpError},
-    run_dir::RunDir,
-};
+use crate::network::PortForward;
+use crate::qmp::{Qmp, QmpError};
+use crate::run_dir::RunDir;
 pub use exit::{Cause, Exit};
 use running::{KillOnDrop, Running, watch_process};
 pub use start::StartError;

@@ -3,25 +3,22 @@
 mod guest;
 mod switch_program;
 
-use std::{
-    io::{BufRead, BufReader},
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+
+use hearth_qemu::accel::Accel;
+use hearth_qemu::cluster::{
+    Cluster, ClusterError, ClusterSpec, Image, Member, NetworkSpec, Place, attach, cut, cut_one,
+    end_network, network, running,
 };
+use hearth_qemu::command::Machine;
+use hearth_qemu::disk::Cache;
+use hearth_qemu::network::{Forward, Link, Mac, Nic, UserNetwork};
+use hearth_qemu::switch::NetworkOptions;
+use hearth_qemu::vm::{Cause, Lifetime, Shutdown};
 
 use guest::{BOUND, Then, gone, line, runs};
-use hearth_qemu::{
-    accel::Accel,
-    cluster::{
-        Cluster, ClusterError, ClusterSpec, Image, Member, NetworkSpec, Place, attach, cut,
-        cut_one, end_network, network, running,
-    },
-    command::Machine,
-    disk::Cache,
-    network::{Forward, Link, Mac, Nic, UserNetwork},
-    switch::NetworkOptions,
-    vm::{Cause, Lifetime, Shutdown},
-};
 use switch_program::switch_program;
 
 fn member(name: &str, number: u16, image: &Path) -> Member {

@@ -2,24 +2,21 @@
 
 mod guest;
 
-use std::{
-    process::Stdio,
-    time::{Duration, Instant},
-};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use hearth_api::console::{Milestone, Report};
+use hearth_qemu::accel::{Accel, Choice, choose};
+use hearth_qemu::command::{Boot, Machine, OnReset, Rtc, WatchdogAction};
+use hearth_qemu::disk::{Cache, Disk, Format};
+use hearth_qemu::firmware::Firmware;
+use hearth_qemu::fw_cfg::Item;
+use hearth_qemu::network::{Forward, Link, Mac, Nic, UserNetwork};
+use hearth_qemu::run_dir::RunDir;
+use hearth_qemu::vm::{Cause, Lifetime, Shutdown, StartError, Vm, Why};
+use tokio::net::TcpStream;
 
 use guest::{BOUND, Then, gone, line, machine, runs};
-use hearth_api::console::{Milestone, Report};
-use hearth_qemu::{
-    accel::{Accel, Choice, choose},
-    command::{Boot, Machine, OnReset, Rtc, WatchdogAction},
-    disk::{Cache, Disk, Format},
-    firmware::Firmware,
-    fw_cfg::Item,
-    network::{Forward, Link, Mac, Nic, UserNetwork},
-    run_dir::RunDir,
-    vm::{Cause, Lifetime, Shutdown, StartError, Vm, Why},
-};
-use tokio::net::TcpStream;
 
 async fn start(machine: &Machine, run_dir: &RunDir) -> Vm {
     Vm::start(machine, run_dir, Lifetime::KillWithParent)

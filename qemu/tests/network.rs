@@ -5,14 +5,13 @@ mod switch_program;
 
 use std::time::Duration;
 
-use guest::{BOUND, Then, line};
-use hearth_qemu::{
-    network::{Link, Mac, Nic},
-    switch::{Network, NetworkOptions, NetworkStatus},
-    vm::{Lifetime, StartError, Vm},
-};
-use switch_program::switch_program;
+use hearth_qemu::network::{Link, Mac, Nic};
+use hearth_qemu::switch::{Network, NetworkOptions, NetworkStatus};
+use hearth_qemu::vm::{Lifetime, StartError, Vm};
 use tokio::time::timeout;
+
+use guest::{BOUND, Then, line};
+use switch_program::switch_program;
 
 /// Waits for a matching status.
 async fn until(network: &Network, wanted: impl Fn(&NetworkStatus) -> bool) {

@@ -18,47 +18,37 @@
 //! Machines are the usual ones (test image, direct boot, insecure storage), named `node-1`, `node-2` and so on, with
 //! these numbers. The first founds the cluster; the others are added as by an operator: they register with a ticket,
 //! are approved by the key on their own console, and are made consensus members. Two boot at once, so that a host with
-//! two processors is busy but not overloaded; for the same reason the tests of a suite run their clusters one after the
-//! other.
+//! two processors is busy but not overloaded; for the same reason there is one cluster at a time ([`crate::context`]).
 //!
 //! The test's folder has a folder for each machine, and `net` with the switch's log and the packet capture.
 
-use std::{net::Ipv4Addr, time::Duration};
+mod saved;
+
+use std::net::Ipv4Addr;
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use futures::future::try_join_all;
-use hearth_api::{
-    client::Endpoint,
-    names,
-    operator::{self, ClusterStatus},
-    v1::{self, ClusterState, NodeHealth, NodeSelector},
-};
-use hearth_lab::{
-    formation::{self, Candidate, is_well},
-    machines,
-};
-use hearth_qemu::{
-    network::{Link, Mac, Nic, PortForward},
-    switch::{Network, NetworkOptions},
-    vm::Lifetime,
-};
+use hearth_api::client::Endpoint;
+use hearth_api::names;
+use hearth_api::operator::{self, ClusterStatus};
+use hearth_api::v1::{self, ClusterState, NodeHealth, NodeSelector};
+use hearth_lab::formation::{self, Candidate, is_well};
+use hearth_lab::machines;
+use hearth_qemu::network::{Link, Mac, Nic, PortForward};
+use hearth_qemu::switch::{Network, NetworkOptions};
+use hearth_qemu::vm::Lifetime;
 
-use tokio::sync::{Semaphore, SemaphorePermit};
-
-use crate::{
-    Outcome, TestCtx, bounds,
-    debug::Debug,
-    kubernetes::Kubernetes,
-    node::{Node, Plan, Running},
-    owner::{Operator, retry_unavailable},
-    writer::Writer,
-};
+use crate::debug::Debug;
+use crate::kubernetes::Kubernetes;
+use crate::node::{Node, Plan, Running};
+use crate::owner::{Operator, retry_unavailable};
+use crate::writer::Writer;
+use crate::{Outcome, TestCtx, bounds};
+use saved::Saved;
 
 /// Between two queries of a cluster: no subscription covers both nodes and consensus.
 const LOOK_AGAIN: Duration = Duration::from_millis(200);
-
-/// Permit for the one cluster that a suite has at a time.
-static TURN: Semaphore = Semaphore::const_new(1);
 
 /// A cluster, or machines that will form one.
 pub struct Cluster {
@@ -66,7 +56,6 @@ pub struct Cluster {
     members: Vec<Member>,
     owner: Operator,
     network: Network,
-    _turn: SemaphorePermit<'static>,
 }
 
 /// A machine of a cluster.
@@ -91,8 +80,33 @@ impl TestCtx {
 }
 
 impl Cluster {
-    /// All nodes are voters, HOME and healthy.
+    /// All nodes are voters, HOME and healthy: booted from the disks of a cluster that was formed once ([`saved`]).
     pub(crate) async fn formed(test: &TestCtx, nodes: u16) -> anyhow::Result<Self> {
+        // No other test forms it at the same time.
+        test.turn()?;
+        let saved = match Saved::find(test, nodes)? {
+            Some(saved) => saved,
+            None => Saved::make(test, Self::form(test, nodes).await?).await?,
+        };
+        let (network, mut members) = installed(test, nodes, |_, plan| Ok(plan)).await?;
+        for (index, member) in members.iter_mut().enumerate() {
+            saved.restore(index, member)?;
+            member.start().await?;
+        }
+        try_join_all(members.iter().map(Member::home)).await?;
+        let owner = members[0].vm()?.owned().await?;
+        let owner = owner.at(curators(&network).await?)?;
+        let cluster = Self {
+            members,
+            owner,
+            network,
+        };
+        cluster.is_formed().await?;
+        Ok(cluster)
+    }
+
+    /// Forms a cluster of new machines.
+    async fn form(test: &TestCtx, nodes: u16) -> anyhow::Result<Self> {
         let mut cluster = Self::founded(test, nodes).await?;
         let others: Vec<u16> = (2..=nodes).collect();
         // Two at once.
@@ -100,10 +114,14 @@ impl Cluster {
             cluster.add_nodes(pair).await?;
         }
         cluster.complete().await?;
-        let all: Vec<u16> = (1..=nodes).collect();
-        cluster.voters_with(&all).await?;
-        cluster.all_healthy().await?;
+        cluster.is_formed().await?;
         Ok(cluster)
+    }
+
+    async fn is_formed(&self) -> Outcome {
+        let all: Vec<u16> = self.members.iter().map(Member::number).collect();
+        self.voters_with(&all).await?;
+        self.all_healthy().await
     }
 
     /// Makes all nodes consensus members, like `cargo xtask run`.
@@ -142,17 +160,8 @@ impl Cluster {
         planned: impl for<'a> Fn(u16, Plan<'a>) -> anyhow::Result<Plan<'a>>,
     ) -> anyhow::Result<Self> {
         // As long as the earlier clusters take, each of which is bounded.
-        let turn = TURN.acquire().await?;
-        let options = NetworkOptions::default();
-        let switch = &test.artifacts().switch;
-        let folder = test.folder().join("net");
-        let network =
-            Network::start(switch, &folder, options.clone(), Lifetime::KillWithParent).await?;
-        let mut members = Vec::new();
-        for number in 1..=nodes {
-            let member = Member::install(test, &network, &options, number, &planned);
-            members.push(member.await?);
-        }
+        test.turn()?;
+        let (network, mut members) = installed(test, nodes, planned).await?;
         let first = &mut members[0];
         first.start().await?;
         first.home().await?;
@@ -163,7 +172,6 @@ impl Cluster {
             members,
             owner: owner.at(curators)?,
             network,
-            _turn: turn,
         })
     }
 
@@ -269,8 +277,8 @@ impl Cluster {
     ///
     /// # Errors
     /// If no curator answers.
-    pub async fn standing(&self) -> anyhow::Result<ClusterStatus> {
-        self.owner.standing().await
+    pub async fn cluster_status(&self) -> anyhow::Result<ClusterStatus> {
+        self.owner.cluster_status().await
     }
 
     /// The number of the node whose curator is the leader.
@@ -343,7 +351,8 @@ impl Cluster {
         let member = &self.members[usize::from(number) - 1];
         let wanted = format!("{} is declared unreachable", member.name);
         let missed = |node: &v1::Node| node.health() == NodeHealth::Timeout;
-        let given_up = |standing: &ClusterStatus| member.find(standing).is_some_and(missed);
+        let given_up =
+            |cluster_status: &ClusterStatus| member.find(cluster_status).is_some_and(missed);
         self.until(&wanted, bounds::SETTLED, given_up).await?;
         Ok(())
     }
@@ -389,15 +398,15 @@ impl Cluster {
         let mut last = None;
         let look = async {
             loop {
-                match self.owner.once().standing().await {
-                    Ok(standing) if predicate(&standing) => return standing,
+                match self.owner.once().cluster_status().await {
+                    Ok(cluster_status) if predicate(&cluster_status) => return cluster_status,
                     other => last = Some(other),
                 }
                 tokio::time::sleep(LOOK_AGAIN).await;
             }
         };
         match tokio::time::timeout(bound, look).await {
-            Ok(standing) => Ok(standing),
+            Ok(cluster_status) => Ok(cluster_status),
             Err(_) => bail!(
                 "{wanted}: timed out after {bound:?}; last status: {last:#?}\n{}",
                 self.tails()
@@ -416,9 +425,9 @@ impl Cluster {
             .filter(|m| m.running.is_some())
             .collect();
         let wanted = "all HOME and healthy";
-        let all = |standing: &ClusterStatus| {
+        let all = |cluster_status: &ClusterStatus| {
             on.iter()
-                .all(|member| member.find(standing).is_some_and(is_well))
+                .all(|member| member.find(cluster_status).is_some_and(is_well))
         };
         self.until(wanted, bounds::SETTLED, all).await?;
         Ok(())
@@ -436,12 +445,12 @@ impl Cluster {
             .collect();
         ids.sort_unstable();
         let wanted = format!("voters {numbers:?}");
-        self.until(&wanted, bounds::FORMED, |standing| {
-            let members = &standing.consensus.members;
+        self.until(&wanted, bounds::FORMED, |cluster_status| {
+            let members = &cluster_status.consensus.members;
             let settled = members.iter().all(|m| !m.learner && m.started);
             let mut found: Vec<&str> = members.iter().map(|m| m.node_id.as_str()).collect();
             found.sort_unstable();
-            settled && standing.consensus.changes.is_empty() && found == ids
+            settled && cluster_status.consensus.changes.is_empty() && found == ids
         })
         .await?;
         Ok(())
@@ -460,8 +469,10 @@ impl Cluster {
     ) -> Outcome {
         let member = &self.members[usize::from(number) - 1];
         let what = format!("{}: condition {kind}", member.name);
-        let told = |standing: &ClusterStatus| {
-            let status = member.find(standing).and_then(|node| node.status.as_ref());
+        let told = |cluster_status: &ClusterStatus| {
+            let status = member
+                .find(cluster_status)
+                .and_then(|node| node.status.as_ref());
             let mut conditions = status.into_iter().flat_map(|status| &status.conditions);
             conditions.any(|condition| condition.r#type == kind && wanted(condition))
         };
@@ -520,6 +531,24 @@ impl Cluster {
         };
         self.members.iter().filter_map(tail).collect()
     }
+}
+
+/// Machines that are powered off, and their network.
+async fn installed(
+    test: &TestCtx,
+    nodes: u16,
+    planned: impl for<'a> Fn(u16, Plan<'a>) -> anyhow::Result<Plan<'a>>,
+) -> anyhow::Result<(Network, Vec<Member>)> {
+    let options = NetworkOptions::default();
+    let (switch, folder) = (&test.artifacts().switch, test.folder().join("net"));
+    let network =
+        Network::start(switch, &folder, options.clone(), Lifetime::KillWithParent).await?;
+    let mut members = Vec::new();
+    for number in 1..=nodes {
+        let member = Member::install(test, &network, &options, number, &planned);
+        members.push(member.await?);
+    }
+    Ok((network, members))
 }
 
 impl Member {
@@ -675,8 +704,8 @@ impl Member {
     }
 
     /// Its entry in the cluster's list.
-    pub fn find<'a>(&self, standing: &'a ClusterStatus) -> Option<&'a v1::Node> {
-        standing.nodes.iter().find(|node| node.id == self.id)
+    pub fn find<'a>(&self, cluster_status: &'a ClusterStatus) -> Option<&'a v1::Node> {
+        cluster_status.nodes.iter().find(|node| node.id == self.id)
     }
 }
 

@@ -1,15 +1,15 @@
-//! A test: its name, its folder, and its images.
+//! A test: its name, its folder, its images, and its place ([`crate::places`]).
 
-use std::{
-    env, fs,
-    path::{Path, PathBuf},
-};
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+use std::{env, fs, io};
 
-use anyhow::Context;
-use hearth_qemu::{
-    accel::{self, Accel, Choice},
-    artifacts::{Artifacts, Kubernetes},
-};
+use anyhow::{Context, ensure};
+use hearth_qemu::accel::{self, Accel, Choice};
+use hearth_qemu::artifacts::{Artifacts, Kubernetes};
+
+use crate::places::{Occupant, Place};
 
 /// The environment variable with QEMU's accelerator: `auto` (default), `kvm` or `tcg`.
 const ACCEL: &str = "HEARTH_TEST_ACCEL";
@@ -33,6 +33,7 @@ pub struct TestCtx {
     artifacts: Artifacts,
     accel: Accel,
     passed: bool,
+    place: OnceLock<Place>,
 }
 
 impl TestCtx {
@@ -61,7 +62,37 @@ impl TestCtx {
             artifacts,
             accel: accel::choose(choice)?.accel,
             passed: false,
+            place: OnceLock::new(),
         })
+    }
+
+    /// Waits for its place, which it keeps to its end. For a test that starts machines by other means than this library.
+    ///
+    /// # Errors
+    /// If the number of places is invalid.
+    pub fn place(&self) -> crate::Outcome {
+        if self.place.get().is_none() {
+            // A test takes its place in one thread.
+            let _ = self.place.set(Place::wait(Occupant::Machines)?);
+        }
+        Ok(())
+    }
+
+    /// Waits for its turn to have a cluster, and for its place.
+    ///
+    /// # Errors
+    /// If it has a place for other machines already: two tests could wait for each other.
+    pub(crate) fn turn(&self) -> crate::Outcome {
+        match self.place.get() {
+            None => {
+                let _ = self.place.set(Place::wait(Occupant::Cluster)?);
+            }
+            Some(place) => ensure!(
+                place.occupant() == Occupant::Cluster,
+                "a test takes its cluster before its other machines"
+            ),
+        }
+        Ok(())
     }
 
     /// The folder for its files.
@@ -106,6 +137,16 @@ impl TestCtx {
 
 impl Drop for TestCtx {
     fn drop(&mut self) {
+        if let Some(place) = self.place.get() {
+            // The harness would count the wait for the place. Not captured by it: `cargo xtask test` reads the line.
+            let took = place.since().elapsed().as_secs_f64();
+            let _ = writeln!(
+                io::stderr(),
+                "time {}::{} {took:.1} s",
+                self.suite,
+                self.name
+            );
+        }
         if !self.passed {
             // The option that a long test was run with.
             let long = std::env::args().any(|word| word == "--include-ignored");
@@ -120,9 +161,9 @@ impl Drop for TestCtx {
     }
 }
 
-/// `boot::home::{{closure}}::here` is test `home` of suite `boot`; the module is part of a test's name.
+/// `e2e::boot::home::{{closure}}::here` is test `home` of suite `boot`; the module is part of a test's name.
 fn names(place: &str) -> (String, String) {
-    let mut parts: Vec<&str> = place.split("::").collect();
+    let mut parts: Vec<&str> = place.split("::").skip(1).collect();
     parts.retain(|part| !matches!(*part, "{{closure}}" | "here"));
     let suite = parts.first().copied().unwrap_or_default().to_owned();
     (suite, parts.get(1..).unwrap_or_default().join("::"))
@@ -135,7 +176,7 @@ mod tests {
     #[tokio::test]
     async fn a_place_has_a_suite_and_a_name() {
         let (suite, name) = names(here!());
-        assert_eq!(suite, "hearth_tests");
-        assert_eq!(name, "context::tests::a_place_has_a_suite_and_a_name");
+        assert_eq!(suite, "context");
+        assert_eq!(name, "tests::a_place_has_a_suite_and_a_name");
     }
 }

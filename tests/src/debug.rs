@@ -1,14 +1,14 @@
 //! Client of the debug service of test images, which shows the state of a node and injects faults.
 
-use std::{net::SocketAddr, time::Duration};
+use std::net::SocketAddr;
+use std::time::Duration;
 
 use anyhow::{Context, bail};
-use hearth_api::{
-    client::within,
-    v1::{
-        GetStateRequest, GetStateResponse, LogsRequest, ProvokeRequest, RunnableState,
-        node_debug_client::NodeDebugClient, provoke_request::Kind,
-    },
+use hearth_api::client::within;
+use hearth_api::v1::node_debug_client::NodeDebugClient;
+use hearth_api::v1::provoke_request::Kind;
+use hearth_api::v1::{
+    GetStateRequest, GetStateResponse, LogsRequest, ProvokeRequest, RunnableState,
 };
 use tonic::transport::{Channel, Endpoint};
 

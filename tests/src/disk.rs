@@ -2,12 +2,10 @@
 //!
 //! Read and modified by sgdisk and mtools: independent programs, so that an error of our own code cannot hide itself.
 
-use std::{
-    fs::File,
-    io::{self, Read, Seek, SeekFrom, Write},
-    os::unix::fs::FileExt,
-    path::{Path, PathBuf},
-};
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};
 use hearth_api::names;

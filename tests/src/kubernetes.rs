@@ -5,19 +5,19 @@
 
 pub mod conformance;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, bail};
 use hearth_api::names;
-use hearth_lab::{hearthctl::Hearthctl, tool};
+use hearth_lab::hearthctl::Hearthctl;
+use hearth_lab::tool;
 use hearth_qemu::command::CommandLine;
 use serde_json::{Value, json};
 
-use crate::{Outcome, TestCtx, bounds, node::Running};
+use crate::node::Running;
+use crate::{Outcome, TestCtx, bounds};
 
 /// Between two queries.
 const LOOK_AGAIN: Duration = Duration::from_millis(500);
@@ -52,7 +52,12 @@ impl Kubernetes {
         };
         let curator = vm.forwarded(names::PORT_CURATOR);
         let curator = curator.context("the curator's port is not forwarded")?;
-        tool::run(&hearthctl.take_ownership("test", owner, &[curator])).await?;
+        let take = hearthctl.take_ownership("test", owner, &[curator]);
+        // A curator that was just elected, or has lost its leader, is unavailable for a moment.
+        retry_unavailable("the owner's certificate", bounds::SETTLED, || async {
+            Ok(tool::run(&take).await?)
+        })
+        .await?;
         let kubeconfig = folder.join("kubeconfig");
         let mut write = hearthctl.call(["kubernetes", "kubeconfig"]);
         write

@@ -26,6 +26,7 @@
 //! | [`cluster`] | several machines in one network, formed into a cluster |
 //! | [`mod@cuts`] | power cuts at failpoints |
 //! | [`writer`] | continuous writes, none of which may be lost |
+//! | [`places`] | how many tests have machines at the same time |
 //! | [`owner`] | the owner of a cluster: parameters, repeated calls |
 //! | [`debug`] | the debug service of the test image |
 //! | [`kubernetes`] | kubectl |
@@ -49,6 +50,7 @@ pub mod disk;
 pub mod kubernetes;
 pub mod node;
 pub mod owner;
+mod places;
 pub mod secrets;
 pub mod writer;
 

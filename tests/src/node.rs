@@ -3,34 +3,34 @@
 //! [`Plan`] configures a machine, [`Node`] is installed and powered off, [`Running`] is powered on. Several boots of
 //! one [`Node`] use the same disk.
 
-use std::{
-    fs,
-    net::SocketAddr,
-    ops::Deref,
-    path::{Path, PathBuf},
-};
+use std::fs;
+use std::net::SocketAddr;
+use std::ops::Deref;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, bail, ensure};
-use hearth_api::{
-    client::{Channel, Endpoint},
-    console::{Milestone, Report},
-    names,
-    v1::{NodeParameters, StorageSecurityPolicy, node_management_client::NodeManagementClient},
-};
-use hearth_lab::{Owner, formation::shown_key, owner::with_storage, tool};
-use hearth_qemu::{
-    artifacts::Image,
-    command::{Boot, CommandLine, Machine, Rtc},
-    disk::{Disk, Format, make_overlay},
-    firmware::Firmware,
-    fw_cfg::Item,
-    network::{Forward, Link, Mac, Nic, PortForward, UserNetwork},
-    run_dir::RunDir,
-    vm::{Cause, Exit, Lifetime, Shutdown, Vm, WaitError},
-};
+use hearth_api::client::{Channel, Endpoint};
+use hearth_api::console::{Milestone, Report};
+use hearth_api::names;
+use hearth_api::v1::node_management_client::NodeManagementClient;
+use hearth_api::v1::{NodeParameters, StorageSecurityPolicy};
+use hearth_lab::formation::shown_key;
+use hearth_lab::owner::with_storage;
+use hearth_lab::{Owner, tool};
+use hearth_qemu::artifacts::Image;
+use hearth_qemu::command::{Boot, CommandLine, Machine, Rtc};
+use hearth_qemu::disk::{Disk, Format, make_overlay};
+use hearth_qemu::firmware::Firmware;
+use hearth_qemu::fw_cfg::Item;
+use hearth_qemu::network::{Forward, Link, Mac, Nic, PortForward, UserNetwork};
+use hearth_qemu::run_dir::RunDir;
+use hearth_qemu::vm::{Cause, Exit, Lifetime, Shutdown, Vm, WaitError};
 use prost::Message;
 
-use crate::{Outcome, TestCtx, bounds, debug::Debug, disk::RawDisk, owner::Operator};
+use crate::debug::Debug;
+use crate::disk::RawDisk;
+use crate::owner::Operator;
+use crate::{Outcome, TestCtx, bounds};
 
 /// The configuration of a machine. The usual one: the test image, booted directly, 512 MiB, two CPUs, an overlay as its
 /// disk, a network without a gateway, and parameters that found a cluster with insecure storage.
@@ -186,6 +186,7 @@ impl<'a> Plan<'a> {
     /// # Errors
     /// If one of them cannot be created.
     pub async fn install(mut self) -> anyhow::Result<Node> {
+        self.test.place()?;
         let run_dir = RunDir::create(self.test.folder().join(&self.name))?;
         let base = &self.image.disk;
         let image_bytes = fs::metadata(base)
@@ -311,6 +312,18 @@ impl Node {
     /// The path of its raw disk.
     pub fn disk_path(&self) -> &Path {
         &self.machine.disks[0].path
+    }
+
+    /// Gives it the disk and the owner of a machine that was saved.
+    ///
+    /// # Errors
+    /// If a file cannot be read or written.
+    pub(crate) fn restore(&mut self, disk: &Path, owner: &Path) -> Outcome {
+        let own = self.disk_path();
+        fs::copy(disk, own).with_context(|| format!("cannot copy {}", disk.display()))?;
+        self.owner = Owner::load(owner)?;
+        self.parameters = None;
+        Ok(())
     }
 
     /// Its folder, which also has its owner's files.

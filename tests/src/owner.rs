@@ -5,14 +5,16 @@
 
 use anyhow::{Context, ensure};
 use futures::StreamExt;
-use hearth_api::{
-    client::{Endpoint, within},
-    identity::UserCredentials,
-    operator::{self, ClusterStatus},
-    tls::TlsError,
-    v1::{self, GetClusterInfoResponse, NodeParameters, StorageSecurityPolicy, WatchRequest},
+use hearth_api::client::{Endpoint, within};
+use hearth_api::identity::UserCredentials;
+use hearth_api::operator::{self, ClusterStatus};
+use hearth_api::tls::TlsError;
+use hearth_api::v1::{
+    self, GetClusterInfoResponse, NodeParameters, StorageSecurityPolicy, WatchRequest,
 };
-use hearth_lab::{Owner, formation::is_well, owner::with_storage};
+use hearth_lab::Owner;
+use hearth_lab::formation::is_well;
+use hearth_lab::owner::with_storage;
 use tonic::Status;
 
 use crate::bounds;
@@ -72,9 +74,9 @@ impl Operator {
     ///
     /// # Errors
     /// If a call fails.
-    pub async fn standing(&self) -> anyhow::Result<ClusterStatus> {
-        let standing = retry_unavailable(|| self.0.standing()).await;
-        standing.context("GetConsensusStatus and GetNodes")
+    pub async fn cluster_status(&self) -> anyhow::Result<ClusterStatus> {
+        let cluster_status = retry_unavailable(|| self.0.cluster_status()).await;
+        cluster_status.context("GetConsensusStatus and GetNodes")
     }
 
     /// Information about the cluster.

@@ -4,18 +4,19 @@
 //! been made, or be made later by a curator that was only slow; so after each failure the next write uses a label with
 //! a new name. The final value of every label is then known: the last acknowledged value, or the failed one after it.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use hearth_api::{
-    client::within,
-    operator::by_id,
-    v1::{Label, UpdateNodeLabelsRequest},
-};
-use tokio::{sync::watch, task::JoinSet};
+use hearth_api::client::within;
+use hearth_api::operator::by_id;
+use hearth_api::v1::{Label, UpdateNodeLabelsRequest};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tonic::{Code, Status};
 
-use crate::{Outcome, bounds, owner::Operator};
+use crate::owner::Operator;
+use crate::{Outcome, bounds};
 
 /// Time after which a write counts as failed: a cluster that has lost its leader answers late, and the writer should
 /// continue soon after.

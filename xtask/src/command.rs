@@ -13,8 +13,9 @@ pub(crate) fn is_interrupt(error: &anyhow::Error) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use hearth_build::cache::CacheError;
+
+    use super::*;
 
     #[test]
     fn an_interrupt_is_found_below_what_it_interrupted() {

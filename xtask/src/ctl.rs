@@ -7,9 +7,8 @@ use anyhow::{Context, Result, bail};
 use hearth_lab::hearthctl::Hearthctl;
 use hearth_qemu::cluster;
 
-use crate::hearthctl;
-use crate::run;
 use crate::ui::Ui;
+use crate::{hearthctl, run};
 
 /// Run hearthctl as the owner of the running cluster
 #[derive(clap::Args, Debug)]

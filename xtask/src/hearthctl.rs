@@ -12,5 +12,5 @@ pub(crate) const CONFIG: &str = "HEARTH_CONFIG";
 
 /// Builds the tool; returns the path of the program.
 pub(crate) fn build(ui: &Ui) -> Result<PathBuf> {
-    program::build(ui, "hearth-ctl", "hearthctl")
+    program::build(ui, "hearthctl")
 }

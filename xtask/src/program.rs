@@ -10,11 +10,11 @@ use crate::ui::Ui;
 
 /// Builds the program of the machines' network (`hearth_switch`); returns its path.
 pub(crate) fn switch(ui: &Ui) -> Result<PathBuf> {
-    build(ui, "hearth-switch", "hearth-switch")
+    build(ui, "hearth-switch")
 }
 
-/// Builds a program of a package; returns its path.
-pub(crate) fn build(ui: &Ui, package: &str, name: &str) -> Result<PathBuf> {
+/// Builds a program; returns its path.
+pub(crate) fn build(ui: &Ui, name: &str) -> Result<PathBuf> {
     setup::ensure(ui, Needs::NODE)?;
-    Ok(checkout()?.program(ui, package, name)?)
+    Ok(checkout()?.program(ui, name)?)
 }

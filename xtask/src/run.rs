@@ -29,13 +29,12 @@ use hearth_qemu::phases::Phase;
 use hearth_qemu::vm::Lifetime;
 
 use crate::command::{Interrupted, Interrupts, find_program, is_interrupt};
-use crate::hearthctl;
 use crate::image::{self, Flavour};
 use crate::kubernetes::{self, Bundle};
-use crate::program;
 use crate::setup::{self, Needs};
 use crate::target::{self, shown};
 use crate::ui::Ui;
+use crate::{hearthctl, program};
 use display::Display;
 
 /// The environment variable with the state folder, if it is not in the target folder.

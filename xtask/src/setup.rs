@@ -3,12 +3,16 @@
 //! Each task calls [`ensure`] with its own needs, so that a machine that only builds images does not need an emulator.
 //! `hearth_build::host` detects and installs packages.
 
+use std::env;
 use std::ops::BitOr;
 
 use anyhow::Result;
 use hearth_build::host::{ETCD, Probe, QEMU, command_for_the_user, install};
+use hearth_qemu::firmware::{Firmware, NoFirmware};
+use hearth_qemu::program::ENVIRONMENT;
 
 use crate::checkout::kernel_config;
+use crate::command::find_program;
 use crate::ui::Ui;
 
 /// `cargo xtask setup`: install what is missing on this machine.
@@ -76,6 +80,11 @@ fn packages(series: &str) -> Vec<Package> {
         probe: Probe::File(path.into()),
         needs,
     };
+    let check = |name: &str, is_there: fn() -> bool, needs| Package {
+        name: name.into(),
+        probe: Probe::Check(is_there),
+        needs,
+    };
     let source = format!("linux-source-{series}");
     vec![
         program(
@@ -105,12 +114,22 @@ fn packages(series: &str) -> Vec<Package> {
         ),
         program("xfsprogs", "mkfs.xfs", Needs::IMAGE),
         program(ETCD, "etcd", Needs::IMAGE | Needs::TEST),
-        program(QEMU[0], "qemu-system-x86_64", Needs::RUN),
+        // A variable that names no program is an error of the machine, not a missing package.
+        check(
+            QEMU[0],
+            || env::var_os(ENVIRONMENT).is_some() || find_program("qemu-system-x86_64").is_some(),
+            Needs::RUN,
+        ),
         program(QEMU[1], "qemu-img", Needs::RUN),
-        file("ovmf", "/usr/share/OVMF/OVMF_CODE_4M.fd", Needs::RUN),
+        check(
+            "ovmf",
+            || !matches!(Firmware::locate(), Err(NoFirmware::Nowhere(_))),
+            Needs::RUN,
+        ),
         program("dosfstools", "fsck.vfat", Needs::TEST | Needs::BENCH),
         program("gdisk", "sgdisk", Needs::TEST | Needs::BENCH),
         program("mtools", "mcopy", Needs::TEST | Needs::BENCH),
+        program("mmdebstrap", "mmdebstrap", Needs::TEST),
         program("genimage", "genimage", Needs::BENCH),
     ]
 }
@@ -149,11 +168,11 @@ fn missing(needs: Needs) -> Result<Vec<String>> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::collections::BTreeSet;
 
     use hearth_build::host::install_script;
 
+    use super::*;
     use crate::command::Cmd;
 
     #[test]

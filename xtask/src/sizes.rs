@@ -5,7 +5,6 @@ use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-
 use hearth_lab::measure::records::{Record, Records};
 
 use crate::image::{self, Artifacts, Flavour};

@@ -2,33 +2,31 @@
 //!
 //! There are three stages: the rules of the repository (`tidy`), the tests of every crate (`unit`), and the end-to-end
 //! tests on booted machines (`e2e`), for which this task builds the images and passes their paths in a manifest
-//! (`hearth_qemu::artifacts`). The runner is `cargo test`, because every machine with Rust has it. Its lines are passed
-//! through; a summary at the end has the duration of each stage, and for each failed test the path of its logs and the
-//! command that repeats it.
+//! (`hearth_qemu::artifacts`). All test programs are compiled in one call of cargo ([`programs`]); while the unit tests
+//! run, which mostly wait, the images are built, which mostly computes. A summary at the end has the duration of each
+//! stage, and for each failed test the path of its logs and the command that repeats it.
 
+mod booted;
+mod programs;
 mod report;
+mod selection;
+mod timings;
 
-use std::fs;
-use std::io::Write;
-use std::path::Path;
-use std::thread::available_parallelism;
+use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use hearth_build::cargo;
 use hearth_qemu::artifacts;
 
-use crate::checkout::root;
-use crate::command::{Cmd, CommandError};
-use crate::hearthctl;
-use crate::image::{self, Flavour};
-use crate::kubernetes;
-use crate::program;
 use crate::setup::{self, Needs};
 use crate::target::{self, shown};
 use crate::tidy;
 use crate::ui::Ui;
-use report::Report;
+use booted::Kubernetes;
+use programs::{Options, Program};
+use report::{Report, Test};
+use selection::Selection;
 
 /// Run lints, unit tests and end-to-end tests
 #[derive(clap::Args, Debug)]
@@ -47,9 +45,12 @@ pub(crate) struct Args {
     /// Also run the long end-to-end tests: power cuts at every step, cluster faults, Kubernetes conformance
     #[arg(long)]
     long: bool,
-    /// Maximum number of machines that run at once [default: one per CPU, at most 4]
+    /// Maximum number of end-to-end tests that run at once [default: one per CPU, at most 4]
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     jobs: Option<u32>,
+    /// Print the slowest tests, and the crates that took longest to compile
+    #[arg(long)]
+    timings: bool,
 }
 
 /// Kinds of tests.
@@ -61,331 +62,287 @@ enum Part {
     E2e,
 }
 
-/// The crate of the end-to-end tests.
-const E2E: &str = "hearth-tests";
+/// The program of the end-to-end tests.
+const E2E: &str = "e2e";
 
 /// The environment variable with the path of the Kubernetes bundle.
 const BUNDLE: &str = "HEARTH_KUBERNETES_BUNDLE";
 
-/// The suite that needs Kubernetes.
-const KUBERNETES: &str = "kubernetes";
+/// The environment variable with the number of end-to-end tests that may have machines at once.
+const JOBS: &str = "HEARTH_TEST_JOBS";
 
-/// The suite that also needs Kubernetes' own tests.
-const CONFORMANCE: &str = "conformance";
+/// More end-to-end tests than there are.
+const ALL_TESTS: u32 = 1000;
 
 /// A stage that has run.
 struct Stage {
     name: &'static str,
     seconds: f64,
     report: Report,
-    ok: bool,
+}
+
+/// Runs a stage.
+fn stage(name: &'static str, work: impl FnOnce() -> Result<Report>) -> Result<Stage> {
+    let started = Instant::now();
+    let report = work()?;
+    Ok(Stage {
+        name,
+        seconds: started.elapsed().as_secs_f64(),
+        report,
+    })
+}
+
+/// What is selected of each kind; none if that kind is not run.
+struct Selected {
+    unit: Option<Selection>,
+    e2e: Option<Selection>,
 }
 
 /// Runs the task.
 pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
     let filter = args.filter.as_deref();
-    let mut stages: Vec<Stage> = Vec::new();
-    let mut go = |name, work: &mut dyn FnMut() -> Result<(Report, bool)>| -> Result<bool> {
-        let started = Instant::now();
-        ui.say(format_args!("== {name}"));
-        let (report, ok) = work()?;
-        stages.push(Stage {
-            name,
-            seconds: started.elapsed().as_secs_f64(),
-            report,
-            ok,
-        });
-        Ok(ok || args.keep_going)
+    let selected = Selected {
+        unit: (args.part != Some(Part::E2e)).then(|| Selection::of_unit_tests(filter)),
+        e2e: match args.part {
+            Some(Part::Unit) => None,
+            Some(Part::E2e) | None => Some(Selection::of_suites(filter)?),
+        },
     };
-    let wanted = |part| args.part.is_none_or(|only| only == part);
-
-    let mut on = true;
-    if args.part.is_none() && !args.list {
-        on = go("tidy", &mut || {
-            let result = tidy::run(ui, tidy::Args {});
-            if let Err(error) = &result {
-                ui.say(format_args!("{error:#}"));
-            }
-            Ok((Report::default(), result.is_ok()))
-        })?;
-    }
-    if on && wanted(Part::Unit) {
-        if !args.list {
-            setup::ensure(ui, Needs::ALL_BUT_BENCH)?;
-        }
-        on = go("unit", &mut || unit(ui, args, filter))?;
-    }
-    if on && wanted(Part::E2e) {
-        let mut manifest = None;
-        if !args.list {
-            go("build the images", &mut || {
-                manifest = Some(build(ui, args)?);
-                Ok((Report::default(), true))
-            })?;
-        }
-        go("e2e", &mut || e2e(ui, args, filter, manifest.as_deref()))?;
-    }
     if args.list {
-        return Ok(());
+        return list(ui, &selected);
     }
-    conclude(ui, &stages, args)
+    let started = Instant::now();
+    let mut stages = Vec::new();
+    if args.part.is_none() {
+        stages.push(stage("tidy", || lints(ui))?);
+    }
+    if args.keep_going || all_ok(&stages) {
+        run_tests(ui, args, &selected, &mut stages)?;
+    }
+    if args.timings {
+        timings::print_tests(ui, stages.iter().map(|stage| &stage.report));
+    }
+    conclude(ui, &stages, args, started)
 }
 
-fn unit(ui: &Ui, args: &Args, filter: Option<&str>) -> Result<(Report, bool)> {
-    let selection = Selection::of(filter, &packages()?, |krate, word| {
-        krate == word || krate.strip_prefix("hearth-") == Some(word)
-    });
-    let mut cmd = cargo_test(args);
-    if args.part.is_none() && !args.list {
-        // The end-to-end tests need it anyhow; otherwise the unit tests use an existing one.
-        cmd = cmd.env(BUNDLE, &kubernetes::ensure(ui, None)?.root);
-    }
-    cmd = match &selection.whole {
-        Some(krate) => cmd.args(["--package", krate]),
-        None => cmd.args(["--workspace", "--exclude", E2E]),
-    };
-    cmd = cmd.arg("--").args(selection.names);
-    if args.list {
-        cmd = cmd.arg("--list");
-    }
-    follow(ui, cmd)
+fn all_ok(stages: &[Stage]) -> bool {
+    stages.iter().all(|stage| stage.report.is_ok())
 }
 
-fn e2e(
-    ui: &Ui,
-    args: &Args,
-    filter: Option<&str>,
-    manifest: Option<&Path>,
-) -> Result<(Report, bool)> {
-    let selection = Selection::of(filter, &suites()?, |suite, word| suite == word);
-    let mut cmd = cargo_test(args).args(["--package", E2E]);
-    if let Some(suite) = &selection.whole {
-        cmd = cmd.args(["--test", suite]);
-    }
-    if let Some(path) = manifest {
-        cmd = cmd.env(artifacts::ENVIRONMENT, path);
-        // A failure ends with the machine's last console lines, not with a backtrace.
-        cmd = cmd.env("RUST_LIB_BACKTRACE", "0");
-    }
-    let default = || available_parallelism().map_or(1, usize::from).min(4);
-    let jobs = args.jobs.map_or_else(default, |jobs| jobs as usize);
-    cmd = cmd
-        .arg("--")
-        .args(selection.names)
-        .arg(format!("--test-threads={jobs}"));
-    if args.long {
-        cmd = cmd.arg("--include-ignored");
-    }
-    if args.list {
-        cmd = cmd.arg("--list");
-    }
-    follow(ui, cmd)
-}
-
-fn cargo_test(args: &Args) -> Cmd {
-    let cmd = cargo::command().dir(root()).args(["test", "--locked"]);
-    match args.keep_going {
-        true => cmd.arg("--no-fail-fast"),
-        false => cmd,
-    }
-}
-
-/// Runs the tests; false if any failed.
-fn follow(ui: &Ui, cmd: Cmd) -> Result<(Report, bool)> {
+fn lints(ui: &Ui) -> Result<Report> {
     let mut report = Report::default();
-    let result = cmd.stream(ui, |line| {
-        report.observe(line);
-        writeln!(std::io::stdout(), "{line}")
-    });
-    match result {
-        Ok(()) => Ok((report, true)),
-        // All of its output has been read.
-        Err(CommandError::Failed { .. }) => Ok((report, false)),
-        Err(error) => Err(error.into()),
+    if let Err(error) = tidy::run(ui, tidy::Args {}) {
+        report.broke(format!("{error:#}"));
     }
+    Ok(report)
 }
 
-/// What a filter selects.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Selection {
-    /// One crate or suite.
-    whole: Option<String>,
-    /// Parts of test names.
-    names: Vec<String>,
-}
-
-impl Selection {
-    fn of(filter: Option<&str>, wholes: &[String], is: impl Fn(&str, &str) -> bool) -> Selection {
-        let Some(filter) = filter else {
-            return Selection::default();
-        };
-        let (first, rest) = match filter.split_once("::") {
-            Some((first, rest)) => (first, Some(rest)),
-            None => (filter, None),
-        };
-        match wholes.iter().find(|whole| is(whole, first)) {
-            Some(whole) => Selection {
-                whole: Some(whole.clone()),
-                names: rest.map(str::to_owned).into_iter().collect(),
-            },
-            None => Selection {
-                whole: None,
-                names: vec![filter.to_owned()],
-            },
-        }
-    }
-}
-
-/// Our crates, except that of the end-to-end tests.
-fn packages() -> Result<Vec<String>> {
-    let names = hearth_tidy::crates().map(str::to_owned);
-    Ok(names.filter(|name| name != E2E).collect())
-}
-
-/// The suites of the end-to-end tests: each file is one.
-fn suites() -> Result<Vec<String>> {
-    let folder = root().join("tests/tests");
-    let context = || format!("cannot read {}", folder.display());
-    let mut suites = Vec::new();
-    for entry in fs::read_dir(&folder).with_context(context)? {
-        let path = entry.with_context(context)?.path();
-        let is_suite = path.extension().is_some_and(|extension| extension == "rs")
-            || path.join("main.rs").is_file();
-        if let Some(name) = path.file_stem().filter(|_| is_suite) {
-            suites.push(name.to_string_lossy().into_owned());
-        }
-    }
-    suites.sort();
-    Ok(suites)
-}
-
-/// Builds everything that the end-to-end tests boot and run; returns the path of the manifest. Kubernetes is only built
-/// for its own tests: a first build takes minutes.
-fn build(ui: &Ui, args: &Args) -> Result<std::path::PathBuf> {
+/// Compiles the tests and runs them.
+fn run_tests(ui: &Ui, args: &Args, selected: &Selected, stages: &mut Vec<Stage>) -> Result<()> {
     setup::ensure(ui, Needs::ALL_BUT_BENCH)?;
-    let image = |artifacts: image::Artifacts| image::to_boot(&artifacts);
-    let filter = args.filter.as_deref();
-    let selection = Selection::of(filter, &suites()?, |suite, word| suite == word);
-    let suite = selection.whole.as_deref();
-    let conformance = args.long && suite.is_none_or(|suite| suite == CONFORMANCE);
-    let kubernetes = match conformance || suite.is_none_or(|suite| suite == KUBERNETES) {
-        true => {
-            let mut bundle = kubernetes::ensure(ui, None)?;
-            let mut program = None;
-            if conformance {
-                let with_tests = kubernetes::conformance::ensure(ui, &bundle)?;
-                program = Some(with_tests.program);
-                bundle = with_tests.bundle;
-            }
-            let extension = image::of_bundle(&bundle)?;
-            Some(artifacts::Kubernetes {
-                image: image(image::ensure_extended(ui, Flavour::Test, &[extension])?),
-                kubectl: bundle.kubectl.context("the bundle has no kubectl")?,
-                conformance: program,
+    // Before the unit tests: those of Kubernetes' crate run its programs.
+    let kubernetes = match &selected.e2e {
+        Some(selection) => Kubernetes::ensure(ui, selection, args.long)?,
+        None => None,
+    };
+    let programs = compile(ui, selected, args.timings)?;
+    if args.timings {
+        timings::print_compilation(ui)?;
+    }
+    let (unit, booted) = thread::scope(|scope| {
+        let booted = selected.e2e.as_ref().map(|_| {
+            let images = || booted::build(ui, kubernetes.as_ref());
+            scope.spawn(images)
+        });
+        let unit = selected.unit.as_ref().map(|selection| {
+            let bundle = kubernetes.as_ref().map(Kubernetes::root);
+            stage("unit", || {
+                unit_tests(ui, args, &programs, selection, bundle)
             })
-        }
-        false => None,
-    };
-    let folder = target::folder("tests")?;
-    let manifest = artifacts::Artifacts {
-        release: image(image::ensure(ui, Flavour::Release)?),
-        test: image(image::ensure(ui, Flavour::Test)?),
-        kubernetes,
-        extended: image(image::ensure_extended(
-            ui,
-            Flavour::Test,
-            &[image::sample()?],
-        )?),
-        machine_check: image(image::ensure_example(ui, image::MACHINE_CHECK)?),
-        hearthctl: hearthctl::build(ui)?,
-        xtask: std::env::current_exe().context("cannot find this program")?,
-        switch: program::switch(ui)?,
-        logs: folder.clone(),
-    };
-    let path = folder.join("artifacts.json");
-    let text = serde_json::to_string_pretty(&manifest)? + "\n";
-    hearth_image::output::write(&path, text.as_bytes())?;
-    Ok(path)
-}
-
-/// Prints the summary; an error if anything failed.
-fn conclude(ui: &Ui, stages: &[Stage], args: &Args) -> Result<()> {
-    ui.say("");
-    for stage in stages {
-        let ok = if stage.ok { "ok" } else { "FAILED" };
-        let counts = stage.report.counts();
-        ui.say(format_args!(
-            "{:<22}{ok:<8}{counts:<28}{:>8.1} s",
-            stage.name, stage.seconds
-        ));
-    }
-    let logs = target::folder("tests")?;
-    for stage in stages {
-        for failed in stage.report.failed() {
-            let again = match stage.name {
-                "e2e" if args.long => format!("e2e {}::{} --long", failed.suite, failed.test),
-                "e2e" => format!("e2e {}::{}", failed.suite, failed.test),
-                name => format!("{name} {}", failed.test),
-            };
-            ui.say(format_args!("\n{}::{} failed", failed.suite, failed.test));
-            ui.say(format_args!("  rerun: cargo xtask test {again}"));
-            let logs = logs.join(&failed.suite).join(&failed.test);
-            if stage.name == "e2e" && logs.is_dir() {
-                ui.say(format_args!("  logs:  {}", shown(&logs)));
-            }
-        }
-    }
-    let failed: Vec<&str> = stages
-        .iter()
-        .filter(|stage| !stage.ok)
-        .map(|stage| stage.name)
-        .collect();
-    if !failed.is_empty() {
-        bail!("failed: {}", failed.join(", "));
-    }
-    let run: u64 = stages.iter().map(|stage| stage.report.run()).sum();
-    if let Some(filter) = &args.filter
-        && run == 0
+        });
+        let booted = booted.map(|images| {
+            let built = images.join();
+            built.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        });
+        (unit, booted)
+    });
+    stages.extend(unit.transpose()?);
+    if let (Some(selection), Some(manifest)) = (&selected.e2e, booted)
+        && (args.keep_going || all_ok(stages))
     {
-        bail!("no test matches {filter:?}; list all tests with --list");
+        let manifest = manifest?;
+        stages.push(stage("e2e", || {
+            end_to_end_tests(ui, args, &programs, selection, manifest)
+        })?);
     }
     Ok(())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// Compiles the selected tests. One crate is compiled alone, which is faster after a change of it; everything else with
+/// the whole workspace, which shares its dependencies with the other tasks.
+fn compile(ui: &Ui, selected: &Selected, timings: bool) -> Result<Vec<Program>> {
+    let one = selected
+        .unit
+        .as_ref()
+        .and_then(|unit| unit.whole.as_deref());
+    let selection = match (&selected.unit, one) {
+        (Some(_), Some(krate)) => vec!["--package", krate],
+        (Some(_), None) => vec!["--workspace"],
+        (None, _) => vec!["--workspace", "--test", E2E],
+    };
+    programs::compile(ui, &selection, timings)
+}
 
-    fn select(filter: &str) -> Selection {
-        let wholes = ["boot".to_owned(), "hearth-base".to_owned()];
-        Selection::of(Some(filter), &wholes, |whole, word| {
-            whole == word || whole.strip_prefix("hearth-") == Some(word)
-        })
+fn is_end_to_end(program: &Program) -> bool {
+    program.name == E2E
+}
+
+fn unit_tests(
+    ui: &Ui,
+    args: &Args,
+    programs: &[Program],
+    selection: &Selection,
+    bundle: Option<&Path>,
+) -> Result<Report> {
+    let options = Options {
+        arguments: selection.name.iter().cloned().collect(),
+        environment: bundle
+            .map(|root| (BUNDLE, root.into()))
+            .into_iter()
+            .collect(),
+        timings: args.timings,
+    };
+    let of_crates = programs.iter().filter(|program| !is_end_to_end(program));
+    let of_crates: Vec<&Program> = of_crates.collect();
+    // They wait more than they compute.
+    let at_once = 2 * thread::available_parallelism().map_or(1, usize::from);
+    let mut report = programs::run_all(ui, &of_crates, at_once, &options, args.keep_going)?;
+    if *selection == Selection::default() && (args.keep_going || report.is_ok()) {
+        report.add(programs::run_examples(ui)?);
     }
+    Ok(report)
+}
 
-    #[test]
-    fn a_filter_is_a_whole_or_a_name_or_both() {
-        let selection = |whole: Option<&str>, names: &[&str]| Selection {
-            whole: whole.map(str::to_owned),
-            names: names.iter().map(|name| (*name).to_owned()).collect(),
-        };
-        assert_eq!(select("boot"), selection(Some("boot"), &[]));
-        assert_eq!(select("base"), selection(Some("hearth-base"), &[]));
-        assert_eq!(
-            select("boot::home::again"),
-            selection(Some("boot"), &["home::again"])
-        );
-        assert_eq!(
-            select("slots::tests::a"),
-            selection(None, &["slots::tests::a"])
-        );
+fn end_to_end_tests(
+    ui: &Ui,
+    args: &Args,
+    programs: &[Program],
+    selection: &Selection,
+    manifest: PathBuf,
+) -> Result<Report> {
+    let program = programs.iter().find(|program| is_end_to_end(program));
+    let program = program.context("cargo has not built the end-to-end tests")?;
+    let default = || {
+        thread::available_parallelism()
+            .map_or(1, usize::from)
+            .min(4)
+    };
+    let jobs = args.jobs.map_or_else(default, |jobs| jobs as usize);
+    // All start at once and wait for their places, so that a cluster's test can come before others.
+    let mut arguments = vec![format!("--test-threads={ALL_TESTS}")];
+    if *selection != Selection::default() {
+        let tests = program.tests(ui)?;
+        arguments.push("--exact".to_owned());
+        arguments.extend(tests.into_iter().filter(|test| selection.has(test)));
+        if arguments.len() == 2 {
+            return Ok(Report::default());
+        }
     }
+    if args.long {
+        arguments.push("--include-ignored".to_owned());
+    }
+    program.show(
+        ui,
+        &Options {
+            arguments,
+            environment: vec![
+                (artifacts::ENVIRONMENT, manifest.into()),
+                (JOBS, jobs.to_string().into()),
+                // A failure ends with the machine's last console lines, not with a backtrace.
+                ("RUST_LIB_BACKTRACE", "0".into()),
+            ],
+            timings: args.timings,
+        },
+    )
+}
 
-    #[test]
-    fn crates_and_suites_are_found() {
-        let packages = packages().unwrap();
-        assert!(packages.contains(&"hearth-core".to_owned()), "{packages:?}");
-        assert!(!packages.contains(&E2E.to_owned()));
-        assert!(!suites().unwrap().is_empty());
+/// Prints the names of the selected tests.
+fn list(ui: &Ui, selected: &Selected) -> Result<()> {
+    for program in compile(ui, selected, false)? {
+        let tests = program.tests(ui)?.into_iter();
+        if is_end_to_end(&program) {
+            let selection = selected.e2e.as_ref();
+            let has = |test: &str| selection.is_some_and(|selection| selection.has(test));
+            tests
+                .filter(|test| has(test))
+                .for_each(|test| println!("e2e {test}"));
+        } else if let Some(selection) = &selected.unit {
+            let part = selection.name.as_deref().unwrap_or_default();
+            let krate = &program.krate;
+            let tests = tests.filter(|test| test.contains(part));
+            tests.for_each(|test| println!("unit {krate}::{test}"));
+        }
+    }
+    Ok(())
+}
+
+/// Prints the summary; an error if anything failed.
+fn conclude(ui: &Ui, stages: &[Stage], args: &Args, started: Instant) -> Result<()> {
+    ui.say("");
+    for stage in stages {
+        let ok = if stage.report.is_ok() { "ok" } else { "FAILED" };
+        let counts = stage.report.counts();
+        let (name, seconds) = (stage.name, stage.seconds);
+        ui.say(format_args!("{name:<8}{ok:<8}{counts:<28}{seconds:>8.1} s"));
+    }
+    let total = started.elapsed().as_secs_f64();
+    ui.say(format_args!(
+        "{:<44}{total:>8.1} s",
+        "total, with compiling"
+    ));
+    let logs = target::folder("tests")?;
+    for stage in stages {
+        for program in stage.report.broken() {
+            ui.say(format_args!("\n{program}"));
+        }
+        for failed in stage.report.failed() {
+            tell_failure(ui, stage.name, failed, args, &logs);
+        }
+    }
+    let failed = stages.iter().filter(|stage| !stage.report.is_ok());
+    let failed: Vec<&str> = failed.map(|stage| stage.name).collect();
+    if !failed.is_empty() {
+        bail!("failed: {}", failed.join(", "));
+    }
+    let run: u64 = stages.iter().map(|stage| stage.report.run()).sum();
+    let ignored: u64 = stages.iter().map(|stage| stage.report.ignored()).sum();
+    match &args.filter {
+        Some(filter) if run == 0 && ignored > 0 => {
+            bail!("no test matches {filter:?} but long ones: run them with --long")
+        }
+        Some(filter) if run == 0 => {
+            bail!("no test matches {filter:?}; list all tests with --list")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn tell_failure(ui: &Ui, stage: &str, failed: &Test, args: &Args, logs: &Path) {
+    let Test { krate, name } = failed;
+    if stage != E2E {
+        ui.say(format_args!("\n{krate}::{name} failed"));
+        ui.say(format_args!(
+            "  rerun: cargo xtask test {stage} {krate}::{name}"
+        ));
+        return;
+    }
+    let long = if args.long { " --long" } else { "" };
+    ui.say(format_args!("\n{name} failed"));
+    ui.say(format_args!("  rerun: cargo xtask test e2e {name}{long}"));
+    let logs = name
+        .split_once("::")
+        .map(|(suite, test)| logs.join(suite).join(test));
+    if let Some(logs) = logs.filter(|logs| logs.is_dir()) {
+        ui.say(format_args!("  logs:  {}", shown(&logs)));
     }
 }

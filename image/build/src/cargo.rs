@@ -4,12 +4,10 @@
 //! The compiler puts source paths into a binary (panic messages). In a static program they are shortened to the paths
 //! within the checkout and the registry, so that the program reveals nothing of the machine that built it.
 
-use std::env;
 use std::ffi::OsString;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::{env, fs, io};
 
 use crate::cache::{self, CacheError};
 use crate::command::{Cmd, CommandError};
@@ -52,6 +50,9 @@ pub enum CargoError {
     File(#[from] FileError),
 }
 
+/// The variable that lets the programs of the test harness accept unstable options. The compiler obeys it, too.
+pub const UNSTABLE: &str = "RUSTC_BOOTSTRAP";
+
 /// How a program is compiled: a profile of the workspace's Cargo.toml.
 #[derive(Clone, Copy, Debug)]
 pub enum Profile {
@@ -86,7 +87,7 @@ pub struct Product<'a> {
 ///
 /// Cargo sets variables that describe the running package. Build scripts name the same variables as dependencies
 /// (ring's does), so a cargo call that inherits them rebuilds whatever a call from a shell or from another task has
-/// built. They are removed.
+/// built. They are removed, and [`UNSTABLE`] with them.
 pub fn command() -> Cmd {
     told_of_no_package(program())
 }
@@ -100,9 +101,8 @@ fn program() -> OsString {
 }
 
 fn describes_a_package(name: &str) -> bool {
-    ["CARGO_PKG_", "CARGO_MANIFEST_"]
-        .iter()
-        .any(|prefix| name.starts_with(prefix))
+    let prefixes = ["CARGO_PKG_", "CARGO_MANIFEST_"];
+    name == UNSTABLE || prefixes.iter().any(|prefix| name.starts_with(prefix))
 }
 
 /// A checkout and the folder that cargo builds it in.
@@ -148,17 +148,15 @@ impl Checkout {
         Ok(folder)
     }
 
-    /// Builds a program of a package for this machine; returns its path.
-    pub fn program(
-        &self,
-        progress: &dyn Progress,
-        package: &str,
-        name: &str,
-    ) -> Result<PathBuf, CargoError> {
+    /// Builds a program for this machine; returns its path.
+    ///
+    /// Cargo is given the whole workspace, as by the tests and by `cargo xtask`: what it compiles of a dependency is
+    /// decided by all selected packages together, and another selection would compile most dependencies again.
+    pub fn program(&self, progress: &dyn Progress, name: &str) -> Result<PathBuf, CargoError> {
         let task = progress.start(&format!("compiling {name}"), Length::Moment);
         command()
             .dir(&self.root)
-            .args(["build", "--locked", "--package", package])
+            .args(["build", "--locked", "--workspace"])
             .args(["--bin", name, "--target-dir"])
             .arg(&self.target)
             .stream(progress, |line| {

@@ -10,14 +10,18 @@
 //! are removed as usual.
 #![allow(unsafe_code)] // one pre_exec hook, see `parent_death_signal`
 
+use std::collections::VecDeque;
 use std::ffi::{OsStr, OsString};
-use std::io::{self, BufRead, BufReader, Read};
+use std::io::{self, PipeReader, Read};
+use std::os::fd::AsFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, ExitStatus, Stdio};
 
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, poll};
 use nix::sys::signal::{Signal, killpg};
-use nix::sys::wait::{Id, WaitPidFlag, waitid};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::{Pid, getpid, getppid};
 
 use crate::interrupt::{self, Interrupted, check_interrupt};
@@ -166,33 +170,37 @@ impl Cmd {
     }
 
     /// Runs the command; returns its standard output.
-    pub fn output(mut self, progress: &dyn Progress) -> Result<String, CommandError> {
+    pub fn output(self, progress: &dyn Progress) -> Result<String, CommandError> {
+        self.output_and(progress, |_| Ok(()))
+    }
+
+    /// The same; `each` gets every line of standard error as it is written, without the line end.
+    pub fn output_and(
+        mut self,
+        progress: &dyn Progress,
+        each: impl FnMut(&str) -> io::Result<()>,
+    ) -> Result<String, CommandError> {
         let line = self.announce(progress);
         let (errors, writer) = io::pipe().map_err(CommandError::Pipe)?;
         self.command.stdout(Stdio::piped()).stderr(writer);
         let mut running = self.spawn(&line)?;
         drop(self); // our copy of the pipe's writing end
-        let errors = std::thread::spawn(move || {
-            let mut text = Vec::new();
-            BufReader::new(errors).read_to_end(&mut text).map(|_| text)
-        });
-        let mut text = String::new();
-        if let Some(mut stdout) = running.child.stdout.take() {
+        let stdout = running.child.stdout.take();
+        let output = std::thread::spawn(move || {
+            let mut text = String::new();
             stdout
-                .read_to_string(&mut text)
-                .map_err(|source| unreadable(&line, source))?;
-        }
+                .map_or(Ok(0), |mut stdout| stdout.read_to_string(&mut text))
+                .map(|_| text)
+        });
+        let last = each_line(errors, &running, &line, each)?;
         let status = running.wait()?;
         if !status.success() {
-            let errors = errors.join().ok().and_then(Result::ok).unwrap_or_default();
-            let output = String::from_utf8_lossy(&errors).trim_end().to_owned();
-            return Err(CommandError::Failed {
-                line,
-                status,
-                output,
-            });
+            return Err(failed(line, status, last));
         }
-        Ok(text)
+        let output = output
+            .join()
+            .unwrap_or_else(|panic| std::panic::resume_unwind(panic));
+        output.map_err(|source| unreadable(&line, source))
     }
 
     /// Runs the command; `each` gets every line of standard output and standard error, in the order written, without
@@ -200,7 +208,7 @@ impl Cmd {
     pub fn stream(
         mut self,
         progress: &dyn Progress,
-        mut each: impl FnMut(&str) -> io::Result<()>,
+        each: impl FnMut(&str) -> io::Result<()>,
     ) -> Result<(), CommandError> {
         let line = self.announce(progress);
         let (reader, writer) = io::pipe().map_err(CommandError::Pipe)?;
@@ -208,31 +216,10 @@ impl Cmd {
         self.command.stdout(writer).stderr(second);
         let running = self.spawn(&line)?;
         drop(self); // our copies of the pipe's writing end, or the reading below never ends
-        let mut last = std::collections::VecDeque::with_capacity(SHOWN_LINES);
-        let mut reader = BufReader::new(reader);
-        let mut bytes = Vec::new();
-        while reader
-            .read_until(b'\n', &mut bytes)
-            .map_err(|source| unreadable(&line, source))?
-            > 0
-        {
-            let text = String::from_utf8_lossy(&bytes);
-            let text = text.trim_end_matches(['\n', '\r']);
-            each(text).map_err(CommandError::Taker)?;
-            if last.len() == SHOWN_LINES {
-                last.pop_front();
-            }
-            last.push_back(text.to_owned());
-            bytes.clear();
-        }
+        let last = each_line(reader, &running, &line, each)?;
         let status = running.wait()?;
         if !status.success() {
-            let output = Vec::from(last).join("\n");
-            return Err(CommandError::Failed {
-                line,
-                status,
-                output,
-            });
+            return Err(failed(line, status, last));
         }
         Ok(())
     }
@@ -267,6 +254,68 @@ impl Cmd {
     }
 }
 
+/// Interval of the question whether a command has ended whose output is silent.
+const SILENCE: u16 = 100;
+
+/// Reads the output of a command until its end; returns the last lines.
+///
+/// Its end, not that of the pipe: what the command left running may hold the pipe for ever.
+fn each_line(
+    mut reader: PipeReader,
+    running: &Running,
+    line: &str,
+    mut each: impl FnMut(&str) -> io::Result<()>,
+) -> Result<VecDeque<String>, CommandError> {
+    let mut last = VecDeque::with_capacity(SHOWN_LINES);
+    let mut pending: Vec<u8> = Vec::new();
+    let mut block = vec![0; 1 << 16];
+    loop {
+        // Asked first: what was written before the end is in the pipe.
+        let has_ended = running.has_ended()?;
+        let ready = poll(
+            &mut [PollFd::new(reader.as_fd(), PollFlags::POLLIN)],
+            if has_ended { 0 } else { SILENCE },
+        );
+        let length = match ready {
+            Err(Errno::EINTR) => continue,
+            Err(errno) => return Err(unreadable(line, errno.into())),
+            Ok(0) if has_ended => 0,
+            Ok(0) => continue,
+            Ok(_) => reader
+                .read(&mut block)
+                .map_err(|source| unreadable(line, source))?,
+        };
+        pending.extend_from_slice(&block[..length]);
+        let end = match (length, pending.iter().rposition(|byte| *byte == b'\n')) {
+            (0, _) => pending.len(),
+            (_, Some(end)) => end + 1,
+            (_, None) => 0,
+        };
+        for text in pending[..end].split_inclusive(|byte| *byte == b'\n') {
+            let text = String::from_utf8_lossy(text);
+            let text = text.trim_end_matches(['\n', '\r']);
+            each(text).map_err(CommandError::Taker)?;
+            if last.len() == SHOWN_LINES {
+                last.pop_front();
+            }
+            last.push_back(text.to_owned());
+        }
+        pending.drain(..end);
+        if length == 0 {
+            return Ok(last);
+        }
+    }
+}
+
+fn failed(line: String, status: ExitStatus, last: VecDeque<String>) -> CommandError {
+    let output = Vec::from(last).join("\n");
+    CommandError::Failed {
+        line,
+        status,
+        output,
+    }
+}
+
 fn unreadable(line: &str, source: io::Error) -> CommandError {
     CommandError::Output {
         line: line.to_owned(),
@@ -287,6 +336,16 @@ impl Running {
         Pid::from_raw(self.child.id() as i32)
     }
 
+    /// Whether the leader has ended; it is not reaped.
+    fn has_ended(&self) -> Result<bool, CommandError> {
+        let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT | WaitPidFlag::WNOHANG;
+        match waitid(Id::Pid(self.pid()), flags) {
+            Ok(status) => Ok(status != WaitStatus::StillAlive),
+            Err(Errno::EINTR) => Ok(false),
+            Err(errno) => Err(CommandError::Wait(errno.into())),
+        }
+    }
+
     fn wait(mut self) -> Result<ExitStatus, CommandError> {
         loop {
             // The leader is not reaped here, so that its process ID keeps naming this group and no other.
@@ -295,7 +354,7 @@ impl Running {
                 WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT,
             ) {
                 Ok(_) => break,
-                Err(nix::errno::Errno::EINTR) => {}
+                Err(Errno::EINTR) => {}
                 Err(errno) => return Err(CommandError::Wait(errno.into())),
             }
         }
@@ -372,6 +431,20 @@ mod tests {
 
     fn sh(script: &str) -> Cmd {
         Cmd::new("sh").arg("-c").arg(script)
+    }
+
+    #[test]
+    fn what_a_command_leaves_running_does_not_delay_its_end() {
+        let mut lines = Vec::new();
+        let leaves = sh("setsid sleep 1000 & echo $!; printf end");
+        let result = leaves.stream(&Silent, |line| {
+            lines.push(line.to_owned());
+            Ok(())
+        });
+        result.unwrap();
+        assert_eq!(lines[1..], ["end"]);
+        let left = Pid::from_raw(lines[0].parse().unwrap());
+        nix::sys::signal::kill(left, Signal::SIGKILL).expect("it still runs");
     }
 
     #[test]

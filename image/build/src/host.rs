@@ -16,14 +16,17 @@ pub enum Probe {
     File(PathBuf),
     /// By one of its programs.
     Program(&'static str),
+    /// By a question to the code that uses it.
+    Check(fn() -> bool),
 }
 
 impl Probe {
-    /// Whether the file or program is present.
+    /// Whether the package is present.
     pub fn finds(&self) -> bool {
         match self {
             Probe::File(path) => path.exists(),
             Probe::Program(name) => find_program(name).is_some(),
+            Probe::Check(is_there) => is_there(),
         }
     }
 }

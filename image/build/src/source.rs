@@ -1,9 +1,8 @@
 //! The revision and time of a checkout; the time is that of everything built from it.
 
-use std::env;
-use std::io;
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
+use std::{env, io};
 
 use crate::command::{Cmd, CommandError};
 use crate::files::{FileError, failed};

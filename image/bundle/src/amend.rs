@@ -69,8 +69,9 @@ pub(crate) fn amend(tree: &Path) -> Result<(), AmendError> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::fs;
+
+    use super::*;
 
     #[test]
     fn what_is_not_as_it_was_is_refused() {

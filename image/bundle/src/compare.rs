@@ -56,9 +56,10 @@ fn children(folder: &Path) -> Result<Vec<OsString>, FileError> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::fs;
     use std::os::unix::fs::symlink;
+
+    use super::*;
 
     /// A folder with a few programs.
     fn tree() -> tempfile::TempDir {

@@ -394,8 +394,9 @@ fn linker_flags(version: &str) -> Result<String, CompileError> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::fs;
+
+    use super::*;
 
     #[test]
     fn the_multicall_program_knows_every_name() {

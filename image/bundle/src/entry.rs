@@ -66,8 +66,9 @@ pub(crate) fn key(inputs: &Inputs, compiler: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::fs;
+
+    use super::*;
 
     #[test]
     fn the_key_covers_what_goes_in() {

@@ -325,8 +325,9 @@ fn record_of(dir: &Path) -> Result<String, FileError> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::fs;
+
+    use super::*;
 
     fn inputs(names: &[&str]) -> Inputs {
         let record = names

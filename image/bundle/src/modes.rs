@@ -29,9 +29,10 @@ pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), FileError> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::fs;
     use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
 
     #[test]
     fn modes_are_by_content() {

@@ -102,9 +102,11 @@ fn tar(progress: &dyn Progress, folder: &Path, archive: &Path) -> Result<(), Com
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use hearth_build::progress::Silent;
     use std::fs;
+
+    use hearth_build::progress::Silent;
+
+    use super::*;
 
     /// The blob with this descriptor, checked against it.
     fn blob(layout: &Path, reference: &Value) -> Vec<u8> {

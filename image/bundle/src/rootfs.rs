@@ -155,9 +155,11 @@ pub(crate) fn settle(rootfs: &Path) -> Result<(), FileError> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
-    use hearth_build::progress::Silent;
     use std::fs;
+
+    use hearth_build::progress::Silent;
+
+    use super::*;
 
     /// The program waits, and ends on SIGTERM.
     #[test]

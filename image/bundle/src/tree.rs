@@ -189,8 +189,9 @@ fn licences(packages: &Packages, built: &Built, root: &Path) -> Result<(), FileE
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::collections::BTreeSet;
+
+    use super::*;
 
     #[test]
     fn everything_comes_from_a_package_that_is_fetched() {

@@ -181,8 +181,9 @@ fn is_wantable(value: &Value) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     fn parse(text: &str) -> Result<Fragment, FragmentError> {
         Fragment::parse(text, "f")

@@ -13,7 +13,6 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::LocalControlPlane;
 use hearth_api::client::{Channel, Curators, Endpoint, Endpoints, Options};
 use hearth_api::identity::NodeId;
 use hearth_api::tls::{self, ExpectedServer};
@@ -28,6 +27,8 @@ use hearth_host::handover::{Disowned, MemberData};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 use tonic::{Status, Streaming};
+
+use crate::LocalControlPlane;
 
 /// Maximum delay before unreachable curators are retried, so that workers continue soon after
 /// curators are back.

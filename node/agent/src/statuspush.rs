@@ -9,15 +9,14 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use crate::LocalControlPlane;
-use hearth_api::v1;
-use hearth_api::v1::{NodeCondition, NodeStatus, UpdateNodeStatusRequest};
+use hearth_api::v1::{self, NodeCondition, NodeStatus, UpdateNodeStatusRequest};
 use hearth_base::event::{Closed, Value, Watcher};
 use hearth_base::supervisor::{Context, Health, Outcome};
 use hearth_host::boot_record::boot_id;
 use hearth_host::cluster_state::{ClusterState, State};
 
 use super::learned::AddressRecord;
+use crate::LocalControlPlane;
 use crate::connection::{self, CuratorConnection, refused};
 
 /// Timeout of one report.

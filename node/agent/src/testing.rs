@@ -8,7 +8,7 @@ use hearth_api::server::Limits;
 use hearth_api::testing::{Script, TestCluster, TestCurator};
 use hearth_api::tls::{self, ExpectedServer, wall_clock};
 use hearth_api::v1::node_roles::ConsensusMember;
-use hearth_api::v1::{ClusterDirectory, Node, NodeRoles, NodeState as Life, NodeStatus};
+use hearth_api::v1::{ClusterDirectory, Node, NodeRoles, NodeState, NodeStatus};
 use hearth_host::handover::MemberData;
 
 use crate::CuratorConnection;
@@ -72,7 +72,7 @@ impl Fake {
 pub fn record(id: &str, address: &str, roles: NodeRoles) -> Node {
     Node {
         id: id.to_owned(),
-        state: Life::Up.into(),
+        state: NodeState::Up.into(),
         status: Some(NodeStatus {
             external_address: address.into(),
             ..NodeStatus::default()

@@ -28,12 +28,11 @@ mod endpoint;
 mod line;
 mod list;
 
-use std::fmt;
 use std::future::Future;
 use std::hash::{BuildHasher as _, RandomState};
-use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
+use std::{fmt, io};
 
 use rustls::ClientConfig;
 use tokio::task::JoinSet;

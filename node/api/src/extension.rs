@@ -7,7 +7,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use crate::names::{disk::EXTENSION_LABEL_PREFIX, extensions::KERNEL_WORD};
+use crate::names::disk::EXTENSION_LABEL_PREFIX;
+use crate::names::extensions::KERNEL_WORD;
 
 /// A partition label, with its prefix, has at most 36 characters.
 const LONGEST_NAME: usize = 24;

@@ -143,7 +143,7 @@ impl Operator {
     }
 
     /// Nodes and etcd status, each a consistent snapshot.
-    pub async fn standing(&self) -> Result<ClusterStatus, Status> {
+    pub async fn cluster_status(&self) -> Result<ClusterStatus, Status> {
         let mut curator = self.curator();
         let status = curator.get_consensus_status(v1::GetConsensusStatusRequest {});
         Ok(ClusterStatus {

@@ -124,9 +124,8 @@ redacted_debug!(Admitted {
 
 #[cfg(test)]
 mod tests {
-    use crate::v1::{NodeParameters, node_parameters};
-
     use super::*;
+    use crate::v1::{NodeParameters, node_parameters};
 
     /// Asserts that the output contains the secret in none of the forms that `Debug` has for bytes.
     fn assert_no_secret(printed: &str) {

@@ -8,27 +8,27 @@
 //! Every call has a timeout. The connection is made on first use and again whenever it is lost, so
 //! a client survives a restart of etcd.
 
-use std::{
-    future::Future,
-    io,
-    path::{Path, PathBuf},
-    sync::Arc,
-    time::Duration,
-};
+use std::future::Future;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
 
 use hearth_api::transport::Connector;
-use tokio::{net::UnixStream, time};
+use tokio::net::UnixStream;
+use tokio::time;
 use tokio_stream::StreamExt as _;
-use tonic::{
-    Code, Response, Status, Streaming,
-    transport::{Channel, Endpoint},
-};
+use tonic::transport::{Channel, Endpoint};
+use tonic::{Code, Response, Status, Streaming};
 
+use super::wire::event::EventType;
+use super::wire::kv_client::KvClient;
+use super::wire::lease_client::LeaseClient;
+use super::wire::watch_client::WatchClient;
+use super::wire::watch_request::RequestUnion;
 use super::wire::{
     CompactionRequest, KeyValue, LeaseGrantRequest, LeaseKeepAliveRequest, LeaseRevokeRequest,
-    RangeRequest, WatchCreateRequest, WatchRequest, WatchResponse, event::EventType,
-    kv_client::KvClient, lease_client::LeaseClient, watch_client::WatchClient,
-    watch_request::RequestUnion,
+    RangeRequest, WatchCreateRequest, WatchRequest, WatchResponse,
 };
 
 /// Default timeout of a call: long enough for an election.

@@ -135,12 +135,14 @@ impl Defragmenter {
 
 #[cfg(test)]
 mod tests {
+    use hearth_base::testing::within_timeout;
+
     use super::super::client::NamespacedClient;
     use super::super::fenced::{Condition, Write, WriteError};
     use super::super::testing::{Running, Site};
-    use super::super::wire::{DeleteRangeRequest, kv_client::KvClient};
+    use super::super::wire::DeleteRangeRequest;
+    use super::super::wire::kv_client::KvClient;
     use super::*;
-    use hearth_base::testing::within_timeout;
 
     /// Large enough, and the values small enough, that nearly all of the file is in use when it is
     /// full.

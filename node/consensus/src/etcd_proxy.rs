@@ -46,7 +46,6 @@ use super::client::{NO_SPACE, NamespacedClient};
 use super::wire::alarm_request::AlarmAction;
 use super::wire::maintenance_client::MaintenanceClient;
 use super::wire::{AlarmRequest, AlarmResponse, StatusRequest, StatusResponse};
-
 use key_prefix::KeyPrefix;
 use quota::Capacity;
 

@@ -9,14 +9,10 @@
 //! ([`Condition::Created`] of its election key): a leader that was replaced while it was suspended
 //! writes nothing.
 
-use super::{
-    client::{ConsensusError, Lease, NamespacedClient},
-    wire::{
-        Compare, DeleteRangeRequest, PutRequest, RequestOp, TxnRequest,
-        compare::{CompareTarget, TargetUnion},
-        request_op::Request,
-    },
-};
+use super::client::{ConsensusError, Lease, NamespacedClient};
+use super::wire::compare::{CompareTarget, TargetUnion};
+use super::wire::request_op::Request;
+use super::wire::{Compare, DeleteRangeRequest, PutRequest, RequestOp, TxnRequest};
 
 /// The epoch key, below each user's prefix; its revision is that of the user's last write.
 pub const EPOCH: &str = "epoch";

@@ -39,12 +39,13 @@ mod wire {
     tonic::include_proto!("etcdserverpb");
 }
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
 
-use hearth_api::{
-    identity::{ClusterId, NodeId},
-    v1::ConsensusProgress,
-};
+use hearth_api::identity::{ClusterId, NodeId};
+use hearth_api::v1::ConsensusProgress;
 use hearth_base::event;
 use hearth_base::logtree::LogTree;
 use hearth_base::supervisor::{Context, Failure, Outcome};
@@ -52,7 +53,8 @@ use hearth_host::cluster_state::{ClusterState, State};
 use hearth_host::layout;
 use hearth_host::pki::{self, PkiError};
 use hearth_sys::files::{self, FileError};
-use tokio::{sync::watch, time::Instant};
+use tokio::sync::watch;
+use tokio::time::Instant;
 
 pub use client::{
     Change, Changes, ConsensusError, ConsensusUser, Lease, Listing, MalformedName,

@@ -8,11 +8,9 @@
 //! within [`REPEAT_INTERVAL`] becomes "debug", too, and the next one that is shown has the count:
 //! the console is for what is new.
 
-use std::{
-    collections::HashMap,
-    fmt::Write as _,
-    time::{Duration, Instant},
-};
+use std::collections::HashMap;
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
 
 use hearth_base::logtree::Severity;
 use serde_json::{Map, Value};

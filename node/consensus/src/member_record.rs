@@ -12,7 +12,8 @@
 //! Data are only wiped because of the node's role, which comes from the curators. Wiping removes
 //! the data first and the record last, so that an interrupted wipe is detected and repeated.
 
-use std::{fs, io, path::PathBuf};
+use std::path::PathBuf;
+use std::{fs, io};
 
 use hearth_api::private::StoredMember;
 use hearth_host::layout;
@@ -211,9 +212,9 @@ pub fn discard_data(etcd: &layout::Etcd) -> Result<(), MemberRecordError> {
 #[cfg(test)]
 mod tests {
     use hearth_api::stored_form;
+    use hearth_host::layout::Root;
 
     use super::*;
-    use hearth_host::layout::Root;
 
     const M: MemberId = MemberId(7);
 

@@ -9,18 +9,22 @@
 //! node, which etcd accepts once only, and promoted or removed by its member ID, which is never
 //! reused.
 
-use std::{fmt, future::Future, time::Duration};
+use std::fmt;
+use std::future::Future;
+use std::time::Duration;
 
-use hearth_api::{identity::NodeId, names::PORT_ETCD_PEER};
-use tonic::{Response, Status, transport::Channel};
+use hearth_api::identity::NodeId;
+use hearth_api::names::PORT_ETCD_PEER;
+use tonic::transport::Channel;
+use tonic::{Response, Status};
 
-use super::{
-    client::{ConsensusError, RootClient, within},
-    wire::{
-        self, AlarmRequest, AlarmType, DefragmentRequest, MemberAddRequest, MemberListRequest,
-        MemberPromoteRequest, MemberRemoveRequest, StatusRequest, alarm_request::AlarmAction,
-        cluster_client::ClusterClient, maintenance_client::MaintenanceClient,
-    },
+use super::client::{ConsensusError, RootClient, within};
+use super::wire::alarm_request::AlarmAction;
+use super::wire::cluster_client::ClusterClient;
+use super::wire::maintenance_client::MaintenanceClient;
+use super::wire::{
+    self, AlarmRequest, AlarmType, DefragmentRequest, MemberAddRequest, MemberListRequest,
+    MemberPromoteRequest, MemberRemoveRequest, StatusRequest,
 };
 
 /// Timeout of a call: a membership change waits for the agreement of the members.

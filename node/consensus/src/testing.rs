@@ -4,23 +4,17 @@
 
 pub mod peers;
 
-use std::{
-    net::{Ipv4Addr, SocketAddr, TcpListener},
-    path::PathBuf,
-    sync::{
-        Arc,
-        atomic::{AtomicU16, Ordering},
-    },
-    time::{Duration, SystemTime},
-};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, Ordering};
+use std::time::{Duration, SystemTime};
 
 use hearth_api::identity::{ClusterId, NodeId, NodeKey};
+use hearth_base::event;
+use hearth_base::logtree::{self, LogTree, Severity};
+use hearth_base::supervisor::{Backoff, Options, Supervisor, runnable};
 use hearth_base::testing::within_timeout;
-use hearth_base::{
-    event,
-    logtree::{self, LogTree, Severity},
-    supervisor::{Backoff, Options, Supervisor, runnable},
-};
 use hearth_host::pki::{self, Bootstrapper, Lifetime};
 use hearth_host::{cluster_state, layout};
 use tempfile::TempDir;

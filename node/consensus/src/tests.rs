@@ -1,15 +1,14 @@
-use std::{fs, time::Instant};
+use std::fs;
+use std::time::Instant;
 
 use hearth_base::logtree::{Query, Severity};
 use hearth_base::testing::within_timeout;
 use hearth_host::cluster_state::State;
 use nix::sys::signal::Signal;
 
-use super::{
-    fenced::{Condition, EPOCH, Write, WriteError},
-    testing::Site,
-    *,
-};
+use super::fenced::{Condition, EPOCH, Write, WriteError};
+use super::testing::Site;
+use super::*;
 
 fn put_new(key: &str, value: &str) -> Write {
     Write::when(Condition::Absent(key.into())).put(key, value.into())

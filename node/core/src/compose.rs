@@ -93,7 +93,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
     let (bootstrap_writer, bootstrap) = event::value();
     let (member_writer, member) = event::value();
     let (founded_writer, founded) = event::value();
-    let (standing_writer, _) = event::value();
+    let (status_writer, _) = event::value();
     let (refusals_writer, refusals) = event::value();
     let (disowned_writer, disowned) = event::value();
     let (enrolment_phase_writer, enrolment_phase) = event::value();
@@ -271,7 +271,7 @@ pub fn start(ctx: &Context, inputs: Inputs) -> Result<Value<MemberData>, Failure
         founded,
         bootstrap: bootstrap_writer,
         member: member_writer,
-        standing: standing_writer,
+        status: status_writer,
         enrolment_phase: enrolment_phase_writer,
     });
     ctx.run_worker("state", &state, cluster_state::run)?;

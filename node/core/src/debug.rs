@@ -22,10 +22,9 @@ use hearth_api::v1::{
 use hearth_base::event::Value;
 use hearth_base::logtree::{Backlog, Entry, LogTree, Query};
 use hearth_base::supervisor::{Context, Failure, Outcome, Tree};
-use hearth_host::cluster_state;
 use hearth_host::handover::MemberData;
 use hearth_host::layout::Root;
-use hearth_host::logs;
+use hearth_host::{cluster_state, logs};
 use tokio::net::TcpListener;
 use tokio::sync::Notify;
 use tonic::{Request, Response, Status};

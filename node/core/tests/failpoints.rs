@@ -4,10 +4,9 @@
 //! A process can arm one failpoint, so this test has its own test binary.
 #![allow(clippy::disallowed_methods, reason = "test code")]
 
-use std::fs;
 use std::sync::mpsc;
-use std::thread;
 use std::time::Duration;
+use std::{fs, thread};
 
 use hearth_api::console::Report;
 use hearth_api::names;

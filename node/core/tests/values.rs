@@ -44,7 +44,7 @@ const HANDLES: &[(&str, Access, &str)] = &[
 const SHARED: &[&str] = &["refusals", "learned"];
 
 /// Values that no worker reads.
-const SHOWN: &[&str] = &["standing"];
+const SHOWN: &[&str] = &["status"];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Access {

@@ -497,7 +497,7 @@ fn label(text: &str) -> Result<(String, String), String> {
     }
 }
 
-/// Checks that a URL begins with https://HOST[:PORT]. A path is passed on as it is.
+/// Checks that a URL begins with `https://HOST[:PORT]`. A path is passed on as it is.
 fn server_url(text: &str) -> Result<String, String> {
     let wrong = || "expected https://HOST[:PORT]".to_owned();
     let rest = text.strip_prefix("https://").ok_or_else(wrong)?;

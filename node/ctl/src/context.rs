@@ -4,10 +4,8 @@
 //! which stays where the user keeps it. The certificate is a file in the same directory.
 
 use std::collections::BTreeMap;
-use std::env;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{env, fs, io};
 
 use hearth_api::client::Endpoint;
 use hearth_api::identity::{ClusterId, SigningKey, UserCredentials};

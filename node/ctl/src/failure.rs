@@ -1,9 +1,8 @@
 //! Errors as operators see them: message, advice and exit code.
 
 use std::error::Error;
-use std::fmt;
-use std::io;
 use std::process::ExitCode;
+use std::{fmt, io};
 
 use hearth_api::client::{AttemptError, ConnectError};
 use hearth_api::labels::LabelError;

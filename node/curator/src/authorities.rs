@@ -10,7 +10,9 @@ use prost::Message as _;
 use tonic::Status;
 use zeroize::{Zeroize as _, Zeroizing};
 
-use super::{core::Core, state, status::unavailable};
+use super::core::Core;
+use super::state;
+use super::status::unavailable;
 
 /// The authority that signs certificates of nodes and users.
 pub async fn cluster(core: &Core) -> Result<Authority, Status> {

@@ -22,19 +22,15 @@ mod tests;
 mod versions;
 mod views;
 
-use std::{
-    collections::BTreeSet,
-    convert::Infallible,
-    sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
-};
+use std::collections::BTreeSet;
+use std::convert::Infallible;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use hearth_api::identity::NodeId;
 use hearth_consensus::{Change, Lease, Listing, NamespacedClient};
-use tokio::{
-    sync::{Notify, watch},
-    time::{sleep, sleep_until},
-};
+use tokio::sync::{Notify, watch};
+use tokio::time::{sleep, sleep_until};
 
 use self::contents::Contents;
 use super::state::{self, RecordError};

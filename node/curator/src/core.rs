@@ -1,15 +1,14 @@
 //! State shared by the services of one curator: access checks of callers and of open streams, reads
 //! from etcd, and the loop that decides and writes.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
+use std::time::Duration;
 
 use futures::future::BoxFuture;
-use hearth_api::{
-    identity::{NodeId, PublicKey},
-    server::{Admission, Caller},
-    tls::{Clock, PeerCertificate},
-    v1::Node,
-};
+use hearth_api::identity::{NodeId, PublicKey};
+use hearth_api::server::{Admission, Caller};
+use hearth_api::tls::{Clock, PeerCertificate};
+use hearth_api::v1::Node;
 use hearth_consensus::fenced::{Write, WriteError};
 use hearth_consensus::{Members, NamespacedClient, PeerReadiness};
 use rustls_pki_types::CertificateDer;
@@ -18,16 +17,14 @@ use tokio_util::sync::CancellationToken;
 use tonic::{Code, Status};
 use zeroize::Zeroizing;
 
-use super::{
-    Timing,
-    cache::Cache,
-    decisions::{FoundNode, Versioned},
-    liveness::HeartbeatTracker,
-    pace::Pace,
-    reads::ReadIndex,
-    state::{self, ClusterRecord, FullCluster, FullRecord, Intent},
-    status::{unavailable, unusable},
-};
+use super::Timing;
+use super::cache::Cache;
+use super::decisions::{FoundNode, Versioned};
+use super::liveness::HeartbeatTracker;
+use super::pace::Pace;
+use super::reads::ReadIndex;
+use super::state::{self, ClusterRecord, FullCluster, FullRecord, Intent};
+use super::status::{unavailable, unusable};
 
 /// How often a decision is attempted when its records change concurrently. Each conflict means
 /// that another writer made progress.

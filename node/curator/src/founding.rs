@@ -6,11 +6,9 @@
 
 use std::sync::Arc;
 
-use hearth_api::{
-    identity::{ClusterId, NodeCredentials},
-    private::{StoredAuthority, StoredCluster, StoredNode},
-    v1::NodeState,
-};
+use hearth_api::identity::{ClusterId, NodeCredentials};
+use hearth_api::private::{StoredAuthority, StoredCluster, StoredNode};
+use hearth_api::v1::NodeState;
 use hearth_consensus::fenced::{Condition, Write, WriteError};
 use hearth_consensus::{ConsensusError, NamespacedClient};
 use hearth_host::failpoint;
@@ -155,18 +153,16 @@ async fn check_own(client: &NamespacedClient, data: &BootstrapData) -> Result<()
 
 #[cfg(test)]
 mod tests {
-    use hearth_api::{
-        fixture,
-        identity::{ClusterUnlockKey, FirstContactSecret, NodeId, NodeKey, SigningKey},
-        stored_form,
-        v1::{
-            ClusterConfiguration, ColdStartPolicy, KubernetesConfiguration, Label, NodeRoles,
-            StorageSecurity, StorageSecurityPolicy, TpmMode, TpmUsage, node_roles::ConsensusMember,
-        },
+    use hearth_api::identity::{ClusterUnlockKey, FirstContactSecret, NodeId, NodeKey, SigningKey};
+    use hearth_api::v1::node_roles::ConsensusMember;
+    use hearth_api::v1::{
+        ClusterConfiguration, ColdStartPolicy, KubernetesConfiguration, Label, NodeRoles,
+        StorageSecurity, StorageSecurityPolicy, TpmMode, TpmUsage,
     };
+    use hearth_api::{fixture, stored_form};
+    use hearth_host::handover::ClusterSeed;
 
     use super::*;
-    use hearth_host::handover::ClusterSeed;
 
     fn data() -> BootstrapData {
         BootstrapData {

@@ -16,10 +16,8 @@
 
 use std::time::Duration;
 
-use hearth_api::{
-    identity::NodeId,
-    v1::{NodeHealth, NodeState},
-};
+use hearth_api::identity::NodeId;
+use hearth_api::v1::{NodeHealth, NodeState};
 use tokio::time::Instant;
 
 /// The liveness of a node.

@@ -54,23 +54,28 @@ pub mod state;
 pub mod status;
 pub mod streams;
 
-use std::{io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+use std::io;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
 
-use hearth_api::{
-    identity::NodeCredentials,
-    names::WATCH_MARK,
-    server::{Limits, ServeError, Server, Transport},
-    tls::{Clock, TlsError},
-};
-use hearth_base::{
-    event,
-    supervisor::{Context, Outcome},
-};
+use hearth_api::identity::NodeCredentials;
+use hearth_api::names::WATCH_MARK;
+use hearth_api::server::{Limits, ServeError, Server, Transport};
+use hearth_api::tls::{Clock, TlsError};
+use hearth_base::event;
+use hearth_base::supervisor::{Context, Outcome};
 use hearth_consensus::{Members, NamespacedClient, PeerReadiness};
-use tokio::{net::TcpListener, time::timeout};
+use tokio::net::TcpListener;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
-use self::{cache::Cache, core::Core, liveness::HeartbeatTracker, pace::Pace, reads::ReadIndex};
+use self::cache::Cache;
+use self::core::Core;
+use self::liveness::HeartbeatTracker;
+use self::pace::Pace;
+use self::reads::ReadIndex;
 
 /// Maximum number of connections of nodes and operators. One takes about 60 KB, mostly TLS and
 /// HTTP/2 buffers. Only members of the cluster are counted here, so a cluster with this many nodes

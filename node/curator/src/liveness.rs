@@ -13,31 +13,24 @@
 //!
 //! The curator's candidacy for the leadership is attached to the session, too.
 
-use std::{
-    collections::HashMap,
-    convert::Infallible,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::collections::HashMap;
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
-use hearth_api::{identity::NodeId, v1::NodeState};
+use hearth_api::identity::NodeId;
+use hearth_api::v1::NodeState;
 use hearth_consensus::fenced::{Condition, Write, WriteError};
 use hearth_consensus::{Lease, NamespacedClient};
-use tokio::{
-    sync::watch,
-    time::{Instant, sleep, timeout},
-};
+use tokio::sync::watch;
+use tokio::time::{Instant, sleep, timeout};
 use tonic::Status;
 
-use super::{
-    cache::Cache,
-    reads::ReadIndex,
-    state::{self, LivenessRecord},
-    status::unavailable,
-};
+use super::cache::Cache;
+use super::reads::ReadIndex;
+use super::state::{self, LivenessRecord};
+use super::status::unavailable;
 
 /// Delay after a failed step.
 const RETRY_DELAY: Duration = Duration::from_millis(200);
@@ -260,9 +253,9 @@ impl HeartbeatTracker {
         let Some(lease) = *self.session.borrow() else {
             return;
         };
-        let standing = self.cache.nodes_in_session(lease);
+        let in_session = self.cache.nodes_in_session(lease);
         let mut all = self.held();
-        for (node, revision) in standing {
+        for (node, revision) in in_session {
             let held = all.entry(node).or_insert_with(|| TrackedNode {
                 boot_id: String::new(),
                 last: Instant::now(),

@@ -15,30 +15,26 @@ mod plan;
 mod steps;
 mod view;
 
-use std::{convert::Infallible, time::Duration};
+use std::convert::Infallible;
+use std::time::Duration;
 
-use hearth_api::{
-    identity::NodeId,
-    v1::{
-        ConsensusMemberStatus, ConsensusStore, GetConsensusStatusResponse, MembershipChange,
-        consensus_member_status, membership_change::Kind,
-    },
+use hearth_api::identity::NodeId;
+use hearth_api::v1::membership_change::Kind;
+use hearth_api::v1::{
+    ConsensusMemberStatus, ConsensusStore, GetConsensusStatusResponse, MembershipChange,
+    consensus_member_status,
 };
 use hearth_consensus::fenced::{Condition, Write};
 use hearth_consensus::{Alarm, MemberId, QUOTA};
 use tokio::time::{Instant, sleep, timeout};
 use tonic::Status;
 
-use self::{
-    plan::{Learner, Step, View},
-    steps::StepError,
-};
-use super::{
-    cache::Leadership,
-    core::Core,
-    state::{self, Wanted},
-    status::unavailable,
-};
+use self::plan::{Learner, Step, View};
+use self::steps::StepError;
+use super::cache::Leadership;
+use super::core::Core;
+use super::state::{self, Wanted};
+use super::status::unavailable;
 
 /// Reconciliation interval while a change is pending, if no record changes.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);

@@ -9,9 +9,11 @@
 //!
 //! The first change after a quiet period is announced immediately.
 
-use std::{convert::Infallible, time::Duration};
+use std::convert::Infallible;
+use std::time::Duration;
 
-use tokio::{sync::watch, time::sleep};
+use tokio::sync::watch;
+use tokio::time::sleep;
 
 use super::cache::Cache;
 

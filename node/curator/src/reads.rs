@@ -9,17 +9,13 @@
 //! A curator whose last successful read began too long ago is *stale*: it authorizes nothing,
 //! acknowledges nothing, and ends its streams. A majority may have continued without it.
 
-use std::{
-    convert::Infallible,
-    sync::atomic::{AtomicU64, Ordering},
-    time::Duration,
-};
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
 use hearth_consensus::{ConsensusError, NamespacedClient, fenced};
-use tokio::{
-    sync::{Notify, watch},
-    time::{Instant, sleep, sleep_until, timeout},
-};
+use tokio::sync::{Notify, watch};
+use tokio::time::{Instant, sleep, sleep_until, timeout};
 
 use super::cache::Cache;
 

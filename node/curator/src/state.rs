@@ -22,16 +22,14 @@
 
 mod full;
 
-use hearth_api::{
-    identity::{ClusterId, FirstContactSecret, MeshKey, NodeId, PublicKey, Ticket},
-    private::{
-        StoredCandidate, StoredCluster, StoredIntent, StoredLiveness, StoredNode, StoredStatus,
-        StoredTicket, StoredTombstone,
-    },
-    v1::{
-        ClusterConfiguration, Label, NodeRoles, NodeState, NodeStatus, StorageSecurity, TpmUsage,
-        membership_change::Kind,
-    },
+use hearth_api::identity::{ClusterId, FirstContactSecret, MeshKey, NodeId, PublicKey, Ticket};
+use hearth_api::private::{
+    StoredCandidate, StoredCluster, StoredIntent, StoredLiveness, StoredNode, StoredStatus,
+    StoredTicket, StoredTombstone,
+};
+use hearth_api::v1::membership_change::Kind;
+use hearth_api::v1::{
+    ClusterConfiguration, Label, NodeRoles, NodeState, NodeStatus, StorageSecurity, TpmUsage,
 };
 use prost::Message;
 use zeroize::{Zeroize as _, Zeroizing};

@@ -14,12 +14,15 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use futures::{Stream, stream};
-use hearth_api::{identity::NodeId, tls::PeerCertificate, v1::Node};
+use hearth_api::identity::NodeId;
+use hearth_api::tls::PeerCertificate;
+use hearth_api::v1::Node;
 use prost::Message as _;
 use tokio::time::{Instant, timeout_at};
 use tonic::Status;
 
-use super::{cache::Moment, core::Core};
+use super::cache::Moment;
+use super::core::Core;
 
 /// Bytes of nodes in one message. Receivers accept 4 MiB, and the API promises less than 2 MiB; one
 /// node is far smaller than the difference.

@@ -1,34 +1,29 @@
 //! A bootstrapped cluster of one node, for the tests of the curator and for its benchmark: a real
 //! etcd, a real curator, and clients over mutual TLS.
 
-use std::{
-    net::{Ipv4Addr, SocketAddr},
-    sync::Arc,
-    time::Duration,
-};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
 
-use hearth_api::{
-    certificates::ClusterCa,
-    client::{Channel, Curators, Endpoint, Options as ClientOptions},
-    identity::{
-        ClusterUnlockKey, FirstContactSecret, JoinKey, NodeCredentials, NodeId, NodeKey, OwnerKey,
-        SigningKey, UserCredentials, UserName,
-    },
-    private::{StoredAuthority, StoredNode},
-    testing::insecure_client_config,
-    tls::{self, Clock, ExpectedServer, wall_clock},
-    v1::{
-        ClusterConfiguration, GetNodesRequest, HeartbeatRequest, HeartbeatResponse, Label, Node,
-        NodeHealth, NodeRoles, NodeState, NodeStatus, StorageSecurity, TpmUsage,
-        UpdateNodeStatusRequest, curator_client::CuratorClient,
-        management_client::ManagementClient, node_roles,
-    },
+use hearth_api::certificates::ClusterCa;
+use hearth_api::client::{Channel, Curators, Endpoint, Options as ClientOptions};
+use hearth_api::identity::{
+    ClusterUnlockKey, FirstContactSecret, JoinKey, NodeCredentials, NodeId, NodeKey, OwnerKey,
+    SigningKey, UserCredentials, UserName,
 };
+use hearth_api::private::{StoredAuthority, StoredNode};
+use hearth_api::testing::insecure_client_config;
+use hearth_api::tls::{self, Clock, ExpectedServer, wall_clock};
+use hearth_api::v1::curator_client::CuratorClient;
+use hearth_api::v1::management_client::ManagementClient;
+use hearth_api::v1::{
+    ClusterConfiguration, GetNodesRequest, HeartbeatRequest, HeartbeatResponse, Label, Node,
+    NodeHealth, NodeRoles, NodeState, NodeStatus, StorageSecurity, TpmUsage,
+    UpdateNodeStatusRequest, node_roles,
+};
+use hearth_base::event;
+use hearth_base::supervisor::{Backoff, Options, Supervisor, runnable};
 use hearth_base::testing::{BOUND, within_timeout};
-use hearth_base::{
-    event,
-    supervisor::{Backoff, Options, Supervisor, runnable},
-};
 use hearth_consensus::fenced::{Condition, Write};
 use hearth_consensus::testing::{Running, Site};
 use hearth_consensus::{ConsensusUser, NamespacedClient, PeerReadiness, RootClient};

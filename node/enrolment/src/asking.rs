@@ -9,27 +9,24 @@
 //! delay in between, with a timeout, and each call starts with another address, so that all are
 //! tried in turn.
 
-use std::{
-    net::IpAddr,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
-    time::Duration,
-};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
-use hearth_api::{
-    certificates::{CertificateError, ClusterCa},
-    chain,
-    client::{Channel, Curators, Endpoint, Endpoints, Options},
-    identity::{ClusterId, ClusterUnlockKey, NodeCredentials, PublicKey, SigningKey, Subject},
-    proofs::{self, ProofError},
-    tls::{self, Clock, ExpectedServer, TlsError},
-    v1::{
-        ClusterDirectory, ColdStartPolicy, CommitNodeRequest, CommitNodeResponse, JoinNodeRequest,
-        NodeState, RegisterNodeRequest, RegisterNodeResponse, StorageSecurity, TpmUsage,
-        curator_client::CuratorClient, join_node_response,
-    },
+use hearth_api::certificates::{CertificateError, ClusterCa};
+use hearth_api::chain;
+use hearth_api::client::{Channel, Curators, Endpoint, Endpoints, Options};
+use hearth_api::identity::{
+    ClusterId, ClusterUnlockKey, NodeCredentials, PublicKey, SigningKey, Subject,
+};
+use hearth_api::proofs::{self, ProofError};
+use hearth_api::tls::{self, Clock, ExpectedServer, TlsError};
+use hearth_api::v1::curator_client::CuratorClient;
+use hearth_api::v1::{
+    ClusterDirectory, ColdStartPolicy, CommitNodeRequest, CommitNodeResponse, JoinNodeRequest,
+    NodeState, RegisterNodeRequest, RegisterNodeResponse, StorageSecurity, TpmUsage,
+    join_node_response,
 };
 use hearth_host::directory;
 use rustls_pki_types::CertificateDer;

@@ -10,7 +10,8 @@
 //! directory is removed by the control plane once etcd has exited ([`wipe`]), since a running etcd
 //! would create parts of it again.
 
-use std::{fs, io, path::PathBuf};
+use std::path::PathBuf;
+use std::{fs, io};
 
 use hearth_host::credentials::{self, CredentialsError};
 use hearth_host::failpoint;
@@ -73,8 +74,9 @@ pub fn wipe(data: &Data) -> Result<(), WipeError> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use hearth_host::layout::Root;
+
+    use super::*;
 
     #[test]
     fn nothing_of_a_member_is_left() {

@@ -7,32 +7,25 @@
 //! On a node that its cluster has removed the runnable never completes, since there is no member to
 //! hand over.
 
-use std::{
-    path::Path,
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
-use hearth_api::{
-    console::{Milestone, Report},
-    identity::{
-        ClusterId, ClusterUnlockKey, JoinKey, NodeCredentials, NodeId, NodeKey, NodeUnlockKey,
-    },
-    v1::{ClusterDirectory, TpmUsage},
+use hearth_api::console::{Milestone, Report};
+use hearth_api::identity::{
+    ClusterId, ClusterUnlockKey, JoinKey, NodeCredentials, NodeId, NodeKey, NodeUnlockKey,
 };
-use hearth_base::{
-    event,
-    supervisor::{Backoff, Context, Outcome},
-};
+use hearth_api::v1::{ClusterDirectory, TpmUsage};
+use hearth_base::event;
+use hearth_base::supervisor::{Backoff, Context, Outcome};
 use hearth_host::cluster_state::EnrolmentPhase;
-use hearth_host::directory;
 use hearth_host::handover::{BootstrapData, Founded, MemberData};
 use hearth_host::layout::Root;
 use hearth_host::parameters::{self, Bootstrap, Cluster, Parameters, Register};
 use hearth_host::pki::{self, PkiError};
 use hearth_host::storage::header::{HeaderState, Phase};
 use hearth_host::storage::{DataPartition, Mode, StorageBackend, StorageError, Volume};
-use hearth_host::{around, credentials, failpoint};
+use hearth_host::{around, credentials, directory, failpoint};
 use tonic::Code;
 use tracing::Instrument;
 
@@ -83,7 +76,7 @@ pub struct Parts<M, A> {
     /// Written: the member, after enrolment.
     pub member: event::Writer<MemberData>,
     /// Written: the status for other workers.
-    pub standing: event::Writer<EnrolmentStatus>,
+    pub status: event::Writer<EnrolmentStatus>,
     /// Written: the phase from which the cluster state is computed.
     pub enrolment_phase: event::Writer<EnrolmentPhase>,
 }
@@ -100,13 +93,13 @@ where
     A: Clone + Send + Sync + 'static,
 {
     ctx.healthy();
-    let (mut machine, mut actions) = Machine::start(parts.told());
+    let (mut machine, mut actions) = Machine::start(parts.input());
     let mut retries = Retries::default();
     loop {
         let mut event = None;
         for action in actions {
             match action {
-                Action::Show(standing) => parts.show(standing),
+                Action::Show(status) => parts.show(status),
                 Action::Announce(phase) => parts.announce(phase),
                 Action::Work(turn, work) => {
                     retries.working_on(&work);
@@ -131,7 +124,7 @@ where
         let Some(event) = event else { break };
         (machine, actions) = machine.step(event);
     }
-    if parts.standing.value().get() == Some(EnrolmentStatus::Settled) {
+    if parts.status.value().get() == Some(EnrolmentStatus::Settled) {
         ctx.done();
     } else {
         ctx.cancelled().await;
@@ -174,7 +167,7 @@ where
     M: StorageBackend,
     A: Clone + Send + Sync + 'static,
 {
-    fn told(&self) -> ParametersInput {
+    fn input(&self) -> ParametersInput {
         match &*self.parameters {
             Ok(Some(found)) => ParametersInput::Parameters(Arc::new(found.parameters.clone())),
             Ok(None) => ParametersInput::Nothing,
@@ -186,8 +179,8 @@ where
         }
     }
 
-    fn show(&self, standing: EnrolmentStatus) {
-        match &standing {
+    fn show(&self, status: EnrolmentStatus) {
+        match &status {
             EnrolmentStatus::Working(work) => tracing::info!("enrolment: {work}"),
             EnrolmentStatus::Retrying { work, reason } => {
                 tracing::warn!("enrolment: cannot {work}: {reason}");
@@ -205,7 +198,7 @@ where
             }
             EnrolmentStatus::Settled => tracing::info!("enrolment: handed over to the role server"),
         }
-        self.standing.set(standing);
+        self.status.set(status);
     }
 
     /// Enrolment has reached at least this phase. It may be further already, if this runnable was
@@ -258,9 +251,9 @@ where
             Err(error) => SealedState::Corrupt(chain(error)),
         };
         let data = self.data.clone();
-        let front = blocking(move || locked(&data).inspect()).await?;
-        let front = front.map_err(storage_failure)?;
-        Ok(Done::Inspected(Box::new(DiskState { sealed, front })))
+        let header = blocking(move || locked(&data).inspect()).await?;
+        let header = header.map_err(storage_failure)?;
+        Ok(Done::Inspected(Box::new(DiskState { sealed, header })))
     }
 
     async fn wipe(&self, sealed: bool, data: bool) -> Result<Done, Failure> {

@@ -3,14 +3,12 @@
 
 use std::sync::Arc;
 
-use hearth_api::{
-    client::Channel,
-    identity::{PublicKey, Ticket},
-    v1::{
-        ApproveNodeRequest, ClusterDirectory, DeleteNodeRequest, GetRegisterTicketRequest,
-        NodeSelector, NodeState, cluster_directory, management_client::ManagementClient,
-        node_selector,
-    },
+use hearth_api::client::Channel;
+use hearth_api::identity::{PublicKey, Ticket};
+use hearth_api::v1::management_client::ManagementClient;
+use hearth_api::v1::{
+    ApproveNodeRequest, ClusterDirectory, DeleteNodeRequest, GetRegisterTicketRequest,
+    NodeSelector, NodeState, cluster_directory, node_selector,
 };
 use hearth_curator::testing::{World, quick};
 use hearth_host::cluster_state::State;
@@ -18,11 +16,9 @@ use hearth_host::parameters::{self, Cluster, Found, Parameters, Register, Source
 use hearth_host::storage::header::{HeaderState, Phase};
 use hearth_host::{credentials, directory};
 
-use super::{
-    driver::tests::{Boot, Machine},
-    machine::EnrolmentStatus,
-    sealed::{Registering, Sealed},
-};
+use super::driver::tests::{Boot, Machine};
+use super::machine::EnrolmentStatus;
+use super::sealed::{Registering, Sealed};
 use crate::EnrolmentId;
 
 /// A cluster, and its owner.
@@ -59,7 +55,7 @@ impl Home {
     }
 
     /// The parameters for a machine.
-    async fn told(&mut self) -> Parameters {
+    async fn input(&mut self) -> Parameters {
         Parameters {
             cluster: Cluster::Register(Register {
                 directory: self.directory(),
@@ -128,7 +124,7 @@ impl Machine {
 
 impl Boot {
     async fn waits(&self) -> String {
-        let waits = |standing: &EnrolmentStatus| matches!(standing, EnrolmentStatus::Waiting(_));
+        let waits = |status: &EnrolmentStatus| matches!(status, EnrolmentStatus::Waiting(_));
         match self.until(waits).await {
             EnrolmentStatus::Waiting(reason) => reason,
             other => panic!("{other:?}"),
@@ -136,7 +132,7 @@ impl Boot {
     }
 
     async fn refused(&self) -> String {
-        let refused = |standing: &EnrolmentStatus| matches!(standing, EnrolmentStatus::Refused(_));
+        let refused = |status: &EnrolmentStatus| matches!(status, EnrolmentStatus::Refused(_));
         match self.until(refused).await {
             EnrolmentStatus::Refused(reason) => reason,
             other => panic!("{other:?}"),
@@ -144,8 +140,7 @@ impl Boot {
     }
 
     async fn retries(&self) -> String {
-        let retries =
-            |standing: &EnrolmentStatus| matches!(standing, EnrolmentStatus::Retrying { .. });
+        let retries = |status: &EnrolmentStatus| matches!(status, EnrolmentStatus::Retrying { .. });
         match self.until(retries).await {
             EnrolmentStatus::Retrying { reason, .. } => reason,
             other => panic!("{other:?}"),
@@ -156,9 +151,9 @@ impl Boot {
 #[tokio::test]
 async fn a_machine_registers_is_approved_and_comes_home() {
     let mut home = Home::new().await;
-    let told = home.told().await;
+    let input = home.input().await;
     let machine = Machine::new();
-    let boot = machine.boot(loaded(&told));
+    let boot = machine.boot(loaded(&input));
     let reason = boot.waits().await;
     let key = machine.key();
     assert!(
@@ -219,7 +214,7 @@ async fn a_machine_registers_is_approved_and_comes_home() {
 #[tokio::test]
 async fn a_registration_that_ends_anywhere_is_continued_by_the_next_boot() {
     let mut home = Home::new().await;
-    let told = home.told().await;
+    let input = home.input().await;
     let machine = Machine::new();
     let stops = [
         "generate keys",
@@ -234,8 +229,8 @@ async fn a_registration_that_ends_anywhere_is_continued_by_the_next_boot() {
         "hand over to the role server",
     ];
     for stop in stops {
-        let boot = machine.boot(loaded(&told));
-        boot.until(|standing| match standing {
+        let boot = machine.boot(loaded(&input));
+        boot.until(|status| match status {
             EnrolmentStatus::Working(work) => work == stop,
             // It is beyond that: a short-lived status may be missed.
             EnrolmentStatus::Waiting(_) | EnrolmentStatus::Settled => true,
@@ -263,7 +258,7 @@ async fn a_registration_that_ends_anywhere_is_continued_by_the_next_boot() {
 #[tokio::test]
 async fn a_wrong_ticket_is_told_and_the_next_parameters_mend_it() {
     let mut home = Home::new().await;
-    let right = home.told().await;
+    let right = home.input().await;
     let mut wrong = right.clone();
     if let Cluster::Register(register) = &mut wrong.cluster {
         register.ticket = Ticket::generate();
@@ -274,7 +269,7 @@ async fn a_wrong_ticket_is_told_and_the_next_parameters_mend_it() {
     assert!(reason.contains("PermissionDenied"), "{reason}");
     assert!(reason.contains("ticket"), "{reason}");
     assert_eq!(
-        machine.front(),
+        machine.header(),
         HeaderState::Blank,
         "nothing is made for it"
     );
@@ -294,20 +289,20 @@ async fn a_wrong_ticket_is_told_and_the_next_parameters_mend_it() {
 #[tokio::test]
 async fn who_is_deleted_while_it_waits_needs_another_life() {
     let mut home = Home::new().await;
-    let told = home.told().await;
+    let input = home.input().await;
     let machine = Machine::new();
-    let boot = machine.boot(loaded(&told));
+    let boot = machine.boot(loaded(&input));
     boot.waits().await;
-    let (key, life) = (machine.key(), machine.registering().enrolment_id);
+    let (key, enrolment) = (machine.key(), machine.registering().enrolment_id);
     home.delete(key).await;
     let reason = boot.refused().await;
     assert!(reason.contains("PermissionDenied"), "{reason}");
-    let token = format!("wipe.enrolment_id = {life}");
+    let token = format!("wipe.enrolment_id = {enrolment}");
     assert!(reason.contains(&token), "{reason}");
     boot.off().await;
 
-    let mut wiping = told;
-    wiping.wipe = Some(life);
+    let mut wiping = input;
+    wiping.wipe = Some(enrolment);
     let boot = machine.boot(loaded(&wiping));
     boot.waits().await;
     assert_ne!(machine.key(), key);
@@ -320,9 +315,9 @@ async fn who_is_deleted_while_it_waits_needs_another_life() {
 
 /// A machine that is a member, powered off.
 pub(super) async fn member(home: &mut Home) -> (Machine, PublicKey) {
-    let told = home.told().await;
+    let input = home.input().await;
     let machine = Machine::new();
-    let boot = machine.boot(loaded(&told));
+    let boot = machine.boot(loaded(&input));
     boot.waits().await;
     let key = machine.key();
     home.approve(key).await;
@@ -335,7 +330,7 @@ pub(super) async fn member(home: &mut Home) -> (Machine, PublicKey) {
 async fn a_member_that_was_deleted_is_disowned_when_it_comes_back() {
     let mut home = Home::new().await;
     let (machine, key) = member(&mut home).await;
-    let life = machine.sealed().enrolment_id();
+    let enrolment = machine.sealed().enrolment_id();
     home.delete(key).await;
     // At once, and permanently: the cluster is not needed for that any more.
     for gone in [false, true] {
@@ -345,7 +340,7 @@ async fn a_member_that_was_deleted_is_disowned_when_it_comes_back() {
         let boot = machine.boot(Ok(None));
         let reason = boot.waits().await;
         assert!(reason.contains("has removed this node"), "{reason}");
-        let token = format!("wipe.enrolment_id = {life}");
+        let token = format!("wipe.enrolment_id = {enrolment}");
         assert!(reason.contains(&token), "{reason}");
         boot.becomes(State::Disowning).await;
         assert!(boot.member.get().is_none());
@@ -353,12 +348,12 @@ async fn a_member_that_was_deleted_is_disowned_when_it_comes_back() {
         let Sealed::Disowned(disowned) = machine.sealed() else {
             panic!("{:?}", machine.sealed());
         };
-        assert_eq!(disowned.enrolment_id, life);
+        assert_eq!(disowned.enrolment_id, enrolment);
     }
     home.world.start_curator().await;
     home.management = home.world.management().await;
-    let mut wiping = home.told().await;
-    wiping.wipe = Some(life);
+    let mut wiping = home.input().await;
+    wiping.wipe = Some(enrolment);
     let boot = machine.boot(loaded(&wiping));
     boot.waits().await;
     assert_ne!(machine.key(), key);
@@ -382,8 +377,8 @@ async fn a_cluster_that_does_not_know_a_member_wipes_nothing() {
     assert_eq!(boot.state.get(), State::Unknown);
     boot.off().await;
     assert!(machine.sealed().is_same(&id), "untouched");
-    let HeaderState::Header(header) = machine.front() else {
-        panic!("{:?}", machine.front());
+    let HeaderState::Header(header) = machine.header() else {
+        panic!("{:?}", machine.header());
     };
     assert_eq!(header.phase, Phase::Ready);
     let files = machine.root.data.node().credentials();
@@ -395,7 +390,7 @@ async fn a_cluster_that_does_not_know_a_member_wipes_nothing() {
 #[tokio::test]
 async fn parameters_for_another_cluster_begin_anew_only_before_an_answer() {
     let mut home = Home::new().await;
-    let right = home.told().await;
+    let right = home.input().await;
     let mut wrong = right.clone();
     if let Cluster::Register(register) = &mut wrong.cluster {
         register.ca = hearth_api::testing::TestCluster::new().ca().clone();

@@ -8,13 +8,13 @@
 //! Reads `MemberData`, `Refusals` and the directory on the ESP. Writes `Disowned`, after the keys
 //! are wiped; the control plane then stops etcd and wipes the rest.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
+use std::time::Duration;
 
-use hearth_api::{console::Report, v1::ClusterDirectory};
-use hearth_base::{
-    event,
-    supervisor::{Backoff, Context, Failure, Outcome},
-};
+use hearth_api::console::Report;
+use hearth_api::v1::ClusterDirectory;
+use hearth_base::event;
+use hearth_base::supervisor::{Backoff, Context, Failure, Outcome};
 use hearth_host::directory;
 use hearth_host::handover::{Disowned, MemberData, Refusals};
 use hearth_host::layout::Root;

@@ -2,34 +2,30 @@
 
 use std::sync::Arc;
 
-use hearth_api::{
-    identity::{
-        ClusterId, ClusterUnlockKey, FirstContactSecret, JoinKey, NodeId, NodeKey, NodeUnlockKey,
-        SigningKey, Ticket,
-    },
-    v1::{
-        ClusterBootstrap, ClusterConfiguration, ClusterDirectory, ColdStartPolicy, NodeParameters,
-        NodeRoles, StorageSecurity, StorageSecurityPolicy, TpmUsage, Wipe, cluster_directory,
-        node_parameters,
-    },
+use hearth_api::identity::{
+    ClusterId, ClusterUnlockKey, FirstContactSecret, JoinKey, NodeId, NodeKey, NodeUnlockKey,
+    SigningKey, Ticket,
+};
+use hearth_api::v1::{
+    ClusterBootstrap, ClusterConfiguration, ClusterDirectory, ColdStartPolicy, NodeParameters,
+    NodeRoles, StorageSecurity, StorageSecurityPolicy, TpmUsage, Wipe, cluster_directory,
+    node_parameters,
 };
 use hearth_host::handover::ClusterSeed;
 use hearth_host::parameters::{self, Parameters, Source};
 use prost::Message;
 use rustls_pki_types::CertificateDer;
 
-use super::{
-    EnrolmentId,
-    sealed::{Answer, Asking, Founding, Identity, Registering},
-};
+use super::EnrolmentId;
+use super::sealed::{Answer, Asking, Founding, Identity, Registering};
 
-/// A bootstrap whose IDs consist of `life`, and whose secrets are the bytes 0xb1 to 0xb5.
-pub(crate) fn founding(life: u8, storage_security: StorageSecurity) -> Arc<Founding> {
+/// A bootstrap whose IDs consist of `enrolment`, and whose secrets are the bytes 0xb1 to 0xb5.
+pub(crate) fn founding(enrolment: u8, storage_security: StorageSecurity) -> Arc<Founding> {
     Arc::new(Founding {
         identity: Identity {
-            enrolment_id: EnrolmentId::from_bytes([life; 16]),
-            cluster_id: ClusterId::from_bytes([life; 16]),
-            node_id: NodeId::from_bytes([life; 16]),
+            enrolment_id: EnrolmentId::from_bytes([enrolment; 16]),
+            cluster_id: ClusterId::from_bytes([enrolment; 16]),
+            node_id: NodeId::from_bytes([enrolment; 16]),
             node_unlock_key: NodeUnlockKey::from_bytes([0xb1; 32]),
             join_key: JoinKey::from_seed([0xb2; 32]),
             storage_security,
@@ -54,10 +50,10 @@ pub(crate) fn founding(life: u8, storage_security: StorageSecurity) -> Arc<Found
 
 /// A registration of the same bytes, answered if `answer` is given. Its ticket consists of
 /// 0xb6.
-pub(crate) fn registering(life: u8, answer: Option<StorageSecurity>) -> Arc<Registering> {
+pub(crate) fn registering(enrolment: u8, answer: Option<StorageSecurity>) -> Arc<Registering> {
     Arc::new(Registering {
-        enrolment_id: EnrolmentId::from_bytes([life; 16]),
-        node_id: NodeId::from_bytes([life; 16]),
+        enrolment_id: EnrolmentId::from_bytes([enrolment; 16]),
+        node_id: NodeId::from_bytes([enrolment; 16]),
         node_key: NodeKey::from_seed([0xb3; 32]),
         node_unlock_key: NodeUnlockKey::from_bytes([0xb1; 32]),
         cluster_unlock_key: ClusterUnlockKey::from_bytes([0xb4; 32]),
@@ -106,8 +102,8 @@ pub(crate) fn bootstrap_message(policy: StorageSecurityPolicy, wipe: Option<u8>)
                 ..ClusterBootstrap::default()
             },
         )),
-        wipe: wipe.map(|life| Wipe {
-            enrolment_id: vec![life; 16],
+        wipe: wipe.map(|enrolment| Wipe {
+            enrolment_id: vec![enrolment; 16],
         }),
         ..NodeParameters::default()
     }

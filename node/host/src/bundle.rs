@@ -11,9 +11,8 @@
 //! version. All such dependence is in one table ([`Flag`]), so that a newer bundle needs changes
 //! only there.
 
-use std::fmt;
-use std::io;
 use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
 use hearth_sys::files::{self, FileError};
 

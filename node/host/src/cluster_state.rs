@@ -288,8 +288,9 @@ pub async fn run(ctx: Context, worker: Arc<Worker>) -> Outcome {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use State::{Disowning, Foreign, Home, Split, Trusted, Unknown};
+
+    use super::*;
 
     /// A new value, brought to `state` by allowed changes.
     fn at(state: State) -> Writer {

@@ -6,7 +6,9 @@
 
 use std::collections::BTreeSet;
 
-use hearth_api::{identity::NodeId, private::StoredDirectory, v1::ClusterDirectory};
+use hearth_api::identity::NodeId;
+use hearth_api::private::StoredDirectory;
+use hearth_api::v1::ClusterDirectory;
 use hearth_sys::files::FileError;
 use hearth_sys::slots::{FileSlot, Loaded, SlotError, SlotFormat, SlotPair};
 use prost::{DecodeError, Message};

@@ -7,7 +7,7 @@
 //!
 //! # Invariants
 //! - Every block that is read is the one that the image was built with. A partition with an altered
-//!   block can be mounted, but that block cannot be read ([`dm`]).
+//!   block can be mounted, but that block cannot be read ([`dm`](hearth_sys::dm)).
 //! - An extension that is absent, corrupt or not understood never stops a node. It is refused; the
 //!   reason is on the console, in the log and in the role's condition.
 //! - The set of extensions does not change during a boot. Code that needs one calls

@@ -5,7 +5,7 @@
 //! continue from what was durable. A failpoint that is reached never returns: if it returned an
 //! error, the test would cover error handling, not a power cut.
 //!
-//! Without the feature `failpoints`, [`failpoint!`](crate::failpoint) generates no code; the name
+//! Without the feature `failpoints`, [`failpoint!`](macro@crate::failpoint) generates no code; the name
 //! is still checked at compile time.
 
 #[cfg(feature = "failpoints")]
@@ -112,7 +112,7 @@ const fn equal(a: &[u8], b: &[u8]) -> bool {
 
 /// Halts the calling thread forever if this failpoint is armed.
 ///
-/// The name is a literal from [`ALL`](crate::failpoint::ALL); any other one fails to compile. The
+/// The name is a literal from [`ALL`]; any other one fails to compile. The
 /// thread is blocked in asynchronous code as well: nothing after the failpoint may run.
 #[macro_export]
 macro_rules! failpoint {
@@ -146,7 +146,7 @@ macro_rules! around {
     }};
 }
 
-/// Called by [`failpoint!`](crate::failpoint); generates no code without the feature.
+/// Called by [`failpoint!`](macro@crate::failpoint); generates no code without the feature.
 ///
 /// The feature is checked here and not in the macro, because the macro is expanded in crates that
 /// do not have the feature.
@@ -158,7 +158,8 @@ pub const fn reach(_name: &str) {}
 mod armed {
     use std::sync::OnceLock;
 
-    use hearth_api::{console::Report, names};
+    use hearth_api::console::Report;
+    use hearth_api::names;
     use hearth_sys::fw_cfg::{FwCfg, FwCfgError};
 
     use super::is_known;
@@ -219,7 +220,7 @@ mod armed {
         ARMED.set(armed).map_err(|_| ArmError::Again)
     }
 
-    /// Called by [`failpoint!`](crate::failpoint).
+    /// Called by [`failpoint!`](macro@crate::failpoint).
     pub fn reach(name: &str) {
         let armed = ARMED.get_or_init(|| Armed {
             name: std::env::var(ENVIRONMENT).ok(),
@@ -236,7 +237,9 @@ mod armed {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeSet, fs, path::Path};
+    use std::collections::BTreeSet;
+    use std::fs;
+    use std::path::Path;
 
     use super::*;
 

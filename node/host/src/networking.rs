@@ -5,13 +5,13 @@
 //! from overlapping, it is sufficient to assign no index twice. Everything received from other
 //! nodes is validated here.
 
-use std::{fmt, net::Ipv4Addr, str::FromStr};
+use std::fmt;
+use std::net::Ipv4Addr;
+use std::str::FromStr;
 
-use hearth_api::{
-    identity::MeshKey,
-    names::pods::{NETWORK, RANGE_PREFIX},
-    v1::ClusterNetworking,
-};
+use hearth_api::identity::MeshKey;
+use hearth_api::names::pods::{NETWORK, RANGE_PREFIX};
+use hearth_api::v1::ClusterNetworking;
 use hearth_sys::cidr::Cidr;
 
 /// Why a `ClusterNetworking` is invalid.

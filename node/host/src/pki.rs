@@ -18,18 +18,16 @@
 //! has passed (see [`Lifetime`]). Serial numbers are random, so that no counter is needed and none
 //! collides.
 
-use std::{
-    path::Path,
-    thread,
-    time::{Duration, SystemTime},
-};
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, SystemTime};
 
-use hearth_api::{
-    identity::{ClusterId, Identity, KeyError, NodeId, NodeKey, PublicKey, SigningKey, UserName},
-    private::{StoredAuthorities, StoredAuthority},
-    proofs,
-    v1::DisownOrder,
+use hearth_api::identity::{
+    ClusterId, Identity, KeyError, NodeId, NodeKey, PublicKey, SigningKey, UserName,
 };
+use hearth_api::private::{StoredAuthorities, StoredAuthority};
+use hearth_api::proofs;
+use hearth_api::v1::DisownOrder;
 use hearth_sys::files::{self, FileError};
 use prost::Message as _;
 use rcgen::{

@@ -7,7 +7,8 @@
 
 use std::path::Path;
 
-use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD as BASE64;
 use hearth_api::names::KUBERNETES_SERVER;
 use hearth_host::pki::kubernetes::KeyAndCertificate;
 use hearth_sys::files::{self, FileError};

@@ -78,6 +78,7 @@ use hearth_api::v1::{NodeCondition, NodeRoles};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::logtree::LogTree;
 use hearth_base::supervisor::{Context, Exit, Failure, Outcome};
+use hearth_host::bundle::Bundle;
 use hearth_host::cluster_state::{ClusterState, State};
 use hearth_host::extensions::{Extensions, Missing};
 use hearth_host::handover::{MemberData, PodNetwork, PodsPossible};
@@ -85,7 +86,6 @@ use hearth_host::layout::Root;
 use hearth_sys::tree;
 
 use calendar::CertificateClock;
-use hearth_host::bundle::Bundle;
 
 /// The worker that runs the Kubernetes roles of this node. Everything below it shares these inputs
 /// and outputs.
@@ -228,14 +228,14 @@ impl From<&Missing> for RoleCondition {
 pub async fn run(ctx: Context, parts: Arc<Worker>) -> Outcome {
     let mut standings = Vec::new();
     for (name, role) in [("controller", Role::Controller), ("worker", Role::Worker)] {
-        let (writer, standing) = event::value();
+        let (writer, condition) = event::value();
         let gate = Arc::new(RoleSupervisor {
             role,
             parts: parts.clone(),
-            standing: Arc::new(writer),
+            condition: Arc::new(writer),
             lost: AtomicBool::new(false),
         });
-        standings.push((role, standing.watch(), RoleCondition::NotHeld));
+        standings.push((role, condition.watch(), RoleCondition::NotHeld));
         ctx.run_restartable(name, &gate, pass)?;
     }
     ctx.healthy();
@@ -244,8 +244,8 @@ pub async fn run(ctx: Context, parts: Arc<Worker>) -> Outcome {
     };
     loop {
         tokio::select! {
-            standing = controller.1.next() => controller.2 = standing?,
-            standing = worker.1.next() => worker.2 = standing?,
+            condition = controller.1.next() => controller.2 = condition?,
+            condition = worker.1.next() => worker.2 = condition?,
             () = ctx.cancelled() => return Ok(()),
         }
         let all = [&*controller, &*worker].map(|(role, _, now)| now.clone().condition(*role));
@@ -258,7 +258,7 @@ struct RoleSupervisor {
     role: Role,
     parts: Arc<Worker>,
     /// Output, written here and by the parts of the role.
-    standing: Arc<Writer<RoleCondition>>,
+    condition: Arc<Writer<RoleCondition>>,
     /// The role has been removed since the last cleanup.
     lost: AtomicBool,
 }
@@ -301,7 +301,7 @@ async fn serve(ctx: &Context, gate: &RoleSupervisor, held: bool) -> Outcome {
     if !held || gate.lost.load(Ordering::Relaxed) {
         let cleared = clear(gate).await;
         if let Err(failure) = &cleared {
-            gate.standing.set(RoleCondition::failing(failure));
+            gate.condition.set(RoleCondition::failing(failure));
         }
         cleared?;
         gate.lost.store(false, Ordering::Relaxed);
@@ -310,7 +310,7 @@ async fn serve(ctx: &Context, gate: &RoleSupervisor, held: bool) -> Outcome {
         if gate.role == Role::Worker {
             gate.parts.may_have_pods.set(false);
         }
-        gate.standing.set(RoleCondition::NotHeld);
+        gate.condition.set(RoleCondition::NotHeld);
         ctx.healthy();
         return std::future::pending().await;
     }
@@ -318,7 +318,7 @@ async fn serve(ctx: &Context, gate: &RoleSupervisor, held: bool) -> Outcome {
         Ok(mounted) => mounted,
         Err(missing) => {
             tracing::warn!("cannot run role {}: {missing}", gate.role.name());
-            gate.standing.set(RoleCondition::from(&missing));
+            gate.condition.set(RoleCondition::from(&missing));
             ctx.healthy();
             return std::future::pending().await;
         }
@@ -328,14 +328,14 @@ async fn serve(ctx: &Context, gate: &RoleSupervisor, held: bool) -> Outcome {
         Err(error) => {
             let failure = Failure::from(error);
             let refused = RoleCondition::unmet("ExtensionRefused", failure.to_string());
-            gate.standing.set(refused);
+            gate.condition.set(refused);
             return Err(failure);
         }
     };
     let outcome = start(ctx, gate, bundle).await;
     if let Err(failure) = &outcome {
         // The last condition that the parts have set is outdated.
-        gate.standing.set(RoleCondition::failing(failure));
+        gate.condition.set(RoleCondition::failing(failure));
     }
     outcome
 }
@@ -345,9 +345,9 @@ async fn start(ctx: &Context, gate: &RoleSupervisor, bundle: Arc<Bundle>) -> Out
     match gate.role {
         Role::Controller => {
             let ports = controller::Ports::default();
-            controller::run(ctx, &gate.parts, bundle, ports, &gate.standing).await
+            controller::run(ctx, &gate.parts, bundle, ports, &gate.condition).await
         }
-        Role::Worker => worker::run(ctx, &gate.parts, bundle, &gate.standing).await,
+        Role::Worker => worker::run(ctx, &gate.parts, bundle, &gate.condition).await,
     }
 }
 

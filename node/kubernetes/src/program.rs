@@ -20,14 +20,13 @@ pub mod probe;
 
 use std::convert::Infallible;
 use std::ffi::OsString;
-use std::fs;
 use std::future::pending;
-use std::io;
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitStatus;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+use std::{fs, io};
 
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::logtree::LogTree;

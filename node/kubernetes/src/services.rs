@@ -8,8 +8,7 @@ use std::sync::Arc;
 use hearth_base::event::Value;
 use hearth_base::supervisor::{Context, Outcome, SpawnError};
 use hearth_kubernetes_api::Client;
-use hearth_kubernetes_dns::Dns;
-use hearth_kubernetes_dns::serve;
+use hearth_kubernetes_dns::{Dns, serve};
 
 use super::Worker;
 use super::volumes::{self, Volumes};

@@ -1,5 +1,5 @@
 //! The API server's access to etcd: the cluster's etcd, confined to the prefix of Kubernetes
-//! ([`etcd_proxy`](hearth_consensus::etcd_proxy)), on a unix socket.
+//! ([`etcd_proxy`]), on a unix socket.
 //!
 //! A process that can open the socket can write all data of Kubernetes, so the socket is in a
 //! directory with mode 0700, which is the working directory of the API server: etcd's clients treat

@@ -15,9 +15,8 @@ use std::time::{Duration, SystemTime};
 
 use hearth_api::identity::NodeId;
 use hearth_api::names::{EXTENSION_KUBERNETES, EXTENSIONS, SERVICE_NETWORK};
-use hearth_consensus::ConsensusUser;
-use hearth_consensus::kubernetes_authorities;
 use hearth_consensus::testing::{Running, Site};
+use hearth_consensus::{ConsensusUser, kubernetes_authorities};
 use hearth_host::pki;
 use hearth_host::pki::kubernetes::{Authorities, Certificate, KeyAndCertificate};
 use hearth_kubernetes_api::Client;

@@ -225,16 +225,16 @@ async fn a_role_that_is_added_removed_and_added_within_a_second_is_held() {
 #[tokio::test(flavor = "multi_thread")]
 async fn what_a_role_has_left_is_cleared_before_it_is_served_again() {
     let fake = Fake::new(with_bundle);
-    let (writer, standing) = event::value();
+    let (writer, condition) = event::value();
     let gate = Arc::new(RoleSupervisor {
         role: Role::Controller,
         parts: fake.parts.clone(),
-        standing: Arc::new(writer),
+        condition: Arc::new(writer),
         lost: AtomicBool::new(false),
     });
     let serves = async || {
-        let mut standings = standing.watch();
-        let waits = |standing: &RoleCondition| matches!(standing, RoleCondition::Unmet { reason, .. } if *reason == "WaitingForConsensus");
+        let mut standings = condition.watch();
+        let waits = |condition: &RoleCondition| matches!(condition, RoleCondition::Unmet { reason, .. } if *reason == "WaitingForConsensus");
         within_timeout("it is served", standings.wait_for(waits))
             .await
             .unwrap();
@@ -267,7 +267,7 @@ async fn what_a_role_has_left_is_cleared_before_it_is_served_again() {
     assert!(left.exists());
 
     fake.roles.set(controller());
-    gate.standing.set(RoleCondition::NotHeld);
+    gate.condition.set(RoleCondition::NotHeld);
     let again = TestSupervisor::run_restartable(move |ctx| pass(ctx, gate.clone()));
     serves().await;
     assert!(!left.exists());

@@ -11,22 +11,23 @@
 //! contains `off`, it powers the machine off immediately: the time that this takes is the minimum
 //! that emulator, firmware and kernel need.
 
-use std::{
-    fs::DirBuilder, future::Future, net::IpAddr, os::unix::fs::DirBuilderExt, path::Path,
-    time::Duration,
-};
+use std::fs::DirBuilder;
+use std::future::Future;
+use std::net::IpAddr;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::Path;
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use bytes::Bytes;
-use hearth_sys::{
-    block::{self, Blocks},
-    child::Child,
-    dhcp::{self, Lease},
-    fw_cfg, mkfs, mounts,
-    mounts::MountFlags,
-    netlink::{Link, LinkKind, LinkMonitor, Netlink},
-};
-use tokio::{net::UnixStream, process::Command};
+use hearth_sys::block::{self, Blocks};
+use hearth_sys::child::Child;
+use hearth_sys::dhcp::{self, Lease};
+use hearth_sys::mounts::{self, MountFlags};
+use hearth_sys::netlink::{Link, LinkKind, LinkMonitor, Netlink};
+use hearth_sys::{fw_cfg, mkfs};
+use tokio::net::UnixStream;
+use tokio::process::Command;
 
 const MODE: &str = "opt/dev.hearth/bare-init";
 const DATA: &str = "/data";

@@ -16,29 +16,23 @@
 //! is lost.
 #![allow(clippy::disallowed_methods, reason = "test code")]
 
-use std::{
-    fs,
-    future::Future,
-    io,
-    path::{Path, PathBuf},
-    time::{Duration, Instant, SystemTime},
-};
+use std::future::Future;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant, SystemTime};
+use std::{fs, io};
 
 use anyhow::{Context, Result, bail, ensure};
-use hearth_sys::{
-    block::{self, Blocks, PartitionDevice},
-    clock,
-    console::{self, Console},
-    dhcp::{self, Lease},
-    dm::{AeadKey, DeviceMapper, Verity, XtsKey},
-    fw_cfg, gpt, hostname, kmsg, mkfs, mounts,
-    mounts::MountFlags,
-    netlink::{LinkKind, LinkMonitor, Netlink},
-    power_button::PowerButton,
-    quota::{self, Amount, Usage},
-    slots::{Loaded, RegionSlot, SlotFormat, SlotPair},
-    watchdog::{self, Watchdog},
-};
+use hearth_sys::block::{self, Blocks, PartitionDevice};
+use hearth_sys::console::{self, Console};
+use hearth_sys::dhcp::{self, Lease};
+use hearth_sys::dm::{AeadKey, DeviceMapper, Verity, XtsKey};
+use hearth_sys::mounts::{self, MountFlags};
+use hearth_sys::netlink::{LinkKind, LinkMonitor, Netlink};
+use hearth_sys::power_button::PowerButton;
+use hearth_sys::quota::{self, Amount, Usage};
+use hearth_sys::slots::{Loaded, RegionSlot, SlotFormat, SlotPair};
+use hearth_sys::watchdog::{self, Watchdog};
+use hearth_sys::{clock, fw_cfg, gpt, hostname, kmsg, mkfs};
 use zeroize::Zeroizing;
 
 #[path = "machine_check/wireguard.rs"]

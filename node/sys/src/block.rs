@@ -7,21 +7,16 @@
 //! A disk that cannot be read, or has no partition table, does not hide the others: it is skipped,
 //! and the errors of this module list the disks that exist.
 
-use std::{
-    fmt,
-    fs::{self, File, OpenOptions},
-    io,
-    os::unix::fs::FileExt,
-    path::{Path, PathBuf},
-};
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
 use rustix::fs::FallocateFlags;
 use uuid::{Uuid, uuid};
 
-use super::{
-    gpt::{self, GptError},
-    raw,
-};
+use super::gpt::{self, GptError};
+use super::raw;
 
 /// The partition type of an EFI system partition.
 pub const ESP: Uuid = uuid!("c12a7328-f81f-11d2-ba4b-00a0c93ec93b");

@@ -8,11 +8,9 @@
 //! A group is also the only handle from which no process escapes by forking: all processes in it
 //! can be killed at once ([`Group::kill`]).
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+use std::{fs, io};
 
 use tokio::time::{Instant, sleep};
 

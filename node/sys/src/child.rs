@@ -10,23 +10,17 @@
 //! The kernel sends the parent-death signal when the *thread* that started the child ends, and
 //! threads of a thread pool do end. So one thread that never ends starts all children.
 
-use std::{
-    io,
-    process::{ExitStatus, Stdio},
-    sync::{Arc, Mutex, OnceLock, mpsc},
-    time::Duration,
-};
+use std::io;
+use std::process::{ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, OnceLock, mpsc};
+use std::time::Duration;
 
 use nix::time::ClockId;
-use rustix::{
-    io::Errno,
-    process::{Pid, Signal},
-};
-use tokio::{
-    io::{AsyncBufReadExt, AsyncRead, BufReader},
-    process::Command,
-    task::JoinSet,
-};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal};
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::process::Command;
+use tokio::task::JoinSet;
 
 use super::raw;
 
@@ -311,8 +305,9 @@ async fn start_on_lasting_thread(mut command: Command) -> io::Result<tokio::proc
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
+
+    use super::*;
 
     const BOUND: Duration = Duration::from_secs(20);
 

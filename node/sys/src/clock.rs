@@ -7,7 +7,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use nix::{sys::time::TimeSpec, time::ClockId};
+use nix::sys::time::TimeSpec;
+use nix::time::ClockId;
 
 /// Why the clock cannot be set.
 #[derive(Debug, thiserror::Error)]

@@ -4,13 +4,11 @@
 //! is dropped, for example on a serial line that nobody reads. Each line is one write. Control
 //! characters are replaced, since parts of a line may come from other machines.
 
-use std::{
-    fs::{File, OpenOptions},
-    io::{self, Write},
-    os::unix::fs::OpenOptionsExt,
-    path::Path,
-    sync::Mutex,
-};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::sync::Mutex;
 
 use rustix::fs::OFlags;
 

@@ -10,7 +10,7 @@
 //!   own (`DM_SECURE_DATA_FLAG`).
 //! - A device whose table was rejected is removed again: after an error nothing of a volume
 //!   remains.
-//! - [`open_integrity`] never formats; only [`format_integrity`] does.
+//! - [`DeviceMapper::open_integrity`] never formats; only [`DeviceMapper::format_integrity`] does.
 //!
 //! # Formats
 //! An encrypted volume is `aes-xts-plain64` in sectors of 4096 bytes over the whole device. An
@@ -24,21 +24,16 @@
 //! fails; no block is verified before it is read. The machine keeps running: the reader gets the
 //! error, and a reboot does not repair a disk.
 
-use std::{
-    fmt,
-    fs::{self, File, OpenOptions},
-    io,
-    ops::Range,
-    os::fd::AsFd,
-    path::{Path, PathBuf},
-};
+use std::fs::{self, File, OpenOptions};
+use std::ops::Range;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::{fmt, io};
 
 use zeroize::{Zeroize, Zeroizing};
 
-use super::{
-    block::{self, BlockError},
-    raw::{self, DM_HEADER},
-};
+use super::block::{self, BlockError};
+use super::raw::{self, DM_HEADER};
 
 /// The sector size of a volume, in bytes.
 const SECTOR: u64 = 4096;

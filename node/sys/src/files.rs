@@ -11,13 +11,11 @@
 //! The temporary name is fixed (`.NAME.tmp`), so that a power cut leaves at most one stray file,
 //! which the next write replaces. So a path must have only one writer at a time.
 
-use std::{
-    ffi::{OsStr, OsString},
-    fs::{self, File, OpenOptions},
-    io::{self, Read, Write},
-    os::unix::fs::{OpenOptionsExt, PermissionsExt},
-    path::{Path, PathBuf},
-};
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
 

@@ -5,10 +5,8 @@
 //! An item that exists but cannot be read is an error: a fallback to another source of parameters
 //! would hide the operator's intent.
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use super::files::{self, FileError};
 

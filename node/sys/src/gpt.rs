@@ -15,7 +15,9 @@
 //! crate panics on an unusual entry size, allocates whatever count the header claims, does not use
 //! the backup when the entries of the primary are corrupt, and guarantees no order of writes.
 
-use std::{fs::File, io, os::unix::fs::FileExt};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
 
 use uuid::Uuid;
 

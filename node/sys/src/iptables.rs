@@ -6,9 +6,10 @@ use std::process::ExitStatus;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::child::{Child, ChildError};
 use tokio::process::Command;
 use tokio::time::timeout;
+
+use crate::child::{Child, ChildError};
 
 /// Wait for the lock of the tables, in seconds. kube-proxy may hold it for as long as it takes to
 /// write some thousands of rules.

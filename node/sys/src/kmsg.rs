@@ -3,7 +3,11 @@
 //! Each read of `/dev/kmsg` returns one record. Records that were overwritten before they were read
 //! are always reported.
 
-use std::{fs::OpenOptions, io, os::unix::fs::OpenOptionsExt, path::Path, time::Duration};
+use std::fs::OpenOptions;
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+use std::time::Duration;
 
 use rustix::fs::OFlags;
 

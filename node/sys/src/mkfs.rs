@@ -4,12 +4,10 @@
 //! decided that), do not discard first (`-K`: that can take minutes and has no benefit on a new
 //! partition), no output (`-q`).
 
-use std::{
-    path::{Path, PathBuf},
-    process::ExitStatus,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::path::{Path, PathBuf};
+use std::process::ExitStatus;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use tokio::process::Command;
 
@@ -111,8 +109,9 @@ pub async fn xfs_with(program: &Path, device: &Path, bound: Duration) -> Result<
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
 
     fn program(script: &str) -> (tempfile::TempDir, PathBuf) {
         let dir = tempfile::tempdir().unwrap();

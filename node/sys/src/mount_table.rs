@@ -6,12 +6,10 @@
 //! mounted in it: somebody's data. So [`unmount_below`] either leaves nothing mounted below a path,
 //! or returns an error.
 
-use std::{
-    ffi::OsString,
-    fs, io,
-    os::unix::ffi::OsStringExt as _,
-    path::{Path, PathBuf},
-};
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStringExt as _;
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 use rustix::mount::{MountFlags, MountPropagationFlags, UnmountFlags};
 
@@ -127,7 +125,8 @@ pub fn share(path: &Path) -> Result<(), MountError> {
 mod tests {
     use std::os::unix::ffi::OsStrExt as _;
 
-    use super::super::mounts::{mount, tests::with_own_mounts};
+    use super::super::mounts::mount;
+    use super::super::mounts::tests::with_own_mounts;
     use super::*;
 
     #[test]

@@ -6,17 +6,13 @@
 //! set-user-ID bits have no effect anywhere, and programs cannot be executed from file systems with
 //! data of others.
 
-use std::{
-    ffi::{CStr, CString},
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::ffi::{CStr, CString};
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
-use rustix::{
-    fs::{AtFlags, CWD, StatxAttributes, StatxFlags},
-    io::Errno,
-    mount::UnmountFlags,
-};
+use rustix::fs::{AtFlags, CWD, StatxAttributes, StatxFlags};
+use rustix::io::Errno;
+use rustix::mount::UnmountFlags;
 
 pub use rustix::mount::MountFlags;
 

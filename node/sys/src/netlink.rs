@@ -5,17 +5,17 @@
 //! and its user reads the state again, so that a lost or merged notification cannot lead to a wrong
 //! view.
 
-use std::{io, net::IpAddr, sync::Arc};
+use std::io;
+use std::net::IpAddr;
+use std::sync::Arc;
 
 use futures::{StreamExt, TryStreamExt};
+use rtnetlink::packet_route::address::{AddressAttribute, AddressMessage};
+use rtnetlink::packet_route::link::{LinkAttribute, LinkFlags, LinkLayerType, LinkMessage};
+use rtnetlink::packet_route::route::{RouteMessage, RouteScope};
 use rtnetlink::{
     AddressMessageBuilder, Handle, LinkBridge, LinkUnspec, LinkVlan, LinkWireguard, MulticastGroup,
     RouteMessageBuilder,
-    packet_route::{
-        address::{AddressAttribute, AddressMessage},
-        link::{LinkAttribute, LinkFlags, LinkLayerType, LinkMessage},
-        route::{RouteMessage, RouteScope},
-    },
 };
 use tokio::task::JoinHandle;
 

@@ -4,14 +4,13 @@
 //! "power", and so do some keyboards. Sysfs says which devices have that key; others are not
 //! opened.
 
-use std::{
-    fs::{self, OpenOptions},
-    io,
-    os::unix::fs::OpenOptionsExt,
-    path::{Path, PathBuf},
-};
+use std::fs::{self, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 
-use futures::{StreamExt, stream::FuturesUnordered};
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
 use rustix::fs::OFlags;
 
 use super::raw::Watched;
@@ -179,7 +178,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_press_is_told_and_nothing_else() {
-        use std::{fs::File, io::Write};
+        use std::fs::File;
+        use std::io::Write;
         let (read, write) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::NONBLOCK).unwrap();
         let mut write = File::from(write);
         let device = Watched::new(read).unwrap();

@@ -8,10 +8,8 @@
 //! The kernel is called with a descriptor of the file system and not with the path of its device,
 //! which may be one of several layers of device-mapper.
 
-use std::{
-    io,
-    os::fd::{AsFd, BorrowedFd},
-};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 
 use super::raw;
 

@@ -7,12 +7,11 @@
     reason = "ioctls, quotas, a packet socket, watched descriptors and code between fork and exec have no safe wrapper"
 )]
 
-use std::{
-    io, mem,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
-};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
+use std::{io, mem};
 
-use tokio::io::{Interest, unix::AsyncFd};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 /// A non-blocking descriptor that is registered with the runtime.
 #[derive(Debug)]

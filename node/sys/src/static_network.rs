@@ -10,10 +10,8 @@
 //! the kernel assigns itself. The values are not validated here: the caller validates external
 //! input, and the kernel rejects contradictions by name.
 
-use super::{
-    cidr::Cidr,
-    netlink::{Link, LinkKind, Netlink, NetlinkError, Route},
-};
+use super::cidr::Cidr;
+use super::netlink::{Link, LinkKind, Netlink, NetlinkError, Route};
 
 /// The kernel's IFNAMSIZ, without the terminating zero.
 const LONGEST_NAME: usize = 15;

@@ -1,9 +1,7 @@
 //! Kernel settings that can be changed at run time (sysctl).
 
-use std::{
-    fs, io,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
+use std::{fs, io};
 
 /// Why a setting cannot be changed.
 #[derive(Debug, thiserror::Error)]

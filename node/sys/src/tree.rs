@@ -10,17 +10,15 @@
 //! directories meanwhile, the result is an error, and the way back never leads elsewhere. What was
 //! removed until then remains removed, and the call can be repeated.
 
-use std::{
-    fs, io,
-    os::fd::{AsFd, OwnedFd},
-    path::Path,
-};
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+use std::{fs, io};
 
-use rustix::{
-    fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, open, openat2, unlinkat},
-    io::Errno,
-    path::Arg,
+use rustix::fs::{
+    AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags, fstat, open, openat2, unlinkat,
 };
+use rustix::io::Errno;
+use rustix::path::Arg;
 
 use super::files::{self, FileError};
 

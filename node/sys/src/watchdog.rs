@@ -4,12 +4,10 @@
 //! core's runtime makes progress, and disarmed only on an orderly shutdown. Dropping a [`Watchdog`]
 //! does *not* disarm it: if the core dies, the machine must reboot.
 
-use std::{
-    fs::{File, OpenOptions},
-    io::{self, Write},
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::fs::{File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use hearth_base::supervisor::{Context, Outcome};
 use tokio::time::MissedTickBehavior;

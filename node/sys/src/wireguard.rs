@@ -8,31 +8,27 @@
 //! Peers are updated by their differences ([`Wireguard::set_peers`]), never by clearing the list
 //! first: a peer that remains keeps its session, and no packets are lost.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    io,
-    net::{IpAddr, SocketAddr},
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use futures::StreamExt as _;
-use netlink_packet_generic::{
-    GenlFamily, GenlHeader, GenlMessage,
-    ctrl::{GenlCtrl, GenlCtrlCmd, nlas::GenlCtrlAttrs},
-};
+use netlink_packet_generic::ctrl::nlas::GenlCtrlAttrs;
+use netlink_packet_generic::ctrl::{GenlCtrl, GenlCtrlCmd};
+use netlink_packet_generic::{GenlFamily, GenlHeader, GenlMessage};
 use netlink_packet_wireguard::{
     WireguardAddressFamily, WireguardAllowedIp, WireguardAllowedIpAttr, WireguardAttribute,
     WireguardCmd, WireguardMessage, WireguardPeer, WireguardPeerAttribute, WireguardPeerFlags,
 };
-use rtnetlink::{
-    packet_core::{
-        Emitable, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
-        ParseableParametrized,
-    },
-    proto::{ConnectionHandle, new_connection, sys::SocketAddr as Kernel},
-    sys::protocols::NETLINK_GENERIC,
+use rtnetlink::packet_core::{
+    Emitable, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST, NetlinkMessage, NetlinkPayload,
+    ParseableParametrized,
 };
+use rtnetlink::proto::sys::SocketAddr as Kernel;
+use rtnetlink::proto::{ConnectionHandle, new_connection};
+use rtnetlink::sys::protocols::NETLINK_GENERIC;
 use tokio::task::JoinHandle;
 
 use super::cidr::Cidr;

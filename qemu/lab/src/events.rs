@@ -164,7 +164,7 @@ pub struct Snapshot<'a> {
     /// Which of them are powered on, in the same order.
     pub on: &'a [bool],
     /// The latest known status.
-    pub standing: &'a ClusterStatus,
+    pub cluster_status: &'a ClusterStatus,
     /// Why the current status is unknown.
     pub silence: Option<&'a LabError>,
 }

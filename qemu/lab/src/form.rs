@@ -209,7 +209,7 @@ impl Session<'_> {
         for step in &look.taken {
             self.tell(&Event::Took(step));
         }
-        self.remember(candidates, record, &look.standing)?;
+        self.remember(candidates, record, &look.cluster_status)?;
         if forming.others.is_empty() && look.is_complete() {
             forming.complete = true;
             return Ok(());

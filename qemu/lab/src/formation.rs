@@ -82,10 +82,10 @@ impl Candidate {
 }
 
 /// Decides the next steps.
-pub fn plan(candidates: &[Candidate], standing: &ClusterStatus) -> Plan {
+pub fn plan(candidates: &[Candidate], cluster_status: &ClusterStatus) -> Plan {
     let mut plan = Plan::default();
     for candidate in candidates {
-        let (step, missing) = look(candidate, standing);
+        let (step, missing) = look(candidate, cluster_status);
         plan.steps.extend(step);
         if let Some(missing) = missing {
             plan.missing.push((candidate.machine.clone(), missing));
@@ -94,9 +94,9 @@ pub fn plan(candidates: &[Candidate], standing: &ClusterStatus) -> Plan {
     plan
 }
 
-fn look(candidate: &Candidate, standing: &ClusterStatus) -> (Option<Step>, Option<String>) {
+fn look(candidate: &Candidate, cluster_status: &ClusterStatus) -> (Option<Step>, Option<String>) {
     let missing = |what: &str| Some(what.to_owned());
-    let Some(node) = candidate.node(&standing.nodes) else {
+    let Some(node) = candidate.node(&cluster_status.nodes) else {
         return match candidate.approve && candidate.id.is_none() {
             true => (None, missing("its registration")),
             // Left for the user: whether it has registered yet does not matter. Or it was a member and has been deleted
@@ -118,7 +118,7 @@ fn look(candidate: &Candidate, standing: &ClusterStatus) -> (Option<Step>, Optio
         }
         NodeState::New => (None, None),
         NodeState::Standby => (None, missing("its commit")),
-        NodeState::Up => up(candidate, node, standing),
+        NodeState::Up => up(candidate, node, cluster_status),
         NodeState::Decommissioned => (None, None),
         NodeState::Unspecified => (None, missing("a known node state")),
     }
@@ -127,17 +127,17 @@ fn look(candidate: &Candidate, standing: &ClusterStatus) -> (Option<Step>, Optio
 fn up(
     candidate: &Candidate,
     node: &v1::Node,
-    standing: &ClusterStatus,
+    cluster_status: &ClusterStatus,
 ) -> (Option<Step>, Option<String>) {
     let status = node.status.as_ref();
     let state = status.map_or(ClusterState::Unspecified, |status| status.cluster_state());
     if state != ClusterState::Home {
         return (None, Some("HOME".to_owned()));
     }
-    let member = member(node, standing);
+    let member = member(node, cluster_status);
     let voter = member.is_some_and(|member| !member.learner);
     if candidate.votes && !voter {
-        let wanted = wants(node, standing);
+        let wanted = wants(node, cluster_status);
         let role = node
             .roles
             .as_ref()
@@ -165,7 +165,7 @@ fn up(
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReconcileResult {
     /// Status of the cluster before it.
-    pub standing: ClusterStatus,
+    pub cluster_status: ClusterStatus,
     /// The plan made from that status.
     pub plan: Plan,
     /// The steps that were taken.
@@ -184,16 +184,17 @@ impl ReconcileResult {
 /// # Errors
 /// If a call fails. The next reconciliation continues from there.
 pub async fn reconcile(operator: &Operator, candidates: &[Candidate]) -> Result<ReconcileResult> {
-    let standing = operator.standing().await;
-    let standing = standing.map_err(LabError::call("GetConsensusStatus or GetNodes"))?;
-    let plan = plan(candidates, &standing);
+    let cluster_status = operator.cluster_status().await;
+    let cluster_status =
+        cluster_status.map_err(LabError::call("GetConsensusStatus or GetNodes"))?;
+    let plan = plan(candidates, &cluster_status);
     let mut taken = Vec::new();
     for step in &plan.steps {
         step.take(operator).await?;
         taken.push(step.clone());
     }
     Ok(ReconcileResult {
-        standing,
+        cluster_status,
         plan,
         taken,
     })
@@ -219,9 +220,9 @@ pub async fn complete(
 /// The etcd member of this node.
 pub fn member<'a>(
     node: &v1::Node,
-    standing: &'a ClusterStatus,
+    cluster_status: &'a ClusterStatus,
 ) -> Option<&'a v1::ConsensusMemberStatus> {
-    let members = &standing.consensus.members;
+    let members = &cluster_status.consensus.members;
     members.iter().find(|member| member.node_id == node.id)
 }
 
@@ -234,8 +235,11 @@ pub fn is_well(node: &v1::Node) -> bool {
 }
 
 /// The pending consensus change of a node.
-pub fn wants<'a>(node: &v1::Node, standing: &'a ClusterStatus) -> Option<&'a v1::MembershipChange> {
-    let changes = &standing.consensus.changes;
+pub fn wants<'a>(
+    node: &v1::Node,
+    cluster_status: &'a ClusterStatus,
+) -> Option<&'a v1::MembershipChange> {
+    let changes = &cluster_status.consensus.changes;
     changes.iter().find(|change| change.node_id == node.id)
 }
 
@@ -329,7 +333,10 @@ mod tests {
         }
     }
 
-    fn standing(nodes: Vec<v1::Node>, members: Vec<v1::ConsensusMemberStatus>) -> ClusterStatus {
+    fn cluster_status(
+        nodes: Vec<v1::Node>,
+        members: Vec<v1::ConsensusMemberStatus>,
+    ) -> ClusterStatus {
         ClusterStatus {
             nodes,
             consensus: v1::GetConsensusStatusResponse {
@@ -341,15 +348,15 @@ mod tests {
 
     #[test]
     fn only_a_key_that_the_machine_shows_is_approved() {
-        let standing = standing(vec![node(2, NodeState::New)], vec![]);
-        let unseen = plan(&[candidate(2)], &standing);
+        let cluster_status = cluster_status(vec![node(2, NodeState::New)], vec![]);
+        let unseen = plan(&[candidate(2)], &cluster_status);
         assert_eq!((unseen.steps.len(), unseen.missing.len()), (0, 1));
         // Another key is another node.
         let other = Candidate {
             public_key: Some(vec![9; 32]),
             ..candidate(2)
         };
-        assert_eq!(plan(&[other], &standing).steps, []);
+        assert_eq!(plan(&[other], &cluster_status).steps, []);
         let seen = Candidate {
             public_key: Some(vec![2; 32]),
             ..candidate(2)
@@ -359,14 +366,14 @@ mod tests {
             public_key: vec![2; 32],
         };
         assert_eq!(
-            plan(std::slice::from_ref(&seen), &standing).steps,
+            plan(std::slice::from_ref(&seen), &cluster_status).steps,
             [approve]
         );
         let later = Candidate {
             approve: false,
             ..seen
         };
-        assert_eq!(plan(&[later], &standing), Plan::default());
+        assert_eq!(plan(&[later], &cluster_status), Plan::default());
     }
 
     #[test]
@@ -375,31 +382,34 @@ mod tests {
             id: Some("hearth-2".to_owned()),
             ..candidate(2)
         };
-        let standing = standing(vec![home(1)], vec![voter(1)]);
-        assert_eq!(plan(&[candidate(1), gone], &standing), Plan::default());
-        assert_eq!(plan(&[candidate(2)], &standing).missing.len(), 1);
+        let cluster_status = cluster_status(vec![home(1)], vec![voter(1)]);
+        assert_eq!(
+            plan(&[candidate(1), gone], &cluster_status),
+            Plan::default()
+        );
+        assert_eq!(plan(&[candidate(2)], &cluster_status).missing.len(), 1);
     }
 
     #[test]
     fn who_is_home_is_made_a_member_once() {
-        let mut standing = standing(vec![home(1), home(2)], vec![voter(1)]);
+        let mut cluster_status = cluster_status(vec![home(1), home(2)], vec![voter(1)]);
         let candidates = [candidate(1), candidate(2)];
         let step = Step::MakeMember {
             machine: "node-2".to_owned(),
             id: "hearth-2".to_owned(),
         };
-        assert_eq!(plan(&candidates, &standing).steps, [step]);
-        standing.consensus.changes = vec![v1::MembershipChange {
+        assert_eq!(plan(&candidates, &cluster_status).steps, [step]);
+        cluster_status.consensus.changes = vec![v1::MembershipChange {
             node_id: "hearth-2".to_owned(),
             reason: "it is a learner".to_owned(),
             ..v1::MembershipChange::default()
         }];
-        let pending = plan(&candidates, &standing);
+        let pending = plan(&candidates, &cluster_status);
         assert_eq!(pending.steps, []);
         assert_eq!(pending.missing[0].1, "its vote (it is a learner)");
-        standing.consensus.changes.clear();
-        standing.consensus.members.push(voter(2));
-        assert_eq!(plan(&candidates, &standing), Plan::default());
+        cluster_status.consensus.changes.clear();
+        cluster_status.consensus.members.push(voter(2));
+        assert_eq!(plan(&candidates, &cluster_status), Plan::default());
     }
 
     #[test]
@@ -408,14 +418,17 @@ mod tests {
             learner: true,
             ..voter(1)
         };
-        let look = plan(&[candidate(1)], &standing(vec![home(1)], vec![learner]));
+        let look = plan(
+            &[candidate(1)],
+            &cluster_status(vec![home(1)], vec![learner]),
+        );
         assert_eq!((look.steps.len(), look.missing.len()), (0, 1));
         let ill = v1::Node {
             health: NodeHealth::Timeout.into(),
             health_reason: "no heartbeat".to_owned(),
             ..home(1)
         };
-        let look = plan(&[candidate(1)], &standing(vec![ill], vec![voter(1)]));
+        let look = plan(&[candidate(1)], &cluster_status(vec![ill], vec![voter(1)]));
         assert_eq!(look.missing[0].1, "health (no heartbeat)");
     }
 

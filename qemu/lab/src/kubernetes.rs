@@ -21,11 +21,10 @@ use serde_json::Value;
 use crate::events::{Event, Observer};
 use crate::fleet::Machines;
 use crate::formation::{Candidate, VOTERS};
-use crate::hearthctl::{Hearthctl, may_pass};
+use crate::hearthctl::{self, Hearthctl, may_pass};
 use crate::record::ClusterRecord;
 use crate::session::Session;
-use crate::tool;
-use crate::{LabError, Result, hearthctl};
+use crate::{LabError, Result, tool};
 
 /// Between two passes: each kubectl process takes half a second.
 const PAUSE: Duration = Duration::from_secs(1);

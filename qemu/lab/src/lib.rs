@@ -46,6 +46,7 @@ pub mod state;
 pub mod tool;
 pub mod watch;
 
-pub use error::{LabError, Result};
 pub use hearth_api::operator::{ClusterStatus, Operator};
+
+pub use error::{LabError, Result};
 pub use owner::Owner;

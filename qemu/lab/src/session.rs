@@ -136,14 +136,14 @@ impl Session<'_> {
         &self,
         candidates: &[Candidate],
         record: &mut ClusterRecord,
-        standing: &ClusterStatus,
+        cluster_status: &ClusterStatus,
     ) -> Result<()> {
         let mut new = false;
         for candidate in candidates {
             if record.members.contains_key(&candidate.machine) {
                 continue;
             }
-            let node = candidate.node(&standing.nodes);
+            let node = candidate.node(&cluster_status.nodes);
             if let Some(node) = node.filter(|node| node.state() == NodeState::Up) {
                 let (machine, id) = (candidate.machine.clone(), node.id.clone());
                 record.members.insert(machine, id);

@@ -23,10 +23,9 @@ use hearth_api::v1;
 use hearth_qemu::cluster::{self, Cluster};
 use prost::Message;
 
-use crate::hearthctl;
 use crate::owner::{self, Owner};
 use crate::record::{ClusterRecord, MachineConfig, RunOptions, Storage, diff};
-use crate::{LabError, Result, machines};
+use crate::{LabError, Result, hearthctl, machines};
 
 const FOUNDING: &str = "founding.json";
 const PARAMETERS: &str = "parameters.pb";

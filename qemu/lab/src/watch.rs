@@ -62,7 +62,7 @@ impl Session<'_> {
     /// # Errors
     /// If a requested machine cannot be started again.
     pub async fn watch(&self, fleet: &mut Machines, record: &mut ClusterRecord) -> Result<()> {
-        let mut standing = ClusterStatus::default();
+        let mut cluster_status = ClusterStatus::default();
         let mut operator: Option<Operator> = None;
         let mut ticks = tokio::time::interval(PAUSE);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -94,9 +94,9 @@ impl Session<'_> {
                     let silence = match looked {
                         Ok((connected, seen)) => {
                             operator = Some(connected);
-                            standing = seen;
+                            cluster_status = seen;
                             // Nodes that the user has approved are members, too.
-                            self.remember(&candidates, record, &standing)?;
+                            self.remember(&candidates, record, &cluster_status)?;
                             None
                         }
                         Err(error) => Some(error),
@@ -105,7 +105,7 @@ impl Session<'_> {
                     self.tell(&Event::Seen(&Snapshot {
                         candidates: &candidates,
                         on: &on,
-                        standing: &standing,
+                        cluster_status: &cluster_status,
                         silence: silence.as_ref(),
                     }));
                 }
@@ -151,8 +151,9 @@ fn look(
             Some(operator) => operator,
             None => asker.connect().await?,
         };
-        let standing = operator.standing().await;
-        let standing = standing.map_err(LabError::call("GetConsensusStatus or GetNodes"))?;
-        Ok((operator, standing))
+        let cluster_status = operator.cluster_status().await;
+        let cluster_status =
+            cluster_status.map_err(LabError::call("GetConsensusStatus or GetNodes"))?;
+        Ok((operator, cluster_status))
     })
 }

@@ -1,17 +1,11 @@
 //! The working folder of a process: accessible for its owner only, and its sockets work at any path depth.
 
-use std::{
-    fs::{self, DirBuilder, File, Permissions},
-    io::{self, Write},
-    os::{
-        fd::AsRawFd,
-        unix::{
-            fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt},
-            net::UnixListener,
-        },
-    },
-    path::{Path, PathBuf},
-};
+use std::fs::{self, DirBuilder, File, Permissions};
+use std::io::{self, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
 
 /// A working folder. Cheap to clone; clones refer to the same folder.
 #[derive(Clone, Debug, PartialEq, Eq)]

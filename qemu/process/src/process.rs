@@ -4,17 +4,13 @@
 //! the host, and everything after that (signals, waiting) goes through a process file descriptor, which refers to this
 //! one process forever.
 
-use std::{
-    fs,
-    io::{self, ErrorKind},
-    os::fd::OwnedFd,
-    time::{Duration, Instant},
-};
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
-use rustix::{
-    event::{PollFd, PollFlags, Timespec, poll},
-    process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal},
-};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
 use crate::readiness::readable;
 

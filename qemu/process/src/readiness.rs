@@ -3,9 +3,11 @@
 // tokio requires the caller to guarantee that a descriptor stays the same while it is registered.
 #![allow(unsafe_code)]
 
-use std::{io, os::fd::OwnedFd};
+use std::io;
+use std::os::fd::OwnedFd;
 
-use tokio::io::{Interest, unix::AsyncFd};
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
 
 /// Registers `fd` with the runtime. A descriptor can be registered only once
 /// at a time.

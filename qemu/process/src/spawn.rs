@@ -11,21 +11,14 @@
 // The hook between fork and exec is unsafe to set.
 #![allow(unsafe_code)]
 
-use std::{
-    io,
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::process::CommandExt,
-    },
-    process::{self, Child, Command},
-    sync::{Arc, OnceLock, mpsc},
-    thread,
-};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{self, Child, Command};
+use std::sync::{Arc, OnceLock, mpsc};
+use std::{io, thread};
 
-use rustix::{
-    io::{FdFlags, fcntl_setfd},
-    process::{Pid, Signal, getppid, set_parent_process_death_signal, setsid},
-};
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal, setsid};
 use tokio::sync::oneshot;
 
 /// How long a process may live.

@@ -1,18 +1,20 @@
 //! A machine that another process has started.
 
-use std::{io, net::SocketAddr, path::Path, time::Duration};
+use std::io;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
 
 use hearth_process::process::{Process, Usage};
-use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::AbortOnDropHandle;
 
 use super::{ClusterError, Record, find, records};
-use crate::{
-    console::{self, Console},
-    control::{self, Shutdown},
-    network::PortForward,
-    qmp::{Qmp, QmpError},
-    run_dir::RunDir,
-};
+use crate::console::{self, Console};
+use crate::control::{self, Shutdown};
+use crate::network::PortForward;
+use crate::qmp::{Qmp, QmpError};
+use crate::run_dir::RunDir;
 
 /// A running machine, whoever started it. Dropping the handle does not affect the machine.
 #[derive(Debug)]

@@ -1,13 +1,12 @@
 //! The image that a machine's disk is based on.
 
-use std::{
-    fs::{self, File, Metadata},
-    io::{self, BufReader, ErrorKind, Read, Seek, SeekFrom},
-    os::unix::fs::MetadataExt,
-    path::Path,
-};
+use std::fs::{self, File, Metadata};
+use std::io::{self, BufReader, ErrorKind, Read, Seek, SeekFrom};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 
-use rustix::{fs::SeekFrom as Extent, io::Errno};
+use rustix::fs::SeekFrom as Extent;
+use rustix::io::Errno;
 
 /// How a machine's disk relates to the given image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,11 +1,9 @@
 //! The network of a cluster: one switch, with a port for each machine.
 
-use std::{
-    collections::BTreeMap,
-    fs,
-    net::{Ipv4Addr, SocketAddr},
-    path::{Path, PathBuf},
-};
+use std::collections::BTreeMap;
+use std::fs;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 
 use hearth_switch::{Lifetime, Network, NetworkError, NetworkOptions};
 

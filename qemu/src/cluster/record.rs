@@ -1,10 +1,8 @@
 //! The record of a machine between two launches.
 
-use std::{
-    fs,
-    io::{self, ErrorKind},
-    path::Path,
-};
+use std::fs;
+use std::io::{self, ErrorKind};
+use std::path::Path;
 
 use hearth_process::process::Identity;
 

@@ -3,10 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{
-    disk::{Cache, Format},
-    network::{Forward, Mac},
-};
+use crate::disk::{Cache, Format};
+use crate::network::{Forward, Mac};
 
 fn run_dir() -> (tempfile::TempDir, RunDir) {
     let folder = tempfile::tempdir().expect("a folder");

@@ -1,12 +1,11 @@
 //! The peer of a connection, scripted by a test.
 
-use std::{path::Path, time::Instant};
+use std::path::Path;
+use std::time::Instant;
 
 use serde_json::{Value, json};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::UnixStream,
-};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
 
 use super::Qmp;
 

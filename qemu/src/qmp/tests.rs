@@ -3,7 +3,8 @@
 use proptest::prelude::*;
 use tokio::io::AsyncWriteExt;
 
-use super::{fake::next_command, *};
+use super::fake::next_command;
+use super::*;
 
 async fn connected(more: &'static [u8]) -> (Qmp, UnixStream, tempfile::TempDir) {
     let folder = tempfile::tempdir().expect("a folder");

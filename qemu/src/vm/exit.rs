@@ -3,7 +3,10 @@
 //! QEMU's exit status is not sufficient: it is 0 after a guest's orderly shutdown, after its reset with `-no-reboot`,
 //! and after a kernel's panic that resets. The reason is in the last SHUTDOWN event on QMP.
 
-use std::{fmt, os::unix::process::ExitStatusExt, process::ExitStatus, time::Duration};
+use std::fmt;
+use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
+use std::time::Duration;
 
 use crate::qmp::Event;
 

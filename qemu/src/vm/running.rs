@@ -1,21 +1,19 @@
 //! The QEMU process of a machine, from its start to its end.
 
-use std::{
-    io,
-    process::{Child, ExitStatus},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::io;
+use std::process::{Child, ExitStatus};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use hearth_process::process::Process;
-use tokio::{sync::watch, time::timeout};
+use tokio::sync::watch;
+use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::exit::{Cause, Exit};
-use crate::{console::Console, qmp::Qmp};
+use crate::console::Console;
+use crate::qmp::Qmp;
 
 /// Bound for reading the rest of QEMU's output after its end, all of which is in buffers already.
 pub(super) const LAST_WORDS: Duration = Duration::from_secs(10);
@@ -113,7 +111,8 @@ mod tests {
     use std::process::Command;
 
     use super::*;
-    use crate::{console, qmp::fake};
+    use crate::console;
+    use crate::qmp::fake;
 
     /// The end of a process that runs this script, watched like QEMU.
     async fn end_of(script: &str, kill: bool) -> Exit {
@@ -146,7 +145,7 @@ mod tests {
         assert_eq!(end_of("exit 3", false).await.cause, Cause::Failed(3));
         let exit = end_of("kill -TERM $$", false).await;
         assert_eq!(exit.cause, Cause::Signal(15));
-        assert_eq!(end_of("sleep 600", true).await.cause, Cause::PowerCut);
+        assert_eq!(end_of("exec sleep 600", true).await.cause, Cause::PowerCut);
     }
 
     #[test]

@@ -1,29 +1,24 @@
 //! Starts a machine: its files, its process, the handshake, its network.
 
-use std::{
-    fs::File,
-    io,
-    os::fd::{AsRawFd, OwnedFd},
-    path::PathBuf,
-    process::Stdio,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::path::PathBuf;
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use hearth_process::spawn::{self, Lifetime};
 use tokio::time::{sleep, timeout};
 
-use super::{
-    running::{KillOnDrop, LAST_WORDS, Running},
-    wait,
-};
-use crate::{
-    command::{Boot, Machine, MachineError, QEMU, Sockets},
-    fw_cfg::Content,
-    network::{self, Link, PortForward},
-    qmp::{Qmp, QmpError},
-    run_dir::{RunDir, RunDirError},
-};
+use super::running::{KillOnDrop, LAST_WORDS, Running};
+use super::wait;
+use crate::command::{Boot, Machine, MachineError, Sockets};
+use crate::fw_cfg::Content;
+use crate::network::{self, Link, PortForward};
+use crate::program::{self, ProgramError};
+use crate::qmp::{Qmp, QmpError};
+use crate::run_dir::{RunDir, RunDirError};
 
 /// Interval of queries for states that QEMU does not report.
 const ASK_AGAIN: Duration = Duration::from_millis(10);
@@ -42,6 +37,9 @@ pub enum StartError {
         /// The failed step.
         source: RunDirError,
     },
+    /// QEMU is absent or too old.
+    #[error(transparent)]
+    Program(#[from] ProgramError),
     /// A host port that it should have is in use.
     #[error(
         "machine {machine:?}: port {port} of this host is in use; choose another, or 0 for any free port"
@@ -61,7 +59,7 @@ pub enum StartError {
         socket: PathBuf,
     },
     /// QEMU did not start.
-    #[error("machine {machine:?}: cannot start {QEMU} (package qemu-system-x86): {source}")]
+    #[error("machine {machine:?}: cannot start QEMU: {source}")]
     Spawn {
         /// Name of the machine.
         machine: String,
@@ -126,6 +124,7 @@ pub(super) async fn bring_up(
     };
     // For the script; and an invalid machine is detected before anything is written.
     let by_hand = machine.command(run_dir, Sockets::Made)?;
+    program::check().await?;
     check_ports(machine)?;
     prepare(machine, run_dir).map_err(folder_error)?;
     run_dir
@@ -300,15 +299,15 @@ async fn not_plugged(machine: &Machine, qmp: &Qmp) -> Result<Option<PathBuf>, Qm
 
 #[cfg(test)]
 mod tests {
-    use std::{net::TcpListener, os::unix::fs::PermissionsExt, process::Command};
+    use std::net::TcpListener;
+    use std::os::unix::fs::PermissionsExt;
+    use std::process::Command;
 
     use super::*;
-    use crate::{
-        accel::Accel,
-        fw_cfg::Item,
-        network::{Forward, Mac, Nic, UserNetwork},
-        qmp::fake,
-    };
+    use crate::accel::Accel;
+    use crate::fw_cfg::Item;
+    use crate::network::{Forward, Mac, Nic, UserNetwork};
+    use crate::qmp::fake;
 
     fn with_card(link: Link) -> Machine {
         let mac = Mac::of_machine(0);

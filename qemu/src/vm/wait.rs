@@ -1,6 +1,8 @@
 //! Waiting for events of a machine, always with a bound, and with an error that shows the machine's last console lines.
 
-use std::{fmt, fs, path::Path, time::Duration};
+use std::path::Path;
+use std::time::Duration;
+use std::{fmt, fs};
 
 use hearth_api::console::{Milestone, Report};
 use tokio::time::timeout;

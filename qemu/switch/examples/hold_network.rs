@@ -6,7 +6,9 @@
 //!
 //! with the program `hearth-switch` and the network's folder. The tests kill it and check what happens to its network.
 
-use std::{env, path::PathBuf, time::Duration};
+use std::env;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::Context;
 use hearth_switch::{Lifetime, Network, NetworkOptions};

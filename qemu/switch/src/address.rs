@@ -1,6 +1,8 @@
 //! Addresses of machines, and of their ports on the host.
 
-use std::{fmt, net::SocketAddr, str::FromStr};
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
 
 /// An Ethernet address. As text, and in JSON: `52:54:00:48:00:01`.
 #[derive(

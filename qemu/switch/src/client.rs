@@ -1,31 +1,23 @@
 //! The handle to a network's process.
 
-use std::{
-    fs::{self, File},
-    io,
-    net::{Ipv4Addr, SocketAddr},
-    os::fd::OwnedFd,
-    path::{Path, PathBuf},
-    process::{Child, Command, Stdio},
-    sync::Arc,
-    time::Duration,
-};
+use std::fs::{self, File};
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
 
-use hearth_process::{
-    folder::{Folder, FolderError},
-    process::{Identity, Process},
-    spawn::{self, Lifetime},
-};
+use hearth_process::folder::{Folder, FolderError};
+use hearth_process::process::{Identity, Process};
+use hearth_process::spawn::{self, Lifetime};
 use serde::{Deserialize, Serialize};
-use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
-    time::timeout,
-};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::time::timeout;
 
-use super::{
-    Faults, NetworkOptions, NetworkStatus, Port, Refusal,
-    control::{Answer, MAX_ANSWER, Reply, Request},
-};
+use super::control::{Answer, MAX_ANSWER, Reply, Request};
+use super::{Faults, NetworkOptions, NetworkStatus, Port, Refusal};
 use crate::Mac;
 
 /// Name of the control socket in the network's folder.

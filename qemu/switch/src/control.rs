@@ -4,10 +4,8 @@ use std::net::{Ipv4Addr, SocketAddr};
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    NetworkStatus, Port,
-    faults::{BadFaults, Faults},
-};
+use super::faults::{BadFaults, Faults};
+use super::{NetworkStatus, Port};
 use crate::Mac;
 
 /// Longer lines are rejected.

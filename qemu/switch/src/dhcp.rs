@@ -6,11 +6,9 @@
 //!
 //! A pure state machine: messages in, messages out, the clock is an input. Messages are encoded by smoltcp.
 
-use std::{
-    collections::HashMap,
-    net::Ipv4Addr,
-    time::{Duration, Instant},
-};
+use std::collections::HashMap;
+use std::net::Ipv4Addr;
+use std::time::{Duration, Instant};
 
 use smoltcp::wire::{DhcpMessageType, DhcpOption, DhcpPacket, DhcpRepr, EthernetAddress};
 

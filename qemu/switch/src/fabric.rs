@@ -3,22 +3,17 @@
 //! Pure except for the capture and for waking waiting tasks: the clock is an input, nothing is read or written, and
 //! nothing waits.
 
-use std::{
-    cmp::Reverse,
-    collections::{BTreeSet, BinaryHeap, VecDeque},
-    rc::Rc,
-    time::{Instant, SystemTime},
-};
+use std::cmp::Reverse;
+use std::collections::{BTreeSet, BinaryHeap, VecDeque};
+use std::rc::Rc;
+use std::time::{Instant, SystemTime};
 
 use tokio::sync::Notify;
 
-use super::{
-    Counters, GATEWAY_MAC,
-    capture::Capture,
-    faults::{Fate, Faults},
-    framing,
-    learning::{Address, Table, is_group},
-};
+use super::capture::Capture;
+use super::faults::{Fate, Faults};
+use super::learning::{Address, Table, is_group};
+use super::{Counters, GATEWAY_MAC, framing};
 
 /// The shortest frame: two addresses and a type.
 pub(super) const HEADER: usize = 14;

@@ -66,7 +66,8 @@ pub(super) fn encoded_len(frame: &[u8]) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use proptest::{collection::vec, prelude::*};
+    use proptest::collection::vec;
+    use proptest::prelude::*;
 
     use super::*;
 

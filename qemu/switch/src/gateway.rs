@@ -8,26 +8,25 @@
 //! here, because no address resolution is needed: a reply goes back to the sender's address, and a machine's Ethernet
 //! address is known from its port.
 
-use std::{
-    cell::{Cell, RefCell},
-    collections::{HashMap, VecDeque, hash_map::Entry},
-    net::Ipv4Addr,
-    rc::Rc,
-    time::Instant,
-};
+use std::cell::{Cell, RefCell};
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::net::Ipv4Addr;
+use std::rc::Rc;
+use std::time::Instant;
 
-use smoltcp::{
-    iface::{Config, Interface, SocketSet},
-    phy::{self, Device, DeviceCapabilities, Medium},
-    wire::{
-        ArpOperation, ArpPacket, ArpRepr, DHCP_CLIENT_PORT, DHCP_SERVER_PORT, EthernetAddress,
-        EthernetFrame, EthernetProtocol, HardwareAddress, IpCidr, IpProtocol, Ipv4Packet, Ipv4Repr,
-        TcpPacket, UdpPacket, UdpRepr,
-    },
+use smoltcp::iface::{Config, Interface, SocketSet};
+use smoltcp::phy::{self, Device, DeviceCapabilities, Medium};
+use smoltcp::wire::{
+    ArpOperation, ArpPacket, ArpRepr, DHCP_CLIENT_PORT, DHCP_SERVER_PORT, EthernetAddress,
+    EthernetFrame, EthernetProtocol, HardwareAddress, IpCidr, IpProtocol, Ipv4Packet, Ipv4Repr,
+    TcpPacket, UdpPacket, UdpRepr,
 };
 use tokio::sync::Notify;
 
-use super::{GATEWAY_MAC, NetworkOptions, dhcp, fabric::HEADER, learning::Address};
+use super::fabric::HEADER;
+use super::learning::Address;
+use super::{GATEWAY_MAC, NetworkOptions, dhcp};
 
 /// MTU of the IP packets on this network.
 const MTU: usize = 1500;

@@ -1,9 +1,7 @@
 //! Which machine is behind which port: learned from source addresses.
 
-use std::{
-    collections::HashMap,
-    time::{Duration, Instant},
-};
+use std::collections::HashMap;
+use std::time::{Duration, Instant};
 
 /// Addresses expire after this time without a frame, as in other switches.
 const AGE: Duration = Duration::from_secs(300);

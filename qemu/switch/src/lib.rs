@@ -69,7 +69,9 @@ mod learning;
 mod serve;
 mod tunnel;
 
-use std::{net::Ipv4Addr, path::PathBuf, time::Duration};
+use std::net::Ipv4Addr;
+use std::path::PathBuf;
+use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 

@@ -7,7 +7,8 @@
 //! with the network's folder, its options as JSON, and a listening control socket as standard input. Its log is its
 //! standard error.
 
-use std::{env, io, process::ExitCode};
+use std::process::ExitCode;
+use std::{env, io};
 
 use tracing_subscriber::EnvFilter;
 

@@ -8,33 +8,28 @@ mod forwards;
 mod links;
 mod orders;
 
-use std::{
-    cell::RefCell,
-    ffi::OsString,
-    io,
-    os::{fd::AsFd, unix::net::UnixListener as StdUnixListener},
-    path::{Path, PathBuf},
-    pin::Pin,
-    rc::Rc,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::cell::RefCell;
+use std::ffi::OsString;
+use std::io;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixListener as StdUnixListener;
+use std::path::{Path, PathBuf};
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use tokio::{
-    net::UnixListener,
-    signal::unix::{SignalKind, signal},
-    sync::{Notify, Semaphore, mpsc},
-    task::{JoinError, JoinSet, LocalSet},
-    time::{sleep, sleep_until},
-};
+use tokio::net::UnixListener;
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::sync::{Notify, Semaphore, mpsc};
+use tokio::task::{JoinError, JoinSet, LocalSet};
+use tokio::time::{sleep, sleep_until};
 
-use super::{
-    NetworkOptions,
-    capture::Capture,
-    fabric::Fabric,
-    gateway::{Clock, Gateway},
-};
+use super::NetworkOptions;
+use super::capture::Capture;
+use super::fabric::Fabric;
+use super::gateway::{Clock, Gateway};
 use crate::{Mac, PortForward};
 
 const CAPTURE: &str = "capture.pcap";

@@ -5,27 +5,19 @@
 //! is a reset, and a slow reader blocks the sender. Both buffers are fixed, so a connection uses at most their size and
 //! its inbox's.
 
-use std::{
-    io::{self, ErrorKind},
-    net::SocketAddrV4,
-    time::{Duration, Instant},
-};
+use std::io::{self, ErrorKind};
+use std::net::SocketAddrV4;
+use std::time::{Duration, Instant};
 
-use smoltcp::{
-    iface::{Interface, SocketHandle, SocketSet},
-    socket::tcp::{self, State},
-    wire::IpEndpoint,
-};
-use tokio::{
-    io::{AsyncWriteExt, Interest},
-    net::TcpStream,
-    time::{Sleep, sleep},
-};
+use smoltcp::iface::{Interface, SocketHandle, SocketSet};
+use smoltcp::socket::tcp::{self, State};
+use smoltcp::wire::IpEndpoint;
+use tokio::io::{AsyncWriteExt, Interest};
+use tokio::net::TcpStream;
+use tokio::time::{Sleep, sleep};
 
-use super::{
-    gateway::{Clock, Inbox, Wire},
-    learning::Address,
-};
+use super::gateway::{Clock, Inbox, Wire};
+use super::learning::Address;
 
 /// Size of each direction's buffer, in bytes.
 const BUFFER: usize = 128 << 10;

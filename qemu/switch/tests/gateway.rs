@@ -2,21 +2,18 @@
 
 mod madeup;
 
-use std::{
-    io::ErrorKind,
-    net::SocketAddr,
-    path::{Path, PathBuf},
-    time::Duration,
-};
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use hearth_switch::{Faults, Lifetime, Mac, Network, NetworkOptions, NetworkStatus, PortStatus};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
 use madeup::{Machine, Service};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-    task::JoinSet,
-    time::timeout,
-};
 
 /// For operations that take milliseconds on a quiet machine.
 const BOUND: Duration = Duration::from_secs(60);

@@ -2,23 +2,20 @@
 
 mod madeup;
 
-use std::{
-    io::{BufRead, BufReader},
-    path::{Path, PathBuf},
-    process::{Command, Stdio},
-    time::Duration,
-};
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
 
 use hearth_switch::{
     Faults, Lifetime, Mac, Network, NetworkError, NetworkOptions, NetworkStatus, Refusal,
 };
-use madeup::plug;
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::UnixStream,
-    time::timeout,
-};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::time::timeout;
+
+use madeup::plug;
 
 /// For operations that take milliseconds on a quiet machine.
 const BOUND: Duration = Duration::from_secs(60);

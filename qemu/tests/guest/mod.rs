@@ -5,14 +5,13 @@
 // Each test file is a program of its own and uses a part of this.
 #![allow(dead_code)]
 
-use std::{path::Path, time::Duration};
+use std::path::Path;
+use std::time::Duration;
 
-use hearth_qemu::{
-    accel::Accel,
-    command::{Machine, OnReset},
-    disk::{Disk, Format},
-    run_dir::RunDir,
-};
+use hearth_qemu::accel::Accel;
+use hearth_qemu::command::{Machine, OnReset};
+use hearth_qemu::disk::{Disk, Format};
+use hearth_qemu::run_dir::RunDir;
 
 /// For operations that take a second on a quiet machine.
 pub(crate) const BOUND: Duration = Duration::from_secs(60);

@@ -1,12 +1,10 @@
 //! The program of the virtual network, `hearth-switch`. It belongs to another package, so cargo does not build it for
 //! these tests; they build it, which takes no time if it is up to date.
 
-use std::{
-    env,
-    path::{Path, PathBuf},
-    process::Command,
-    sync::OnceLock,
-};
+use std::env;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
 
 /// Path of the program.
 pub(crate) fn switch_program() -> PathBuf {

@@ -3,22 +3,18 @@
 //! `tests/conformance.txt` lists every case of this version, and which of them are run. The program reports each result
 //! in a line of JSON. It may take an hour, so the bound applies to the time without output.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    fmt::Write as _,
-    fs,
-    path::Path,
-    process::Stdio,
-};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::path::Path;
+use std::process::Stdio;
 
 use anyhow::{Context, bail, ensure};
 use hearth_lab::tool;
 use hearth_qemu::command::CommandLine;
 use serde_json::Value;
-use tokio::{
-    io::{AsyncBufReadExt, AsyncWriteExt as _, BufReader},
-    process::Command,
-};
+use tokio::io::{AsyncBufReadExt, AsyncWriteExt as _, BufReader};
+use tokio::process::Command;
 
 use super::Kubernetes;
 use crate::{Outcome, TestCtx, bounds};

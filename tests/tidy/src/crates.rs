@@ -53,14 +53,12 @@ pub fn crates() -> impl Iterator<Item = &'static str> {
 pub(super) struct Metadata {
     pub(super) packages: Vec<Package>,
     workspace_members: BTreeSet<String>,
-    pub(super) resolve: Resolve,
 }
 
 #[derive(Deserialize)]
 pub(super) struct Package {
     pub(super) id: String,
     pub(super) name: String,
-    pub(super) license: Option<String>,
     pub(super) manifest_path: PathBuf,
     pub(super) targets: Vec<Target>,
     pub(super) dependencies: Vec<Dependency>,
@@ -79,33 +77,11 @@ pub(super) struct Dependency {
     pub(super) kind: Option<String>,
 }
 
-#[derive(Deserialize)]
-pub(super) struct Resolve {
-    pub(super) nodes: Vec<ResolvedNode>,
-}
-
-#[derive(Deserialize)]
-pub(super) struct ResolvedNode {
-    pub(super) id: String,
-    pub(super) deps: Vec<ResolvedDependency>,
-}
-
-#[derive(Deserialize)]
-pub(super) struct ResolvedDependency {
-    pub(super) pkg: String,
-    pub(super) dep_kinds: Vec<DependencyKind>,
-}
-
-#[derive(Deserialize)]
-pub(super) struct DependencyKind {
-    pub(super) kind: Option<String>,
-}
-
 pub(super) fn metadata(root: &Path) -> Result<Metadata> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let output = Command::new(cargo)
         .args(["metadata", "--format-version", "1", "--locked"])
-        .args(["--filter-platform", "x86_64-unknown-linux-gnu"])
+        .arg("--no-deps")
         .current_dir(root)
         .output()
         .context("cargo metadata")?;

@@ -55,7 +55,7 @@ pub(super) fn are_tested_as_stated(
 
 /// The sources of the suite of this name and of the crate, if there is one, in this folder.
 fn texts(root: &Path, files: &[PathBuf], name: &str, folder: Option<&Path>) -> Result<Vec<String>> {
-    let suite = Path::new("tests/tests").join(format!("{name}.rs"));
+    let suite = Path::new("tests/tests/e2e").join(format!("{name}.rs"));
     let of_crate = |path: &Path| {
         folder.is_some_and(|folder| path.starts_with(folder))
             && path.extension() == Some("rs".as_ref())

@@ -6,8 +6,9 @@
 
 mod circles;
 mod crates;
+mod examples;
 mod faults;
-mod licences;
+mod imports;
 mod lints;
 mod words;
 
@@ -38,6 +39,7 @@ const TOP_LEVEL: &[&str] = &[
     "README.md",
     "SECURITY.md",
     "clippy.toml",
+    "deny.toml",
     "docs",
     "image",
     "kernel-config",
@@ -67,8 +69,9 @@ pub fn check(root: &Path) -> Result<Findings> {
     crates::stated_arrows(&metadata, &mut wrong);
     circles::between_modules(root, &metadata, &mut wrong)?;
     lints::nobody_departs(root, &metadata, &mut wrong)?;
-    licences::none_is_copyleft(&metadata, &mut wrong);
     faults::are_tested_as_stated(root, &files, &metadata, &mut wrong)?;
+    imports::have_one_style(root, &files, &mut wrong)?;
+    examples::are_compiled(root, &files, &metadata, &mut wrong)?;
     words::none_is_retired(root, &files, &mut wrong)?;
     Ok(Findings {
         files: files.len(),

@@ -11,10 +11,9 @@ use hearth_qemu::accel;
 
 use super::{Records, ratio, until_interrupted};
 use crate::image::{self, Artifacts};
-use crate::program;
 use crate::setup::{self, Needs};
-use crate::target;
 use crate::ui::Ui;
+use crate::{program, target};
 
 /// Number of nodes, all of them voters.
 const NODES: u16 = 3;

@@ -22,13 +22,11 @@ use hearth_lab::measure::kubernetes::{Measured, Round, Step};
 use hearth_qemu::accel;
 
 use super::{Records, ratio, until_interrupted};
-use crate::hearthctl;
 use crate::image::{self, Flavour};
-use crate::kubernetes;
 use crate::run::kubectl;
 use crate::setup::{self, Needs};
-use crate::target;
 use crate::ui::Ui;
+use crate::{hearthctl, kubernetes, target};
 
 /// Measures.
 pub(super) fn measure(

@@ -20,9 +20,8 @@ use hearth_qemu::accel;
 use crate::command::{Interrupted, Interrupts};
 use crate::image::{Flavour, ensure};
 use crate::promises::{Bound, records};
-use crate::run;
-use crate::sizes;
 use crate::ui::Ui;
+use crate::{run, sizes};
 
 /// `cargo xtask bench`: measure, print a table, write JSON.
 #[derive(clap::Args, Debug)]

@@ -38,7 +38,7 @@ impl Table {
     /// Shows a snapshot.
     pub(super) fn show(&mut self, snapshot: &Snapshot<'_>) {
         let candidates = snapshot.candidates.iter().zip(snapshot.on);
-        let rows = candidates.map(|(candidate, on)| row(candidate, *on, snapshot.standing));
+        let rows = candidates.map(|(candidate, on)| row(candidate, *on, snapshot.cluster_status));
         self.update(rows.collect(), &note(snapshot));
     }
 
@@ -115,13 +115,13 @@ fn line(row: &Row, widths: &[usize; 8]) -> String {
 }
 
 /// The row of one machine.
-fn row(candidate: &Candidate, on: bool, standing: &ClusterStatus) -> Row {
+fn row(candidate: &Candidate, on: bool, cluster_status: &ClusterStatus) -> Row {
     let dash = || "-".to_owned();
     let machine = match on {
         true => candidate.machine.clone(),
         false => format!("{} (off)", candidate.machine),
     };
-    let Some(node) = candidate.node(&standing.nodes) else {
+    let Some(node) = candidate.node(&cluster_status.nodes) else {
         return [
             machine,
             "unknown".to_owned(),
@@ -156,7 +156,7 @@ fn row(candidate: &Candidate, on: bool, standing: &ClusterStatus) -> Row {
             _ => dash(),
         },
         roles(node),
-        etcd(node, standing),
+        etcd(node, cluster_status),
         address
             .filter(|a| !a.is_empty())
             .unwrap_or_else(|| candidate.address.to_string()),
@@ -189,8 +189,8 @@ fn roles(node: &v1::Node) -> String {
     }
 }
 
-fn etcd(node: &v1::Node, standing: &ClusterStatus) -> String {
-    let is = match member(node, standing) {
+fn etcd(node: &v1::Node, cluster_status: &ClusterStatus) -> String {
+    let is = match member(node, cluster_status) {
         None => "-",
         Some(member) if member.learner => "learner",
         Some(member) if member.leader => "leader",
@@ -198,7 +198,7 @@ fn etcd(node: &v1::Node, standing: &ClusterStatus) -> String {
         Some(_) => "voter",
     };
     use v1::membership_change::Kind;
-    match wants(node, standing).map(|change| change.kind()) {
+    match wants(node, cluster_status).map(|change| change.kind()) {
         Some(Kind::Join) => format!("{is}, joining"),
         Some(Kind::Leave) => format!("{is}, leaving"),
         Some(Kind::Unspecified) | None => is.to_owned(),
@@ -211,7 +211,7 @@ fn note(snapshot: &Snapshot<'_>) -> String {
         let why = hearth_api::chain(error);
         return format!("last known status; no curator answers now: {why}");
     }
-    let nodes = &snapshot.standing.nodes;
+    let nodes = &snapshot.cluster_status.nodes;
     let new = |candidate: &&Candidate| {
         let node = candidate.node(nodes);
         node.is_some_and(|node| node.state() == NodeState::New)

@@ -1,35 +1,42 @@
-//! Parses the output of `cargo test`, as far as the summary needs it.
+//! Parses the output of test programs, as far as the summary needs it.
 
-/// A failed test.
+use std::process::ExitStatus;
+
+/// A test, with its program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct FailedTest {
-    /// Name of the test program: the file of a suite, or the crate.
-    pub suite: String,
-    /// The test's name in it.
-    pub test: String,
+pub(super) struct Test {
+    /// The package.
+    pub krate: String,
+    /// The test's name in its program.
+    pub name: String,
 }
 
-/// A run of any number of test programs.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The result of any number of test programs.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct Report {
-    suite: String,
+    krate: String,
     passed: u64,
     ignored: u64,
-    failed: Vec<FailedTest>,
+    failed: Vec<Test>,
+    /// What failed and is no test: programs that ended without the result of every test, with the reason.
+    broken: Vec<String>,
+    /// Durations in seconds; only with `--timings`.
+    durations: Vec<(Test, f64)>,
 }
 
 impl Report {
+    /// Of a program of this package, which has not begun.
+    pub(super) fn of(krate: &str) -> Report {
+        Report {
+            krate: krate.to_owned(),
+            ..Report::default()
+        }
+    }
+
     /// Processes the next line.
     pub(super) fn observe(&mut self, line: &str) {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
-            // Running unittests src/lib.rs (target/debug/deps/hearth_base-0123456789abcdef)
-            ["Running", .., program] => self.suite = suite(program),
-            ["Doc-tests", krate] => self.suite = krate.to_owned(),
-            ["test", test, "...", "FAILED"] => self.failed.push(FailedTest {
-                suite: self.suite.clone(),
-                test: test.to_owned(),
-            }),
             [
                 "test",
                 "result:",
@@ -45,13 +52,80 @@ impl Report {
                 self.passed += passed.parse::<u64>().unwrap_or(0);
                 self.ignored += ignored.parse::<u64>().unwrap_or(0);
             }
+            ["test", name, "...", result, ref rest @ ..] => {
+                if let [time] = rest
+                    && let Some(seconds) = seconds(time)
+                {
+                    self.took(name, seconds);
+                }
+                if result == "FAILED" {
+                    self.failed.push(self.test(name));
+                }
+            }
+            // A test with machines, without its wait for a place.
+            ["time", name, seconds, "s"] => {
+                if let Ok(seconds) = seconds.parse() {
+                    self.took(name, seconds);
+                }
+            }
             _ => {}
         }
     }
 
+    fn test(&self, name: &str) -> Test {
+        Test {
+            krate: self.krate.clone(),
+            name: name.to_owned(),
+        }
+    }
+
+    /// The first duration of a test is its own.
+    fn took(&mut self, name: &str, seconds: f64) {
+        let test = self.test(name);
+        if self.durations.iter().all(|(known, _)| *known != test) {
+            self.durations.push((test, seconds));
+        }
+    }
+
+    /// Its program has failed. If no test has, the program itself did.
+    pub(super) fn ended(&mut self, program: &str, status: ExitStatus) {
+        if self.failed.is_empty() {
+            self.broke(format!("{program}: {status}"));
+        }
+    }
+
+    /// Something other than a test has failed.
+    pub(super) fn broke(&mut self, reason: String) {
+        self.broken.push(reason);
+    }
+
+    /// Adds another report.
+    pub(super) fn add(&mut self, other: Report) {
+        self.passed += other.passed;
+        self.ignored += other.ignored;
+        self.failed.extend(other.failed);
+        self.broken.extend(other.broken);
+        self.durations.extend(other.durations);
+    }
+
+    /// Whether nothing failed.
+    pub(super) fn is_ok(&self) -> bool {
+        self.failed.is_empty() && self.broken.is_empty()
+    }
+
     /// The tests that failed.
-    pub(super) fn failed(&self) -> &[FailedTest] {
+    pub(super) fn failed(&self) -> &[Test] {
         &self.failed
+    }
+
+    /// What failed and is no test.
+    pub(super) fn broken(&self) -> &[String] {
+        &self.broken
+    }
+
+    /// Durations of tests, in seconds.
+    pub(super) fn durations(&self) -> &[(Test, f64)] {
+        &self.durations
     }
 
     /// Number of tests that were run.
@@ -59,11 +133,17 @@ impl Report {
         self.passed + self.failed.len() as u64
     }
 
+    /// Number of tests that were not run because they are long.
+    pub(super) fn ignored(&self) -> u64 {
+        self.ignored
+    }
+
     /// The counts as text; empty if no test was run.
     pub(super) fn counts(&self) -> String {
         let counts = [
             (self.passed, "passed"),
             (self.failed.len() as u64, "failed"),
+            (self.broken.len() as u64, "broken"),
             (self.ignored, "ignored"),
         ];
         let words = counts.iter().filter(|(count, _)| *count > 0);
@@ -72,50 +152,73 @@ impl Report {
     }
 }
 
-/// The program's name without folder and hash.
-fn suite(program: &str) -> String {
-    let file = program.trim_matches(['(', ')']).rsplit('/').next();
-    let file = file.unwrap_or_default();
-    let name = file.rsplit_once('-').map_or(file, |(name, _)| name);
-    name.to_owned()
+/// `<1.234s>`.
+fn seconds(time: &str) -> Option<f64> {
+    let time = time.strip_prefix('<')?.strip_suffix("s>")?;
+    time.parse().ok()
 }
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::ExitStatusExt;
+
     use super::*;
+
+    fn test(krate: &str, name: &str) -> Test {
+        Test {
+            krate: krate.to_owned(),
+            name: name.to_owned(),
+        }
+    }
+
+    fn observed(krate: &str, lines: &[&str]) -> Report {
+        let mut report = Report::of(krate);
+        lines.iter().for_each(|line| report.observe(line));
+        report
+    }
 
     #[test]
     fn a_run_is_counted_and_its_failures_named() {
-        let mut report = Report::default();
-        for line in [
-            "   Compiling hearth-base v0.1.0",
-            "     Running unittests src/lib.rs (target/debug/deps/hearth_base-0123456789abcdef)",
+        let mut total = Report::default();
+        total.add(observed("hearth-base", &[
             "running 3 tests",
             "test slots::tests::a ... ok",
             "test slots::tests::b ... FAILED",
             "test slots::tests::c ... ignored",
             "test result: FAILED. 1 passed; 1 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s",
-            "     Running tests/boot.rs (/elsewhere/debug/deps/boot-fedcba9876543210)",
-            "test home ... FAILED",
+        ]));
+        total.add(observed("hearth-tests", &[
+            "time boot::home 61.2 s",
+            "test boot::home ... FAILED <91.250s>",
+            "test boot::off ... ok <1.500s>",
             "test result: FAILED. 40 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 1.00s",
-            "   Doc-tests hearth_api",
-            "test result: ok. 2 passed; 0 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0.00s",
-        ] {
-            report.observe(line);
-        }
-        let failed = |suite: &str, test: &str| FailedTest {
-            suite: suite.to_owned(),
-            test: test.to_owned(),
-        };
+        ]));
+        let failed = [
+            test("hearth-base", "slots::tests::b"),
+            test("hearth-tests", "boot::home"),
+        ];
+        assert_eq!(total.failed(), failed);
+        assert_eq!(total.counts(), "41 passed, 2 failed, 1 ignored");
+        assert_eq!(total.run(), 43);
+        assert!(!total.is_ok());
         assert_eq!(
-            report.failed(),
+            total.durations(),
             [
-                failed("hearth_base", "slots::tests::b"),
-                failed("boot", "home")
+                (test("hearth-tests", "boot::home"), 61.2),
+                (test("hearth-tests", "boot::off"), 1.5)
             ]
         );
-        assert_eq!(report.counts(), "43 passed, 2 failed, 1 ignored");
-        assert_eq!(report.run(), 45);
         assert_eq!(Report::default().counts(), "");
+    }
+
+    #[test]
+    fn a_program_that_crashes_is_a_failure_of_its_own() {
+        let mut report = observed("hearth-base", &["test a ... ok"]);
+        report.ended("hearth_base", ExitStatus::from_raw(9));
+        assert!(!report.is_ok());
+        assert_eq!(report.broken(), ["hearth_base: signal: 9 (SIGKILL)"]);
+        let mut report = observed("hearth-base", &["test a ... FAILED"]);
+        report.ended("hearth_base", ExitStatus::from_raw(101 << 8));
+        assert!(report.broken().is_empty() && !report.is_ok());
     }
 }

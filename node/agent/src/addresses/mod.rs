@@ -30,6 +30,8 @@ use hearth_api::proofs;
 use hearth_api::v1::ClusterDirectory;
 use hearth_base::event::{Value, Writer};
 use hearth_base::supervisor::{Context, Outcome};
+use hearth_host::cluster_state::ClusterState;
+use hearth_host::handover::MemberData;
 
 #[cfg(test)]
 pub use book::Source;
@@ -38,8 +40,6 @@ pub use broadcast::link;
 
 use crate::known::View;
 use crate::learned::{AddressRecord, PeerAddresses};
-use hearth_host::cluster_state::ClusterState;
-use hearth_host::handover::MemberData;
 
 /// Default of [`Worker::each`].
 pub const EACH: Duration = Duration::from_secs(5);

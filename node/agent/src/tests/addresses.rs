@@ -14,6 +14,7 @@ use hearth_api::v1::cluster_directory::{Address, Node};
 use hearth_api::v1::{ClusterDirectory, NodeAddress, NodeState};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::logtree::{LogTree, Options};
+use hearth_base::testing::{TestSupervisor, assert_never, fixed, next, within_timeout};
 use hearth_host::cluster_state::{self, State};
 use hearth_host::handover::MemberData;
 use hearth_host::power::Power;
@@ -23,7 +24,6 @@ use crate::addresses::{AddressBook, Source, Worker, run};
 use crate::known::{Seen, View};
 use crate::learned::{AddressRecord, PeerAddresses};
 use crate::nodemgmt;
-use hearth_base::testing::{TestSupervisor, assert_never, fixed, next, within_timeout};
 
 const QUICK: Duration = Duration::from_millis(100);
 /// Timeout for anything in these tests.

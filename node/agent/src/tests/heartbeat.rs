@@ -3,6 +3,7 @@ use std::time::Duration;
 
 use hearth_api::testing::{Heartbeats, Script};
 use hearth_base::event::{self, Value, Writer};
+use hearth_base::testing::{TestSupervisor, next, within_timeout};
 use hearth_host::boot_record::boot_id;
 use hearth_host::handover::Refusals;
 use tokio::time::Instant;
@@ -10,7 +11,6 @@ use tokio::time::Instant;
 use crate::CuratorConnection;
 use crate::heartbeat::{Worker, run};
 use crate::testing::Fake;
-use hearth_base::testing::{TestSupervisor, next, within_timeout};
 
 const INTERVAL: Duration = Duration::from_millis(100);
 

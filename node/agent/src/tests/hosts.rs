@@ -6,6 +6,7 @@ use std::time::Duration;
 use hearth_api::testing::Script;
 use hearth_api::v1::{ClusterConfiguration, ClusterDirectory, Node, NodeRoles, WatchEvent};
 use hearth_base::event::{self, Value, Writer};
+use hearth_base::testing::{TestSupervisor, assert_never, fixed, next, until, within_timeout};
 use hearth_host::directory;
 use hearth_host::handover::MemberData;
 use hearth_host::layout::Root;
@@ -16,7 +17,6 @@ use crate::hosts::{Worker, run};
 use crate::known::View;
 use crate::learned::{AddressRecord, PeerAddresses};
 use crate::testing::{Fake, consensus_member, record};
-use hearth_base::testing::{TestSupervisor, assert_never, fixed, next, until, within_timeout};
 
 /// Timeout for anything in these tests.
 const LONG: Duration = Duration::from_secs(3600);

@@ -5,6 +5,7 @@ use hearth_api::testing::{Script, TestCurator};
 use hearth_api::v1::cluster_directory::{Address, Node};
 use hearth_api::v1::{ClusterDirectory, WatchRequest};
 use hearth_base::event::{self, Value, Writer};
+use hearth_base::testing::{TestSupervisor, assert_never, fixed, next, until_ok, within_timeout};
 use hearth_host::cluster_state::{self, ClusterState, Connectivity, EnrolmentPhase, State};
 use hearth_host::handover::{Disowned, MemberData};
 use tokio::time::Instant;
@@ -12,7 +13,6 @@ use tokio::time::Instant;
 use crate::connection::{SPLIT_AFTER, Worker, for_each_connection, run};
 use crate::testing::Fake;
 use crate::{CuratorConnection, LocalControlPlane};
-use hearth_base::testing::{TestSupervisor, assert_never, fixed, next, until_ok, within_timeout};
 
 struct Member {
     fake: Fake,

@@ -13,16 +13,15 @@ use hearth_api::v1::{
 };
 use hearth_base::event::{self, Writer};
 use hearth_base::logtree::{LogTree, Options, Severity};
+use hearth_base::testing::{TestSupervisor, assert_never, fixed, until_ok, within_timeout};
 use hearth_host::cluster_state::{self, State};
 use hearth_host::handover::MemberData;
-use hearth_host::power::Power;
-use hearth_host::power::PowerRequest;
+use hearth_host::power::{Power, PowerRequest};
 use tonic::{Code, Streaming};
 
 use crate::addresses::AddressBook;
 use crate::known::{Seen, View};
 use crate::nodemgmt::{Worker, run};
-use hearth_base::testing::{TestSupervisor, assert_never, fixed, until_ok, within_timeout};
 
 struct Managed {
     cluster: TestCluster,

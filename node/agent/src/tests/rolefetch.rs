@@ -8,12 +8,12 @@ use hearth_api::v1::node_roles::KubernetesWorker;
 use hearth_api::v1::{NodeRoles, WatchEvent};
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::logtree::Severity;
+use hearth_base::testing::{TestSupervisor, assert_never, fixed, next};
 use hearth_host::handover::Refusals;
 
 use crate::CuratorConnection;
 use crate::rolefetch::{Worker, load, run, save};
 use crate::testing::{Fake, consensus_member, record};
-use hearth_base::testing::{TestSupervisor, assert_never, fixed, next};
 
 /// Timeout for anything in these tests.
 const LONG: Duration = Duration::from_secs(3600);

@@ -2,9 +2,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use hearth_api::testing::{Script, TestCurator};
-use hearth_api::v1;
-use hearth_api::v1::{NodeCondition, NodeStatus};
+use hearth_api::v1::{self, NodeCondition, NodeStatus};
 use hearth_base::event::{self, Writer};
+use hearth_base::testing::{TestSupervisor, assert_never, within_timeout};
 use hearth_host::boot_record::boot_id;
 use hearth_host::cluster_state::{self, State};
 
@@ -12,7 +12,6 @@ use crate::learned::AddressRecord;
 use crate::statuspush::{Worker, run};
 use crate::testing::Fake;
 use crate::{CuratorConnection, LocalControlPlane};
-use hearth_base::testing::{TestSupervisor, assert_never, within_timeout};
 
 struct Pushing {
     fake: Fake,

@@ -9,7 +9,8 @@ use std::fmt;
 use curve25519_dalek::montgomery::MontgomeryPoint;
 use zeroize::Zeroizing;
 
-use super::{keys::KeyError, random_bytes};
+use super::keys::KeyError;
+use super::random_bytes;
 
 /// A public key of the mesh.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

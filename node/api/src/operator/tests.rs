@@ -38,8 +38,8 @@ async fn an_owner_takes_a_cluster_and_lets_a_node_in() {
 
     let approved = operator.approve(vec![1; 32]).await.expect("approved");
     assert_eq!(approved.state(), NodeState::Standby);
-    let standing = operator.standing().await.expect("a standing");
-    assert_eq!(standing.nodes, [approved]);
+    let cluster_status = operator.cluster_status().await.expect("a standing");
+    assert_eq!(cluster_status.nodes, [approved]);
     let parameters = operator.register_parameters().await.expect("parameters");
     let Some(node_parameters::Cluster::ClusterRegister(register)) = parameters.cluster else {
         panic!("{parameters:?}");

@@ -31,7 +31,7 @@ macro_rules! stored_form {
     };
 }
 
-/// Implements [`stored_form`](crate::stored_form).
+/// Implements [`stored_form`].
 #[track_caller]
 pub fn check(path: &str, fixture: &[u8], written: &[u8]) -> Vec<u8> {
     if fixture.is_empty() && !written.is_empty() && std::env::var_os(WRITE).is_some() {

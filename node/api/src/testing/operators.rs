@@ -7,7 +7,6 @@ use super::curator::{Answering, Answers};
 use crate::identity::PublicKey;
 use crate::v1::management_server::Management;
 use crate::v1::node_management_server::NodeManagement;
-use crate::v1::node_selector;
 use crate::v1::{
     ApproveNodeRequest, ApproveNodeResponse, ConfigureClusterRequest, ConfigureClusterResponse,
     DecommissionNodeRequest, DecommissionNodeResponse, DeleteNodeRequest, DeleteNodeResponse,
@@ -16,7 +15,7 @@ use crate::v1::{
     GetNodesResponse, GetRegisterTicketRequest, GetRegisterTicketResponse, Node, NodeRoles,
     NodeSelector, NodeState, PowerOffRequest, PowerOffResponse, RebootRequest, RebootResponse,
     UpdateNodeLabelsRequest, UpdateNodeLabelsResponse, UpdateNodeRolesRequest,
-    UpdateNodeRolesResponse, node_roles,
+    UpdateNodeRolesResponse, node_roles, node_selector,
 };
 
 impl Answering {

@@ -18,9 +18,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use futures::stream::{FuturesUnordered, StreamExt as _};
-use h2::client::SendRequest;
-use h2::server::SendResponse;
-use h2::{RecvStream, client, server};
+use h2::RecvStream;
+use h2::client::{self, SendRequest};
+use h2::server::{self, SendResponse};
 use http::{HeaderMap, Request};
 use prost::Message;
 use tokio::net::{UnixListener, UnixStream};

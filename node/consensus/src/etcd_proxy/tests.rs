@@ -5,6 +5,7 @@ use std::path::PathBuf;
 
 use futures::StreamExt as _;
 use hearth_base::event::{self, Writer};
+use hearth_base::testing::within_timeout;
 use proptest::prelude::*;
 use tokio::net::UnixStream;
 use tonic::Code;
@@ -30,7 +31,6 @@ use super::super::wire::{
 use super::key_prefix::EMPTY_KEY;
 use super::leases::{NO_SUCH_LEASE, is_ours};
 use super::*;
-use hearth_base::testing::within_timeout;
 
 const PREFIX: &[u8] = b"namespaced:kubernetes/";
 

@@ -4,22 +4,18 @@
 //! When it joins, etcd first tries to resolve the names of its peers. Where mount namespaces are
 //! available it gets an `/etc/hosts` with them, elsewhere it loses half a minute.
 
-use std::{
-    collections::{HashMap, HashSet},
-    net::{Ipv4Addr, SocketAddr},
-    os::unix::fs::PermissionsExt as _,
-    path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
-};
+use std::collections::{HashMap, HashSet};
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use hearth_api::identity::NodeId;
 use tempfile::TempDir;
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional},
-    net::{TcpListener, TcpStream},
-    sync::watch,
-    task::JoinSet,
-};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _, copy_bidirectional};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 
 /// Maximum length of a request that a proxy reads, in bytes.
 const LONGEST: usize = 4096;

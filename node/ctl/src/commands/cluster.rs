@@ -5,21 +5,19 @@ use std::path::Path;
 use hearth_api::client::within;
 use hearth_api::escrow::EscrowError;
 use hearth_api::first_contact::FirstContactError;
-use hearth_api::labels;
 use hearth_api::operator::{Operator, OwnershipError};
-use hearth_api::owner;
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::{
     ConfigureClusterRequest, GetClusterInfoRequest, GetRegisterTicketRequest,
     KubernetesConfiguration,
 };
+use hearth_api::{labels, owner};
 
 use super::{print, print_json};
 use crate::args::{Cluster, Configure, Format, Global, Setting};
-use crate::connection;
 use crate::context::Contexts;
 use crate::failure::{Failure, Kind};
-use crate::output;
+use crate::{connection, output};
 
 pub(super) async fn run(global: &Global, command: Cluster) -> Result<(), Failure> {
     match command {

@@ -6,9 +6,8 @@ use hearth_api::v1::curator_client::CuratorClient;
 
 use super::{print, print_json};
 use crate::args::{Etcd, Format, Global};
-use crate::connection;
 use crate::failure::Failure;
-use crate::output;
+use crate::{connection, output};
 
 pub(super) async fn run(global: &Global, command: Etcd) -> Result<(), Failure> {
     let Etcd::Members { output } = command;

@@ -1,6 +1,8 @@
 //! The status of etcd as it is printed.
 
-use hearth_api::v1::{self, consensus_member_status::Alarm, membership_change::Kind};
+use hearth_api::v1;
+use hearth_api::v1::consensus_member_status::Alarm;
+use hearth_api::v1::membership_change::Kind;
 use serde::Serialize;
 
 use super::word;

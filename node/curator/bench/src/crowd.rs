@@ -1,36 +1,31 @@
 //! Measures a curator with many nodes, each with its own connection, heartbeat stream and watch,
 //! while some of them change.
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::{
-        Arc, Mutex, PoisonError,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
-    },
-    time::{Duration, Instant},
-};
+use std::collections::{HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail};
-use hearth_api::{
-    client::Channel,
-    identity::{NodeCredentials, NodeId},
-    v1::{
-        ClusterState, GetNodesRequest, HeartbeatRequest, HeartbeatResponse, Node, NodeHealth,
-        NodeStatus, UpdateNodeStatusRequest, WatchRequest, curator_client::CuratorClient,
-        management_client::ManagementClient,
-    },
+use hearth_api::client::Channel;
+use hearth_api::identity::{NodeCredentials, NodeId};
+use hearth_api::v1::curator_client::CuratorClient;
+use hearth_api::v1::management_client::ManagementClient;
+use hearth_api::v1::{
+    ClusterState, GetNodesRequest, HeartbeatRequest, HeartbeatResponse, Node, NodeHealth,
+    NodeStatus, UpdateNodeStatusRequest, WatchRequest,
 };
-use hearth_curator::{streams::EncodedEvent, testing::BOOT_ID};
+use hearth_curator::streams::EncodedEvent;
+use hearth_curator::testing::BOOT_ID;
 use prost::Message as _;
-use tokio::{
-    sync::{Notify, Semaphore, mpsc, oneshot},
-    task::JoinSet,
-    time::{sleep, sleep_until, timeout},
-};
+use tokio::sync::{Notify, Semaphore, mpsc, oneshot};
+use tokio::task::JoinSet;
+use tokio::time::{sleep, sleep_until, timeout};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status, Streaming};
 
-use crate::{report, serve::Served};
+use crate::report;
+use crate::serve::Served;
 
 /// Maximum number of nodes that connect concurrently; a server accepts 64 concurrent handshakes.
 const AT_A_TIME: usize = 8;

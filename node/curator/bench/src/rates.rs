@@ -4,19 +4,18 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use futures::future::try_join_all;
-use hearth_api::{
-    client::Channel,
-    identity::{NodeCredentials, NodeId},
-    v1::{
-        ClusterState, GetNodesRequest, NodeStatus, UpdateNodeStatusRequest,
-        curator_client::CuratorClient, management_client::ManagementClient,
-    },
-};
+use hearth_api::client::Channel;
+use hearth_api::identity::{NodeCredentials, NodeId};
+use hearth_api::v1::curator_client::CuratorClient;
+use hearth_api::v1::management_client::ManagementClient;
+use hearth_api::v1::{ClusterState, GetNodesRequest, NodeStatus, UpdateNodeStatusRequest};
 use hearth_consensus::NamespacedClient;
 use hearth_consensus::fenced::{Condition, Write};
-use hearth_curator::{state, testing::BOOT_ID};
+use hearth_curator::state;
+use hearth_curator::testing::BOOT_ID;
 
-use crate::{report, serve::Served};
+use crate::report;
+use crate::serve::Served;
 
 /// Duration of each measurement in each round.
 const SPAN: Duration = Duration::from_millis(1500);

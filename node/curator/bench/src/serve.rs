@@ -1,28 +1,23 @@
 //! The server process, and how the process of the callers starts it.
 
-use std::{
-    net::{Ipv4Addr, SocketAddr, TcpListener},
-    path::{Path, PathBuf},
-    process::Stdio,
-    sync::Arc,
-    time::Duration,
-};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::{Context as _, Result, ensure};
+use hearth_api::client::{Channel, Curators, Endpoint, Options};
+use hearth_api::identity::{NodeCredentials, NodeKey};
+use hearth_api::tls::{self, ExpectedServer, wall_clock};
 use hearth_api::transport::Connector;
-use hearth_api::{
-    client::{Channel, Curators, Endpoint, Options},
-    identity::{NodeCredentials, NodeKey},
-    tls::{self, ExpectedServer, wall_clock},
-};
 use hearth_consensus::{ConsensusUser, NamespacedClient, RootClient};
-use hearth_curator::{Timing, testing::World};
-use tokio::{
-    io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader},
-    net::TcpStream,
-    process::{Child, ChildStdin, Command},
-    time::timeout,
-};
+use hearth_curator::Timing;
+use hearth_curator::testing::World;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader};
+use tokio::net::TcpStream;
+use tokio::process::{Child, ChildStdin, Command};
+use tokio::time::timeout;
 use tokio_rustls::TlsConnector;
 
 /// Timeout for the server's start; it issues thousands of certificates, on a slow machine, too.

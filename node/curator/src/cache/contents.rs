@@ -1,22 +1,19 @@
 //! The contents of the cache, and the only place where its versions change.
 
-use std::{
-    collections::{BTreeSet, HashSet},
-    time::Duration,
-};
+use std::collections::{BTreeSet, HashSet};
+use std::time::Duration;
 
 use bytes::Bytes;
-use hearth_api::{identity::NodeId, v1::Node};
+use hearth_api::identity::NodeId;
+use hearth_api::v1::Node;
 use hearth_consensus::{Change, Lease, Listing, Record};
 use prost::Message as _;
 use tokio::time::Instant;
 use zeroize::Zeroize as _;
 
-use super::{
-    presence::Presence,
-    records::{Applied, Records},
-    versions::Versions,
-};
+use super::presence::Presence;
+use super::records::{Applied, Records};
+use super::versions::Versions;
 use crate::health;
 use crate::state::{Key, RecordError};
 

@@ -1,13 +1,12 @@
 //! Lookups of records for decisions and access checks. Each result is a consistent copy.
 
-use hearth_api::{
-    identity::{Identity, MeshKey, NodeId, PublicKey, Subject, Ticket, UserName},
-    v1::{ClusterDirectory, NodeState, NodeStatus},
-};
+use hearth_api::identity::{Identity, MeshKey, NodeId, PublicKey, Subject, Ticket, UserName};
+use hearth_api::v1::{ClusterDirectory, NodeState, NodeStatus};
 use hearth_consensus::Lease;
 
 use super::Cache;
-use crate::decisions::{Versioned, networking::Found};
+use crate::decisions::Versioned;
+use crate::decisions::networking::Found;
 use crate::health::{self, Liveness};
 use crate::state::{ClusterRecord, Intent, NodeRecord, Tombstone};
 

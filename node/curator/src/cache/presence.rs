@@ -5,19 +5,15 @@
 //! Records from former sessions of this curator are not valid any more. They are ignored, and
 //! their leases are collected to be revoked.
 
-use std::{
-    collections::{BTreeMap, BTreeSet, HashMap},
-    time::Duration,
-};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::time::Duration;
 
 use hearth_api::identity::NodeId;
 use hearth_consensus::{Lease, Record};
 use tokio::time::Instant;
 
-use super::{
-    leading::Candidate,
-    records::{Applied, usable},
-};
+use super::leading::Candidate;
+use super::records::{Applied, usable};
 use crate::health::Liveness;
 use crate::state::{self, LivenessRecord, RecordError};
 

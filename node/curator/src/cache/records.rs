@@ -1,19 +1,16 @@
 //! The followed records of etcd, decoded. This module has no clock, no lock and no notification: a
 //! change is applied, and the result says what it concerned ([`Applied`]).
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    ops::Bound::{Excluded, Unbounded},
-};
+use std::collections::{BTreeMap, HashMap};
+use std::ops::Bound::{Excluded, Unbounded};
 
-use hearth_api::{
-    identity::{MeshKey, NodeId, PublicKey, Ticket},
-    v1::{ClusterDirectory, NodeState, NodeStatus, cluster_directory},
-};
+use hearth_api::identity::{MeshKey, NodeId, PublicKey, Ticket};
+use hearth_api::v1::{ClusterDirectory, NodeState, NodeStatus, cluster_directory};
 use hearth_consensus::Record;
 use hearth_host::networking::PodRange;
 
-use crate::decisions::{Versioned, networking::Found};
+use crate::decisions::Versioned;
+use crate::decisions::networking::Found;
 use crate::state::{self, ClusterRecord, Intent, Key, NodeRecord, RecordError, Tombstone};
 
 /// What a change concerned: decides who is notified.
@@ -317,10 +314,8 @@ fn owner(record: &Record) -> Result<Option<Versioned<NodeId>>, RecordError> {
 
 #[cfg(test)]
 mod tests {
-    use hearth_api::{
-        identity::{MeshSecret, SigningKey},
-        private::{StoredCluster, StoredNode},
-    };
+    use hearth_api::identity::{MeshSecret, SigningKey};
+    use hearth_api::private::{StoredCluster, StoredNode};
     use prost::Message as _;
 
     use super::*;

@@ -1,10 +1,8 @@
 use std::collections::BTreeMap;
 
-use hearth_api::{
-    identity::{Identity, PublicKey, SigningKey, Ticket, UserName},
-    private::{StoredCluster, StoredNode},
-    v1::{Node, NodeHealth, NodeState},
-};
+use hearth_api::identity::{Identity, PublicKey, SigningKey, Ticket, UserName};
+use hearth_api::private::{StoredCluster, StoredNode};
+use hearth_api::v1::{Node, NodeHealth, NodeState};
 use hearth_consensus::Record;
 use proptest::prelude::*;
 use prost::Message as _;

@@ -21,7 +21,7 @@ pub(super) struct Versions {
     newest: u64,
     nodes: HashMap<NodeId, Last>,
     /// The last version of each node, in order.
-    standing: BTreeMap<u64, NodeId>,
+    latest: BTreeMap<u64, NodeId>,
 }
 
 impl Versions {
@@ -43,9 +43,9 @@ impl Versions {
             encoded: None,
         };
         if let Some(before) = self.nodes.insert(id, last) {
-            self.standing.remove(&before.version);
+            self.latest.remove(&before.version);
         }
-        self.standing.insert(self.newest, id);
+        self.latest.insert(self.newest, id);
     }
 
     /// Records a change that does not belong to a node.
@@ -55,7 +55,7 @@ impl Versions {
 
     /// The nodes that have changed since a version, in the order of their last change.
     pub(super) fn since(&self, version: u64) -> impl Iterator<Item = (u64, NodeId)> {
-        let newer = self.standing.range(version + 1..);
+        let newer = self.latest.range(version + 1..);
         newer.map(|(version, id)| (*version, *id))
     }
 

@@ -3,7 +3,8 @@
 use std::collections::HashSet;
 
 use bytes::Bytes;
-use hearth_api::{identity::NodeId, v1::Node};
+use hearth_api::identity::NodeId;
+use hearth_api::v1::Node;
 use tokio::time::Instant;
 
 use super::Cache;

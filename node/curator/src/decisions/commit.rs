@@ -1,19 +1,15 @@
 //! Commit: an approved machine stores its cluster unlock key (CUK) with the cluster and becomes a
 //! node.
 
-use hearth_api::{
-    identity::{ClusterUnlockKey, PublicKey},
-    v1::{ClusterConfiguration, NodeState, StorageSecurity, StorageSecurityPolicy},
-};
+use hearth_api::identity::{ClusterUnlockKey, PublicKey};
+use hearth_api::v1::{ClusterConfiguration, NodeState, StorageSecurity, StorageSecurityPolicy};
 use hearth_consensus::fenced::{Condition, Write};
 use rustls_pki_types::CertificateDer;
 
-use super::{
-    FoundNode, Rejection, Versioned, put,
-    registration::id_of,
-    rejection::storage_name,
-    transitions::{Step, after},
-};
+use super::registration::id_of;
+use super::rejection::storage_name;
+use super::transitions::{Step, after};
+use super::{FoundNode, Rejection, Versioned, put};
 use crate::state;
 
 /// A validated commit request.
@@ -30,7 +26,7 @@ pub struct Commit {
 pub enum Committed {
     /// The machine has committed before and got this certificate. `None` for the bootstrap node.
     Before(Option<CertificateDer<'static>>),
-    /// The machine may commit: issue a certificate, then execute [`write`].
+    /// The machine may commit: issue a certificate, then execute [`write`](fn@write).
     Now,
 }
 

@@ -7,10 +7,8 @@
 //! A deleted node that is still an etcd member is told to retry: it would wipe a log that the other
 //! members may need in order to remove it.
 
-use hearth_api::{
-    identity::{NodeId, PublicKey},
-    v1::{NodeState, TpmUsage},
-};
+use hearth_api::identity::{NodeId, PublicKey};
+use hearth_api::v1::{NodeState, TpmUsage};
 
 use super::Rejection;
 use crate::state::{NodeRecord, Tombstone};

@@ -2,11 +2,10 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use hearth_api::{
-    identity::NodeId,
-    names::{POD_NETWORK, PORT_KUBERNETES, SERVICE_NETWORK},
-    v1::{Node, NodeState, NodeStatus, issue_certificate_request::kubernetes_worker::Purpose},
-};
+use hearth_api::identity::NodeId;
+use hearth_api::names::{POD_NETWORK, PORT_KUBERNETES, SERVICE_NETWORK};
+use hearth_api::v1::issue_certificate_request::kubernetes_worker::Purpose;
+use hearth_api::v1::{Node, NodeState, NodeStatus};
 use hearth_host::pki::kubernetes::Certificate;
 use hearth_sys::cidr::Cidr;
 
@@ -105,11 +104,9 @@ fn address(status: &NodeStatus) -> Option<IpAddr> {
 
 #[cfg(test)]
 mod tests {
-    use hearth_api::{
-        identity::SigningKey,
-        private::StoredNode,
-        v1::{NodeRoles, node_roles},
-    };
+    use hearth_api::identity::SigningKey;
+    use hearth_api::private::StoredNode;
+    use hearth_api::v1::{NodeRoles, node_roles};
     use prost::Message as _;
 
     use super::*;

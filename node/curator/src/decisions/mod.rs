@@ -1,7 +1,7 @@
 //! The curator's decisions about nodes, as pure functions without clock, network or store.
 //!
 //! Each decision is a function of the request and of records with their revisions. The result is an
-//! answer, a [`Rejection`], or a [`Write`](hearth_consensus::fenced::Write) whose conditions are
+//! answer, a [`Rejection`], or a [`Write`] whose conditions are
 //! exactly the revisions that the decision depends on. So it does not matter which curator decides,
 //! or how old its view is: if a record has changed since, the write fails, and the decision is
 //! repeated.

@@ -13,7 +13,8 @@ use hearth_api::identity::{MeshKey, NodeId};
 use hearth_consensus::fenced::{Condition, Write};
 use hearth_host::networking::{Networking, PodRange};
 
-use super::{FoundNode, Rejection, Versioned, put, transitions::check_up};
+use super::transitions::check_up;
+use super::{FoundNode, Rejection, Versioned, put};
 use crate::state;
 
 /// What the indexes contain.

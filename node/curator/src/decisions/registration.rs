@@ -3,10 +3,8 @@
 //! It proves its node key by TLS and presents the register ticket. Later calls need only the key:
 //! rotating the ticket does not affect machines that wait for approval.
 
-use hearth_api::{
-    identity::{NodeId, PublicKey},
-    v1::{ClusterConfiguration, Label, NodeRoles, NodeState, TpmMode, TpmUsage},
-};
+use hearth_api::identity::{NodeId, PublicKey};
+use hearth_api::v1::{ClusterConfiguration, Label, NodeRoles, NodeState, TpmMode, TpmUsage};
 use hearth_consensus::fenced::{Condition, Write};
 use hearth_host::parameters::storage_security;
 

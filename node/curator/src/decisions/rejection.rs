@@ -2,10 +2,8 @@
 
 use std::net::IpAddr;
 
-use hearth_api::{
-    identity::{NodeId, PublicKey},
-    v1::{NodeState, StorageSecurity},
-};
+use hearth_api::identity::{NodeId, PublicKey};
+use hearth_api::v1::{NodeState, StorageSecurity};
 use tonic::{Code, Status};
 
 use crate::health::name;

@@ -8,10 +8,8 @@ use hearth_api::v1::NodeState;
 use hearth_api::v1::node_roles::{KubernetesController, KubernetesWorker};
 use hearth_consensus::fenced::Write;
 
-use super::{
-    FoundNode, Rejection, put,
-    transitions::{Step, after, check_up},
-};
+use super::transitions::{Step, after, check_up};
+use super::{FoundNode, Rejection, put};
 use crate::state::{self, Intent, Wanted};
 
 /// A requested change of roles. `Some(true)` adds a role, `Some(false)` removes it, `None` leaves

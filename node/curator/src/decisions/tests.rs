@@ -4,24 +4,18 @@
 //! The reference model has no records. It predicts the result of a request, and the effect of an
 //! executed write; after each write the records are compared with it.
 
-use hearth_api::{
-    identity::{ClusterUnlockKey, NodeId, PublicKey, SigningKey},
-    v1::{
-        NodeRoles, NodeState, StorageSecurity, TpmUsage,
-        node_roles::{ConsensusMember, KubernetesController, KubernetesWorker},
-    },
-};
+use hearth_api::identity::{ClusterUnlockKey, NodeId, PublicKey, SigningKey};
+use hearth_api::v1::node_roles::{ConsensusMember, KubernetesController, KubernetesWorker};
+use hearth_api::v1::{NodeRoles, NodeState, StorageSecurity, TpmUsage};
 use proptest::prelude::*;
 use tonic::Code;
 
-use super::{
-    commit::{Commit, Committed},
-    join::Joined,
-    registration::{Registered, Registration},
-    removal::Bypass,
-    roles::RoleChange,
-    *,
-};
+use super::commit::{Commit, Committed};
+use super::join::Joined;
+use super::registration::{Registered, Registration};
+use super::removal::Bypass;
+use super::roles::RoleChange;
+use super::*;
 use crate::state::{NodeRecord, Wanted};
 
 mod networking;

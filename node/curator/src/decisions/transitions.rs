@@ -3,7 +3,8 @@
 //! NEW → STANDBY → UP → DECOMMISSIONED, one step at a time. There is no way back: a machine that is
 //! to register again gets a new key, and thereby a new ID.
 
-use hearth_api::{identity::NodeId, v1::NodeState};
+use hearth_api::identity::NodeId;
+use hearth_api::v1::NodeState;
 use hearth_consensus::fenced::Write;
 
 use super::{FoundNode, Rejection, put};

@@ -18,7 +18,8 @@
 //! member, remove the role and the intent. Members of etcd without a record are removed the same
 //! way.
 
-use std::{collections::BTreeMap, fmt};
+use std::collections::BTreeMap;
+use std::fmt;
 
 use hearth_api::identity::NodeId;
 use hearth_consensus::{Member, MemberId};
@@ -251,8 +252,8 @@ fn remove(view: &View, node: NodeId, member: &Member) -> Result<Step, String> {
 
 fn join(view: &View, node: NodeId, recorded: Option<MemberId>) -> Result<Step, String> {
     let member = view.member_of(node);
-    let standing = view.nodes.get(&node).filter(|standing| standing.up);
-    let Some(standing) = standing else {
+    let node_view = view.nodes.get(&node).filter(|node_view| node_view.up);
+    let Some(node_view) = node_view else {
         // A node that is not UP does not start etcd.
         return match member {
             None => Ok(Step::Clear(node)),
@@ -265,8 +266,8 @@ fn join(view: &View, node: NodeId, recorded: Option<MemberId>) -> Result<Step, S
             None => add(view, node),
         };
     };
-    let known = standing.role == Some(member.id.0);
-    let founder = standing.role == Some(0) && !member.learner;
+    let known = node_view.role == Some(member.id.0);
+    let founder = node_view.role == Some(0) && !member.learner;
     if recorded.is_some_and(|recorded| recorded != member.id) {
         return Ok(Step::Requeue(node));
     }
@@ -282,10 +283,10 @@ fn join(view: &View, node: NodeId, recorded: Option<MemberId>) -> Result<Step, S
     if !member.started() {
         return Err("the node has not started etcd yet".into());
     }
-    in_sync(view, standing, member.id)?;
+    in_sync(view, node_view, member.id)?;
     match view.learner.mark {
         Some((marked, index)) if marked == member.id => {
-            let applied = standing.progress.map_or(0, |progress| progress.applied);
+            let applied = node_view.progress.map_or(0, |progress| progress.applied);
             if applied >= index {
                 Ok(Step::Promote(node, member.id))
             } else {
@@ -299,14 +300,14 @@ fn join(view: &View, node: NodeId, recorded: Option<MemberId>) -> Result<Step, S
 }
 
 /// Checks that the learner is running, and that promoting it would not cost the quorum.
-fn in_sync(view: &View, standing: &NodeView, member: MemberId) -> Result<(), String> {
-    let reports = standing
+fn in_sync(view: &View, node_view: &NodeView, member: MemberId) -> Result<(), String> {
+    let reports = node_view
         .progress
         .is_some_and(|progress| progress.member == member);
     if !reports {
         return Err("the node has not reported the progress of its etcd".into());
     }
-    if !standing.alive {
+    if !node_view.alive {
         return Err("the node is not healthy".into());
     }
     // For example, with two voters both must be alive.
@@ -348,8 +349,8 @@ fn without_member(view: &View) -> Option<Step> {
     if view.members.iter().any(|m| m.node().is_none()) {
         return None;
     }
-    let mut dangling = view.nodes.iter().filter(|(node, standing)| {
-        standing.role.is_some()
+    let mut dangling = view.nodes.iter().filter(|(node, node_view)| {
+        node_view.role.is_some()
             && view.member_of(**node).is_none()
             && view.intent_of(**node).is_none()
     });
@@ -364,7 +365,7 @@ fn without_record(view: &View) -> Option<Step> {
         if view.intent_of(node).is_some() {
             return None;
         }
-        let role = view.nodes.get(&node).and_then(|standing| standing.role);
+        let role = view.nodes.get(&node).and_then(|node_view| node_view.role);
         let stands = match role {
             None => false,
             Some(role) => role == member.id.0 || !member.learner,

@@ -1,20 +1,17 @@
 //! Execution of the leader's steps. Each step is idempotent.
 
-use hearth_api::{
-    identity::NodeId,
-    private::StoredNode,
-    v1::{NodeState, node_roles::ConsensusMember},
-};
+use hearth_api::identity::NodeId;
+use hearth_api::private::StoredNode;
+use hearth_api::v1::NodeState;
+use hearth_api::v1::node_roles::ConsensusMember;
 use hearth_consensus::fenced::{Condition, Write, WriteError};
 use hearth_consensus::{ConsensusError, MemberId, Record};
 use hearth_host::failpoint;
 use prost::Message as _;
 use zeroize::Zeroize as _;
 
-use super::{
-    plan::{Step, View},
-    view::ViewError,
-};
+use super::plan::{Step, View};
+use super::view::ViewError;
 use crate::cache::Leadership;
 use crate::core::Core;
 use crate::reads::Stale;

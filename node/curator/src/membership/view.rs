@@ -6,10 +6,8 @@
 //! was in etcd earlier, so if etcd does not have it, it has been removed, and is not about to be
 //! added.
 
-use hearth_api::{
-    identity::NodeId,
-    v1::{Node, NodeHealth, NodeState},
-};
+use hearth_api::identity::NodeId;
+use hearth_api::v1::{Node, NodeHealth, NodeState};
 use hearth_consensus::{ConsensusError, MemberId};
 
 use super::plan::{Learner, NodeView, Progress, View};
@@ -38,7 +36,7 @@ pub(super) async fn take(core: &Core, learner: Learner) -> Result<View, ViewErro
     let nodes = core.cache.nodes(|_| true);
     Ok(View {
         own: core.node_id,
-        nodes: nodes.iter().filter_map(standing).collect(),
+        nodes: nodes.iter().filter_map(node_view).collect(),
         intents,
         members: core.members.list().await?,
         peer_timing_ready: core.peers.is_peer_timing_ready(),
@@ -62,7 +60,7 @@ async fn intents(core: &Core) -> Result<Vec<Intent>, ViewError> {
     Ok(intents)
 }
 
-fn standing(node: &Node) -> Option<(NodeId, NodeView)> {
+fn node_view(node: &Node) -> Option<(NodeId, NodeView)> {
     let id = node.id.parse().ok()?;
     let member = node.roles.and_then(|roles| roles.consensus_member);
     let progress = node.status.as_ref().and_then(|status| status.consensus);

@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use hearth_api::{
-    identity::UserName,
-    server::Caller,
-    v1::{EscrowRequest, EscrowResponse, aaa_server::Aaa},
-};
+use hearth_api::identity::UserName;
+use hearth_api::server::Caller;
+use hearth_api::v1::aaa_server::Aaa;
+use hearth_api::v1::{EscrowRequest, EscrowResponse};
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};
 

@@ -1,24 +1,22 @@
 //! The service `Curator`: the control plane, for nodes.
 
-use std::{net::IpAddr, sync::Arc};
+use std::net::IpAddr;
+use std::sync::Arc;
 
-use futures::{
-    StreamExt as _,
-    stream::{self, BoxStream},
-};
-use hearth_api::{
-    identity::NodeId,
-    names::LONGEST_CONDITION,
-    server::Caller,
-    tls::PeerCertificate,
-    v1::{
-        ClusterState, CommitNodeRequest, CommitNodeResponse, GetConsensusStatusRequest,
-        GetConsensusStatusResponse, HeartbeatRequest, HeartbeatResponse, IssueCertificateRequest,
-        IssueCertificateResponse, JoinNodeRequest, JoinNodeResponse, NodeCondition, NodeStatus,
-        RegisterNodeRequest, RegisterNodeResponse, UpdateNodeClusterNetworkingRequest,
-        UpdateNodeClusterNetworkingResponse, UpdateNodeStatusRequest, UpdateNodeStatusResponse,
-        WatchEvent, WatchRequest, curator_server::Curator,
-    },
+use futures::StreamExt as _;
+use futures::stream::{self, BoxStream};
+use hearth_api::identity::NodeId;
+use hearth_api::names::LONGEST_CONDITION;
+use hearth_api::server::Caller;
+use hearth_api::tls::PeerCertificate;
+use hearth_api::v1::curator_server::Curator;
+use hearth_api::v1::{
+    ClusterState, CommitNodeRequest, CommitNodeResponse, GetConsensusStatusRequest,
+    GetConsensusStatusResponse, HeartbeatRequest, HeartbeatResponse, IssueCertificateRequest,
+    IssueCertificateResponse, JoinNodeRequest, JoinNodeResponse, NodeCondition, NodeStatus,
+    RegisterNodeRequest, RegisterNodeResponse, UpdateNodeClusterNetworkingRequest,
+    UpdateNodeClusterNetworkingResponse, UpdateNodeStatusRequest, UpdateNodeStatusResponse,
+    WatchEvent, WatchRequest,
 };
 use hearth_consensus::fenced::{Condition, Write, WriteError};
 use tonic::{Request, Response, Status, Streaming};

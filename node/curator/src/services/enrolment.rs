@@ -5,24 +5,22 @@
 //! wrong ones are limited by a [`Bucket`]; an unknown key is looked up in memory. Only a caller
 //! with the ticket or a known key causes requests to etcd.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
+use std::time::Duration;
 
-use hearth_api::{
-    identity::{ClusterUnlockKey, NodeId, PublicKey, Ticket},
-    labels, proofs,
-    server::Caller,
-    tls::PeerCertificate,
-    v1::{
-        CommitNodeRequest, CommitNodeResponse, IssueCertificateRequest, IssueCertificateResponse,
-        JoinNodeRequest, JoinNodeResponse, NodeState, RegisterNodeRequest, RegisterNodeResponse,
-        StorageSecurity, TpmUsage, issue_certificate_request::Kind, join_node_response,
-    },
+use hearth_api::identity::{ClusterUnlockKey, NodeId, PublicKey, Ticket};
+use hearth_api::server::Caller;
+use hearth_api::tls::PeerCertificate;
+use hearth_api::v1::issue_certificate_request::Kind;
+use hearth_api::v1::{
+    CommitNodeRequest, CommitNodeResponse, IssueCertificateRequest, IssueCertificateResponse,
+    JoinNodeRequest, JoinNodeResponse, NodeState, RegisterNodeRequest, RegisterNodeResponse,
+    StorageSecurity, TpmUsage, join_node_response,
 };
+use hearth_api::{labels, proofs};
 use hearth_consensus::fenced::Write;
-use tokio::{
-    sync::{Mutex, Semaphore, SemaphorePermit},
-    time::timeout,
-};
+use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
+use tokio::time::timeout;
 use tonic::{Request, Status};
 use zeroize::Zeroizing;
 

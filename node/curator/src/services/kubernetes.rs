@@ -3,13 +3,11 @@
 
 use std::time::{Duration, SystemTime};
 
-use hearth_api::{
-    identity::{NodeId, PublicKey, UserName},
-    tls,
-    v1::{
-        GetKubernetesAccessRequest, GetKubernetesAccessResponse, IssueCertificateResponse,
-        issue_certificate_request::KubernetesWorker,
-    },
+use hearth_api::identity::{NodeId, PublicKey, UserName};
+use hearth_api::tls;
+use hearth_api::v1::issue_certificate_request::KubernetesWorker;
+use hearth_api::v1::{
+    GetKubernetesAccessRequest, GetKubernetesAccessResponse, IssueCertificateResponse,
 };
 use hearth_host::pki::kubernetes::Certificate;
 use tonic::Status;

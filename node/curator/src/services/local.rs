@@ -2,16 +2,13 @@
 
 use std::sync::Arc;
 
-use futures::{
-    StreamExt as _,
-    stream::{self, BoxStream},
-};
-use hearth_api::{
-    tls::PeerCertificate,
-    v1::{
-        GetCaCertificateRequest, GetCaCertificateResponse, GetCurrentLeaderRequest,
-        GetCurrentLeaderResponse, curator_local_server::CuratorLocal,
-    },
+use futures::StreamExt as _;
+use futures::stream::{self, BoxStream};
+use hearth_api::tls::PeerCertificate;
+use hearth_api::v1::curator_local_server::CuratorLocal;
+use hearth_api::v1::{
+    GetCaCertificateRequest, GetCaCertificateResponse, GetCurrentLeaderRequest,
+    GetCurrentLeaderResponse,
 };
 use tokio::sync::Semaphore;
 use tonic::{Request, Response, Status};

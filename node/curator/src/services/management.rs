@@ -1,27 +1,25 @@
 //! The service `Management`: the control plane, for operators.
 
-use std::{collections::HashSet, sync::Arc};
+use std::collections::HashSet;
+use std::sync::Arc;
 
-use futures::{
-    StreamExt as _,
-    stream::{self, BoxStream},
-};
-use hearth_api::{
-    identity::NodeId,
-    server::Caller,
-    v1::{
-        ApproveNodeRequest, ApproveNodeResponse, ConfigureClusterRequest, ConfigureClusterResponse,
-        DecommissionNodeRequest, DecommissionNodeResponse, DeleteNodeRequest, DeleteNodeResponse,
-        GetClusterInfoRequest, GetClusterInfoResponse, GetKubernetesAccessRequest,
-        GetKubernetesAccessResponse, GetNodesRequest, GetNodesResponse, GetRegisterTicketRequest,
-        GetRegisterTicketResponse, Node, NodeHealth, NodeState, UpdateNodeLabelsRequest,
-        UpdateNodeLabelsResponse, UpdateNodeRolesRequest, UpdateNodeRolesResponse,
-        management_server::Management,
-    },
+use futures::StreamExt as _;
+use futures::stream::{self, BoxStream};
+use hearth_api::identity::NodeId;
+use hearth_api::server::Caller;
+use hearth_api::v1::management_server::Management;
+use hearth_api::v1::{
+    ApproveNodeRequest, ApproveNodeResponse, ConfigureClusterRequest, ConfigureClusterResponse,
+    DecommissionNodeRequest, DecommissionNodeResponse, DeleteNodeRequest, DeleteNodeResponse,
+    GetClusterInfoRequest, GetClusterInfoResponse, GetKubernetesAccessRequest,
+    GetKubernetesAccessResponse, GetNodesRequest, GetNodesResponse, GetRegisterTicketRequest,
+    GetRegisterTicketResponse, Node, NodeHealth, NodeState, UpdateNodeLabelsRequest,
+    UpdateNodeLabelsResponse, UpdateNodeRolesRequest, UpdateNodeRolesResponse,
 };
 use tonic::{Request, Response, Status};
 
-use super::{kubernetes, node_commands::NodeCommands};
+use super::kubernetes;
+use super::node_commands::NodeCommands;
 use crate::core::Core;
 use crate::streams;
 

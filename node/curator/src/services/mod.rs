@@ -15,17 +15,17 @@ mod watch;
 
 use std::sync::Arc;
 
-use hearth_api::{
-    server::Services,
-    v1::{
-        aaa_server::AaaServer, curator_local_server::CuratorLocalServer,
-        curator_server::CuratorServer, management_server::ManagementServer,
-    },
-};
+use hearth_api::server::Services;
+use hearth_api::v1::aaa_server::AaaServer;
+use hearth_api::v1::curator_local_server::CuratorLocalServer;
+use hearth_api::v1::curator_server::CuratorServer;
+use hearth_api::v1::management_server::ManagementServer;
 use tonic::server::NamedService;
-use tonic_health::{ServingStatus, server::HealthReporter};
+use tonic_health::ServingStatus;
+use tonic_health::server::HealthReporter;
 
-use super::{core::Core, reads::ReadIndex};
+use super::core::Core;
+use super::reads::ReadIndex;
 
 /// Maximum size of an operator's request in bytes. The largest one, a filter, is far smaller.
 const LARGEST_OPERATOR_REQUEST: usize = 256 << 10;

@@ -1,10 +1,8 @@
 //! The method `Curator.UpdateNodeClusterNetworking`: a Kubernetes worker joins the mesh.
 
-use hearth_api::{
-    identity::MeshKey,
-    server::Caller,
-    v1::{UpdateNodeClusterNetworkingRequest, UpdateNodeClusterNetworkingResponse},
-};
+use hearth_api::identity::MeshKey;
+use hearth_api::server::Caller;
+use hearth_api::v1::{UpdateNodeClusterNetworkingRequest, UpdateNodeClusterNetworkingResponse};
 use tonic::{Request, Status};
 
 use super::request::parse_node_id;

@@ -2,14 +2,12 @@
 
 use std::sync::Arc;
 
-use hearth_api::{
-    identity::{NodeId, PublicKey, Ticket},
-    v1::{
-        ApproveNodeRequest, ApproveNodeResponse, ConfigureClusterRequest, ConfigureClusterResponse,
-        DecommissionNodeRequest, DecommissionNodeResponse, DeleteNodeRequest, DeleteNodeResponse,
-        GetRegisterTicketRequest, GetRegisterTicketResponse, NodeSelector, UpdateNodeLabelsRequest,
-        UpdateNodeLabelsResponse, UpdateNodeRolesRequest, UpdateNodeRolesResponse, node_selector,
-    },
+use hearth_api::identity::{NodeId, PublicKey, Ticket};
+use hearth_api::v1::{
+    ApproveNodeRequest, ApproveNodeResponse, ConfigureClusterRequest, ConfigureClusterResponse,
+    DecommissionNodeRequest, DecommissionNodeResponse, DeleteNodeRequest, DeleteNodeResponse,
+    GetRegisterTicketRequest, GetRegisterTicketResponse, NodeSelector, UpdateNodeLabelsRequest,
+    UpdateNodeLabelsResponse, UpdateNodeRolesRequest, UpdateNodeRolesResponse, node_selector,
 };
 use hearth_consensus::fenced::{Condition, Write};
 use tonic::Status;

@@ -7,22 +7,19 @@
 //! method, which clients need as well. So this layer handles the method, and the method of the
 //! generated service is never called.
 
-use std::{
-    convert::Infallible,
-    sync::Arc,
-    task::{Context, Poll},
-};
+use std::convert::Infallible;
+use std::sync::Arc;
+use std::task::{Context, Poll};
 
-use futures::{FutureExt as _, StreamExt as _, future::BoxFuture, stream::BoxStream};
-use hearth_api::{
-    server::Caller,
-    v1::{WatchRequest, curator_server::CuratorServer},
-};
-use tonic::{
-    Request, Response, Status,
-    body::Body,
-    server::{Grpc, NamedService, ServerStreamingService},
-};
+use futures::future::BoxFuture;
+use futures::stream::BoxStream;
+use futures::{FutureExt as _, StreamExt as _};
+use hearth_api::server::Caller;
+use hearth_api::v1::WatchRequest;
+use hearth_api::v1::curator_server::CuratorServer;
+use tonic::body::Body;
+use tonic::server::{Grpc, NamedService, ServerStreamingService};
+use tonic::{Request, Response, Status};
 use tonic_prost::ProstCodec;
 use tower::Service;
 

@@ -1,11 +1,9 @@
 //! The records of a node and of the cluster with their secrets, for writes and for the few answers
 //! that contain a secret. They are read for one call and never kept.
 
-use hearth_api::{
-    identity::ClusterUnlockKey,
-    private::{StoredCluster, StoredNode},
-    v1::{ClusterConfiguration, NodeRoles, NodeState},
-};
+use hearth_api::identity::ClusterUnlockKey;
+use hearth_api::private::{StoredCluster, StoredNode};
+use hearth_api::v1::{ClusterConfiguration, NodeRoles, NodeState};
 use prost::Message as _;
 use rustls_pki_types::CertificateDer;
 use zeroize::{Zeroize as _, Zeroizing};

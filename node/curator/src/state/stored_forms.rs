@@ -1,14 +1,11 @@
 //! The encoding of the records in etcd, compared with fixtures.
 
-use hearth_api::{
-    fixture,
-    identity::{ClusterUnlockKey, MeshSecret, SigningKey},
-    stored_form,
-    v1::{
-        ClusterState, ColdStartPolicy, ConsensusProgress, KubernetesConfiguration, NodeCondition,
-        StorageSecurityPolicy, TpmMode, node_roles,
-    },
+use hearth_api::identity::{ClusterUnlockKey, MeshSecret, SigningKey};
+use hearth_api::v1::{
+    ClusterState, ColdStartPolicy, ConsensusProgress, KubernetesConfiguration, NodeCondition,
+    StorageSecurityPolicy, TpmMode, node_roles,
 };
+use hearth_api::{fixture, stored_form};
 
 use super::*;
 

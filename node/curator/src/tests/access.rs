@@ -2,18 +2,17 @@
 
 use bytes::Bytes;
 use futures::FutureExt as _;
-use hearth_api::{
-    client::Channel,
-    first_contact,
-    identity::{ClusterId, FirstContactSecret, NodeKey, SigningKey, UserCredentials},
-    permissions::{Authorization, Permission, authorization, missing},
-    private::StoredNode,
-    tls::wall_clock,
-    v1::{
-        EscrowRequest, GetCaCertificateRequest, GetClusterInfoRequest, NodeState, WatchRequest,
-        aaa_client::AaaClient, curator_local_client::CuratorLocalClient,
-        management_client::ManagementClient,
-    },
+use hearth_api::client::Channel;
+use hearth_api::first_contact;
+use hearth_api::identity::{ClusterId, FirstContactSecret, NodeKey, SigningKey, UserCredentials};
+use hearth_api::permissions::{Authorization, Permission, authorization, missing};
+use hearth_api::private::StoredNode;
+use hearth_api::tls::wall_clock;
+use hearth_api::v1::aaa_client::AaaClient;
+use hearth_api::v1::curator_local_client::CuratorLocalClient;
+use hearth_api::v1::management_client::ManagementClient;
+use hearth_api::v1::{
+    EscrowRequest, GetCaCertificateRequest, GetClusterInfoRequest, NodeState, WatchRequest,
 };
 use hearth_base::testing::{BOUND, within_timeout};
 use hearth_consensus::fenced::{Condition, Write};
@@ -24,11 +23,9 @@ use prost::Message as _;
 use tonic::Code;
 use tower::{Service as _, ServiceExt as _};
 
-use super::super::{
-    founding::{self, FoundingError},
-    state,
-    testing::{Who, World, bootstrap_data, id_of, quick},
-};
+use super::super::founding::{self, FoundingError};
+use super::super::state;
+use super::super::testing::{Who, World, bootstrap_data, id_of, quick};
 
 /// Calls a method with these bytes as its only message. The result is `Ok` if the first answer is a
 /// message, whatever comes later.

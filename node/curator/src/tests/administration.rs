@@ -1,28 +1,24 @@
 //! Operators' commands for nodes.
 
-use std::{net::Ipv4Addr, sync::Arc};
+use std::net::Ipv4Addr;
+use std::sync::Arc;
 
-use hearth_api::{
-    client::Endpoint,
-    v1::{
-        DecommissionNodeRequest, DecommissionNodeResponse, Label, NodeState,
-        UpdateNodeLabelsRequest, UpdateNodeRolesRequest, UpdateNodeRolesResponse, WatchRequest,
-        curator_client::CuratorClient,
-    },
+use hearth_api::client::Endpoint;
+use hearth_api::v1::curator_client::CuratorClient;
+use hearth_api::v1::{
+    DecommissionNodeRequest, DecommissionNodeResponse, Label, NodeState, UpdateNodeLabelsRequest,
+    UpdateNodeRolesRequest, UpdateNodeRolesResponse, WatchRequest,
 };
 use hearth_base::testing::within_timeout;
 use hearth_consensus::fenced::EPOCH;
 use tonic::{Code, Status};
-use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_client::HealthClient;
 
-use super::{
-    super::{
-        decisions::labelling::Changes,
-        state::{self, FullRecord, Wanted},
-        testing::{Pulse, Who, World, quick},
-    },
-    machine::{Machine, approve, by_id, by_key, delete, ticket},
-};
+use super::super::decisions::labelling::Changes;
+use super::super::state::{self, FullRecord, Wanted};
+use super::super::testing::{Pulse, Who, World, quick};
+use super::machine::{Machine, approve, by_id, by_key, delete, ticket};
 
 async fn roles(
     world: &World,

@@ -4,34 +4,25 @@
 //! and freshness by the monotonic clock. So with two curators whose clocks differ by five minutes,
 //! and one of which then jumps by an hour, no node and no session may be affected.
 
-use std::{
-    collections::BTreeMap,
-    net::Ipv4Addr,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
-    time::Duration,
-};
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
 
-use hearth_api::{
-    client::Endpoint,
-    tls::wall_clock,
-    v1::{
-        GetCurrentLeaderRequest, NodeHealth, NodeState, WatchEvent, WatchRequest,
-        curator_client::CuratorClient, curator_local_client::CuratorLocalClient,
-    },
-};
+use hearth_api::client::Endpoint;
+use hearth_api::tls::wall_clock;
+use hearth_api::v1::curator_client::CuratorClient;
+use hearth_api::v1::curator_local_client::CuratorLocalClient;
+use hearth_api::v1::{GetCurrentLeaderRequest, NodeHealth, NodeState, WatchEvent, WatchRequest};
 use hearth_base::testing::within_timeout;
 use rustls::time_provider::TimeProvider;
 use rustls_pki_types::UnixTime;
 use tokio::time::Instant;
 use tonic::Streaming;
 
-use super::super::{
-    state,
-    testing::{Pulse, Who, World, id_of, quick},
-};
+use super::super::state;
+use super::super::testing::{Pulse, Who, World, id_of, quick};
 
 /// The true time plus an offset in seconds.
 #[derive(Debug, Default)]

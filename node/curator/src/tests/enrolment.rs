@@ -3,32 +3,25 @@
 use std::sync::Arc;
 
 use futures::{StreamExt as _, stream};
-use hearth_api::{
-    identity::{ClusterUnlockKey, JoinKey, NodeKey, Ticket},
-    private::StoredNode,
-    proofs,
-    v1::{
-        CommitNodeRequest, IssueCertificateRequest, JoinNodeRequest, Label, NodeHealth, NodeState,
-        RegisterNodeRequest, StorageSecurity, TpmUsage,
-        curator_client::CuratorClient,
-        issue_certificate_request::{EtcdPeer, Kind},
-        join_node_response::Answer,
-    },
+use hearth_api::identity::{ClusterUnlockKey, JoinKey, NodeKey, Ticket};
+use hearth_api::private::StoredNode;
+use hearth_api::proofs;
+use hearth_api::v1::curator_client::CuratorClient;
+use hearth_api::v1::issue_certificate_request::{EtcdPeer, Kind};
+use hearth_api::v1::join_node_response::Answer;
+use hearth_api::v1::{
+    CommitNodeRequest, IssueCertificateRequest, JoinNodeRequest, Label, NodeHealth, NodeState,
+    RegisterNodeRequest, StorageSecurity, TpmUsage,
 };
 use hearth_base::testing::within_timeout;
 use hearth_consensus::fenced::{Condition, Write};
 use prost::Message as _;
 use tonic::Code;
 
-use super::{
-    super::{
-        Timing,
-        decisions::registration::MOST_WAITING,
-        state,
-        testing::{BOOT_ID, Pulse, Who, World, quick},
-    },
-    machine::{Machine, approve, ask_ticket, by_key, delete, ticket},
-};
+use super::super::decisions::registration::MOST_WAITING;
+use super::super::testing::{BOOT_ID, Pulse, Who, World, quick};
+use super::super::{Timing, state};
+use super::machine::{Machine, approve, ask_ticket, by_key, delete, ticket};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_machine_becomes_a_node_and_comes_back() {

@@ -7,14 +7,12 @@ use hearth_base::testing::within_timeout;
 use hearth_consensus::testing::compact;
 use nix::sys::signal::Signal;
 use tonic::Code;
-use tonic_health::pb::{
-    HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
-};
+use tonic_health::pb::HealthCheckRequest;
+use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_health::pb::health_client::HealthClient;
 
-use super::super::{
-    Timing,
-    testing::{Pulse, Who, World, id_of, quick},
-};
+use super::super::Timing;
+use super::super::testing::{Pulse, Who, World, id_of, quick};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn without_consensus_a_curator_says_so_and_afterwards_goes_on() {

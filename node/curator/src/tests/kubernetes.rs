@@ -2,26 +2,22 @@
 
 use std::time::{Duration, SystemTime};
 
-use hearth_api::{
-    identity::{NodeCredentials, SigningKey},
-    v1::{
-        ConfigureClusterRequest, GetClusterInfoRequest, GetKubernetesAccessRequest,
-        GetKubernetesAccessResponse, IssueCertificateRequest, IssueCertificateResponse,
-        KubernetesConfiguration, NodeRoles, NodeState,
-        issue_certificate_request::{Kind, KubernetesWorker, kubernetes_worker::Purpose},
-        management_client::ManagementClient,
-        node_roles,
-    },
+use hearth_api::identity::{NodeCredentials, SigningKey};
+use hearth_api::v1::issue_certificate_request::kubernetes_worker::Purpose;
+use hearth_api::v1::issue_certificate_request::{Kind, KubernetesWorker};
+use hearth_api::v1::management_client::ManagementClient;
+use hearth_api::v1::{
+    ConfigureClusterRequest, GetClusterInfoRequest, GetKubernetesAccessRequest,
+    GetKubernetesAccessResponse, IssueCertificateRequest, IssueCertificateResponse,
+    KubernetesConfiguration, NodeRoles, NodeState, node_roles,
 };
 use hearth_base::testing::within_timeout;
 use hearth_host::pki::kubernetes::KeyAndCertificate;
 use tonic::{Code, Status};
 use x509_parser::extensions::GeneralName;
 
-use super::super::{
-    state::{self, FullCluster},
-    testing::{Who, World, id_of, quick},
-};
+use super::super::state::{self, FullCluster};
+use super::super::testing::{Who, World, id_of, quick};
 
 fn worker() -> NodeRoles {
     NodeRoles {

@@ -2,16 +2,17 @@
 
 use std::net::Ipv4Addr;
 
-use hearth_api::{
-    client::{Channel, Endpoint},
-    identity::{ClusterUnlockKey, JoinKey, NodeCredentials, NodeId, NodeKey, SigningKey, Ticket},
-    proofs,
-    v1::{
-        ApproveNodeRequest, CommitNodeRequest, CommitNodeResponse, DeleteNodeRequest,
-        GetRegisterTicketRequest, JoinNodeRequest, JoinNodeResponse, Label, Node, NodeSelector,
-        NodeState, RegisterNodeRequest, RegisterNodeResponse, StorageSecurity, TpmUsage,
-        curator_client::CuratorClient, join_node_response::Answer, node_selector,
-    },
+use hearth_api::client::{Channel, Endpoint};
+use hearth_api::identity::{
+    ClusterUnlockKey, JoinKey, NodeCredentials, NodeId, NodeKey, SigningKey, Ticket,
+};
+use hearth_api::proofs;
+use hearth_api::v1::curator_client::CuratorClient;
+use hearth_api::v1::join_node_response::Answer;
+use hearth_api::v1::{
+    ApproveNodeRequest, CommitNodeRequest, CommitNodeResponse, DeleteNodeRequest,
+    GetRegisterTicketRequest, JoinNodeRequest, JoinNodeResponse, Label, Node, NodeSelector,
+    NodeState, RegisterNodeRequest, RegisterNodeResponse, StorageSecurity, TpmUsage, node_selector,
 };
 use hearth_base::testing::within_timeout;
 use tonic::Status;

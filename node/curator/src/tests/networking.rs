@@ -3,24 +3,18 @@
 use std::collections::BTreeSet;
 
 use futures::future::join_all;
-use hearth_api::{
-    identity::{MeshKey, MeshSecret, NodeCredentials, NodeId},
-    v1::{
-        ClusterNetworking, NodeRoles, NodeState, UpdateNodeClusterNetworkingRequest, WatchRequest,
-        node_roles::KubernetesWorker,
-    },
+use hearth_api::identity::{MeshKey, MeshSecret, NodeCredentials, NodeId};
+use hearth_api::v1::node_roles::KubernetesWorker;
+use hearth_api::v1::{
+    ClusterNetworking, NodeRoles, NodeState, UpdateNodeClusterNetworkingRequest, WatchRequest,
 };
 use hearth_base::testing::within_timeout;
 use hearth_consensus::fenced::{Condition, Write};
 use tonic::{Code, Status};
 
-use super::{
-    super::{
-        state::{self, FullRecord},
-        testing::{World, id_of, quick},
-    },
-    machine::{by_id, delete},
-};
+use super::super::state::{self, FullRecord};
+use super::super::testing::{World, id_of, quick};
+use super::machine::{by_id, delete};
 
 async fn set_worker(world: &World, id: NodeId, held: bool) {
     let key = state::node_key(id);

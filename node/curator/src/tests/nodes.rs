@@ -1,36 +1,32 @@
 //! Status, watch and heartbeats of nodes.
 
-use std::{
-    collections::BTreeMap,
-    net::{IpAddr, Ipv4Addr},
-    sync::Arc,
-    time::Duration,
-};
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr};
+use std::sync::Arc;
+use std::time::Duration;
 
 use futures::StreamExt as _;
-use hearth_api::{
-    client::Endpoint,
-    identity::NodeCredentials,
-    tls::{self, ExpectedServer, wall_clock},
-    v1::{
-        ClusterState, GetClusterInfoRequest, GetCurrentLeaderRequest, GetNodesRequest,
-        HeartbeatRequest, Node, NodeHealth, NodeState, NodeStatus, UpdateNodeStatusRequest,
-        WatchEvent, WatchRequest, curator_client::CuratorClient,
-        curator_local_client::CuratorLocalClient,
-    },
+use hearth_api::client::Endpoint;
+use hearth_api::identity::NodeCredentials;
+use hearth_api::tls::{self, ExpectedServer, wall_clock};
+use hearth_api::v1::curator_client::CuratorClient;
+use hearth_api::v1::curator_local_client::CuratorLocalClient;
+use hearth_api::v1::{
+    ClusterState, GetClusterInfoRequest, GetCurrentLeaderRequest, GetNodesRequest,
+    HeartbeatRequest, Node, NodeHealth, NodeState, NodeStatus, UpdateNodeStatusRequest, WatchEvent,
+    WatchRequest,
 };
 use hearth_base::testing::within_timeout;
 use hearth_consensus::Lease;
 use hearth_consensus::fenced::{Condition, EPOCH, Write};
 use hyper_util::rt::TokioIo;
-use tokio::{net::TcpStream, task::JoinSet};
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
 use tokio_rustls::TlsConnector;
 use tonic::{Code, Status, Streaming};
 
-use super::super::{
-    state::{self, LivenessRecord},
-    testing::{BOOT_ID, Pulse, Who, World, id_of, quick},
-};
+use super::super::state::{self, LivenessRecord};
+use super::super::testing::{BOOT_ID, Pulse, Who, World, id_of, quick};
 
 fn status(address: &str) -> NodeStatus {
     NodeStatus {

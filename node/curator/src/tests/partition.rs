@@ -1,30 +1,28 @@
 //! The leading curator is partitioned from etcd, and reconnects.
 
-use std::{path::PathBuf, sync::Arc};
+use std::path::PathBuf;
+use std::sync::Arc;
 
-use hearth_api::{
-    client::Endpoint,
-    v1::{
-        GetClusterInfoRequest, GetCurrentLeaderRequest, GetCurrentLeaderResponse, NodeHealth,
-        NodeState, WatchRequest, curator_client::CuratorClient,
-        curator_local_client::CuratorLocalClient, management_client::ManagementClient,
-    },
+use hearth_api::client::Endpoint;
+use hearth_api::v1::curator_client::CuratorClient;
+use hearth_api::v1::curator_local_client::CuratorLocalClient;
+use hearth_api::v1::management_client::ManagementClient;
+use hearth_api::v1::{
+    GetClusterInfoRequest, GetCurrentLeaderRequest, GetCurrentLeaderResponse, NodeHealth,
+    NodeState, WatchRequest,
 };
 use hearth_base::testing::within_timeout;
 use hearth_consensus::RootClient;
 use hearth_consensus::fenced::{Condition, Write, WriteError};
-use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
-    net::{UnixListener, UnixStream, unix::OwnedReadHalf, unix::OwnedWriteHalf},
-    sync::watch,
-    task::JoinSet,
-};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::sync::watch;
+use tokio::task::JoinSet;
 use tonic::{Code, Streaming};
 
-use super::super::{
-    state,
-    testing::{Pulse, Who, World, id_of, quick},
-};
+use super::super::state;
+use super::super::testing::{Pulse, Who, World, id_of, quick};
 
 /// A proxy to etcd that forwards nothing while it is cut. The connections stay open.
 struct Way {

@@ -1,45 +1,35 @@
 //! A curator's process is paused, not only its etcd: it resumes with its old state, and with calls
 //! that have waited for it.
 
-use std::{
-    io::Write as _,
-    net::Ipv4Addr,
-    path::{Path, PathBuf},
-    process::Stdio,
-    sync::Arc,
-    time::Duration,
-};
+use std::io::Write as _;
+use std::net::Ipv4Addr;
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::Arc;
+use std::time::Duration;
 
-use hearth_api::{
-    client::{Channel, Curators, Endpoint, Options},
-    identity::{NodeCredentials, NodeKey, UserCredentials},
-    tls::{self, ExpectedServer, wall_clock},
-    v1::{
-        GetCurrentLeaderRequest, GetNodesRequest, HeartbeatRequest, Label, Node, NodeState,
-        UpdateNodeLabelsRequest, WatchRequest, curator_client::CuratorClient,
-        curator_local_client::CuratorLocalClient, management_client::ManagementClient,
-    },
+use hearth_api::client::{Channel, Curators, Endpoint, Options};
+use hearth_api::identity::{NodeCredentials, NodeKey, UserCredentials};
+use hearth_api::tls::{self, ExpectedServer, wall_clock};
+use hearth_api::v1::curator_client::CuratorClient;
+use hearth_api::v1::curator_local_client::CuratorLocalClient;
+use hearth_api::v1::management_client::ManagementClient;
+use hearth_api::v1::{
+    GetCurrentLeaderRequest, GetNodesRequest, HeartbeatRequest, Label, Node, NodeState,
+    UpdateNodeLabelsRequest, WatchRequest,
 };
 use hearth_base::testing::{BOUND, within_timeout};
 use hearth_consensus::RootClient;
 use hearth_consensus::fenced::{Condition, Write, WriteError};
-use nix::{
-    sys::signal::{Signal, kill},
-    unistd::Pid,
-};
-use tokio::{
-    io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader, Lines},
-    process::{Child, ChildStdout, Command},
-};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use tokio::io::{AsyncBufReadExt as _, AsyncReadExt as _, BufReader, Lines};
+use tokio::process::{Child, ChildStdout, Command};
 use tonic::{Code, Status};
 
-use super::{
-    super::{
-        Timing, state,
-        testing::{Pulse, Who, World, id_of, quick, serve},
-    },
-    machine::by_id,
-};
+use super::super::testing::{Pulse, Who, World, id_of, quick, serve};
+use super::super::{Timing, state};
+use super::machine::by_id;
 
 /// Environment variable with the directory of the other process.
 const FOLDER: &str = "HEARTH_TEST_OTHER_CURATOR";

@@ -1,15 +1,12 @@
 //! The order in which curators are called, and the validation of responses.
 
-use std::{collections::BTreeSet, net::TcpListener};
+use std::collections::BTreeSet;
+use std::net::TcpListener;
 
-use hearth_api::{
-    identity::JoinKey,
-    tls::wall_clock,
-    v1::{
-        ClusterConfiguration,
-        cluster_directory::{Address, Node},
-    },
-};
+use hearth_api::identity::JoinKey;
+use hearth_api::tls::wall_clock;
+use hearth_api::v1::ClusterConfiguration;
+use hearth_api::v1::cluster_directory::{Address, Node};
 
 use super::*;
 use crate::testing;

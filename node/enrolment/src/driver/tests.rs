@@ -1,7 +1,8 @@
 //! The driver with a real ESP directory, a data partition in a file, real certificate authorities,
 //! and a fake control plane that writes to the disk what the real one does.
 
-use std::{fs, sync::Mutex as StdMutex};
+use std::fs;
+use std::sync::Mutex as StdMutex;
 
 use hearth_api::tls::wall_clock;
 use hearth_api::v1::StorageSecurityPolicy;
@@ -12,7 +13,8 @@ use hearth_host::parameters::{Found, Source};
 use hearth_host::storage::header::HeaderState;
 use hearth_host::storage::testing::Files;
 
-use super::{super::testing, *};
+use super::super::testing;
+use super::*;
 use crate::sealed::Stored;
 
 /// The state that survives a power cut.
@@ -28,7 +30,7 @@ pub(crate) struct Boot {
     reports: Arc<StdMutex<Vec<Report>>>,
     pub(crate) state: ClusterState,
     pub(crate) member: event::Value<MemberData>,
-    standing: event::Value<EnrolmentStatus>,
+    status: event::Value<EnrolmentStatus>,
     address: Option<event::Writer<u8>>,
 }
 
@@ -58,7 +60,7 @@ impl Machine {
         let (bootstrap_writer, bootstrap) = event::value();
         let (founded_writer, founded) = event::value();
         let (member_writer, member) = event::value();
-        let (standing_writer, standing) = event::value();
+        let (standing_writer, status) = event::value();
         let reports = Arc::new(StdMutex::new(Vec::new()));
         let parts = Arc::new(Parts {
             parameters: Arc::new(parameters),
@@ -80,7 +82,7 @@ impl Machine {
             founded,
             bootstrap: bootstrap_writer,
             member: member_writer,
-            standing: standing_writer,
+            status: standing_writer,
             enrolment_phase: phase_writer,
         });
         let state_worker = Arc::new(cluster_state::Worker {
@@ -113,7 +115,7 @@ impl Machine {
             reports,
             state,
             member,
-            standing,
+            status,
             address: Some(address_writer),
         }
     }
@@ -125,7 +127,7 @@ impl Machine {
         }
     }
 
-    pub(crate) fn front(&self) -> HeaderState {
+    pub(crate) fn header(&self) -> HeaderState {
         let mut data = DataPartition::new(self.files.rebooted(), self.root.data.clone());
         data.inspect().unwrap()
     }
@@ -177,8 +179,8 @@ impl Boot {
         &self,
         wanted: impl FnMut(&EnrolmentStatus) -> bool,
     ) -> EnrolmentStatus {
-        let mut standing = self.standing.watch();
-        let reached = standing.wait_for(wanted);
+        let mut status = self.status.watch();
+        let reached = status.wait_for(wanted);
         tokio::time::timeout(Duration::from_secs(60), reached)
             .await
             .expect("enrolment should reach this status")
@@ -186,7 +188,7 @@ impl Boot {
     }
 
     pub(crate) async fn settled(&self) -> MemberData {
-        self.until(|standing| *standing == EnrolmentStatus::Settled)
+        self.until(|status| *status == EnrolmentStatus::Settled)
             .await;
         self.member.get().unwrap()
     }
@@ -205,7 +207,7 @@ impl Boot {
     }
 }
 
-fn told(policy: StorageSecurityPolicy, wipe: Option<u8>) -> parameters::Loaded {
+fn input(policy: StorageSecurityPolicy, wipe: Option<u8>) -> parameters::Loaded {
     Ok(Some(Found {
         source: Source::FwCfg,
         parameters: testing::bootstrap(policy, wipe),
@@ -216,7 +218,7 @@ fn told(policy: StorageSecurityPolicy, wipe: Option<u8>) -> parameters::Loaded {
 #[tokio::test]
 async fn a_machine_founds_its_cluster_and_returns_to_it() {
     let machine = Machine::new();
-    let boot = machine.boot(told(StorageSecurityPolicy::NeedsInsecure, None));
+    let boot = machine.boot(input(StorageSecurityPolicy::NeedsInsecure, None));
     let first = boot.settled().await;
     boot.becomes(State::Home).await;
     assert_eq!(boot.off().await, ["hearth: reached storage insecure"]);
@@ -247,10 +249,10 @@ async fn a_machine_founds_its_cluster_and_returns_to_it() {
 #[tokio::test]
 async fn nothing_is_made_before_there_is_an_address() {
     let machine = Machine::new();
-    let boot = machine.boot_without_address(told(StorageSecurityPolicy::NeedsInsecure, None));
+    let boot = machine.boot_without_address(input(StorageSecurityPolicy::NeedsInsecure, None));
     let waits = EnrolmentStatus::Working("get an address".into());
-    boot.until(|standing| *standing == waits).await;
-    assert_eq!(machine.front(), HeaderState::Blank);
+    boot.until(|status| *status == waits).await;
+    assert_eq!(machine.header(), HeaderState::Blank);
     let store = SealedStore::new(&machine.root.esp);
     assert!(matches!(store.load().unwrap(), Stored::Absent));
     boot.address.as_ref().unwrap().set(1);
@@ -262,11 +264,11 @@ async fn nothing_is_made_before_there_is_an_address() {
 #[tokio::test]
 async fn an_encrypted_member_without_a_cluster_says_what_it_lacks() {
     let machine = Machine::new();
-    let boot = machine.boot(told(StorageSecurityPolicy::NeedsEncryption, None));
+    let boot = machine.boot(input(StorageSecurityPolicy::NeedsEncryption, None));
     boot.settled().await;
     assert_eq!(boot.off().await, ["hearth: reached storage encrypted"]);
     let boot = machine.boot(Ok(None));
-    boot.until(|standing| matches!(standing, EnrolmentStatus::Retrying { .. }))
+    boot.until(|status| matches!(status, EnrolmentStatus::Retrying { .. }))
         .await;
     assert_eq!(boot.state.get(), State::Unknown);
     assert_eq!(
@@ -282,7 +284,7 @@ async fn an_encrypted_member_without_a_cluster_says_what_it_lacks() {
 #[tokio::test]
 async fn a_boot_in_phase_disowned_wipes_and_does_nothing_else() {
     let machine = Machine::new();
-    let boot = machine.boot(told(StorageSecurityPolicy::NeedsInsecure, None));
+    let boot = machine.boot(input(StorageSecurityPolicy::NeedsInsecure, None));
     boot.settled().await;
     boot.off().await;
     let Sealed::Member(member) = machine.sealed() else {
@@ -293,8 +295,8 @@ async fn a_boot_in_phase_disowned_wipes_and_does_nothing_else() {
     assert!(key.exists());
     // Twice, with the parameters of the first enrolment.
     for _ in 0..2 {
-        let boot = machine.boot(told(StorageSecurityPolicy::NeedsInsecure, None));
-        boot.until(|standing| matches!(standing, EnrolmentStatus::Waiting(_)))
+        let boot = machine.boot(input(StorageSecurityPolicy::NeedsInsecure, None));
+        boot.until(|status| matches!(status, EnrolmentStatus::Waiting(_)))
             .await;
         boot.becomes(State::Disowning).await;
         assert!(boot.member.get().is_none());
@@ -310,22 +312,24 @@ async fn a_boot_in_phase_disowned_wipes_and_does_nothing_else() {
 #[tokio::test]
 async fn a_corrupt_sealed_configuration_is_refused_and_the_disk_not_touched() {
     let machine = Machine::new();
-    let boot = machine.boot(told(StorageSecurityPolicy::NeedsInsecure, None));
+    let boot = machine.boot(input(StorageSecurityPolicy::NeedsInsecure, None));
     boot.settled().await;
     boot.off().await;
-    let life = machine.sealed().enrolment_id();
+    let enrolment = machine.sealed().enrolment_id();
     let paths = machine.root.esp.sealed_configuration().paths();
     for path in &paths {
         fs::write(path, [0x55; 700]).unwrap();
     }
     let before = machine.disk();
-    let boot = machine.boot(told(StorageSecurityPolicy::NeedsInsecure, None));
-    boot.until(|standing| matches!(standing, EnrolmentStatus::Refused(_)))
+    let boot = machine.boot(input(StorageSecurityPolicy::NeedsInsecure, None));
+    boot.until(|status| matches!(status, EnrolmentStatus::Refused(_)))
         .await;
     let reports = boot.off().await;
     assert!(reports[0].starts_with("hearth: refused "), "{reports:?}");
     assert!(
-        reports[0].ends_with(&format!("set wipe.enrolment_id = {life} in the parameters")),
+        reports[0].ends_with(&format!(
+            "set wipe.enrolment_id = {enrolment} in the parameters"
+        )),
         "{reports:?}"
     );
     assert!(machine.disk() == before, "untouched");
@@ -335,7 +339,7 @@ async fn a_corrupt_sealed_configuration_is_refused_and_the_disk_not_touched() {
 
     // A wipe token with the ID in the message.
     let mut wiping = testing::bootstrap(StorageSecurityPolicy::NeedsInsecure, None);
-    wiping.wipe = Some(life);
+    wiping.wipe = Some(enrolment);
     let boot = machine.boot(Ok(Some(Found {
         source: Source::Esp,
         parameters: wiping,
@@ -343,7 +347,7 @@ async fn a_corrupt_sealed_configuration_is_refused_and_the_disk_not_touched() {
     })));
     boot.settled().await;
     boot.off().await;
-    assert_ne!(machine.sealed().enrolment_id(), life);
+    assert_ne!(machine.sealed().enrolment_id(), enrolment);
 }
 
 #[tokio::test]
@@ -361,12 +365,12 @@ async fn no_parameters_or_bad_ones_are_refused_with_the_reason() {
         ),
     ] {
         let boot = machine.boot(parameters);
-        boot.until(|standing| matches!(standing, EnrolmentStatus::Refused(_)))
+        boot.until(|status| matches!(status, EnrolmentStatus::Refused(_)))
             .await;
         let reports = boot.off().await;
         assert!(reports[0].starts_with(wanted), "{reports:?}");
     }
-    assert_eq!(machine.front(), HeaderState::Blank);
+    assert_eq!(machine.header(), HeaderState::Blank);
 }
 
 /// The disk fails at each step in turn, and recovers: the reason is shown, and enrolment completes.
@@ -379,11 +383,11 @@ async fn a_failing_disk_is_reported_and_tried_again() {
 async fn fails_after(steps: u32) {
     let machine = Machine::new();
     machine.files.fail_after(steps);
-    let boot = machine.boot(told(StorageSecurityPolicy::NeedsEncryption, None));
-    let standing = boot
-        .until(|standing| {
+    let boot = machine.boot(input(StorageSecurityPolicy::NeedsEncryption, None));
+    let status = boot
+        .until(|status| {
             matches!(
-                standing,
+                status,
                 EnrolmentStatus::Retrying { .. } | EnrolmentStatus::Settled
             )
         })
@@ -391,7 +395,7 @@ async fn fails_after(steps: u32) {
     machine.files.fail_after(u32::MAX);
     boot.settled().await;
     let reports = boot.off().await;
-    if standing == EnrolmentStatus::Settled {
+    if status == EnrolmentStatus::Settled {
         assert!(steps > 10, "{steps} steps are not enough");
     } else {
         let tried = "hearth: waiting for a retry: cannot ";
@@ -405,8 +409,8 @@ async fn fails_after(steps: u32) {
 #[tokio::test]
 async fn a_boot_that_ends_anywhere_is_continued_by_the_next() {
     let machine = Machine::new();
-    let told = || {
-        told(
+    let input = || {
+        input(
             StorageSecurityPolicy::NeedsEncryptionAndAuthentication,
             None,
         )
@@ -422,10 +426,9 @@ async fn a_boot_that_ends_anywhere_is_continued_by_the_next() {
         "bootstrap the cluster",
     ];
     for stop in stops {
-        let boot = machine.boot(told());
-        boot.until(|standing| {
-            *standing == EnrolmentStatus::Working(stop.into())
-                || *standing == EnrolmentStatus::Settled
+        let boot = machine.boot(input());
+        boot.until(|status| {
+            *status == EnrolmentStatus::Working(stop.into()) || *status == EnrolmentStatus::Settled
         })
         .await;
         boot.off().await;
@@ -433,7 +436,7 @@ async fn a_boot_that_ends_anywhere_is_continued_by_the_next() {
             return;
         }
     }
-    let boot = machine.boot(told());
+    let boot = machine.boot(input());
     boot.settled().await;
     boot.off().await;
     assert!(matches!(machine.sealed(), Sealed::Member(_)));

@@ -7,38 +7,38 @@ use super::{DiskState, ParametersInput, SealedState, State, founding, joining, r
 use crate::sealed::{Sealed, Stored};
 
 /// The first state for this disk.
-pub(super) fn decide(told: &ParametersInput, inspection: DiskState) -> State {
-    if let Some(wiping) = wipe(told, &inspection) {
+pub(super) fn decide(input: &ParametersInput, inspection: DiskState) -> State {
+    if let Some(wiping) = wipe(input, &inspection) {
         return wiping;
     }
-    let DiskState { sealed, front } = inspection;
+    let DiskState { sealed, header } = inspection;
     match sealed {
         SealedState::Stored(Stored::Sealed(sealed)) => match sealed {
-            Sealed::Founding(founding) => founding::go_on(founding, &front),
-            Sealed::Registering(registering) => registering::go_on(told, registering, &front),
-            Sealed::Member(member) => joining::go_on(member, &front),
+            Sealed::Founding(founding) => founding::go_on(founding, &header),
+            Sealed::Registering(registering) => registering::go_on(input, registering, &header),
+            Sealed::Member(member) => joining::go_on(member, &header),
             // Final, whatever is on the data partition and in the parameters.
             Sealed::Disowned(disowned) => State::Disowning(disowned),
         },
-        SealedState::Stored(stored) => match front {
-            HeaderState::Blank => State::begin(told),
-            front => State::Refused(orphaned(&stored, &front)),
+        SealedState::Stored(stored) => match header {
+            HeaderState::Blank => State::begin(input),
+            header => State::Refused(orphaned(&stored, &header)),
         },
         SealedState::Corrupt(why) => State::Refused(format!(
             "the sealed configuration on the ESP is damaged: {why}. {}",
-            how_to_discard(&front)
+            how_to_discard(&header)
         )),
     }
 }
 
 /// A wipe token erases what has its enrolment ID. A damaged sealed configuration has no readable
 /// ID, and is erased together with a data partition that has the ID.
-fn wipe(told: &ParametersInput, inspection: &DiskState) -> Option<State> {
-    let ParametersInput::Parameters(parameters) = told else {
+fn wipe(input: &ParametersInput, inspection: &DiskState) -> Option<State> {
+    let ParametersInput::Parameters(parameters) = input else {
         return None;
     };
     let token = parameters.wipe?;
-    let data = match (&inspection.front, &inspection.sealed) {
+    let data = match (&inspection.header, &inspection.sealed) {
         (HeaderState::Header(header), _) => header.owner.enrolment_id == token,
         // An unfinished header has no ID, and nothing was written after it. It is erased with its
         // sealed configuration, also if that was erased before.

@@ -29,9 +29,9 @@ pub enum FoundingStep {
 }
 
 /// The state in which a boot continues an interrupted bootstrap.
-pub(super) fn go_on(founding: Arc<Founding>, front: &HeaderState) -> State {
+pub(super) fn go_on(founding: Arc<Founding>, header: &HeaderState) -> State {
     let owner = founding.identity.data_owner();
-    let step = match front {
+    let step = match header {
         HeaderState::Header(header) if header.owner != owner => None,
         HeaderState::Header(header) if header.phase == Phase::Ready => Some(FoundingStep::Mount),
         HeaderState::Foreign(_) => None,
@@ -50,7 +50,7 @@ pub(super) fn go_on(founding: Arc<Founding>, front: &HeaderState) -> State {
         None => State::Refused(refusals::mismatch(
             owner.enrolment_id,
             &format!("was bootstrapping {owner}"),
-            front,
+            header,
         )),
     }
 }

@@ -9,15 +9,15 @@ use super::{State, refusals};
 use crate::sealed::{Disowned, Member};
 
 /// The state in which a boot continues as a member.
-pub(super) fn go_on(member: Arc<Member>, front: &HeaderState) -> State {
+pub(super) fn go_on(member: Arc<Member>, header: &HeaderState) -> State {
     let owner = member.identity.data_owner();
-    match front {
+    match header {
         HeaderState::Header(header) if header.owner == owner && header.phase == Phase::Ready => {}
-        front => {
+        header => {
             return State::Refused(refusals::mismatch(
                 owner.enrolment_id,
                 &format!("is {owner}"),
-                front,
+                header,
             ));
         }
     }

@@ -43,12 +43,12 @@ mod joining;
 mod refusals;
 mod registering;
 
-use std::{fmt, sync::Arc, time::Duration};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
 
-use hearth_api::{
-    identity::{ClusterUnlockKey, NodeCredentials, PublicKey},
-    v1::ClusterDirectory,
-};
+use hearth_api::identity::{ClusterUnlockKey, NodeCredentials, PublicKey};
+use hearth_api::v1::ClusterDirectory;
 use hearth_host::cluster_state::EnrolmentPhase;
 use hearth_host::parameters::Parameters;
 use hearth_host::storage::Volume;
@@ -87,7 +87,7 @@ pub struct DiskState {
     /// The sealed configuration on the ESP.
     pub sealed: SealedState,
     /// The header of the data partition.
-    pub front: HeaderState,
+    pub header: HeaderState,
 }
 
 /// Distinguishes the result of the work in progress from late ones.
@@ -358,8 +358,8 @@ pub enum State {
 
 impl State {
     /// The first state of a new enrolment.
-    fn begin(told: &ParametersInput) -> Self {
-        match told {
+    fn begin(input: &ParametersInput) -> Self {
+        match input {
             ParametersInput::Nothing => Self::Refused(
                 "no parameters, from fw_cfg or on the ESP: they name the cluster to bootstrap or \
                  to register with"
@@ -433,7 +433,7 @@ impl State {
         })
     }
 
-    fn standing(&self) -> EnrolmentStatus {
+    fn status(&self) -> EnrolmentStatus {
         match self {
             Self::AnsweredRegistration(entering, EnteringStep::AwaitApproval { waits: true }) => {
                 EnrolmentStatus::Waiting(registering::wants_approval(entering))
@@ -533,7 +533,7 @@ enum Next {
 /// The state machine of enrolment.
 #[derive(Clone, Debug)]
 pub struct Machine {
-    told: ParametersInput,
+    input: ParametersInput,
     state: State,
     turn: RequestId,
     phase: TurnPhase,
@@ -549,9 +549,9 @@ enum TurnPhase {
 
 impl Machine {
     /// The machine at the start of a boot.
-    pub fn start(told: ParametersInput) -> (Self, Vec<Action>) {
+    pub fn start(input: ParametersInput) -> (Self, Vec<Action>) {
         let machine = Self {
-            told,
+            input,
             state: State::Deciding,
             turn: RequestId(0),
             phase: TurnPhase::Idle,
@@ -610,7 +610,7 @@ impl Machine {
         }
         self.turn = RequestId(self.turn.0 + 1);
         self.state = state;
-        actions.extend(self.show(self.state.standing()));
+        actions.extend(self.show(self.state.status()));
         self.phase = match self.state.work() {
             Some(work) => {
                 actions.push(Action::Work(self.turn, work));
@@ -624,7 +624,7 @@ impl Machine {
     fn pause(mut self, state: State, pace: Pace) -> (Self, Vec<Action>) {
         self.state = state;
         self.phase = TurnPhase::BackingOff;
-        let mut actions: Vec<_> = self.show(self.state.standing()).into_iter().collect();
+        let mut actions: Vec<_> = self.show(self.state.status()).into_iter().collect();
         actions.push(Action::BackOff(self.turn, pace));
         (self, actions)
     }
@@ -642,12 +642,12 @@ impl Machine {
     }
 
     /// A status that is shown already is not repeated.
-    fn show(&mut self, standing: EnrolmentStatus) -> Option<Action> {
-        if self.shown.as_ref() == Some(&standing) {
+    fn show(&mut self, status: EnrolmentStatus) -> Option<Action> {
+        if self.shown.as_ref() == Some(&status) {
             return None;
         }
-        self.shown = Some(standing.clone());
-        Some(Action::Show(standing))
+        self.shown = Some(status.clone());
+        Some(Action::Show(status))
     }
 
     /// The state after the current work is done. An error means that the result does not belong to
@@ -655,7 +655,7 @@ impl Machine {
     fn next(&self, done: Done) -> Result<Next, String> {
         Ok(Next::Enter(match (&self.state, done) {
             (State::Deciding, Done::Inspected(inspection)) => {
-                deciding::decide(&self.told, *inspection)
+                deciding::decide(&self.input, *inspection)
             }
             (State::Wiping { .. } | State::Renewing(_), Done::Plain) => State::Deciding,
             (State::AwaitingAddress(parameters), Done::Plain) => {

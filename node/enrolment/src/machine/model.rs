@@ -3,20 +3,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use hearth_api::{
-    identity::NodeId,
-    v1::{NodeState, StorageSecurity},
-};
+use hearth_api::identity::NodeId;
+use hearth_api::v1::{NodeState, StorageSecurity};
 use hearth_host::cluster_state::EnrolmentPhase;
 use hearth_host::storage::header::{Header, Phase};
 use proptest::prelude::*;
 
-use super::{deciding::decide, world::*, *};
+use super::deciding::decide;
+use super::world::*;
+use super::*;
 use crate::testing;
 
 /// Registers without a fault until it is HOME.
-fn settles(world: &mut World, cluster: &mut Cluster, told: &ParametersInput, script: &Script) {
-    let end = run_in(world, cluster, told, script);
+fn settles(world: &mut World, cluster: &mut Cluster, input: &ParametersInput, script: &Script) {
+    let end = run_in(world, cluster, input, script);
     assert!(matches!(end, State::Settled), "{script:?}: {end:?}");
     assert!(world.handed_over);
     assert_eq!(rank(&world.sealed), 3);
@@ -29,21 +29,21 @@ fn a_machine_registers_and_comes_back() {
     for security in [StorageSecurity::Insecure, StorageSecurity::Encrypted] {
         let mut cluster = Cluster::new(security);
         let mut world = World::asking(1);
-        let told = cluster.told(None);
-        settles(&mut world, &mut cluster, &told, &Vec::new());
+        let input = cluster.input(None);
+        settles(&mut world, &mut cluster, &input, &Vec::new());
         assert!(world.home);
         // With parameters, without, with invalid ones, and with a rotated ticket: a member needs no
         // ticket.
-        for told in [
-            told,
+        for input in [
+            input,
             ParametersInput::Nothing,
             ParametersInput::Unusable("bad".into()),
         ] {
             cluster.ticket += 1;
             world.power_cut();
-            settles(&mut world, &mut cluster, &told, &Vec::new());
+            settles(&mut world, &mut cluster, &input, &Vec::new());
             assert!(!world.home, "the membership worker says so, once it is");
-            assert_eq!(world.lives, 1);
+            assert_eq!(world.enrolments, 1);
         }
     }
 }
@@ -54,23 +54,23 @@ fn a_machine_registers_and_comes_back() {
 fn any_two_faults_anywhere_and_it_is_still_the_same_node() {
     let clean = 15;
     let blank = Cluster::new(StorageSecurity::Encrypted);
-    let told = blank.told(None);
+    let input = blank.input(None);
     for first in 0..clean {
         for first_fault in FAULTS {
             for second in first..first + clean {
                 for second_fault in FAULTS {
                     let script = vec![(first, first_fault), (second, second_fault)];
                     let (mut world, mut cluster) = (World::asking(1), blank.clone());
-                    settles(&mut world, &mut cluster, &told, &script);
+                    settles(&mut world, &mut cluster, &input, &script);
                 }
             }
         }
     }
 }
 
-fn decided(told: &ParametersInput, registering: &Arc<Registering>, front: HeaderState) -> State {
+fn decided(input: &ParametersInput, registering: &Arc<Registering>, header: HeaderState) -> State {
     let sealed = SealedState::Stored(Stored::Sealed(Sealed::Registering(registering.clone())));
-    decide(told, DiskState { sealed, front })
+    decide(input, DiskState { sealed, header })
 }
 
 /// A disk of another enrolment is not changed, and the refusal names the way out.
@@ -92,7 +92,7 @@ fn a_registration_goes_on_with_its_own_disk_only() {
         }
         other => format!("{other:?}"),
     };
-    for (registering, front, wanted) in [
+    for (registering, header, wanted) in [
         (&asks, HeaderState::Blank, "Ask"),
         (&asks, HeaderState::Unfinished, "Refused"),
         (&asks, header(initialising, own), "Refused"),
@@ -106,8 +106,8 @@ fn a_registration_goes_on_with_its_own_disk_only() {
         (&answered, header(ready, other), "Refused"),
         (&answered, HeaderState::Foreign("XFS".into()), "Refused"),
     ] {
-        let state = decided(&ParametersInput::Nothing, registering, front.clone());
-        assert_eq!(name(state), wanted, "{front:?}");
+        let state = decided(&ParametersInput::Nothing, registering, header.clone());
+        assert_eq!(name(state), wanted, "{header:?}");
     }
 }
 
@@ -116,7 +116,7 @@ fn a_registration_goes_on_with_its_own_disk_only() {
 fn later_parameters_change_how_it_asks_and_nothing_else() {
     let mut cluster = Cluster::new(StorageSecurity::Insecure);
     let mut world = World::asking(1);
-    let first = cluster.told(None);
+    let first = cluster.input(None);
     let mut boot = Machine::start(first.clone());
     while !matches!(boot.0.state(), State::Asking(_, AskingStep::Ask)) {
         let Some(Action::Work(turn, work)) = boot.1.last().cloned() else {
@@ -138,7 +138,7 @@ fn later_parameters_change_how_it_asks_and_nothing_else() {
     assert!(matches!(same, State::Asking(..)), "{same:?}");
 
     cluster.ticket += 1;
-    let State::Renewing(renewed) = decided(&cluster.told(None), &asks, HeaderState::Blank) else {
+    let State::Renewing(renewed) = decided(&cluster.input(None), &asks, HeaderState::Blank) else {
         panic!("another ticket");
     };
     assert_ne!(renewed.asking.ticket, asks.asking.ticket);
@@ -146,10 +146,10 @@ fn later_parameters_change_how_it_asks_and_nothing_else() {
     assert_eq!(renewed.enrolment_id, asks.enrolment_id);
     assert!(renewed.answer.is_none());
     // Parameters for a bootstrap need a new enrolment.
-    let state = decided(&TOLD, &asks, HeaderState::Blank);
+    let state = decided(&INPUT, &asks, HeaderState::Blank);
     assert!(matches!(state, State::AwaitingAddress(_)), "{state:?}");
     let answered = testing::registering(1, Some(StorageSecurity::Insecure));
-    let state = decided(&TOLD, &answered, HeaderState::Blank);
+    let state = decided(&INPUT, &answered, HeaderState::Blank);
     assert!(
         matches!(state, State::AnsweredRegistration(..)),
         "{state:?}"
@@ -187,7 +187,7 @@ fn an_answer_that_asks_for_too_much_is_refused() {
 /// A machine, its parameters, and its view of the cluster.
 struct Seat {
     world: World,
-    told: ParametersInput,
+    input: ParametersInput,
     machine: Machine,
     actions: Vec<Action>,
     phase: Option<EnrolmentPhase>,
@@ -196,11 +196,11 @@ struct Seat {
 }
 
 impl Seat {
-    fn new(number: u8, told: ParametersInput) -> Self {
-        let (machine, actions) = Machine::start(told.clone());
+    fn new(number: u8, input: ParametersInput) -> Self {
+        let (machine, actions) = Machine::start(input.clone());
         Self {
             world: World::asking(number),
-            told,
+            input,
             machine,
             actions,
             phase: None,
@@ -211,7 +211,7 @@ impl Seat {
     fn boot(&mut self) {
         self.world.power_cut();
         self.phase = None;
-        (self.machine, self.actions) = Machine::start(self.told.clone());
+        (self.machine, self.actions) = Machine::start(self.input.clone());
     }
 
     /// Like the driver, which only moves forward.
@@ -320,7 +320,7 @@ struct Model {
 impl Model {
     fn new(security: StorageSecurity) -> Self {
         let cluster = Cluster::new(security);
-        let seats = (0..MACHINES).map(|m| Seat::new(m as u8, cluster.told(None)));
+        let seats = (0..MACHINES).map(|m| Seat::new(m as u8, cluster.input(None)));
         Self {
             seats: seats.collect(),
             cluster,
@@ -342,14 +342,14 @@ impl Model {
             }
             Op::Cut(machine) => self.seats[machine].boot(),
             Op::Tell(machine) => {
-                self.seats[machine].told = self.cluster.told(None);
+                self.seats[machine].input = self.cluster.input(None);
                 self.seats[machine].boot();
             }
             Op::Wipe(machine) => {
                 let seat = &mut self.seats[machine];
                 if let Stored::Sealed(sealed) = &seat.world.sealed {
-                    let life = sealed.enrolment_id().as_bytes()[0];
-                    seat.told = self.cluster.told(Some(life));
+                    let enrolment = sealed.enrolment_id().as_bytes()[0];
+                    seat.input = self.cluster.input(Some(enrolment));
                     seat.boot();
                 }
             }
@@ -432,7 +432,7 @@ impl Model {
                 // disk has no owner.
                 let end = seat.machine.state();
                 assert!(matches!(end, State::Refused(_)), "{end:?}");
-                assert_ne!(seat.world.front, HeaderState::Blank);
+                assert_ne!(seat.world.header, HeaderState::Blank);
                 continue;
             };
             let deleted = self.cluster.tombstones.contains_key(&id);
@@ -468,7 +468,7 @@ fn check_seat(
     let Stored::Sealed(sealed) = &seat.world.sealed else {
         return;
     };
-    let life = sealed.enrolment_id().as_bytes()[0];
+    let enrolment = sealed.enrolment_id().as_bytes()[0];
     let id = seat.node_id().expect("it is sealed");
     let record = cluster.nodes.get(&id);
     match sealed {
@@ -488,14 +488,14 @@ fn check_seat(
         }
         Sealed::Disowned(_) => {
             assert!(removed.contains(&id), "disowned without an order");
-            seat.ended.insert(life);
+            seat.ended.insert(enrolment);
         }
         Sealed::Founding(_) => panic!("unexpected bootstrap"),
     }
     let disowned = matches!(sealed, Sealed::Disowned(_));
     assert_eq!(
         disowned,
-        seat.ended.contains(&life),
+        seat.ended.contains(&enrolment),
         "disowned is permanent"
     );
     if seat.world.home {

@@ -5,8 +5,8 @@ use hearth_host::storage::header::{HeaderState, Phase};
 use crate::EnrolmentId;
 use crate::sealed::Stored;
 
-fn describe(front: &HeaderState) -> String {
-    match front {
+fn describe(header: &HeaderState) -> String {
+    match header {
         HeaderState::Blank => "is blank".into(),
         HeaderState::Unfinished => "has an incomplete header".into(),
         HeaderState::Header(header) => {
@@ -21,30 +21,30 @@ fn describe(front: &HeaderState) -> String {
 }
 
 /// Why a machine that has an enrolment does not continue with this data partition.
-pub(super) fn mismatch(enrolment: EnrolmentId, is: &str, front: &HeaderState) -> String {
+pub(super) fn mismatch(enrolment: EnrolmentId, is: &str, header: &HeaderState) -> String {
     format!(
         "this machine {is}, but its data partition {}. Attach the right disk, or wipe the \
          enrolment with wipe.enrolment_id = {enrolment} in the parameters",
-        describe(front)
+        describe(header)
     )
 }
 
 /// Why a machine without an enrolment does not start one on a disk that is not blank.
-pub(super) fn orphaned(stored: &Stored, front: &HeaderState) -> String {
+pub(super) fn orphaned(stored: &Stored, header: &HeaderState) -> String {
     let sealed = match stored {
         Stored::NeverCompleted => "an incomplete sealed configuration",
         _ => "no sealed configuration",
     };
     format!(
         "the ESP has {sealed}, but the data partition {}. {}",
-        describe(front),
-        how_to_discard(front)
+        describe(header),
+        how_to_discard(header)
     )
 }
 
 /// How an operator can discard the content of the disk.
-pub(super) fn how_to_discard(front: &HeaderState) -> String {
-    match front {
+pub(super) fn how_to_discard(header: &HeaderState) -> String {
+    match header {
         HeaderState::Header(header) => format!(
             "To discard the content of the disk, set wipe.enrolment_id = {} in the parameters",
             header.owner.enrolment_id

@@ -15,7 +15,8 @@
 //! it any more. So a ticket that was rotated after a lost reply locks nobody out, and a node that
 //! was deleted while it waited finds that out.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
+use std::time::Duration;
 
 use hearth_api::v1::{ClusterDirectory, TpmUsage};
 use hearth_host::parameters::{Cluster, Register};
@@ -122,35 +123,35 @@ pub enum EnteringStep {
 
 /// The state in which a boot continues an interrupted registration.
 pub(super) fn go_on(
-    told: &ParametersInput,
+    input: &ParametersInput,
     registering: Arc<Registering>,
-    front: &HeaderState,
+    header: &HeaderState,
 ) -> State {
-    let may_start_again = registering.answer.is_none() && *front == HeaderState::Blank;
-    match renewed(told, &registering) {
+    let may_start_again = registering.answer.is_none() && *header == HeaderState::Blank;
+    match renewed(input, &registering) {
         Renewal::Same => {}
         Renewal::Asking(renewed) => return State::Renewing(renewed),
-        Renewal::OtherCluster if may_start_again => return State::begin(told),
+        Renewal::OtherCluster if may_start_again => return State::begin(input),
         Renewal::OtherCluster => {}
     }
     let enrolment = registering.enrolment_id;
     let Some(entering) = AnsweredRegistration::of(registering.clone()) else {
-        return match front {
+        return match header {
             HeaderState::Blank => State::Asking(registering, AskingStep::Ask),
-            front => State::Refused(refusals::mismatch(
+            header => State::Refused(refusals::mismatch(
                 enrolment,
                 "has started to register with a cluster",
-                front,
+                header,
             )),
         };
     };
     let owner = entering.volume().owner;
-    match front {
-        HeaderState::Header(header) if header.owner == owner && header.phase == Phase::Ready => {
+    match header {
+        HeaderState::Header(found) if found.owner == owner && found.phase == Phase::Ready => {
             State::AnsweredRegistration(entering, EnteringStep::Mount)
         }
-        HeaderState::Header(header) if header.owner != owner => refused_disk(&entering, front),
-        HeaderState::Foreign(_) => refused_disk(&entering, front),
+        HeaderState::Header(found) if found.owner != owner => refused_disk(&entering, header),
+        HeaderState::Foreign(_) => refused_disk(&entering, header),
         // There are no valuable data on the disk before the node is a member.
         HeaderState::Header(_) | HeaderState::Blank | HeaderState::Unfinished => {
             State::AnsweredRegistration(entering, EnteringStep::Initialise)
@@ -158,12 +159,12 @@ pub(super) fn go_on(
     }
 }
 
-fn refused_disk(entering: &AnsweredRegistration, front: &HeaderState) -> State {
+fn refused_disk(entering: &AnsweredRegistration, header: &HeaderState) -> State {
     let owner = entering.volume().owner;
     State::Refused(refusals::mismatch(
         owner.enrolment_id,
         &format!("was registering as {owner}"),
-        front,
+        header,
     ))
 }
 
@@ -177,8 +178,8 @@ enum Renewal {
     OtherCluster,
 }
 
-fn renewed(told: &ParametersInput, registering: &Registering) -> Renewal {
-    let ParametersInput::Parameters(parameters) = told else {
+fn renewed(input: &ParametersInput, registering: &Registering) -> Renewal {
+    let ParametersInput::Parameters(parameters) = input else {
         return Renewal::Same;
     };
     let Cluster::Register(register) = &parameters.cluster else {
@@ -199,11 +200,11 @@ fn renewed(told: &ParametersInput, registering: &Registering) -> Renewal {
 }
 
 /// The directory in the sealed configuration also has the curators that the cluster has named.
-fn asks_alike(told: &Asking, sealed: &Asking) -> bool {
+fn asks_alike(input: &Asking, sealed: &Asking) -> bool {
     let knows = |node| sealed.directory.nodes.contains(node);
-    told.ticket == sealed.ticket
-        && told.labels == sealed.labels
-        && told.directory.nodes.iter().all(knows)
+    input.ticket == sealed.ticket
+        && input.labels == sealed.labels
+        && input.directory.nodes.iter().all(knows)
 }
 
 impl From<&Register> for Asking {

@@ -4,16 +4,19 @@
 use hearth_api::v1::StorageSecurity;
 use proptest::prelude::*;
 
-use super::{super::EnrolmentId, deciding::decide, world::*, *};
+use super::super::EnrolmentId;
+use super::deciding::decide;
+use super::world::*;
+use super::*;
 
-fn run(world: &mut World, told: &ParametersInput, script: &Script) -> State {
+fn run(world: &mut World, input: &ParametersInput, script: &Script) -> State {
     // A bootstrap has no cluster to ask.
     let mut nobody = Cluster::new(StorageSecurity::Insecure);
-    run_in(world, &mut nobody, told, script)
+    run_in(world, &mut nobody, input, script)
 }
 
-fn settles(world: &mut World, told: &ParametersInput, script: &Script) {
-    let end = run(world, told, script);
+fn settles(world: &mut World, input: &ParametersInput, script: &Script) {
+    let end = run(world, input, script);
     assert!(matches!(end, State::Settled), "{script:?}: {end:?}");
     assert!(world.handed_over);
     assert_eq!(rank(&world.sealed), 3);
@@ -22,18 +25,18 @@ fn settles(world: &mut World, told: &ParametersInput, script: &Script) {
 #[test]
 fn a_blank_machine_becomes_home_and_comes_back() {
     let mut world = World::blank();
-    settles(&mut world, &TOLD, &Vec::new());
+    settles(&mut world, &INPUT, &Vec::new());
     assert!(world.home);
     // With the parameters, without, and with invalid ones.
-    for told in [
-        TOLD.clone(),
+    for input in [
+        INPUT.clone(),
         ParametersInput::Nothing,
         ParametersInput::Unusable("bad".into()),
     ] {
         world.power_cut();
-        settles(&mut world, &told, &Vec::new());
+        settles(&mut world, &input, &Vec::new());
         assert!(!world.home, "the membership worker says so, once it is");
-        assert_eq!(world.lives, 1);
+        assert_eq!(world.enrolments, 1);
     }
 }
 
@@ -47,7 +50,7 @@ fn any_two_faults_anywhere_and_it_still_comes_home() {
             for second in first..first + clean + 1 {
                 for second_fault in FAULTS {
                     let script = vec![(first, first_fault), (second, second_fault)];
-                    settles(&mut World::blank(), &TOLD, &script);
+                    settles(&mut World::blank(), &INPUT, &script);
                 }
             }
         }
@@ -62,7 +65,7 @@ fn a_founding_goes_on_without_parameters() {
         let script = vec![(cut, Fault::CutBefore)];
         // The first boot has parameters, the others have none.
         let mut nobody = Cluster::new(StorageSecurity::Insecure);
-        let (mut machine, mut actions) = Machine::start(TOLD.clone());
+        let (mut machine, mut actions) = Machine::start(INPUT.clone());
         for _ in 0..cut {
             let Some(Action::Work(turn, work)) = actions.last().cloned() else {
                 panic!("{script:?}: nothing to do");
@@ -73,12 +76,12 @@ fn a_founding_goes_on_without_parameters() {
         drop((machine, actions));
         world.power_cut();
         settles(&mut world, &ParametersInput::Nothing, &Vec::new());
-        assert_eq!(world.lives, 1, "the same enrolment continues");
+        assert_eq!(world.enrolments, 1, "the same enrolment continues");
     }
 }
 
-fn decided(told: &ParametersInput, sealed: SealedState, front: HeaderState) -> State {
-    decide(told, DiskState { sealed, front })
+fn decided(input: &ParametersInput, sealed: SealedState, header: HeaderState) -> State {
+    decide(input, DiskState { sealed, header })
 }
 
 fn stored(sealed: Sealed) -> SealedState {
@@ -101,7 +104,7 @@ fn refusal(state: State) -> String {
 fn what_cannot_be_explained_is_refused_and_says_how_to_give_up() {
     let absent = || SealedState::Stored(Stored::Absent);
     let never = || SealedState::Stored(Stored::NeverCompleted);
-    let token = |life: u8| format!("wipe.enrolment_id = {}", hex::encode([life; 16]));
+    let token = |enrolment: u8| format!("wipe.enrolment_id = {}", hex::encode([enrolment; 16]));
     let foreign = || HeaderState::Foreign("XFS".into());
     let cases = [
         // Corrupt, with any data partition.
@@ -165,23 +168,23 @@ fn what_cannot_be_explained_is_refused_and_says_how_to_give_up() {
             token(1),
         ),
     ];
-    for (sealed, front, advice) in cases {
-        let why = refusal(decided(&TOLD, sealed.clone(), front.clone()));
-        assert!(why.contains(&advice), "{sealed:?}, {front:?}: {why}");
+    for (sealed, header, advice) in cases {
+        let why = refusal(decided(&INPUT, sealed.clone(), header.clone()));
+        assert!(why.contains(&advice), "{sealed:?}, {header:?}: {why}");
     }
 }
 
 #[test]
 fn a_blank_machine_does_what_it_is_told_or_says_why_not() {
     for sealed in [Stored::Absent, Stored::NeverCompleted] {
-        let decided = |told: &ParametersInput| {
+        let decided = |input: &ParametersInput| {
             decided(
-                told,
+                input,
                 SealedState::Stored(sealed.clone()),
                 HeaderState::Blank,
             )
         };
-        assert!(matches!(decided(&TOLD), State::AwaitingAddress(_)));
+        assert!(matches!(decided(&INPUT), State::AwaitingAddress(_)));
         assert!(refusal(decided(&ParametersInput::Nothing)).starts_with("no parameters"));
         let unusable = ParametersInput::Unusable("parameters from there: field: bad".into());
         assert_eq!(
@@ -197,22 +200,22 @@ fn an_encrypted_member_asks_for_its_key_first() {
         StorageSecurity::Encrypted,
         StorageSecurity::AuthenticatedEncrypted,
     ] {
-        let state = decided(&TOLD, stored(sealed_member(1, security)), ready(1));
+        let state = decided(&INPUT, stored(sealed_member(1, security)), ready(1));
         assert!(matches!(state, State::Unlocking(_)), "{state:?}");
     }
     let insecure = stored(sealed_member(1, StorageSecurity::Insecure));
-    let state = decided(&TOLD, insecure, ready(1));
+    let state = decided(&INPUT, insecure, ready(1));
     assert!(matches!(state, State::Mounting { .. }), "{state:?}");
 }
 
 #[test]
 fn a_wipe_token_destroys_what_it_names_and_nothing_else() {
-    let wiped = |token, sealed: SealedState, front| match decided(&told(Some(token)), sealed, front)
-    {
-        State::Wiping { sealed, data } => (sealed, data),
-        _ => (false, false),
-    };
-    let member = |life| stored(sealed_member(life, StorageSecurity::Insecure));
+    let wiped =
+        |token, sealed: SealedState, header| match decided(&input(Some(token)), sealed, header) {
+            State::Wiping { sealed, data } => (sealed, data),
+            _ => (false, false),
+        };
+    let member = |enrolment| stored(sealed_member(enrolment, StorageSecurity::Insecure));
     assert_eq!(wiped(1, member(1), ready(1)), (true, true));
     assert_eq!(wiped(2, member(1), ready(1)), (false, false));
     assert_eq!(wiped(1, member(1), ready(2)), (true, false));
@@ -245,24 +248,24 @@ fn a_wipe_token_destroys_what_it_names_and_nothing_else() {
 #[test]
 fn a_wipe_happens_once_and_survives_power_cuts() {
     let mut former = World::blank();
-    settles(&mut former, &TOLD, &Vec::new());
+    settles(&mut former, &INPUT, &Vec::new());
     former.power_cut();
-    let told = told(Some(1));
+    let input = input(Some(1));
     for at in 0..4 {
         for fault in FAULTS {
             let mut world = former.clone();
-            settles(&mut world, &told, &vec![(at, fault)]);
-            assert_eq!(world.life(), 2);
+            settles(&mut world, &input, &vec![(at, fault)]);
+            assert_eq!(world.enrolment(), 2);
             world.power_cut();
-            settles(&mut world, &told, &Vec::new());
-            assert_eq!(world.life(), 2, "not wiped again");
+            settles(&mut world, &input, &Vec::new());
+            assert_eq!(world.enrolment(), 2, "not wiped again");
         }
     }
 }
 
 #[test]
 fn a_refusal_while_it_works_ends_it() {
-    let (machine, actions) = Machine::start(TOLD.clone());
+    let (machine, actions) = Machine::start(INPUT.clone());
     let Some(Action::Work(turn, _)) = actions.last() else {
         panic!("{actions:?}");
     };
@@ -314,7 +317,7 @@ fn made(turn: RequestId, kind: usize, state: &State) -> Event {
             turn,
             Done::Inspected(Box::new(DiskState {
                 sealed: SealedState::Stored(Stored::Absent),
-                front: HeaderState::Blank,
+                header: HeaderState::Blank,
             })),
         ),
     }
@@ -327,7 +330,7 @@ proptest! {
     /// is never more than one task in progress.
     #[test]
     fn answers_in_any_order_skip_no_step(events in prop::collection::vec(event(), 0..80)) {
-        let (mut machine, actions) = Machine::start(TOLD.clone());
+        let (mut machine, actions) = Machine::start(INPUT.clone());
         prop_assert_eq!(actions.len(), 2);
         let mut trace = vec![Work::Inspect.to_string()];
         for (offset, kind) in events {
@@ -369,13 +372,13 @@ proptest! {
         faults in prop::collection::btree_map(0_usize..60, 0..FAULTS.len(), 0..20),
     ) {
         let script: Script = faults.into_iter().map(|(at, fault)| (at, FAULTS[fault])).collect();
-        settles(&mut World::blank(), &TOLD, &script);
+        settles(&mut World::blank(), &INPUT, &script);
     }
 
     /// For any disk: it is only initialised for a bootstrap without a CA, and only if it is blank
     /// or has the bootstrap's own unfinished header.
     #[test]
-    fn no_finding_leads_to_a_lost_disk(sealed in 0..6_usize, front in 0..6_usize, token in 0_u8..4) {
+    fn no_finding_leads_to_a_lost_disk(sealed in 0..6_usize, header in 0..6_usize, token in 0_u8..4) {
         let sealed = match sealed {
             0 => SealedState::Stored(Stored::Absent),
             1 => SealedState::Stored(Stored::NeverCompleted),
@@ -384,7 +387,7 @@ proptest! {
             4 => stored(sealed_founding(1, Some(ca(1)))),
             _ => stored(sealed_member(1, StorageSecurity::Insecure)),
         };
-        let front = match front {
+        let header = match header {
             0 => HeaderState::Blank,
             1 => HeaderState::Unfinished,
             2 => HeaderState::Foreign("XFS".into()),
@@ -392,20 +395,20 @@ proptest! {
             4 => initialising(1),
             _ => ready(2),
         };
-        let state = decided(&told(Some(token)), sealed, front.clone());
+        let state = decided(&input(Some(token)), sealed, header.clone());
         match state {
             State::Founding(founding, FoundingStep::Initialise) => {
                 prop_assert!(founding.cluster_ca.is_none());
                 prop_assert!(
-                    front == HeaderState::Blank || front == HeaderState::Unfinished || front == initialising(1)
+                    header == HeaderState::Blank || header == HeaderState::Unfinished || header == initialising(1)
                 );
             }
-            State::AwaitingAddress(_) => prop_assert_eq!(front, HeaderState::Blank),
-            State::Wiping { data: true, .. } => match front {
+            State::AwaitingAddress(_) => prop_assert_eq!(header, HeaderState::Blank),
+            State::Wiping { data: true, .. } => match header {
                 HeaderState::Header(header) => {
                     prop_assert_eq!(header.owner.enrolment_id, EnrolmentId::from_bytes([token; 16]));
                 }
-                front => prop_assert_eq!(front, HeaderState::Unfinished, "wiped what bears no name"),
+                header => prop_assert_eq!(header, HeaderState::Unfinished, "wiped what bears no name"),
             },
             State::Founding(_, step) => prop_assert_eq!(step, FoundingStep::Mount),
             State::Wiping { .. } | State::Mounting { .. } | State::Refused(_) => {}

@@ -8,51 +8,46 @@
 //!
 //! [`Cluster`] is the smallest correct cluster: a table of nodes and a table of deleted nodes.
 
-use std::{collections::BTreeMap, sync::LazyLock, time::Duration};
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+use std::time::Duration;
 
-use hearth_api::{
-    identity::{ClusterId, JoinKey, NodeId, NodeKey, NodeUnlockKey, Ticket},
-    v1::{ColdStartPolicy, NodeState, StorageSecurity, StorageSecurityPolicy},
-};
+use hearth_api::identity::{ClusterId, JoinKey, NodeId, NodeKey, NodeUnlockKey, Ticket};
+use hearth_api::v1::{ColdStartPolicy, NodeState, StorageSecurity, StorageSecurityPolicy};
 use hearth_host::parameters::{self, Register};
 use hearth_host::storage::header::{Header, Owner, Phase};
 
-use super::{
-    super::{
-        EnrolmentId,
-        sealed::{Answer, Asking},
-        testing,
-    },
-    *,
-};
+use super::super::sealed::{Answer, Asking};
+use super::super::{EnrolmentId, testing};
+use super::*;
 
 pub(super) static BASE: LazyLock<Arc<Founding>> =
     LazyLock::new(|| testing::founding(0, StorageSecurity::Insecure));
-pub(super) static TOLD: LazyLock<ParametersInput> = LazyLock::new(|| told(None));
+pub(super) static INPUT: LazyLock<ParametersInput> = LazyLock::new(|| input(None));
 
-pub(super) fn told(wipe: Option<u8>) -> ParametersInput {
+pub(super) fn input(wipe: Option<u8>) -> ParametersInput {
     let policy = StorageSecurityPolicy::NeedsInsecure;
     ParametersInput::Parameters(Arc::new(testing::bootstrap(policy, wipe)))
 }
 
-pub(super) fn founding(life: u8) -> Founding {
+pub(super) fn founding(enrolment: u8) -> Founding {
     let mut founding = Founding::clone(&BASE);
-    founding.identity.enrolment_id = EnrolmentId::from_bytes([life; 16]);
-    founding.identity.cluster_id = ClusterId::from_bytes([life; 16]);
-    founding.identity.node_id = NodeId::from_bytes([life; 16]);
+    founding.identity.enrolment_id = EnrolmentId::from_bytes([enrolment; 16]);
+    founding.identity.cluster_id = ClusterId::from_bytes([enrolment; 16]);
+    founding.identity.node_id = NodeId::from_bytes([enrolment; 16]);
     founding
 }
 
-pub(super) fn ca(life: u8) -> CertificateDer<'static> {
-    CertificateDer::from(vec![life; 4])
+pub(super) fn ca(enrolment: u8) -> CertificateDer<'static> {
+    CertificateDer::from(vec![enrolment; 4])
 }
 
-pub(super) fn credentials(life: u8) -> Arc<NodeCredentials> {
+pub(super) fn credentials(enrolment: u8) -> Arc<NodeCredentials> {
     static KEY: LazyLock<NodeKey> = LazyLock::new(|| NodeKey::from_seed([0xb3; 32]));
     Arc::new(NodeCredentials {
         key: KEY.clone(),
-        certificate: CertificateDer::from(vec![life; 8]),
-        ca: ca(life),
+        certificate: CertificateDer::from(vec![enrolment; 8]),
+        ca: ca(enrolment),
     })
 }
 
@@ -60,25 +55,31 @@ pub(super) fn header(phase: Phase, owner: Owner) -> HeaderState {
     HeaderState::Header(Header::new(phase, owner, [7; 32], None))
 }
 
-pub(super) fn ready(life: u8) -> HeaderState {
-    header(Phase::Ready, founding(life).identity.data_owner())
+pub(super) fn ready(enrolment: u8) -> HeaderState {
+    header(Phase::Ready, founding(enrolment).identity.data_owner())
 }
 
-pub(super) fn initialising(life: u8) -> HeaderState {
-    header(Phase::Initialising, founding(life).identity.data_owner())
+pub(super) fn initialising(enrolment: u8) -> HeaderState {
+    header(
+        Phase::Initialising,
+        founding(enrolment).identity.data_owner(),
+    )
 }
 
-pub(super) fn sealed_founding(life: u8, cluster_ca: Option<CertificateDer<'static>>) -> Sealed {
+pub(super) fn sealed_founding(
+    enrolment: u8,
+    cluster_ca: Option<CertificateDer<'static>>,
+) -> Sealed {
     Sealed::Founding(Arc::new(Founding {
         cluster_ca,
-        ..founding(life)
+        ..founding(enrolment)
     }))
 }
 
-pub(super) fn sealed_member(life: u8, storage_security: StorageSecurity) -> Sealed {
-    let mut founding = founding(life);
+pub(super) fn sealed_member(enrolment: u8, storage_security: StorageSecurity) -> Sealed {
+    let mut founding = founding(enrolment);
     founding.identity.storage_security = storage_security;
-    Sealed::Member(Arc::new(founding.into_member(ca(life))))
+    Sealed::Member(Arc::new(founding.into_member(ca(enrolment))))
 }
 
 /// A fault of one task.
@@ -131,12 +132,12 @@ pub(super) struct World {
     pub(super) sealed: Stored,
     /// Rank of the last acknowledged configuration; see [`rank`].
     acknowledged: u8,
-    pub(super) front: HeaderState,
+    pub(super) header: HeaderState,
     pub(super) files: FileSystem,
     pub(super) mounted: bool,
     /// The cluster unlock key with which the disk was initialised.
     key: Option<[u8; 32]>,
-    pub(super) lives: u8,
+    pub(super) enrolments: u8,
     /// Number of a machine that registers; `None` for one that bootstraps.
     asks_as: Option<u8>,
     pub(super) home: bool,
@@ -161,11 +162,11 @@ impl World {
         Self {
             sealed: Stored::Absent,
             acknowledged: 0,
-            front: HeaderState::Blank,
+            header: HeaderState::Blank,
             files: FileSystem::None,
             mounted: false,
             key: None,
-            lives: 0,
+            enrolments: 0,
             asks_as: None,
             home: false,
             handed_over: false,
@@ -190,7 +191,7 @@ impl World {
         );
     }
 
-    pub(super) fn life(&self) -> u8 {
+    pub(super) fn enrolment(&self) -> u8 {
         match &self.sealed {
             Stored::Sealed(sealed) => sealed.enrolment_id().as_bytes()[0],
             other => panic!("no configuration is durable: {other:?}"),
@@ -221,7 +222,7 @@ impl World {
             other => panic!("made without a life that begins: {other:?}"),
         };
         assert_eq!(durable, wanted.owner, "another enrolment is durable");
-        match &self.front {
+        match &self.header {
             HeaderState::Blank | HeaderState::Unfinished => {}
             HeaderState::Header(header) => {
                 assert_eq!(header.owner, wanted.owner, "foreign");
@@ -246,16 +247,16 @@ impl World {
             Work::Inspect => {
                 return Ok(Done::Inspected(Box::new(DiskState {
                     sealed: SealedState::Stored(self.sealed.clone()),
-                    front: self.front.clone(),
+                    header: self.header.clone(),
                 })));
             }
             Work::Wipe { sealed, data } => self.wipe(*sealed, *data, during),
             Work::AwaitAddress => {}
             Work::MakeKeys(parameters) => {
-                self.lives += 1;
+                self.enrolments += 1;
                 return Ok(Done::Keys(match &parameters.cluster {
                     parameters::Cluster::Bootstrap(_) => {
-                        Keys::Founding(Arc::new(founding(self.lives)))
+                        Keys::Founding(Arc::new(founding(self.enrolments)))
                     }
                     parameters::Cluster::Register(register) => {
                         Keys::Registering(Arc::new(self.registering(register)))
@@ -267,7 +268,7 @@ impl World {
             Work::MakeFileSystem(volume) => {
                 self.may_make(volume);
                 assert!(
-                    matches!(self.front, HeaderState::Header(_)),
+                    matches!(self.header, HeaderState::Header(_)),
                     "no header yet"
                 );
                 self.files = match during {
@@ -282,12 +283,12 @@ impl World {
                     self.files
                 );
                 if !matches!(during, Some(0)) {
-                    self.front = header(Phase::Ready, volume.owner);
+                    self.header = header(Phase::Ready, volume.owner);
                     self.key = unlock_key(volume);
                 }
             }
             Work::Mount(volume) => {
-                let HeaderState::Header(header) = &self.front else {
+                let HeaderState::Header(header) = &self.header else {
                     panic!("mounted without a header");
                 };
                 assert_eq!(header.phase, Phase::Ready);
@@ -297,21 +298,21 @@ impl World {
                 self.mounted = true;
             }
             Work::MakeAuthorities(_) => {
-                let life = self.life();
+                let enrolment = self.enrolment();
                 let content = self.content();
                 if !matches!(during, Some(0)) {
                     assert_eq!(content.founded, None, "new authorities for an old cluster");
                     content.authorities = true;
                     content.authority_keys = true;
                 }
-                return Ok(Done::Authority(ca(life)));
+                return Ok(Done::Authority(ca(enrolment)));
             }
             Work::AwaitFounded(founding) => {
                 assert_eq!(rank(&self.sealed), 2, "the CA is not durable");
                 assert!(founding.cluster_ca.is_some());
-                let life = self.life();
-                self.found(life, during);
-                return Ok(Done::Credentials(credentials(life)));
+                let enrolment = self.enrolment();
+                self.found(enrolment, during);
+                return Ok(Done::Credentials(credentials(enrolment)));
             }
             Work::Register(registering) => {
                 let durable = Stored::Sealed(Sealed::Registering(registering.clone()));
@@ -339,15 +340,15 @@ impl World {
             }
             Work::WipeDisowned(disowned) => {
                 assert_eq!(rank(&self.sealed), 4, "wiped before it is disowned");
-                assert_eq!(self.life(), disowned.enrolment_id.as_bytes()[0]);
+                assert_eq!(self.enrolment(), disowned.enrolment_id.as_bytes()[0]);
                 if let (FileSystem::Made(content), None) = (&mut self.files, during) {
                     content.credentials = false;
                 }
             }
             Work::LoadCredentials(_) => {
-                let life = self.life();
+                let enrolment = self.enrolment();
                 assert!(self.content().credentials);
-                return Ok(Done::Credentials(credentials(life)));
+                return Ok(Done::Credentials(credentials(enrolment)));
             }
             Work::HandOver { home, .. } => self.hand_over(*home),
         }
@@ -360,10 +361,10 @@ impl World {
             3,
             "handed over before it is a durable MEMBER"
         );
-        let (life, founds) = (self.life(), self.asks_as.is_none());
+        let (enrolment, founds) = (self.enrolment(), self.asks_as.is_none());
         let content = self.content();
         assert!(content.credentials, "home without credentials");
-        assert!(!founds || content.founded == Some(life));
+        assert!(!founds || content.founded == Some(enrolment));
         assert!(!content.authority_keys, "a CA's key is left on the disk");
         self.home = home;
         self.handed_over = true;
@@ -374,12 +375,12 @@ impl World {
         let machine = self.asks_as.expect("a machine that registers");
         let seed = |purpose: u8| {
             let mut seed = [purpose; 32];
-            seed[..2].copy_from_slice(&[machine, self.lives]);
+            seed[..2].copy_from_slice(&[machine, self.enrolments]);
             seed
         };
         let node_key = NodeKey::from_seed(seed(1));
         Registering {
-            enrolment_id: EnrolmentId::from_bytes([self.lives; 16]),
+            enrolment_id: EnrolmentId::from_bytes([self.enrolments; 16]),
             node_id: NodeId::from_public_key(&node_key.public()),
             node_key,
             node_unlock_key: NodeUnlockKey::from_bytes(seed(2)),
@@ -401,7 +402,7 @@ impl World {
             self.acknowledged = 0;
         }
         if data && during.is_none() {
-            self.front = HeaderState::Blank;
+            self.header = HeaderState::Blank;
             self.files = FileSystem::None;
         }
     }
@@ -427,16 +428,16 @@ impl World {
         self.may_make(volume);
         match during {
             Some(0) => {}
-            Some(1) if self.front == HeaderState::Blank => self.front = HeaderState::Unfinished,
+            Some(1) if self.header == HeaderState::Blank => self.header = HeaderState::Unfinished,
             _ => {
-                self.front = header(Phase::Initialising, volume.owner);
+                self.header = header(Phase::Initialising, volume.owner);
                 self.files = FileSystem::Half;
             }
         }
     }
 
     /// The control plane's part: transaction, credentials, keys removed.
-    fn found(&mut self, life: u8, during: Option<usize>) {
+    fn found(&mut self, enrolment: u8, during: Option<usize>) {
         let content = self.content();
         if !content.credentials {
             assert!(content.authority_keys, "nothing to found with");
@@ -444,10 +445,10 @@ impl World {
         let steps = during.unwrap_or(3);
         if steps >= 1 {
             assert!(
-                content.founded.is_none_or(|l| l == life),
+                content.founded.is_none_or(|l| l == enrolment),
                 "a second cluster"
             );
-            content.founded = Some(life);
+            content.founded = Some(enrolment);
         }
         if steps >= 2 {
             content.credentials = true;
@@ -497,7 +498,7 @@ impl Cluster {
     }
 
     /// The register parameters for a machine.
-    pub(super) fn told(&self, wipe: Option<u8>) -> ParametersInput {
+    pub(super) fn input(&self, wipe: Option<u8>) -> ParametersInput {
         ParametersInput::Parameters(Arc::new(Parameters {
             cluster: parameters::Cluster::Register(Register {
                 directory: testing::directory("192.0.2.1"),
@@ -506,7 +507,7 @@ impl Cluster {
                 labels: Vec::new(),
             }),
             network: None,
-            wipe: wipe.map(|life| EnrolmentId::from_bytes([life; 16])),
+            wipe: wipe.map(|enrolment| EnrolmentId::from_bytes([enrolment; 16])),
         }))
     }
 
@@ -633,12 +634,12 @@ const BOUND: usize = 160;
 pub(super) fn run_in(
     world: &mut World,
     cluster: &mut Cluster,
-    told: &ParametersInput,
+    input: &ParametersInput,
     script: &Script,
 ) -> State {
     let mut works = 0;
     'boot: loop {
-        let (mut machine, mut actions) = Machine::start(told.clone());
+        let (mut machine, mut actions) = Machine::start(input.clone());
         loop {
             let Some((turn, work)) = actions.iter().find_map(|action| match action {
                 Action::Work(turn, work) => Some((*turn, work.clone())),

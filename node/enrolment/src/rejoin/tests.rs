@@ -1,8 +1,10 @@
 //! A running member, and a real curator that knows it, has lost it, or has removed it.
 
-use std::{fs, sync::Mutex};
+use std::fs;
+use std::sync::Mutex;
 
-use hearth_api::{identity::PublicKey, tls::wall_clock};
+use hearth_api::identity::PublicKey;
+use hearth_api::tls::wall_clock;
 use hearth_base::supervisor::{Options, Supervisor, runnable};
 use hearth_base::testing::within_timeout;
 

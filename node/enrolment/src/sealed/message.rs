@@ -3,11 +3,9 @@
 
 use std::sync::Arc;
 
-use hearth_api::{
-    identity::{JoinKey, NodeKey},
-    private::{self, EnrolmentPhase, SealedConfiguration},
-    v1::{ColdStartPolicy, StorageSecurity, TpmUsage},
-};
+use hearth_api::identity::{JoinKey, NodeKey};
+use hearth_api::private::{self, EnrolmentPhase, SealedConfiguration};
+use hearth_api::v1::{ColdStartPolicy, StorageSecurity, TpmUsage};
 use hearth_host::handover::ClusterSeed;
 use hearth_host::parameters::StaticNetwork;
 use prost::Message;

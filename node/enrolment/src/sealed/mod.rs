@@ -11,11 +11,11 @@ mod store;
 
 use std::sync::Arc;
 
-use hearth_api::{
-    identity::{
-        ClusterId, ClusterUnlockKey, JoinKey, NodeId, NodeKey, NodeUnlockKey, PublicKey, Ticket,
-    },
-    v1::{ClusterDirectory, ColdStartPolicy, Label, NodeRoles, StorageSecurity, TpmUsage},
+use hearth_api::identity::{
+    ClusterId, ClusterUnlockKey, JoinKey, NodeId, NodeKey, NodeUnlockKey, PublicKey, Ticket,
+};
+use hearth_api::v1::{
+    ClusterDirectory, ColdStartPolicy, Label, NodeRoles, StorageSecurity, TpmUsage,
 };
 use hearth_host::handover::ClusterSeed;
 use hearth_host::parameters::StaticNetwork;

@@ -13,10 +13,8 @@
 //! that must not outlive that phase, DISOWNED has none at all, and slots are written in place. So
 //! the record never shrinks, and a shorter message overwrites all of a longer previous one.
 
-use std::{
-    fs,
-    sync::{Mutex, MutexGuard, PoisonError},
-};
+use std::fs;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hearth_host::layout::{Esp, StateFile};
 use hearth_sys::files::{self, FileError};

@@ -2,15 +2,11 @@
 
 use std::fs;
 
-use hearth_api::identity::FirstContactSecret;
-use hearth_api::v1::ClusterConfiguration;
-use hearth_api::{
-    identity::SigningKey,
-    stored_form,
-    v1::{
-        KubernetesConfiguration, NetworkConfig, StorageSecurityPolicy, TpmMode, cluster_directory,
-        network_config, node_roles,
-    },
+use hearth_api::identity::{FirstContactSecret, SigningKey};
+use hearth_api::stored_form;
+use hearth_api::v1::{
+    ClusterConfiguration, KubernetesConfiguration, NetworkConfig, StorageSecurityPolicy, TpmMode,
+    cluster_directory, network_config, node_roles,
 };
 use hearth_host::handover::ClusterSeed;
 use hearth_host::layout::Root;

@@ -2,18 +2,15 @@ use std::fs;
 
 use hearth_api::identity::{ClusterId, SigningKey};
 use hearth_api::private::{self, SealedConfiguration};
-use hearth_api::v1::{StorageSecurityPolicy, TpmMode, node_roles};
+use hearth_api::v1::{ClusterConfiguration, StorageSecurityPolicy, TpmMode, node_roles};
 use hearth_host::layout::Root;
 use hearth_sys::slots::HEADER_LEN;
 use proptest::prelude::*;
 use prost::Message as _;
 
+use super::super::testing::{founding, registering};
 use super::store::{BLOCK, TPM_MAGIC, frame, unframe};
-use super::{
-    super::testing::{founding, registering},
-    *,
-};
-use hearth_api::v1::ClusterConfiguration;
+use super::*;
 
 struct Place {
     _dir: tempfile::TempDir,

@@ -1,17 +1,14 @@
 //! `cluster_bootstrap`: create a new cluster.
 
-use hearth_api::{
-    identity::{FirstContactSecret, KeyError, PublicKey},
-    labels,
-    v1::{
-        ClusterBootstrap, ClusterConfiguration, ColdStartPolicy, KubernetesConfiguration,
-        NodeRoles, StorageSecurity, StorageSecurityPolicy, TpmMode, node_roles,
-    },
+use hearth_api::identity::{FirstContactSecret, KeyError, PublicKey};
+use hearth_api::labels;
+use hearth_api::v1::{
+    ClusterBootstrap, ClusterConfiguration, ColdStartPolicy, KubernetesConfiguration, NodeRoles,
+    StorageSecurity, StorageSecurityPolicy, TpmMode, node_roles,
 };
 
-use crate::handover::ClusterSeed;
-
 use super::Problem;
+use crate::handover::ClusterSeed;
 
 /// The default cluster domain, the suffix of node names.
 pub const DEFAULT_CLUSTER_DOMAIN: &str = "cluster.internal";

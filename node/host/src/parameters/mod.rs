@@ -36,18 +36,16 @@ mod tests;
 
 use std::fmt;
 
-use hearth_api::{
-    chain,
-    labels::LabelError,
-    names,
-    schema::NODE_PARAMETERS,
-    v1::{NodeParameters, node_parameters},
-};
+use hearth_api::labels::LabelError;
+use hearth_api::schema::NODE_PARAMETERS;
+use hearth_api::v1::{NodeParameters, node_parameters};
+use hearth_api::{chain, names};
 use hearth_sys::files::{self, FileError};
 use hearth_sys::fw_cfg::{self, FwCfg, FwCfgError};
 use prost::Message;
 
-use crate::{layout::Esp, storage::EnrolmentId};
+use crate::layout::Esp;
+use crate::storage::EnrolmentId;
 
 pub use bootstrap::storage_security;
 pub use bootstrap::{Bootstrap, DEFAULT_CLUSTER_DOMAIN};

@@ -1,6 +1,8 @@
 //! `network_config`: static network configuration, instead of DHCP.
 
-use std::{fmt, net::IpAddr, str::FromStr};
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
 
 use hearth_api::labels::quoted;
 use hearth_api::v1::{NetworkConfig, network_config};

@@ -2,13 +2,10 @@
 
 use std::net::IpAddr;
 
-use hearth_api::{
-    certificates::ClusterCa,
-    chain,
-    identity::{NodeId, Ticket},
-    labels,
-    v1::{ClusterDirectory, ClusterRegister, Label},
-};
+use hearth_api::certificates::ClusterCa;
+use hearth_api::identity::{NodeId, Ticket};
+use hearth_api::v1::{ClusterDirectory, ClusterRegister, Label};
+use hearth_api::{chain, labels};
 use rustls_pki_types::CertificateDer;
 
 use super::Problem;

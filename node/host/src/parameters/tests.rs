@@ -2,13 +2,11 @@ mod stored_forms;
 
 use std::fs;
 
-use hearth_api::{
-    identity::SigningKey,
-    v1::{
-        ClusterBootstrap, ClusterConfiguration, ClusterDirectory, ClusterRegister, ColdStartPolicy,
-        KubernetesConfiguration, Label, NetworkConfig, NodeRoles, StorageSecurity,
-        StorageSecurityPolicy, TpmMode, Wipe, cluster_directory, network_config, node_roles,
-    },
+use hearth_api::identity::SigningKey;
+use hearth_api::v1::{
+    ClusterBootstrap, ClusterConfiguration, ClusterDirectory, ClusterRegister, ColdStartPolicy,
+    KubernetesConfiguration, Label, NetworkConfig, NodeRoles, StorageSecurity,
+    StorageSecurityPolicy, TpmMode, Wipe, cluster_directory, network_config, node_roles,
 };
 use proptest::prelude::*;
 use prost::bytes::BufMut;

@@ -131,10 +131,8 @@ fn join(path: &str, name: &str) -> String {
 mod tests {
     use hearth_api::schema::NODE_PARAMETERS;
     use prost::Message as _;
-    use prost_types::{
-        DescriptorProto, FileDescriptorSet,
-        field_descriptor_proto::{Label, Type},
-    };
+    use prost_types::field_descriptor_proto::{Label, Type};
+    use prost_types::{DescriptorProto, FileDescriptorSet};
 
     use super::*;
 

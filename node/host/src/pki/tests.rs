@@ -1,9 +1,8 @@
-use std::{fs, path::PathBuf};
+use std::fs;
+use std::path::PathBuf;
 
-use hearth_api::{
-    certificates::{CertificateError, ClusterCa},
-    identity::Subject,
-};
+use hearth_api::certificates::{CertificateError, ClusterCa};
+use hearth_api::identity::Subject;
 use hearth_base::supervisor::Failure;
 use proptest::prelude::*;
 use rustls_pki_types::UnixTime;

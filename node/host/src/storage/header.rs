@@ -10,16 +10,12 @@
 //! a MAC whose key is derived from both unlock keys. It never says *how* the payload is encrypted:
 //! otherwise an attacker who can write it could turn encryption off.
 
-use std::{
-    fmt, fs, io,
-    os::unix::fs::FileExt,
-    path::{Path, PathBuf},
-};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::{fmt, fs, io};
 
-use hearth_api::{
-    identity::{ClusterId, NodeId},
-    private::{DataHeader, DataPhase},
-};
+use hearth_api::identity::{ClusterId, NodeId};
+use hearth_api::private::{DataHeader, DataPhase};
 use hearth_sys::slots::{Loaded, RegionSlot, SlotError, SlotFormat, SlotPair};
 use prost::Message;
 use ring::hmac;
@@ -343,7 +339,8 @@ mod tests {
     use proptest::prelude::*;
     use tempfile::NamedTempFile;
 
-    use super::{super::keys::Mode, *};
+    use super::super::keys::Mode;
+    use super::*;
 
     fn read(device: &Path) -> Result<HeaderState, HeaderError> {
         HeaderRegion::new(device).read()

@@ -21,10 +21,8 @@
 //! Output: 64 bytes for AES-256-XTS, 32 for AES-256-GCM, 32 for the MAC. All parts of the info have
 //! a fixed length, so the encoding is unambiguous.
 
-use hearth_api::{
-    identity::{ClusterId, ClusterUnlockKey, NodeId, NodeUnlockKey},
-    v1::StorageSecurity,
-};
+use hearth_api::identity::{ClusterId, ClusterUnlockKey, NodeId, NodeUnlockKey};
+use hearth_api::v1::StorageSecurity;
 use ring::{hkdf, hmac};
 use zeroize::Zeroizing;
 

@@ -29,16 +29,13 @@ pub mod testing;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-};
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use hearth_api::identity::random_bytes;
 use hearth_sys::files::FileError;
 
 use crate::{failpoint, layout};
-
 use header::{Header, HeaderError, HeaderRegion, HeaderState, Owner, Phase};
 use keys::{SALT_LEN, Secrets, VolumeKey};
 

@@ -16,15 +16,13 @@ use std::path::{Path, PathBuf};
 use hearth_api::names::disk::DATA_TYPE;
 use hearth_sys::block::{BlockError, Blocks, PartitionDevice};
 use hearth_sys::dm::{AeadKey, DeviceMapper, DmError, XtsKey};
-use hearth_sys::mounts::MountFlags;
-use hearth_sys::{mkfs, mounts};
+use hearth_sys::mkfs;
+use hearth_sys::mounts::{self, MountFlags};
 use tokio::runtime::Handle;
 
-use super::{
-    BoxError, StorageBackend, StorageError,
-    header::REGION,
-    keys::{Mode, VolumeKey},
-};
+use super::header::REGION;
+use super::keys::{Mode, VolumeKey};
+use super::{BoxError, StorageBackend, StorageError};
 
 const VOLUME: &str = "hearth-data";
 const INTEGRITY: &str = "hearth-data-integrity";

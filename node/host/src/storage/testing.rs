@@ -5,23 +5,17 @@
 //! and logic are the real ones.
 #![allow(clippy::disallowed_methods, reason = "test code")]
 
-use std::{
-    fs::{self, File, OpenOptions},
-    os::unix::fs::FileExt,
-    path::{Path, PathBuf},
-    sync::{
-        Arc,
-        atomic::{AtomicU32, Ordering},
-    },
-};
+use std::fs::{self, File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use ring::digest;
 
-use super::{
-    BoxError, StorageBackend, StorageError,
-    header::REGION,
-    keys::{Mode, VolumeKey},
-};
+use super::header::REGION;
+use super::keys::{Mode, VolumeKey};
+use super::{BoxError, StorageBackend, StorageError};
 
 /// A partition in a file of 4 MiB.
 #[derive(Clone, Debug)]

@@ -1,9 +1,11 @@
-use std::{fs, os::unix::fs::FileExt};
+use std::fs;
+use std::os::unix::fs::FileExt;
 
 use hearth_api::identity::{ClusterId, ClusterUnlockKey, NodeId, NodeUnlockKey};
 
 use super::EnrolmentId;
-use super::{testing::Files, *};
+use super::testing::Files;
+use super::*;
 use crate::layout::Root;
 
 fn volume(mode: Option<Mode>, enrolment: u8) -> Volume {

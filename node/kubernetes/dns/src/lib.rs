@@ -43,8 +43,7 @@ use std::time::Duration;
 use hearth_base::event::{self, Value};
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_host::handover::PodNetwork;
-use hearth_kubernetes_api::Client;
-use hearth_kubernetes_api::Watching;
+use hearth_kubernetes_api::{Client, Watching};
 
 use forward::Forwarder;
 use serve::Server;

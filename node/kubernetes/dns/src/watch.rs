@@ -12,10 +12,9 @@ use std::sync::Arc;
 use futures::StreamExt as _;
 use hearth_base::event::Writer;
 use hearth_base::supervisor::{Failure, Outcome};
-use hearth_kubernetes_api::Watching;
 use hearth_kubernetes_api::fields::{self, Object};
 use hearth_kubernetes_api::watch::{Event, Known, Which, watch};
-use hearth_kubernetes_api::{ApiError, Client, kinds};
+use hearth_kubernetes_api::{ApiError, Client, Watching, kinds};
 
 use super::zone::{Endpoint, Endpoints, Port, Service, Target, Zone};
 

@@ -50,7 +50,6 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tokio_util::sync::CancellationToken;
 
 use super::Worker;
-
 use readiness::{Probe, ProbeError, Probes, Readyz};
 use table::Table;
 

@@ -5,8 +5,7 @@ use std::time::Duration;
 
 use hearth_api::v1::node_roles::{ConsensusMember, KubernetesController};
 use hearth_api::v1::{ClusterDirectory, Node, NodeRoles, NodeState, NodeStatus};
-use hearth_base::testing::within_timeout;
-use hearth_base::testing::{TestSupervisor, until_ok};
+use hearth_base::testing::{TestSupervisor, until_ok, within_timeout};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::task::AbortHandle;
 

@@ -48,7 +48,6 @@ use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::program::{self, LogFormat, Profile, Program, Progress, ReadLock};
-
 use config::Config;
 pub(crate) use connection::Connection;
 use unpacked::Unpacked;

@@ -26,15 +26,13 @@ use std::time::SystemTime;
 use hearth_base::event::{self, Value, Writer};
 use hearth_base::supervisor::{Context, Exit, Failure, Outcome};
 use hearth_consensus::etcd_proxy::quota::Capacity;
-use hearth_consensus::kubernetes_authorities;
-use hearth_consensus::{ConsensusUser, NamespacedClient};
+use hearth_consensus::{ConsensusUser, NamespacedClient, kubernetes_authorities};
 use hearth_host::bundle::{Binary, Bundle};
 use hearth_host::handover::MemberData;
 use hearth_host::pki::kubernetes::{Authorities, Certificate};
 
 use super::program::{self, Profile, Progress, ReadLock};
 use super::{RoleCondition, Worker, reconciler, store};
-
 use files::Files;
 
 /// The ports of the programs.
@@ -88,10 +86,10 @@ pub(crate) async fn run(
     parts: &Arc<Worker>,
     bundle: Arc<Bundle>,
     ports: Ports,
-    standing: &Writer<RoleCondition>,
+    condition: &Writer<RoleCondition>,
 ) -> Outcome {
     let member = parts.member.watch().next().await?;
-    let (pki, store) = reach_consensus(parts, standing).await?;
+    let (pki, store) = reach_consensus(parts, condition).await?;
     let authorities = kubernetes_authorities::ensure(&pki, &member.credentials.ca).await?;
     let files = Files::new(&parts.root);
     let shared = {
@@ -163,7 +161,7 @@ pub(crate) async fn run(
         progresses.map(|progress| progress.value()),
         controller.room.value(),
         objects.value(),
-        standing,
+        condition,
     )
     .await
 }
@@ -171,7 +169,7 @@ pub(crate) async fn run(
 /// Waits until etcd serves on this node and the node belongs to its cluster.
 async fn reach_consensus(
     parts: &Worker,
-    standing: &Writer<RoleCondition>,
+    condition: &Writer<RoleCondition>,
 ) -> Result<(NamespacedClient, NamespacedClient), Failure> {
     let mut consensus = parts.consensus.watch();
     let mut states = parts.cluster_state.watch();
@@ -182,7 +180,7 @@ async fn reach_consensus(
             .and_then(|pki| Ok((pki, client(ConsensusUser::Kubernetes)?)));
         match clients {
             Ok(clients) => return Ok(clients),
-            Err(why) => standing.set(RoleCondition::unmet("WaitingForConsensus", why.to_string())),
+            Err(why) => condition.set(RoleCondition::unmet("WaitingForConsensus", why.to_string())),
         }
         tokio::select! {
             changed = consensus.next() => drop(changed?),
@@ -198,14 +196,14 @@ async fn tell(
     progresses: [Value<Progress>; 3],
     room: Value<Capacity>,
     objects: Value<Progress>,
-    standing: &Writer<RoleCondition>,
+    condition: &Writer<RoleCondition>,
 ) -> Outcome {
     let mut watchers = progresses.each_ref().map(Value::watch);
     let (mut rooms, mut made) = (room.watch(), objects.watch());
     loop {
         let now = progresses.each_ref().map(Value::get);
         let programs = programs.into_iter().zip(now);
-        standing.set(judge(programs, room.get(), objects.get()));
+        condition.set(judge(programs, room.get(), objects.get()));
         let [a, b, c] = &mut watchers;
         tokio::select! {
             changed = a.next() => drop(changed?),

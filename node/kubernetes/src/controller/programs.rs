@@ -11,10 +11,9 @@ use hearth_host::layout::Root;
 use hearth_host::pki::kubernetes::{Certificate, FRONT_PROXY_CLIENT};
 use hearth_kubernetes_api::Client;
 
-use super::super::access;
 use super::super::kubeconfig::{Credentials, Kubeconfig};
 use super::super::program::{ProbeFailure, Profile, Program, Thresholds, probe};
-use super::super::store;
+use super::super::{access, store};
 use super::files::Files;
 use super::{Controller, Ports};
 

@@ -93,12 +93,12 @@ impl Plane {
         fake.address.set(Ipv4Addr::LOCALHOST.into());
         fake.consensus.set(Some(etcd.handle().handle()));
         let (ports, parts) = (free_ports(), fake.parts.clone());
-        let standing = Arc::new(event::value::<RoleCondition>().0);
-        let standings = standing.value().watch();
+        let condition = Arc::new(event::value::<RoleCondition>().0);
+        let standings = condition.value().watch();
         let alone = TestSupervisor::run(move |ctx| {
-            let (parts, bundle, standing) = (parts.clone(), bundle.clone(), standing.clone());
+            let (parts, bundle, condition) = (parts.clone(), bundle.clone(), condition.clone());
             async move {
-                ctx.until_cancelled(run(&ctx, &parts, bundle, ports, &standing))
+                ctx.until_cancelled(run(&ctx, &parts, bundle, ports, &condition))
                     .await
             }
         });
@@ -116,14 +116,14 @@ impl Plane {
     async fn works(&mut self, what: &str) {
         let met = self
             .standings
-            .wait_for(|standing| *standing == RoleCondition::Met);
+            .wait_for(|condition| *condition == RoleCondition::Met);
         slowly(what, met).await.unwrap();
     }
 
     async fn does_not_work(&mut self, what: &str) {
         let failed = self
             .standings
-            .wait_for(|standing| *standing != RoleCondition::Met);
+            .wait_for(|condition| *condition != RoleCondition::Met);
         slowly(what, failed).await.unwrap();
     }
 

@@ -147,11 +147,11 @@ mod tests {
     use std::path::Path;
 
     use hearth_api::names::{EXTENSION_KUBERNETES, EXTENSIONS};
+    use hearth_host::layout;
     use nix::sched::{CloneFlags, unshare};
 
     use super::*;
     use crate::testing;
-    use hearth_host::layout;
 
     fn range(number: usize) -> PodRange {
         PodRange::all().nth(number).unwrap()

@@ -7,7 +7,7 @@
 //! addresses of its own pods. The network between the nodes is not trusted ([`firewall`]).
 //!
 //! Why WireGuard alone and not one of the usual overlays: it is in the kernel, needs no daemon, and
-//! of the cluster it only needs what is in [`View`](hearth_agent::View). There is one route for all
+//! of the cluster it only needs what is in [`View`]. There is one route for all
 //! pods and not one for each node: WireGuard's allowed IPs select the node, and they have to be
 //! correct in any case.
 //!

@@ -139,7 +139,7 @@ async fn one_that_ends_says_why_and_starts_again() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_never_works_is_given_up() {
-    let mut scripted = scripted("while :; do sleep 1000; done");
+    let mut scripted = scripted("exec sleep 1000");
     scripted.program.profile.health.silent_after = Duration::from_millis(200);
     scripted.program.profile.health.ready_within = Duration::from_millis(300);
     let alone = scripted.run();
@@ -194,7 +194,7 @@ async fn one_that_was_told_something_else_ends_in_order_and_starts_again() {
 /// A program that depends on others has a longer limit for unhealthy than for no answer.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_that_misses_others_is_left_alone_until_it_is_silent() {
-    let mut scripted = scripted("echo $$ >pid; touch ready; while :; do sleep 1000; done");
+    let mut scripted = scripted("echo $$ >pid; touch ready; exec sleep 1000");
     scripted.program.profile.health.probe_every = Duration::from_millis(10);
     scripted.program.profile.health.silent_after = Duration::from_millis(200);
     let alone = scripted.run();

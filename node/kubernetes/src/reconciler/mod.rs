@@ -40,15 +40,13 @@ use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_kubernetes_api::fields::{Claim, Node, Volume};
 use hearth_kubernetes_api::kinds::{self, Kind};
 use hearth_kubernetes_api::watch::{Event, Known, Which, watch};
-use hearth_kubernetes_api::{ApiError, Client, Objects};
+use hearth_kubernetes_api::{ApiError, Client, Objects, Watching};
 use http::StatusCode;
 use serde::de::DeserializeOwned;
 use tokio::time::{Instant, sleep_until};
 
 use super::program::Progress;
 use super::volumes::plan::{self, Going, Refusal};
-use hearth_kubernetes_api::Watching;
-
 use lease::Competitor;
 use nodes::{Cluster, Patience};
 use objects::NAMESPACE;

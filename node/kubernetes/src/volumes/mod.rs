@@ -35,14 +35,12 @@ use hearth_base::event::Value;
 use hearth_base::supervisor::{Context, Failure, Outcome};
 use hearth_kubernetes_api::fields::Volume;
 use hearth_kubernetes_api::watch::{Event, Which, watch};
-use hearth_kubernetes_api::{ApiError, Client, MANAGER, Objects, kinds};
+use hearth_kubernetes_api::{ApiError, Client, MANAGER, Objects, Watching, kinds};
 use http::StatusCode;
 use serde_json::{Value as Json, json};
 use tokio::task::{JoinError, spawn_blocking};
 use tokio::time::{MissedTickBehavior, sleep};
 use tokio_util::sync::CancellationToken;
-
-use hearth_kubernetes_api::Watching;
 
 use disk::{Disk, DiskError};
 

@@ -235,8 +235,9 @@ fn factor(suffix: &str) -> Option<(u128, u128)> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use proptest::prelude::*;
+
+    use super::*;
 
     const UID: &str = "0b2f8c4e-3f0a-4a7e-9d55-0123456789ab";
 

@@ -24,9 +24,8 @@ use std::time::{Duration, SystemTime};
 use hearth_agent::CuratorConnection;
 use hearth_api::identity::SigningKey;
 use hearth_api::v1::IssueCertificateRequest;
-use hearth_api::v1::issue_certificate_request::{
-    Kind, KubernetesWorker, kubernetes_worker::Purpose,
-};
+use hearth_api::v1::issue_certificate_request::kubernetes_worker::Purpose;
+use hearth_api::v1::issue_certificate_request::{Kind, KubernetesWorker};
 use hearth_base::event::{self, Value, Watcher, Writer};
 use hearth_base::supervisor::{Context, Failure, Health, Outcome};
 use hearth_host::bundle::Binary;
@@ -38,10 +37,9 @@ use rustls::ClientConfig;
 use rustls_pki_types::CertificateDer;
 use x509_parser::prelude::{GeneralName, ParsedExtension};
 
-use crate::access;
-use crate::balancer;
 use crate::calendar::CertificateClock;
 use crate::kubeconfig::{Credentials, Kubeconfig};
+use crate::{access, balancer};
 
 /// Delay between two attempts.
 const ASK_AGAIN: Duration = Duration::from_secs(1);

@@ -26,10 +26,10 @@ use hearth_kubernetes_api::{ApiError, Client, kinds};
 use hearth_sys::files;
 use serde_json::{Value as Json, json};
 
-use super::super::containerd::{self, Imported, config::PAUSE_IMAGE};
+use super::super::containerd::config::PAUSE_IMAGE;
+use super::super::containerd::{self, Imported};
 use super::super::program::{self, Profile, Program, Progress, ReadLock, probe};
-use super::certificates;
-use super::{PRIVATE, network};
+use super::{PRIVATE, certificates, network};
 
 /// Address of its health endpoint.
 const HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10248);

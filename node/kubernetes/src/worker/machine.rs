@@ -15,12 +15,11 @@
 //! finished: the role may be assigned and removed while files are deleted, but nothing is created
 //! or mounted again before that.
 
-use std::fs;
-use std::io;
 use std::os::unix::fs::{DirBuilderExt as _, symlink};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use std::{fs, io};
 
 use hearth_base::supervisor::{Failure, Outcome};
 use hearth_host::layout::{self, Root};

@@ -11,7 +11,7 @@
 //! | `servers`, `balancer` | view, learned addresses, address, the node's own TLS | ready servers |
 //!
 //! Each restarts independently, and waits for its inputs: the start order follows from the values.
-//! The shutdown order is described in [`containerd`](super::containerd).
+//! The shutdown order is described in [`containerd`].
 //!
 //! All clients of the worker connect to the API servers through the balancer.
 //!
@@ -33,10 +33,9 @@ use hearth_host::bundle::{Binary, Bundle};
 use hearth_host::handover::{MemberData, PodNetwork};
 use hearth_kubernetes_api::Client;
 
-use super::balancer;
 use super::containerd::{self, Imported};
 use super::program::{Progress, ReadLock};
-use super::{RoleCondition, Worker, services};
+use super::{RoleCondition, Worker, balancer, services};
 
 pub(super) use machine::MachineLock;
 
@@ -58,12 +57,12 @@ pub(super) async fn run(
     ctx: &Context,
     parts: &Arc<Worker>,
     bundle: Arc<Bundle>,
-    standing: &Writer<RoleCondition>,
+    condition: &Writer<RoleCondition>,
 ) -> Outcome {
-    standing.set(RoleCondition::unmet("Starting", "preparing the machine"));
+    condition.set(RoleCondition::unmet("Starting", "preparing the machine"));
     parts.may_have_pods.set(true);
     if let Err(error) = machine::prepare(&parts.machine, &parts.root).await {
-        standing.set(RoleCondition::unmet("Failing", error.to_string()));
+        condition.set(RoleCondition::unmet("Failing", error.to_string()));
         return Err(error);
     }
     let member = parts.member.watch().next().await?;
@@ -78,7 +77,7 @@ pub(super) async fn run(
     let mut kubelet = kubelet.1.watch();
     let mut proxy = proxy.1.watch();
     loop {
-        standing.set(facts.standing());
+        condition.set(facts.condition());
         tokio::select! {
             changed = network.next() => changed.map(drop)?,
             changed = client.next() => changed.map(drop)?,
@@ -169,7 +168,7 @@ fn start(
 }
 
 impl Facts {
-    fn standing(&self) -> RoleCondition {
+    fn condition(&self) -> RoleCondition {
         let programs = self.programs.each_ref();
         let programs = programs.map(|(binary, progress)| (binary.name(), progress.get()));
         let waits = match self.client.get() {
@@ -245,8 +244,8 @@ pub(super) async fn clear(parts: &Worker) -> Outcome {
 mod tests {
     use super::*;
 
-    fn reason(standing: RoleCondition) -> &'static str {
-        match standing {
+    fn reason(condition: RoleCondition) -> &'static str {
+        match condition {
             RoleCondition::Unmet { reason, .. } => reason,
             RoleCondition::Met => "Met",
             RoleCondition::NotHeld => "NotHeld",

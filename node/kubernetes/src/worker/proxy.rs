@@ -27,8 +27,7 @@ use serde_json::{Value as Json, json};
 use super::super::balancer;
 use super::super::kubeconfig::{Credentials, Kubeconfig};
 use super::super::program::{self, Profile, Program, ProgramError, Progress, probe};
-use super::PRIVATE;
-use super::certificates;
+use super::{PRIVATE, certificates};
 
 /// Address of its health endpoint.
 const HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 10256);

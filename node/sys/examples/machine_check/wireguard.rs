@@ -4,16 +4,18 @@
 //! A network namespace belongs to the thread that entered it, so the other end is a thread with a
 //! runtime of its own.
 
-use std::{net::SocketAddr, os::fd::AsRawFd as _, time::Duration};
+use std::net::SocketAddr;
+use std::os::fd::AsRawFd as _;
+use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
-use hearth_sys::{
-    cidr::Cidr,
-    netlink::{Netlink, Route},
-    wireguard::{Peer, Wireguard},
-};
+use hearth_sys::cidr::Cidr;
+use hearth_sys::netlink::{Netlink, Route};
+use hearth_sys::wireguard::{Peer, Wireguard};
 use rtnetlink::{LinkUnspec, LinkVeth};
-use tokio::{net::UdpSocket, sync::oneshot, time::timeout};
+use tokio::net::UdpSocket;
+use tokio::sync::oneshot;
+use tokio::time::timeout;
 
 const LINK: &str = "check-mesh";
 const PORT: u16 = 7839;

@@ -18,15 +18,14 @@
 //! | Rebinding | ACK → Bound; NAK → Resting; expiry → Selecting |
 //! | Resting | a pause that grows with every NAK → Selecting |
 
-use std::{net::Ipv4Addr, time::Duration};
+use std::net::Ipv4Addr;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
-use super::{
-    Lease,
-    message::{Kind, Message, code},
-    wire::{Reply, ReplyKind},
-};
+use super::Lease;
+use super::message::{Kind, Message, code};
+use super::wire::{Reply, ReplyKind};
 
 /// The delay before the first retransmission. It doubles with each one, with a jitter of one eighth
 /// in both directions.

@@ -5,7 +5,8 @@
 //! overload). Decoding accepts any bytes and never panics; encoding accepts what the callers in
 //! this module create.
 
-use std::{collections::BTreeMap, net::Ipv4Addr};
+use std::collections::BTreeMap;
+use std::net::Ipv4Addr;
 
 /// The codes of the supported options.
 pub(crate) mod code {

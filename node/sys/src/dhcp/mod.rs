@@ -32,23 +32,19 @@ mod wire;
 #[cfg(test)]
 mod tests;
 
-use std::{
-    io,
-    net::{IpAddr, Ipv4Addr, SocketAddrV4, UdpSocket},
-    sync::Arc,
-    time::Duration,
-};
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddrV4, UdpSocket};
+use std::sync::Arc;
+use std::time::Duration;
 
+use hearth_base::event::Writer;
+use hearth_base::supervisor::{Context, Outcome};
 use nix::sys::socket::{self, sockopt};
 use tokio::time::Instant;
 
-use super::{
-    cidr::Cidr,
-    netlink::{LinkMonitor, Netlink, NetlinkError, Route},
-    raw::{self, Watched},
-};
-use hearth_base::event::Writer;
-use hearth_base::supervisor::{Context, Outcome};
+use super::cidr::Cidr;
+use super::netlink::{LinkMonitor, Netlink, NetlinkError, Route};
+use super::raw::{self, Watched};
 use machine::{Action, Machine};
 
 /// A lease granted by a server.

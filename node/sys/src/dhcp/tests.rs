@@ -8,10 +8,8 @@ mod on_wire;
 
 use std::net::Ipv4Addr;
 
-use super::{
-    message::{Kind, Message, code},
-    *,
-};
+use super::message::{Kind, Message, code};
+use super::*;
 
 const MAC: [u8; 6] = [2, 0, 0, 0, 0, 7];
 const ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 77, 0, 5);

@@ -5,16 +5,13 @@
 //! verified: between virtual machines on one host it is often not filled in, and the frame's own
 //! checksum and the transaction ID are sufficient.
 
-use std::{
-    net::{IpAddr, Ipv4Addr},
-    time::Duration,
-};
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::Duration;
 
-use super::{
-    Lease, LeasedRoute,
-    message::{Kind, Malformed, Message, code},
-};
-use crate::{cidr::Cidr, raw::FilterStep};
+use super::message::{Kind, Malformed, Message, code};
+use super::{Lease, LeasedRoute};
+use crate::cidr::Cidr;
+use crate::raw::FilterStep;
 
 pub(crate) const CLIENT_PORT: u16 = 68;
 pub(crate) const SERVER_PORT: u16 = 67;

@@ -50,7 +50,8 @@ mod store;
 #[cfg(test)]
 mod tests;
 
-use std::{fmt, io, path::Path};
+use std::path::Path;
+use std::{fmt, io};
 
 use zeroize::Zeroizing;
 

@@ -1,11 +1,9 @@
 //! The storage of a slot: a file, or a region of a block device.
 
-use std::{
-    fs::{self, File, OpenOptions},
-    io,
-    os::unix::fs::{FileExt, OpenOptionsExt},
-    path::{Path, PathBuf},
-};
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
 
 use super::format::{HEADER_LEN, MAX_PAYLOAD};
 use crate::files;

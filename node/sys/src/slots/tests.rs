@@ -13,7 +13,9 @@
 //! - A write never affects the other slot. Rot (bit flips, truncation, loss), however, can affect
 //!   either slot at rest.
 
-use std::{cell::RefCell, fs, io, rc::Rc};
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::{fs, io};
 
 use proptest::prelude::*;
 

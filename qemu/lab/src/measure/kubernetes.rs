@@ -19,8 +19,7 @@ use hearth_qemu::vm::Vm;
 use super::{Build, Lab, clear, end, forwarded, insecure, parameters};
 use crate::hearthctl::Hearthctl;
 use crate::owner::Owner;
-use crate::tool;
-use crate::{LabError, Result};
+use crate::{LabError, Result, tool};
 
 /// Memory of the machines, in MiB.
 const MEMORY: u32 = 2048;

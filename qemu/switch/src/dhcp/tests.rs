@@ -1,6 +1,7 @@
 //! The server by the bytes of its messages; `tests/switch.rs` tests it with an independent client.
 
-use proptest::{collection::vec, prelude::*};
+use proptest::collection::vec;
+use proptest::prelude::*;
 
 use super::*;
 

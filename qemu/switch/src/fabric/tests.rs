@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use proptest::{collection::vec, prelude::*};
+use proptest::collection::vec;
+use proptest::prelude::*;
 
 use super::*;
 use crate::framing::Decoder;

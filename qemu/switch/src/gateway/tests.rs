@@ -1,6 +1,7 @@
 //! The gateway by the frames that it receives and sends.
 
-use proptest::{collection::vec, prelude::*};
+use proptest::collection::vec;
+use proptest::prelude::*;
 use smoltcp::wire::{Icmpv4Message, Icmpv4Packet, Icmpv4Repr, TcpControl, TcpRepr, TcpSeqNumber};
 
 use super::*;

@@ -1,25 +1,19 @@
 //! Forwarding of host connections to a machine's TCP ports.
 
-use std::{
-    cell::RefCell,
-    io,
-    net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener as StdTcpListener},
-    rc::Rc,
-    time::Instant,
-};
+use std::cell::RefCell;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4, TcpListener as StdTcpListener};
+use std::rc::Rc;
+use std::time::Instant;
 
-use tokio::{
-    net::{TcpListener, TcpStream},
-    sync::{Notify, OwnedSemaphorePermit},
-    time::sleep,
-};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::time::sleep;
 
 use super::{ACCEPT_AGAIN, Shared};
-use crate::{
-    Mac,
-    fabric::Fabric,
-    tunnel::{self, Ends, Way},
-};
+use crate::Mac;
+use crate::fabric::Fabric;
+use crate::tunnel::{self, Ends, Way};
 
 /// Maximum number of forwarded connections. Further ones wait for others to end.
 pub(super) const MOST: usize = 1024;

@@ -1,15 +1,13 @@
 //! The machines' connections: one task for each port.
 
-use std::{io, rc::Rc, time::Instant};
+use std::io;
+use std::rc::Rc;
+use std::time::Instant;
 
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::{
-        UnixListener, UnixStream,
-        unix::{ReadHalf, WriteHalf},
-    },
-    time::sleep,
-};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::unix::{ReadHalf, WriteHalf};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::time::sleep;
 
 use super::{ACCEPT_AGAIN, Shared};
 use crate::framing::Decoder;

@@ -1,28 +1,22 @@
 //! Serves control requests.
 
-use std::{
-    collections::BTreeMap,
-    io,
-    net::{Ipv4Addr, SocketAddr},
-    os::unix::net::UnixListener as StdUnixListener,
-    path::Path,
-    rc::Rc,
-    time::Instant,
-};
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr};
+use std::os::unix::net::UnixListener as StdUnixListener;
+use std::path::Path;
+use std::rc::Rc;
+use std::time::Instant;
 
-use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader},
-    net::{UnixListener, UnixStream},
-    time::sleep,
-};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::time::sleep;
 
 use super::{ACCEPT_AGAIN, Entry, Shared, forwards, links};
-use crate::{
-    GATEWAY_MAC, Mac, NetworkStatus, Port, PortForward, PortStatus, Refusal,
-    control::{Answer, MAX_REQUEST, Reply, Request},
-    faults::Faults,
-    learning::is_group,
-};
+use crate::control::{Answer, MAX_REQUEST, Reply, Request};
+use crate::faults::Faults;
+use crate::learning::is_group;
+use crate::{GATEWAY_MAC, Mac, NetworkStatus, Port, PortForward, PortStatus, Refusal};
 
 /// Serves clients of the control socket.
 pub(super) async fn take_orders(shared: Rc<Shared>, listener: UnixListener) {

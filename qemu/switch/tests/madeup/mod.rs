@@ -4,22 +4,19 @@
 // Each test file is a program of its own and uses a part of this.
 #![allow(dead_code)]
 
-use std::{
-    collections::VecDeque,
-    io::ErrorKind,
-    net::Ipv4Addr,
-    path::Path,
-    time::{Duration, Instant},
-};
+use std::collections::VecDeque;
+use std::io::ErrorKind;
+use std::net::Ipv4Addr;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 use hearth_switch::Mac;
-use smoltcp::{
-    iface::{Config, Interface, SocketHandle, SocketSet},
-    phy::{self, Device, DeviceCapabilities, Medium},
-    socket::{dhcpv4, tcp},
-    wire::{EthernetAddress, IpCidr},
-};
-use tokio::{net::UnixStream, sync::watch};
+use smoltcp::iface::{Config, Interface, SocketHandle, SocketSet};
+use smoltcp::phy::{self, Device, DeviceCapabilities, Medium};
+use smoltcp::socket::{dhcpv4, tcp};
+use smoltcp::wire::{EthernetAddress, IpCidr};
+use tokio::net::UnixStream;
+use tokio::sync::watch;
 use tokio_util::task::AbortOnDropHandle;
 
 /// What is done with the bytes of a connection.

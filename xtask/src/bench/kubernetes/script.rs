@@ -15,9 +15,8 @@ use hearth_image::output;
 use hearth_lab::measure::kubernetes::probe;
 
 use crate::command::find_program;
-use crate::kubernetes;
-use crate::target;
 use crate::ui::Ui;
+use crate::{kubernetes, target};
 
 const SCRIPT: &str = include_str!("script/init.sh");
 const KUBECONFIG: &str = include_str!("script/kubeconfig.yaml");

@@ -1,5 +1,6 @@
 //! Closed connections and callers that do not read, against a real etcd.
 
+use hearth_base::testing::within_timeout;
 use nix::sys::signal::Signal;
 use tokio::time::timeout;
 use tonic::Code;
@@ -11,7 +12,6 @@ use super::super::super::wire::{WatchCreateRequest, WatchRequest};
 use super::super::LARGEST_MESSAGE;
 use super::super::tests::{Passed, passed};
 use super::*;
-use hearth_base::testing::within_timeout;
 
 /// A watch stream on everything, once the watch is created.
 async fn watch(passed: &Passed) -> tonic::Streaming<WatchResponse> {

@@ -20,11 +20,10 @@ use hearth_api::tls::{self, ExpectedServer, wall_clock};
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::curator_local_client::CuratorLocalClient;
 use hearth_api::v1::management_client::ManagementClient;
-use hearth_api::v1::node_selector;
 use hearth_api::v1::{
     ClusterDirectory, ClusterState, GetConsensusStatusRequest, GetConsensusStatusResponse,
     GetCurrentLeaderRequest, GetNodesRequest, Node as WireNode, NodeHealth, NodeSelector,
-    NodeState, NodeStatus, UpdateNodeRolesRequest, UpdateNodeStatusRequest,
+    NodeState, NodeStatus, UpdateNodeRolesRequest, UpdateNodeStatusRequest, node_selector,
 };
 use hearth_base::event::{self, Value};
 use hearth_base::logtree::{Query, Severity};

@@ -15,9 +15,8 @@ use super::super::{print, print_json};
 use super::wait::{self, Goal};
 use super::{find, show};
 use crate::args::{Confirm, Format, Global, Label, Node, Role, RoleName, Wait};
-use crate::connection;
 use crate::failure::{Failure, Kind};
-use crate::output;
+use crate::{connection, output};
 
 pub(super) async fn run(global: &Global, command: Node) -> Result<(), Failure> {
     let channel = connection::open(global)?;

@@ -14,9 +14,8 @@ use tonic::Status;
 use super::super::{print, print_json_line};
 use super::{change, find};
 use crate::args::{Confirm, Format, Global, Node, NodeEndpointArg, Severity};
-use crate::connection;
 use crate::failure::{Failure, Kind};
-use crate::output;
+use crate::{connection, output};
 
 pub(super) async fn run(global: &Global, command: Node) -> Result<(), Failure> {
     match command {

@@ -4,14 +4,13 @@
 use std::time::Duration;
 
 use hearth_api::client::{Channel, within};
-use hearth_api::names;
-use hearth_api::operator;
 use hearth_api::v1::curator_client::CuratorClient;
 use hearth_api::v1::management_client::ManagementClient;
 use hearth_api::v1::{
     GetConsensusStatusRequest, GetConsensusStatusResponse, GetNodesRequest, Node, NodeCondition,
     NodeState,
 };
+use hearth_api::{names, operator};
 use tonic::Status;
 
 use super::passing;

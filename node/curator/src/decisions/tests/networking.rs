@@ -2,15 +2,15 @@
 //! curators whose views lag, and written late, twice or never. After each write no two nodes have
 //! the same range or key, and the indexes agree with the records of the nodes.
 
-use std::{collections::BTreeMap, sync::LazyLock};
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
 
-use hearth_api::{
-    identity::{MeshKey, MeshSecret},
-    v1::node_roles::KubernetesWorker,
-};
+use hearth_api::identity::{MeshKey, MeshSecret};
+use hearth_api::v1::node_roles::KubernetesWorker;
 use hearth_host::networking::{Networking, PodRange};
 
-use super::{super::networking::Found, *};
+use super::super::networking::Found;
+use super::*;
 
 const NODES: u8 = 4;
 const KEYS: u8 = 5;

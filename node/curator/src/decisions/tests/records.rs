@@ -2,10 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use hearth_api::{
-    identity::{NodeId, PublicKey},
-    v1::ClusterConfiguration,
-};
+use hearth_api::identity::{NodeId, PublicKey};
+use hearth_api::v1::ClusterConfiguration;
 use hearth_consensus::fenced::{Condition, Write};
 
 use crate::decisions::{FoundNode, Versioned};

@@ -300,8 +300,8 @@ impl World {
                 }
             }
             Event::Alive(n, alive) => {
-                if let Some(standing) = self.view.nodes.get_mut(&node(*n)) {
-                    standing.alive = *alive;
+                if let Some(node_view) = self.view.nodes.get_mut(&node(*n)) {
+                    node_view.alive = *alive;
                 }
             }
             Event::Starts(n, starts) => {
@@ -352,12 +352,12 @@ impl World {
         let log = self.log;
         for member in &mut self.view.members {
             let Some(id) = member.node() else { continue };
-            let Some(standing) = self.view.nodes.get_mut(&id) else {
+            let Some(node_view) = self.view.nodes.get_mut(&id) else {
                 continue;
             };
-            if standing.alive && self.starts.contains(&id) && standing.role == Some(member.id.0) {
+            if node_view.alive && self.starts.contains(&id) && node_view.role == Some(member.id.0) {
                 member.name = id.to_string();
-                standing.progress = Some(Progress {
+                node_view.progress = Some(Progress {
                     member: member.id,
                     learner: member.learner,
                     applied: log,
@@ -429,22 +429,22 @@ impl World {
                 self.intent(id).wanted = Wanted::Join {
                     member: Some(member.0),
                 };
-                self.standing(id).role = Some(member.0);
+                self.node_view(id).role = Some(member.0);
             }
             Step::Complete(id) => self.view.intents.retain(|intent| intent.node != id),
             Step::Requeue(id) => {
                 let intent = self.intent(id);
                 intent.wanted = JOIN;
                 intent.attempts += 1;
-                self.standing(id).role = None;
+                self.node_view(id).role = None;
                 self.view.intents.sort_by_key(|intent| intent.attempts);
             }
             Step::Clear(id) => {
                 assert!(self.view.member_of(id).is_none(), "members keep their role");
                 self.view.intents.retain(|intent| intent.node != id);
-                if let Some(standing) = self.view.nodes.get_mut(&id) {
-                    standing.role = None;
-                    standing.progress = None;
+                if let Some(node_view) = self.view.nodes.get_mut(&id) {
+                    node_view.role = None;
+                    node_view.progress = None;
                 }
             }
         }
@@ -455,7 +455,7 @@ impl World {
         intents.find(|intent| intent.node == id).expect("an intent")
     }
 
-    fn standing(&mut self, id: NodeId) -> &mut NodeView {
+    fn node_view(&mut self, id: NodeId) -> &mut NodeView {
         self.view.nodes.get_mut(&id).expect("a node")
     }
 }
@@ -472,8 +472,8 @@ proptest! {
             world.apply(event);
         }
         // Then there are no failures for a while.
-        for standing in world.view.nodes.values_mut() {
-            standing.alive = true;
+        for node_view in world.view.nodes.values_mut() {
+            node_view.alive = true;
         }
         world.starts = (0..5).map(node).collect();
         prop_assume!(world.has_quorum());
@@ -489,13 +489,13 @@ proptest! {
         }
         // Exactly the nodes with the role are voters.
         prop_assert!(view.members.iter().all(|m| !m.learner), "{view:#?}");
-        for (id, standing) in &view.nodes {
-            prop_assert_eq!(view.votes(*id), standing.role.is_some(), "{:#?}", view);
+        for (id, node_view) in &view.nodes {
+            prop_assert_eq!(view.votes(*id), node_view.role.is_some(), "{:#?}", view);
         }
         for member in &view.members {
             let id = member.node().unwrap();
-            if let Some(standing) = view.nodes.get(&id) {
-                prop_assert!(matches!(standing.role, Some(0)) || standing.role == Some(member.id.0));
+            if let Some(node_view) = view.nodes.get(&id) {
+                prop_assert!(matches!(node_view.role, Some(0)) || node_view.role == Some(member.id.0));
             } else {
                 // A deleted node that the quorum needs.
                 prop_assert_eq!(view.may_leave(id), Err(CannotLeave::Last(id)));

@@ -3,15 +3,11 @@
 //! Names and groups that begin with `system:` are defined by Kubernetes, which binds its roles to
 //! them. Those that begin with `hearth:` are ours; the reconciler binds roles to them.
 
-use std::{
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    time::{Duration, SystemTime},
-};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::{Duration, SystemTime};
 
-use hearth_api::{
-    identity::{NodeId, UserName},
-    names::pods,
-};
+use hearth_api::identity::{NodeId, UserName};
+use hearth_api::names::pods;
 use rcgen::{CertificateParams, DnType, ExtendedKeyUsagePurpose, SanType};
 use time::OffsetDateTime;
 

@@ -1,17 +1,16 @@
 //! An issued certificate, with or without its key, and the time of its renewal.
 
-use std::{
-    fmt,
-    path::Path,
-    time::{Duration, SystemTime},
-};
+use std::fmt;
+use std::path::Path;
+use std::time::{Duration, SystemTime};
 
 use hearth_api::identity::{PublicKey, SigningKey};
 use hearth_sys::files;
 use rustls_pki_types::CertificateDer;
 use zeroize::Zeroizing;
 
-use super::{KubernetesPkiError, certificate::LIFETIME};
+use super::KubernetesPkiError;
+use super::certificate::LIFETIME;
 
 /// How long before its expiry a certificate is renewed: a third of its lifetime, so that renewals
 /// may fail for days without consequences.

@@ -31,10 +31,8 @@ mod issued;
 
 use std::time::SystemTime;
 
-use hearth_api::{
-    identity::{PublicKey, SigningKey, random_bytes},
-    private::{StoredAuthority, StoredKubernetesAuthorities},
-};
+use hearth_api::identity::{PublicKey, SigningKey, random_bytes};
+use hearth_api::private::{StoredAuthority, StoredKubernetesAuthorities};
 use p256::pkcs8::{DecodePrivateKey as _, EncodePrivateKey as _, EncodePublicKey as _};
 use prost::Message as _;
 use rustls_pki_types::CertificateDer;

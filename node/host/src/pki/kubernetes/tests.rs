@@ -1,10 +1,10 @@
-use std::{net::IpAddr, path::Path, process::Command, time::Duration};
+use std::net::IpAddr;
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
 
-use hearth_api::{
-    fixture,
-    identity::{NodeId, UserName},
-    stored_form,
-};
+use hearth_api::identity::{NodeId, UserName};
+use hearth_api::{fixture, stored_form};
 use rcgen::PublicKeyData as _;
 use x509_parser::prelude::{GeneralName, ParsedExtension, X509Certificate};
 

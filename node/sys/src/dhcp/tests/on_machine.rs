@@ -3,10 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::dhcp::{
-    machine::{Action, Machine},
-    wire::{Reply, ReplyKind},
-};
+use crate::dhcp::machine::{Action, Machine};
+use crate::dhcp::wire::{Reply, ReplyKind};
 
 /// A state machine, its clock, and the lease that it holds.
 struct World {

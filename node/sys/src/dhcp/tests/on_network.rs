@@ -3,16 +3,13 @@
 //! The server has a network namespace of its own; otherwise packets from the client to the server's
 //! address would never leave the kernel.
 
-use std::{
-    os::fd::{AsFd, AsRawFd},
-    sync::{Mutex, mpsc},
-    thread,
-};
-
-use rtnetlink::LinkUnspec;
+use std::os::fd::{AsFd, AsRawFd};
+use std::sync::{Mutex, mpsc};
+use std::thread;
 
 use hearth_base::event;
 use hearth_base::supervisor::{self, Supervisor};
+use rtnetlink::LinkUnspec;
 
 use super::*;
 use crate::{add_veth, in_own_network};

@@ -3,10 +3,8 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::dhcp::{
-    message::Malformed,
-    wire::{Invalid, ReplyKind},
-};
+use crate::dhcp::message::Malformed;
+use crate::dhcp::wire::{Invalid, ReplyKind};
 
 fn offer() -> Message {
     let query = Message::query(Kind::Discover, 0x1234_5678, MAC);

@@ -2,7 +2,8 @@
 //! network, and nothing else.
 
 use anyhow::ensure;
-use hearth_qemu::{fw_cfg::Item, vm::Cause};
+use hearth_qemu::fw_cfg::Item;
+use hearth_qemu::vm::Cause;
 use hearth_tests::{Outcome, TestCtx, bounds, here};
 
 /// All of its checks: one that is missing in the output has failed.

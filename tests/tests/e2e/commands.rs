@@ -3,22 +3,18 @@
 //!
 //! Each test has a folder of its own for the state, so that the developer's own cluster is not touched.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::{ExitStatus, Stdio},
-    time::Duration,
-};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use hearth_lab::hearthctl::Node;
 use hearth_qemu::cluster;
 use hearth_tests::{Outcome, TestCtx, bounds, here};
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::{
-    io::{AsyncBufReadExt, AsyncReadExt, BufReader},
-    process::{Child, Command},
-};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, BufReader};
+use tokio::process::{Child, Command};
 
 /// The environment variable with the state folder of `cargo xtask run`.
 const FOLDER: &str = "HEARTH_RUN_FOLDER";
@@ -212,6 +208,7 @@ async fn interrupted(mut run: Child) -> anyhow::Result<(Option<i32>, String)> {
 #[tokio::test]
 async fn a_cluster_in_the_background_is_cut_mended_and_stopped() -> Outcome {
     let test = TestCtx::begin(here!())?;
+    test.place()?;
     let developer = Developer::of(&test);
     developer
         .is_refused(&["power", "cut", "2"], "no cluster exists")
@@ -284,6 +281,7 @@ async fn a_cluster_in_the_background_is_cut_mended_and_stopped() -> Outcome {
 #[tokio::test]
 async fn a_run_in_the_foreground_ends_with_an_interrupt() -> Outcome {
     let test = TestCtx::begin(here!())?;
+    test.place()?;
     let developer = Developer::of(&test);
     let mut run = developer.runs(&[])?;
     let text = prints(&mut run, "Ctrl-C").await?;

@@ -1,24 +1,24 @@
 //! An unauthenticated client of the curator: a TLS client without the checks that ours makes.
 
-use std::{io, net::SocketAddr};
+use std::io;
+use std::net::SocketAddr;
 
-use hearth_api::{
-    client::within,
-    identity::SigningKey,
-    testing::insecure_client_config,
-    tls::CertificateDer,
-    v1::{GetNodesRequest, management_client::ManagementClient},
-};
+use hearth_api::client::within;
+use hearth_api::identity::SigningKey;
+use hearth_api::testing::insecure_client_config;
+use hearth_api::tls::CertificateDer;
+use hearth_api::v1::GetNodesRequest;
+use hearth_api::v1::management_client::ManagementClient;
 use hearth_tests::bounds;
 use hyper_util::rt::TokioIo;
-use rustls::{
-    SupportedProtocolVersion,
-    pki_types::ServerName,
-    version::{TLS12, TLS13},
-};
+use rustls::SupportedProtocolVersion;
+use rustls::pki_types::ServerName;
+use rustls::version::{TLS12, TLS13};
 use tokio::net::TcpStream;
-use tokio_rustls::{TlsConnector, client::TlsStream};
-use tonic::{Code, transport::Endpoint};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::client::TlsStream;
+use tonic::Code;
+use tonic::transport::Endpoint;
 
 /// The result of a call.
 #[derive(Debug)]

@@ -2,12 +2,14 @@
 //! expected and the actual value, and nothing is changed.
 
 use anyhow::{Context, ensure};
+use hearth_api::v1::node_parameters::Cluster;
 use hearth_api::v1::{
-    ClusterRegister, NodeParameters, NodeRoles, StorageSecurityPolicy, node_parameters::Cluster,
-    node_roles,
+    ClusterRegister, NodeParameters, NodeRoles, StorageSecurityPolicy, node_roles,
 };
 use hearth_lab::owner::with_storage;
-use hearth_tests::{Outcome, TestCtx, here, node::Node, owner::parameters_for_domain};
+use hearth_tests::node::Node;
+use hearth_tests::owner::parameters_for_domain;
+use hearth_tests::{Outcome, TestCtx, here};
 use prost::Message;
 
 const FROM_FW_CFG: &str = "parameters from fw_cfg opt/dev.hearth/parameters.pb: ";
@@ -148,8 +150,8 @@ async fn fw_cfg_goes_before_the_esp() -> Outcome {
     vm.home().await?;
     vm.says(&[
         " W ",
-        "parameters from fw_cfg opt/dev.hearth/parameters.pb are used",
-        "those from ESP hearth/parameters.pb are not",
+        "using the parameters from fw_cfg opt/dev.hearth/parameters.pb",
+        "ignoring those from ESP hearth/parameters.pb",
     ])
     .await?;
     let info = vm.owned().await?.info().await?;

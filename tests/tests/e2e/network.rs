@@ -2,11 +2,13 @@
 //!
 //! Some are not run by default; `cargo xtask test e2e network --long` runs all of them.
 
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
 use anyhow::{Context, ensure};
 use hearth_api::v1::ClusterState;
 use hearth_qemu::switch::Faults;
 use hearth_tests::{Cluster, Outcome, TestCtx, bounds, here};
-use std::{net::Ipv4Addr, time::Duration};
 
 /// An address of the cluster's network that no machine has.
 fn unused(address: Ipv4Addr) -> Ipv4Addr {
@@ -19,8 +21,8 @@ async fn is_at(cluster: &Cluster, id: &str, address: Ipv4Addr) -> Outcome {
     let wanted = format!("{id} at {address}");
     let address = address.to_string();
     cluster
-        .until(&wanted, bounds::SETTLED, |standing| {
-            let node = standing.nodes.iter().find(|node| node.id == id);
+        .until(&wanted, bounds::SETTLED, |cluster_status| {
+            let node = cluster_status.nodes.iter().find(|node| node.id == id);
             let status = node.and_then(|node| node.status.as_ref());
             status.is_some_and(|status| status.external_address == address)
         })
@@ -161,8 +163,8 @@ async fn a_cable_is_pulled_and_put_back() -> Outcome {
     cluster.network().set_faults("node-2", whole).await?;
     cluster.wait_cluster_state(2, ClusterState::Home).await?;
     cluster.all_healthy().await?;
-    let standing = cluster.standing().await?;
-    ensure!(standing.nodes.len() == 2, "{standing:#?}");
+    let cluster_status = cluster.cluster_status().await?;
+    ensure!(cluster_status.nodes.len() == 2, "{cluster_status:#?}");
     drop(cluster);
     test.passed()
 }

@@ -5,27 +5,20 @@ mod stranger;
 use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
-use hearth_api::{
-    certificates,
-    first_contact::{self, FirstContactError},
-    identity::{FirstContactSecret, NodeId, SigningKey},
-    names,
-    testing::TestCluster,
-    tls,
-    v1::{GetLogsRequest, LogEntry, NodeState, PowerOffRequest},
-};
-use hearth_lab::{hearthctl::Hearthctl, tool};
-use hearth_tests::{
-    Operator, Outcome, TestCtx, bounds, here,
-    node::{Node, Running},
-    secrets,
-};
-use stranger::{Answer, Stranger};
-use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
-};
+use hearth_api::first_contact::{self, FirstContactError};
+use hearth_api::identity::{FirstContactSecret, NodeId, SigningKey};
+use hearth_api::testing::TestCluster;
+use hearth_api::v1::{GetLogsRequest, LogEntry, NodeState, PowerOffRequest};
+use hearth_api::{certificates, names, tls};
+use hearth_lab::hearthctl::Hearthctl;
+use hearth_lab::tool;
+use hearth_tests::node::{Node, Running};
+use hearth_tests::{Operator, Outcome, TestCtx, bounds, here, secrets};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
 use tonic::Code;
+
+use stranger::{Answer, Stranger};
 
 /// The release image through UEFI; its owner, with our library and with hearthctl; a wrong secret; the power button;
 /// and the same node again, whose owner reads its log and shuts it down.

@@ -1,6 +1,7 @@
 //! The minimum memory of a node (FAULTS 67, in part).
 
-use hearth_tests::{Outcome, TestCtx, here, node::Plan};
+use hearth_tests::node::Plan;
+use hearth_tests::{Outcome, TestCtx, here};
 
 /// The release image, booted directly, with a quarter of a GiB and one CPU, as promised.
 #[tokio::test]

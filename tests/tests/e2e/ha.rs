@@ -28,7 +28,7 @@ async fn each_node_loses_power_in_turn_and_no_write_is_lost() -> Outcome {
 async fn an_insecure_cluster_starts_cold() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let mut cluster = test.cluster(3).await?;
-    let before = cluster.standing().await?;
+    let before = cluster.cluster_status().await?;
     let writer = cluster.writer(1).await?;
     cluster.cut_all().await?;
     cluster.start_all().await?;
@@ -38,7 +38,7 @@ async fn an_insecure_cluster_starts_cold() -> Outcome {
     writer.verify(cluster.owner()).await?;
 
     // The same nodes, in another boot.
-    let after = cluster.standing().await?;
+    let after = cluster.cluster_status().await?;
     for node in cluster.nodes() {
         let (then, now) = (node.find(&before), node.find(&after));
         let boot = |node: Option<&hearth_api::v1::Node>| {

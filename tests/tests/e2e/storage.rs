@@ -2,10 +2,8 @@
 
 use anyhow::ensure;
 use hearth_api::v1::{StorageSecurity, StorageSecurityPolicy};
-use hearth_tests::{
-    Outcome, TestCtx, here,
-    node::{Node, Running},
-};
+use hearth_tests::node::{Node, Running};
+use hearth_tests::{Outcome, TestCtx, here};
 
 /// The slots of the sealed configuration on the ESP.
 const SEALED: [&str; 2] = [

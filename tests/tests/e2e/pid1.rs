@@ -3,11 +3,12 @@
 use std::time::Duration;
 
 use anyhow::{Context, ensure};
-use hearth_api::{
-    console::Report,
-    v1::{ClusterState, GetStateResponse, RunnableState, provoke_request::Kind},
-};
-use hearth_tests::{Outcome, TestCtx, bounds, debug::runnable, here, node::Running};
+use hearth_api::console::Report;
+use hearth_api::v1::provoke_request::Kind;
+use hearth_api::v1::{ClusterState, GetStateResponse, RunnableState};
+use hearth_tests::debug::runnable;
+use hearth_tests::node::Running;
+use hearth_tests::{Outcome, TestCtx, bounds, here};
 
 /// The service that panics on request.
 const VICTIM: &str = "root.debug.victim";

@@ -1,17 +1,13 @@
 //! Registrations: too many, with a wrong ticket, or interrupted.
 
 use anyhow::{Context, bail, ensure};
-use hearth_api::{
-    certificates::ClusterCa,
-    client::{Curators, Endpoint, Options, within},
-    identity::{JoinKey, NodeKey},
-    proofs,
-    tls::{self, ExpectedServer},
-    v1::{
-        NodeState, RegisterNodeRequest, RegisterNodeResponse, curator_client::CuratorClient,
-        node_parameters::Cluster as Parameters,
-    },
-};
+use hearth_api::certificates::ClusterCa;
+use hearth_api::client::{Curators, Endpoint, Options, within};
+use hearth_api::identity::{JoinKey, NodeKey};
+use hearth_api::proofs;
+use hearth_api::tls::{self, ExpectedServer};
+use hearth_api::v1::curator_client::CuratorClient;
+use hearth_api::v1::{NodeState, RegisterNodeRequest, RegisterNodeResponse, node_parameters};
 use hearth_tests::{Cluster, Outcome, TestCtx, bounds, here, retry_unavailable};
 use tonic::{Code, Status};
 
@@ -58,7 +54,7 @@ async fn a_flood_of_registrations_is_bounded() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let mut cluster = Cluster::founded(&test, 1).await?;
     let parameters = cluster.owner().register_parameters().await?;
-    let Some(Parameters::ClusterRegister(told)) = parameters.cluster else {
+    let Some(node_parameters::Cluster::ClusterRegister(told)) = parameters.cluster else {
         bail!("no parameters for a registration");
     };
     let curator = cluster.node(1).vm()?.curator()?;

@@ -3,7 +3,8 @@
 
 use anyhow::{Context, ensure};
 use hearth_api::extension::Admitted;
-use hearth_tests::{Outcome, TestCtx, here, node::Node};
+use hearth_tests::node::Node;
+use hearth_tests::{Outcome, TestCtx, here};
 
 const NAME: &str = "sample";
 

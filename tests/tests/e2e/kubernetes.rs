@@ -3,15 +3,11 @@
 //! Each test has a cluster of its own, one after the other. Tests with several machines or with faults are long ones.
 
 use anyhow::{Context, bail, ensure};
-use hearth_api::{
-    names,
-    v1::{ClusterState, UpdateNodeRolesRequest},
-};
+use hearth_api::names;
+use hearth_api::v1::{ClusterState, UpdateNodeRolesRequest};
 use hearth_qemu::artifacts::Image;
-use hearth_tests::{
-    Cluster, Outcome, TestCtx, bounds, here,
-    kubernetes::{VOLUME, condition, items, name},
-};
+use hearth_tests::kubernetes::{VOLUME, condition, items, name};
+use hearth_tests::{Cluster, Outcome, TestCtx, bounds, here};
 
 fn roles(controller: Option<bool>, worker: Option<bool>) -> UpdateNodeRolesRequest {
     UpdateNodeRolesRequest {

@@ -96,8 +96,8 @@ async fn a_learner_that_never_starts_votes_never() -> Outcome {
 
     cluster.set_consensus_member(2, true).await?;
     cluster
-        .until("a learner", bounds::SETTLED, |standing| {
-            let members = &standing.consensus.members;
+        .until("a learner", bounds::SETTLED, |cluster_status| {
+            let members = &cluster_status.consensus.members;
             members
                 .iter()
                 .any(|member| member.learner && !member.started)
@@ -106,9 +106,13 @@ async fn a_learner_that_never_starts_votes_never() -> Outcome {
     // The node's own curator continues, with the only vote.
     let writer = cluster.writer(1).await?;
     writer.goes_on().await?;
-    let standing = cluster.standing().await?;
-    let voters = standing.consensus.members.iter().filter(|m| !m.learner);
-    ensure!(voters.count() == 1, "{standing:#?}");
+    let cluster_status = cluster.cluster_status().await?;
+    let voters = cluster_status
+        .consensus
+        .members
+        .iter()
+        .filter(|m| !m.learner);
+    ensure!(voters.count() == 1, "{cluster_status:#?}");
 
     cluster.set_consensus_member(2, false).await?;
     cluster.voters_with(&[1]).await?;
@@ -157,8 +161,8 @@ async fn a_node_that_is_taken_out_forgets_its_keys_and_may_begin_anew() -> Outco
     let owner = cluster.owner().once();
     retry_unavailable(|| owner.decommission(selector.clone())).await?;
     cluster
-        .until("decommissioned", bounds::FORMED, |standing| {
-            let mut nodes = standing.nodes.iter();
+        .until("decommissioned", bounds::FORMED, |cluster_status| {
+            let mut nodes = cluster_status.nodes.iter();
             nodes.any(|n| n.id == former && n.state() == NodeState::Decommissioned)
         })
         .await?;
@@ -172,10 +176,10 @@ async fn a_node_that_is_taken_out_forgets_its_keys_and_may_begin_anew() -> Outco
         ..DeleteNodeRequest::default()
     };
     delete(cluster.owner(), &request).await?;
-    let standing = cluster.standing().await?;
+    let cluster_status = cluster.cluster_status().await?;
     ensure!(
-        !standing.nodes.iter().any(|n| n.id == former),
-        "{standing:#?}"
+        !cluster_status.nodes.iter().any(|n| n.id == former),
+        "{cluster_status:#?}"
     );
 
     // Permanently: a reboot changes nothing, and the message says how to start over.

@@ -7,7 +7,8 @@
 use std::collections::BTreeSet;
 
 use hearth_api::v1::UpdateNodeRolesRequest;
-use hearth_tests::{Cluster, Outcome, TestCtx, here, kubernetes::conformance};
+use hearth_tests::kubernetes::conformance;
+use hearth_tests::{Cluster, Outcome, TestCtx, here};
 
 /// The first machine has both roles, the others are workers.
 async fn conforms(test: TestCtx, area: &str, machines: u16) -> Outcome {

@@ -1,0 +1,28 @@
+//! The end-to-end tests: each module is a suite.
+//!
+//! All suites are one program: linked once, and its tests are spread over all places for machines, so that no place is
+//! empty while the last test of a suite ends.
+
+mod boot;
+mod bootstrap_cuts;
+mod clock;
+mod commands;
+mod conformance;
+mod disown_cuts;
+mod extensions;
+mod ha;
+mod kubernetes;
+mod machine;
+mod membership;
+mod membership_cuts;
+mod memory;
+mod netsplit;
+mod network;
+mod parameters;
+mod pid1;
+mod power_cut;
+mod register_cuts;
+mod registration;
+mod secrets;
+mod setup;
+mod storage;

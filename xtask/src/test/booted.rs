@@ -1,0 +1,85 @@
+//! What the end-to-end tests boot and run.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use hearth_qemu::artifacts;
+
+use super::selection::Selection;
+use crate::image::{self, Flavour, to_boot};
+use crate::kubernetes::{self, Bundle};
+use crate::ui::Ui;
+use crate::{hearthctl, program, target};
+
+/// The suite that needs Kubernetes.
+const KUBERNETES: &str = "kubernetes";
+
+/// The suite that also needs Kubernetes' own tests.
+const CONFORMANCE: &str = "conformance";
+
+/// The Kubernetes that the selected tests need. A first build takes minutes, so it is only built for its own tests.
+pub(super) struct Kubernetes {
+    bundle: Bundle,
+    conformance: Option<PathBuf>,
+}
+
+impl Kubernetes {
+    /// Builds what is not in the cache; none if no selected test needs it.
+    pub(super) fn ensure(ui: &Ui, selection: &Selection, long: bool) -> Result<Option<Kubernetes>> {
+        let has = |name| selection.whole.as_deref().is_none_or(|suite| suite == name);
+        let conformance = long && has(CONFORMANCE);
+        if !conformance && !has(KUBERNETES) {
+            return Ok(None);
+        }
+        let bundle = kubernetes::ensure(ui, None)?;
+        if !conformance {
+            let conformance = None;
+            return Ok(Some(Kubernetes {
+                bundle,
+                conformance,
+            }));
+        }
+        let tests = kubernetes::conformance::ensure(ui, &bundle)?;
+        Ok(Some(Kubernetes {
+            bundle: tests.bundle,
+            conformance: Some(tests.program),
+        }))
+    }
+
+    /// The folder of the bundle.
+    pub(super) fn root(&self) -> &Path {
+        &self.bundle.root
+    }
+
+    fn to_boot(&self, ui: &Ui) -> Result<artifacts::Kubernetes> {
+        let extension = image::of_bundle(&self.bundle)?;
+        let extended = image::ensure_extended(ui, Flavour::Test, &[extension])?;
+        let kubectl = self.bundle.kubectl.clone();
+        Ok(artifacts::Kubernetes {
+            image: to_boot(&extended),
+            kubectl: kubectl.context("the bundle has no kubectl")?,
+            conformance: self.conformance.clone(),
+        })
+    }
+}
+
+/// Builds everything; returns the path of the manifest.
+pub(super) fn build(ui: &Ui, kubernetes: Option<&Kubernetes>) -> Result<PathBuf> {
+    let folder = target::folder("tests")?;
+    let sample = image::sample()?;
+    let manifest = artifacts::Artifacts {
+        release: to_boot(&image::ensure(ui, Flavour::Release)?),
+        test: to_boot(&image::ensure(ui, Flavour::Test)?),
+        kubernetes: kubernetes.map(|built| built.to_boot(ui)).transpose()?,
+        extended: to_boot(&image::ensure_extended(ui, Flavour::Test, &[sample])?),
+        machine_check: to_boot(&image::ensure_example(ui, image::MACHINE_CHECK)?),
+        hearthctl: hearthctl::build(ui)?,
+        xtask: std::env::current_exe().context("cannot find this program")?,
+        switch: program::switch(ui)?,
+        logs: folder.clone(),
+    };
+    let path = folder.join("artifacts.json");
+    let text = serde_json::to_string_pretty(&manifest)? + "\n";
+    hearth_image::output::write(&path, text.as_bytes())?;
+    Ok(path)
+}
