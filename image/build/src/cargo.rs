@@ -150,8 +150,8 @@ impl Checkout {
 
     /// Builds a program for this machine; returns its path.
     ///
-    /// Cargo is given the whole workspace, as by the tests and by `cargo xtask`: what it compiles of a dependency is
-    /// decided by all selected packages together, and another selection would compile most dependencies again.
+    /// Cargo is given the whole workspace, as by the tests: with which features it compiles a dependency is decided by
+    /// all selected packages together, and another selection would compile most dependencies again.
     pub fn program(&self, progress: &dyn Progress, name: &str) -> Result<PathBuf, CargoError> {
         let task = progress.start(&format!("compiling {name}"), Length::Moment);
         command()

@@ -7,6 +7,7 @@
 use std::collections::VecDeque;
 use std::ffi::OsString;
 use std::fs;
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
@@ -131,7 +132,7 @@ impl Program {
         &self,
         ui: &Ui,
         options: &Options,
-        mut each: impl FnMut(&str) -> std::io::Result<()>,
+        mut each: impl FnMut(&str) -> io::Result<()>,
     ) -> Result<Report> {
         let mut report = Report::of(&self.krate);
         let result = self.command(options).stream(ui, |line| {
@@ -151,10 +152,10 @@ impl Program {
     pub(super) fn show(&self, ui: &Ui, options: &Options) -> Result<Report> {
         self.run(ui, options, |line| {
             // Most of them have only been waiting for their places.
-            if !line.ends_with("has been running for over 60 seconds") {
-                println!("{line}");
+            match line.ends_with("has been running for over 60 seconds") {
+                true => Ok(()),
+                false => writeln!(io::stdout(), "{line}"),
             }
-            Ok(())
         })
     }
 
