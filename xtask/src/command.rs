@@ -1,7 +1,7 @@
 //! External commands and interrupts, which the tasks take from `hearth-build`; and the detection of interrupts in error
 //! chains.
 
-pub(crate) use hearth_build::command::{Cmd, CommandError, find_program};
+pub(crate) use hearth_build::command::{Cmd, find_program};
 pub(crate) use hearth_build::interrupt::{
     INTERRUPTED_EXIT_CODE, Interrupted, Interrupts, check_interrupt, handle_interrupts,
 };
@@ -14,6 +14,8 @@ pub(crate) fn is_interrupt(error: &anyhow::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use hearth_build::cache::CacheError;
+
+    use hearth_build::command::CommandError;
 
     use super::*;
 

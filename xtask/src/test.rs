@@ -2,30 +2,28 @@
 //!
 //! There are three stages: the rules of the repository (`tidy`), the tests of every crate (`unit`), and the end-to-end
 //! tests on booted machines (`e2e`), for which this task builds the images and passes their paths in a manifest
-//! (`hearth_qemu::artifacts`). All test programs are compiled in one call of cargo ([`programs`]); while the unit tests
+//! (`hearth_qemu::artifacts`). All test programs are compiled in one call of cargo (`hearth_runner`); while the unit tests
 //! run, which mostly wait, the images are built, which mostly computes. A summary at the end has the duration of each
 //! stage, and for each failed test the path of its logs and the command that repeats it.
 
 mod booted;
-mod programs;
-mod report;
 mod selection;
-mod timings;
 
+use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use hearth_qemu::artifacts;
+use hearth_runner::{Compilation, Options, Program, Report, Test};
 
+use crate::checkout::root;
 use crate::setup::{self, Needs};
 use crate::target::{self, shown};
 use crate::tidy;
 use crate::ui::Ui;
 use booted::Kubernetes;
-use programs::{Options, Program};
-use report::{Report, Test};
 use selection::Selection;
 
 /// Run lints, unit tests and end-to-end tests
@@ -70,6 +68,9 @@ const BUNDLE: &str = "HEARTH_KUBERNETES_BUNDLE";
 
 /// The environment variable with the number of end-to-end tests that may have machines at once.
 const JOBS: &str = "HEARTH_TEST_JOBS";
+
+/// Number of tests and of crates that `--timings` shows.
+const SLOWEST: usize = 20;
 
 /// More end-to-end tests than there are.
 const ALL_TESTS: u32 = 1000;
@@ -120,7 +121,7 @@ pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
         run_tests(ui, args, &selected, &mut stages)?;
     }
     if args.timings {
-        timings::print_tests(ui, stages.iter().map(|stage| &stage.report));
+        print_slowest_tests(ui, &stages);
     }
     conclude(ui, &stages, args, started)
 }
@@ -147,7 +148,7 @@ fn run_tests(ui: &Ui, args: &Args, selected: &Selected, stages: &mut Vec<Stage>)
     };
     let programs = compile(ui, selected, args.timings)?;
     if args.timings {
-        timings::print_compilation(ui)?;
+        print_slowest_crates(ui)?;
     }
     let (unit, booted) = thread::scope(|scope| {
         let booted = selected.e2e.as_ref().map(|_| {
@@ -190,7 +191,7 @@ fn compile(ui: &Ui, selected: &Selected, timings: bool) -> Result<Vec<Program>> 
         (Some(_), None) => vec!["--workspace"],
         (None, _) => vec!["--workspace", "--test", E2E],
     };
-    programs::compile(ui, &selection, timings)
+    Ok(hearth_runner::compile(ui, &root(), &selection, timings)?)
 }
 
 fn is_end_to_end(program: &Program) -> bool {
@@ -216,9 +217,9 @@ fn unit_tests(
     let of_crates: Vec<&Program> = of_crates.collect();
     // They wait more than they compute.
     let at_once = 2 * thread::available_parallelism().map_or(1, usize::from);
-    let mut report = programs::run_all(ui, &of_crates, at_once, &options, args.keep_going)?;
+    let mut report = hearth_runner::run_all(ui, &of_crates, at_once, &options, args.keep_going)?;
     if *selection == Selection::default() && (args.keep_going || report.is_ok()) {
-        report.add(programs::run_examples(ui)?);
+        report.add(hearth_runner::run_examples(ui, &root())?);
     }
     Ok(report)
 }
@@ -251,19 +252,22 @@ fn end_to_end_tests(
     if args.long {
         arguments.push("--include-ignored".to_owned());
     }
-    program.show(
-        ui,
-        &Options {
-            arguments,
-            environment: vec![
-                (artifacts::ENVIRONMENT, manifest.into()),
-                (JOBS, jobs.to_string().into()),
-                // A failure ends with the machine's last console lines, not with a backtrace.
-                ("RUST_LIB_BACKTRACE", "0".into()),
-            ],
-            timings: args.timings,
-        },
-    )
+    let options = Options {
+        arguments,
+        environment: vec![
+            (artifacts::ENVIRONMENT, manifest.into()),
+            (JOBS, jobs.to_string().into()),
+            // A failure ends with the machine's last console lines, not with a backtrace.
+            ("RUST_LIB_BACKTRACE", "0".into()),
+        ],
+        timings: args.timings,
+    };
+    // Most tests that are said to run for long have only been waiting for their places.
+    let is_shown = |line: &str| !line.ends_with("has been running for over 60 seconds");
+    Ok(program.run(ui, &options, |line| match is_shown(line) {
+        true => writeln!(io::stdout(), "{line}"),
+        false => Ok(()),
+    })?)
 }
 
 /// Prints the names of the selected tests.
@@ -282,6 +286,35 @@ fn list(ui: &Ui, selected: &Selected) -> Result<()> {
             let tests = tests.filter(|test| test.contains(part));
             tests.for_each(|test| println!("unit {krate}::{test}"));
         }
+    }
+    Ok(())
+}
+
+/// Prints the slowest tests of all stages.
+fn print_slowest_tests(ui: &Ui, stages: &[Stage]) {
+    let durations = stages.iter().flat_map(|stage| stage.report.durations());
+    let mut durations: Vec<&(Test, f64)> = durations.collect();
+    durations.sort_by(|(_, one), (_, other)| other.total_cmp(one));
+    ui.say("\nslowest tests:");
+    for (test, seconds) in durations.iter().take(SLOWEST) {
+        ui.say(format_args!(
+            "{seconds:>8.1} s  {} {}",
+            test.krate, test.name
+        ));
+    }
+}
+
+/// Prints the compile time of each crate, from the report that cargo has just written.
+fn print_slowest_crates(ui: &Ui) -> Result<()> {
+    let compilation = Compilation::read(target::checkout()?.target())?;
+    let total: f64 = compilation.crates.iter().map(|one| one.seconds).sum();
+    ui.say(format_args!(
+        "\nslowest crates to compile, of {total:.0} s of compilers' time ({}):",
+        shown(&compilation.page)
+    ));
+    for one in compilation.crates.iter().take(SLOWEST) {
+        let (seconds, name, units) = (one.seconds, &one.name, one.units);
+        ui.say(format_args!("{seconds:>8.1} s  {name} ({units} units)"));
     }
     Ok(())
 }

@@ -40,8 +40,9 @@ const MAY_DEPEND_ON: &[(&str, &str, &str)] = &[
     ("hearth-qemu", "api process switch", ""),
     ("hearth-lab", "api qemu", ""),
     ("hearth-tests", "api lab qemu", ""),
+    ("hearth-runner", "build", ""),
     ("hearth-tidy", "", ""),
-    ("xtask", "api build bundle extension image kernel lab qemu tidy", ""),
+    ("xtask", "api build bundle extension image kernel lab qemu runner tidy", ""),
 ];
 
 /// Our crates.

@@ -1,29 +1,23 @@
-//! The test programs: compiled by cargo, run by this task.
-//!
-//! `cargo test` runs one program after the other. Most of ours spend their time waiting: for an election, a retry, a
-//! lease. So cargo only compiles them, and several run at once, beside whatever else this machine has to do. The
-//! largest start first: they have the most tests.
+//! Test programs: compiled by cargo, run by this crate.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
-use std::fs;
-use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
+use std::{fs, io};
 
-use anyhow::{Context, Result, bail};
 use hearth_build::cargo;
+use hearth_build::command::{Cmd, CommandError};
+use hearth_build::progress::{Length, Progress};
 use serde::Deserialize;
 
-use super::report::Report;
-use crate::checkout::root;
-use crate::command::{Cmd, CommandError};
-use crate::ui::Ui;
+use crate::RunnerError;
+use crate::report::Report;
 
 /// A compiled test program.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Program {
+pub struct Program {
     /// Its package.
     pub krate: String,
     /// Its name: that of the library, the program or the file that it tests.
@@ -35,7 +29,7 @@ pub(super) struct Program {
 
 /// What a run of programs has in common.
 #[derive(Debug, Default)]
-pub(super) struct Options {
+pub struct Options {
     /// Arguments for each program.
     pub arguments: Vec<String>,
     /// Environment variables.
@@ -44,29 +38,37 @@ pub(super) struct Options {
     pub timings: bool,
 }
 
-/// Compiles the test programs that `selection`, arguments of `cargo test`, selects.
-pub(super) fn compile(ui: &Ui, selection: &[&str], timings: bool) -> Result<Vec<Program>> {
-    let task = ui.task("compiling the tests");
+/// Compiles the test programs that `selection`, arguments of `cargo test`, selects in the workspace at `root`; the
+/// largest first: they have the most tests.
+///
+/// # Errors
+/// If they do not compile; the compiler's messages have been shown.
+pub fn compile(
+    progress: &dyn Progress,
+    root: &Path,
+    selection: &[&str],
+    timings: bool,
+) -> Result<Vec<Program>, RunnerError> {
+    let task = progress.start("compiling the tests", Length::Unknown);
     let mut cmd = cargo::command()
-        .dir(root())
+        .dir(root)
         .args(["test", "--locked", "--no-run"])
         .args(["--message-format", "json-render-diagnostics"])
         .args(selection);
     if timings {
         cmd = cmd.arg("--timings");
     }
-    let messages = cmd.output_and(ui, |line| {
+    let messages = cmd.output_and(progress, |line| {
         match line.trim_start().split_once(' ') {
             // Known from the messages.
             Some(("Compiling" | "Executable" | "Fresh" | "Finished", _)) => task.now(line.trim()),
-            _ => ui.say(line),
+            _ => progress.say(line),
         }
         Ok(())
     });
     let messages = match messages {
         Ok(messages) => messages,
-        // The compiler's messages are above.
-        Err(CommandError::Failed { .. }) => bail!("the tests do not compile"),
+        Err(CommandError::Failed { .. }) => return Err(RunnerError::DoesNotCompile),
         Err(error) => return Err(error.into()),
     };
     task.done();
@@ -80,7 +82,7 @@ pub(super) fn compile(ui: &Ui, selection: &[&str], timings: bool) -> Result<Vec<
 }
 
 /// The test program that cargo reports in this message, if it reports one.
-fn program(message: &str) -> Result<Option<Program>> {
+fn program(message: &str) -> Result<Option<Program>, RunnerError> {
     #[derive(Deserialize)]
     struct Message {
         reason: String,
@@ -97,8 +99,8 @@ fn program(message: &str) -> Result<Option<Program>> {
     struct Profile {
         test: bool,
     }
-    let context = || format!("cannot read cargo's message {message}");
-    let parsed: Message = serde_json::from_str(message).with_context(context)?;
+    let unreadable = || RunnerError::Message(message.to_owned());
+    let parsed: Message = serde_json::from_str(message).map_err(|_| unreadable())?;
     let is_test = parsed.profile.is_some_and(|profile| profile.test);
     let (true, true, Some(executable)) = (
         parsed.reason == "compiler-artifact",
@@ -107,35 +109,41 @@ fn program(message: &str) -> Result<Option<Program>> {
     ) else {
         return Ok(None);
     };
-    let manifest = parsed.manifest_path.with_context(context)?;
-    let folder = manifest.parent().with_context(context)?.to_owned();
+    let manifest = parsed.manifest_path.ok_or_else(unreadable)?;
+    let folder = manifest.parent().ok_or_else(unreadable)?.to_owned();
     Ok(Some(Program {
         krate: package(&manifest)?,
-        name: parsed.target.with_context(context)?.name,
+        name: parsed.target.ok_or_else(unreadable)?.name,
         executable,
         folder,
     }))
 }
 
 /// The package's name.
-fn package(manifest: &Path) -> Result<String> {
-    let text = fs::read_to_string(manifest)
-        .with_context(|| format!("cannot read {}", manifest.display()))?;
+fn package(manifest: &Path) -> Result<String, RunnerError> {
+    let read = |source| RunnerError::Read {
+        path: manifest.to_owned(),
+        source,
+    };
+    let text = fs::read_to_string(manifest).map_err(read)?;
     let name = text.lines().find_map(|line| line.strip_prefix("name = "));
-    let name = name.with_context(|| format!("{} has no name", manifest.display()))?;
+    let name = name.ok_or_else(|| RunnerError::NoName(manifest.to_owned()))?;
     Ok(name.trim_matches('"').to_owned())
 }
 
 impl Program {
     /// Runs it; `each` gets every line of its output.
-    fn run(
+    ///
+    /// # Errors
+    /// If it does not start. A failed test is no error.
+    pub fn run(
         &self,
-        ui: &Ui,
+        progress: &dyn Progress,
         options: &Options,
         mut each: impl FnMut(&str) -> io::Result<()>,
-    ) -> Result<Report> {
+    ) -> Result<Report, RunnerError> {
         let mut report = Report::of(&self.krate);
-        let result = self.command(options).stream(ui, |line| {
+        let result = self.command(options).stream(progress, |line| {
             report.observe(line);
             each(line)
         });
@@ -148,21 +156,15 @@ impl Program {
         Ok(report)
     }
 
-    /// Runs it and prints its output as it comes.
-    pub(super) fn show(&self, ui: &Ui, options: &Options) -> Result<Report> {
-        self.run(ui, options, |line| {
-            // Most of them have only been waiting for their places.
-            match line.ends_with("has been running for over 60 seconds") {
-                true => Ok(()),
-                false => writeln!(io::stdout(), "{line}"),
-            }
-        })
-    }
-
     /// The names of its tests.
-    pub(super) fn tests(&self, ui: &Ui) -> Result<Vec<String>> {
+    ///
+    /// # Errors
+    /// If it does not run.
+    pub fn tests(&self, progress: &dyn Progress) -> Result<Vec<String>, RunnerError> {
         let listed = self.command(&Options::default());
-        let listed = listed.args(["--list", "--format", "terse"]).output(ui)?;
+        let listed = listed
+            .args(["--list", "--format", "terse"])
+            .output(progress)?;
         let names = listed
             .lines()
             .filter_map(|line| line.strip_suffix(": test"));
@@ -190,34 +192,41 @@ impl Program {
 
 /// Runs the programs, this many at once. Each is a line when it has ended, and its whole output if it has failed; after
 /// a failure no other program starts, unless `keep_going`.
-pub(super) fn run_all(
-    ui: &Ui,
+///
+/// # Errors
+/// If one does not start.
+pub fn run_all(
+    progress: &(dyn Progress + Sync),
     programs: &[&Program],
     at_once: usize,
     options: &Options,
     keep_going: bool,
-) -> Result<Report> {
+) -> Result<Report, RunnerError> {
     let waiting: Mutex<VecDeque<&Program>> = Mutex::new(programs.iter().copied().collect());
     let total: Mutex<Report> = Mutex::new(Report::default());
-    let task = ui.counted_task("unit tests", programs.len() as u64);
-    let work = || -> Result<()> {
-        while let Some(program) = lock(&waiting).pop_front() {
+    let task = progress.start("unit tests", Length::Steps(programs.len() as u64));
+    // Not in the condition of a loop, which would hold the lock while the program runs.
+    let next = || lock(&waiting).pop_front();
+    let work = || -> Result<(), RunnerError> {
+        while let Some(program) = next() {
             let started = Instant::now();
             let mut output = Vec::new();
-            let report = program.run(ui, options, |line| {
+            let report = program.run(progress, options, |line| {
                 output.push(line.to_owned());
                 Ok(())
             })?;
             let name = &program.name;
-            if !report.is_ok() || ui.verbose() {
-                ui.say(format_args!("{name}:\n{}", output.join("\n")));
+            let output = format!("{name}:\n{}", output.join("\n"));
+            match report.is_ok() {
+                true => progress.detail(&output),
+                false => progress.say(&output),
             }
             if !report.is_ok() && !keep_going {
                 lock(&waiting).clear();
             }
             let (counts, took) = (report.counts(), started.elapsed().as_secs_f64());
             if !counts.is_empty() {
-                ui.say(format_args!("{name:<22}{counts:<36}{took:>8.1} s"));
+                progress.say(&format!("{name:<22}{counts:<36}{took:>8.1} s"));
             }
             lock(&total).add(report);
             task.step();
@@ -236,12 +245,15 @@ pub(super) fn run_all(
 }
 
 /// Compiles the examples in doc comments, and runs those that can be run.
-pub(super) fn run_examples(ui: &Ui) -> Result<Report> {
+///
+/// # Errors
+/// If cargo does not run.
+pub fn run_examples(progress: &dyn Progress, root: &Path) -> Result<Report, RunnerError> {
     let mut report = Report::default();
     let mut output = Vec::new();
-    let cmd = cargo::command().dir(root());
+    let cmd = cargo::command().dir(root);
     let cmd = cmd.args(["test", "--locked", "--quiet", "--workspace", "--doc"]);
-    let result = cmd.stream(ui, |line| {
+    let result = cmd.stream(progress, |line| {
         report.observe(line);
         output.push(line.to_owned());
         Ok(())
@@ -249,7 +261,7 @@ pub(super) fn run_examples(ui: &Ui) -> Result<Report> {
     match result {
         Ok(()) => {}
         Err(CommandError::Failed { status, .. }) => {
-            ui.say(output.join("\n"));
+            progress.say(&output.join("\n"));
             report.ended("examples in doc comments", status);
         }
         Err(error) => return Err(error.into()),
@@ -258,13 +270,17 @@ pub(super) fn run_examples(ui: &Ui) -> Result<Report> {
 }
 
 /// Both values are consistent after a panic, which is passed on anyhow.
-fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn root() -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+    }
 
     #[test]
     fn cargo_names_the_programs() {

@@ -4,7 +4,7 @@ use std::process::ExitStatus;
 
 /// A test, with its program.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Test {
+pub struct Test {
     /// The package.
     pub krate: String,
     /// The test's name in its program.
@@ -13,7 +13,7 @@ pub(super) struct Test {
 
 /// The result of any number of test programs.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct Report {
+pub struct Report {
     krate: String,
     passed: u64,
     ignored: u64,
@@ -26,7 +26,7 @@ pub(super) struct Report {
 
 impl Report {
     /// Of a program of this package, which has not begun.
-    pub(super) fn of(krate: &str) -> Report {
+    pub fn of(krate: &str) -> Report {
         Report {
             krate: krate.to_owned(),
             ..Report::default()
@@ -34,7 +34,7 @@ impl Report {
     }
 
     /// Processes the next line.
-    pub(super) fn observe(&mut self, line: &str) {
+    pub fn observe(&mut self, line: &str) {
         let words: Vec<&str> = line.split_whitespace().collect();
         match words[..] {
             [
@@ -88,19 +88,19 @@ impl Report {
     }
 
     /// Its program has failed. If no test has, the program itself did.
-    pub(super) fn ended(&mut self, program: &str, status: ExitStatus) {
+    pub fn ended(&mut self, program: &str, status: ExitStatus) {
         if self.failed.is_empty() {
             self.broke(format!("{program}: {status}"));
         }
     }
 
     /// Something other than a test has failed.
-    pub(super) fn broke(&mut self, reason: String) {
+    pub fn broke(&mut self, reason: String) {
         self.broken.push(reason);
     }
 
     /// Adds another report.
-    pub(super) fn add(&mut self, other: Report) {
+    pub fn add(&mut self, other: Report) {
         self.passed += other.passed;
         self.ignored += other.ignored;
         self.failed.extend(other.failed);
@@ -109,37 +109,37 @@ impl Report {
     }
 
     /// Whether nothing failed.
-    pub(super) fn is_ok(&self) -> bool {
+    pub fn is_ok(&self) -> bool {
         self.failed.is_empty() && self.broken.is_empty()
     }
 
     /// The tests that failed.
-    pub(super) fn failed(&self) -> &[Test] {
+    pub fn failed(&self) -> &[Test] {
         &self.failed
     }
 
     /// What failed and is no test.
-    pub(super) fn broken(&self) -> &[String] {
+    pub fn broken(&self) -> &[String] {
         &self.broken
     }
 
     /// Durations of tests, in seconds.
-    pub(super) fn durations(&self) -> &[(Test, f64)] {
+    pub fn durations(&self) -> &[(Test, f64)] {
         &self.durations
     }
 
     /// Number of tests that were run.
-    pub(super) fn run(&self) -> u64 {
+    pub fn run(&self) -> u64 {
         self.passed + self.failed.len() as u64
     }
 
     /// Number of tests that were not run because they are long.
-    pub(super) fn ignored(&self) -> u64 {
+    pub fn ignored(&self) -> u64 {
         self.ignored
     }
 
     /// The counts as text; empty if no test was run.
-    pub(super) fn counts(&self) -> String {
+    pub fn counts(&self) -> String {
         let counts = [
             (self.passed, "passed"),
             (self.failed.len() as u64, "failed"),
