@@ -463,6 +463,22 @@ impl Running {
         waiting.context("no reason")
     }
 
+    /// Waits until it waits, whatever it does before; returns what for.
+    ///
+    /// # Errors
+    /// If it does not wait in the end.
+    pub async fn waits_in_the_end(&self) -> anyhow::Result<String> {
+        let mut waiting = None;
+        self.wait_for_report("a wait", bounds::SETTLED, |report| {
+            if let Report::Waiting(what) = report {
+                waiting = Some(what.clone());
+            }
+            waiting.is_some()
+        })
+        .await?;
+        waiting.context("no reason")
+    }
+
     /// Waits until the core ends; returns the reason.
     ///
     /// # Errors

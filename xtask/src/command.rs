@@ -14,7 +14,6 @@ pub(crate) fn is_interrupt(error: &anyhow::Error) -> bool {
 #[cfg(test)]
 mod tests {
     use hearth_build::cache::CacheError;
-
     use hearth_build::command::CommandError;
 
     use super::*;
