@@ -109,15 +109,19 @@ async fn it_works_when_it_answers_and_ends_in_order() {
     assert_eq!(scripted.progress.value().get(), Some(Progress::Serving));
     let arguments = fs::read_to_string(scripted.program.directory.join("arguments")).unwrap();
     assert_eq!(arguments, "1:--a=b c:\n", "nothing of our environment");
-    let entries = scripted
-        .log
-        .read(Query::subtree("root.worker.kube-scheduler"));
-    let entries: Vec<_> = entries
-        .backlog
-        .iter()
-        .map(|e| e.message.to_string())
-        .collect();
-    assert_eq!(entries, ["hello"]);
+    let logged = || -> Vec<String> {
+        let query = Query::subtree("root.worker.kube-scheduler");
+        let entries = scripted.log.read(query).backlog;
+        entries.iter().map(|e| e.message.to_string()).collect()
+    };
+    // What it printed before it was ready may still be in the pipe.
+    within_timeout("the log", async {
+        while logged().is_empty() {
+            sleep(Duration::from_millis(10)).await;
+        }
+    })
+    .await;
+    assert_eq!(logged(), ["hello"]);
     alone.stop().await;
     assert!(scripted.made("ended"));
 }
