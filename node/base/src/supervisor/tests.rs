@@ -388,11 +388,13 @@ fn who_blocks_its_thread_is_named_and_replaced() {
             (&*abandoned[0].name, abandoned[0].ended),
             ("root.stuck", false)
         );
-        let log = logged(&log_tree, "root.stuck");
-        assert!(
-            log.iter().any(|line| line.starts_with("still running")),
-            "{log:?}"
-        );
+        crate::testing::within_timeout("the log", async {
+            let says = |line: &String| line.starts_with("still running");
+            while !logged(&log_tree, "root.stuck").iter().any(says) {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        })
+        .await;
         drop(release);
         until(&tree, |tree| tree.abandoned()[0].ended).await;
         assert!(
