@@ -12,7 +12,8 @@ use tokio::sync::OnceCell;
 /// The environment variable with the path of another QEMU.
 pub const ENVIRONMENT: &str = "HEARTH_QEMU";
 
-const NAME: &str = "qemu-system-x86_64";
+/// The program's name in PATH.
+pub const NAME: &str = "qemu-system-x86_64";
 
 /// The oldest version that all options of ours work with.
 const OLDEST: Version = Version(7, 2);

@@ -71,11 +71,7 @@ impl TestCtx {
     /// # Errors
     /// If the number of places is invalid.
     pub fn place(&self) -> crate::Outcome {
-        if self.place.get().is_none() {
-            // A test takes its place in one thread.
-            let _ = self.place.set(Place::wait(Occupant::Machines)?);
-        }
-        Ok(())
+        self.take(Occupant::Machines).map(drop)
     }
 
     /// Waits for its turn to have a cluster, and for its place.
@@ -83,16 +79,23 @@ impl TestCtx {
     /// # Errors
     /// If it has a place for other machines already: two tests could wait for each other.
     pub(crate) fn turn(&self) -> crate::Outcome {
-        match self.place.get() {
-            None => {
-                let _ = self.place.set(Place::wait(Occupant::Cluster)?);
-            }
-            Some(place) => ensure!(
-                place.occupant() == Occupant::Cluster,
-                "a test takes its cluster before its other machines"
-            ),
-        }
+        let occupant = self.take(Occupant::Cluster)?.occupant();
+        ensure!(
+            occupant == Occupant::Cluster,
+            "a test takes its cluster before its other machines"
+        );
         Ok(())
+    }
+
+    /// Its place, which it waits for if it has none. A test does this in one thread.
+    fn take(&self, occupant: Occupant) -> anyhow::Result<&Place> {
+        match self.place.get() {
+            Some(place) => Ok(place),
+            None => {
+                let place = Place::wait(occupant)?;
+                Ok(self.place.get_or_init(|| place))
+            }
+        }
     }
 
     /// The folder for its files.

@@ -54,7 +54,7 @@ impl Kubernetes {
         let curator = curator.context("the curator's port is not forwarded")?;
         let take = hearthctl.take_ownership("test", owner, &[curator]);
         // A curator that was just elected, or has lost its leader, is unavailable for a moment.
-        retry_unavailable("the owner's certificate", bounds::SETTLED, || async {
+        until_ok("the owner's certificate", bounds::SETTLED, || async {
             Ok(tool::run(&take).await?)
         })
         .await?;
@@ -64,7 +64,7 @@ impl Kubernetes {
             .option("--server", format!("https://{server}"))
             .option("--output", &kubeconfig);
         // Fails until a controller has reported its address.
-        retry_unavailable("a kubeconfig", bounds::KUBERNETES, || async {
+        until_ok("a kubeconfig", bounds::KUBERNETES, || async {
             Ok(tool::run(&write).await?)
         })
         .await?;
@@ -112,7 +112,7 @@ impl Kubernetes {
         fs::write(&path, serde_json::to_vec_pretty(object)?)?;
         let path = path.to_string_lossy();
         let words = ["apply", "--filename", &path];
-        let applied = retry_unavailable(&path, bounds::WORKLOAD, || self.kubectl(&words)).await;
+        let applied = until_ok(&path, bounds::WORKLOAD, || self.kubectl(&words)).await;
         applied.map(drop)
     }
 
@@ -127,7 +127,7 @@ impl Kubernetes {
         words: &[&str],
         holds: impl Fn(&Value) -> bool,
     ) -> anyhow::Result<Value> {
-        retry_unavailable(wanted, bound, || async {
+        until_ok(wanted, bound, || async {
             let found = self.get(words).await?;
             match holds(&found) {
                 true => Ok(found),
@@ -258,7 +258,7 @@ impl Kubernetes {
             "exec", pod, "--", "timeout", "20", "wget", "-q", "-O", "-", &url,
         ];
         let what = format!("{pod} reaches {expected} as {host}");
-        retry_unavailable(&what, bounds::WORKLOAD, || async {
+        until_ok(&what, bounds::WORKLOAD, || async {
             let said = self.kubectl(&words).await?;
             match said.trim() == expected {
                 true => Ok(()),
@@ -308,11 +308,7 @@ pub fn condition<'a>(object: &'a Value, kind: &str) -> &'a str {
 }
 
 /// Repeats until it succeeds.
-async fn retry_unavailable<T, F>(
-    wanted: &str,
-    bound: Duration,
-    attempt: impl Fn() -> F,
-) -> anyhow::Result<T>
+async fn until_ok<T, F>(wanted: &str, bound: Duration, attempt: impl Fn() -> F) -> anyhow::Result<T>
 where
     F: Future<Output = anyhow::Result<T>>,
 {

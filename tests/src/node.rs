@@ -7,6 +7,7 @@ use std::fs;
 use std::net::SocketAddr;
 use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, bail, ensure};
 use hearth_api::client::{Channel, Endpoint};
@@ -417,18 +418,12 @@ impl Running {
     /// # Errors
     /// If it reports neither.
     pub async fn extension(&self, name: &str) -> anyhow::Result<Option<String>> {
-        let mut found = None;
         let wanted = format!("extension {name}");
-        self.wait_for_report(&wanted, bounds::DECISION, |report| {
-            if let Report::Extension(this, why) = report
-                && this == name
-            {
-                found = Some(why.clone());
-            }
-            found.is_some()
+        self.reported(&wanted, bounds::DECISION, |report| match report {
+            Report::Extension(this, why) if this == name => Some(why.clone()),
+            _ => None,
         })
-        .await?;
-        found.context("no report of the extension")
+        .await
     }
 
     /// Waits until enrolment rejects parameters or disk; returns the reason.
@@ -436,15 +431,11 @@ impl Running {
     /// # Errors
     /// If it continues instead.
     pub async fn refusal(&self) -> anyhow::Result<String> {
-        let mut refusal = None;
-        self.decision("a refusal", |report| {
-            if let Report::Refused(why) = report {
-                refusal = Some(why.clone());
-            }
-            refusal.is_some()
+        self.decision("a refusal", |report| match report {
+            Report::Refused(why) => Some(why.clone()),
+            _ => None,
         })
-        .await?;
-        refusal.context("no reason")
+        .await
     }
 
     /// Waits until enrolment waits; returns what for.
@@ -452,15 +443,7 @@ impl Running {
     /// # Errors
     /// If it continues, or rejects parameters or disk.
     pub async fn waiting(&self) -> anyhow::Result<String> {
-        let mut waiting = None;
-        self.decision("a wait", |report| {
-            if let Report::Waiting(what) = report {
-                waiting = Some(what.clone());
-            }
-            waiting.is_some()
-        })
-        .await?;
-        waiting.context("no reason")
+        self.decision("a wait", awaited).await
     }
 
     /// Waits until it waits, whatever it does before; returns what for.
@@ -468,15 +451,7 @@ impl Running {
     /// # Errors
     /// If it does not wait in the end.
     pub async fn waits_in_the_end(&self) -> anyhow::Result<String> {
-        let mut waiting = None;
-        self.wait_for_report("a wait", bounds::SETTLED, |report| {
-            if let Report::Waiting(what) = report {
-                waiting = Some(what.clone());
-            }
-            waiting.is_some()
-        })
-        .await?;
-        waiting.context("no reason")
+        self.reported("a wait", bounds::SETTLED, awaited).await
     }
 
     /// Waits until the core ends; returns the reason.
@@ -484,38 +459,49 @@ impl Running {
     /// # Errors
     /// If it does not end.
     pub async fn core_ended(&self) -> anyhow::Result<String> {
-        let mut why = None;
-        self.wait_for_report("the core's end", bounds::DECISION, |report| {
-            if let Report::CoreEnded(reason) = report {
-                why = Some(reason.clone());
-            }
-            why.is_some()
+        self.reported("the core's end", bounds::DECISION, |report| match report {
+            Report::CoreEnded(reason) => Some(reason.clone()),
+            _ => None,
         })
-        .await?;
-        why.context("no reason")
+        .await
     }
 
     /// Waits for a decision of enrolment. A report of another decision is an error at once.
-    async fn decision(&self, wanted: &str, mut predicate: impl FnMut(&Report) -> bool) -> Outcome {
-        let mut other = None;
-        self.wait_for_report(wanted, bounds::DECISION, |report| {
-            if predicate(report) {
-                return true;
-            }
-            other = match report {
+    async fn decision<T>(
+        &self,
+        wanted: &str,
+        find: impl Fn(&Report) -> Option<T>,
+    ) -> anyhow::Result<T> {
+        let decided = self.reported(wanted, bounds::DECISION, |report| {
+            let other = match report {
                 Report::Reached(Milestone::Storage | Milestone::Home, _)
                 | Report::Refused(_)
                 | Report::Waiting(_)
-                | Report::CoreEnded(_) => Some(report.to_string()),
+                | Report::CoreEnded(_) => Some(Err(report.to_string())),
                 _ => None,
             };
-            other.is_some()
+            find(report).map(Ok).or(other)
+        });
+        match decided.await? {
+            Ok(found) => Ok(found),
+            Err(other) => bail!("expected {wanted}, got {other:?}\n{}", self.tail()),
+        }
+    }
+
+    /// Waits for a report in which `find` finds something; returns that.
+    async fn reported<T>(
+        &self,
+        wanted: &str,
+        bound: Duration,
+        find: impl Fn(&Report) -> Option<T>,
+    ) -> anyhow::Result<T> {
+        let mut found = None;
+        self.wait_for_report(wanted, bound, |report| {
+            found = find(report);
+            found.is_some()
         })
         .await?;
-        match other {
-            None => Ok(()),
-            Some(other) => bail!("expected {wanted}, got {other:?}\n{}", self.tail()),
-        }
+        found.context("no report")
     }
 
     /// Waits until it stops at the failpoint.
@@ -714,5 +700,13 @@ impl Running {
             "a runnable did not stop in time: {straggler:?}"
         );
         Ok(())
+    }
+}
+
+/// What a report says that a node waits for.
+fn awaited(report: &Report) -> Option<String> {
+    match report {
+        Report::Waiting(what) => Some(what.clone()),
+        _ => None,
     }
 }

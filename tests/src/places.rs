@@ -70,6 +70,8 @@ impl Place {
         state.clusters_waiting -= waits;
         state.taken += 1;
         state.has_cluster |= occupant == Occupant::Cluster;
+        // A cluster that waits holds single machines up; one that has its place does not.
+        CHANGED.notify_all();
         let since = Instant::now();
         Ok(Self { occupant, since })
     }

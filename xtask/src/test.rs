@@ -3,8 +3,8 @@
 //! There are three stages: the rules of the repository (`tidy`), the tests of every crate (`unit`), and the end-to-end
 //! tests on booted machines (`e2e`), for which this task builds the images and passes their paths in a manifest
 //! (`hearth_qemu::artifacts`). All test programs are compiled in one call of cargo, and several run at once
-//! (`hearth_runner`). A summary at the end has the duration of each
-//! stage, and for each failed test the path of its logs and the command that repeats it.
+//! (`hearth_runner`). A summary at the end has the duration of each stage, and for each failed test the path of its logs
+//! and the command that repeats it.
 
 mod booted;
 mod selection;
@@ -261,19 +261,19 @@ fn end_to_end_tests(
 
 /// Prints the names of the selected tests.
 fn list(ui: &Ui, selected: &Selected) -> Result<()> {
+    let mut stdout = io::stdout().lock();
     for program in compile(ui, selected, false)? {
-        let tests = program.tests(ui)?.into_iter();
-        if is_end_to_end(&program) {
-            let selection = selected.e2e.as_ref();
-            let has = |test: &str| selection.is_some_and(|selection| selection.has(test));
-            tests
-                .filter(|test| has(test))
-                .for_each(|test| println!("e2e {test}"));
-        } else if let Some(selection) = &selected.unit {
-            let part = selection.name.as_deref().unwrap_or_default();
-            let krate = &program.krate;
-            let tests = tests.filter(|test| test.contains(part));
-            tests.for_each(|test| println!("unit {krate}::{test}"));
+        let krate = &program.krate;
+        for test in program.tests(ui)? {
+            match (is_end_to_end(&program), &selected.unit, &selected.e2e) {
+                (true, _, Some(selection)) if selection.has(&test) => {
+                    writeln!(stdout, "e2e {test}")?;
+                }
+                (false, Some(selection), _) if selection.names(&test) => {
+                    writeln!(stdout, "unit {krate}::{test}")?;
+                }
+                _ => {}
+            }
         }
     }
     Ok(())

@@ -140,20 +140,10 @@ impl Program {
         &self,
         progress: &dyn Progress,
         options: &Options,
-        mut each: impl FnMut(&str) -> io::Result<()>,
+        each: impl FnMut(&str) -> io::Result<()>,
     ) -> Result<Report, RunnerError> {
-        let mut report = Report::of(&self.krate);
-        let result = self.command(options).stream(progress, |line| {
-            report.observe(line);
-            each(line)
-        });
-        match result {
-            Ok(()) => {}
-            // All of its output has been read.
-            Err(CommandError::Failed { status, .. }) => report.ended(&self.name, status),
-            Err(error) => return Err(error.into()),
-        }
-        Ok(report)
+        let report = Report::of(&self.krate);
+        observed(progress, self.command(options), &self.name, report, each)
     }
 
     /// The names of its tests.
@@ -249,21 +239,36 @@ pub fn run_all(
 /// # Errors
 /// If cargo does not run.
 pub fn run_examples(progress: &dyn Progress, root: &Path) -> Result<Report, RunnerError> {
-    let mut report = Report::default();
-    let mut output = Vec::new();
     let cmd = cargo::command().dir(root);
     let cmd = cmd.args(["test", "--locked", "--quiet", "--workspace", "--doc"]);
-    let result = cmd.stream(progress, |line| {
-        report.observe(line);
+    let mut output = Vec::new();
+    let name = "examples in doc comments";
+    let report = observed(progress, cmd, name, Report::default(), |line| {
         output.push(line.to_owned());
         Ok(())
+    })?;
+    if !report.is_ok() {
+        progress.say(&output.join("\n"));
+    }
+    Ok(report)
+}
+
+/// Runs a command that runs tests, and adds what it prints to the report; `each` gets every line.
+fn observed(
+    progress: &dyn Progress,
+    cmd: Cmd,
+    name: &str,
+    mut report: Report,
+    mut each: impl FnMut(&str) -> io::Result<()>,
+) -> Result<Report, RunnerError> {
+    let result = cmd.stream(progress, |line| {
+        report.observe(line);
+        each(line)
     });
     match result {
         Ok(()) => {}
-        Err(CommandError::Failed { status, .. }) => {
-            progress.say(&output.join("\n"));
-            report.ended("examples in doc comments", status);
-        }
+        // All of its output has been read.
+        Err(CommandError::Failed { status, .. }) => report.ended(name, status),
         Err(error) => return Err(error.into()),
     }
     Ok(report)

@@ -5,8 +5,8 @@
 //! after the other, and consensus admits one learner at a time.
 //!
 //! The disks are saved and not the memory of the machines: a boot takes seconds, sets the clock, and does not depend on
-//! QEMU. The disks are overlays on the image, so the name of the folder identifies the image; a cluster on another
-//! image is removed.
+//! QEMU. The disks are overlays on the image, so a cluster on another image is not used. There is one saved cluster, that
+//! of the last size; all tests need the same.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -18,8 +18,8 @@ use hearth_lab::owner::{key_file, secret_file};
 use super::{Cluster, Member};
 use crate::{Outcome, TestCtx};
 
-/// The IDs of the nodes; written last.
-const IDS: &str = "ids.json";
+/// The image, and the IDs of the nodes; written last.
+const RECORD: &str = "cluster.json";
 
 /// A saved cluster.
 #[derive(Debug)]
@@ -31,25 +31,27 @@ pub(super) struct Saved {
 impl Saved {
     /// The cluster of this size, on this image.
     pub(super) fn find(test: &TestCtx, nodes: u16) -> anyhow::Result<Option<Self>> {
-        let folder = folder(test, nodes)?;
-        let path = folder.join(IDS);
+        let folder = folder(test);
+        let path = folder.join(RECORD);
         if !path.exists() {
             return Ok(None);
         }
         let context = || format!("cannot read {}", path.display());
         let text = fs::read_to_string(&path).with_context(context)?;
-        let ids = serde_json::from_str(&text).with_context(context)?;
-        Ok(Some(Self { folder, ids }))
+        let (of_image, ids): (String, Vec<String>) =
+            serde_json::from_str(&text).with_context(context)?;
+        let fits = of_image == image(test)? && ids.len() == usize::from(nodes);
+        Ok(fits.then_some(Self { folder, ids }))
     }
 
-    /// Shuts a cluster down and saves it.
+    /// Shuts a cluster down and saves it, instead of the one before.
     pub(super) async fn make(test: &TestCtx, mut cluster: Cluster) -> anyhow::Result<Self> {
-        let number = u16::try_from(cluster.members.len())?;
-        let folder = folder(test, number)?;
-        remove_others(&folder)?;
+        let folder = folder(test);
+        if folder.exists() {
+            remove(&folder)?;
+        }
         fs::create_dir_all(&folder)
             .with_context(|| format!("cannot create {}", folder.display()))?;
-        // The followers first, so that consensus has a leader to the end.
         for member in cluster.members.iter_mut().rev() {
             member.power_off().await?;
         }
@@ -59,20 +61,15 @@ impl Saved {
         let founder = cluster.members[0].node.folder().to_owned();
         place(&key_file(&founder), &key_file(&folder))?;
         place(&secret_file(&founder), &secret_file(&folder))?;
-        let ids = cluster.members.iter().map(|member| member.id.clone());
-        let ids: Vec<String> = ids.collect();
-        let machines: Vec<PathBuf> = cluster
-            .members
-            .iter()
-            .map(|member| member.node.folder().to_owned())
-            .collect();
+        let members = cluster.members.iter();
+        let (machines, ids): (Vec<PathBuf>, Vec<String>) = members
+            .map(|member| (member.node.folder().to_owned(), member.id.clone()))
+            .unzip();
         drop(cluster);
         // The test installs machines of the same names.
-        for machine in machines {
-            fs::remove_dir_all(&machine)
-                .with_context(|| format!("cannot remove {}", machine.display()))?;
-        }
-        fs::write(folder.join(IDS), serde_json::to_string(&ids)?)
+        machines.iter().try_for_each(|machine| remove(machine))?;
+        let record = serde_json::to_string(&(image(test)?, &ids))?;
+        fs::write(folder.join(RECORD), record)
             .with_context(|| format!("cannot write {}", folder.display()))?;
         Ok(Self { folder, ids })
     }
@@ -87,31 +84,20 @@ impl Saved {
     }
 }
 
-fn folder(test: &TestCtx, nodes: u16) -> anyhow::Result<PathBuf> {
+fn folder(test: &TestCtx) -> PathBuf {
+    test.artifacts().logs.join("formed")
+}
+
+/// Identifies the image: it is only written when it changes.
+fn image(test: &TestCtx) -> anyhow::Result<String> {
     let image = &test.artifacts().test.disk;
     let file = fs::metadata(image)
         .with_context(|| format!("cannot read the metadata of {}", image.display()))?;
-    let image = format!("{}.{}", file.mtime(), file.mtime_nsec());
-    let all = test.artifacts().logs.join("formed");
-    Ok(all.join(image).join(nodes.to_string()))
+    Ok(format!("{}.{}", file.mtime(), file.mtime_nsec()))
 }
 
-/// Removes a cluster that is saved here in part, and all on other images.
-fn remove_others(folder: &Path) -> Outcome {
-    let (image, all) = (folder.parent(), folder.parent().and_then(Path::parent));
-    let images = all.map(fs::read_dir).and_then(Result::ok);
-    let images = images.into_iter().flatten().map(|entry| Ok(entry?.path()));
-    let images = images.collect::<std::io::Result<Vec<PathBuf>>>()?;
-    let others = images
-        .into_iter()
-        .filter(|path| Some(path.as_path()) != image);
-    for path in others.chain([folder.to_owned()]) {
-        if path.exists() {
-            fs::remove_dir_all(&path)
-                .with_context(|| format!("cannot remove {}", path.display()))?;
-        }
-    }
-    Ok(())
+fn remove(folder: &Path) -> Outcome {
+    fs::remove_dir_all(folder).with_context(|| format!("cannot remove {}", folder.display()))
 }
 
 fn disk(folder: &Path, index: usize) -> PathBuf {

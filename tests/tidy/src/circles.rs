@@ -16,10 +16,9 @@
 //! crate later means splitting it along these edges.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fs;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use proc_macro2::{TokenStream, TokenTree};
 use syn::punctuated::Punctuated;
 use syn::visit::{self, Visit};
@@ -30,6 +29,7 @@ use syn::{
 };
 
 use super::crates::{Metadata, Target};
+use super::sources::Sources;
 
 /// More consecutive re-exports than anybody writes; mutually recursive imports end here.
 const MAX_DEPTH: usize = 16;
@@ -63,6 +63,7 @@ struct Found {
 /// Checks libraries and binaries; tests, examples and build scripts are too small for relevant circles.
 pub(super) fn between_modules(
     root: &Path,
+    sources: &Sources,
     metadata: &Metadata,
     wrong: &mut Vec<String>,
 ) -> Result<()> {
@@ -75,8 +76,9 @@ pub(super) fn between_modules(
         };
         for target in package.targets.iter().filter(is_product) {
             let mut modules = Modules(vec![Module::default()]);
-            let folder = target.src_path.parent().unwrap_or(root);
-            modules.read(root, 0, &target.src_path, folder)?;
+            let file = target.src_path.strip_prefix(root)?;
+            let folder = file.parent().unwrap_or(file);
+            modules.read(sources, 0, file, folder)?;
             let circles = modules.circles().into_iter();
             wrong.extend(circles.map(|circle| format!("{}: {circle}", package.name)));
         }
@@ -85,16 +87,17 @@ pub(super) fn between_modules(
 }
 
 impl Modules {
-    fn read(&mut self, root: &Path, at: usize, file: &Path, folder: &Path) -> Result<()> {
-        let context = || file.display().to_string();
-        let text = fs::read_to_string(file).with_context(context)?;
-        let syntax = syn::parse_file(&text).with_context(context)?;
-        self.0[at].file = file.strip_prefix(root).unwrap_or(file).to_owned();
-        for (child, name) in self.add(at, &syntax.items, "") {
+    fn read(&mut self, sources: &Sources, at: usize, file: &Path, folder: &Path) -> Result<()> {
+        self.0[at].file = file.to_owned();
+        for (child, name) in self.add(at, &sources.syntax(file)?.items, "") {
             let flat = folder.join(format!("{name}.rs"));
             let nested = folder.join(&name).join("mod.rs");
-            let file = if flat.is_file() { flat } else { nested };
-            self.read(root, child, &file, &folder.join(name))?;
+            let file = if sources.text(&flat).is_ok() {
+                flat
+            } else {
+                nested
+            };
+            self.read(sources, child, &file, &folder.join(name))?;
         }
         Ok(())
     }

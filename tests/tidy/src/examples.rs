@@ -2,33 +2,29 @@
 //! because rustdoc takes seconds to find that there are none.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 
 use super::crates::Metadata;
+use super::sources::Sources;
 
 pub(super) fn are_compiled(
     root: &Path,
-    files: &[PathBuf],
+    sources: &Sources,
     metadata: &Metadata,
     wrong: &mut Vec<String>,
 ) -> Result<()> {
-    let read = |path: &Path| fs::read_to_string(path).with_context(|| path.display().to_string());
     for package in metadata.ours() {
-        let manifest = read(&package.manifest_path)?;
-        let folder = package
-            .manifest_path
-            .parent()
-            .map(|folder| folder.join("src"));
-        let Some(folder) = folder.filter(|_| manifest.contains("doctest = false")) else {
+        let path = &package.manifest_path;
+        let manifest = fs::read_to_string(path).with_context(|| path.display().to_string())?;
+        if !manifest.contains("doctest = false") {
             continue;
-        };
-        let folder = folder.strip_prefix(root).unwrap_or(&folder);
-        for path in files.iter().filter(|path| path.starts_with(folder)) {
-            if path.extension().is_some_and(|extension| extension == "rs")
-                && let Some(line) = example(&read(&root.join(path))?)
-            {
+        }
+        let folder = path.with_file_name("src");
+        let folder = folder.strip_prefix(root)?;
+        for (path, text) in sources.rust().filter(|(path, _)| path.starts_with(folder)) {
+            if let Some(line) = example(text) {
                 wrong.push(format!(
                     "{}:{line}: an example in a crate with doctest = false",
                     path.display()

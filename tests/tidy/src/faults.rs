@@ -5,25 +5,22 @@
 //! in the suite's file, or in a source file of the crate, because macros define tests, too.
 
 use std::collections::BTreeMap;
-use std::collections::btree_map::Entry;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 
 use super::crates::Metadata;
+use super::sources::Sources;
 use super::words::has_word;
 
 const TABLE: &str = "tests/README.md";
 
 pub(super) fn are_tested_as_stated(
     root: &Path,
-    files: &[PathBuf],
+    sources: &Sources,
     metadata: &Metadata,
     wrong: &mut Vec<String>,
 ) -> Result<()> {
-    let path = root.join(TABLE);
-    let table = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
     let crates: BTreeMap<&str, &Path> = metadata
         .ours()
         .filter_map(|package| {
@@ -32,16 +29,12 @@ pub(super) fn are_tested_as_stated(
             Some((name, folder))
         })
         .collect();
-    let mut sources: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for name in named(&table) {
+    let mut known: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for name in named(sources.text(Path::new(TABLE))?) {
         let (first, test) = (first(&name), last(&name));
-        let texts = match sources.entry(first.to_owned()) {
-            Entry::Occupied(read) => read.into_mut(),
-            Entry::Vacant(unread) => {
-                let texts = texts(root, files, first, crates.get(first).copied())?;
-                unread.insert(texts)
-            }
-        };
+        let texts = known
+            .entry(first.to_owned())
+            .or_insert_with(|| texts(sources, first, crates.get(first).copied()));
         if texts.is_empty() {
             wrong.push(format!(
                 "{TABLE}: {name}: {first} is neither a suite nor a crate"
@@ -54,18 +47,12 @@ pub(super) fn are_tested_as_stated(
 }
 
 /// The sources of the suite of this name and of the crate, if there is one, in this folder.
-fn texts(root: &Path, files: &[PathBuf], name: &str, folder: Option<&Path>) -> Result<Vec<String>> {
+fn texts<'a>(sources: &'a Sources, name: &str, folder: Option<&Path>) -> Vec<&'a str> {
     let suite = Path::new("tests/tests/e2e").join(format!("{name}.rs"));
-    let of_crate = |path: &Path| {
-        folder.is_some_and(|folder| path.starts_with(folder))
-            && path.extension() == Some("rs".as_ref())
-    };
-    files
-        .iter()
-        .filter(|path| **path == suite || of_crate(path))
-        .map(|path| root.join(path))
-        .map(|path| fs::read_to_string(&path).with_context(|| path.display().to_string()))
-        .collect()
+    let of_crate = |path: &Path| folder.is_some_and(|folder| path.starts_with(folder));
+    let texts = sources.rust();
+    let texts = texts.filter(|(path, _)| *path == suite || of_crate(path));
+    texts.map(|(_, text)| text).collect()
 }
 
 /// The names of tests in the table's rows.

@@ -4,26 +4,18 @@
 //! its nightly version offers. What stable rustfmt decides, the order within a group, is left to it.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use proc_macro2::Span;
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};
 use syn::{Block, File, Item, ItemMod, ItemUse, Stmt, UseTree, Visibility};
 
-pub(super) fn have_one_style(
-    root: &Path,
-    files: &[PathBuf],
-    wrong: &mut Vec<String>,
-) -> Result<()> {
-    let is_source = |path: &&PathBuf| path.extension().is_some_and(|extension| extension == "rs");
-    for path in files.iter().filter(is_source) {
-        let text =
-            fs::read_to_string(root.join(path)).with_context(|| path.display().to_string())?;
-        let file = syn::parse_file(&text).with_context(|| path.display().to_string())?;
-        for (line, reason) in violations(&file) {
+use super::sources::Sources;
+
+pub(super) fn have_one_style(sources: &Sources, wrong: &mut Vec<String>) -> Result<()> {
+    for (path, _) in sources.rust() {
+        for (line, reason) in violations(sources.syntax(path)?) {
             wrong.push(format!("{}:{line}: {reason}", path.display()));
         }
     }

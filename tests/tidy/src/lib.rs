@@ -10,6 +10,7 @@ mod examples;
 mod faults;
 mod imports;
 mod lints;
+mod sources;
 mod words;
 
 use std::collections::BTreeSet;
@@ -20,6 +21,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 pub use crates::crates;
+use sources::Sources;
 
 /// The result of checking the repository.
 pub struct Findings {
@@ -62,17 +64,18 @@ const VAGUE_NAMES: &[&str] = &["util", "utils", "common", "helpers", "misc", "ma
 pub fn check(root: &Path) -> Result<Findings> {
     let files = tracked(root)?;
     let metadata = crates::metadata(root)?;
+    let sources = Sources::read(root, &files)?;
     let mut wrong = Vec::new();
     top_level(&files, &mut wrong);
-    sizes(root, &files, &mut wrong)?;
+    sizes(root, &files, &sources, &mut wrong)?;
     names(&files, &mut wrong);
     crates::stated_arrows(&metadata, &mut wrong);
-    circles::between_modules(root, &metadata, &mut wrong)?;
+    circles::between_modules(root, &sources, &metadata, &mut wrong)?;
     lints::nobody_departs(root, &metadata, &mut wrong)?;
-    faults::are_tested_as_stated(root, &files, &metadata, &mut wrong)?;
-    imports::have_one_style(root, &files, &mut wrong)?;
-    examples::are_compiled(root, &files, &metadata, &mut wrong)?;
-    words::none_is_retired(root, &files, &mut wrong)?;
+    faults::are_tested_as_stated(root, &sources, &metadata, &mut wrong)?;
+    imports::have_one_style(&sources, &mut wrong)?;
+    examples::are_compiled(root, &sources, &metadata, &mut wrong)?;
+    words::none_is_retired(&sources, &mut wrong);
     Ok(Findings {
         files: files.len(),
         wrong,
@@ -125,7 +128,7 @@ fn top_level(files: &[PathBuf], wrong: &mut Vec<String>) {
     }
 }
 
-fn sizes(root: &Path, files: &[PathBuf], wrong: &mut Vec<String>) -> Result<()> {
+fn sizes(root: &Path, files: &[PathBuf], sources: &Sources, wrong: &mut Vec<String>) -> Result<()> {
     for path in files {
         let full = root.join(path);
         let bytes = fs::metadata(&full)
@@ -143,8 +146,7 @@ fn sizes(root: &Path, files: &[PathBuf], wrong: &mut Vec<String>) -> Result<()> 
             _ if path.extension().is_some_and(|e| e == "rs") => MAX_LINES,
             _ => continue,
         };
-        let text = fs::read_to_string(&full).with_context(|| full.display().to_string())?;
-        let lines = text.lines().count();
+        let lines = sources.text(path)?.lines().count();
         if lines > limit {
             wrong.push(format!(
                 "{}: expected at most {limit} lines, got {lines}",

@@ -5,10 +5,9 @@
 //! documentation; a word counts as a whole word, in this spelling. The terms that Hearth does define are in the glossary of
 //! `docs/architecture.md`.
 
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use anyhow::{Context, Result};
+use super::sources::Sources;
 
 /// What is not written any more, and what is instead.
 const RETIRED: &[(&str, &str)] = &[
@@ -56,18 +55,8 @@ const RETIRED: &[(&str, &str)] = &[
 /// This list itself.
 const LIST: &str = "tests/tidy/src/words.rs";
 
-pub(super) fn none_is_retired(
-    root: &Path,
-    files: &[PathBuf],
-    wrong: &mut Vec<String>,
-) -> Result<()> {
-    let is_text = |path: &&PathBuf| {
-        let extension = path.extension().and_then(|extension| extension.to_str());
-        matches!(extension, Some("rs" | "md" | "proto")) && **path != Path::new(LIST)
-    };
-    for path in files.iter().filter(is_text) {
-        let full = root.join(path);
-        let text = fs::read_to_string(&full).with_context(|| full.display().to_string())?;
+pub(super) fn none_is_retired(sources: &Sources, wrong: &mut Vec<String>) {
+    for (path, text) in sources.texts().filter(|(path, _)| *path != Path::new(LIST)) {
         for (number, line) in text.lines().enumerate() {
             for (word, instead) in retired(line) {
                 wrong.push(format!(
@@ -78,7 +67,6 @@ pub(super) fn none_is_retired(
             }
         }
     }
-    Ok(())
 }
 
 fn retired(line: &str) -> impl Iterator<Item = &'static (&'static str, &'static str)> {

@@ -52,14 +52,17 @@ impl Selection {
         }
     }
 
+    /// Whether it selects a test of this name, if that is in the whole.
+    pub(super) fn names(&self, test: &str) -> bool {
+        self.name.as_ref().is_none_or(|part| test.contains(part))
+    }
+
     /// Whether it selects this end-to-end test, `SUITE::NAME`.
     pub(super) fn has(&self, test: &str) -> bool {
         let (suite, name) = test.split_once("::").unwrap_or(("", test));
-        match (&self.whole, &self.name) {
-            (Some(whole), _) if whole != suite => false,
-            (Some(_), Some(part)) => name.contains(part),
-            (None, Some(part)) => test.contains(part),
-            (_, None) => true,
+        match &self.whole {
+            Some(whole) => whole == suite && self.names(name),
+            None => self.names(test),
         }
     }
 }
