@@ -18,7 +18,7 @@
 //! Machines are the usual ones (test image, direct boot, insecure storage), named `node-1`, `node-2` and so on, with
 //! these numbers. The first founds the cluster; the others are added as by an operator: they register with a ticket,
 //! are approved by the key on their own console, and are made consensus members. Two boot at once, so that a host with
-//! two processors is busy but not overloaded; for the same reason there is one cluster at a time ([`crate::context`]).
+//! two processors is busy but not overloaded; [`crate::places`] has when a test may have a cluster.
 //!
 //! The test's folder has a folder for each machine, and `net` with the switch's log and the packet capture.
 
@@ -38,6 +38,7 @@ use hearth_lab::machines;
 use hearth_qemu::network::{Link, Mac, Nic, PortForward};
 use hearth_qemu::switch::{Network, NetworkOptions};
 use hearth_qemu::vm::Lifetime;
+use tokio::sync::Mutex;
 
 use crate::debug::Debug;
 use crate::kubernetes::Kubernetes;
@@ -82,11 +83,15 @@ impl TestCtx {
 impl Cluster {
     /// All nodes are voters, HOME and healthy: booted from the disks of a cluster that was formed once ([`saved`]).
     pub(crate) async fn formed(test: &TestCtx, nodes: u16) -> anyhow::Result<Self> {
-        // No other test forms it at the same time.
         test.turn()?;
-        let saved = match Saved::find(test, nodes)? {
-            Some(saved) => saved,
-            None => Saved::make(test, Self::form(test, nodes).await?).await?,
+        let saved = {
+            // One test forms it.
+            static FORMING: Mutex<()> = Mutex::const_new(());
+            let _forming = FORMING.lock().await;
+            match Saved::find(test, nodes)? {
+                Some(saved) => saved,
+                None => Saved::make(test, Self::form(test, nodes).await?).await?,
+            }
         };
         let (network, mut members) = installed(test, nodes, |_, plan| Ok(plan)).await?;
         for (index, member) in members.iter_mut().enumerate() {

@@ -18,6 +18,7 @@ use hearth_api::v1::{NodeParameters, StorageSecurityPolicy};
 use hearth_lab::formation::shown_key;
 use hearth_lab::owner::with_storage;
 use hearth_lab::{Owner, tool};
+use hearth_qemu::accel::Accel;
 use hearth_qemu::artifacts::Image;
 use hearth_qemu::command::{Boot, CommandLine, Machine, Rtc};
 use hearth_qemu::disk::{Disk, Format, make_overlay};
@@ -33,8 +34,8 @@ use crate::disk::RawDisk;
 use crate::owner::Operator;
 use crate::{Outcome, TestCtx, bounds};
 
-/// The configuration of a machine. The usual one: the test image, booted directly, 512 MiB, two CPUs, an overlay as its
-/// disk, a network without a gateway, and parameters that found a cluster with insecure storage.
+/// The configuration of a machine. The usual one: the test image, booted directly, 512 MiB, one CPU (two with KVM), an
+/// overlay as its disk, a network without a gateway, and parameters that found a cluster with insecure storage.
 #[derive(Debug)]
 pub struct Plan<'a> {
     test: &'a TestCtx,
@@ -73,7 +74,11 @@ impl<'a> Plan<'a> {
         ];
         let forwards = ports.map(Forward::any);
         let machine = Machine {
-            cpus: 2,
+            // A second emulated CPU takes more time from the host's than it saves.
+            cpus: match test.accel() {
+                Accel::Tcg => 1,
+                Accel::Kvm => 2,
+            },
             nics: vec![Nic {
                 mac: Mac::of_machine(1),
                 link: Link::User(UserNetwork {
@@ -115,7 +120,8 @@ impl<'a> Plan<'a> {
     /// If it was not built.
     pub fn kubernetes(self) -> anyhow::Result<Self> {
         let image = self.test.kubernetes()?.image.clone();
-        Ok(self.image(image).memory_mib(2048).larger_by(4 << 30))
+        let plan = self.image(image).cpus(2);
+        Ok(plan.memory_mib(2048).larger_by(4 << 30))
     }
 
     /// With this image.

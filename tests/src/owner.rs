@@ -5,7 +5,7 @@
 
 use anyhow::{Context, ensure};
 use futures::StreamExt;
-use hearth_api::client::{Endpoint, within};
+use hearth_api::client::{self, Endpoint, within};
 use hearth_api::identity::UserCredentials;
 use hearth_api::operator::{self, ClusterStatus};
 use hearth_api::tls::TlsError;
@@ -146,5 +146,5 @@ pub async fn retry_unavailable<T, F>(call: impl Fn() -> F) -> Result<T, Status>
 where
     F: Future<Output = Result<T, Status>>,
 {
-    hearth_lab::patience::patiently(bounds::SETTLED, call).await
+    client::retry_unavailable(bounds::SETTLED, call).await
 }

@@ -1,8 +1,8 @@
 //! The places for tests with machines: as many as may have some at the same time.
 //!
-//! The test harness starts all tests at once, and they wait here. Only one test at a time has a cluster: two would
-//! overload a small host. It gets the next place before tests with one machine, because the clusters, one after the
-//! other, take longest.
+//! The test harness starts all tests at once, and they wait here. A test with a cluster gets the next place before
+//! tests with one machine, because the clusters take longest; but while there are such tests only one cluster runs
+//! beside them, because its machines keep a small host busy by themselves.
 
 use std::env;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -29,17 +29,19 @@ pub(crate) struct Place {
     since: Instant,
 }
 
+/// Numbers of tests.
 #[derive(Debug, Default)]
 struct State {
-    taken: usize,
-    has_cluster: bool,
-    /// Tests that wait for their turn to have a cluster.
+    machines: usize,
+    clusters: usize,
+    machines_waiting: usize,
     clusters_waiting: usize,
 }
 
 static STATE: Mutex<State> = Mutex::new(State {
-    taken: 0,
-    has_cluster: false,
+    machines: 0,
+    clusters: 0,
+    machines_waiting: 0,
     clusters_waiting: 0,
 });
 static CHANGED: Condvar = Condvar::new();
@@ -47,10 +49,24 @@ static CHANGED: Condvar = Condvar::new();
 impl State {
     fn admits(&self, occupant: Occupant, places: usize) -> bool {
         let is_next = match occupant {
-            Occupant::Cluster => !self.has_cluster,
-            Occupant::Machines => self.has_cluster || self.clusters_waiting == 0,
+            Occupant::Cluster => self.clusters == 0 || self.machines_waiting == 0,
+            Occupant::Machines => self.clusters > 0 || self.clusters_waiting == 0,
         };
-        is_next && self.taken < places
+        is_next && self.machines + self.clusters < places
+    }
+
+    fn waiting(&mut self, occupant: Occupant) -> &mut usize {
+        match occupant {
+            Occupant::Machines => &mut self.machines_waiting,
+            Occupant::Cluster => &mut self.clusters_waiting,
+        }
+    }
+
+    fn admitted(&mut self, occupant: Occupant) -> &mut usize {
+        match occupant {
+            Occupant::Machines => &mut self.machines,
+            Occupant::Cluster => &mut self.clusters,
+        }
     }
 }
 
@@ -62,15 +78,13 @@ impl Place {
     pub(crate) fn wait(occupant: Occupant) -> anyhow::Result<Self> {
         let places = places()?;
         let mut state = lock();
-        let waits = usize::from(occupant == Occupant::Cluster);
-        state.clusters_waiting += waits;
+        *state.waiting(occupant) += 1;
         while !state.admits(occupant, places) {
             state = CHANGED.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        state.clusters_waiting -= waits;
-        state.taken += 1;
-        state.has_cluster |= occupant == Occupant::Cluster;
-        // A cluster that waits holds single machines up; one that has its place does not.
+        *state.waiting(occupant) -= 1;
+        *state.admitted(occupant) += 1;
+        // Each kind that waits holds the other up.
         CHANGED.notify_all();
         let since = Instant::now();
         Ok(Self { occupant, since })
@@ -89,8 +103,7 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         let mut state = lock();
-        state.taken -= 1;
-        state.has_cluster &= self.occupant != Occupant::Cluster;
+        *state.admitted(self.occupant) -= 1;
         CHANGED.notify_all();
     }
 }
@@ -115,16 +128,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_cluster_at_a_time_and_before_single_machines() {
+    fn clusters_go_first_and_one_runs_beside_single_machines() {
         let mut state = State::default();
         let (cluster, machines) = (Occupant::Cluster, Occupant::Machines);
         assert!(state.admits(cluster, 1) && state.admits(machines, 1));
         state.clusters_waiting = 1;
         assert!(state.admits(cluster, 2) && !state.admits(machines, 2));
-        // A second cluster waits, and holds nobody up.
-        (state.taken, state.has_cluster) = (1, true);
+        // A second cluster waits until no single machine does, and holds nobody up.
+        (state.clusters, state.machines_waiting) = (1, 1);
         assert!(!state.admits(cluster, 2) && state.admits(machines, 2));
-        state.taken = 2;
-        assert!(!state.admits(machines, 2));
+        state.machines_waiting = 0;
+        assert!(state.admits(cluster, 2));
+        state.machines = 1;
+        assert!(!state.admits(cluster, 2) && !state.admits(machines, 2));
     }
 }

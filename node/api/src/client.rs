@@ -27,6 +27,7 @@ mod channel;
 mod endpoint;
 mod line;
 mod list;
+mod retry;
 
 use std::future::Future;
 use std::hash::{BuildHasher as _, RandomState};
@@ -42,6 +43,7 @@ use tonic::Status;
 pub use channel::Channel;
 pub use endpoint::{Endpoint, EndpointError};
 pub use list::Endpoints;
+pub use retry::retry_unavailable;
 
 use crate::certificates::CertificateError;
 use crate::tls::{self, Clock};

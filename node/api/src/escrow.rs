@@ -2,10 +2,11 @@
 //!
 //! The call itself is [`Aaa.Escrow`](crate::v1::aaa_client); this is the owner's side of it. It is
 //! as strict as any peer would be: the result must be a certificate for the owner, with the owner
-//! key, issued by the CA that first contact has proven. The exchange can be repeated.
+//! key, issued by the CA that first contact has proven. The exchange can be repeated, and is while
+//! the cluster has no quorum.
 
 use crate::certificates::{CertificateError, ClusterCa, Leaf};
-use crate::client::{Curators, Endpoint, Options, within};
+use crate::client::{Curators, Endpoint, Options, retry_unavailable};
 use crate::identity::{OwnerKey, SigningKey, Subject, UserCredentials, UserName};
 use crate::tls::{self, CertificateDer, ExpectedServer, TlsError};
 use crate::v1::aaa_client::AaaClient;
@@ -36,11 +37,15 @@ pub async fn exchange(
     let (clock, bound) = (options.clock.clone(), options.call_timeout);
     let server = ExpectedServer::AnyNode;
     let config = tls::possession_client_config(key, ca.clone(), server, clock.clone())?;
-    let mut aaa = AaaClient::new(Curators::new(curators, config, options).channel());
+    let aaa = AaaClient::new(Curators::new(curators, config, options).channel());
     let request = EscrowRequest {
         identity: UserName::OWNER.to_owned(),
     };
-    let response = within(bound, aaa.escrow(request)).await;
+    let call = || {
+        let (mut aaa, request) = (aaa.clone(), request.clone());
+        async move { aaa.escrow(request).await }
+    };
+    let response = retry_unavailable(bound, call).await;
     let EscrowResponse {
         certificate,
         ca_certificate,

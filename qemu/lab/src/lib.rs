@@ -17,7 +17,6 @@
 //! | [`session`] | a run: its cluster formed ([`form`]), given Kubernetes ([`kubernetes`]), watched ([`watch`]) |
 //! | [`power`] | power of machines that another process may have started |
 //! | [`hearthctl`], [`tool`] | the operator's tool, and programs of the host |
-//! | [`patience`] | repeated calls |
 //! | [`measure`] | boots and formations, timed |
 //! | [`events`] | events of all of the above |
 //!
@@ -38,7 +37,6 @@ pub mod kubernetes;
 pub mod machines;
 pub mod measure;
 pub mod owner;
-pub mod patience;
 pub mod power;
 pub mod record;
 pub mod session;

@@ -25,7 +25,7 @@ use stranger::{Answer, Stranger};
 #[tokio::test]
 async fn an_owner_takes_the_cluster_that_came_up_through_uefi() -> Outcome {
     let test = TestCtx::begin(here!())?;
-    let node = test.node("node").release().uefi().online();
+    let node = test.node("node").release().uefi().cpus(2).online();
     let node = node.install().await?;
     let vm = node.power_on().await?;
     vm.home().await?;

@@ -34,7 +34,12 @@ const MORE: u64 = 768 << 20;
 async fn the_kernel_and_the_foundations_go_together() -> Outcome {
     let test = TestCtx::begin(here!())?;
     let image = test.artifacts().machine_check.clone();
-    let node = test.node("node").image(image).online().larger_by(MORE);
+    let node = test
+        .node("node")
+        .image(image)
+        .cpus(2)
+        .online()
+        .larger_by(MORE);
     let mut node = node.install().await?;
     node.parameters = None;
     let item = Item::bytes("opt/dev.hearth/machine-check", *b"hello")?;

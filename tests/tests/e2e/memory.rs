@@ -7,7 +7,7 @@ use hearth_tests::{Outcome, TestCtx, here};
 #[tokio::test]
 async fn a_node_comes_home_in_256_mib() -> Outcome {
     let test = TestCtx::begin(here!())?;
-    comes_home_twice(test.node("node").memory_mib(256)).await?;
+    comes_home_twice(test.node("node").memory_mib(256).cpus(2)).await?;
     test.passed()
 }
 
@@ -15,7 +15,7 @@ async fn a_node_comes_home_in_256_mib() -> Outcome {
 #[tokio::test]
 async fn a_node_comes_home_in_128_mib_without_a_random_number_generator() -> Outcome {
     let test = TestCtx::begin(here!())?;
-    comes_home_twice(test.node("node").memory_mib(128).without_rng()).await?;
+    comes_home_twice(test.node("node").memory_mib(128).cpus(2).without_rng()).await?;
     test.passed()
 }
 

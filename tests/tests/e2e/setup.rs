@@ -157,7 +157,9 @@ async fn every_task_installs_what_it_needs() -> Outcome {
         let output = debian.runs(&test, tasks).await?;
         let stdout = String::from_utf8_lossy(&output.stdout);
         let stderr = String::from_utf8_lossy(&output.stderr);
-        println!("{tasks:?}: {}\n{stdout}\n{stderr}", output.status);
+        let log = format!("{}\n{stdout}\n{stderr}", output.status);
+        let name = tasks[0].replace(' ', "-");
+        tokio::fs::write(test.folder().join(format!("{name}.log")), log).await?;
         let said = stdout.contains(expected) || stderr.contains(expected);
         let installed = stderr.contains("missing packages: ");
         if !(output.status.success() && said && installed) {

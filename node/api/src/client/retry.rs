@@ -1,4 +1,4 @@
-//! Repeated calls.
+//! Calls that are repeated while a curator has no contact with consensus.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ const ASK_AGAIN: Duration = Duration::from_millis(200);
 ///
 /// # Errors
 /// Any other error of the call, or its last one when `bound` has elapsed.
-pub async fn patiently<T, F>(bound: Duration, call: impl Fn() -> F) -> Result<T, Status>
+pub async fn retry_unavailable<T, F>(bound: Duration, call: impl Fn() -> F) -> Result<T, Status>
 where
     F: Future<Output = Result<T, Status>>,
 {
@@ -54,12 +54,12 @@ mod tests {
             }
         };
         let bound = Duration::from_secs(20);
-        let answered = patiently(bound, answer(&[Code::Unavailable, Code::Ok])).await;
+        let answered = retry_unavailable(bound, answer(&[Code::Unavailable, Code::Ok])).await;
         assert_eq!(answered.expect("an answer"), 2);
-        let refused = patiently(bound, answer(&[Code::NotFound, Code::Ok])).await;
+        let refused = retry_unavailable(bound, answer(&[Code::NotFound, Code::Ok])).await;
         assert_eq!(refused.expect_err("refused").code(), Code::NotFound);
         let short = Duration::from_millis(1);
-        let silent = patiently(short, answer(&[Code::Unavailable])).await;
+        let silent = retry_unavailable(short, answer(&[Code::Unavailable])).await;
         assert_eq!(silent.expect_err("silent").code(), Code::Unavailable);
     }
 }
