@@ -1,12 +1,13 @@
 //! What the end-to-end tests boot and run.
 
 use std::path::{Path, PathBuf};
+use std::{panic, thread};
 
 use anyhow::{Context, Result};
 use hearth_qemu::artifacts;
 
 use super::selection::Selection;
-use crate::image::{self, Flavour, to_boot};
+use crate::image::{self, Artifacts, Flavour, to_boot};
 use crate::kubernetes::{self, Bundle};
 use crate::ui::Ui;
 use crate::{hearthctl, program, target};
@@ -63,13 +64,27 @@ impl Kubernetes {
     }
 }
 
+/// The two builds of the node, side by side: one processor is idle while the release is linked.
+fn release_and_test(ui: &Ui) -> [Result<Artifacts>; 2] {
+    thread::scope(|scope| {
+        let release = scope.spawn(|| image::ensure(ui, Flavour::Release));
+        let test = image::ensure(ui, Flavour::Test);
+        let release = release.join();
+        [
+            release.unwrap_or_else(|panic| panic::resume_unwind(panic)),
+            test,
+        ]
+    })
+}
+
 /// Builds everything; returns the path of the manifest.
 pub(super) fn build(ui: &Ui, kubernetes: Option<&Kubernetes>) -> Result<PathBuf> {
     let folder = target::folder("tests")?;
     let sample = image::sample()?;
+    let [release, test] = release_and_test(ui);
     let manifest = artifacts::Artifacts {
-        release: to_boot(&image::ensure(ui, Flavour::Release)?),
-        test: to_boot(&image::ensure(ui, Flavour::Test)?),
+        release: to_boot(&release?),
+        test: to_boot(&test?),
         kubernetes: kubernetes.map(|built| built.to_boot(ui)).transpose()?,
         extended: to_boot(&image::ensure_extended(ui, Flavour::Test, &[sample])?),
         machine_check: to_boot(&image::ensure_example(ui, image::MACHINE_CHECK)?),
