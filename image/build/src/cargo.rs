@@ -173,14 +173,15 @@ impl Checkout {
         }
     }
 
-    /// Compiles a static program and calls `take` before anybody else compiles one: all flavours share one output path.
+    /// Compiles a static program and calls `take` before anybody else compiles one: all flavours of a profile share one output path.
     pub fn static_program<E: From<CargoError>>(
         &self,
         progress: &dyn Progress,
         product: &Product<'_>,
         take: impl FnOnce(&Path) -> Result<(), E>,
     ) -> Result<(), E> {
-        let lock = self.folder("").map_err(CargoError::from)?.join("node.lock");
+        let folder = self.folder("").map_err(CargoError::from)?;
+        let lock = folder.join(format!("{}.lock", product.profile.name()));
         let _lock = cache::lock_file(progress, &lock).map_err(CargoError::from)?;
         take(&self.compile(progress, product)?)
     }
