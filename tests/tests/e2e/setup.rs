@@ -49,6 +49,8 @@ while [ "$1" != -- ]; do
   shift
 done
 shift
+# Of the new process name space: that of this machine knows its processes by other numbers.
+mount -t proc proc "$work/root/proc"
 cp /etc/resolv.conf "$work/root/etc/"
 here=$PWD
 exec chroot "$work/root" sh -c 'cd "$1" && shift && exec "$@"' sh "$here" "$@"
@@ -85,7 +87,7 @@ impl Debian {
         let checkout = checkout.context("no checkout")?.to_owned();
         let home = env::var_os("HOME").context("HOME is not set")?;
         let apt = "/etc/apt/apt.conf.d".into();
-        let system = ["/dev", "/proc", "/sys"].map(Into::into);
+        let system = ["/dev", "/sys"].map(Into::into);
         Ok(Self {
             shared: [home, apt, checkout.clone().into(), target.to_owned().into()]
                 .into_iter()
