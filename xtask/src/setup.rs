@@ -9,7 +9,7 @@ use std::ops::BitOr;
 use anyhow::Result;
 use hearth_build::host::{ETCD, Probe, QEMU, command_for_the_user, install};
 use hearth_qemu::firmware::{Firmware, NoFirmware};
-use hearth_qemu::program::{ENVIRONMENT, NAME};
+use hearth_qemu::program as qemu;
 
 use crate::checkout::kernel_config;
 use crate::command::find_program;
@@ -117,7 +117,7 @@ fn packages(series: &str) -> Vec<Package> {
         // A variable that names no program is an error of the machine, not a missing package.
         check(
             QEMU[0],
-            || env::var_os(ENVIRONMENT).is_some() || find_program(NAME).is_some(),
+            || env::var_os(qemu::ENVIRONMENT).is_some() || find_program(qemu::NAME).is_some(),
             Needs::RUN,
         ),
         program(QEMU[1], "qemu-img", Needs::RUN),

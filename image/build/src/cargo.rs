@@ -173,7 +173,8 @@ impl Checkout {
         }
     }
 
-    /// Compiles a static program and calls `take` before anybody else compiles one: all flavours of a profile share one output path.
+    /// Compiles a static program and calls `take` before anybody else compiles one: all flavours of a profile share one
+    /// output path.
     pub fn static_program<E: From<CargoError>>(
         &self,
         progress: &dyn Progress,

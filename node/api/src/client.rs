@@ -413,11 +413,12 @@ pub async fn within<T>(
     bound: Duration,
     call: impl Future<Output = Result<T, Status>>,
 ) -> Result<T, Status> {
-    tokio::time::timeout(bound, call).await.unwrap_or_else(|_| {
-        Err(Status::deadline_exceeded(format!(
-            "no answer within {bound:?}"
-        )))
-    })
+    let answered = tokio::time::timeout(bound, call).await;
+    answered.unwrap_or_else(|_| Err(no_answer(bound)))
+}
+
+fn no_answer(bound: Duration) -> Status {
+    Status::deadline_exceeded(format!("no answer within {bound:?}"))
 }
 
 #[cfg(test)]

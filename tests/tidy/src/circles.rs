@@ -92,11 +92,7 @@ impl Modules {
         for (child, name) in self.add(at, &sources.syntax(file)?.items, "") {
             let flat = folder.join(format!("{name}.rs"));
             let nested = folder.join(&name).join("mod.rs");
-            let file = if sources.text(&flat).is_ok() {
-                flat
-            } else {
-                nested
-            };
+            let file = if sources.has(&flat) { flat } else { nested };
             self.read(sources, child, &file, &folder.join(name))?;
         }
         Ok(())

@@ -39,6 +39,10 @@ impl Sources {
         self.texts().filter(|(path, _)| is(path, "rs"))
     }
 
+    pub(super) fn has(&self, path: &Path) -> bool {
+        self.0.contains_key(path)
+    }
+
     pub(super) fn text(&self, path: &Path) -> Result<&str> {
         Ok(&self.source(path)?.text)
     }

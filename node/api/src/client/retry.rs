@@ -4,6 +4,8 @@ use std::time::Duration;
 
 use tonic::{Code, Status};
 
+use super::no_answer;
+
 /// Between two calls to a curator that has lost contact with consensus: it answers at once.
 const ASK_AGAIN: Duration = Duration::from_millis(200);
 
@@ -11,7 +13,7 @@ const ASK_AGAIN: Duration = Duration::from_millis(200);
 /// moment when it first expects another node, and any cluster for a while if its machines get too little of the host.
 ///
 /// # Errors
-/// Any other error of the call, or its last one when `bound` has elapsed.
+/// Any other error of the call. When `bound` has elapsed, its last one, or `DeadlineExceeded` if it has not answered.
 pub async fn retry_unavailable<T, F>(bound: Duration, call: impl Fn() -> F) -> Result<T, Status>
 where
     F: Future<Output = Result<T, Status>>,
@@ -28,7 +30,7 @@ where
     };
     match tokio::time::timeout(bound, answered).await {
         Ok(answer) => answer,
-        Err(_) => Err(last.unwrap_or_else(|| Status::deadline_exceeded("no answer"))),
+        Err(_) => Err(last.unwrap_or_else(|| no_answer(bound))),
     }
 }
 
@@ -61,5 +63,9 @@ mod tests {
         let short = Duration::from_millis(1);
         let silent = retry_unavailable(short, answer(&[Code::Unavailable])).await;
         assert_eq!(silent.expect_err("silent").code(), Code::Unavailable);
+        let unanswered = retry_unavailable(short, std::future::pending::<Result<(), Status>>).await;
+        let error = unanswered.expect_err("no answer");
+        assert_eq!(error.code(), Code::DeadlineExceeded);
+        assert_eq!(error.message(), "no answer within 1ms");
     }
 }
