@@ -14,7 +14,7 @@ use tonic::body::Body;
 use tonic::{Code, Status};
 use tower::{Service, ServiceExt as _};
 
-use super::{Line, Shared};
+use super::{Line, Shared, no_answer};
 
 /// For the generated clients: each call goes to a curator that is serving. Cheap to clone.
 #[derive(Clone)]
@@ -38,7 +38,7 @@ impl Service<Request<Body>> for Channel {
 async fn call(shared: Arc<Shared>, request: Request<Body>) -> Result<Response<Body>, Status> {
     let bound = shared.options.call_timeout;
     let deadline = Instant::now() + bound;
-    let late = |_| Status::deadline_exceeded(format!("no answer within {bound:?}"));
+    let late = |_| no_answer(bound);
     let line = timeout_at(deadline, shared.line()).await.map_err(late)??;
     let mut judge = Judge {
         shared,

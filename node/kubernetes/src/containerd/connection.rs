@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use bytes::{Buf as _, BufMut as _, Bytes};
 use futures::future::BoxFuture;
+use hearth_api::client::within;
 use hearth_api::transport::Connector;
 use http::uri::PathAndQuery;
 use prost::Message;
@@ -252,17 +253,4 @@ pub(super) fn leased<T>(message: T) -> tonic::Request<T> {
     let metadata = request.metadata_mut();
     metadata.insert("containerd-lease", MetadataValue::from_static(LEASE));
     request
-}
-
-/// Applies a timeout to a call.
-pub(super) async fn within<T>(
-    bound: Duration,
-    call: impl Future<Output = Result<T, Status>>,
-) -> Result<T, Status> {
-    match tokio::time::timeout(bound, call).await {
-        Ok(answer) => answer,
-        Err(_) => Err(Status::deadline_exceeded(format!(
-            "no answer within {bound:?}"
-        ))),
-    }
 }

@@ -15,13 +15,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use hearth_api::client::within;
 use prost::Message;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
 
 use super::archive::{Archive, ArchiveError, Blob, Image};
-use super::connection::{Connection, LEASE, leased, within};
+use super::connection::{Connection, LEASE, leased};
 use super::wire::content::content_client::ContentClient;
 use super::wire::content::{InfoRequest, InfoResponse, WriteAction, WriteContentRequest};
 use super::wire::images::{

@@ -17,11 +17,12 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use hearth_api::client::within;
 use hearth_host::layout::Root;
 use hearth_sys::files::{self, FileError};
 use tonic::{Code, Status};
 
-use super::connection::{Connection, request, within};
+use super::connection::{Connection, request};
 use super::wire::snapshots::{
     Info, ListSnapshotsRequest, ListSnapshotsResponse, RemoveSnapshotRequest,
     RemoveSnapshotResponse,
