@@ -12,7 +12,7 @@ use crate::ui::Ui;
 /// `cargo xtask kernel`: build the kernel unless it is cached; print its path.
 #[derive(clap::Args, Debug)]
 pub(crate) struct Args {
-    /// Apply further configuration fragments over kernel-config/fragment.config, in this order
+    /// Apply further configuration fragments over those of kernel-config/, in this order
     #[arg(long, value_name = "FILE")]
     fragment: Vec<PathBuf>,
 }

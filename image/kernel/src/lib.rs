@@ -79,7 +79,10 @@ pub struct Kernel {
     pub config_hash: String,
 }
 
-/// The kernel for a folder with `series` and `fragment.config`, overridden by further fragments in their order; built
+/// The fragments of one kernel, by purpose. No option is in two of them.
+const FRAGMENTS: [&str; 3] = ["base.config", "containers.config", "hardware.config"];
+
+/// The kernel for a folder with `series` and the [`FRAGMENTS`], overridden by further fragments in their order; built
 /// if it is not in the cache. Debian's source package of the series must be installed.
 pub fn ensure(
     progress: &dyn Progress,
@@ -117,7 +120,8 @@ impl Inputs {
         more_fragments: &[PathBuf],
     ) -> Result<Inputs, KernelError> {
         let mut fragment = Fragment::default();
-        for path in std::iter::once(&config.join("fragment.config")).chain(more_fragments) {
+        let ours = FRAGMENTS.map(|name| config.join(name));
+        for path in ours.iter().chain(more_fragments) {
             let text = files::read_text(path)?;
             fragment = fragment.overlaid(Fragment::parse(&text, &path.display().to_string())?);
         }
@@ -370,17 +374,26 @@ mod tests {
     }
 
     #[test]
-    fn the_fragment_of_the_house_parses() {
+    fn no_option_is_in_two_fragments() {
         let config = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../kernel-config");
-        let path = config.join("fragment.config");
-        let fragment =
-            Fragment::parse(&std::fs::read_to_string(path).unwrap(), "fragment.config").unwrap();
-        assert!(fragment.to_string().contains("CONFIG_64BIT=y\n"));
+        let mut seen = std::collections::BTreeMap::new();
+        for name in FRAGMENTS {
+            let text = std::fs::read_to_string(config.join(name)).unwrap();
+            // A line each, whatever the comments say.
+            let fragment = Fragment::parse(&text, name).unwrap().to_string();
+            for option in fragment.lines().filter_map(|line| {
+                line.split(['=', ' '])
+                    .find(|word| word.starts_with("CONFIG_"))
+            }) {
+                let before = seen.insert(option.to_owned(), name);
+                assert_eq!(before, None, "{option} in {name}");
+            }
+        }
+        assert!(seen.contains_key("CONFIG_64BIT") && seen.contains_key("CONFIG_BLK_DEV_NVME"));
+        let series = series(&config).unwrap();
         assert!(
-            series(&config)
-                .unwrap()
-                .split('.')
-                .all(|part| part.parse::<u32>().is_ok())
+            series.split('.').all(|part| part.parse::<u32>().is_ok()),
+            "{series}"
         );
     }
 }
