@@ -3,6 +3,8 @@
 //! [`Machine`] is plain data; [`Machine::command`] checks it and writes the arguments, with one helper for each concern
 //! and a reason beside each flag that does not explain itself. Nothing here accesses the disk or starts anything.
 
+mod devices;
+
 use std::fmt;
 use std::os::fd::RawFd;
 use std::path::{Path, PathBuf};
@@ -14,7 +16,8 @@ use crate::command_line::Options;
 use crate::disk::Disk;
 use crate::firmware::Firmware;
 use crate::fw_cfg::{Content, Item, Name};
-use crate::network::{Link, Nic, UserNetwork};
+use crate::hardware::{Card, DiskBus};
+use crate::network::{Link, Nic};
 use crate::program;
 use crate::run_dir::RunDir;
 use crate::tsc::Rate;
@@ -53,10 +56,16 @@ pub struct Machine {
     pub memory_mib: u32,
     /// How it boots.
     pub boot: Boot,
-    /// virtio disks. UEFI boots from the first.
+    /// How its disks are attached.
+    pub disk_bus: DiskBus,
+    /// Its disks. UEFI boots from the first.
     pub disks: Vec<Disk>,
-    /// virtio network cards.
+    /// The kind of its network cards.
+    pub card: Card,
+    /// Its network cards.
     pub nics: Vec<Nic>,
+    /// Further devices, as QEMU's `-device` takes them: those that a test wants to be there and not to be used.
+    pub more_devices: Vec<String>,
     /// fw_cfg items of the guest.
     pub fw_cfg: Vec<Item>,
     /// Whether it has a virtio random number generator.
@@ -178,8 +187,11 @@ impl Machine {
             cpus: 1,
             memory_mib: 512,
             boot: Boot::Bios,
+            disk_bus: DiskBus::default(),
             disks: Vec::new(),
+            card: Card::default(),
             nics: Vec::new(),
+            more_devices: Vec::new(),
             fw_cfg: Vec::new(),
             rng: true,
             tpm: None,
@@ -206,6 +218,9 @@ impl Machine {
         self.boot(&mut line, run_dir);
         self.disks(&mut line);
         self.network(&mut line);
+        for device in &self.more_devices {
+            line.option("-device", device);
+        }
         self.fw_cfg(&mut line, run_dir);
         self.console(&mut line, run_dir);
         monitor(&mut line, run_dir, sockets);
@@ -240,6 +255,16 @@ impl Machine {
             if whole.len() >= COMMAND_LINE_SIZE || whole.contains('\0') {
                 return refuse("boot.append", &whole, "at most 2047 bytes without NUL");
             }
+        }
+        if self.disk_bus == DiskBus::Sdhci && self.disks.len() > 1 {
+            return refuse("disks", &self.disks.len(), "one, because it is an SD card");
+        }
+        if self.disk_bus == DiskBus::Ahci && self.disks.len() > devices::SATA_PORTS {
+            return refuse("disks", &self.disks.len(), "at most six on SATA");
+        }
+        if matches!(self.boot, Boot::Uefi(_)) && !self.disk_bus.boots_by_firmware() {
+            let wanted = "a controller that OVMF has a driver for, or a direct boot";
+            return refuse("disk_bus", &self.disk_bus.word(), wanted);
         }
         if let Rtc::From(date) = &self.rtc
             && !is_date(date)
@@ -349,60 +374,6 @@ impl Machine {
         told.join(" ")
     }
 
-    fn disks(&self, line: &mut CommandLine) {
-        for (index, disk) in self.disks.iter().enumerate() {
-            let node = format!("disk{index}");
-            let file = Options::with("driver", disk.format.driver())
-                .set("node-name", &node)
-                .set("file.driver", "file")
-                .path("file.filename", &absolute(&disk.path))
-                .on("cache.direct", disk.cache.direct())
-                .on("cache.no-flush", disk.cache.no_flush())
-                .on("file.cache.direct", disk.cache.direct())
-                .on("file.cache.no-flush", disk.cache.no_flush())
-                // What the guest discards becomes a hole again, so that a disk stays as small as its content.
-                .set("discard", "unmap")
-                .set("file.discard", "unmap");
-            line.option("-blockdev", file);
-            let mut device = Options::of("virtio-blk-pci")
-                .set("drive", &node)
-                .on("write-cache", disk.cache.write_cache());
-            // The boot index makes the firmware start the drivers of this device alone instead of all. In a direct
-            // boot, QEMU uses the first index for the kernel.
-            if !matches!(self.boot, Boot::Direct { .. }) {
-                device = device.set("bootindex", index.to_string());
-            }
-            line.option("-device", device);
-        }
-    }
-
-    fn network(&self, line: &mut CommandLine) {
-        for (index, nic) in self.nics.iter().enumerate() {
-            let mut device = Options::of("virtio-net-pci")
-                .set("mac", nic.mac.to_string())
-                // No option ROM: the firmware would try to boot from the network.
-                .set("romfile", "");
-            let id = format!("net{index}");
-            let network = match &nic.link {
-                Link::Unplugged => None,
-                Link::User(user) => Some(user_network(&id, user)),
-                // By its name in the machine's folder, which is QEMU's working directory: socket addresses are short.
-                Link::Switch { .. } => Some(
-                    Options::of("stream")
-                        .set("id", &id)
-                        .on("server", false)
-                        .set("addr.type", "unix")
-                        .path("addr.path", Path::new(&RunDir::link_name(index))),
-                ),
-            };
-            if let Some(network) = network {
-                line.option("-netdev", network);
-                device = device.set("netdev", id);
-            }
-            line.option("-device", device);
-        }
-    }
-
     fn fw_cfg(&self, line: &mut CommandLine, run_dir: &RunDir) {
         for (number, item) in self.fw_cfg.iter().enumerate() {
             let options = Options::with("name", item.name.as_str());
@@ -424,13 +395,6 @@ impl Machine {
             .on("append", true);
         line.option("-chardev", file)
             .option("-serial", "chardev:serial");
-    }
-
-    fn rng(&self, line: &mut CommandLine) {
-        if self.rng {
-            // Without it (and without a trusted CPU) a guest's getrandom() blocks forever.
-            line.option("-device", "virtio-rng-pci");
-        }
     }
 
     fn tpm(&self, line: &mut CommandLine) {
@@ -467,18 +431,6 @@ impl Machine {
         };
         line.option("-rtc", Options::with("base", base));
     }
-}
-
-/// QEMU's user-mode network.
-fn user_network(id: &str, user: &UserNetwork) -> Options {
-    let mut network = Options::of("user")
-        .set("id", id)
-        .on("restrict", user.restricted);
-    for forward in &user.forwards {
-        let rule = format!("tcp:127.0.0.1:{}-:{}", forward.host, forward.guest);
-        network = network.set("hostfwd", rule);
-    }
-    network
 }
 
 /// The two QMP sockets.

@@ -64,7 +64,7 @@ impl Cache {
     }
 }
 
-/// One virtio disk.
+/// One disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
     /// The file.

@@ -29,6 +29,7 @@
 //! | [`tsc`] | the time-stamp counter of emulated machines |
 //! | [`program`] | QEMU itself: another one by a variable, its version |
 //! | [`firmware`], [`disk`], [`network`], [`fw_cfg`] | the parts of a machine |
+//! | [`hardware`] | the kinds of disk controllers and network cards |
 //! | [`switch`] (the crate `hearth-switch`) | the network that joins machines: switch, DHCP, gateway, faults |
 //! | [`run_dir`] | a machine's folder: logs, sockets, variables |
 //! | [`vm`] | a running machine: waits, power, how it ended |
@@ -55,6 +56,7 @@ mod control;
 pub mod disk;
 pub mod firmware;
 pub mod fw_cfg;
+pub mod hardware;
 mod journal;
 mod kvm;
 pub mod network;

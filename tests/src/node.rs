@@ -24,6 +24,7 @@ use hearth_qemu::command::{Boot, CommandLine, Machine, Rtc};
 use hearth_qemu::disk::{Disk, Format, make_overlay};
 use hearth_qemu::firmware::Firmware;
 use hearth_qemu::fw_cfg::Item;
+use hearth_qemu::hardware::{Card, DiskBus};
 use hearth_qemu::network::{Forward, Link, Mac, Nic, PortForward, UserNetwork};
 use hearth_qemu::run_dir::RunDir;
 use hearth_qemu::vm::{Cause, Exit, Lifetime, Shutdown, Vm, WaitError};
@@ -154,6 +155,26 @@ impl<'a> Plan<'a> {
         self
     }
 
+    /// With another disk controller and another network card. Without virtio in either, there is none in the machine.
+    pub fn hardware(mut self, disk_bus: DiskBus, card: Card) -> Self {
+        self.machine.disk_bus = disk_bus;
+        self.machine.card = card;
+        self.machine.rng = disk_bus.is_virtio() || card.is_virtio();
+        self
+    }
+
+    /// With a further device, as QEMU's `-device` takes it.
+    pub fn device(mut self, device: &str) -> Self {
+        self.machine.more_devices.push(device.to_owned());
+        self
+    }
+
+    /// Without a network card.
+    pub fn without_card(mut self) -> Self {
+        self.machine.nics.clear();
+        self
+    }
+
     /// With another clock.
     pub fn clock(mut self, clock: Rtc) -> Self {
         self.machine.rtc = clock;
@@ -199,7 +220,11 @@ impl<'a> Plan<'a> {
         let image_bytes = fs::metadata(base)
             .with_context(|| format!("cannot read the metadata of {}", base.display()))?
             .len();
-        let bytes = image_bytes + self.larger_by;
+        let bytes = match self.machine.disk_bus {
+            // QEMU insists on it for SD cards.
+            DiskBus::Sdhci => (image_bytes + self.larger_by).next_power_of_two(),
+            _ => image_bytes + self.larger_by,
+        };
         let disk = match self.disk {
             Kind::Overlay => {
                 let path = run_dir.file("disk.qcow2");
@@ -276,6 +301,11 @@ impl Node {
             }
             _ => bail!("{word:?} is not in its command line"),
         }
+    }
+
+    /// Takes its disk out.
+    pub fn remove_disk(&mut self) {
+        self.machine.disks.clear();
     }
 
     /// Sets the parameters for the next boot.

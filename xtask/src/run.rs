@@ -25,6 +25,7 @@ use hearth_lab::record::{self, Artifacts, ClusterRecord, Conflict, MachineConfig
 use hearth_lab::session::Session;
 use hearth_lab::state::State;
 use hearth_qemu::accel::{self, Chosen};
+use hearth_qemu::hardware::{Card, DiskBus};
 use hearth_qemu::phases::Phase;
 use hearth_qemu::vm::Lifetime;
 
@@ -96,6 +97,12 @@ pub(crate) struct Args {
     /// Accelerator; auto uses KVM if it really works
     #[arg(long, default_value_t = accel::Choice::Auto, value_parser = accelerators())]
     accel: accel::Choice,
+    /// How the disk of each node is attached
+    #[arg(long, value_name = "BUS", default_value_t = DiskBus::Virtio, value_parser = disk_buses())]
+    disk_bus: DiskBus,
+    /// Kind of each node's network card
+    #[arg(long, value_name = "CARD", default_value_t = Card::Virtio, value_parser = cards())]
+    card: Card,
     /// Leave the nodes running in the background once they are HOME
     #[arg(long)]
     detach: bool,
@@ -118,6 +125,15 @@ pub(crate) fn accelerators() -> impl TypedValueParser<Value = accel::Choice> {
     PossibleValuesParser::new(["auto", "kvm", "tcg"]).try_map(|word| word.parse::<accel::Choice>())
 }
 
+fn disk_buses() -> impl TypedValueParser<Value = DiskBus> {
+    PossibleValuesParser::new(DiskBus::ALL.map(DiskBus::word))
+        .try_map(|word| word.parse::<DiskBus>())
+}
+
+fn cards() -> impl TypedValueParser<Value = Card> {
+    PossibleValuesParser::new(Card::ALL.map(Card::word)).try_map(|word| word.parse::<Card>())
+}
+
 /// The state folder; created if absent.
 pub(crate) fn folder() -> Result<PathBuf> {
     let Some(folder) = std::env::var_os(FOLDER).map(PathBuf::from) else {
@@ -130,6 +146,12 @@ pub(crate) fn folder() -> Result<PathBuf> {
 
 /// Runs the task.
 pub(crate) fn run(ui: &Ui, args: &Args) -> Result<()> {
+    if !args.direct && !args.disk_bus.boots_by_firmware() {
+        bail!(
+            "--disk-bus {0}: the firmware has no driver for it, and cannot boot from it; add --direct",
+            args.disk_bus
+        );
+    }
     let state = State::open(folder()?)?;
     let begin = state.begin(args.options()?)?;
     setup::ensure(ui, Needs::NODE | Needs::KERNEL | Needs::IMAGE | Needs::RUN)?;
@@ -224,6 +246,8 @@ impl Args {
             direct: self.direct,
             debug: self.debug,
             accel: self.accel.to_string(),
+            disk_bus: self.disk_bus,
+            card: self.card,
             kubernetes,
             bundle: self
                 .bundle
@@ -239,7 +263,11 @@ impl Args {
             false => "UEFI",
         };
         let cpus = self.cpus;
-        format!("{cpus} CPUs, {memory_mib} MiB, {firmware}, {accel}")
+        let hardware = match (self.disk_bus, self.card) {
+            (DiskBus::Virtio, Card::Virtio) => String::new(),
+            (bus, card) => format!("disk on {bus}, card {card}, "),
+        };
+        format!("{cpus} CPUs, {memory_mib} MiB, {hardware}{firmware}, {accel}")
     }
 }
 

@@ -138,7 +138,12 @@ impl Blueprint {
         parameters: Option<Vec<u8>>,
     ) -> Result<Member> {
         let item = |bytes| Item::bytes(names::FW_CFG_PARAMETERS, bytes);
+        let (disk_bus, card) = (self.config.disk_bus, self.config.card);
         let machine = Machine {
+            disk_bus,
+            card,
+            // Whoever asks for a machine without virtio gets none: its random numbers come from the CPU.
+            rng: disk_bus.is_virtio() || card.is_virtio(),
             cpus: self.config.cpus,
             memory_mib: self.config.memory_mib,
             boot: self.artifacts.boot(self.config.direct)?,

@@ -8,6 +8,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 
 use hearth_api::v1;
+use hearth_qemu::hardware::{Card, DiskBus};
 use serde::{Deserialize, Serialize};
 
 /// The remedy for a cluster that does not match the options.
@@ -123,12 +124,23 @@ pub struct MachineConfig {
     pub debug: bool,
     /// Their accelerator, as in `--accel`.
     pub accel: String,
+    /// How their disks are attached.
+    #[serde(default, skip_serializing_if = "is_usual")]
+    pub disk_bus: DiskBus,
+    /// The kind of their network cards.
+    #[serde(default, skip_serializing_if = "is_usual")]
+    pub card: Card,
     /// Whether they have Kubernetes.
     #[serde(default)]
     pub kubernetes: bool,
     /// Path of the bundle, if it is the user's.
     #[serde(default)]
     pub bundle: Option<PathBuf>,
+}
+
+/// Whether a value is the default, which records leave out.
+fn is_usual<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 /// A record cannot be read.
@@ -392,6 +404,16 @@ mod tests {
   }
 }
 "#;
+
+    #[test]
+    fn other_hardware_is_kept() {
+        let mut record = ClusterRecord::parse(KEPT.as_bytes()).unwrap();
+        let config = record.config.as_mut().unwrap();
+        (config.disk_bus, config.card) = (DiskBus::Nvme, Card::E1000e);
+        let json = record.to_json().unwrap();
+        assert!(json.contains("\"disk_bus\": \"nvme\""), "{json}");
+        assert_eq!(ClusterRecord::parse(json.as_bytes()).unwrap(), record);
+    }
 
     #[test]
     fn what_was_kept_is_read_and_written_as_it_was() {

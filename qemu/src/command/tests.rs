@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::disk::{Cache, Format};
-use crate::network::{Forward, Mac};
+use crate::network::{Forward, Mac, UserNetwork};
 
 fn run_dir() -> (tempfile::TempDir, RunDir) {
     let folder = tempfile::tempdir().expect("a folder");
@@ -186,6 +186,88 @@ fn ports_are_forwarded_from_this_host_only() {
 }
 
 #[test]
+fn each_disk_bus_has_its_devices() {
+    let devices = |bus| {
+        let mut machine = Machine {
+            disk_bus: bus,
+            ..machine()
+        };
+        machine.disks.push(Disk::new("/d", Format::Raw));
+        let line = command(&machine);
+        let devices = line.values_of("-device");
+        let devices = devices.iter().map(|device| device.to_string_lossy());
+        devices
+            .take_while(|device| device != "virtio-rng-pci")
+            .map(std::borrow::Cow::into_owned)
+            .collect::<Vec<_>>()
+    };
+    let disk = "drive=disk0,write-cache=on,bootindex=0";
+    for (bus, wanted) in [
+        (DiskBus::Nvme, vec![format!("nvme,serial=disk0,{disk}")]),
+        (DiskBus::Ahci, vec![format!("ide-hd,bus=ide.0,{disk}")]),
+        (
+            DiskBus::Pvscsi,
+            vec![
+                "pvscsi,id=scsi".into(),
+                format!("scsi-hd,bus=scsi.0,{disk}"),
+            ],
+        ),
+        (
+            DiskBus::Usb,
+            vec![
+                "qemu-xhci,id=usb".into(),
+                format!("usb-storage,bus=usb.0,{disk}"),
+            ],
+        ),
+        (
+            DiskBus::Sdhci,
+            vec![
+                "sdhci-pci,id=sd".into(),
+                "sd-card,bus=sd-bus,drive=disk0".into(),
+            ],
+        ),
+    ] {
+        assert_eq!(devices(bus), wanted);
+    }
+}
+
+/// On a machine without virtio, nothing else is one either.
+#[test]
+fn a_machine_can_be_without_virtio() {
+    let mut machine = Machine {
+        disk_bus: DiskBus::Nvme,
+        card: Card::E1000e,
+        rng: false,
+        ..machine()
+    };
+    machine.disks.push(Disk::new("/d", Format::Raw));
+    machine.nics.push(Nic {
+        mac: Mac::of_machine(1),
+        link: Link::User(UserNetwork::default()),
+    });
+    let line = command(&machine).to_string();
+    assert!(!line.contains("virtio"), "{line}");
+    assert!(line.contains("e1000e,mac=52:54:00:48:00:01,romfile=,netdev=net0"));
+}
+
+#[test]
+fn a_legacy_card_is_not_driven_as_a_modern_one() {
+    let mut machine = Machine {
+        card: Card::VirtioLegacy,
+        ..machine()
+    };
+    machine.nics.push(Nic {
+        mac: Mac::of_machine(1),
+        link: Link::Unplugged,
+    });
+    let card = value(&command(&machine), "-device");
+    assert!(
+        card.starts_with("virtio-net-pci,disable-modern=on,disable-legacy=off,"),
+        "{card}"
+    );
+}
+
+#[test]
 fn a_switch_is_reached_by_a_name_in_the_machines_folder() {
     let mut machine = machine();
     machine.nics = vec![
@@ -315,6 +397,22 @@ fn what_qemu_would_not_take_is_refused_by_field() {
         let error = refused(&machine);
         assert!(error.contains(words), "{error}");
     }
+    let uefi = Boot::Uefi(Firmware {
+        code: "/code".into(),
+        vars: "/vars".into(),
+    });
+    let sd_card = Machine {
+        disk_bus: DiskBus::Sdhci,
+        disks: vec![Disk::new("/d", Format::Raw); 2],
+        ..machine()
+    };
+    assert!(refused(&sd_card).contains("disks: expected one, because it is an SD card, got 2"));
+    let by_firmware = Machine {
+        boot: uefi,
+        disk_bus: DiskBus::Megasas,
+        ..machine()
+    };
+    assert!(refused(&by_firmware).contains("disk_bus: expected a controller that OVMF"));
     let append = "x".repeat(2048);
     let boot = Boot::Direct {
         kernel: "/k".into(),

@@ -11,6 +11,7 @@ mod conformance;
 mod disown_cuts;
 mod extensions;
 mod ha;
+mod hardware;
 mod kubernetes;
 mod machine;
 mod membership;

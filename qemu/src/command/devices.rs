@@ -1,0 +1,136 @@
+//! The arguments for disks, network cards and the random number generator.
+
+use std::path::Path;
+
+use super::{Boot, Machine, absolute};
+use crate::command_line::{CommandLine, Options};
+use crate::disk::Disk;
+use crate::hardware::{Card, DiskBus};
+use crate::network::{Link, UserNetwork};
+use crate::run_dir::RunDir;
+
+/// The SATA ports of q35's chip set.
+pub(super) const SATA_PORTS: usize = 6;
+
+impl Machine {
+    pub(super) fn disks(&self, line: &mut CommandLine) {
+        if !self.disks.is_empty()
+            && let Some(controller) = controller(self.disk_bus)
+        {
+            line.option("-device", controller);
+        }
+        for (index, disk) in self.disks.iter().enumerate() {
+            let node = format!("disk{index}");
+            line.option("-blockdev", block_device(&node, disk));
+            let mut device = disk_device(self.disk_bus, index).set("drive", &node);
+            // An SD card has neither a cache that the guest could flush nor a place in the boot order.
+            if self.disk_bus != DiskBus::Sdhci {
+                device = device.on("write-cache", disk.cache.write_cache());
+                // The boot index makes the firmware start the drivers of this device alone instead of all. In a
+                // direct boot, QEMU uses the first index for the kernel.
+                if !matches!(self.boot, Boot::Direct { .. }) {
+                    device = device.set("bootindex", index.to_string());
+                }
+            }
+            line.option("-device", device);
+        }
+    }
+
+    pub(super) fn network(&self, line: &mut CommandLine) {
+        for (index, nic) in self.nics.iter().enumerate() {
+            let mut device = card(self.card)
+                .set("mac", nic.mac.to_string())
+                // No option ROM: the firmware would try to boot from the network.
+                .set("romfile", "");
+            let id = format!("net{index}");
+            let network = match &nic.link {
+                Link::Unplugged => None,
+                Link::User(user) => Some(user_network(&id, user)),
+                // By its name in the machine's folder, which is QEMU's working directory: socket addresses are short.
+                Link::Switch { .. } => Some(
+                    Options::of("stream")
+                        .set("id", &id)
+                        .on("server", false)
+                        .set("addr.type", "unix")
+                        .path("addr.path", Path::new(&RunDir::link_name(index))),
+                ),
+            };
+            if let Some(network) = network {
+                line.option("-netdev", network);
+                device = device.set("netdev", id);
+            }
+            line.option("-device", device);
+        }
+    }
+
+    pub(super) fn rng(&self, line: &mut CommandLine) {
+        if self.rng {
+            // Without it (and without a trusted CPU) a guest's getrandom() blocks forever.
+            line.option("-device", "virtio-rng-pci");
+        }
+    }
+}
+
+fn block_device(node: &str, disk: &Disk) -> Options {
+    Options::with("driver", disk.format.driver())
+        .set("node-name", node)
+        .set("file.driver", "file")
+        .path("file.filename", &absolute(&disk.path))
+        .on("cache.direct", disk.cache.direct())
+        .on("cache.no-flush", disk.cache.no_flush())
+        .on("file.cache.direct", disk.cache.direct())
+        .on("file.cache.no-flush", disk.cache.no_flush())
+        // What the guest discards becomes a hole again, so that a disk stays as small as its content.
+        .set("discard", "unmap")
+        .set("file.discard", "unmap")
+}
+
+/// The controller that all disks are attached to, where it is a device of its own and not part of the machine.
+fn controller(bus: DiskBus) -> Option<Options> {
+    let (driver, id) = match bus {
+        DiskBus::Virtio | DiskBus::Nvme | DiskBus::Ahci => return None,
+        DiskBus::VirtioScsi => ("virtio-scsi-pci", "scsi"),
+        DiskBus::Pvscsi => ("pvscsi", "scsi"),
+        DiskBus::Megasas => ("megasas", "scsi"),
+        DiskBus::Usb => ("qemu-xhci", "usb"),
+        DiskBus::Sdhci => ("sdhci-pci", "sd"),
+    };
+    Some(Options::of(driver).set("id", id))
+}
+
+fn disk_device(bus: DiskBus, index: usize) -> Options {
+    match bus {
+        DiskBus::Virtio => Options::of("virtio-blk-pci"),
+        // QEMU insists on a serial number.
+        DiskBus::Nvme => Options::of("nvme").set("serial", format!("disk{index}")),
+        DiskBus::Ahci => Options::of("ide-hd").set("bus", format!("ide.{index}")),
+        DiskBus::VirtioScsi | DiskBus::Pvscsi | DiskBus::Megasas => {
+            Options::of("scsi-hd").set("bus", "scsi.0")
+        }
+        DiskBus::Usb => Options::of("usb-storage").set("bus", "usb.0"),
+        DiskBus::Sdhci => Options::of("sd-card").set("bus", "sd-bus"),
+    }
+}
+
+fn card(card: Card) -> Options {
+    match card {
+        Card::Virtio => Options::of("virtio-net-pci"),
+        // A transitional device would be driven as a modern one.
+        Card::VirtioLegacy => Options::of("virtio-net-pci")
+            .on("disable-modern", true)
+            .on("disable-legacy", false),
+        Card::E1000 | Card::E1000e | Card::Vmxnet3 | Card::Rtl8139 => Options::of(card.word()),
+    }
+}
+
+/// QEMU's user-mode network.
+fn user_network(id: &str, user: &UserNetwork) -> Options {
+    let mut network = Options::of("user")
+        .set("id", id)
+        .on("restrict", user.restricted);
+    for forward in &user.forwards {
+        let rule = format!("tcp:127.0.0.1:{}-:{}", forward.host, forward.guest);
+        network = network.set("hostfwd", rule);
+    }
+    network
+}
