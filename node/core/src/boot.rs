@@ -29,7 +29,7 @@ use hearth_host::power::{self, Power, PowerRequest};
 use hearth_host::{esp, extensions, parameters};
 use hearth_sys::fw_cfg::FwCfg;
 use hearth_sys::kmsg::{self, Kmsg};
-use hearth_sys::{cgroups, child, files, mount_table, mounts, watchdog};
+use hearth_sys::{cgroups, child, files, mount_table, mounts, sysctl, watchdog};
 use nix::sys::signal::SigSet;
 use tracing_subscriber::filter::{LevelFilter, Targets};
 use tracing_subscriber::layer::SubscriberExt;
@@ -129,6 +129,9 @@ async fn core() -> Result<PowerRequest, Error> {
     boot_record::raise_clock(image.build_time);
     raise_file_limit();
     tracing::info!(version = image.version, variant = image.variant, "Hearth");
+    if let Err(error) = sysctl::set(sysctl::MAX_USER_NAMESPACES, "0") {
+        tracing::warn!("{}", chain(&error));
+    }
 
     #[cfg(feature = "debug-service")]
     let (tree_writer, tree) = event::value();

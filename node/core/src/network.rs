@@ -8,6 +8,7 @@
 
 use std::fmt::Write;
 use std::net::IpAddr;
+use std::path::Path;
 use std::sync::Arc;
 
 use hearth_api::console::{Milestone, Report};
@@ -21,8 +22,10 @@ use hearth_sys::cidr::Cidr;
 use hearth_sys::dhcp::{self, Lease};
 use hearth_sys::files;
 use hearth_sys::netlink::{Link, LinkMonitor, Netlink, Route};
+use hearth_sys::pci::{self, Purpose};
 use hearth_sys::static_network::{self, Device};
 
+const SYS: &str = "/sys";
 const METRIC: u32 = 100;
 const PUBLIC: u32 = 0o644;
 
@@ -91,7 +94,8 @@ async fn find_link(netlink: &Netlink, device: Device) -> Result<Link, Failure> {
         };
         if !said {
             said = true;
-            let why = awaited(device, &candidates);
+            let without_driver = pci::without_driver(Path::new(SYS), Purpose::Network);
+            let why = awaited(device, &candidates) + &without_driver;
             tracing::warn!("network setup: waiting for {why}");
             console::report(&Report::Waiting(why));
         }

@@ -8,16 +8,20 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use hearth_api::chain;
+use hearth_api::console::Report;
 use hearth_base::supervisor::Failure;
 use hearth_sys::block::{self, BlockError, Blocks, PartitionDevice};
 use hearth_sys::mounts::{self, MountFlags};
+use hearth_sys::uevents::Uevents;
 
+use crate::console::report;
 use crate::layout::Esp;
 
-/// A disk (USB, NVMe) may not be ready yet when user space starts.
-const DISKS_BOUND: Duration = Duration::from_secs(10);
-/// Interval at which the kernel's list of disks is polled meanwhile.
-const LOOK_AGAIN: Duration = Duration::from_millis(50);
+/// How long a disk may take to appear after user space has started. A disk on USB takes a second, an
+/// SD card under emulation eight.
+const DISKS_BOUND: Duration = Duration::from_secs(30);
+/// Within this time disks usually appear.
+const USUAL: Duration = Duration::from_secs(2);
 
 /// Finds the ESP and mounts it.
 pub async fn mount(esp: &Esp) -> Result<(), Failure> {
@@ -54,18 +58,30 @@ fn mount_blocking(esp: &Esp) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The ESP from which this system was booted.
+/// The ESP from which this system was booted. Waits for its disk; if that takes longer than usual, it
+/// says on the console what it waits for.
+///
+/// Blocks its thread.
 pub fn find() -> Result<PartitionDevice, BlockError> {
     let named = block::loader_partition(Path::new(block::EFIVARS))?;
     let begin = Instant::now();
+    let mut said = false;
+    // Opened before the first look, so that no disk appears unnoticed between the two.
+    let events = Uevents::open().map_err(BlockError::Events)?;
     loop {
-        match Blocks::default().boot_partition(named) {
-            Err(BlockError::NoEsp { .. } | BlockError::BootPartitionMissing { .. })
-                if begin.elapsed() < DISKS_BOUND =>
-            {
-                std::thread::sleep(LOOK_AGAIN);
-            }
+        let missing = match Blocks::default().boot_partition(named) {
+            Err(error) if error.is_missing() => error,
             found => return found,
+        };
+        let bound = if said { DISKS_BOUND } else { USUAL };
+        let changed = events.changed(begin + bound);
+        match (changed.map_err(BlockError::Events)?, said) {
+            (true, _) => {}
+            (false, true) => return Err(missing),
+            (false, false) => {
+                said = true;
+                report(&Report::Waiting(format!("the boot disk: {missing}")));
+            }
         }
     }
 }

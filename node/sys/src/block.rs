@@ -16,6 +16,7 @@ use rustix::fs::FallocateFlags;
 use uuid::{Uuid, uuid};
 
 use super::gpt::{self, GptError};
+use super::pci::{self, Purpose};
 use super::raw;
 
 /// The partition type of an EFI system partition.
@@ -102,6 +103,9 @@ pub enum BlockError {
         /// The error of the partition table.
         source: GptError,
     },
+    /// The kernel's announcements of new disks cannot be received.
+    #[error("cannot wait for a disk to appear")]
+    Events(#[source] io::Error),
     /// I/O on a device failed.
     #[error("{device}: cannot {step}")]
     Io {
@@ -115,6 +119,11 @@ pub enum BlockError {
 }
 
 impl BlockError {
+    /// Whether the boot disk is missing, which ends when it appears.
+    pub fn is_missing(&self) -> bool {
+        matches!(self, Self::NoEsp { .. } | Self::BootPartitionMissing { .. })
+    }
+
     fn io(device: &Path, step: &'static str) -> impl FnOnce(io::Error) -> Self {
         let device = device.to_owned();
         move |source| Self::Io {
@@ -125,22 +134,24 @@ impl BlockError {
     }
 }
 
-/// The disks that exist, for errors.
+/// The disks that exist, for errors, and what might have reached others.
 #[derive(Debug, Default)]
 pub struct Found {
     disks: Vec<(Disk, String)>,
+    /// The controllers without a driver, as the end of a message.
+    without_driver: String,
 }
 
 impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.disks.is_empty() {
-            return f.write_str("none");
+            f.write_str("none")?;
         }
         for (i, (disk, what)) in self.disks.iter().enumerate() {
             let comma = if i == 0 { "" } else { ", " };
             write!(f, "{comma}{} ({what})", disk.path.display())?;
         }
-        Ok(())
+        f.write_str(&self.without_driver)
     }
 }
 
@@ -205,7 +216,7 @@ impl Blocks {
     }
 
     /// All disks from which a machine can be booted, sorted by name. Virtual devices (loop, RAM,
-    /// device-mapper) and empty drives are excluded.
+    /// device-mapper), hardware partitions of eMMC and empty drives are excluded.
     pub fn disks(&self) -> Result<Vec<Disk>, BlockError> {
         let directory = self.sys.join("block");
         let failed = |source| BlockError::Sysfs {
@@ -216,8 +227,7 @@ impl Blocks {
         for entry in fs::read_dir(&directory).map_err(failed)? {
             let name = entry.map_err(failed)?.file_name();
             let Some(name) = name.to_str() else { continue };
-            let virtual_kinds = ["loop", "ram", "zram", "dm-", "md", "nbd", "sr", "fd"];
-            if virtual_kinds.iter().any(|kind| name.starts_with(kind)) {
+            if !is_disk(name) {
                 continue;
             }
             match self.disk(name) {
@@ -298,7 +308,18 @@ impl Blocks {
             }
         }
         candidates.retain(|partition| partition.entry.type_guid == ESP);
-        choose(candidates, named, found)
+        choose(candidates, named, found).map_err(|error| self.with_controllers(error))
+    }
+
+    /// Adds the controllers without a driver to the error of a disk that is missing: it may be
+    /// behind one of them.
+    fn with_controllers(&self, mut error: BlockError) -> BlockError {
+        if let BlockError::NoEsp { found } | BlockError::BootPartitionMissing { found, .. } =
+            &mut error
+        {
+            found.without_driver = pci::without_driver(&self.sys, Purpose::Disk);
+        }
+        error
     }
 
     /// The only partition of this type on a disk.
@@ -356,6 +377,17 @@ impl Blocks {
         let sectors = number(&directory.join(name).join("size"))?;
         Ok(sectors.saturating_mul(SYSFS_SECTOR))
     }
+}
+
+/// Whether a block device of this name can be a disk from which a machine is booted.
+fn is_disk(name: &str) -> bool {
+    let virtual_kinds = ["loop", "ram", "zram", "dm-", "md", "nbd", "sr", "fd"];
+    // eMMC has small areas of its own for boot loaders: `mmcblk0boot0`, `mmcblk0rpmb`.
+    let area = name.strip_prefix("mmcblk").is_some_and(|number| {
+        let number = number.trim_start_matches(|c: char| c.is_ascii_digit());
+        !number.is_empty()
+    });
+    !area && !virtual_kinds.iter().any(|kind| name.starts_with(kind))
 }
 
 fn choose(

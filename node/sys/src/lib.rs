@@ -31,6 +31,7 @@ pub mod mkfs;
 pub mod mount_table;
 pub mod mounts;
 pub mod netlink;
+pub mod pci;
 pub mod power_button;
 pub mod quota;
 mod raw;
@@ -38,6 +39,7 @@ pub mod slots;
 pub mod static_network;
 pub mod sysctl;
 pub mod tree;
+pub mod uevents;
 pub mod watchdog;
 pub mod wireguard;
 

@@ -3,6 +3,10 @@
 use std::path::{Path, PathBuf};
 use std::{fs, io};
 
+/// How many user namespaces may exist. In one of its own, an unprivileged process reaches parts of the
+/// kernel that are root's alone otherwise, so only pods get any.
+pub const MAX_USER_NAMESPACES: &str = "user.max_user_namespaces";
+
 /// Why a setting cannot be changed.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot set {name} to {value}")]

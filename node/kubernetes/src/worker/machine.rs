@@ -36,7 +36,7 @@ const PODS: &str = "kubepods";
 const KILLED_WITHIN: Duration = Duration::from_secs(10);
 
 /// Sysctls that pods need. Those that the kubelet sets are not here.
-const SETTINGS: [(&str, &str); 4] = [
+const SETTINGS: [(&str, &str); 5] = [
     // Services between pods of one node work only if packets on the bridge pass the iptables rules
     // of kube-proxy.
     ("net.bridge.bridge-nf-call-iptables", "1"),
@@ -44,6 +44,9 @@ const SETTINGS: [(&str, &str); 4] = [
     // These limits are per user, and all containers run as root: the defaults are too low.
     ("fs.inotify.max_user_instances", "8192"),
     ("fs.inotify.max_user_watches", "524288"),
+    // A pod may ask for one of its own, and programs in it for a few more. Without the role there are
+    // none.
+    (sysctl::MAX_USER_NAMESPACES, "1024"),
 ];
 
 /// A lock for changes of the machine: one change at a time, and each runs to its end.
@@ -124,6 +127,9 @@ pub(super) async fn clear(turn: &MachineLock, root: &Root) -> Outcome {
             )));
         }
         group.remove()?;
+    }
+    if let Err(error) = sysctl::set(sysctl::MAX_USER_NAMESPACES, "0") {
+        tracing::warn!("{error}: {}", error.source);
     }
     let root = root.clone();
     turn.take(move || remove(&root)).await?

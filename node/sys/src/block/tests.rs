@@ -62,11 +62,54 @@ fn disks_are_listed_without_virtual_ones() {
     for name in ["vdb", "vda", "loop0", "ram0", "dm-0", "sr0"] {
         machine.add_disk(name, 1);
     }
+    for name in ["sda", "mmcblk0", "mmcblk0boot0", "mmcblk0rpmb", "nvme1n1"] {
+        machine.add_disk(name, 2);
+    }
     machine.add_disk("empty", 0);
     let disks = machine.blocks.disks().unwrap();
     let names: Vec<_> = disks.iter().map(|disk| disk.name.as_str()).collect();
-    assert_eq!(names, ["vda", "vdb"]);
-    assert_eq!((disks[0].size, disks[0].sector_size), (1 << 20, 512));
+    assert_eq!(names, ["mmcblk0", "nvme1n1", "sda", "vda", "vdb"]);
+    assert_eq!((disks[3].size, disks[3].sector_size), (1 << 20, 512));
+}
+
+#[test]
+fn partitions_are_found_on_disks_of_every_kind() {
+    for (disk, esp) in [
+        ("sda", "sda1"),
+        ("mmcblk0", "mmcblk0p1"),
+        ("xvda", "xvda1"),
+        ("nvme0n1", "nvme0n1p1"),
+    ] {
+        let machine = Machine::new();
+        machine.add_boot_disk(disk, A);
+        let found = machine.blocks.boot_partition(None).unwrap();
+        assert_eq!(found.path.file_name().unwrap(), esp);
+    }
+}
+
+#[test]
+fn a_missing_disk_is_told_with_the_controllers_that_have_no_driver() {
+    let machine = Machine::new();
+    let device = machine.dir.path().join("sys/bus/pci/devices/0000:03:00.0");
+    fs::create_dir_all(&device).unwrap();
+    for (name, value) in [
+        ("vendor", "0x9005"),
+        ("device", "0x028d"),
+        ("class", "0x010400"),
+    ] {
+        fs::write(device.join(name), format!("{value}\n")).unwrap();
+    }
+    let error = machine.blocks.boot_partition(None).unwrap_err().to_string();
+    assert!(
+        error.ends_with(
+            "disks: none; PCI devices without a driver in this kernel: \
+             9005:028d (class 010400) at 0000:03:00.0"
+        ),
+        "{error}"
+    );
+    machine.add_boot_disk("sda", A);
+    let error = machine.blocks.boot_partition(Some(B)).unwrap_err();
+    assert!(error.to_string().contains("9005:028d"), "{error}");
 }
 
 #[test]
